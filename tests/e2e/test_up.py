@@ -1,6 +1,7 @@
 """Everything on one machine, used through the command line as people and pipelines use it."""
 
 import asyncio
+import itertools
 import json
 import os
 import signal
@@ -228,6 +229,34 @@ def test_wait_ends_with_the_jobs(up: Installation, tmp_path: Path) -> None:
     assert "2 of 3; --limit 3 lists more" in shown.stderr
     assert up.run("get", "jobs", "-l", "sweep=lr,1", "-l", "leg=1").stdout.count("failed") == 1
     assert up.run("get", "jobs", "-l", "sweep=none").stdout.strip() == "No job fits."
+    assert up.run("get", "job", made[1][:12]).stdout.count("failed") == 1
+    assert up.run("get", "job", made[1], "-w").returncode == 10, "to its end, which was a failure"
+
+
+def test_filters_watch_and_several_ids(up: Installation, tmp_path: Path) -> None:
+    """A user ends a sweep: looks at it by name, watches it, and cancels its jobs with one command."""
+    run = until_there(tmp_path / "never")
+    made = [up.run("submit", "-d", "--name", f"leg-{n}", "--", *run).stdout.strip() for n in range(2)]
+    assert up.run("get", "jobs", "--name", "leg-1", "-o", "json").stdout.count('"job_id"') == 1
+    watching = subprocess.Popen(
+        [*PENSTOCK, "get", "jobs", "--name", "leg-1", "-w"], stdout=subprocess.PIPE, text=True,
+        env={**up.env, "PENSTOCK_SERVER": up.url}, cwd=ROOT,
+    )  # fmt: skip
+    assert watching.stdout is not None
+    assert watching.stdout.readline().startswith("JOB")
+    answer = up.run("cancel", "leg-0", "no-such-job", "leg-1")
+    assert answer.returncode == 1
+    assert "job no-such-job: not found" in answer.stderr
+    assert [line.split(":")[0] for line in answer.stdout.splitlines()] == made
+    lines = iter(watching.stdout.readline, "")
+    seen = "".join(itertools.takewhile(lambda line: "cancelled" not in line, lines))
+    watching.kill()
+    watching.wait()
+    assert made[0][:12] not in seen, "the other's events are not shown"
+    assert [json.loads(up.run("wait", *made, "-o", "json").stdout)["jobs"][n]["outcome"] for n in range(2)] == [
+        "cancelled", "cancelled",
+    ]  # fmt: skip
+    assert up.run("watch", "leg-0", "--owner", "ana").returncode == 2
 
 
 def test_a_key_belongs_to_one_job(up: Installation) -> None:

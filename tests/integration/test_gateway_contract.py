@@ -155,7 +155,7 @@ async def test_jobs_are_found_by_their_labels_and_a_cut_list_has_its_total(cell:
     """`labels` were free text "to find it by" that nothing searched; a list ended at 50 without a word."""
     for number in range(5):
         labels = {"team": "vision" if number % 2 else "speech", "run": f"a=b,{number}"}
-        spec = JobSpec(command=("true",), owner="ana", labels=labels)
+        spec = JobSpec(command=("true",), name=f"n{number % 3}", owner="ana", labels=labels)
         cell.placer.feed(JobSubmitted(job_id=f"j{number}", spec=spec))
     cell.placer.feed(JobCancelRequested(job_id="j3"))
     await cell.tell()
@@ -175,5 +175,13 @@ async def test_jobs_are_found_by_their_labels_and_a_cut_list_has_its_total(cell:
     second = (await cell.http.get("/v1/jobs?limit=2")).json()["next_cursor"]
     assert await listed(f"limit=2&cursor={second}") == (["j2", "j1"], 5)
     assert await listed("limit=100") == (["j4", "j3", "j2", "j1", "j0"], 5)
+    assert await listed("name=n0") == (["j3", "j0"], 2)
+    assert await listed("name=n0&label=team%3Dvision&prefix=j&owner=ana") == (["j3"], 1)
+    assert await listed("prefix=j4") == (["j4"], 1)
+    assert await listed("prefix=%25") == ([], 0)
+    queue = (await cell.http.get("/v1/queue?label=team%3Dspeech&name=n1")).json()
+    assert ([job["job_id"] for job in queue["jobs"]], queue["waiting"]) == (["j4"], 1)
+    assert (await cell.http.get("/v1/queue?owner=bob")).json()["jobs"] == []
+    assert problem(await cell.http.get("/v1/queue?state=queued"), 400)["errors"][0]["field"] == "state"
     for wrong in ("team", "=x", "%00%3Dx"):
         assert problem(await cell.http.get(f"/v1/jobs?label={wrong}"), 400)["errors"]

@@ -249,10 +249,10 @@ async def test_a_tenant_reads_nothing_of_anothers_jobs_but_what_scheduling_shows
         ]
 
 
-async def test_labels_find_only_what_shows_them(cell: Cell) -> None:
+async def test_labels_and_names_find_only_what_shows_them(cell: Cell) -> None:
     """A label of another tenant's job is hidden; to search for it must not guess it."""
     for owner in ("vision", "speech"):
-        spec = JobSpec(command=("true",), owner=owner, labels={"customer": "acme"})
+        spec = JobSpec(command=("true",), name="digits", owner=owner, labels={"customer": "acme"})
         cell.placer.feed(JobSubmitted(job_id=owner, spec=spec))
     await cell.tell()
     await cell.caught_up(as_("operator"))
@@ -262,9 +262,12 @@ async def test_labels_find_only_what_shows_them(cell: Cell) -> None:
         ("monitor", []),
         ("operator", ["speech", "vision"]),
     ):
-        answer = (await cell.http.get("/v1/jobs?label=customer%3Dacme", headers=as_(name))).json()
-        assert [job["job_id"] for job in answer["jobs"]] == found, name
-        assert answer["total"] == len(found)
+        for query in ("label=customer%3Dacme", "name=digits"):
+            answer = (await cell.http.get(f"/v1/jobs?{query}", headers=as_(name))).json()
+            assert [job["job_id"] for job in answer["jobs"]] == found, name
+            assert answer["total"] == len(found)
+            waiting = (await cell.http.get(f"/v1/queue?{query}", headers=as_(name))).json()["jobs"]
+            assert sorted(job["job_id"] for job in waiting) == found, name
 
 
 async def test_keys_of_two_tenants_never_meet(cell: Cell) -> None:

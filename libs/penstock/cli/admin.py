@@ -1,12 +1,11 @@
-"""Acting and checking: cancel, projections, replay."""
+"""Checking: projections, replay."""
 
 from typing import Annotated, Any
 
 import typer
-from rich.text import Text
 
-from penstock.cli.common import JobArgument, Output, find_job_id, gateway
-from penstock.cli.output import Format, dump, present
+from penstock.cli.common import Output, gateway
+from penstock.cli.output import Format, dump
 from penstock.exits import Exit
 
 MIN_PYTHON = (3, 11)
@@ -15,20 +14,6 @@ MAX_LAG_RECORDS = 1_000  # behind the ledger; far below a second of work for the
 MAX_CLOCK_STEP_MS = 120_000  # beyond what records are under way
 REPLAY_PATIENCE_S = 600.0  # a replay folds tens of thousands of records per second, and decides on each
 NVIDIA_SMI_TIMEOUT_S = 10.0
-
-
-def cancel(
-    ctx: typer.Context,
-    job: JobArgument,
-    reason: Annotated[str, typer.Option(help="Stored with the cancellation.")] = "asked by the user",
-    output: Output = Format.TABLE,
-) -> None:
-    """Cancel a job: SIGTERM, its grace, SIGKILL."""
-    client = gateway(ctx)
-    job_id = find_job_id(client, job)
-    answer = client.post(f"/v1/jobs/{job_id}/cancel", {"reason": reason})
-    text = f"{job_id}: asked to stop; `penstock watch {job_id}` follows it to its end"
-    present(answer, output, lambda: Text(text))
 
 
 def verify(ctx: typer.Context, output: Output = Format.TABLE) -> None:

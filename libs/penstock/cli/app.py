@@ -81,11 +81,12 @@ PANELS: Mapping[str, Mapping[str, Entry]] = MappingProxyType({
             "Wait until jobs have ended; ends with the code of the first of them that did not succeed.",
             "penstock.cli.wait:wait",
         ),
-        "cancel": Entry("Cancel a job: SIGTERM, its grace, SIGKILL.", "penstock.cli.admin:cancel"),
+        "cancel": Entry("Cancel jobs: SIGTERM, their grace, SIGKILL.", "penstock.cli.acts:cancel"),
     },
     "Looking": {
         "get": Entry("List jobs, nodes or GPUs.", entries={
             "jobs": Entry("List jobs, the latest last.", "penstock.cli.inspect:get_jobs"),
+            "job": Entry("One job as a line of the list; --watch follows it to its end.", "penstock.cli.inspect:get_job"),
             "nodes": Entry("List nodes and what of them is used.", "penstock.cli.inspect:get_nodes"),
             "gpus": Entry("List GPUs and the jobs on them.", "penstock.cli.inspect:get_gpus"),
         }),

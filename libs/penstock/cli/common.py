@@ -8,11 +8,32 @@ from penstock.cli.output import Format
 from penstock.cli.session import Session
 from penstock.client import Client
 from penstock.exits import Exit, Stop
+from penstock.model.transitions import JobStatus
+from penstock.suggestion import choices
 
 Output = Annotated[
     Format, typer.Option("--output", "-o", help="wide: more columns; json, yaml: the gateway's own data.")
 ]
 JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="A job's id, the start of one, or a name.")]
+
+StateFilter = Annotated[
+    str | None, typer.Option("--state", help="Only those in this state, such as running.")
+]
+OwnerFilter = Annotated[str | None, typer.Option("--owner", help="Only this owner's.")]
+NameFilter = Annotated[str | None, typer.Option("--name", help="Only those of this name.")]
+LabelFilter = Annotated[
+    list[str] | None,
+    typer.Option("--label", "-l", metavar="NAME=VALUE", help="Only with this label; may be repeated."),
+]
+
+
+def chosen(state: str | None, owner: str | None, name: str | None, label: list[str] | None) -> dict[str, Any]:
+    """Filters as the gateway's parameters. Raises `Stop` for a state that does not exist."""
+    known = [str(status) for status in JobStatus]
+    if state is not None and state not in known:
+        raise Stop(Exit.BAD_SPEC, f"--state {state}: is not known; {choices(state, known)}")
+    filters = {"status": state, "owner": owner, "name": name, "label": label or None}
+    return {field: value for field, value in filters.items() if value is not None}
 
 
 def gateway(ctx: typer.Context) -> Client:

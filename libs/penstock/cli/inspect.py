@@ -9,8 +9,19 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from penstock.cli import eta, explain, follow
-from penstock.cli.common import JobArgument, Output, find_job, gateway, rows_of
+from penstock.cli import eta, explain, follow, live
+from penstock.cli.common import (
+    JobArgument,
+    LabelFilter,
+    NameFilter,
+    Output,
+    OwnerFilter,
+    StateFilter,
+    chosen,
+    find_job,
+    gateway,
+    rows_of,
+)
 from penstock.cli.event_text import first_of_kind, needs, reason_of
 from penstock.cli.output import Format, dump, duration, memory, present, present_one, remark, short_id, state
 from penstock.cli.tables import (
@@ -27,34 +38,33 @@ from penstock.cli.tables import (
     suspected_for,
     tasks_table,
 )
-from penstock.client.steps import MAX_SEARCHED
 from penstock.counting import count
 from penstock.exits import Exit, Stop
-from penstock.model.transitions import JobStatus
 from penstock.screen import plain_table
-from penstock.suggestion import choices
 
+MAX_SEARCHED = 1_000  # the gateway's bound of one page
 Limit = Annotated[int, typer.Option(min=1, max=1_000, help="At most so many, the latest.")]
+Watch = Annotated[bool, typer.Option("--watch", "-w", help="Go on, with a new look at each change.")]
 AtSeq = Annotated[int | None, typer.Option(metavar="SEQ", min=0, help="As of this ledger record.")]
 
 
 def get_jobs(
     ctx: typer.Context,
-    status: Annotated[
-        str | None, typer.Option("--state", help="Only those in this state, such as running.")
-    ] = None,
-    owner: Annotated[str | None, typer.Option(help="Only this owner's.")] = None,
-    label: Annotated[
-        list[str] | None,
-        typer.Option("--label", "-l", metavar="NAME=VALUE", help="Only with this label; may be repeated."),
-    ] = None,
+    state: StateFilter = None,
+    owner: OwnerFilter = None,
+    name: NameFilter = None,
+    label: LabelFilter = None,
+    watch: Watch = False,
     limit: Limit = 50,
     output: Output = Format.TABLE,
 ) -> None:
     """List jobs, the latest last."""
     wide = output is Format.WIDE or None
-    chosen: dict[str, Any] = {"status": _known_state(status), "owner": owner, "label": label or None}
-    answer = gateway(ctx).get("/v1/jobs", limit=limit, eta=wide, **chosen)
+    filters = chosen(state, owner, name, label)
+    if watch:
+        live.watch_jobs(gateway(ctx), filters)
+        return
+    answer = gateway(ctx).get("/v1/jobs", limit=limit, eta=wide, **filters)
     found = rows_of(answer, "jobs")
 
     def draw() -> RenderableType:
@@ -62,7 +72,7 @@ def get_jobs(
         left = {job["job_id"]: eta.in_short(job.get("eta")) for job in jobs} if wide else None
         if jobs:
             return jobs_table(jobs, answer["now_ms"], left)
-        return Text("No job fits." if any(chosen.values()) else NO_JOBS)
+        return Text("No job fits." if filters else NO_JOBS)
 
     present(answer, output, draw)
     if answer["total"] > len(found):
@@ -71,12 +81,15 @@ def get_jobs(
         )
 
 
-def _known_state(name: str | None) -> str | None:
-    """Raises `Stop`."""
-    known = [str(status) for status in JobStatus]
-    if name is None or name in known:
-        return name
-    raise Stop(Exit.BAD_SPEC, f"--state {name}: is not known; {choices(name, known)}")
+def get_job(
+    ctx: typer.Context, job: JobArgument, watch: Watch = False, output: Output = Format.TABLE
+) -> None:
+    """One job as a line of the list; --watch follows it to its end."""
+    client = gateway(ctx)
+    found = find_job(client, job)
+    if watch:
+        live.follow_one(client, found["job_id"])
+    present(found, output, lambda: jobs_table([found], found["now_ms"]))
 
 
 def get_nodes(ctx: typer.Context, output: Output = Format.TABLE) -> None:
@@ -237,10 +250,19 @@ def events(
         present_one(event, output, draw)
 
 
-def queue(ctx: typer.Context, output: Output = Format.TABLE) -> None:
+def queue(
+    ctx: typer.Context,
+    owner: OwnerFilter = None,
+    name: NameFilter = None,
+    label: LabelFilter = None,
+    limit: Annotated[int, typer.Option(min=1, max=1_000, help="At most so many, the first in line.")] = 100,
+    output: Output = Format.TABLE,
+) -> None:
     """Jobs that wait, first in line first, each with its reason."""
-    answer = gateway(ctx).get("/v1/queue")
+    answer = gateway(ctx).get("/v1/queue", limit=limit, **chosen(None, owner, name, label))
     present(answer, output, lambda: _queue(answer))
+    if (shown := len(rows_of(answer, "jobs"))) < answer["waiting"]:
+        remark(f"{shown} of {answer['waiting']:,}; --limit {min(answer['waiting'], MAX_SEARCHED)} lists more")
 
 
 def _queue(answer: dict[str, Any]) -> RenderableType:

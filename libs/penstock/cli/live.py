@@ -8,8 +8,8 @@ import queue
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from typing import Annotated
+from collections.abc import Callable, Iterator, Mapping
+from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.console import Group, RenderableType
@@ -17,12 +17,21 @@ from rich.live import Live
 from rich.text import Text
 
 from penstock.cli import follow
-from penstock.cli.common import find_job, gateway, rows_of
+from penstock.cli.common import (
+    LabelFilter,
+    NameFilter,
+    OwnerFilter,
+    StateFilter,
+    chosen,
+    find_job,
+    gateway,
+    rows_of,
+)
 from penstock.cli.output import short_id
 from penstock.cli.tables import NO_JOBS, clock, counting_on, jobs_table, nodes_table
 from penstock.client import Client
 from penstock.counting import count
-from penstock.exits import Stop
+from penstock.exits import Exit, Stop
 from penstock.screen import console
 
 BURST_S = 0.2  # events of so long lead to one look: a gang's start is a dozen of them
@@ -36,16 +45,42 @@ def watch(
     job: Annotated[
         str | None, typer.Argument(metavar="[JOB]", help="One job, to its end; by default all.")
     ] = None,
+    state: StateFilter = None,
+    owner: OwnerFilter = None,
+    name: NameFilter = None,
+    label: LabelFilter = None,
 ) -> None:
     """Watch jobs change. With JOB: follow that one; ends with its exit code."""
     client = gateway(ctx)
+    filters = chosen(state, owner, name, label)
     if job is None:
-        _live(client, lambda: _jobs(client))
+        watch_jobs(client, filters)
         return
-    job_id = find_job(client, job)["job_id"]
+    if filters:
+        raise Stop(
+            Exit.BAD_SPEC, f"JOB and --{next(iter(filters))}: one job needs no filter; leave out either"
+        )
+    follow_one(client, find_job(client, job)["job_id"])
+
+
+def follow_one(client: Client, job_id: str) -> NoReturn:
+    """To its end; ends the command with its exit code."""
     raise typer.Exit(
         follow.exit_code(follow.to_end(client, job_id, follow.Shows.PHASES_AND_TAIL), propagate=False)
     )
+
+
+def watch_jobs(client: Client, filters: Mapping[str, Any]) -> None:
+    """Until Ctrl-C."""
+
+    def fits(event: Mapping[str, Any]) -> bool:
+        """Whether the event is about a job that the filters choose."""
+        if not filters:
+            return True
+        job_id = event.get("job_id")
+        return bool(job_id and client.get("/v1/jobs", prefix=job_id, limit=1, **filters)["jobs"])
+
+    _live(client, lambda: _jobs(client, filters), fits)
 
 
 def top(ctx: typer.Context) -> None:
@@ -54,14 +89,16 @@ def top(ctx: typer.Context) -> None:
     _live(client, lambda: _top(client))
 
 
-def _jobs(client: Client) -> Callable[[], RenderableType]:
+def _jobs(client: Client, filters: Mapping[str, Any]) -> Callable[[], RenderableType]:
     """One look; the result draws itself again with times that tick."""
-    answer = client.get("/v1/jobs", limit=MAX_JOBS)
+    answer = client.get("/v1/jobs", limit=MAX_JOBS, **filters)
     jobs = sorted(rows_of(answer, "jobs"), key=lambda job: job["submitted_seq"])
     more = answer["total"] > len(jobs)
     foot = Text(f"{len(jobs)} of {answer['total']:,}" if more else "", style="dim")
     now = counting_on(answer["now_ms"])
-    return lambda: Group(jobs_table(jobs, now()), foot) if jobs else Text(NO_JOBS)
+    return lambda: (
+        Group(jobs_table(jobs, now()), foot) if jobs else Text("No job fits." if filters else NO_JOBS)
+    )
 
 
 def _top(client: Client) -> Callable[[], RenderableType]:
@@ -87,12 +124,16 @@ def _top(client: Client) -> Callable[[], RenderableType]:
     return draw
 
 
-def _live(client: Client, look: Callable[[], Callable[[], RenderableType]]) -> None:
-    """Draws until Ctrl-C."""
+def _live(
+    client: Client,
+    look: Callable[[], Callable[[], RenderableType]],
+    fits: Callable[[Mapping[str, Any]], bool] = lambda event: True,
+) -> None:
+    """Draws until Ctrl-C. Without a terminal it prints the events that fit."""
     draw = look()
     if not sys.stdout.isatty():
         console().print(draw())
-        _lines(client)
+        _lines(client, fits)
         return
 
     def again() -> bool:
@@ -132,9 +173,11 @@ def redraw(draw: Callable[[], RenderableType], look: Callable[[], bool], events:
             live.refresh()
 
 
-def _lines(client: Client) -> None:
+def _lines(client: Client, fits: Callable[[Mapping[str, Any]], bool]) -> None:
     """Without a terminal: a line per event."""
     for event in client.stream("/v1/stream"):
         data = event.data
+        if not fits(data):
+            continue
         who = short_id(data.get("job_id") or data.get("node_id") or "")
         follow.print_event(data, f"{clock(data['at_ms'])}  {who:<12}")

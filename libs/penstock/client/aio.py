@@ -75,13 +75,14 @@ class AsyncClient:
         *,
         status: str | None = None,
         owner: str | None = None,
+        name: str | None = None,
         labels: Mapping[str, str] | None = None,
         limit: int = 50,
         cursor: int | None = None,
     ) -> Page:
         label = [f"{name}={value}" for name, value in (labels or {}).items()] or None
         return await self.run(
-            self._calls.jobs(status=status, owner=owner, label=label, limit=limit, cursor=cursor)
+            self._calls.jobs(status=status, owner=owner, name=name, label=label, limit=limit, cursor=cursor)
         )
 
     async def tasks(self, job_id: str) -> Sequence[Task]:

@@ -27,9 +27,10 @@ PASSING = frozenset({429, 503})  # overloaded, or the database is away: worth an
 MAX_OVERLOAD_TRIES = 5
 MAX_RETRY_AFTER_S = 10.0
 FIRST_PAUSE_S, LAST_PAUSE_S = 0.2, 5.0
-MAX_SEARCHED = 1_000  # the gateway's bound of one page; older jobs are found by their whole id
 OCTETS = {"Content-Type": "application/octet-stream"}
 SEND_TIMEOUT_S = 60.0  # of code: for each write, and for the answer
+MAX_ID_CHARS = 128  # of a job's id or name
+MAX_NAMED = 3  # jobs in a sentence
 REPEATED = 200  # status of a key that was seen before with the same job
 
 
@@ -174,18 +175,16 @@ class Calls:
             return (yield from self.request(Request("GET", f"/v1/jobs/{text}")))
         except NotFound as error:
             missing = error
-        page = yield from self.get(Page, "/v1/jobs", limit=MAX_SEARCHED)
-        named = [job for job in page.jobs if job.name == text]
-        starting = [job for job in page.jobs if job.job_id.startswith(text)]
-        if named:
-            found = max(named, key=lambda job: (job.submitted_ms, job.job_id))
-        elif len(starting) == 1:
-            [found] = starting
-        elif starting:
-            some = ", ".join(job.job_id for job in starting[:3])
-            raise NotFound(f"job {text}: {len(starting)} ids start so ({some}, …); give more of it")
-        else:
+        if len(text) > MAX_ID_CHARS:
+            raise missing
+        named = (yield from self.jobs(name=text, limit=1)).jobs
+        starting = () if named else (yield from self.jobs(prefix=text, limit=MAX_NAMED + 1)).jobs
+        if len(starting) > 1:
+            some = ", ".join(job.job_id for job in starting[:MAX_NAMED])
+            raise NotFound(f"job {text}: several ids start so ({some}, …); give more of it")
+        if not named and not starting:
             raise NotFound(f"job {text}: not found; `penstock get jobs` lists them") from missing
+        [found] = named or starting
         return (yield from self.request(Request("GET", f"/v1/jobs/{found.job_id}")))
 
     def job(self, text: str) -> Steps[Job]:

@@ -88,13 +88,16 @@ class Client:
         *,
         status: str | None = None,
         owner: str | None = None,
+        name: str | None = None,
         labels: Mapping[str, str] | None = None,
         limit: int = 50,
         cursor: int | None = None,
     ) -> Page:
         """The latest first; `labels`: with all of them; `cursor`: `next_cursor` of the page before."""
         label = [f"{name}={value}" for name, value in (labels or {}).items()] or None
-        return self.run(self._calls.jobs(status=status, owner=owner, label=label, limit=limit, cursor=cursor))
+        return self.run(
+            self._calls.jobs(status=status, owner=owner, name=name, label=label, limit=limit, cursor=cursor)
+        )
 
     def tasks(self, job_id: str) -> Sequence[Task]:
         """Of all attempts."""

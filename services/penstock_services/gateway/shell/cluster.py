@@ -21,6 +21,7 @@ from penstock_services.gateway.core.cursor import MAX_SEQ
 from penstock_services.gateway.core.problems import Problem
 from penstock_services.gateway.core.visible import event_for, reason_for, sees_all
 from penstock_services.gateway.shell.gateway import Gateway, answer, gateway_of, row_json
+from penstock_services.gateway.shell.jobs import Labels, Text
 from penstock_services.gateway.shell.operators import jobs_on
 from penstock_services.gateway.shell.roles import caller_of, needs
 
@@ -92,11 +93,27 @@ def _held(gateway: Gateway, row: dict[str, Any]) -> Row:
 
 
 @router.get("/queue", dependencies=[needs(Role.READ)])
-async def queue(request: Request, limit: Annotated[int, Query(ge=1, le=MAX_LISTED)] = 100) -> Response:
-    """Jobs that wait, first in line first, each with its reason as of the latest record."""
+async def queue(
+    request: Request,
+    owner: Text = None,
+    name: Text = None,
+    label: Labels = None,
+    limit: Annotated[int, Query(ge=1, le=MAX_LISTED)] = 100,
+) -> Response:
+    """Jobs that wait, first in line first, each with its reason as of the latest record. `waiting`: how many there are of this kind."""
     follower, caller = gateway_of(request).follower, caller_of(request)
     state, now_ms = follower.state, follower.now_ms()
-    waiting = sorted((job for job in state.jobs.values() if job.status in WAITING), key=lambda job: job.order)
+    labels = dict.fromkeys(tuple(text.split("=", 1)) for text in label or ())
+    waiting = [
+        job
+        for job in state.jobs.values()
+        if job.status in WAITING
+        and owner in (None, job.spec.owner)
+        and (not (labels or name) or caller.may_act_for(job.spec.owner))
+        and name in (None, job.spec.name)
+        and labels.keys() <= job.spec.labels.items()
+    ]
+    waiting.sort(key=lambda job: job.order)
     rows: list[dict[str, object]] = []
     for number, job in enumerate(waiting[:limit]):
         row: dict[str, object] = {"job_id": job.job_id, "status": str(job.status)}

@@ -309,19 +309,42 @@ async def _forgotten(gateway: Gateway, job_id: str) -> str:
 
 Label = Annotated[str, Field(pattern="^[^=]+=")]
 LABEL = "NAME=VALUE: only jobs with this label; given several times, with all of them"
-CHOSEN = (
-    "($1::text IS NULL OR owner = $1) AND ($2::text IS NULL OR status = $2) "
-    "AND ($3::text[] IS NULL OR (labels::jsonb @> ALL($3::text[]::jsonb[]) AND ($4::text IS NULL OR owner = $4)))"
-)
-"""The jobs of a listing, by owner, status and labels: of another tenant's job they are hidden, so they do not find it."""
+Labels = Annotated[list[Label] | None, Query(max_length=64, description=LABEL)]
+Text = Annotated[str | None, Query(max_length=128)]
+Prefix = Annotated[str | None, Query(max_length=128, description="Only jobs whose id starts so")]
+
+
+def _chosen(
+    caller: Caller, labels: Sequence[str], name: str | None, **given: str | None
+) -> tuple[str, list[Any]]:
+    """The jobs of a listing, as a condition with its arguments: without conditions that are not asked for, so that an index serves.
+
+    Name and labels of another tenant's job are hidden, so they do not find it.
+    """
+    conditions = {
+        "owner = $": given["owner"],
+        "status = $": given["status"],
+        "starts_with(job_id, $)": given["prefix"],
+    }
+    found = [(condition, value) for condition, value in conditions.items() if value is not None]
+    found += [
+        ("labels::jsonb @> $::jsonb", orjson.dumps(dict([text.split("=", 1)])).decode()) for text in labels
+    ]
+    found += [("name = $", name)] if name is not None else []
+    if (labels or name is not None) and not sees_all(caller):
+        found.append(("owner = $", caller.tenant or ""))
+    texts = [condition.replace("$", f"${number}") for number, (condition, _) in enumerate(found, start=1)]
+    return " AND ".join(texts) or "true", [value for _, value in found]
 
 
 @router.get("", dependencies=[needs(Role.READ)])
 async def jobs(
     request: Request,
-    owner: Annotated[str | None, Query(max_length=128)] = None,
+    owner: Text = None,
+    name: Text = None,
+    prefix: Prefix = None,
     status: JobStatus | None = None,
-    label: Annotated[list[Label] | None, Query(max_length=64, description=LABEL)] = None,
+    label: Labels = None,
     limit: Limit = 50,
     cursor: Annotated[int | None, Query(ge=0, description="`next_cursor` of the page before")] = None,
     eta: Annotated[
@@ -331,21 +354,20 @@ async def jobs(
     """Jobs, the latest first. `total`: how many there are of this kind, on all pages."""
     gateway = gateway_of(request)
     await gateway.fresh()
-    labels = [orjson.dumps(dict([text.split("=", 1)])).decode() for text in label] if label else None
     caller = caller_of(request)
-    of_tenant = None if sees_all(caller) else caller.tenant or ""
-    chosen = (owner, None if status is None else str(status), labels, of_tenant)
+    state = None if status is None else str(status)
+    where, given = _chosen(caller, label or (), name, owner=owner, status=state, prefix=prefix)
     rows = await gateway.store.rows(
-        f"SELECT row_to_json(jobs)::text FROM jobs WHERE {CHOSEN} AND ($5::bigint IS NULL OR submitted_seq < $5) "
-        "ORDER BY submitted_seq DESC LIMIT $6",
-        *chosen,
+        f"SELECT row_to_json(jobs)::text FROM jobs WHERE {where} AND (${len(given) + 1}::bigint IS NULL OR "
+        f"submitted_seq < ${len(given) + 1}) ORDER BY submitted_seq DESC LIMIT ${len(given) + 2}",
+        *given,
         cursor,
         limit,
     )
     last = orjson.loads(rows[-1])["submitted_seq"] if len(rows) == limit else None
     total = len(rows)
     if last is not None or cursor is not None:
-        total = int(await gateway.store.row(f"SELECT count(*)::text FROM jobs WHERE {CHOSEN}", *chosen) or 0)
+        total = int(await gateway.store.row(f"SELECT count(*)::text FROM jobs WHERE {where}", *given) or 0)
     if eta or not sees_all(caller):
         listed: Sequence[Any] = [job_for(caller, row) for row in await _with_more(gateway, rows, eta=eta)]
     else:

@@ -1,0 +1,45 @@
+"""What users do to jobs that are submitted: cancel. Who acted and why is stored with it."""
+
+from typing import Annotated
+
+import typer
+
+from penstock.cli.common import Output, find_job_id, gateway
+from penstock.cli.output import Format, dump, remark
+from penstock.exits import Stop
+from penstock.screen import console
+
+Jobs = Annotated[
+    list[str], typer.Argument(metavar="JOB…", help="Ids, starts of them, or names (then the latest).")
+]
+
+
+def cancel(
+    ctx: typer.Context,
+    jobs: Jobs,
+    reason: Annotated[str, typer.Option(help="Stored with the cancellation.")] = "asked by the user",
+    output: Output = Format.TABLE,
+) -> None:
+    """Cancel jobs: SIGTERM, their grace, SIGKILL."""
+    _act(ctx, "cancel", jobs, reason, output, "asked to stop; `penstock watch {id}` follows it to its end")
+
+
+def _act(ctx: typer.Context, act: str, jobs: list[str], reason: str, output: Format, done: str) -> None:
+    """Does it to each; what fails for one is printed, and the others are acted on. Ends with the first failure's code."""
+    client = gateway(ctx)
+    answers, failed = [], []
+    for job in dict.fromkeys(jobs):
+        try:
+            job_id = find_job_id(client, job)
+            answers.append(client.post(f"/v1/jobs/{job_id}/{act}", {"reason": reason}))
+            if output in (Format.TABLE, Format.WIDE):
+                console().print(f"{job_id}: {done.format(id=job_id)}", markup=False, soft_wrap=True)
+        except Stop as stop:
+            if len(jobs) == 1:
+                raise
+            failed.append(stop)
+            remark(f"penstock: {stop}")
+    if output in (Format.JSON, Format.YAML):
+        dump(answers[0] if len(jobs) == 1 else {"jobs": answers}, output)
+    if failed:
+        raise typer.Exit(failed[0].code)
