@@ -180,6 +180,8 @@ _JOBS_AND_ESTIMATES: tuple[Event, ...] = (
         iteration_ms=61.0,
         iterations=20,
     ),
+    external_events.JobHoldRequested(job_id=JOB, reason="its data are being copied", by="ops/on-call"),
+    external_events.JobReleaseRequested(job_id=JOB, by="ops/on-call"),
 )
 
 _NODES: tuple[Event, ...] = (

@@ -259,6 +259,24 @@ def test_filters_watch_and_several_ids(up: Installation, tmp_path: Path) -> None
     assert up.run("watch", "leg-0", "--owner", "ana").returncode == 2
 
 
+def test_a_job_is_held_and_released(up: Installation, tmp_path: Path) -> None:
+    """An operator holds a job that hurts its node: the attempt may end, and the reason is shown to all who look."""
+    up.run("submit", "-d", "--name", "late", "--", *until_there(tmp_path / "never"))
+    held = up.run("hold", "late", "--reason", "the data are being copied")
+    assert "penstock release" in held.stdout, held.stderr
+    assert "(held)" in up.run("get", "job", "late").stdout
+    why = up.run("why", "late").stdout
+    assert "It is held (by " in why
+    assert "the data are being copied" in why
+    again = up.run("hold", "late")
+    assert (again.returncode, "held already" in again.stderr) == (1, True)
+    assert up.run("release", "late").returncode == 0
+    assert "(held)" not in up.run("get", "job", "late").stdout
+    words = up.run("events", "late").stdout
+    assert words.index("held") < words.index("released")
+    assert up.run("cancel", "late").returncode == 0
+
+
 def test_a_key_belongs_to_one_job(up: Installation) -> None:
     """A restarted pipeline step submits again; a copied key with another job is a mistake worth stopping for."""
     first = up.run("submit", "--detach", "--idempotency-key", "step-7", "--", "true")

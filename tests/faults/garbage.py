@@ -16,7 +16,7 @@ from penstock.model.topics import MAX_EVENT_BYTES, Topic
 MAX_VALUE_BYTES = 300_000
 DEEP = 20_000
 TYPES = {
-    Topic.JOBS: ("penstock.job.submitted.v1", "penstock.job.cancel_requested.v1"),
+    Topic.JOBS: ("penstock.job.submitted.v1", "penstock.job.cancel_requested.v1", "penstock.job.hold_requested.v1", "penstock.job.release_requested.v1"),
     Topic.ESTIMATES: (
         "penstock.job.estimated.v1", "penstock.model.trained.v1", "penstock.job.eta_estimated.v1",
         "penstock.profile.planned.v1", "penstock.stages.profiled.v1",
@@ -198,7 +198,7 @@ class Generator:
         match type_name.removeprefix("penstock.").rpartition(".v")[0]:
             case "job.submitted":
                 return {"job_id": job_id, "spec": {"command": ["/bin/true"], "workers": 0}}
-            case "job.cancel_requested":
+            case "job.cancel_requested" | "job.hold_requested" | "job.release_requested":
                 return {"job_id": job_id, "reason": "because"}
             case "job.estimated":
                 return {"job_id": job_id, "estimate": {"worker": {"gpus": integer(0, 9)}, "confidence": 0.5, "tier": "model", "source": "s"}}  # fmt: skip

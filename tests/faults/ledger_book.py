@@ -35,6 +35,8 @@ class Job:
     """Its next attempt waits for an estimate."""
     backs_off: bool = False
     """Its next attempt takes an estimate, once, until the back-off is over."""
+    held: bool = False
+    """It must not be placed."""
 
     @property
     def tasks(self) -> int:
@@ -162,6 +164,10 @@ class Book:
                 job.places, job.stop_reason = {}, None
             case "penstock.job.queued" if job is not None:
                 job.waits, job.backs_off = True, False
+            case "penstock.job.hold_requested" if job is not None:
+                job.held = True
+            case "penstock.job.release_requested" if job is not None:
+                job.held = False
             case "penstock.job.ended":
                 self.jobs.pop(fact["job_id"], None)
             case "penstock.task.exited" | "penstock.task.lost" | "penstock.order.refused":

@@ -4,7 +4,7 @@ Judged by the log's bytes alone, with a chain rule and a bookkeeping that share 
 A judge gives every partition's records, dead letters first; each method raises `Violation` and can go on afterwards.
 
 Rules: `time` (the ledger's time never goes back), `law2` (each input exactly one record, in order), `letter` (dead letters
-match records), `placement` (only what waits, whole gangs, on sound nodes), `freeze` (no mass eviction), `outcome` (each job
+match records), `placement` (only what waits and is not held, whole gangs, on sound nodes), `freeze` (no mass eviction), `outcome` (each job
 is submitted and ends once, with no task left), `estimate` (one per job, and one for each attempt that follows on one which ran out
 of memory), `attempt` (a task starts once), `order` (orders follow from valid records alone).
 """
@@ -266,8 +266,8 @@ class LedgerRules:
                 how = ", cordoned" if node.cordoned else ""
                 faults.append(f"{place['node_id']} is {node.status}{how}, faulted {faulted}")
         job = book.jobs.get(job_id)
-        if job is None or not job.waits:
-            raise Violation("placement", f"{at} is not waiting")
+        if job is None or not job.waits or job.held:
+            raise Violation("placement", f"{at} is not waiting, or is held")
         if book.frozen:
             raise Violation("freeze", f"{at} is placed while the cell is frozen")
         if fact["attempt"] != job.attempt + 1 or len(fact["tasks"]) != job.tasks:

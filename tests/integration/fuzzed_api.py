@@ -8,7 +8,12 @@ ENDLESS = ("/v1/stream", "/v1/nodes/{node_id}/connection")
 WHOLE_LEDGER = ("/v1/projections/verify", "/v1/projections/rebuild", "/v1/replay", "/v1/estimator/models")
 """Answered by worker processes, in seconds; other tests ask for them."""
 
-OF_JOBS = ("penstock.job.submitted.v1", "penstock.job.cancel_requested.v1")
+OF_JOBS = (
+    "penstock.job.submitted.v1",
+    "penstock.job.cancel_requested.v1",
+    "penstock.job.hold_requested.v1",
+    "penstock.job.release_requested.v1",
+)
 
 
 @schemathesis.hook

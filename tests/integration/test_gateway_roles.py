@@ -23,7 +23,7 @@ from penstock.runtime.task_logs import log_path
 from penstock_services.gateway.core.access import Role, parse_tokens
 from penstock_services.gateway.core.submission import keyed_job_id, tenants_key
 from penstock_services.gateway.shell.app import required_roles
-from tests.support.gateway_cell import SPEC, Cell, problem, running
+from tests.support.gateway_cell import SPEC, WITHIN_S, Cell, problem, running
 from tests.support.hand_placer import node_spec
 
 pytestmark = pytest.mark.postgres
@@ -268,6 +268,54 @@ async def test_labels_and_names_find_only_what_shows_them(cell: Cell) -> None:
             assert answer["total"] == len(found)
             waiting = (await cell.http.get(f"/v1/queue?{query}", headers=as_(name))).json()["jobs"]
             assert sorted(job["job_id"] for job in waiting) == found, name
+
+
+async def test_a_hold_is_its_tenants_or_an_operators(cell: Cell) -> None:
+    """A tenant holds and releases its own jobs; what an operator holds, an operator releases."""
+    spec = JobSpec(command=("true",), owner="vision")
+    cell.placer.feed(JobSubmitted(job_id="j", spec=spec))
+    await cell.tell()
+    await cell.caught_up(as_("operator"))
+
+    async def ask(act: str, caller: str, **body: str) -> httpx.Response:
+        before = len(await cell.written(Topic.JOBS))
+        asked = asyncio.create_task(cell.http.post(f"/v1/jobs/j/{act}", json=body, headers=as_(caller)))
+        async with asyncio.timeout(WITHIN_S):
+            while not asked.done() and len(written := await cell.written(Topic.JOBS)) == before:
+                await asyncio.sleep(0.01)
+            if not asked.done():
+                cell.placer.feed(written[-1].data)
+                await cell.tell()
+            return await asked
+
+    problem(await ask("hold", "speech"), 403)
+    problem(await ask("hold", "reader"), 403)
+    assert (await ask("hold", "vision", reason="data")).status_code == 202
+    held = (await cell.http.get("/v1/jobs/j", headers=as_("operator"))).json()["held"]
+    assert (held["reason"], held["by_operator"], held["by"].startswith("vision/")) == ("data", False, True)
+    assert problem(await ask("hold", "operator"), 409)["type"].endswith("already_held")
+    assert (await ask("release", "vision")).status_code == 202
+    assert problem(await ask("release", "vision"), 409)["type"].endswith("not_held")
+    assert (await ask("hold", "operator")).status_code == 202
+    assert problem(await ask("release", "vision"), 403)["type"].endswith("held_by_operator")
+    await cell.caught_up(as_("operator"))
+    [row] = (await cell.http.get("/v1/jobs", headers=as_("operator"))).json()["jobs"]
+    assert row["held"]["by_operator"] is True
+    for caller in ("vision", "speech"):
+        body = {"specversion": "1.0", "id": "e", "source": "/t", "type": "penstock.job.release_requested.v1"}
+        for data in ({"job_id": "j", "by": "ops"}, {"job_id": "j"}):
+            event = {**body, "data": data}
+            answer = await cell.http.post(
+                "/v1/events",
+                json=event,
+                headers=as_(caller, **{"content-type": "application/cloudevents+json"}),
+            )
+            assert answer.status_code == (400 if "by" in data else 202 if caller == "vision" else 403), (
+                answer.text
+            )
+    cell.placer.feed((await cell.written(Topic.JOBS))[-1].data)
+    assert cell.placer.state.jobs["j"].held is not None, "the placer has the last word"
+    assert (await ask("release", "operator")).status_code == 202
 
 
 async def test_keys_of_two_tenants_never_meet(cell: Cell) -> None:

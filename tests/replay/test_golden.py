@@ -102,7 +102,7 @@ def expected_state() -> Any:
             task |= {"lease_ms": 0, "exhausted": ""}
             task["place"] |= {"host_memory_cap_mib": 0}
         job["spec"] |= {"secrets": {}, "environment": None, "code": None}
-        job |= {"memory_retries": 0, "short_of": {}, "estimated_attempt": 0}
+        job |= {"memory_retries": 0, "short_of": {}, "estimated_attempt": 0, "held": None, "commanded_seq": 0}
         if job["estimate"] is not None:
             job["estimate"] |= {"guessed": [], "first_of_kind": []}
     for node_id, node in state["nodes"].items():

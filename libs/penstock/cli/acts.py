@@ -1,4 +1,4 @@
-"""What users do to jobs that are submitted: cancel. Who acted and why is stored with it."""
+"""What users do to jobs that are submitted: cancel, hold, release. Who acted and why is stored with it."""
 
 from typing import Annotated
 
@@ -22,6 +22,19 @@ def cancel(
 ) -> None:
     """Cancel jobs: SIGTERM, their grace, SIGKILL."""
     _act(ctx, "cancel", jobs, reason, output, "asked to stop; `penstock watch {id}` follows it to its end")
+
+
+Reason = Annotated[str, typer.Option(metavar="TEXT", help="Stored with it; `why` shows it.")]
+
+
+def hold(ctx: typer.Context, jobs: Jobs, reason: Reason = "", output: Output = Format.TABLE) -> None:
+    """Hold jobs: they do not start until they are released. What runs of them runs on."""
+    _act(ctx, "hold", jobs, reason, output, "held; `penstock release {id}` ends it")
+
+
+def release(ctx: typer.Context, jobs: Jobs, reason: Reason = "", output: Output = Format.TABLE) -> None:
+    """Release jobs that are held: they wait at their place by submission."""
+    _act(ctx, "release", jobs, reason, output, "released")
 
 
 def _act(ctx: typer.Context, act: str, jobs: list[str], reason: str, output: Format, done: str) -> None:

@@ -82,6 +82,13 @@ PANELS: Mapping[str, Mapping[str, Entry]] = MappingProxyType({
             "penstock.cli.wait:wait",
         ),
         "cancel": Entry("Cancel jobs: SIGTERM, their grace, SIGKILL.", "penstock.cli.acts:cancel"),
+        "hold": Entry(
+            "Hold jobs: they do not start until they are released. What runs of them runs on.",
+            "penstock.cli.acts:hold",
+        ),
+        "release": Entry(
+            "Release jobs that are held: they wait at their place by submission.", "penstock.cli.acts:release",
+        ),
     },
     "Looking": {
         "get": Entry("List jobs, nodes or GPUs.", entries={

@@ -147,6 +147,8 @@ TEXTS: Mapping[str, tuple[str, Callable[[Data], str]]] = MappingProxyType(
         "penstock.job.requeued": ("requeued", lambda d: _requeued(d)),
         "penstock.job.queued": ("queued", lambda d: "back-off is over"),
         "penstock.job.cancel_requested": ("cancel", lambda d: str(d.get("reason", "")) + (f", by {d['by']}" if d.get("by") else "")),
+        "penstock.job.hold_requested": ("held", lambda d: _operator(d).removeprefix(", ")),
+        "penstock.job.release_requested": ("released", lambda d: _operator(d).removeprefix(", ")),
         "penstock.job.found_unschedulable": ("never fits", lambda d: without_prefix(d["reason"])),
         "penstock.job.found_schedulable": ("fits", lambda d: "the cell has changed and can hold it"),
         "penstock.job.ended": ("ended", reason_of),

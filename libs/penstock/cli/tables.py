@@ -48,6 +48,8 @@ def status_of(job: Row) -> str:
     shown = state(job["status"])
     if job["status"] == "failed" and job.get("exit_code"):
         shown += f" [dim]({job['exit_code']})[/]"
+    if job.get("held"):
+        shown += " [yellow](held)[/]"
     silent = list(dict.fromkeys(row["node_id"] for row in job.get("unproven") or []))
     if silent:
         shown += (

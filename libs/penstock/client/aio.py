@@ -91,6 +91,12 @@ class AsyncClient:
     async def cancel(self, job_id: str, reason: str | None = None) -> Accepted:
         return await self.run(self._calls.act(job_id, "cancel", reason))
 
+    async def hold(self, job_id: str, reason: str | None = None) -> Accepted:
+        return await self.run(self._calls.act(job_id, "hold", reason))
+
+    async def release(self, job_id: str, reason: str | None = None) -> Accepted:
+        return await self.run(self._calls.act(job_id, "release", reason))
+
     async def wait(self, *job_ids: str, timeout_s: float | None = None) -> list[Job]:
         ended = {job_id: await self.job(job_id) async for job_id in self.ended(job_ids, timeout_s=timeout_s)}
         return [ended[job_id] for job_id in job_ids]

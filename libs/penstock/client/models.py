@@ -33,6 +33,15 @@ class Accepted(Answer, frozen=True, kw_only=True):
     warnings: tuple[Warned, ...] = ()
 
 
+class Hold(Answer, frozen=True, kw_only=True):
+    """Who holds a job, since when and why."""
+
+    by: str
+    reason: str
+    at_ms: int
+    by_operator: bool
+
+
 class Job(Answer, frozen=True, kw_only=True):
     """A job as of ledger record `seq`."""
 
@@ -62,6 +71,8 @@ class Job(Answer, frozen=True, kw_only=True):
     labels: dict[str, str] | None = None
     estimate: Estimate | None = None
     spec: JobSpec | None = None
+    held: Hold | None = None
+    """Why it does not start until it is released."""
     trace_id: str | None = None
     hidden: tuple[str, ...] = ()
 

@@ -107,6 +107,14 @@ class Client:
         """SIGTERM, the job's grace, SIGKILL. Raises `Conflict` for a job that has ended."""
         return self.run(self._calls.act(job_id, "cancel", reason))
 
+    def hold(self, job_id: str, reason: str | None = None) -> Accepted:
+        """It does not start until it is released; what runs of it runs on. Raises `Conflict`."""
+        return self.run(self._calls.act(job_id, "hold", reason))
+
+    def release(self, job_id: str, reason: str | None = None) -> Accepted:
+        """Ends a hold. Raises `Conflict` where it is not held."""
+        return self.run(self._calls.act(job_id, "release", reason))
+
     def wait(self, *job_ids: str, timeout_s: float | None = None) -> list[Job]:
         """The jobs as they ended, in the order given. Raises `WaitTimeout`."""
         ended = {job_id: self.job(job_id) for job_id in self.ended(job_ids, timeout_s=timeout_s)}

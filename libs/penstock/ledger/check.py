@@ -106,9 +106,7 @@ def _job(state: CellState, job: JobState) -> Iterator[str]:
 
 
 def _queue(state: CellState) -> Iterator[str]:
-    queued = {
-        job.job_id for job in state.jobs.values() if job.status is JobStatus.QUEUED and not job.unschedulable
-    }
+    queued = {job.job_id for job in state.jobs.values() if job.in_line}
     listed = Counter(state.queue.values())
     if set(listed) != queued or any(count > 1 for count in listed.values()):
         yield f"the queue lists {sorted(listed)}, queued are {sorted(queued)}"

@@ -11,7 +11,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from penstock.ledger import departed, evolve_nodes, lease
+from penstock.ledger import departed, evolve_holds, evolve_nodes, lease
 from penstock.ledger.memory import failure_text, limit_mib, short_key
 from penstock.ledger.record import RawRecord
 from penstock.ledger.state import (
@@ -38,7 +38,7 @@ from penstock.model.transitions import (
     transition,
 )
 
-FOLD_VERSION = 19
+FOLD_VERSION = 20
 """Raised whenever a ledger folds to another state than before, so that nothing goes on from a snapshot of the former
 meaning. Terms record it. `tests/replay/test_golden.py` fails where it was forgotten."""
 
@@ -117,7 +117,8 @@ def _set_job(state: CellState, job: JobState, status: JobStatus) -> None:
         state.queue.pop(job.order, None)
         state.change_log.add(job.job_id)
     if status is JobStatus.QUEUED:
-        state.queue[job.order] = job.job_id
+        if job.held is None:
+            state.queue[job.order] = job.job_id
         state.change_log.add(job.job_id)
         job.queued_ms = state.now_ms
     if status in HOLDING:
@@ -455,6 +456,8 @@ HANDLERS: Mapping[type[Event], Callable[[CellState, Any], None]] = MappingProxyT
         ledger_events.JobFoundUnschedulable: _job_found_unschedulable,
         ledger_events.JobFoundSchedulable: _job_found_schedulable,
         ledger_events.JobEnded: _job_ended,
+        external_events.JobHoldRequested: evolve_holds.job_held,
+        external_events.JobReleaseRequested: evolve_holds.job_released,
         ledger_events.JobsRanked: _jobs_ranked,
         external_events.WorkProgressed: _work_progressed,
         external_events.TaskStarted: _task_started,

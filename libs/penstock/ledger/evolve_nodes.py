@@ -4,8 +4,9 @@ import heapq
 
 from penstock.ledger import lease
 from penstock.ledger.departed import free_ordinal, withdraw
+from penstock.ledger.holds import Cordon
 from penstock.ledger.masks import full_mask
-from penstock.ledger.state import CellState, Cordon, NodeState, Timer
+from penstock.ledger.state import CellState, NodeState, Timer
 from penstock.ledger.suspicion import Suspicion
 from penstock.model import external_events, ledger_events
 from penstock.model.ledger_events import TimerSubject

@@ -21,7 +21,7 @@ import msgspec
 from penstock.ledger.evolve import FOLD_VERSION
 from penstock.ledger.index import NOT_PLACEABLE
 from penstock.ledger.state import HOLDING, CellState, JobState, NodeState, TaskState, Timer
-from penstock.model.transitions import JobStatus, NodeStatus
+from penstock.model.transitions import NodeStatus
 
 SLICE = (
     256  # entries of a mapping that are written or read at once: a millisecond in which no other thread runs
@@ -202,7 +202,7 @@ def _job(found: Any) -> JobState:
 def _derive(state: CellState) -> None:
     """Builds everything that follows from the rest."""
     for job in state.jobs.values():
-        if job.status is JobStatus.QUEUED and not job.unschedulable:
+        if job.in_line:
             state.queue[job.order] = job.job_id
         if job.status in HOLDING:
             state.holding[job.order] = job

@@ -12,6 +12,7 @@ from itertools import islice
 import msgspec
 from sortedcontainers import SortedDict
 
+from penstock.ledger.holds import Cordon, Hold
 from penstock.ledger.index import NOT_PLACEABLE, Free, NodeIndex, Share
 from penstock.ledger.masks import full_mask, mask_of
 from penstock.ledger.suspicion import Suspicion
@@ -82,6 +83,10 @@ class JobState:
     """The attempt's first failure, for people; `failure_cause` is its task's cause."""
     failure_cause: str = ""
     unschedulable: str = ""
+    held: Hold | None = None
+    """It does not start; while it waits it stands beside the queue."""
+    commanded_seq: int = 0
+    """Record of its latest hold or the end of one: commands from before are old."""
     backfill_count: int = 0
     version: int = 0
     served_ms: int = 0
@@ -93,6 +98,11 @@ class JobState:
     """Ledger time of its last progress report."""
     rank: tuple[int, int, int] | None = None
     """(level, 0 if chosen else 1, position) in a policy that keeps an order; None: as it came."""
+
+    @property
+    def in_line(self) -> bool:
+        """Whether it is in the queue."""
+        return self.status is JobStatus.QUEUED and not self.unschedulable and self.held is None
 
     @property
     def awaited_estimate(self) -> int | None:
@@ -160,16 +170,6 @@ def vector_key(vector: ResourceVector) -> tuple[float, ...]:
         vector.bandwidth_mbps,
         vector.gpu_share_milli,
     )
-
-
-class Cordon(Value, frozen=True):
-    """An operator's order to place nothing new on a node."""
-
-    drain: bool
-    """Its jobs are to leave it, too."""
-    by: str
-    reason: str
-    at_ms: int
 
 
 @dataclass(slots=True)
@@ -413,7 +413,7 @@ class CellState:
     """Job id → outcome, oldest first, bounded."""
     early_estimates: "OrderedDict[str, Estimate]" = field(default_factory=OrderedDict)
     queue: "SortedDict[int, str]" = field(default_factory=SortedDict)
-    """order → job id, of jobs in QUEUED."""
+    """order → job id, of jobs in QUEUED that are neither unschedulable nor held."""
     holding: dict[int, JobState] = field(default_factory=dict)
     """order → job, of jobs that hold resources; in no order."""
     change_log: ChangeLog = field(default_factory=ChangeLog)

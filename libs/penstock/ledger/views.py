@@ -61,6 +61,7 @@ def job_row(job: JobState, seq: int, ending: Ending | None = None) -> Row:
         "reason": job.failure if ending is None else ending.reason,
         "stop_reason": job.stop_reason,
         "unschedulable": job.unschedulable or None,
+        "held": fragment(job.held),
         "nodes": list(dict.fromkeys(task.place.node_id for task in placed.values())),
         "gpus": sum(len(task.place.gpus) for task in placed.values()),
         "labels": spec.labels,

@@ -54,6 +54,42 @@ class JobCancelRequested(Event, frozen=True, kw_only=True):
     """Whose jobs alone the caller may cancel; None: any job, as an operator may."""
 
 
+@event
+class JobHoldRequested(Event, frozen=True, kw_only=True):
+    """A job is not to start until it is released. What runs of it runs on; it does not start again after that."""
+
+    TYPE = "penstock.job.hold_requested"
+    TOPIC = Topic.JOBS
+    OMITTED = ("by", "tenant", "after")
+
+    job_id: Identifier
+    reason: ShortText = ""
+    by: ShortText = ""
+    """As `Operator`; empty: not known."""
+    tenant: Identifier | None = None
+    """Whose jobs alone the caller may hold; None: any job, as an operator may."""
+    after: Annotated[int, Meta(ge=0)] = 0
+    """Ledger seq as of which the caller's gateway knew the job: sent again later, the command is not obeyed. 0: not known."""
+
+
+@event
+class JobReleaseRequested(Event, frozen=True, kw_only=True):
+    """The end of a hold: the job waits at its place by submission, and its wait begins anew."""
+
+    TYPE = "penstock.job.release_requested"
+    TOPIC = Topic.JOBS
+    OMITTED = ("by", "tenant", "after")
+
+    job_id: Identifier
+    reason: ShortText = ""
+    by: ShortText = ""
+    """As `Operator`; empty: not known."""
+    tenant: Identifier | None = None
+    """Whose jobs alone the caller may release, where no operator holds them; None: any job."""
+    after: Annotated[int, Meta(ge=0)] = 0
+    """Ledger seq as of which the caller's gateway knew the job: sent again later, the command is not obeyed. 0: not known."""
+
+
 class RunningTask(Value, frozen=True, kw_only=True):
     """A task that a node found alive when it (re)joined."""
 

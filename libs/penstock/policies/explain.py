@@ -12,9 +12,10 @@ from msgspec import field, structs
 from penstock.counting import count
 from penstock.errors import one_line
 from penstock.ledger.evolve import timer_id
+from penstock.ledger.holds import Cordon, Hold
 from penstock.ledger.index import NodeIndex, lowest
 from penstock.ledger.lease import lease_of
-from penstock.ledger.state import WAITING, CellState, Cordon, Demand, JobState
+from penstock.ledger.state import WAITING, CellState, Demand, JobState
 from penstock.ledger.views import doubt, unproven
 from penstock.model.ledger_events import PlacerSettings
 from penstock.model.transitions import JobStatus, TaskStatus
@@ -100,6 +101,8 @@ def _explain(state: CellState, job_id: str, now_ms: int) -> Explanation:
         )
     if job.status not in WAITING:
         return _holding(state, job, now_ms)
+    if job.held is not None:
+        return _waiting(state, job, Reason.HELD, hold_text(job.held), None)
     if job.estimate is None:
         return _waiting(state, job, Reason.AWAITING_ESTIMATE, job.failure, None)
     short = shortfall(state.index, job.demand)
@@ -291,6 +294,8 @@ def _holding(state: CellState, job: JobState, now_ms: int) -> Explanation:
         step = "Wait; its resources are freed when every exit is proven."
         if outcome := ENDS_AS.get(job.stop_reason or ""):
             text += f" It ends as {outcome} when every exit is proven."
+    if job.held is not None:
+        text += f" It is held ({hold_text(job.held)}): it does not start again."
     cordoned = [f"{name} {cordon_text(cordon)}" for name in nodes if (cordon := state.nodes[name].cordon)]
     if cordoned:
         text += f" Of its nodes {'; '.join(cordoned[:MAX_NAMED])}."
@@ -340,6 +345,12 @@ def cordon_text(cordon: Cordon) -> str:
     """`is being drained by ada: fans are to be replaced`."""
     what = "is being drained" if cordon.drain else "is cordoned"
     return f"{what} by {cordon.by}" + (f": {cordon.reason}" if cordon.reason else "")
+
+
+def hold_text(hold: Hold) -> str:
+    """`by ada: the data are being copied`."""
+    who = "an operator" if hold.by_operator else "its tenant"
+    return f"by {hold.by or who}" + (f": {hold.reason}" if hold.reason else "")
 
 
 def not_waiting(state: CellState, job_id: str, status: str, text: str, next_step: str) -> Explanation:

@@ -13,6 +13,7 @@ class Reason(StrEnum):
     """Why a job waits. Names are stable: they appear in records and in `why -o json`."""
 
     ABOUT_TO_START = "about_to_start"
+    HELD = "held"
     AWAITING_ESTIMATE = "awaiting_estimate"
     BACKOFF = "backoff"
     CELL_FROZEN = "cell_frozen"
@@ -52,6 +53,9 @@ ADVICE: Mapping[Reason, Advice] = MappingProxyType(
     {
         Reason.ABOUT_TO_START: Advice(
             "It fits now and it is its turn.", "Wait a moment; its placement is about to be decided."
+        ),
+        Reason.HELD: Advice(
+            "It is held: it does not start until it is released.", "Release it with `penstock release`."
         ),
         Reason.AWAITING_ESTIMATE: Advice(
             "Its resource needs are still being estimated.",

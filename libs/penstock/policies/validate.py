@@ -78,6 +78,8 @@ def _plan(state: CellState, plan: JobPlan, left: dict[str, NodeState]) -> Verdic
         )
     if job.status is not JobStatus.QUEUED:
         return _refused("wrong_state", f"{job.job_id} is {job.status}, not queued")
+    if job.held is not None:
+        return _refused("wrong_state", f"{job.job_id} is held")
     demand = job.demand
     if len(plan.tasks) != demand.tasks:
         return _refused(

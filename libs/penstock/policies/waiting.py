@@ -15,7 +15,6 @@ from typing import Any, Generic, TypeVar
 from sortedcontainers import SortedList
 
 from penstock.ledger.state import CellState, JobState
-from penstock.model.transitions import JobStatus
 
 Row = TypeVar("Row", bound=tuple[object, ...])
 Entry = tuple[float, int, str, Row]
@@ -54,7 +53,7 @@ class Waiting(Generic[Row]):
             if not row:
                 del self._rows[before[3]]
         job = state.jobs.get(job_id)
-        if job is None or job.status is not JobStatus.QUEUED or job.unschedulable:
+        if job is None or not job.in_line:
             return
         name, key = self._place(state, job)
         entry = self._entered[job_id] = key, job.order, job_id, name

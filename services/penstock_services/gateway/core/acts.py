@@ -3,7 +3,7 @@
 import orjson
 from pydantic import ValidationError
 
-from penstock.model.external_events import JobCancelRequested
+from penstock.model.external_events import JobCancelRequested, JobHoldRequested, JobReleaseRequested
 from penstock.model.types import ShortText, Value
 from penstock.model.validation import checked
 from penstock_services.gateway.core.problems import BadField, Problem, bad_fields, invalid
@@ -35,7 +35,7 @@ def read_act(body: bytes) -> Act:
     return found
 
 
-def check_cancellation(event: JobCancelRequested) -> None:
+def check_command(event: JobCancelRequested | JobHoldRequested | JobReleaseRequested) -> None:
     """One that was handed in as an event. Raises `Problem` where it names who acts."""
     if event.by or event.tenant is not None:
         raise _named([f"data.{name}" for name in FROM_THE_TOKEN if getattr(event, name)])

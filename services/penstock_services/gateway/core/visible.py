@@ -56,7 +56,7 @@ def reason_for(caller: Caller, row: Row, owner: str) -> Row:
     """An answer to `why`, or a row of the queue. Between attempts and after the end its details are what failed."""
     if caller.may_act_for(owner):
         return row
-    figures = row.get("reason") not in (None, Reason.BACKOFF, Reason.AWAITING_ESTIMATE)
+    figures = row.get("reason") not in (None, Reason.HELD, Reason.BACKOFF, Reason.AWAITING_ESTIMATE)
     return _only(OF_REASONS if figures else OF_REASONS - {"detail"}, row)
 
 

@@ -25,6 +25,7 @@ from penstock_services.gateway.shell import (
     code,
     connections,
     events,
+    holds,
     jobs,
     logs,
     operators,
@@ -44,7 +45,7 @@ logger = logging.getLogger(__name__)
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
-PARTS = (jobs, code, why, logs, events, stream, connections, cluster, operators, admin)
+PARTS = (jobs, code, holds, why, logs, events, stream, connections, cluster, operators, admin)
 OPEN_PATHS = frozenset({"/healthz", "/readyz"})
 
 

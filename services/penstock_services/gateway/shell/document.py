@@ -9,7 +9,12 @@ from fastapi.openapi.utils import get_openapi
 
 from penstock.model.envelope import MAX_ID_BYTES
 from penstock.model.event import REGISTRY, Event
-from penstock.model.external_events import JobCancelRequested, JobSubmitted
+from penstock.model.external_events import (
+    JobCancelRequested,
+    JobHoldRequested,
+    JobReleaseRequested,
+    JobSubmitted,
+)
 from penstock.model.json_schema import json_schema
 from penstock.model.topics import Topic
 from penstock.model.types import MAX_JOB_ID_CHARS, JobSpec, Value
@@ -65,9 +70,10 @@ def _events(schemas: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
             yield wire_type, {"allOf": [data, {"properties": more}]} if more else data
 
 
+COMMANDS = (JobCancelRequested, JobHoldRequested, JobReleaseRequested)
 NARROWER: dict[type[Event], dict[str, Any]] = {
     JobSubmitted: {"job_id": {"maxLength": MAX_JOB_ID_CHARS, "pattern": "^[^/]*$"}},
-    JobCancelRequested: {"by": {"const": ""}, "tenant": {"type": "null"}},
+    **{command: {"by": {"const": ""}, "tenant": {"type": "null"}} for command in COMMANDS},
 }
 """Event → what is refused at this door beside what the event itself refuses (`shell/events.py`)."""
 

@@ -10,12 +10,17 @@ from penstock.clock import wall_ms
 from penstock.ledger.state import JobState
 from penstock.ledger.views import job_row
 from penstock.model.envelope import Envelope, topic_of
-from penstock.model.external_events import JobCancelRequested, JobSubmitted
+from penstock.model.external_events import (
+    JobCancelRequested,
+    JobHoldRequested,
+    JobReleaseRequested,
+    JobSubmitted,
+)
 from penstock.model.topics import INPUT_TOPICS, MAX_EVENT_BYTES, Topic
 from penstock.model.types import MAX_JOB_ID_CHARS
 from penstock.runtime.tracing.context import well_formed
 from penstock_services.gateway.core.access import Caller, Role
-from penstock_services.gateway.core.acts import check_cancellation
+from penstock_services.gateway.core.acts import check_command
 from penstock_services.gateway.core.cloudevents import (
     BATCHED,
     MAX_BATCH_EVENTS,
@@ -111,10 +116,10 @@ async def _permitted(gateway: Gateway, caller: Caller, envelope: Envelope) -> En
         event = replace(event, spec=owned(event.spec, caller.tenant))
         _check_free(gateway, event)
         return replace(envelope, data=event)
-    if not isinstance(event, JobCancelRequested):
+    if not isinstance(event, JobCancelRequested | JobHoldRequested | JobReleaseRequested):
         caller.demand(what, Role.OPERATE)
         return envelope
-    check_cancellation(event)
+    check_command(event)
     if Role.OPERATE not in caller.roles:
         job = await find_job(gateway, event.job_id)
         caller.demand_tenant(job["owner"], f"job {event.job_id}")

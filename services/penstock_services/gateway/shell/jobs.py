@@ -5,7 +5,7 @@ import secrets
 import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import orjson
 from fastapi import APIRouter, Query, Request
@@ -17,7 +17,12 @@ from penstock.clock import wall_ms
 from penstock.ledger.state import HOLDING, JobState
 from penstock.ledger.views import Row, job_row
 from penstock.model.envelope import Envelope
-from penstock.model.external_events import JobCancelRequested, JobSubmitted
+from penstock.model.external_events import (
+    JobCancelRequested,
+    JobHoldRequested,
+    JobReleaseRequested,
+    JobSubmitted,
+)
 from penstock.model.topics import MAX_EVENT_BYTES
 from penstock.model.transitions import JobStatus
 from penstock.model.types import JobSpec
@@ -119,7 +124,7 @@ async def submit(request: Request) -> Response:
     if key is None:
         event = submission(fresh_job_id(wall_ms(), secrets.token_bytes(7)), spec)
         await _append_submission(gateway, event, caller)
-        return _accepted(event.job_id, 202, await _doubts(gateway, spec))
+        return accepted(event.job_id, 202, await _doubts(gateway, spec))
     key = tenants_key(tenant, key)
     event = submission(keyed_job_id(gateway.settings.cell, key), spec)
     return await _submit_keyed(gateway, key, event, caller, await _doubts(gateway, spec))
@@ -148,7 +153,7 @@ async def _submit_keyed(
             raise _conflict(key, known, digest)
         if known.appended or (not known.fresh and await _exists(gateway, known.job_id)):
             lock.release()
-            return _accepted(known.job_id, 200, doubts)
+            return accepted(known.job_id, 200, doubts)
         await _append_submission(gateway, event, caller)
     except BaseException:
         lock.release()
@@ -158,7 +163,7 @@ async def _submit_keyed(
     )  # the answer need not wait: the job is in the log
     gateway.marking.add(marking)
     marking.add_done_callback(gateway.marking.discard)
-    return _accepted(event.job_id, 202 if known.fresh else 200, doubts)
+    return accepted(event.job_id, 202 if known.fresh else 200, doubts)
 
 
 async def _exists(gateway: Gateway, job_id: str) -> bool:
@@ -191,12 +196,12 @@ def _conflict(key: str, known: Key, digest: str) -> Problem:
     )
 
 
-async def _append(
+async def append_event(
     gateway: Gateway,
     span: str,
     event_id: str,
     key: str,
-    event: JobSubmitted | JobCancelRequested,
+    event: JobSubmitted | JobCancelRequested | JobHoldRequested | JobReleaseRequested,
     attributes: Attributes,
 ) -> None:
     """Appends, and writes the span that the envelope's context is about: from the request until it is durable.
@@ -226,11 +231,11 @@ async def _append(
 
 async def _append_submission(gateway: Gateway, event: JobSubmitted, caller: str | None) -> None:
     job_id, now_ms = event.job_id, gateway.follower.now_ms()
-    await _append(gateway, "submit", f"submit-{job_id}", "submit", event, {"penstock.caller": caller})
+    await append_event(gateway, "submit", f"submit-{job_id}", "submit", event, {"penstock.caller": caller})
     gateway.follower.acknowledged(job_id, job_row(JobState(job_id, event.spec, 0, now_ms), 0))
 
 
-def _accepted(job_id: str, status: int, doubts: Sequence[Doubt] = ()) -> Response:
+def accepted(job_id: str, status: int, doubts: Sequence[Doubt] = ()) -> Response:
     links = {"self": f"/v1/jobs/{job_id}", "why": f"/v1/jobs/{job_id}/why", "logs": f"/v1/jobs/{job_id}/logs"}
     found: dict[str, Any] = {"job_id": job_id, "links": links}
     if doubts:
@@ -255,19 +260,28 @@ async def delete(job_id: str, request: Request) -> Response:
 
 async def _cancel(request: Request, job_id: str, act: Act) -> Response:
     gateway, caller = gateway_of(request), caller_of(request)
-    job = await find_job(gateway, job_id)
-    caller.demand_tenant(job["owner"], f"job {job_id}")
-    if job["outcome"] is not None:
-        raise Problem(409, "job_ended", f"job {job_id} has already ended: {job['outcome']}")
+    await commanded(request, job_id)
     event = as_asked_by(caller, JobCancelRequested(job_id=job_id))
     if act.reason is not None:
         event = replace(event, reason=act.reason)
     event_id = f"cancel-{job_id}-{secrets.token_hex(8)}"
-    await _append(gateway, "cancel", event_id, event_id, event, {"penstock.reason": event.reason})
-    return _accepted(job_id, 202)
+    await append_event(gateway, "cancel", event_id, event_id, event, {"penstock.reason": event.reason})
+    return accepted(job_id, 202)
 
 
-def as_asked_by(caller: Caller, event: JobCancelRequested) -> JobCancelRequested:
+async def commanded(request: Request, job_id: str) -> Row:
+    """The job, on which the caller may act. Raises `Problem` 404, 403 for another tenant's and 409 for one that has ended."""
+    job = await find_job(gateway_of(request), job_id)
+    caller_of(request).demand_tenant(job["owner"], f"job {job_id}")
+    if job["outcome"] is not None:
+        raise Problem(409, "job_ended", f"job {job_id} has already ended: {job['outcome']}")
+    return job
+
+
+C = TypeVar("C", bound=JobCancelRequested | JobHoldRequested | JobReleaseRequested)
+
+
+def as_asked_by(caller: Caller, event: C) -> C:
     """With who asks; the placer compares the tenant with the job's owner, whatever this gateway knows of the job."""
     tenant = None if Role.OPERATE in caller.roles else caller.tenant
     return replace(event, by=caller.by, tenant=tenant)

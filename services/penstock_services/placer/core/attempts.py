@@ -141,7 +141,7 @@ class Attempts:
             not_before_ms=None,
         )
         yield from self.queue_timeout(state, job)
-        if self._replans and (why := never_fits(state, job.demand)) is not None:
+        if self._replans and job.held is None and (why := never_fits(state, job.demand)) is not None:
             yield from self.park(state, job, why)
 
     def park(self, state: CellState, job: JobState, reason: str) -> Iterator[Event]:
@@ -151,6 +151,7 @@ class Attempts:
 
     @staticmethod
     def queue_timeout(state: CellState, job: JobState) -> Iterator[Event]:
-        """A wait in the queue begins: each has the whole queue time-out."""
-        if job.spec.queue_timeout_ms is not None:
+        """A wait in the queue begins: each has the whole queue time-out, which does not run while the job is held."""
+        waits = job.status in (JobStatus.SUBMITTED, JobStatus.QUEUED) and job.held is None
+        if job.spec.queue_timeout_ms is not None and waits:
             yield timer(state, job.job_id, "queue_timeout", job.spec.queue_timeout_ms, job.attempt)

@@ -97,15 +97,17 @@ class Decider:
 
     # ------------------------------------------------------------------------------------------ jobs
 
-    def _submitted(self, state: CellState, event: external_events.JobSubmitted) -> Iterator[Event]:
+    def _submitted(
+        self, state: CellState, event: external_events.JobSubmitted | external_events.JobReleaseRequested
+    ) -> Iterator[Event]:
         job = state.jobs[event.job_id]
         yield from self.attempts.queue_timeout(state, job)
-        if job.status is JobStatus.QUEUED:
+        if job.in_line:
             yield from self._arrived(state, job)
 
     def _estimated(self, state: CellState, event: JobEstimated) -> Iterator[Event]:
         job = state.jobs.get(event.job_id)
-        if job is not None and job.status is JobStatus.QUEUED:
+        if job is not None and job.in_line:
             yield from self._arrived(state, job)
 
     def _cancel(self, state: CellState, event: external_events.JobCancelRequested) -> Iterator[Event]:
@@ -316,7 +318,7 @@ class Decider:
         if event.drain:
             yield from self._drain(state)
 
-    def _uncordoned(self, state: CellState, event: external_events.NodeUncordoned) -> Iterator[Event]:
+    def _uncordoned(self, state: CellState, event: Any) -> Iterator[Event]:
         yield from self._place_waiting(state)
 
     def _drain(self, state: CellState) -> Iterator[Event]:
@@ -448,7 +450,7 @@ class Decider:
             case "backoff" if job.status is JobStatus.BACKOFF:
                 yield ledger_events.JobQueued(job_id=job.job_id)
                 yield from self.attempts.queue_timeout(state, job)
-                yield from self._arrived(state, job)
+                yield from self._arrived(state, job) if job.in_line else ()
             case "queue_timeout" if job.status in (JobStatus.SUBMITTED, JobStatus.QUEUED):
                 yield ledger_events.JobEnded(
                     job_id=job.job_id, outcome="timed_out_queued", reason="waited longer than queue_timeout"
@@ -480,6 +482,8 @@ CHOICES: Mapping[type[Event], Callable[[Decider, CellState, Any], Iterator[Event
         external_events.JobSubmitted: Decider._submitted,
         JobEstimated: Decider._estimated,
         external_events.JobCancelRequested: Decider._cancel,
+        external_events.JobHoldRequested: Decider._uncordoned,
+        external_events.JobReleaseRequested: Decider._submitted,
         external_events.TaskStarted: Decider._started,
         external_events.TaskExited: Decider._exited,
         external_events.OrderRefused: Decider._exited,

@@ -16,6 +16,7 @@ from penstock.model.event import Event
 from penstock.model.transitions import NodeStatus, TaskStatus
 from penstock.model.types import MAX_JOB_ID_CHARS, JoinRefusal, NodeSpec
 
+Command = external_events.JobHoldRequested | external_events.JobReleaseRequested
 FINAL_STOPS = frozenset({"cancelled", "completed", "run_timeout", "queue_timeout"})
 
 
@@ -52,6 +53,34 @@ def _cancel(state: CellState, event: external_events.JobCancelRequested) -> str 
     if event.tenant not in (None, job.spec.owner):
         return "other_tenant"
     return "already_stopping" if job.stop_reason in FINAL_STOPS else None
+
+
+def _command(state: CellState, event: Command) -> str | None:
+    """What holds and their ends have in common."""
+    job = state.jobs.get(event.job_id)
+    if job is None:
+        return "job_ended" if event.job_id in state.ended else "unknown_job"
+    if event.tenant not in (None, job.spec.owner):
+        return "other_tenant"
+    return "old_command" if 0 < event.after < job.commanded_seq else None
+
+
+def _hold(state: CellState, event: external_events.JobHoldRequested) -> str | None:
+    if (wrong := _command(state, event)) is not None:
+        return wrong
+    job = state.jobs[event.job_id]
+    if job.held is not None:
+        return "already_held"
+    return "already_stopping" if job.stop_reason in FINAL_STOPS else None
+
+
+def _release(state: CellState, event: external_events.JobReleaseRequested) -> str | None:
+    if (wrong := _command(state, event)) is not None:
+        return wrong
+    held = state.jobs[event.job_id].held
+    if held is None:
+        return "not_held"
+    return "held_by_operator" if held.by_operator and event.tenant is not None else None
 
 
 def _of_living_task(state: CellState, event: "TaskEvent") -> str | None:
@@ -243,6 +272,8 @@ GUARDS: Mapping[type[Event], Callable[[CellState, Any], str | None]] = MappingPr
         external_events.JobSubmitted: _submitted,
         JobEstimated: _estimated,
         external_events.JobCancelRequested: _cancel,
+        external_events.JobHoldRequested: _hold,
+        external_events.JobReleaseRequested: _release,
         external_events.TaskStarted: _started,
         external_events.TaskExited: _exited,
         external_events.TaskPhaseChanged: _of_living_task,

@@ -61,7 +61,7 @@ DECISIONS = frozenset(
 
 JOB_CHANGES = (
     "job_id", "seq", "status", "attempt", "infrastructure_retries", "token", "queued_ms", "placed_ms", "running_ms",
-    "ended_ms", "outcome", "exit_code", "reason", "stop_reason", "unschedulable", "nodes", "gpus",
+    "ended_ms", "outcome", "exit_code", "reason", "stop_reason", "unschedulable", "held", "nodes", "gpus",
 )  # fmt: skip
 """Columns of a job that change after its submission and its estimates; the others are most of the row's bytes."""
 
@@ -376,6 +376,8 @@ TOUCHES: Mapping[type[Event], Touch] = MappingProxyType(
         ledger_events.JobFoundUnschedulable: _job,
         ledger_events.JobFoundSchedulable: _job,
         ledger_events.JobEnded: _ended,
+        external_events.JobHoldRequested: _job,
+        external_events.JobReleaseRequested: _job,
         external_events.TaskStarted: _started,
         external_events.TaskExited: _exited,
         ledger_events.TaskLost: _exited,
