@@ -2,6 +2,9 @@
 
 import asyncio
 import contextlib
+import os
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 
 import pytest
@@ -19,6 +22,7 @@ from penstock.client import (
 )
 from penstock.exits import Exit
 from penstock.model.topics import Topic
+from penstock.model.types import JobSpec
 from tests.support.gateway_cell import WITHIN_S, Cell, running
 from tests.support.hand_placer import node_spec
 
@@ -179,3 +183,29 @@ async def test_errors_are_exceptions_with_fields_and_remedies(cell: Cell) -> Non
         Client("http://127.0.0.1:1", ca="/nowhere")
     with Client("http://127.0.0.1:9", tries=2) as nobody, pytest.raises(Unreachable, match="penstock up"):
         await asyncio.to_thread(nobody.status)
+
+
+async def test_the_shell_completes_names_of_jobs_and_is_silent_without_a_gateway(cell: Cell) -> None:
+    """A user types `penstock why nigh<TAB>`."""
+    async with AsyncClient(cell.url) as client:
+        await client.submit(command=["true"], name="nightly")
+    cell.placer.submit("other", spec=JobSpec(command=("true",), name="nightly-2"))
+    await cell.tell()
+    await cell.caught_up()
+
+    def typed(url: str, *words: str) -> list[str]:
+        env = {
+            **os.environ,
+            "_PENSTOCK_COMPLETE": "complete_bash",
+            "COMP_WORDS": " ".join(words),
+            "PENSTOCK_SERVER": url,
+        }
+        done = subprocess.run(
+            [sys.executable, "-c", "from penstock.cli.main import main; main()"], capture_output=True, text=True,
+            timeout=60, check=False, env=env | {"COMP_CWORD": str(len(words) - 1)},
+        )  # fmt: skip
+        assert done.stderr == ""
+        return done.stdout.split()
+
+    assert await asyncio.to_thread(typed, cell.url, "penstock", "why", "nigh") == ["nightly-2"]
+    assert await asyncio.to_thread(typed, "http://127.0.0.1:9", "penstock", "why", "nigh") == []

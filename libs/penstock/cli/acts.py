@@ -5,12 +5,16 @@ from typing import Annotated
 import typer
 
 from penstock.cli.common import Output, find_job_id, gateway
+from penstock.cli.completion import complete_job
 from penstock.cli.output import Format, dump, remark
 from penstock.exits import Stop
 from penstock.screen import console
 
 Jobs = Annotated[
-    list[str], typer.Argument(metavar="JOB…", help="Ids, starts of them, or names (then the latest).")
+    list[str],
+    typer.Argument(
+        metavar="JOB…", help="Ids, starts of them, or names (then the latest).", autocompletion=complete_job
+    ),
 ]
 
 

@@ -4,6 +4,7 @@ from typing import Annotated, Any, cast
 
 import typer
 
+from penstock.cli.completion import complete_job
 from penstock.cli.output import Format
 from penstock.cli.session import Session
 from penstock.client import Client
@@ -14,7 +15,12 @@ from penstock.suggestion import choices
 Output = Annotated[
     Format, typer.Option("--output", "-o", help="wide: more columns; json, yaml: the gateway's own data.")
 ]
-JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="A job's id, the start of one, or a name.")]
+JobArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="JOB", help="A job's id, the start of one, or a name.", autocompletion=complete_job
+    ),
+]
 
 StateFilter = Annotated[
     str | None, typer.Option("--state", help="Only those in this state, such as running.")

@@ -6,6 +6,7 @@ import typer
 
 from penstock.cli import follow
 from penstock.cli.common import Output, find_job, gateway
+from penstock.cli.completion import complete_job
 from penstock.cli.output import Format, dump, short_id, state
 from penstock.cli.signals import Expired, time_limit
 from penstock.exits import Exit, Stop
@@ -13,7 +14,10 @@ from penstock.screen import console
 from penstock.sdk.units import duration_ms
 
 Jobs = Annotated[
-    list[str], typer.Argument(metavar="JOB…", help="Ids, starts of them, or names (then the latest).")
+    list[str],
+    typer.Argument(
+        metavar="JOB…", help="Ids, starts of them, or names (then the latest).", autocompletion=complete_job
+    ),
 ]
 Timeout = Annotated[
     str | None, typer.Option(metavar="10m", help="Give up after so long; the jobs go on. By default never.")
