@@ -8,7 +8,8 @@ from fractions import Fraction
 from itertools import pairwise
 from typing import NamedTuple
 
-from penstock.ledger.state import CellState, Demand, NodeState
+from penstock.ledger.demand import Demand
+from penstock.ledger.state import CellState, NodeState
 from penstock.model.transitions import NodeStatus
 from penstock.model.types import ResourceVector
 

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 from math import exp
 
-from penstock.ledger.state import CellState, Demand, NodeState
+from penstock.ledger.demand import Demand
+from penstock.ledger.state import CellState, NodeState
 from penstock.model.ledger_events import TypicalTask
 from penstock.model.transitions import NodeStatus
 from penstock.model.types import ResourceVector

@@ -5,7 +5,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from penstock.ledger.check import check
-from penstock.ledger.state import CellState, Demand
+from penstock.ledger.demand import Demand
+from penstock.ledger.state import CellState
 from penstock.model import external_events
 from penstock.policies.base import LazyRng
 from penstock.policies.liquid import Liquid, PairCost

@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from itertools import islice
 
-import msgspec
 from sortedcontainers import SortedDict
 
+from penstock.ledger.demand import Demand
 from penstock.ledger.holds import Cordon, Hold
 from penstock.ledger.index import NOT_PLACEABLE, Free, NodeIndex, Share
 from penstock.ledger.masks import full_mask, mask_of
@@ -116,7 +116,7 @@ class JobState:
         return due if self.status is JobStatus.SUBMITTED else None
 
     @property
-    def demand(self) -> "Demand":
+    def demand(self) -> Demand:
         """What the gang needs. Only for jobs with an estimate."""
         assert self.estimate is not None, f"{self.job_id} has no estimate yet"
         return Demand(
@@ -126,50 +126,6 @@ class JobState:
             self.estimate.parameter_server,
             self.spec.gpu_models,
         )
-
-
-NOTHING = ResourceVector()
-
-
-class Demand(msgspec.Struct, frozen=True):
-    """A gang's shape: jobs with equal demands are interchangeable for placement."""
-
-    workers: int
-    worker: ResourceVector
-    parameter_servers: int = 0
-    parameter_server: ResourceVector = NOTHING
-    gpu_models: tuple[str, ...] = ()
-
-    @property
-    def tasks(self) -> int:
-        return self.workers + self.parameter_servers
-
-    def needs(self) -> tuple[ResourceVector, ...]:
-        """Per task, in rank order."""
-        return (self.worker,) * self.workers + (self.parameter_server,) * self.parameter_servers
-
-    @property
-    def key(self) -> tuple[object, ...]:
-        """Equal for interchangeable demands, whatever their vectors were decoded into."""
-        return (
-            self.workers,
-            *vector_key(self.worker),
-            self.parameter_servers,
-            *(vector_key(self.parameter_server) if self.parameter_servers else ()),
-            *self.gpu_models,
-        )
-
-
-def vector_key(vector: ResourceVector) -> tuple[float, ...]:
-    """The vector as a plain tuple."""
-    return (
-        vector.gpus,
-        vector.cores,
-        vector.host_memory_mib,
-        vector.gpu_memory_mib,
-        vector.bandwidth_mbps,
-        vector.gpu_share_milli,
-    )
 
 
 @dataclass(slots=True)

@@ -9,8 +9,9 @@ with parameter servers it is a necessary condition only.
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from penstock.ledger.demand import Demand
 from penstock.ledger.index import NodeIndex, NodeShape
-from penstock.ledger.state import CellState, Demand
+from penstock.ledger.state import CellState
 from penstock.model.types import WHOLE_GPU, ResourceVector
 from penstock.policies.reasons import Reason
 

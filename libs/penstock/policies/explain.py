@@ -11,11 +11,12 @@ from msgspec import field, structs
 
 from penstock.counting import count
 from penstock.errors import one_line
+from penstock.ledger.demand import Demand
 from penstock.ledger.evolve import timer_id
 from penstock.ledger.holds import Cordon, Hold
 from penstock.ledger.index import NodeIndex, lowest
 from penstock.ledger.lease import lease_of
-from penstock.ledger.state import WAITING, CellState, Demand, JobState
+from penstock.ledger.state import WAITING, CellState, JobState
 from penstock.ledger.views import doubt, unproven
 from penstock.model.ledger_events import PlacerSettings
 from penstock.model.transitions import JobStatus, TaskStatus

@@ -7,8 +7,9 @@ nothing. They differ only in how they rank the nodes that are open to the next t
 from collections.abc import Callable, Iterable
 from itertools import islice, repeat
 
+from penstock.ledger.demand import Demand
 from penstock.ledger.index import NO_SHARE, Free, bits
-from penstock.ledger.state import CellState, Demand, JobState
+from penstock.ledger.state import CellState, JobState
 from penstock.model.ledger_events import MAX_CANDIDATES, Candidate, PlacementExplanation
 from penstock.model.types import WHOLE_GPU, ResourceVector
 from penstock.policies.base import LazyRng, Plan

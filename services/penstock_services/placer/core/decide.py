@@ -224,18 +224,12 @@ class Decider:
             waiting = iter(list(islice(state.queue.values(), reach)))
         else:
             waiting = islice(self._queueing.order(state), reach)
-        overtakes = self.settings.max_overtakes
         for job_id in waiting:
             job = state.jobs[job_id]
             head = state.head_of_queue()
             if passed >= self.settings.backfill_window:
                 return
-            if (
-                head is not None
-                and head is not job
-                and head.backfill_count >= overtakes
-                and self._holds_up(head)
-            ):
+            if head is not None and head is not job and self._holds_up(head):
                 return
             key = job.demand.key
             if key not in hopeless:

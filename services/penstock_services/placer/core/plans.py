@@ -10,7 +10,8 @@ does not means placing the whole plan on a copy of the nodes.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from penstock.ledger.state import CellState, Demand, JobState
+from penstock.ledger.demand import Demand
+from penstock.ledger.state import CellState, JobState
 from penstock.model import ledger_events
 from penstock.model.event import Event
 from penstock.model.transitions import JobStatus

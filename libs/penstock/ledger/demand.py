@@ -1,0 +1,48 @@
+"""What a gang needs, in a form in which equal needs are equal values."""
+
+import msgspec
+
+from penstock.model.types import ResourceVector
+
+NOTHING = ResourceVector()
+
+
+class Demand(msgspec.Struct, frozen=True):
+    """A gang's shape: jobs with equal demands are interchangeable for placement."""
+
+    workers: int
+    worker: ResourceVector
+    parameter_servers: int = 0
+    parameter_server: ResourceVector = NOTHING
+    gpu_models: tuple[str, ...] = ()
+
+    @property
+    def tasks(self) -> int:
+        return self.workers + self.parameter_servers
+
+    def needs(self) -> tuple[ResourceVector, ...]:
+        """Per task, in rank order."""
+        return (self.worker,) * self.workers + (self.parameter_server,) * self.parameter_servers
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """Equal for interchangeable demands, whatever their vectors were decoded into."""
+        return (
+            self.workers,
+            *vector_key(self.worker),
+            self.parameter_servers,
+            *(vector_key(self.parameter_server) if self.parameter_servers else ()),
+            *self.gpu_models,
+        )
+
+
+def vector_key(vector: ResourceVector) -> tuple[float, ...]:
+    """The vector as a plain tuple."""
+    return (
+        vector.gpus,
+        vector.cores,
+        vector.host_memory_mib,
+        vector.gpu_memory_mib,
+        vector.bandwidth_mbps,
+        vector.gpu_share_milli,
+    )
