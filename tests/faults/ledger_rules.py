@@ -325,10 +325,7 @@ class LedgerRules:
             raise Violation("probe", f"seq {self.book.seq}: {fact} after {waited_ms} ms, in term {term}")
 
     def _departure(self, fact: Fact) -> None:
-        """A fenced machine that lives is asked to join."""
         self._left[fact["node_id"]] = self.book.now_ms
-        if fact["proof"] == "fenced":
-            self._probes[fact["node_id"]] = (self.book.token, 0, 0)
 
     def _lost(self, fact: Fact) -> None:
         certain = "node" in self._cause or self._cause.get("proof") == "fenced"

@@ -9,13 +9,13 @@ from msgspec.structs import replace
 
 from penstock.ledger.snapshot import dump, load
 from penstock.model.codec import encode
-from penstock.model.external_events import NodeCordoned, NodeLeft, NodeUncordoned, RunningTask, TaskStarted
+from penstock.model.external_events import NodeCordoned, NodeLeft, NodeUncordoned, TaskStarted
 from penstock.model.ledger_events import JobRequeued, PlacerSettings, TaskLost
-from penstock.model.orders import Order, ProbeNode, StopTask, pack_peers, unpack_peers
+from penstock.model.orders import Order, StopTask, pack_peers, unpack_peers
 from penstock.model.transitions import JobStatus
 from penstock.policies.explain import explain
 from penstock.policies.reasons import Reason
-from penstock_services.placer.core.orders import notices_of, orders_of, outstanding, start_orders
+from penstock_services.placer.core.orders import outstanding, start_orders
 from tests.support.driver import CellDriver, estimate, job_spec, kinds, node_spec
 
 ADA = "ada@workstation-7"
@@ -120,29 +120,6 @@ def test_a_fence_names_who_and_why_wherever_its_jobs_are_explained() -> None:
     [lost] = [fact for fact in step.facts if isinstance(fact, TaskLost)]
     assert lost.reason == f"its node was fenced by {ADA}: it burnt"
     assert cell.job("a").tasks["a.2.w0"].place.node_id == "n2"
-
-
-def test_a_fenced_machine_that_lives_is_asked_and_ends_what_the_cell_gave_up() -> None:
-    """An operator fenced the wrong one: it reads a probe, joins again, and is to stop its task, which runs elsewhere by now."""
-    cell = CellDriver()
-    cell.join(node_spec("n1"))
-    cell.submit("a")
-    cell.start("a")
-    token = cell.job("a").token
-    cell.join(node_spec("n2"))
-    fence = NodeLeft(node_id="n1", boot_id="b1", proof="fenced", by=ADA, reason="it burnt")
-    step = cell.feed(fence)
-    [probe] = orders_of(cell.state, fence, cell.head.seq)
-    assert probe == ProbeNode(
-        token=cell.state.token, node_id="n1", incarnation=cell.state.nodes["n1"].incarnation
-    )
-    assert [
-        notices_of(cell.state, fact, orders_of(cell.state, fact, cell.head.seq)) for fact in step.facts[:1]
-    ] == [()]
-    cell.join(node_spec("n1"), tasks=[RunningTask(task_id="a.1.w0", token=token)])
-    stops = [order for order in cell.orders() if isinstance(order, StopTask)]
-    assert [(order.node_id, order.task_id) for order in stops] == [("n1", "a.1.w0")]
-    assert orders_of(cell.state, fence, cell.head.seq) == [], "it has answered"
 
 
 def test_orders_that_change_nothing_are_refused() -> None:

@@ -46,7 +46,7 @@ def fence(
 ) -> None:
     """State that a machine is dead for sure: its jobs are placed elsewhere at once.
 
-    If it lives after all, its tasks run twice until its node-reporter has read that it is asked, which ends them and joins anew.
+    If it lives after all, its tasks run twice until its node-reporter is restarted, which ends them and joins anew.
     """
     client = gateway(ctx)
     if not yes:

@@ -113,7 +113,7 @@ class MachineFaults(Injector):
             self._power_off(node, power_loss=True, away_s=self._world.within(1, 60))
 
     def false_report(self) -> None:
-        """An operator reports that a machine is fenced, and it is not: its tasks run on beside their successors until it reads a probe, or is restarted."""
+        """An operator reports that a machine is fenced, and it is not: its tasks run on beside their successors."""
         node = self._node()
         machine = node.machine
         if machine.up and not machine.destroyed:
@@ -121,7 +121,7 @@ class MachineFaults(Injector):
             boot_id = machine.spec.boot_id
             self._report(NodeLeft(node_id=machine.node_id, boot_id=boot_id, proof="fenced"))
             restart = "restarted by its operator"
-            self._world.at(self._world.within(20, 60), lambda: node.reporter.kill(restart))
+            self._world.at(self._world.within(1, 30), lambda: node.reporter.kill(restart))
 
     def _report_loss(self, machine: Machine, boot_id: str) -> None:
         how = float(self._world.rng.random())

@@ -16,7 +16,7 @@ from penstock.model.ledger_events import (
 )
 from penstock.model.orders import AnswerJoin, Order, Peer, ProbeNode, StartTask, StopTask, pack_peers
 from penstock.model.token import token_of
-from penstock.model.transitions import NodeStatus, TaskStatus
+from penstock.model.transitions import TaskStatus
 from penstock.model.types import JoinRefusal
 
 ORPHAN_GRACE_MS = 10_000  # as a job has it by default; whose the task was may be forgotten
@@ -46,8 +46,6 @@ def notices_of(state: CellState, fact: Event, orders: Sequence[Order]) -> Sequen
 
     `orders`: those that follow from it.
     """
-    if isinstance(fact, NodeLeft):
-        return ()
     if isinstance(fact, ProbeExpired):
         return [*_sent_probes(orders), *_proof(state.nodes[fact.node_id])]
     return list(_sent_probes(orders)) if orders else ()
@@ -168,16 +166,6 @@ def _answer(
     )
 
 
-def _left(state: CellState, fact: NodeLeft, token: int) -> Iterator[Order]:
-    """A fenced machine that lives after all reads that it is asked, joins, and is ordered to stop what it runs.
-
-    Ideal: a person who fences a machine knows that it is dead. Sent once: a node that does not read it joins at its next start.
-    """
-    node = state.nodes.get(fact.node_id)
-    if fact.proof == "fenced" and node is not None and node.status is NodeStatus.GONE:
-        yield ProbeNode(token=token, node_id=fact.node_id, incarnation=node.incarnation)
-
-
 def probe_orders(state: CellState, node_id: str, up_to: int) -> Iterator[Order]:
     """The probe of a suspect node, until it has answered."""
     node = state.nodes[node_id]
@@ -271,7 +259,6 @@ ORDERS: Mapping[type[Event], Callable[[CellState, Any, int], Iterable[Order]]] =
         StopDecided: lambda state, fact, token: stop_orders(state, fact.job_id, token),
         NodeProbed: lambda state, fact, token: probe_orders(state, fact.node_id, token),
         NodeJoined: _joined,
-        NodeLeft: _left,
         NodeJoinRefused: lambda state, fact, token: [
             _answer(state, fact.node_id, fact.boot_id, fact.incarnation, fact.reason, token, fact.public_key)
         ],
