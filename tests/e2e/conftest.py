@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -18,6 +18,7 @@ from tests.support.processes import processes_with
 ROOT = Path(__file__).resolve().parents[2]
 PENSTOCK = (sys.executable, "-c", "from penstock.cli.main import main; main()")
 READY_S = 60.0
+PATIENCE_S = 60.0
 STOP_S = 15.0  # `penstock up` ends within 5 s on a quiet machine; a busy one must not fail the test
 
 
@@ -147,3 +148,15 @@ def listed(up: Installation, *arguments: str) -> dict[str, object]:
     found = json.loads(answer.stdout)
     assert isinstance(found, dict)
     return found
+
+
+def until_there(gate: Path) -> tuple[str, ...]:
+    """A job that runs until the file is there: for as long as a test needs, however slow the machine is."""
+    return ("sh", "-c", f"until test -e {gate}; do sleep 0.1; done")
+
+
+def eventually(what: Callable[[], bool], output: str) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not what():
+        assert time.monotonic() < deadline, f"not within {PATIENCE_S:g} s: {output}"
+        time.sleep(0.1)

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -21,13 +20,13 @@ from tests.e2e.conftest import (
     PENSTOCK,
     ROOT,
     Installation,
-    environment,
+    eventually,
     listed,
     processes_of,
+    until_there,
 )
 
 pytestmark = pytest.mark.postgres
-PATIENCE_S = 60.0
 
 
 def test_a_job_runs_and_its_phases_are_printed_as_they_happen(up: Installation) -> None:
@@ -122,18 +121,6 @@ def test_a_cancelled_job_ends_with_its_own_code_for_whoever_follows_it(up: Insta
     again = up.run("cancel", "cancel-me")
     assert again.returncode == 1
     assert "already ended" in again.stderr
-
-
-def until_there(gate: Path) -> tuple[str, ...]:
-    """A job that runs until the file is there: for as long as a test needs, however slow the machine is."""
-    return ("sh", "-c", f"until test -e {gate}; do sleep 0.1; done")
-
-
-def eventually(what: Callable[[], bool], output: str) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not what():
-        assert time.monotonic() < deadline, f"not within {PATIENCE_S:g} s: {output}"
-        time.sleep(0.1)
 
 
 def test_ctrl_c_stops_following_and_the_job_goes_on(up: Installation, tmp_path: Path) -> None:
@@ -467,42 +454,6 @@ def test_a_second_up_on_the_same_folder_says_who_holds_it(up: Installation) -> N
     taken = up.run("up", "--folder", str(up.folder) + "2", "--port", up.url.rpartition(":")[2])
     assert taken.returncode == 2
     assert "--port" in taken.stderr
-
-
-@pytest.mark.parametrize(
-    ("variable", "text", "words"),
-    [
-        ("PENSTOCK_PROFILE", "srft", "srtf"),
-        ("PENSTOCK_BACKFILL_WINDOW", "many", "PENSTOCK_BACKFILL_WINDOW"),
-        ("PENSTOCK_TOKENS", "/nowhere", "/nowhere"),
-    ],
-)
-def test_a_wrong_setting_is_found_before_anything_starts(
-    place: Path, variable: str, text: str, words: str
-) -> None:
-    """A typo in the profile: Postgres was made and started first, ten seconds on a busy machine."""
-    home = place / "home"
-    done = subprocess.run(
-        [*PENSTOCK, "up", "--folder", str(place / "state"), "--port", "0"], capture_output=True, text=True,
-        timeout=60, check=False, env=environment(home, **{variable: text}), cwd=home,
-    )  # fmt: skip
-    assert done.returncode == 2, done.stdout + done.stderr
-    assert done.stderr.startswith(f"penstock: {variable}: "), done.stderr
-    assert words in done.stderr
-    assert not (place / "state" / "postgres").exists()
-
-
-def test_a_folder_belongs_to_one_log(place: Path) -> None:
-    """Read models of one ledger shown beside another would lie."""
-    (place / "state").mkdir()
-    (place / "state" / "log").write_text("the embedded log\n")
-    answer = subprocess.run(
-        [*PENSTOCK, "up", "--folder", str(place / "state"), "--log", "kafka://me:secret@127.0.0.1:9", "--port", "0"],
-        capture_output=True, text=True, timeout=60, check=False, env=environment(place / "home"),
-    )  # fmt: skip
-    assert answer.returncode == 2
-    assert "belongs to the embedded log" in answer.stderr
-    assert "secret" not in answer.stderr
 
 
 def test_a_killed_node_reporter_comes_back_and_its_task_goes_on(up: Installation, tmp_path: Path) -> None:
