@@ -10,6 +10,7 @@ from penstock.model.transitions import NodeStatus
 from penstock.simulator.engine import Options
 from penstock.simulator.report.charts import sections
 from penstock.simulator.report.figures import figures_of
+from penstock.simulator.report.metrics import UNFINISHED
 from penstock.simulator.report.series import BINS, cdf_of, curve_of, series_of
 from penstock.simulator.report.timeline import EXITED, SIZES, STILL, STOPPED, Timeline
 from penstock.simulator.runs import Recorder, perform
@@ -28,7 +29,9 @@ def test_the_ledger_gives_the_same_figures(profile: str, options: Options) -> No
     """A fold of the ledger gives the figures that the engine measured, but for the rounding to milliseconds."""
     found, timeline = watched(BUSY, profile, options=options)
     measured = found.figures(1, 1)._asdict()
-    for key, value in figures_of(timeline).items():
+    figures = dict(figures_of(timeline))
+    assert sum(figures.pop(key) for key in UNFINISHED) == measured["unfinished_jobs"]
+    for key, value in figures.items():
         if isinstance(value, str):
             assert value == measured[key], key
         else:

@@ -214,17 +214,19 @@ class Node:
         if self._order(key) is None:  # it was given up together with its predecessor
             return
         self._asked.add(key)
+        if not self.lease.admits(order):
+            return
         if order.code is not None and order not in self._fetched:
             self._background(self._fetches, self._fetch(order))
-        elif self.lease.admits(order):
-            self._spans.asked(key)
-            try:
-                self.launcher.spawn(order, self.lease.until_s(order))
-            except NotStartable as error:
-                self._later(machine.Gone(*key, machine.Outcome(exited_ms=wall_ms(), failure=str(error))))
+            return
+        self._spans.asked(key)
+        try:
+            self.launcher.spawn(order, self.lease.until_s(order))
+        except NotStartable as error:
+            self._later(machine.Gone(*key, machine.Outcome(exited_ms=wall_ms(), failure=str(error))))
 
     async def _fetch(self, order: StartTask) -> None:
-        """Its code; then `_apply` begins it."""
+        """Its code, under a lease, which is renewed meanwhile as if the task ran; then `_apply` begins it."""
         key = (order.task_id, order.token)
         try:
             await self.host.fetch(order)
