@@ -10,6 +10,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -22,6 +23,7 @@ from penstock.model.external_events import NodeJoined, NodeLeft, OrderRefused, T
 from penstock.model.orders import ProbeNode
 from penstock.runtime.settings import Settings
 from penstock.runtime.this_machine import boot_id
+from penstock.sdk.code_archive import pack
 from penstock_services.estimator.shell.service import run as run_estimator
 from penstock_services.gateway.shell import connections
 from penstock_services.node_reporter.options import Options
@@ -239,6 +241,25 @@ async def test_a_task_begins_after_nine_idle_minutes_of_ten(options: Options, br
         await cell.order(start_order(1, "sleep", "0.2", lease_ms=600_000))
         exited = await cell.until(TaskExited)
     assert (exited.cause, exited.exit_code) == ("exited", 0)
+
+
+async def test_the_first_task_of_a_node_may_bring_its_code(
+    options: Options, broker: MemoryBroker, tmp_path: Path
+) -> None:
+    """It is fetched and unpacked while the node has had no contact yet: nothing has begun whose lease could have lapsed."""
+    project = tmp_path / "project"
+    project.mkdir()
+    (project / "run.sh").write_text("exit 3")
+    packed = pack(project)
+    stored = tmp_path / "code" / "shared" / packed.sha256
+    stored.parent.mkdir(parents=True)
+    stored.write_bytes(packed.data)
+    cell = Cell(MemoryLog(broker, "placer"))
+    async with working(replace(options, code_dir=tmp_path / "code"), Wire(broker, "node-reporter")):
+        await cell.order(start_order(1, "sh", "run.sh", code=packed.sha256, lease_ms=60_000))
+        exited = await cell.until(TaskExited)
+    assert (exited.cause, exited.exit_code) == ("exited", 3)
+    assert len(cell.events(NodeJoined)) == 1
 
 
 async def test_a_shorter_lease_of_a_new_task_stops_no_other(options: Options, broker: MemoryBroker) -> None:
