@@ -131,7 +131,7 @@ class LogReader:
             except Exception as failed:  # noqa: BLE001 - stores raise what they like, and one log is not the gateway's end
                 logger.warning("archive %s: %r", self._archive.name, failed)
                 more = f"the archive cannot be read: {type(failed).__name__}"
-            error = Unreadable(f"{error}; {more}")
+            error = type(error)(f"{error}; {more}")
         if isinstance(error, NoFile) and not member.started:
             return
         yield Trouble(str(error), member)
