@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
+from penstock.client import AsyncClient
 from penstock.clock import wall_ms
 from penstock.model.estimates import Bounds, EtaEstimated
 from tests.support.gateway_cell import Cell, problem, running
@@ -38,6 +39,7 @@ async def test_remaining_time_of_each_kind_of_job(cell: Cell) -> None:
         placer.submit(job_id)
         placer.start(job_id)
     placer.submit("waits", gpus=2)
+    placer.submit("small")
     placer.feed(word(1_000, 9_000_000))
     placer.feed(word(5_000, 600_000))
     await cell.tell()
@@ -59,8 +61,25 @@ async def test_remaining_time_of_each_kind_of_job(cell: Cell) -> None:
     assert answers["done"]["outcome"] == "succeeded"
     listed = (await cell.http.get("/v1/jobs?eta=true")).json()["jobs"]
     assert {job["job_id"]: job["eta"] and job["eta"]["answer"] for job in listed} == {
-        "runs": "told", "silent": "unknown", "waits": None, "done": None,
+        "runs": "told", "silent": "unknown", "waits": None, "small": None, "done": None,
     }  # fmt: skip
     assert "eta" not in (await cell.http.get("/v1/jobs")).json()["jobs"][0], "only who asks pays for it"
+    starts = {
+        job_id: (await cell.http.get(f"/v1/jobs/{job_id}/why")).json()["start"]
+        for job_id in ("waits", "small", "runs", "done")
+    }
+    assert (starts["runs"], starts["done"]) == (None, None)
+    assert starts["waits"]["starts_ms"] is None
+    assert starts["waits"]["unknown"] == "the remaining time of 1 of 2 running jobs is not known"
+    assert starts["small"]["starts_ms"] == pytest.approx(found["ends_ms"]["middle"], abs=60_000)
+    assert "end as estimated" in starts["small"]["assumes"]
+    holders = starts["small"]["holders"]
+    assert [(row["job_id"], row["gpus"]) for row in holders] == [("runs", 1), ("silent", 1)]
+    assert (holders[0]["ends_ms"], holders[1]["ends_ms"]) == (starts["small"]["starts_ms"], None)
+    async with AsyncClient(cell.url) as client:
+        now, past = await client.why("small"), await client.why("small", at_ms=placer.now_ms)
+    assert now.start is not None
+    assert [holder.job_id for holder in now.start.holders] == ["runs", "silent"]
+    assert (past.seq, past.start) == (now.seq, None)
     problem(await cell.http.get("/v1/jobs/nobody/eta"), 404)
     problem(await cell.http.get("/v1/jobs?eta=perhaps"), 400)

@@ -163,7 +163,7 @@ SHOWN_TO_ALL = {
     "/v1/jobs": ["?limit=9", "?eta=true&owner=vision"],
     "/v1/jobs/{job_id}": [""],
     "/v1/jobs/{job_id}/eta": [""],
-    "/v1/jobs/{job_id}/why": ["", "?at=9"],
+    "/v1/jobs/{job_id}/why": ["", "?at=9", "?at_ms=9007199254740991"],
     "/v1/queue": [""],
     "/v1/decisions": ["", "?job={job_id}"],
     "/v1/decisions/{seq}": [""],

@@ -105,6 +105,11 @@ async def shown_to_people(cell: Cell, capsys: pytest.CaptureFixture[str]) -> Non
     for command in (("why", "waits"), ("queue",)):
         text = await shown(cell, capsys, *command)
         assert named in text, text
+        if command[0] == "why":
+            assert re.search(r"expected start: .+, in \d+[mh].*, if jobs that run end as estimated", text), (
+                text
+            )
+            assert re.search(r"runs of \S+ holds 1 GPU, ends about ", text), text
     for command in (("get", "jobs"), ("describe", "job", "runs")):
         text = await shown(cell, capsys, *command)
         assert not re.search(r"\d+[hd] \d", text), f"no hours have passed:\n{text}"

@@ -18,7 +18,7 @@ from penstock.log.port import Partition
 from penstock.model.topics import Topic
 from penstock.runtime.snapshots import save_snapshot
 from tests.support.gateway_cell import WITHIN_S, Cell, problem, running
-from tests.support.hand_placer import node_spec
+from tests.support.hand_placer import MS_PER_INPUT, node_spec
 
 pytestmark = pytest.mark.postgres
 
@@ -101,10 +101,10 @@ async def test_why_at_any_past_record(cell: Cell) -> None:
     placer.join(node_spec("n0", 1))
     placer.submit("first")
     placer.submit("second")
-    waited_at = len(placer.values)
+    waited_at, waited_ms = len(placer.values), placer.now_ms
     placer.start("first")
     placer.finish("first")
-    placed_at = len(placer.values)
+    placed_at, placed_ms = len(placer.values), placer.now_ms
     placer.start("second")
     await cell.tell()
 
@@ -126,6 +126,16 @@ async def test_why_at_any_past_record(cell: Cell) -> None:
     await save_snapshot(connection, "default", replica)
     await connection.close()
     assert {at: await why(at) for at in answers} == answers
+    for at, at_ms in ((waited_at, waited_ms), (placed_at, placed_ms)):
+        for later_ms in (0, MS_PER_INPUT - 1):
+            found = await cell.http.get("/v1/jobs/second/why", params={"at_ms": at_ms + later_ms})
+            assert found.json() == answers[at], "the latest record of that time or before"
+    both = await cell.http.get("/v1/jobs/second/why", params={"at": waited_at, "at_ms": placed_ms})
+    assert both.json() == answers[waited_at]
+    assert (
+        "nothing that is stored is so old"
+        in problem(await cell.http.get("/v1/jobs/second/why?at_ms=1"), 404)["detail"]
+    )
 
 
 async def test_cancel(cell: Cell) -> None:

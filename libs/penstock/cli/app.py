@@ -108,7 +108,7 @@ PANELS: Mapping[str, Mapping[str, Entry]] = MappingProxyType({
             ),
         }),
         "why": Entry(
-            "Why a job is where it is, or why it still waits; now, or as of any past record.",
+            "Why a job is where it is, or why it still waits; now, or as of a past time or record.",
             "penstock.cli.inspect:why",
         ),
         "logs": Entry("Print a job's output.", "penstock.cli.logs:logs"),

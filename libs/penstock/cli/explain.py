@@ -6,8 +6,9 @@ from typing import Any
 from rich.markup import escape
 
 from penstock.cli.event_text import reason_of
-from penstock.cli.output import duration, state
-from penstock.cli.tables import as_of, gpu_names
+from penstock.cli.output import duration, short_id, state
+from penstock.cli.tables import as_of, clock, gpu_names
+from penstock.counting import count
 from penstock.screen import console, plain_table
 
 MAX_NODES_SHOWN = 4
@@ -27,6 +28,8 @@ def show(answer: Mapping[str, Any], first_of_kind: str = "", *, wide: bool = Fal
         screen.print(
             f"number {answer['position']} in the queue, waiting for {duration(answer.get('waited_ms'))}"
         )
+    for line in start_lines(answer):
+        screen.print(escape(line), soft_wrap=True)
     if answer.get("now_or_never") == "never":
         screen.print("[red]Never:[/] not even an empty cluster could hold it.")
     if answer.get("histogram"):
@@ -38,6 +41,27 @@ def show(answer: Mapping[str, Any], first_of_kind: str = "", *, wide: bool = Fal
         screen.print(f"[bold]Its estimate:[/] {first_of_kind}; nothing like it has taught, so it is wide")
     if answer.get("next_step"):
         screen.print(f"[bold]Next:[/] {escape(answer['next_step'])}", soft_wrap=True)
+
+
+def start_lines(answer: Mapping[str, Any]) -> list[str]:
+    """When a job of the queue is expected to start, what that assumes, and who holds what it needs."""
+    start = answer.get("start")
+    if not start:
+        return []
+    if start["starts_ms"] is None:
+        lines = [f"expected start: not known: {start['unknown']}"]
+    else:
+        left = duration(max(0, start["starts_ms"] - answer["now_ms"]))
+        lines = [f"expected start: {clock(start['starts_ms'])}, in {left}, if {start['assumes']}"]
+    for holder in start["holders"]:
+        ends = (
+            "not known when it ends"
+            if holder["ends_ms"] is None
+            else f"ends about {clock(holder['ends_ms'])}"
+        )
+        what = count(holder["gpus"], "GPU") if holder["gpus"] else "cores and memory"
+        lines.append(f"  {short_id(holder['job_id'])} of {holder['owner']} holds {what}, {ends}")
+    return lines
 
 
 def in_short(answer: Mapping[str, Any], job: Mapping[str, Any]) -> str:

@@ -23,6 +23,7 @@ from penstock.cli.common import (
     rows_of,
 )
 from penstock.cli.event_text import first_of_kind, needs, reason_of
+from penstock.cli.moments import moment
 from penstock.cli.output import Format, dump, duration, memory, present, present_one, remark, short_id, state
 from penstock.cli.tables import (
     NO_JOBS,
@@ -45,7 +46,10 @@ from penstock.screen import plain_table
 MAX_SEARCHED = 1_000  # the gateway's bound of one page
 Limit = Annotated[int, typer.Option(min=1, max=1_000, help="At most so many, the latest.")]
 Watch = Annotated[bool, typer.Option("--watch", "-w", help="Go on, with a new look at each change.")]
-AtSeq = Annotated[int | None, typer.Option(metavar="SEQ", min=0, help="As of this ledger record.")]
+At = Annotated[
+    str | None,
+    typer.Option(metavar="10:42|5m|SEQ", help="As of this time, so long ago, or as of this record."),
+]
 
 
 def get_jobs(
@@ -219,11 +223,12 @@ def describe_node(
     present(whole, output, lambda: Group(_facts(facts), Text(), gpus_table(gpus)))
 
 
-def why(ctx: typer.Context, job: JobArgument, at: AtSeq = None, output: Output = Format.TABLE) -> None:
-    """Why a job is where it is, or why it still waits; now, or as of any past record."""
+def why(ctx: typer.Context, job: JobArgument, at: At = None, output: Output = Format.TABLE) -> None:
+    """Why a job is where it is, or why it still waits; now, or as of a past time or record."""
     client = gateway(ctx)
     found = find_job(client, job)
-    answer = client.get(f"/v1/jobs/{found['job_id']}/why", at=at)
+    past = {} if at is None else moment(at, found["now_ms"])
+    answer = client.get(f"/v1/jobs/{found['job_id']}/why", **past)
     new = first_of_kind(found.get("estimate") or {})
     present(answer, output, lambda: explain.show(answer, new, wide=output is Format.WIDE))
 

@@ -136,8 +136,8 @@ class AsyncClient:
         except httpx.HTTPError as error:
             raise self._connection.unreachable(error) from error
 
-    async def why(self, job_id: str, at: int | None = None) -> Why:
-        return await self.run(self._calls.why(job_id, at))
+    async def why(self, job_id: str, at: int | None = None, *, at_ms: int | None = None) -> Why:
+        return await self.run(self._calls.why(job_id, at, at_ms))
 
     async def eta(self, job_id: str) -> Eta:
         return await self.run(self._calls.eta(job_id))
@@ -226,8 +226,8 @@ class AsyncJobHandle:
             if event.type == ENDED:
                 return
 
-    async def why(self, at: int | None = None) -> Why:
-        return await self._client.why(self.job_id, at)
+    async def why(self, at: int | None = None, *, at_ms: int | None = None) -> Why:
+        return await self._client.why(self.job_id, at, at_ms=at_ms)
 
     async def eta(self) -> Eta:
         return await self._client.eta(self.job_id)

@@ -150,6 +150,28 @@ class Event(Answer, frozen=True, kw_only=True):
         return f"{self.seq}.{self.n}"
 
 
+class Holder(Answer, frozen=True, kw_only=True):
+    """A job that holds what another one waits for."""
+
+    job_id: str
+    owner: str
+    gpus: int
+    ends_ms: int | None = None
+    """Expected; None: not known."""
+
+
+class Start(Answer, frozen=True, kw_only=True):
+    """When a job in the queue is expected to start."""
+
+    starts_ms: int | None = None
+    """In the ledger's ms; None: not known."""
+    unknown: str = ""
+    """Why it is not known."""
+    holders: tuple[Holder, ...] = ()
+    """Jobs on nodes that suit it, first those that end first; at most five."""
+    assumes: str
+
+
 class Why(Answer, frozen=True, kw_only=True):
     """Why a job waits, or went where it went, as of ledger record `seq`."""
 
@@ -169,6 +191,8 @@ class Why(Answer, frozen=True, kw_only=True):
     waited_ms: int | None = None
     placement: dict[str, Any] | None = None
     """The explanation that was recorded with the latest placement."""
+    start: Start | None = None
+    """Of a job in the queue, now; None of the past and of other jobs."""
 
 
 class Bounds(Answer, frozen=True, kw_only=True):

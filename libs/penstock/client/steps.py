@@ -199,8 +199,8 @@ class Calls:
     def nodes(self) -> Steps[Sequence[Node]]:
         return (yield from self.get(Nodes, "/v1/nodes")).nodes
 
-    def why(self, job_id: str, at: int | None) -> Steps[Why]:
-        return self.get(Why, f"/v1/jobs/{job_id}/why", at=at)
+    def why(self, job_id: str, at: int | None, at_ms: int | None) -> Steps[Why]:
+        return self.get(Why, f"/v1/jobs/{job_id}/why", at=at, at_ms=at_ms)
 
     def eta(self, job_id: str) -> Steps[Eta]:
         return self.get(Eta, f"/v1/jobs/{job_id}/eta")

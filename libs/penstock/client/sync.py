@@ -146,9 +146,9 @@ class Client:
         with self.lines(f"/v1/jobs/{job_id}/logs", task=task, follow=1) as chunks:
             yield from chunks
 
-    def why(self, job_id: str, at: int | None = None) -> Why:
-        """Why it waits or went where it went, now or as of ledger record `at`."""
-        return self.run(self._calls.why(job_id, at))
+    def why(self, job_id: str, at: int | None = None, *, at_ms: int | None = None) -> Why:
+        """Why it waits or went where it went, now, as of ledger record `at`, or of the latest one at `at_ms` or before."""
+        return self.run(self._calls.why(job_id, at, at_ms))
 
     def eta(self, job_id: str) -> Eta:
         """How long it still takes."""
@@ -288,8 +288,8 @@ class JobHandle:
             if event.type == ENDED:
                 return
 
-    def why(self, at: int | None = None) -> Why:
-        return self._client.why(self.job_id, at)
+    def why(self, at: int | None = None, *, at_ms: int | None = None) -> Why:
+        return self._client.why(self.job_id, at, at_ms=at_ms)
 
     def eta(self) -> Eta:
         return self._client.eta(self.job_id)

@@ -27,7 +27,7 @@ OF_EVENTS = frozenset(
 OF_REASONS = frozenset(
     {
         "job_id", "seq", "record_ms", "now_ms", "status", "reason", "text", "next_step", "now_or_never", "histogram", "feasible", "position",
-        "ahead", "waited_ms", "unproven", "owner", "detail", "placement",
+        "ahead", "waited_ms", "unproven", "owner", "detail", "placement", "start",
     }
 )  # fmt: skip
 QUOTING = frozenset({"penstock.input.rejected", "penstock.input.dead_lettered"})

@@ -41,6 +41,29 @@ def explain_past(stored: Stored | None, values: list[bytes], job_id: str) -> Pas
     return Past(found, job is None or job.placed_ms is not None)
 
 
+async def record_at(gateway: Gateway, at_ms: int) -> int:
+    """The latest stored record of this time or before, by binary search: the ledger's time never goes back.
+
+    Of records without events the one before is found. Raises `Problem` 404.
+    """
+    await gateway.fresh()
+    first = await gateway.store.fetch("SELECT seq, at_ms FROM events ORDER BY seq LIMIT 1")
+    if not first or at_ms < first[0]["at_ms"]:
+        detail = "nothing that is stored is so old" if first else "nothing has happened yet"
+        raise Problem(404, "no_record", f"no record is of {at_ms} ms since 1970 or before: {detail}")
+    low, high = first[0]["seq"], gateway.follower.state.seq
+    while low < high:
+        middle = (low + high + 1) // 2
+        found = await gateway.store.fetch(
+            "SELECT seq, at_ms FROM events WHERE seq BETWEEN $1 AND $2 ORDER BY seq LIMIT 1", middle, high
+        )
+        if found and found[0]["at_ms"] <= at_ms:
+            low = found[0]["seq"]
+        else:
+            high = middle - 1
+    return int(low)
+
+
 async def explained(gateway: Gateway, job_id: str, at: int) -> Past:
     """The answer as of record `at`, which exists. Raises `Problem`."""
     pool, cell = gateway.store.pool, gateway.settings.cell

@@ -16,8 +16,9 @@ from penstock_services.gateway.core.problems import Problem
 from penstock_services.gateway.core.visible import reason_for, sees_all
 from penstock_services.gateway.shell.gateway import Gateway, answer, gateway_of
 from penstock_services.gateway.shell.jobs import find_job
-from penstock_services.gateway.shell.past import explained
+from penstock_services.gateway.shell.past import explained, record_at
 from penstock_services.gateway.shell.roles import caller_of, needs
+from penstock_services.gateway.shell.starts import start_of
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 
@@ -29,10 +30,24 @@ async def why(
     job_id: str,
     request: Request,
     at: Annotated[int | None, Query(ge=0, le=MAX_SEQ, description="As of this ledger record")] = None,
+    at_ms: Annotated[
+        int | None,
+        Query(
+            ge=0,
+            le=MAX_SEQ,
+            description="As of the latest record of this time (ms since 1970) or before; ignored beside `at`",
+        ),
+    ] = None,
 ) -> Response:
-    """Why it waits, or why it went where it went; now, or as of record `at`."""
+    """Why it waits, or why it went where it went; now, or as of record `at`, or of the time `at_ms`.
+
+    `start`: when a job in the queue is expected to start, and which jobs hold what it needs; null of the past and for other jobs.
+    """
     gateway = gateway_of(request)
+    if at is None and at_ms is not None:
+        at = await record_at(gateway, at_ms)
     found = await (_now(gateway, job_id) if at is None else _past(gateway, job_id, at))
+    found["start"] = await start_of(gateway, job_id) if at is None else None
     caller = caller_of(request)
     if sees_all(caller):
         return answer(found)
