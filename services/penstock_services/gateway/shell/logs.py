@@ -50,9 +50,10 @@ CONTENT = {AsText.MEDIA_TYPE: {"schema": {"type": "string"}}, AsJsonLines.MEDIA_
 TaskName = Annotated[
     str | None, Query(max_length=128, description="Only this task: its id, or w0, worker-0, ps1, …")
 ]
-AttemptNumber = Annotated[int | None, Query(ge=1, le=1 << 31, description="By default the latest")]
+MAX_ATTEMPT = (1 << 31) - 1  # of the column in Postgres
+AttemptNumber = Annotated[int | None, Query(ge=1, le=MAX_ATTEMPT, description="By default the latest")]
 FirstAttempt = Annotated[
-    int | None, Query(ge=1, le=1 << 31, description="With follow: the attempt to begin with")
+    int | None, Query(ge=1, le=MAX_ATTEMPT, description="With follow: the attempt to begin with")
 ]
 Since = Annotated[
     str | None,
