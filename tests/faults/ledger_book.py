@@ -164,10 +164,8 @@ class Book:
                 job.places, job.stop_reason = {}, None
             case "penstock.job.queued" if job is not None:
                 job.waits, job.backs_off = True, False
-            case "penstock.job.hold_requested" if job is not None:
-                job.held = True
-            case "penstock.job.release_requested" if job is not None:
-                job.held = False
+            case "penstock.job.hold_requested" | "penstock.job.release_requested" if job is not None:
+                job.held = kind == "penstock.job.hold_requested"
             case "penstock.job.ended":
                 self.jobs.pop(fact["job_id"], None)
             case "penstock.task.exited" | "penstock.task.lost" | "penstock.order.refused":
@@ -189,10 +187,8 @@ class Book:
                     known.incarnation = max(known.incarnation, fact.get("incarnation", 0))
             case "penstock.node.suspected" | "penstock.node.left" if node is not None:
                 node.status = "suspect" if node.status == "ready" else node.status
-            case "penstock.node.cordoned" if node is not None:
-                node.cordoned = True
-            case "penstock.node.uncordoned" if node is not None:
-                node.cordoned = False
+            case "penstock.node.cordoned" | "penstock.node.uncordoned" if node is not None:
+                node.cordoned = kind == "penstock.node.cordoned"
             case "penstock.node.lost" if node is not None:
                 node.status = "gone"
             case "penstock.node.restored" if node is not None:
