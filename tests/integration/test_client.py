@@ -181,8 +181,11 @@ async def test_errors_are_exceptions_with_fields_and_remedies(cell: Cell) -> Non
         assert (late.value.kind, late.value.code) == ("job_ended", 1)
     with pytest.raises(BadRequest, match="not encrypted"):
         Client("http://127.0.0.1:1", ca="/nowhere")
-    with Client("http://127.0.0.1:9", tries=2) as nobody, pytest.raises(Unreachable, match="penstock up"):
-        await asyncio.to_thread(nobody.status)
+    with (
+        Client("http://127.0.0.1:9", tries=2) as unreachable,
+        pytest.raises(Unreachable, match="penstock up"),
+    ):
+        await asyncio.to_thread(unreachable.status)
 
 
 async def test_the_shell_completes_names_of_jobs_and_is_silent_without_a_gateway(cell: Cell) -> None:

@@ -79,7 +79,7 @@ def test_the_same_files_give_the_same_archive_and_ours_wins_over_gits(tmp_path: 
 def test_what_cannot_be_packed_is_named_with_the_remedy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`--sync .` in a home folder: it must not send ten gigabytes before anything is said."""
+    """`--sync .` in a home folder: it must not send ten gigabytes before it complains."""
     with pytest.raises(NotPackable, match="is not a folder"):
         pack(tmp_path / "gone")
     (tmp_path / "out").symlink_to("../elsewhere")
@@ -146,7 +146,7 @@ def member(
 def test_nothing_is_unpacked_outside_of_the_tasks_folder(
     members: list[tuple[tarfile.TarInfo, bytes]], tmp_path: Path
 ) -> None:
-    """Whoever may submit may put any bytes: an archive made by hand must not write where the task's user may."""
+    """A user who may submit may put any bytes: an archive made by hand must not write where the task's user may."""
     raw = io.BytesIO()
     with tarfile.open(fileobj=raw, mode="w:gz") as archive:
         for info, data in members:

@@ -126,7 +126,7 @@ class Following:
 
     def __init__(self, client: Client, job_id: str) -> None:
         self.lock = threading.Lock()
-        """Held by whoever prints."""
+        """Held while a line is printed."""
         self._client, self._job_id = client, job_id
         self._shown = Shown()
         self._pieces = 0

@@ -72,7 +72,8 @@ SyncFlag = Annotated[
     typer.Option(metavar="DIR", help="Pack this folder, send it once, and run in it on the nodes."),
 ]
 PathFlag = Annotated[
-    bool, typer.Option("--path", help="Programs of the node's own PATH, whatever the job file says.")
+    bool,
+    typer.Option("--path", help="Programs of the node's own PATH, also where the job file names others."),
 ]
 QuietFlag = Annotated[
     bool, typer.Option("--quiet", "-q", help="Print what becomes of the job, not its output.")

@@ -24,7 +24,7 @@ MAX_CACHED_BYTES = 4 << 30
 
 
 class CodeCache:
-    """Of one node; `folder`: nobody else writes there."""
+    """Of one node; `folder`: no other process writes there."""
 
     def __init__(self, options: Options, folder: Path, limit_bytes: int = MAX_CACHED_BYTES) -> None:
         self._options = options

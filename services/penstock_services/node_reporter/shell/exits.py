@@ -29,7 +29,7 @@ NEAR_CAP = 0.95  # killed with at least this share of its memory cap in use: tak
 def outcome_of(
     found: Exit | None, order: StartTask | None, reported: tuple[str, str] = ("", "")
 ) -> Outcome | None:
-    """None: there is no exit record, so nobody knows (the shim was killed). `reported`: what the program itself reported as exhausted."""
+    """None: there is no exit record, so the outcome is not known (the shim was killed). `reported`: what the program itself reported as exhausted."""
     if found is None:
         return None
     usage = Usage(cpu_ms=found.cpu_ms, host_memory_mib=found.max_rss_kib // KIB_PER_MIB)
