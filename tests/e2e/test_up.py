@@ -4,6 +4,7 @@ import asyncio
 import itertools
 import json
 import os
+import re
 import signal
 import subprocess
 import time
@@ -380,8 +381,8 @@ def test_why_answers_for_the_placed_the_waiting_and_the_past(up: Installation, s
         (("get", "nodes", "-o", "wide"), ("node-0", "rack-1", "ready")),
         (("get", "gpus"), ("V100", "16 GiB")),
         (("describe", "node", "node-1"), ("rack-1", "V100")),
-        (("describe", "job", "done"), ("VIRTUAL-node-", "-0 (0)")),
-        (("why", "done"), ("VIRTUAL-node-", "-0 (0)")),
+        (("describe", "job", "done"), (r"VIRTUAL-node-\d-\d \(\d\)",)),
+        (("why", "done"), (r"VIRTUAL-node-\d-\d \(\d\)",)),
         (("doctor",), ("placer", "2 of 2 ready")),
         (("projections", "verify"), ("ok: true",)),
         (("projections", "rebuild"), ("ok: true",)),
@@ -396,7 +397,7 @@ def test_looking_around(up: Installation, arguments: tuple[str, ...], words: tup
     answer = up.run(*arguments)
     assert answer.returncode == 0, answer.stdout + answer.stderr
     for word in words:
-        assert word in answer.stdout
+        assert re.search(word, answer.stdout), answer.stdout
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,9 @@ import typer
 from penstock.cli import event_text
 from penstock.cli.app import hoist, tree
 from penstock.cli.jobspec import build, default_name, idempotency_key, pairs, read_job_file
+from penstock.cli.logs import Following
 from penstock.cli.output import duration, memory
+from penstock.client import Client
 from penstock.commandline import Entry
 from penstock.exits import MEANING, OF_JOB, Exit, Stop, of_job
 from penstock.model import external_events, ledger_events  # noqa: F401 - fill the registry
@@ -430,3 +432,13 @@ def test_an_event_from_the_future_is_still_shown() -> None:
     """The gateway is newer than the command line on somebody's laptop."""
     assert event_text.describe("penstock.job.teleported.v1", {"x": 1}) == ("job.teleported", "")
     assert event_text.describe("penstock.task.exited", {"task_id": "j.1.w0"}) == ("exited", "")
+
+
+def test_output_that_breaks_off_is_one_line_and_no_traceback(capsys: pytest.CaptureFixture[str]) -> None:
+    """Interrupted at once, `submit` closed its client before the thread that prints the output had asked for any."""
+    client = Client("http://127.0.0.1:9")
+    client.close()
+    Following(client, "a-job").finish()
+    printed = capsys.readouterr()
+    assert (printed.out, printed.err.count("\n")) == ("", 1)
+    assert "no further output is shown" in printed.err

@@ -164,6 +164,6 @@ class Following:
                 with self.lock:
                     self._pieces += 1
                     self._shown.take(frame)
-        except (Stop, ValueError, OSError) as error:
+        except (Stop, ValueError, OSError, RuntimeError) as error:  # the last: of a closed client
             with self:
                 remark(f"penstock: no further output is shown: {error}")
