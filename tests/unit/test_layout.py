@@ -1,6 +1,8 @@
 """The two import roots: what a type checker or an editor finds when it is given `libs` and `services` and nothing else."""
 
 import ast
+import subprocess
+import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -67,3 +69,14 @@ def test_every_folder_with_code_is_a_regular_package() -> None:
     for root in ROOTS:
         folders = {path.parent for path in root.rglob("*.py")}
         assert not [folder for folder in folders if not (folder / "__init__.py").is_file()]
+
+
+def test_services_load_clients_only_where_one_is_used() -> None:
+    """An HTTP client costs 7 MiB in each process, and file systems of an archive one more."""
+    services = [
+        f"penstock_services.{name}.shell.service" for name in ("estimator", "gateway", "placer", "projector")
+    ]
+    reporter = [f"penstock_services.node_reporter.shell.{name}" for name in ("run", "linux")]
+    code = f"import sys, {', '.join([*services, *reporter])}; print(*sys.modules)"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert set(found.stdout.split()).isdisjoint({"httpx", "fsspec", "rich"})

@@ -40,6 +40,23 @@ class Member(NamedTuple):
         return name in (self.task_id, self.task_id.removeprefix(f"{self.job_id}."), self.short, self.name)
 
 
+class Ask(NamedTuple):
+    """The part of each log that is wanted."""
+
+    tail: int | None = None
+    since_ms: int | None = None
+    age_ms: int | None = None
+    """Only what is no older, by the clock of the node."""
+
+
+class Unreadable(Exception):
+    """Why a log cannot be read, in one line."""
+
+
+class NoFile(Unreadable):
+    """The node answers and has no such log."""
+
+
 class Begin(NamedTuple):
     """An attempt, whose members' output follows."""
 

@@ -4,50 +4,26 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
-from typing import NamedTuple
-from urllib.parse import urlencode
-
-import httpx
+from typing import TYPE_CHECKING
 
 from penstock.clock import wall_ms
 from penstock.errors import ConfigurationError
 from penstock.retry import Backoff
-from penstock.runtime.keepalive import SOCKET_OPTIONS
-from penstock.runtime.log_keys import OFFSET, PATH, VARIABLE, LogKey, key_in_file, key_of_token
+from penstock.runtime.log_keys import VARIABLE, LogKey, key_in_file, key_of_token
 from penstock.runtime.race import first_of
 from penstock.runtime.task_logs import CHUNK_BYTES, Wanted
-from penstock.tls import SYSTEM_CA, client_context
-from penstock_services.gateway.core.log_text import Member, Trouble
+from penstock_services.gateway.core.log_text import Ask, Member, NoFile, Trouble, Unreadable
 from penstock_services.gateway.shell.follower import Follower
 from penstock_services.gateway.shell.options import Options
 from penstock_services.gateway.shell.tokens import TokenFile
 
-MAX_CONNECTIONS = 1_024
-CONNECT_TIMEOUT_S = 3.0
-READ_TIMEOUT_S = 30.0
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 5.0
 QUIET_FAILURES = 4  # a restart of a reporter takes about so many attempts; then the reader learns of it
-MAX_REASON_BYTES = 1_024
-CA = "PENSTOCK_NODE_LOG_CA"
+
+if TYPE_CHECKING:
+    from penstock_services.gateway.shell.node_log import NodeLogs, Reading
 
 logger = logging.getLogger(__name__)
-
-
-class Ask(NamedTuple):
-    """The part of each log that is wanted."""
-
-    tail: int | None = None
-    since_ms: int | None = None
-    age_ms: int | None = None
-    """Only what is no older, by the clock of the node."""
-
-
-class Unreadable(Exception):
-    """Why a log cannot be read, in one line."""
-
-
-class NoFile(Unreadable):
-    """The node answers and has no such log."""
 
 
 class LogReader:
@@ -58,7 +34,7 @@ class LogReader:
         self._options, self._follower, self._stopping = options, follower, stopping
         self._tokens = None if options.tokens is None else TokenFile(options.tokens)
         self._key = None if options.node_log_key is None else key_in_file(options.node_log_key)
-        self._clients: dict[bool, httpx.AsyncClient] = {}
+        self._nodes: NodeLogs | None = None
         self._archive = None
         if options.node_log_archive is not None:
             from penstock.runtime.log_archive import LogArchive
@@ -66,8 +42,8 @@ class LogReader:
             self._archive = LogArchive(options.node_log_archive)
 
     async def close(self) -> None:
-        for client in self._clients.values():
-            await client.aclose()
+        if self._nodes is not None:
+            await self._nodes.close()
 
     async def read(
         self, member: Member, ask: Ask, follow: bool, over: Callable[[], bool]
@@ -79,7 +55,7 @@ class LogReader:
             change = self._follower.next_change()
             last = not follow or over()  # asked before the last look at the log
             try:
-                async with _Reading(self, member, ask, offset, follow=not last) as reading:
+                async with self._reading(member, ask, offset, follow=not last) as reading:
                     while chunk := await self._next(reading, over if not last else None):
                         offset = reading.offset
                         failures = 0
@@ -97,7 +73,18 @@ class LogReader:
                     yield Trouble(f"{error}; waiting for it", member, final=False)
                 await first_of(change.wait(), self._stopping.wait(), timeout_s=backoff.next_s())
 
-    async def _next(self, reading: "_Reading", over: Callable[[], bool] | None) -> bytes:
+    def _reading(self, member: Member, ask: Ask, offset: int | None, *, follow: bool) -> "Reading":
+        """Raises `Unreadable`."""
+        url, key = self.server_of(member)
+        if self._nodes is None:
+            from penstock_services.gateway.shell.node_log import (
+                NodeLogs,  # an HTTP client that most cells never need
+            )
+
+            self._nodes = NodeLogs(self._options.node_log_ca)
+        return self._nodes.reading(url, key, member, ask, offset, follow=follow)
+
+    async def _next(self, reading: "Reading", over: Callable[[], bool] | None) -> bytes:
         """The next chunk; empty: it has ended, or the task is over. Raises `Unreadable`."""
         if over is None:
             return await reading.chunk()
@@ -160,79 +147,3 @@ class LogReader:
         raise Unreadable(
             f"this gateway does not have the secret of node {node_id}: its token in PENSTOCK_TOKENS, or the same file {VARIABLE}"
         )
-
-    def client(self, encrypted: bool) -> httpx.AsyncClient:
-        """Raises `Unreadable`."""
-        found = self._clients.get(encrypted)
-        if found is None:
-            ca = SYSTEM_CA if self._options.node_log_ca is None else str(self._options.node_log_ca)
-            try:
-                verify = client_context(ca, CA) if encrypted else False
-            except ConfigurationError as error:
-                raise Unreadable(str(error)) from error
-            limits = httpx.Limits(max_connections=MAX_CONNECTIONS, max_keepalive_connections=0)
-            transport = httpx.AsyncHTTPTransport(
-                verify=verify, limits=limits, socket_options=SOCKET_OPTIONS, trust_env=False
-            )
-            found = self._clients[encrypted] = httpx.AsyncClient(transport=transport, trust_env=False)
-        return found
-
-
-class _Reading:
-    """One request to a node. A context manager, which opens it."""
-
-    def __init__(
-        self, reader: LogReader, member: Member, ask: Ask, offset: int | None, *, follow: bool
-    ) -> None:
-        self._reader, self._member = reader, member
-        self.offset = offset or 0
-        """Of what comes next."""
-        asked = {"job": member.job_id, "task": member.task_id, "follow": 1 if follow else None}
-        asked |= ask._asdict() if offset is None else {"offset": offset}
-        self._query = urlencode({name: value for name, value in asked.items() if value is not None})
-        self._timeout = httpx.Timeout(READ_TIMEOUT_S, connect=CONNECT_TIMEOUT_S)
-        if follow:
-            self._timeout = httpx.Timeout(None, connect=CONNECT_TIMEOUT_S, pool=CONNECT_TIMEOUT_S)
-        self._response: httpx.Response | None = None
-
-    async def __aenter__(self) -> "_Reading":
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        if self._response is not None:
-            await self._response.aclose()
-
-    async def chunk(self) -> bytes:
-        """Empty: it has ended. Raises `Unreadable`."""
-        try:
-            if self._response is None:
-                self._response = await self._open()
-                self._chunks = self._response.aiter_raw()
-            found = await anext(self._chunks, b"")
-        except httpx.HTTPError as error:
-            raise Unreadable(f"node {self._member.node_id} does not answer ({_plain(error)})") from error
-        self.offset += len(found)
-        return found
-
-    async def _open(self) -> httpx.Response:
-        url, key = self._reader.server_of(self._member)
-        node_id = self._member.node_id
-        client = self._reader.client(url.startswith("https"))
-        headers = {"Authorization": key.authorization(node_id, self._query), "Accept-Encoding": "identity"}
-        request = client.build_request(
-            "GET", f"{url}{PATH}?{self._query}", headers=headers, timeout=self._timeout
-        )
-        response = await client.send(request, stream=True)
-        if response.status_code != httpx.codes.OK:
-            try:
-                reason = (await response.aread())[:MAX_REASON_BYTES].decode(errors="replace")
-            finally:
-                await response.aclose()
-            kind = NoFile if response.status_code == httpx.codes.NOT_FOUND else Unreadable
-            raise kind(f"node {node_id} at {url}: {reason}")
-        self.offset = int(response.headers.get(OFFSET, 0))
-        return response
-
-
-def _plain(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

@@ -16,6 +16,7 @@ from penstock.sdk.units import DURATION_PATTERN, duration_ms
 from penstock_services.gateway.core.access import Role
 from penstock_services.gateway.core.log_text import (
     AsJsonLines,
+    Ask,
     AsText,
     Begin,
     Lines,
@@ -27,7 +28,6 @@ from penstock_services.gateway.core.log_text import (
 from penstock_services.gateway.core.problems import Problem
 from penstock_services.gateway.shell.gateway import Gateway, gateway_of
 from penstock_services.gateway.shell.jobs import own_job
-from penstock_services.gateway.shell.log_reader import Ask
 from penstock_services.gateway.shell.roles import needs
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])

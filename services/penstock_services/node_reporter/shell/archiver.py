@@ -6,10 +6,13 @@ import os
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from penstock.retry import Backoff
-from penstock.runtime.log_archive import LogArchive
 from penstock.runtime.task_logs import file_name, log_name
+
+if TYPE_CHECKING:
+    from penstock.runtime.log_archive import LogArchive
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 300.0
 
@@ -19,7 +22,7 @@ logger = logging.getLogger(__name__)
 class Archiver:
     """Of one node. `folder` has a file for each task whose log is not in the archive yet; it names the log."""
 
-    def __init__(self, archive: LogArchive, folder: Path, log_dir: Path) -> None:
+    def __init__(self, archive: "LogArchive", folder: Path, log_dir: Path) -> None:
         self._archive, self._folder, self._log_dir = archive, folder, log_dir
         self._loop = asyncio.get_running_loop()
         self._something = asyncio.Event()

@@ -6,8 +6,6 @@ import secrets
 from contextlib import suppress
 from pathlib import Path
 
-import httpx
-
 from penstock.bearer import bearer_token
 from penstock.errors import ConfigurationError
 from penstock.model.orders import StartTask
@@ -39,17 +37,14 @@ class CodeCache:
         assert order.code is not None
         if self.path(order.code).is_file():
             return
-        try:
-            data = await self._archive(order, order.code)
-        except httpx.HTTPError as error:
-            raise NotStartable(f"its code cannot be fetched from --gateway: {error!r}") from error
+        data = await self._archive(order, order.code)
         try:
             await asyncio.to_thread(self._store, order.code, data)
         except OSError as error:
             raise NotStartable(f"its code cannot be stored on this node: {error.strerror}") from error
 
     async def _archive(self, order: StartTask, digest: str) -> bytes:
-        """Raises `NotStartable`, and what httpx raises."""
+        """Raises `NotStartable`."""
         shared = self._options.code_dir
         for tenant in (order.owner or SHARED_TENANT, SHARED_TENANT):
             if shared is not None and (path := shared / file_name(tenant) / digest).is_file():
@@ -58,10 +53,15 @@ class CodeCache:
             raise NotStartable(
                 "this node cannot fetch the job's code: give its reporter --gateway URL, or --code-dir, the gateway's PENSTOCK_CODE_DIR"
             )
-        return await retry(
-            lambda: self._asked(order, digest), (httpx.TransportError,), first_s=FIRST_PAUSE_S, longest_s=LONGEST_PAUSE_S,
-            limit_s=LIMIT_S,
-        )  # fmt: skip
+        import httpx  # 7 MiB that a node without such jobs never needs
+
+        try:
+            return await retry(
+                lambda: self._asked(order, digest), (httpx.TransportError,), first_s=FIRST_PAUSE_S,
+                longest_s=LONGEST_PAUSE_S, limit_s=LIMIT_S,
+            )  # fmt: skip
+        except httpx.HTTPError as error:
+            raise NotStartable(f"its code cannot be fetched from --gateway: {error!r}") from error
 
     def _store(self, digest: str, data: bytes) -> None:
         """Raises `NotStartable` for another archive than the digest's."""
@@ -80,7 +80,9 @@ class CodeCache:
         self._make_room(self.path(digest))
 
     async def _asked(self, order: StartTask, digest: str) -> bytes:
-        """Raises `NotStartable` with the gateway's reason."""
+        """Raises `NotStartable` with the gateway's reason, and what httpx raises."""
+        import httpx
+
         options = self._options
         assert options.gateway is not None
         headers = {}

@@ -1,0 +1,113 @@
+"""Requests for a task's output to the log server of its node."""
+
+from pathlib import Path
+from urllib.parse import urlencode
+
+import httpx
+
+from penstock.errors import ConfigurationError
+from penstock.runtime.keepalive import SOCKET_OPTIONS
+from penstock.runtime.log_keys import OFFSET, PATH, LogKey
+from penstock.tls import SYSTEM_CA, client_context
+from penstock_services.gateway.core.log_text import Ask, Member, NoFile, Unreadable
+
+MAX_CONNECTIONS = 1_024
+CONNECT_TIMEOUT_S = 3.0
+READ_TIMEOUT_S = 30.0
+MAX_REASON_BYTES = 1_024
+CA = "PENSTOCK_NODE_LOG_CA"
+
+
+class NodeLogs:
+    """The connections of one gateway to all log servers. `ca`: the authority of those that encrypt; None: the system's."""
+
+    def __init__(self, ca: Path | None) -> None:
+        self._ca = SYSTEM_CA if ca is None else str(ca)
+        self._clients: dict[bool, httpx.AsyncClient] = {}
+
+    async def close(self) -> None:
+        for client in self._clients.values():
+            await client.aclose()
+
+    def reading(
+        self, url: str, key: LogKey, member: Member, ask: Ask, offset: int | None, *, follow: bool
+    ) -> "Reading":
+        """One request to the server at `url`; `offset`: of the first byte that is wanted, None: `ask` decides. Raises `Unreadable`."""
+        return Reading(self._client(url.startswith("https")), url, key, member, ask, offset, follow=follow)
+
+    def _client(self, encrypted: bool) -> httpx.AsyncClient:
+        """Raises `Unreadable`."""
+        found = self._clients.get(encrypted)
+        if found is None:
+            try:
+                verify = client_context(self._ca, CA) if encrypted else False
+            except ConfigurationError as error:
+                raise Unreadable(str(error)) from error
+            limits = httpx.Limits(max_connections=MAX_CONNECTIONS, max_keepalive_connections=0)
+            transport = httpx.AsyncHTTPTransport(
+                verify=verify, limits=limits, socket_options=SOCKET_OPTIONS, trust_env=False
+            )
+            found = self._clients[encrypted] = httpx.AsyncClient(transport=transport, trust_env=False)
+        return found
+
+
+class Reading:
+    """One request to a node. A context manager, which opens it."""
+
+    def __init__(
+        self, client: httpx.AsyncClient, url: str, key: LogKey, member: Member, ask: Ask, offset: int | None, *,
+        follow: bool,
+    ) -> None:  # fmt: skip
+        self._client, self._url, self._key, self._member = client, url, key, member
+        self.offset = offset or 0
+        """Of what comes next."""
+        asked = {"job": member.job_id, "task": member.task_id, "follow": 1 if follow else None}
+        asked |= ask._asdict() if offset is None else {"offset": offset}
+        self._query = urlencode({name: value for name, value in asked.items() if value is not None})
+        self._timeout = httpx.Timeout(READ_TIMEOUT_S, connect=CONNECT_TIMEOUT_S)
+        if follow:
+            self._timeout = httpx.Timeout(None, connect=CONNECT_TIMEOUT_S, pool=CONNECT_TIMEOUT_S)
+        self._response: httpx.Response | None = None
+
+    async def __aenter__(self) -> "Reading":
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._response is not None:
+            await self._response.aclose()
+
+    async def chunk(self) -> bytes:
+        """Empty: it has ended. Raises `Unreadable`."""
+        try:
+            if self._response is None:
+                self._response = await self._open()
+                self._chunks = self._response.aiter_raw()
+            found = await anext(self._chunks, b"")
+        except httpx.HTTPError as error:
+            raise Unreadable(f"node {self._member.node_id} does not answer ({_plain(error)})") from error
+        self.offset += len(found)
+        return found
+
+    async def _open(self) -> httpx.Response:
+        node_id = self._member.node_id
+        headers = {
+            "Authorization": self._key.authorization(node_id, self._query),
+            "Accept-Encoding": "identity",
+        }
+        request = self._client.build_request(
+            "GET", f"{self._url}{PATH}?{self._query}", headers=headers, timeout=self._timeout
+        )
+        response = await self._client.send(request, stream=True)
+        if response.status_code != httpx.codes.OK:
+            try:
+                reason = (await response.aread())[:MAX_REASON_BYTES].decode(errors="replace")
+            finally:
+                await response.aclose()
+            kind = NoFile if response.status_code == httpx.codes.NOT_FOUND else Unreadable
+            raise kind(f"node {node_id} at {self._url}: {reason}")
+        self.offset = int(response.headers.get(OFFSET, 0))
+        return response
+
+
+def _plain(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
