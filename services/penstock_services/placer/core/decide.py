@@ -224,15 +224,15 @@ class Decider:
             waiting = iter(list(islice(state.queue.values(), reach)))
         else:
             waiting = islice(self._queueing.order(state), reach)
+        head = state.head_of_queue()
+        held_up = head is not None and self._holds_up(head)
         for job_id in waiting:
             job = state.jobs[job_id]
-            head = state.head_of_queue()
-            if passed >= self.settings.backfill_window:
-                return
-            if head is not None and head is not job and self._holds_up(head):
+            if passed >= self.settings.backfill_window or (held_up and head is not job):
                 return
             key = job.demand.key
-            if key not in hopeless:
+            tried = key not in hopeless
+            if tried:
                 full = placed == MAX_PLACEMENTS_PER_RECORD
                 if full or (placed and tasks + job.demand.tasks > MAX_TASKS_PER_RECORD):
                     yield continuation(state)
@@ -247,6 +247,9 @@ class Decider:
             else:
                 hopeless.add(key)
                 passed += 1
+            if tried or head is job:
+                head = state.head_of_queue()
+                held_up = head is not None and self._holds_up(head)
         if parked and state.queue:
             yield continuation(state)
 
