@@ -112,6 +112,9 @@ def test_what_has_not_run_is_counted_and_what_still_runs_counts_so_far(tmp_path:
     past, left = history.jobs()
     assert [(one.job.job_id, one.job.duration_s, one.outcome) for one in past] == [("runs", 49.0, "running")]
     assert left == Left(never_ran=3, still_running=1, unknown=0)
+    history.until(80_000)
+    past, _ = history.jobs()
+    assert [one.job.duration_s for one in past] == [79.0], "half a minute without a record later"
     assert history.jobs(from_ms=2_000) == ([], Left(3, 0, 0))
     assert history.jobs(until_ms=2_000)[1] == Left(0, 1, 0)
 

@@ -195,3 +195,19 @@ def test_large_charts_are_excerpts_that_state_it() -> None:
     gpu_s = float((shown.heat.percent.astype(float) / 100 * 4 * widths).sum())
     held_s = float((whole.height * (whole.end_s - whole.start_s)).sum())
     assert gpu_s == pytest.approx(held_s, rel=0.01), "the overview holds all of it"
+
+
+def test_what_runs_and_waits_goes_on_after_the_last_record() -> None:
+    """A report of a quiet cell: one job has run for an hour since anything was recorded, and another waits behind it."""
+    timeline = Timeline()
+    found = simulation(
+        [job("runs", 0, 9_000, 8), job("waits", 100, 10, 8)], "fifo", "1x8", sink=timeline.take
+    )
+    while found.now_s < 100:
+        assert found.step()
+    timeline.until(timeline.state.now_ms + 3_600_000)
+    series = series_of(timeline)
+    assert series.end_s == 3_700.0
+    assert (series.waiting.at_s[-1], series.waiting.value[-1], series.held.value[-1]) == (3_700.0, 1, 1)
+    assert series.gantt.end_s.tolist() == [3_700.0]
+    assert figures_of(timeline)["gpu_allocation"] == pytest.approx(1.0)

@@ -23,6 +23,11 @@ def cell_events(client: Client, cell: str | None = None) -> Iterator[bytes]:
     return events_until(client, int(status["seq"]))
 
 
+def cell_now_ms(client: Client) -> int:
+    """The ledger's time now, also where the latest record is older. Raises `Stop`."""
+    return int(client.get("/v1/queue", limit=1)["now_ms"])
+
+
 def events_until(client: Client, last_seq: int) -> Iterator[bytes]:
     """The events of all records up to this one. Raises `Stop` where the stream ends before it."""
     seen = 0

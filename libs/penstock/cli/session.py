@@ -30,3 +30,9 @@ class Session:
         from penstock.cli.events import cell_events
 
         return cell_events(self.gateway(), cell)
+
+    def now_ms(self) -> int:
+        """The cell's time, which goes on while nothing is recorded. Raises `Stop`."""
+        from penstock.cli.events import cell_now_ms
+
+        return cell_now_ms(self.gateway())

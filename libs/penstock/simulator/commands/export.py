@@ -34,7 +34,7 @@ def export(
         typer.Option(
             "--from",
             metavar="WHEN",
-            help="Jobs submitted from then on: a date and time, or 30d, 12h, 45m before the last record.",
+            help="Jobs submitted from then on: a date and time, or so long ago: 30d, 12h, 45m (of a FILE: before its last record).",
         ),
     ] = None,
     until: Annotated[str | None, typer.Option(metavar="WHEN", help="Jobs submitted before then.")] = None,
@@ -58,7 +58,10 @@ def export(
         _moment_ms(text, 0, name)
     history = History()
     if ledger is None:
-        read_events(ctx.find_root().obj.events(cell), history)
+        session = ctx.find_root().obj
+        now_ms = session.now_ms()
+        read_events(session.events(cell), history)
+        history.until(now_ms)
     elif cell is not None:
         raise BadCommand("--cell is the gateway's, --ledger reads no gateway; leave one of both out")
     else:

@@ -45,7 +45,9 @@ def report(ctx: typer.Context, asked: LedgerReportOptions) -> int:
     name = asked.ledger.name if asked.ledger is not None else "the cell"
     timeline = Timeline()
     if asked.ledger is None:
+        now_ms = session.now_ms()
         read_events(session.events(), timeline)
+        timeline.until(now_ms)
     elif remark := read_ledger(asked.ledger, timeline):
         errors.print(f"penstock: {remark}", markup=False)
     if not timeline.jobs:

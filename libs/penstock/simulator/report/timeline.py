@@ -140,6 +140,12 @@ class Timeline:
         begin(self.state, seq, at_ms, self.state.term)
         self._fact(event)
 
+    def until(self, at_ms: int) -> None:
+        """Nothing changed up to then: what runs or waits did so on."""
+        if self._zero_ms is not None and at_ms - self._zero_ms > self.now_ms:
+            self._note()
+            self.now_ms = at_ms - self._zero_ms
+
     def close(self) -> None:
         """The ledger ends here: what is still held gets a bar up to now."""
         for node in self.state.nodes.values():

@@ -2,7 +2,8 @@
 
 A job's run time is what was measured by the ledger's own clock: from the moment when all its tasks ran to the one
 when the last had ended or the attempt was ordered to stop; all attempts together. A job that never ran has none: it
-cannot be part of a trace, and is counted. A job that still runs at the end counts with what it has run so far.
+cannot be part of a trace, and is counted. A job that still runs counts with what it has run so far: up to the last record of
+a file, up to the present of a cell.
 
 The gateway streams only the events that it still has, so the first of them may be about jobs that nothing describes:
 no state of the cell can be folded from them, and this reads single events.
@@ -75,6 +76,7 @@ class History:
         self.first_ms: int | None = None
         """Of the first record; None: there was none."""
         self.last_ms = 0
+        """Of the last record, or how far the cell's time had come."""
         self._replica = Replica()
         self._lives: dict[str, _Life] = {}
         self._owners: dict[str, str] = {}
@@ -106,6 +108,10 @@ class History:
                     self._unknown.add(event.job_id)
                 else:
                     self._changed(life, at_ms, event)
+
+    def until(self, at_ms: int) -> None:
+        """What runs has run on up to then."""
+        self.last_ms = max(self.last_ms, at_ms)
 
     def _changed(self, life: _Life, at_ms: int, event: Event) -> None:
         match event:
