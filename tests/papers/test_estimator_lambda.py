@@ -98,12 +98,24 @@ def test_memory_on_gpu_models_never_seen(read: Read) -> None:
     assert max(one.high for one in found) <= 4 / 3
 
 
+def test_memory_on_generations_never_seen(read: Read) -> None:
+    """A cell of Volta and Turing gets its first Ampere cards: calibrated on GPU models of generations that taught, 74 % held."""
+    memory = Runs(read.runs.tasks, {MEMORY: read.runs.labels[MEMORY]})
+    found = of_runs(memory, "generations")
+    print("\n" + table(found))
+    assert {one.group for one in found} == {"Volta", "Turing", "Ampere"}
+    for one in found:
+        assert one.inside >= 0.88, one
+        assert one.above <= 0.05, one
+        assert one.high <= 1.15, one
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_every_label_on_each_gpu_model_never_seen(read: Read) -> None:
-    found = of_runs(read.runs, "families")
+    found = of_runs(read.runs, "families") + of_runs(read.runs, "generations")
     print("\n" + table(found))
-    assert len(found) == 4 * 17
+    assert len(found) == 4 * (17 + 3)
     for one in found:
         assert one.inside >= 0.88, one
         assert one.label != MEMORY or one.above <= 0.06, one

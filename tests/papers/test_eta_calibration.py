@@ -53,7 +53,8 @@ def test_curves_of_known_models() -> None:
 def test_kinds_of_training_never_seen(what: str) -> None:
     """A network that never ran: each kind is predicted from all others only, and none holds less than promised.
 
-    Calibrated on the errors of all other kinds together, 58 % (imagenet's curves) and 71 % (ncf's runs) held.
+    Calibrated on the errors of all other kinds together, 58 % (imagenet's curves) and 71 % (ncf's runs) held. Upper ends are at
+    most 25 times the truth: from errors of ln u they were 109 times for imagenet.
     """
     found = of_curves(read_curves(DATA)) if what == "curves" else of_totals(read_totals(DATA))
     print("\n" + table(found))
@@ -62,6 +63,7 @@ def test_kinds_of_training_never_seen(what: str) -> None:
         assert one.inside >= 0.88, one.group
         assert one.above <= 0.05, one.group
         assert one.error <= 0.90, one.group
+        assert one.high <= 25, one.group
 
 
 @pytest.mark.parametrize("passed", [0.0, 0.3, 0.5, 0.8])

@@ -8,6 +8,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from penstock_services.estimator.core.gaussian_process import Floats, Mask
+from penstock_services.estimator.core.resource_model.gpus import generation_of
 from penstock_services.estimator.core.resource_model.measurements import (
     LABELS,
     THROUGHPUT,
@@ -83,12 +84,13 @@ SPLITS: Mapping[str, Callable[[int, Task], Hashable]] = MappingProxyType(
         "cells": lambda _, task: cell_of(task),
         "both-precisions": lambda _, task: cell_of(task)[:3],
         "families": lambda _, task: task.gpu,
+        "generations": lambda _, task: generation_of(task.gpu),
         "networks": lambda _, task: task.model,
         "random": lambda row, _: row,
     }
 )
 """Name → what runs share that are held out together: the cell (GPU model, GPUs, workload, precision), the same without
-its precision, the GPU model, the workload, nothing."""
+its precision, the GPU model, its generation, the workload, nothing."""
 
 
 class TooFew(ValueError):

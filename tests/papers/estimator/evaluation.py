@@ -53,7 +53,7 @@ def add_arguments(to: argparse.ArgumentParser) -> None:
         choices=tuple(dict.fromkeys((*SPLITS, *STEP_SPLITS, "kinds"))),
         default="cells",
         help=f"what is held out together. Of runs, in {FOLDS} folds: cells (GPU model, GPUs, workload and precision), "
-        "both-precisions (the same at any precision), families (GPU models), networks, or single runs at random. Of steps: cells, or "
+        "both-precisions (the same at any precision), families (GPU models), generations (of GPU models), networks, or single runs at random. Of steps: cells, or "
         "placements at all batches",
     )
     to.add_argument(

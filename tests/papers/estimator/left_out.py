@@ -29,7 +29,7 @@ from penstock_services.estimator.core.resource_model.model import train
 from tests.papers.estimator.cross_validation import SPLITS, TooFew
 from tests.papers.estimator.curve_files import kind_of
 
-GROUPS = ("families", "networks")
+GROUPS = ("families", "generations", "networks")
 """Of `SPLITS`, those with few enough groups to train once for each."""
 FEWEST = 5  # runs or moments of a group; of fewer no share is judged
 MOMENTS = 5  # of a curve on its way to one target

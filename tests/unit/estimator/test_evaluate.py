@@ -216,7 +216,7 @@ def test_each_gpu_model_is_left_out_alone(table: Path, capsys: pytest.CaptureFix
     assert sum(row["asked"] for row in memory) == len(cluster.tasks())
     assert min(row["inside"] for row in memory) >= 0.88
     assert main([str(table), "--left-out"]) == 2
-    assert "choose families or networks" in capsys.readouterr().err
+    assert "choose families or generations or networks" in capsys.readouterr().err
 
 
 def test_a_comparison_of_nothing_is_refused(

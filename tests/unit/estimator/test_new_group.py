@@ -1,5 +1,7 @@
 """The first of its kind: what an estimate answers about a GPU model, a network or a kind of training that never ran here."""
 
+from dataclasses import replace
+
 import numpy as np
 import orjson
 import pytest
@@ -20,8 +22,14 @@ from penstock_services.estimator.core.eta.remaining import (
     reach_of_new_kind,
 )
 from penstock_services.estimator.core.new_group import MIN_ERRORS, MIN_GROUPS, ends_of_new_group
+from penstock_services.estimator.core.resource_model.features import NEW_GENERATION, NEW_GPU
 from penstock_services.estimator.core.resource_model.measurements import MEMORY, Runs
-from penstock_services.estimator.core.resource_model.model import GPU_CONFIDENCE, UNTESTED_GPU, train
+from penstock_services.estimator.core.resource_model.model import (
+    GPU_CONFIDENCE,
+    UNTESTED_GENERATION,
+    UNTESTED_GPU,
+    train,
+)
 from penstock_services.estimator.core.resources.estimate import Guess, estimate
 from penstock_services.gateway.core.eta import read_report, remaining
 from tests.support import measured_runs as cluster
@@ -51,6 +59,16 @@ def test_too_few_groups_show_no_end() -> None:
     assert above > 0.4, "a group whose errors are all above has no end below"
 
 
+def test_groups_that_have_much_in_common_count_as_fewer() -> None:
+    """Four GPU models of two generations are two witnesses of what a third generation does; those of one are none."""
+    groups = [np.arange(MIN_ERRORS) + place for place in range(4)]
+    alone, together = (ends_of_new_group(groups, 0.95, 0.95, count) for count in (None, 2))
+    assert alone is not None
+    assert together is not None
+    assert together[1] > 1.5 * alone[1]
+    assert ends_of_new_group(groups, 0.95, 0.95, 1) is None
+
+
 def test_the_promise_on_a_gpu_model_never_seen_is_the_wider() -> None:
     """Four GPU models whose libraries take different shares of the card: the fifth may be as far off as they are from each other."""
     runs = cluster.runs()
@@ -63,6 +81,19 @@ def test_the_promise_on_a_gpu_model_never_seen_is_the_wider() -> None:
     few = train(Runs(runs.tasks, {MEMORY: used}).pick(np.array(two))).labels[MEMORY]
     assert few.new_gpu.high >= UNTESTED_GPU, "two models show nothing of a third"
     assert 0.95 < GPU_CONFIDENCE < 1
+
+
+def test_the_promise_on_a_generation_never_seen_is_wider_still() -> None:
+    """A cell of Volta, Turing and one Ampere card asks about another Turing card, a Hopper, and one that has no facts."""
+    model = train(cluster.runs())
+    [known, *_] = cluster.tasks()
+    cards = ("2080Ti", "RTX5000", "H100", "Maker 1")
+    asked = model.features.of([replace(known, gpu=gpu, card_mib=known.card_mib) for gpu in cards])
+    assert asked.gpu.tolist() == [model.features.gpus["2080Ti"], NEW_GPU, NEW_GENERATION, NEW_GENERATION]
+    label = model.labels[MEMORY]
+    assert label.new_generation.high >= label.new_gpu.high > 0
+    turing = train(cluster.runs(gpus=("2080Ti", "RTX6000"))).labels[MEMORY]
+    assert turing.new_generation.high >= UNTESTED_GENERATION, "one generation shows nothing of another"
 
 
 class _Only:

@@ -49,4 +49,4 @@ MAX_SCALE = 8.0  # times the scale set by hand
 MAX_STEP_ERROR = 1.5  # of ln: a run that slows down to a fifth
 MAX_RUN_SPREAD = 1.0  # of ln, between runs of one job
 MAX_RUN_ERROR = 5.0  # spreads
-MAX_CURVE_ERROR = 2.5  # of ln u, either side
+MAX_CURVE_ERROR = 2.5  # of ln(iterations left / done), either side: 12 times

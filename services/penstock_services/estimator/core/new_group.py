@@ -17,23 +17,24 @@ MIN_ERRORS = 5  # of a group; fewer show no end
 
 
 def ends_of_new_group(
-    errors: Iterable[Floats], level: float, confidence: float
+    errors: Iterable[Floats], level: float, confidence: float, independent: int | None = None
 ) -> tuple[float, float] | None:
     """(below, above), both ≥ 0: what the errors of one more group stay within with probability `level` on either side,
-    in `confidence` of the groups. None for fewer than MIN_GROUPS with MIN_ERRORS.
+    in `confidence` of the groups. None for fewer than MIN_GROUPS with MIN_ERRORS, or below two `independent` ones.
 
-    `errors`: of each group, left out: truth − prediction, any unit. Source: prediction sets for two-layer hierarchical models
+    `errors`: of each group, left out: truth − prediction, any unit. `independent`: how many the groups count as, where some have
+    much in common, as the GPU models of a generation; by default all. Source: prediction sets for two-layer hierarchical models
     (Dunn, Wasserman & Ramdas 2022). Departure: with so few groups a quantile over them is their largest end, which a new group
     exceeds once in n + 1 times; instead their ends are taken to be normal, as in Student's prediction interval.
     """
     usable = [one for one in errors if len(one) >= MIN_ERRORS]
-    if len(usable) < MIN_GROUPS:
+    count = len(usable) if independent is None else min(independent, len(usable))
+    if len(usable) < MIN_GROUPS or count < 2:
         return None
-    return _end([-one for one in usable], level, confidence), _end(usable, level, confidence)
+    return _end([-one for one in usable], level, confidence, count), _end(usable, level, confidence, count)
 
 
-def _end(errors: Sequence[Floats], level: float, confidence: float) -> float:
+def _end(errors: Sequence[Floats], level: float, confidence: float, count: int) -> float:
     ends = np.array([np.quantile(one, level, method="higher") for one in errors])
-    count = len(ends)
     factor = float(stdtrit(count - 1, confidence)) * sqrt(1 + 1 / count)
     return max(float(ends.mean()) + factor * float(ends.std(ddof=1)), 0.0)

@@ -9,7 +9,7 @@ from typing import Any, TypeVar, get_args
 import msgspec
 import numpy as np
 
-FORMAT = 2  # rises when the fields of a saved model change their meaning
+FORMAT = 3  # rises when the fields of a saved model change their meaning
 MAX_BYTES = 1 << 28
 VERSION_DIGITS = 12  # of the digest, in a version
 

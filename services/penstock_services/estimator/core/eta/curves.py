@@ -1,6 +1,7 @@
 """From the curve of a loss (or any measure on its way to a target) to the iterations until the target.
 
 What is predicted is ln u, u = ln(iterations in all / iterations done): a weighted sum of ln u by a power law through the curve and of ln of the part of the way that is still left. The weights and the errors come from finished curves.
+Errors are of ln(iterations left / done): the same error of ln u would be a factor early on that nobody's job takes.
 A measure that rises to its target is turned round first.
 """
 
@@ -28,13 +29,12 @@ LOG_U = (
     -4.6,
     1.6,
 )  # of it as it is predicted: from 1 % more to 140 times what is done, whatever curves taught
-SPREAD = 1.0  # of ln u while no finished curve is known; by hand
+SPREAD = 1.5  # of ln(left / done) while no finished curve is known; by hand
+MAX_LOG_LEFT = 50.0  # e^50 times what is done is still a number
 RIDGE = 1.0
 GAINS = (0.8, 0.9, 0.95)  # targets that a finished curve teaches: parts of its way
 MOMENTS = tuple(n / 10 for n in range(1, 10))  # when they are asked for: parts of the iterations until then
-CURVE_CONFIDENCE = (
-    0.9  # of kinds never seen 1 in 10 may exceed an end more often: by 0.95 an upper end is 40 % further off
-)
+CURVE_CONFIDENCE = 0.925  # of kinds never seen 1 in 13 may exceed an end more often; why so many: decision 57
 EXAMPLES_OF_KIND = 40.0  # that a kind counts as at most, where another kind is predicted
 ENOUGH_OF_KIND = 20  # examples for an end of a kind's errors
 BEST_OF = (
@@ -54,11 +54,11 @@ class CurveModel(NamedTuple):
 
     weights: tuple[float, float, float] = (0.0, 1.0, 0.0)
     errors: tuple[float, ...] = ()
-    """ln (true u / predicted u) of finished curves predicted by all others; rising."""
+    """ln(iterations left / predicted) of finished curves predicted by all others; rising."""
     foreign_weights: tuple[float, float, float] = (0.0, 1.0, 0.0)
     """As `weights`, every kind counting the same however many curves it has: for a job whose kind taught nothing yet."""
     foreign_ends: tuple[float, float] | None = None
-    """Of ln (true u / predicted u) by these, below and above, both ≥ 0; None: too few kinds."""
+    """As `errors`, by these weights: what one more kind's stay within, below and above, both ≥ 0; None: too few kinds."""
     kinds: tuple[str, ...] = ()
     """What taught; sorted."""
     own_errors: tuple[tuple[float, ...], ...] = ()
@@ -91,7 +91,7 @@ def steps_to(
     own = model.own_errors[model.kinds.index(kind)] if known else ()
     off = median(own) if own else 0.0  # what curves of this kind do unlike the others
     weights = model.weights if known else model.foreign_weights
-    log_u = min(max(float(np.dot(weights, _features(seen, target))) + off, LOG_U[0]), LOG_U[1])
+    log_left = float(_log_left(np.dot(weights, _features(seen, target)))) + off
     ends = edges(own or (model.errors if known else ()), level, SPREAD)
     if not known and model.foreign_ends is not None:
         ends = -model.foreign_ends[0], model.foreign_ends[1]
@@ -99,10 +99,10 @@ def steps_to(
     last = max(done, float(seen.steps[-1]))
     gone = last - done
 
-    def left(log_u: float) -> float:
-        return max(0.0, last * (exp(min(exp(min(log_u, 5.0)), 50.0)) - 1.0) + gone)
+    def left(log_left: float) -> float:
+        return max(0.0, last * exp(min(log_left, MAX_LOG_LEFT)) + gone)
 
-    return left(log_u), left(log_u + min(low, 0.0)), left(log_u + max(high, 0.0))
+    return left(log_left), left(log_left + min(low, 0.0)), left(log_left + max(high, 0.0))
 
 
 def learn_curves(finished: Sequence[tuple[str, Curve]]) -> CurveModel:
@@ -123,7 +123,7 @@ def learn_curves(finished: Sequence[tuple[str, Curve]]) -> CurveModel:
     errors: dict[str, list[float]] = {kind: [] for kind in sorted(sums)}
     for kind, features, log_u in taught:
         others = np.linalg.solve(gram - features.T @ features, pull - features.T @ log_u)
-        errors[kind] += (log_u - features @ others).tolist()
+        errors[kind] += (_log_left(log_u) - _log_left(features @ others)).tolist()
     foreign_weights, foreign_ends = _learn_foreign(taught, sums)
     return CurveModel(
         weights=_weights(gram, pull),
@@ -146,9 +146,14 @@ def _learn_foreign(
     errors: dict[str, list[float]] = {kind: [] for kind in sorted(sums)}
     for kind, features, log_u in taught:
         others = _weights(gram - share[kind] * sums[kind][0], pull - share[kind] * sums[kind][1])
-        errors[kind] += (log_u - features @ others).tolist()
+        errors[kind] += (_log_left(log_u) - _log_left(features @ others)).tolist()
     usable = [np.array(own) for own in errors.values() if len(own) >= ENOUGH_OF_KIND]
     return _weights(gram, pull), ends_of_new_group(usable, (1.0 + LEVEL) / 2.0, CURVE_CONFIDENCE)
+
+
+def _log_left(log_u: Floats | float) -> Floats:
+    """ln(iterations left / done) of ln u, cut to LOG_U."""
+    return np.asarray(np.log(np.expm1(np.exp(np.clip(log_u, *LOG_U)))))
 
 
 def _weights(gram: Floats, pull: Floats) -> tuple[float, float, float]:

@@ -14,7 +14,7 @@ import numpy as np
 from scipy.optimize import nnls
 
 from penstock_services.estimator.core.gaussian_process import Floats, Indexes
-from penstock_services.estimator.core.resource_model.gpus import facts_of
+from penstock_services.estimator.core.resource_model.gpus import facts_of, generation_of
 from penstock_services.estimator.core.resource_model.measurements import (
     MEMORY,
     MIB_PER_GIB,
@@ -34,6 +34,7 @@ TIGHTEST = 0.02  # relative error below which a run is not weighted up any more
 MIN_FILL = math.exp(-8.0)  # 0.03 % of the card
 LINE_SHARES = (0.5, 1.0)  # least and most
 NO_LINE = (math.nan, math.nan, math.nan)
+NEW_GPU, NEW_GENERATION = -1, -2
 
 Key = tuple[str, bool]
 """Workload, whether 16 bits wide."""
@@ -49,7 +50,7 @@ class Inputs:
     half: Indexes
     """1: most arithmetic is 16 bits wide, else 0."""
     gpu: Indexes
-    """Index of the GPU model's name; −1: never seen."""
+    """Index of the GPU model's name; NEW_GPU: never seen; NEW_GENERATION: neither seen nor any of its generation."""
     log_card: Floats
     """Natural logarithm of the card's MiB."""
     log_line: Floats
@@ -85,11 +86,15 @@ class Features:
         if unknown.any():
             fill = np.where(unknown[:, FILL], self.usual_fill, fill)
             raw = np.where(unknown, self.mean, raw)
+        known = {generation_of(name) for name in self.gpus}
+        new = [NEW_GPU if generation_of(task.gpu) in known else NEW_GENERATION for task in tasks]
         return Inputs(
             columns=(raw - self.mean) / self.scale,
             workload=np.array([self.workloads.get(task.model, -1) for task in tasks], dtype=np.intp),
             half=half,
-            gpu=np.array([self.gpus.get(task.gpu, -1) for task in tasks], dtype=np.intp),
+            gpu=np.array(
+                [self.gpus.get(task.gpu, own) for task, own in zip(tasks, new, strict=True)], np.intp
+            ),
             log_card=raw[:, CARD],
             log_line=self.line_share * np.minimum(fill, 0.0),
             log_gpus=raw[:, GPUS] * math.log(2),

@@ -18,6 +18,7 @@ from penstock_services.estimator.core.resource_model.features import (
     features_of,
     memory_lines,
 )
+from penstock_services.estimator.core.resource_model.gpus import generation_of
 from penstock_services.estimator.core.resource_model.labels import UNITS
 from penstock_services.estimator.core.resource_model.measurements import (
     LABELS,
@@ -37,6 +38,8 @@ OUTSIDE = 0.1  # of held-out runs may lie outside their interval; half of it on 
 MIN_SCORES = 20  # below, no 5 % tail has been seen
 UNTESTED = 2.5  # standard deviations on either side while that is so
 UNTESTED_GPU = 5.0  # the same for a GPU model never seen, with too few others to leave one out; that of 17 models is 3 to 5
+UNTESTED_GENERATION = 10.0  # and for a generation never seen, where all GPU models are of one
+GENERATION_CONFIDENCE = 0.95  # as the next one, of generations
 GPU_CONFIDENCE = 0.99  # of the GPU models never seen 1 in 100 may exceed an end more often: a promise of memory is enforced
 SHRINK_SCORES = 10.0  # runs of average spread that a workload's own spread is shrunk by
 MIN_SPREAD = 1e-6
@@ -81,6 +84,7 @@ class LabelModel:
     """Per workload, its errors relative to the average."""
     seen_gpu: Spread
     new_gpu: Spread
+    new_generation: Spread
 
     @cached_property
     def _k(self) -> Callable[[Inputs], Floats]:
@@ -100,8 +104,8 @@ class LabelModel:
         known = 1 - np.minimum(variance / self.covariance.prior, 1.0)
         deviation = np.sqrt(variance + self.covariance.noise)
         deviation *= np.where(inputs.workload < 0, 1.0, self.width[inputs.workload])
-        case = np.where(inputs.workload < 0, 2, inputs.gpu < 0)
-        low, high = np.array([self.seen_gpu, self.new_gpu, NOTHING_KNOWN])[case].T
+        case = np.where(inputs.workload < 0, 3, -np.minimum(inputs.gpu, 0))  # 0, −NEW_GPU, −NEW_GENERATION
+        low, high = np.array([self.seen_gpu, self.new_gpu, self.new_generation, NOTHING_KNOWN])[case].T
         z = np.stack([mean, mean - low * deviation, mean + high * deviation])
         value, lower, upper = UNITS[name].measured(self.mean + self.scale * z, inputs)
         return Prediction(value, lower, upper, known)
@@ -158,31 +162,33 @@ def train(runs: Runs, seed: int = 0, like: Model | None = None) -> Model:
     known = {} if like is None or len(first) <= MAX_SEARCHED else like.labels
     together = aggregated_by_owner(runs, first, cell)
     features = features_of(together)
-    new_gpu = as_new_gpus(features, together, runs.tasks)
+    new = [as_new(features, together, runs.tasks, kind) for kind in (_gpu, _generation)]
     labels = {}
     for name in LABELS:
         rows = np.flatnonzero(np.isfinite(runs.labels.get(name, np.empty(0))))
         if rows.size:
             covariance = known[name].covariance if name in known else None
-            labels[name] = _learn(name, runs.pick(rows), features, new_gpu.pick(rows), seed, covariance)
+            labels[name] = _learn(
+                name, runs.pick(rows), features, [one.pick(rows) for one in new], seed, covariance
+            )
     if not labels:
         raise ValueError("no run measured anything: there is nothing to learn from")
     return Model(features, labels, count)
 
 
 def _learn(
-    name: str, runs: Runs, features: Features, new_gpu: Inputs, seed: int, known: Covariance | None
+    name: str, runs: Runs, features: Features, new: Sequence[Inputs], seed: int, known: Covariance | None
 ) -> LabelModel:
-    """One label, with intervals calibrated on cells, and on GPU models, left out.
+    """One label, with intervals calibrated on cells, on GPU models and on generations left out.
 
-    `new_gpu`: the runs as `as_new_gpus` describes them; `known`: hyperparameters that need no search.
+    `new`: the runs as `as_new` describes them, by GPU model and by generation; `known`: hyperparameters that need no search.
     """
     unit, inputs = UNITS[name], features.of(runs.tasks)
     first, cell = grouped(Covariance(np.empty(0), unit.columns).keys(inputs))
     chosen = sample(len(first), MAX_CELLS, seed)
     if len(chosen) < len(first):
         rows = np.flatnonzero(np.isin(cell, chosen))
-        runs, inputs, new_gpu = runs.pick(rows), inputs.pick(rows), new_gpu.pick(rows)
+        runs, inputs, new = runs.pick(rows), inputs.pick(rows), [one.pick(rows) for one in new]
         first, cell = np.searchsorted(rows, first[chosen]), np.searchsorted(chosen, cell[rows])
     tasks, some_cells = runs.tasks, inputs.pick(first)
     raw = unit.learned(runs.labels[name], inputs)
@@ -206,10 +212,16 @@ def _learn(
     width, own = widths(held_out, inputs.workload, len(features.workloads), groups)
     lines = LINE_NUMBERS * len(features.lines) if name == MEMORY else 0
     seen = spread_of(held_out / own, len(first), len(covariance.values) + lines)
-    k = covariance.between(new_gpu.pick(first), some_cells)
-    off = scores([tasks[row].gpu for row in first], new_gpu, k) / own
-    new = spread_of_new_gpu([off[rows] for rows in blocks([task.gpu for task in tasks])], seen)
-    return LabelModel(covariance, some_cells, y, noise, mean, scale, width, seen, new)
+    gpu_models, spreads = blocks([task.gpu for task in tasks]), [seen]
+    for kind, asked, confidence, untested in zip(
+        (_gpu, _generation), new, (GPU_CONFIDENCE, GENERATION_CONFIDENCE), (UNTESTED_GPU, UNTESTED_GENERATION), strict=True
+    ):  # fmt: skip
+        k = covariance.between(asked.pick(first), some_cells)
+        off = scores([kind(tasks[row]) for row in first], asked, k) / own
+        count, errors = len({kind(task) for task in tasks}), [off[rows] for rows in gpu_models]
+        ends = ends_of_new_group(errors, 1 - OUTSIDE / 2, confidence, count) or (untested, untested)
+        spreads.append(Spread(*map(max, ends, spreads[-1])))  # the less is known, the wider
+    return LabelModel(covariance, some_cells, y, noise, mean, scale, width, *spreads)
 
 
 def weighted_noise(gram: Floats, noise: Floats, y: Floats) -> Floats:
@@ -218,15 +230,23 @@ def weighted_noise(gram: Floats, noise: Floats, y: Floats) -> Floats:
     return np.asarray(noise * np.maximum(1.0, np.abs(error) / np.sqrt(variance) / OUTLIER) ** 2)
 
 
-def as_new_gpus(features: Features, runs: Runs, tasks: Sequence[Task]) -> Inputs:
-    """Each task as it is described before its GPU model was measured: the lines know other models only.
+def _gpu(task: Task) -> str:
+    return task.gpu
 
-    `runs`: one per cell, those that the lines are made of. With one GPU model the lines know nothing.
+
+def _generation(task: Task) -> str:
+    return generation_of(task.gpu)
+
+
+def as_new(features: Features, runs: Runs, tasks: Sequence[Task], kind: Callable[[Task], str]) -> Inputs:
+    """Each task as it is described before any GPU of its kind (model, generation) was measured: the lines know others only.
+
+    `runs`: one per cell, those that the lines are made of. With one kind the lines know nothing.
     """
-    groups = blocks([task.gpu for task in tasks])
+    groups = blocks([kind(task) for task in tasks])
     parts = []
     for rows in groups:
-        others = np.array([task.gpu != tasks[rows[0]].gpu for task in runs.tasks])
+        others = np.array([kind(task) != kind(tasks[rows[0]]) for task in runs.tasks])
         lines, _ = memory_lines(runs.pick(others))
         parts.append(replace(features, lines=lines).of([tasks[row] for row in rows]))
     order = np.argsort(np.concatenate(groups))
@@ -343,12 +363,6 @@ def spread_of(scores: Floats, cells: int, fitted: int) -> Spread:
     wider = math.sqrt(cells / max(cells - fitted, cells / MAX_WIDENED))
     low, high = (float(np.quantile(side, level, method="higher")) * wider for side in (-scores, scores))
     return Spread(max(low, 0.0), max(high, 0.0))
-
-
-def spread_of_new_gpu(scores: Sequence[Floats], seen: Spread) -> Spread:
-    """Ends for a GPU model never seen, from the scores of each when it was left out; never inside those of one seen."""
-    ends = ends_of_new_group(scores, 1 - OUTSIDE / 2, GPU_CONFIDENCE) or (UNTESTED_GPU, UNTESTED_GPU)
-    return Spread(*(max(new, known) for new, known in zip(ends, seen, strict=True)))
 
 
 def within(low: Floats, high: Floats, truth: Floats) -> Mask:
