@@ -1,5 +1,6 @@
 """Packing a folder of code: which files, the same bytes each time, bounded; and unpacking nothing that leads out."""
 
+import gzip
 import io
 import os
 import shutil
@@ -108,22 +109,37 @@ def test_what_was_packed_is_unpacked_and_what_a_task_wrote_stays(tmp_path: Path)
     packed = pack(folder)
     archive.write_bytes(packed.data)
     work.mkdir()
-    unpack(str(archive), packed.sha256, str(work))
+    unpacked_ns = unpack(str(archive), packed.sha256, str(work))
     assert (work / "link").read_text() == "docs/a.txt"
     assert os.access(work / "run.sh", os.X_OK)
     assert pack(work).sha256 == packed.sha256
     (work / "train.py").write_text("edited")
     (work / "sub" / "model.pt").write_text("weights")
-    (work / "sub" / "train.pyc").write_text("")
-    remove_unchanged(str(work))
+    (work / "sub" / "__pycache__").mkdir()
+    (work / "sub" / "__pycache__" / "train.pyc").write_text("")
+    (work / "model.pyc").write_text("compiled, and shipped as a result")
+    shutil.copytree(work / "docs", work / "snapshot", copy_function=shutil.copy2)  # times included
+    shutil.make_archive(str(tmp_path / "snapshot"), "zip", work)  # which has no time before 1980
+    remove_unchanged(str(work), unpacked_ns)
     left = {str(path.relative_to(work)) for path in work.rglob("*") if not path.is_dir()}
-    assert left == {"train.py", "sub/model.pt"}
+    copied = {
+        f"snapshot/{name.removeprefix('docs/')}" for name in names(packed.data) if name.startswith("docs/")
+    }
+    assert copied
+    assert left == {"train.py", "sub/model.pt", "model.pyc"} | copied
+    remove_unchanged(str(work), None)
+    assert list(work.iterdir()) == []
 
 
 def member(
-    name: str, kind: bytes = tarfile.REGTYPE, target: str = "", data: bytes = b""
+    name: str,
+    kind: bytes = tarfile.REGTYPE,
+    target: str = "",
+    data: bytes = b"",
+    more: dict[str, str] | None = None,
 ) -> tuple[tarfile.TarInfo, bytes]:
     info = tarfile.TarInfo(name)
+    info.pax_headers = more or {}
     info.type, info.linkname, info.size = kind, target, len(data)
     return info, data
 
@@ -137,11 +153,13 @@ def member(
         [member("link", tarfile.SYMTYPE, "/etc")],
         [member("link", tarfile.SYMTYPE, "../..")],
         [member("link", tarfile.SYMTYPE, ".."), member("link/up")],
+        [member("deep/folder/x"), member("turn", tarfile.SYMTYPE, "deep/folder"), member("turn/../../up")],
+        [member("less", more={"GNU.sparse.realsize": "-1073741824"})],
         [member("hard", tarfile.LNKTYPE, "../secret")],
         [member("fifo", tarfile.FIFOTYPE)],
         [member("device", tarfile.BLKTYPE)],
     ],
-    ids=lambda members: members[0][0].name + members[0][0].linkname,
+    ids=lambda members: members[-1][0].name + members[-1][0].linkname,
 )
 def test_nothing_is_unpacked_outside_of_the_tasks_folder(
     members: list[tuple[tarfile.TarInfo, bytes]], tmp_path: Path
@@ -161,7 +179,13 @@ def test_nothing_is_unpacked_outside_of_the_tasks_folder(
     assert (tmp_path / "secret").stat().st_nlink == 1
 
 
-@pytest.mark.parametrize("data", [b"", b"no archive", b"\x1f\x8b" + b"x" * 40])
+def nested_headers() -> bytes:
+    """Headers that each announce another one: deeper than Python's stack."""
+    one = tarfile.TarInfo.create_pax_global_header({"comment": "x"})
+    return gzip.compress(one * 3_000)
+
+
+@pytest.mark.parametrize("data", [b"", b"no archive", b"\x1f\x8b" + b"x" * 40, nested_headers()])
 def test_what_is_no_archive_is_refused(data: bytes, tmp_path: Path) -> None:
     """A broken upload."""
     file = tmp_path / "archive"

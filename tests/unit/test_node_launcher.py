@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from penstock_services.node_reporter.shell import shim as shim_module
+from penstock_services.node_reporter.shell.lease_watch import LeaseWatch, boot_s
 from penstock_services.node_reporter.shell.output import Output
 from penstock_services.node_reporter.shell.shim import Shim, write_whole
 
@@ -43,7 +44,7 @@ def test_a_run_lasts_as_long_as_it_did_whatever_the_clock_shows(
         {},
         False,
     )
-    shim._request["oom"] = None
+    shim._request["oom"], shim._unpacked_ns = None, 0
     shim._note_start()
     shim._reaped = 0, resource.getrusage(resource.RUSAGE_SELF)
     real = shim_module.now_ms
@@ -51,6 +52,20 @@ def test_a_run_lasts_as_long_as_it_did_whatever_the_clock_shows(
     shim._write_exit(None)
     found = json.loads((tmp_path / "exit.json").read_text())
     assert 0 <= found["exited_ms"] - found["started_ms"] < 10_000
+
+
+def test_a_lease_that_ends_before_the_program_begins_ends_the_leader(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The reporter is dead, and the leader waits for a folder on a network: by now the job may run elsewhere."""
+    shim = Shim.__new__(Shim)
+    shim._lapsed, shim._lease = False, LeaseWatch(str(tmp_path / "none"), lease_s=1, until_s=boot_s() + 0.1)
+    (shim._failed_read, leaders), (taken, shim._taken_fd) = os.pipe(), os.pipe()
+    monkeypatch.setattr(shim, "_kill_all", lambda: os.close(leaders))
+    assert shim._until_executed() == b""
+    assert shim._lapsed
+    assert os.read(taken, 1) == b"", "other tasks start meanwhile"
+    os.close(taken)
 
 
 @pytest.mark.parametrize("size", [10, 100, 101, 250, 100_000])

@@ -208,7 +208,9 @@ def decide(state: NodeState, given: Input) -> Iterator[Decision]:
 
 def _grace_over(state: NodeState, given: GraceOver) -> Iterator[Decision]:
     task = state.tasks.get(given.task_id)
-    if task is not None and task.token == given.token and task.status is Status.STOPPING:
+    if task is None or task.token != given.token:
+        return
+    if task.status is Status.STOPPING or (task.status is Status.STARTING and task.stop_grace_ms is not None):
         yield Signal(task.task_id, task.token, signal.SIGKILL)
 
 
@@ -392,7 +394,11 @@ def _stop(task: Task, grace_ms: int, now_ms: int, reason: str) -> Iterator[Decis
             replace(task, order=None), task.order.node_id, now_ms, f"never started: {reason}"
         )
     elif task.status is Status.STARTING:
-        yield Put(replace(task, stop_grace_ms=min(grace_ms, task.stop_grace_ms or grace_ms)))
+        # It may be in its program already, or hang before: in a folder on a network, or a large archive.
+        grace_ms = min(grace_ms, grace_ms if task.stop_grace_ms is None else task.stop_grace_ms)
+        yield Put(replace(task, stop_grace_ms=grace_ms))
+        yield Signal(task.task_id, task.token, signal.SIGTERM)
+        yield KillAt(task.task_id, task.token, now_ms + grace_ms)
     elif task.status is Status.RUNNING or now_ms + grace_ms < (task.kill_at_ms or 0):
         yield from _terminate(task, grace_ms, now_ms)
 

@@ -10,16 +10,19 @@ import hashlib
 import os
 import shutil
 import tarfile
+import time
 import zlib
 
 MAX_FILES = 10_000
 MAX_BYTES = 256 << 20
-UNPACKED_S = 0  # the time of change of what was unpacked: whatever the task changes has another
+UNPACKED_S = 1_000_000_000  # the time of change of what was unpacked: the same at each start; zip files have none before 1980
+TICK_S = 0.02  # two of the kernel's at most: times of files are as coarse
 
 
-def unpack(archive: str, digest: str, into: str) -> None:
+def unpack(archive: str, digest: str, into: str) -> int:
     """No path that is absolute or leads out of the folder, also over links, no device, no more than the bounds.
 
+    When all was there, ns by the clock of the folder's file system: what is changed or copied later has a later `st_ctime_ns`.
     Raises `OSError`: EBADMSG for another archive or what is none, EFBIG for too much, EPERM for what would lead out.
     """
     with open(archive, "rb") as file:
@@ -31,19 +34,33 @@ def unpack(archive: str, digest: str, into: str) -> None:
                 _extract(packed, into)
         except MemoryError as error:
             raise OSError(errno.ENOMEM, "no memory left") from error
-        except (tarfile.TarError, zlib.error, EOFError, ValueError, LookupError) as error:
+        except (
+            tarfile.TarError,
+            zlib.error,
+            EOFError,
+            ValueError,
+            LookupError,
+            ArithmeticError,
+            RecursionError,
+        ) as error:
             raise OSError(errno.EBADMSG, str(error)) from error
+    os.utime(into)
+    unpacked_ns = os.stat(into).st_ctime_ns
+    time.sleep(TICK_S)
+    return unpacked_ns
 
 
 def _extract(packed: tarfile.TarFile, into: str) -> None:
     """Member by member: Python before 3.11.4 has no extraction filters, and what is packed here has three kinds alone."""
     size, root = 0, os.path.realpath(into)
     for count, member in enumerate(packed):
+        if member.size < 0 or member.issparse() or not (member.isreg() or member.isdir() or member.issym()):
+            raise OSError(errno.EPERM, f"{member.name} is neither a file nor a folder nor a link")
         size += member.size
         if count >= MAX_FILES or size > MAX_BYTES:
             raise OSError(errno.EFBIG, "more files or bytes than are allowed")
-        if not (member.isreg() or member.isdir() or member.issym()):
-            raise OSError(errno.EPERM, f"{member.name} is neither a file nor a folder nor a link")
+        if ".." in member.name.split("/"):  # after a link it leads elsewhere than it reads
+            raise OSError(errno.EPERM, f"{member.name} leads out of the task's folder")
         path = _inside(root, root, member.name)
         os.makedirs(path if member.isdir() else os.path.dirname(path), exist_ok=True)
         if member.issym():
@@ -74,14 +91,25 @@ def _write(packed: tarfile.TarFile, member: tarfile.TarInfo, path: str) -> None:
         shutil.copyfileobj(content, file)
 
 
-def remove_unchanged(folder: str) -> None:
-    """After the end of all of its processes: what was unpacked and is as it was, and Python's caches; what the task wrote stays."""
-    for _, folders, files, at in os.fwalk(folder, topdown=False, follow_symlinks=False):
+def remove_unchanged(folder: str, unpacked_ns: int | None) -> None:
+    """After the end of all of its processes: what was unpacked by then and is as it was, and Python's caches of it; what the task wrote stays.
+
+    A copy has its original's time of change, but was made later. None: the program never began, so all of it goes.
+    """
+    for path, folders, files, at in os.fwalk(folder, topdown=False, follow_symlinks=False):
         for name in [*files, *folders]:
             with contextlib.suppress(OSError):  # a folder, or gone
                 found = os.stat(name, dir_fd=at, follow_symlinks=False)
-                if name.endswith(".pyc") or found.st_mtime == UNPACKED_S:
+                if unpacked_ns is None or _is_cache(path, name) or _is_unchanged(found, unpacked_ns):
                     os.unlink(name, dir_fd=at)
         for name in folders:
             with contextlib.suppress(OSError):  # not empty, or a link
                 os.rmdir(name, dir_fd=at)
+
+
+def _is_unchanged(found: os.stat_result, unpacked_ns: int) -> bool:
+    return found.st_mtime == UNPACKED_S and found.st_ctime_ns <= unpacked_ns
+
+
+def _is_cache(folder: str, name: str) -> bool:
+    return name.endswith(".pyc") and os.path.basename(folder) == "__pycache__"

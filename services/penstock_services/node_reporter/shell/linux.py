@@ -166,6 +166,9 @@ class LinuxHost:
         found = read_record(self._folder(key) / "exit.json", Exit)
         if found is not None and self.archiver is not None:
             self.archiver.ended(*key)
+        folder = self._folder(key)
+        if found is not None and (folder / CODE).exists():
+            asyncio.get_running_loop().run_in_executor(None, self._remove_code, folder, found)
         return found
 
     def forget(self, key: Key) -> None:
@@ -207,14 +210,7 @@ class LinuxHost:
             groups=self._cgroups.plan(),
         )
         contact = self._lease if self._own_process else None
-        loop = asyncio.get_running_loop()
-
-        def gone(key: Key) -> None:
-            if (self._folder(key) / CODE).exists():
-                loop.run_in_executor(None, self._ended, key)
-            callbacks.gone(key)
-
-        return Spawner(lock, self._marks, plan, callbacks._replace(gone=gone), self.request, contact)
+        return Spawner(lock, self._marks, plan, callbacks, self.request, contact)
 
     def request(self, order: StartTask, until_s: float | None) -> dict[str, Any]:
         """The launcher's request for a task, whose folder is made. Raises `SecretMissing`, `JournalFailed`."""
@@ -282,12 +278,13 @@ class LinuxHost:
                 f"its code is not on this node any more: {error.strerror}; submit it again"
             ) from error
 
-    def _ended(self, key: Key) -> None:
+    @staticmethod
+    def _remove_code(folder: Path, found: Exit) -> None:
         """Removes code that a task was sent with and has not changed. In a thread: it may be many files."""
-        folder = self._folder(key)
+        cut_short = found.failure is not None and found.failure.stage == "code"
         with suppress(OSError, RecursionError):
+            remove_unchanged(str(folder / WORK), None if cut_short else found.unpacked_ns)
             (folder / CODE).unlink()
-            remove_unchanged(str(folder / WORK))
 
     def _peers(self, order: StartTask, folder: Path) -> dict[str, str]:
         """The variable with the gang's peers; those of a large gang lie in a file, one on this node, of which each task has a link."""

@@ -82,6 +82,8 @@ class Exit(msgspec.Struct, frozen=True):
     oom: bool = False
     """Its cgroup counted an OOM kill, of whichever process; a program may go on without it and succeed."""
     failure: Failure | None = None
+    unpacked_ns: int = 0
+    """When all of its code was unpacked, by the clock of its folder's file system; 0: none was. See `code`."""
     lapsed: bool = False
     """Its lease ended, and so it was ended."""
     exhausted: tuple[str, str] = ("", "")

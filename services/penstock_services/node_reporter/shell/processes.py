@@ -8,8 +8,8 @@ from contextlib import suppress
 
 import psutil
 
+from penstock_services.node_reporter.shell.pids import start_ticks
 from penstock_services.node_reporter.shell.ports import Immortal
-from penstock_services.node_reporter.shell.shim import start_ticks
 
 KILL_ROUNDS = 200
 KILL_PAUSE_S = 0.01

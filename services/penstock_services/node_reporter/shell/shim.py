@@ -6,7 +6,7 @@ ended.
 
 The folder of a task holds, each written whole (temporary name, then rename):
 `started.json {task_id, token, shim, shim_start, pid, pid_start, started_ms, exits, groups}`, written before the program runs;
-`exit.json {task_id, token, exit_code, signal, cpu_ms, max_rss_kib, started_ms, exited_ms, failure, oom, exhausted, lapsed}`, written
+`exit.json {task_id, token, exit_code, signal, cpu_ms, max_rss_kib, started_ms, exited_ms, failure, unpacked_ns, oom, exhausted, lapsed}`, written
 (fsync) after the *last* process of the task has been reaped; and what the task itself may see, `visible`: `work`, and `phases`,
 a FIFO made by the reporter for the program's lines.
 
@@ -33,7 +33,6 @@ import select
 import signal
 import socket
 import time
-from collections import deque
 from types import FrameType
 from typing import Any, NoReturn
 
@@ -49,6 +48,7 @@ from penstock_services.node_reporter.shell.confinement import (
 from penstock_services.node_reporter.shell.last_lines import exhausted
 from penstock_services.node_reporter.shell.lease_watch import LeaseWatch, boot_s
 from penstock_services.node_reporter.shell.output import Output
+from penstock_services.node_reporter.shell.pids import descendants, pid_of, start_ticks
 from penstock_services.node_reporter.shell.programs import enter
 
 MAX_MESSAGE_BYTES = 1 << 18  # argv, environment, peers, secrets; but for these the events behind are ≤ 64 KiB
@@ -57,6 +57,7 @@ FIRST_PAUSE_S = 0.1  # between attempts to write down an exit on a full disk
 LONGEST_PAUSE_S = 5.0
 OOM_FIRST = 500  # of 1,000: as if it used half of the machine's memory on top
 REAP_PAUSE_MS = 5  # between kills while the last processes die
+NEXT_SHIM_MS = 50  # after that the next shim is made ready beside a start, which most are done with before
 PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 PR_SET_NAME = 15
 PR_SET_CHILD_SUBREAPER = 36
@@ -66,21 +67,6 @@ RESET_SIGNALS = (
 """What Python, the launcher or the shim changed; the program shall find the defaults."""
 
 prctl = ctypes.CDLL(None, use_errno=True).prctl
-
-
-def start_ticks(pid: int) -> int | None:
-    """When this process started, in clock ticks since boot; with the pid it names one process. None: no such."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            return int(file.read().rpartition(b")")[2].split()[19])
-    except OSError:
-        return None
-
-
-def pid_of(pidfd: int) -> int:
-    """A process's number in the namespace of our /proc, which may be another than ours."""
-    with open(f"/proc/self/fdinfo/{pidfd}") as file:
-        return next(int(line.split()[1]) for line in file if line.startswith("Pid:"))
 
 
 def now_ms() -> int:
@@ -103,6 +89,11 @@ def write_whole(folder: str, name: str, content: dict[str, Any], *, durable: boo
     os.rename(temporary, f"{folder}/{name}")
 
 
+def _write_line(pipe: int, content: dict[str, Any]) -> None:
+    """A line for the shim."""
+    os.write(pipe, json.dumps(content).encode() + b"\n")
+
+
 def _put(path: str, text: str) -> None:
     """Writes to a file of a cgroup, at once."""
     descriptor = os.open(path, os.O_WRONLY)
@@ -110,27 +101,6 @@ def _put(path: str, text: str) -> None:
         os.write(descriptor, text.encode())
     finally:
         os.close(descriptor)
-
-
-def descendants(root: int) -> list[int]:
-    """Living descendants of a process, by the parents in /proc; zombies are left out."""
-    children: dict[int, list[int]] = {}
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            try:
-                with open(f"/proc/{name}/stat", "rb") as file:
-                    fields = file.read().rpartition(b")")[2].split()
-            except OSError:
-                continue
-            if fields[0] != b"Z":
-                children.setdefault(int(fields[1]), []).append(int(name))
-    found: list[int] = []
-    queue = deque([root])
-    while queue:
-        own = children.get(queue.popleft(), [])
-        found += own
-        queue.extend(own)
-    return found
 
 
 class Shim:
@@ -146,7 +116,7 @@ class Shim:
         """Only the task's own processes are there besides this one."""
         self._control = control
         self._lock_fd = lock_fd
-        self._taken_fd = taken_fd
+        self._taken_fd: int | None = taken_fd
         self._request: dict[str, Any] = {}
         self._folder = ""
         self._leader = 0
@@ -154,6 +124,7 @@ class Shim:
         self._started_ms, self._began_s = 0, 0.0
         self._lease: LeaseWatch | None = None
         self._lapsed = False
+        self._unpacked_ns = 0
 
     def prepare(self) -> None:
         """Everything that needs no request: signals, pipes, and the leader, which waits for its program."""
@@ -205,7 +176,7 @@ class Shim:
         if failure is None:
             self._report({"event": "started", "pid": self._pid, "started_ms": self._started_ms})
         self._control.close()
-        os.close(self._taken_fd)  # the launcher makes the next shim ready
+        self._let_next()
         phases = os.open(f"{self._folder}/phases", os.O_RDWR | os.O_NONBLOCK)  # held, so that no line is lost
         self._watch(self._out_read, self._output)
         self._reap_all(self._out_read, self._output)
@@ -242,9 +213,40 @@ class Shim:
             message = message[os.write(self._go_write, message) :]
         os.close(self._go_write)
         self._output = Output(self._request["log"], self._request["log_limit"])  # while the leader execs
-        report = os.read(self._failed_read, CHUNK_BYTES)  # empty: exec closed it
-        os.close(self._failed_read)
-        return json.loads(report) if report else failure
+        for line in self._until_executed().splitlines():
+            report = json.loads(line)
+            self._unpacked_ns = report.pop("unpacked_ns", self._unpacked_ns)
+            failure = report or failure
+        return failure
+
+    def _until_executed(self) -> bytes:
+        """What the leader reports up to its exec, which closes the pipe.
+
+        It may unpack code, or look into a folder on a network that hangs: other tasks start meanwhile, and its lease may end.
+        """
+        poll, found = select.poll(), b""
+        pause_ms: int | None = NEXT_SHIM_MS
+        poll.register(self._failed_read, select.POLLIN)
+        if self._lease is not None:
+            poll.register(self._lease.fd, select.POLLIN)
+        while True:
+            ready = {descriptor for descriptor, _ in poll.poll(pause_ms)}
+            if not ready:
+                self._let_next()
+                pause_ms = None
+            elif self._failed_read not in ready:
+                self._end_lapsed(self._lease)
+            elif chunk := os.read(self._failed_read, CHUNK_BYTES):
+                found += chunk
+            else:
+                os.close(self._failed_read)
+                return found
+
+    def _let_next(self) -> None:
+        """The launcher makes the next shim ready."""
+        if self._taken_fd is not None:
+            os.close(self._taken_fd)
+            self._taken_fd = None
 
     def _note_start(self) -> None:
         """Its end is as much later as time has passed since boot: a clock that steps meanwhile makes no run longer."""
@@ -287,6 +289,7 @@ class Shim:
             prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
             if os.getppid() != shim:
                 os._exit(127)
+            self._let_next()  # the shim alone waits with that
             os.setsid()
             for number in RESET_SIGNALS:
                 signal.signal(number, signal.SIG_DFL)
@@ -325,7 +328,7 @@ class Shim:
             prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)  # which another user would be without
             stage = "code"
             if request["code"] is not None:
-                unpack(*request["code"])
+                _write_line(failed, {"unpacked_ns": unpack(*request["code"])})
             stage = "workdir"
             os.chdir(request["cwd"])
             stage = "environment"
@@ -337,7 +340,7 @@ class Shim:
             os.dup2(output, 2)
             os.execvpe(request["argv"][0], request["argv"], env)
         except OSError as error:
-            os.write(failed, json.dumps({"stage": stage, "errno": error.errno}).encode())
+            _write_line(failed, {"stage": stage, "errno": error.errno})
         finally:
             os._exit(127)
 
@@ -363,9 +366,9 @@ class Shim:
                 else:
                     poll.unregister(pipe)
 
-    def _end_lapsed(self, lease: LeaseWatch) -> None:
+    def _end_lapsed(self, lease: LeaseWatch | None) -> None:
         """Ends the task if its lease is over; until the leader has ended this is tried again at once."""
-        if lease.over():
+        if lease is not None and lease.over():
             self._lapsed = True
             self._kill_all()
             time.sleep(REAP_PAUSE_MS / 1_000)
@@ -419,6 +422,7 @@ class Shim:
             "started_ms": self._started_ms,
             "exited_ms": self._started_ms + round((boot_s() - self._began_s) * 1_000),
             "failure": failure,
+            "unpacked_ns": self._unpacked_ns,
             "oom": self._out_of_memory(),
             "exhausted": reported,
             "lapsed": self._lapsed,
