@@ -1,6 +1,7 @@
 """`GET /v1/jobs/ID/eta` over real HTTP: words of the estimator as the placer committed them, the latest one counts."""
 
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -27,6 +28,14 @@ def word(done: int, left_ms: float) -> EtaEstimated:
         job_id="runs", attempt=1, at_ms=wall_ms(), done=done, left_ms=left, steps=steps,
         step_ms=Bounds(middle=1, low=1, high=1), level=0.9, source="iterations asked for",
     )  # fmt: skip
+
+
+def without_times(start: dict[str, Any] | None) -> object:
+    """Of an expected start what two questions one after the other agree on to the letter."""
+    if start is None:
+        return None
+    holders = [holder["job_id"] for holder in start["holders"]]
+    return start["starts_ms"] is None, start["unknown"], start["assumes"], holders
 
 
 async def test_remaining_time_of_each_kind_of_job(cell: Cell) -> None:
@@ -76,7 +85,13 @@ async def test_remaining_time_of_each_kind_of_job(cell: Cell) -> None:
     holders = starts["small"]["holders"]
     assert [(row["job_id"], row["gpus"]) for row in holders] == [("runs", 1), ("silent", 1)]
     assert (holders[0]["ends_ms"], holders[1]["ends_ms"]) == (starts["small"]["starts_ms"], None)
+    for job_id, start in starts.items():
+        asked = (await cell.http.get(f"/v1/jobs/{job_id}/eta")).json()["start"]
+        assert without_times(asked) == without_times(start), "why and eta give one answer"
+        if start is not None and start["starts_ms"] is not None:
+            assert abs(asked["starts_ms"] - start["starts_ms"]) < 60_000
     async with AsyncClient(cell.url) as client:
+        assert (await client.eta("small")).start is not None
         now, past = await client.why("small"), await client.why("small", at_ms=placer.now_ms)
     assert now.start is not None
     assert [holder.job_id for holder in now.start.holders] == ["runs", "silent"]

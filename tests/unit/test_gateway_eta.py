@@ -150,6 +150,26 @@ def test_a_job_that_waits_says_so(status: str) -> None:
     assert eta.nothing_known(remaining(*standing(status, None, None), None, REPORTED_MS))
 
 
+def test_a_job_that_waits_shows_its_expected_start_and_what_that_assumes() -> None:
+    """Between meetings: will it have started by noon? The screen counts on, and a start that passes is due any moment."""
+    start = {"starts_ms": REPORTED_MS + 300_000, "unknown": "", "assumes": "no new job comes in", "holders": [
+        {"job_id": "other", "owner": "ben", "gpus": 2, "ends_ms": REPORTED_MS + 300_000}
+    ]}  # fmt: skip
+    found = remaining(*standing("queued", 120_000, None), None, REPORTED_MS) | {"start": start}
+    for text in (shown(found), eta.in_a_line(found)):
+        assert ", in 5m 00s" in text
+        assert "once it starts it takes about 2m 00s, to about" in text
+    assert "the start holds if no new job comes in" in shown(found)
+    assert "other of ben holds 2 GPUs, ends about" in shown(found)
+    assert ", in 1m 00s" in shown(found, REPORTED_MS + 240_000)
+    assert "expected start: any moment" in shown(found, REPORTED_MS + 301_000)
+    without_run = remaining(*standing("queued", None, None), None, REPORTED_MS)
+    assert not eta.nothing_known(without_run | {"start": start})
+    unknown = {"starts_ms": None, "unknown": "1 of 1 has no estimate", "assumes": "", "holders": []}
+    assert eta.nothing_known(without_run | {"start": unknown})
+    assert "expected start: not known: 1 of 1 has no estimate" in shown(without_run | {"start": unknown})
+
+
 def test_an_ended_job_says_when() -> None:
     found = ended("j", "timed_out_running", 940_000, 1_000_000)
     assert "ended 1m 00s ago: timed out running" in shown(found)

@@ -1,7 +1,7 @@
 """`penstock eta JOB`: how long a job still takes, when it ends, how sure that is and where it comes from."""
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Annotated, Any
 
@@ -12,6 +12,7 @@ from rich.text import Text
 
 from penstock.cli import follow
 from penstock.cli.common import JobArgument, Output, find_job, gateway
+from penstock.cli.explain import expected_start, holder_lines, start_lines
 from penstock.cli.live import redraw
 from penstock.cli.output import Format, duration, present, present_one, state
 from penstock.cli.tables import clock, counting_on
@@ -25,6 +26,7 @@ WAKING = frozenset(
     {"penstock.job.eta_estimated", "penstock.task.started", "penstock.placement.decided", "penstock.job.queued",
      "penstock.job.estimated", follow.ENDED}
 )  # fmt: skip
+OTHERS = frozenset({"penstock.task.started", follow.ENDED})
 
 
 def eta(
@@ -48,7 +50,15 @@ def eta(
 
 
 def nothing_known(answer: Answer) -> bool:
-    return answer["answer"] == "unknown" or (answer["answer"] == "waiting" and answer["run_ms"] is None)
+    if answer["answer"] == "waiting":
+        return answer["run_ms"] is None and _starts_ms(answer) is None
+    return bool(answer["answer"] == "unknown")
+
+
+def _starts_ms(answer: Answer) -> int | None:
+    """When it is expected to start; None: not in the queue, or not known."""
+    start = answer.get("start")
+    return None if start is None else start["starts_ms"]
 
 
 def of_job(client: Client, job_id: str) -> dict[str, Any] | None:
@@ -111,10 +121,7 @@ def _headline(answer: Answer) -> str:
         ago = "" if answer["ended_ms"] is None else f" {duration(answer['now_ms'] - answer['ended_ms'])} ago"
         return f"ended{ago}: {str(answer['outcome']).replace('_', ' ')}"
     if kind == "waiting":
-        will = "how long it will run is not known"
-        if answer["run_ms"] is not None:
-            will = f"once it starts it takes about {duration(answer['run_ms'])}"
-        return f"waits; {will}"
+        return "; ".join(["waits", *_expected(answer)])
     if kind == "unknown":
         ran = (
             "it has not started"
@@ -131,12 +138,25 @@ def _headline(answer: Answer) -> str:
     return f"{duration(left['middle'])} left ({duration(left['low'])} to {duration(left['high'])})"
 
 
+def _expected(answer: Answer) -> list[str]:
+    """Of a job that waits: start, run time, and where both are known its end."""
+    starts_ms, run_ms = _starts_ms(answer), answer["run_ms"]
+    start = [] if starts_ms is None else [expected_start(starts_ms, answer["now_ms"])]
+    if run_ms is None:
+        return [*start, "how long it will run is not known"]
+    run = f"once it starts it takes about {duration(run_ms)}"
+    return [*start, run if starts_ms is None else f"{run}, to about {clock(starts_ms + run_ms)}"]
+
+
 def _details(answer: Answer) -> list[str]:
     kind, ends = answer["answer"], answer["ends_ms"]
     if kind == "ended":
         return [f"at {clock(answer['ended_ms'])}"] if answer["ended_ms"] is not None else []
     if kind == "waiting":
-        return [f"by its estimate: {answer['source']}"] if answer["source"] else []
+        estimate = [f"by its estimate: {answer['source']}"] if answer["source"] else []
+        if _starts_ms(answer) is None:
+            return [*estimate, *start_lines(answer)]
+        return [*estimate, f"the start holds if {answer['start']['assumes']}", *holder_lines(answer["start"])]
     if kind == "estimated":
         when = f"ends about {clock(ends['middle'])}; " if answer["due"] == "later" else ""
         return [f"{when}its training reports no progress, so this is the estimate: {answer['source']}"]
@@ -203,14 +223,18 @@ def _print(answer: Answer) -> None:
     print(f"{clock(answer['now_ms'])}  {in_a_line(answer)}", flush=True)
 
 
-def _changes(client: Client, job: Answer) -> Iterator[str]:
-    """Once now, then the type of each event that may change the answer; the last is the job's end."""
+def _changes(client: Client, job: Answer, waits: Callable[[], bool] | None = None) -> Iterator[str]:
+    """Once now, then the type of each event that may change the answer; the last is the job's end.
+
+    While `waits`, starts and ends of other jobs count too: its expected start goes by them. None: only its own events.
+    """
     yield ""
-    for event in client.stream("/v1/stream", last_id=str(job["seq"]), job=job["job_id"]):
-        kind = event.data["type"]
-        if kind in WAKING:
+    only = {} if waits is not None else {"job": job["job_id"]}
+    for event in client.stream("/v1/stream", last_id=str(job["seq"]), **only):
+        kind, own = event.data["type"], event.data["job_id"] == job["job_id"]
+        if kind in (WAKING if own else OTHERS if waits is not None and waits() else ()):
             yield kind
-        if kind == follow.ENDED:
+        if own and kind == follow.ENDED:
             return
 
 
@@ -226,4 +250,8 @@ def _draw(client: Client, job: dict[str, Any]) -> None:
         now = counting_on(answer["now_ms"])
         return bool(answer["answer"] != "ended")
 
-    redraw(lambda: shown(answer, job, now()), look, _changes(client, job))
+    redraw(
+        lambda: shown(answer, job, now()),
+        look,
+        _changes(client, job, lambda: bool(answer["answer"] == "waiting")),
+    )

@@ -51,8 +51,13 @@ def start_lines(answer: Mapping[str, Any]) -> list[str]:
     if start["starts_ms"] is None:
         lines = [f"expected start: not known: {start['unknown']}"]
     else:
-        left = duration(max(0, start["starts_ms"] - answer["now_ms"]))
-        lines = [f"expected start: {clock(start['starts_ms'])}, in {left}, if {start['assumes']}"]
+        lines = [f"{expected_start(start['starts_ms'], answer['now_ms'])}, if {start['assumes']}"]
+    return [*lines, *holder_lines(start)]
+
+
+def holder_lines(start: Mapping[str, Any]) -> list[str]:
+    """The jobs that hold what it needs."""
+    lines = []
     for holder in start["holders"]:
         ends = (
             "not known when it ends"
@@ -62,6 +67,13 @@ def start_lines(answer: Mapping[str, Any]) -> list[str]:
         what = count(holder["gpus"], "GPU") if holder["gpus"] else "cores and memory"
         lines.append(f"  {short_id(holder['job_id'])} of {holder['owner']} holds {what}, {ends}")
     return lines
+
+
+def expected_start(starts_ms: int, now_ms: int) -> str:
+    """`expected start: 10:42:03, in 5m 20s`; `expected start: any moment` once it has passed."""
+    if starts_ms <= now_ms:
+        return "expected start: any moment"
+    return f"expected start: {clock(starts_ms)}, in {duration(starts_ms - now_ms)}"
 
 
 def in_short(answer: Mapping[str, Any], job: Mapping[str, Any]) -> str:

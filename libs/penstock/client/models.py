@@ -219,6 +219,8 @@ class Eta(Answer, frozen=True, kw_only=True):
     run_ms: int | None = None
     ended_ms: int | None = None
     outcome: str | None = None
+    start: Start | None = None
+    """Of a job in the queue; None for others."""
 
 
 class Status(Answer, frozen=True, kw_only=True):

@@ -121,7 +121,7 @@ def _whole(ms: float) -> int:
 
 FIELDS = (
     "attempt", "due", "left_ms", "ends_ms", "level", "done", "steps", "step_ms", "share", "source", "at_ms", "age_ms",
-    "model_version", "first_of_kind", "ran_ms", "run_ms", "ended_ms", "outcome", "next_step",
+    "model_version", "first_of_kind", "ran_ms", "run_ms", "ended_ms", "outcome", "next_step", "start",
 )  # fmt: skip
 """Keys of every answer beside the first four; null where unknown."""
 

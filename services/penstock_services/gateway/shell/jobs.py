@@ -58,6 +58,7 @@ from penstock_services.gateway.shell.gateway import (
     row_json,
 )
 from penstock_services.gateway.shell.roles import caller_of, needs
+from penstock_services.gateway.shell.starts import start_of
 from penstock_services.gateway.shell.store import Key
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
@@ -427,7 +428,10 @@ async def job(job_id: str, request: Request) -> Response:
 
 @router.get("/{job_id}/eta", dependencies=[needs(Role.READ)])
 async def eta(job_id: str, request: Request) -> Response:
-    """How long it still takes, with an interval; `answer` says where that comes from, `due` whether it is late."""
+    """How long it still takes, with an interval; `answer` names where that comes from, `due` whether it is late.
+
+    `start`: when a job in the queue is expected to start, as `why` answers; null for other jobs.
+    """
     gateway = gateway_of(request)
     row = await find_job(gateway, job_id)
     latest: dict[str, EtaReport] = {}
@@ -435,7 +439,8 @@ async def eta(job_id: str, request: Request) -> Response:
         await gateway.fresh()
         latest = await latest_estimates(gateway, [job_id])
         row = await find_job(gateway, job_id)  # it may have ended meanwhile
-    return answer(eta_of(gateway, row, latest.get(job_id)))
+    start = await start_of(gateway, job_id)
+    return answer(eta_of(gateway, row, latest.get(job_id)) | {"start": start})
 
 
 @router.get("/{job_id}/tasks", dependencies=[needs(Role.READ)])
