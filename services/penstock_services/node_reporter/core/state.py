@@ -157,22 +157,23 @@ Change = Put | Forget | Break | Accept | Gang
 
 def evolve(state: NodeState, change: Change) -> None:
     """Applies one change; mechanical."""
-    if isinstance(change, Forget):
-        state.ended.pop(change.task_id, None)
-        state.forgotten_token = max(state.forgotten_token, change.token)
-        return
-    if isinstance(change, Break):
-        state.faults[change.fault.uuid] = change.fault
-        return
-    if isinstance(change, Accept):
-        state.accepted = max(state.accepted, change.incarnation)
-        return
-    if isinstance(change, Gang):
-        state.gangs[change.bearer, change.token] = change.peers
-        if len(state.gangs) > MAX_GANGS_REMEMBERED:
-            del state.gangs[next(iter(state.gangs))]
-        return
-    task = change.task
+    match change:
+        case Put(task=task):
+            _put(state, task)
+        case Forget():
+            state.ended.pop(change.task_id, None)
+            state.forgotten_token = max(state.forgotten_token, change.token)
+        case Break():
+            state.faults[change.fault.uuid] = change.fault
+        case Accept():
+            state.accepted = max(state.accepted, change.incarnation)
+        case Gang():
+            state.gangs[change.bearer, change.token] = change.peers
+            if len(state.gangs) > MAX_GANGS_REMEMBERED:
+                del state.gangs[next(iter(state.gangs))]
+
+
+def _put(state: NodeState, task: Task) -> None:
     for gpu in task.gpus:
         if state.gpu_tokens.get(gpu, -1) < task.token:
             state.gpu_tokens[gpu] = task.token
