@@ -140,7 +140,7 @@ def test_a_users_own_columns(trace: Path) -> None:
             (CSV + "caf\xe9,0,60,1\nb,0,60,1\nc,0,\xb9,1\n").encode("latin-1"),
             ["line 2, column job_id: byte 0xe9 is not UTF-8", "line 4, column duration_s: byte 0xb9 is not UTF-8"],
         ),
-        (b"job_id;submit_s;duration_s;gpus\na;0;60;1\n", ["line 1: no comma, but ';': put commas between the columns"]),
+        (b"job_id;submit_s;duration_s;gpus\na;0,5;60;1\n", ["line 2, column submit_s: '0,5' is no time: seconds, an epoch in s or ms, 2026-01-31T12:00:00, 1-02:03:04 or 02:03:04"]),
         (CSV.encode() + b'a,0,"60,1\nb,0,60,x\n', ["line 2: a quote is not closed", "line 3, column gpus: 'x' is no whole number \xe2\x89\xa5 1".encode("latin-1").decode()]),
         (CSV.encode() + b"a" * 300_000 + b",0,60,1\n", ["line 2: longer than 262144 characters"]),
         (b'"job_id,submit_s\n', ["line 1: a quote is not closed"]),
@@ -150,7 +150,7 @@ def test_a_users_own_columns(trace: Path) -> None:
     ],
 )  # fmt: skip
 def test_files_from_the_wild(trace: Path, content: bytes, message: list[str]) -> None:
-    """Saved by a spreadsheet as UTF-16 or Latin-1, with semicolons, torn in the middle, or no text at all."""
+    """Saved by a spreadsheet as UTF-16 or Latin-1, with decimal commas, torn in the middle, or no text at all."""
     assert problems(trace, content) == message
 
 
@@ -162,6 +162,17 @@ def test_line_ends_and_marks_of_all_systems(trace: Path, newline: str) -> None:
     read = read_trace(trace, skip_bad=True)
     assert [(job.job_id, job.gpus) for job in read.jobs] == [("a", 1), ("b", 2)]
     assert [problem.line for problem in read.skipped] == [5]
+
+
+@pytest.mark.parametrize("mark", [";", "\t", "|"])
+@pytest.mark.parametrize("more", ["", ",model,owner,cores,workers,iterations,batch_size", ",note" * 8])
+def test_columns_between_other_marks(trace: Path, mark: str, more: str) -> None:
+    """A spreadsheet of another country, a database's dump; with ten or twelve columns no trace of Gavel or Shockwave."""
+    names = [f"{name}{place}" if name == "note" else name for place, name in enumerate(more.split(",")[1:])]
+    header = mark.join(["job_id", "submit_s", "duration_s", "gpus", *names])
+    trace.write_text(header + "\n" + mark.join(["a", "0", '"60"', "4", *[""] * len(names)]) + "\n")
+    read = read_trace(trace)
+    assert (read.format, read.jobs) == ("csv", [TraceJob("a", 0, 60, 4)])
 
 
 def test_places_that_hold_no_file(tmp_path: Path) -> None:

@@ -130,6 +130,17 @@ def test_our_own_format_is_guessed_first_and_the_renames_are_named(
             ["line 1: our own CSV is three renames away: --columns job_id=id,submit_s=arrival_time,duration_s=runtime"],
         ),
         (
+            "Job_ID,Submit_S,Duration_S,GPUs",
+            [
+                "line 1: our own CSV is four renames away: "
+                "--columns job_id=Job_ID,submit_s=Submit_S,duration_s=Duration_S,gpus=GPUs"
+            ],
+        ),
+        (
+            "job_id,submit_s,Duration_MS,gpus",
+            ["line 1, column duration_s: missing (format csv)"],
+        ),
+        (
             "job_id,submit_s,duration_ms,gpus",  # another unit is no rename
             ["line 1, column duration_s: missing (format csv)"],
         ),
@@ -238,6 +249,21 @@ def test_sacct_without_the_columns_that_matter(trace: Path) -> None:
     ]
 
 
+def test_saccts_table_for_people(trace: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Without `-P` columns are cut to their width; a file whose lines are all bad lists these and nothing else."""
+    text = "JobID           JobName  Partition\n------------ ---------- ----------\n101      train    gpu\n"
+    assert problems(trace, text) == [
+        f"line 1: sacct's output as a table for people is not read: {SACCT_COMMAND}"
+    ]
+    trace.write_text(HEADER + "a,0,60,0.5\n")
+    bad = f"penstock: {trace}: line 2, column gpus: '0.5' is no whole number ≥ 1"
+    none = f"penstock: {trace}: file: no job in it"
+    assert penstock("simulate", str(trace)) == 2
+    assert capfd.readouterr().err.splitlines() == [bad]
+    assert penstock("simulate", str(trace), "--skip-bad") == 2
+    assert capfd.readouterr().err.splitlines() == [bad, none]
+
+
 def test_sacct_lines_that_cannot_be_read(trace: Path) -> None:
     """A TRES of another form, a memory without a number, a job of neither cores nor GPUs."""
     head = "JobID|Submit|Elapsed|AllocTRES\n"
@@ -326,22 +352,76 @@ def test_a_kubernetes_job_list(trace: Path, capfd: pytest.CaptureFixture[str]) -
     )
 
 
+def pod(name: str, phase: str, ended: str | None, **owner: str) -> dict[str, object]:
+    """A pod of one GPU as the API server shows it; it started at 08:00:10."""
+    state = {"running": {}} if ended is None else {"terminated": {"exitCode": 0, "finishedAt": ended}}
+    resources = {"requests": {"cpu": "500m", "memory": "1Gi"}, "limits": {"nvidia.com/gpu": "1"}}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "name": name,
+            "namespace": "team-b",
+            "creationTimestamp": "2026-03-01T08:00:00Z",
+            "ownerReferences": [{"kind": kind, "name": own} for kind, own in owner.items()],
+        },
+        "spec": {"nodeName": "n1", "containers": [{"name": "train", "resources": resources}]},
+        "status": {
+            "phase": phase,
+            "startTime": "2026-03-01T08:00:10Z",
+            "containerStatuses": [{"name": "train", "state": state}, {"name": "late", "state": {}}],
+        },
+    }
+
+
+def test_pods_that_no_job_made(trace: Path) -> None:
+    """`kubectl get jobs,pods -o json`: a notebook, one of another controller, one evicted, a Job's own; `get pods` alone."""
+    begun, ended = "2026-03-01T08:00:10Z", "2026-03-01T08:10:10Z"
+    job = kubernetes_job("j", begun, {"startTime": begun, "completionTime": ended})
+    job["metadata"]["namespace"] = "team-b"  # type: ignore[index]
+    evicted = pod("evicted", "Failed", None)
+    evicted["status"]["containerStatuses"] = []  # type: ignore[index]
+    items = [
+        job,
+        pod("j-x7f", "Succeeded", ended, Job="j"),
+        pod("note", "Succeeded", "2026-03-01T08:01:10Z"),
+        pod("rank-0", "Failed", ended, PyTorchJob="p"),
+        pod("web", "Running", None, ReplicaSet="web"),
+        evicted,
+    ]
+    trace.write_text(json.dumps({"apiVersion": "v1", "kind": "List", "items": items}))
+    read = read_trace(trace)
+    assert [(one.job_id, one.submit_s, one.duration_s, one.gpus) for one in read.jobs] == [
+        ("team-b/note", 0, 60, 1),
+        ("team-b/rank-0", 0, 600, 1),
+        ("team-b/j", 10, 600, 2),
+    ]
+    passed = {"pods of jobs in the list": 1, "jobs that have not ended": 1, "jobs that never ran": 1}
+    assert dict(read.passed) == passed
+    bare = {name: value for name, value in pod("bare", "Succeeded", ended).items() if name != "kind"}
+    for whole in ({"kind": "PodList", "items": [bare]}, pod("bare", "Succeeded", ended)):
+        trace.write_text(json.dumps(whole))
+        assert read_trace(trace).jobs == [
+            TraceJob("team-b/bare", 0, 600, 1, owner="team-b", cores=0.5, host_memory_mib=1_024, workers=1)
+        ]
+
+
 def test_kubernetes_objects_that_cannot_be_read(trace: Path) -> None:
-    """Pods in the list, a slice of a GPU, an amount that is none, a job that ended before it began."""
+    """Services in the list, a slice of a GPU, an amount that is none, a job that ended before it began."""
     begun, ended = "2026-03-01T08:00:10Z", "2026-03-01T08:10:10Z"
     slices = kubernetes_job("mig", begun, {"startTime": begun, "completionTime": ended})
     slices["spec"]["template"]["spec"]["containers"][0]["resources"]["limits"] = {
         "nvidia.com/mig-1g.5gb": "1"
     }  # type: ignore[index]
     items = [
-        {"kind": "Pod", "metadata": {"name": "p"}},
+        {"kind": "Service", "metadata": {"name": "p"}},
         slices,
         kubernetes_job("odd", begun, {"startTime": begun, "completionTime": ended}, gpus="two"),
         kubernetes_job("back", begun, {"startTime": ended, "completionTime": begun}),
         "nothing",
     ]
     assert problems(trace, json.dumps({"kind": "List", "items": items})) == [
-        "item 1: kind Pod is not read; `kubectl get jobs -o json` lists jobs",
+        "item 1: kind Service is not read; `kubectl get jobs -o json` lists jobs, `get pods` pods",
         "item 2, column limits: nvidia.com/mig-1g.5gb: slices of a GPU are not read",
         "item 3, column nvidia.com/gpu: 'two' is no whole number ≥ 0",
         "item 4, column completionTime: it lies before startTime",
@@ -377,7 +457,10 @@ def test_every_json_value_is_a_job_a_problem_or_counted(trace: Path, data: st.Da
         kubernetes_job(f"j{number}", begun, {"startTime": begun, "completionTime": ended})
         for number in range(3)
     ]
-    if data.draw(st.booleans()):
+    shape = data.draw(st.sampled_from(["jobs", "pods", "own"]))
+    if shape == "pods":
+        items = [pod(f"p{number}", "Succeeded", ended, Job="j0") for number in range(3)]
+    elif shape == "own":
         items = [
             {"job_id": f"j{n}", "submit_s": n, "duration_s": 60, "gpus": 1, "labels": {"a": "b"}}
             for n in range(3)
@@ -428,6 +511,8 @@ def test_plain_json(trace: Path, shape: str, capfd: pytest.CaptureFixture[str]) 
         ("[", "file: not JSON: unexpected end of data: line 1 column 2 (char 1)"),
         ("{}", "file: JSON without a list of jobs: a list, {\"jobs\": […]} or an object a line"),
         ("[]", "file: no job in it"),
+        ('{"job_id": {"0": "a"}, "gpus": {"0": 1}}',
+         'file: JSON column by column: write it by line, in pandas as to_json(orient="records")'),
         ('[{"job_id": "a", "time": {}, "tres": {}}]',
          "file: sacct --json is not read: "
          "sacct -P -X --format=JobID,User,State,Submit,Start,End,Elapsed,ReqTRES,AllocTRES"),

@@ -185,9 +185,12 @@ class Given:
         if self.path not in self.read:
             source = open_source(self.path, renames_of(self.asked.columns))
             fits = self.capacity.beyond if self._fills(source.name) else self.capacity.problems
-            self.read[self.path] = self._judged(
-                read_source(self.path, source, fits=fits, skip_bad=True), seed
-            )
+            try:
+                read = read_source(self.path, source, fits=fits, skip_bad=True)
+            except BadFile as error:  # that no job is left is news only where bad lines may be left out
+                lines = [problem for problem in error.problems if problem.line]
+                raise error if self.asked.skip_bad or not lines else BadFile(str(self.path), lines) from None
+            self.read[self.path] = self._judged(read, seed)
         trace = self.read[self.path]
         if not self.fills(trace):
             return trace

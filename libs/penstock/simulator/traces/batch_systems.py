@@ -1,4 +1,4 @@
-"""Importers of what batch systems export: Slurm's `sacct`, Helios' CSV files, Kubernetes' list of jobs.
+"""Importers of what batch systems export: Slurm's `sacct`, Helios' CSV files, Kubernetes' lists of jobs and pods.
 
 Lines that are no jobs of a trace are passed over and counted: the steps of a Slurm job, jobs that never ran. A job that
 still runs counts with its time so far where the file has that. Names are made of letters, digits and . _ : / -; any
@@ -6,7 +6,7 @@ other character of a user's name becomes a `-`.
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -39,6 +39,7 @@ UNITS = {
 GPU, GPU_OF = "gres/gpu", "gres/gpu:"
 NOT_YET = frozenset({"", "None", "Unknown"})
 STEPS, NEVER_RAN, NOT_ENDED = "job steps", "jobs that never ran", "jobs that have not ended"
+PODS_OF_JOBS = "pods of jobs in the list"
 SACCT_NAMES = MappingProxyType(
     {"jobid": "JobID", "submit": "Submit", "elapsed": "Elapsed", "alloctres": "AllocTRES"}
 )
@@ -163,9 +164,20 @@ GPU_LABELS = (
 """Labels of nodes that name the model of their GPUs: NVIDIA's own, Google's, CoreWeave's."""
 
 
-def kubernetes_values(item: Mapping[str, Any]) -> dict[str, str]:
-    """A Job as one line: per pod what all its containers ask for. Fields that are missing are empty."""
+def kubernetes_name(item: Mapping[str, Any]) -> str:
+    """Namespace and name."""
+    meta = _part(item, "metadata")
+    return f"{meta.get('namespace', 'default')}/{meta.get('name', '')}"
+
+
+def kubernetes_values(item: Mapping[str, Any], listed: Collection[str]) -> dict[str, str]:
+    """A Job, or a Pod by itself, as one line: per pod what all its containers ask for. Fields that are missing are empty.
+
+    `listed`: names of Jobs whose pods are no jobs of their own.
+    """
     meta, spec, status = (_part(item, name) for name in ("metadata", "spec", "status"))
+    if item.get("kind") == "Pod":
+        return _texts(item, meta, spec) | _pod_times(meta, status, listed)
     pod = _part(_part(spec, "template"), "spec")
     ends = [
         one.get("lastTransitionTime", "")
@@ -173,18 +185,46 @@ def kubernetes_values(item: Mapping[str, Any]) -> dict[str, str]:
         if one.get("type") in ("Complete", "Failed") and one.get("status") == "True"
     ]
     pods = [int(spec[name]) for name in ("parallelism", "completions") if isinstance(spec.get(name), int)]
+    return _texts(item, meta, pod) | {
+        "startTime": _text(status.get("startTime")),
+        "completionTime": _text(status.get("completionTime") or next(iter(ends), "")),
+        "parallelism": str(min(pods, default=1)),
+    }
+
+
+def _texts(item: Mapping[str, Any], meta: Mapping[str, Any], pod: Mapping[str, Any]) -> dict[str, str]:
+    """What Jobs and Pods have in common."""
     selector = _part(pod, "nodeSelector")
     found = {
-        "name": f"{meta.get('namespace', 'default')}/{meta.get('name', '')}",
+        "name": kubernetes_name(item),
         "namespace": meta.get("namespace", "default"),
         "creationTimestamp": meta.get("creationTimestamp", ""),
-        "startTime": status.get("startTime", ""),
-        "completionTime": status.get("completionTime") or next(iter(ends), ""),
-        "parallelism": min(pods, default=1),
         "nodeSelector": next((selector[label] for label in GPU_LABELS if label in selector), ""),
     }
     found |= {name: ",".join(texts) for name, texts in _asked(pod).items()}
-    return {name: "" if value is None else str(value) for name, value in found.items()}
+    return {name: _text(value) for name, value in found.items()}
+
+
+def _pod_times(meta: Mapping[str, Any], status: Mapping[str, Any], listed: Collection[str]) -> dict[str, str]:
+    """A Pod ends with its last container; one that was evicted before any of them ran has no end and no start."""
+    ends = [
+        _text(_part(_part(container, "state"), "terminated").get("finishedAt"))
+        for container in _list(status, "containerStatuses")
+    ]
+    ended = status.get("phase") in ("Succeeded", "Failed")
+    began = _text(status.get("startTime")) if max(ends, default="") or not ended else ""
+    owners = (one.get("name") for one in _list(meta, "ownerReferences") if one.get("kind") == "Job")
+    of_job = any(f"{meta.get('namespace', 'default')}/{owner}" in listed for owner in owners)
+    return {
+        "startTime": began,
+        "completionTime": max(ends, default="") if ended else "",
+        "parallelism": "1",
+        "ownerReferences": "listed" if of_job else "",
+    }
+
+
+def _text(value: Any) -> str:
+    return "" if value is None else str(value)
 
 
 def _part(whole: Mapping[str, Any], name: str) -> Mapping[str, Any]:
@@ -256,6 +296,8 @@ def _kubernetes_job(row: Row, job: TraceJob) -> TraceJob:
 
 
 def _kubernetes_passes(row: Row) -> str:
+    if row.has("ownerReferences"):
+        return PODS_OF_JOBS
     return NEVER_RAN if not row.has("startTime") else "" if row.has("completionTime") else NOT_ENDED
 
 
@@ -304,7 +346,7 @@ BATCH_SYSTEMS: Mapping[str, Format] = MappingProxyType(
                 "gpus": ("nvidia.com/gpu", _pod_gpus),
                 "gpu_models": ("nodeSelector", _gpu_model),
             },
-            optional=("nodeSelector", "parallelism", "cpu", "memory", "limits"),
+            optional=("nodeSelector", "parallelism", "cpu", "memory", "limits", "ownerReferences"),
             check=_kubernetes_job,
             passes=_kubernetes_passes,
         ),

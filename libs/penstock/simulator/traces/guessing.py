@@ -10,7 +10,9 @@ from penstock.simulator.traces.formats import FORMATS, NEEDED, OWN
 
 LIKELY = 0.8  # of 1, as `difflib` counts: so near to a column of ours, another one is a slip
 NEARLY = 0.75  # of the columns of another format: with so many it is worth a word
-OTHER_UNIT = re.compile(r"(?:_|\b)(?:ms|msec|millis|us|ns|min|mins|minutes?|hours?|h|days?)$|Millis$")
+OTHER_UNIT = re.compile(
+    r"(?:_|\b)(?:ms|msec|millis|us|ns|min|mins|minutes?|hours?|h|days?)$|Millis$", re.IGNORECASE
+)
 NOT_LETTERS = re.compile(r"[^a-z0-9]")
 COUNTED = ("", "one rename", "two renames", "three renames", "four renames")
 SYNONYMS: Mapping[str, Sequence[str]] = MappingProxyType(
@@ -35,7 +37,7 @@ SYNONYMS: Mapping[str, Sequence[str]] = MappingProxyType(
 def likely_column(ours: str, theirs: Sequence[str]) -> str | None:
     """The one of a file's columns that is probably this one of ours. One that names another unit is not."""
     free = {NOT_LETTERS.sub("", name.lower()): name for name in theirs if not OTHER_UNIT.search(name)}
-    for synonym in SYNONYMS.get(ours, ()):
+    for synonym in (NOT_LETTERS.sub("", ours), *SYNONYMS.get(ours, ())):
         if synonym in free:
             return free[synonym]
     near = get_close_matches(ours, free.values(), 1, LIKELY)

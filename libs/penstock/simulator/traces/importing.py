@@ -5,7 +5,7 @@
 | `csv` | job_id, submit_s, duration_s, gpus; may have the columns of `penstock traces convert` | seconds |
 | `sacct` | JobID, Submit, Elapsed, AllocTRES or the like; between commas or bars | date and time |
 | `helios` | job_id, gpu_num, submit_time, duration | date and time; seconds |
-| `kubernetes` | what `kubectl get jobs -o json` prints | date and time |
+| `kubernetes` | what `kubectl get jobs -o json`, or `get pods`, prints | date and time |
 | `muri` | job_id, num_gpu, submit_time, iterations, model_name, batch_size, duration, iteration_time, resource_time_0 … _2 | ms |
 | `tiresias` | job_id, num_gpu, submit_time, iterations, model_name, duration, interval | seconds |
 | `philly` | timestamp, duration, num_gpus, cluster | date and time; seconds |

@@ -9,13 +9,20 @@ from urllib.parse import quote
 import orjson
 
 from penstock.runtime.csv_import import BadFile, Problem, Row, header_of, shown, table_rows, text_of
-from penstock.simulator.traces.batch_systems import SACCT_COMMAND, SACCT_NAMES, kubernetes_values
+from penstock.simulator.traces.batch_systems import (
+    SACCT_COMMAND,
+    SACCT_NAMES,
+    kubernetes_name,
+    kubernetes_values,
+)
 from penstock.simulator.traces.fields import Format
 from penstock.simulator.traces.formats import FORMATS, NEEDED
 from penstock.simulator.traces.guessing import near_misses
 
-OTHER_DELIMITERS = ";\t|"
+OTHER_DELIMITERS = "|;\t"  # where the header has no comma
 LIST_SHAPES = 'JSON without a list of jobs: a list, {"jobs": […]} or an object a line'
+BY_COLUMN = 'JSON column by column: write it by line, in pandas as to_json(orient="records")'
+STEPS_COLUMN = "total_steps"  # of the formats without a header, a number
 SAFE = ":/+,;@()[]~"  # in labels: `formats.py` unquotes the rest
 SACCT, KUBERNETES = "sacct", "kubernetes"
 
@@ -51,17 +58,20 @@ def open_source(path: Path, renames: Mapping[str, str] = MappingProxyType({})) -
         return _json_source(path, text, renames)
     first = text.partition("\n")[0]
     if "\t" in first and not renames:
-        fields = first.count("\t") + 1
+        fields = first.split("\t")
         for name, form in FORMATS.items():
-            if not form.header and len(form.columns) == fields:
+            if form.header or len(form.columns) != len(fields):
+                continue
+            if not fields[
+                form.columns.index(STEPS_COLUMN)
+            ].isidentifier():  # no header of a table of other columns
                 return Source(
                     name, form, form.columns, _lines(text, form.columns, form.delimiter, header=False)
                 )
-    delimiter = "|" if "|" in first and "," not in first else ","
+    delimiter = "," if "," in first else next((mark for mark in OTHER_DELIMITERS if mark in first), ",")
     columns = header_of(path, text, delimiter)
-    others = OTHER_DELIMITERS.replace(delimiter, "")
-    if len(columns) == 1 and (other := next((mark for mark in others if mark in first), None)):
-        message = f"no comma, but {other!r}: put commas between the columns"
+    if len(columns) == 1 and "JobID" in first.split():
+        message = f"sacct's output as a table for people is not read: {SACCT_COMMAND}"
         raise BadFile(str(path), [Problem(1, "", message)])
     name, named, theirs = _named(path, columns, renames)
     return Source(name, FORMATS[name], named, _lines(text, named, delimiter), theirs)
@@ -153,7 +163,7 @@ Items = list[tuple[int, Any]] | tuple[tuple[int, Any], ...]
 
 
 def _items(path: Path, text: str) -> tuple[Items, str]:
-    """(number from 1, object) of all, a tuple for those of Kubernetes; what the numbers count."""
+    """(number from 1, object) of all, a tuple for those of Kubernetes, each with its kind; what the numbers count."""
     try:
         whole = orjson.loads(text.encode("utf-8", "surrogateescape"))
     except orjson.JSONDecodeError as error:
@@ -165,12 +175,20 @@ def _items(path: Path, text: str) -> tuple[Items, str]:
         except orjson.JSONDecodeError:
             raise BadFile(str(path), [Problem(0, "", f"not JSON: {error}")]) from error
     if isinstance(whole, dict):
-        if whole.get("kind") == "Job":
+        kind = whole.get("kind")
+        if kind in ("Job", "Pod"):
             return ((1, whole),), "item"
         found = whole.get("items", whole.get("jobs"))
+        if isinstance(found, list) and "kind" in whole:
+            of_all = str(kind).removesuffix("List") or "Job"  # items of a JobList have no kind of their own
+            return tuple(
+                (number, {"kind": of_all, **one} if isinstance(one, dict) else one)
+                for number, one in enumerate(found, 1)
+            ), "item"
         if isinstance(found, list):
-            numbered = enumerate(found, 1)
-            return (tuple(numbered) if "kind" in whole else list(numbered)), "item"
+            return list(enumerate(found, 1)), "item"
+        if whole and all(isinstance(column, dict) for column in whole.values()):
+            raise BadFile(str(path), [Problem(0, "", BY_COLUMN)])
         if "job_id" in whole:
             return [(1, whole)], "line"
         raise BadFile(str(path), [Problem(0, "", LIST_SHAPES)])
@@ -178,14 +196,20 @@ def _items(path: Path, text: str) -> tuple[Items, str]:
 
 
 def _kubernetes_rows(items: Sequence[tuple[int, Any]], problems: list[Problem]) -> Iterator[Row]:
+    """A line per Job and per Pod; a Pod of a Job that is in the list, too, is marked so."""
+    objects = [one for _, one in items if isinstance(one, dict)]
+    listed = {kubernetes_name(one) for one in objects if one.get("kind", "Job") == "Job"}
     for number, one in items:
-        if not isinstance(one, dict):
+        kind = one.get("kind", "Job") if isinstance(one, dict) else None
+        if kind is None:
             problems.append(Problem(number, "", "not an object", "item"))
-        elif one.get("kind", "Job") != "Job":
-            message = f"kind {shown(str(one['kind']))} is not read; `kubectl get jobs -o json` lists jobs"
+        elif kind not in ("Job", "Pod"):
+            message = (
+                f"kind {shown(str(kind))} is not read; `kubectl get jobs -o json` lists jobs, `get pods` pods"
+            )
             problems.append(Problem(number, "", message, "item"))
         else:
-            yield Row(number, kubernetes_values(one), "item")
+            yield Row(number, kubernetes_values(one, listed), "item")
 
 
 def _text(value: Any) -> str:
