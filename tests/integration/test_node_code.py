@@ -22,11 +22,9 @@ RUN = """
 id -un
 ./tool
 [ -w . ] && echo result > result.txt
-cp -rp . ../work/copy 2>/dev/null
+mkdir copy && cp -rp run.sh tool lib settings.txt result.txt copy
 [ -e "$OTHER" ] && cat "$OTHER" && echo "another task's code"
 sed -i s/1/2/ settings.txt
-cd copy && ls
-exit 0
 """
 
 
