@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, Unpack
 
 import httpx
 import httpx_sse
@@ -11,7 +11,7 @@ import httpx_sse
 from penstock.client.connection import Connection
 from penstock.client.errors import JobNotSucceeded
 from penstock.client.models import Accepted, Eta, Event, Job, Node, Page, Status, Task, Warned, Why
-from penstock.client.steps import Calls, Pause, Steps, Submitted, given, job_of
+from penstock.client.steps import Calls, LogPart, Pause, Steps, Submitted, given, job_of
 from penstock.client.streams import (
     BROKEN,
     ENDED,
@@ -119,11 +119,11 @@ class AsyncClient:
                 del pending[event.data["job_id"]]
                 yield event.data["job_id"]
 
-    async def logs(self, job_id: str, *, task: str | None = None, tail: int | None = None) -> str:
-        return await self.run(self._calls.logs(job_id, task=task, tail=tail))
+    async def logs(self, job_id: str, **part: Unpack[LogPart]) -> str:
+        return await self.run(self._calls.logs(job_id, **part))
 
-    async def follow_logs(self, job_id: str, *, task: str | None = None) -> AsyncIterator[str]:
-        params = given({"task": task, "follow": 1})
+    async def follow_logs(self, job_id: str, **part: Unpack[LogPart]) -> AsyncIterator[str]:
+        params = given({**part, "follow": 1})
         try:
             async with self._http.stream(
                 "GET", f"/v1/jobs/{job_id}/logs", params=params, timeout=ENDLESS
@@ -217,8 +217,8 @@ class AsyncJobHandle:
     async def cancel(self, reason: str | None = None) -> None:
         await self._client.cancel(self.job_id, reason)
 
-    async def logs(self, *, task: str | None = None, tail: int | None = None) -> str:
-        return await self._client.logs(self.job_id, task=task, tail=tail)
+    async def logs(self, **part: Unpack[LogPart]) -> str:
+        return await self._client.logs(self.job_id, **part)
 
     async def events(self) -> AsyncIterator[Event]:
         async for event in self._client.events(job_id=self.job_id, after="0"):

@@ -7,7 +7,7 @@ import getpass
 import os
 import secrets
 from collections.abc import Generator, Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypedDict, TypeVar, Unpack
 
 import httpx
 import msgspec
@@ -69,6 +69,20 @@ class Submitted(NamedTuple):
 
     accepted: Accepted
     repeated: bool
+
+
+class LogPart(TypedDict, total=False):
+    """Which part of a job's output is wanted: without any, all of its latest attempt."""
+
+    task: str | None
+    """Only this task: its id, or w0, worker-0, ps1, …"""
+    attempt: int | None
+    tail: int | None
+    """Only the last lines of each task."""
+    since: str | None
+    """Only what is no older, such as `"5m"`, by the clock of the node."""
+    since_ms: int | None
+    """Only what was printed at this time or later, in ms since 1970."""
 
 
 def given(params: Mapping[str, Any]) -> dict[str, Any]:
@@ -208,8 +222,8 @@ class Calls:
     def status(self) -> Steps[Status]:
         return self.get(Status, "/v1/status")
 
-    def logs(self, job_id: str, **params: Any) -> Steps[str]:
-        return (yield from self.request(Request("GET", f"/v1/jobs/{job_id}/logs", params))).text
+    def logs(self, job_id: str, **part: Unpack[LogPart]) -> Steps[str]:
+        return (yield from self.request(Request("GET", f"/v1/jobs/{job_id}/logs", {**part}))).text
 
 
 def _seconds(text: str | None) -> float:

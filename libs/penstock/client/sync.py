@@ -4,7 +4,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, Unpack
 
 import httpx
 import httpx_sse
@@ -12,7 +12,7 @@ import httpx_sse
 from penstock.client.connection import TIMEOUT_S, Connection
 from penstock.client.errors import JobNotSucceeded
 from penstock.client.models import Accepted, Eta, Event, Job, Node, Page, Status, Task, Warned, Why
-from penstock.client.steps import Calls, Pause, Request, Steps, Submitted, given, job_of
+from penstock.client.steps import Calls, LogPart, Pause, Request, Steps, Submitted, given, job_of
 from penstock.client.streams import (
     BROKEN,
     ENDED,
@@ -137,13 +137,13 @@ class Client:
                 del pending[event.data["job_id"]]
                 yield event.data["job_id"]
 
-    def logs(self, job_id: str, *, task: str | None = None, tail: int | None = None) -> str:
-        """What its tasks printed in the latest attempt, of several each line with its task before it; `task`: that one; `tail`: the last lines."""
-        return self.run(self._calls.logs(job_id, task=task, tail=tail))
+    def logs(self, job_id: str, **part: Unpack[LogPart]) -> str:
+        """What its tasks printed, of several each line with its task before it. `part`: `task`, `attempt`, `tail`, `since`, `since_ms`."""
+        return self.run(self._calls.logs(job_id, **part))
 
-    def follow_logs(self, job_id: str, *, task: str | None = None) -> Iterator[str]:
-        """As `logs`, in pieces as they come, over retries until the job ends."""
-        with self.lines(f"/v1/jobs/{job_id}/logs", task=task, follow=1) as chunks:
+    def follow_logs(self, job_id: str, **part: Unpack[LogPart]) -> Iterator[str]:
+        """As `logs`, in pieces as they come, over retries until the job ends; with `attempt` until that one ends."""
+        with self.lines(f"/v1/jobs/{job_id}/logs", **part, follow=1) as chunks:
             yield from chunks
 
     def why(self, job_id: str, at: int | None = None, *, at_ms: int | None = None) -> Why:
@@ -278,8 +278,8 @@ class JobHandle:
         """Raises `Conflict` where it has ended."""
         self._client.cancel(self.job_id, reason)
 
-    def logs(self, *, task: str | None = None, tail: int | None = None) -> str:
-        return self._client.logs(self.job_id, task=task, tail=tail)
+    def logs(self, **part: Unpack[LogPart]) -> str:
+        return self._client.logs(self.job_id, **part)
 
     def events(self) -> Iterator[Event]:
         """From its submission on, as they happen, to its end."""
