@@ -18,9 +18,11 @@ from penstock.model.types import TaskPlacement
 from penstock.runtime.log_keys import key_in_file
 from penstock.runtime.task_logs import log_name, log_path
 from penstock_services.node_reporter.options import IsolationChoice, Options
+from penstock_services.node_reporter.shell import archiver
 from tests.support import node_fixtures
 from tests.support.memory_log import MemoryBroker, MemoryLog
 from tests.support.node_cell import NODE, Cell, eventually, node_options, start_order, stop_order, working
+from tests.support.s3_server import S3Server
 
 TASK = "job-1.1.0"
 
@@ -385,3 +387,27 @@ async def test_a_tasks_output_is_served_and_copied_to_the_archive(
         await cell.until(external_events.TaskExited, task_id="job-2.1.0")
         await eventually((place / runs).exists)
         await eventually(lambda: not list((own.state_dir / "archive").iterdir()))
+
+
+async def test_a_store_that_refuses_a_node_changes_no_outcome(
+    options: Options,
+    broker: MemoryBroker,
+    cell: Cell,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The secret of the S3 store is wrong: the task ends as it ends, and the copy is made once the store admits the node. The task does not see the secret."""
+    monkeypatch.setattr(archiver, "FIRST_PAUSE_S", 0.05)
+    with S3Server("id", "secret", "bucket").serving() as store:
+        for name, value in store.environment("wrong").items():
+            monkeypatch.setenv(name, value)
+        async with working(replace(options, log_archive="s3://bucket/cell"), MemoryLog(broker)):
+            await cell.order(start_order(1, "sh", "-c", "env; exit 3"))
+            exited = await cell.until(external_events.TaskExited)
+            assert (exited.cause, exited.exit_code) == ("exited", 3)
+            await eventually(lambda: "check its credentials" in caplog.text)
+            store.keys["id"] = "wrong"
+            await eventually(lambda: not list((options.state_dir / "archive").iterdir()))
+        stored = store.objects["bucket"][f"cell/{log_name('job-1', 'job-1.1.0')}"].decode()
+        assert "PENSTOCK_JOB_ID=job-1" in stored
+        assert "AWS_" not in stored

@@ -8,19 +8,31 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import ConfigurationError
-from penstock.runtime.log_archive import LogArchive
-from penstock.runtime.task_logs import MAX_TAIL_BYTES, TIMES, Wanted, is_at, log_name, log_path, start_of
+from penstock.runtime.log_archive import BLOCK_BYTES, ArchiveError, LogArchive
+from penstock.runtime.task_logs import (
+    MAX_TAIL_BYTES,
+    TIMES,
+    TIMES_RECORD,
+    Wanted,
+    is_at,
+    log_name,
+    log_path,
+    start_of,
+)
 from penstock_services.gateway.core.log_text import (
     MAX_LINE_BYTES,
     AsJsonLines,
+    Ask,
     AsText,
     Begin,
     Lines,
     Member,
     Text,
+    Trouble,
 )
-from penstock_services.node_reporter.shell import output
+from penstock_services.node_reporter.shell import archiver, output
 from penstock_services.node_reporter.shell.archiver import Archiver
+from tests.support.s3_server import S3Server
 
 SECOND_NS = 1_000_000_000
 
@@ -92,6 +104,84 @@ def test_lines_of_several_tasks_are_whole_and_bounded() -> None:
     assert found[1:] == [{"task": "w1", "text": "a\nb\n"}, {"task": "ps0", "text": "\ufffd\n"}]
 
 
+def test_text_says_what_happened_on_a_line_of_its_own() -> None:
+    """A progress bar's line has not ended when its node goes away, and when the next attempt begins."""
+    member, text = Member("j.1.w0", "j", 1, "n1", True), AsText()
+    pieces = (
+        Begin(1, [member]), Text(member, b"50 %"), Trouble("gone", member), Text(member, b"99 %\n"), Begin(2, [member]),
+    )  # fmt: skip
+    written = b"".join(map(text.render, pieces))
+    assert written == b"50 %\n[penstock: worker-0: gone]\n99 %\n[penstock: attempt 2]\n"
+
+
+def test_since_counts_from_when_it_was_asked() -> None:
+    """Its node is away for two minutes: what was printed four minutes ago then was within five when it was asked for."""
+    ask = Ask(age_ms=300_000, asked_ms=880_000)
+    assert ask.parameters(1_000_000) == {"tail": None, "since_ms": None, "age_ms": 420_000}
+    assert (ask.since(), ask._replace(since_ms=600_000).since()) == (580_000, 600_000)
+
+
+def test_a_link_in_an_archives_folder_is_not_followed(tmp_path: Path) -> None:
+    """Tasks can write to a folder that they share with the archive, and the gateway can read what they cannot."""
+    (tmp_path / "secret").write_text("of the gateway")
+    name = tmp_path / "archive" / log_name("j", "j.1.w0")
+    name.parent.mkdir(parents=True)
+    name.symlink_to(tmp_path / "secret")
+    with pytest.raises(ArchiveError, match="archive"):
+        LogArchive((tmp_path / "archive").as_uri()).open("j", "j.1.w0", Wanted())
+
+
+async def test_logs_in_an_s3_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The node's secret is wrong, then the bucket is missing, then both are mended: the service's log names each, and the copy is made."""
+    monkeypatch.setattr(archiver, "FIRST_PAUSE_S", 0.05)
+    path = log_path(tmp_path / "logs", "j/x:1", "j/x:1.1.w0")
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b"".join(b"line %d\n" % number for number in range(500_000)))
+    path.with_name(path.name + TIMES).write_bytes(
+        TIMES_RECORD.pack(5_000, 0) + TIMES_RECORD.pack(9_000, 700_000)
+    )
+    with S3Server("id", "secret").serving() as store:
+        for name, value in store.environment("wrong").items():
+            monkeypatch.setenv(name, value)
+        archive = LogArchive("s3://bucket/cell/logs")
+        copies = Archiver(archive, tmp_path / "marks", tmp_path / "logs")
+        copies.starting("j/x:1", "j/x:1.1.w0", 7)
+        work = asyncio.ensure_future(copies.run(lambda mark: True))
+        async with asyncio.timeout(60):
+            while "SignatureDoesNotMatch" not in caplog.text:
+                await asyncio.sleep(0.01)
+            assert "s3://bucket/cell/logs" in caplog.text
+            assert "check its credentials" in caplog.text
+            store.keys["id"] = "wrong"
+            while "NoSuchBucket" not in caplog.text:
+                await asyncio.sleep(0.01)
+            store.objects["bucket"] = {}
+            while list((tmp_path / "marks").iterdir()):
+                await asyncio.sleep(0.01)
+        work.cancel()
+        stored = f"cell/logs/{log_name('j/x:1', 'j/x:1.1.w0')}"
+        assert store.objects["bucket"][stored] == path.read_bytes()
+        before = store.sent_bytes
+        with archive.open("j/x:1", "j/x:1.1.w0", Wanted()) as file:
+            assert archive.read(file, 10) == b"line 0\nlin"
+        assert store.sent_bytes - before < 2 * BLOCK_BYTES, "not the whole log for its first line"
+        for wanted, first in (
+            (Wanted(tail=2), -24),
+            (Wanted(offset=3), 3),
+            (Wanted(since_ms=9_500), 700_000),
+        ):
+            with archive.open("j/x:1", "j/x:1.1.w0", wanted) as file:
+                assert file.read() == path.read_bytes()[first:]
+        with pytest.raises(FileNotFoundError):
+            archive.open("j", "j.1.w0", Wanted())
+        monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+        monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+        with pytest.raises(ArchiveError, match="AWS_ACCESS_KEY_ID"):
+            LogArchive("s3://bucket/cell/logs").open("j/x:1", "j/x:1.1.w0", Wanted())
+
+
 async def test_no_outage_of_the_archive_loses_a_copy(tmp_path: Path) -> None:
     """The archive's folder cannot be written to, the reporter is started anew, and then it can."""
     logs, marks, place = tmp_path / "logs", tmp_path / "marks", tmp_path / "archive"
@@ -122,7 +212,7 @@ async def test_no_outage_of_the_archive_loses_a_copy(tmp_path: Path) -> None:
 
 def test_an_archive_of_a_kind_that_is_not_installed_is_a_configuration_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"PENSTOCK_NODE_LOG_ARCHIVE.*install"):
-        LogArchive("s3://bucket/logs")
+        LogArchive("gs://bucket/logs")
     with pytest.raises(ConfigurationError, match="PENSTOCK_NODE_LOG_ARCHIVE: nope") as refusal:
         LogArchive("nope://user:secret@host/x")
     assert "secret" not in str(refusal.value)

@@ -7,40 +7,49 @@ import os
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import BinaryIO, cast
 
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
-from penstock.errors import ConfigurationError
-from penstock.redaction import without_password
-from penstock.runtime.task_logs import ARCHIVE, MAX_TIMES_BYTES, TIMES, Wanted, log_name, start_of
+from penstock.errors import ConfigurationError, PenstockError
+from penstock.redaction import without_password, without_passwords
+from penstock.runtime.task_logs import ARCHIVE, MAX_TIMES_BYTES, TIMES, Wanted, log_name, open_at, start_of
 
 FOLDER_MODE, FILE_MODE = 0o750, 0o640
 """In a folder: for its owner and group, since node-reporter and gateway may be different users."""
+BLOCK_BYTES = 1 << 20  # that a reader has in memory; s3fs would have 50 MiB
+
+
+class ArchiveError(PenstockError):
+    """The archive could not do what was asked. The message names it, and the remedy where that is known."""
 
 
 class LogArchive:
-    """All calls block; their errors are `OSError`, or those of the store's own library."""
+    """All calls block."""
 
     def __init__(self, url: str) -> None:
         """Raises `ConfigurationError` for a URL of a kind that is not installed here."""
         self.name = without_password(url)
         """For messages."""
         try:
-            self._store, self._root = fsspec.core.url_to_fs(url)
+            # With an instance of its own: a shared one has the credentials that another part of the process began with.
+            self._store, self._root = fsspec.core.url_to_fs(url, skip_instance_cache=True)
         except (ImportError, ValueError, OSError) as error:
             raise ConfigurationError(
                 f"{ARCHIVE}: {self.name} cannot be used: {error}; give file:///FOLDER, or install the package of that store "
-                "(s3fs for s3://)"
+                "(penstock[s3] for s3://)"
             ) from error
 
     def put(self, name: str, path: Path) -> None:
-        """Stores a log and the times beside it. A copy under way is never taken for a whole one."""
+        """Stores a log and the times beside it. A copy under way is never taken for a whole one. Raises `ArchiveError`."""
         for suffix in (TIMES, ""):
             source = path.with_name(path.name + suffix)
             if source.exists():  # a task that could not be started has none
-                self._put(f"{self._root}/{name}{suffix}", source)
+                try:
+                    self._put(f"{self._root}/{name}{suffix}", source)
+                except Exception as error:  # stores raise what they like
+                    raise self._explained(error) from error
 
     def _put(self, target: str, source: Path) -> None:
         if not isinstance(self._store, LocalFileSystem):
@@ -52,20 +61,48 @@ class LogArchive:
         part.chmod(FILE_MODE)
         os.replace(part, target)
 
-    def open(self, job_id: str, task_id: str, wanted: Wanted) -> tuple[BinaryIO, int]:
-        """The log at the offset where the wanted part begins. Raises `FileNotFoundError` where there is none."""
-        path, times = f"{self._root}/{log_name(job_id, task_id)}", b""
-        found: dict[str, Any] = self._store.info(path)
+    def open(self, job_id: str, task_id: str, wanted: Wanted) -> BinaryIO:
+        """The log, at the offset where the wanted part begins. Raises `FileNotFoundError` where there is none, and `ArchiveError`."""
+        try:
+            return self._open(f"{self._root}/{log_name(job_id, task_id)}", wanted)
+        except FileNotFoundError:
+            raise
+        except Exception as error:
+            raise self._explained(error) from error
+
+    def _open(self, path: str, wanted: Wanted) -> BinaryIO:
+        if isinstance(self._store, LocalFileSystem):  # where tasks may make links
+            return open_at(Path(path), wanted)[0]
+        times, modified_ms = b"", 0
         if wanted.since_ms is not None:
             with suppress(FileNotFoundError):
                 times = self._store.cat_file(path + TIMES, end=MAX_TIMES_BYTES)
-        modified = found.get("mtime") or found.get("LastModified")
-        modified_s = modified.timestamp() if isinstance(modified, datetime) else float(modified or 0)
-        file = cast(BinaryIO, self._store.open(path, "rb"))
+            modified = self._store.info(path).get("LastModified")
+            modified_ms = int(modified.timestamp() * 1_000) if isinstance(modified, datetime) else 0
+        file = cast(BinaryIO, self._store.open(path, "rb", block_size=BLOCK_BYTES))
         try:
-            first = start_of(file, wanted, times, int(modified_s * 1_000))
-            file.seek(first)
+            file.seek(start_of(file, wanted, times, modified_ms))
         except BaseException:
             file.close()
             raise
-        return file, first
+        return file
+
+    def read(self, file: BinaryIO, size: int) -> bytes:
+        """The next bytes of what `open` gave; empty: its end. Raises `ArchiveError`."""
+        try:
+            return file.read(size)
+        except Exception as error:
+            raise self._explained(error) from error
+
+    def _explained(self, error: Exception) -> ArchiveError:
+        why = without_passwords(str(error)) or type(error).__name__
+        match error:
+            case PermissionError():
+                remedy = "it does not admit this service; check its credentials and their rights"
+            case FileNotFoundError():
+                remedy = f"make that bucket or folder, or correct {ARCHIVE}"
+            case _ if "redentials" in why:
+                remedy = "give this service credentials of the store (s3://: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY)"
+            case _:
+                remedy = f"check that this machine reaches it, and {ARCHIVE}"
+        return ArchiveError(f"archive {self.name}: {why}; {remedy}")

@@ -7,6 +7,7 @@ import hashlib
 import os
 import stat
 import struct
+from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 from urllib.parse import quote, unquote, urlsplit
@@ -71,6 +72,22 @@ def open_plain(path: Path) -> BinaryIO:
         os.close(descriptor)
         raise FileNotFoundError(f"{path} is no plain file")
     return open(descriptor, "rb")
+
+
+def open_at(path: Path, wanted: Wanted) -> tuple[BinaryIO, int]:
+    """A log's file, as `open_plain`, at the offset where the wanted part begins. Raises OSError."""
+    file = open_plain(path)
+    try:
+        times = b""
+        if wanted.since_ms is not None:
+            with suppress(OSError), open_plain(path.with_name(path.name + TIMES)) as beside:
+                times = beside.read(MAX_TIMES_BYTES)
+        first = start_of(file, wanted, times, os.fstat(file.fileno()).st_mtime_ns // 1_000_000)
+        file.seek(first)
+    except BaseException:
+        file.close()
+        raise
+    return file, first
 
 
 def start_of(file: BinaryIO, wanted: Wanted, times: bytes, modified_ms: int) -> int:

@@ -46,7 +46,20 @@ class Ask(NamedTuple):
     tail: int | None = None
     since_ms: int | None = None
     age_ms: int | None = None
-    """Only what is no older, by the clock of the node."""
+    """Only what was no older when it was asked for, by the clock of the node."""
+    asked_ms: int = 0
+    """When that was, by the clock of the gateway."""
+
+    def parameters(self, now_ms: int) -> dict[str, int | None]:
+        """Of a request to a node."""
+        age_ms = None if self.age_ms is None else self.age_ms + max(0, now_ms - self.asked_ms)
+        return {"tail": self.tail, "since_ms": self.since_ms, "age_ms": age_ms}
+
+    def since(self) -> int | None:
+        """`since_ms` or `age_ms`, whichever is later, where no node's clock is at hand."""
+        if self.age_ms is None:
+            return self.since_ms
+        return max(self.since_ms or 0, self.asked_ms - self.age_ms)
 
 
 class Unreadable(Exception):
@@ -55,6 +68,10 @@ class Unreadable(Exception):
 
 class NoFile(Unreadable):
     """The node answers and has no such log."""
+
+
+class NoAnswer(Unreadable):
+    """The node does not answer, which may pass."""
 
 
 class Begin(NamedTuple):
@@ -113,20 +130,27 @@ class AsText:
     def __init__(self) -> None:
         self._prefixed = False
         self._begun = False
+        self._line_end = b""
+        """What ends the line that has begun."""
 
     def render(self, piece: Piece) -> bytes:
         match piece:
             case Begin(attempt, members):
                 again, self._begun = self._begun, True
                 self._prefixed = len(members) > 1
-                return f"[penstock: attempt {attempt}]\n".encode() if again else b""
-            case Text(member, data) if self._prefixed:
+                return self._remark(f"attempt {attempt}") if again else b""
+            case Text(member, data):
+                self._line_end = b"" if data.endswith(b"\n") else b"\n"
+                if not self._prefixed:
+                    return data
                 prefix = f"{member.name} | ".encode()
                 return b"".join(prefix + line for line in data.splitlines(keepends=True))
-            case Text(_, data):
-                return data
             case Trouble(text, member, _):
-                return f"[penstock: {text if member is None else f'{member.name}: {text}'}]\n".encode()
+                return self._remark(text if member is None else f"{member.name}: {text}")
+
+    def _remark(self, text: str) -> bytes:
+        end, self._line_end = self._line_end, b""
+        return end + f"[penstock: {text}]\n".encode()
 
 
 class AsJsonLines:

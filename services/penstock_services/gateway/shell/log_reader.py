@@ -6,13 +6,13 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from penstock.clock import wall_ms
-from penstock.errors import ConfigurationError
+from penstock.errors import ConfigurationError, PenstockError
+from penstock.model.types import LogServer
 from penstock.retry import Backoff
 from penstock.runtime.log_keys import VARIABLE, LogKey, key_in_file, key_of_token
 from penstock.runtime.race import first_of
 from penstock.runtime.task_logs import CHUNK_BYTES, Wanted
-from penstock_services.gateway.core.log_text import Ask, Member, NoFile, Trouble, Unreadable
+from penstock_services.gateway.core.log_text import Ask, Member, NoAnswer, NoFile, Trouble, Unreadable
 from penstock_services.gateway.shell.follower import Follower
 from penstock_services.gateway.shell.options import Options
 from penstock_services.gateway.shell.tokens import TokenFile
@@ -52,26 +52,53 @@ class LogReader:
         offset: int | None = None
         backoff, failures = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S), 0
         while not self._stopping.is_set():
-            change = self._follower.next_change()
             last = not follow or over()  # asked before the last look at the log
+            served, failed = self._served(member), None
             try:
                 async with self._reading(member, ask, offset, follow=not last) as reading:
-                    while chunk := await self._next(reading, over if not last else None):
-                        offset = reading.offset
-                        failures = 0
-                        backoff.reset()
-                        yield chunk
+                    try:
+                        while chunk := await self._next(reading, over if not last else None):
+                            failures = 0
+                            backoff.reset()
+                            yield chunk
+                    finally:
+                        offset = reading.offset if reading.opened else offset
                 if last:
                     return
+                continue
             except Unreadable as error:
-                if last:
-                    async for found in self._archived(member, ask, offset, error):
-                        yield found
+                failed, failures = error, failures + 1
+            if last:
+                try:
+                    async for chunk in self._archived(member, ask, offset, failed):
+                        offset = None if offset is None else offset + len(chunk)
+                        yield chunk
                     return
-                failures += 1
-                if failures == QUIET_FAILURES:
-                    yield Trouble(f"{error}; waiting for it", member, final=False)
-                await first_of(change.wait(), self._stopping.wait(), timeout_s=backoff.next_s())
+                except Unreadable as error:
+                    # A reporter that was read from before may be restarting.
+                    if offset is None or not isinstance(error, NoAnswer) or failures >= QUIET_FAILURES:
+                        if member.started or not isinstance(error, NoFile):
+                            yield Trouble(str(error), member)
+                        return
+            if failures == QUIET_FAILURES:
+                yield Trouble(f"{failed}; waiting for it", member, final=False)
+            await self._pause(member, served, backoff.next_s(), over if not last else None)
+
+    async def _pause(
+        self, member: Member, served: object, pause_s: float, over: Callable[[], bool] | None
+    ) -> None:
+        """Cut short where the node serves elsewhere, or the task is over: other records of the ledger mean nothing here."""
+        loop = asyncio.get_running_loop()
+        ends_s = loop.time() + pause_s
+        while (left_s := ends_s - loop.time()) > 0 and not self._stopping.is_set():
+            change = self._follower.next_change()
+            if self._served(member) != served or (over is not None and over()):
+                return
+            await first_of(change.wait(), self._stopping.wait(), timeout_s=left_s)
+
+    def _served(self, member: Member) -> tuple[str, LogServer | None] | None:
+        node = self._follower.state.nodes.get(member.node_id)
+        return None if node is None else (node.spec.address, node.spec.logs)
 
     def _reading(self, member: Member, ask: Ask, offset: int | None, *, follow: bool) -> "Reading":
         """Raises `Unreadable`."""
@@ -102,26 +129,22 @@ class LogReader:
 
     async def _archived(
         self, member: Member, ask: Ask, offset: int | None, error: Unreadable
-    ) -> AsyncIterator[bytes | Trouble]:
-        """The log, or the rest of it, from the archive; `error`: why not from the node."""
-        if self._archive is not None:
-            since_ms = ask.since_ms if ask.age_ms is None else wall_ms() - ask.age_ms
-            wanted = Wanted(ask.tail, since_ms, offset)
-            try:
-                file, _ = await asyncio.to_thread(self._archive.open, member.job_id, member.task_id, wanted)
-                with file:
-                    while chunk := await asyncio.to_thread(file.read, CHUNK_BYTES):
-                        yield chunk
-                return
-            except FileNotFoundError:
-                more = "the archive does not have it either"
-            except Exception as failed:  # noqa: BLE001 - stores raise what they like, and one log is not the gateway's end
-                logger.warning("archive %s: %r", self._archive.name, failed)
-                more = f"the archive cannot be read: {type(failed).__name__}"
-            error = type(error)(f"{error}; {more}")
-        if isinstance(error, NoFile) and not member.started:
-            return
-        yield Trouble(str(error), member)
+    ) -> AsyncIterator[bytes]:
+        """The log, or the rest of it, from the archive. `error`: why not from the node; raised with more where the archive cannot help."""
+        if self._archive is None:
+            raise error
+        wanted = Wanted(ask.tail, ask.since(), offset)
+        try:
+            file = await asyncio.to_thread(self._archive.open, member.job_id, member.task_id, wanted)
+            with file:
+                while chunk := await asyncio.to_thread(self._archive.read, file, CHUNK_BYTES):
+                    yield chunk
+        except FileNotFoundError as absent:
+            more = f"the archive does not have it either ({absent.strerror or absent})"
+            raise type(error)(f"{error}; {more}") from absent
+        except PenstockError as failed:
+            logger.warning("%s", failed)
+            raise type(error)(f"{error}; {failed}") from failed
 
     def server_of(self, member: Member) -> tuple[str, LogKey]:
         """URL and secret of its node. Raises `Unreadable`."""

@@ -5,11 +5,12 @@ from urllib.parse import urlencode
 
 import httpx
 
+from penstock.clock import wall_ms
 from penstock.errors import ConfigurationError
 from penstock.runtime.keepalive import SOCKET_OPTIONS
 from penstock.runtime.log_keys import OFFSET, PATH, LogKey
 from penstock.tls import SYSTEM_CA, client_context
-from penstock_services.gateway.core.log_text import Ask, Member, NoFile, Unreadable
+from penstock_services.gateway.core.log_text import Ask, Member, NoAnswer, NoFile, Unreadable
 
 MAX_CONNECTIONS = 1_024
 CONNECT_TIMEOUT_S = 3.0
@@ -60,9 +61,10 @@ class Reading:
     ) -> None:  # fmt: skip
         self._client, self._url, self._key, self._member = client, url, key, member
         self.offset = offset or 0
-        """Of what comes next."""
+        """Of what comes next, once it is opened."""
+        self.opened = offset is not None
         asked = {"job": member.job_id, "task": member.task_id, "follow": 1 if follow else None}
-        asked |= ask._asdict() if offset is None else {"offset": offset}
+        asked |= ask.parameters(wall_ms()) if offset is None else {"offset": offset}
         self._query = urlencode({name: value for name, value in asked.items() if value is not None})
         self._timeout = httpx.Timeout(READ_TIMEOUT_S, connect=CONNECT_TIMEOUT_S)
         if follow:
@@ -83,8 +85,14 @@ class Reading:
                 self._response = await self._open()
                 self._chunks = self._response.aiter_raw()
             found = await anext(self._chunks, b"")
+        except httpx.PoolTimeout as error:
+            raise Unreadable(
+                f"this gateway reads the output of {MAX_CONNECTIONS} tasks already; ask again later"
+            ) from error
         except httpx.HTTPError as error:
-            raise Unreadable(f"node {self._member.node_id} does not answer ({_plain(error)})") from error
+            kind = Unreadable if isinstance(error, httpx.ConnectTimeout) else NoAnswer
+            trusted = f"; this gateway trusts {CA}" if "CERTIFICATE_VERIFY_FAILED" in str(error) else ""
+            raise kind(f"node {self._member.node_id} does not answer ({_plain(error)}){trusted}") from error
         self.offset += len(found)
         return found
 
@@ -105,7 +113,7 @@ class Reading:
                 await response.aclose()
             kind = NoFile if response.status_code == httpx.codes.NOT_FOUND else Unreadable
             raise kind(f"node {node_id} at {self._url}: {reason}")
-        self.offset = int(response.headers.get(OFFSET, 0))
+        self.offset, self.opened = int(response.headers.get(OFFSET, 0)), True
         return response
 
 

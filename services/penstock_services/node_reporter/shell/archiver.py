@@ -8,6 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from penstock.errors import PenstockError
 from penstock.retry import Backoff
 from penstock.runtime.task_logs import file_name, log_name
 
@@ -44,7 +45,7 @@ class Archiver:
 
     async def run(self, ended: Callable[[str], bool]) -> None:
         """Copies until cancelled. `ended`: whether the task of a mark that was left over has ended."""
-        backoff, warned = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S), False
+        backoff, warned = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S), ""
         with suppress(FileNotFoundError):
             self._ended |= dict.fromkeys(name for name in sorted(os.listdir(self._folder)) if ended(name))
         while True:
@@ -54,21 +55,19 @@ class Archiver:
                 del self._ended[mark]
                 try:
                     await asyncio.to_thread(self._copy, mark)
-                except Exception as error:  # noqa: BLE001 - stores raise what they like; nothing else depends on it
-                    if not warned:
-                        logger.warning(
-                            "logs do not reach the archive %s: %r; trying again", self._archive.name, error
-                        )
-                    warned = True
+                except (PenstockError, OSError) as error:
+                    if str(error) != warned:
+                        logger.warning("logs are not copied yet, and on this node only: %s", error)
+                    warned = str(error)
                     self._ended[mark] = None  # behind the others, of which not all may fail
                     await asyncio.sleep(backoff.next_s())
                 else:
                     backoff.reset()
-                    warned = False
+                    warned = ""
             await self._something.wait()
 
     def _copy(self, mark: str) -> None:
-        """Raises whatever the store raises."""
+        """Raises `ArchiveError` and OSError."""
         place = self._folder / mark
         try:
             name = place.read_text()

@@ -26,16 +26,7 @@ from penstock.runtime.inotify import Watcher
 from penstock.runtime.keepalive import keep_alive
 from penstock.runtime.log_keys import OFFSET, PATH, LogKey, key_in_file, key_of_token
 from penstock.runtime.race import first_of
-from penstock.runtime.task_logs import (
-    CHUNK_BYTES,
-    MAX_LINES,
-    MAX_TIMES_BYTES,
-    TIMES,
-    Wanted,
-    log_path,
-    open_plain,
-    start_of,
-)
+from penstock.runtime.task_logs import CHUNK_BYTES, MAX_LINES, Wanted, log_path, open_at
 from penstock.runtime.tls_server import server_context
 from penstock_services.node_reporter.options import Options
 
@@ -180,19 +171,11 @@ async def _left(receive: Receive) -> None:
 def _open(path: Path, wanted: Wanted) -> tuple[BinaryIO, int]:
     """The file at the offset where the wanted part begins. Raises `Refused`."""
     try:
-        file = open_plain(path)
+        return open_at(path, wanted)
     except FileNotFoundError as error:
         raise Refused(404, "there is no such output here") from error
     except OSError as error:
         raise Refused(500, f"its file cannot be read: {error.strerror}") from error
-    times = b""
-    if wanted.since_ms is not None:
-        with suppress(OSError), open_plain(path.with_name(path.name + TIMES)) as beside:
-            times = beside.read(MAX_TIMES_BYTES)
-    modified_ms = path.stat().st_mtime_ns // 1_000_000
-    first = start_of(file, wanted, times, modified_ms)
-    file.seek(first)
-    return file, first
 
 
 def _number(found: dict[str, str], name: str) -> int | None:
