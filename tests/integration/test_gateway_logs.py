@@ -4,7 +4,7 @@ import asyncio
 import json
 import os
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -14,15 +14,18 @@ import pytest
 
 from infra.devservers.kafka import make_certificates
 from penstock.cli import follow
-from penstock.client import Client
+from penstock.client import AsyncClient, BadRequest, Client
 from penstock.model.external_events import NodeJoined, NodeLeft, RunningTask
 from penstock.model.types import JobSpec, LogServer, RetryPolicy
 from penstock.runtime.log_archive import LogArchive
 from penstock.runtime.task_logs import log_name, log_path
+from penstock_services.gateway.shell import log_reader, logs
+from penstock_services.gateway.shell.store import Store
 from penstock_services.node_reporter.shell.log_server import TaskLogServer
 from tests.support.gateway_cell import WITHIN_S, Cell, problem, running
 from tests.support.hand_placer import node_spec
 from tests.support.node_cell import node_options
+from tests.support.s3_server import S3Server
 
 pytestmark = pytest.mark.postgres
 
@@ -66,11 +69,11 @@ async def gang(cell: Cell, first: LogServer | None, second: LogServer | None) ->
     await cell.caught_up()
 
 
-async def comes_back(cell: Cell, logs: LogServer) -> None:
+async def comes_back(cell: Cell, served: LogServer) -> None:
     """The reporter of n1 joins again; its task has run on."""
     token = cell.placer.state.jobs["j"].token
     running_on = (RunningTask(task_id="j.1.w1", token=token),)
-    cell.placer.feed(NodeJoined(node=node_spec("n1", 1, logs=logs), tasks=running_on))
+    cell.placer.feed(NodeJoined(node=node_spec("n1", 1, logs=served), tasks=running_on))
     await cell.tell()
 
 
@@ -137,6 +140,19 @@ async def test_members_on_two_machines_are_shown_with_their_names(
         assert await text(cell) == "worker-0 | again\n"
         assert "worker-0 | a2\n" in await text(cell, attempt=1)
         problem(await cell.http.get("/v1/jobs/j/logs", params={"attempt": 3}), 404)
+        async with AsyncClient(cell.url) as client:
+            assert await client.logs("j", attempt=1, task="w0", tail=1, since="1h") == "a2\n"
+            job = await client.handle("j")
+            assert await job.logs(since_ms=1 << 52) == ""
+            followed = client.follow_logs("j", attempt=1, task="w1", tail=1)
+            assert "".join([piece async for piece in followed]) == "last words"
+            with pytest.raises(BadRequest, match="since"):
+                await client.logs("j", since="yesterday")
+        with Client(cell.url) as client:
+            handle = await asyncio.to_thread(client.handle, "j")
+            assert await asyncio.to_thread(handle.logs, attempt=1, task="w0", tail=1) == "a2\n"
+            followed = client.follow_logs("j", attempt=1, task="w1", tail=1)
+            assert await asyncio.to_thread("".join, followed) == "last words"
 
 
 async def test_a_nodes_token_is_its_secret_and_output_is_encrypted(dsn: str, tmp_path: Path) -> None:
@@ -228,3 +244,102 @@ async def test_a_log_that_cannot_be_read_is_named_in_one_line(
         await cell.tell()
         await cell.caught_up()
         assert await text(cell, task="w1") == "one\ntwo\n"
+
+
+async def test_a_followed_retry_is_shown_whole(
+    dsn: str, tmp_path: Path, key: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`logs -f --tail 1`: of the retry, which has printed before it is asked, nothing is cut off. No task is called w9."""
+    asked: list[str] = []
+    rows = Store.rows
+
+    async def counted(self: Store, query: str, *arguments: Any) -> list[str]:
+        asked.append(query)
+        return await rows(self, query, *arguments)
+
+    monkeypatch.setattr(Store, "rows", counted)
+    async with serving(tmp_path, "n0", log_key=key) as first, running(dsn, node_log_key=key) as cell:
+        cell.placer.submit("j", spec=JobSpec(command=("true",), retry=GANG.retry))
+        await cell.tell()
+        await cell.caught_up()
+        params = {"follow": 1, "tail": 1}
+        async with cell.http.stream("GET", "/v1/jobs/j/logs", params=params) as response:
+            chunks, before = response.aiter_text(), len(asked)
+            for number in range(8):
+                cell.placer.submit(f"other-{number}", spec=JobSpec(command=("true",)))
+                await cell.tell()
+                await cell.caught_up()
+            assert len(asked) - before < 5, "a job in the queue: the tables have nothing new"
+            printed(tmp_path, "n0", "j.1.w0", "a1\na2")
+            cell.placer.join(node_spec("n0", 16, logs=first))
+            cell.placer.start("j")
+            await cell.tell()
+            assert await until(chunks, "a2") == "a2"
+            problem(await cell.http.get("/v1/jobs/j/logs", params={"follow": 1, "task": "w9"}), 404)
+            printed(tmp_path, "n0", "j.2.w0", "b1\nb2\nb3\n")
+            cell.placer.finish("j", exit_code=1)
+            cell.placer.fire()
+            cell.placer.start("j")
+            await cell.tell()
+            assert await until(chunks, "b3\n") == "\n[penstock: attempt 2]\nb1\nb2\nb3\n"
+
+
+async def test_more_tasks_than_are_followed_at_once_and_a_reporter_that_restarts_at_the_end(
+    dsn: str, tmp_path: Path, key: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two workers one is followed at once: the other's output comes in the end. And one's reporter is restarted just when its task ends."""
+    monkeypatch.setattr(logs, "MAX_AT_ONCE", 1)
+    monkeypatch.setattr(log_reader, "QUIET_FAILURES", 20)
+    async with (
+        AsyncExitStack() as stack,
+        serving(tmp_path, "n1", log_key=key) as second,
+        running(dsn, node_log_key=key) as cell,
+    ):
+        first = await stack.enter_async_context(serving(tmp_path, "n0", log_key=key))
+        await gang(cell, first, second)
+        printed(tmp_path, "n0", "j.1.w0", "one\n")
+        printed(tmp_path, "n1", "j.1.w1", "two\n")
+        params = {"follow": 1, "format": "ndjson"}
+        async with cell.http.stream("GET", "/v1/jobs/j/logs", params=params) as response:
+            chunks = response.aiter_text()
+            begun = await until(chunks, "one\\n")
+            assert "task=w1" in begun
+            assert '"final":false' in begun
+            await stack.aclose()
+            printed(tmp_path, "n0", "j.1.w0", "last words\n")
+            cell.placer.finish("j")
+            await cell.tell()
+            await cell.caught_up()
+            async with serving(tmp_path, "n0", log_key=key, log_bind=f"127.0.0.1:{first.port}"):
+                async with asyncio.timeout(2 * WITHIN_S):
+                    rest = "".join([chunk async for chunk in chunks])
+        assert [json.loads(line) for line in rest.splitlines()] == [
+            {"task": "w0", "text": "last words\n"},
+            {"task": "w1", "text": "two\n"},
+        ]
+
+
+async def test_a_log_of_a_node_that_is_gone_comes_from_an_s3_store(
+    dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A machine is taken away after its task. While the store refuses the gateway, a line explains why the output is missing."""
+    with S3Server("id", "secret", "bucket").serving() as store:
+        for name, value in store.environment("secret").items():
+            monkeypatch.setenv(name, value)
+        log, archive = tmp_path / "log", "s3://bucket/cell"
+        log.write_text("a\nb\n")
+        LogArchive(archive).put(log_name("j", "j.1.w0"), log)
+        async with running(dsn, node_log_archive=archive) as cell:
+            cell.placer.join(node_spec("n0", 1))
+            cell.placer.submit("j", spec=JobSpec(command=("true",)))
+            cell.placer.start("j")
+            cell.placer.finish("j")
+            cell.placer.feed(NodeLeft(node_id="n0", boot_id="boot-1", proof="deleted"))
+            await cell.tell()
+            await cell.caught_up()
+            assert await text(cell) == "a\nb\n"
+            assert await text(cell, tail=1, follow=1) == "b\n"
+            store.keys["id"] = "another"
+            [_, missing] = await frames(cell)
+            assert "archive s3://bucket/cell: Forbidden" in missing["problem"]
+            assert "credentials" in missing["problem"]

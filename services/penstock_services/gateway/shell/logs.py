@@ -10,6 +10,7 @@ import orjson
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response, StreamingResponse
 
+from penstock.clock import wall_ms
 from penstock.runtime.race import first_of
 from penstock.runtime.task_logs import MAX_LINES
 from penstock.sdk.units import DURATION_PATTERN, duration_ms
@@ -33,7 +34,7 @@ from penstock_services.gateway.shell.roles import needs
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 
 MAX_STREAMS = 256
-MAX_AT_ONCE = 128  # members of one job that are followed side by side
+MAX_AT_ONCE = 128  # members of one job that are read side by side, each over a connection of its own
 WAITING_PIECES = 16  # of these members together, each at most a chunk
 BEHIND_S = 10.0  # for the tables to hold the last attempt of a job that has ended
 MAX_MS = 1 << 53
@@ -88,13 +89,13 @@ async def logs(
     """Standard output and error of a job's tasks; each line with its task before it where there are several."""
     gateway = gateway_of(request)
     await own_job(request, job_id, "output")
-    ask = Ask(tail, since_ms, None if since is None else min(duration_ms(since), MAX_MS))
+    ask = Ask(tail, since_ms, None if since is None else min(duration_ms(since), MAX_MS), wall_ms())
     if gateway.log_streams >= MAX_STREAMS:
         raise Problem(429, "overloaded", f"{MAX_STREAMS} streams of output are open already", retry_after_s=5)
-    members = await _members(gateway, job_id, attempt, task)
+    members = await _members(gateway, job_id, task, attempt)
     if (
         not members
-        and not (follow and _is_live(gateway, job_id))
+        and not (follow and _may_begin(gateway, job_id, attempt))
         and (task is not None or attempt is not None)
     ):
         what = (
@@ -104,7 +105,7 @@ async def logs(
         )
         raise Problem(404, "no_task", f"job {job_id} has no {what}; GET /v1/jobs/{job_id}/tasks lists them")
     if follow:
-        pieces = _followed(gateway, job_id, attempt, first, task, ask)
+        pieces = _followed(gateway, job_id, task, attempt, first, ask)
     else:
         pieces = _attempt(gateway, members, ask, follow=False)
     renderer = AsText() if form is Form.TEXT else AsJsonLines()
@@ -129,6 +130,20 @@ def _is_live(gateway: Gateway, job_id: str) -> bool:
     return job_id in gateway.follower.state.jobs or job_id in gateway.follower.pending
 
 
+def _begun(gateway: Gateway, job_id: str) -> int:
+    """The latest attempt of a live job, 0: none has begun."""
+    job = gateway.follower.state.jobs.get(job_id)
+    return 0 if job is None else job.attempt
+
+
+def _may_begin(gateway: Gateway, job_id: str, attempt: int | None) -> bool:
+    """Whether an attempt is still to come, or this one. Of one that runs all tasks are known."""
+    if not _is_live(gateway, job_id):
+        return False
+    job = gateway.follower.state.jobs.get(job_id)
+    return (job is None or not job.tasks) if attempt is None else attempt > _begun(gateway, job_id)
+
+
 def _is_over(gateway: Gateway, member: Member) -> bool:
     """Whether the task has exited according to the ledger."""
     job = gateway.follower.state.jobs.get(member.job_id)
@@ -136,10 +151,12 @@ def _is_over(gateway: Gateway, member: Member) -> bool:
     return task is None or task.exited_ms is not None
 
 
-async def _members(gateway: Gateway, job_id: str, attempt: int | None, task: str | None) -> Sequence[Member]:
-    """The tasks of this attempt, or of the latest that has any; with `task` only the one called so."""
+async def _members(
+    gateway: Gateway, job_id: str, task: str | None, attempt: int | None = None, first: int | None = None
+) -> Sequence[Member]:
+    """The tasks of this attempt, of the earliest one from `first` on, or of the latest; with `task` of those that have one called so, and only that."""
     job = gateway.follower.state.jobs.get(job_id)
-    if job is not None and attempt in (None, job.attempt):
+    if job is not None and job.tasks and job.attempt == (attempt or first or job.attempt):
         found = [
             Member(task_id, job_id, job.attempt, one.place.node_id, one.started_ms is not None)
             for task_id, one in job.tasks.items()
@@ -148,10 +165,11 @@ async def _members(gateway: Gateway, job_id: str, attempt: int | None, task: str
             return chosen
     await gateway.fresh()
     rows = await gateway.store.rows(
-        "SELECT json_build_array(task_id, job_id, attempt, node_id, started_ms IS NOT NULL)::text FROM tasks "
-        "WHERE job_id = $1 AND ($2::int IS NULL OR attempt = $2) ORDER BY attempt DESC, rank",
+        "SELECT json_build_array(task_id, job_id, attempt, node_id, started_ms IS NOT NULL)::text FROM tasks WHERE job_id = $1 "
+        f"AND ($2::int IS NULL OR attempt = $2) AND attempt >= $3 ORDER BY attempt {'DESC' if first is None else 'ASC'}, rank",
         job_id,
         attempt,
+        first or 1,
     )
     found = [Member(*orjson.loads(row)) for row in rows]
     chosen = [one for one in found if task is None or one.is_called(task)]
@@ -159,23 +177,30 @@ async def _members(gateway: Gateway, job_id: str, attempt: int | None, task: str
 
 
 async def _followed(
-    gateway: Gateway, job_id: str, attempt: int | None, first: int | None, task: str | None, ask: Ask
+    gateway: Gateway, job_id: str, task: str | None, attempt: int | None, first: int | None, ask: Ask
 ) -> AsyncIterator[Piece]:
     """One attempt after another, from `first` or the latest on, until the job ends; with `attempt` that one."""
-    wanted = attempt if attempt is not None else first
     while not gateway.stopping.is_set():
         changes = gateway.follower.next_change(), gateway.store.next_change()
         live, seq = _is_live(gateway, job_id), gateway.follower.state.seq  # before the look at its attempts
-        members = await _members(gateway, job_id, wanted, task)
+        begun = _begun(gateway, job_id)
+        if live and begun < (attempt or first or 1):
+            # Its record says so: in a long queue the tables are not asked at each change of the cell.
+            await first_of(changes[0].wait(), gateway.stopping.wait())
+            continue
+        members = await _members(gateway, job_id, task, attempt, first)
         if members:
             async for piece in _attempt(gateway, members, ask, follow=True):
                 yield piece
             if attempt is not None:
                 return
-            wanted = members[0].attempt + 1
+            first, ask = members[0].attempt + 1, ask._replace(tail=None)  # of a retry all is new
             continue
-        if not live and gateway.store.projected_seq >= seq:
-            return
+        if gateway.store.projected_seq >= seq:
+            if attempt is not None or not live:
+                return
+            first = begun + 1  # those so far had no such task
+            continue
         waits = [one.wait() for one in (*changes, gateway.stopping)]
         if not await first_of(*waits, timeout_s=None if live else BEHIND_S):
             return
@@ -196,19 +221,26 @@ async def _attempt(
                 yield piece
         return
     if len(members) > MAX_AT_ONCE:
-        yield Trouble(f"the first {MAX_AT_ONCE} of {len(members)} tasks are followed; name one of the others")
+        yield Trouble(
+            f"{MAX_AT_ONCE} of {len(members)} tasks are followed at once, the next one when one of them has ended; "
+            f"task={members[-1].short} is that one alone",
+            final=False,
+        )
     pieces: asyncio.Queue[Piece | None] = asyncio.Queue()
     room = asyncio.Semaphore(WAITING_PIECES)
 
+    at_once = asyncio.Semaphore(MAX_AT_ONCE)
+
     async def pump(member: Member) -> None:
         try:
-            async for piece in _member(gateway, member, ask, follow, several):
-                await room.acquire()
-                pieces.put_nowait(piece)
+            async with at_once:
+                async for piece in _member(gateway, member, ask, follow, several):
+                    await room.acquire()
+                    pieces.put_nowait(piece)
         finally:
             pieces.put_nowait(None)
 
-    work = [asyncio.ensure_future(pump(member)) for member in members[:MAX_AT_ONCE]]
+    work = [asyncio.ensure_future(pump(member)) for member in members]
     try:
         left = len(work)
         while left:
