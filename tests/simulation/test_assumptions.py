@@ -3,15 +3,21 @@
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from penstock.cli.app import run as main
 from penstock.model.estimates import JobEstimated
 from penstock.model.event import wire_type
-from penstock.model.external_events import TaskExited
+from penstock.model.external_events import JobSubmitted, TaskExited
+from penstock.model.ledger_events import TermStarted
+from penstock.model.types import JobSpec
 from penstock.policies.profiles import PROFILES, READ_DURATIONS
 from penstock.simulator.engine import Durations, Options
+from penstock.simulator.report.measured import measured
+from penstock.simulator.report.timeline import Timeline
 from penstock.simulator.traces.jobs import TraceJob
+from tests.support.hand_placer import HandPlacer, estimate, node_spec
 
 from .scenarios import BUSY, CLUSTER, ends, job, simulation
 
@@ -109,4 +115,67 @@ def test_every_output_states_what_it_assumes(tmp_path: Path, capsys: pytest.Capt
         assert "Run times: fifo: not read; srtf: unknown to the policy." in text
     assert main(["simulate", str(trace), "--cluster", CLUSTER, "--profile", "srtf", "-o", "json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert (found["durations"], "from the trace" in found["assumptions"]["run_times"]) == ("known", True)
+    assert found["durations"] == "learned", "as in a cell, unless asked for otherwise"
+    assert "learned by the estimator" in found["assumptions"]["run_times"]
+
+
+def test_a_ledger_states_what_its_figures_rest_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The file is passed on without its command line: whether it was simulated, and what was known, stands in its records."""
+    trace, ledger, page = (tmp_path / name for name in ("trace.csv", "ledger.jsonl", "page.html"))
+    rows = "".join(f"{one.job_id},{one.submit_s},{one.duration_s},{one.gpus},ada\n" for one in BUSY)
+    trace.write_text("job_id,submit_s,duration_s,gpus,owner\n" + rows)
+    run = (
+        "simulate",
+        str(trace),
+        "--cluster",
+        CLUSTER,
+        "--truth",
+        "phases(launch_s=12)",
+        "--start-latency",
+        "3",
+    )
+    found = {}
+    for profile, way in (("fifo", "known"), *(("srtf", way) for way in WAYS)):
+        assert (
+            main([*run, "--profile", profile, "--durations", way, "--ledger", str(ledger), "-o", "json"]) == 0
+        )
+        simulated = json.loads(capsys.readouterr().out)["assumptions"]
+        assert main(["report", str(ledger), "--report", str(page), "-o", "json"]) == 0
+        found[profile, way] = json.loads(capsys.readouterr().out)["assumptions"]
+        assert found[profile, way]["run_times"].startswith(simulated["run_times"].rstrip(".")), way
+        assert found[profile, way]["run_times"] in page.read_text()
+    assert found["srtf", "learned"]["run_times"].endswith(" of 40 jobs had one.")
+    assert len({one["run_times"] for one in found.values()}) == 4
+    stated = found["fifo", "known"]
+    assert stated["times"].startswith("Simulated: no cell ran these jobs")
+    assert stated["decided_by"] == "fifo."
+    assert stated["restarts"] == (
+        "Measured: 40 starts took 3 s from placement until all tasks ran; 15 s until the training began, "
+        "of 40 that reported it; saving took 5 s; 0 preemptions."
+    )
+    assert main(["report", str(ledger)]) == 0
+    assert "Times: Simulated: no cell ran" in capsys.readouterr().out
+
+
+def test_a_cell_s_report_names_its_placers_and_how_many_run_times_were_estimated() -> None:
+    """The profile was changed on Tuesday, and one of three jobs had been run before."""
+    placer = HandPlacer()
+    placer.join(node_spec("n0", 2))
+    placer.run(["first"])
+    settings = msgspec.structs.replace(placer.state.settings, profile="srtf")
+    placer.feed(TermStarted(term=2, placer_id="placer-2", settings=settings, code_version="0.2"))
+    placer.submit("second")
+    timeline = Timeline()
+    for value in placer.values:
+        timeline.take(value)
+    found = measured(timeline, live=True)
+    assert found["times"] == "Measured by the placer's clock, from the first record to now."
+    assert found["decided_by"].startswith("fifo up to record ")
+    assert found["decided_by"].endswith("; srtf of penstock 0.2.")
+    assert found["run_times"] == "srtf: unknown to the policy."
+    before = len(placer.values)
+    placer.feed(JobSubmitted(job_id="third", spec=JobSpec(command=("true",))))
+    placer.feed(JobEstimated(job_id="third", estimate=msgspec.structs.replace(estimate(), run_ms=5_000)))
+    for value in placer.values[before:]:
+        timeline.take(value)
+    assert measured(timeline, live=True)["run_times"] == "srtf: estimated for 1 of 3 jobs."

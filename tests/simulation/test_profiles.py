@@ -97,7 +97,7 @@ import sys
 from tests.support.command_line import penstock
 trace, cluster, *profiles = sys.argv[1:]
 for profile in profiles:
-    assert penstock("simulate", trace, "--cluster", cluster, "--profile", profile, "-o", "json") == 0
+    assert penstock("simulate", trace, "--cluster", cluster, "--profile", profile, "--durations", "known", "-o", "json") == 0
 """
 
 

@@ -28,15 +28,18 @@ class Variant(NamedTuple):
 
 
 def variants_of(profiles: Iterable[str], asked: Asked, *, endless: bool = False) -> Sequence[Variant]:
-    """Of `both` two for each profile that reads run times, and one for each other. `endless`: no job ends."""
+    """Of `both` two for each profile that reads run times, and one for each other: where none are read, none are learned.
+
+    `endless`: no job ends.
+    """
     found: list[Variant] = []
     for profile in profiles:
-        if asked != "both":
-            found.append(Variant(profile, profile, asked))
-        elif profile in READ_DURATIONS and not endless:
-            found += [Variant(f"{profile} ({way})", profile, way) for way in ("learned", "known")]
-        else:
+        if profile not in READ_DURATIONS or endless:
             found.append(Variant(profile, profile, "known"))
+        elif asked != "both":
+            found.append(Variant(profile, profile, asked))
+        else:
+            found += [Variant(f"{profile} ({way})", profile, way) for way in ("learned", "known")]
     return found
 
 
@@ -54,8 +57,8 @@ def assumptions(
 
 
 LABELS: Mapping[str, str] = MappingProxyType(
-    {"run_times": "Run times", "restarts": "Restarts", "latency": "Latency"}
-)
+    {"times": "Times", "decided_by": "Decided by", "run_times": "Run times", "restarts": "Restarts", "latency": "Latency"}
+)  # fmt: skip
 
 
 def _run_times(variants: Sequence[Variant]) -> str:

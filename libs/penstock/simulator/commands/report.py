@@ -11,11 +11,13 @@ from penstock.counting import count
 from penstock.exits import BadCommand, Exit
 from penstock.runtime.event_import import read_events, read_ledger
 from penstock.screen import console, write_json
+from penstock.simulator.assumptions import LABELS
 from penstock.simulator.commands.options import Output, bad_input_stops
-from penstock.simulator.commands.output import figures_table, stdout
+from penstock.simulator.commands.output import figures_table, print_assumptions, stdout
 from penstock.simulator.commands.reporting import ReportOptions
 from penstock.simulator.report.build import Background, ledger_report
 from penstock.simulator.report.figures import figures_of
+from penstock.simulator.report.measured import measured
 from penstock.simulator.report.series import series_of
 from penstock.simulator.report.timeline import Timeline
 
@@ -53,10 +55,12 @@ def report(ctx: typer.Context, asked: LedgerReportOptions) -> int:
     if not timeline.jobs:
         raise BadCommand(f"{name}: it holds no submitted job")
     figures = figures_of(timeline)
+    found = measured(timeline, live=asked.ledger is None)
     if asked.output == "json":
-        write_json(figures)
+        write_json({**figures, "assumptions": found})
     else:
         stdout().print(figures_table(figures))
+        print_assumptions(found, stdout())
     if asked.wanted:
         series = series_of(timeline)
         about = Background(
@@ -65,6 +69,7 @@ def report(ctx: typer.Context, asked: LedgerReportOptions) -> int:
             trace=f"{name}: {len(timeline.jobs):,} jobs",
             cluster=f"{count(series.nodes, 'node')}, {count(series.gpus, 'GPU')}",
             job_model="",
+            assumptions=[(LABELS[key], text) for key, text in found.items()],
         )
         asked.write_files(ledger_report(about, series, figures, name), errors)
     return Exit.OK

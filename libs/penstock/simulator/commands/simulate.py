@@ -12,7 +12,7 @@ from penstock.commandline import takes
 from penstock.exits import BadCommand, Exit
 from penstock.policies.profiles import PROFILES
 from penstock.screen import bar, console, write_json
-from penstock.simulator.assumptions import variants_of
+from penstock.simulator.assumptions import Variant, variants_of
 from penstock.simulator.commands.options import (
     Given,
     SimulationOptions,
@@ -38,10 +38,10 @@ class SimulateOptions(SimulationOptions, ReportOptions):
     durations: Annotated[
         Durations,
         typer.Option(
-            help="Run times that policies are given: known, the trace's own; learned, by the estimator from the runs that "
-            "have ended; unknown, none."
+            help="Run times that policies are given: learned, by the estimator from the runs that have ended; known, the "
+            "trace's own, which no service knows; unknown, none."
         ),
-    ] = "known"
+    ] = "learned"
     ledger: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write the ledger, one record a line.")
     ] = None
@@ -58,6 +58,7 @@ def simulate(ctx: typer.Context, asked: SimulateOptions) -> int:
     errors = console(stderr=True, soft_wrap=True)
     asked.check_files()
     given, trace = begin(asked, [asked.profile], errors)
+    variants = variants_of([asked.profile], asked.durations, endless=given.fills(trace))
     with ExitStack() as stack:
         file: Sink | None = None
         if asked.ledger is not None:
@@ -69,11 +70,10 @@ def simulate(ctx: typer.Context, asked: SimulateOptions) -> int:
             def file(value: bytes) -> object:
                 return ledger.write(value + b"\n")
 
-        result = _go(asked, given, trace, Recorder(file, draws=asked.wanted), errors)
+        result = _go(asked, given, trace, variants[0], Recorder(file, draws=asked.wanted), errors)
     if result.problem:
         errors.print(f"penstock: {result.problem}", markup=False)
     keys = run_keys(result, trace.skipped_lines)
-    variants = variants_of([asked.profile], asked.durations, endless=given.fills(trace))
     assumed = given.assumptions(variants, trace)
     if asked.output == "json":
         write_json({**keys, "assumptions": assumed})
@@ -88,7 +88,9 @@ def simulate(ctx: typer.Context, asked: SimulateOptions) -> int:
     return Exit.INTERRUPTED if result.interrupted else Exit.PROBLEM if result.problem else Exit.OK
 
 
-def _go(asked: SimulateOptions, given: Given, trace: Trace, recorder: Recorder, errors: Console) -> Result:
+def _go(
+    asked: SimulateOptions, given: Given, trace: Trace, variant: Variant, recorder: Recorder, errors: Console
+) -> Result:
     """Runs to the end, or to Ctrl-C or SIGTERM."""
     drawn_s = 0.0
     with first_interrupt_waits() as stopped, bar(errors, "simulating") as draw:
@@ -101,7 +103,7 @@ def _go(asked: SimulateOptions, given: Given, trace: Trace, recorder: Recorder, 
                 draw(progress.share, f"{progress.finished:,} jobs done, {rate:,.0f} events/s,")
             return not stopped()
 
-        simulation = given.simulation(asked.profile, asked.seed, trace, recorder.take, asked.durations)
+        simulation = given.simulation(asked.profile, asked.seed, trace, recorder.take, variant.durations)
         return perform(simulation, recorder, report, endless=given.fills(trace))
 
 

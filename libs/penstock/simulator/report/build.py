@@ -97,8 +97,13 @@ def ledger_report(
         title=f"{series.name} in {name}",
         lead=[f"{lead}."],
         command=background.command,
+        remarks=[f"{label}: {text}" for label, text in background.assumptions],
         sections=_sections(
-            Table(["", series.name], rows), "Times are of the ledger's clock.", [series], made_of
+            Table(["", series.name], rows),
+            "Times are of the ledger's clock.",
+            [series],
+            made_of,
+            _assumed(background, [series]),
         ),
         facts=[(f"{series.name}, seed {series.seed}", f"ledger {digest}")] if digest else (),
     )

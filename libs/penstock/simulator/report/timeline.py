@@ -63,10 +63,23 @@ class Job:
     running_since_ms: int = NEVER
     waiting: bool = False
     """In the queue."""
+    timed: bool = False
+    """Its estimate had a run time."""
+    trained: int = 0
+    """The latest attempt that reported to train."""
 
     @property
     def jct_ms(self) -> int:
         return self.ended_ms - self.submitted_ms
+
+
+class Term(NamedTuple):
+    """A placer that took over in record `seq`."""
+
+    seq: int
+    placer_id: str
+    profile: str
+    code_version: str
 
 
 class Block(NamedTuple):
@@ -86,6 +99,15 @@ class Timeline:
     records: int = 0
     now_ms: int = 0
     preemptions: int = 0
+    terms: list[Term] = field(default_factory=list)
+    foreseen: bool = False
+    """Whether a run time was given before any job had ended."""
+    starts_ms: "array[int]" = field(default_factory=lambda: array("q"))
+    """Of each attempt, from placement until all its tasks ran."""
+    trains_ms: "array[int]" = field(default_factory=lambda: array("q"))
+    """Of each attempt that reported it, from placement until the training began."""
+    saves_ms: "array[int]" = field(default_factory=lambda: array("q"))
+    """Of each save that a task reported."""
     jobs: list[Job] = field(default_factory=list)
     _bars: "array[int]" = field(default_factory=lambda: array("q"))
     _steps: "array[float]" = field(default_factory=lambda: array("d"))
@@ -95,6 +117,10 @@ class Timeline:
     """Task → what it holds."""
     _shared: dict[tuple[str, int], list[Block]] = field(default_factory=dict)
     """(node, GPU) → the shares of it that are given."""
+    _saving_ms: dict[str, int] = field(default_factory=dict)
+    """Task → since when it saves."""
+    _ended: bool = False
+    """Whether any job has."""
     _held_milli: int = 0
     _working: float = 0.0
     _waiting: int = 0
@@ -200,6 +226,7 @@ class Timeline:
             if before is JobStatus.LAUNCHING and job.status is JobStatus.RUNNING:
                 self._job(job.job_id).running_since_ms = self.now_ms
                 self._working += self._job(job.job_id).gpus
+                self._began(job, self.starts_ms)
             return
         evolve(state, event)
         match event:
@@ -209,6 +236,15 @@ class Timeline:
                 self._sized(event.job_id)
             case JobEstimated():
                 self._sized(event.job_id)
+                if event.estimate.run_ms is not None and event.job_id in self._job_at:
+                    self._job(event.job_id).timed = True
+                    self.foreseen |= not self._ended
+            case external_events.TaskPhaseChanged():
+                self._phase(event)
+            case ledger.TermStarted():
+                self.terms.append(
+                    Term(state.seq, event.placer_id, event.settings.profile, event.code_version)
+                )
             case ledger.PlacementDecided():
                 self._placed(event)
             case ledger.StopDecided():
@@ -218,12 +254,34 @@ class Timeline:
             case ledger.JobEnded():
                 ended = self._job(event.job_id)
                 ended.ended_ms, ended.outcome = self.now_ms, event.outcome
+                self._ended = True
         job_id = getattr(event, "job_id", None)
         if job_id in self._job_at:
             self._wait(job_id)
 
     def _job(self, job_id: str) -> Job:
         return self.jobs[self._job_at[job_id]]
+
+    def _began(self, job: JobState, spans_ms: "array[int]") -> None:
+        if job.placed_ms is not None:
+            spans_ms.append(self.state.now_ms - job.placed_ms)
+
+    def _phase(self, event: external_events.TaskPhaseChanged) -> None:
+        """Counts launching once per attempt, and each save."""
+        job = job_of_task(self.state, event.node_id, event.task_id)
+        if job is None:
+            return
+        self._saved(event.task_id)
+        if event.phase == "save":
+            self._saving_ms[event.task_id] = self.now_ms
+        elif event.phase == "train" and self._job(job.job_id).trained != job.attempt:
+            self._job(job.job_id).trained = job.attempt
+            self._began(job, self.trains_ms)
+
+    def _saved(self, task_id: str) -> None:
+        since_ms = self._saving_ms.pop(task_id, None)
+        if since_ms is not None:
+            self.saves_ms.append(self.now_ms - since_ms)
 
     def _wait(self, job_id: str) -> None:
         """Counts the job if it is in the queue; unschedulable ones stand beside it."""
@@ -254,6 +312,7 @@ class Timeline:
 
     def _task_ends(self, job: JobState, place: TaskPlacement) -> None:
         """Before the fold frees what the task holds."""
+        self._saved(place.task_id)
         blocks = self._blocks.pop(place.task_id, ())
         self._halt(self._job(job.job_id))
         self._bar(job, place, blocks, EXITED if job.stop_reason is None else STOPPED)
