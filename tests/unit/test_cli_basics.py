@@ -311,10 +311,13 @@ def test_every_sample_job_is_valid(path: Path) -> None:
         ("environment: {venv: v}", ("--container", "pytorch"), "project/jobs", {"container": "pytorch"}),
         ("environment: {venv: v}", ("--path",), "project/jobs", None),
         ("environment: path", (), "project/jobs", None),
+        ("environment: {container: ../torch.sif}", (), "project/jobs", {"container": "project/torch.sif"}),
+        ("", ("--container", "./torch.sif"), "project/jobs", {"container": "here/torch.sif"}),
+        ("", ("--sync", "."), None, None),
     ],
 )
 def test_relative_paths_are_of_the_job_files_folder_and_of_flags_of_the_current_one(
-    text: str, flags: tuple[str, ...], workdir: str, environment: dict[str, str] | None, tmp_path: Path,
+    text: str, flags: tuple[str, ...], workdir: str | None, environment: dict[str, str] | None, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     """A job file that ran in its author's folder did not run in a pipeline's, whose working folder is another one."""
@@ -326,7 +329,7 @@ def test_relative_paths_are_of_the_job_files_folder_and_of_flags_of_the_current_
     file.write_text(f"command: [python, train.py]\n{text}\n")
     assert penstock("submit", "-f", str(file), "--dry-run", "-o", "json", *flags) == 0
     found = checked_json(JobSpec, capsys.readouterr().out)
-    assert found.workdir == str(tmp_path / workdir)
+    assert found.workdir == (workdir and str(tmp_path / workdir))
     asked = environment and {
         kind: where if where in ("torch", "pytorch") else str(tmp_path / where)
         for kind, where in environment.items()

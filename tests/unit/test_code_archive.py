@@ -5,6 +5,7 @@ import io
 import os
 import shutil
 import subprocess
+import sys
 import tarfile
 from hashlib import sha256
 from pathlib import Path
@@ -62,6 +63,16 @@ def test_what_git_ignores_is_not_packed(tmp_path: Path) -> None:
         [*git, "ls-files", "--others", "--exclude-standard", "-z"], capture_output=True, text=True, check=True
     ).stdout
     assert names(pack(folder).data) == set(listed.split("\0")) - {""}
+
+
+def test_a_virtual_environment_is_not_packed(tmp_path: Path) -> None:
+    """`--sync .` beside the `.venv` of the first hour: its interpreter is a link to another folder of this machine."""
+    (tmp_path / ".venv" / "bin").mkdir(parents=True)
+    (tmp_path / ".venv" / "pyvenv.cfg").touch()
+    (tmp_path / ".venv" / "bin" / "python").symlink_to(sys.executable)
+    (tmp_path / "env" / "conda-meta").mkdir(parents=True)
+    (tmp_path / "train.py").touch()
+    assert names(pack(tmp_path).data) == {"train.py"}
 
 
 def test_the_same_files_give_the_same_archive_and_ours_wins_over_gits(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from penstock.sdk.code_archive import NotPackable, Packed, pack
 from penstock.sdk.job_yaml import JobLoader
 from penstock.sdk.jobfile import PACKED, PATH, BadJob, parse_job
 
+FILE_PREFIXES = ("/", "./", "../", "~/")  # of an image that is a file
 MAX_FILE_BYTES = 1 << 20  # far above any job; keeps a mistyped path to a data set from being read whole
 
 CI_VARIABLES: tuple[tuple[str, tuple[str, ...]], ...] = (
@@ -33,10 +34,11 @@ CI_VARIABLES: tuple[tuple[str, tuple[str, ...]], ...] = (
 """Per CI system the variables that name one attempt of one of its jobs. A system counts when all are set."""
 
 
-def read_job_file(path: str) -> dict[str, Any]:
+def read_job_file(path: str, *, packed: bool = False) -> dict[str, Any]:
     """The mapping in a YAML job file; `-` reads stdin. Raises `Stop` with line and column.
 
-    Relative paths in it are of the folder that it is in, which is also the default of `workdir`.
+    Relative paths in it are of the folder that it is in, which is also the default of `workdir`, but not where a folder is packed:
+    by its `sync`, or by a flag (`packed`).
     """
     try:
         if path == "-":
@@ -66,7 +68,7 @@ def read_job_file(path: str) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise Stop(Exit.BAD_SPEC, f"{path}: holds no job; write fields such as `command: [python, train.py]`")
     folder = folder_of(path)
-    if found.get("workdir") is None and found.get("sync") is None:
+    if found.get("workdir") is None and found.get("sync") is None and not packed:
         found["workdir"] = folder
     return located(found, folder)
 
@@ -93,8 +95,14 @@ def located(fields: Mapping[str, Any], folder: str) -> dict[str, Any]:
 
 
 def _is_path(kind: str, text: object) -> bool:
-    """Of an environment's field: a folder, and not the name of a conda environment or an image."""
-    return isinstance(text, str) and (kind == "venv" or (kind == "conda" and "/" in text))
+    """Of an environment's field: a folder or an image's file, and not the name of a conda environment or of an image in a registry."""
+    if not isinstance(text, str):
+        return False
+    return (
+        kind == "venv"
+        or (kind == "conda" and "/" in text)
+        or (kind == "container" and text.startswith(FILE_PREFIXES))
+    )
 
 
 def synced(fields: Mapping[str, Any]) -> tuple[dict[str, Any], Packed | None]:

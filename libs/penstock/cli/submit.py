@@ -131,7 +131,7 @@ def submit(
     output: Output = Format.TABLE,
 ) -> None:
     """Submit a job, follow it to its end and print its output. Ctrl-C stops following; the job goes on."""
-    fields = jobspec.read_job_file(file) if file is not None else {}
+    fields = jobspec.read_job_file(file, packed=sync is not None) if file is not None else {}
     flags: dict[str, Any] = {
         "name": name, "owner": owner, "workers": workers, "parameter_servers": parameter_servers,
         "model": model, "batch_size": batch_size, "category": category, "traits": trait, "iterations": iterations,

@@ -1,4 +1,4 @@
-"""Archive of a folder of code: tar and gzip, the same bytes for the same files, bounded, without what ignore files name."""
+"""Archive of a folder of code: tar and gzip, the same bytes for the same files, bounded, without what ignore files name and without virtual environments."""
 
 import gzip
 import hashlib
@@ -17,6 +17,7 @@ MAX_FILES = 10_000  # folders and links included
 MAX_BYTES = 256 << 20  # before compression
 MAX_PACKED_BYTES = 64 << 20
 LARGEST_SHOWN = 3
+ENVIRONMENTS = ("pyvenv.cfg", "conda-meta")  # in a virtual environment of Python's, and in one of conda's
 REMEDY = "list what the job does not need in .penstockignore or .gitignore; data belongs on a disk that the nodes share"
 
 
@@ -93,6 +94,8 @@ def _walk(folder: Path, base: str, above: Sequence[Rule]) -> Iterator[Entry]:
             continue
         if stat.S_ISLNK(found.st_mode):
             _stays_inside(path, inside)
+        elif is_folder and any((path / mark).exists() for mark in ENVIRONMENTS):
+            continue  # what it links to is on this machine alone; a job names its environment
         elif not is_folder and not stat.S_ISREG(found.st_mode):
             continue  # a socket, a FIFO or a device is no code
         yield Entry(inside, path, found)

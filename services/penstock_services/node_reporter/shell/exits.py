@@ -23,6 +23,9 @@ NO_PYTHON = (
     "this node has none on its PATH; write python3, or name where it comes from: --venv DIR, --conda NAME or --container IMAGE "
     "(`environment` in a job file)"
 )
+NO_FOLDER = (
+    "make it on every node, or send a folder of this machine with the job: --sync DIR (`sync` in a job file)"
+)
 NEAR_CAP = 0.95  # killed with at least this share of its memory cap in use: taken for out of memory
 
 
@@ -87,11 +90,13 @@ def _why(failure: Failure, order: StartTask | None) -> str:
         return _no_environment(order, failure.errno)
     if failure.stage == "code":
         return f"cannot unpack its code: {CODE.get(failure.errno) or os.strerror(failure.errno)}"
+    if (failure.stage, failure.errno) == ("workdir", errno.ENOENT):
+        return f"{_no_workdir(order)}: {os.strerror(failure.errno)}; {NO_FOLDER}"
     if (failure.stage, failure.errno, program) == ("exec", errno.ENOENT, "python"):
         return f"cannot execute 'python': {NO_PYTHON}"
     what = {
         "exec": f"cannot execute {program!r}",
-        "workdir": f"cannot enter workdir {(order.workdir if order is not None else None) or 'of the task'!r}",
+        "workdir": _no_workdir(order),
         "user": "cannot become --task-user",
         "affinity": "cannot pin it to its cores",
         "confinement": "cannot give it namespaces and mounts of its own",
@@ -107,6 +112,10 @@ def _why(failure: Failure, order: StartTask | None) -> str:
         errno.ENOMEM: "the memory cap is too small to start it; ask for more host memory",
     }.get(failure.errno, "see the message and the node's log")
     return f"{what}: {os.strerror(failure.errno)}; {remedy}"
+
+
+def _no_workdir(order: StartTask | None) -> str:
+    return f"cannot enter workdir {(order.workdir if order is not None else None) or 'of the task'!r}"
 
 
 def _no_environment(order: StartTask, number: int) -> str:

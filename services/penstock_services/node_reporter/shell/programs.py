@@ -7,7 +7,15 @@ import errno
 import os
 from collections.abc import Iterator, Mapping, Sequence
 
-CONDA_ROOTS = ("miniforge3", "mambaforge", "miniconda3", "anaconda3", "micromamba", ".conda")
+CONDA_ROOTS = (
+    "miniforge3",
+    "mambaforge",
+    "miniconda3",
+    "anaconda3",
+    "micromamba",
+    ".local/share/mamba",
+    ".conda",
+)
 """Below the user's home and /opt; a conda environment NAME lies in ROOT/envs/NAME, `base` is the root itself."""
 CONDA_FOLDERS = ("CONDA_ENVS_PATH", "CONDA_ENVS_DIRS")
 """Conda's own variables: folders of environments. The node-reporter's count."""
