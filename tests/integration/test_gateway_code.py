@@ -1,5 +1,6 @@
 """Code that jobs are sent with: stored by the gateway per tenant and digest, fetched by a node with its own token."""
 
+import asyncio
 import os
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -64,7 +65,14 @@ async def test_code_is_stored_once_for_its_tenant_and_fetched_by_a_node(
         order = start_order(1, code=DIGEST, owner="vision")
         await cache.fetch(order)
         assert cache.path(DIGEST).read_bytes() == ARCHIVE
-        await CodeCache(replace(options, gateway=None), tmp_path / "state" / "code").fetch(order)
+        offline = CodeCache(replace(options, gateway=None), tmp_path / "state" / "code")
+        await offline.fetch(order)
+        cache.path(DIGEST).chmod(0o644)
+        cache.path(DIGEST).write_bytes(b"by a task of the same user")
+        with pytest.raises(NotStartable, match="cannot fetch"):
+            await offline.fetch(order)
+        await asyncio.gather(*(cache.fetch(order) for _ in range(8)))
+        assert cache.path(DIGEST).read_bytes() == ARCHIVE
         other = CodeCache(options, tmp_path / "state" / "other")
         with pytest.raises(NotStartable, match=f"404 .*no code {DIGEST} of speech"):
             await other.fetch(start_order(2, code=DIGEST, owner="speech"))
@@ -73,6 +81,32 @@ async def test_code_is_stored_once_for_its_tenant_and_fetched_by_a_node(
         (tmp_path / "code" / "vision" / DIGEST).write_bytes(b"damaged")
         with pytest.raises(NotStartable, match="another archive"):
             await other.fetch(order)
+
+
+async def test_a_node_removes_the_code_that_was_used_longest_ago(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The code of the job that runs each hour stays, though other jobs' was fetched after it."""
+    options = node_options(tmp_path, code_dir=tmp_path / "stored")
+    cache = CodeCache(options, tmp_path / "cache", limit_bytes=25)
+    (tmp_path / "stored" / "shared").mkdir(parents=True)
+    digests = []
+    for number in range(4):
+        data = bytes([number]) * 10
+        digests.append(sha256(data).hexdigest())
+        (tmp_path / "stored" / "shared" / digests[-1]).write_bytes(data)
+    for token, used in enumerate((0, 1, 0, 2), start=1):
+        await cache.fetch(start_order(token, code=digests[used]))
+        if token < 3:
+            os.utime(cache.path(digests[used]), (token, token))  # long ago
+    assert [cache.path(digest).exists() for digest in digests] == [True, False, True, False]
+
+    def refuse(_path: Path) -> bytes:
+        raise PermissionError(13, "Permission denied", "stored")
+
+    monkeypatch.setattr(Path, "read_bytes", refuse)
+    with pytest.raises(NotStartable, match=r"Permission denied \(stored\); look at --code-dir"):
+        await cache.fetch(start_order(5, code=digests[3]))
 
 
 async def chunk(data: bytes) -> AsyncIterator[bytes]:

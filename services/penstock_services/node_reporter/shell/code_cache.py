@@ -2,9 +2,11 @@
 
 import asyncio
 import hashlib
+import os
 import secrets
 from contextlib import suppress
 from pathlib import Path
+from weakref import WeakValueDictionary
 
 from penstock.bearer import bearer_token
 from penstock.errors import ConfigurationError
@@ -28,6 +30,7 @@ class CodeCache:
         self._options = options
         self._folder = folder
         self._limit_bytes = limit_bytes
+        self._fetching: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     def path(self, digest: str) -> Path:
         return self._folder / digest
@@ -35,13 +38,32 @@ class CodeCache:
     async def fetch(self, order: StartTask) -> None:
         """Afterwards the archive of this task's code is at its path. Raises `NotStartable` with the reason and the remedy."""
         assert order.code is not None
-        if self.path(order.code).is_file():
-            return
-        data = await self._archive(order, order.code)
+        async with self._fetching.setdefault(
+            order.code, asyncio.Lock()
+        ):  # the members of a gang fetch it once
+            if await asyncio.to_thread(self._is_intact, order.code):
+                return
+            try:
+                await asyncio.to_thread(self._store, order.code, await self._archive(order, order.code))
+            except OSError as error:
+                where = f" ({error.filename})" if error.filename else ""
+                text = f"its code cannot be read and stored on this node: {error.strerror}{where}; look at --code-dir and --state-dir"
+                raise NotStartable(text) from error
+
+    def _is_intact(self, digest: str) -> bool:
+        """Whether the archive is here; from now on it is removed later than those that were used before.
+
+        A task of the reporter's own user could have written into it, over its own link.
+        """
+        path = self.path(digest)
         try:
-            await asyncio.to_thread(self._store, order.code, data)
-        except OSError as error:
-            raise NotStartable(f"its code cannot be stored on this node: {error.strerror}") from error
+            with path.open("rb") as file:
+                if hashlib.file_digest(file, "sha256").hexdigest() != digest:
+                    return False
+            os.utime(path)
+        except OSError:
+            return False
+        return True
 
     async def _archive(self, order: StartTask, digest: str) -> bytes:
         """Raises `NotStartable`."""
@@ -109,7 +131,7 @@ class CodeCache:
         return response.content
 
     def _make_room(self, new: Path) -> None:
-        """Removes the archives that were fetched first, beyond the bound; a task that has begun has a link of its own."""
+        """Removes the archives that were used longest ago, beyond the bound; a task that has begun has a link of its own."""
         found = []
         for path in self._folder.iterdir():
             with suppress(FileNotFoundError):
