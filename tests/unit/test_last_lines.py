@@ -33,9 +33,18 @@ HOST = {
 GPU = {
     "CUDA out of memory": (
         TRACEBACK + "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has a total capacity of 15.77 GiB\n",
+        "RuntimeError: CUDA driver error: out of memory\n",
+        "CUDA Error: out of memory: File exists\n",
+        "RuntimeError: Triton Error [CUDA]: out of memory\n",
+        "ncclUnhandledCudaError: Call to CUDA function failed.\nLast error:\nCuda failure 'out of memory'\n",
+        "node7:41:93 [0] NCCL WARN Cuda failure 2 'out of memory'\n",
+        "XGBoostError: cudaMalloc failed: out of memory\n",
         "RuntimeError: CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported at some other API call\n",
     ),
-    "RESOURCE_EXHAUSTED": ("jaxlib.xla_extension.XlaRuntimeError: RESOURCE_EXHAUSTED: Out of memory allocating 4294967296 bytes.\n",),
+    "RESOURCE_EXHAUSTED": ("jaxlib.xla_extension.XlaRuntimeError: RESOURCE_EXHAUSTED: Out of memory allocating 4294967296 bytes.\n",
+        "jax.errors.JaxRuntimeError: RESOURCE_EXHAUSTED: Failed to allocate request for 2.0GiB (2147483648B) on device ordinal 0\n",
+    ),
+    "cupy.OutOfMemoryError": ("cupy.cuda.memory.OutOfMemoryError: Out of memory allocating 8,589,934,592 bytes.\n",),
     "CUBLAS_STATUS_ALLOC_FAILED": ("RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`\n",),
 }  # fmt: skip
 CASES = [

@@ -5,7 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from penstock_services.node_reporter.shell.containers import Container, Runtime, command_line, find_runtime
+from penstock_services.node_reporter.shell.containers import (
+    Container,
+    Runtime,
+    check_devices,
+    command_line,
+    find_runtime,
+)
 from penstock_services.node_reporter.shell.ports import NotStartable
 
 ASKED = Container(
@@ -34,7 +40,9 @@ def test_podman_keeps_the_container_in_the_tasks_namespaces() -> None:
     assert [option for option in options if option.startswith("--volume")] == [
         "--volume=/tasks/7/phases:/tasks/7/phases", "--volume=/data/run:/data/run", "--volume=/dev/shm:/dev/shm",
     ]  # fmt: skip
-    assert [option for option in options if option.startswith("--env")] == ["--env=LR", "--env=RANK"]
+    assert [option for option in options if option.startswith("--env")] == [
+        "--env=LR", "--env=RANK", "--env=NVIDIA_VISIBLE_DEVICES=void",
+    ]  # fmt: skip
     assert "--device=nvidia.com/gpu=GPU-1" in options
     assert not any(
         "detach" in option or "privileged" in option.replace("no-new-privileges", "") for option in options
@@ -73,9 +81,35 @@ def test_a_node_uses_what_it_has_and_names_what_it_lacks(tmp_path: Path) -> None
         if installed is not None:
             install(installed)
         with pytest.raises(NotStartable, match=complaint):
-            find_runtime(path, root=False)
-    for name in ("apptainer", "podman"):
-        install(name)
-        assert find_runtime(path, root=False) == (name, str(tmp_path / name))
+            find_runtime(path, "pytorch:2.5", root=False)
+    install("podman")
+    assert find_runtime(path, "pytorch:2.5", root=False) == ("podman", str(tmp_path / "podman"))
+    for image in ("/images/torch.sif", "oras://registry/torch"):
+        with pytest.raises(NotStartable, match="only apptainer runs"):
+            find_runtime(path, image, root=False)
+    install("apptainer")
+    assert find_runtime(path, "/images/torch.sif", root=False) == ("apptainer", str(tmp_path / "apptainer"))
+    assert find_runtime(path, "docker://pytorch:2.5", root=False).name == "podman"
     with pytest.raises(NotStartable, match="give its reporter --task-user"):
-        find_runtime(path, root=True)
+        find_runtime(path, "pytorch:2.5", root=True)
+
+
+def test_a_gpu_that_podman_could_not_name_is_refused_before_it_starts(tmp_path: Path) -> None:
+    """`nvidia-ctk cdi generate` names GPUs by index unless it is asked for UUIDs; an index may be another GPU after the next boot."""
+    podman, apptainer = Runtime("podman", "podman"), Runtime("apptainer", "apptainer")
+    folders = (tmp_path / "etc", tmp_path / "run")
+    folders[0].mkdir()
+    (folders[0] / "nvidia.yaml").write_text(
+        'cdiVersion: 0.5.0\ndevices:\n- name: "0"\n- name: all\nkind: nvidia.com/gpu\n'
+    )
+    with pytest.raises(NotStartable, match=r"no CDI description .* GPU-1.*--device-name-strategy=uuid"):
+        check_devices(podman, ["GPU-1"], folders)
+    check_devices(podman, [], folders)
+    check_devices(apptainer, ["GPU-1"], folders)
+    folders[1].mkdir()
+    (folders[1] / "nvidia.json").write_text(
+        '{"cdiVersion": "0.5.0", "kind": "nvidia.com/gpu", "devices": [{"name": "GPU-1"}]}'
+    )
+    check_devices(podman, ["GPU-1"], folders)
+    with pytest.raises(NotStartable, match="GPU-2"):
+        check_devices(podman, ["GPU-1", "GPU-2"], folders)

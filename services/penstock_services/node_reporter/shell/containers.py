@@ -2,16 +2,21 @@
 
 So everything in a container is in the task's PID namespace, its cgroups and its mounts, and ends with its shim (decision 34). The
 container has no PID namespace of its own: a /proc of its own could not be mounted below the task's, of which parts are read-only.
-Docker's containers are children of its daemon, outside of all that: it is not used.
+GPUs: podman gives a container the devices that the NVIDIA Container Toolkit has described (CDI), by UUID; apptainer (`--nv`) binds all that the
+task may open, of which `CUDA_VISIBLE_DEVICES` names the task's. Docker's containers are children of its daemon, outside of all that: it is not used.
 """
 
 import shutil
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
 from typing import NamedTuple
 
 from penstock_services.node_reporter.shell.ports import NotStartable
 
 PODMAN, APPTAINER, DOCKER = "podman", "apptainer", "docker"
+APPTAINER_SCHEMES = ("library://", "oras://", "shub://", "http://", "https://")
+CDI_FOLDERS = (Path("/etc/cdi"), Path("/var/run/cdi"))  # where podman looks
 INSTALL = "install podman or apptainer on the node, or name a --venv or --conda environment"
 SHARED_MEMORY = "/dev/shm"  # of data loaders; a container's own has 64 MiB
 
@@ -35,20 +40,49 @@ class Container(NamedTuple):
     """UUIDs of real GPUs."""
 
 
-def find_runtime(path: str, *, root: bool) -> Runtime:
-    """The first of podman and apptainer on this PATH. `root`: tasks are root. Raises `NotStartable`."""
+def find_runtime(path: str, image: str, *, root: bool) -> Runtime:
+    """The first of podman and apptainer on this PATH that takes such an image. `root`: tasks are root. Raises `NotStartable`."""
     if root:
         raise NotStartable(
             "jobs run as root on this node, without the rights that containers need; give its reporter --task-user"
         )
-    for name in (PODMAN, APPTAINER):
+    for name in (APPTAINER,) if _is_of_apptainer(image) else (PODMAN, APPTAINER):
         if (found := shutil.which(name, path=path)) is not None:
             return Runtime(name, found)
+    if _is_of_apptainer(image):
+        raise NotStartable(
+            f"only apptainer runs {image!r}, and it is not on this node; install it, or name an image of a registry"
+        )
     if shutil.which(DOCKER, path=path) is not None:
         raise NotStartable(
             f"docker alone is on this node: its daemon's containers would not end with their task; {INSTALL}"
         )
     raise NotStartable(f"neither podman nor apptainer is on this node; {INSTALL}")
+
+
+def _is_of_apptainer(image: str) -> bool:
+    """A file or an unpacked folder, or what has a scheme that podman does not know."""
+    return image.startswith("/") or image.startswith(APPTAINER_SCHEMES)
+
+
+def check_devices(runtime: Runtime, gpus: Sequence[str], folders: Sequence[Path] = CDI_FOLDERS) -> None:
+    """Raises `NotStartable` where podman could not give a container one of these GPUs, since it is not described by its UUID."""
+    if runtime.name != PODMAN or not gpus:
+        return
+    texts = list(_descriptions(folders))
+    if missing := [uuid for uuid in gpus if not any(uuid in text for text in texts)]:
+        raise NotStartable(
+            f"no CDI description in {' or '.join(map(str, folders))} names the GPU {missing[0]}, so podman cannot give it to a container; "
+            "on the node: nvidia-ctk cdi generate --device-name-strategy=uuid --output=/etc/cdi/nvidia.yaml"
+        )
+
+
+def _descriptions(folders: Sequence[Path]) -> Iterator[str]:
+    for file in (
+        file for folder in folders for file in folder.glob("*") if file.suffix in (".yaml", ".json")
+    ):
+        with suppress(OSError):
+            yield file.read_text(errors="replace")
 
 
 def command_line(runtime: Runtime, asked: Container) -> list[str]:
@@ -63,11 +97,12 @@ def command_line(runtime: Runtime, asked: Container) -> list[str]:
 
 
 def _podman(asked: Container) -> list[str]:
+    """`void`: what an image asks for itself, as images of CUDA do with `all`, is not given by a hook of an earlier toolkit."""
     return [
         "run", "--rm", "--pid=host", "--network=host", "--log-driver=none", "--security-opt=label=disable",
         "--security-opt=no-new-privileges", "--entrypoint=", f"--workdir={asked.workdir}",
         *(f"--volume={path}:{path}" for path in (*asked.folders, SHARED_MEMORY)),
-        *(f"--env={name}" for name in sorted(asked.variables)),
+        *(f"--env={name}" for name in sorted(asked.variables)), "--env=NVIDIA_VISIBLE_DEVICES=void",
         *(f"--device=nvidia.com/gpu={uuid}" for uuid in asked.gpus),
         asked.image,
     ]  # fmt: skip
@@ -75,7 +110,7 @@ def _podman(asked: Container) -> list[str]:
 
 def _apptainer(asked: Container) -> list[str]:
     """It passes its own environment on; `--userns`: without rights of its own. An image without a scheme that is no file is of a registry."""
-    local = "://" in asked.image or asked.image.startswith(("/", "./"))
+    local = "://" in asked.image or asked.image.startswith("/")
     return [
         "exec", "--userns", "--no-home", *(["--nv"] if asked.gpus else []), f"--pwd={asked.workdir}",
         *(f"--bind={path}:{path}" for path in asked.folders),

@@ -36,7 +36,12 @@ from penstock_services.node_reporter.shell.cgroups import Cgroups
 from penstock_services.node_reporter.shell.code import remove_unchanged
 from penstock_services.node_reporter.shell.code_cache import CodeCache
 from penstock_services.node_reporter.shell.confinement import Confinement
-from penstock_services.node_reporter.shell.containers import Container, command_line, find_runtime
+from penstock_services.node_reporter.shell.containers import (
+    Container,
+    check_devices,
+    command_line,
+    find_runtime,
+)
 from penstock_services.node_reporter.shell.faults import watch_faults
 from penstock_services.node_reporter.shell.fifo import open_fifo
 from penstock_services.node_reporter.shell.inventory import BYTES_PER_MIB, find_node, gpu_minors
@@ -259,10 +264,11 @@ class LinuxHost:
         image = None if order.environment is None else order.environment.container
         if image is None:
             return list(order.command)
-        runtime = find_runtime(self._base["PATH"], root=self._user is None and os.geteuid() == 0)
+        runtime = find_runtime(self._base["PATH"], image, root=self._user is None and os.geteuid() == 0)
         folders = [*shown, *([cwd] if order.workdir and order.code is None else [])]
         variables = (env.keys() - self._base.keys()) | order.env.keys()
         gpus = () if virtual else order.gpu_uuids
+        check_devices(runtime, gpus)
         return command_line(runtime, Container(image, order.command, cwd, folders, variables, gpus))
 
     async def fetch(self, order: StartTask) -> None:
