@@ -58,6 +58,12 @@ def test_shares_count_as_shares() -> None:
     assert filled(halves[:7], "fifo", "1x4").full_load_allocation == 0.0, "the load never got there"
 
 
+def test_a_job_that_leaps_over_the_full_load_shows_what_is_held_then() -> None:
+    """On two GPUs the load goes from 50 to 150 %: it was never 100 %, and the figure was 0 for a cluster half in use."""
+    jobs = [TraceJob("a", 0, 0, 1), TraceJob("b", 0, 0, 2)]
+    assert filled(jobs, "fifo", "1x2").full_load_allocation == 0.5
+
+
 @settings(deadline=None)
 @given(
     jobs=st.lists(st.one_of(SHARES, WHOLE), min_size=1, max_size=30),

@@ -29,7 +29,8 @@ class Figures(NamedTuple):
     """Per second of processor time: this runs on one core."""
     full_load_allocation: float
     """Mean share of all GPUs that jobs held after each arrival at which all jobs so far asked for 100 % of the
-    GPUs, rounded to a whole per cent; 0 if they never did. Meaningful where no job ends."""
+    GPUs, rounded to a whole per cent; where one arrival leaps over that, of what they held at the end; 0 if they never
+    asked for so much. Meaningful where no job ends."""
     ledger_hash: str
     """Id of the last record: it covers every byte of the ledger."""
     finished_jobs: int
@@ -131,6 +132,8 @@ class Meter:
         """`alone_s`: per finished job its work in seconds."""
         self._sample()
         full_load, samples = self._full_load
+        if not samples and self.asked >= self.gpus:
+            full_load, samples = self.held, 1
         done = [life for life in self.lives.values() if life.end_s is not None]
         jcts = sorted(life.jct_s for life in done)
         count = len(done)
