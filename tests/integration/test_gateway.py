@@ -131,6 +131,14 @@ async def test_a_job_file_in_yaml(cell: Cell) -> None:
     assert "`workers`" in detail
     assert "line 2" in detail
     assert "line 3" in detail
+    twice = '{"command": ["x"], "env": {"A": "1", "A": "2"}}'
+    error = {"field": "A", "message": "stands twice in an object", "remedy": "remove one of them"}
+    for path, body, kind in (
+        ("/v1/jobs", twice, "application/json"),
+        ("/v1/events", '{"data": ' + twice + "}", "application/cloudevents+json"),
+    ):
+        answer = await cell.http.post(path, content=body, headers={"content-type": kind})
+        assert problem(answer, 400)["errors"] == [error]
     for junk in (
         "[" * 30_000,
         "command: [\x00]",

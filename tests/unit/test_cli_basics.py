@@ -139,7 +139,14 @@ def test_a_token_file_of_another_kind_is_refused_without_its_text(tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    "arguments", [("version",), ("--help",), ("traces", "ls"), ("submit", "--dry-run", "--", "x")]
+    "arguments",
+    [
+        ("version",),
+        ("--help",),
+        ("traces", "ls"),
+        ("traces", "convert", "poisson/1-per-hour"),
+        ("submit", "--dry-run", "--", "x"),
+    ],
 )
 def test_a_full_disk_is_a_line_not_a_traceback(arguments: tuple[str, ...]) -> None:
     """`penstock … > list.txt` in a home folder over its quota."""

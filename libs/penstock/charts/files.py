@@ -45,4 +45,4 @@ def write(found: Page, page: Path | None, png: Path | None, errors: Console) -> 
             saved = save_all(found.sections, png)
             errors.print(f"wrote {len(saved)} pictures to {png}", markup=False)
     except OSError as error:
-        raise BadCommand(f"{error.filename}: {error.strerror}") from error
+        raise BadCommand(f"{error.filename or page or png}: {error.strerror}") from error

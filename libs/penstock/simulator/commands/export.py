@@ -83,6 +83,8 @@ def export(
                 message = f"{len(found_mixed)} nodes have GPUs of several kinds and stand there with the first: {found_mixed[0]}, …"
                 errors.print(f"penstock: {message}", markup=False)
     except OSError as error:
+        if error.filename is None and output is None:
+            raise
         raise BadCommand(f"{error.filename or output}: {error.strerror}") from error
     message = _left_out(left)
     errors.print(f"penstock: {len(found)} jobs written{f'; {message}' if message else ''}", markup=False)

@@ -292,6 +292,8 @@ def convert(
     try:
         write_lines(output, trace_lines(opened.jobs))
     except OSError as error:
+        if output is None:
+            raise
         raise BadCommand(f"{output}: {error.strerror}") from error
     staged = sum(1 for job in opened.jobs if job.stages is not None)
     lost = [*opened.left_out, *([f"the stage times of {staged:,} jobs"] if staged else [])]

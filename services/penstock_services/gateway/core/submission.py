@@ -3,6 +3,7 @@
 import base64
 import json
 import re
+from collections import Counter
 from hashlib import sha256
 from typing import Any
 
@@ -90,21 +91,41 @@ def owned(spec: JobSpec, tenant: str | None) -> JobSpec:
 def read_json(body: bytes) -> Any:
     """Raises `Problem`."""
     try:
-        return msgspec.json.decode(body)
+        found = msgspec.json.decode(body)
+        _refuse_keys_twice(body)
     except (msgspec.DecodeError, RecursionError) as error:
         raise invalid(
             "this is no JSON", [BadField("body", str(error)[:512], "send well-formed JSON")]
         ) from error
+    return found
+
+
+def _refuse_keys_twice(body: bytes) -> None:
+    """Well-formed JSON, of whose equal keys in an object the last would win. Raises `Problem` with all of them."""
+    twice: dict[str, None] = {}
+
+    def note(pairs: list[tuple[str, Any]]) -> None:
+        if len({key for key, _ in pairs}) < len(pairs):
+            twice.update((key, None) for key, count in Counter(key for key, _ in pairs).items() if count > 1)
+
+    json.loads(body, object_pairs_hook=note, parse_int=str)
+    if twice:
+        found = [
+            BadField(key[:64] or "body", "stands twice in an object", "remove one of them") for key in twice
+        ]
+        raise invalid("this is no JSON to rely on", found)
 
 
 def spec_from_json(body: bytes) -> JobSpec:
     """Reads a job in machine units. Unknown fields are errors. Raises `Problem` with every bad field."""
     try:
-        return checked_json(JobSpec, body, strict=True)
+        spec = checked_json(JobSpec, body, strict=True)
+        _refuse_keys_twice(body)
     except ValidationError as error:
         raise invalid("this is no job", bad_fields(error)) from error
     except RecursionError as error:
         raise invalid("this is no job", [_too_deep()]) from error
+    return spec
 
 
 def spec_from_yaml(body: bytes) -> JobSpec:

@@ -44,5 +44,5 @@ def bad_parameter(problem: Mapping[str, Any]) -> BadField:
         remedy = choices(str(problem["input"]), known)
         return BadField(field, f"{brief(problem['input'])} is not known: {remedy}", remedy)
     if problem["type"] == "string_pattern_mismatch" and field.startswith("label."):
-        return BadField(field, "is not NAME=VALUE", "give label=team%3Dvision")
+        return BadField("label", f"{brief(problem['input'])} is not NAME=VALUE", "give label=team%3Dvision")
     return BadField(field, str(problem["msg"]), "correct it; /openapi.json gives its type and range")
