@@ -2,19 +2,28 @@
 
 import asyncio
 import contextlib
+import inspect
 import os
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncGenerator, AsyncIterator
+from typing import Any, assert_type
 
 import pytest
 import pytest_asyncio
 
 from penstock.client import (
     AsyncClient,
+    AsyncFinishedJob,
+    AsyncJobHandle,
     BadRequest,
     Client,
     Conflict,
+    Event,
+    FinishedJob,
+    Job,
+    JobHandle,
     KeyConflict,
     NotFound,
     Unreachable,
@@ -64,6 +73,7 @@ class Line:
         async def out() -> None:
             while piece := await reader.read(65_536):
                 far_writer.write(piece)
+            far_writer.close()  # the client has hung up
 
         sending = asyncio.create_task(out())
         with contextlib.suppress(ConnectionError):
@@ -156,6 +166,107 @@ async def test_a_wait_ends_to_the_moment_and_with_each_job(cell: Cell) -> None:
             assert (await client.job("hangs")).outcome is None
 
 
+async def streams_of(cell: Cell, wanted: int) -> None:
+    """Until so many streams are open at the gateway."""
+    async with asyncio.timeout(2 * WITHIN_S):
+        while (await cell.http.get("/v1/status")).json()["streams"] != wanted:
+            await asyncio.sleep(0.02)
+
+
+async def test_events_from_now_on_lose_none_where_the_line_breaks_at_once(cell: Cell) -> None:
+    """A monitor starts in a quiet cell. Its line breaks before the first event, and a job runs until it is back."""
+    await cell.tell()
+    await cell.caught_up()
+    line, seen = Line(cell.url), []
+    async with line.laid() as url, AsyncClient(url) as client:
+
+        async def watch() -> None:
+            async for event in client.events():
+                seen.append(event)
+                if event.type == "penstock.job.ended":
+                    return
+
+        watching = asyncio.create_task(watch())
+        await streams_of(cell, 1)
+        line.cut_answers = 2  # of its attempts to come back
+        line.cut()
+        cell.placer.join(node_spec("n0", 2))
+        cell.placer.run(["meanwhile"])
+        await cell.tell()
+        await cell.caught_up()
+        async with asyncio.timeout(2 * WITHIN_S):
+            await watching
+        await streams_of(cell, 0)  # closed with the iterator, before the client is
+    whole = (await cell.http.get("/v1/jobs/meanwhile/events")).json()["events"]
+    assert [event.seq for event in seen if event.job_id] == [row["seq"] for row in whole]
+
+
+async def test_a_wait_takes_names_and_never_returns_a_job_that_seems_not_to_have_ended(cell: Cell) -> None:
+    """A notebook waits for `nightly`. The read models have its end before the gateway's own copy of the ledger has it."""
+    cell.placer.join(node_spec("n0", 2))
+    cell.placer.submit("k1", spec=JobSpec(command=("true",), name="nightly"))
+    cell.placer.start("k1")
+    await cell.tell()
+    await cell.caught_up()
+    async with AsyncClient(cell.url) as client, asyncio.timeout(3 * WITHIN_S):
+        with Client(cell.url) as blocking:
+            waiting = [
+                asyncio.create_task(client.wait("nightly", "k1", timeout_s=WITHIN_S)),
+                asyncio.create_task(asyncio.to_thread(blocking.wait, "nightly", timeout_s=WITHIN_S)),
+            ]
+            await streams_of(cell, 2)
+            cell.log.reads.clear()
+            cell.placer.finish("k1")
+            await cell.tell()
+            async with asyncio.timeout(WITHIN_S):
+                while (await client.status()).projected_seq < len(cell.placer.values):
+                    await asyncio.sleep(0.02)
+            await asyncio.sleep(0.3)  # the ends arrive
+            assert (await client.job("k1")).outcome is None
+            assert not any(task.done() for task in waiting)
+            cell.log.reads.set()
+            found = [job for jobs in await asyncio.gather(*waiting) for job in jobs]
+        assert [(job.job_id, job.outcome) for job in found] == [("k1", "succeeded")] * 3
+        assert [job.outcome for job in await client.wait("nightly", timeout_s=0)] == ["succeeded"]
+        assert await client.wait() == []
+
+
+async def test_a_hundred_waits_at_once_each_have_a_stream(cell: Cell) -> None:
+    """`asyncio.gather` over the handles of a sweep."""
+    cell.placer.join(node_spec("n0", 2))
+    cell.placer.submit("sweep")
+    cell.placer.start("sweep")
+    await cell.tell()
+    await cell.caught_up()
+    async with AsyncClient(cell.url) as client, asyncio.timeout(3 * WITHIN_S):
+        handle = await client.handle("sweep")
+        waits = asyncio.gather(*(handle.wait(timeout_s=2 * WITHIN_S) for _ in range(110)))
+        await streams_of(cell, 110)
+        cell.placer.finish("sweep")
+        await cell.tell()
+        assert {done.outcome for done in await waits} == {"succeeded"}
+
+
+async def test_what_is_no_name_is_not_found_and_names_serve_every_call(cell: Cell) -> None:
+    """A path, a query or nothing at all typed for a job; and a name for each verb."""
+    cell.placer.join(node_spec("n0", 2))
+    cell.placer.run(["done"])
+    cell.placer.submit("k1", spec=JobSpec(command=("true",), name="team/nightly"))
+    await cell.tell()
+    await cell.caught_up()
+    async with AsyncClient(cell.url) as client:
+        for text in ("done/tasks", "../status", ".", "", "done?x=1", "done#x", "do ne", "x" * 3_000):
+            for ask in (client.job, client.cancel, client.why, client.logs, client.wait):
+                with pytest.raises(NotFound, match="not found; `penstock get jobs`") as missing:
+                    await ask(text)
+                assert len(str(missing.value)) < 200
+        assert (await client.why("team/nightly")).job_id == "k1"
+        assert (await client.eta("team/nightly")).job_id == "k1"
+        assert (await client.hold("team/nightly")).job_id == "k1"
+        assert [job.job_id async for job in client.all_jobs()] == ["k1", "done"]
+        assert [job.job_id async for job in client.all_jobs(name="team/nightly")] == ["k1"]
+
+
 async def test_errors_are_exceptions_with_fields_and_remedies(cell: Cell) -> None:
     """A pipeline branches on the kind of failure, and a person reads which field to change."""
     async with AsyncClient(cell.url) as client:
@@ -186,6 +297,48 @@ async def test_errors_are_exceptions_with_fields_and_remedies(cell: Cell) -> Non
         pytest.raises(Unreachable, match="penstock up"),
     ):
         await asyncio.to_thread(unreachable.status)
+    began_s = time.monotonic()
+    async with AsyncClient("http://127.0.0.1:9") as away:
+        with pytest.raises(Unreachable, match="penstock up"):
+            await away.wait("job", timeout_s=0.5)
+    with Client("http://127.0.0.1:9") as blocking, pytest.raises(Unreachable):
+        await asyncio.to_thread(blocking.wait, "job", timeout_s=0.5)
+    assert time.monotonic() - began_s < 10  # all attempts take 16 s each
+
+
+def signature(method: Any) -> list[str]:
+    return [str(parameter) for parameter in inspect.signature(method).parameters.values()]
+
+
+@pytest.mark.parametrize(
+    ("blocking", "awaited"),
+    [(Client, AsyncClient), (JobHandle, AsyncJobHandle), (FinishedJob, AsyncFinishedJob)],
+)
+def test_both_clients_have_the_same_methods(blocking: type, awaited: type) -> None:
+    """A pipeline moves to an event loop and finds every call again."""
+    found = [
+        {
+            name: signature(method)
+            for name, method in inspect.getmembers(kind, inspect.isfunction)
+            if name[0] != "_"
+        }
+        for kind in (blocking, awaited)
+    ]
+    assert [name.replace("Async", "") for name in map(str, found[1].items())] == [
+        name.replace("Async", "") for name in map(str, found[0].items())
+    ]
+
+
+def types(client: Client, aio: AsyncClient) -> None:
+    """What the type checker sees of it, never run: a wrong type fails the check of types."""
+    handle = client.submit(command=["true"], name="typed")
+    assert_type(handle.wait(timeout_s=1.0).raise_for_outcome(), FinishedJob)
+    assert_type(client.wait("a", "b"), list[Job])
+    assert_type(client.jobs(owner="ana").jobs, tuple[Job, ...])
+    assert_type(next(client.events()).data, dict[str, Any] | None)
+    assert_type(aio.events(), AsyncGenerator[Event, None])
+    with contextlib.closing(client.all_jobs(labels={"sweep": "first"})) as found:
+        assert_type(next(found).outcome, str | None)
 
 
 async def test_the_shell_completes_names_of_jobs_and_is_silent_without_a_gateway(cell: Cell) -> None:

@@ -29,14 +29,16 @@ SPEC = {"command": ["true"], "name": "digits", "owner": "ana"}
 
 @dataclass
 class Faulty:
-    """A log whose appends can be held up, or fail, as when its disk or broker is in trouble."""
+    """A log whose appends can be held up, or fail, and whose reads can, as when its disk or broker is in trouble."""
 
     inner: Log
     gate: asyncio.Event = field(default_factory=asyncio.Event)
     error: LogError | None = None
+    reads: asyncio.Event = field(default_factory=asyncio.Event)
 
     def __post_init__(self) -> None:
         self.gate.set()
+        self.reads.set()
 
     async def start(self) -> Self:
         return self
@@ -55,7 +57,7 @@ class Faulty:
         return self.inner.conditional
 
     def reader(self, start: Mapping[Partition, int], *, batch_ms: int = 0) -> Reader:
-        return self.inner.reader(start, batch_ms=batch_ms)
+        return _Late(self.inner.reader(start, batch_ms=batch_ms), self.reads)
 
     async def end_offsets(self, partitions: Iterable[Partition]) -> dict[Partition, int]:
         return await self.inner.end_offsets(partitions)
@@ -68,6 +70,24 @@ class Faulty:
 
     async def close(self) -> None:
         return None
+
+
+class _Late:
+    """A reader whose records come only while `gate` is set."""
+
+    def __init__(self, inner: Reader, gate: asyncio.Event) -> None:
+        self._inner, self._gate = inner, gate
+
+    async def read(self, *, max_records: int = 1_000, timeout_ms: int | None = None) -> list[Record]:
+        found = await self._inner.read(max_records=max_records, timeout_ms=timeout_ms)
+        await self._gate.wait()
+        return found
+
+    def position(self, partition: Partition) -> int:
+        return self._inner.position(partition)
+
+    async def close(self) -> None:
+        await self._inner.close()
 
 
 @dataclass

@@ -57,7 +57,7 @@ def find_job(client: Client, text: str) -> dict[str, Any]:
 def find_job_id(client: Client, text: str) -> str:
     """The id of that job. Where this token may not read, the text is taken for an id, which the gateway judges. Raises `Stop`."""
     try:
-        return str(find_job(client, text)["job_id"])
+        return client.job(text).job_id
     except Stop as stop:
         if stop.code != Exit.NOT_ALLOWED:
             raise

@@ -57,7 +57,7 @@ def to_end(client: Client, job_id: str, shows: Shows) -> dict[str, Any]:
         if output is not None:
             output.silence()
         raise
-    job: dict[str, Any] = client.get(f"/v1/jobs/{job_id}")
+    job = client.find(job_id, ended=True)
     if shows is not Shows.NOTHING:
         _print_end(client, job, tail=shows is Shows.PHASES_AND_TAIL)
     return job

@@ -1,14 +1,13 @@
 """`penstock wait`: until jobs have ended, by one stream of events for all of them."""
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from penstock.cli import follow
-from penstock.cli.common import Output, find_job, gateway
+from penstock.cli.common import Output, find_job_id, gateway
 from penstock.cli.completion import complete_job
 from penstock.cli.output import Format, dump, short_id, state
-from penstock.cli.signals import Expired, time_limit
+from penstock.client import Job, WaitTimeout
 from penstock.exits import Exit, Stop
 from penstock.screen import console
 from penstock.sdk.units import duration_ms
@@ -26,33 +25,31 @@ Timeout = Annotated[
 
 def wait(ctx: typer.Context, jobs: Jobs, timeout: Timeout = None, output: Output = Format.TABLE) -> None:
     """Wait until jobs have ended; ends with the code of the first of them that did not succeed."""
-    limit_ms = _limit_ms(timeout)
+    limit_s = _limit_s(timeout)
     client = gateway(ctx)
-    ids = list(dict.fromkeys(find_job(client, name)["job_id"] for name in jobs))
-    ended: dict[str, dict[str, Any]] = {}
+    ids = list(dict.fromkeys(find_job_id(client, name) for name in jobs))
+    ended: dict[str, Job] = {}
     quiet = output in (Format.JSON, Format.YAML)
-    expired = False
+    expired: WaitTimeout | None = None
     try:
-        with time_limit(limit_ms):
-            for job_id in client.ended(ids):
-                job = ended[job_id] = client.get(f"/v1/jobs/{job_id}")
-                if not quiet:
-                    line = f"{short_id(job['job_id'])}  {state(job['outcome'])}  {job['name'] or '–'}"
-                    console().print(line, soft_wrap=True)
-    except Expired:
-        expired = True
+        for job in client.ended(ids, timeout_s=limit_s):
+            ended[job.job_id] = job
+            if not quiet:
+                line = f"{short_id(job.job_id)}  {state(str(job.outcome))}  {job.name or '–'}"
+                console().print(line, soft_wrap=True)
+    except WaitTimeout as error:
+        expired = error
     if quiet:
-        dump({"jobs": [ended[job_id] for job_id in ids if job_id in ended]}, output)
-    if expired:
-        left = f"{len(ids) - len(ended)} of {len(ids)} jobs have not ended within {timeout}"
-        raise Stop(Exit.WAIT_TIMEOUT, f"{left}; they go on")
-    codes = (follow.exit_code(ended[job_id], propagate=False) for job_id in ids)
+        dump({"jobs": [client.find(job_id, ended=True) for job_id in ids if job_id in ended]}, output)
+    if expired is not None:
+        raise expired
+    codes = (ended[job_id].code for job_id in ids)
     raise typer.Exit(int(next((code for code in codes if code), Exit.OK)))
 
 
-def _limit_ms(timeout: str | None) -> int | None:
+def _limit_s(timeout: str | None) -> float | None:
     """Raises `Stop`."""
     try:
-        return None if timeout is None else duration_ms(timeout)
+        return None if timeout is None else duration_ms(timeout) / 1_000
     except ValueError as error:
         raise Stop(Exit.BAD_SPEC, f"--timeout: {error}") from error

@@ -1,26 +1,38 @@
 """The client of programs with an event loop, over `httpx.AsyncClient`: as `penstock.client.sync`, awaited."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 from typing import Any, Self, TypeVar, Unpack
 
 import httpx
 import httpx_sse
 
-from penstock.client.connection import Connection
+from penstock.client.connection import TIMEOUT_S, Connection
 from penstock.client.errors import JobNotSucceeded
 from penstock.client.models import Accepted, Eta, Event, Job, Node, Page, Status, Task, Warned, Why
-from penstock.client.steps import Calls, LogPart, Pause, Steps, Submitted, given, job_of
+from penstock.client.steps import (
+    PAGE,
+    Calls,
+    LogPart,
+    Looked,
+    Pause,
+    Request,
+    Steps,
+    Submitted,
+    given,
+    job_of,
+)
 from penstock.client.streams import (
     BROKEN,
     ENDED,
     ENDLESS,
+    LEAST_S,
     RECONNECT_TRIES,
-    STREAM_TIMEOUT,
-    Deadline,
     Place,
     StreamEvent,
+    Waiting,
 )
 from penstock.model.types import JobSpec
 from penstock.sdk.code_archive import Packed
@@ -85,62 +97,80 @@ class AsyncClient:
             self._calls.jobs(status=status, owner=owner, name=name, label=label, limit=limit, cursor=cursor)
         )
 
-    async def tasks(self, job_id: str) -> Sequence[Task]:
-        return await self.run(self._calls.tasks(job_id))
+    async def all_jobs(
+        self,
+        *,
+        status: str | None = None,
+        owner: str | None = None,
+        name: str | None = None,
+        labels: Mapping[str, str] | None = None,
+    ) -> AsyncGenerator[Job, None]:
+        cursor: int | None = None
+        while True:
+            page = await self.jobs(
+                status=status, owner=owner, name=name, labels=labels, limit=PAGE, cursor=cursor
+            )
+            for job in page.jobs:
+                yield job
+            if (cursor := page.next_cursor) is None:
+                return
 
-    async def cancel(self, job_id: str, reason: str | None = None) -> Accepted:
-        return await self.run(self._calls.act(job_id, "cancel", reason))
+    async def tasks(self, job: str) -> Sequence[Task]:
+        return await self.run(self._calls.tasks(job))
 
-    async def hold(self, job_id: str, reason: str | None = None) -> Accepted:
-        return await self.run(self._calls.act(job_id, "hold", reason))
+    async def cancel(self, job: str, reason: str | None = None) -> Accepted:
+        return await self.run(self._calls.act(job, "cancel", reason))
 
-    async def release(self, job_id: str, reason: str | None = None) -> Accepted:
-        return await self.run(self._calls.act(job_id, "release", reason))
+    async def hold(self, job: str, reason: str | None = None) -> Accepted:
+        return await self.run(self._calls.act(job, "hold", reason))
 
-    async def wait(self, *job_ids: str, timeout_s: float | None = None) -> list[Job]:
-        ended = {job_id: await self.job(job_id) async for job_id in self.ended(job_ids, timeout_s=timeout_s)}
-        return [ended[job_id] for job_id in job_ids]
+    async def release(self, job: str, reason: str | None = None) -> Accepted:
+        return await self.run(self._calls.act(job, "release", reason))
 
-    async def ended(self, job_ids: Iterable[str], *, timeout_s: float | None = None) -> AsyncIterator[str]:
-        deadline, pending = Deadline(timeout_s), dict.fromkeys(job_ids)
-        total, seen = len(pending), (await self.status()).projected_seq
-        for job_id in list(pending):
-            if (await self.job(job_id)).outcome is not None:
-                del pending[job_id]
-                yield job_id
-        only = next(iter(pending)) if len(pending) == 1 else None
-        happened = self.stream("/v1/stream", str(seen), job=only)
-        while pending:
-            try:
-                event = await asyncio.wait_for(anext(happened), deadline.left_s)
-            except TimeoutError:
-                raise deadline.error(set(pending), total) from None
-            if event.data["type"] == ENDED and event.data["job_id"] in pending:
-                del pending[event.data["job_id"]]
-                yield event.data["job_id"]
+    async def wait(self, *jobs: str, timeout_s: float | None = None) -> list[Job]:
+        waiting, looked = await self._look(jobs, timeout_s)
+        ended = {job.job_id: job async for job in self._ends(looked, waiting)}
+        return [ended[looked.jobs[text].job_id] for text in jobs]
 
-    async def logs(self, job_id: str, **part: Unpack[LogPart]) -> str:
-        return await self.run(self._calls.logs(job_id, **part))
+    async def ended(
+        self, jobs: Iterable[str], *, timeout_s: float | None = None
+    ) -> AsyncGenerator[Job, None]:
+        waiting, looked = await self._look(jobs, timeout_s)
+        async with aclosing(self._ends(looked, waiting)) as ended:
+            async for job in ended:
+                yield job
 
-    async def follow_logs(self, job_id: str, **part: Unpack[LogPart]) -> AsyncIterator[str]:
-        params = given({**part, "follow": 1})
-        try:
-            async with self._http.stream(
-                "GET", f"/v1/jobs/{job_id}/logs", params=params, timeout=ENDLESS
-            ) as response:
-                if response.is_error:
-                    await response.aread()
-                    raise self._connection.refused(response)
-                async for chunk in response.aiter_text():
-                    yield chunk
-        except httpx.HTTPError as error:
-            raise self._connection.unreachable(error) from error
+    async def _look(self, jobs: Iterable[str], timeout_s: float | None) -> tuple[Waiting, Looked]:
+        waiting = Waiting(timeout_s, jobs)
+        return waiting, await self.run(self._calls.look(waiting.pending), waiting)
 
-    async def why(self, job_id: str, at: int | None = None, *, at_ms: int | None = None) -> Why:
-        return await self.run(self._calls.why(job_id, at, at_ms))
+    async def _ends(self, looked: Looked, waiting: Waiting) -> AsyncGenerator[Job, None]:
+        for job in waiting.found(looked.jobs.values()):
+            yield job
+        async with aclosing(
+            self.stream("/v1/stream", str(looked.after), waiting, job=waiting.only)
+        ) as happened:
+            while waiting.pending:
+                event = await anext(happened, None)
+                if event is None:
+                    raise waiting.error()
+                if (job_id := waiting.took(event)) is not None:
+                    yield await self.run(self._calls.ended(job_id), waiting)
 
-    async def eta(self, job_id: str) -> Eta:
-        return await self.run(self._calls.eta(job_id))
+    async def logs(self, job: str, **part: Unpack[LogPart]) -> str:
+        return await self.run(self._calls.logs(job, **part))
+
+    async def follow_logs(self, job: str, **part: Unpack[LogPart]) -> AsyncGenerator[str, None]:
+        path = f"/v1/jobs/{(await self.job(job)).job_id}/logs"
+        async with self.lines(path, **part, follow=1) as chunks:
+            async for chunk in chunks:
+                yield chunk
+
+    async def why(self, job: str, at: int | None = None, *, at_ms: int | None = None) -> Why:
+        return await self.run(self._calls.why(job, at, at_ms))
+
+    async def eta(self, job: str) -> Eta:
+        return await self.run(self._calls.eta(job))
 
     async def nodes(self) -> Sequence[Node]:
         return await self.run(self._calls.nodes())
@@ -148,45 +178,89 @@ class AsyncClient:
     async def status(self) -> Status:
         return await self.run(self._calls.status())
 
-    async def events(self, *, job_id: str | None = None, after: str | None = None) -> AsyncIterator[Event]:
-        async for event in self.stream("/v1/stream", after, job=job_id):
-            yield event.typed()
+    async def events(
+        self, *, job_id: str | None = None, after: str | None = None
+    ) -> AsyncGenerator[Event, None]:
+        only = None if job_id is None else (await self.job(job_id)).job_id
+        async with aclosing(self.stream("/v1/stream", after, job=only)) as happened:
+            async for event in happened:
+                yield event.typed()
+
+    async def get(self, path: str, *, patience_s: float = TIMEOUT_S, **params: Any) -> Any:
+        request = Request("GET", path, params, timeout_s=patience_s)
+        return (await self.run(self._calls.request(request))).json()
+
+    async def find(self, job: str, *, ended: bool = False) -> dict[str, Any]:
+        calls = self._calls.find_ended(job) if ended else self._calls.find(job)
+        found: dict[str, Any] = (await self.run(calls)).json()
+        return found
+
+    async def text(self, path: str, **params: Any) -> str:
+        return (await self.run(self._calls.request(Request("GET", path, params)))).text
+
+    async def post(self, path: str, body: Any = None, headers: Mapping[str, str] | None = None) -> Any:
+        return (await self.posted(path, body, headers))[1]
+
+    async def posted(
+        self, path: str, body: Any = None, headers: Mapping[str, str] | None = None
+    ) -> tuple[int, Any]:
+        request = Request("POST", path, body=body, headers=headers or {})
+        response = await self.run(self._calls.request(request))
+        return response.status_code, response.json()
+
+    @asynccontextmanager
+    async def lines(self, path: str, **params: Any) -> AsyncIterator[AsyncIterator[str]]:
+        try:
+            async with self._http.stream("GET", path, params=given(params), timeout=ENDLESS) as response:
+                if response.is_error:
+                    await response.aread()
+                    raise self._connection.refused(response)
+                yield response.aiter_text()
+        except httpx.HTTPError as error:
+            raise self._connection.unreachable(error) from error
 
     async def stream(
-        self, path: str, last_id: str | None = None, **params: Any
-    ) -> AsyncIterator[StreamEvent]:
-        """The events of a stream, for ever; after a broken line it goes on where it was."""
-        place = Place(self._connection, path, last_id)
-        while True:
+        self, path: str, last_id: str | None = None, waiting: Waiting | None = None, **params: Any
+    ) -> AsyncGenerator[StreamEvent, None]:
+        place, waiting = Place(self._connection, path, last_id), waiting or Waiting()
+        while not waiting.over:
             cause: Exception | None = None
             try:
                 async with httpx_sse.aconnect_sse(
-                    self._http,
-                    "GET",
-                    path,
-                    params=given(params),
-                    headers=place.headers(),
-                    timeout=STREAM_TIMEOUT,
-                ) as source:
+                    self._http, "GET", path, params=given(params), headers=place.headers(), timeout=waiting.stream_timeout(),
+                ) as source:  # fmt: skip
                     if source.response.is_error:
                         await source.response.aread()
                         raise place.refused(source.response)
-                    async for sse in source.aiter_sse():
+                    frames = source.aiter_sse()
+                    while (sse := await self._next(frames, waiting)) is not None:
                         if (event := place.took(sse)) is not None:
                             yield event
             except BROKEN as error:
                 cause = error
-            await asyncio.sleep(place.pause_s(cause))
+            if not waiting.over:
+                await asyncio.sleep(waiting.at_most_s(place.pause_s(cause)))
 
-    async def run(self, steps: Steps[T]) -> T:
-        """Carries the steps of a call out."""
+    async def _next(
+        self, frames: AsyncIterator[httpx_sse.ServerSentEvent], waiting: Waiting
+    ) -> httpx_sse.ServerSentEvent | None:
+        """Only the read is limited: while an event is handed out, the caller's own code runs."""
+        async with asyncio.timeout(waiting.left_s):
+            return await anext(frames, None)
+
+    async def run(self, steps: Steps[T], waiting: Waiting | None = None) -> T:
+        waiting = waiting or Waiting()
         try:
             step = next(steps)
             while True:
                 if isinstance(step, Pause):
-                    await asyncio.sleep(step.seconds)
+                    if waiting.over:
+                        step = steps.throw(TimeoutError())
+                        continue
+                    await asyncio.sleep(waiting.at_most_s(step.seconds))
                     step = next(steps)
                     continue
+                step = step._replace(timeout_s=waiting.at_most_s(step.timeout_s, LEAST_S))
                 try:
                     response = await self._http.request(step.method, step.path, **step.options())
                 except httpx.HTTPError as error:
@@ -217,14 +291,21 @@ class AsyncJobHandle:
     async def cancel(self, reason: str | None = None) -> None:
         await self._client.cancel(self.job_id, reason)
 
+    async def hold(self, reason: str | None = None) -> None:
+        await self._client.hold(self.job_id, reason)
+
+    async def release(self, reason: str | None = None) -> None:
+        await self._client.release(self.job_id, reason)
+
     async def logs(self, **part: Unpack[LogPart]) -> str:
         return await self._client.logs(self.job_id, **part)
 
-    async def events(self) -> AsyncIterator[Event]:
-        async for event in self._client.events(job_id=self.job_id, after="0"):
-            yield event
-            if event.type == ENDED:
-                return
+    async def events(self) -> AsyncGenerator[Event, None]:
+        async with aclosing(self._client.events(job_id=self.job_id, after="0")) as happened:
+            async for event in happened:
+                yield event
+                if event.type == ENDED:
+                    return
 
     async def why(self, at: int | None = None, *, at_ms: int | None = None) -> Why:
         return await self._client.why(self.job_id, at, at_ms=at_ms)

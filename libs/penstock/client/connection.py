@@ -24,6 +24,8 @@ from penstock.tls import SYSTEM_CA, client_context, misfit
 
 DEFAULT_SERVER = "http://127.0.0.1:8742"
 TIMEOUT_S = 10.0  # connect, and wait for a first byte
+LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=20)
+"""A stream has a connection of its own; the gateway bounds how many there are."""
 TOKEN_SETTING = "--token-file (PENSTOCK_TOKEN_FILE)"
 _TOKEN = re.compile(r"[!-~]+\Z")
 """What HTTP can carry of a token."""
@@ -70,7 +72,7 @@ class Connection:
             raise self._no_address() from error
         headers = {"Authorization": f"Bearer {self._token}"} if self._token else {}
         return {
-            "base_url": self._url, "headers": headers, "timeout": TIMEOUT_S, "trust_env": False, "verify": verify,
+            "base_url": self._url, "headers": headers, "timeout": TIMEOUT_S, "trust_env": False, "verify": verify, "limits": LIMITS,
         }  # fmt: skip
 
     def unreachable(self, error: Exception | None) -> ClientError:

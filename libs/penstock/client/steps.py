@@ -5,18 +5,21 @@
 
 import getpass
 import os
+import re
 import secrets
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias, TypedDict, TypeVar, Unpack
+from urllib.parse import quote
 
 import httpx
 import msgspec
 
 from penstock.client.connection import TIMEOUT_S, Connection
-from penstock.client.errors import BadField, BadRequest, GatewayFault, NotFound
+from penstock.client.errors import BadField, BadRequest, GatewayFault, NotFound, NotPermitted
 from penstock.client.models import Accepted, Eta, Job, Node, Nodes, Page, Status, Task, Tasks, Why
 from penstock.model.codec import as_written
 from penstock.model.types import JobSpec
+from penstock.redaction import brief
 from penstock.retry import Backoff
 from penstock.sdk.code_archive import Packed
 from penstock.sdk.jobfile import BadJob, parse_job
@@ -29,8 +32,10 @@ MAX_RETRY_AFTER_S = 10.0
 FIRST_PAUSE_S, LAST_PAUSE_S = 0.2, 5.0
 OCTETS = {"Content-Type": "application/octet-stream"}
 SEND_TIMEOUT_S = 60.0  # of code: for each write, and for the answer
-MAX_ID_CHARS = 128  # of a job's id or name
+LOOKS_AFTER_END = 8  # at a job whose end was in the stream: another gateway may read later
+PAGE = 200  # jobs
 MAX_NAMED = 3  # jobs in a sentence
+NO_JOB = "no_job"  # kind of the problem
 REPEATED = 200  # status of a key that was seen before with the same job
 
 
@@ -56,12 +61,19 @@ class Request(NamedTuple):
 
 
 class Pause(NamedTuple):
-    """Wait before going on."""
+    """Wait before going on. `TimeoutError` is thrown in where the caller's time is over."""
 
     seconds: float
 
 
 Steps: TypeAlias = Generator[Request | Pause, Any, T]
+
+
+class Looked(NamedTuple):
+    """Jobs by the texts that name them. `after`: the record from which on the stream has every end that they do not show."""
+
+    jobs: dict[str, Job]
+    after: int
 
 
 class Submitted(NamedTuple):
@@ -90,6 +102,21 @@ def given(params: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in params.items() if value is not None}
 
 
+_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}\Z")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}\Z")
+
+
+def job_path(job_id: str, more: str = "") -> str:
+    """Raises `NotFound` for what is no id."""
+    if not _ID.match(job_id):
+        raise NotFound(f"job {_shown(job_id)}: not found; `penstock get jobs` lists them", kind=NO_JOB)
+    return f"/v1/jobs/{quote(job_id)}{more}"
+
+
+def _shown(text: str) -> str:
+    return text if _NAME.match(text) else brief(text)
+
+
 def send(connection: Connection, request: Request, tries: int) -> Steps[httpx.Response]:
     """The answer. Sits out overload and outages (429, 503) within a bound; `tries`: attempts in all at a gateway that does not answer.
 
@@ -104,12 +131,18 @@ def send(connection: Connection, request: Request, tries: int) -> Steps[httpx.Re
             again = request.repeatable or isinstance(error, httpx.ConnectError)
             if not again or tries <= 0 or connection.misfit(error) is not None:
                 raise connection.unreachable(error) from error
-            yield Pause(backoff.next_s())
+            try:
+                yield Pause(backoff.next_s())
+            except TimeoutError:
+                raise connection.unreachable(error) from error
             continue
         overloads += 1
         if response.status_code not in PASSING or overloads == MAX_OVERLOAD_TRIES:
             break
-        yield Pause(min(_seconds(response.headers.get("Retry-After")), MAX_RETRY_AFTER_S))
+        try:
+            yield Pause(min(_seconds(response.headers.get("Retry-After")), MAX_RETRY_AFTER_S))
+        except TimeoutError:
+            break
     if response.is_error:
         raise connection.refused(response)
     return response
@@ -178,52 +211,103 @@ class Calls:
                 Request("PUT", path, body=packed.data, headers=OCTETS, timeout_s=SEND_TIMEOUT_S)
             )
 
-    def act(self, job_id: str, act: str, reason: str | None) -> Steps[Accepted]:
-        path = f"/v1/jobs/{job_id}/{act}"
-        response = yield from self.request(Request("POST", path, body=given({"reason": reason})))
-        return read(response, Accepted)
+    def act(self, job: str, act: str, reason: str | None) -> Steps[Accepted]:
+        def ask(job_id: str) -> Steps[Accepted]:
+            request = Request("POST", job_path(job_id, f"/{act}"), body=given({"reason": reason}))
+            return read((yield from self.request(request)), Accepted)
+
+        return (yield from self._of(job, ask))
+
+    def _of(self, job: str, ask: Callable[[str], Steps[T]]) -> Steps[T]:
+        """What `ask` is answered for a job, which is looked for by its name only where it is no id. Raises `NotFound`."""
+        try:
+            return (yield from ask(job))
+        except NotFound as missing:
+            if missing.kind != NO_JOB:
+                raise
+            try:
+                found = yield from self.job(job)
+            except NotPermitted:  # a token that may submit and not read
+                raise missing from None
+        return (yield from ask(found.job_id))
+
+    def _about(self, kind: type[T], job: str, more: str, **params: Any) -> Steps[T]:
+        return self._of(job, lambda job_id: self.get(kind, job_path(job_id, more), **params))
 
     def find(self, text: str) -> Steps[httpx.Response]:
         """The job with this id; else the latest of this name; else the only one whose id starts so. Raises `NotFound`."""
         try:
-            return (yield from self.request(Request("GET", f"/v1/jobs/{text}")))
+            return (yield from self.request(Request("GET", job_path(text))))
         except NotFound as error:
             missing = error
-        if len(text) > MAX_ID_CHARS:
-            raise missing
-        named = (yield from self.jobs(name=text, limit=1)).jobs
-        starting = () if named else (yield from self.jobs(prefix=text, limit=MAX_NAMED + 1)).jobs
-        if len(starting) > 1:
-            some = ", ".join(job.job_id for job in starting[:MAX_NAMED])
+        named: Sequence[Job] = ()
+        if _NAME.match(text):
+            named = (yield from self.jobs(name=text, limit=1)).jobs
+        if not named and _ID.match(text):
+            named = (yield from self.jobs(prefix=text, limit=MAX_NAMED + 1)).jobs
+        if len(named) > 1:
+            some = ", ".join(job.job_id for job in named[:MAX_NAMED])
             raise NotFound(f"job {text}: several ids start so ({some}, …); give more of it")
-        if not named and not starting:
-            raise NotFound(f"job {text}: not found; `penstock get jobs` lists them") from missing
-        [found] = named or starting
-        return (yield from self.request(Request("GET", f"/v1/jobs/{found.job_id}")))
+        if not named:
+            left = str(missing).partition(". ")[2]  # that old jobs have left the tables
+            text = f"job {_shown(text)}: not found; `penstock get jobs` lists them{'. ' * bool(left)}{left}"
+            raise NotFound(text, kind=NO_JOB) from missing
+        return (yield from self.request(Request("GET", job_path(named[0].job_id))))
+
+    def find_ended(self, job_id: str) -> Steps[httpx.Response]:
+        """A job whose end was in the stream, once the gateway that answers has read that end, too. Raises `GatewayFault`."""
+        backoff = Backoff(FIRST_PAUSE_S / 4, LAST_PAUSE_S)
+        for _ in range(LOOKS_AFTER_END):
+            response = yield from self.find(job_id)
+            if read(response, Job).outcome is not None:
+                return response
+            try:
+                yield Pause(backoff.next_s())
+            except TimeoutError:
+                break
+        raise GatewayFault(
+            f"{self._connection.server}: job {job_id} has ended, and is still shown as not ended"
+        )
 
     def job(self, text: str) -> Steps[Job]:
         return read((yield from self.find(text)), Job)
 
+    def ended(self, job_id: str) -> Steps[Job]:
+        return read((yield from self.find_ended(job_id)), Job)
+
+    def look(self, jobs: Iterable[str]) -> Steps[Looked]:
+        """The place in the stream is taken before the jobs are looked at. Several gateways may have read to different records."""
+        status = yield from self.status()
+        found, after = {}, min(status.seq, status.projected_seq)
+        for text in jobs:
+            job = found[text] = yield from self.job(text)
+            if job.outcome is None and job.seq:
+                after = min(after, job.seq)
+        return Looked(found, after)
+
     def jobs(self, **params: Any) -> Steps[Page]:
         return self.get(Page, "/v1/jobs", **params)
 
-    def tasks(self, job_id: str) -> Steps[Sequence[Task]]:
-        return (yield from self.get(Tasks, f"/v1/jobs/{job_id}/tasks")).tasks
+    def tasks(self, job: str) -> Steps[Sequence[Task]]:
+        return (yield from self._about(Tasks, job, "/tasks")).tasks
 
     def nodes(self) -> Steps[Sequence[Node]]:
         return (yield from self.get(Nodes, "/v1/nodes")).nodes
 
-    def why(self, job_id: str, at: int | None, at_ms: int | None) -> Steps[Why]:
-        return self.get(Why, f"/v1/jobs/{job_id}/why", at=at, at_ms=at_ms)
+    def why(self, job: str, at: int | None, at_ms: int | None) -> Steps[Why]:
+        return self._about(Why, job, "/why", at=at, at_ms=at_ms)
 
-    def eta(self, job_id: str) -> Steps[Eta]:
-        return self.get(Eta, f"/v1/jobs/{job_id}/eta")
+    def eta(self, job: str) -> Steps[Eta]:
+        return self._about(Eta, job, "/eta")
 
     def status(self) -> Steps[Status]:
         return self.get(Status, "/v1/status")
 
-    def logs(self, job_id: str, **part: Unpack[LogPart]) -> Steps[str]:
-        return (yield from self.request(Request("GET", f"/v1/jobs/{job_id}/logs", {**part}))).text
+    def logs(self, job: str, **part: Unpack[LogPart]) -> Steps[str]:
+        def ask(job_id: str) -> Steps[str]:
+            return (yield from self.request(Request("GET", job_path(job_id, "/logs"), {**part}))).text
+
+        return self._of(job, ask)
 
 
 def _seconds(text: str | None) -> float:

@@ -3,7 +3,7 @@
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
@@ -13,14 +13,16 @@ import msgspec
 
 from penstock.client.connection import TIMEOUT_S, Connection
 from penstock.client.errors import ClientError, GatewayFault, WaitTimeout
-from penstock.client.models import Event
+from penstock.client.models import Event, Job
 from penstock.client.steps import FIRST_PAUSE_S, LAST_PAUSE_S, PASSING
 from penstock.retry import Backoff
 
 # The gateway comments into idle streams more often; silence beyond this is a dead line.
-STREAM_TIMEOUT = httpx.Timeout(TIMEOUT_S, read=60.0)
+SILENCE_S = 60.0
+STREAM_TIMEOUT = httpx.Timeout(TIMEOUT_S, read=SILENCE_S)
 ENDLESS = httpx.Timeout(TIMEOUT_S, read=None)
 RECONNECT_TRIES = 8
+LEAST_S = 1.0  # a look at a job lasts so long at most, also when the time limit is over: one of 0 is a look
 ENDED = "penstock.job.ended"
 BROKEN = (httpx.HTTPError, httpx.StreamError, httpx_sse.SSEError, OSError)
 
@@ -66,7 +68,7 @@ class Place:
     def refused(self, response: httpx.Response) -> Exception:
         """What to raise for an answer that is an error; its body is read."""
         error = self._connection.refused(response)
-        return httpx.TransportError(str(error)) if response.status_code in PASSING else error
+        return Passing(error) if response.status_code in PASSING else error
 
     def pause_s(self, cause: Exception | None) -> float:
         """Before the next attempt; `cause`: what broke the line, None: the gateway ended it. Raises `ClientError` when it is over."""
@@ -74,16 +76,28 @@ class Place:
             raise misfit from cause
         self._failures += 1
         if self._failures >= RECONNECT_TRIES:
-            raise self._connection.unreachable(cause) from cause
+            raise (
+                cause.error if isinstance(cause, Passing) else self._connection.unreachable(cause)
+            ) from cause
         return self._backoff.next_s()
 
 
-class Deadline:
-    """The end of a time limit; None: never."""
+class Passing(httpx.TransportError):
+    """The gateway is overloaded, or its database is away: worth another try. `error`: what it answered."""
 
-    def __init__(self, limit_s: float | None) -> None:
+    def __init__(self, error: ClientError) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+class Waiting:
+    """A wait for jobs, for `limit_s` at most; None: for ever. `pending`: those that have not ended, as far as is known."""
+
+    def __init__(self, limit_s: float | None = None, jobs: Iterable[str] = ()) -> None:
         self._limit_s = limit_s
         self._ends_s = None if limit_s is None else time.monotonic() + limit_s
+        self.pending = dict.fromkeys(jobs)
+        self._total = len(self.pending)
 
     @property
     def left_s(self) -> float | None:
@@ -93,10 +107,39 @@ class Deadline:
     def over(self) -> bool:
         return self.left_s == 0.0
 
-    def error(self, pending: set[str], total: int) -> ClientError:
-        return WaitTimeout(
-            f"{len(pending)} of {total} jobs have not ended within {self._limit_s:g} s; they go on"
-        )
+    def at_most_s(self, seconds: float, least_s: float = 0.0) -> float:
+        """So long, or what is left of the limit, which is taken to be `least_s` or more."""
+        return seconds if self.left_s is None else min(seconds, max(self.left_s, least_s))
+
+    def found(self, jobs: Iterable[Job]) -> list[Job]:
+        """Those that have ended; the others are `pending`."""
+        by_id = {job.job_id: job for job in jobs}
+        self.pending = {job_id: None for job_id, job in by_id.items() if job.outcome is None}
+        self._total = len(by_id)
+        return [job for job in by_id.values() if job.outcome is not None]
+
+    @property
+    def only(self) -> str | None:
+        """The one job that is left."""
+        return next(iter(self.pending)) if len(self.pending) == 1 else None
+
+    def took(self, event: StreamEvent) -> str | None:
+        """The job whose end this is, if it is waited for."""
+        job_id = event.data["job_id"]
+        if event.data["type"] != ENDED or job_id not in self.pending:
+            return None
+        del self.pending[job_id]
+        return str(job_id)
+
+    def error(self) -> ClientError:
+        limit = f"within {self._limit_s:g} s"
+        if self._total == 1:
+            return WaitTimeout(f"job {self.only} has not ended {limit}; it goes on")
+        verb = "job has" if len(self.pending) == 1 else "jobs have"
+        return WaitTimeout(f"{len(self.pending)} of {self._total} {verb} not ended {limit}; they go on")
+
+    def stream_timeout(self) -> httpx.Timeout:
+        return httpx.Timeout(self.at_most_s(TIMEOUT_S, LEAST_S), read=self.at_most_s(SILENCE_S, LEAST_S))
 
     @contextmanager
     def cutting(self, response: httpx.Response) -> Iterator[None]:

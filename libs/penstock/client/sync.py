@@ -1,8 +1,8 @@
 """The client of programs without an event loop, over `httpx.Client`. Threads may share one."""
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, Self, TypeVar, Unpack
 
@@ -12,16 +12,27 @@ import httpx_sse
 from penstock.client.connection import TIMEOUT_S, Connection
 from penstock.client.errors import JobNotSucceeded
 from penstock.client.models import Accepted, Eta, Event, Job, Node, Page, Status, Task, Warned, Why
-from penstock.client.steps import Calls, LogPart, Pause, Request, Steps, Submitted, given, job_of
+from penstock.client.steps import (
+    PAGE,
+    Calls,
+    LogPart,
+    Looked,
+    Pause,
+    Request,
+    Steps,
+    Submitted,
+    given,
+    job_of,
+)
 from penstock.client.streams import (
     BROKEN,
     ENDED,
     ENDLESS,
+    LEAST_S,
     RECONNECT_TRIES,
-    STREAM_TIMEOUT,
-    Deadline,
     Place,
     StreamEvent,
+    Waiting,
 )
 from penstock.model.types import JobSpec
 from penstock.sdk.code_archive import Packed
@@ -99,60 +110,79 @@ class Client:
             self._calls.jobs(status=status, owner=owner, name=name, label=label, limit=limit, cursor=cursor)
         )
 
-    def tasks(self, job_id: str) -> Sequence[Task]:
+    def all_jobs(
+        self,
+        *,
+        status: str | None = None,
+        owner: str | None = None,
+        name: str | None = None,
+        labels: Mapping[str, str] | None = None,
+    ) -> Generator[Job, None, None]:
+        """As `jobs`, over all pages; a job that is submitted meanwhile is left out."""
+        cursor: int | None = None
+        while True:
+            page = self.jobs(status=status, owner=owner, name=name, labels=labels, limit=PAGE, cursor=cursor)
+            yield from page.jobs
+            if (cursor := page.next_cursor) is None:
+                return
+
+    def tasks(self, job: str) -> Sequence[Task]:
         """Of all attempts."""
-        return self.run(self._calls.tasks(job_id))
+        return self.run(self._calls.tasks(job))
 
-    def cancel(self, job_id: str, reason: str | None = None) -> Accepted:
+    def cancel(self, job: str, reason: str | None = None) -> Accepted:
         """SIGTERM, the job's grace, SIGKILL. Raises `Conflict` for a job that has ended."""
-        return self.run(self._calls.act(job_id, "cancel", reason))
+        return self.run(self._calls.act(job, "cancel", reason))
 
-    def hold(self, job_id: str, reason: str | None = None) -> Accepted:
+    def hold(self, job: str, reason: str | None = None) -> Accepted:
         """It does not start until it is released; what runs of it runs on. Raises `Conflict`."""
-        return self.run(self._calls.act(job_id, "hold", reason))
+        return self.run(self._calls.act(job, "hold", reason))
 
-    def release(self, job_id: str, reason: str | None = None) -> Accepted:
+    def release(self, job: str, reason: str | None = None) -> Accepted:
         """Ends a hold. Raises `Conflict` where it is not held."""
-        return self.run(self._calls.act(job_id, "release", reason))
+        return self.run(self._calls.act(job, "release", reason))
 
-    def wait(self, *job_ids: str, timeout_s: float | None = None) -> list[Job]:
-        """The jobs as they ended, in the order given. Raises `WaitTimeout`."""
-        ended = {job_id: self.job(job_id) for job_id in self.ended(job_ids, timeout_s=timeout_s)}
-        return [ended[job_id] for job_id in job_ids]
+    def wait(self, *jobs: str, timeout_s: float | None = None) -> list[Job]:
+        """The jobs as they ended, in the order given. Raises `WaitTimeout`; with `timeout_s` 0 after one look."""
+        waiting, looked = self._look(jobs, timeout_s)
+        ended = {job.job_id: job for job in self._ends(looked, waiting)}
+        return [ended[looked.jobs[text].job_id] for text in jobs]
 
-    def ended(self, job_ids: Iterable[str], *, timeout_s: float | None = None) -> Iterator[str]:
-        """Each id once its job has ended. The place in the stream is taken before the first look, so that no end is missed."""
-        deadline, pending = Deadline(timeout_s), dict.fromkeys(job_ids)
-        total, seen = len(pending), self.status().projected_seq
-        for job_id in [job_id for job_id in pending if self.job(job_id).outcome is not None]:
-            del pending[job_id]
-            yield job_id
-        only = next(iter(pending)) if len(pending) == 1 else None
-        happened = self.stream("/v1/stream", str(seen), deadline, job=only)
-        while pending:
-            event = next(happened, None)
-            if event is None:
-                raise deadline.error(set(pending), total)
-            if event.data["type"] == ENDED and event.data["job_id"] in pending:
-                del pending[event.data["job_id"]]
-                yield event.data["job_id"]
+    def ended(self, jobs: Iterable[str], *, timeout_s: float | None = None) -> Generator[Job, None, None]:
+        """Each job once it has ended. Raises `WaitTimeout`."""
+        waiting, looked = self._look(jobs, timeout_s)
+        yield from self._ends(looked, waiting)
 
-    def logs(self, job_id: str, **part: Unpack[LogPart]) -> str:
+    def _look(self, jobs: Iterable[str], timeout_s: float | None) -> tuple[Waiting, Looked]:
+        waiting = Waiting(timeout_s, jobs)
+        return waiting, self.run(self._calls.look(waiting.pending), waiting)
+
+    def _ends(self, looked: Looked, waiting: Waiting) -> Generator[Job, None, None]:
+        yield from waiting.found(looked.jobs.values())
+        with closing(self.stream("/v1/stream", str(looked.after), waiting, job=waiting.only)) as happened:
+            while waiting.pending:
+                event = next(happened, None)
+                if event is None:
+                    raise waiting.error()
+                if (job_id := waiting.took(event)) is not None:
+                    yield self.run(self._calls.ended(job_id), waiting)
+
+    def logs(self, job: str, **part: Unpack[LogPart]) -> str:
         """What its tasks printed, of several each line with its task before it. `part`: `task`, `attempt`, `tail`, `since`, `since_ms`."""
-        return self.run(self._calls.logs(job_id, **part))
+        return self.run(self._calls.logs(job, **part))
 
-    def follow_logs(self, job_id: str, **part: Unpack[LogPart]) -> Iterator[str]:
+    def follow_logs(self, job: str, **part: Unpack[LogPart]) -> Generator[str, None, None]:
         """As `logs`, in pieces as they come, over retries until the job ends; with `attempt` until that one ends."""
-        with self.lines(f"/v1/jobs/{job_id}/logs", **part, follow=1) as chunks:
+        with self.lines(f"/v1/jobs/{self.job(job).job_id}/logs", **part, follow=1) as chunks:
             yield from chunks
 
-    def why(self, job_id: str, at: int | None = None, *, at_ms: int | None = None) -> Why:
+    def why(self, job: str, at: int | None = None, *, at_ms: int | None = None) -> Why:
         """Why it waits or went where it went, now, as of ledger record `at`, or of the latest one at `at_ms` or before."""
-        return self.run(self._calls.why(job_id, at, at_ms))
+        return self.run(self._calls.why(job, at, at_ms))
 
-    def eta(self, job_id: str) -> Eta:
+    def eta(self, job: str) -> Eta:
         """How long it still takes."""
-        return self.run(self._calls.eta(job_id))
+        return self.run(self._calls.eta(job))
 
     # ------------------------------------------------------------------------------------------ cell
 
@@ -162,12 +192,15 @@ class Client:
     def status(self) -> Status:
         return self.run(self._calls.status())
 
-    def events(self, *, job_id: str | None = None, after: str | None = None) -> Iterator[Event]:
+    def events(self, *, job_id: str | None = None, after: str | None = None) -> Generator[Event, None, None]:
         """Events as they happen, for ever: from now on, or those behind the event with id `after` (`"0"`: all that are stored).
 
-        Goes on behind the last one after a broken line: none is left out and none comes twice.
+        Goes on behind the last one after a broken line: none is left out and none comes twice. Raises `NotFound` for the job.
         """
-        return (event.typed() for event in self.stream("/v1/stream", after, job=job_id))
+        only = None if job_id is None else self.job(job_id).job_id
+        with closing(self.stream("/v1/stream", after, job=only)) as happened:
+            for event in happened:
+                yield event.typed()
 
     # ------------------------------------------------------------------------------ the gateway's JSON
 
@@ -175,9 +208,10 @@ class Client:
         """The JSON at this path, for what has no method here; parameters that are None are left out."""
         return self.run(self._calls.request(Request("GET", path, params, timeout_s=patience_s))).json()
 
-    def find(self, job: str) -> dict[str, Any]:
-        """As `job`, the gateway's JSON."""
-        found: dict[str, Any] = self.run(self._calls.find(job)).json()
+    def find(self, job: str, *, ended: bool = False) -> dict[str, Any]:
+        """As `job`, the gateway's JSON. `ended`: its end was in the stream, so it is shown as ended."""
+        calls = self._calls.find_ended(job) if ended else self._calls.find(job)
+        found: dict[str, Any] = self.run(calls).json()
         return found
 
     def text(self, path: str, **params: Any) -> str:
@@ -208,21 +242,21 @@ class Client:
             raise self._connection.unreachable(error) from error
 
     def stream(
-        self, path: str, last_id: str | None = None, deadline: Deadline | None = None, **params: Any
-    ) -> Iterator[StreamEvent]:
-        """The events of a stream until the deadline; after a broken line it goes on where it was.
+        self, path: str, last_id: str | None = None, waiting: Waiting | None = None, **params: Any
+    ) -> Generator[StreamEvent, None, None]:
+        """The events of a stream until `waiting` is over; after a broken line it goes on where it was.
 
         Raises `Unreachable` when the gateway stays away over RECONNECT_TRIES attempts.
         """
-        place, deadline = Place(self._connection, path, last_id), deadline or Deadline(None)
-        while not deadline.over:
+        place, waiting = Place(self._connection, path, last_id), waiting or Waiting()
+        while not waiting.over:
             cause: Exception | None = None
             try:
                 with (
                     httpx_sse.connect_sse(
-                        self._http, "GET", path, params=given(params), headers=place.headers(), timeout=STREAM_TIMEOUT,
+                        self._http, "GET", path, params=given(params), headers=place.headers(), timeout=waiting.stream_timeout(),
                     ) as source,
-                    deadline.cutting(source.response),
+                    waiting.cutting(source.response),
                 ):  # fmt: skip
                     if source.response.is_error:
                         source.response.read()
@@ -232,18 +266,23 @@ class Client:
                             yield event
             except BROKEN as error:
                 cause = error
-            if not deadline.over:
-                time.sleep(place.pause_s(cause))
+            if not waiting.over:
+                time.sleep(waiting.at_most_s(place.pause_s(cause)))
 
-    def run(self, steps: Steps[T]) -> T:
-        """Carries the steps of a call out."""
+    def run(self, steps: Steps[T], waiting: Waiting | None = None) -> T:
+        """Carries the steps of a call out; those of a wait only as long as it lasts."""
+        waiting = waiting or Waiting()
         try:
             step = next(steps)
             while True:
                 if isinstance(step, Pause):
-                    time.sleep(step.seconds)
+                    if waiting.over:
+                        step = steps.throw(TimeoutError())
+                        continue
+                    time.sleep(waiting.at_most_s(step.seconds))
                     step = next(steps)
                     continue
+                step = step._replace(timeout_s=waiting.at_most_s(step.timeout_s, LEAST_S))
                 try:
                     response = self._http.request(step.method, step.path, **step.options())
                 except httpx.HTTPError as error:
@@ -278,15 +317,24 @@ class JobHandle:
         """Raises `Conflict` where it has ended."""
         self._client.cancel(self.job_id, reason)
 
+    def hold(self, reason: str | None = None) -> None:
+        """Raises `Conflict` where it has ended or is held."""
+        self._client.hold(self.job_id, reason)
+
+    def release(self, reason: str | None = None) -> None:
+        """Raises `Conflict` where it is not held."""
+        self._client.release(self.job_id, reason)
+
     def logs(self, **part: Unpack[LogPart]) -> str:
         return self._client.logs(self.job_id, **part)
 
-    def events(self) -> Iterator[Event]:
+    def events(self) -> Generator[Event, None, None]:
         """From its submission on, as they happen, to its end."""
-        for event in self._client.events(job_id=self.job_id, after="0"):
-            yield event
-            if event.type == ENDED:
-                return
+        with closing(self._client.events(job_id=self.job_id, after="0")) as happened:
+            for event in happened:
+                yield event
+                if event.type == ENDED:
+                    return
 
     def why(self, at: int | None = None, *, at_ms: int | None = None) -> Why:
         return self._client.why(self.job_id, at, at_ms=at_ms)

@@ -1,7 +1,8 @@
 """`GET /v1/stream`: the ledger's events as they are projected, as server-sent events.
 
 An event's id is its place in the ledger, `seq.n`. A client that comes back with `Last-Event-ID` gets every later
-event once, in order. Nothing is polled: the projector's commit wakes the streams.
+event once, in order. Where it names no place, the first frame, which has no event, has the id of the place where the
+stream begins: its line may break before the first event. Nothing is polled: the projector's commit wakes the streams.
 """
 
 from collections.abc import AsyncIterator
@@ -47,8 +48,9 @@ async def stream(
     if text is None:
         text, name = after, "after"
     cursor = await _start(gateway, None if text is None else read_cursor(text, name), name)
+    lead = f"id: {cursor.seq}.{cursor.n}\n" if text is None else ""
     return StreamingResponse(
-        _frames(gateway, caller_of(request), cursor, job, MAX_SEQ if until is None else until),
+        _frames(gateway, caller_of(request), cursor, job, MAX_SEQ if until is None else until, lead),
         media_type="text/event-stream",
         headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
     )
@@ -81,12 +83,12 @@ def _frame(caller: Caller, row: Record) -> bytes:
 
 
 async def _frames(
-    gateway: Gateway, caller: Caller, cursor: Cursor, job_id: str | None, until: int
+    gateway: Gateway, caller: Caller, cursor: Cursor, job_id: str | None, until: int, lead: str
 ) -> AsyncIterator[bytes]:
-    """Frames until the client leaves, the gateway stops, or all of record `until` is sent."""
+    """Frames, the first one with `lead`, until the client leaves, the gateway stops, or all of record `until` is sent."""
     gateway.streams += 1
     try:
-        yield f"retry: {RECONNECT_MS}\n\n".encode()
+        yield f"{lead}retry: {RECONNECT_MS}\n\n".encode()
         while not gateway.stopping.is_set():
             change, projected = gateway.store.next_change(), gateway.store.projected_seq
             rows = await gateway.store.events_after(cursor, job_id, PAGE)
