@@ -68,8 +68,8 @@ class LazyGroup(TyperGroup):
         return self
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Without a command: the help."""
-        if not args and not self.invoke_without_command:
+        """Without a command: the help. The shell's completion asks without one, too."""
+        if not args and not self.invoke_without_command and not ctx.resilient_parsing:
             print(ctx.get_help())
             raise typer.Exit(Exit.BAD_SPEC)
         return super().parse_args(ctx, args)

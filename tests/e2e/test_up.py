@@ -257,7 +257,7 @@ def test_a_job_is_held_and_released(up: Installation, tmp_path: Path) -> None:
     assert "It is held (by " in why
     assert "the data are being copied" in why
     assert "It is held" in up.run("why", "late", "--at", "0s").stdout
-    assert "no record is of" in up.run("why", "late", "--at", "2026-05-04T10:42").stderr
+    assert "was submitted at" in up.run("why", "late", "--at", "2026-05-04T10:42").stderr
     again = up.run("hold", "late")
     assert (again.returncode, "held already" in again.stderr) == (1, True)
     assert up.run("release", "late").returncode == 0

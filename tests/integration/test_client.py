@@ -3,7 +3,9 @@
 import asyncio
 import contextlib
 import inspect
+import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -13,6 +15,7 @@ from typing import Any, assert_type
 import pytest
 import pytest_asyncio
 
+from penstock.cli.app import run as penstock
 from penstock.client import (
     AsyncClient,
     AsyncFinishedJob,
@@ -341,6 +344,61 @@ def types(client: Client, aio: AsyncClient) -> None:
         assert_type(next(found).outcome, str | None)
 
 
+async def test_a_watch_into_a_pipe_is_a_line_of_json_per_change_until_ctrl_c(cell: Cell) -> None:
+    """`penstock get jobs -w -o json --name nightly | jq .status`, with the number of lines bounded at its start."""
+    cell.placer.join(node_spec("n0", 2))
+    for job_id in ("k1", "k2"):
+        cell.placer.submit(job_id, spec=JobSpec(command=("true",), name="nightly"))
+    await cell.tell()
+    await cell.caught_up()
+    words = ("get", "jobs", "-w", "-o", "json", "--name", "nightly", "--limit", "1")
+    watching = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", "from penstock.cli.main import main; main()", "--server", cell.url, *words,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    assert watching.stdout is not None
+    async with asyncio.timeout(3 * WITHIN_S):
+        first = json.loads(await watching.stdout.readline())
+        assert (first["job_id"], first["outcome"]) == ("k2", None)
+        cell.placer.start("k1")
+        cell.placer.finish("k1")
+        await cell.tell()
+        while (changed := json.loads(await watching.stdout.readline()))["outcome"] is None:
+            assert changed["job_id"] == "k1"
+        assert (changed["job_id"], changed["outcome"]) == ("k1", "succeeded")
+        watching.send_signal(signal.SIGINT)
+        rest, errors = await watching.communicate()
+    assert (watching.returncode, errors) == (Exit.INTERRUPTED, b"")
+    assert all(json.loads(line)["outcome"] == "succeeded" for line in rest.splitlines())
+
+
+async def test_wait_and_why_on_the_command_line(cell: Cell, capsys: pytest.CaptureFixture[str]) -> None:
+    """A look without waiting, and questions about times at which there is nothing to ask."""
+    cell.placer.join(node_spec("n0", 2))
+    cell.placer.run(["done"])
+    cell.placer.submit("k1", spec=JobSpec(command=("true",), name="nightly"))
+    await cell.tell()
+    await cell.caught_up()
+
+    async def shown(*words: str) -> tuple[int, str]:
+        code = await asyncio.to_thread(penstock, ["--server", cell.url, *words])
+        return code, "".join(capsys.readouterr())
+
+    assert await shown("wait", "done", "--timeout", "0") == (0, "done  succeeded  job\n")
+    assert await shown("wait", "nightly", "--timeout", "0") == (
+        Exit.WAIT_TIMEOUT, "penstock: job k1 has not ended within 0 s; it goes on\n",
+    )  # fmt: skip
+    for at in ("1970-01-01", "1"):
+        code, text = await shown("why", "nightly", "--at", at)
+        assert (code, "job k1 was submitted at" in text) == (Exit.PROBLEM, True), text
+    code, text = await shown("get", "jobs", "--label", "team!=vision")
+    assert (code, "--label team!=vision: is not NAME=VALUE" in text) == (Exit.BAD_SPEC, True)
+    code, text = await shown("get", "jobs", "--state", "Succeeded")
+    assert (code, "done" in text) == (0, True)
+    code, text = await shown("get", "job", "done", "-w", "-o", "json")
+    assert (code, json.loads(text)["outcome"]) == (0, "succeeded")
+
+
 async def test_the_shell_completes_names_of_jobs_and_is_silent_without_a_gateway(cell: Cell) -> None:
     """A user types `penstock why nigh<TAB>`."""
     async with AsyncClient(cell.url) as client:
@@ -364,4 +422,8 @@ async def test_the_shell_completes_names_of_jobs_and_is_silent_without_a_gateway
         return done.stdout.split()
 
     assert await asyncio.to_thread(typed, cell.url, "penstock", "why", "nigh") == ["nightly-2"]
+    cell.placer.join(node_spec("n0", 2))
+    await cell.tell()
+    await cell.caught_up()
+    assert await asyncio.to_thread(typed, cell.url, "penstock", "node", "drain", "") == ["n0"]
     assert await asyncio.to_thread(typed, "http://127.0.0.1:9", "penstock", "why", "nigh") == []

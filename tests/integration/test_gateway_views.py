@@ -133,7 +133,7 @@ async def test_why_at_any_past_record(cell: Cell) -> None:
     both = await cell.http.get("/v1/jobs/second/why", params={"at": waited_at, "at_ms": placed_ms})
     assert both.json() == answers[waited_at]
     assert (
-        "nothing that is stored is so old"
+        "the oldest record that is stored is of"
         in problem(await cell.http.get("/v1/jobs/second/why?at_ms=1"), 404)["detail"]
     )
 

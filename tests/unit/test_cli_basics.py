@@ -1,5 +1,6 @@
 """The command line without a gateway: its help, how it reads jobs, and how it fails."""
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 import typer
 
-from penstock.cli import event_text
+from penstock.cli import app, event_text
 from penstock.cli.app import hoist, tree
 from penstock.cli.jobspec import build, default_name, idempotency_key, pairs, read_job_file
 from penstock.cli.logs import Following
@@ -403,6 +404,22 @@ def test_a_job_without_a_name_is_named_after_its_script(command: list[str], name
     """Whatever the script is called, the name must pass the job's own rules."""
     assert default_name(command) == name
     assert JobSpec(name=name, command=tuple(command))
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [("penstock ho", "hold"), ("penstock get j", "jobs job"), ("penstock get jobs --state r", "running")],
+)
+def test_the_shell_completes_commands_and_states(
+    words: str, expected: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`penstock ho<TAB>`: the words of the line, and nothing else in it."""
+    monkeypatch.setenv("_PENSTOCK_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", words)
+    monkeypatch.setenv("COMP_CWORD", str(words.count(" ")))
+    with contextlib.suppress(SystemExit):
+        app.run([])
+    assert capsys.readouterr() == (expected.replace(" ", "\n") + "\n", "")
 
 
 def test_pairs_keep_equal_signs_in_values() -> None:

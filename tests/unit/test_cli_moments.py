@@ -1,5 +1,6 @@
 """Moments of the past as people write them after `--at`."""
 
+import time
 from datetime import UTC, datetime
 
 import pytest
@@ -32,3 +33,32 @@ def test_what_is_no_moment_is_refused_with_the_forms(text: str) -> None:
     with pytest.raises(Stop, match="give a time such as 10:42") as stop:
         moment(text, ms(NOW))
     assert stop.value.code == Exit.BAD_SPEC
+
+
+@pytest.mark.parametrize("text", ["2026-11-22T11:00:01Z", "2030-01-01"])
+def test_what_lies_ahead_is_refused(text: str) -> None:
+    """The answer would be that of now, under a date that has not come."""
+    with pytest.raises(Stop, match="lies ahead; leave it out") as stop:
+        moment(text, ms(NOW))
+    assert stop.value.code == Exit.BAD_SPEC
+
+
+@pytest.mark.parametrize(
+    ("zone", "text", "expected"),
+    [
+        ("Asia/Kolkata", "16:29", datetime(2026, 11, 22, 10, 59, tzinfo=UTC)),
+        ("Asia/Kolkata", "16:31", datetime(2026, 11, 21, 11, 1, tzinfo=UTC)),
+        ("Pacific/Auckland", "23:59", datetime(2026, 11, 22, 10, 59, tzinfo=UTC)),
+        ("Pacific/Auckland", "0:01", datetime(2026, 11, 21, 11, 1, tzinfo=UTC)),
+        ("Pacific/Auckland", "2026-11-23", datetime(2026, 11, 22, 11, 0, tzinfo=UTC)),
+    ],
+)
+def test_a_time_of_day_is_of_this_zone_also_across_midnight(
+    monkeypatch: pytest.MonkeyPatch, zone: str, text: str, expected: datetime
+) -> None:
+    """A user in New Zealand asks at midnight, when it is the day before in UTC."""
+    with monkeypatch.context() as patch:
+        patch.setenv("TZ", zone)
+        time.tzset()
+        assert moment(text, ms(NOW)) == {"at_ms": ms(expected)}
+    time.tzset()

@@ -45,7 +45,8 @@ def _act(ctx: typer.Context, act: str, jobs: list[str], reason: str, output: For
     """Does it to each; what fails for one is printed, and the others are acted on. Ends with the first failure's code."""
     client = gateway(ctx)
     answers, failed = [], []
-    for job in dict.fromkeys(jobs):
+    jobs = list(dict.fromkeys(jobs))
+    for job in jobs:
         try:
             job_id = find_job_id(client, job)
             answers.append(client.post(f"/v1/jobs/{job_id}/{act}", {"reason": reason}))

@@ -1,10 +1,11 @@
 """What every command shares: the gateway of this call, `-o`, and finding a job by id, prefix or name."""
 
+import re
 from typing import Annotated, Any, cast
 
 import typer
 
-from penstock.cli.completion import complete_job
+from penstock.cli.completion import complete_job, complete_node
 from penstock.cli.output import Format
 from penstock.cli.session import Session
 from penstock.client import Client
@@ -22,9 +23,16 @@ JobArgument = Annotated[
     ),
 ]
 
+STATES = [str(status) for status in JobStatus]
 StateFilter = Annotated[
-    str | None, typer.Option("--state", help="Only those in this state, such as running.")
+    str | None,
+    typer.Option(
+        "--state",
+        help="Only those in this state, such as running.",
+        autocompletion=lambda incomplete: [name for name in STATES if name.startswith(incomplete)],
+    ),
 ]
+NodeArgument = Annotated[str, typer.Argument(metavar="NODE", autocompletion=complete_node)]
 OwnerFilter = Annotated[str | None, typer.Option("--owner", help="Only this owner's.")]
 NameFilter = Annotated[str | None, typer.Option("--name", help="Only those of this name.")]
 LabelFilter = Annotated[
@@ -35,9 +43,13 @@ LabelFilter = Annotated[
 
 def chosen(state: str | None, owner: str | None, name: str | None, label: list[str] | None) -> dict[str, Any]:
     """Filters as the gateway's parameters. Raises `Stop` for a state that does not exist."""
-    known = [str(status) for status in JobStatus]
-    if state is not None and state not in known:
-        raise Stop(Exit.BAD_SPEC, f"--state {state}: is not known; {choices(state, known)}")
+    state = None if state is None else state.lower()
+    if state is not None and state not in STATES:
+        raise Stop(Exit.BAD_SPEC, f"--state {state}: is not known; {choices(state, STATES)}")
+    for text in label or ():
+        if not re.match("[^=]*[^=!]=", text):
+            remedy = "give the whole label, such as team=vision; != and names alone are not known"
+            raise Stop(Exit.BAD_SPEC, f"--label {text}: is not NAME=VALUE; {remedy}")
     filters = {"status": state, "owner": owner, "name": name, "label": label or None}
     return {field: value for field, value in filters.items() if value is not None}
 

@@ -1,8 +1,13 @@
-"""Completion of jobs' names and ids in the shell: one short question to the gateway, and silence where it fails."""
+"""Completion of jobs' names and ids, and of nodes, in the shell: one short question to the gateway, and silence where it fails."""
 
-from typing import Any
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 import typer
+
+if TYPE_CHECKING:
+    from penstock.client import Client
 
 LIMIT_MS = 700  # the shell waits for it
 MAX_OFFERED = 50
@@ -17,7 +22,19 @@ def complete_job(ctx: typer.Context, incomplete: str) -> list[str]:
         return []
 
 
-def _jobs(options: dict[str, Any], incomplete: str) -> list[str]:
+def complete_node(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Ids of nodes that start so."""
+    try:
+        with _asking(ctx.find_root().params) as client:
+            return [node.node_id for node in client.nodes() if node.node_id.startswith(incomplete)][
+                :MAX_OFFERED
+            ]
+    except Exception:  # noqa: BLE001 - as for jobs
+        return []
+
+
+@contextmanager
+def _asking(options: dict[str, Any]) -> "Iterator[Client]":
     from penstock.cli.signals import time_limit
     from penstock.client import Client  # an HTTP client, which other completions do not need
 
@@ -27,6 +44,11 @@ def _jobs(options: dict[str, Any], incomplete: str) -> list[str]:
             options.get("server"), token_file=options.get("token_file"), ca=options.get("ca"), tries=1
         ) as client,
     ):
+        yield client
+
+
+def _jobs(options: dict[str, Any], incomplete: str) -> list[str]:
+    with _asking(options) as client:
         names = [job["name"] for job in client.get("/v1/jobs", limit=MAX_LOOKED_AT)["jobs"]]
         found = [name for name in names if name and name.startswith(incomplete)]
         if incomplete and len(incomplete) <= 128:

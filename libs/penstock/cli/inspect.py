@@ -14,6 +14,7 @@ from penstock.cli.common import (
     JobArgument,
     LabelFilter,
     NameFilter,
+    NodeArgument,
     Output,
     OwnerFilter,
     StateFilter,
@@ -66,14 +67,14 @@ def get_jobs(
     wide = output is Format.WIDE or None
     filters = chosen(state, owner, name, label)
     if watch:
-        live.watch_jobs(gateway(ctx), filters)
+        live.watch_jobs(gateway(ctx), filters, limit, output, _left_of if wide else None)
         return
     answer = gateway(ctx).get("/v1/jobs", limit=limit, eta=wide, **filters)
     found = rows_of(answer, "jobs")
 
     def draw() -> RenderableType:
         jobs = sorted(found, key=lambda job: (job["submitted_ms"], job["submitted_seq"]))
-        left = {job["job_id"]: eta.in_short(job.get("eta")) for job in jobs} if wide else None
+        left = _left_of(jobs) if wide else None
         if jobs:
             return jobs_table(jobs, answer["now_ms"], left)
         return Text("No job fits." if filters else NO_JOBS)
@@ -85,6 +86,10 @@ def get_jobs(
         )
 
 
+def _left_of(jobs: list[dict[str, Any]]) -> dict[str, str]:
+    return {job["job_id"]: eta.in_short(job.get("eta")) for job in jobs}
+
+
 def get_job(
     ctx: typer.Context, job: JobArgument, watch: Watch = False, output: Output = Format.TABLE
 ) -> None:
@@ -92,7 +97,7 @@ def get_job(
     client = gateway(ctx)
     found = find_job(client, job)
     if watch:
-        live.follow_one(client, found["job_id"])
+        live.follow_one(client, found["job_id"], output)
     present(found, output, lambda: jobs_table([found], found["now_ms"]))
 
 
@@ -197,9 +202,7 @@ def _facts(facts: dict[str, str]) -> Table:
     return table
 
 
-def describe_node(
-    ctx: typer.Context, node: Annotated[str, typer.Argument(metavar="NODE")], output: Output = Format.TABLE
-) -> None:
+def describe_node(ctx: typer.Context, node: NodeArgument, output: Output = Format.TABLE) -> None:
     """Everything about one node: capacity, GPUs and who is on them."""
     client = gateway(ctx)
     nodes = [row for row in rows_of(client.get("/v1/nodes"), "nodes") if row["node_id"] == node]
@@ -228,9 +231,24 @@ def why(ctx: typer.Context, job: JobArgument, at: At = None, output: Output = Fo
     client = gateway(ctx)
     found = find_job(client, job)
     past = {} if at is None else moment(at, found["now_ms"])
+    _refuse_before(found, past)
     answer = client.get(f"/v1/jobs/{found['job_id']}/why", **past)
     new = first_of_kind(found.get("estimate") or {})
     present(answer, output, lambda: explain.show(answer, new, wide=output is Format.WIDE))
+
+
+def _refuse_before(job: dict[str, Any], past: dict[str, int]) -> None:
+    """Raises `Stop` for a moment before the job's submission."""
+    if past.get("at_ms", job["submitted_ms"]) < job["submitted_ms"]:
+        when = clock(past["at_ms"])
+    elif past.get("at", job["submitted_seq"]) < job["submitted_seq"]:
+        when = f"record {past['at']}"
+    else:
+        return
+    submitted = f"{clock(job['submitted_ms'])}, with record {job['submitted_seq']}"
+    raise Stop(
+        Exit.PROBLEM, f"job {job['job_id']} was submitted at {submitted}; there is nothing of it as of {when}"
+    )
 
 
 def events(

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from itertools import chain
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -23,11 +24,11 @@ from penstock.cli.common import (
     OwnerFilter,
     StateFilter,
     chosen,
-    find_job,
     gateway,
     rows_of,
 )
-from penstock.cli.output import short_id
+from penstock.cli.completion import complete_job
+from penstock.cli.output import Format, dump, present_one, short_id
 from penstock.cli.tables import NO_JOBS, clock, counting_on, jobs_table, nodes_table
 from penstock.client import Client
 from penstock.counting import count
@@ -37,13 +38,17 @@ from penstock.screen import console
 BURST_S = 0.2  # events of so long lead to one look: a gang's start is a dozen of them
 TICKS_PER_S = 2  # running times on the screen; nothing is asked of the gateway for them
 MAX_JOBS = 25
+HEAD_AND_FOOT = 3  # lines
 ACTIVE = ("submitted", "queued", "backoff", "launching", "running", "stopping")
 
 
 def watch(
     ctx: typer.Context,
     job: Annotated[
-        str | None, typer.Argument(metavar="[JOB]", help="One job, to its end; by default all.")
+        str | None,
+        typer.Argument(
+            metavar="[JOB]", help="One job, to its end; by default all.", autocompletion=complete_job
+        ),
     ] = None,
     state: StateFilter = None,
     owner: OwnerFilter = None,
@@ -54,24 +59,35 @@ def watch(
     client = gateway(ctx)
     filters = chosen(state, owner, name, label)
     if job is None:
-        watch_jobs(client, filters)
+        watch_jobs(client, filters, MAX_JOBS, Format.TABLE)
         return
     if filters:
         raise Stop(
             Exit.BAD_SPEC, f"JOB and --{next(iter(filters))}: one job needs no filter; leave out either"
         )
-    follow_one(client, find_job(client, job)["job_id"])
+    follow_one(client, client.job(job).job_id, Format.TABLE)
 
 
-def follow_one(client: Client, job_id: str) -> NoReturn:
-    """To its end; ends the command with its exit code."""
-    raise typer.Exit(
-        follow.exit_code(follow.to_end(client, job_id, follow.Shows.PHASES_AND_TAIL), propagate=False)
-    )
+def follow_one(client: Client, job_id: str, form: Format) -> NoReturn:
+    """To its end; ends the command with its exit code. JSON and YAML: the job as it ended."""
+    data = form in (Format.JSON, Format.YAML)
+    job = follow.to_end(client, job_id, follow.Shows.NOTHING if data else follow.Shows.PHASES_AND_TAIL)
+    if data:
+        dump(job, form)
+    raise typer.Exit(follow.exit_code(job, propagate=False))
 
 
-def watch_jobs(client: Client, filters: Mapping[str, Any]) -> None:
-    """Until Ctrl-C."""
+LeftOf = Callable[[list[dict[str, Any]]], Mapping[str, str]]
+"""Time left of each job that runs."""
+
+
+def watch_jobs(
+    client: Client, filters: Mapping[str, Any], limit: int, form: Format, left_of: LeftOf | None = None
+) -> None:
+    """Until Ctrl-C; with `left_of` the wide table. JSON and YAML: each job that there is, then each that changes, one after the other."""
+    if form in (Format.JSON, Format.YAML):
+        _documents(client, filters, limit, form)
+        return
 
     def fits(event: Mapping[str, Any]) -> bool:
         """Whether the event is about a job that the filters choose."""
@@ -80,7 +96,28 @@ def watch_jobs(client: Client, filters: Mapping[str, Any]) -> None:
         job_id = event.get("job_id")
         return bool(job_id and client.get("/v1/jobs", prefix=job_id, limit=1, **filters)["jobs"])
 
-    _live(client, lambda: _jobs(client, filters), fits)
+    _live(client, lambda: _jobs(client, filters, limit, left_of), fits)
+
+
+def _documents(client: Client, filters: Mapping[str, Any], limit: int, form: Format) -> None:
+    after = _place(client)
+    first = rows_of(client.get("/v1/jobs", limit=limit, **filters), "jobs")
+    changed = (
+        job
+        for event in client.stream("/v1/stream", after)
+        if (job_id := event.data.get("job_id"))
+        for job in client.get("/v1/jobs", prefix=job_id, limit=1, **filters)["jobs"]
+    )
+    latest = None
+    for job in chain(reversed(first), changed):
+        if job != latest:  # a burst of events is one change
+            present_one(latest := job, form, lambda: None)
+
+
+def _place(client: Client) -> str:
+    """Where the stream is now: taken before the first look, so that no change is missed."""
+    status = client.status()
+    return str(min(status.seq, status.projected_seq))
 
 
 def top(ctx: typer.Context) -> None:
@@ -89,16 +126,20 @@ def top(ctx: typer.Context) -> None:
     _live(client, lambda: _top(client))
 
 
-def _jobs(client: Client, filters: Mapping[str, Any]) -> Callable[[], RenderableType]:
-    """One look; the result draws itself again with times that tick."""
-    answer = client.get("/v1/jobs", limit=MAX_JOBS, **filters)
+def _jobs(
+    client: Client, filters: Mapping[str, Any], limit: int, left_of: LeftOf | None
+) -> Callable[[], RenderableType]:
+    """One look; the result draws itself again with times that tick. A screen shows as many as it has lines for, the latest."""
+    answer = client.get("/v1/jobs", limit=limit, eta=left_of and True, **filters)
     jobs = sorted(rows_of(answer, "jobs"), key=lambda job: job["submitted_seq"])
-    more = answer["total"] > len(jobs)
-    foot = Text(f"{len(jobs)} of {answer['total']:,}" if more else "", style="dim")
+    if not jobs:
+        return lambda: Text("No job fits." if filters else NO_JOBS)
+    if sys.stdout.isatty():
+        jobs = jobs[-max(1, console().height - HEAD_AND_FOOT) :]
+    left = None if left_of is None else left_of(jobs)
+    foot = Text(f"{len(jobs)} of {answer['total']:,}" if answer["total"] > len(jobs) else "", style="dim")
     now = counting_on(answer["now_ms"])
-    return lambda: (
-        Group(jobs_table(jobs, now()), foot) if jobs else Text("No job fits." if filters else NO_JOBS)
-    )
+    return lambda: Group(jobs_table(jobs, now(), left), foot)
 
 
 def _top(client: Client) -> Callable[[], RenderableType]:
@@ -130,10 +171,11 @@ def _live(
     fits: Callable[[Mapping[str, Any]], bool] = lambda event: True,
 ) -> None:
     """Draws until Ctrl-C. Without a terminal it prints the events that fit."""
+    after = _place(client)
     draw = look()
     if not sys.stdout.isatty():
         console().print(draw())
-        _lines(client, fits)
+        _lines(client, fits, after)
         return
 
     def again() -> bool:
@@ -141,7 +183,7 @@ def _live(
         draw = look()
         return True
 
-    redraw(lambda: draw(), again, client.stream("/v1/stream"))
+    redraw(lambda: draw(), again, client.stream("/v1/stream", after))
 
 
 def redraw(draw: Callable[[], RenderableType], look: Callable[[], bool], events: Iterator[object]) -> None:
@@ -173,9 +215,9 @@ def redraw(draw: Callable[[], RenderableType], look: Callable[[], bool], events:
             live.refresh()
 
 
-def _lines(client: Client, fits: Callable[[Mapping[str, Any]], bool]) -> None:
+def _lines(client: Client, fits: Callable[[Mapping[str, Any]], bool], after: str) -> None:
     """Without a terminal: a line per event."""
-    for event in client.stream("/v1/stream"):
+    for event in client.stream("/v1/stream", after):
         data = event.data
         if not fits(data):
             continue

@@ -14,15 +14,22 @@ def moment(text: str, now_ms: int) -> dict[str, int]:
     """As parameters of the gateway: `at`, a record, or `at_ms`. A time of day is the last one of this zone. Raises `Stop`."""
     if text.isascii() and text.isdigit():
         return {"at": int(text)}
+    at_ms = _at_ms(text, now_ms)
+    if at_ms > now_ms:
+        raise Stop(Exit.BAD_SPEC, f"--at {text}: lies ahead; leave it out to ask about now")
+    return {"at_ms": at_ms}
+
+
+def _at_ms(text: str, now_ms: int) -> int:
     with suppress(ValueError, OverflowError):
         if found := _TIME.match(text):
             hour, minute, second = (int(part or 0) for part in found.groups())
             now = datetime.fromtimestamp(now_ms / 1_000, UTC).astimezone().replace(tzinfo=None)
             at = now.replace(hour=hour, minute=minute, second=second, microsecond=0)
-            return {"at_ms": _ms(at if at <= now else at - timedelta(days=1))}
-        return {"at_ms": _ms(datetime.fromisoformat(text))}
+            return _ms(at if at <= now else at - timedelta(days=1))
+        return _ms(datetime.fromisoformat(text))
     with suppress(ValueError):
-        return {"at_ms": max(0, now_ms - duration_ms(text))}
+        return max(0, now_ms - duration_ms(text))
     raise Stop(
         Exit.BAD_SPEC,
         f"--at {text}: give a time such as 10:42, how long ago such as 5m, a date such as 2026-05-04T10:42, or a record's number",

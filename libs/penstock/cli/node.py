@@ -7,14 +7,13 @@ from urllib.parse import quote
 import typer
 from rich.text import Text
 
-from penstock.cli.common import Output, gateway
+from penstock.cli.common import NodeArgument, Output, gateway
 from penstock.cli.output import Format, present
 from penstock.client import Client
 from penstock.exits import Exit, Stop
 
 MAX_NAMED = 10  # jobs in a question
 
-NodeArgument = Annotated[str, typer.Argument(metavar="NODE")]
 Reason = Annotated[str, typer.Option("--reason", metavar="TEXT", help="Stored with it; `why` shows it.")]
 
 

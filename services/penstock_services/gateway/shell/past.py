@@ -4,6 +4,7 @@ Reading happens here on the loop; loading the snapshot and folding happen in a w
 """
 
 import asyncio
+from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from penstock.errors import ConfigurationError
@@ -49,8 +50,13 @@ async def record_at(gateway: Gateway, at_ms: int) -> int:
     await gateway.fresh()
     first = await gateway.store.fetch("SELECT seq, at_ms FROM events ORDER BY seq LIMIT 1")
     if not first or at_ms < first[0]["at_ms"]:
-        detail = "nothing that is stored is so old" if first else "nothing has happened yet"
-        raise Problem(404, "no_record", f"no record is of {at_ms} ms since 1970 or before: {detail}")
+        if not first:
+            raise Problem(404, "no_record", "nothing has happened yet")
+        oldest, asked = (
+            datetime.fromtimestamp(ms / 1_000, UTC).isoformat(timespec="seconds")
+            for ms in (first[0]["at_ms"], at_ms)
+        )
+        raise Problem(404, "no_record", f"the oldest record that is stored is of {oldest}, after {asked}")
     low, high = first[0]["seq"], gateway.follower.state.seq
     while low < high:
         middle = (low + high + 1) // 2
