@@ -23,8 +23,11 @@ class Canned(Client):
         self.asked: dict[str, Any] = {}
 
     def get(self, path: str, **params: Any) -> Any:
-        assert path == "/v1/status"
-        return {"cell": "default", "projector_lag": 0, "seq": 3}
+        answers = {
+            "/v1/status": {"cell": "default", "projector_lag": 0, "seq": 3},
+            "/v1/queue": {"now_ms": 1_000},
+        }
+        return answers[path]
 
     @contextmanager
     def lines(self, path: str, **params: Any) -> Iterator[Iterator[str]]:
