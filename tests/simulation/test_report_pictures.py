@@ -4,6 +4,8 @@ from typing import Any
 
 import pytest
 
+from penstock.charts.plots import DAY_S, LEGEND_CHARACTERS, WIDTH, duration_domain
+from penstock.charts.plots import legend as legend_of
 from penstock.charts.render import html
 from penstock.charts.report import Page
 from penstock.model.external_events import JobCancelRequested
@@ -88,3 +90,67 @@ def test_tools_of_a_chart_show_on_hover_alone() -> None:
     style = text.partition("<style>")[2].partition("</style>")[0]
     assert ".chart.vega-embed summary { opacity: 0; }" in style
     assert ".chart.vega-embed:hover summary, .chart.vega-embed:focus-within summary { opacity: 1; }" in style
+
+
+def test_jobs_of_a_cell_are_called_by_their_names() -> None:
+    """Ids of a cell are random letters: who looks at the chart knows the name; a name that two jobs have is no answer."""
+    placer = HandPlacer()
+    placer.join(node_spec("n0", 4))
+    for job_id, name in (("k1", "digits"), ("k2", "sweep"), ("k3", "sweep")):
+        placer.submit(job_id, spec=JobSpec(command=("true",), name=name))
+        placer.start(job_id)
+    placer.submit("waits", gpus=4)
+    timeline = Timeline()
+    for value in placer.values:
+        timeline.take(value)
+    timeline.until(placer.now_ms + 60_000)
+    found = {section.key: section for section in sections([series_of(timeline)])}
+    assert "queue" in found, "a job waits, although none has finished"
+    chart: Any = found["gantt"].drawings[0].panels[0].chart
+    spec = chart.to_dict()
+    bars = next(rows for rows in spec["datasets"].values() if rows and "group" in rows[0])
+    assert {bar["job"]: bar["name"] for bar in bars} == {"k1": "digits", "k2": "sweep k2", "k3": "sweep k3"}
+    assert {bar["end"] for bar in bars} == {"still running"}
+    assert spec["layer"][1]["encoding"]["color"]["scale"]["domain"] == ["digits", "sweep k2", "sweep k3"]
+
+
+def test_long_names_fit_above_the_chart_and_are_told_apart() -> None:
+    """Owners by their departments' addresses: the legend was twice as wide as the chart, and all labels were the same."""
+    department = "very-long-name-of-a-department.example.org-"
+    jobs = [one._replace(owner=f"{department}{number % 7}") for number, one in enumerate(BUSY)]
+    groups, legend = gantt_of(jobs)
+    assert legend is not None
+    assert len(set(groups)) == 7
+    assert all(len(label) <= LEGEND_CHARACTERS for label in legend)
+    for names in ([*legend], [department * 3], ["a"] * 9, []):
+        columns = legend_of(names).to_dict()["columns"]
+        longest = min(LEGEND_CHARACTERS, max(map(len, names), default=0))
+        assert 1 <= columns <= 5
+        assert columns == 1 or columns * 7 * longest < WIDTH
+
+
+@pytest.mark.parametrize(
+    ("low_s", "high_s", "shown"),
+    [
+        (62.0, 124.0, (60, 300)),
+        (45.0, 90.0, (30, 120)),
+        (9e7, 2e8, (1_000 * DAY_S, 2e8)),
+        (1.0, 40_000.0, (1.0, 40_000.0)),
+    ],
+)
+def test_a_short_axis_of_time_goes_from_tick_to_tick(
+    low_s: float, high_s: float, shown: tuple[float, float]
+) -> None:
+    """Four trainings of two minutes had an axis with one label, and a line along its edge."""
+    assert duration_domain(low_s, high_s) == shown
+
+
+@pytest.mark.parametrize("waiting", [1, 3])
+def test_few_waiting_jobs_are_counted_whole(waiting: int) -> None:
+    """One job waits for the other: half a waiting job stood on the axis."""
+    jobs = [TraceJob(f"j{number}", number, 60.0, 8) for number in range(waiting + 1)]
+    found = sections([series_of(watched(jobs, "fifo", "1x8")[1])])
+    chart: Any = next(section for section in found if section.key == "queue").drawings[0].panels[0].chart
+    axis = chart.to_dict()["layer"][0]["encoding"]["y"]
+    assert axis["axis"]["values"] == list(range(waiting + 1))
+    assert axis["scale"]["domain"] == [0, waiting]

@@ -18,7 +18,10 @@ CATEGORICAL = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00",
 DASHES = ((1, 0), (7, 4), (2, 2), (8, 3, 2, 3))
 """Once the colours are used up: solid, dashed, dotted, both."""
 WIDTH = 800  # px; a page stretches single charts to its own width
+MAX_LEGEND_COLUMNS = 5
+LEGEND_CHARACTERS, LEGEND_CHARACTER_PX, LEGEND_SYMBOL_PX = 34, 7, 34  # longest label, and what it takes
 COARSE_FROM = 100.0  # ratio of the ends of a logarithmic axis of time from which on it has fewer ticks
+MIN_TICKS = 3
 MINUTE_S, HOUR_S, DAY_S = 60, 3_600, 86_400
 COARSE_S = (
     0.001,
@@ -58,7 +61,10 @@ def theme(*, dark: bool = False) -> dict[str, Any]:
         "font": "DejaVu Sans, Verdana, system-ui, sans-serif",
         "view": {"stroke": None},
         "axis": {**axis, "labelFontSize": 11, "titleFontSize": 12, "titleFontWeight": "normal", "titlePadding": 8},
-        "legend": {"orient": "top", "title": None, "labelColor": ink, "labelFontSize": 12, "labelLimit": 260, "columns": 5},
+        "legend": {
+            "orient": "top", "title": None, "labelColor": ink, "labelFontSize": 12, "labelLimit": 260, "columns": MAX_LEGEND_COLUMNS,
+            "titleColor": faint, "titleFontSize": 12, "titleFontWeight": "normal",
+        },
         "title": {
             "color": ink, "subtitleColor": faint, "fontSize": 15, "subtitleFontSize": 11, "subtitlePadding": 6,
             "anchor": "start", "frame": "bounds", "offset": 12, "subtitleLineHeight": 15,
@@ -103,10 +109,29 @@ def duration_text(seconds: str) -> str:
     return f"({steps}format({seconds} * 1000, '.3~g') + ' ms')"
 
 
+def duration_domain(low_s: float, high_s: float) -> tuple[float, float]:
+    """Of a logarithmic scale in seconds: as it is, or where fewer than `MIN_TICKS` lie in it, from tick to tick."""
+    if sum(low_s <= tick <= high_s for tick in _ticks(low_s, high_s)) >= MIN_TICKS:
+        return low_s, high_s
+    below = [tick for tick in FINE_S if tick <= low_s]
+    above = [tick for tick in FINE_S if tick >= high_s]
+    return max(below, default=low_s), min(above, default=high_s)
+
+
+def _ticks(low_s: float, high_s: float) -> Sequence[float]:
+    return FINE_S if high_s < COARSE_FROM * low_s else COARSE_S
+
+
 def duration_axis(title: str | None, low_s: float, high_s: float) -> alt.Axis:
     """Of a logarithmic scale in seconds; ticks outside its domain are not drawn."""
-    values = FINE_S if high_s < COARSE_FROM * low_s else COARSE_S
-    return alt.Axis(title=title, values=list(values), labelExpr=duration_text("datum.value"))
+    return alt.Axis(title=title, values=list(_ticks(low_s, high_s)), labelExpr=duration_text("datum.value"))
+
+
+def legend(names: Sequence[str], **more: Any) -> alt.Legend:
+    """Above the chart, in as many columns as its width holds."""
+    longest = min(LEGEND_CHARACTERS, max((len(name) for name in names), default=0))
+    wide = LEGEND_SYMBOL_PX + LEGEND_CHARACTER_PX * longest
+    return alt.Legend(columns=min(MAX_LEGEND_COLUMNS, max(1, WIDTH // wide)), **more)
 
 
 class Series(NamedTuple):
@@ -131,20 +156,20 @@ def lines(series: Sequence[Series], x: alt.X, y: alt.Y, hover: str, *, height: i
         x=np.concatenate([one.x for one in series]),
         y=np.concatenate([one.y for one in series]),
     )
-    legend = alt.Legend(symbolType="stroke", symbolSize=300) if len(series) > 1 else None
+    shown = legend(names, symbolType="stroke", symbolSize=300) if len(series) > 1 else None
 
     def scale(values: Sequence[Any]) -> alt.Scale:
         return alt.Scale(type="ordinal", domain=names, range=values)  # a width has a point scale otherwise
 
     base = alt.Chart(data).transform_calculate(text=hover).encode(x=x, y=y)
     drawn = base.mark_line(interpolate="step-after", clip=True).encode(
-        color=alt.Color("series:N", scale=scale([one.colour for one in series]), legend=legend),
-        strokeDash=alt.StrokeDash("series:N", scale=scale([list(one.dash) for one in series]), legend=legend),
-        strokeWidth=alt.StrokeWidth("series:N", scale=scale([one.width for one in series]), legend=legend),
+        color=alt.Color("series:N", scale=scale([one.colour for one in series]), legend=shown),
+        strokeDash=alt.StrokeDash("series:N", scale=scale([list(one.dash) for one in series]), legend=shown),
+        strokeWidth=alt.StrokeWidth("series:N", scale=scale([one.width for one in series]), legend=shown),
     )
     nearest = alt.selection_point(nearest=True, on="pointerover", clear="pointerout", empty=False)
     points = base.mark_circle(size=60, clip=True, opacity=0).encode(
-        color=alt.Color("series:N", scale=scale([one.colour for one in series]), legend=legend),
+        color=alt.Color("series:N", scale=scale([one.colour for one in series]), legend=shown),
         opacity=alt.condition(nearest, alt.value(1), alt.value(0)),
         tooltip=[alt.Tooltip("series:N", title=" "), alt.Tooltip("text:N", title="  ")],
     )

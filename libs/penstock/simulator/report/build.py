@@ -67,7 +67,7 @@ def report_of(
         command=background.command,
         remarks=[f"{label}: {text}" for label, text in background.assumptions],
         sections=_sections(
-            table, _note(len(standings) > 1, repeated), series, made_of, _assumed(background, series)
+            table, _note(len(standings) > 1, repeated), series, made_of, _assumed(background, f"Seed {series[0].seed}.")
         ),
         warning=warning,
         facts=ledgers if len(ledgers) <= MAX_UNFOLDED else (),
@@ -103,7 +103,7 @@ def ledger_report(
             "Times are of the ledger's clock.",
             [series],
             made_of,
-            _assumed(background, [series]),
+            _assumed(background),
         ),
         facts=[(f"{series.name}, seed {series.seed}", f"ledger {digest}")] if digest else (),
     )
@@ -128,10 +128,10 @@ def _sections(
     ]
 
 
-def _assumed(background: Background, series: Sequence[RunSeries]) -> str:
+def _assumed(background: Background, *more: str) -> str:
     """For a picture that is looked at alone."""
     sentences = [f"{label}: {text}" for label, text in background.assumptions if label in SHOWN_BELOW]
-    return " ".join([*sentences, f"Seed {series[0].seed}."] if sentences else [])
+    return " ".join([*sentences, *more] if sentences else [])
 
 
 def _latencies(runs: Sequence[RunSeries]) -> Sequence[Section]:

@@ -1,7 +1,7 @@
 """Chart definitions of a simulator's report: load, queue, distributions, Gantt chart, utilisation per node, latencies."""
 
 from collections.abc import Callable, Mapping, Sequence
-from math import inf
+from math import ceil, inf
 from typing import NamedTuple
 
 import altair as alt
@@ -10,10 +10,13 @@ import numpy as np
 from penstock.charts.plots import (
     CATEGORICAL,
     DASHES,
+    LEGEND_CHARACTERS,
     WIDTH,
     Series,
     duration_axis,
+    duration_domain,
     duration_text,
+    legend,
     lines,
     table,
     zoom,
@@ -63,7 +66,9 @@ def sections(runs: Sequence[RunSeries], assumed: str = "") -> list[Section]:
     """All charts in the order of the page. `assumed`: stands below completion times, which are looked at alone."""
     unit = time_unit(max(run.end_s for run in runs))
     detailed = runs[:MAX_DETAILED]
-    waited = any(len(run.jct_s) for run in runs) and any(run.waited for run in runs)
+    waited = any(run.waited for run in runs) and any(
+        len(run.jct_s) or _waiting_s(run) >= MIN_S for run in runs
+    )
 
     def each(
         key: str,
@@ -168,14 +173,21 @@ def _load(runs: Sequence[RunSeries], unit: TimeUnit) -> Section:
     return Section("load", "How busy the GPUs are", caption, [Drawing([Panel(chart)], note)])
 
 
+def _waiting_s(run: RunSeries) -> float:
+    """Seconds that jobs waited, all together."""
+    return float(run.waiting.value[:-1] @ np.diff(run.waiting.at_s))
+
+
 def _queue(runs: Sequence[RunSeries], unit: TimeUnit) -> Section:
     series = [
         Series(run.name, run.waiting.at_s / unit.seconds, run.waiting.value, *colour_of(index))
         for index, run in enumerate(runs)
     ]
     largest = max(float(run.waiting.value.max(initial=0.0)) for run in runs)
-    axis = alt.Axis(tickMinStep=1) if largest <= FEW_JOBS else alt.Axis()
-    y = alt.Y("y:Q", title="waiting jobs", axis=axis)
+    y = alt.Y("y:Q", title="waiting jobs")
+    if largest <= FEW_JOBS:
+        most = max(1, ceil(largest))
+        y = y.axis(values=list(range(most + 1)), format="d").scale(domain=[0, most], nice=False)
     caption = "Length of the queue: where the line is at zero, no job waits."
     chart = lines(series, _time_axis(unit), y, f"format(datum.y, ',.3~r') + ' waiting'{_at(unit)}")
     return Section("queue", "How many jobs wait", caption, [Drawing([Panel(chart)], _averaged(runs))])
@@ -221,7 +233,8 @@ def _distribution(
         series.append(Series(run.name, np.maximum(curve.at_s, MIN_S), curve.value, *colour_of(index)))
     if not series:
         return None
-    scale = alt.Scale(type="log", nice=False, domain=[min(low_s, high_s / 2), high_s])
+    low_s, high_s = duration_domain(min(low_s, high_s / 2), high_s)
+    scale = alt.Scale(type="log", nice=False, domain=[low_s, high_s])
     x = alt.X("x:Q", scale=scale, axis=duration_axis(f"{axis} (logarithmic)", low_s, high_s))
     hover = f"format(datum.y, '.1%') + ' within ' + {duration_text('datum.x')}"
     chart = lines(series, x, _share_axis("share of finished jobs"), hover)
@@ -254,16 +267,25 @@ def _groups(run: RunSeries) -> Groups:
     owners = [note.owner for note in run.jobs.values()]
     if len(set(owners)) > 1:
         frequent = sorted(set(owners), key=lambda owner: (-owners.count(owner), owner))[: len(PALETTE)]
-        colours = dict(zip(sorted(frequent), PALETTE, strict=False))
-        groups = [note.owner if note.owner in colours else "other" for note in notes]
+        short = _shortened(frequent)
+        colours = {short[owner]: colour for owner, colour in zip(sorted(frequent), PALETTE, strict=False)}
+        groups = [short.get(note.owner, "other") for note in notes]
         return Groups("owner", groups, {**colours, **({"other": OTHERS} if "other" in groups else {})})
     if len(run.jobs) <= len(PALETTE):
-        ids = sorted(note.job_id for note in run.jobs.values())
-        return Groups("job", [note.job_id for note in notes], dict(zip(ids, PALETTE, strict=False)))
+        labels = sorted(note.label for note in run.jobs.values())
+        short = _shortened(labels)
+        colours = {short[label]: colour for label, colour in zip(labels, PALETTE, strict=False)}
+        return Groups("job", [short[note.label] for note in notes], colours)
     turns = {str(turn): colour for turn, colour in enumerate(PALETTE)}
     return Groups(
         "job, in turn", [str(int(job) % len(PALETTE)) for job in run.gantt.job], turns, legend=False
     )
+
+
+def _shortened(names: Sequence[str]) -> Mapping[str, str]:
+    """Long names without their middle: begin and end tell them apart; all whole, where they would not."""
+    short = {name: name if len(name) <= LEGEND_CHARACTERS else f"{name[:20]}…{name[-12:]}" for name in names}
+    return short if len(set(short.values())) == len(short) else {name: name for name in names}
 
 
 def _gantt(run: RunSeries) -> Chart:
@@ -277,6 +299,7 @@ def _gantt(run: RunSeries) -> Chart:
         0.6 * gantt.height, gantt.height - 0.14
     )  # a little less, so that neighbours stay apart
     notes = [run.jobs[int(job)] for job in gantt.job]
+    named = any(note.label != note.job_id for note in notes)
     bars = table(
         x=gantt.start_s / unit.seconds,
         x2=gantt.end_s / unit.seconds,
@@ -290,6 +313,7 @@ def _gantt(run: RunSeries) -> Chart:
         here=gantt.height,
         node=[gantt.rows[node][0] for node in gantt.node],
         end=[_end(run, bar) for bar in range(len(notes))],
+        **({"name": [note.label for note in notes]} if named else {}),
     )
     scale = alt.Scale(domain=[value / unit.seconds for value in gantt.window_s], nice=False)
     x = alt.X("x:Q", title=f"time since the start ({unit.name})", scale=scale)
@@ -312,9 +336,9 @@ def _gantt(run: RunSeries) -> Chart:
         color=alt.Color(
             "group:N",
             scale=alt.Scale(domain=list(groups.colours), range=list(groups.colours.values())),
-            legend=alt.Legend() if groups.legend else None,
+            legend=legend(list(groups.colours)) if groups.legend else None,
         ),
-        tooltip=["job:N", "owner:N", "model:N", "size:N", "time:N", "end:N"],
+        tooltip=[*(["name:N"] if named else []), "job:N", "owner:N", "model:N", "size:N", "time:N", "end:N"],
     )
     every = -(-len(gantt.rows) // MAX_NODE_LABELS)
     nodes = table(
@@ -331,7 +355,11 @@ def _gantt(run: RunSeries) -> Chart:
     if len(notes) <= MAX_BAR_LABELS:
         width = alt.ExprRef("max(1, scale('x', datum.x2) - scale('x', datum.x) - 4)")
         texts = base.transform_calculate(x=MIDDLE_X, y=MIDDLE_Y)
-        layers.append(texts.mark_text(fill="white", fontSize=10, limit=width, clip=True).encode(text="job:N"))
+        layers.append(
+            texts.mark_text(fill="white", fontSize=10, limit=width, clip=True).encode(
+                text="name:N" if named else "job:N"
+            )
+        )
     low, high = GANTT_PX
     return alt.layer(*layers).properties(width=WIDTH, height=min(high, max(low, PX_PER_GPU * tops[-1])))
 

@@ -1,6 +1,7 @@
 """Time series and Gantt bars of one run, bounded in size: small enough for charts and to send between processes."""
 
 from array import array
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -10,7 +11,7 @@ from numpy.typing import NDArray
 
 from penstock.model.transitions import NodeStatus
 from penstock.model.types import WHOLE_GPU
-from penstock.simulator.report.timeline import SIZES, Rows, Timeline
+from penstock.simulator.report.timeline import SIZES, Job, Rows, Timeline
 from penstock.simulator.traces.jobs import Shape
 
 Reals = NDArray[np.float64]
@@ -28,6 +29,7 @@ MAX_HEAT_ROWS = 160
 HEAT_BINS = 320
 QUANTILES = (0.5, 0.9, 0.99, 1.0)
 CDF_POINTS = 600
+ID_CHARACTERS = 12  # of a job's id beside a name that several have
 MAX_DETAILED = 6  # policies with charts of their own, so that a page stays below its bound
 
 
@@ -82,6 +84,8 @@ class JobNote(NamedTuple):
     model: str
     gpus: float
     owner: str = ""
+    label: str = ""
+    """What people call it: its name, where only one job of the chart has that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,16 +180,26 @@ def series_of(
         queue_s=np.sort(np.array([job.jct_ms - job.ran_ms for job in done], dtype=np.float64)) / 1_000,
         gantt=gantt,
         heat=_heat(timeline, end_s) if gantt.left_out else None,
-        jobs={
-            int(index): JobNote(job.job_id, job.model, job.gpus, job.owner)
-            for index in np.unique(gantt.job)
-            for job in (timeline.jobs[index],)
-        },
+        jobs=_notes({int(index): timeline.jobs[index] for index in np.unique(gantt.job)}),
         waited=bool(steps["waiting"].any()),
         largest_job=max((job.gpus for job in timeline.jobs), default=0.0),
         latencies=stopwatch.latencies() if stopwatch is not None else (),
         shapes=timeline.shapes,
     )
+
+
+def _notes(jobs: Mapping[int, Job]) -> Mapping[int, JobNote]:
+    names = Counter(job.name for job in jobs.values())
+    return {
+        index: JobNote(
+            job.job_id,
+            job.model,
+            job.gpus,
+            job.owner,
+            job.name if job.name and names[job.name] == 1 else f"{job.name} {job.job_id[:ID_CHARACTERS]}".strip(),
+        )
+        for index, job in jobs.items()
+    }  # fmt: skip
 
 
 def curve_of(at_s: Reals, value: Reals, end_s: float) -> Curve:

@@ -54,6 +54,7 @@ class Job:
     model: str
     submitted_ms: int
     owner: str = ""
+    name: str = ""
     gpus: float = 0.0
     """Of the whole gang; a share of a GPU counts as such."""
     ended_ms: int = NEVER
@@ -232,7 +233,8 @@ class Timeline:
         match event:
             case external_events.JobSubmitted():
                 self._job_at[event.job_id] = len(self.jobs)
-                self.jobs.append(Job(event.job_id, event.spec.model or "", self.now_ms, event.spec.owner))
+                spec = event.spec
+                self.jobs.append(Job(event.job_id, spec.model or "", self.now_ms, spec.owner, spec.name))
                 self._sized(event.job_id)
             case JobEstimated():
                 self._sized(event.job_id)
