@@ -1,5 +1,6 @@
 """Real tasks on a real node-reporter tell how far they are and what they use; the events arrive, and nothing else."""
 
+import os
 import re
 import sys
 from dataclasses import replace
@@ -177,6 +178,20 @@ for number in range(40):
 os.write(fifo, steps(1 << 50))
 sys.exit(4)
 """
+
+
+async def test_a_line_that_is_written_at_once_is_read(node: Options, cell: Cell) -> None:
+    """On a busy machine a program may write before its shim goes on, which here waits for its log, a FIFO, and end before its start is known."""
+    log, ran = log_path(node.log_dir, "job-1", TASK), node.state_dir.parent / "ran"
+    log.parent.mkdir(parents=True)
+    os.mkfifo(log)
+    script = f"from penstock.sdk.progress import progress\nprogress(1, 1)\nopen({str(ran)!r}, 'w')"
+    await cell.order(start_order(1, sys.executable, "-c", script))
+    await eventually(ran.exists)
+    reading = os.open(log, os.O_RDONLY | os.O_NONBLOCK)
+    await finished(cell)
+    os.close(reading)
+    assert [event.done for event in steps_of(cell)] == [1]
 
 
 async def test_a_hostile_script_disturbs_nobody(node: Options, cell: Cell) -> None:

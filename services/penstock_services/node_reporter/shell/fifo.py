@@ -7,7 +7,11 @@ import stat
 from collections.abc import Callable
 from pathlib import Path
 
+from penstock_services.node_reporter.shell.ports import Key
+
 CHUNK_BYTES = 65_536  # a pipe's capacity
+
+MAX_HELD = 128  # of tasks that are being started; of those that could not be the oldest are closed
 
 logger = logging.getLogger(__name__)
 
@@ -47,3 +51,25 @@ def open_fifo(path: Path) -> Fifo | None:
         logger.warning("%s is not a FIFO any more; the task's progress is not read", path)
         return None
     return Fifo(descriptor)
+
+
+class HeldFifos:
+    """Open from before a task starts: it may write and end, and its shim with it, before its start is known here."""
+
+    def __init__(self) -> None:
+        self._held: dict[Key, Fifo] = {}
+
+    def hold(self, key: Key, path: Path) -> None:
+        self.release(key)
+        if (fifo := open_fifo(path)) is not None:
+            self._held[key] = fifo
+        if len(self._held) > MAX_HELD:
+            self.release(next(iter(self._held)))
+
+    def take(self, key: Key, path: Path) -> Fifo | None:
+        """It is the caller's from now on."""
+        return self._held.pop(key, None) or open_fifo(path)
+
+    def release(self, key: Key) -> None:
+        if (fifo := self._held.pop(key, None)) is not None:
+            fifo.close()

@@ -43,7 +43,7 @@ from penstock_services.node_reporter.shell.containers import (
     find_runtime,
 )
 from penstock_services.node_reporter.shell.faults import watch_faults
-from penstock_services.node_reporter.shell.fifo import open_fifo
+from penstock_services.node_reporter.shell.fifo import HeldFifos
 from penstock_services.node_reporter.shell.inventory import BYTES_PER_MIB, find_node, gpu_minors
 from penstock_services.node_reporter.shell.journal import Journal, JournalFailed
 from penstock_services.node_reporter.shell.ports import (
@@ -99,6 +99,7 @@ class LinuxHost:
         self._secrets = Secrets(options.secrets_dir, os.environ)
         self.archiver: Archiver | None = None
         """Set before the first task starts."""
+        self._fifos = HeldFifos()
         self._marks = {"PENSTOCK_NODE_ID": options.node_id, "PENSTOCK_STATE_DIR": str(options.state_dir)}
         """Environment variables that mark our processes."""
         self._base = base_environment(os.environ, own_environment(os.environ)) | self._marks
@@ -168,6 +169,7 @@ class LinuxHost:
         return found if found is not None and (found.task_id, found.token) == key else None
 
     def exit(self, key: Key) -> Exit | None:
+        self._fifos.release(key)
         found = read_record(self._folder(key) / "exit.json", Exit)
         if found is not None and self.archiver is not None:
             self.archiver.ended(*key)
@@ -226,6 +228,7 @@ class LinuxHost:
                 os.mkfifo(folder / PHASES, 0o600)
             if self.archiver is not None:
                 self.archiver.starting(order.job_id, order.task_id, order.token)
+        self._fifos.hold((order.task_id, order.token), folder / PHASES)
         work = None if order.workdir and order.code is None else make_folder(folder / WORK)
         self._give(folder, [folder / PHASES] if work is None else [folder / PHASES, work])
         peers = self._peers(order, folder)
@@ -350,7 +353,7 @@ class LinuxHost:
         )
 
     def progress(self, key: Key) -> ProgressStream | None:
-        return open_fifo(self._folder(key) / PHASES)
+        return self._fifos.take(key, self._folder(key) / PHASES)
 
     def set_affinity(self, key: Key, cores: Sequence[int]) -> None:
         """Threads started later inherit it from their creators."""

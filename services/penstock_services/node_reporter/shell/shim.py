@@ -172,12 +172,12 @@ class Shim:
         self._report({"event": "taken"})
         errors = os.open(f"{self._folder}/shim.err", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         os.dup2(errors, 2)
+        phases = os.open(f"{self._folder}/phases", os.O_RDWR | os.O_NONBLOCK)  # held, so that no line is lost
         failure = self._start(message)
         if failure is None:
             self._report({"event": "started", "pid": self._pid, "started_ms": self._started_ms})
         self._control.close()
         self._let_next()
-        phases = os.open(f"{self._folder}/phases", os.O_RDWR | os.O_NONBLOCK)  # held, so that no line is lost
         self._watch(self._out_read, self._output)
         self._reap_all(self._out_read, self._output)
         self._empty_group()
