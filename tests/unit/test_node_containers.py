@@ -21,12 +21,19 @@ ASKED = Container(
     ("/tasks/7/phases", "/data/run"),
     {"RANK", "LR"},
     ("GPU-1",),
+    (1000, 100),
 )
 
 
 def test_podman_keeps_the_container_in_the_tasks_namespaces() -> None:
     """A value on a command line is in `ps` for all to read: variables are named, and podman takes them from its own environment."""
-    found = command_line(Runtime("podman", "/usr/bin/podman"), ASKED)
+    line = command_line(Runtime("podman", "/usr/bin/podman", "/usr/bin/unshare"), ASKED)
+    at = line.index("/usr/bin/podman")
+    found = line[at:]
+    assert line[:at] == [
+        "/usr/bin/unshare", "--user", "--map-root-user", "--mount", "--", "env", "_CONTAINERS_USERNS_CONFIGURED=done",
+        "_CONTAINERS_ROOTLESS_UID=1000", "_CONTAINERS_ROOTLESS_GID=100",
+    ]  # fmt: skip
     assert found[:2] == ["/usr/bin/podman", "run"]
     assert found[-5:] == ["pytorch:2.5", "python", "train.py", "--lr", "0.1"]
     options = found[2:-5]
@@ -83,12 +90,20 @@ def test_a_node_uses_what_it_has_and_names_what_it_lacks(tmp_path: Path) -> None
         with pytest.raises(NotStartable, match=complaint):
             find_runtime(path, "pytorch:2.5", root=False)
     install("podman")
-    assert find_runtime(path, "pytorch:2.5", root=False) == ("podman", str(tmp_path / "podman"))
+    with pytest.raises(NotStartable, match="install util-linux"):
+        find_runtime(path, "pytorch:2.5", root=False)
+    install("unshare")
+    podman = ("podman", str(tmp_path / "podman"), str(tmp_path / "unshare"))
+    assert find_runtime(path, "pytorch:2.5", root=False) == podman
     for image in ("/images/torch.sif", "oras://registry/torch"):
         with pytest.raises(NotStartable, match="only apptainer runs"):
             find_runtime(path, image, root=False)
     install("apptainer")
-    assert find_runtime(path, "/images/torch.sif", root=False) == ("apptainer", str(tmp_path / "apptainer"))
+    assert find_runtime(path, "/images/torch.sif", root=False) == (
+        "apptainer",
+        str(tmp_path / "apptainer"),
+        "",
+    )
     assert find_runtime(path, "docker://pytorch:2.5", root=False).name == "podman"
     with pytest.raises(NotStartable, match="give its reporter --task-user"):
         find_runtime(path, "pytorch:2.5", root=True)

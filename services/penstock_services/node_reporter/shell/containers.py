@@ -26,6 +26,8 @@ class Runtime(NamedTuple):
 
     name: str
     path: str
+    unshare: str = ""
+    """Of util-linux; podman needs it."""
 
 
 class Container(NamedTuple):
@@ -38,6 +40,8 @@ class Container(NamedTuple):
     variables: Collection[str]
     gpus: Sequence[str]
     """UUIDs of real GPUs."""
+    user: tuple[int, int]
+    """Uid and gid of the task."""
 
 
 def find_runtime(path: str, image: str, *, root: bool) -> Runtime:
@@ -48,7 +52,7 @@ def find_runtime(path: str, image: str, *, root: bool) -> Runtime:
         )
     for name in (APPTAINER,) if _is_of_apptainer(image) else (PODMAN, APPTAINER):
         if (found := shutil.which(name, path=path)) is not None:
-            return Runtime(name, found)
+            return Runtime(name, found, _unshare(path) if name == PODMAN else "")
     if _is_of_apptainer(image):
         raise NotStartable(
             f"only apptainer runs {image!r}, and it is not on this node; install it, or name an image of a registry"
@@ -58,6 +62,16 @@ def find_runtime(path: str, image: str, *, root: bool) -> Runtime:
             f"docker alone is on this node: its daemon's containers would not end with their task; {INSTALL}"
         )
     raise NotStartable(f"neither podman nor apptainer is on this node; {INSTALL}")
+
+
+def _unshare(path: str) -> str:
+    """Raises `NotStartable`."""
+    found = shutil.which("unshare", path=path)
+    if found is None:
+        raise NotStartable(
+            "podman is on this node, and unshare, which it is started with, is not; install util-linux"
+        )
+    return found
 
 
 def _is_of_apptainer(image: str) -> bool:
@@ -92,8 +106,19 @@ def command_line(runtime: Runtime, asked: Container) -> list[str]:
             raise NotStartable(
                 f"{path!r} cannot be mounted in a container; give a workdir without , : and quotation marks"
             )
-    make = _podman if runtime.name == PODMAN else _apptainer
-    return [runtime.path, *make(asked), *asked.command]
+    if runtime.name == PODMAN:
+        return [*_as_container_root(runtime, asked.user), runtime.path, *_podman(asked), *asked.command]
+    return [runtime.path, *_apptainer(asked), *asked.command]
+
+
+def _as_container_root(runtime: Runtime, user: tuple[int, int]) -> list[str]:
+    """Ideal: podman makes its own user namespace. Departure: that takes the setuid `newuidmap` for a user with subordinate ids, which no
+    task can run, and a process that holds the namespace for the user's next containers, whose number means nothing in another task's
+    PID namespace. So it is made here, and podman finds itself in it, as below `podman unshare`."""
+    uid, gid = user
+    variables = {"USERNS_CONFIGURED": "done", "ROOTLESS_UID": uid, "ROOTLESS_GID": gid}
+    made = [f"_CONTAINERS_{name}={text}" for name, text in variables.items()]
+    return [runtime.unshare, "--user", "--map-root-user", "--mount", "--", "env", *made]
 
 
 def _podman(asked: Container) -> list[str]:

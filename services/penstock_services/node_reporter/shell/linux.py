@@ -272,7 +272,8 @@ class LinuxHost:
         variables = (env.keys() - self._base.keys()) | order.env.keys()
         gpus = () if virtual else order.gpu_uuids
         check_devices(runtime, gpus)
-        return command_line(runtime, Container(image, order.command, cwd, folders, variables, gpus))
+        user = (os.geteuid(), os.getegid()) if self._user is None else (self._user.uid, self._user.gid)
+        return command_line(runtime, Container(image, order.command, cwd, folders, variables, gpus, user))
 
     async def fetch(self, order: StartTask) -> None:
         await self._code.fetch(order)
