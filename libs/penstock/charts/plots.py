@@ -78,6 +78,15 @@ def theme(*, dark: bool = False) -> dict[str, Any]:
     }  # fmt: skip
 
 
+class Rows(alt.InlineData):
+    """Rows that are never changed: copies of a chart share them. Altair copies a chart for each of its methods, and every
+    cell of its data with it: most of the time that a large page took.
+    """
+
+    def __deepcopy__(self, memo: object = None) -> "Rows":
+        return self
+
+
 def table(**columns: Sequence[Any] | np.ndarray[Any, Any]) -> alt.InlineData:
     """Rows of columns of equal length; numbers with seven significant digits."""
     cells = [
@@ -88,9 +97,7 @@ def table(**columns: Sequence[Any] | np.ndarray[Any, Any]) -> alt.InlineData:
         for values in columns.values()
     ]
     with debug_mode(False):  # else every row is validated against the schema: 3 s for 20,000
-        return alt.InlineData(
-            values=[dict(zip(columns, row, strict=True)) for row in zip(*cells, strict=True)]
-        )
+        return Rows(values=[dict(zip(columns, row, strict=True)) for row in zip(*cells, strict=True)])
 
 
 def zoom(name: str = "zoom", *, y: bool = False) -> alt.Parameter:
