@@ -2,7 +2,9 @@
 
 import asyncio
 import os
+import threading
 from collections.abc import Iterable
+from contextlib import suppress
 
 from penstock.ledger.state import NodeState
 from penstock.model.transitions import NodeStatus
@@ -11,6 +13,8 @@ from penstock.runtime.this_machine import boot_id, machine_id
 from penstock.sdk.job_warnings import Doubt
 
 PATIENCE_S = 1.0  # for a folder on a network
+MAX_LOOKS = 2  # at once: one at a folder on a network that hangs may never end
+_looks = threading.BoundedSemaphore(MAX_LOOKS)
 
 
 async def absent_folders(spec: JobSpec, nodes: Iterable[NodeState]) -> list[Doubt]:
@@ -20,15 +24,32 @@ async def absent_folders(spec: JobSpec, nodes: Iterable[NodeState]) -> list[Doub
     paths = {field: path for field, path in asked.items() if path is not None and path.startswith("/")}
     if not paths or not _all_here(nodes):
         return []
-    try:
-        absent = await asyncio.wait_for(asyncio.to_thread(_absent, paths), PATIENCE_S)
-    except TimeoutError:
-        return []
+    absent = await _looked_for(paths)
     remedy = "make it, or name another one, before the job starts"
     return [
         Doubt(field, f"{path!r} is not on this machine, where all nodes are", remedy)
         for field, path in absent
     ]
+
+
+async def _looked_for(paths: dict[str, str]) -> list[tuple[str, str]]:
+    """Those that do not exist; none where that is not known in time. In a thread that no other work waits for, nor the process's end."""
+    if not _looks.acquire(blocking=False):
+        return []
+    loop = asyncio.get_running_loop()
+    answer: asyncio.Future[list[tuple[str, str]]] = loop.create_future()
+
+    def look() -> None:
+        found = _absent(paths)
+        _looks.release()
+        with suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(lambda: None if answer.done() else answer.set_result(found))
+
+    threading.Thread(target=look, name="absent-folders", daemon=True).start()
+    try:
+        return await asyncio.wait_for(answer, PATIENCE_S)
+    except TimeoutError:
+        return []
 
 
 def _all_here(nodes: Iterable[NodeState]) -> bool:

@@ -1,0 +1,44 @@
+"""Folders of a job that are not there, as the gateway warns of them at submission."""
+
+import threading
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from penstock.ledger.state import NodeState
+from penstock.model.transitions import NodeStatus
+from penstock.model.types import Environment, JobSpec
+from penstock.runtime.this_machine import boot_id, machine_id
+from penstock_services.gateway.shell import absent_folders as module
+from penstock_services.gateway.shell.absent_folders import MAX_LOOKS, absent_folders
+from tests.support.builders import node
+
+
+async def test_a_file_server_that_hangs_holds_up_a_bounded_number_of_looks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each submission looked in a thread of its own, of those that the gateway has for all its files: after some dozens it stood still."""
+    found = msgspec.structs.replace(node(), boot_id=boot_id(), machine_id=machine_id())
+    here = NodeState(found, 0, NodeStatus.READY, 0, 0, 0, 0)
+    spec = JobSpec(command=("true",), workdir=str(tmp_path), environment=Environment(venv=f"{tmp_path}/gone"))
+    assert [field for field, *_ in await absent_folders(spec, [here])] == ["environment.venv"]
+
+    server, looks, real = threading.Event(), [], module._absent
+
+    def hangs(paths: dict[str, str]) -> list[tuple[str, str]]:
+        looks.append(paths)
+        server.wait(60)
+        return real(paths)
+
+    monkeypatch.setattr(module, "_absent", hangs)
+    monkeypatch.setattr(module, "PATIENCE_S", 0.05)
+    for _ in range(2 * MAX_LOOKS):
+        assert await absent_folders(spec, [here]) == []
+    assert len(looks) == MAX_LOOKS
+    server.set()
+    for thread in threading.enumerate():
+        if thread.name == "absent-folders":
+            thread.join(30)
+    monkeypatch.setattr(module, "PATIENCE_S", 30)
+    assert len(await absent_folders(spec, [here])) == 1
