@@ -1,5 +1,7 @@
 """Real tasks on a real node-reporter tell how far they are and what they use; the events arrive, and nothing else."""
 
+import asyncio
+import fcntl
 import os
 import re
 import sys
@@ -16,10 +18,12 @@ from penstock.model import external_events
 from penstock.model.event import Event
 from penstock.model.orders import Peer
 from penstock.model.types import TaskPlacement
+from penstock.runtime.log_archive import LogArchive
 from penstock.runtime.log_keys import key_in_file
 from penstock.runtime.task_logs import log_name, log_path
 from penstock_services.node_reporter.options import IsolationChoice, Options
 from penstock_services.node_reporter.shell import archiver
+from penstock_services.node_reporter.shell.spawner import lock_state
 from tests.support import node_fixtures
 from tests.support.memory_log import MemoryBroker, MemoryLog
 from tests.support.node_cell import NODE, Cell, eventually, node_options, start_order, stop_order, working
@@ -402,6 +406,35 @@ async def test_a_tasks_output_is_served_and_copied_to_the_archive(
         await cell.until(external_events.TaskExited, task_id="job-2.1.0")
         await eventually((place / runs).exists)
         await eventually(lambda: not list((own.state_dir / "archive").iterdir()))
+
+
+async def test_nothing_is_copied_while_an_earlier_reporter_may_start_a_task(
+    options: Options, broker: MemoryBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was killed while its launcher starts a task, of which nothing is written down yet: that log is not complete."""
+    place, name = tmp_path / "archive", log_name("job-1", TASK)
+    options.state_dir.mkdir(parents=True)
+    lock = await lock_state(options.state_dir)
+    archiver.Archiver(LogArchive(place.as_uri()), options.state_dir / "archive", options.log_dir).starting(
+        "job-1", TASK, 1
+    )
+    (options.log_dir / name).parent.mkdir(parents=True)
+    (options.log_dir / name).write_text("first words\n")
+    flock, tries = fcntl.flock, []
+
+    def counted(descriptor: int, operation: int) -> None:
+        tries.append(descriptor)
+        flock(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", counted)
+    coming = working(replace(options, log_archive=place.as_uri()), MemoryLog(broker))
+    entering = asyncio.ensure_future(coming.__aenter__())
+    await eventually(lambda: len(tries) > 30)
+    assert not place.exists()
+    os.close(lock)
+    await entering
+    await eventually((place / name).exists)
+    await coming.__aexit__(None, None, None)
 
 
 async def test_a_store_that_refuses_a_node_changes_no_outcome(

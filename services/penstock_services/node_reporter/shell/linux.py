@@ -97,6 +97,8 @@ class LinuxHost:
         self.spec = msgspec.structs.replace(spec, isolation=self._isolation(why))
         self._code = CodeCache(options, options.state_dir / "code")
         self._secrets = Secrets(options.secrets_dir, os.environ)
+        self.locked = asyncio.Event()
+        """No start of an earlier reporter is under way."""
         self.archiver: Archiver | None = None
         """Set before the first task starts."""
         self._fifos = HeldFifos()
@@ -124,7 +126,9 @@ class LinuxHost:
 
     async def lock(self) -> int:
         make_folder(self.options.state_dir)
-        return await lock_state(self.options.state_dir)
+        lock = await lock_state(self.options.state_dir)
+        self.locked.set()
+        return lock
 
     def unlock(self, lock: int) -> None:
         os.close(lock)

@@ -5,7 +5,7 @@ import logging
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, suppress
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -35,6 +35,9 @@ OTHER_MACHINE = (
     "give it the former --machine-id"
 )
 MAX_WAITING_FAULTS = 256  # between two sessions
+
+if TYPE_CHECKING:
+    from penstock_services.node_reporter.shell.archiver import Archiver
 
 logger = logging.getLogger(__name__)
 
@@ -100,7 +103,7 @@ async def _serving_logs(host: LinuxHost) -> AsyncIterator[None]:
 
         archive = LogArchive(options.log_archive)
         host.archiver = Archiver(archive, options.state_dir / "archive", options.log_dir)
-        work.append(_beside(host.archiver.run(host.has_ended), "copies to the archive"))
+        work.append(_beside(_copies(host, host.archiver), "copies to the archive"))
     if options.log_key is not None or options.gateway_token_file is not None:
         from penstock_services.node_reporter.shell.log_server import NotBound, TaskLogServer
 
@@ -119,6 +122,12 @@ async def _serving_logs(host: LinuxHost) -> AsyncIterator[None]:
         for task in work:
             task.cancel()
         await asyncio.gather(*work, return_exceptions=True)
+
+
+async def _copies(host: LinuxHost, archiver: "Archiver") -> None:
+    # Before, a task whose start is under way looks like one that has ended: nothing of either is written down.
+    await host.locked.wait()
+    await archiver.run(host.has_ended)
 
 
 def _beside(work: Coroutine[Any, Any, None], what: str) -> "asyncio.Task[None]":
