@@ -175,7 +175,7 @@ PANELS: Mapping[str, Mapping[str, Entry]] = MappingProxyType({
 app = commandline.new_app(
     cls=LazyGroup,
     name="penstock",
-    help="Leads deep-learning jobs to GPUs: submit a job without saying where; see where it runs and why.",
+    help="Schedules deep-learning jobs on GPUs: submit a job without naming a node; see where it runs and why.",
     epilog="Exit codes: " + " · ".join(f"{code.value} {text}" for code, text in MEANING.items()),
     add_completion=True,
 )
