@@ -4,12 +4,14 @@ import argparse
 import math
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import orjson
 
 from penstock.runtime.csv_import import shown
+from penstock_services.estimator.core.resource_model.measurements import Runs
 from tests.papers.estimator import left_out, step_evaluation
 from tests.papers.estimator.cross_validation import (
     FEWEST_REPEATS,
@@ -122,6 +124,15 @@ def run(asked: argparse.Namespace) -> int:
                 report(f"  {count} × {reason} (first: {first})")
         if file is not None and file.ignored:
             report(f"{path}: columns that are not looked at: {', '.join(map(shown, file.ignored))}")
+    if against is not None:
+        count = len(against.runs)
+        against = unseen(read, against)
+        if twice := count - len(against.runs):
+            report(f"{twice} runs of {asked.against} are in {asked.data} too and are not asked")
+        if not len(against.runs):
+            return refuse(
+                f"nothing is left to ask about: {asked.data} has all runs of {asked.against}; name newer ones"
+            )
     models = list(dict.fromkeys(asked.model or ("penstock", "liquid")))
     try:
         found = {name: figures(name, read, against, asked.split, asked.seeds) for name in models}
@@ -164,6 +175,21 @@ def run_left_out(asked: argparse.Namespace) -> int:
             "\n`above`: over the upper end, which of GPU memory is the promise. Nothing was learned from the group."
         )
     return OK
+
+
+def unseen(read: Read, against: Read) -> Read:
+    """`against` without the runs that `read` holds, line for line: what taught a model does not judge it."""
+
+    def lines(runs: Runs) -> list[str]:
+        labels = sorted(runs.labels.items())
+        return [
+            f"{task} {[(name, float(column[row])) for name, column in labels]}"
+            for row, task in enumerate(runs.tasks)
+        ]
+
+    taught = set(lines(read.runs))
+    new = np.array([line not in taught for line in lines(against.runs)], dtype=np.bool_)
+    return replace(against, runs=against.runs.pick(new))
 
 
 def refuse(text: str) -> int:

@@ -12,6 +12,7 @@ from penstock_services.estimator.core.resource_model.measurements import (
     THROUGHPUT,
     UTILISATION,
     UTILISATION_STD,
+    Runs,
 )
 from tests.papers.estimator.__main__ import main
 from tests.papers.estimator.run_files import BadData, read_runs
@@ -23,16 +24,18 @@ HEADER = "gpu,num_gpu,workload,precision,batch_cfg,gmem_max_mib,util_mean,util_s
 @pytest.fixture(scope="module")
 def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The small cluster's runs as a file."""
-    runs = cluster.runs()
+    path = tmp_path_factory.mktemp("data") / "runs.csv"
+    path.write_text("\n".join([HEADER, *lines_of(cluster.runs()), ""]))
+    return path
+
+
+def lines_of(runs: Runs) -> list[str]:
     labels = [runs.labels[name] for name in (MEMORY, UTILISATION, UTILISATION_STD, THROUGHPUT)]
-    lines = [
+    return [
         f"{task.gpu},{task.gpus:.0f},{task.model},{task.precision},{task.batch_size:.0f},"
         + ",".join(f"{column[row]:.6g}" for column in labels)
         for row, task in enumerate(runs.tasks)
     ]
-    path = tmp_path_factory.mktemp("data") / "runs.csv"
-    path.write_text("\n".join([HEADER, *lines, ""]))
-    return path
 
 
 def test_it_shows_figures_for_people_and_for_programs(
@@ -55,17 +58,21 @@ def test_it_shows_figures_for_people_and_for_programs(
 def test_our_model_is_judged_on_other_runs_with_its_intervals(
     table: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Trained on the history, judged on this week's runs."""
+    """Trained on the history, judged on this week's runs; last week's, which an export has once more, judge nothing."""
     other = tmp_path / "week"
     other.mkdir()
-    lines = table.read_text().splitlines()
-    (other / "monday.csv").write_text("\n".join([lines[0], *lines[1:70]]))
-    (other / "tuesday.csv").write_text("\n".join([lines[0], *lines[70:]]))
+    old, lines = table.read_text().splitlines()[1:], lines_of(cluster.runs(seed=1))
+    (other / "monday.csv").write_text("\n".join([HEADER, *lines[:70], *old[:9]]))
+    (other / "tuesday.csv").write_text("\n".join([HEADER, *lines[70:]]))
     assert main([str(table), "--against", str(other), "--model", "penstock", "-o", "json"]) == 0
-    memory = orjson.loads(capsys.readouterr().out)["models"]["penstock"]["gpu_memory_mib"]
-    assert memory["r2"]["mean"] > 0.99
-    assert memory["runs"]["mean"] == len(lines) - 1
+    printed = capsys.readouterr()
+    assert f"9 runs of {other} are in {table} too and are not asked" in printed.err
+    memory = orjson.loads(printed.out)["models"]["penstock"]["gpu_memory_mib"]
+    assert memory["r2"]["mean"] > 0.98
+    assert memory["runs"]["mean"] == len(lines)
     assert memory["coverage"]["mean"] > 0.8
+    assert main([str(table), "--against", str(table), "--model", "linear"]) == 2
+    assert f"nothing is left to ask about: {table} has all runs of {table}" in capsys.readouterr().err
 
 
 def test_bad_runs_are_rejected_with_their_reason(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
