@@ -165,6 +165,32 @@ def test_near_misses(trace: Path, header: str, found: list[str]) -> None:
     assert problems(trace, header + "\n") == found
 
 
+@pytest.mark.parametrize("shape", ["csv", "json"])
+def test_a_run_time_may_be_two_moments(trace: Path, shape: str, capfd: pytest.CaptureFixture[str]) -> None:
+    """A database has start and end of each job and no run time: the option that subtracts them is in the message."""
+    rows = [("a", "08:00:00", "08:01:00", "08:03:30"), ("b", "08:00:30", "08:04:00", "08:04:00")]
+    jobs = [
+        {"job_id": name, "submit_s": f"2026-03-01 {at}", "start_time": f"2026-03-01 {begun}", "end-time": f"2026-03-01 {done}", "gpus": 4}
+        for name, at, begun, done in rows
+    ]  # fmt: skip
+    lines = [",".join(jobs[0]), *(",".join(map(str, job.values())) for job in jobs)]
+    trace.write_text(
+        json.dumps(jobs) if shape == "json" else "\n".join(lines).replace("end-time", "end_time")
+    )
+    end = "end-time" if shape == "json" else "end_time"
+    option = f"--columns duration_s={end}-start_time"
+    assert penstock("simulate", str(trace)) == 2
+    if shape == "csv":
+        assert f"our own CSV is one rename away: {option}" in capfd.readouterr().err
+    read = read_trace(trace, columns={"duration_s": f"{end}-start_time"}, skip_bad=True)
+    assert read.jobs == [TraceJob("a", 0, 150, 4)]
+    assert read.left_out == []
+    [bad] = read.skipped
+    assert (bad.column, bad.text) == (end, "2026-03-01 08:04:00 lies not after start_time")
+    renames = {"duration_s": f"{end}-start_time", "submit_s": "start_time"}
+    assert read_trace(trace, columns=renames, skip_bad=True).jobs == [TraceJob("a", 0, 150, 4)]
+
+
 @pytest.mark.parametrize(
     ("option", "message"),
     [

@@ -81,7 +81,8 @@ Columns = Annotated[
     str | None,
     typer.Option(
         metavar="OURS=THEIRS,…",
-        help="Read a file as our own CSV whose columns have other names, as in submit_s=submit_time,gpus=num_gpu.",
+        help="Read a file as our own CSV whose columns have other names, as in submit_s=submit_time,gpus=num_gpu; "
+        "duration_s=end_time-start_time where it has no run time.",
     ),
 ]
 

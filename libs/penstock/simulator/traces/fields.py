@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from urllib.parse import unquote
 
 from penstock.model.types import MAX_JOB_ID_CHARS
-from penstock.runtime.csv_import import Row
+from penstock.runtime.csv_import import Row, shown
 from penstock.simulator.traces.jobs import Stages, TraceJob
 
 MAX_GANG_GPUS = 4_096  # 256 workers of 16 GPUs: the largest gang there can be
@@ -105,6 +105,18 @@ def moment(per: float = 1.0) -> Parse:
 def span(per: float = 1.0) -> Parse:
     """A length of time > 0, in the same forms."""
     return lambda row, column: row.span_s(column, above=0, per=per)
+
+
+def span_from(start: str) -> Parse:
+    """The time from the moment in column `start` to the one in the field's own, > 0."""
+
+    def parse(row: Row, column: str) -> float:
+        passed_s = row.moment_s(column) - row.moment_s(start)
+        if row.problems or passed_s > 0:
+            return passed_s
+        return row.bad(column, f"{shown(row.text(column))} lies not after {start}", 0.0)
+
+    return parse
 
 
 def unknown_time(row: Row, column: str) -> float:

@@ -14,6 +14,11 @@ OTHER_UNIT = re.compile(
     r"(?:_|\b)(?:ms|msec|millis|us|ns|min|mins|minutes?|hours?|h|days?)$|Millis$", re.IGNORECASE
 )
 NOT_LETTERS = re.compile(r"[^a-z0-9]")
+PLAIN = {
+    "start": re.compile(r"(?i)start(?:ed)?_?(?:at|time|s|ts)?"),
+    "end": re.compile(r"(?i)(?:end|finish|complet)(?:ed|ion)?_?(?:at|time|s|ts)?"),
+}
+"""Names of moments whose difference is a run time."""
 COUNTED = ("", "one rename", "two renames", "three renames", "four renames")
 SYNONYMS: Mapping[str, Sequence[str]] = MappingProxyType(
     {
@@ -54,6 +59,11 @@ def near_misses(columns: Sequence[str]) -> Sequence[Problem]:
         if found is not None:
             renames[ours] = found
             free.remove(found)
+    start, end = (
+        next((name for name in free if PLAIN[what].fullmatch(name)), "") for what in ("start", "end")
+    )
+    if "duration_s" not in renames and "duration_s" in missing and start and end:
+        renames["duration_s"] = f"{end}-{start}"
     missing = [name for name in missing if name not in renames]
     problems: list[Problem] = []
     if renames:

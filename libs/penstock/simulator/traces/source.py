@@ -15,7 +15,7 @@ from penstock.simulator.traces.batch_systems import (
     kubernetes_name,
     kubernetes_values,
 )
-from penstock.simulator.traces.fields import Format
+from penstock.simulator.traces.fields import Format, span_from
 from penstock.simulator.traces.formats import FORMATS, NEEDED
 from penstock.simulator.traces.guessing import near_misses
 
@@ -25,6 +25,7 @@ BY_COLUMN = 'JSON column by column: write it by line, in pandas as to_json(orien
 STEPS_COLUMN = "total_steps"  # of the formats without a header, a number
 SAFE = ":/+,;@()[]~"  # in labels: `formats.py` unquotes the rest
 SACCT, KUBERNETES = "sacct", "kubernetes"
+DURATION = "duration_s"  # that a file may have as two moments
 
 
 class Source(NamedTuple):
@@ -73,8 +74,8 @@ def open_source(path: Path, renames: Mapping[str, str] = MappingProxyType({})) -
     if len(columns) == 1 and "JobID" in first.split():
         message = f"sacct's output as a table for people is not read: {SACCT_COMMAND}"
         raise BadFile(str(path), [Problem(1, "", message)])
-    name, named, theirs = _named(path, columns, renames)
-    return Source(name, FORMATS[name], named, _lines(text, named, delimiter), theirs)
+    name, form, named, theirs = _named(path, columns, renames)
+    return Source(name, form, named, _lines(text, named, delimiter), theirs)
 
 
 def _lines(
@@ -88,25 +89,41 @@ def _lines(
 
 def _named(
     path: Path, columns: Sequence[str], renames: Mapping[str, str]
-) -> tuple[str, Sequence[str], Mapping[str, str]]:
+) -> tuple[str, Format, Sequence[str], Mapping[str, str]]:
     """The format of a file with these columns, their names there, and what the file calls those that differ."""
     if renames:
-        columns, theirs = _renamed(path, columns, renames)
-        if FORMATS["csv"].lacks(columns):
-            raise BadFile(str(path), near_misses(columns) or [_no_format()])
-        return "csv", columns, theirs
+        ends = _difference(renames.get(DURATION, ""), columns)
+        some = {ours: theirs for ours, theirs in renames.items() if ours != DURATION or ends is None}
+        found, theirs = _renamed(path, columns, some)
+        form = FORMATS["csv"]
+        if ends is not None:
+            end, start = (found[columns.index(name)] for name in ends)
+            needed = tuple(name for name in form.columns if name != DURATION)
+            fields = {**form.fields, DURATION: (end, span_from(start))}
+            form = form._replace(columns=(*needed, end, start), fields=fields)
+        if form.lacks(found):
+            raise BadFile(str(path), near_misses(found) or [_no_format()])
+        return "csv", form, found, theirs
     for name, form in FORMATS.items():
         if form.header and not form.lacks(columns):
-            return name, columns, {}
+            return name, form, columns, {}
     small = [column.lower() for column in columns]
     if "jobid" in small or "jobidraw" in small:
         missing = FORMATS[SACCT].lacks(small)
         if not missing:
-            return SACCT, small, dict(zip(small, columns, strict=True))
+            return SACCT, FORMATS[SACCT], small, dict(zip(small, columns, strict=True))
         if "JobID" in columns or "JobIDRaw" in columns:
             lacking = ", ".join(SACCT_NAMES[name] for name in missing)
             raise BadFile(str(path), [Problem(1, "", f"format sacct lacks {lacking}: {SACCT_COMMAND}")])
     raise BadFile(str(path), near_misses(columns) or [_no_format()])
+
+
+def _difference(text: str, columns: Sequence[str]) -> tuple[str, str] | None:
+    """The two columns of `end_time-start_time`; None where a column is called so, or no two are."""
+    if text in columns:
+        return None
+    cuts = ((text[:place], text[place + 1 :]) for place, mark in enumerate(text) if mark == "-")
+    return next(((end, start) for end, start in cuts if end in columns and start in columns), None)
 
 
 def _no_format() -> Problem:
@@ -145,7 +162,7 @@ def _json_source(path: Path, text: str, renames: Mapping[str, str]) -> Source:
         raise BadFile(str(path), [Problem(0, "", f"sacct --json is not read: {SACCT_COMMAND}")])
     if not columns:
         raise BadFile(str(path), [Problem(0, "", "no job in it")])
-    name, named, theirs = _named(path, columns, renames)
+    name, form, named, theirs = _named(path, columns, renames)
     ours = dict(zip(columns, named, strict=True))
 
     def rows(problems: list[Problem]) -> Iterator[Row]:
@@ -156,7 +173,7 @@ def _json_source(path: Path, text: str, renames: Mapping[str, str]) -> Source:
             else:
                 problems.append(Problem(number, "", "not an object", unit))
 
-    return Source(name, FORMATS[name], named, rows, theirs, unit)
+    return Source(name, form, named, rows, theirs, unit)
 
 
 Items = list[tuple[int, Any]] | tuple[tuple[int, Any], ...]
