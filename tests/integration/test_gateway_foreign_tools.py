@@ -10,6 +10,7 @@ import pytest
 import pytest_asyncio
 from cloudevents.core.bindings.http import HTTPMessage, to_binary_event, to_structured_event
 from cloudevents.core.v1.event import CloudEvent
+from jsonschema import Draft202012Validator
 
 from penstock.model.external_events import JobSubmitted
 from penstock.model.topics import Topic
@@ -71,9 +72,32 @@ async def test_the_official_sdk_hands_in_events_in_both_modes(cell: Cell) -> Non
     assert await post(to_binary_event(made("bare"))) == 202
     assert await post(to_binary_event(made("typed", datacontenttype="application/json"))) == 202
     assert await post(to_structured_event(made("structured"))) == 202
+    assert (
+        await post(to_structured_event(made("newer-unicode", subject="\u20fe"))) == 202
+    )  # unassigned in Python 3.11
+    assert await post(to_structured_event(made("turned", subject="\u202e"))) == 400
     written = [event.data for event in await cell.written(Topic.JOBS)]
     assert [event.job_id for event in written if isinstance(event, JobSubmitted)] == [
         "bare",
         "typed",
         "structured",
+        "newer-unicode",
     ]
+
+
+async def test_the_document_names_what_an_environment_may_be(cell: Cell) -> None:
+    """A client made from the document sent a relative `venv`, which the schema allowed and the gateway refuses."""
+    schema = (await cell.http.get("/openapi.json")).json()["components"]["schemas"]["Environment"]
+    for environment in (
+        {"venv": "/opt/v"},
+        {"conda": "train", "venv": None},
+        {"container": "img:1"},
+        {"venv": "v"},
+        {"conda": "-n"},
+        {"container": ""},
+        {"venv": "/opt/v", "conda": "train"},
+        {},
+    ):
+        job = {"command": ["true"], "environment": environment}
+        accepted = (await cell.http.post("/v1/jobs", json=job)).status_code == 202
+        assert accepted == Draft202012Validator(schema).is_valid(environment), environment

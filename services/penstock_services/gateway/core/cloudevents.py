@@ -4,6 +4,7 @@ Both become an `Envelope`, validated strictly: a typo in a field name is an erro
 readers of the log ignore what they do not know (style 5).
 """
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,6 +19,10 @@ from penstock.model.validation import checked_json
 from penstock_services.gateway.core.problems import BadField, Problem, bad_fields, from_event_error, invalid
 from penstock_services.gateway.core.submission import read_json
 
+CONTROLS = r"\u0000-\u001f\u007f-\u009f\u2028-\u202e\u2066-\u2069\ufdd0-\ufdef\ufffe\uffff"
+"""What no attribute may hold, as a character class: what CloudEvents refuses in a String, and characters that break or turn
+a line. No class of Unicode's, such as `str.isprintable`: two libraries know two versions of those."""
+CONTROL = re.compile(f"[{CONTROLS}\\ud800-\\udfff]")
 STRUCTURED = "application/cloudevents+json"
 BATCHED = "application/cloudevents-batch+json"
 MAX_BATCH_EVENTS = 256
@@ -88,7 +93,7 @@ def _envelope(attributes: Mapping[str, str | None], value: bytes, prefix: str) -
     wrong += [
         BadField(f"{prefix}{name}", "holds control characters", "remove them")
         for name, text in attributes.items()
-        if text is not None and not text.isprintable()
+        if text is not None and CONTROL.search(text)
     ]
     type_name = attributes.get("type") or ""
     model = REGISTRY.get(type_name)

@@ -18,10 +18,15 @@ from penstock.model.external_events import (
 from penstock.model.json_schema import json_schema
 from penstock.model.topics import Topic
 from penstock.model.types import MAX_JOB_ID_CHARS, JobSpec, Value
-from penstock_services.gateway.core.cloudevents import ATTRIBUTES, EXTENSIONS, MAX_ATTRIBUTE_CHARS
+from penstock_services.gateway.core.cloudevents import (
+    ATTRIBUTES,
+    CONTROLS,
+    EXTENSIONS,
+    MAX_ATTRIBUTE_CHARS,
+)
 from penstock_services.gateway.core.problems import CONTENT_TYPE, BadField, Problem
 
-PRINTABLE = r"^[\p{L}\p{M}\p{N}\p{P}\p{S} ]*$"  # as `str.isprintable`
+PRINTABLE = f"^[^{CONTROLS}]*$"
 REFERENCE = "#/components/schemas/{model}"
 TOPICS = (Topic.JOBS, Topic.ESTIMATES, Topic.PROPOSALS)
 """Of events that are accepted from outside."""
@@ -38,6 +43,7 @@ def openapi(app: FastAPI) -> dict[str, Any]:
         schemas["CloudEvent"] = _cloud_event(schemas)
         schemas["EventData"] = {"anyOf": [data for _, data in _events(schemas)]}
         _say_rules_of_jobs(schemas["JobSpec"]["properties"])
+        schemas["Environment"]["oneOf"] = [_just(name, pattern) for name, pattern in ENVIRONMENTS.items()]
         schemas["Accepted"] = _ACCEPTED
         schemas["Problem"] = _PROBLEM
         app.openapi_schema = orjson.loads(orjson.dumps(document))
@@ -59,6 +65,17 @@ def _say_rules_of_jobs(properties: dict[str, Any]) -> None:
     command["prefixItems"] = [{**command["items"], "minLength": 1}]
     for name in ("env", "secrets"):
         properties[name]["propertyNames"] = {"pattern": "^[^=]+$"}
+
+
+ENVIRONMENTS = {"venv": "^/", "conda": "^[^-]", "container": "^[^-]"}
+"""Of these exactly one is given, and looks so."""
+
+
+def _just(name: str, pattern: str) -> dict[str, Any]:
+    """An environment that gives this and no other."""
+    others = {other: {"type": "null"} for other in ENVIRONMENTS if other != name}
+    properties = {name: {"type": "string", "pattern": pattern}, **others}
+    return {"required": [name], "properties": properties}
 
 
 def _events(schemas: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
