@@ -119,7 +119,8 @@ async def test_members_on_two_machines_are_shown_with_their_names(
             {"task": "w1", "text": "b2\n"},
         ]
         for name in ("../../secret", "w9", "/etc/passwd", "."):
-            problem(await cell.http.get("/v1/jobs/j/logs", params={"task": name}), 404)
+            missing = problem(await cell.http.get("/v1/jobs/j/logs", params={"task": name}), 404)
+            assert "its tasks are w0, w1" in missing["detail"]
         async with cell.http.stream("GET", "/v1/jobs/j/logs", params={"follow": 1}) as response:
             chunks = response.aiter_text()
             await until(chunks, "worker-0 | a2\n", "worker-1 | b1\n")

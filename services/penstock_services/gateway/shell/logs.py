@@ -38,6 +38,7 @@ MAX_AT_ONCE = 128  # members of one job that are read side by side, each over a 
 WAITING_PIECES = 16  # of these members together, each at most a chunk
 BEHIND_S = 10.0  # for the tables to hold the last attempt of a job that has ended
 MAX_MS = 1 << 53
+MAX_NAMED = 4  # tasks in a message
 
 
 class Form(StrEnum):
@@ -103,7 +104,10 @@ async def logs(
             if attempt is None
             else f"attempt {attempt}" + (f" with {task!r}" if task else "")
         )
-        raise Problem(404, "no_task", f"job {job_id} has no {what}; GET /v1/jobs/{job_id}/tasks lists them")
+        there = [one.short for one in await _members(gateway, job_id, None, attempt)]
+        named = ", ".join(there[:MAX_NAMED]) + (f", … {there[-1]}" if len(there) > MAX_NAMED else "")
+        remedy = f"its tasks are {named}" if there else f"GET /v1/jobs/{job_id}/tasks lists them"
+        raise Problem(404, "no_task", f"job {job_id} has no {what}; {remedy}")
     if follow:
         pieces = _followed(gateway, job_id, task, attempt, first, ask)
     else:
