@@ -12,7 +12,7 @@ UV := $(BIN)/uv pip install --quiet --python $(BIN)/python
 # Three test processes for two cores, each with servers of its own; the tests of one module stay together, longest first.
 PYTEST := $(BIN)/python -m pytest -n auto --dist loadscope --no-loadscope-reorder --durations 20
 
-.PHONY: help venv lock demo test pytest-command lint schemas docs bench papers faults deploy-check chaos pytorch up kafka jaeger roles clean
+.PHONY: help venv lock demo test pytest-command lint schemas docs bench papers faults wheels deploy-check chaos pytorch up kafka jaeger roles clean
 
 pytest-command:
 	@echo $(PYTEST)
@@ -57,6 +57,13 @@ papers: venv ## Every published figure that PENSTOCK_DATA lets us reproduce (an 
 
 faults: venv ## The long fault runs: more kills, more seeds than CI
 	$(BIN)/python -m pytest tests/faults -m "" --faults-scale 30
+
+wheels: venv ## Build the wheel and download what it needs into deploy/wheels (infra/deploy/README.md)
+	rm -rf deploy/wheels
+	$(BIN)/python -m hatchling build -t wheel -d deploy/wheels
+	sed -n 's/^\([a-z0-9][^ ;]*==[^ ;]*\).*/\1/p' requirements.lock > deploy/wheels/constraints.txt
+	$(BIN)/python -m pip download --quiet --only-binary :all: -d deploy/wheels -c deploy/wheels/constraints.txt $(WHEELS_FOR) \
+	  "$$(echo deploy/wheels/penstock-*.whl)[placer,estimator,projector,gateway,node-reporter,cli,s3]"
 
 deploy-check: venv ## Follow infra/deploy/README.md, block by block, on six machines made of namespaces (root, systemd; some minutes)
 	$(BIN)/python -m pytest tests/e2e/test_deploy.py -m "" -v -s

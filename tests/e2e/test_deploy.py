@@ -26,6 +26,8 @@ NAMES = ("store", "control", "gpu-1", "gpu-2", "gpu-3")
 NODES = NAMES[2:]
 WITHIN_S = 90.0
 PROGRAMS = Path("/opt/penstock/bin")
+OF_A_RELEASE = ("libs", "services", "pyproject.toml", "requirements.lock")
+FORMER, LATTER = "0.0.1", "999.0.0"
 
 T = TypeVar("T")
 
@@ -67,6 +69,9 @@ def test_what_the_page_runs_exists() -> None:
     text = "".join(block.text for block in blocks())
     for path in set(re.findall(r"infra/[\w./@-]+", text)):
         assert (REPOSITORY / path).exists(), path
+    makefile = (REPOSITORY / "Makefile").read_text()
+    for target in set(re.findall(r"^make (\S+)", text, re.MULTILINE)):
+        assert f"\n{target}: " in makefile, target
     for module in set(re.findall(r"-m (penstock[\w.]+)", text)):
         assert (REPOSITORY / "libs" / Path(*module.split("."))).with_suffix(".py").exists(), module
     for line in re.findall(r"bin/penstock (.+)", text.replace("\\\n", "")):
@@ -106,13 +111,13 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Mach
     """With what the page takes for granted: Kafka's programs, a Postgres, and Python's environment in the checkout."""
     folder = tmp_path_factory.mktemp("machines")
     with machines(NAMES, folder, REPOSITORY) as found:
-        prepare_desk(found)
+        prepare_desk(found, folder)
         prepare_store(found["store"])
         yield found
 
 
-def prepare_desk(found: dict[str, Machine]) -> None:
-    """`scp` reaches the machines by their namespaces; `.venv` is the environment of this test."""
+def prepare_desk(found: dict[str, Machine], folder: Path) -> None:
+    """`scp` reaches the machines by their namespaces; `.venv` is the environment of this test. The code is that of an older commit."""
     inits = "".join(f"  root@{name}) init={found[name].init};;\n" for name in NAMES)
     script = f"""#!/bin/bash
 set -euo pipefail
@@ -124,6 +129,25 @@ tar -C "$2" -cf - . | nsenter -t $init --all -- sh -c "umask 077; mkdir '$folder
     desk = found["desk"]
     desk.run(f"cat > /usr/local/bin/scp <<'END'\n{script}END\nchmod +x /usr/local/bin/scp")
     desk.run(f"test -e .venv || ln -s {sys.prefix} .venv; touch .venv/.ready; rm -rf deploy")
+    commit = git("log", "-1", "--format=%H~", "--", "schemas")
+    git("archive", "-o", str(folder / "former.tar"), commit, *OF_A_RELEASE)
+    desk.run(f"rm -rf {' '.join(OF_A_RELEASE)}; tar -xf /old{folder}/former.tar; {version_is(FORMER)}")
+
+
+def git(*words: str) -> str:
+    return subprocess.run(
+        ["git", "-C", str(REPOSITORY), *words], capture_output=True, text=True, check=True
+    ).stdout.strip()
+
+
+def version_is(version: str) -> str:
+    return f"sed -i 's/^__version__ = .*/__version__ = \"{version}\"/' libs/penstock/__init__.py"
+
+
+def take_the_new_version(desk: Machine) -> None:
+    """What `git pull` does. `/old`: the file system of this machine."""
+    names = " ".join(OF_A_RELEASE)
+    desk.run(f"rm -rf {names}; (cd /old{REPOSITORY} && tar -cf - {names}) | tar -xf -; {version_is(LATTER)}")
 
 
 def prepare_store(store: Machine) -> None:
@@ -150,10 +174,20 @@ def prepare_store(store: Machine) -> None:
     )
 
 
-def follow(cluster: dict[str, Machine], *headings: str) -> dict[str, str]:
-    """Runs the blocks under these headings, machines of one block side by side; the outputs by machine."""
+def follow(
+    cluster: dict[str, Machine],
+    *headings: str,
+    only: str = "",
+    after: Callable[[Block], None] = lambda _: None,
+) -> dict[str, str]:
+    """Runs the blocks under these headings, machines of one block side by side; the outputs by machine.
+
+    `only`: blocks with this text. `after`: is called after each block.
+    """
     outputs = dict.fromkeys(cluster, "")
     for block in blocks():
+        if only not in block.text:
+            continue
         if block.heading[0] not in headings or (
             block.only == "with GPUs" and shutil.which("nvidia-smi") is None
         ):
@@ -173,7 +207,23 @@ def follow(cluster: dict[str, Machine], *headings: str) -> dict[str, str]:
         print(f"{block.heading} on {', '.join(block.where)}: {time.monotonic() - began_s:.1f} s")
         for name, output in zip(block.where, done, strict=True):
             outputs[name] += output
+        after(block)
     return outputs
+
+
+def version_of(machine: Machine, unit: str) -> str:
+    """Of the code that the unit's process runs, by the folder of its Python."""
+    return machine.run(
+        f"pid=$(systemctl show -p MainPID --value {unit}); python=$(tr '\\0' '\\n' < /proc/$pid/cmdline | head -1)\n"
+        "$python -c \"from importlib.metadata import version; print(version('penstock'))\""
+    ).strip()
+
+
+def doctor_is_content(cluster: dict[str, Machine]) -> None:
+    outputs = follow(cluster, "6", only="penstock doctor")
+    for name in ("control", *NODES):
+        assert "✗" not in outputs[name], outputs[name]
+        assert outputs[name].count("✓") > 10, outputs[name]
 
 
 def penstock(desk: Machine, *words: str) -> str:
@@ -226,9 +276,6 @@ def test_the_page_is_followed_word_by_word(cluster: dict[str, Machine]) -> None:
     ready = {name: ("ready", cluster[name].address) for name in NODES}
     until(desk, lambda: nodes_of(desk) == ready)
     outputs = follow(cluster, "6")
-    for name in ("control", *NODES):
-        assert "✗" not in outputs[name], outputs[name]
-        assert outputs[name].count("✓") > 10, outputs[name]
     assert len(places(until_status(desk, "first", "succeeded"))) > 1
     ranks = set(re.findall(r"(\d) of 3 meets at 10\.", outputs["desk"]))
     assert ranks == {"0", "1", "2"}, outputs["desk"]
@@ -239,8 +286,20 @@ def test_the_page_is_followed_word_by_word(cluster: dict[str, Machine]) -> None:
     submitted = penstock(desk, "submit", "--detach", "-o", "json", "--", "sh", "-c", script)
     long = json.loads(submitted)["job_id"]
     before = until_status(desk, long, "running")
-    follow(cluster, "8")
+    take_the_new_version(desk)
+
+    def after(block: Block) -> None:
+        """Services of the new version and reporters of the former one work together."""
+        if block.where == ("control",):
+            assert version_of(cluster["control"], "penstock@placer") == LATTER
+            assert version_of(cluster["gpu-1"], "penstock-node-reporter") == FORMER
+            submitted = until(desk, lambda: penstock(desk, "submit", "--detach", "-o", "json", "--", "true"))
+            until_status(desk, json.loads(submitted)["job_id"], "succeeded")
+
+    follow(cluster, "8", after=after)
     until(desk, lambda: nodes_of(desk) == ready)
+    assert {version_of(cluster[name], "penstock-node-reporter") for name in NODES} == {LATTER}
+    doctor_is_content(cluster)
     [host] = places(until_status(desk, long, "running"))
     cluster[host].run("touch /tmp/go")
     after = until_status(desk, long, "succeeded")
