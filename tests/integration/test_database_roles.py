@@ -17,8 +17,10 @@ import pytest_asyncio
 
 from infra.devservers.build_cache import REPOSITORY
 from infra.devservers.kafka import ACLS, acl_table
+from penstock.cli.doctor import Finding
 from penstock.errors import ConfigurationError, NotAllowed
 from penstock.local.postgres_setup import prepare
+from penstock.local.reach import PROJECTOR_TABLES, database_findings
 from penstock.local.services import NAMES, entry
 from penstock.log.embedded import EmbeddedLog
 from penstock.log.embedded_roles import EXPIRES, NODE_REPORTER, NODE_REPORTER_RIGHTS, node_role, role_of
@@ -27,6 +29,7 @@ from penstock.log.port import Message, Partition
 from penstock.log.topic_settings import DAY_MS, FOR_EVER, RETENTION_MS
 from penstock.model.topics import Topic, node_partition
 from penstock.runtime.database_roles import ensure_role
+from penstock.runtime.migrations import load_migrations, migrate, schema_of
 from penstock.runtime.node_keys import OPERATOR_KEY
 from penstock.runtime.settings import Settings
 from tests.support.canaries import found_in, new_canary
@@ -162,6 +165,32 @@ async def test_each_role_may_do_its_own_work_and_no_other(dsn: str, urls: dict[s
         if service != EXPIRES:
             assert await refused(connection, "DELETE FROM penstock_log.records"), service
         await connection.close()
+
+
+async def test_the_doctor_compares_the_read_models_with_this_version(dsn: str, urls: dict[str, str]) -> None:
+    """Before the projector's first start; after an upgrade that it has not seen; when a newer one was at work."""
+
+    async def found(service: str) -> Finding:
+        findings = await asyncio.to_thread(lambda: list(database_findings(urls[service], "default")))
+        return next(finding for finding in findings if finding.what == "read models")
+
+    assert "start the projector" in (await found("gateway")).remedy
+    files = load_migrations(PROJECTOR_TABLES)
+    projector = await asyncpg.connect(urls["projector"])
+    await migrate(projector, schema_of("default"), files[:-1])
+    older = await found("gateway")
+    assert f"{files[-1].name} not applied" in older.found
+    assert "restart the projector" in older.remedy
+    await migrate(projector, schema_of("default"), files)
+    for service in ("placer", "estimator", "gateway", "projector"):
+        assert await found(service) == Finding(
+            "read models", f"penstock is at {files[-1].name[:-4]}, as in this version"
+        )
+    await projector.execute("INSERT INTO penstock.migrations (name, sha256) VALUES ('9999_later.sql', '')")
+    newer = await found("gateway")
+    assert "9999_later.sql" in newer.found
+    assert "a newer one" in newer.remedy
+    await projector.close()
 
 
 async def test_a_right_that_is_withdrawn_is_gone(dsn: str, urls: dict[str, str], tmp_path: Path) -> None:

@@ -62,6 +62,7 @@ async def test_looking_at_a_cell(cell: Cell) -> None:
     events = (await get("/v1/jobs/done/events")).json()["events"]
     assert (events[0]["type"], events[-1]["type"]) == ("penstock.job.submitted", "penstock.job.ended")
     node = (await get("/v1/nodes/n0")).json()
+    assert "serves no output; start its node-reporter with" in node["logs"]["problem"]
     assert (node["gpus_free"], [gpu["job_id"] for gpu in node["gpu_list"]]) == (1, ["runs", None])
     assert [gpu["gpu"] for gpu in (await get("/v1/gpus")).json()["gpus"]] == [0, 1]
     queue = (await get("/v1/queue")).json()["jobs"]

@@ -1,6 +1,8 @@
 """LAW 1 on real Kafka: the broker itself refuses a ledger record from anybody but the placer."""
 
+import asyncio
 import logging
+import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 
@@ -8,8 +10,10 @@ import pytest
 from aiokafka.admin import AIOKafkaAdminClient
 
 from infra.devservers.kafka import ADMIN, KafkaBroker, acl_table
+from penstock.cli.doctor import Finding
 from penstock.errors import ConfigurationError, LogError, NotAllowed
-from penstock.log.aiokafka_gaps import create_topic_acl
+from penstock.local.reach import log_findings
+from penstock.log.aiokafka_gaps import alter_topic_configs, create_topic_acl
 from penstock.log.kafka import KafkaLog, Sasl
 from penstock.log.kafka_topics import OPERATIONS
 from penstock.log.open import open_log
@@ -127,6 +131,43 @@ async def test_too_few_partitions_are_refused_where_a_service_may_not_add_any(
         assert "--cells 2" in str(refused.value)
         await admin.create({topic: 2})
         await placer.create({topic: 2})
+
+
+async def doctors_view(url: str, cell_index: int = 0) -> dict[str, Finding]:
+    findings = await asyncio.to_thread(lambda: list(log_findings(url, node=False, cell_index=cell_index)))
+    return {finding.what: finding for finding in findings}
+
+
+async def test_the_doctor_finds_what_is_wrong_with_topics_and_names(
+    guarded_kafka: KafkaBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A topic that an administrator gave a week of retention, a second cell without partitions, a password of yesterday."""
+    url = guarded_kafka.url("placer")
+    well = await doctors_view(url)
+    assert not any(finding.remedy for finding in well.values()), well
+    assert "none could lose records" in well["topics"].found
+    second = (await doctors_view(url, cell_index=7))["topics"]
+    assert re.search(r"penstock\.ledger\.v1 \(has [1-7] of 8 partitions\)", second.found)
+    assert "penstock.log.kafka_setup" in second.remedy
+    client = AIOKafkaAdminClient(**guarded_kafka.client_settings(ADMIN))
+    await client.start()
+    async with connected(guarded_kafka, ADMIN) as admin:
+        topics = await admin.topics.describe([Topic.PROPOSALS])
+        await alter_topic_configs(client, {Topic.PROPOSALS: {"retention.ms": "604800000"}})
+        try:
+            async with asyncio.timeout(30):  # until the broker applies it
+                while not (wrong := (await doctors_view(url))["topics"]).remedy:
+                    await asyncio.sleep(0.1)
+            assert "penstock.proposals.v1: retention.ms is 604800000, must be -1" in wrong.found
+            assert "--correct" in wrong.remedy
+        finally:
+            await admin.topics.correct(topics)
+            await client.close()
+    monkeypatch.setattr("penstock.local.reach.REACH_S", 1.5)
+    yesterday = url.replace(guarded_kafka.passwords["placer"], new_canary())
+    refused = (await doctors_view(yesterday))["log"]
+    assert "did not let this identity in" in refused.found
+    assert "name and password" in refused.remedy
 
 
 async def test_only_the_administrator_deletes_records(guarded_kafka: KafkaBroker) -> None:

@@ -7,6 +7,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from urllib.parse import parse_qsl, urlsplit
 
+import asyncpg
 import pytest
 
 from penstock.ledger.replica import Replica
@@ -181,15 +182,25 @@ async def found(url: str) -> list[tuple[str, bool]]:
 
 async def test_the_doctor_looks_at_the_log_of_a_node(dsn: str) -> None:
     """Before the set-up, after it, with another's role and with another database."""
-    (text, well), (clock, clock_well) = await found(dsn)
-    assert not well
-    assert "it has no log yet: create the roles" in text
+    (_, well), (tables, tables_well), (clock, clock_well) = await found(dsn)
+    assert (well, tables_well) == (True, False)
+    assert "none yet create the roles" in tables
     assert clock_well, clock
     await (await EmbeddedLog(dsn, "test").start()).close()
-    (text, well), _ = await found(dsn)
-    assert well, text
+    (text, well), (tables, tables_well), _ = await found(dsn)
+    assert (well, tables_well) == (True, True), text + tables
     assert "as penstock, an administrator" in text
     assert urlsplit(dsn).password not in text
+    connection = await asyncpg.connect(dsn)
+    for version, remedy in (
+        ("1", "run the set-up of this version"),
+        ("999", "or a newer one, on this machine"),
+    ):
+        await connection.execute(f"COMMENT ON SCHEMA penstock_log IS 'penstock log {version}'")
+        _, (tables, tables_well), _ = await found(dsn)
+        assert not tables_well
+        assert remedy in tables
+    await connection.close()
     [(text, well)] = await found(dsn.replace("://penstock:", "://penstock_node_absent:"))
     assert not well
     assert "postgres_setup" in text

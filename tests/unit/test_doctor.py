@@ -2,7 +2,10 @@
 
 import json
 import socket
+import ssl
+import threading
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +17,20 @@ from penstock.cli.doctor import Finding, _addresses
 from penstock.errors import ConfigurationError
 from penstock.local.env_file import read_env_file
 from penstock.local.machine import machine_findings
+from penstock.local.reach import (
+    EXPIRED,
+    _for_verdict,
+    _kafka_certificate,
+    certificate_of,
+    log_server_findings,
+)
+from penstock.tls import SYSTEM_CA, client_context
 
 AWAY = "http://127.0.0.1:9"
 
 
 def by_name(env: dict[str, str]) -> dict[str, Finding]:
-    return {finding.what: finding for finding in machine_findings(env)}
+    return {finding.what: finding for finding in machine_findings(env, whole=True)}
 
 
 def private(path: Path, text: str, mode: int = 0o600) -> str:
@@ -109,6 +120,104 @@ def test_the_gateways_certificate_is_dated_and_named(tmp_path: Path) -> None:
     assert "penstock token" in by_name(env)["tokens"].remedy
 
 
+@contextmanager
+def tls_server(folder: Path) -> Iterator[int]:
+    """Its port on 127.0.0.1, with the certificate of this folder."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(folder / "broker.pem")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def answer() -> None:
+            with suppress(OSError):
+                while True:
+                    connection, _ = server.accept()
+                    with suppress(OSError):
+                        context.wrap_socket(connection, server_side=True).close()
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        try:
+            yield server.getsockname()[1]
+        finally:
+            server.shutdown(socket.SHUT_RDWR)
+            thread.join(30)
+
+
+def test_each_way_to_refuse_a_certificate_has_its_own_remedy(tmp_path: Path, closed_port: int) -> None:
+    """Another authority, another name, its end, a server that is away: to look for the authority helps against the first alone."""
+    make_certificates(tmp_path)
+    ca = str(tmp_path / "ca.pem")
+    with tls_server(tmp_path) as port:
+
+        def found(host: str, authority: str) -> Finding:
+            return certificate_of("certificate", host, port, client_context(authority, "CA"))
+
+        assert "renew" in found("127.0.0.1", ca).remedy, "it has a day"
+        assert "names localhost" in found("localhost", ca).remedy
+        assert "name the authority" in found("127.0.0.1", SYSTEM_CA).remedy
+        without_ca = list(_kafka_certificate(f"kafka://127.0.0.1:{port}", [("127.0.0.1", port)]))
+        assert [finding.found for finding in without_ca] == [f"127.0.0.1:{port}: it speaks TLS"]
+        away = certificate_of("certificate", "127.0.0.1", closed_port, client_context(ca, "CA"))
+        assert (away.found, away.remedy.partition(",")[0]) == (
+            f"127.0.0.1:{closed_port}: Connection refused",
+            "start it",
+        )
+        servers = [("a", f"https://127.0.0.1:{port}"), ("b", f"http://127.0.0.1:{closed_port}")]
+        reached, tls, refused = log_server_findings([*servers, ("c", f"http://127.0.0.1:{port}")], ca)
+    assert (reached.found, tls.what) == ("fetched from 1 of 3 ready nodes", "output of a"), (
+        "a is to be renewed"
+    )
+    assert (refused.what, refused.found) == ("output of b", f"127.0.0.1:{closed_port}: Connection refused")
+    assert "PENSTOCK_NODE_LOG_BIND" in refused.remedy
+    assert "renew" in _for_verdict(EXPIRED, "store")
+
+
+def test_options_of_a_node_are_read_as_its_program_reads_them(tmp_path: Path, closed_port: int) -> None:
+    """A misspelt option ends the reporter with status 2, which systemd does not start again."""
+    env = {
+        "PENSTOCK_LOG": f"kafka://127.0.0.1:{closed_port}",
+        "PENSTOCK_NODE_TOKEN_FILE": private(tmp_path / "token", "t"),
+        "PENSTOCK_NODE_LOG_BIND": "0.0.0.0:87430",
+        "PENSTOCK_ALLOW_ROOT": "1",
+    }
+    wrong = by_name(env | {"PENSTOCK_NODE_OPTIONS": "--virtual-gpu 2"})["options"]
+    assert "PENSTOCK_NODE_OPTIONS" in wrong.found
+    assert "--virtual-gpu" in wrong.found
+    assert "penstock-node-reporter --help" in wrong.remedy
+    assert (
+        "--virtual-gpus': Input should be less than or equal to 16"
+        in by_name(env | {"PENSTOCK_NODE_OPTIONS": "--virtual-gpus 99"})["options"].found
+    )
+    found = by_name(env | {"PENSTOCK_NODE_OPTIONS": "--virtual-gpus 2 --address 192.0.2.7 --rack 'r 1'"})
+    assert found["GPUs here"] == Finding("GPUs here", "2 virtual ones, by --virtual-gpus")
+    assert found["address"].found.startswith("192.0.2.7: no program here"), (
+        "an option is more than a variable"
+    )
+    assert "87430: not HOST:PORT" in found["log server"].found
+    assert "options" not in found
+    assert by_name(env)["GPUs here"].remedy == "" or "--virtual-gpus 0" in by_name(env)["GPUs here"].remedy
+
+
+def test_settings_are_read_as_a_service_reads_them(tmp_path: Path) -> None:
+    """A number that is none, a URL that is none, and a service without a log: each ends its start."""
+    wrong = by_name({"PENSTOCK_CELL_INDEX": "abc", "PENSTOCK_OPERATOR_KEY": "trust-log"})
+    assert wrong["settings"] == Finding(
+        "settings", "PENSTOCK_CELL_INDEX: 'abc' is no number", "give 0 to 999"
+    )
+    assert "PENSTOCK_LOG_FILE" in wrong["log"].remedy
+    url = by_name({"PENSTOCK_LOG": "kafka:/store:9093", "PENSTOCK_DSN": "store/penstock"})
+    assert url["log"].remedy.startswith("use kafka://[user:password@]host:port")
+    assert url["settings"].found.startswith("PENSTOCK_DSN")
+    empty = by_name(
+        {"PENSTOCK_LOG_FILE": private(tmp_path / "log", ""), "PENSTOCK_NODE_LOG_BIND": "0.0.0.0:0"}
+    )
+    assert "log" not in empty, "the file's own line has it"
+    assert "it is empty" in empty["private file"].remedy
+    archive = by_name({"PENSTOCK_NODE_LOG_ARCHIVE": "no-such-store://bucket"})["output's archive"]
+    assert "no-such-store" in archive.found
+    assert "the package of that store" in archive.remedy
+
+
 def test_loopback_beside_other_addresses_is_found() -> None:
     """One of three nodes has the log's URL with 127.0.0.1, since the log is on its machine."""
 
@@ -131,7 +240,7 @@ def test_the_answer_is_also_json_and_an_exit_code(tmp_path: Path, capsys: pytest
     rows = {row["what"]: row for row in json.loads(capsys.readouterr().out)["findings"]}
     assert rows["Python"]["well"]
     assert not rows["address"]["well"]
-    assert rows["address"].keys() == {"what", "well", "told", "remedy"}
+    assert rows["address"].keys() == {"what", "well", "found", "remedy"}
     assert rows["gateway"]["remedy"]
     settings.write_text("PENSTOCK_NODE_GATEWAY=http://127.0.0.1:7\n")
     assert penstock(["doctor", "--env-file", str(settings)]) == 1

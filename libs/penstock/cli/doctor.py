@@ -1,8 +1,9 @@
 """Checks of the cell behind the gateway, for `penstock doctor` (`penstock.local.doctor`): services, ledger, nodes."""
 
 import ipaddress
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
+from urllib.parse import quote
 
 from rich.markup import escape
 from rich.table import Table
@@ -11,12 +12,20 @@ from penstock.cli.common import rows_of
 from penstock.cli.output import duration
 from penstock.cli.tables import isolation
 from penstock.client import Client
+from penstock.errors import ConfigurationError, PenstockError
 from penstock.exits import Stop
+from penstock.redaction import without_passwords
 from penstock.screen import plain_table
 
 MAX_NAMED = 4  # nodes of one kind
 MAX_LAG_RECORDS = 1_000  # behind the ledger; far below a second of work for the projector
 MAX_CLOCK_STEP_MS = 120_000  # beyond what records are under way
+
+
+MAX_ASKED = 256  # nodes, one after the other: a second
+SECRET = (
+    "give this node's token to the gateway (`penstock token --node`), or both the same PENSTOCK_NODE_LOG_KEY"
+)
 
 
 class Finding(NamedTuple):
@@ -25,6 +34,25 @@ class Finding(NamedTuple):
     what: str
     found: str
     remedy: str = ""
+
+
+Reach = Callable[[Sequence[tuple[str, str]]], Iterator[Finding]]
+
+
+def checked(what: str, look: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
+    """What `look` finds; its error as a finding, whose remedy follows the first `; `."""
+    try:
+        yield from look()
+    except (PenstockError, OSError) as error:
+        ours = isinstance(
+            error, ConfigurationError
+        )  # whose remedies may show the form of a URL, and never a password
+        problem, _, remedy = (str(error) if ours else without_passwords(str(error))).partition("; ")
+        yield Finding(what, without_passwords(problem), remedy or f"mend the settings of: {what}")
+    except ModuleNotFoundError as error:
+        yield Finding(
+            what, f"not checked: {error.name} is not installed", "pip install 'penstock[local]' here"
+        )
 
 
 def table_of(findings: Sequence[Finding]) -> Table:
@@ -38,8 +66,8 @@ def table_of(findings: Sequence[Finding]) -> Table:
     return table
 
 
-def cell_findings(client: Client) -> Iterator[Finding]:
-    """What is behind the gateway: services, ledger, nodes."""
+def cell_findings(client: Client, reach: Reach | None = None) -> Iterator[Finding]:
+    """What is behind the gateway: services, ledger, nodes. `reach`: tries the nodes' log servers from here (`log_server_findings`)."""
     try:
         status = client.get("/v1/status")
     except Stop as stop:
@@ -57,6 +85,7 @@ def cell_findings(client: Client) -> Iterator[Finding]:
     left = f"; gone: {', '.join(gone[:MAX_NAMED])}{' …' if len(gone) > MAX_NAMED else ''}" if gone else ""
     yield Finding("nodes", f"{len(ready)} of {len(nodes)} ready{left}", "" if ready else start)
     yield from _addresses(nodes)
+    yield from _outputs(client, [node["node_id"] for node in ready], reach)
     yield from _isolation(nodes)
     if silent:
         yield Finding("silent", ", ".join(silent), "look at these machines and their node-reporters")
@@ -83,6 +112,20 @@ def _addresses(nodes: Sequence[dict[str, Any]]) -> Iterator[Finding]:
     if local and len(local) < len(there):
         remedy = "other nodes cannot reach them: give each --address (PENSTOCK_NODE_ADDRESS), or the log's URL as the others have it"
         yield Finding("addresses", f"loopback announced by {_named(local)}", remedy)
+
+
+def _outputs(client: Client, ready: Sequence[str], reach: Reach | None) -> Iterator[Finding]:
+    """Whether the gateway can fetch what tasks wrote: it has the secret of each node, and `reach` finds each log server."""
+    servers: list[tuple[str, str]] = []
+    for node_id in ready[:MAX_ASKED]:
+        logs = client.get(f"/v1/nodes/{quote(node_id, safe='')}").get("logs") or {}
+        if logs.get("url"):
+            servers.append((node_id, logs["url"]))
+        elif logs:
+            problem, _, remedy = logs["problem"].partition("; ")
+            yield Finding(f"output of {node_id}", problem, remedy or SECRET)
+    if reach is not None and servers:
+        yield from reach(servers)
 
 
 def _is_loopback(address: str) -> bool:

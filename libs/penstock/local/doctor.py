@@ -2,19 +2,21 @@
 
 import os
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Annotated, cast
 
 import typer
 
 from penstock.cli.common import Output
-from penstock.cli.doctor import Finding, cell_findings, table_of
+from penstock.cli.doctor import Finding, cell_findings, checked, table_of
 from penstock.cli.output import Format, present
 from penstock.cli.session import Session
 from penstock.client import Client
 from penstock.exits import Exit, Stop
 from penstock.local.env_file import read_env_file
 from penstock.local.machine import machine_findings
+from penstock.local.reach import log_server_findings
 
 SERVER = ("PENSTOCK_SERVER", "PENSTOCK_TOKEN_FILE", "PENSTOCK_CA")
 OF_NODE = ("PENSTOCK_NODE_GATEWAY", "PENSTOCK_NODE_TOKEN_FILE", "PENSTOCK_NODE_CA")
@@ -39,9 +41,13 @@ def doctor(
     env: Mapping[str, str] = dict(os.environ)
     for path in env_file or ():
         env = {**env, **read_env_file(path)}
-    findings = list(_findings(env, cast(Session, ctx.find_root().obj)))
+    findings = list(_findings(env, cast(Session, ctx.find_root().obj), whole=bool(env_file)))
+    wrong = {(found, remedy): what for what, found, remedy in reversed(findings) if remedy}
+    findings = [
+        each for each in findings if wrong.get(each[1:], each.what) == each.what
+    ]  # the first of equal ones
     rows = [
-        {"what": what, "well": not remedy, "told": found, "remedy": remedy}
+        {"what": what, "well": not remedy, "found": found, "remedy": remedy}
         for what, found, remedy in findings
     ]
     present({"findings": rows}, output, lambda: table_of(findings))
@@ -49,8 +55,8 @@ def doctor(
         raise typer.Exit(int(Exit.PROBLEM))
 
 
-def _findings(env: Mapping[str, str], session: Session) -> Iterator[Finding]:
-    yield from machine_findings(env)
+def _findings(env: Mapping[str, str], session: Session, *, whole: bool) -> Iterator[Finding]:
+    yield from machine_findings(env, whole=whole)
     try:
         client = _gateway(env, session)
     except Stop as stop:
@@ -58,7 +64,9 @@ def _findings(env: Mapping[str, str], session: Session) -> Iterator[Finding]:
         yield Finding("gateway", problem, remedy or "mend the options of this command")
         return
     try:
-        yield from cell_findings(client)
+        at_gateway = any(name.startswith("PENSTOCK_GATEWAY_") and text for name, text in env.items())
+        reach = partial(log_server_findings, ca=env.get("PENSTOCK_NODE_LOG_CA"))
+        yield from checked("gateway", lambda: cell_findings(client, reach if at_gateway else None))
     finally:
         client.close()
 

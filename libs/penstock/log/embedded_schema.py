@@ -20,7 +20,7 @@ from penstock.log.port import Headers
 
 CHANNEL = "penstock_log"
 EVERYTHING = "*"  # a notification that names no partition: look at all of them
-_VERSION = "penstock log 4"  # stored as the schema's comment; raised with every change below
+VERSION = "penstock log 4"  # stored as the schema's comment; raised with every change below
 _LOCK_KEY = 0x70656E73746F636B  # advisory lock around the creation: the letters of "penstock"
 
 # 7,900 of the 8,000 bytes that Postgres allows per notification.
@@ -177,13 +177,13 @@ READS_ALL = "SELECT has_column_privilege('penstock_log.records', 'value', 'SELEC
 async def ensure_schema(connection: asyncpg.Connection) -> None:
     """Creates or renews the log's tables; several programs may do so at once."""
     known = "SELECT obj_description(to_regnamespace('penstock_log'), 'pg_namespace')"
-    if await connection.fetchval(known) == _VERSION:
+    if await connection.fetchval(known) == VERSION:
         return
     async with connection.transaction():
         await connection.execute("SELECT pg_advisory_xact_lock($1)", _LOCK_KEY)
-        if await connection.fetchval(known) != _VERSION:
+        if await connection.fetchval(known) != VERSION:
             await connection.execute(_CREATE)
-            await connection.execute(f"COMMENT ON SCHEMA penstock_log IS '{_VERSION}'")
+            await connection.execute(f"COMMENT ON SCHEMA penstock_log IS '{VERSION}'")
 
 
 _LENGTHS = struct.Struct(">HI")  # bytes of the name, bytes of the value

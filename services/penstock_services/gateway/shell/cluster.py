@@ -18,6 +18,7 @@ from penstock.model.transitions import JobStatus
 from penstock.policies.explain import explain
 from penstock_services.gateway.core.access import Role
 from penstock_services.gateway.core.cursor import MAX_SEQ
+from penstock_services.gateway.core.log_text import Unreadable
 from penstock_services.gateway.core.problems import Problem
 from penstock_services.gateway.core.visible import event_for, reason_for, sees_all
 from penstock_services.gateway.shell.gateway import Gateway, answer, gateway_of, row_json
@@ -49,6 +50,14 @@ def _with_doubt(gateway: Gateway, row: str) -> orjson.Fragment:
     return row_json(f'{row[:-1]},"suspicion":{orjson.dumps(found).decode()}}}')
 
 
+def _logs(gateway: Gateway, node_id: str) -> dict[str, str | None]:
+    """Where the gateway fetches the output of a node's tasks, or why it cannot."""
+    try:
+        return {"url": gateway.logs.server_of(node_id)[0], "problem": None}
+    except Unreadable as error:
+        return {"url": None, "problem": str(error)}
+
+
 @router.get("/nodes/{node_id:path}", dependencies=[needs(Role.READ)])
 async def node(node_id: str, request: Request) -> Response:
     """One node with its GPUs, and the jobs on it as of the latest record."""
@@ -68,6 +77,7 @@ async def node(node_id: str, request: Request) -> Response:
     more = {
         "jobs": [] if live is None else jobs_on(live),
         "connected": node_id in gateway.connections,
+        "logs": _logs(gateway, node_id),
         "suspicion": None if live is None else doubt(gateway.follower.state, live),
     }
     return answer({**found, **more})

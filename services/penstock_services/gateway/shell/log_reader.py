@@ -102,7 +102,7 @@ class LogReader:
 
     def _reading(self, member: Member, ask: Ask, offset: int | None, *, follow: bool) -> "Reading":
         """Raises `Unreadable`."""
-        url, key = self.server_of(member)
+        url, key = self.server_of(member.node_id)
         if self._nodes is None:
             from penstock_services.gateway.shell.node_log import (
                 NodeLogs,  # an HTTP client that most cells never need
@@ -146,9 +146,8 @@ class LogReader:
             logger.warning("%s", failed)
             raise type(error)(f"{error}; {failed}") from failed
 
-    def server_of(self, member: Member) -> tuple[str, LogKey]:
-        """URL and secret of its node. Raises `Unreadable`."""
-        node_id = member.node_id
+    def server_of(self, node_id: str) -> tuple[str, LogKey]:
+        """URL and secret of a node's log server. Raises `Unreadable`."""
         node = self._follower.state.nodes.get(node_id)
         if node is None:
             raise Unreadable(f"node {node_id} has left the cell")

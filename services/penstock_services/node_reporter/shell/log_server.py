@@ -217,14 +217,19 @@ def _certificate(options: Options) -> ssl.SSLContext | None:
     return server_context(options.log_cert, options.log_cert_key, ("--log-cert", "--log-cert-key"))
 
 
+def listens_at(options: Options) -> tuple[str, int]:
+    """Host and port; port 0 is any free one. Raises `NotBound`."""
+    if options.log_bind is None:
+        return options.address or "127.0.0.1", 0
+    host, colon, text = options.log_bind.rpartition(":")
+    if not colon or not host or not text.isdecimal() or int(text) > 65_535:
+        raise NotBound(f"--log-bind {options.log_bind}: not HOST:PORT; give one such as 0.0.0.0:8743")
+    return host, int(text)
+
+
 def _listener(options: Options) -> socket.socket:
     """Bound and listening. Raises `NotBound`."""
-    host, port = options.address or "127.0.0.1", 0
-    if options.log_bind is not None:
-        host, colon, text = options.log_bind.rpartition(":")
-        if not colon or not host or not text.isdecimal() or int(text) > 65_535:
-            raise NotBound(f"--log-bind {options.log_bind}: give HOST:PORT, such as 0.0.0.0:8743")
-        port = int(text)
+    host, port = listens_at(options)
     try:
         found = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)[0]
         listener = socket.socket(found[0], socket.SOCK_STREAM)
