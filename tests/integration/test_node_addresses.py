@@ -13,6 +13,7 @@ import pytest
 from penstock.ledger.replica import Replica
 from penstock.local.reach import log_findings
 from penstock.log.embedded import EmbeddedLog
+from penstock.log.embedded_schema import made_by
 from penstock.log.port import Log, Message, Partition
 from penstock.log.topic_settings import topic_partitions
 from penstock.model.envelope import Envelope, to_wire
@@ -192,14 +193,18 @@ async def test_the_doctor_looks_at_the_log_of_a_node(dsn: str) -> None:
     assert "as penstock, an administrator" in text
     assert urlsplit(dsn).password not in text
     connection = await asyncpg.connect(dsn)
-    for version, remedy in (
-        ("1", "run the set-up of this version"),
-        ("999", "or a newer one, on this machine"),
+    for version, remedy, stays in (
+        (1, "run the set-up of this version", False),
+        (999, "or a newer one", True),
     ):
         await connection.execute(f"COMMENT ON SCHEMA penstock_log IS 'penstock log {version}'")
         _, (tables, tables_well), _ = await found(dsn)
         assert not tables_well
         assert remedy in tables
+        await (await EmbeddedLog(dsn, "test").start()).close()
+        assert (await made_by(connection) == version) is stays, (
+            "a service of the former version starts once more"
+        )
     await connection.close()
     [(text, well)] = await found(dsn.replace("://penstock:", "://penstock_node_absent:"))
     assert not well

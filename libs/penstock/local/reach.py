@@ -16,7 +16,7 @@ import asyncpg
 from penstock.cli.doctor import Finding
 from penstock.clock import wall_ms
 from penstock.errors import LogError, NotAllowed
-from penstock.log.embedded_schema import VERSION
+from penstock.log.embedded_schema import VERSION, made_by
 from penstock.log.kafka import KafkaLog
 from penstock.log.kafka_topics import Found
 from penstock.log.open import log_hosts, open_log
@@ -211,18 +211,15 @@ async def _database(what: str, dsn: str, look: Look) -> list[Finding]:
 
 async def _log_tables(connection: asyncpg.Connection) -> Finding:
     """Of the embedded log."""
-    made = await connection.fetchval(
-        "SELECT obj_description(to_regnamespace('penstock_log'), 'pg_namespace')"
-    )
-    if made is None:
-        return Finding("log's tables", "none yet", f"{OPEN_DATABASE}, or start the placer")
+    what, made = "log's tables", await made_by(connection)
+    if made == 0:
+        return Finding(what, "none yet", f"{OPEN_DATABASE}, or start the placer")
     if made == VERSION:
-        return Finding("log's tables", f"as this version has them ({made})")
-    newer = int(made.rpartition(" ")[2]) > int(VERSION.rpartition(" ")[2])
-    remedy = (
-        UPGRADE if newer else "run the set-up of this version (`python -m penstock.local.postgres_setup`)"
+        return Finding(what, f"as this version has them ({made})")
+    set_up = "run the set-up of this version (`python -m penstock.local.postgres_setup`)"
+    return Finding(
+        what, f"version {made}, where this one has {VERSION}", UPGRADE if made > VERSION else set_up
     )
-    return Finding("log's tables", f"{made}, where this version has {VERSION}", remedy)
 
 
 async def _read_models(connection: asyncpg.Connection, cell: str) -> Finding:

@@ -20,7 +20,8 @@ from penstock.log.port import Headers
 
 CHANNEL = "penstock_log"
 EVERYTHING = "*"  # a notification that names no partition: look at all of them
-VERSION = "penstock log 4"  # stored as the schema's comment; raised with every change below
+VERSION = 4  # stored in the schema's comment; raised with every change below
+COMMENT = "penstock log"
 _LOCK_KEY = 0x70656E73746F636B  # advisory lock around the creation: the letters of "penstock"
 
 # 7,900 of the 8,000 bytes that Postgres allows per notification.
@@ -175,15 +176,26 @@ READS_ALL = "SELECT has_column_privilege('penstock_log.records', 'value', 'SELEC
 
 
 async def ensure_schema(connection: asyncpg.Connection) -> None:
-    """Creates or renews the log's tables; several programs may do so at once."""
-    known = "SELECT obj_description(to_regnamespace('penstock_log'), 'pg_namespace')"
-    if await connection.fetchval(known) == VERSION:
+    """Creates or renews the log's tables; several programs may do so at once.
+
+    Those of a newer version stay: during an upgrade a service of the former version may start once more.
+    """
+    if await made_by(connection) >= VERSION:
         return
     async with connection.transaction():
         await connection.execute("SELECT pg_advisory_xact_lock($1)", _LOCK_KEY)
-        if await connection.fetchval(known) != VERSION:
+        if await made_by(connection) < VERSION:
             await connection.execute(_CREATE)
-            await connection.execute(f"COMMENT ON SCHEMA penstock_log IS '{VERSION}'")
+            await connection.execute(f"COMMENT ON SCHEMA penstock_log IS '{COMMENT} {VERSION}'")
+
+
+async def made_by(connection: asyncpg.Connection) -> int:
+    """The version that made the tables; 0: there are none, or they are of no version."""
+    comment = await connection.fetchval(
+        "SELECT obj_description(to_regnamespace('penstock_log'), 'pg_namespace')"
+    )
+    number = (comment or "").removeprefix(COMMENT).strip()
+    return int(number) if number.isdecimal() else 0
 
 
 _LENGTHS = struct.Struct(">HI")  # bytes of the name, bytes of the value
