@@ -42,6 +42,8 @@ class Entry:
     """What to install for it, as in `pip install 'penstock[extra]'`."""
     interspersed: bool = True
     """Whether options may follow arguments."""
+    examples: tuple[str, ...] = ()
+    """Command lines that end the command's help."""
 
 
 def new_app(**options: Any) -> typer.Typer:
@@ -94,7 +96,12 @@ class LazyGroup(TyperGroup):
             )
             raise Stop(Exit.PROBLEM, text) from error
         app = new_app()
-        app.command(cmd_name, context_settings={"allow_interspersed_args": entry.interspersed})(callback)
+        examples = "\n".join(("\b\nExamples:", *(f"  {line}" for line in entry.examples)))
+        app.command(
+            cmd_name,
+            context_settings={"allow_interspersed_args": entry.interspersed},
+            epilog=examples if entry.examples else None,
+        )(callback)
         return get_command(app)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:

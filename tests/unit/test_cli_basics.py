@@ -2,11 +2,13 @@
 
 import contextlib
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
@@ -88,6 +90,9 @@ def test_every_command_explains_itself(path: tuple[str, ...], capfd: pytest.Capt
     printed = capfd.readouterr()
     assert "sage:" in printed.out
     assert (path[-1] if path else "penstock") in printed.out
+    assert all(
+        f"    {example}\n" in printed.out for example in dict(commands()).get(path, Entry("")).examples
+    )
     assert printed.err == ""
 
 
@@ -98,6 +103,18 @@ def test_the_list_of_commands_says_what_the_commands_say() -> None:
             module, _, function = entry.target.partition(":")
             first_line = (getattr(import_module(module), function).__doc__ or "").splitlines()[0]
             assert first_line == entry.help, path
+
+
+@pytest.mark.parametrize("example", [line for _, entry in commands() for line in entry.examples])
+def test_the_examples_of_the_help_are_command_lines(example: str) -> None:
+    """A user copies one and changes a name: command and options must be as they are."""
+    program, *words = shlex.split(example.partition(" > ")[0])
+    assert program == "penstock"
+    command: Any = tree()
+    while hasattr(command, "panels"):
+        command = command.get_command(typer.Context(command), name := words.pop(0))
+        assert command is not None, name
+    command.make_context(name, words)
 
 
 def test_help_is_quick_because_it_loads_no_command() -> None:

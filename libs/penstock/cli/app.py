@@ -23,6 +23,11 @@ PANELS: Mapping[str, Mapping[str, Entry]] = MappingProxyType({
         "up": Entry(
             "Start everything on this machine, until Ctrl-C.",
             "penstock.local.commands:up", extra="local",
+            examples=(
+                "penstock up",
+                "penstock up --nodes 2 --virtual-gpus 1",
+                "penstock up --real",
+            ),
         ),
         "demo": Entry(
             "Watch a dozen real training jobs being placed, run and explained (about a minute).",
@@ -33,10 +38,18 @@ PANELS: Mapping[str, Mapping[str, Entry]] = MappingProxyType({
         "simulate": Entry(
             "Run a trace under a profile, in virtual time, and report how it did.",
             f"{SIMULATOR}.simulate:simulate", extra="simulator",
+            examples=(
+                "penstock simulate poisson/12-per-hour --cluster 2x8 --profile srtf",
+                "penstock simulate mine.csv --cluster 4x8 --columns submit_s=submit_time,gpus=num_gpu",
+            ),
         ),
         "compare": Entry(
             "Run a trace under several profiles and seeds; report means with confidence intervals.",
             f"{SIMULATOR}.compare:compare", extra="simulator",
+            examples=(
+                "penstock compare poisson/12-per-hour --cluster 2x8 --profiles fifo,srtf --seeds 4",
+                "penstock compare mine.csv --cluster 4x8 --profiles fifo,tiresias,srtf --report policies.html",
+            ),
         ),
         "traces": Entry("List the traces that are here, describe one, or convert it to our CSV.", entries={
             "ls": Entry("List all traces that are here.", f"{SIMULATOR}.traces:ls", extra="simulator"),
@@ -70,16 +83,29 @@ PANELS: Mapping[str, Mapping[str, Entry]] = MappingProxyType({
         "export": Entry(
             "Write the jobs that the cell ran as a trace: last month, to be run again under another policy.",
             f"{SIMULATOR}.export:export", extra="simulator",
+            examples=(
+                "penstock export --from 30d --nodes nodes.csv -o month.csv",
+                "penstock simulate month.csv --cluster nodes.csv --profile srtf",
+            ),
         ),
     },
     "Jobs": {
         "submit": Entry(
             "Submit a job, follow it to its end and print its output. Ctrl-C stops following; the job goes on.",
             "penstock.cli.submit:submit", interspersed=False,
+            examples=(
+                "penstock submit --gpus 1 -- python train.py",
+                "penstock submit -f job.yaml --venv .venv --detach",
+                "penstock submit --sync . --workers 2 --gpus 1 --host-memory 8GiB -- python train.py",
+            ),
         ),
         "wait": Entry(
             "Wait until jobs have ended; ends with the code of the first of them that did not succeed.",
             "penstock.cli.wait:wait",
+            examples=(
+                "penstock wait nightly --timeout 1h",
+                "penstock wait seed-0 seed-1 seed-2",
+            ),
         ),
         "cancel": Entry("Cancel jobs: SIGTERM, their grace, SIGKILL.", "penstock.cli.acts:cancel"),
         "hold": Entry(
@@ -92,7 +118,10 @@ PANELS: Mapping[str, Mapping[str, Entry]] = MappingProxyType({
     },
     "Looking": {
         "get": Entry("List jobs, nodes or GPUs.", entries={
-            "jobs": Entry("List jobs, the latest last.", "penstock.cli.inspect:get_jobs"),
+            "jobs": Entry("List jobs, the latest last.", "penstock.cli.inspect:get_jobs", examples=(
+                "penstock get jobs --state running --label sweep=first",
+                "penstock get jobs --owner alice --watch",
+            )),
             "job": Entry("One job as a line of the list; --watch follows it to its end.", "penstock.cli.inspect:get_job"),
             "nodes": Entry("List nodes and what of them is used.", "penstock.cli.inspect:get_nodes"),
             "gpus": Entry("List GPUs and the jobs on them.", "penstock.cli.inspect:get_gpus"),
@@ -110,8 +139,16 @@ PANELS: Mapping[str, Mapping[str, Entry]] = MappingProxyType({
         "why": Entry(
             "Why a job is where it is, or why it still waits; now, or as of a past time or record.",
             "penstock.cli.inspect:why",
+            examples=(
+                "penstock why nightly",
+                "penstock why nightly --at 5m",
+                "penstock why nightly --at 10:42",
+            ),
         ),
-        "logs": Entry("Print a job's output.", "penstock.cli.logs:logs"),
+        "logs": Entry("Print a job's output.", "penstock.cli.logs:logs", examples=(
+            "penstock logs -f nightly",
+            "penstock logs nightly --task w0 --attempt 1 --tail 20",
+        )),
         "events": Entry(
             "Print what happened to a job, in order. -o json: one event per line with --follow.",
             "penstock.cli.inspect:events",
@@ -135,6 +172,10 @@ PANELS: Mapping[str, Mapping[str, Entry]] = MappingProxyType({
             "cordon": Entry("Place nothing new on a node; what runs there runs on.", "penstock.cli.node:cordon"),
             "drain": Entry(
                 "Cordon a node, stop its jobs with their grace and place them elsewhere.", "penstock.cli.node:drain",
+                examples=(
+                    'penstock node drain node-1 --reason "new disk"',
+                    "penstock node uncordon node-1",
+                ),
             ),
             "uncordon": Entry("End a cordon, and a drain with it.", "penstock.cli.node:uncordon"),
             "fence": Entry(
@@ -147,12 +188,19 @@ PANELS: Mapping[str, Mapping[str, Entry]] = MappingProxyType({
         "token": Entry(
             "Make a token for the gateway: its hash goes into the gateway's file, the token to stdout, once.",
             "penstock_services.gateway.tokens:token", extra="gateway",
+            examples=(
+                "penstock token --roles submit,read --tenant vision --tokens tokens > alice.token",
+            ),
         ),
     },
     "Checking": {
         "doctor": Entry(
             "Check this machine, what its services need, and the cell; exit code 1 when something is wrong.",
             "penstock.local.doctor:doctor",
+            examples=(
+                "penstock doctor",
+                "penstock doctor --env-file /etc/penstock/placer.env",
+            ),
         ),
         "projections": Entry("Compare the read models with the ledger, or rebuild them.", entries={
             "verify": Entry(
@@ -167,6 +215,10 @@ PANELS: Mapping[str, Mapping[str, Entry]] = MappingProxyType({
         "replay": Entry(
             "Decide everything again from the log and compare byte for byte; exit code 1 when something differs.",
             "penstock.cli.admin:replay",
+            examples=(
+                "penstock replay",
+                "penstock replay --decision nightly",
+            ),
         ),
     },
 })  # fmt: skip
