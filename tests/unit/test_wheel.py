@@ -18,6 +18,7 @@ EXTRAS = {
     "gateway",
     "cli",
     "client",
+    "s3",
     "simulator",
     "local",
     "dev",
