@@ -116,11 +116,19 @@ async def chunk(data: bytes) -> AsyncIterator[bytes]:
 async def test_stored_code_is_bounded_and_what_a_live_job_needs_stays(tmp_path: Path) -> None:
     """A pipeline sends a new folder with every commit, for years."""
     store, digests = CodeStore(tmp_path, limit_bytes=25), []
+    (tmp_path / "vision").mkdir()
+    left, written = tmp_path / "vision" / ".left", tmp_path / "vision" / ".written"
+    for part in (left, written):
+        part.write_bytes(b"half")
+    os.utime(left, (1, 1))
     for number in range(4):
         data = bytes([number]) * 10
         digests.append(sha256(data).hexdigest())
         await store.put("vision", digests[-1], chunk(data), live=digests[:1])
         os.utime(store.path("vision", digests[-1]), (number, number))
     assert [store.find("vision", digest) is not None for digest in digests] == [True, False, False, True]
+    assert (left.exists(), written.exists()) == (False, True), (
+        "of a gateway that was killed, of one that goes on"
+    )
     with pytest.raises(Problem, match="live jobs need all"):
         await store.put("vision", sha256(b"x" * 20).hexdigest(), chunk(b"x" * 20), live=digests)

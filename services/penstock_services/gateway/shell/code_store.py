@@ -11,12 +11,14 @@ from collections.abc import AsyncIterator, Collection, Iterator
 from contextlib import suppress
 from pathlib import Path
 
+from penstock.clock import wall_ms
 from penstock.model.types import SHARED_TENANT
 from penstock.runtime.task_logs import file_name
 from penstock.sdk.code_archive import MAX_PACKED_BYTES
 from penstock_services.gateway.core.problems import BadField, Problem, invalid
 
 MAX_STORED_BYTES = 16 << 30
+PART_S = 3_600  # without a byte: its gateway has been killed
 
 
 class CodeStore:
@@ -75,7 +77,11 @@ class CodeStore:
         return size
 
     def _make_room(self, size: int, live: Collection[str]) -> None:
-        """Removes the oldest that no job needs. Raises `Problem` 507 where that is not enough."""
+        """Removes what a killed gateway left half-written, and the oldest that no job needs. Raises `Problem` 507 where that is not enough."""
+        for part in self._folder.glob("*/.*"):
+            with suppress(FileNotFoundError):
+                if part.stat().st_mtime < wall_ms() / 1_000 - PART_S:
+                    part.unlink()
         stored = sorted(self._stored(), key=lambda found: found[1].st_mtime)
         excess = sum(found.st_size for _, found in stored) + size - self._limit_bytes
         for path, found in stored:
