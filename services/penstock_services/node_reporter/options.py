@@ -54,8 +54,10 @@ class Options:
             min=0, max=16, help="Pretend to have so many GPUs, for machines without; default: ask NVML."
         ),
     ] = None
-    virtual_gpu_model: Annotated[str, typer.Option()] = "virtual"
-    virtual_gpu_memory_mib: Annotated[int, _memory("--virtual-gpu-memory", "16GiB")] = 16_384
+    virtual_gpu_model: Annotated[str, typer.Option(help="Of the virtual GPUs.")] = "virtual"
+    virtual_gpu_memory_mib: Annotated[
+        int, _memory("--virtual-gpu-memory", "16GiB", "Of each virtual GPU; MiB without a unit.")
+    ] = 16_384
     machine_id: Annotated[
         str | None,
         typer.Option(
@@ -63,10 +65,14 @@ class Options:
             help="Names this machine for ever; default: /etc/machine-id, if any.",
         ),
     ] = None
-    cores: Annotated[int | None, typer.Option()] = None
-    host_memory_mib: Annotated[int | None, _memory("--host-memory", "8GiB")] = None
-    rack: Annotated[str, typer.Option()] = "rack-0"
-    domain: Annotated[str, typer.Option()] = "domain-0"
+    cores: Annotated[
+        int | None, typer.Option(help="For tasks; default: those that this process may use.")
+    ] = None
+    host_memory_mib: Annotated[
+        int | None, _memory("--host-memory", "8GiB", "For tasks; default: all of the machine.")
+    ] = None
+    rack: Annotated[str, typer.Option(help="Rack of this node.")] = "rack-0"
+    domain: Annotated[str, typer.Option(help="Network domain, which has racks.")] = "domain-0"
     address: Annotated[
         str | None,
         typer.Option(
@@ -74,7 +80,7 @@ class Options:
             help="Where other nodes reach this one's tasks; default: this machine's address on the way to the log.",
         ),
     ] = None
-    bandwidth_mbps: Annotated[int, typer.Option()] = 10_000
+    bandwidth_mbps: Annotated[int, typer.Option(help="Of its network, for tasks; Mbit/s.")] = 10_000
     gateway: Annotated[
         str | None,
         typer.Option(
@@ -106,8 +112,12 @@ class Options:
             "--drain", help="On SIGTERM stop the tasks and leave for good, instead of leaving them running."
         ),
     ] = False
-    drain_grace_ms: Annotated[int, typer.Option()] = DEFAULT_DRAIN_GRACE_MS
-    log_limit_mib: Annotated[int, _memory("--log-limit", "64MiB")] = DEFAULT_LOG_LIMIT_MIB
+    drain_grace_ms: Annotated[int, typer.Option(help="With --drain: from SIGTERM to SIGKILL.")] = (
+        DEFAULT_DRAIN_GRACE_MS
+    )
+    log_limit_mib: Annotated[
+        int, _memory("--log-limit", "64MiB", "Bound on the output of a task that is stored.")
+    ] = DEFAULT_LOG_LIMIT_MIB
     log_bind: Annotated[
         str | None,
         typer.Option(
