@@ -29,7 +29,6 @@ INSTALL = "pip install 'penstock[node-reporter]'"
 OPTIONS = "PENSTOCK_NODE_OPTIONS"
 GPUS_HERE = "GPUs here"
 TRUE = ("1", "true", "t", "yes", "y", "on")
-SUB_IDS = (Path("/etc/subuid"), Path("/etc/subgid"))
 
 
 def node_findings(env: Mapping[str, str], log_url: str) -> Iterator[Finding]:
@@ -164,34 +163,20 @@ def _task_user(options: "Options", env: Mapping[str, str]) -> Iterator[Finding]:
 
 def _containers(user: "TaskUser | None", options: "Options") -> Finding:
     """What starts jobs that name a container. A node may be without."""
-    from penstock_services.node_reporter.shell.containers import PODMAN, check_devices, find_runtime
+    from penstock_services.node_reporter.shell.containers import check_devices, find_runtime
     from penstock_services.node_reporter.shell.ports import NotStartable
-    from penstock_services.node_reporter.shell.users import own_name
 
     what = "containers"
     try:
         runtime = find_runtime(os.environ.get("PATH", ""), "", root=user is None and os.geteuid() == 0)
     except NotStartable as refusal:
         return Finding(what, f"jobs that name one are refused here: {refusal}")
-    if runtime.name == PODMAN:
-        name = own_name() if user is None else user.name
-        lacking = [str(path) for path in SUB_IDS if not _has_sub_ids(path, name)]
-        if lacking:
-            remedy = f"usermod --add-subuids 100000-165535 --add-subgids 100000-165535 {name} (ids that no other user has)"
-            return Finding(what, f"podman, but {' and '.join(lacking)} have no ids for {name}", remedy)
     try:
         check_devices(runtime, [] if options.virtual_gpus is not None else _uuids())
     except NotStartable as refusal:
         problem, _, remedy = str(refusal).partition("; ")
         return Finding(what, problem, remedy)
     return Finding(what, f"by {runtime.name} ({runtime.path})")
-
-
-def _has_sub_ids(path: Path, name: str) -> bool:
-    try:
-        return any(line.startswith(f"{name}:") for line in path.read_text().splitlines())
-    except OSError:
-        return False
 
 
 def _machine_id(options: "Options") -> Finding:
