@@ -64,7 +64,7 @@ class Cell:
         assert check(replica.state) == []
         return replica
 
-    async def until(self, holds: Callable[[Replica], bool], seconds: float = 10.0) -> Replica:
+    async def until(self, holds: Callable[[Replica], bool], seconds: float = 60.0) -> Replica:
         """Waits until it is so in the ledger."""
         async with asyncio.timeout(seconds):
             while not holds(replica := self.fold()):
@@ -76,12 +76,12 @@ class Cell:
         """One placer, stopped at the end; its `stop` event can also be set earlier."""
         stop, ready = asyncio.Event(), asyncio.Event()
         task = asyncio.create_task(run_placer(SETTINGS, stop, log=self.log("placer"), ready=ready))
-        await asyncio.wait_for(ready.wait(), 5)
+        await asyncio.wait_for(ready.wait(), 30)
         try:
             yield stop
         finally:
             stop.set()
-            await asyncio.wait_for(task, 5)
+            await asyncio.wait_for(task, 30)
 
 
 @pytest.fixture(params=[False, True], ids=["read-back", "one-commit"])

@@ -51,7 +51,7 @@ from penstock_services.placer.shell.inputs import input_positions
 from penstock_services.placer.shell.ledger_time import ClockAlarm
 from penstock_services.placer.shell.ledger_trace import LedgerTrace
 from penstock_services.placer.shell.standby import StandbySettings, stand_by
-from penstock_services.placer.shell.term import Fenced, acquire, ledger_headers
+from penstock_services.placer.shell.term import Fenced, acquire, ledger_headers, overlooked
 
 logger = logging.getLogger(__name__)
 
@@ -253,6 +253,12 @@ class Term:
                     if await head_id_at(self._log, self._ledger, self._valid_offset) != self._valid.id:
                         raise Fenced(
                             f"record {self._valid.seq} is no longer in the ledger; term {self._term} is over"
+                        )
+                    if await overlooked(
+                        self._log, self._ledger, self._valid, self._valid_offset, record.offset
+                    ):
+                        raise Fenced(
+                            f"another placer wrote seq {self._valid.seq + 1}; term {self._term} is over"
                         )
                     proven = True
             await self._dispatcher.flush()

@@ -23,7 +23,7 @@ from penstock.runtime.snapshots import Written, head_id_at
 from penstock_services.placer.shell.history import check_ledger
 from penstock_services.placer.shell.inputs import check_inputs, input_positions
 from penstock_services.placer.shell.ledger_trace import LedgerTrace
-from penstock_services.placer.shell.term import read_known
+from penstock_services.placer.shell.term import overlooked, read_known
 
 logger = logging.getLogger(__name__)
 
@@ -99,6 +99,10 @@ async def stand_by(
                     found = await head_id_at(log, ledger, replica.head_offset)
                     if found != replica.head.id:
                         raise LogError(f"record {replica.head.seq} is gone from the ledger that was followed")
+                if await overlooked(log, ledger, replica.head, replica.head_offset, replica.offset):
+                    raise LogError(
+                        f"the ledger went on behind record {replica.head.seq} where void records were"
+                    )
                 logger.info("taking over: nobody answered for %d ms", TAKEOVER_MS)
                 return
     finally:

@@ -13,7 +13,7 @@ from penstock import __version__
 from penstock.clock import LedgerClock, wall_ms
 from penstock.errors import ConfigurationError, LogError, PenstockError
 from penstock.ledger.evolve import FOLD_VERSION
-from penstock.ledger.record import Draft, write
+from penstock.ledger.record import Draft, Head, read_valid, write
 from penstock.ledger.replica import Replica
 from penstock.ledger.state import CellState
 from penstock.log.lookup import records_at
@@ -99,6 +99,20 @@ async def read_known(log: Log, reader: Reader, ledger: Partition, end: int) -> l
     if not records and (found := (await log.end_offsets([ledger]))[ledger]) < end:
         raise LogError(f"the ledger ended at {end}, and ends at {found} now")
     return records
+
+
+async def overlooked(log: Log, ledger: Partition, head: Head, head_offset: int, end: int) -> bool:
+    """Whether a record that follows the head lies before `end`, where its reader found void ones only: the ledger was restored
+    to an offset behind the head meanwhile, and others went on from there. Raises `LogError`."""
+    reader = log.reader({ledger: head_offset + 1})
+    try:
+        while reader.position(ledger) < end:
+            for record in await read_known(log, reader, ledger, end):
+                if record.offset < end and read_valid(head, record.value) is not None:
+                    return True
+    finally:
+        await reader.close()
+    return False
 
 
 async def acquire(
