@@ -37,6 +37,8 @@ class Job:
     """Its next attempt takes an estimate, once, until the back-off is over."""
     held: bool = False
     """It must not be placed."""
+    commanded: int = 0
+    """Seq of its latest hold or release; 0: none."""
 
     @property
     def tasks(self) -> int:
@@ -165,7 +167,7 @@ class Book:
             case "penstock.job.queued" if job is not None:
                 job.waits, job.backs_off = True, False
             case "penstock.job.hold_requested" | "penstock.job.release_requested" if job is not None:
-                job.held = kind == "penstock.job.hold_requested"
+                job.held, job.commanded = kind == "penstock.job.hold_requested", self.seq
             case "penstock.job.ended":
                 self.jobs.pop(fact["job_id"], None)
             case "penstock.task.exited" | "penstock.task.lost" | "penstock.order.refused":

@@ -6,7 +6,7 @@ A judge gives every partition's records, dead letters first; each method raises 
 Rules: `time` (the ledger's time never goes back), `law2` (each input exactly one record, in order), `letter` (dead letters
 match records), `placement` (only what waits and is not held, whole gangs, on sound nodes), `freeze` (no mass eviction), `outcome` (each job
 is submitted and ends once, with no task left), `estimate` (one per job, and one for each attempt that follows on one which ran out
-of memory), `attempt` (a task starts once), `order` (orders follow from valid records alone).
+of memory), `hold` (commands are obeyed, old ones not, and no job ends by waiting while it is held), `attempt` (a task starts once), `order` (orders follow from valid records alone).
 """
 
 from collections import Counter
@@ -22,6 +22,7 @@ from tests.faults.ledger_book import SEQ_BITS, Book
 
 FINAL_STOPS = ("cancelled", "completed", "run_timeout", "queue_timeout")
 UNSCHEDULABLE = "unschedulable"
+BY_WAITING = ("timed_out_queued", UNSCHEDULABLE)
 PROBE_NODE = b"penstock.order.probe_node.v1"
 ANSWER_JOIN = b"penstock.order.answer_join.v1"
 START_TASK, STOP_TASK = b"penstock.order.start_task.v1", b"penstock.order.stop_task.v1"
@@ -359,6 +360,14 @@ class LedgerRules:
             raise Violation("outcome", f"{at}, but {list(job.living)} have not")
         if outcome == UNSCHEDULABLE and self.book.could_fit(job):
             raise Violation("outcome", f"{at}, but it fits the empty cell")
+        if job.held and outcome in BY_WAITING:
+            raise Violation("hold", f"{at}, while it is held")
+
+    def _command(self, fact: Fact) -> None:
+        job, after = self.book.jobs[fact["job_id"]], fact.get("after", 0)
+        if 0 < after < job.commanded:
+            what = f"sent as of seq {after}; the latest one is of seq {job.commanded}"
+            raise Violation("hold", f"seq {self.book.seq}: {fact['job_id']} obeys a command that was {what}")
 
 
 BEFORE: Mapping[str, Callable[[LedgerRules, Fact], None]] = MappingProxyType(
@@ -379,6 +388,8 @@ BEFORE: Mapping[str, Callable[[LedgerRules, Fact], None]] = MappingProxyType(
         "penstock.task.lost": LedgerRules._lost,
         "penstock.node.lost": LedgerRules._node_lost,
         "penstock.cell.frozen": LedgerRules._frozen,
+        "penstock.job.hold_requested": LedgerRules._command,
+        "penstock.job.release_requested": LedgerRules._command,
         "penstock.job.ended": LedgerRules._end,
     }
 )

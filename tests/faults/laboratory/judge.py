@@ -6,7 +6,7 @@ It believes no service: GPUs are identified by UUID, processes and faults are as
 Rules, beside those of `ledger_rules` and `process_rules`: `proof` (nothing is freed or placed anew while it lives),
 `outcome` (each job ends rightly), `gang` (a task knows all members of its gang), `order` (processes, too, follow from valid records alone), `durable` (a task's token is
 on the disk before it starts), `fault` (nothing new starts on a GPU whose fault is in the ledger, before a boot or a repair), `signal` (no task is stopped unasked), `stop` (who is to be stopped gets a signal), `report`
-(a node reports only what happened), `drain` (a drained node's jobs are stopped), `commit` (on a conditional log no decision of a placer is void), `chain`, `check`,
+(a node reports only what happened), `drain` (a drained node's jobs are stopped), `hold` (holds and releases are obeyed), `commit` (on a conditional log no decision of a placer is void), `chain`, `check`,
 `fold`, `replay`, `crash`, `liveness`, `rest`.
 """
 
@@ -27,12 +27,22 @@ from tests.faults.laboratory.machine import Machine, Program, TaskProcess
 from tests.faults.laboratory.policies import PolicyBug
 from tests.faults.laboratory.world import World
 from tests.faults.ledger_book import TERM_STARTED
-from tests.faults.ledger_rules import PLACER, START_TASK, STOP_TASK, Fact, LedgerRules, Violation, kind_of
+from tests.faults.ledger_rules import (
+    FINAL_STOPS,
+    PLACER,
+    START_TASK,
+    STOP_TASK,
+    Fact,
+    LedgerRules,
+    Violation,
+    kind_of,
+)
 from tests.faults.process_rules import ProcessRules, Running
 
 STOP_AFTER = 0.75  # of its lease without contact, a node stops its tasks (5/6 less what a slow boot-time clock makes of timers)
 MAX_UNDERWAY_S = 120.0  # of a record, between its stamp and its landing: placers sleep, and appends are late
 CORDONED = "penstock.node.cordoned."
+HOLD = "penstock.job.hold_requested"
 REPORTER = b"/penstock/node-reporter/"
 
 
@@ -55,6 +65,8 @@ class Judge:
         """(token, task id) of starts whose order is in the log."""
         self.cancelled: dict[str, None] = {}
         """Jobs that somebody asked to cancel."""
+        self.commands: dict[str, tuple[str, Fact]] = {}
+        """Event id → kind and contents of a hold or a release in the log."""
         self.may_stop: dict[tuple[str, str], None] = {}
         """(node, task id): tasks that an order or a drain stops."""
         self.faults: dict[str, int] = {}
@@ -97,6 +109,9 @@ class Judge:
             event_id = dict(record.headers).get("ce_id", b"").decode()
             if event_id.startswith("submit-"):
                 self.submitted[event_id.removeprefix("submit-")] = None
+            elif event_id.startswith("command/"):
+                kind = kind_of(dict(record.headers)["ce_type"].decode())
+                self.commands[event_id] = kind, orjson.loads(record.value)
 
     # ------------------------------------------------------------------------------------- the ledger
 
@@ -112,6 +127,7 @@ class Judge:
             return False
         self._time(found["now_ms"])
         rules.record(found)
+        self._obeys(found)
         for entry in found["facts"]:
             kind, fact = kind_of(entry["type"]), entry["data"]
             before = BEFORE.get(kind)
@@ -121,7 +137,7 @@ class Judge:
             if kind in LINES:
                 self.world.trace(f"seq {book.seq}: {LINES[kind](fact)}")
         self._drained_by(found["facts"])
-        problems = check(self.replica.state)
+        problems = check(self.replica.state) if found["facts"] else []  # without a fact nothing has changed
         if problems:
             raise Violation("check", f"seq {book.seq}: {'; '.join(problems)}")
         timers = [t.about.id for t in self.replica.state.timers.values() if t.about.id in self.ended]
@@ -154,6 +170,19 @@ class Judge:
             left = [place["node_id"] for place in living if place["node_id"] in drained]
             if left and job.stop_reason is None and not self.book.frozen:
                 raise Violation("drain", f"seq {self.book.seq}: {job_id} is not stopped on {left}")
+
+    def _obeys(self, found: Fact) -> None:
+        """A hold of what is not held, and an operator's release of what is, are obeyed."""
+        kind, command = self.commands.get(found["cause"].get("event_id", ""), ("", {}))
+        job = self.book.jobs.get(command.get("job_id", ""))
+        if job is None or 0 < command.get("after", 0) < job.commanded:
+            return
+        if kind == HOLD:
+            applies = not job.held and job.stop_reason not in FINAL_STOPS
+        else:
+            applies = job.held and "tenant" not in command
+        if applies and [kind_of(entry["type"]) for entry in found["facts"][:1]] != [kind]:
+            raise Violation("hold", f"seq {self.book.seq}: {command} is not obeyed: {found.get('reason')}")
 
     def _void(self, record: Record) -> None:
         """Where record and orders are one commit, a placer that was replaced writes nothing (decision 19)."""
@@ -347,6 +376,8 @@ LINES: Mapping[str, Callable[[Fact], str]] = MappingProxyType(
         "penstock.task.lost": lambda fact: f"{fact['task_id']} is given up: {fact['reason']}",
         "penstock.job.requeued": lambda fact: f"{fact['job_id']} queues again: {fact['reason']}",
         "penstock.job.ended": lambda fact: f"{fact['job_id']} ended {fact['outcome']}",
+        "penstock.job.hold_requested": lambda fact: f"{fact['job_id']} is held",
+        "penstock.job.release_requested": lambda fact: f"{fact['job_id']} is released",
         "penstock.node.left": lambda fact: f"{fact['node_id']} left: {fact['proof']}",
         "penstock.node.joined": lambda fact: f"{fact['node']['node_id']} joined as {fact['node']['boot_id']}",
         "penstock.node.cordoned": lambda fact: (

@@ -69,7 +69,7 @@ def _() -> None:
     filtered(orders.outstanding, lambda order: order.TYPE != ProbeNode.TYPE)
 
 
-@mutant("a probe counts as answered by an earlier joining", faults="silence")
+@mutant("a probe counts as answered by an earlier joining", faults="silence,crash")
 def _() -> None:
     replace(lease.concerns, lambda state, order: False)
 

@@ -1,13 +1,16 @@
-"""Faulty messages: nonsense, stale and wrong reports, duplicates, and cancellations in mid-launch."""
+"""Faulty messages: nonsense, stale and wrong reports, duplicates, cancellations in mid-launch, and holds."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from penstock.ledger.state import WAITING
 from penstock.log.port import Message, Partition
 from penstock.model.external_events import (
     GpuFaulted,
+    JobHoldRequested,
     JobProgress,
+    JobReleaseRequested,
     NodeJoined,
     NodeLeft,
     NodeSuspected,
@@ -20,13 +23,21 @@ from penstock.model.transitions import JobStatus
 from tests.faults.laboratory.injector import Injector
 from tests.faults.laboratory.wire import message, orders_of, unsigned
 
+if TYPE_CHECKING:
+    from tests.faults.laboratory.cell import Laboratory
+
 DOUBTFUL = (NodeSuspected.TYPE.encode(), GpuFaulted.TYPE.encode())
 """What makes a node unused until it reports again, also when it comes late."""
 JOINED = f"{NodeJoined.TYPE}.v{NodeJoined.VERSION}".encode()
 
 
 class MessageFaults(Injector):
-    """Each method is a fault."""
+    """Each public method is a fault, but for `release_all`, by which an operator clears up."""
+
+    def __init__(self, lab: "Laboratory") -> None:
+        super().__init__(lab)
+        self.held: dict[str, None] = {}
+        """Jobs that an operator must release."""
 
     def garbage(self) -> None:
         """A broken client writes nonsense."""
@@ -108,3 +119,36 @@ class MessageFaults(Injector):
             for service in lab.placers:
                 if rng.random() < 0.4:
                     service.kill("beside a cancellation")
+
+    def hold(self) -> None:
+        """A job is held, by its tenant or an operator, best while it waits, and released; now and then not before the calm."""
+        rng, state = self._world.rng, self._lab.judge.replica.state
+        waiting = [job for job in state.jobs.values() if job.status in WAITING]
+        impatient = [job for job in waiting if job.spec.queue_timeout_ms is not None]
+        jobs = impatient or waiting or list(state.jobs.values())
+        if not jobs:
+            return
+        job = jobs[int(rng.integers(len(jobs)))]
+        tenant = job.spec.owner if rng.random() < 0.5 else None
+        self.held[job.job_id] = None
+        self._command(
+            JobHoldRequested(job_id=job.job_id, reason="no data yet", tenant=tenant, after=state.seq)
+        )
+        if rng.random() < 0.8:
+            self._world.at(self._world.within(1, 90), lambda: self._release(job.job_id, tenant))
+
+    def _release(self, job_id: str, tenant: str | None) -> None:
+        after = self._lab.judge.replica.state.seq
+        if not self._world.calm:
+            self._command(
+                JobReleaseRequested(job_id=job_id, reason="here they are", tenant=tenant, after=after)
+            )
+
+    def release_all(self) -> None:
+        """The operator's last orders, after all that were under way."""
+        for job_id in self.held:
+            self._command(JobReleaseRequested(job_id=job_id, by="operator", reason="the end of the day"))
+
+    def _command(self, event: JobHoldRequested | JobReleaseRequested) -> None:
+        self._sent += 1
+        self._send_maybe_twice(message(event, f"command/{self._sent}", "/users"))

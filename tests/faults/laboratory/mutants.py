@@ -111,7 +111,7 @@ def _() -> None:
     accepting(guard._left, "older_boot")
 
 
-@mutant("an exit under the token of its stop is stale")
+@mutant("an exit under the token of its stop is stale", faults="overtake", log="kafka")
 def _() -> None:
     replace(guard._is_a_stop, lambda job, token: False)
 
@@ -168,7 +168,7 @@ def _() -> None:
     replace(real, requeued)
 
 
-@mutant("the cell never freezes")
+@mutant("the cell never freezes", faults="vanish")
 def _() -> None:
     real = Decider._missing
 
@@ -251,7 +251,7 @@ def _() -> None:
     cut_before(Decider._exited, lambda fact: fact.TYPE == PlacementDecided.TYPE)
 
 
-@mutant("back-off never ends")
+@mutant("back-off never ends", faults="hold", jobs=12, nodes=3)
 def _() -> None:
     _ignoring_timers("backoff")
 
@@ -391,7 +391,7 @@ def _() -> None:
     replace(real, take_back)
 
 
-@mutant("timers are lost with a snapshot", faults="steps,rival")
+@mutant("timers are lost with a snapshot", faults="steps,rival", first=7)
 def _() -> None:
     real = snapshot.load
 

@@ -73,7 +73,7 @@ def _() -> None:
     cut_before(machine._spawned, lambda decision: isinstance(decision, machine.Signal))
 
 
-@mutant("nobody is killed when the grace is over")
+@mutant("nobody is killed when the grace is over", faults="cancel")
 def _() -> None:
     nothing(machine._grace_over)
 
@@ -95,12 +95,12 @@ def _() -> None:
     replace(recovery._recover_task, lambda node, task: {100 + 2 * n for n in range(10_000)})
 
 
-@mutant("a task is begun whose GPU is gone", faults="cards,slow_start,steps")
+@mutant("a task is begun whose GPU is gone", faults="cards,slow_start,steps", first=6)
 def _() -> None:
     replace(recovery._give_up_if_impossible, lambda node, task: False)
 
 
-@mutant("a restarted reporter does not go on stopping")
+@mutant("a restarted reporter does not go on stopping", faults="cancel,steps,upgrade")
 def _() -> None:
     replace(recovery._resume, lambda node, task: None)
 
@@ -124,6 +124,6 @@ def _() -> None:
     replace(real, write)
 
 
-@mutant("the end of the grace is forgotten")
+@mutant("the end of the grace is forgotten", faults="cancel")
 def _() -> None:
     replace(Node._kill_at, lambda self, key, at_ms: None)

@@ -11,9 +11,9 @@ from multiprocessing.pool import Pool
 from types import FrameType
 from typing import Any, NamedTuple, NoReturn
 
-from tests.faults.laboratory import lease_mutants, mutants, node_mutants, shell_mutants  # noqa: F401 - they enter theirs
+from tests.faults.laboratory import hold_mutants, lease_mutants, mutants, node_mutants, shell_mutants  # noqa: F401 - they enter theirs
 from tests.faults.laboratory.cell import Options
-from tests.faults.laboratory.patching import MUTANTS, SCENARIOS
+from tests.faults.laboratory.patching import FIRST_SEEDS, MUTANTS, SCENARIOS
 from tests.faults.laboratory.run import Outcome, live
 
 MAX_RUN_CPU_S = 60.0  # a run takes half a second; a service that never returns would stop everything
@@ -145,7 +145,8 @@ def hunt(name: str, seeds: int = MUTANT_SEEDS, *, directed: bool = True) -> Hunt
     """Runs in this process, which is spoilt afterwards, until a rule is violated. `directed`: in its scenario."""
     MUTANTS[name]()
     scenario = SCENARIOS[name] if directed else {}
-    for seed in range(seeds):
+    first = [FIRST_SEEDS[name]] if directed and FIRST_SEEDS[name] else []
+    for seed in (*first, *range(seeds)):
         outcome = guarded(Options(seed, **scenario), MUTANT_CPU_S)
         if outcome.rule:
             return Hunt(name, outcome.rule, seed, outcome.what)

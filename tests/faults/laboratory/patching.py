@@ -18,19 +18,25 @@ MUTANTS: dict[str, Callable[[], None]] = {}
 """By what each breaks, in words."""
 SCENARIOS: dict[str, dict[str, Any]] = {}
 """Fields of a run's options in which a mutant shows early; see `mutant`."""
+FIRST_SEEDS: dict[str, int] = {}
+"""The seed to begin a directed hunt with."""
 PACKAGES = ("penstock", "penstock_services", "tests")
 
 
-def mutant(name: str, faults: str = "", **options: Any) -> Callable[[Callable[[], None]], Callable[[], None]]:
+def mutant(
+    name: str, faults: str = "", *, first: int = 0, **options: Any
+) -> Callable[[Callable[[], None]], Callable[[], None]]:
     """Enters a function that puts one bug into this process.
 
     `faults` (comma-separated) and `options` direct its runs: a bug that shows under one kind of fault only is found
-    in one or two runs with that kind, and in twenty with all kinds.
+    in one or two runs with that kind, and in twenty with all kinds. `first`: for one that shows in few runs even so, a
+    seed in which it did; where it does not any more, the hunt goes on from seed 0 and only takes longer.
     """
 
     def enter(put_in: Callable[[], None]) -> Callable[[], None]:
         assert name not in MUTANTS, name
         MUTANTS[name] = put_in
+        FIRST_SEEDS[name] = first
         SCENARIOS[name] = options | ({"faults": tuple(faults.split(","))} if faults else {})
         return put_in
 

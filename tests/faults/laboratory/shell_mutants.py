@@ -25,7 +25,7 @@ from tests.faults.laboratory.patching import filtered, mutant, posing, replace
 # -------------------------------------------------------------------------------------------------------- orders
 
 
-@mutant("orders are not repeated by a new term")
+@mutant("orders are not repeated by a new term", faults="crash,rival")
 def _() -> None:
     filtered(orders.outstanding, lambda order: order.TYPE != StartTask.TYPE)
 
@@ -35,7 +35,7 @@ def _() -> None:
     filtered(orders.outstanding, lambda order: order.TYPE != StopTask.TYPE)
 
 
-@mutant("orders run ahead of the records read back", faults="reboot,late", log="kafka")
+@mutant("orders run ahead of the records read back", faults="reboot,late,crash,rival", log="kafka")
 def _() -> None:
     real = orders.outstanding
     replace(real, lambda state, node_ids, up_to: real(state, node_ids, 1 << 53))
@@ -78,7 +78,7 @@ def _() -> None:
 # -------------------------------------------------------------------------- record and orders in one commit (decision 19)
 
 
-@mutant("a placer appends at the log's end", faults="duel,late,rival", log="embedded")
+@mutant("a placer appends at the log's end", faults="duel,late,rival", log="embedded", first=57)
 def _() -> None:
     """Not behind the last record that it has folded: another placer's term may lie between."""
     real = service.Term.serve
@@ -116,7 +116,7 @@ def _() -> None:
     replace(real, lambda self, *given: real(self, *given)[:1])
 
 
-@mutant("a record that was refused counts as written", log="embedded")
+@mutant("a record that was refused counts as written", faults="duel,rival", log="embedded")
 def _() -> None:
     real = service.Term._append
 
@@ -167,7 +167,7 @@ def _() -> None:
     replace(evolve._ledger_accepted, accepted)
 
 
-@mutant("what a node ran of the lost records need not end", faults="ledger", jobs=8, nodes=3)
+@mutant("what a node ran of the lost records need not end", faults="ledger,late", jobs=8, nodes=3)
 def _() -> None:
     real = CellState.awaits_nodes
 
@@ -192,7 +192,7 @@ def _() -> None:
     replace(LedgerClock.now_ms, lambda self, last_ms=0: wall_ms())
 
 
-@mutant("a term begins by its machine's clock", faults="years,rival")
+@mutant("a term begins by its machine's clock", faults="years,crash", jobs=8, nodes=3)
 def _() -> None:
     def begin_time(state: CellState, before_ms: int | None, log_ms: int, ago_ms: int) -> LedgerClock:
         return LedgerClock(max(state.now_ms, wall_ms()))
@@ -200,7 +200,7 @@ def _() -> None:
     replace(ledger_time.begin_time, begin_time)
 
 
-@mutant("the estimator forgets what it had not estimated")
+@mutant("the estimator forgets what it had not estimated", faults="steps")
 def _() -> None:
     replace(State.unestimated, lambda self: [])
 
