@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -19,6 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PENSTOCK = (sys.executable, "-c", "from penstock.cli.main import main; main()")
 READY_S = 60.0
 PATIENCE_S = 60.0
+FAILED = pytest.StashKey[bool]()
 STOP_S = 15.0  # `penstock up` ends within 5 s on a quiet machine; a busy one must not fail the test
 
 
@@ -50,8 +51,8 @@ def processes_of(folder: Path) -> list[str]:
 
 
 def survivors(folder: Path) -> list[str]:
-    """Those still alive 2 s after the end: a helper process ends when it reads that its parent has."""
-    deadline = time.monotonic() + 2.0
+    """Those still alive a while after the end: a helper process ends when it reads that its parent has."""
+    deadline = time.monotonic() + STOP_S
     while (found := processes_of(folder)) and time.monotonic() < deadline:
         time.sleep(0.05)
     return found
@@ -120,6 +121,15 @@ class Installation:
         return time.monotonic() - began
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """For fixtures that clear up after a failed test."""
+    report = yield
+    if report.failed:
+        item.stash[FAILED] = True
+    return report
+
+
 @pytest.fixture(scope="module")
 def up() -> Iterator[Installation]:
     """One installation for all tests of a module; it must leave nothing behind."""
@@ -139,6 +149,17 @@ def up() -> Iterator[Installation]:
         running.process.wait()
         running.output.close()
         shutil.rmtree(place, ignore_errors=True)
+
+
+@pytest.fixture
+def no_job_stays(request: pytest.FixtureRequest, up: Installation) -> Iterator[None]:
+    """What a failed test has left running would make those behind it fail, too."""
+    yield
+    if request.node.stash.get(FAILED, False):
+        jobs = json.loads(up.run("get", "jobs", "--limit", "1000", "-o", "json").stdout)["jobs"]
+        left = [job["job_id"] for job in jobs if job["outcome"] is None]
+        if left:
+            up.run("cancel", *left)
 
 
 def listed(up: Installation, *arguments: str) -> dict[str, object]:

@@ -15,7 +15,7 @@ from tests.integration.test_estimator_service import ESTIMATES, SETTINGS, servin
 from tests.integration.test_estimator_steps import Cell, spec
 from tests.support.memory_log import MemoryBroker, MemoryLog
 
-WAIT_S = 20.0
+WAIT_S = 60.0
 
 
 async def cell(broker: MemoryBroker) -> Cell:

@@ -73,12 +73,12 @@ class TracedCell:
         self._patch.setattr(service, "tracing", traced if exported else tracing)
         stop, ready = asyncio.Event(), asyncio.Event()
         work = asyncio.create_task(service.run(settings, stop, log=self.log("placer"), ready=ready))
-        await asyncio.wait_for(ready.wait(), 5)
+        await asyncio.wait_for(ready.wait(), 30)
         try:
             yield
         finally:
             stop.set()
-            await asyncio.wait_for(work, 5)
+            await asyncio.wait_for(work, 30)
 
     def exported(self, placer: int, *job_ids: str) -> set[tuple[str, str, int]]:
         """(job, span's name, span's id) of these jobs, as this placer exported them."""

@@ -208,7 +208,7 @@ async def forged_records_change_nothing(settings: Settings, logs: Mapping[Topic,
         assert (await cell.state_when(lambda state: "j" in state.ended)).ended["j"] == "succeeded"
     finally:
         stop.set()
-        await asyncio.wait_for(placer, 10)
+        await asyncio.wait_for(placer, 30)
 
 
 async def everything(log: Log, place: Partition) -> list[Record]:

@@ -31,7 +31,7 @@ TOPICS: dict[str, int] = {
     Topic.TELEMETRY: NODE_PARTITIONS,
     Topic.DEAD_LETTERS: 1,
 }
-WAIT_S = 20.0
+WAIT_S = 60.0
 
 
 def node_options(folder: Path, **changes: Any) -> Options:

@@ -59,7 +59,7 @@ def log(broker: MemoryBroker, archive: Archive) -> Log:
 async def read(log: Log, start: dict[Partition, int], count: int) -> list[Record]:
     reader = log.reader(start)
     found: list[Record] = []
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while len(found) < count:
             found += await reader.read(max_records=4)
     assert await reader.read(timeout_ms=0) == []
