@@ -10,7 +10,6 @@ from penstock.cli import follow, jobspec
 from penstock.cli.common import Output, gateway
 from penstock.cli.output import Format, dump, duration, remark
 from penstock.cli.signals import exit_code, held, terminable
-from penstock.cli.tables import now_ms
 from penstock.client import Client, NotPermitted
 from penstock.exits import Exit, Stop
 from penstock.model.codec import as_written
@@ -202,8 +201,8 @@ class Submission:
 
     def _repeated(self, job_id: str) -> str:
         try:
-            submitted_ms = self.client.get(f"/v1/jobs/{job_id}")["submitted_ms"]
-            ago = f" {duration(now_ms() - submitted_ms)} ago"
+            job = self.client.get(f"/v1/jobs/{job_id}")
+            ago = f" {duration(max(0, job['now_ms'] - job['submitted_ms']))} ago"
         except Stop:  # a token that may submit and not read
             ago = ""
         legs = "; legs of a matrix need a key each: --idempotency-key" if self.derived else ""
