@@ -43,7 +43,7 @@ WITHIN_S = 60.0
 async def test_it_is_restored_under_a_running_placer(cell: Cell) -> None:  # noqa: F811 - the fixture
     """A broker comes back with an older disk: the placer in office does not go on at the shorter end."""
     running = asyncio.create_task(run_placer(SETTINGS, asyncio.Event(), log=cell.log("placer")))
-    await submitted(cell, "a", "b")
+    await submitted(cell, "a", "b", "x", "y")  # more than it writes at the shorter end
     head = cell.fold().head
     cell.broker.restore(LEDGER, 2)
     await cell.submit("c")
