@@ -54,10 +54,10 @@ OF_JOB = MappingProxyType(
 
 
 def of_job(state: str, own_code: int | None, *, propagate: bool) -> int:
-    """The exit code of a job that ended. With `propagate` a failed job's own code, if it had one above 0."""
+    """The exit code of a job that ended; 1 for an ending of a newer gateway. With `propagate` a failed job's own code, if above 0."""
     if propagate and state == "failed" and own_code:
         return own_code
-    return OF_JOB[state]
+    return OF_JOB.get(state, Exit.PROBLEM)
 
 
 class Stop(Exception):

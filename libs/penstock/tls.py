@@ -2,7 +2,7 @@
 
 import socket
 import ssl
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from urllib.parse import urlsplit
 
@@ -23,10 +23,31 @@ def client_context(ca: str, setting: str) -> ssl.SSLContext:
         ) from error
 
 
-def misfit(error: BaseException | None, url: str, ca: str, setting: str) -> str | None:
+def speaks_tls(host: str, port: int) -> bool:
+    """Whether a server there takes part in a handshake; nothing is sent on it, so its certificate does not matter. Blocks for
+    PROBE_TIMEOUT_S at most."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    with (
+        suppress(OSError),
+        socket.create_connection((host, port), timeout=PROBE_TIMEOUT_S) as connection,
+        context.wrap_socket(connection, server_hostname=host),
+    ):
+        return True
+    return False
+
+
+def misfit(
+    error: BaseException | None,
+    url: str,
+    ca: str,
+    setting: str,
+    asks: Callable[[str, int], bool] = speaks_tls,
+) -> str | None:
     """Why a request to `url` can never succeed as the two ends are set, and the remedy; None: that is not its trouble.
 
-    Where an unencrypted request got no answer, it asks the server whether it speaks TLS, for PROBE_TIMEOUT_S at most.
+    `asks`: whether the server speaks TLS, where an unencrypted request got no answer.
     """
     causes = tuple(_causes(error))
     host = urlsplit(url).hostname or ""
@@ -41,23 +62,9 @@ def misfit(error: BaseException | None, url: str, ca: str, setting: str) -> str 
         if isinstance(cause, ssl.SSLError):
             return f"it does not speak TLS as we do ({cause.reason}); write http:// for one without"
     away = any(isinstance(cause, OSError) and not isinstance(cause, ConnectionResetError) for cause in causes)
-    if causes and not away and url.startswith("http://") and speaks_tls(host, urlsplit(url).port or 80):
+    if causes and not away and url.startswith("http://") and asks(host, urlsplit(url).port or 80):
         return "it speaks TLS only; write https://"
     return None
-
-
-def speaks_tls(host: str, port: int) -> bool:
-    """Whether a server there takes part in a handshake; nothing is sent on it, so its certificate does not matter."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname = False
-    context.verify_mode = ssl.CERT_NONE
-    with (
-        suppress(OSError),
-        socket.create_connection((host, port), timeout=PROBE_TIMEOUT_S) as connection,
-        context.wrap_socket(connection, server_hostname=host),
-    ):
-        return True
-    return False
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:

@@ -54,6 +54,8 @@ class Line:
         host, _, port = url.removeprefix("http://").partition(":")
         self._there = (host, int(port))
         self.cut_answers = 0
+        self.handshakes = 0
+        """How often it was asked whether TLS is spoken here, for which an event loop stands still."""
         self.open: set[asyncio.StreamWriter] = set()
 
     @contextlib.asynccontextmanager
@@ -75,6 +77,7 @@ class Line:
 
         async def out() -> None:
             while piece := await reader.read(65_536):
+                self.handshakes += piece[0] == 0x16
                 far_writer.write(piece)
             far_writer.close()  # the client has hung up
 
@@ -98,6 +101,7 @@ async def test_an_answer_that_is_lost_twice_leads_to_one_job(cell: Cell) -> None
         line.cut_answers = 2
         async with AsyncClient(url) as client:
             job = await client.submit(command=["true"], name="once")
+        assert line.handshakes == 1
         line.cut_answers = 1
         with Client(url) as blocking:
             again = await asyncio.to_thread(blocking.submit, command=["true"], name="twice")
@@ -199,6 +203,7 @@ async def test_events_from_now_on_lose_none_where_the_line_breaks_at_once(cell: 
         await cell.caught_up()
         async with asyncio.timeout(2 * WITHIN_S):
             await watching
+        assert line.handshakes == 0, "it had answered in plain text before"
         await streams_of(cell, 0)  # closed with the iterator, before the client is
     whole = (await cell.http.get("/v1/jobs/meanwhile/events")).json()["events"]
     assert [event.seq for event in seen if event.job_id] == [row["seq"] for row in whole]
@@ -393,6 +398,7 @@ async def test_wait_and_why_on_the_command_line(cell: Cell, capsys: pytest.Captu
         assert (code, "job k1 was submitted at" in text) == (Exit.PROBLEM, True), text
     code, text = await shown("get", "jobs", "--label", "team!=vision")
     assert (code, "--label team!=vision: is not NAME=VALUE" in text) == (Exit.BAD_SPEC, True)
+    assert await shown("queue", "--name", "nothing") == (0, "No job that waits fits.\n")
     code, text = await shown("get", "jobs", "--state", "Succeeded")
     assert (code, "done" in text) == (0, True)
     code, text = await shown("get", "job", "done", "-w", "-o", "json")

@@ -19,7 +19,7 @@ import pytest
 from infra.devservers.build_cache import INFRA
 from infra.devservers.kafka import make_certificates
 from penstock.cli.app import run as penstock
-from penstock.client import Client
+from penstock.client import Client, WaitTimeout
 from penstock.errors import ConfigurationError
 from penstock.exits import Exit, Stop
 from penstock.model.topics import Topic
@@ -101,6 +101,8 @@ async def test_everything_passes_encrypted_and_nothing_else(
         client = Client(cell.url, ca=ca)
         streamed = await asyncio.to_thread(lambda: next(client.stream("/v1/stream", after="0")))
         assert streamed.data["type"] == "penstock.term.started"
+        with pytest.raises(WaitTimeout, match=f"job {job_id} has not ended within 0.4 s"):
+            await asyncio.to_thread(client.wait, job_id, timeout_s=0.4)
 
         keeping = [asyncio.create_task(standing(cell.url, each)) for each in (ca, other)]
         async with asyncio.timeout(WITHIN_S):

@@ -33,7 +33,8 @@ Reason = Annotated[str, typer.Option(metavar="TEXT", help="Stored with it; `why`
 
 def hold(ctx: typer.Context, jobs: Jobs, reason: Reason = "", output: Output = Format.TABLE) -> None:
     """Hold jobs: they do not start until they are released. What runs of them runs on."""
-    _act(ctx, "hold", jobs, reason, output, "held; `penstock release {id}` ends it")
+    done = "does not start until `penstock release {id}`; what runs of it runs on"
+    _act(ctx, "hold", jobs, reason, output, done)
 
 
 def release(ctx: typer.Context, jobs: Jobs, reason: Reason = "", output: Output = Format.TABLE) -> None:

@@ -282,16 +282,17 @@ def queue(
     output: Output = Format.TABLE,
 ) -> None:
     """Jobs that wait, first in line first, each with its reason."""
-    answer = gateway(ctx).get("/v1/queue", limit=limit, **chosen(None, owner, name, label))
-    present(answer, output, lambda: _queue(answer))
+    filters = chosen(None, owner, name, label)
+    answer = gateway(ctx).get("/v1/queue", limit=limit, **filters)
+    present(answer, output, lambda: _queue(answer, "No job that waits fits." if filters else "No job waits."))
     if (shown := len(rows_of(answer, "jobs"))) < answer["waiting"]:
         remark(f"{shown} of {answer['waiting']:,}; --limit {min(answer['waiting'], MAX_SEARCHED)} lists more")
 
 
-def _queue(answer: dict[str, Any]) -> RenderableType:
+def _queue(answer: dict[str, Any], empty: str) -> RenderableType:
     waiting = rows_of(answer, "jobs")
     if not waiting:
-        return Text("No job waits.")
+        return Text(empty)
     table = plain_table("#", "JOB", "NAME", "STATE", "WAITED", "WHY", right=("#", "WAITED"), wrap=("WHY",))
     for number, row in enumerate(waiting, start=1):
         table.add_row(

@@ -20,7 +20,7 @@ from penstock.client.errors import (
 )
 from penstock.errors import ConfigurationError
 from penstock.redaction import without_password
-from penstock.tls import SYSTEM_CA, client_context, misfit
+from penstock.tls import SYSTEM_CA, client_context, misfit, speaks_tls
 
 DEFAULT_SERVER = "http://127.0.0.1:8742"
 TIMEOUT_S = 10.0  # connect, and wait for a first byte
@@ -51,6 +51,8 @@ class Connection:
         self._token = token or _token_in(token_file or os.environ.get("PENSTOCK_TOKEN_FILE"))
         authority = str(ca or os.environ.get("PENSTOCK_CA") or "")
         self._ca = authority or SYSTEM_CA
+        self._speaks_tls: bool | None = None
+        """Of a server for unencrypted requests; None: it was not asked and has not answered yet."""
         self._encrypted = not server.startswith("http://")
         if self._token and not _TOKEN.match(self._token):
             text = f"{TOKEN_SETTING} does not hold one token in one line; `penstock token` makes one"
@@ -75,6 +77,16 @@ class Connection:
             "base_url": self._url, "headers": headers, "timeout": TIMEOUT_S, "trust_env": False, "verify": verify, "limits": LIMITS,
         }  # fmt: skip
 
+    def answered(self) -> None:
+        """A request had an answer: a line that breaks later has another cause than TLS."""
+        self._speaks_tls = False
+
+    def _asks_for_tls(self, host: str, port: int) -> bool:
+        """Once per connection: the question may take seconds, in which an event loop would stand still."""
+        if self._speaks_tls is None:
+            self._speaks_tls = speaks_tls(host, port)
+        return self._speaks_tls
+
     def unreachable(self, error: Exception | None) -> ClientError:
         """What a request that got no answer means."""
         if isinstance(error, httpx.UnsupportedProtocol | httpx.InvalidURL):
@@ -89,7 +101,7 @@ class Connection:
 
     def misfit(self, error: Exception | None) -> BadRequest | None:
         """For what no repetition mends."""
-        why = misfit(error, self.server, self._ca, "--ca or PENSTOCK_CA")
+        why = misfit(error, self.server, self._ca, "--ca or PENSTOCK_CA", self._asks_for_tls)
         return None if why is None else BadRequest(f"--server {self.server}: {why}")
 
     def refused(self, response: httpx.Response) -> ClientError:

@@ -136,6 +136,7 @@ def send(connection: Connection, request: Request, tries: int) -> Steps[httpx.Re
             except TimeoutError:
                 raise connection.unreachable(error) from error
             continue
+        connection.answered()
         overloads += 1
         if response.status_code not in PASSING or overloads == MAX_OVERLOAD_TRIES:
             break
@@ -161,7 +162,10 @@ def read(response: httpx.Response, kind: type[T]) -> T:
 def job_of(job: JobSpec | Mapping[str, Any] | None, fields: Mapping[str, Any]) -> JobSpec:
     """The job of a spec, or of the fields of a job file; owner and workdir default to who and where we are. Raises `BadRequest`."""
     if isinstance(job, JobSpec):
-        return msgspec.structs.replace(job, **fields)
+        try:
+            return msgspec.structs.replace(job, **fields)
+        except TypeError as error:
+            raise BadRequest(f"this is no job: {error}; give fields of JobSpec") from error
     named = {"owner": _user(), "workdir": os.getcwd(), **(job or {}), **fields}
     try:
         return parse_job(named)

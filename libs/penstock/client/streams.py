@@ -56,6 +56,7 @@ class Place:
 
     def took(self, sse: httpx_sse.ServerSentEvent) -> StreamEvent | None:
         """None: the frame only sets the time to reconnect. Raises `GatewayFault`."""
+        self._connection.answered()
         self._last_id = sse.id or self._last_id
         self._failures = 0
         self._backoff.reset()
