@@ -197,7 +197,7 @@ def test_wait_ends_with_the_jobs(up: Installation, tmp_path: Path) -> None:
     assert up.run("wait", *made[:2]).returncode == 10, "the second one failed"
     late = up.run("wait", *made, "--timeout", "300ms", "-o", "json")
     assert late.returncode == 124
-    assert "1 of 3 jobs have not ended within 300ms" in late.stderr
+    assert "1 of 3 jobs have not ended within 0.3 s" in late.stderr
     assert [job["job_id"] for job in json.loads(late.stdout)["jobs"]] == made[:2]
     waiting = subprocess.Popen(
         [*PENSTOCK, "wait", *made], stdout=subprocess.PIPE, text=True,

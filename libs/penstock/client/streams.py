@@ -136,8 +136,7 @@ class Waiting:
         limit = f"within {self._limit_s:g} s"
         if self._total == 1:
             return WaitTimeout(f"job {self.only} has not ended {limit}; it goes on")
-        verb = "job has" if len(self.pending) == 1 else "jobs have"
-        return WaitTimeout(f"{len(self.pending)} of {self._total} {verb} not ended {limit}; they go on")
+        return WaitTimeout(f"{len(self.pending)} of {self._total} jobs have not ended {limit}; they go on")
 
     def stream_timeout(self) -> httpx.Timeout:
         return httpx.Timeout(self.at_most_s(TIMEOUT_S, LEAST_S), read=self.at_most_s(SILENCE_S, LEAST_S))
