@@ -132,7 +132,7 @@ class Meter:
         """`alone_s`: per finished job its work in seconds."""
         self._sample()
         full_load, samples = self._full_load
-        if not samples and self.asked >= self.gpus:
+        if not samples and 0 < self.gpus <= self.asked:
             full_load, samples = self.held, 1
         done = [life for life in self.lives.values() if life.end_s is not None]
         jcts = sorted(life.jct_s for life in done)
