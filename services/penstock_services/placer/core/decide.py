@@ -13,7 +13,6 @@ from penstock.errors import one_line
 from penstock.ledger.evolve import job_of_task
 from penstock.ledger.index import bits
 from penstock.ledger.lease import LEASE_TIMER
-from penstock.ledger.memory import capped
 from penstock.ledger.state import HOLDING, CellState, JobState
 from penstock.model import external_events, ledger_events
 from penstock.model.estimates import JobEstimated
@@ -25,8 +24,7 @@ from penstock.model.types import MAX_GANG_TASKS, MAX_TEXT
 from penstock.policies.base import LazyRng, Plan, Queueing, Replanning, assign
 from penstock.policies.capacity import never_fits
 from penstock.policies.profiles import in_force, policy_for
-from penstock.policies.validate import validate
-from penstock_services.placer.core import lease
+from penstock_services.placer.core import lease, proposals
 from penstock_services.placer.core.attempts import Attempts
 from penstock_services.placer.core.common import (
     RESCHEDULE,
@@ -121,21 +119,7 @@ class Decider:
             yield from self._place_waiting(state)
 
     def _proposed(self, state: CellState, event: Any) -> Iterator[Event]:
-        verdict = validate(state, event)
-        if verdict.accepted:
-            for plan in event.plans:
-                job = state.jobs[plan.job_id]
-                yield ledger_events.PlacementDecided(
-                    job_id=job.job_id, attempt=job.attempt + 1, tasks=capped(state, job, plan.tasks)
-                )
-                yield start_deadline(state, job)
-        yield ledger_events.ProposalAnswered(
-            proposal_id=event.proposal_id,
-            proposer=event.proposer,
-            verdict="accepted" if verdict.accepted else "refused",
-            reason=verdict.reason,
-            detail=verdict.detail[:MAX_TEXT],
-        )
+        yield from proposals.answer(state, event)
 
     # ----------------------------------------------------------------------------------------- queue
 
