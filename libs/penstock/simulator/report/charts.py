@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import altair as alt
 import numpy as np
+from numpy.typing import NDArray
 
 from penstock.charts.plots import (
     CATEGORICAL,
@@ -340,13 +341,7 @@ def _gantt(run: RunSeries) -> Chart:
         ),
         tooltip=[*(["name:N"] if named else []), "job:N", "owner:N", "model:N", "size:N", "time:N", "end:N"],
     )
-    every = -(-len(gantt.rows) // MAX_NODE_LABELS)
-    nodes = table(
-        y=tops[:-1][::every] + (heights[::every] - GAP) / 2,
-        name=[f"{node} ({gpus})" for node, gpus in gantt.rows[::every]],
-    )
-    names = alt.Chart(nodes).mark_text(align="right", dx=-8, limit=220, clip=False)
-    edges = alt.Chart(table(y=tops[1:-1] - GAP / 2)).mark_rule(strokeWidth=0.6, strokeOpacity=0.4)
+    edges, names = _nodes(run, heights, tops)
     layers = [
         edges.encode(y=y),
         drawn.add_params(zoom()),
@@ -362,6 +357,20 @@ def _gantt(run: RunSeries) -> Chart:
         )
     low, high = GANTT_PX
     return alt.layer(*layers).properties(width=WIDTH, height=min(high, max(low, PX_PER_GPU * tops[-1])))
+
+
+def _nodes(
+    run: RunSeries, heights: NDArray[np.float64], tops: NDArray[np.float64]
+) -> tuple[alt.Chart, alt.Chart]:
+    """Lines between the nodes' rows, and their names; of many nodes every so many."""
+    rows = run.gantt.rows
+    every = -(-len(rows) // MAX_NODE_LABELS)
+    nodes = table(
+        y=tops[:-1][::every] + (heights[::every] - GAP) / 2,
+        name=[f"{node} ({gpus})" for node, gpus in rows[::every]],
+    )
+    names = alt.Chart(nodes).mark_text(align="right", dx=-8, limit=220, clip=False)
+    return alt.Chart(table(y=tops[1:-1] - GAP / 2)).mark_rule(strokeWidth=0.6, strokeOpacity=0.4), names
 
 
 MIDDLE_X, MIDDLE_Y = "(datum.x + datum.x2) / 2", "(datum.y + datum.y2) / 2"
