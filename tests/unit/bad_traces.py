@@ -1,11 +1,13 @@
-"""The problems that the reader of traces finds in a file."""
+"""What the reader of traces finds wrong in a file, and what a run of the command makes of it."""
 
+import json
 from pathlib import Path
 
 import pytest
 
 from penstock.runtime.csv_import import BadFile
 from penstock.simulator.traces.importing import read_trace
+from tests.support.command_line import penstock
 
 
 def problems(path: Path, content: str | bytes) -> list[str]:
@@ -14,3 +16,10 @@ def problems(path: Path, content: str | bytes) -> list[str]:
     with pytest.raises(BadFile) as caught:
         read_trace(path)
     return [str(problem) for problem in caught.value.problems]
+
+
+def simulated(capfd: pytest.CaptureFixture[str], trace: Path, *options: str) -> dict[str, float]:
+    """The figures of a run of the command."""
+    assert penstock("simulate", str(trace), "-o", "json", *options) == 0, capfd.readouterr().err
+    found: dict[str, float] = json.loads(capfd.readouterr().out)
+    return found
