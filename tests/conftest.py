@@ -106,6 +106,13 @@ def reachable_folder() -> Iterator[Path]:
 
 
 @pytest.fixture
+def folder() -> Iterator[Path]:
+    """One that a task's own user can enter."""
+    with reachable_folder() as found:
+        yield found
+
+
+@pytest.fixture
 def postgres_folder() -> Iterator[Path]:
     """A folder for a test that starts a Postgres of its own."""
     with reachable_folder() as folder:

@@ -28,7 +28,6 @@ from penstock_services.node_reporter.shell.launcher import IMPORTABLE
 from penstock_services.node_reporter.shell.linux import LinuxHost, read_record
 from penstock_services.node_reporter.shell.ports import Started
 from penstock_services.node_reporter.shell.spawner import ISOLATED_PYTHON
-from tests.conftest import reachable_folder
 from tests.faults.hostile_jobs import ATTACKS, CANARY_HALVES, PRELUDE, SLEEP_S
 from tests.support import node_fixtures
 from tests.support.memory_log import MemoryBroker, MemoryLog
@@ -49,12 +48,6 @@ OPEN_ON_SUCH_A_NODE = {
     "the reporter's files", "processes of others", "SIGKILL to a bystander", "its FIFO replaced",
 }  # fmt: skip
 """Attacks that succeed where neither namespaces nor another user are to be had: the judge sees them."""
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    with reachable_folder() as found:
-        yield found
 
 
 @pytest.fixture

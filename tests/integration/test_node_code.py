@@ -1,7 +1,6 @@
 """Code that a job is sent with, on its node: unpacked as the task's user, removed where it is unchanged; and starts that hang."""
 
 import os
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +11,6 @@ from penstock.model.types import Environment
 from penstock.runtime.task_logs import log_path
 from penstock.sdk.code_archive import pack
 from penstock_services.node_reporter.options import IsolationChoice, Options
-from tests.conftest import reachable_folder
 from tests.support import node_fixtures
 from tests.support.memory_log import MemoryBroker, MemoryLog
 from tests.support.node_cell import Cell, eventually, node_options, start_order, stop_order, working
@@ -26,13 +24,6 @@ mkdir copy && cp -rp run.sh tool lib settings.txt result.txt copy
 [ -e "$OTHER" ] && cat "$OTHER" && echo "another task's code"
 sed -i s/1/2/ settings.txt
 """
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    """One that the tasks' user can enter."""
-    with reachable_folder() as found:
-        yield found
 
 
 @pytest.fixture
