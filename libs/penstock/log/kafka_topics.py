@@ -139,8 +139,9 @@ class KafkaTopics:
         return [difference for difference in await self.differences(topics) if not difference.harmless]
 
     async def correct(self, topics: Mapping[str, Found]) -> list[Difference]:
-        """Changes what could lose records, nothing else; returns what it was, once the answers show the change.
+        """Changes what could lose records, nothing else; returns what it was, once a broker's answer shows the change.
 
+        The other brokers follow within a moment; one that still has the old value refuses a service's start until then.
         Raises `LogError` with what the cluster refused; the rest is changed then.
         """
         differences = await self.harmful(topics)
