@@ -174,7 +174,7 @@ def required_roles() -> dict[tuple[str, str], tuple[Role, ...]]:
     return found
 
 
-def healthz() -> Response:
+async def healthz() -> Response:
     """The process answers."""
     return answer({"status": "ok"})
 

@@ -11,7 +11,7 @@ from penstock.suggestion import choices
 from penstock_services.gateway.core.problems import BadField, invalid
 
 
-def refuse_unknown(request: Request) -> None:
+async def refuse_unknown(request: Request) -> None:
     """Raises `Problem` 400 for a parameter that the OpenAPI document does not name: nothing would come of it."""
     if not request.query_params:
         return
