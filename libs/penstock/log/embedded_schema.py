@@ -9,6 +9,7 @@ crash cannot lose the wake-up of a committed record.
 `append` runs with the rights of the schema's owner, so that a service needs none on the tables: it may append to the topics
 that `rights` lists for its role. Who may insert into the records anyway (the owner, for one) may append to all. `read` does
 the same for roles that may not read the records' contents: of other keys than their own they get offsets and nothing else.
+(In PL/pgSQL, which keeps the plan: an SQL function with its owner's rights is planned at each call.)
 """
 
 import struct
@@ -20,7 +21,7 @@ from penstock.log.port import Headers
 
 CHANNEL = "penstock_log"
 EVERYTHING = "*"  # a notification that names no partition: look at all of them
-VERSION = 4  # stored in the schema's comment; raised with every change below
+VERSION = 5  # stored in the schema's comment; raised with every change below
 COMMENT = "penstock log"
 _LOCK_KEY = 0x70656E73746F636B  # advisory lock around the creation: the letters of "penstock"
 
@@ -93,8 +94,10 @@ BEGIN
 END $body$;
 CREATE OR REPLACE FUNCTION penstock_log.read(ids integer[], first bigint[], row_limit integer)
 RETURNS TABLE (id integer, "position" bigint, timestamp_ms bigint, key bytea, headers bytea, value bytea)
-LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $body$
-    SELECT w.id, r.position, r.timestamp_ms, CASE WHEN m.may THEN r.key ELSE '' END,
+LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $body$
+#variable_conflict use_column
+BEGIN
+    RETURN QUERY SELECT w.id, r.position, r.timestamp_ms, CASE WHEN m.may THEN r.key ELSE '' END,
         CASE WHEN m.may THEN r.headers ELSE '' END, CASE WHEN m.may THEN r.value ELSE '' END
     FROM unnest(ids, first) WITH ORDINALITY AS w(id, first, turn)
     JOIN penstock_log.partitions p ON p.id = w.id
@@ -105,8 +108,8 @@ LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $b
     ) AS r
     CROSS JOIN LATERAL (SELECT g.key IS NULL OR r.key IS NOT DISTINCT FROM g.key AS may) AS m
     ORDER BY w.turn, r.position
-    LIMIT row_limit
-$body$;
+    LIMIT row_limit;
+END $body$;
 """
 
 APPEND = "SELECT bases, stamp_ms FROM penstock_log.append($1, $2, $3, $4, $5, $6, $7, $8)"
