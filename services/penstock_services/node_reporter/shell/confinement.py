@@ -116,8 +116,14 @@ def hide(plan: Confinement) -> int | None:
             _read_only(f"/proc/{name}")
     _read_only("/sys")
     for folder in plan.hidden:
-        _mount("tmpfs", folder, "tmpfs", MS_NOSUID | MS_NODEV, HIDDEN_OPTIONS)
+        last = MS_RDONLY if folder != _hides(plan, plan.tasks) else 0  # where `reveal` has something to make
+        _mount("tmpfs", folder, "tmpfs", MS_NOSUID | MS_NODEV | last, HIDDEN_OPTIONS)
     return tasks
+
+
+def _hides(plan: Confinement, path: str) -> str | None:
+    """The hidden folder in which a path lies."""
+    return next((folder for folder in plan.hidden if f"{path}/".startswith(f"{folder}/")), None)
 
 
 def reveal(plan: Confinement, tasks: int | None, folder: str, names: Sequence[str]) -> None:
@@ -132,7 +138,8 @@ def reveal(plan: Confinement, tasks: int | None, folder: str, names: Sequence[st
         else:
             os.close(os.open(shown, os.O_CREAT | os.O_WRONLY))
         _mount(own, shown, None, MS_BIND | MS_REC)
-    for hidden in plan.hidden:
+    hidden = _hides(plan, folder)
+    if hidden is not None:
         _mount("none", hidden, None, MS_REMOUNT | MS_RDONLY | MS_NOSUID | MS_NODEV)
     os.close(tasks)
 

@@ -12,6 +12,7 @@ import time
 TFD_TIMER_ABSTIME = 1  # <sys/timerfd.h>
 TFD_CLOEXEC = os.O_CLOEXEC
 NS_PER_S = 1_000_000_000
+MAX_BYTES = 256  # of the file with the latest contact: three numbers
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -32,8 +33,11 @@ def boot_s() -> float:
 def read_contact_s(path: str) -> float:
     """The latest contact that a reporter has noted, s of the boot-time clock; -inf: none that can be read."""
     try:
-        with open(path) as file:
-            return float(file.read().split()[0])
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            return float(os.read(descriptor, MAX_BYTES).split()[0])
+        finally:
+            os.close(descriptor)
     except (OSError, ValueError, IndexError):
         return -math.inf
 

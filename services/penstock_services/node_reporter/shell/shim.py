@@ -57,6 +57,7 @@ FIRST_PAUSE_S = 0.1  # between attempts to write down an exit on a full disk
 LONGEST_PAUSE_S = 5.0
 OOM_FIRST = 500  # of 1,000: as if it used half of the machine's memory on top
 REAP_PAUSE_MS = 5  # between kills while the last processes die
+GO = b"\n"  # ends a line between shim and leader: the request, then an empty one, at which the leader runs it
 NEXT_SHIM_MS = 50  # after that the next shim is made ready beside a start, which most are done with before
 PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 PR_SET_NAME = 15
@@ -87,11 +88,6 @@ def write_whole(folder: str, name: str, content: dict[str, Any], *, durable: boo
     finally:
         os.close(descriptor)
     os.rename(temporary, f"{folder}/{name}")
-
-
-def _write_line(pipe: int, content: dict[str, Any]) -> None:
-    """A line for the shim."""
-    os.write(pipe, json.dumps(content).encode() + b"\n")
 
 
 def _put(path: str, text: str) -> None:
@@ -167,13 +163,16 @@ class Shim:
             os.waitpid(self._leader, 0)
             self._remove_groups()
             os._exit(0)
+        rest = message + GO
+        while rest:  # the leader prepares while it is written down who will run
+            rest = rest[os.write(self._go_write, rest) :]
         self._request = json.loads(message)
         self._folder = self._request["folder"]
         self._report({"event": "taken"})
         errors = os.open(f"{self._folder}/shim.err", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         os.dup2(errors, 2)
         phases = os.open(f"{self._folder}/phases", os.O_RDWR | os.O_NONBLOCK)  # held, so that no line is lost
-        failure = self._start(message)
+        failure = self._start()
         if failure is None:
             self._report({"event": "started", "pid": self._pid, "started_ms": self._started_ms})
         self._control.close()
@@ -186,8 +185,8 @@ class Shim:
         self._write_exit(failure)
         self._remove_groups()
 
-    def _start(self, message: bytes) -> dict[str, Any] | None:
-        """Writes down who will run, lets the leader go; the failure when it could not be executed."""
+    def _start(self) -> dict[str, Any] | None:
+        """Writes down who will run, lets the leader go on; the failure when the program could not be executed."""
         self._note_start()
         started = {
             "task_id": self._request["task_id"],
@@ -207,10 +206,8 @@ class Shim:
             self._lease = LeaseWatch(**lease)
             self._lapsed = self._lease.over()
         failure = self._set_groups()
-        if failure is not None or self._lapsed:  # the leader is not sent its request, and ends
-            message = b""
-        while message:
-            message = message[os.write(self._go_write, message) :]
+        if failure is None and not self._lapsed:  # else the leader ends where it waits
+            os.write(self._go_write, GO)
         os.close(self._go_write)
         self._output = Output(self._request["log"], self._request["log_limit"])  # while the leader execs
         for line in self._until_executed().splitlines():
@@ -303,9 +300,8 @@ class Shim:
                 drop_privileges()
             except OSError as error:
                 failure = failure or error
-            message = b""
-            while chunk := os.read(go, CHUNK_BYTES):
-                message += chunk
+            lines = os.fdopen(go, "rb")
+            message = lines.readline()
             if not message:
                 os._exit(127)  # no request came
             os.close(self._lock_fd)
@@ -326,9 +322,11 @@ class Shim:
             stage = "user"
             become(self._plan)
             prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)  # which another user would be without
+            if not lines.readline():
+                os._exit(127)
             stage = "code"
             if request["code"] is not None:
-                _write_line(failed, {"unpacked_ns": unpack(*request["code"])})
+                os.write(failed, json.dumps({"unpacked_ns": unpack(*request["code"])}).encode() + GO)
             stage = "workdir"
             os.chdir(request["cwd"])
             stage = "environment"
@@ -340,7 +338,7 @@ class Shim:
             os.dup2(output, 2)
             os.execvpe(request["argv"][0], request["argv"], env)
         except OSError as error:
-            _write_line(failed, {"stage": stage, "errno": error.errno})
+            os.write(failed, json.dumps({"stage": stage, "errno": error.errno}).encode() + GO)
         finally:
             os._exit(127)
 
