@@ -176,10 +176,10 @@ async def test_a_reporter_that_hangs_is_ended_and_its_node_suspected(
         for job_id in jobs:
             await until_row(cell, f"/v1/jobs/{job_id}", lambda row: row["status"] == "running")
         os.kill(reporter.pid, signal.SIGSTOP)
-        [ended] = [process for process in ours(options) if process.cmdline() == ["sleep", "601"]]
+        [ended] = [process for process in ours(options, "sleep") if process.cmdline() == ["sleep", "601"]]
         ended.kill()
         await reporter.killed()
-        assert not [process for process in ours(options) if process.name() == "sleep"]
+        assert not ours(options, "sleep")
         answers = [
             until_row(cell, f"/v1/jobs/{job_id}", lambda row: bool(row["unproven"])) for job_id in jobs
         ]

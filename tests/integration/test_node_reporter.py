@@ -125,7 +125,7 @@ async def test_grandchildren_die_before_the_exit_is_reported(node: Options, cell
 
 
 def sleeps(options: Options) -> list[psutil.Process]:
-    return [process for process in ours(options) if process.name() == "sleep" and process.cmdline()[1] > "6"]
+    return [process for process in ours(options, "sleep") if process.cmdline()[1] > "6"]
 
 
 async def test_a_predecessor_alive_holds_its_successor_back(node: Options, cell: Cell) -> None:
@@ -263,7 +263,7 @@ async def test_a_killed_launcher_costs_no_task(node: Options, cell: Cell) -> Non
     """The reporter starts over from its journal: the task runs on, and the next one starts."""
     await cell.order(start_order(1, "sh", "-c", "sleep 1; exit 6"))
     await cell.until(external_events.TaskStarted)
-    (launcher,) = [p for p in ours(node) if p.name() == "penstock-launch" and p.ppid() == os.getpid()]
+    (launcher,) = [p for p in ours(node, "penstock-launch") if p.ppid() == os.getpid()]
     launcher.kill()
     joined = await cell.until(external_events.NodeJoined, count=2)
     assert [(task.task_id, task.token) for task in joined.tasks] == [("job-1.1.0", 1)]
@@ -293,7 +293,7 @@ async def test_the_shim_that_waits_is_no_orphan(options: Options) -> None:
     host = LinuxHost(options)
     lock = await host.lock()
     launcher = host.launch(lock, Callbacks(lambda *_: None, lambda _: None, lambda: None))
-    await eventually(lambda: [p.name() for p in ours(options)].count("penstock-shim") == 2)
+    await eventually(lambda: len(ours(options, "penstock-shim")) == 2)
     assert host.end_orphans({launcher.pid}) == 0
     launcher.close()
     host.unlock(lock)

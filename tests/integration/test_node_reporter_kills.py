@@ -155,7 +155,7 @@ async def test_orphans_are_dead_before_the_node_joins(dsn: str, options: Options
         assert (
             not psutil.pid_exists(started.pid) or psutil.Process(started.pid).status() == psutil.STATUS_ZOMBIE
         )
-        assert [process for process in ours(options) if process.name() == "sleep"] == []
+        assert ours(options, "sleep") == []
 
 
 async def test_sigterm_leaves_tasks_running(dsn: str, options: Options, cell: Cell) -> None:
@@ -186,13 +186,13 @@ async def test_a_full_disk_stops_orders_and_not_tasks(dsn: str, options: Options
         await cell.order(start_order(2, "true"))
         await asyncio.sleep(1)
         assert len(cell.events(external_events.TaskStarted)) == 1
-        assert len([p for p in ours(options) if p.name() == "true"]) == 0
+        assert ours(options, "true") == []
         resource.prlimit(
             reporter.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
         )
         await cell.until(external_events.TaskExited, task_id="job-2.1.0")
         assert (await cell.until(external_events.TaskExited, task_id="job-1.1.0")).exit_code == 4
-    await eventually(lambda: not [p for p in ours(options) if p.name() == "sh"])
+    await eventually(lambda: not ours(options, "sh"))
 
 
 @pytest.mark.kafka

@@ -114,7 +114,7 @@ def cleaned(options: Options) -> Iterator[Options]:
 
 def sleeping(options: Options) -> list[psutil.Process]:
     """Its tasks' programs."""
-    return [process for process in ours(options) if process.name() == "sleep"]
+    return ours(options, "sleep")
 
 
 def begun(options: Options, broker: MemoryBroker) -> "asyncio.Future[None]":

@@ -122,13 +122,13 @@ async def working(options: Options, log: Log) -> AsyncIterator[asyncio.Event]:
         await life
 
 
-def ours(options: Options) -> list[psutil.Process]:
-    """Living processes that carry this node's marks, also those of its state folders within the first."""
+def ours(options: Options, name: str = "") -> list[psutil.Process]:
+    """Living processes that carry this node's marks, also those of its state folders within the first; with a name, those so called."""
     found = []
     for process in psutil.process_iter():
         with suppress(psutil.Error):
             marked = Path(process.environ().get("PENSTOCK_STATE_DIR", "/")).is_relative_to(options.state_dir)
-            if marked and process.status() != psutil.STATUS_ZOMBIE:
+            if marked and process.status() != psutil.STATUS_ZOMBIE and name in ("", process.name()):
                 found.append(process)
     return found
 
