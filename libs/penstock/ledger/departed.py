@@ -12,7 +12,7 @@ MAX_FORGOTTEN_PER_RECORD = 64  # a millisecond in a cell of 20,000 nodes
 
 
 def forget(state: CellState) -> None:
-    """A record begins: of the forgettable nodes beyond `MAX_GONE_NODES` the ones that left first go, a bounded number.
+    """A record begins with forgettable nodes beyond `MAX_GONE_NODES`: the ones that left first go, a bounded number.
 
     Ideal: every node stays known, and a copy of an old joining that comes late is distinguished from a new node. Departure: of the
     forgotten ones only the incarnation stays, of so many. Those that left within the freeze window stay: they count as
@@ -20,8 +20,6 @@ def forget(state: CellState) -> None:
     """
     gone = state.forgettable
     beyond = len(gone) - MAX_GONE_NODES
-    if beyond <= 0:
-        return
     left_before_ms = state.now_ms - state.settings.freeze_window_ms
     for _ in range(min(beyond, MAX_FORGOTTEN_PER_RECORD)):
         (left_ms, _), node_id = gone.peekitem(0)

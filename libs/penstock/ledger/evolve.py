@@ -75,7 +75,8 @@ def begin(state: CellState, seq: int, now_ms: int, term: int) -> None:
     state.seq = seq
     state.now_ms = now_ms
     state.term = term
-    departed.forget(state)
+    if len(state.forgettable) > departed.MAX_GONE_NODES:
+        departed.forget(state)
 
 
 def answered(state: CellState, topic: str, partition: int, offset: int, event_id: str) -> None:

@@ -6,8 +6,9 @@ Time and sequence live here too: before a record's facts are folded, `seq` and `
 import heapq
 from collections import OrderedDict, deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields
 from itertools import islice
+from operator import attrgetter
 
 from sortedcontainers import SortedDict
 
@@ -221,7 +222,9 @@ class NodeState:
 
     def copy(self) -> "NodeState":
         """On which tasks can be placed and taken back without a trace in the state."""
-        return replace(self, shared=dict(self.shared))
+        other = NodeState(*_FIELDS(self))
+        other.shared = dict(self.shared)
+        return other
 
     @property
     def healthy_gpu_mask(self) -> int:
@@ -297,6 +300,9 @@ class NodeState:
             if self.shared
             else (),
         )
+
+
+_FIELDS = attrgetter(*(known.name for known in fields(NodeState)))  # in the order of its constructor
 
 
 @dataclass(slots=True)

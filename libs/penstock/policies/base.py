@@ -118,7 +118,7 @@ def assign(state: CellState, job: JobState, plan: Plan) -> PlacementDecided:
     lowest wholly free one.
     """
     demand = job.demand
-    gang = len(plan.nodes) > 1
+    meet = len(set(plan.nodes)) < len(plan.nodes)  # some on one node: each finds less than the one before
     nodes: dict[str, NodeState] = {}
     tasks: list[TaskPlacement] = []
     for rank, node_id in enumerate(plan.nodes):
@@ -145,7 +145,7 @@ def assign(state: CellState, job: JobState, plan: Plan) -> PlacementDecided:
             host_memory_cap_mib=cap_of(node.spec, need, "worker" if is_worker else "ps", job.estimate),
         )
         tasks.append(place)
-        if gang:
+        if meet:
             nodes[node_id] = nodes.get(node_id) or node.copy()
             nodes[node_id].give(place)
     return PlacementDecided(job_id=job.job_id, attempt=job.attempt + 1, tasks=tuple(tasks))

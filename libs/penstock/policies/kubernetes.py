@@ -91,7 +91,7 @@ class Kubeflow(LeastAndBalanced):
 
     def order(self, state: CellState) -> Iterator[str]:
         """By submission; where a gang does not fit, none with the same needs does. O(changes + kinds of gangs)."""
-        heap = heads((), self._waiting.rows(state).values())
+        heap = heads([], self._waiting.rows(state).values())
         while heap:
             job_id = heap[0][2]
             yield job_id

@@ -11,7 +11,7 @@ from heapq import heappop
 from penstock.ledger.state import CellState, JobState
 from penstock.policies.base import RunSet
 from penstock.policies.baselines import FirstFit
-from penstock.policies.replan import Nodes, gpus_of, holders
+from penstock.policies.replan import Nodes, holders
 from penstock.policies.service import remaining_s
 from penstock.policies.waiting import NO_MORE, Head, Waiting, go_on, heads, in_order
 
@@ -25,8 +25,8 @@ shortest_remaining_time: Key = remaining_s
 
 def shortest_remaining_service(state: CellState, job: JobState) -> float:
     """GPU seconds: what is left, times the gang's GPUs. Without GPUs it is 0, even if the time is unknown."""
-    gpus = gpus_of(job)
-    return remaining_s(state, job) * gpus if gpus else 0.0
+    workers, gpus = shape_of(job)
+    return remaining_s(state, job) * (workers * gpus) if gpus else 0.0
 
 
 Shape = tuple[int, int]
@@ -74,7 +74,7 @@ class Ordered(FirstFit):
 
     def _heads(self, state: CellState, running: list[JobState]) -> list[Head[Shape]]:
         key = self._key if self._preemptive else always_first
-        entries = [(key(state, job), job.order, job.job_id, shape_of(job)) for job in running]
+        entries = [(key(state, job), job.order, job.job_id, shape_of(job), NO_MORE) for job in running]
         return heads(entries, self._waiting.rows(state).values())
 
 

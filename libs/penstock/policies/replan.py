@@ -57,17 +57,25 @@ class Nodes:
             return True
         if self.free < workers * gpus:
             return False
-        left, taken = self._left, []
+        left = self._left
         ordinal = self._first.get(gpus, 0)
-        for _ in range(workers):
+        if workers == 1:  # most gangs; without a list of what was taken
             while left[ordinal] < gpus:
                 ordinal += 1
+            if ordinal == len(left) - 1:
+                return False
             left[ordinal] -= gpus
-            taken.append(ordinal)
-        if ordinal == len(left) - 1:
-            for ordinal in taken:
-                left[ordinal] += gpus
-            return False
+        else:
+            taken: list[int] = []
+            for _ in range(workers):
+                while left[ordinal] < gpus:
+                    ordinal += 1
+                left[ordinal] -= gpus
+                taken.append(ordinal)
+            if ordinal == len(left) - 1:
+                for ordinal in taken:
+                    left[ordinal] += gpus
+                return False
         self._first[gpus] = ordinal
         self.free -= workers * gpus
         return True

@@ -22,7 +22,7 @@ from penstock.model.ledger_events import JobRank
 from penstock.policies.base import LazyRng, Plan, Policy, RunSet
 from penstock.policies.replan import Nodes, gpus_of, holders
 from penstock.policies.service import attained_s
-from penstock.policies.waiting import Entry, Head, Waiting, go_on, heads, in_order
+from penstock.policies.waiting import NO_MORE, Entry, Head, Waiting, go_on, heads, in_order
 
 POSITIONS_PER_RECORD = 1 << 12
 MAX_RANKED = 1_024
@@ -48,6 +48,7 @@ class Tiresias:
         assert list(limits_gpu_s) == sorted(limits_gpu_s), limits_gpu_s
         self.name = name
         self.limits_gpu_s = tuple(limits_gpu_s)
+        self._last = len(self.limits_gpu_s)
         self._where = where
         self._strict_fifo = strict_fifo
         self._waiting = Waiting(self._stand)
@@ -68,7 +69,7 @@ class Tiresias:
         ranks: list[JobRank] = []
         row = _Positions(state.seq)
         wake_s: float | None = None
-        for level in range(len(self.limits_gpu_s) + 1):
+        for level in range(self._last + 1):
             free, stay, stopped = _walk(state, parts.get((level, CHOSEN), []), free)
             free, come, _ = _walk(state, parts.get((level, WAITS), []), free, pass_over=True)
             free, entered, late = _walk(state, parts.get((level - 1, DUE), []), free)
@@ -82,11 +83,13 @@ class Tiresias:
                 ranks += [_rank(job, level, True, row.at_end()) for job in (*come, *entered)]
                 ranks += [_rank(job, level, False, front) for front, job in zip(fronts, stopped, strict=True)]
                 ranks += [_rank(job, level, False, row.at_end()) for job in late]
-            if level < len(self.limits_gpu_s):
+            if level < self._last:
+                limit = self.limits_gpu_s[level]
                 for job in runs:  # who is only about to run reaches it later: no harm in asking too early
                     if gpus := gpus_of(job):
-                        left_s = ceil(self.limits_gpu_s[level] / gpus) - attained_s(state, job)
-                        wake_s = left_s if wake_s is None else min(wake_s, left_s)
+                        left_s = ceil(limit / gpus) - attained_s(state, job)
+                        if wake_s is None or left_s < wake_s:
+                            wake_s = left_s
         wake_ms = None if wake_s is None else state.now_ms + max(1, ceil(wake_s * 1_000))
         return RunSet(tuple(chosen), tuple(ranks[:MAX_RANKED]), wake_ms)
 
@@ -95,31 +98,31 @@ class Tiresias:
         parts = self._parts(state, holders(state)[0])
         walk = [
             part
-            for level in range(len(self.limits_gpu_s) + 1)
+            for level in range(self._last + 1)
             for part in ((level, CHOSEN), (level, WAITS), (level - 1, DUE))
         ]
         return in_order([parts.get(part, []) for part in walk])
 
     def _parts(self, state: CellState, running: Sequence[JobState]) -> dict[Part, list[Head[Row]]]:
         """Every contender in the part of its queue in which it stands, in order."""
-        singles: dict[Part, list[Entry[Row]]] = {}
+        singles: dict[Part, list[Head[Row]]] = {}
         rows: dict[Part, list[Iterable[Entry[Row]]]] = {}
         for job in running:
             row, position = self._stand(state, job)
-            singles.setdefault(row[:2], []).append((position, job.order, job.job_id, row))
+            singles.setdefault(row[:2], []).append((position, job.order, job.job_id, row, NO_MORE))
         for row, entries in self._waiting.rows(state).items():
             rows.setdefault(row[:2], []).append(entries)
-        return {part: heads(singles.get(part, ()), rows.get(part, ())) for part in {**singles, **rows}}
+        return {part: heads(singles.get(part, []), rows.get(part, ())) for part in {**singles, **rows}}
 
     def _stand(self, state: CellState, job: JobState) -> tuple[Row, float]:
         """Its row, and its position there: of those who are due, in order of submission."""
         level, waits, position = job.rank or (0, 1, job.order * POSITIONS_PER_RECORD)
-        level = min(level, len(self.limits_gpu_s))  # there were more queues when it was ranked
-        gpus = gpus_of(job)
-        may_leave = level < len(self.limits_gpu_s) and (self._strict_fifo or not waits)
-        if may_leave and attained_s(state, job) * gpus >= self.limits_gpu_s[level]:
+        gpus, waits = gpus_of(job), waits or self._strict_fifo
+        if level >= self._last:
+            level = self._last  # there were more queues when it was ranked
+        elif (self._strict_fifo or not waits) and attained_s(state, job) * gpus >= self.limits_gpu_s[level]:
             return (level, DUE, gpus), job.order
-        return (level, WAITS if self._strict_fifo or waits else CHOSEN, gpus), position
+        return (level, WAITS if waits else CHOSEN, gpus), position
 
 
 def _walk(

@@ -66,23 +66,23 @@ Head = tuple[float, int, str, Row, Iterator[Entry[Row]]]
 """An entry, and the iterator that gives those after it."""
 
 
-def heads(singles: Iterable[Entry[Row]], rows: Iterable[Iterable[Entry[Row]]]) -> list[Head[Row]]:
-    """A heap of single entries (jobs that run) and of the first entries of rows. Read with `go_on` and `heappop`.
+def heads(singles: list[Head[Row]], rows: Iterable[Iterable[Entry[Row]]]) -> list[Head[Row]]:
+    """Makes of single entries (jobs that run, each with `NO_MORE`) a heap that also has the first entries of rows.
 
-    `heappop` passes over the first entry and all that follow it in its row, `go_on` over the entry alone.
+    Read with `go_on` and `heappop`: `heappop` passes over the first entry and all that follow it in its row, `go_on` over the
+    entry alone.
     """
-    found: list[Head[Row]] = [(*single, NO_MORE) for single in singles]
     for row in rows:
         more = iter(row)
-        found.append((*next(more), more))
-    heapify(found)
-    return found
+        singles.append((*next(more), more))
+    heapify(singles)
+    return singles
 
 
 def go_on(heap: list[Head[Row]]) -> None:
     """To the next entry of the first one's row, if there is one."""
     more = heap[0][4]
-    following = next(more, None)
+    following = None if more is NO_MORE else next(more, None)
     if following is None:
         heappop(heap)
     else:
