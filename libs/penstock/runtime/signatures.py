@@ -111,7 +111,7 @@ class ExchangeKey:
 
 
 class SigningKey:
-    """An Ed25519 private key from its seed of 32 random bytes."""
+    """An Ed25519 private key from its seed of 32 random bytes. Not for concurrent use."""
 
     def __init__(self, seed: bytes) -> None:
         """Raises `ValueError` for another length."""
@@ -119,21 +119,24 @@ class SigningKey:
         self._key = _Key(EVP_PKEY_ED25519, seed, private=True)
         self.public_key = self._key.public_text()
         """As `NodeJoined` carries it."""
+        self._context = self._lib.EVP_MD_CTX_new()
+        self._signature, self._size = ctypes.create_string_buffer(SIGNATURE_BYTES), _N(SIGNATURE_BYTES)
+        if self._lib.EVP_DigestSignInit(self._context, None, None, None, self._key.pointer) != 1:
+            raise MemoryError("OpenSSL cannot sign")
+
+    def __del__(self) -> None:
+        if getattr(self, "_context", None):
+            self._lib.EVP_MD_CTX_free(self._context)
 
     def sign(self, data: bytes) -> bytes:
         """The signature in base64."""
-        context = self._lib.EVP_MD_CTX_new()
-        try:
-            signature, size = ctypes.create_string_buffer(SIGNATURE_BYTES), _N(SIGNATURE_BYTES)
-            done = self._lib.EVP_DigestSignInit(context, None, None, None, self._key.pointer) == 1
-            if (
-                not done
-                or self._lib.EVP_DigestSign(context, signature, ctypes.byref(size), data, len(data)) != 1
-            ):
-                raise MemoryError("OpenSSL cannot sign")
-            return base64.b64encode(signature.raw)
-        finally:
-            self._lib.EVP_MD_CTX_free(context)
+        self._size.value = SIGNATURE_BYTES
+        # begun anew with the same key: looking for the algorithm would cost three times as much as signing
+        ready = self._lib.EVP_DigestSignInit(self._context, None, None, None, None) == 1
+        size = ctypes.byref(self._size)
+        if not ready or self._lib.EVP_DigestSign(self._context, self._signature, size, data, len(data)) != 1:
+            raise MemoryError("OpenSSL cannot sign")
+        return base64.b64encode(self._signature.raw)
 
 
 @lru_cache(maxsize=MAX_KEYS)

@@ -58,6 +58,8 @@ class Lease:
         self._contact_s = host.contact()
         self._position = -1
         self._moved = asyncio.Event()
+        self._asleep_s = 0.0
+        """While `keep` sleeps: a task with a lease below this has to wake it, s."""
         self._held: dict[Key, StartTask] = {}
 
     def until_s(self, order: StartTask) -> float | None:
@@ -105,7 +107,13 @@ class Lease:
     def taken(self, position: int) -> None:
         """All orders before this offset are taken."""
         self._position = position
-        self.wake()
+        if not self._asleep_s:
+            self.wake()
+
+    def changed(self, task: Task) -> None:
+        """A task is as given now; most have the same lease as those before, for which `keep` will wake in time."""
+        if 0 < length_s(task) < self._asleep_s:
+            self.wake()
 
     def wake(self) -> None:
         """Something changed: tasks, the position, or the joining."""
@@ -117,14 +125,17 @@ class Lease:
             self._moved.clear()
             lease_s = shortest_s(self._leased())
             if lease_s is None:
+                self._asleep_s = math.inf
                 await self._moved.wait()
                 continue
             now_s = boot_s()
             contact_s = -math.inf if self._contact_s is None else self._contact_s
             ask_s = contact_s + ASK_AFTER * lease_s
             if not self._held and ask_s > now_s:
+                self._asleep_s = lease_s
                 await self._changed(max(MIN_PAUSE_S, ask_s - now_s))
                 continue
+            self._asleep_s = 0.0
             running_s = shortest_s(self._begun())
             left_s = None if running_s is None else max(0.0, contact_s + STOP_AFTER * running_s - now_s)
             try:

@@ -37,7 +37,7 @@ from penstock.runtime.tracing.tracer import Tracing
 from penstock_services.node_reporter.core import machine
 from penstock_services.node_reporter.core.joining import Fence, JoinAgain
 from penstock_services.node_reporter.core.progress import ProgressParser, Report
-from penstock_services.node_reporter.core.state import NO_CONTEXT, Change, Context, Forget, NodeState
+from penstock_services.node_reporter.core.state import NO_CONTEXT, Change, Context, Forget, NodeState, Put
 from penstock_services.node_reporter.options import Options
 from penstock_services.node_reporter.shell.exits import lost_outcome, merged, outcome_of
 from penstock_services.node_reporter.shell.journal import Journal, Outgoing
@@ -149,8 +149,9 @@ class Node:
             self._act(action)
         if not self.state.tasks:
             self._nothing_lives.set()
-        elif changes:
-            self.lease.wake()
+        for change in changes:
+            if isinstance(change, Put):
+                self.lease.changed(change.task)
 
     def follow(self, key: Key) -> None:
         """A task runs: reads its progress and measures it."""
