@@ -1,10 +1,11 @@
 """Query parameters: unknown ones are refused, and wrong ones get the names that would be right."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from fastapi import Request
+from fastapi.dependencies.models import Dependant
 
 from penstock.redaction import brief
 from penstock.suggestion import choices
@@ -29,11 +30,15 @@ async def refuse_unknown(request: Request) -> None:
 
 def _known(request: Request) -> list[str] | None:
     """The parameters of this route; None for one that is not in the document, such as /healthz."""
-    paths = request.app.openapi()["paths"]
-    operation = paths.get(request.scope["route"].path, {}).get(request.method.lower())
-    if operation is None:
-        return None
-    return [part["name"] for part in operation.get("parameters", ()) if part["in"] == "query"]
+    route = request.scope["route"]
+    return list(query_parameters(route.dependant)) if route.include_in_schema else None
+
+
+def query_parameters(dependant: Dependant) -> Iterator[str]:
+    """As the OpenAPI document names them; to make that takes a third of a second, in which no other request is answered."""
+    yield from (field.alias for field in dependant.query_params)
+    for needed in dependant.dependencies:
+        yield from query_parameters(needed)
 
 
 def bad_parameter(problem: Mapping[str, Any]) -> BadField:
