@@ -131,7 +131,7 @@ class SigningKey:
     def sign(self, data: bytes) -> bytes:
         """The signature in base64."""
         self._size.value = SIGNATURE_BYTES
-        # begun anew with the same key: looking for the algorithm would cost three times as much as signing
+        # begun anew with the same key, without looking for the algorithm: a third less where the caches are cold
         ready = self._lib.EVP_DigestSignInit(self._context, None, None, None, None) == 1
         size = ctypes.byref(self._size)
         if not ready or self._lib.EVP_DigestSign(self._context, self._signature, size, data, len(data)) != 1:
