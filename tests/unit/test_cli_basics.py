@@ -12,12 +12,15 @@ from typing import Any
 
 import pytest
 import typer
+from typer.core import TyperCommand
 
 from penstock.cli import app, event_text
 from penstock.cli.app import hoist, tree
+from penstock.cli.common import gateway
 from penstock.cli.jobspec import build, default_name, idempotency_key, pairs, read_job_file
 from penstock.cli.logs import Following
 from penstock.cli.output import duration, memory
+from penstock.cli.session import Session
 from penstock.client import Client
 from penstock.commandline import Entry
 from penstock.exits import MEANING, OF_JOB, Exit, Stop, of_job
@@ -486,3 +489,10 @@ def test_output_that_breaks_off_is_one_line_and_no_traceback(capsys: pytest.Capt
     printed = capsys.readouterr()
     assert (printed.out, printed.err.count("\n")) == ("", 1)
     assert "no further output is shown" in printed.err
+
+
+def test_a_signal_that_leaves_the_client_locked_does_not_hold_the_command_up() -> None:
+    """It came as the main thread had just taken the lock of the client's connections: `submit` did not end any more."""
+    with typer.Context(TyperCommand("submit"), obj=Session("submit", "http://127.0.0.1:9")) as ctx:
+        client = gateway(ctx)
+        client._http._transport._pool._optional_thread_lock.__enter__()  # type: ignore[attr-defined]

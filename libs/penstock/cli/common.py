@@ -1,6 +1,7 @@
 """What every command shares: the gateway of this call, `-o`, and finding a job by id, prefix or name."""
 
 import re
+import threading
 from typing import Annotated, Any, cast
 
 import typer
@@ -12,6 +13,8 @@ from penstock.client import Client
 from penstock.exits import Exit, Stop
 from penstock.model.transitions import JobStatus
 from penstock.suggestion import choices
+
+CLOSE_S = 1.0  # a client on this machine is closed within a millisecond
 
 Output = Annotated[
     Format, typer.Option("--output", "-o", help="wide: more columns; json, yaml: the gateway's own data.")
@@ -55,9 +58,19 @@ def chosen(state: str | None, owner: str | None, name: str | None, label: list[s
 
 
 def gateway(ctx: typer.Context) -> Client:
-    """The gateway that this command talks to; closed when the command ends."""
+    """The gateway that this command talks to; closed when the command ends.
+
+    A signal may come just as the client has taken a lock, which then stays taken: closing it waits for ever, the command does not.
+    After a signal another one is to be used.
+    """
     found = cast(Session, ctx.find_root().obj).gateway()
-    ctx.call_on_close(found.close)
+    closing = threading.Thread(target=found.close, name="closing", daemon=True)
+
+    def close() -> None:
+        closing.start()
+        closing.join(CLOSE_S)
+
+    ctx.call_on_close(close)
     return found
 
 

@@ -1,7 +1,9 @@
 """`penstock submit`: build the job, hand it in once, follow it, and end with its exit code."""
 
 import os
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Annotated, Any, cast, get_args
 
 import typer
@@ -153,7 +155,7 @@ def submit(
     key = idempotency_key or jobspec.idempotency_key(spec)
     derived = idempotency_key is None
     sent = Submission(
-        gateway(ctx), spec, key, derived, output, detach, propagate, cancel_on_interrupt, quiet, code
+        partial(gateway, ctx), spec, key, derived, output, detach, propagate, cancel_on_interrupt, quiet, code
     )
     raise typer.Exit(sent.run())
 
@@ -162,7 +164,7 @@ def submit(
 class Submission:
     """One submission and what follows."""
 
-    client: Client
+    connect: Callable[[], Client]
     spec: JobSpec
     key: str
     derived: bool
@@ -175,6 +177,10 @@ class Submission:
     code: Packed | None = None
     """The folder that it runs in, where one is to be sent."""
     job_id: str | None = None
+    client: Client = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.client = self.connect()
 
     def run(self) -> int:
         """Submits, and follows unless detached; the exit code."""
@@ -246,7 +252,7 @@ class Submission:
         if self.cancels:
             try:
                 with held():
-                    self.client.post(f"/v1/jobs/{job_id}/cancel", {"reason": "its submit was interrupted"})
+                    self.connect().post(f"/v1/jobs/{job_id}/cancel", {"reason": "its submit was interrupted"})
                 remark(f"\nCancelled {job_id}.")
                 return
             except Stop as stop:
@@ -263,8 +269,8 @@ def _given(flags: dict[str, Any]) -> dict[str, Any]:
 
 def _show(spec: JobSpec, output: Format) -> None:
     """The job as it would be submitted."""
-    for field, message, remedy in warnings_of(spec):
-        remark(f"warning: {field} {message}; {remedy}")
+    for name, message, remedy in warnings_of(spec):
+        remark(f"warning: {name} {message}; {remedy}")
     dump(as_written(spec), Format.YAML if output is not Format.JSON else Format.JSON)
 
 
