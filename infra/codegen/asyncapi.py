@@ -11,11 +11,11 @@ from typing import Any
 
 import yaml
 
-from infra.codegen.examples import JOB, START_MS
+from infra.codegen.scenario import JOB, START_MS
 from penstock.model.codec import encode
 from penstock.model.envelope import Envelope, to_wire
 from penstock.model.event import Event, wire_type
-from penstock.model.topics import CELL_TOPICS, MAX_EVENT_BYTES, NODE_PARTITIONS, Topic
+from penstock.model.topics import CELL_TOPICS, MAX_EVENT_BYTES, MAX_PLAN_BYTES, NODE_PARTITIONS, Topic
 
 ASYNCAPI_VERSION = "3.0.0"
 KAFKA_BINDING_VERSION = "0.5.0"
@@ -66,7 +66,7 @@ def asyncapi(
             "title": "Penstock",
             "version": version,
             "description": "Every event of Penstock, as CloudEvents 1.0 in Kafka's binary mode: attributes in "
-            f"headers, the event as JSON value of at most {MAX_EVENT_BYTES} bytes. Readers ignore unknown fields.",
+            f"headers, the event as JSON value of at most {MAX_EVENT_BYTES} bytes ({MAX_PLAN_BYTES} for a proposed plan). Readers ignore unknown fields.",
             "license": {"name": "Apache-2.0"},
         },
         "defaultContentType": "application/json",

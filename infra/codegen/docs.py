@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from infra.codegen.asyncapi import ABOUT_TOPIC, rights, topic_key
+from infra.codegen.examples import EXAMPLES
 from infra.codegen.schemas import ROOT
 from infra.devservers.kafka import acl_table
 from penstock.log.topic_settings import (
@@ -29,7 +30,8 @@ from penstock.model.event import REGISTRY, Event, wire_type
 from penstock.model.topics import CELL_TOPICS, Topic
 from penstock.model.transitions import JOB_TRANSITIONS, NODE_TRANSITIONS, TASK_TRANSITIONS, mermaid
 from penstock.runtime import settings
-from penstock.sdk.jobfile import JobFile, Resources, Retry, job_schema
+from penstock.sdk.job_sections import Resources, Retry
+from penstock.sdk.jobfile import JobFile, job_schema
 
 MARKED = re.compile(r"(<!-- generated: (?P<name>[a-z-]+) -->\n)(?P<body>.*?)(<!-- end -->)", re.DOTALL)
 OPENING = re.compile(r"^<!-- generated: .* -->$", re.MULTILINE)
@@ -46,7 +48,9 @@ def _table(head: tuple[str, ...], rows: Iterator[tuple[str, ...]]) -> str:
 
 
 def _carried(topic: Topic | None) -> list[type[Event]]:
-    return [model for model in REGISTRY.values() if topic == model.TOPIC]
+    """In the order of their examples, which no order of imports changes."""
+    models = [REGISTRY[name] for name in EXAMPLES]
+    return [model for model in models if topic == model.TOPIC]
 
 
 def _topics() -> str:

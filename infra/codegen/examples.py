@@ -4,13 +4,32 @@ They are one scenario. On 2026-01-05 alice submits a ResNet-50 run with two work
 it is estimated, placed on two nodes, runs, checkpoints and exits, while a rack loses power, a batcher, a
 migrator and a contention-guard propose, and somebody writes a record that nobody can read.
 Every value is a constant: generating twice gives the same bytes.
+The placer's decisions are in `infra.codegen.decision_examples`.
 """
 
 from collections.abc import Mapping
 
 import msgspec
 
+from infra.codegen.decision_examples import DECISIONS, EXPLANATION
+from infra.codegen.scenario import (
+    BOOT,
+    JOB,
+    MINUTE_MS,
+    NEXT_BOOT,
+    NEXT_NODE,
+    NODE,
+    NODE_SPEC,
+    PLACES,
+    SERVER,
+    SPEC,
+    START_MS,
+    TOKEN,
+    WORKER,
+    WORKER_PLACE,
+)
 from penstock.model import external_events, ledger_events
+from penstock.model.adjustments import TaskAdjusted
 from penstock.model.codec import as_written, encode
 from penstock.model.estimates import (
     Bounds,
@@ -25,6 +44,7 @@ from penstock.model.event import Event, wire_type
 from penstock.model.orders import (
     AnswerJoin,
     CheckpointTask,
+    HandOverCheckpoint,
     Peer,
     ProbeNode,
     SetBandwidth,
@@ -34,88 +54,18 @@ from penstock.model.orders import (
 )
 from penstock.model.proposals import (
     CoresProposed,
-    JobPlan,
     MigrationProposed,
     PlanProposed,
+    ProposedJob,
+    ProposedUnit,
     ReadVersion,
     ThrottleProposed,
 )
-from penstock.model.topics import Topic
 from penstock.model.types import (
     Estimate,
-    Gpu,
-    JobSpec,
-    NodeSpec,
-    ResourceRequest,
     ResourceVector,
-    RetryPolicy,
-    TaskPlacement,
     Usage,
 )
-
-START_MS = 1_767_604_500_000  # 2026-01-05T09:15:00Z
-MINUTE_MS = 60_000
-JOB, OTHER_JOB = "job-resnet50-7f3a91", "job-vgg16-b20c44"
-NODE, NEXT_NODE = "node-a1", "node-a2"
-BOOT, NEXT_BOOT = "5d0f2b1e-boot", "9c41e77a-boot"
-WORKER, NEXT_WORKER, SERVER = f"{JOB}.1.w0", f"{JOB}.1.w1", f"{JOB}.1.ps0"
-TOKEN = 4_711
-
-SPEC = JobSpec(
-    name="resnet50",
-    owner="alice",
-    command=("python", "train.py", "--epochs", "3"),
-    env={"OMP_NUM_THREADS": "4"},
-    workdir="/home/alice/resnet",
-    workers=2,
-    parameter_servers=1,
-    resources=ResourceRequest(gpus=1, cores=4, host_memory_mib=8_192, gpu_memory_mib=10_240),
-    model="resnet50",
-    batch_size=64,
-    gpu_models=("NVIDIA-A100-40GB",),
-    retry=RetryPolicy(max_attempts=3, backoff_ms=5_000, backoff_max_ms=60_000),
-    queue_timeout_ms=10 * MINUTE_MS,
-    run_timeout_ms=120 * MINUTE_MS,
-    labels={"team": "vision"},
-)
-NODE_SPEC = NodeSpec(
-    node_id=NODE,
-    boot_id=BOOT,
-    rack="rack-a",
-    domain="hall-1",
-    address="10.0.1.11",
-    cores=64,
-    host_memory_mib=262_144,
-    bandwidth_mbps=25_000,
-    gpus=tuple(
-        Gpu(index=index, uuid=f"GPU-0a1b2c3d-{index}", model="NVIDIA-A100-40GB", memory_mib=40_960)
-        for index in range(4)
-    ),
-)
-WORKER_PLACE = TaskPlacement(
-    task_id=WORKER,
-    role="worker",
-    rank=0,
-    node_id=NODE,
-    gpus=(0,),
-    cores=(0, 1, 2, 3),
-    host_memory_mib=8_192,
-    gpu_memory_mib=10_240,
-    bandwidth_mbps=3_200,
-)
-NEXT_WORKER_PLACE = msgspec.structs.replace(
-    WORKER_PLACE, task_id=NEXT_WORKER, rank=1, node_id=NEXT_NODE, gpus=(2,), cores=(8, 9, 10, 11)
-)
-SERVER_PLACE = TaskPlacement(
-    task_id=SERVER,
-    role="ps",
-    rank=2,
-    node_id=NODE,
-    cores=(4, 5),
-    host_memory_mib=2_048,
-    bandwidth_mbps=6_400,
-)
-PLACES = (WORKER_PLACE, NEXT_WORKER_PLACE, SERVER_PLACE)
 
 _JOBS_AND_ESTIMATES: tuple[Event, ...] = (
     external_events.JobSubmitted(job_id=JOB, spec=SPEC),
@@ -182,6 +132,7 @@ _JOBS_AND_ESTIMATES: tuple[Event, ...] = (
     ),
     external_events.JobHoldRequested(job_id=JOB, reason="its data are being copied", by="ops/on-call"),
     external_events.JobReleaseRequested(job_id=JOB, by="ops/on-call"),
+    external_events.JobCheckpointRequested(job_id=JOB, reason="before the upgrade", by="ops/on-call"),
 )
 
 _NODES: tuple[Event, ...] = (
@@ -212,6 +163,17 @@ _NODES: tuple[Event, ...] = (
         at_ms=START_MS + 20 * MINUTE_MS,
         path="checkpoints/epoch-1.npz",
     ),
+    external_events.CheckpointFetched(
+        node_id=NODE,
+        task_id=WORKER,
+        token=TOKEN,
+        at_ms=START_MS + 2 * MINUTE_MS,
+        from_node=NEXT_NODE,
+        path="/var/lib/penstock/checkpoints/resnet/attempt-1-iteration-9000",
+        iteration=9_000,
+        size_bytes=204_000_000,
+        fetch_ms=1_350,
+    ),
     external_events.WorkProgressed(
         node_id=NODE, jobs=(external_events.JobProgress(job_id=JOB, attained_s=1_080.5, remaining_s=1_440.0),)
     ),
@@ -241,6 +203,14 @@ _NODES: tuple[Event, ...] = (
         steps=500,
         step_ms=60.5,
         loss=1.8125,
+    ),
+    TaskAdjusted(
+        node_id=NODE,
+        task_id=WORKER,
+        token=TOKEN,
+        order_token=TOKEN + 40,
+        what="cores",
+        enforced="cpuset",
     ),
     external_events.StagesMeasured(
         node_id=NODE,
@@ -283,14 +253,20 @@ _PROPOSALS: tuple[Event, ...] = (
         proposal_id="plan-000412",
         proposer="batcher-1",
         read=_READ,
-        kind="batch",
-        plans=(JobPlan(job_id=JOB, tasks=PLACES),),
+        units=(
+            ProposedUnit(
+                jobs=(ProposedJob(job_id=JOB, nodes=(NODE,) * len(PLACES)),),
+                explanation="second of three in a batch that ends 40 s sooner than one by one",
+            ),
+        ),
+        valid_until_ms=START_MS + 5 * MINUTE_MS,
     ),
     MigrationProposed(
         proposal_id="migration-000031",
         proposer="migrator-1",
         read=_READ,
-        plan=JobPlan(job_id=JOB, tasks=PLACES),
+        job_id=JOB,
+        nodes=(NEXT_NODE,) * len(PLACES),
         reason="converges; a newer job gains more on node-a1",
     ),
     CoresProposed(
@@ -326,70 +302,6 @@ _DEAD_LETTERS: tuple[Event, ...] = (
     ),
 )
 
-_EXPLANATION = ledger_events.PlacementExplanation(
-    job_id=JOB,
-    profile="liquid",
-    candidates=(
-        ledger_events.Candidate(nodes=(NODE, NEXT_NODE, NODE), score=0.21875),
-        ledger_events.Candidate(nodes=(NODE, "node-b4", NODE), score=0.34375),
-    ),
-    margin=0.125,
-    feasible=2,
-    rejected={"gpu_memory": 1, "gpus_busy": 5},
-)
-_DECISIONS: tuple[Event, ...] = (
-    ledger_events.TermStarted(
-        term=3, placer_id="placer-7d9c", settings=ledger_events.PlacerSettings(seed=42)
-    ),
-    ledger_events.PlacementDecided(job_id=JOB, attempt=1, tasks=PLACES),
-    ledger_events.StopDecided(job_id=JOB, attempt=1, reason="cancelled", grace_ms=10_000),
-    ledger_events.JobPreempted(
-        job_id=JOB, attempt=1, by_job_id=OTHER_JOB, reason=f"{OTHER_JOB} has waited beyond its allowance"
-    ),
-    ledger_events.JobRequeued(job_id=JOB, attempt=1, reason="failed", not_before_ms=START_MS + 5_000),
-    ledger_events.JobQueued(job_id=JOB),
-    ledger_events.JobFoundUnschedulable(
-        job_id=OTHER_JOB, reason="needs 8 GPUs on one node; the largest node of the cell has 4"
-    ),
-    ledger_events.JobFoundSchedulable(job_id=OTHER_JOB),
-    ledger_events.JobsRanked(
-        ranks=(ledger_events.JobRank(job_id=JOB, level=1, chosen=True, position=4_711 << 12),)
-    ),
-    ledger_events.JobEnded(job_id=JOB, outcome="failed", exit_code=3, reason="worker 0 exited with code 3"),
-    ledger_events.TaskLost(
-        task_id=NEXT_WORKER, node_id=NEXT_NODE, reason="node-a2 came back with another boot id"
-    ),
-    ledger_events.NodeLost(node_id=NEXT_NODE),
-    ledger_events.NodeRestored(node_id=NEXT_NODE),
-    ledger_events.NodeProbed(node_id=NEXT_NODE),
-    ledger_events.ProbeExpired(node_id=NEXT_NODE, probe=TOKEN),
-    ledger_events.NodeJoinRefused(
-        node_id=NODE, boot_id="77b0aa12-boot", incarnation=START_MS, reason="other_machine"
-    ),
-    ledger_events.CellFrozen(reason="33 of 48 nodes vanished within 60 s"),
-    ledger_events.CellThawed(reason="31 of 33 nodes are back"),
-    ledger_events.ChoiceFailed(
-        profile="liquid", job_id=JOB, error="KeyError: 'rack-7' (penstock.policies.liquid, line 188)"
-    ),
-    ledger_events.TimerSet(
-        timer_id=f"{JOB}:queue_timeout",
-        at_ms=START_MS + 10 * MINUTE_MS,
-        about=ledger_events.TimerSubject(kind="queue_timeout", id=JOB, attempt=0),
-    ),
-    ledger_events.TimerFired(timer_id=f"{JOB}:queue_timeout"),
-    ledger_events.ProposalAnswered(
-        proposal_id="plan-000412",
-        proposer="batcher-1",
-        verdict="refused",
-        reason="stale",
-        detail=f"{JOB} is at version 4, the plan was made at 3",
-    ),
-    ledger_events.InputAccepted(
-        topic=Topic.JOBS, partition=0, position=4_711, offset=0, end=12, reason="the topic was created anew"
-    ),
-    ledger_events.LedgerAccepted(epoch=1, nodes_offset=815, reason="restored from Monday's backup"),
-)
-
 
 def _entry(fact: Event) -> ledger_events.FactEntry:
     """The fact as a record carries it."""
@@ -406,8 +318,8 @@ _LEDGER: tuple[Event, ...] = (
             topic="penstock.estimates.v1", partition=0, offset=88_123, event_id=f"estimate-{JOB}"
         ),
         outcome="committed",
-        facts=tuple(_entry(fact) for fact in (_JOBS_AND_ESTIMATES[2], _DECISIONS[1])),
-        explanation=(_EXPLANATION,),
+        facts=tuple(_entry(fact) for fact in (_JOBS_AND_ESTIMATES[2], DECISIONS[1])),
+        explanation=(EXPLANATION,),
     ),
 )
 
@@ -442,6 +354,9 @@ _ORDERS: tuple[Event, ...] = (
     ),
     ProbeNode(token=TOKEN + 4, node_id=NEXT_NODE, incarnation=START_MS),
     StopTask(token=TOKEN + 5, node_id=NODE, task_id=WORKER, grace_ms=10_000, reason="cancelled by alice"),
+    HandOverCheckpoint(
+        token=TOKEN, node_id=NEXT_NODE, job_id=JOB, attempt=2, to_node=NODE, public_key="A" * 86
+    ),
     CheckpointTask(token=TOKEN + 6, node_id=NODE, task_id=WORKER),
     SetCores(token=TOKEN + 7, node_id=NODE, task_id=WORKER, cores=(0, 1, 2, 3, 12, 13)),
     SetBandwidth(token=TOKEN + 8, node_id=NODE, task_id=SERVER, memory_bandwidth_percent=60),
@@ -454,7 +369,7 @@ EXAMPLES: Mapping[str, Event] = {
         *_NODES,
         *_PROPOSALS,
         *_DEAD_LETTERS,
-        *_DECISIONS,
+        *DECISIONS,
         *_LEDGER,
         *_ORDERS,
     )

@@ -15,7 +15,8 @@ from penstock.ledger.replica import Replica
 from penstock.model.estimates import JobEstimated
 from penstock.model.event import Event
 from penstock.model.external_events import JobSubmitted, NodeJoined, TaskExited, TaskStarted
-from penstock.model.ledger_events import PlacementDecided, PlacerSettings, TermStarted
+from penstock.model.ledger_events import PlacementDecided, TermStarted
+from penstock.model.settings import PlacerSettings
 from penstock.model.types import Estimate, ResourceVector
 from penstock_services.placer.core.recorder import Recorder
 from tests.support.driver import job_spec, node_spec

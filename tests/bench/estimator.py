@@ -23,7 +23,8 @@ from penstock.model.envelope import Envelope, from_wire, to_wire
 from penstock.model.estimates import JobEstimated, ModelTrained
 from penstock.model.event import Event
 from penstock.model.external_events import JobSubmitted, NodeJoined, TaskExited
-from penstock.model.ledger_events import JobEnded, PlacementDecided, PlacerSettings, TermStarted
+from penstock.model.ledger_events import JobEnded, PlacementDecided, TermStarted
+from penstock.model.settings import PlacerSettings
 from penstock.model.topics import Topic
 from penstock.model.types import Estimate, JobSpec, ResourceVector, TaskPlacement, Usage
 from penstock_services.estimator.core.model_lifecycle import MAX_MISSED

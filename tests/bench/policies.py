@@ -10,9 +10,9 @@ from time import perf_counter_ns
 import numpy as np
 
 from penstock.ledger.state import CellState
-from penstock.model.ledger_events import PlacerSettings
+from penstock.model.settings import PlacerSettings
 from penstock.policies.base import LazyRng, assign
-from penstock.policies.profiles import PROFILES, policy_for
+from penstock.policies.profiles import PROFILES, profile_for
 from tests.support import builders as b
 
 LOAD = 0.9
@@ -25,7 +25,7 @@ def loaded_cell(nodes: int) -> CellState:
     """The cell described above; the same in every run."""
     state = b.cell(nodes=nodes, gpus=8, racks=max(1, nodes // 20), domains=max(1, nodes // 200))
     rng = np.random.Generator(np.random.PCG64(1))
-    policy = policy_for(PlacerSettings(profile="random"))
+    policy = profile_for(PlacerSettings(profile="random")).place
     given = number = 0
     while given < LOAD * nodes * 8:
         number += 1
@@ -42,7 +42,7 @@ def loaded_cell(nodes: int) -> CellState:
 
 def measure(state: CellState, profile: str, workers: int, servers: int, gpus: int) -> tuple[float, float]:
     """(median, 99th percentile) of `place`, µs."""
-    policy = policy_for(PlacerSettings(profile=profile))
+    policy = profile_for(PlacerSettings(profile=profile)).place
     need = b.need(gpus=gpus, cores=4, host_memory_mib=9_000)
     job_id = f"{profile}-{workers}-{servers}-{gpus}"
     job = b.queued(state, job_id, workers=workers, parameter_servers=servers, worker=need)

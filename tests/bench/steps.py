@@ -13,7 +13,8 @@ import numpy as np
 from penstock.ledger.record import GENESIS, Draft, write
 from penstock.model.event import Event
 from penstock.model.external_events import JobSubmitted, NodeJoined, StepsMeasured, TaskStarted
-from penstock.model.ledger_events import PlacementDecided, PlacerSettings, TermStarted
+from penstock.model.ledger_events import PlacementDecided, TermStarted
+from penstock.model.settings import PlacerSettings
 from penstock.model.topics import Topic
 from penstock.model.types import JobSpec, ResourceRequest, TaskPlacement
 from penstock.model.validation import checked

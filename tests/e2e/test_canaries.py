@@ -185,7 +185,7 @@ async def write_records(dsn: str) -> None:
         (Topic.JOBS, "penstock.job.submitted.v9", '{"job_id": "j", "password": "{}"}'),
         (Topic.JOBS, "penstock.job.cancel_requested.v1", '{"reason": "{}"}'),
         (Topic.ESTIMATES, "penstock.job.estimated.v1", '{"job_id": "j", "estimate": "{}"}'),
-        (Topic.PROPOSALS, "penstock.plan.proposed.v1", '{"proposal_id": ["{}"]}'),
+        (Topic.PROPOSALS, "penstock.plan.proposed.v2", '{"proposal_id": ["{}"]}'),
         (Topic.NODES, "penstock.task.exited.v1", '{"node_id": "node-0", "cause": "{}"}'),
         (Topic.NODES, "penstock.node.cordoned.v1", '{"node_id": "node-0", "drain": true, "by": "x", "reason": "{}"}'),
         (Topic.NODES, "penstock.node.joined.v1", "PASSWORD={}"),

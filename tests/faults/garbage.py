@@ -16,7 +16,7 @@ from penstock.model.topics import MAX_EVENT_BYTES, Topic
 MAX_VALUE_BYTES = 300_000
 DEEP = 20_000
 TYPES = {
-    Topic.JOBS: ("penstock.job.submitted.v1", "penstock.job.cancel_requested.v1", "penstock.job.hold_requested.v1", "penstock.job.release_requested.v1"),
+    Topic.JOBS: ("penstock.job.submitted.v1", "penstock.job.cancel_requested.v1", "penstock.job.hold_requested.v1", "penstock.job.release_requested.v1", "penstock.job.checkpoint_requested.v1"),
     Topic.ESTIMATES: (
         "penstock.job.estimated.v1", "penstock.model.trained.v1", "penstock.job.eta_estimated.v1",
         "penstock.profile.planned.v1", "penstock.stages.profiled.v1",
@@ -24,11 +24,11 @@ TYPES = {
     Topic.NODES: (
         "penstock.task.exited.v1", "penstock.task.started.v1", "penstock.node.left.v1", "penstock.node.changed.v1",
         "penstock.gpu.faulted.v1", "penstock.order.refused.v1", "penstock.node.suspected.v1",
-        "penstock.task.phase_changed.v1", "penstock.task.checkpointed.v1", "penstock.steps.measured.v1",
+        "penstock.task.phase_changed.v1", "penstock.task.checkpointed.v1", "penstock.task.checkpoint_fetched.v1", "penstock.steps.measured.v1",
         "penstock.stages.measured.v1",
     ),
     Topic.PROPOSALS: (
-        "penstock.plan.proposed.v1", "penstock.migration.proposed.v1", "penstock.cores.proposed.v1",
+        "penstock.plan.proposed.v2", "penstock.plan.proposed.v1", "penstock.migration.proposed.v1", "penstock.cores.proposed.v1",
         "penstock.throttle.proposed.v1",
     ),
     Topic.ORDERS: (
@@ -198,7 +198,12 @@ class Generator:
         match type_name.removeprefix("penstock.").rpartition(".v")[0]:
             case "job.submitted":
                 return {"job_id": job_id, "spec": {"command": ["/bin/true"], "workers": 0}}
-            case "job.cancel_requested" | "job.hold_requested" | "job.release_requested":
+            case (
+                "job.cancel_requested"
+                | "job.hold_requested"
+                | "job.release_requested"
+                | "job.checkpoint_requested"
+            ):
                 return {"job_id": job_id, "reason": "because"}
             case "job.estimated":
                 return {"job_id": job_id, "estimate": {"worker": {"gpus": integer(0, 9)}, "confidence": 0.5, "tier": "model", "source": "s"}}  # fmt: skip
@@ -212,6 +217,8 @@ class Generator:
                 return {**task, "phase": "train", "at_ms": 1}
             case "task.checkpointed":
                 return {**task, "at_ms": 1}
+            case "task.checkpoint_fetched":
+                return {**task, "at_ms": 1, "from_node": "n1"}
             case "order.refused":
                 return {**task, "reason": "occupied", "highest_token": 1}
             case "node.left":

@@ -11,11 +11,11 @@ import json
 import os
 import sys
 import time
+from collections.abc import Callable
 
 
-def main() -> int:
-    folder, seconds = sys.argv[1], float(sys.argv[2])
-    code = int(sys.argv[3]) if len(sys.argv) > 3 else 0
+def begin(folder: str) -> Callable[..., None]:
+    """Takes the locks, and returns what writes into the history."""
     env = os.environ
     node, job, attempt = env["PENSTOCK_NODE_ID"], env["PENSTOCK_JOB_ID"], env["PENSTOCK_ATTEMPT"]
     task, gpus = env["PENSTOCK_TASK_ID"], [gpu for gpu in env["CUDA_VISIBLE_DEVICES"].split(",") if gpu]
@@ -51,6 +51,13 @@ def main() -> int:
         if other and not lock(name, fcntl.LOCK_EX, keep=False):
             write("twice", what=f"{job}: attempt {attempt} met {name}")
     write("ran", gpus=gpus)
+    return write
+
+
+def main() -> int:
+    folder, seconds = sys.argv[1], float(sys.argv[2])
+    code = int(sys.argv[3]) if len(sys.argv) > 3 else 0
+    write = begin(folder)
     time.sleep(seconds)
     write("done", code=code)
     return code

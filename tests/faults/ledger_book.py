@@ -27,6 +27,8 @@ class Job:
     token: int = 0
     places: dict[str, dict[str, Any]] = field(default_factory=dict)
     living: dict[str, None] = field(default_factory=dict)
+    caps: dict[str, int | None] = field(default_factory=dict)
+    """Task id → percent of the memory bandwidth that it may use, where that was decided."""
     stop_reason: str | None = None
     losses: int = 0
     exhausted: bool = False
@@ -37,18 +39,26 @@ class Job:
     """Its next attempt takes an estimate, once, until the back-off is over."""
     held: bool = False
     """It must not be placed."""
+    target: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Task id → place of the next attempt, which is kept for it while it is stopped to move."""
+    group: str = ""
+    """With whose other members the attempt shares GPUs; of one that is alone by now, the last it had."""
     commanded: int = 0
     """Seq of its latest hold or release; 0: none."""
 
     @property
-    def tasks(self) -> int:
-        """Of a whole gang."""
-        return int(self.spec["workers"]) + int(self.spec["parameter_servers"])
+    def fewest(self) -> int:
+        """Workers of the smallest gang that may start; of a job that is not moldable, of the only one."""
+        return int(self.spec.get("min_workers") or self.spec["workers"])
+
+    def whole(self, tasks: int) -> bool:
+        """Whether so many tasks are a whole gang."""
+        return self.fewest <= tasks - int(self.spec["parameter_servers"]) <= int(self.spec["workers"])
 
     def needs(self) -> list[dict[str, Any]]:
-        """What each task of the gang needs, workers first."""
+        """What each task of the smallest gang needs, workers first."""
         servers = [self.estimate["parameter_server"]] * self.spec["parameter_servers"]
-        return [self.estimate["worker"]] * self.spec["workers"] + servers
+        return [self.estimate["worker"]] * self.fewest + servers
 
 
 @dataclass(slots=True)
@@ -65,6 +75,8 @@ class Node:
     """Slot → UUID."""
     holders: dict[str, tuple[int, ...]] = field(default_factory=dict)
     """Task id → slots that it holds until it is proven dead."""
+    cores: dict[str, set[int]] = field(default_factory=dict)
+    """Task id → cores that it holds as long."""
 
     @property
     def present(self) -> set[str]:
@@ -132,15 +144,37 @@ class Book:
     def job_of(self, task_id: str) -> Job | None:
         return self.jobs.get(task_id.rsplit(".", 2)[0])
 
+    def together(self, task_id: str, other_id: str) -> bool:
+        """Whether these tasks may have the same GPUs and cores: their jobs are of one group."""
+        one, other = self.job_of(task_id), self.job_of(other_id)
+        return one is not None and other is not None and bool(one.group) and one.group == other.group
+
     def write(self, kind: str, fact: dict[str, Any]) -> None:
-        """Books one fact."""
+        """Books one fact. Each kind has one of these functions."""
         job = self.jobs.get(fact["job_id"]) if "job_id" in fact else None
         node = self.nodes.get(fact["node_id"]) if "node_id" in fact else None
+        self._write_cell(kind, fact)
+        self._write_waiting(kind, fact, job)
+        self._write_gang(kind, fact, job)
+        self._write_task(kind, fact, job, node)
+        self._write_inventory(kind, fact)
+        self._write_node(kind, fact, node)
+
+    def _write_cell(self, kind: str, fact: dict[str, Any]) -> None:
+        """Term, epoch, and whether the cell is frozen."""
         match kind:
             case "penstock.term.started":
                 self.settings, self.placer_id = fact["settings"], fact["placer_id"]
             case "penstock.ledger.accepted":
                 self.epoch = fact["epoch"]
+            case "penstock.cell.frozen":
+                self.frozen = fact["reason"]
+            case "penstock.cell.thawed":
+                self.frozen = ""
+
+    def _write_waiting(self, kind: str, fact: dict[str, Any], job: Job | None) -> None:
+        """Which jobs there are, and which of them wait, are held or back off."""
+        match kind:
             case "penstock.job.submitted":
                 early = self._early.pop(fact["job_id"], {})
                 self.jobs[fact["job_id"]] = Job(fact["spec"], bool(early), early)
@@ -149,27 +183,56 @@ class Book:
             case "penstock.job.estimated" if job is not None:
                 job.waits, job.estimate = not job.backs_off, fact["estimate"]
                 job.estimate_again = job.backs_off = False
-            case "penstock.placement.decided" if job is not None:
-                job.waits, job.stop_reason, job.exhausted = False, None, False
-                job.attempt, job.token = fact["attempt"], self.token
-                job.places = {place["task_id"]: place for place in fact["tasks"]}
-                job.living = dict.fromkeys(job.places)
-                for task_id, place in job.places.items():
-                    self.nodes[place["node_id"]].holders[task_id] = tuple(place["gpus"])
-            case "penstock.stop.decided" if job is not None:
-                job.stop_reason = fact["reason"]
             case "penstock.job.requeued" if job is not None:
                 job.estimate_again = fact.get("estimate_again", False)
                 job.waits = fact.get("not_before_ms") is None and not job.estimate_again
                 job.backs_off = fact.get("not_before_ms") is not None
                 job.losses += fact["reason"] in LOSSES
+                if fact["reason"] != "migrated":
+                    self._drop_target(job)
                 job.places, job.stop_reason = {}, None
             case "penstock.job.queued" if job is not None:
                 job.waits, job.backs_off = True, False
             case "penstock.job.hold_requested" | "penstock.job.release_requested" if job is not None:
                 job.held, job.commanded = kind == "penstock.job.hold_requested", self.seq
             case "penstock.job.ended":
+                if job is not None:
+                    self._drop_target(job)
                 self.jobs.pop(fact["job_id"], None)
+
+    def _write_gang(self, kind: str, fact: dict[str, Any], job: Job | None) -> None:
+        """Which gang has which places, and which are kept for its next attempt."""
+        match kind:
+            case "penstock.placement.decided" if job is not None:
+                job.waits, job.stop_reason, job.exhausted = False, None, False
+                self._drop_target(job)
+                job.attempt, job.token, job.caps = fact["attempt"], self.token, {}
+                job.group = fact.get("group", "")
+                job.places = {place["task_id"]: dict(place) for place in fact["tasks"]}
+                job.living = dict.fromkeys(job.places)
+                self._hold(job.places)
+            case "penstock.group.decided":
+                for member in (self.jobs[job_id] for job_id in fact["job_ids"]):
+                    if member.living:
+                        member.group = fact["group_id"]
+            case "penstock.move.decided" if job is not None:
+                job.target = {place["task_id"]: dict(place) for place in fact["tasks"]}
+                self._hold(job.target)
+            case "penstock.move.given_up" if job is not None:
+                self._drop_target(job)
+            case "penstock.stop.decided" if job is not None:
+                if fact["reason"] != "migrated":
+                    self._drop_target(job)
+                job.stop_reason = fact["reason"]
+
+    def _write_task(self, kind: str, fact: dict[str, Any], job: Job | None, node: Node | None) -> None:
+        """Cores and bandwidth of one task, and its end, which frees what it holds."""
+        match kind:
+            case "penstock.cores.decided" if job is not None and node is not None:
+                job.places[fact["task_id"]]["cores"] = fact["cores"]
+                node.cores[fact["task_id"]] = set(fact["cores"])
+            case "penstock.bandwidth.decided" if job is not None:
+                job.caps[fact["task_id"]] = fact["memory_bandwidth_percent"]
             case "penstock.task.exited" | "penstock.task.lost" | "penstock.order.refused":
                 owner = self.job_of(fact["task_id"])
                 if owner is not None:
@@ -177,16 +240,25 @@ class Book:
                     owner.exhausted |= bool(fact.get("exhausted"))
                 if node is not None:
                     node.holders.pop(fact["task_id"], None)
+                    node.cores.pop(fact["task_id"], None)
                     node.faulted |= dict.fromkeys(fact.get("missing_gpus", ()))
-            case "penstock.node.joined" | "penstock.node.changed":
-                name = fact["node"]["node_id"]
-                known = self.nodes.setdefault(name, Node(fact["node"]))
-                known.spec = fact["node"]
-                known.faulted = {fault["uuid"]: None for fault in fact.get("faults", ())}
-                known.bind()
-                if kind == "penstock.node.joined":
-                    known.status = "ready"
-                    known.incarnation = max(known.incarnation, fact.get("incarnation", 0))
+
+    def _write_inventory(self, kind: str, fact: dict[str, Any]) -> None:
+        """What a node has, as it reports itself."""
+        if kind not in ("penstock.node.joined", "penstock.node.changed"):
+            return
+        name = fact["node"]["node_id"]
+        known = self.nodes.setdefault(name, Node(fact["node"]))
+        known.spec = fact["node"]
+        known.faulted = {fault["uuid"]: None for fault in fact.get("faults", ())}
+        known.bind()
+        if kind == "penstock.node.joined":
+            known.status = "ready"
+            known.incarnation = max(known.incarnation, fact.get("incarnation", 0))
+
+    def _write_node(self, kind: str, fact: dict[str, Any], node: Node | None) -> None:
+        """Which node may be used: status, cordon, broken GPUs."""
+        match kind:
             case "penstock.node.suspected" | "penstock.node.left" if node is not None:
                 node.status = "suspect" if node.status == "ready" else node.status
             case "penstock.node.cordoned" | "penstock.node.uncordoned" if node is not None:
@@ -197,10 +269,19 @@ class Book:
                 node.status = "ready"
             case "penstock.gpu.faulted" if node is not None:
                 node.faulted[fact.get("uuid") or node.spec["gpus"][fact["gpu"]]["uuid"]] = None
-            case "penstock.cell.frozen":
-                self.frozen = fact["reason"]
-            case "penstock.cell.thawed":
-                self.frozen = ""
+
+    def _hold(self, places: dict[str, dict[str, Any]]) -> None:
+        """Books GPUs and cores of these places for their tasks."""
+        for task_id, place in places.items():
+            self.nodes[place["node_id"]].holders[task_id] = tuple(place["gpus"])
+            self.nodes[place["node_id"]].cores[task_id] = set(place["cores"])
+
+    def _drop_target(self, job: Job) -> None:
+        """Nothing is kept for it any more."""
+        for task_id, place in job.target.items():
+            self.nodes[place["node_id"]].holders.pop(task_id, None)
+            self.nodes[place["node_id"]].cores.pop(task_id, None)
+        job.target = {}
 
     def could_fit(self, job: Job) -> bool:
         """A sufficient test: whether the gang fits nodes that are not gone, if they were empty; shares as whole GPUs."""

@@ -6,19 +6,24 @@ A judge gives every partition's records, dead letters first; each method raises 
 Rules: `time` (the ledger's time never goes back), `law2` (each input exactly one record, in order), `letter` (dead letters
 match records), `placement` (only what waits and is not held, whole gangs, on sound nodes), `freeze` (no mass eviction), `outcome` (each job
 is submitted and ends once, with no task left), `estimate` (one per job, and one for each attempt that follows on one which ran out
-of memory), `hold` (commands are obeyed, old ones not, and no job ends by waiting while it is held), `attempt` (a task starts once), `order` (orders follow from valid records alone).
+of memory), `checkpoint` (starts and fetches), `core` (what lives on a node shares no core), `group` (see `group_rules`), `hold` (commands are obeyed, old ones not, and no job ends by waiting while it is held), `attempt` (a task starts once), `order` (orders follow from valid records alone).
 """
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import orjson
 
 from penstock.log.port import Headers
-from tests.faults.ledger_book import SEQ_BITS, Book
+from tests.faults.checkpoint_rules import CHECKPOINT_ORDERS, CheckpointRules
+from tests.faults.group_rules import GroupRules
+from tests.faults.ledger_book import SEQ_BITS, Book, Node
+from tests.faults.move_rules import MoveRules
+from tests.faults.plan_rules import PlanRules
+from tests.faults.probe_rules import ProbeRules
 
 FINAL_STOPS = ("cancelled", "completed", "run_timeout", "queue_timeout")
 UNSCHEDULABLE = "unschedulable"
@@ -26,8 +31,8 @@ BY_WAITING = ("timed_out_queued", UNSCHEDULABLE)
 PROBE_NODE = b"penstock.order.probe_node.v1"
 ANSWER_JOIN = b"penstock.order.answer_join.v1"
 START_TASK, STOP_TASK = b"penstock.order.start_task.v1", b"penstock.order.stop_task.v1"
-DEFAULT_LEASE_MS = 600_000
-LEASE_MARGIN = 1.25
+SET_CORES, SET_BANDWIDTH = b"penstock.order.set_cores.v1", b"penstock.order.set_bandwidth.v1"
+LATE = b"order-("  # begins the id of an order that a run sends long after its placer would have
 PLACER = b"/penstock/placer"
 Fact = dict[str, Any]
 InputPlace = tuple[str, int]
@@ -59,11 +64,25 @@ def kind_of(type_name: str) -> str:
     return type_name.rpartition(".")[0]
 
 
+T = TypeVar("T")
+Key = tuple[str, int]
+"""(task id, token of its start)."""
+
+
+def _decided(changes: Mapping[Key, Mapping[int, T]], token: int, task_id: str) -> list[T]:
+    """What the record of this token gave this task; at most one."""
+    return [found[token] for (name, _), found in changes.items() if name == task_id and token in found]
+
+
+def _united(one: Mapping[Key, dict[int, T]], other: Mapping[Key, dict[int, T]]) -> dict[Key, dict[int, T]]:
+    return {key: one.get(key, {}) | other.get(key, {}) for key in (*one, *other)}
+
+
 class LedgerRules:
     """One cell's log. `next_input(topic, offset)`: the first input at this offset or behind it, None without one."""
 
     def __init__(self, next_input: Callable[[str, int], int | None]) -> None:
-        self.book = Book()
+        book = self.book = Book()
         self.placed: dict[tuple[int, str], Placed] = {}
         """(token, task id) → what follows from its placement."""
         self.ended: dict[str, str] = {}
@@ -83,12 +102,24 @@ class LedgerRules:
         self._lost_choices: dict[InputPlace, None] = {}
         self.submissions: dict[str, None] = {}
         self._estimates: dict[str, None] = {}
-        self._started: dict[tuple[str, int], None] = {}
+        self._started: dict[tuple[str, int], int] = {}
+        """(task id, token) → token of the record that has its start."""
         self._stops: dict[tuple[int, str], None] = {}
+        self.cores: dict[Key, dict[int, list[int]]] = {}
+        """(task id, token of its start) → token of each change of its cores → cores."""
+        self.caps: dict[Key, dict[int, int | None]] = {}
+        """Likewise: percent of the memory bandwidth."""
+        self.answered_adjustments: dict[tuple[str, int, str], None] = {}
+        """(task id, token of the order, what)."""
+        self._adjusting: dict[tuple[str, int], None] = {}
+        """(task id, token) of orders to adjust that are in the log."""
+        self._term_token = 0
+        """Of the record with which this term began."""
         self._answers: dict[int, tuple[str, str, int, str]] = {}
         """Seq → (node, boot, incarnation, verdict) of the joining that it answers."""
-        self._probes: dict[str, tuple[int, int, int]] = {}
-        """Node → token of its latest probe, ledger time and term at which that was first known to be in the log."""
+        self.moves, self.groups, self.plans = MoveRules(book), GroupRules(book), PlanRules(book)
+        self._probes = ProbeRules(self.book)
+        self.checkpoints = CheckpointRules(self.book)
         self._left: dict[str, int] = {}
         """Node → ledger time of its latest departure."""
         self._cause: Fact = {}
@@ -110,8 +141,12 @@ class LedgerRules:
         found._lost_choices |= self._lost_choices
         found.placed = self.placed | found.placed
         found._stops = self._stops | found._stops
+        found.cores = _united(self.cores, found.cores)
+        found.caps = _united(self.caps, found.caps)
+        found._adjusting |= self._adjusting
         found._answers = self._answers | found._answers
-        found._probes = self._probes | found._probes
+        found.checkpoints.include(self.checkpoints)
+        found._probes.latest = self._probes.latest | found._probes.latest
         found.freezes = self.freezes
         return found
 
@@ -189,13 +224,17 @@ class LedgerRules:
         kind, order = labels["ce_type"], orjson.loads(value)
         if order["token"] >> SEQ_BITS < self.book.epoch:
             return kind, order  # of a history that was lost: nodes have to refuse it
+        if (wrong := self.checkpoints.wrong_order(kind, order)) is not None:
+            raise Violation("checkpoint", wrong)
+        if kind in CHECKPOINT_ORDERS:
+            return kind, order
         if kind == ANSWER_JOIN:
             joining = (order["node_id"], order["boot_id"], order["incarnation"], order["verdict"])
             if self._answers.get(order["token"]) != joining:
                 raise Violation("order", f"{joining} is answered; seq {order['token']} did not decide that")
             return kind, order
         if kind == PROBE_NODE:
-            if self._probes.get(order["node_id"], (0, 0, 0))[0] < order["token"]:
+            if self._probes.latest.get(order["node_id"], (0, 0, 0))[0] < order["token"]:
                 raise Violation(
                     "order", f"{order['node_id']} is probed; seq {order['token']} did not decide that"
                 )
@@ -208,18 +247,52 @@ class LedgerRules:
                 order["node_id"],
                 order.get("gpu_uuids", []),
             )
+        elif kind == SET_CORES:
+            follows = order["cores"] in _decided(self.cores, *key)
+        elif kind == SET_BANDWIDTH:
+            follows = order["memory_bandwidth_percent"] in _decided(self.caps, *key)
         else:
             follows = kind == STOP_TASK and key in self._stops
         if not follows:
             name = kind.decode().split(".")[2]
             raise Violation("order", f"{name} of {key} is ordered that no valid record decided")
+        if kind in (SET_CORES, SET_BANDWIDTH):
+            self._adjusting[order["task_id"], order["token"]] = None
+        if order["token"] > self._term_token or (kind == START_TASK and not labels["ce_id"].startswith(LATE)):
+            self._after_adjustments(order, order["token"] if kind == START_TASK else self._term_token)
         return kind, order
+
+    def _after_adjustments(self, order: Fact, up_to: int) -> None:
+        """Before a placer orders anything by a decision of its own term, and before any start, a node has in its partition what was
+        changed there until then and it has not answered: else it obeys in another order than was decided."""
+        for (task_id, token), changes in self.cores.items():
+            job, newest = self.book.job_of(task_id), max(changes)
+            if job is None or job.token != token or task_id not in job.living or job.stop_reason is not None:
+                continue
+            waits = (task_id, newest, "cores") not in self.answered_adjustments and newest <= up_to
+            here = job.places[task_id]["node_id"] == order["node_id"]
+            runs = self._started.get((task_id, token), up_to + 1) <= up_to
+            if waits and here and runs and (task_id, newest) not in self._adjusting:
+                raise Violation("order", f"{order} comes before the change of {task_id}'s cores by {newest}")
+
+    def token_in(self, epoch: int) -> int:
+        """Of what this record decides for that epoch."""
+        return epoch << SEQ_BITS | self.book.seq
 
     # --------------------------------------------------------------------------------------- facts
 
     def fact(self, kind: str, fact: Fact) -> None:
         """The next fact of the record, which is booked whatever is wrong with it."""
         try:
+            for rule, wrong in (
+                ("move", self.moves.wrong(kind, fact)),
+                ("group", self.groups.wrong(kind, fact)),
+                ("plan", self.plans.wrong(kind, fact)),
+                ("probe", self._probes.wrong(kind, fact)),
+                ("checkpoint", self.checkpoints.wrong(kind, fact)),
+            ):
+                if wrong is not None:
+                    raise Violation(rule, f"seq {self.book.seq}: {wrong}")
             before = BEFORE.get(kind)
             if before is not None:
                 before(self, fact)
@@ -271,16 +344,63 @@ class LedgerRules:
             raise Violation("placement", f"{at} is not waiting, or is held")
         if book.frozen:
             raise Violation("freeze", f"{at} is placed while the cell is frozen")
-        if fact["attempt"] != job.attempt + 1 or len(fact["tasks"]) != job.tasks:
+        if fact["attempt"] != job.attempt + 1 or not job.whole(len(fact["tasks"])):
             raise Violation("placement", f"{at}: attempt {fact['attempt']} with {len(fact['tasks'])} tasks")
         if faults:
             raise Violation("placement", f"{at}: {'; '.join(faults)}")
+        for place in fact["tasks"]:
+            node, cores = book.nodes[place["node_id"]], set(place["cores"])
+            self._apart(place["task_id"], node, cores, fact.get("group", ""))
+            node.cores[place["task_id"]] = cores  # for the others of its gang
+
+    def _cores(self, fact: Fact) -> None:
+        book, task_id, cores = self.book, fact["task_id"], set(fact["cores"])
+        at, job, node = f"seq {book.seq}: {task_id}", book.jobs[fact["job_id"]], book.nodes[fact["node_id"]]
+        self.cores.setdefault((task_id, job.token), {})[book.token] = fact["cores"]
+        if task_id not in job.living or fact["attempt"] != job.attempt:
+            raise Violation("core", f"{at} gets cores and does not live")
+        if job.stop_reason is not None:
+            raise Violation("core", f"{at} gets cores and is to be stopped")
+        if node.status != "ready" or book.frozen or not cores or max(cores) >= node.spec["cores"]:
+            raise Violation(
+                "core", f"{at} gets {cores} on {fact['node_id']}, {node.status}, frozen: {book.frozen}"
+            )
+        self._apart(task_id, node, cores, job.group)
+
+    def _apart(self, task_id: str, node: Node, cores: set[int], group: str) -> None:
+        """What a task is given nobody else has, but members of its group."""
+        for other, taken in node.cores.items():
+            owner = self.book.job_of(other)
+            mate = bool(group) and owner is not None and owner.group == group
+            if other != task_id and taken & cores and not mate:
+                raise Violation("core", f"seq {self.book.seq}: {task_id} gets {cores}, {other} has {taken}")
+
+    def _cap(self, fact: Fact) -> None:
+        key = fact["task_id"], self.book.jobs[fact["job_id"]].token
+        self.caps.setdefault(key, {})[self.book.token] = fact["memory_bandwidth_percent"]
+
+    def _adjusted(self, fact: Fact) -> None:
+        self.answered_adjustments[fact["task_id"], fact["order_token"], fact["what"]] = None
+
+    def _term(self, fact: Fact) -> None:
+        self._term_token = self.book.token
+
+    def _ledger_accepted(self, fact: Fact) -> None:
+        """What the lost records had changed is undone: each living task is to have again what this ledger gives it."""
+        token = self.token_in(fact["epoch"])
+        for job in self.book.jobs.values():
+            for task_id in job.living:
+                key = task_id, job.token
+                self.cores.setdefault(key, {})[token] = job.places[task_id]["cores"]
+                isolation = self.book.nodes[job.places[task_id]["node_id"]].spec.get("isolation") or {}
+                if isolation.get("bandwidth", "none") != "none":
+                    self.caps.setdefault(key, {})[token] = job.caps.get(task_id)
 
     def _start(self, fact: Fact) -> None:
         key = (fact["task_id"], fact["token"])
         if key in self._started:
             raise Violation("attempt", f"seq {self.book.seq}: {key} is reported started a second time")
-        self._started[key] = None
+        self._started[key] = self.book.token
 
     def _stop(self, fact: Fact) -> None:
         job, seq, token = self.book.jobs[fact["job_id"]], self.book.seq, self.book.token
@@ -307,23 +427,6 @@ class LedgerRules:
             )
         joining = (fact["node_id"], fact["boot_id"], fact["incarnation"], fact["reason"])
         self._answers[self.book.token] = joining
-
-    def _probed(self, fact: Fact) -> None:
-        if self.book.nodes[fact["node_id"]].status != "suspect":
-            raise Violation("probe", f"seq {self.book.seq}: {fact['node_id']} is probed, and not suspect")
-        self._probes[fact["node_id"]] = (self.book.token, 0, 0)
-
-    def _probe_sent(self, fact: Fact) -> None:
-        token, _, term = self._probes.get(fact["node_id"], (0, 0, 0))
-        if token == fact["probe"] and term != self.book.term:
-            self._probes[fact["node_id"]] = (token, self.book.now_ms, self.book.term)
-
-    def _probe_expired(self, fact: Fact) -> None:
-        """By one term's clock, for the lease and the margin."""
-        token, sent_ms, term = self._probes[fact["node_id"]]
-        waited_ms, lease_ms = self.book.now_ms - sent_ms, self.book.settings.get("lease_ms", DEFAULT_LEASE_MS)
-        if (token, term) != (fact["probe"], self.book.term) or waited_ms < LEASE_MARGIN * lease_ms - 1:
-            raise Violation("probe", f"seq {self.book.seq}: {fact} after {waited_ms} ms, in term {term}")
 
     def _departure(self, fact: Fact) -> None:
         self._left[fact["node_id"]] = self.book.now_ms
@@ -379,11 +482,13 @@ BEFORE: Mapping[str, Callable[[LedgerRules, Fact], None]] = MappingProxyType(
         "penstock.placement.decided": LedgerRules._placement,
         "penstock.task.started": LedgerRules._start,
         "penstock.stop.decided": LedgerRules._stop,
+        "penstock.cores.decided": LedgerRules._cores,
+        "penstock.bandwidth.decided": LedgerRules._cap,
+        "penstock.task.adjusted": LedgerRules._adjusted,
+        "penstock.term.started": LedgerRules._term,
+        "penstock.ledger.accepted": LedgerRules._ledger_accepted,
         "penstock.node.joined": LedgerRules._join,
         "penstock.node.join_refused": LedgerRules._join_refused,
-        "penstock.node.probed": LedgerRules._probed,
-        "penstock.node.probe_sent": LedgerRules._probe_sent,
-        "penstock.node.probe_expired": LedgerRules._probe_expired,
         "penstock.node.left": LedgerRules._departure,
         "penstock.task.lost": LedgerRules._lost,
         "penstock.node.lost": LedgerRules._node_lost,

@@ -18,7 +18,7 @@ import pytest
 
 from penstock import redaction
 from penstock.errors import LogError
-from penstock.ledger import evolve
+from penstock.ledger import evolve_jobs
 from penstock.ledger.replica import Replica
 from penstock.ledger.state import CellState
 from penstock.model import outline
@@ -77,7 +77,7 @@ def _own_term() -> None:
 
 
 def _overtaking() -> None:
-    real = evolve._placement_decided
+    real = evolve_jobs.placement_decided
 
     def placement_decided(state: CellState, fact: Any) -> None:
         real(state, fact)

@@ -48,7 +48,8 @@ class ProcessRules:
             if other.job_id == new.job_id and other.token != new.token:
                 raise Violation("attempt", f"{new} starts while {other} lives")
 
-    def gpus_are_free(self, new: Running, living: Iterable[Running]) -> None:
+    def gpus_are_free(self, new: Running, living: Iterable[Running], *, grouped: bool = False) -> None:
+        """`living`: without members of its group. `grouped`: it has some, who may have started before it under later tokens."""
         users = list(living)
         for gpu in new.gpus:
             beside = [other for other in users if gpu in other.gpus]
@@ -56,5 +57,5 @@ class ProcessRules:
             self._gpu_tokens[gpu] = max(last, new.token)
             if sum(other.share_milli for other in beside) + new.share_milli > WHOLE_GPU:
                 raise Violation("gpu", f"{new} starts on {gpu} beside {', '.join(map(str, beside))}")
-            if new.share_milli == WHOLE_GPU and new.token < last:
+            if new.share_milli == WHOLE_GPU and new.token < last and not grouped:
                 raise Violation("token", f"{new} starts on {gpu} after token {last}")

@@ -21,8 +21,9 @@ from penstock.model.external_events import (
     TaskExited,
     TaskStarted,
 )
-from penstock.model.ledger_events import PlacementDecided, PlacerSettings, TermStarted
+from penstock.model.ledger_events import PlacementDecided, TermStarted
 from penstock.model.orders import StartTask
+from penstock.model.settings import PlacerSettings
 from penstock.model.topics import Topic, node_partition
 from penstock.model.transitions import JobStatus
 from penstock.runtime.settings import Settings

@@ -25,8 +25,9 @@ from penstock_services.node_reporter.options import IsolationChoice, Options
 from penstock_services.node_reporter.shell.cgroups import Cgroups
 from penstock_services.node_reporter.shell.confinement import PROBE, Confinement
 from penstock_services.node_reporter.shell.launcher import IMPORTABLE
-from penstock_services.node_reporter.shell.linux import LinuxHost, read_record
+from penstock_services.node_reporter.shell.linux import LinuxHost
 from penstock_services.node_reporter.shell.ports import Started
+from penstock_services.node_reporter.shell.records import read_record
 from penstock_services.node_reporter.shell.spawner import ISOLATED_PYTHON
 from tests.faults.hostile_jobs import ATTACKS, CANARY_HALVES, PRELUDE, SLEEP_S
 from tests.support import node_fixtures
@@ -255,7 +256,7 @@ async def test_the_next_reporter_adopts_a_task_in_its_namespace(
 ) -> None:
     """An upgrade while a job runs: the next reporter finds its shim, and its end is proven as before."""
     async with working(options, MemoryLog(broker, "before")):
-        await cell.order(start_order(1, *attack("escape(); time.sleep(0.8); sys.exit(6)")))
+        await cell.order(start_order(1, *attack("escape(); time.sleep(4); sys.exit(6)")))
         await cell.until(external_events.TaskStarted)
         await eventually(lambda: len(escaped()) == 1)
     async with working(options, MemoryLog(broker, "after")):

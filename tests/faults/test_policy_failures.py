@@ -6,15 +6,15 @@ from typing import Any
 import orjson
 import pytest
 
-from penstock.ledger.state import CellState, JobState
+from penstock.ledger.job_state import JobState
+from penstock.ledger.state import CellState
 from penstock.log.port import Partition
 from penstock.model.external_events import JobCancelRequested, NodeJoined, NodeLeft, TaskExited, TaskStarted
-from penstock.model.ledger_events import PlacerSettings
 from penstock.model.orders import StopTask
 from penstock.model.topics import Topic
 from penstock.model.transitions import JobStatus
-from penstock.policies import liquid
-from penstock.policies.base import LazyRng, Plan
+from penstock.policies import profiles, together
+from penstock.policies.base import Plan
 from penstock_services.placer.shell import service as placer
 from penstock_services.placer.shell.replay import Replayer
 from tests.faults.test_guards import ORDERS, Stage, play, submission
@@ -25,18 +25,18 @@ LETTERS = Partition(Topic.DEAD_LETTERS, 0)
 
 
 class Bug:
-    """Liquid's `place` raises for the jobs in `hits`; for all jobs if it holds "*"."""
+    """The place stage of the default profile raises for the jobs in `hits`; for all jobs if it holds "*"."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.hits: set[str] = set()
-        real = liquid.Liquid.place
+        real = together.Together.place_within
 
-        def place(policy: liquid.Liquid, state: CellState, job: JobState, rng: LazyRng) -> Plan | None:
+        def place(policy: together.Together, nodes: int, state: CellState, job: JobState) -> Plan | None:
             if {"*", job.job_id} & self.hits:
                 raise KeyError(f"no score for {job.job_id}")
-            return real(policy, state, job, rng)
+            return real(policy, nodes, state, job)
 
-        monkeypatch.setattr(liquid.Liquid, "place", place)
+        monkeypatch.setattr(together.Together, "place_within", place)
 
 
 @pytest.fixture
@@ -102,11 +102,11 @@ def test_a_policy_that_raises_always_holds_up_nothing_but_placements(bug: Bug) -
         assert state.term == 1, "a bug in a policy ends no term"
         assert state.jobs["waits"].status is JobStatus.QUEUED
         assert state.failed_choices.count > 0
-        assert state.failed_choices.profile == PlacerSettings().profile
+        assert state.failed_choices.profile == profiles.DEFAULT
         assert "KeyError: 'no score for waits'" in state.failed_choices.error
         letters = [orjson.loads(record.value) for record in stage.broker.records(LETTERS)]
         assert letters
-        assert all("policy liquid" in letter["detail"] for letter in letters), letters
+        assert all("policy penstock" in letter["detail"] for letter in letters), letters
         bug.hits = set()
         await stage.until(lambda: placed(stage, "waits"), "it starts by itself")
         await replays(stage)

@@ -13,6 +13,7 @@ OF_JOBS = (
     "penstock.job.cancel_requested.v1",
     "penstock.job.hold_requested.v1",
     "penstock.job.release_requested.v1",
+    "penstock.job.checkpoint_requested.v1",
 )
 
 

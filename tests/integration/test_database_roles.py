@@ -299,8 +299,7 @@ async def test_the_placer_deletes_what_has_expired_and_nothing_else(dsn: str, ur
     await owner.execute("UPDATE penstock_log.records SET timestamp_ms = timestamp_ms - $1", 100 * DAY_MS)
     await admin.append([Message(Partition(topic, 0), b"new") for topic in Topic])
     others = await EmbeddedLog(urls[NODE_REPORTER], NODE_REPORTER).start()
-    assert others._expiring is not None
-    await others._expiring
+    assert others._expiring is None  # it may not, and does not even look
     await others.close()
     assert await owner.fetchval("SELECT count(*) FROM penstock_log.records") == 2 * len(Topic)
     placer = await EmbeddedLog(urls[EXPIRES], EXPIRES).start()

@@ -58,7 +58,7 @@ async def test_many_jobs_that_predict_at_once_hold_up_no_submission() -> None:
     """A switch was down for a minute, and the tellings of 300 jobs come in one read."""
     broker = MemoryBroker()
     placer = await cell(broker)
-    tasks = [await placer.begin(f"job-{number}", spec(64, "ada", 1_000, 1)) for number in range(300)]
+    tasks = [await placer.begin(f"job-{n}", spec(64, "ada", 1_000, 1), f"node-{n}") for n in range(300)]
     async with serving(placer.log, SETTINGS):
         for task in tasks:
             await placer.steps(task, 100, 100, 50.0)
@@ -72,7 +72,7 @@ async def test_a_restart_answers_only_what_is_open() -> None:
     """It was down while one job told its steps; the other had been answered, and the placer has committed that."""
     broker = MemoryBroker()
     placer = await cell(broker)
-    tasks = [await placer.begin(job_id, spec(64, "ada", 100_000, 1)) for job_id in ("answered", "open")]
+    tasks = [await placer.begin(name, spec(64, "ada", 100_000, 1), name) for name in ("answered", "open")]
     async with serving(placer.log, SETTINGS):
         await placer.steps(tasks[0], 100, 100, 50.0)
         [first] = await predicted(broker, 1)

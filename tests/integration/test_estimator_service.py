@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 import pytest_asyncio
+from msgspec.structs import replace
 
 from penstock.errors import NotAllowed
 from penstock.ledger.record import GENESIS, Draft, Head, write
@@ -15,7 +16,8 @@ from penstock.model.envelope import Envelope, from_wire, to_wire
 from penstock.model.estimates import JobEstimated
 from penstock.model.event import Event
 from penstock.model.external_events import JobCancelRequested, JobSubmitted, TaskExited
-from penstock.model.ledger_events import JobEnded, PlacementDecided, PlacerSettings, TermStarted
+from penstock.model.ledger_events import JobEnded, PlacementDecided, TermStarted
+from penstock.model.settings import PlacerSettings
 from penstock.model.topics import CELL_TOPICS, Topic
 from penstock.model.types import JobSpec, TaskPlacement, Usage
 from penstock.runtime.settings import Settings
@@ -23,6 +25,7 @@ from penstock.runtime.tracing.context import job_context, to_traceparent
 from penstock_services.estimator.shell import publisher
 from penstock_services.estimator.shell.service import run
 from tests.support.memory_log import MemoryBroker, MemoryLog
+from tests.unit.estimator.reports import JOB, Reports
 
 SETTINGS = Settings(log_url="unused: the log is given", cell_index=1)
 SPEC = JobSpec(owner="ada", command=("python", "train.py"))
@@ -235,3 +238,24 @@ async def test_without_the_right_to_write_it_says_so_and_ends() -> None:
     await placer.submit("job-1")
     with pytest.raises(NotAllowed):
         await asyncio.wait_for(run(SETTINGS, asyncio.Event(), log=MemoryLog(broker, "somebody")), 5)
+
+
+async def test_a_moldable_job_is_told_what_its_shapes_took(log: Log) -> None:
+    """Ada's job may have one to four workers. It ran with two, on a GPU of two nodes each; the next time she submits it the placer reads how long an
+    iteration took so. What a worker needs is estimated for the fewest, who have the largest batches, from the runs nearest to that."""
+    spec = replace(JOB, workers=4, min_workers=1, batch_size=None, global_batch_size=128)
+    past = Reports()
+    past.begin("past", (1, 1), spec=spec)
+    past.phase("past", "train", after_ms=4_000)
+    for done in (100, 200, 300, 400):
+        past.report("past", done, 100, 250.0)
+    past.end("past")
+    await log.create(dict.fromkeys(CELL_TOPICS, 2))
+    await log.append([Message(LEDGER, value) for value in past.values])
+    placer = Placer(log)
+    async with serving(log):
+        await placer.submit("next", spec=spec)
+        (envelope,) = await estimates(log, 1)
+    found = answered(envelope).estimate
+    assert [(one.workers, one.step_ms) for one in found.options] == [(2, 250.0)]
+    assert found.tier == "nearest", "with one worker it has never run"

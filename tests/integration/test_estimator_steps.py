@@ -66,6 +66,11 @@ class Cell(Placer):
 
     now_ms = 1_000_000
 
+    def __init__(self, log: Log) -> None:
+        super().__init__(log)
+        self.nodes: dict[str, str] = {}
+        """Task → where it runs."""
+
     async def record(self, *facts: Event, offset: int | None = None, term: int | None = None) -> None:
         cause: dict[str, object] = {"timer_id": "t"}
         if isinstance(facts[0], StepsMeasured):
@@ -75,30 +80,33 @@ class Cell(Placer):
         self.head, value = write(self.head, draft)
         await self.log.append([Message(LEDGER, value)])
 
-    async def begin(self, job_id: str, job: JobSpec) -> str:
+    async def begin(self, job_id: str, job: JobSpec, node_id: str = "node-1") -> str:
         """Submitted, placed, started and training; the worker's task id."""
         task, gpus = f"{job_id}.1.w0", tuple(range(job.resources.gpus or 0))
-        place = TaskPlacement(task_id=task, role="worker", rank=0, node_id="node-1", gpus=gpus)
+        place = TaskPlacement(task_id=task, role="worker", rank=0, node_id=node_id, gpus=gpus)
+        self.nodes[task] = node_id
         await self.record(JobSubmitted(job_id=job_id, spec=job))
         await self.record(JobEstimated(job_id=job_id, estimate=estimate(job, ())))
         await self.record(PlacementDecided(job_id=job_id, attempt=1, tasks=(place,)))
         started_ms = self.now_ms
         self.now_ms += LAUNCH_MS
         await self.record(
-            TaskStarted(node_id="node-1", task_id=task, token=1, pid=7, started_ms=started_ms),
+            TaskStarted(node_id=node_id, task_id=task, token=1, pid=7, started_ms=started_ms),
             self.phase(task, "train"),
         )
         return task
 
     def phase(self, task: str, phase: str) -> TaskPhaseChanged:
-        return TaskPhaseChanged(node_id="node-1", task_id=task, token=1, phase=phase, at_ms=self.now_ms)
+        return TaskPhaseChanged(
+            node_id=self.nodes[task], task_id=task, token=1, phase=phase, at_ms=self.now_ms
+        )
 
     async def steps(self, task: str, steps: int, done: int, each_ms: float) -> None:
         """So many iterations more, told at their end."""
         self.now_ms += round(steps * each_ms)
         await self.record(
             StepsMeasured(
-                node_id="node-1",
+                node_id=self.nodes[task],
                 task_id=task,
                 token=1,
                 at_ms=self.now_ms,

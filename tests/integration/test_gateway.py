@@ -64,7 +64,7 @@ async def test_a_key_that_was_never_marked_keeps_its_promise_when_the_ledger_has
     cell: Cell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The gateway died between log and mark. The client repeats after 100,000 other jobs (here: one) have ended."""
-    monkeypatch.setattr("penstock.ledger.evolve.MAX_ENDED_REMEMBERED", 1)
+    monkeypatch.setattr("penstock.ledger.evolve_jobs.MAX_ENDED_REMEMBERED", 1)
     key = {"Idempotency-Key": "build-18"}
     job_id = (await cell.http.post("/v1/jobs", json=SPEC, headers=key)).json()["job_id"]
     [event] = await cell.written(Topic.JOBS)
@@ -151,13 +151,13 @@ async def test_a_job_file_in_yaml(cell: Cell) -> None:
 
 
 async def test_a_wrong_job_gets_every_problem_at_once(cell: Cell) -> None:
-    wrong = {"workers": 0, "resources": {"gpus": -1}, "priority": 3}
+    wrong = {"workers": 0, "resources": {"gpus": -1}, "weight": 3}
     body = problem(await cell.http.post("/v1/jobs", json=wrong), 400)
     assert {error["field"] for error in body["errors"]} == {
         "command",
         "workers",
         "resources.gpus",
-        "priority",
+        "weight",
     }
     assert all(error["message"] and error["remedy"] for error in body["errors"])
     for junk in (b"", b"null", b"[]", b"{", b'{"command": NaN}', b"\xff\xfe", b"[" * 50_000):

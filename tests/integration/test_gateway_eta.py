@@ -1,14 +1,17 @@
 """`GET /v1/jobs/ID/eta` over real HTTP: words of the estimator as the placer committed them, the latest one counts."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 import pytest_asyncio
 
+from penstock.cli.app import run as penstock
 from penstock.client import AsyncClient
 from penstock.clock import wall_ms
-from penstock.model.estimates import Bounds, EtaEstimated
+from penstock.model.estimates import Bounds, EtaEstimated, StagesProfiled
+from penstock.model.types import JobSpec
 from tests.support.gateway_cell import Cell, problem, running
 from tests.support.hand_placer import node_spec
 
@@ -98,3 +101,36 @@ async def test_remaining_time_of_each_kind_of_job(cell: Cell) -> None:
     assert (past.seq, past.start) == (now.seq, None)
     problem(await cell.http.get("/v1/jobs/nobody/eta"), 404)
     problem(await cell.http.get("/v1/jobs?eta=perhaps"), 400)
+
+
+async def test_describe_shows_what_an_iteration_of_such_a_job_uses(
+    cell: Cell, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Jobs of this network and batch size were profiled; `describe` of the next one shows it while it lives."""
+    placer = cell.placer
+    placer.join(node_spec("n0", 2))
+    placer.feed(
+        StagesProfiled(
+            model="resnet50", batch_size=64, gpus=1, storage_ms=6.5, cpu_ms=12.0, gpu_ms=1_038.25, network_ms=4.25,
+            idle_ms=0.0, iteration_ms=1_061.0, iterations=20,
+        )
+    )  # fmt: skip
+    spec = JobSpec(command=("true",), model="resnet50", batch_size=64)
+    placer.submit("runs", spec=spec)
+    placer.start("runs")
+    placer.submit("other", spec=JobSpec(command=("true",)))
+    await cell.tell()
+    await cell.caught_up()
+    found = (await cell.http.get("/v1/jobs/runs")).json()["stages"]
+    assert (found["gpu_ms"], found["iterations"]) == (1_038.25, 20)
+    assert (await cell.http.get("/v1/jobs/other")).json()["stages"] is None
+    assert await asyncio.to_thread(penstock, ["--server", cell.url, "describe", "job", "runs"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert (
+        "Iteration 1,061.0 ms: storage 6.5, CPU 12.0, GPU 1,038.2, network 4.2, idle 0.0; of 20 iterations of"
+        in text
+    )
+    placer.finish("runs")
+    await cell.tell()
+    await cell.caught_up()
+    assert (await cell.http.get("/v1/jobs/runs")).json()["stages"] is None

@@ -172,7 +172,7 @@ async def test_only_the_placer_writes_the_ledger(guarded_kafka: KafkaBroker) -> 
     placer = open_log(guarded_kafka.url("placer"), "placer")
     node = open_log(guarded_kafka.url("node-reporter"), "node-reporter")
     ledger, jobs = Partition(Topic.LEDGER, 0), Partition(Topic.JOBS, 0)
-    estimates, proposals = Partition(Topic.ESTIMATES, 0), Partition(Topic.PROPOSALS, 0)
+    estimates = Partition(Topic.ESTIMATES, 0)
     try:
         for log in (gateway, placer, node):
             await log.start()
@@ -182,7 +182,7 @@ async def test_only_the_placer_writes_the_ledger(guarded_kafka: KafkaBroker) -> 
             await gateway.append([Message(ledger, b"forged")])
         outcomes = await asyncio.gather(
             gateway.append([Message(jobs, b"{}")]),
-            gateway.append([Message(proposals, b"forged")]),
+            gateway.append([Message(ledger, b"forged")]),
             gateway.append([Message(estimates, b"{}")]),
             return_exceptions=True,
         )
@@ -190,7 +190,7 @@ async def test_only_the_placer_writes_the_ledger(guarded_kafka: KafkaBroker) -> 
         assert isinstance(outcomes[0], list)
         assert isinstance(outcomes[2], list)
         with pytest.raises(AppendFailed, match="in part"):
-            await gateway.append([Message(jobs, b"{}"), Message(proposals, b"forged")])
+            await gateway.append([Message(jobs, b"{}"), Message(ledger, b"forged")])
         assert await placer.end_offsets([ledger]) == before
         assert await placer.append([Message(ledger, b"{}")]) == [before[ledger]]
         reader = node.reader({ledger: 0})

@@ -30,6 +30,7 @@ pytestmark = pytest.mark.postgres
 FAILPOINTS = [
     "node.order_read",
     "node.token_written",
+    "node.folder_made",
     "node.task_spawned",
     "node.start_reported",
     "node.exit_noticed",

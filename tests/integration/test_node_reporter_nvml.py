@@ -11,7 +11,7 @@ import pytest
 from penstock.log.port import Partition
 from penstock.model import external_events
 from penstock.model.envelope import from_wire
-from penstock.model.ledger_events import PlacerSettings
+from penstock.model.settings import PlacerSettings
 from penstock.model.topics import Topic, node_partition
 from penstock.model.transitions import JobStatus
 from penstock.model.types import JobSpec

@@ -18,7 +18,8 @@ from penstock.log.topic_settings import topic_partitions
 from penstock.model.envelope import Envelope, to_wire
 from penstock.model.event import Event
 from penstock.model.external_events import JobCancelRequested, JobSubmitted
-from penstock.model.ledger_events import PlacerSettings, TermStarted
+from penstock.model.ledger_events import TermStarted
+from penstock.model.settings import PlacerSettings
 from penstock.model.topics import Topic
 from penstock.model.types import JobSpec, ResourceRequest
 from penstock.runtime.settings import Settings

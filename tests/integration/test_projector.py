@@ -21,7 +21,7 @@ from penstock.log.embedded import EmbeddedLog
 from penstock.log.open import open_log
 from penstock.log.port import Message
 from penstock.model.external_events import NodeLeft
-from penstock.model.ledger_events import PlacerSettings
+from penstock.model.settings import PlacerSettings
 from penstock.model.topics import Topic
 from penstock.runtime import snapshots
 from penstock.runtime.migrations import Migration, load_migrations, migrate, schema_of

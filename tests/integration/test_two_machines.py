@@ -15,7 +15,8 @@ from penstock.model import external_events
 from penstock.model.envelope import Envelope, from_wire
 from penstock.model.estimates import JobEstimated
 from penstock.model.event import Event
-from penstock.model.ledger_events import NodeJoinRefused, PlacerSettings, TaskLost
+from penstock.model.ledger_events import NodeJoinRefused, TaskLost
+from penstock.model.settings import PlacerSettings
 from penstock.model.topics import Topic
 from penstock.model.transitions import JobStatus, NodeStatus
 from penstock.model.types import JobSpec

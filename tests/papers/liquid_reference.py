@@ -9,7 +9,8 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from penstock.ledger.demand import Demand
-from penstock.ledger.state import CellState, NodeState
+from penstock.ledger.node_state import NodeState
+from penstock.ledger.state import CellState
 from penstock.model.transitions import NodeStatus
 from penstock.model.types import ResourceVector
 

@@ -11,8 +11,9 @@ from fractions import Fraction
 from math import exp
 
 from penstock.ledger.demand import Demand
-from penstock.ledger.state import CellState, NodeState
-from penstock.model.ledger_events import TypicalTask
+from penstock.ledger.node_state import NodeState
+from penstock.ledger.state import CellState
+from penstock.model.settings import TypicalTask
 from penstock.model.transitions import NodeStatus
 from penstock.model.types import ResourceVector
 

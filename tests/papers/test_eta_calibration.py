@@ -37,6 +37,7 @@ def show(name: str, intervals: list[Bounds], came: list[float]) -> float:
     return share
 
 
+@pytest.mark.slow
 def test_curves_of_known_models() -> None:
     """A model that ran before with other settings: every curve is predicted from all the others."""
     every = read_curves(DATA)

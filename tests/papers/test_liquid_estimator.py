@@ -96,6 +96,7 @@ def test_the_forest_beats_the_line_where_the_paper_says_so() -> None:
 
 
 @needs_data
+@pytest.mark.slow
 def test_the_forest_on_cells_never_seen(runs: Runs) -> None:
     """Five folds of whole cells, three seeds."""
     predicted: list[dict[str, Judged]] = [

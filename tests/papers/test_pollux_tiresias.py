@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.model.ledger_events import PlacerSettings
+from penstock.model.settings import PlacerSettings
 from penstock.simulator.engine import Options, Simulation
 from penstock.simulator.job_models.catalogue import Run, work_for
 from penstock.simulator.traces.cluster import nodes_of

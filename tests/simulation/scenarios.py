@@ -1,16 +1,32 @@
 """Small clusters and traces for the simulator's tests."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from penstock.model.ledger_events import PlacerSettings
+from penstock.model.settings import PlacerSettings
+from penstock.model.topics import Topic
 from penstock.simulator.engine import Options, Simulation
 from penstock.simulator.job_models.model import Constant
 from penstock.simulator.job_models.steady import SteadyWork
 from penstock.simulator.nodes import Latency
 from penstock.simulator.report.timeline import Timeline
+from penstock.simulator.services import Heard
 from penstock.simulator.traces.cluster import nodes_of
 from penstock.simulator.traces.jobs import TraceJob
+
+
+class Listener:
+    """A service that notes what it hears, batch by batch, and publishes the same each time."""
+
+    writes = Topic.PROPOSALS
+
+    def __init__(self, published: Sequence[Any] = ()) -> None:
+        self.batches: list[list[Heard]] = []
+        self._published = published
+
+    def answer(self, heard: Sequence[Heard]) -> Sequence[Any]:
+        self.batches.append(list(heard))
+        return self._published
 
 
 def job(job_id: str, submit_s: float, duration_s: float, gpus: int = 1) -> TraceJob:

@@ -229,7 +229,7 @@ def test_a_stopped_simulation_gives_the_report_so_far(tmp_path: Path, number: in
     """A simulation of weeks, stopped in the middle: figures, a page that states it, exit code 130."""
     ledger, page = tmp_path / "ledger.jsonl", tmp_path / "page.html"
     arguments = (
-        "simulate", "poisson/9000-per-hour", "--cluster", "1x8", "--profile", "fifo",
+        "simulate", "poisson/900-per-hour", "--cluster", "1x8", "--profile", "fifo",
         "--ledger", str(ledger), "-o", "json", *(("--report", str(page)) if number == signal.SIGINT else ()),
     )  # fmt: skip
     with started(*arguments) as run:

@@ -9,7 +9,7 @@ from statistics import fmean
 
 import pytest
 
-from penstock.model.ledger_events import PlacerSettings
+from penstock.model.settings import PlacerSettings
 from penstock.runtime.csv_import import BadFile
 from penstock.simulator.engine import Options, Simulation
 from penstock.simulator.generators.base import poisson_arrivals, rng_of

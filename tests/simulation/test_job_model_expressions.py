@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from penstock.model.external_events import TelemetrySampled
-from penstock.model.ledger_events import PlacerSettings
+from penstock.model.settings import PlacerSettings
 from penstock.runtime.csv_import import BadFile
 from penstock.simulator.engine import Options, Simulation
 from penstock.simulator.job_models.catalogue import JOB_MODELS, checked_job_model, work_for
@@ -16,11 +16,12 @@ from penstock.simulator.job_models.expression import UnknownJobModel, Wanted, pa
 from penstock.simulator.job_models.model import Constant, End
 from penstock.simulator.job_models.sharing import Phases
 from penstock.simulator.job_models.steady import SteadyWork
+from penstock.simulator.services import Attached
 from penstock.simulator.traces.cluster import nodes_of
 from penstock.simulator.traces.importing import Trace
 from penstock.simulator.traces.jobs import TraceJob
 
-from .scenarios import ends, job
+from .scenarios import Listener, ends, job
 
 SETTINGS = PlacerSettings()
 
@@ -57,7 +58,8 @@ def test_job_models_stand_around_each_other() -> None:
         ("cpu(constant)", "job model cpu stands around no other: leave out constant"),
         ("magic", "'magic' is no job model; there are bandwidth, colocation, constant"),
         ("phases(speed=2)", "job model phases: no option speed; there are launch_s, save_s"),
-        ("cpu(speed=2)", "job model cpu: no option speed; it has none"),
+        ("cpu(speed=2)", "job model cpu: no option speed; there are parallel"),
+        ("stages(speed=2)", "job model stages: no option speed; it has none"),
     ],
 )
 def test_a_text_that_names_no_job_model_is_refused(text: str, message: str) -> None:
@@ -98,8 +100,8 @@ def test_a_job_model_without_its_table_names_the_place(
 
 def test_phases_and_losses_reach_those_who_listen() -> None:
     """One job of 100 s on two nodes: each of its two tasks reports its phases to the placer, the chief its loss to a
-    subscriber, and the job holds its GPUs from the first launch to the last save."""
-    samples: list[TelemetrySampled] = []
+    service, and the job holds its GPUs from the first launch to the last save."""
+    listener = Listener()
     curve = LossCurve([(0.0, 2.0), (1.0, 0.0)])
     work = SteadyWork(Phases(Convergence(Constant(), {"m": curve}), 18.0, 5.0), loss_reports=4)
     values: list[bytes] = []
@@ -108,10 +110,12 @@ def test_phases_and_losses_reach_those_who_listen() -> None:
         PlacerSettings(profile="fifo"),
         work,
         [TraceJob("a", 0, 100.0, 8, "m")],
-        Options(check_every_step=True, telemetry=samples.append),
+        Options(check_every_step=True, services=(Attached(listener),)),
         values.append,
     )
     assert ends(found) == {"a": 123.0}
+    heard = [value for batch in listener.batches for value in batch]
+    samples = [value for value in heard if isinstance(value, TelemetrySampled)]
     assert [(sample.at_ms, sample.loss) for sample in samples] == [
         (43_000, 0.75),
         (68_000, 0.5),

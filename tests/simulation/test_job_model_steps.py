@@ -4,12 +4,20 @@ from pathlib import Path
 
 import pytest
 
+from penstock.model.settings import PlacerSettings
+from penstock.simulator.engine import Options, Simulation
 from penstock.simulator.job_models.measured import read_model
 from penstock.simulator.job_models.model import Allocation, NotMeasured
 from penstock.simulator.job_models.placement_table import RESTART_S
+from penstock.simulator.job_models.steady import SteadyWork
 from penstock.simulator.job_models.steps import StepTimes
+from penstock.simulator.traces.cluster import nodes_of
 from penstock.simulator.traces.jobs import TraceJob
+from tests.support.command_line import penstock
 
+from .scenarios import ends
+
+HEADER = "job_id,submit_s,duration_s,gpus,model,batch_size,iterations,workers,min_workers"
 ONE, TWO = Allocation((0,)), Allocation((0, 1))
 
 
@@ -67,3 +75,77 @@ def test_what_nobody_measured_is_refused(job_model: StepTimes) -> None:
         job_model.speed(tiny(1, 24), {"n": ONE, "m": ONE, "o": ONE}, ())
     with pytest.raises(NotMeasured, match="step-times: huge was never measured"):
         job_model.work_s(tiny(1, 8)._replace(model="huge"))
+
+
+@pytest.mark.parametrize("profile", ["fifo", "penstock", "srtf"])
+def test_a_moldable_job_runs_as_long_as_was_measured_on_what_it_got(
+    job_model: StepTimes, profile: str
+) -> None:
+    """100 iterations of 16 samples by one or two workers. `first` finds two GPUs: 0.6 s each; `second` comes beside a job that holds one: 1 s each.
+    Each start costs the source's 30 s."""
+    held = TraceJob("held", 200, 0, 1, "tiny", 8, iterations=1_000)
+    first = tiny(2, 16)._replace(job_id="first", submit_s=0, workers=2, min_workers=1)
+    second = first._replace(job_id="second", submit_s=210)
+    jobs = (first, held, second)
+    run = Simulation(
+        nodes_of("1x2"),
+        PlacerSettings(profile=profile),
+        SteadyWork(job_model),
+        jobs,
+        Options(check_every_step=True),
+    )
+    found = ends(run)
+    assert found["first"] == pytest.approx(60 + RESTART_S, abs=0.1)
+    assert found["second"] == pytest.approx(210 + 100 + RESTART_S, abs=0.1)
+
+
+@pytest.mark.parametrize(
+    ("job_model_name", "why"),
+    [
+        (
+            "constant",
+            "column model: job model constant knows a job's run time in one shape only; take step-times",
+        ),
+        (
+            "placement-table",
+            "column min_workers: job model placement-table knows a job's run time in one shape only",
+        ),
+    ],
+)
+def test_a_truth_of_one_shape_refuses_moldable_jobs(
+    tmp_path: Path, job_model_name: str, why: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Nobody measured how long this job runs with fewer workers; a guess would decide the comparison."""
+    trace = tmp_path / "trace.csv"
+    trace.write_text(f"{HEADER}\na,0,60,4,cifar10,512,100,4,1\n")
+    status = penstock("simulate", str(trace), "--cluster", "1x4", "--truth", job_model_name)
+    assert status != 0
+    found = capfd.readouterr().err
+    assert why in found
+
+
+@pytest.mark.parametrize(
+    ("row", "why"),
+    [
+        ("a,0,60,4,cifar10,512,100,4,5", "min_workers: 5 is more than the most workers, 4"),
+        ("a,0,60,4,cifar10,2,100,4,1", "global_batch_size: 2 leaves some of 4 workers without a sample"),
+        (
+            "a,0,60,4,cifar10,,100,4,1",
+            "a range needs the columns workers, the most that it may have, and batch_size",
+        ),
+        ("a,0,60,4,cifar10,512,100,,1", "a range needs the columns workers"),
+        ("a,0,60,4,cifar10,512,100,4,0", "min_workers"),
+        ("a,0,60,4,cifar10,512,100,4,many", "min_workers"),
+    ],
+)
+def test_a_wrong_range_in_a_trace_is_refused_with_its_line(
+    tmp_path: Path, row: str, why: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Traces come from spreadsheets."""
+    trace = tmp_path / "trace.csv"
+    trace.write_text(f"{HEADER}\n{row}\n")
+    status = penstock("simulate", str(trace), "--cluster", "1x4", "--truth", "step-times")
+    assert status != 0
+    found = capfd.readouterr().err
+    assert "line 2" in found
+    assert why in found

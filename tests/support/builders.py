@@ -6,13 +6,15 @@ Every call is one record of the ledger: `seq` and time move on by one step.
 from collections.abc import Sequence
 
 from penstock.ledger.evolve import begin, evolve
-from penstock.ledger.state import CellState, JobState
+from penstock.ledger.job_state import JobState
+from penstock.ledger.state import CellState
 from penstock.model import external_events, ledger_events
 from penstock.model.estimates import JobEstimated
 from penstock.model.event import Event
+from penstock.model.settings import PlacerSettings
 from penstock.model.types import Estimate, Gpu, JobSpec, NodeSpec, ResourceVector, RetryPolicy
 from penstock.policies.base import LazyRng, Plan, Policy, assign
-from penstock.policies.profiles import policy_for
+from penstock.policies.profiles import profile_for
 
 STEP_MS = 10  # between two records
 
@@ -53,14 +55,12 @@ def apply(state: CellState, *events: Event) -> None:
         evolve(state, event)
 
 
-def cell_of(specs: Sequence[NodeSpec], settings: ledger_events.PlacerSettings | None = None) -> CellState:
+def cell_of(specs: Sequence[NodeSpec], settings: PlacerSettings | None = None) -> CellState:
     """A cell with these nodes, in this order, under a started term."""
     state = CellState()
     apply(
         state,
-        ledger_events.TermStarted(
-            term=1, placer_id="placer-1", settings=settings or ledger_events.PlacerSettings()
-        ),
+        ledger_events.TermStarted(term=1, placer_id="placer-1", settings=settings or PlacerSettings()),
     )
     for spec in specs:
         apply(state, external_events.NodeJoined(node=spec))
@@ -72,7 +72,7 @@ def cell(
     gpus: int = 8,
     racks: int = 1,
     domains: int = 1,
-    settings: ledger_events.PlacerSettings | None = None,
+    settings: PlacerSettings | None = None,
     *,
     cores: int = 64,
     host_memory_mib: int = 262_144,
@@ -174,7 +174,7 @@ def queued(
 
 def placed(state: CellState, job: JobState, policy: Policy | None = None) -> Plan:
     """Lets a policy (the settings' own, if none is given) place the job, and folds the decision."""
-    chosen = policy or policy_for(state.settings)
+    chosen = policy or profile_for(state.settings).place
     plan = chosen.place(state, job, LazyRng(state.settings.seed, f"place-{job.job_id}"))
     assert plan is not None, f"{job.job_id} does not fit"
     apply(state, assign(state, job, plan))

@@ -8,13 +8,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from penstock.ledger.check import check
+from penstock.ledger.job_state import JobState
 from penstock.ledger.replica import Replica
-from penstock.ledger.state import JobState
 from penstock.model.estimates import JobEstimated
 from penstock.model.event import Event
 from penstock.model.external_events import JobSubmitted, NodeJoined, RunningTask, TaskExited, TaskStarted
-from penstock.model.ledger_events import PlacementExplanation, PlacerSettings, TermStarted, TimerFired
+from penstock.model.ledger_events import PlacementExplanation, TermStarted, TimerFired
 from penstock.model.orders import Order
+from penstock.model.settings import PlacerSettings
 from penstock.model.types import (
     Estimate,
     Gpu,

@@ -14,6 +14,7 @@ from penstock.model.envelope import SIGNATURE, Envelope, Headers, from_wire, sig
 from penstock.model.estimates import JobEstimated
 from penstock.model.event import Event
 from penstock.model.external_events import (
+    CheckpointFetched,
     DeadLettered,
     GpuFaulted,
     JobSubmitted,
@@ -67,6 +68,9 @@ def exited(token: int) -> TaskExited:
 FORGERIES: dict[str, Callable[[int], Event]] = {
     "exit": exited,
     "start": lambda token: TaskStarted(node_id="n1", task_id=WORKER, token=token, pid=1, started_ms=1),
+    "fetched": lambda token: CheckpointFetched(
+        node_id="n1", task_id=WORKER, token=token, at_ms=1, from_node="n2"
+    ),
     "checkpoint": lambda token: TaskCheckpointed(node_id="n1", task_id=WORKER, token=token, at_ms=1),
     "phase": lambda token: TaskPhaseChanged(node_id="n1", task_id=WORKER, token=token, phase="save", at_ms=1),
     "refusal": lambda token: OrderRefused(
@@ -198,7 +202,7 @@ async def forged_records_change_nothing(settings: Settings, logs: Mapping[Topic,
         others = [letter.detail for letter in letters if letter.reason != "forged"]
         assert others == ["undecodable: header 'signature' is not UTF-8"]
         reasons = [letter.detail for letter in letters if letter.reason == "forged"]
-        assert len(reasons) == len(forged) - 1 == 47
+        assert len(reasons) == len(forged) - 1 == 49
         assert all("n1" in reason or "PENSTOCK_OPERATOR_KEY" in reason for reason in reasons)
         await cell.send(started)
         end = (await cell.reader.end_offsets([cell.nodes]))[cell.nodes]

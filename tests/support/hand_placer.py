@@ -18,7 +18,8 @@ from penstock.model.external_events import (
     TaskExited,
     TaskStarted,
 )
-from penstock.model.ledger_events import PlacerSettings, TermStarted, TimerFired
+from penstock.model.ledger_events import TermStarted, TimerFired
+from penstock.model.settings import PlacerSettings
 from penstock.model.topics import Topic
 from penstock.model.transitions import JobStatus
 from penstock.model.types import Estimate, Gpu, JobSpec, LogServer, NodeSpec, ResourceVector, RetryPolicy

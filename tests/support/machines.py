@@ -1,6 +1,7 @@
 """Machines for one test: each with its own systemd, network address, host name, processes, and a file system over this one's."""
 
 import os
+import pwd
 import shutil
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from tests.support.namespaces import network
 UP_WITHIN_S = 30.0
 SYSTEMD = Path("/usr/lib/systemd/systemd")
 GROUP = "penstock-machine"
+HOME = pwd.getpwuid(0).pw_dir  # of root, in a machine as beside it
 OWN_FILE_SYSTEM = """
 set -eu
 mount --make-rprivate /
@@ -82,7 +84,7 @@ class Machine:
     address: str
     folder: Path
     holder: "subprocess.Popen[bytes]"
-    directory: str = "/root"
+    directory: str = HOME
 
     @property
     def init(self) -> int:
@@ -92,7 +94,7 @@ class Machine:
 
     def run(self, text: str, timeout_s: float = 300.0, env: Mapping[str, str] | None = None) -> str:
         """Its output. Fails with the output and the services' logs."""
-        where = ["--mount", "--uts"] if self.directory != "/root" else ["--all"]
+        where = ["--mount", "--uts"] if self.directory != HOME else ["--all"]
         argv = [
             "nsenter",
             "-t",
@@ -123,7 +125,7 @@ class Machine:
 
 BARE = {
     "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
-    "HOME": "/root",
+    "HOME": HOME,
     "LANG": "C.UTF-8",
     **{name: os.environ[name] for name in os.environ if name.startswith(("PIP_", "SSL_CERT"))},
 }
@@ -158,7 +160,7 @@ def machines(names: Sequence[str], folder: Path, directory: Path) -> Iterator[di
                 holder = subprocess.Popen(argv, env=env, stdout=log, stderr=log, start_new_session=True)
             stack.callback(forget, own, group)
             stack.callback(end, holder)
-            found[name] = Machine(name, address, own, holder, str(directory) if name == "desk" else "/root")
+            found[name] = Machine(name, address, own, holder, str(directory) if name == "desk" else HOME)
         for machine in found.values():
             until_up(machine)
         yield found

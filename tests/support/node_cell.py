@@ -45,16 +45,16 @@ def node_options(folder: Path, **changes: Any) -> Options:
 
 def start_order(token: int, *command: str, gpus: Sequence[int] = (0,), task_id: str | None = None, **more: Any) -> StartTask:  # fmt: skip
     """A start order for one worker; `more` overrides fields."""
-    task_id = task_id or f"job-{token}.1.0"
+    task_id, node = task_id or f"job-{token}.1.0", more.get("node_id", NODE)
     place = TaskPlacement(
-        task_id=task_id, role="worker", rank=0, node_id=NODE, gpus=tuple(gpus), cores=more.pop("cores", (0,)),
+        task_id=task_id, role="worker", rank=0, node_id=node, gpus=tuple(gpus), cores=more.pop("cores", (0,)),
         host_memory_mib=more.pop("host_memory_mib", 0),
     )  # fmt: skip
     fields: dict[str, Any] = {
-        "token": token, "node_id": NODE, "task_id": task_id, "job_id": f"job-{token}", "attempt": 1,
+        "token": token, "node_id": node, "task_id": task_id, "job_id": f"job-{token}", "attempt": 1,
         "boot_id": boot_id(), "command": command or ("true",), "place": place,
-        "gpu_uuids": tuple(f"VIRTUAL-{NODE}-{gpu}" for gpu in gpus),
-        "peers": (Peer(rank=0, role="worker", node_id=NODE, address="127.0.0.1"),),
+        "gpu_uuids": tuple(f"VIRTUAL-{node}-{gpu}" for gpu in gpus),
+        "peers": (Peer(rank=0, role="worker", node_id=node, address="127.0.0.1"),),
         "rendezvous_port": 29500, "grace_ms": 500,
     }  # fmt: skip
     return StartTask(**{**fields, **more})
@@ -74,11 +74,11 @@ class Cell:
         self._reader = log.reader({Partition(Topic.NODES, 0): start})
 
     async def order(self, *orders: Order) -> None:
-        partition = Partition(Topic.ORDERS, node_partition(NODE))
         messages = []
         for order in orders:
             id_ = f"order/{getattr(order, 'task_id', '')}/{order.token}/{order.TYPE}"
             headers, value = to_wire(Envelope(id=id_, source="/test", time_ms=1, data=order))
+            partition = Partition(Topic.ORDERS, node_partition(order.node_id))
             messages.append(Message(partition, value, headers, order.node_id.encode()))
         await self.log.append(messages)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from penstock.ledger.state import NodeState
+from penstock.ledger.node_state import NodeState
 from penstock.model.transitions import NodeStatus
 from penstock.model.types import Environment, JobSpec
 from penstock.runtime.this_machine import boot_id, machine_id

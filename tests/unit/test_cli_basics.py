@@ -1,7 +1,6 @@
-"""The command line without a gateway: its help, how it reads jobs, and how it fails."""
+"""The command line without a gateway: its help, its exit codes, what it shows, and how it fails."""
 
 import contextlib
-import os
 import shlex
 import subprocess
 import sys
@@ -17,31 +16,17 @@ from typer.core import TyperCommand
 from penstock.cli import app, event_text
 from penstock.cli.app import hoist, tree
 from penstock.cli.common import gateway
-from penstock.cli.jobspec import build, default_name, idempotency_key, pairs, read_job_file
 from penstock.cli.logs import Following
 from penstock.cli.output import duration, memory
 from penstock.cli.session import Session
 from penstock.client import Client
 from penstock.commandline import Entry
-from penstock.exits import MEANING, OF_JOB, Exit, Stop, of_job
+from penstock.exits import MEANING, OF_JOB, Exit, of_job
 from penstock.model import external_events, ledger_events  # noqa: F401 - fill the registry
 from penstock.model.event import REGISTRY
 from penstock.model.transitions import TERMINAL
-from penstock.model.types import Environment, JobSpec
-from penstock.model.validation import checked_json
 from tests.support.command_line import penstock
-
-PENSTOCK = (sys.executable, "-c", "from penstock.cli.main import main; main()")
-ROOT = Path(__file__).resolve().parents[2]
-
-
-def run(*arguments: str, stdin: str = "", **env: str) -> "subprocess.CompletedProcess[str]":
-    """The command as a pipeline would run it: no terminal, nobody at the gateway's port."""
-    clean = {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_")}
-    return subprocess.run(
-        [*PENSTOCK, *arguments], input=stdin, capture_output=True, text=True, timeout=60, check=False,
-        env={**clean, "PENSTOCK_SERVER": "http://127.0.0.1:9", **env}, cwd=ROOT,
-    )  # fmt: skip
+from tests.support.command_process import PENSTOCK, ROOT, run
 
 
 def commands(
@@ -246,184 +231,10 @@ def test_a_mistake_is_reported_in_a_line_with_its_remedy(
         assert word in answer.stderr
 
 
-def test_all_problems_of_a_job_file_are_reported_at_once(tmp_path: Path) -> None:
-    """Nobody wants to learn of five mistakes in five runs of a pipeline."""
-    job = tmp_path / "job.yaml"
-    job.write_text("command: python train.py\ngpus: 1\nretry: {max_attempts: 0}\n")
-    answer = run("submit", "-f", str(job))
-    assert answer.returncode == 2
-    assert len(answer.stderr.splitlines()) == 3, answer.stderr
-    for field in ("command", "gpus", "retry.max_attempts"):
-        assert f": {field}: " in answer.stderr
-    assert all(str(job) in line for line in answer.stderr.splitlines())
-
-
-def test_yaml_errors_name_line_and_column(tmp_path: Path) -> None:
-    """An indentation slip, the classic."""
-    job = tmp_path / "job.yaml"
-    job.write_text("name: x\ncommand: [python\nworkers: 2\n")
-    answer = run("submit", "-f", str(job))
-    assert answer.returncode == 2
-    assert f"{job}:3:" in answer.stderr
-
-
-def test_a_field_that_stands_twice_in_a_job_file_is_refused_with_both_lines(tmp_path: Path) -> None:
-    """A block pasted below another: the second `gpus` used to win without a word."""
-    job = tmp_path / "job.yaml"
-    job.write_text("command: [python]\nresources:\n  gpus: 4\n  cores: 2\n  gpus: 1\n")
-    answer = run("submit", "-f", str(job), "--dry-run")
-    assert answer.returncode == 2, answer.stdout
-    assert f"{job}:5:3: " in answer.stderr
-    assert "`gpus`" in answer.stderr
-    assert "line 3" in answer.stderr
-    job.write_text("x: &x {A: a}\ncommand: [python]\nenv: {<<: *x, A: b}\n")
-    assert "x: is not known" in run("submit", "-f", str(job), "--dry-run").stderr, "to merge is no repetition"
-
-
-def test_a_command_beside_a_job_file_that_has_one_is_refused() -> None:
-    """`submit -f job.yaml -- python other.py` used to run other.py under the file's name and resources."""
-    both = run("submit", "-f", "-", "--dry-run", "--", "python", "b.py", stdin="command: [python, a.py]\n")
-    assert both.returncode == 2, both.stdout
-    assert "'python'" in both.stderr
-    assert "after --" in both.stderr
-    assert len(both.stderr.splitlines()) == 1
-    one = run("submit", "-f", "-", "--dry-run", "--", "python", "b.py", stdin="workers: 2\n")
-    assert one.returncode == 0, one.stderr
-    assert "b.py" in one.stdout
-
-
-@pytest.mark.parametrize(
-    ("file", "flags", "complaint"),
-    [
-        ("", ("-e", "A=x", "--secret", "A=s"), "--env A and --secret A"),
-        ("", ("-e", "A=x", "-e", "A=y"), "--env A"),
-        ("", ("--secret", "A=x", "--secret", "A=y"), "--secret A"),
-        ("", ("--label", "A=x", "--label", "A=y"), "--label A"),
-        ("env: {A: x}\nsecrets: {A: s}\n", (), "A stands in env and in secrets"),
-        ("env: {A: {secret: t}}\nsecrets: {A: s}\n", (), "A stands in env and in secrets"),
-        ("secrets: {A: s}\n", ("-e", "A=x"), "A stands in env and in secrets"),
-    ],
-)
-def test_a_variable_has_one_source(file: str, flags: tuple[str, ...], complaint: str) -> None:
-    """A token both in clear text and as a secret: which of them the job saw used to depend on the order."""
-    answer = run("submit", "-f", "-", "--dry-run", *flags, stdin=f"command: [x]\n{file}")
-    assert answer.returncode == 2, answer.stdout
-    assert complaint in answer.stderr
-    assert len(answer.stderr.splitlines()) == 1, answer.stderr
-
-
-def test_a_dry_run_needs_no_gateway_and_prints_what_would_be_submitted() -> None:
-    """A pipeline's lint stage checks job files where no scheduler is reachable."""
-    answer = run("submit", "-f", "-", "--dry-run", "-o", "json", stdin="command: ['true']\nrun_timeout: 2h\n")
-    assert answer.returncode == 0, answer.stderr
-    spec = checked_json(JobSpec, answer.stdout)
-    assert spec.run_timeout_ms == 7_200_000
-    assert spec.workdir == str(ROOT)
-
-
-@pytest.mark.parametrize("path", sorted((ROOT / "tilt/jobs").glob("*.yaml")), ids=lambda path: path.name)
-def test_every_sample_job_is_valid(path: Path) -> None:
-    """Samples are copied; a broken one breaks many."""
-    assert build(read_job_file(str(path)) | {"sync": None}, path.name).command[0] == "python"
-    assert path.read_text().startswith("# yaml-language-server: $schema=../../schemas/job.schema.json\n")
-
-
-@pytest.mark.parametrize(
-    ("text", "flags", "workdir", "environment"),
-    [
-        ("", (), "project/jobs", None),
-        ("workdir: ..\nenvironment: {venv: ../venv}", (), "project", {"venv": "project/venv"}),
-        ("environment: {conda: torch}", ("--workdir", "data"), "here/data", {"conda": "torch"}),
-        ("environment: {conda: ./env}", (), "project/jobs", {"conda": "project/jobs/env"}),
-        ("environment: {venv: v}", ("--venv", "../v"), "project/jobs", {"venv": "v"}),
-        ("environment: {venv: v}", ("--container", "pytorch"), "project/jobs", {"container": "pytorch"}),
-        ("environment: {venv: v}", ("--path",), "project/jobs", None),
-        ("environment: path", (), "project/jobs", None),
-        ("environment: {container: ../torch.sif}", (), "project/jobs", {"container": "project/torch.sif"}),
-        ("", ("--container", "./torch.sif"), "project/jobs", {"container": "here/torch.sif"}),
-        ("", ("--sync", "."), None, None),
-    ],
-)
-def test_relative_paths_are_of_the_job_files_folder_and_of_flags_of_the_current_one(
-    text: str, flags: tuple[str, ...], workdir: str | None, environment: dict[str, str] | None, tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
-    """A job file that ran in its author's folder did not run in a pipeline's, whose working folder is another one."""
-    folder, here = tmp_path / "project" / "jobs", tmp_path / "here"
-    folder.mkdir(parents=True)
-    here.mkdir()
-    monkeypatch.chdir(here)
-    file = folder / "job.yaml"
-    file.write_text(f"command: [python, train.py]\n{text}\n")
-    assert penstock("submit", "-f", str(file), "--dry-run", "-o", "json", *flags) == 0
-    found = checked_json(JobSpec, capsys.readouterr().out)
-    assert found.workdir == (workdir and str(tmp_path / workdir))
-    asked = environment and {
-        kind: where if where in ("torch", "pytorch") else str(tmp_path / where)
-        for kind, where in environment.items()
-    }
-    assert found.environment == (asked and Environment(**asked))
-
-
-@pytest.mark.parametrize(
-    ("text", "flags", "complaint"),
-    [
-        (
-            "environment: {venv: a, conda: b}",
-            (),
-            "environment: give exactly one of venv, conda and container",
-        ),
-        ("environment: {}", (), "environment: give exactly one of venv"),
-        ("environment: {docker: a}", (), "environment.docker: is not known"),
-        ("environment: conda", (), "environment: this text is no mapping"),
-        ("environment: {container: --privileged}", (), "environment: it is empty or begins with '-'"),
-        ("", ("--venv", "a", "--path"), "--venv and --path: programs come from one place"),
-    ],
-)
-def test_programs_come_from_one_place(
-    text: str, flags: tuple[str, ...], complaint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Which of two environments a job ran in would depend on the order."""
-    file = tmp_path / "job.yaml"
-    file.write_text(f"command: [x]\n{text}\n")
-    assert penstock("submit", "-f", str(file), "--dry-run", *flags) == 2
-    assert complaint in capsys.readouterr().err
-
-
-def test_flags_win_over_the_file() -> None:
-    """One job file, tried with other numbers."""
-    answer = run(
-        "submit", "-f", "tilt/jobs/digits-mlp.yaml", "--dry-run", "-o", "json", "--gpus", "4", "-e", "A=1"
-    )
-    spec = checked_json(JobSpec, answer.stdout)
-    assert (spec.resources.gpus, spec.env, spec.batch_size) == (4, {"A": "1"}, 64)
-
-
-def test_in_ci_a_repeated_step_submits_once_and_another_job_is_another() -> None:
-    """A CI system restarts a step after its runner's network failed; the first submission had arrived."""
-    env = {"GITHUB_REPOSITORY": "a/b", "GITHUB_RUN_ID": "7", "GITHUB_RUN_ATTEMPT": "1", "GITHUB_JOB": "train"}
-    one, two = JobSpec(command=("a",)), JobSpec(command=("b",))
-    assert idempotency_key(one, env) == idempotency_key(one, dict(reversed(env.items())))
-    assert idempotency_key(one, env) != idempotency_key(two, env)
-    assert idempotency_key(one, env) != idempotency_key(one, {**env, "GITHUB_RUN_ATTEMPT": "2"})
-    assert idempotency_key(one, {}) != idempotency_key(one, {}), "by hand each submission is a new job"
-    assert idempotency_key(one, {"GITHUB_RUN_ID": "7"}).startswith("cli-"), "half a CI is none"
-
-
 def test_global_flags_may_stand_anywhere_but_after_the_dashes() -> None:
     """`penstock get jobs --server X` is what people type; the job's own flags are not ours."""
     words = ["submit", "--server", "X", "--token-file=T", "--", "train", "--server", "mine"]
     assert hoist(words) == ["--server", "X", "--token-file=T", "submit", "--", "train", "--server", "mine"]
-
-
-@pytest.mark.parametrize(
-    ("command", "name"),
-    [(["python", "src/train.py"], "train"), (["./run.sh"], "run"), (["/bin/true"], "true"), (["ünï"], "n"), (["-"], "job")],
-)  # fmt: skip
-def test_a_job_without_a_name_is_named_after_its_script(command: list[str], name: str) -> None:
-    """Whatever the script is called, the name must pass the job's own rules."""
-    assert default_name(command) == name
-    assert JobSpec(name=name, command=tuple(command))
 
 
 @pytest.mark.parametrize(
@@ -440,13 +251,6 @@ def test_the_shell_completes_commands_and_states(
     with contextlib.suppress(SystemExit):
         app.run([])
     assert capsys.readouterr() == (expected.replace(" ", "\n") + "\n", "")
-
-
-def test_pairs_keep_equal_signs_in_values() -> None:
-    """`-e OPTS=--a=1`."""
-    assert pairs(["OPTS=--a=1", "EMPTY="], "--env") == {"OPTS": "--a=1", "EMPTY": ""}
-    with pytest.raises(Stop, match="give NAME=VALUE"):
-        pairs(["=x"], "--env")
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """What the estimator says about a job, from what it has seen."""
 
-import time
 from typing import Any
 
 import msgspec
@@ -11,10 +10,12 @@ from penstock.ledger.replica import Replica
 from penstock.model.estimates import JobEstimated
 from penstock.model.event import Event
 from penstock.model.external_events import JobSubmitted, NodeJoined, TaskExited
-from penstock.model.ledger_events import JobEnded, JobRequeued, PlacementDecided, PlacerSettings, TermStarted
+from penstock.model.ledger_events import JobEnded, JobRequeued, PlacementDecided, TermStarted
+from penstock.model.settings import PlacerSettings
 from penstock.model.topics import Topic
 from penstock.model.types import WHOLE_GPU, JobSpec, ResourceRequest, ResourceVector, TaskPlacement, Usage
 from penstock_services.estimator.core import state as follow
+from penstock_services.estimator.core.from_snapshot import begin_at
 from penstock_services.estimator.core.limits import HISTORY_KEYS
 from penstock_services.estimator.core.resources import estimate as rules
 from penstock_services.estimator.core.resources.estimate import Guess, HistoryTier, confidence, estimate
@@ -26,7 +27,7 @@ from penstock_services.estimator.core.resources.history import (
     key_of,
 )
 from penstock_services.estimator.core.runs import Allocation, Card, JobInfo
-from penstock_services.estimator.core.state import State, begin_at
+from penstock_services.estimator.core.state import State
 from tests.support.driver import node_spec
 
 SPEC = JobSpec(owner="ada", command=("python", "train.py"), model="resnet18", batch_size=64)
@@ -43,6 +44,15 @@ class Cell:
         self.now_ms = ENDED_MS
         self.tiers = (HistoryTier(self.ledger.history),)
         self.record(TermStarted(term=1, placer_id="placer-1", settings=PlacerSettings()), term=1)
+
+    def restart(self) -> int:
+        """The estimator begins at a snapshot of all that was recorded. The offset after it."""
+        replica = Replica()
+        for offset, value in enumerate(self.values):
+            replica.take(value, offset)
+        self.ledger = State(Topic.JOBS, 0)
+        begin_at(self.ledger, replica)
+        return replica.offset
 
     def record(self, *facts: Event, term: int | None = None, cause: dict[str, object] | None = None) -> bytes:
         self.now_ms += 1_000
@@ -329,12 +339,8 @@ def test_a_snapshot_of_the_cell_spares_the_ledger_before_it() -> None:
             cell.record(JobEstimated(job_id=job_id, estimate=estimate(SPEC, ())))
             cell.place(job_id, workers=workers, servers=0)
     cell.exit("gang", usage(), rank=0)
-    replica = Replica()
-    for offset, value in enumerate(cell.values):
-        replica.take(value, offset)
-    cell.ledger = State(Topic.JOBS, 0)
+    cell.restart()
     stored = cell.ledger.finished
-    begin_at(cell.ledger, replica)
     assert cell.ledger.jobs_offset == 6
     assert [job_id for job_id, _, _ in cell.ledger.unestimated()] == ["waits"]
     for job_id, rank in (("runs", 0), ("gang", 1)):
@@ -423,14 +429,3 @@ def test_a_learned_tier_goes_before_and_leaves_the_rest_open() -> None:
     assert (found.tier, found.confidence, found.model_version) == ("model", 0.8, "forest-3")
     assert (found.worker.gpu_memory_mib, found.worker.host_memory_mib, found.worker.gpus) == (4_096, 1_100, 1)
     assert found.run_ms == 60_000
-
-
-def test_estimates_are_quick() -> None:
-    """1,000 jobs/s on two cores leave no service more than some tens of µs per job."""
-    cell = Cell()
-    for number in range(40):
-        cell.run(f"job-{number}", usage())
-    began_s = time.perf_counter()
-    for _ in range(2_000):
-        estimate(SPEC, cell.tiers)
-    assert (time.perf_counter() - began_s) / 2_000 < 300e-6  # some 15 µs; wide, since CI machines are shared

@@ -12,7 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from infra.codegen.examples import EXAMPLES, JOB, START_MS
+from infra.codegen.examples import EXAMPLES
+from infra.codegen.scenario import JOB, START_MS
 from infra.codegen.schemas import ROOT
 from penstock.ledger.record import Draft, Head, read, write
 from penstock.model import external_events, ledger_events

@@ -3,6 +3,8 @@
 from msgspec.structs import replace
 
 from penstock.ledger.snapshot import dump
+from penstock.model.external_events import NodeCordoned
+from penstock.model.proposals import MigrationProposed
 from penstock.policies.forecast import Holder, expected_start
 from tests.support.driver import CellDriver, estimate, node_spec
 
@@ -56,3 +58,23 @@ def test_what_is_not_known_is_named() -> None:
     small = expected_start(state, state.jobs["small"], {"a": now_ms + 10_000}, now_ms)
     assert small is not None
     assert small.starts_ms == now_ms + 10_000, "what does not fit holds nothing up"
+
+
+def test_a_target_that_is_kept_for_a_move_is_free_when_its_job_has_ended() -> None:
+    """A job moves to the only node that could hold the one that waits: that one waits for the end of the job, not for ever."""
+    cell = CellDriver()
+    cell.join(node_spec("n1", gpus=2), node_spec("n2", gpus=4))
+    cell.submit("b", need=estimate(4))
+    cell.start("b")
+    cell.submit("a", need=estimate(2))
+    cell.start("a")
+    cell.exit("b.1.w0")
+    about = {"proposal_id": "m", "proposer": "migrator", "reason": "its fans are loud"}
+    cell.feed(MigrationProposed(**about, job_id="a", nodes=("n2",)))
+    cell.feed(NodeCordoned(node_id="n1", by="ops/ana", drain=False, reason="its fans are loud"))
+    cell.submit("wide", need=estimate(4))
+    state, now_ms = cell.state, cell.state.now_ms
+    found = expected_start(state, state.jobs["wide"], {"a": now_ms + 10_000}, now_ms)
+    assert found is not None
+    assert found.starts_ms == now_ms + 10_000
+    assert found.holders == (Holder("a", "unknown", 2, now_ms + 10_000),)

@@ -8,15 +8,13 @@ import pytest
 
 from penstock.cli import eta
 from penstock.cli.output import duration
-from penstock.model.codec import encode
+from penstock.ledger.remaining import Remaining, remaining_of
 from penstock.model.estimates import Bounds, EtaEstimated
 from penstock.model.types import Estimate, ResourceVector
 from penstock_services.gateway.core.eta import (
     FIELDS,
     MAX_LEFT_MS,
-    EtaReport,
     ended,
-    read_report,
     remaining,
 )
 
@@ -38,8 +36,9 @@ EVENT = EtaEstimated(
 """Ten minutes left when reported, eight to fifteen; 3,000 of 10,000 iterations done."""
 
 
-def report(**changes: Any) -> EtaReport:
-    return read_report(encode(msgspec.structs.replace(EVENT, **changes)))
+def report(now_ms: int = REPORTED_MS, **changes: Any) -> Remaining:
+    """As the ledger's record of `now_ms` holds it."""
+    return remaining_of(msgspec.structs.replace(EVENT, **changes), now_ms)
 
 
 def standing(
@@ -103,10 +102,10 @@ def test_what_has_passed_since_the_word_is_taken_off(
 
 def test_a_node_whose_clock_is_ahead_does_not_stop_the_countdown() -> None:
     """Its report is dated ten minutes ahead; the ledger took it in two minutes ago."""
-    ahead = read_report(encode(msgspec.structs.replace(EVENT, at_ms=REPORTED_MS + 600_000)), REPORTED_MS)
+    ahead = report(at_ms=REPORTED_MS + 600_000)
     found = remaining(*standing(), ahead, REPORTED_MS + 120_000)
     assert (found["left_ms"]["middle"], found["age_ms"]) == (480_000, 120_000)
-    late = read_report(encode(EVENT), REPORTED_MS + 50_000)
+    late = report(REPORTED_MS + 50_000)
     assert remaining(*standing(), late, REPORTED_MS + 60_000)["left_ms"]["middle"] == 540_000, (
         "reported late, counted from its moment"
     )

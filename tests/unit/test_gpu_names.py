@@ -19,8 +19,8 @@ from penstock.model.external_events import (
     OrderRefused,
     RunningTask,
 )
-from penstock.model.ledger_events import PlacerSettings
 from penstock.model.orders import AnswerJoin, StartTask
+from penstock.model.settings import PlacerSettings
 from penstock.model.transitions import JobStatus, NodeStatus
 from penstock.model.types import Gpu, NodeSpec
 from penstock_services.placer.core.orders import orders_of

@@ -11,12 +11,14 @@ from hypothesis import strategies as st
 from penstock.ledger import departed
 from penstock.ledger.check import check
 from penstock.ledger.evolve import begin, evolve
+from penstock.ledger.node_state import NodeState
 from penstock.ledger.replica import Replica
 from penstock.ledger.snapshot import dump, load
-from penstock.ledger.state import CellState, NodeState
+from penstock.ledger.state import CellState
 from penstock.model.external_events import NodeCordoned, NodeJoined, NodeLeft, NodeUncordoned
-from penstock.model.ledger_events import NodeLost, PlacerSettings
+from penstock.model.ledger_events import NodeLost
 from penstock.model.orders import AnswerJoin
+from penstock.model.settings import PlacerSettings
 from penstock_services.placer.core.guard import refusal
 from penstock_services.placer.core.orders import orders_of
 from tests.support.driver import CellDriver, job_spec, node_spec

@@ -6,7 +6,8 @@ from penstock.ledger.check import check
 from penstock.ledger.snapshot import dump, load
 from penstock.model.event import Event
 from penstock.model.external_events import JobHoldRequested, JobReleaseRequested, NodeLeft
-from penstock.model.ledger_events import PlacerSettings
+from penstock.model.ledger_events import StopDecided, TimerFired
+from penstock.model.settings import PlacerSettings
 from penstock.model.transitions import JobStatus
 from penstock.policies.explain import explain
 from penstock.policies.reasons import Reason
@@ -114,3 +115,15 @@ def test_commands_that_come_twice_late_or_from_others_are_refused() -> None:
     assert cell.feed(release(tenant="vision")).reason == "held_by_operator"
     assert cell.feed(release()).reason is None
     assert cell.feed(hold("nowhere")).reason == "unknown_job"
+
+
+def test_a_job_held_while_it_is_launched_does_not_time_out() -> None:
+    """Its node does not answer the start, and its user holds it: the wait for a node is over when he releases it, not before."""
+    cell = CellDriver(PlacerSettings(launch_timeout_ms=10_000))
+    cell.join(node_spec("n1"))
+    cell.submit("j", job_spec(queue_timeout_ms=15_000))
+    cell.feed(hold())
+    found = [fact for step in cell.at(60_000) for fact in step.facts]
+    assert [fact.timer_id for fact in found if isinstance(fact, TimerFired)][-1] == "j:queue_timeout"
+    assert not [fact for fact in found if isinstance(fact, StopDecided)]
+    assert cell.job("j").status is JobStatus.LAUNCHING

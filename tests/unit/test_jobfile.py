@@ -69,6 +69,16 @@ def test_a_dozen_lines_say_it_all() -> None:
     )
 
 
+def test_a_range_of_workers_shares_one_batch() -> None:
+    """Alice's training scales: 1 to 8 workers, whatever there is room for, and always 512 samples an iteration."""
+    text = "command: [train]\nworkers: {min: 2, max: 8}\nglobal_batch_size: 512"
+    expected = JobSpec(command=("train",), min_workers=2, workers=8, global_batch_size=512)
+    assert parse_job(yaml.safe_load(text)) == expected
+    assert VALIDATOR.is_valid(yaml.safe_load(text))
+    one = parse_job(yaml.safe_load("command: [train]\nworkers: {max: 8}\nglobal_batch_size: 8"))
+    assert (one.fewest_workers, one.workers) == (1, 8)
+
+
 def test_defaults_are_those_of_the_spec() -> None:
     """A job by flags and the same job by file must be the same job."""
     assert parse_job({"command": ["true"]}) == JobSpec(command=("true",))
@@ -122,6 +132,26 @@ def test_every_problem_is_reported_at_once() -> None:
         ('command: ["a\\0"]', "command", "NUL"),
         ('command: [""]', "command", "name a program"),
         ("command: [x]\nworkers: 256\nparameter_servers: 257", "parameter_servers", "at most 256"),
+        (
+            "command: [x]\nworkers: {min: 4, max: 2}\nglobal_batch_size: 8",
+            "workers.min",
+            "4 is more than the most",
+        ),
+        ("command: [x]\nworkers: {max: 300}\nglobal_batch_size: 999", "workers.max", "at most 256"),
+        ("command: [x]\nworkers: {min: 0, max: 2}\nglobal_batch_size: 8", "workers.min", "at least 1"),
+        ("command: [x]\nworkers: {min: 1}", "workers.max", "is missing; add it, such as `max: 8`"),
+        ("command: [x]\nworkers: {max: 2, most: 8}\nglobal_batch_size: 8", "workers.most", "is not known"),
+        ("command: [x]\nworkers: {min: 1, max: two}", "workers.max", "write one without quotes"),
+        ("command: [x]\nworkers: [1, 8]", "workers", "a list is no whole number"),
+        ("command: [x]\nworkers: {max: 8}", "global_batch_size", "is missing"),
+        ("command: [x]\nworkers: {max: 8}\nbatch_size: 64", "global_batch_size", "in place of batch_size"),
+        ("command: [x]\nworkers: {max: 8}\nglobal_batch_size: 7", "global_batch_size", "give at least 8"),
+        ("command: [x]\nbatch_size: 8\nglobal_batch_size: 8", "batch_size", "remove one of them"),
+        (
+            "command: [x]\nworkers: {max: 8}\nparameter_servers: 1\nglobal_batch_size: 8",
+            "parameter_servers",
+            "remove them or give one number of workers",
+        ),
         ("command: [x]\nlabels:", "labels", "is empty; give a value or remove the line"),
         ("command: [x]\nretry: 3", "retry", "is no mapping"),
         ("command: [x]\nworkers: 1.5", "workers", "no whole number"),
@@ -155,6 +185,13 @@ def test_every_problem_is_reported_at_once() -> None:
         ("command: [x]\niteration: 10", "iteration", "did you mean `iterations`?"),
         ("command: [x]\ntarget_loss: .nan", "target_loss", "write one such as 0.5"),
         ("command: [x]\ntarget_loss: -1.0e+101", "target_loss", "give at least -1e+100"),
+        ("command: [x]\npreemptible: 'no'", "preemptible", "neither true nor false"),
+        ("command: [x]\npreemptible: 0", "preemptible", "neither true nor false"),
+        ("command: [x]\npreemptible: never", "preemptible", "write one of them without quotes"),
+        ("command: [x]\npriority: 11", "priority", "give at most 10"),
+        ("command: [x]\npriority: -11", "priority", "give at least -10"),
+        ("command: [x]\npriority: high", "priority", "write one without quotes"),
+        ("command: [x]\ncheckpoint: torch", "checkpoint", "use one of 'none', 'sdk' or 'signal'"),
         ("command: [x]\ntarget_loss: low", "target_loss", "write one without quotes"),
     ],
 )
@@ -296,7 +333,8 @@ def test_sample_jobs_are_valid(path: Any) -> None:
 def test_one_sample_shows_every_field() -> None:
     """People look for the spelling of a field there, before they look for documentation."""
     shown = yaml.safe_load((ROOT / "tilt/jobs/nightly.yaml").read_text())
-    assert set(shown) == set(JobFile.model_fields)
+    assert {*shown, "batch_size"} == set(JobFile.model_fields)
+    assert "# or batch_size: 256" in (ROOT / "tilt/jobs/nightly.yaml").read_text()  # a job has one of the two
 
 
 ANYTHING = st.recursive(

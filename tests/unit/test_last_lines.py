@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock_services.node_reporter.core.machine import Outcome
+from penstock_services.node_reporter.core.inputs import Outcome
 from penstock_services.node_reporter.shell.exits import outcome_of
 from penstock_services.node_reporter.shell.last_lines import LAST_BYTES, exhausted
 from penstock_services.node_reporter.shell.ports import Exit

@@ -18,8 +18,9 @@ from penstock.model.external_events import (
     RunningTask,
     TaskExited,
 )
-from penstock.model.ledger_events import InputAccepted, PlacerSettings, TermStarted
+from penstock.model.ledger_events import InputAccepted, TermStarted
 from penstock.model.orders import ProbeNode, StartTask
+from penstock.model.settings import PlacerSettings
 from penstock.model.topics import Topic
 from penstock.policies.explain import explain
 from penstock.runtime.node_keys import PlacerKeys

@@ -13,7 +13,8 @@ from penstock.ledger.snapshot import dump
 from penstock.ledger.state import CellState
 from penstock.model.event import Event, wire_type
 from penstock.model.external_events import JobSubmitted
-from penstock.model.ledger_events import JobEnded, PlacerSettings, TermStarted
+from penstock.model.ledger_events import JobEnded, TermStarted
+from penstock.model.settings import PlacerSettings
 from penstock.model.transitions import IllegalTransition
 from tests.support.driver import CellDriver, job_spec, node_spec
 

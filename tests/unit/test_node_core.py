@@ -14,34 +14,20 @@ from penstock.model.external_events import OrderRefused, TaskExited, TaskStarted
 from penstock.model.orders import (
     CheckpointTask,
     Peer,
-    SetBandwidth,
-    SetCores,
     StartTask,
     StopTask,
     pack_peers,
 )
 from penstock.model.types import Gpu, NodeSpec, TaskPlacement
-from penstock_services.node_reporter.core import machine
+from penstock_services.node_reporter.core.actions import Discard, Emit, KillAt, Note, Signal, Spawn
 from penstock_services.node_reporter.core.environment import (
     base_environment,
     gang_of,
     peers_json,
     task_environment,
 )
-from penstock_services.node_reporter.core.machine import (
-    Drain,
-    Gone,
-    GraceOver,
-    KillAt,
-    Note,
-    OrderRead,
-    Outcome,
-    SetAffinity,
-    Signal,
-    Spawn,
-    Spawned,
-    step,
-)
+from penstock_services.node_reporter.core.inputs import Drain, Gone, GraceOver, OrderRead, Outcome, Spawned
+from penstock_services.node_reporter.core.machine import step
 from penstock_services.node_reporter.core.state import (
     MAX_ENDED_REMEMBERED,
     MAX_GANGS_REMEMBERED,
@@ -97,7 +83,7 @@ class World:
         return self.done
 
     def reported(self) -> list[Event]:
-        return [decision.event for decision in self.done if isinstance(decision, machine.Emit)]
+        return [decision.event for decision in self.done if isinstance(decision, Emit)]
 
     def run(self, order: StartTask) -> None:
         self.feed(order)
@@ -314,17 +300,50 @@ def test_the_cause_of_an_exit(world: World, outcome: Outcome, stopped: bool, cau
     assert exited.cause == cause
 
 
-def test_adjustments_reach_running_tasks_only(world: World) -> None:
+def test_a_checkpoint_reaches_running_tasks_only(world: World) -> None:
     """OrderRefused would free the place of a task that runs, so an adjustment is never refused that way."""
-    cores = SetCores(token=3, node_id="n1", task_id="t1", cores=(2,))
-    assert [type(d) for d in world.feed(cores)] == [Note]
+    save = CheckpointTask(token=4, node_id="n1", task_id="t1")
+    assert [type(d) for d in world.feed(save)] == [Note]
     world.run(start(1))
-    assert SetAffinity("t1", 1, (2,)) in world.feed(cores)
-    assert world.feed(CheckpointTask(token=4, node_id="n1", task_id="t1")) == [
-        Signal("t1", 1, signal.SIGUSR1)
-    ]
-    limit = SetBandwidth(token=5, node_id="n1", task_id="t1", memory_bandwidth_percent=10)
-    assert [type(d) for d in world.feed(limit)] == [Note]
+    assert world.feed(save) == [Signal("t1", 1, signal.SIGUSR1)]
+
+
+ALONE = (Peer(rank=0, role="worker", node_id="n1", address="a"),)
+GANG = (*ALONE, Peer(rank=1, role="worker", node_id="n2", address="b"))
+
+
+@pytest.mark.parametrize(
+    ("peers", "checkpoint", "exit_code", "stopped", "discards"),
+    [
+        (ALONE, "", 0, False, True),
+        (ALONE, "attempt-1-iteration-7", 0, False, True),
+        (ALONE, None, 0, False, False),
+        (ALONE, "", 1, False, False),
+        (ALONE, "", 0, True, False),
+        (GANG, "", 0, False, False),
+    ],
+)
+def test_what_a_job_saved_is_discarded_only_where_its_end_is_certain(
+    world: World,
+    peers: tuple[Peer, ...],
+    checkpoint: str | None,
+    exit_code: int,
+    stopped: bool,
+    discards: bool,
+) -> None:
+    """Other members of a gang may still fail, a failed or stopped job goes on at its checkpoint, and a job that saves nothing has none."""
+    world.run(start(1, peers=peers, checkpoint=checkpoint))
+    if stopped:
+        world.feed(stop(2, "t1"))
+    found = world.feed(Gone("t1", 1, Outcome(90, exit_code=exit_code)))
+    assert any(isinstance(decision, Discard) for decision in found) == discards
+
+
+def test_a_later_attempt_keeps_what_its_job_saved(world: World) -> None:
+    """A task that was reported dead by mistake exits with 0 while the next attempt runs on other GPUs here."""
+    world.run(start(1, (0,), "job.1.w0", peers=ALONE, checkpoint="", job_id="job"))
+    world.run(start(2, (1,), "job.2.w0", peers=ALONE, checkpoint="", job_id="job"))
+    assert not any(isinstance(d, Discard) for d in world.feed(Gone("job.1.w0", 1, Outcome(90, exit_code=0))))
 
 
 def test_a_drained_node_stops_everything(world: World) -> None:

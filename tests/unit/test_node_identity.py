@@ -25,8 +25,9 @@ from penstock.model.external_events import (
     RunningTask,
     TaskStarted,
 )
-from penstock.model.ledger_events import NodeJoinRefused, PlacerSettings, TermStarted
+from penstock.model.ledger_events import NodeJoinRefused, TermStarted
 from penstock.model.orders import AnswerJoin
+from penstock.model.settings import PlacerSettings
 from penstock.model.topics import Topic
 from penstock.runtime.node_keys import (
     CODE,
@@ -38,8 +39,9 @@ from penstock.runtime.node_keys import (
     operator_key,
 )
 from penstock.runtime.signatures import ExchangeKey, SigningKey, verify
+from penstock_services.node_reporter.core.inputs import OrderRead
 from penstock_services.node_reporter.core.joining import Fence
-from penstock_services.node_reporter.core.machine import OrderRead, step
+from penstock_services.node_reporter.core.machine import step
 from penstock_services.node_reporter.core.state import NodeState
 from penstock_services.placer.core.answer import (
     Answer,

@@ -10,9 +10,20 @@ import pytest
 
 from penstock.log.port import Message, Partition
 from penstock.model.external_events import OrderRefused
-from penstock.model.orders import StartTask
+from penstock.model.orders import HandOverCheckpoint, StartTask
 from penstock.model.types import TaskPlacement
-from penstock_services.node_reporter.core.state import Context, Forget, Put, Status, Task, check
+from penstock_services.node_reporter.core.inputs import OrderRead
+from penstock_services.node_reporter.core.machine import step
+from penstock_services.node_reporter.core.state import (
+    MAX_HANDOVERS,
+    Context,
+    Forget,
+    HandOver,
+    Put,
+    Status,
+    Task,
+    check,
+)
 from penstock_services.node_reporter.shell.journal import Journal, JournalFailed, Outgoing
 from tests.support.driver import node_spec
 
@@ -115,3 +126,31 @@ def test_a_damaged_journal_is_not_worked_with(tmp_path: Path) -> None:
     (tmp_path / "journal.sqlite").write_bytes(b"no database" * 100)
     with pytest.raises(JournalFailed):
         Journal(tmp_path / "journal.sqlite")
+
+
+def handed(job: int, token: int) -> HandOverCheckpoint:
+    return HandOverCheckpoint(
+        token=token, node_id="n1", job_id=f"j{job}", attempt=2, to_node="n2", public_key="k" * 86
+    )
+
+
+def test_which_node_may_have_which_checkpoint_outlives_a_restart(tmp_path: Path) -> None:
+    """The reporter is killed between the order and the request of the other node. An order that is repeated late, after a newer one,
+    changes nothing; beyond the bound the oldest is forgotten, in memory and on the disk alike."""
+    journal = Journal(tmp_path / "journal.sqlite")
+    state = journal.load(node_spec("n1"))
+    orders = [handed(number, number) for number in range(1, MAX_HANDOVERS + 1)]
+    for order in (*orders, handed(2, 1_000), handed(2, 999), handed(500, 1_001)):
+        journal.write(
+            [one for one in step(state, OrderRead(order, 1)) if isinstance(one, HandOver)],
+            [],
+            {},
+            durable=True,
+        )
+    assert len(state.handovers) == MAX_HANDOVERS
+    assert "j1" not in state.handovers
+    assert state.handovers["j2"].token == 1_000
+    journal.close()
+    journal = Journal(tmp_path / "journal.sqlite")
+    assert journal.load(node_spec("n1")).handovers == state.handovers
+    journal.close()

@@ -10,8 +10,9 @@ from msgspec.structs import replace
 from penstock.ledger.snapshot import dump, load
 from penstock.model.codec import encode
 from penstock.model.external_events import NodeCordoned, NodeLeft, NodeUncordoned, TaskStarted
-from penstock.model.ledger_events import JobRequeued, PlacerSettings, TaskLost
+from penstock.model.ledger_events import JobRequeued, TaskLost
 from penstock.model.orders import Order, StopTask, pack_peers, unpack_peers
+from penstock.model.settings import PlacerSettings
 from penstock.model.transitions import JobStatus
 from penstock.policies.explain import explain
 from penstock.policies.reasons import Reason

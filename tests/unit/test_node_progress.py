@@ -15,11 +15,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from infra.codegen.schemas import ROOT
-from penstock.model.external_events import StageSample, StagesMeasured, StepsMeasured, TaskPhaseChanged
+from penstock.model.external_events import (
+    StageSample,
+    StagesMeasured,
+    StepsMeasured,
+    TaskCheckpointed,
+    TaskPhaseChanged,
+)
 from penstock.model.validation import checked
 from penstock.sdk.lines import LINE_BYTES
 from penstock_services.node_reporter.core.progress import (
     MAX_CHANGES,
+    MAX_CHECKPOINTS,
     MAX_STAGES,
     MAX_STEPS,
     ProgressParser,
@@ -35,7 +42,7 @@ STAGES = b'{"stages":{"iterations":2,"samples":[[6.5,1,0,0,0],[54.5,0,0.25,1.0,0
 
 
 def parser(*, leads: bool = True) -> ProgressParser:
-    return ProgressParser("n1", *KEY, leads=leads)
+    return ProgressParser("n1", *KEY, leads=leads, checkpoints="/state/checkpoints/job-1")
 
 
 def steps(done: int, **more: float) -> bytes:
@@ -78,11 +85,47 @@ def test_the_lines_in_the_readme_are_understood() -> None:
     (lines,) = re.findall(r"```\n(train\n.*?)```", text, re.DOTALL)
     one_task = parser()
     reports = one_task.parse(lines.encode(), NOW_MS)
-    assert [type(one.event) for one in reports] == [TaskPhaseChanged, StepsMeasured, StagesMeasured]
+    assert [type(one.event) for one in reports] == [
+        TaskPhaseChanged,
+        StepsMeasured,
+        StagesMeasured,
+        TaskCheckpointed,
+    ]
     assert one_task.garbage == 0
 
 
+def test_checkpoints_are_reported_up_to_a_bound_and_then_the_last() -> None:
+    """A script saves after every step. The latest counts, so the last one is reported all the same; another rank's are not."""
+    lines = b"".join(
+        b'{"checkpoint":{"path":"attempt-1-iteration-%d","iteration":%d,"bytes":9,"seconds":0.25}}\n' % (n, n)
+        for n in range(MAX_CHECKPOINTS + 5)
+    )
+    one_task = parser()
+    reports = [*one_task.parse(lines, NOW_MS), *one_task.end(NOW_MS)]
+    assert len(reports) == len({one.name for one in reports}) == MAX_CHECKPOINTS + 1
+    last = MAX_CHECKPOINTS + 4
+    path = f"/state/checkpoints/job-1/attempt-1-iteration-{last}"
+    fields = {**ABOUT, "path": path, "iteration": last, "size_bytes": 9, "save_ms": 250}
+    assert reports[-1].event == checked(TaskCheckpointed, fields)
+    assert parser(leads=False).parse(lines, NOW_MS) == []
+
+
+def test_a_job_without_a_folder_reports_no_checkpoint() -> None:
+    """It never said that it saves: the line names nothing that a node could find."""
+    one_task = ProgressParser("n1", *KEY, leads=True)
+    assert one_task.parse(b'{"checkpoint":{"path":"x","iteration":1}}\n', NOW_MS) == []
+    assert one_task.garbage == 1
+
+
 GARBAGE = [
+    b'{"checkpoint":{}}',
+    b'{"checkpoint":{"path":"../other-job/attempt-1-iteration-1","iteration":1}}',
+    b'{"checkpoint":{"path":"/etc","iteration":1}}',
+    b'{"checkpoint":{"path":"..","iteration":1}}',
+    b'{"checkpoint":{"path":"x","iteration":-1}}',
+    b'{"checkpoint":{"path":"x","iteration":1,"seconds":1e9}}',
+    b'{"checkpoint":{"path":"x","iteration":1,"bytes":-1}}',
+    b'{"checkpoint":{"path":"x","iteration":1,"shared":true}}',
     b"progress: 5%",
     b"trainsave",
     b"TRAIN",

@@ -23,8 +23,8 @@ from penstock.model.external_events import (
     TaskExited,
     TaskStarted,
 )
-from penstock.model.ledger_events import PlacerSettings
 from penstock.model.orders import Peer, StartTask, StopTask, pack_peers, unpack_peers
+from penstock.model.settings import PlacerSettings
 from penstock.model.topics import MAX_EVENT_BYTES
 from penstock.model.transitions import JobStatus, NodeStatus
 from penstock.model.types import MAX_GANG_TASKS

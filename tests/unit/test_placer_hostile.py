@@ -12,11 +12,10 @@ from penstock.model.external_events import (
     RunningTask,
     TaskExited,
 )
-from penstock.model.ledger_events import PlacerSettings
 from penstock.model.orders import StopTask
-from penstock.model.proposals import JobPlan, PlanProposed
+from penstock.model.proposals import PlanProposed, ProposedJob, ProposedUnit
+from penstock.model.settings import PlacerSettings
 from penstock.model.transitions import JobStatus
-from penstock.model.types import TaskPlacement
 from penstock.model.validation import checked
 from penstock_services.placer.core.orders import orphan_orders, start_orders
 from tests.support.driver import CellDriver, estimate, job_spec, kinds, node_spec
@@ -76,17 +75,8 @@ def test_a_wrong_plan_is_answered_however_much_it_names(cell: CellDriver) -> Non
     spec = job_spec()
     cell.feed(JobSubmitted(job_id="j1", spec=spec))
     cell.feed(JobEstimated(job_id="j1", estimate=estimate(0, cores=1_000, gpu_memory_mib=0)))
-    place = TaskPlacement(
-        task_id="j1.1.w0",
-        role="worker",
-        rank=0,
-        node_id="n1",
-        cores=tuple(range(1_000)),
-        host_memory_mib=1_024,
-    )
-    plan = PlanProposed(
-        proposal_id="p1", proposer="batcher", kind="batch", plans=(JobPlan(job_id="j1", tasks=(place,)),)
-    )
+    unit = ProposedUnit(jobs=(ProposedJob(job_id="j1", nodes=("n1",)),), explanation="")
+    plan = PlanProposed(proposal_id="p1", proposer="batcher", units=(unit,))
     assert kinds(cell.feed(plan)) == ["plan.proposed", "proposal.answered"]
 
 

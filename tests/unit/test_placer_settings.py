@@ -3,7 +3,7 @@
 import pytest
 
 from penstock.errors import ConfigurationError
-from penstock.model.ledger_events import PlacerSettings
+from penstock.model.settings import PlacerSettings
 from penstock.runtime.settings import Settings
 from penstock_services.placer.shell.term import placer_settings
 
@@ -14,7 +14,12 @@ def test_every_setting_has_a_variable() -> None:
         {"PENSTOCK_PROFILE": "tiresias", "PENSTOCK_QUEUE_LIMITS_GPU_S": "[57600]", "PENSTOCK_SEED": "7"}
     )
     assert found == PlacerSettings(profile="tiresias", queue_limits_gpu_s=(57_600.0,), seed=7)
-    assert placer_settings({}) == PlacerSettings()
+    assert placer_settings({}) == PlacerSettings(profile="penstock")
+
+
+def test_a_ledger_that_names_no_profile_is_still_read_as_it_was_written() -> None:
+    """A cell is upgraded: its new terms run `penstock`; what earlier terms recorded is folded with the default of then."""
+    assert PlacerSettings().profile == "liquid"
 
 
 @pytest.mark.parametrize(

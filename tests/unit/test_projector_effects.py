@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.ledger.replica import Replica
+from penstock.model.adjustments import BandwidthDecided, CoresDecided
 from penstock.model.external_events import GpuFaulted, JobCancelRequested, NodeChanged, NodeJoined, NodeLeft
-from penstock.model.ledger_events import PlacerSettings
+from penstock.model.settings import PlacerSettings
 from penstock.model.types import JobSpec
 from penstock_services.projector.core.projection import Projection
 from penstock_services.projector.shell.store import REPLACED, _json
@@ -131,6 +132,32 @@ def test_a_gang_holds_its_gpus_until_each_exit() -> None:
     done = project(placer.values, [])
     assert [done["gpus"]["n0", g]["job_id"] for g in range(4)] == [None] * 4
     assert done["jobs"]["gang",]["outcome"] == "cancelled"
+
+
+def test_other_cores_of_a_running_task_are_in_the_tables() -> None:
+    """An operator gives a starving loader more cores: `get nodes` and `describe` show it, however the ledger was cut, and `verify` agrees."""
+    placer = HandPlacer()
+    placer.join(node_spec("n0", 1))
+    placer.submit("j1")
+    placer.start("j1")
+    ((task_id, task),) = placer.state.jobs["j1"].tasks.items()
+    free, more = placer.state.nodes["n0"].free_core_mask.bit_count(), (*task.place.cores, 3)
+    fields = {
+        "job_id": "j1",
+        "attempt": 1,
+        "task_id": task_id,
+        "node_id": "n0",
+        "by": "ops/ana",
+        "reason": "",
+    }
+    placer.feed(CoresDecided(**fields, cores=more))
+    placer.feed(BandwidthDecided(**fields, memory_bandwidth_percent=40))
+    for cuts in ([], list(range(len(placer.values)))):
+        tables = project(placer.values, cuts)
+        assert tables["tasks"][task_id,]["cores"] == list(more)
+        assert tables["nodes"]["n0",]["cores_free"] == free - 1
+        kinds = [row["kind"] for row in tables["decisions"].values()]
+        assert kinds[-2:] == ["penstock.cores.decided", "penstock.bandwidth.decided"]
 
 
 def test_a_placement_carries_its_reasons() -> None:

@@ -6,12 +6,15 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
+from penstock.ledger.check import check
 from penstock.ledger.index import Share
+from penstock.ledger.sharing import ALONE, Sharing
 from penstock.ledger.snapshot import dump, load
 from penstock.model.external_events import GpuFaulted, NodeChanged
-from penstock.model.ledger_events import PlacerSettings
-from penstock.model.proposals import JobPlan, PlanProposed
+from penstock.model.proposals import PlanProposed, ProposedJob, ProposedUnit
+from penstock.model.settings import PlacerSettings
 from penstock.model.types import Estimate, Gpu, Isolation, JobSpec, ResourceRequest, ResourceVector
 from penstock.policies.base import LazyRng, assign
 from penstock.policies.liquid import Liquid
@@ -107,6 +110,42 @@ def test_a_gpu_is_whole_again_when_its_last_share_ends(cell: CellDriver) -> None
     assert cell.state.nodes["n1"].shared == {}
 
 
+def test_whoever_shared_a_gpu_did_not_run_alone(cell: CellDriver) -> None:
+    """`a` and `b` have halves of GPU 0; `c` and `d` have most of GPU 1, one after the other. The estimator learns step times from `c` and `d`
+    alone. A snapshot in the midst of it knows the same."""
+    for job_id, milli in (("a", 500), ("b", 500), ("c", 900)):
+        cell.submit(job_id, need=share(milli))
+        cell.start(job_id)
+    came_ms = cell.job("b").placed_ms
+    assert cell.job("a").sharing == Sharing(("b",), came_ms or 0, ever=True)
+    assert cell.job("b").sharing.jobs == ("a",)
+    assert cell.job("c").sharing == ALONE
+    cell.exit("b.1.w0")
+    assert (cell.job("a").sharing.jobs, cell.job("a").sharing.ever) == ((), True)
+    assert cell.job("a").sharing.since_ms == cell.state.now_ms
+    cell.exit("c.1.w0")
+    cell.submit("d", need=share(900))
+    assert gpus_of(cell, "d") == [(1,)]
+    assert cell.job("d").sharing == ALONE
+    assert load(dump(cell.state)).jobs["a"].sharing == cell.job("a").sharing
+
+
+def test_the_books_of_who_shares_are_checked(cell: CellDriver) -> None:
+    for job_id in ("a", "b"):
+        cell.submit(job_id, need=share(500))
+    known, cell.job("a").sharing = cell.job("a").sharing, ALONE
+    assert any("shares GPUs with" in problem for problem in check(cell.state))
+    cell.job("a").sharing = replace(known, ever=False)
+    assert any("ran alone" in problem for problem in check(cell.state))
+    cell.job("a").sharing = known
+
+
+def test_workers_of_one_gang_are_no_neighbours(cell: CellDriver) -> None:
+    """Four workers of 400 on two GPUs: that is how the job runs, and its step times are its own."""
+    cell.submit("four", job_spec(workers=4), share(400))
+    assert cell.job("four").sharing == ALONE
+
+
 def test_a_faulted_gpu_gives_no_more_shares(cell: CellDriver) -> None:
     """GPU 0 reports an Xid while somebody computes on half of it."""
     cell.submit("a", need=share(500))
@@ -155,18 +194,11 @@ def test_a_proposed_share_must_be_free(cell: CellDriver) -> None:
     cell.submit("next", need=share(500))
     assert gpus_of(cell, "next") == [(1,)]
     cell.submit("more", need=share(500))
-    tasks = tuple(
-        msgspec.structs.replace(task.place, task_id="more.1.w0") for task in cell.job("next").tasks.values()
-    )
-    verdict = validate(
-        cell.state,
-        PlanProposed(
-            proposal_id="p", proposer="batcher", kind="batch", plans=(JobPlan(job_id="more", tasks=tasks),)
-        ),
-    )
+    unit = ProposedUnit(jobs=(ProposedJob(job_id="more", nodes=("n1",)),), explanation="")
+    verdict = validate(cell.state, PlanProposed(proposal_id="p", proposer="batcher", units=(unit,)))
     assert (verdict.reason, verdict.detail) == (
         "infeasible",
-        "more.1.w0 on n1: GPU 1 has 0/1000 and 2000 MiB left",
+        "task 0 of more on n1: no GPU has 500/1000 and 1000 MiB left",
     )
 
 

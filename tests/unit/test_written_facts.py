@@ -12,7 +12,7 @@ from penstock.ledger.record import read
 from penstock.model.codec import decode, encode
 from penstock.model.event import REGISTRY
 from penstock.model.external_events import JobProgress, TaskExited
-from penstock.model.ledger_events import PlacerSettings
+from penstock.model.settings import PlacerSettings
 from penstock.model.types import ResourceVector, Usage
 from penstock.model.validation import checked_json
 from penstock.simulator.engine import Simulation

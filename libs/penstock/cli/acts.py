@@ -1,13 +1,19 @@
-"""What users do to jobs that are submitted: cancel, hold, release. Who acted and why is stored with it."""
+"""What users and operators do to jobs that are submitted: cancel, hold, release, other cores, other nodes. Who acted and why is stored with it."""
 
-from typing import Annotated
+from collections.abc import Mapping
+from typing import Annotated, Any
 
 import typer
+from rich.text import Text
 
-from penstock.cli.common import Output, find_job_id, gateway
+from penstock.cli.common import JobArgument, Output, find_job_id, gateway
 from penstock.cli.completion import complete_job
-from penstock.cli.output import Format, dump, remark
-from penstock.exits import Stop
+from penstock.cli.event_text import checkpoint as saved_text
+from penstock.cli.event_text import move as move_text
+from penstock.cli.event_text import numbers
+from penstock.cli.output import Format, dump, present, remark, short_id
+from penstock.counting import count
+from penstock.exits import Exit, Stop
 from penstock.screen import console
 
 Jobs = Annotated[
@@ -40,6 +46,76 @@ def hold(ctx: typer.Context, jobs: Jobs, reason: Reason = "", output: Output = F
 def release(ctx: typer.Context, jobs: Jobs, reason: Reason = "", output: Output = Format.TABLE) -> None:
     """Release jobs that are held: they wait at their place by submission."""
     _act(ctx, "release", jobs, reason, output, "released")
+
+
+def checkpoint(
+    ctx: typer.Context, job: JobArgument, reason: Reason = "", output: Output = Format.TABLE
+) -> None:
+    """Ask a running job to save what it has done; it trains on."""
+    client = gateway(ctx)
+    job_id = find_job_id(client, job)
+    found = client.post(f"/v1/jobs/{job_id}/checkpoint", {"reason": reason})
+    saved = found["checkpoint"]
+    asked = (
+        f"asked to save; `penstock describe job {short_id(job_id)}` shows the checkpoint when it is reported"
+    )
+    present(found, output, lambda: Text(asked if saved is None else saved_text(saved)))
+
+
+def cores(
+    ctx: typer.Context,
+    job: JobArgument,
+    number: Annotated[int, typer.Argument(metavar="N", min=1, help="Cores of each worker.")],
+    task: Annotated[str | None, typer.Option(metavar="w0", help="Of this task alone.")] = None,
+    reason: Reason = "",
+    output: Output = Format.TABLE,
+) -> None:
+    """Give a job's running workers N cores each, as long as this attempt lasts. For operators."""
+    client = gateway(ctx)
+    job_id = find_job_id(client, job)
+    asked = {"cores": number, "reason": reason} | ({} if task is None else {"task": task})
+    found = client.post(f"/v1/jobs/{job_id}/cores", asked)
+    present(found, output, lambda: Text("\n".join(map(_has, found["tasks"]))))
+    if any(row["problem"] for row in found["tasks"]):
+        raise typer.Exit(Exit.PROBLEM)
+
+
+def _has(row: Mapping[str, Any]) -> str:
+    """`w0: 4 cores (0–3), by cpuset`."""
+    name = row["task_id"].rpartition(".")[2]
+    has = f"{name}: {count(len(row['cores']), 'core')} ({numbers(row['cores'])})"
+    if row["problem"]:
+        return (
+            f"{has}, but its node could not: {row['problem']}"
+            if row["cores"]
+            else f"{name}: {row['problem']}"
+        )
+    return (
+        f"{has}, by {row['enforced'] or 'its placement'}"
+        if row["applied"]
+        else f"{has}; its node has not answered yet"
+    )
+
+
+def move(
+    ctx: typer.Context,
+    job: JobArgument,
+    to: Annotated[
+        str,
+        typer.Option(metavar="NODE[,NODE…]", help="Node of each task in rank order, or one for all of them."),
+    ],
+    reason: Reason = "",
+    output: Output = Format.TABLE,
+) -> None:
+    """Move a running job: it saves, stops and goes on there, and nobody else gets its place meanwhile. For operators."""
+    client = gateway(ctx)
+    job_id = find_job_id(client, job)
+    nodes = [node.strip() for node in to.split(",")]
+    found = client.post(f"/v1/jobs/{job_id}/move", {"to": nodes, "reason": reason})
+    text = "asked for; the placer has not decided yet" if found["move"] is None else move_text(found["move"])
+    present(found, output, lambda: Text(f"{text}; `penstock watch {short_id(job_id)}` follows it"))
+    if found["move"] is not None and found["move"]["problem"]:
+        raise typer.Exit(Exit.PROBLEM)
 
 
 def _act(ctx: typer.Context, act: str, jobs: list[str], reason: str, output: Format, done: str) -> None:

@@ -115,6 +115,18 @@ PANELS: Mapping[str, Mapping[str, Entry]] = MappingProxyType({
         "release": Entry(
             "Release jobs that are held: they wait at their place by submission.", "penstock.cli.acts:release",
         ),
+        "checkpoint": Entry(
+            "Ask a running job to save what it has done; it trains on.", "penstock.cli.acts:checkpoint",
+            examples=('penstock checkpoint nightly --reason "before the upgrade"',),
+        ),
+        "cores": Entry(
+            "Give a job's running workers N cores each, as long as this attempt lasts. For operators.",
+            "penstock.cli.acts:cores", examples=('penstock cores nightly 8 --reason "its loader starves"',),
+        ),
+        "move": Entry(
+            "Move a running job: it saves, stops and goes on there, and nobody else gets its place meanwhile. For operators.",
+            "penstock.cli.acts:move", examples=('penstock move nightly --to node-b1 --reason "its fans are loud"',),
+        ),
     },
     "Looking": {
         "get": Entry("List jobs, nodes or GPUs.", entries={

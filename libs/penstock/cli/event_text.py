@@ -10,6 +10,8 @@ from penstock.counting import count
 
 Data = Mapping[str, Any]
 
+MAX_NAMED = 3  # jobs in a line about a plan
+
 ENDINGS = MappingProxyType(
     {
         "succeeded": "succeeded",
@@ -128,14 +130,86 @@ def _remaining(data: Data) -> str:
     return f"{middle} left ({low} to {high}); {data['source']}"
 
 
+def _cap(data: Data) -> str:
+    percent = data["memory_bandwidth_percent"]
+    return "no cap" if percent is None else f"at most {percent} % of the memory bandwidth"
+
+
+def _adjusted(data: Data) -> str:
+    what = data["what"].replace("_", " ")
+    return f"{what} by {data['enforced']}" if data["enforced"] else f"{what} as before: {data['detail']}"
+
+
+def adjustment(row: Data) -> str:
+    """What a running task was given: `w0 has 4 cores (0–3), asked for by ops/ana: it starves, by cpuset`."""
+    has = (
+        f"{count(len(row['value']), 'core')} ({numbers(row['value'])})"
+        if row["what"] == "cores"
+        else _cap({"memory_bandwidth_percent": row["value"]})
+    )
+    asked = f", asked for by {row['by']}" if row["by"] else ""
+    why = f": {row['reason']}" if row["reason"] else ""
+    done = (
+        f", by {row['enforced']}" if row["enforced"] else f"; {row['problem'] or 'its node has not answered'}"
+    )
+    return f"{_short(row)} has {has}{asked}{why}{done}"
+
+
+def _checkpointed(data: Data) -> str:
+    """`w0 at iteration 9,000 in 1.3 s: /var/lib/…`"""
+    at = "" if data.get("iteration") is None else f" at iteration {data['iteration']:,}"
+    took = f" in {duration(data['save_ms'])}" if data.get("save_ms") else ""
+    return f"{_short(data)}{at}{took}: {data.get('path') or 'no path reported'}"
+
+
+def _fetched(data: Data) -> str:
+    """`w0 has iteration 9,000 from node-a1 in 1.3 s, 2 GiB`, or why it begins without."""
+    if data.get("problem"):
+        return f"{_short(data)} starts without its checkpoint from {data['from_node']}: {data['problem']}"
+    size = memory(-(-data.get("size_bytes", 0) >> 20))
+    took = duration(data.get("fetch_ms", 0))
+    return f"{_short(data)} has iteration {data.get('iteration') or 0:,} from {data['from_node']} in {took}, {size}"
+
+
+def checkpoint(row: Data) -> str:
+    """A job's latest: `iteration 9,000 of attempt 1, saved in 1.3 s on node-a1: /var/lib/…`."""
+    at = "" if row["iteration"] is None else f"iteration {row['iteration']:,} of "
+    where = f"{row['node_id']}{', shared' if row['shared'] else ''}"
+    fetched = f", fetched from {row['fetched_from']}" if row["fetched_from"] else ""
+    lacks = (
+        f"; attempt {row['attempt'] + 1} or a later one did not get it: {row['problem']}"
+        if row["problem"]
+        else ""
+    )
+    return (
+        f"{at}attempt {row['attempt']}, saved in {duration(row['save_ms'])} on {where}{fetched}: "
+        f"{row['path'] or 'no path reported'}{lacks}"
+    )
+
+
+def move(row: Data) -> str:
+    """A job's latest: `to node-b1, asked for by ops/ana: fans; given up: node-b1 is cordoned`."""
+    why = f": {row['reason']}" if row["reason"] else ""
+    ends = {"under_way": "it is being stopped", "arrived": f"attempt {row['attempt'] + 1} is there"}
+    end = ends.get(row["outcome"]) or f"given up: {row['problem']}"
+    return f"to {', '.join(dict.fromkeys(row['nodes']))}, asked for by {row['by']}{why}; {end}"
+
+
 TEXTS: Mapping[str, tuple[str, Callable[[Data], str]]] = MappingProxyType(
     {
         "penstock.job.submitted": ("submitted", lambda d: " ".join(d["spec"]["command"])),
         "penstock.job.estimated": ("estimated", _estimated),
-        "penstock.placement.decided": ("placed", lambda d: places(d["tasks"])),
+        "penstock.placement.decided": ("placed", lambda d: places(d["tasks"]) + _sharing(d)),
+        "penstock.group.decided": ("grouped", lambda d: f"{' and '.join(d['job_ids'])} share GPUs, asked for by {d['by']}: {d['reason']}"),
         "penstock.task.started": ("started", lambda d: f"{_short(d)} on {d['node_id']}, process {d['pid']}"),
         "penstock.task.phase_changed": ("phase", lambda d: f"{_short(d)}: {d['phase']}"),
-        "penstock.task.checkpointed": ("checkpoint", lambda d: f"{_short(d)} {d.get('path', '')}"),
+        "penstock.task.checkpointed": ("checkpoint", _checkpointed),
+        "penstock.task.checkpoint_fetched": ("fetched", _fetched),
+        "penstock.move.decided": ("moving", lambda d: f"to {places(d['tasks'])}, asked for by {d['by']}: {d['reason']}"),
+        "penstock.move.given_up": ("not moved", lambda d: str(d["reason"])),
+        "penstock.cores.decided": ("cores", lambda d: f"{_short(d)}: {len(d['cores'])} cores, asked for by {d['by']}: {d['reason']}"),
+        "penstock.bandwidth.decided": ("bandwidth", lambda d: f"{_short(d)}: {_cap(d)}, asked for by {d['by']}: {d['reason']}"),
+        "penstock.task.adjusted": ("adjusted", lambda d: f"{_short(d)}: {_adjusted(d)}"),
         "penstock.steps.measured": ("progress", lambda d: _progress(d)),
         "penstock.stages.measured": ("stages", lambda d: f"{_short(d)}: of {d['iterations']} iterations"),
         "penstock.job.eta_estimated": ("remaining", lambda d: _remaining(d)),
@@ -149,6 +223,8 @@ TEXTS: Mapping[str, tuple[str, Callable[[Data], str]]] = MappingProxyType(
         "penstock.job.cancel_requested": ("cancel", lambda d: str(d.get("reason", "")) + (f", by {d['by']}" if d.get("by") else "")),
         "penstock.job.hold_requested": ("held", lambda d: _operator(d).removeprefix(", ")),
         "penstock.job.release_requested": ("released", lambda d: _operator(d).removeprefix(", ")),
+        "penstock.job.checkpoint_requested": ("save", lambda d: _operator(d).removeprefix(", ")),
+        "penstock.checkpoint.decided": ("saving", lambda d: f"{_short(d)} on {d['node_id']} is asked to save"),
         "penstock.job.found_unschedulable": ("never fits", lambda d: without_prefix(d["reason"])),
         "penstock.job.found_schedulable": ("fits", lambda d: "the cell has changed and can hold it"),
         "penstock.job.ended": ("ended", reason_of),
@@ -171,13 +247,21 @@ TEXTS: Mapping[str, tuple[str, Callable[[Data], str]]] = MappingProxyType(
         "penstock.term.started": ("term", lambda d: f"{d['term']} begins; profile {d['settings'].get('profile', '')}"),
         "penstock.input.accepted": ("accepted", lambda d: f"{d['topic']}/{d['partition']} is read on from {d['offset']}, after {d['position']}; {d.get('reason', '')}"),
         "penstock.ledger.accepted": ("accepted", lambda d: f"the ledger has lost records and goes on in epoch {d['epoch']}; {d.get('reason', '')}"),
-        "penstock.proposal.answered": ("proposal", lambda d: f"{d['proposer']}: {d['verdict']} {d.get('reason', '')}"),
+        "penstock.plan.proposed": ("proposal", lambda d: _proposed(d)),
+        "penstock.plan.adopted": ("plan", lambda d: _adopted(d)),
+        "penstock.batch_window.opened": ("window", lambda d: "jobs arrive fast: who waits is left to a batch plan"),
+        "penstock.batch_window.closed": ("window", lambda d: f"over: {'a plan was answered' if d['reason'] == 'answered' else 'no plan came in time'}"),
+        "penstock.proposal.answered": ("proposal", lambda d: _answered(d)),
     }
 )  # fmt: skip
 """Event type → (word, the sentence after it)."""
 
 QUIET = frozenset({"penstock.timer.set", "penstock.timer.fired", "penstock.timer.cancelled"})
 """The placer's timers: shown by `events -o wide` only."""
+
+
+def _sharing(data: Data) -> str:
+    return f", beside the members of {data['group']}" if data.get("group") else ""
 
 
 def _requeued(data: Data) -> str:
@@ -191,6 +275,31 @@ def _operator(data: Data) -> str:
     """`, by ada@workstation-7: fans`; empty where no person acted."""
     by, reason = data.get("by"), data.get("reason")
     return (f", by {by}" if by else "") + (f": {reason}" if reason else "")
+
+
+def _proposed(data: Data) -> str:
+    units = data["units"]
+    jobs = sum(len(unit["jobs"]) for unit in units)
+    return f"{data['proposer']} plans {count(jobs, 'job')} in {count(len(units), 'unit')}"
+
+
+def _adopted(data: Data) -> str:
+    waiting = [f"{unit['job_id']} on {', '.join(dict.fromkeys(unit['nodes']))}" for unit in data["units"]]
+    more = f" and {len(waiting) - MAX_NAMED} others" if len(waiting) > MAX_NAMED else ""
+    return f"nodes are kept for {'; '.join(waiting[:MAX_NAMED])}{more}" if waiting else "no nodes are kept"
+
+
+def _answered(data: Data) -> str:
+    """Of a plan the numbers of units; the first that is refused, with why."""
+    text = f"{data['proposer']}: {data['verdict']}"
+    refused = data.get("refused", [])
+    parts = [f"{data[key]} {key}" for key in ("started", "waiting") if data.get(key)]
+    if refused:
+        first = refused[0]
+        parts.append(f"{len(refused)} refused, the first ({first['reason']}): {first['detail']}")
+    elif data.get("reason"):
+        parts.append(f"{data['reason']}: {data.get('detail', '')}")
+    return f"{text}, {'; '.join(parts)}" if parts else text
 
 
 def _short(data: Data) -> str:

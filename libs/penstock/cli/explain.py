@@ -5,7 +5,7 @@ from typing import Any
 
 from rich.markup import escape
 
-from penstock.cli.event_text import reason_of
+from penstock.cli.event_text import adjustment, checkpoint, move, reason_of
 from penstock.cli.output import duration, short_id, state
 from penstock.cli.tables import as_of, clock, gpu_names
 from penstock.counting import count
@@ -28,8 +28,16 @@ def show(answer: Mapping[str, Any], first_of_kind: str = "", *, wide: bool = Fal
         screen.print(
             f"number {answer['position']} in the queue, waiting for {duration(answer.get('waited_ms'))}"
         )
+    if answer.get("claim"):
+        screen.print(escape(f"in the order of the profile: {answer['claim']}"), soft_wrap=True)
     for line in start_lines(answer):
         screen.print(escape(line), soft_wrap=True)
+    for row in answer.get("adjustments") or ():
+        screen.print(escape(adjustment(row)), soft_wrap=True)
+    if answer.get("checkpoint"):
+        screen.print(escape(f"Checkpoint: {checkpoint(answer['checkpoint'])}"), soft_wrap=True)
+    if answer.get("move"):
+        screen.print(escape(f"Move: {move(answer['move'])}"), soft_wrap=True)
     if answer.get("now_or_never") == "never":
         screen.print("[red]Never:[/] not even an empty cluster could hold it.")
     if answer.get("histogram"):
@@ -81,6 +89,8 @@ def in_short(answer: Mapping[str, Any], job: Mapping[str, Any]) -> str:
     placement = answer.get("placement")
     if not placement or not placement.get("candidates"):
         return reason_of(job) or str(answer.get("text") or "")
+    if placement.get("proposer"):
+        return proposed(placement)
     value, feasible = placement.get("margin"), placement["feasible"]
     if value is None or feasible == 1:
         text = "the only node that fits" if feasible == 1 else "the only choice"
@@ -102,7 +112,12 @@ def _placement(found: Mapping[str, Any], *, wide: bool) -> None:
         mark = "[green]●[/]" if number == 0 else "[dim]○[/]"
         table.add_row(mark, escape(node_names(candidate["nodes"])), f"{candidate['score']:.4f}")
     screen.print(table)
-    screen.print(f"[dim]the smaller the better; chosen by {found['profile']}{margin(found)}[/]")
+    if found.get("proposer"):
+        screen.print(f"[dim]{escape(proposed(found))}[/]")
+    else:
+        screen.print(f"[dim]the smaller the better; chosen by {found['profile']}{margin(found)}[/]")
+    if found.get("shape"):
+        screen.print(f"[dim]{escape(found['shape'])}[/]")
     if found.get("rejected"):
         _histogram("Not possible", found["rejected"])
     tasks = [task for task in found.get("tasks") or () if task["gpus"]]
@@ -120,6 +135,11 @@ def _gpus(tasks: list[Mapping[str, Any]], limit: int, *, wide: bool) -> None:
     screen.print(table)
     if len(tasks) > limit:
         screen.print(f"[dim]and {len(tasks) - limit} more tasks; `-o wide` lists all[/]")
+
+
+def proposed(found: Mapping[str, Any]) -> str:
+    """`proposed by batcher: shares no link`."""
+    return f"proposed by {found['proposer']}" + (f": {found['reason']}" if found.get("reason") else "")
 
 
 def margin(found: Mapping[str, Any]) -> str:

@@ -23,7 +23,7 @@ from penstock.cli.common import (
     gateway,
     rows_of,
 )
-from penstock.cli.event_text import first_of_kind, needs, reason_of
+from penstock.cli.event_text import adjustment, checkpoint, first_of_kind, move, needs, reason_of
 from penstock.cli.moments import moment
 from penstock.cli.output import Format, dump, duration, memory, present, present_one, remark, short_id, state
 from penstock.cli.tables import (
@@ -166,6 +166,16 @@ def _job(
         "Times": f"queued {duration(queue_ms)} · launched in {duration(launch_ms)} · ran {duration(run_ms)}",
         "Training": escape(_training(spec)),
         "Remaining": escape(eta.in_a_line(remaining)) if remaining and not found.get("outcome") else "",
+        "Iteration": _iteration(found.get("stages")),
+        "Shapes": _shapes(estimate or {}),
+        "Adjusted": escape("; ".join(map(adjustment, found.get("adjustments") or ()))),
+        "When stopped": _stopping(spec),
+        "Checkpoint": escape(checkpoint(found["checkpoint"])) if found.get("checkpoint") else "",
+        "Priority": _priority(spec),
+        "Move": escape(move(found["move"])) if found.get("move") else "",
+        "Shares GPUs": escape(
+            ", ".join(f"with {short_id(job_id)}" for job_id in found.get("shares_gpus_with") or ())
+        ),
         "Labels": escape(", ".join(f"{name}={value}" for name, value in (found.get("labels") or {}).items())),
         "Trace": found.get("trace_id") or "",
     }
@@ -176,18 +186,55 @@ def _job(
     )
 
 
+def _stopping(spec: dict[str, Any]) -> str:
+    """`saves by the SDK; never to make way for another job`; empty where nothing was said."""
+    saves = {"sdk": "saves by the SDK", "signal": "saves by itself"}.get(spec.get("checkpoint", "none"), "")
+    stays = "" if spec.get("preemptible", True) else "never to make way for another job"
+    return "; ".join(filter(None, (saves, stays)))
+
+
+def _priority(spec: dict[str, Any]) -> str:
+    """`5 among the jobs of its owner`; empty for the usual one."""
+    priority = spec.get("priority", 0)
+    return f"{priority} among the jobs of its owner" if priority else ""
+
+
 def _training(spec: dict[str, Any]) -> str:
     """The attributes of the training that the user gave: `resnet50, batches of 64, cv, pipelined, 20,000 iterations`."""
     parts = [spec.get("model") or ""]
     parts.append(f"batches of {spec['batch_size']:,}" if spec.get("batch_size") else "")
+    whole = spec.get("global_batch_size")
+    parts.append(f"global batches of {whole:,}" if whole else "")
     parts += [spec.get("category") or "", *(trait.replace("_", " ") for trait in spec.get("traits") or ())]
     parts.append(f"{spec['iterations']:,} iterations" if spec.get("iterations") else "")
     parts.append("" if spec.get("target_loss") is None else f"until its loss is {spec['target_loss']:g}")
     return ", ".join(part for part in parts if part)
 
 
+def _iteration(stages: dict[str, Any] | None) -> str:
+    """What one uses, by jobs like it: `220.0 ms: storage 20.0, CPU 100.0, GPU 90.0, network 8.0, idle 2.0; of 40 iterations of jobs like it`."""
+    if stages is None:
+        return ""
+    names = {"storage": "storage", "cpu": "CPU", "gpu": "GPU", "network": "network", "idle": "idle"}
+    parts = ", ".join(f"{name} {stages[f'{key}_ms']:,.1f}" for key, name in names.items())
+    return f"{stages['iteration_ms']:,.1f} ms: {parts}; of {count(stages['iterations'], 'iteration')} of jobs like it"
+
+
+def _shapes(estimate: dict[str, Any]) -> str:
+    """`an iteration takes 1 worker 100 ms (80 to 120), 2 workers 55 ms (50 to 60)`; empty for jobs that are not moldable."""
+    parts = [
+        f"{count(option['workers'], 'worker')} {option['step_ms']:,.4g} ms ({option['low_ms']:,.4g} to {option['high_ms']:,.4g})"
+        for option in estimate.get("options") or ()
+    ]
+    return f"an iteration takes {', '.join(parts)}" if parts else ""
+
+
 def _gang(job: dict[str, Any]) -> str:
-    servers = job["parameter_servers"]
+    """`2 workers, 1 parameter server`; of a moldable job `2 of 1 to 8 workers`, without the first number where it has no attempt."""
+    servers, spec = job["parameter_servers"], job.get("spec") or {}
+    if (fewest := spec.get("min_workers")) is not None:
+        has = f"{job['workers']} of " if job.get("placed_ms") else ""
+        return f"{has}{fewest} to {count(spec['workers'], 'worker')}"
     return count(job["workers"], "worker") + (f", {count(servers, 'parameter server')}" if servers else "")
 
 

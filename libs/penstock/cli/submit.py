@@ -1,7 +1,7 @@
 """`penstock submit`: build the job, hand it in once, follow it, and end with its exit code."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Annotated, Any, cast, get_args
@@ -76,6 +76,26 @@ PathFlag = Annotated[
     bool,
     typer.Option("--path", help="Programs of the node's own PATH, also where the job file names others."),
 ]
+PreemptibleFlag = Annotated[
+    bool | None,
+    typer.Option("--preemptible/--no-preemptible", help="May it be stopped to make way for another job?"),
+]
+PriorityFlag = Annotated[
+    int | None,
+    typer.Option(metavar="-10…10", help="Among your own jobs, the larger the earlier; 0 by default."),
+]
+CheckpointFlag = Annotated[
+    str | None,
+    typer.Option(metavar="none|sdk|signal", help="How it saves what it has done when it is stopped."),
+]
+MinWorkersFlag = Annotated[
+    int | None,
+    typer.Option(help="Start with any number from this to --workers; needs --global-batch-size."),
+]
+GlobalBatchSizeFlag = Annotated[
+    int | None, typer.Option(help="Of all workers together, in place of --batch-size.")
+]
+DetachFlag = Annotated[bool, typer.Option("--detach", "-d", help="Print the job's id and end at once.")]
 QuietFlag = Annotated[
     bool, typer.Option("--quiet", "-q", help="Print what becomes of the job, not its output.")
 ]
@@ -100,9 +120,11 @@ def submit(
     gpu_memory: Annotated[str | None, typer.Option(metavar="10GiB", help="On each GPU.")] = None,
     bandwidth: Annotated[str | None, typer.Option(metavar="10Gbit", help="Per worker.")] = None,
     workers: Annotated[int | None, typer.Option(help="They start together or not at all.")] = None,
+    min_workers: MinWorkersFlag = None,
     parameter_servers: Annotated[int | None, typer.Option(help="Beside the workers.")] = None,
     model: ModelFlag = None,
     batch_size: Annotated[int | None, typer.Option(help="Per worker.")] = None,
+    global_batch_size: GlobalBatchSizeFlag = None,
     category: CategoryFlag = None,
     trait: TraitFlag = None,
     iterations: IterationsFlag = None,
@@ -121,9 +143,10 @@ def submit(
     queue_timeout: QueueTimeoutFlag = None,
     run_timeout: Annotated[str | None, typer.Option(metavar="2h", help="Stop after running so long.")] = None,
     grace: Annotated[str | None, typer.Option(metavar="10s", help="Between SIGTERM and SIGKILL.")] = None,
-    detach: Annotated[
-        bool, typer.Option("--detach", "-d", help="Print the job's id and end at once.")
-    ] = False,
+    preemptible: PreemptibleFlag = None,
+    checkpoint: CheckpointFlag = None,
+    priority: PriorityFlag = None,
+    detach: DetachFlag = False,
     propagate: Annotated[bool, typer.Option(help="End with the job's own exit code if it failed.")] = False,
     quiet: QuietFlag = False,
     cancel_on_interrupt: CancelFlag = False,
@@ -134,30 +157,48 @@ def submit(
     """Submit a job, follow it to its end and print its output. Ctrl-C stops following; the job goes on."""
     fields = jobspec.read_job_file(file, packed=sync is not None) if file is not None else {}
     flags: dict[str, Any] = {
-        "name": name, "owner": owner, "workers": workers, "parameter_servers": parameter_servers,
-        "model": model, "batch_size": batch_size, "category": category, "traits": trait, "iterations": iterations,
+        "name": name, "owner": owner, "workers": _workers(fields, min_workers, workers), "parameter_servers": parameter_servers,
+        "model": model, "batch_size": batch_size, "global_batch_size": global_batch_size, "category": category, "traits": trait, "iterations": iterations,
         "target_loss": target_loss, "gpu_models": gpu_model, "workdir": workdir, "sync": sync,
-        "queue_timeout": queue_timeout, "run_timeout": run_timeout, "grace": grace,
+        "queue_timeout": queue_timeout, "run_timeout": run_timeout, "grace": grace, "checkpoint": checkpoint,
+        "preemptible": preemptible, "priority": priority,
         "environment": jobspec.environment(venv, conda, container, path=path),
     }  # fmt: skip
     fields |= jobspec.located(_given(flags), os.getcwd())
     needs = {
         "gpus": gpus, "cores": cores, "host_memory": host_memory, "gpu_memory": gpu_memory, "bandwidth": bandwidth,
     }  # fmt: skip
-    sections: dict[str, dict[str, Any]] = {
-        "resources": needs, "retry": {"max_attempts": max_attempts}, "env": jobspec.variables(env or [], secret or []),
-        "labels": jobspec.pairs(label or [], "--label"),
-    }  # fmt: skip
+    sections = _sections(needs, max_attempts, env or [], secret or [], label or [])
     fields, code = jobspec.synced(fields)
     spec = _spec(fields, sections, command, file or "command line")
     if dry_run:
         return _show(spec, output)
-    key = idempotency_key or jobspec.idempotency_key(spec)
-    derived = idempotency_key is None
+    connect = partial(gateway, ctx)
     sent = Submission(
-        partial(gateway, ctx), spec, key, derived, output, detach, propagate, cancel_on_interrupt, quiet, code
+        connect, spec, idempotency_key, output, detach, propagate, cancel_on_interrupt, quiet, code
     )
     raise typer.Exit(sent.run())
+
+
+def _workers(fields: Mapping[str, Any], fewest: int | None, most: int | None) -> int | dict[str, Any] | None:
+    """As the job file has it: with --min-workers a range, whose other end may stand in the file."""
+    if fewest is None:
+        return most
+    written = fields.get("workers")
+    ends = {"max": written.get("max")} if isinstance(written, Mapping) else {"max": written}
+    return {**({} if ends["max"] is None else ends), "min": fewest, **({} if most is None else {"max": most})}
+
+
+def _sections(
+    needs: dict[str, Any], max_attempts: int | None, env: list[str], secrets: list[str], labels: list[str]
+) -> dict[str, dict[str, Any]]:
+    """The sections of a job file, from flags. Raises `Stop`."""
+    return {
+        "resources": needs,
+        "retry": {"max_attempts": max_attempts},
+        "env": jobspec.variables(env, secrets),
+        "labels": jobspec.pairs(labels, "--label"),
+    }
 
 
 @dataclass(slots=True)
@@ -166,9 +207,8 @@ class Submission:
 
     connect: Callable[[], Client]
     spec: JobSpec
-    key: str
-    derived: bool
-    """The key follows from the CI's variables and the job, or is random."""
+    given_key: str | None
+    """None: the key follows from the CI's variables and the job, or is random."""
     output: Format
     detach: bool
     propagate: bool
@@ -177,9 +217,11 @@ class Submission:
     code: Packed | None = None
     """The folder that it runs in, where one is to be sent."""
     job_id: str | None = None
+    key: str = field(init=False)
     client: Client = field(init=False)
 
     def __post_init__(self) -> None:
+        self.key = self.given_key or jobspec.idempotency_key(self.spec)
         self.client = self.connect()
 
     def run(self) -> int:
@@ -211,7 +253,7 @@ class Submission:
             ago = f" {duration(max(0, job['now_ms'] - job['submitted_ms']))} ago"
         except Stop:  # a token that may submit and not read
             ago = ""
-        legs = "; legs of a matrix need a key each: --idempotency-key" if self.derived else ""
+        legs = "; legs of a matrix need a key each: --idempotency-key" if self.given_key is None else ""
         return f"already submitted{ago} as {job_id}{legs}"
 
     def _print(self, answer: dict[str, Any]) -> int:

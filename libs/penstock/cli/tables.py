@@ -75,8 +75,8 @@ def jobs_table(jobs: Iterable[Row], now: int, left: Mapping[str, str] | None = N
     columns = ["JOB", "NAME", "STATE", "NODES", "GPUS", "WAITED", "RAN"]
     wide = left is not None
     if wide:
-        columns += ["LEFT", "OWNER", "TRY", "SUBMITTED", "ENDED", "REASON"]
-    table = plain_table(*columns, right=("GPUS", "WAITED", "RAN", "LEFT", "TRY"))
+        columns += ["LEFT", "OWNER", "PRIORITY", "TRY", "SUBMITTED", "ENDED", "REASON"]
+    table = plain_table(*columns, right=("GPUS", "WAITED", "RAN", "LEFT", "PRIORITY", "TRY"))
     for job in jobs:
         queue, _, run = phases_ms(dict(job), now)
         cells = [
@@ -85,11 +85,17 @@ def jobs_table(jobs: Iterable[Row], now: int, left: Mapping[str, str] | None = N
         ]  # fmt: skip
         if left is not None:
             cells += [
-                left.get(job["job_id"], "–"), escape(job["owner"]), str(job["attempt"]), clock(job["submitted_ms"]), clock(job.get("ended_ms")),
+                left.get(job["job_id"], "–"), escape(job["owner"]), _priority(job), str(job["attempt"]), clock(job["submitted_ms"]), clock(job.get("ended_ms")),
                 escape(shortened(reason_of(job) or job.get("unschedulable") or "")),
             ]  # fmt: skip
         table.add_row(*cells)
     return table
+
+
+def _priority(job: Row) -> str:
+    """`–` where the job's specification is hidden."""
+    spec = job.get("spec")
+    return str(spec.get("priority", 0)) if spec else "–"
 
 
 def bar(used: int, whole: int, width: int = 12) -> str:
@@ -177,6 +183,7 @@ def isolation(node: Row) -> str:
         "memory per task" if found.get("memory") == "task" else "memory per process",
         f"cores by {found.get('cores', 'affinity')}",
         "devices by cgroup" if found.get("devices") == "cgroup" else "GPUs by CUDA_VISIBLE_DEVICES alone",
+        "memory bandwidth by resctrl" if found.get("bandwidth") == "resctrl" else "",
         f"jobs as {found['user']}" if found.get("user") else "",
     ]
     return ", ".join(part for part in parts if part)
@@ -202,11 +209,11 @@ def gpus_table(gpus: Iterable[Row], *, wide: bool = False) -> Table:
 
 
 def gpu_state(gpu: Row) -> str:
-    """`free`, `used`, `shared, 25% free`, `faulted`."""
+    """`free`, `used`, `shared, 25% free`, `shared, in turns` by a group, `faulted`."""
     if gpu["faulted"] or not gpu["holders"]:
         return state("faulted" if gpu["faulted"] else "free")
     if all(holder["share_milli"] == WHOLE_GPU for holder in gpu["holders"]):
-        return state("used")
+        return state("used") if len(gpu["holders"]) == 1 else f"{state('shared')}, in turns"
     return state("shared") + (f", {gpu['free_milli'] / 10:g}% free" if gpu["free_milli"] else "")
 
 

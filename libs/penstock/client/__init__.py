@@ -14,12 +14,12 @@ from penstock.client.errors import (
     Unreachable,
     WaitTimeout,
 )
-from penstock.client.models import Eta, Event, Job, Node, Page, Status, Task, Why
+from penstock.client.models import Checkpoint, Eta, Event, Job, Node, Page, Status, Task, TaskCores, Why
 from penstock.client.sync import Client, FinishedJob, JobHandle
 from penstock.model.types import JobSpec
 
 __all__ = [
-    "AsyncClient", "AsyncFinishedJob", "AsyncJobHandle", "BadField", "BadRequest", "Client", "ClientError", "Conflict", "Eta",
-    "Event", "FinishedJob", "GatewayFault", "Job", "JobHandle", "JobNotSucceeded", "JobSpec", "KeyConflict", "Node", "NotFound",
-    "NotPermitted", "Page", "Status", "Task", "Unreachable", "WaitTimeout", "Why",
+    "AsyncClient", "AsyncFinishedJob", "AsyncJobHandle", "BadField", "BadRequest", "Checkpoint", "Client", "ClientError",
+    "Conflict", "Eta", "Event", "FinishedJob", "GatewayFault", "Job", "JobHandle", "JobNotSucceeded", "JobSpec", "KeyConflict",
+    "Node", "NotFound", "NotPermitted", "Page", "Status", "Task", "TaskCores", "Unreachable", "WaitTimeout", "Why",
 ]  # fmt: skip

@@ -11,7 +11,20 @@ import httpx_sse
 
 from penstock.client.connection import TIMEOUT_S, Connection
 from penstock.client.errors import JobNotSucceeded
-from penstock.client.models import Accepted, Eta, Event, Job, Node, Page, Status, Task, Warned, Why
+from penstock.client.models import (
+    Accepted,
+    Checkpoint,
+    Eta,
+    Event,
+    Job,
+    Node,
+    Page,
+    Status,
+    Task,
+    TaskCores,
+    Warned,
+    Why,
+)
 from penstock.client.steps import (
     PAGE,
     Calls,
@@ -126,6 +139,14 @@ class AsyncClient:
 
     async def release(self, job: str, reason: str | None = None) -> Accepted:
         return await self.run(self._calls.act(job, "release", reason))
+
+    async def checkpoint(self, job: str, reason: str | None = None) -> Checkpoint | None:
+        return await self.run(self._calls.checkpoint(job, reason))
+
+    async def cores(
+        self, job: str, cores: int, *, task: str | None = None, reason: str | None = None
+    ) -> Sequence[TaskCores]:
+        return await self.run(self._calls.cores(job, cores, task, reason))
 
     async def wait(self, *jobs: str, timeout_s: float | None = None) -> list[Job]:
         waiting, looked = await self._look(jobs, timeout_s)
@@ -296,6 +317,14 @@ class AsyncJobHandle:
 
     async def release(self, reason: str | None = None) -> None:
         await self._client.release(self.job_id, reason)
+
+    async def checkpoint(self, reason: str | None = None) -> Checkpoint | None:
+        return await self._client.checkpoint(self.job_id, reason)
+
+    async def cores(
+        self, cores: int, *, task: str | None = None, reason: str | None = None
+    ) -> Sequence[TaskCores]:
+        return await self._client.cores(self.job_id, cores, task=task, reason=reason)
 
     async def logs(self, **part: Unpack[LogPart]) -> str:
         return await self._client.logs(self.job_id, **part)

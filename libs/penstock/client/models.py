@@ -187,7 +187,10 @@ class Why(Answer, frozen=True, kw_only=True):
     histogram: dict[str, int] = field(default_factory=dict)
     feasible: int = 0
     position: int | None = None
+    """In the order of the cell's profile, from 1."""
     ahead: int = 0
+    claim: str = ""
+    """What its place in that order rests on; empty where profiles go by arrival or stop jobs."""
     waited_ms: int | None = None
     placement: dict[str, Any] | None = None
     """The explanation that was recorded with the latest placement."""
@@ -237,6 +240,51 @@ class Status(Answer, frozen=True, kw_only=True):
     projector_lag: int
     jobs: dict[str, int]
     nodes: dict[str, int]
+
+
+class Checkpoint(Answer, frozen=True, kw_only=True):
+    """A saved state that a node reported. `at_ms`: in the ledger's ms."""
+
+    path: str
+    iteration: int | None = None
+    """How many were over; None: not reported."""
+    node_id: str
+    attempt: int
+    at_ms: int
+    save_ms: int
+    """What saving took."""
+    size_bytes: int
+    shared: bool
+    """Other nodes find it, too."""
+    usual_save_ms: float = 0.0
+    """Exponential mean of the job's saves."""
+    fetched_from: str = ""
+    """The node that had it before; empty: it was saved where it is."""
+    problem: str = ""
+    """Why the latest attempt that was to fetch it could not; empty: it could."""
+
+
+class Saved(Answer, frozen=True, kw_only=True):
+    job_id: str
+    checkpoint: Checkpoint | None = None
+
+
+class TaskCores(Answer, frozen=True, kw_only=True):
+    """What a task has after its cores were changed."""
+
+    task_id: str
+    cores: tuple[int, ...]
+    applied: bool
+    """Its node has answered that it has them."""
+    enforced: str = ""
+    """By what: cpuset, affinity; empty: no answer yet, or by its placement."""
+    problem: str = ""
+    """Why its node could not."""
+
+
+class CoresChanged(Answer, frozen=True, kw_only=True):
+    job_id: str
+    tasks: tuple[TaskCores, ...]
 
 
 class Tasks(Answer, frozen=True, kw_only=True):

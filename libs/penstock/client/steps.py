@@ -16,7 +16,23 @@ import msgspec
 
 from penstock.client.connection import TIMEOUT_S, Connection
 from penstock.client.errors import BadField, BadRequest, GatewayFault, NotFound, NotPermitted
-from penstock.client.models import Accepted, Eta, Job, Node, Nodes, Page, Status, Task, Tasks, Why
+from penstock.client.models import (
+    Accepted,
+    Answer,
+    Checkpoint,
+    CoresChanged,
+    Eta,
+    Job,
+    Node,
+    Nodes,
+    Page,
+    Saved,
+    Status,
+    Task,
+    TaskCores,
+    Tasks,
+    Why,
+)
 from penstock.model.codec import as_written
 from penstock.model.types import JobSpec
 from penstock.redaction import brief
@@ -25,6 +41,7 @@ from penstock.sdk.code_archive import Packed
 from penstock.sdk.jobfile import BadJob, parse_job
 
 T = TypeVar("T")
+A = TypeVar("A", bound=Answer)
 
 PASSING = frozenset({429, 503})  # overloaded, or the database is away: worth another try
 MAX_OVERLOAD_TRIES = 5
@@ -216,9 +233,19 @@ class Calls:
             )
 
     def act(self, job: str, act: str, reason: str | None) -> Steps[Accepted]:
-        def ask(job_id: str) -> Steps[Accepted]:
-            request = Request("POST", job_path(job_id, f"/{act}"), body=given({"reason": reason}))
-            return read((yield from self.request(request)), Accepted)
+        return self._act(Accepted, job, act, reason=reason)
+
+    def checkpoint(self, job: str, reason: str | None) -> Steps[Checkpoint | None]:
+        return (yield from self._act(Saved, job, "checkpoint", reason=reason)).checkpoint
+
+    def cores(self, job: str, cores: int, task: str | None, reason: str | None) -> Steps[Sequence[TaskCores]]:
+        asked = self._act(CoresChanged, job, "cores", cores=cores, task=task, reason=reason)
+        return (yield from asked).tasks
+
+    def _act(self, kind: type[A], job: str, act: str, **body: Any) -> Steps[A]:
+        def ask(job_id: str) -> Steps[A]:
+            request = Request("POST", job_path(job_id, f"/{act}"), body=given(body))
+            return read((yield from self.request(request)), kind)
 
         return (yield from self._of(job, ask))
 

@@ -11,7 +11,20 @@ import httpx_sse
 
 from penstock.client.connection import TIMEOUT_S, Connection
 from penstock.client.errors import JobNotSucceeded
-from penstock.client.models import Accepted, Eta, Event, Job, Node, Page, Status, Task, Warned, Why
+from penstock.client.models import (
+    Accepted,
+    Checkpoint,
+    Eta,
+    Event,
+    Job,
+    Node,
+    Page,
+    Status,
+    Task,
+    TaskCores,
+    Warned,
+    Why,
+)
 from penstock.client.steps import (
     PAGE,
     Calls,
@@ -141,6 +154,22 @@ class Client:
     def release(self, job: str, reason: str | None = None) -> Accepted:
         """Ends a hold. Raises `Conflict` where it is not held."""
         return self.run(self._calls.act(job, "release", reason))
+
+    def checkpoint(self, job: str, reason: str | None = None) -> Checkpoint | None:
+        """It saves what it has done, and trains on: the checkpoint; None: it was asked, and reports it later.
+
+        Raises `Conflict` where it does not run or does not save.
+        """
+        return self.run(self._calls.checkpoint(job, reason))
+
+    def cores(
+        self, job: str, cores: int, *, task: str | None = None, reason: str | None = None
+    ) -> Sequence[TaskCores]:
+        """Each running worker, or the one task such as "w0", has so many cores as long as the attempt lasts: what each has now.
+
+        For operators. Raises `Conflict` where its nodes have not so many free; then nothing was changed.
+        """
+        return self.run(self._calls.cores(job, cores, task, reason))
 
     def wait(self, *jobs: str, timeout_s: float | None = None) -> list[Job]:
         """The jobs as they ended, in the order given. Raises `WaitTimeout`; with `timeout_s` 0 after one look."""
@@ -324,6 +353,14 @@ class JobHandle:
     def release(self, reason: str | None = None) -> None:
         """Raises `Conflict` where it is not held."""
         self._client.release(self.job_id, reason)
+
+    def checkpoint(self, reason: str | None = None) -> Checkpoint | None:
+        """Raises `Conflict` where it does not run or does not save."""
+        return self._client.checkpoint(self.job_id, reason)
+
+    def cores(self, cores: int, *, task: str | None = None, reason: str | None = None) -> Sequence[TaskCores]:
+        """For operators. Raises `Conflict` where its nodes have not so many free."""
+        return self._client.cores(self.job_id, cores, task=task, reason=reason)
 
     def logs(self, **part: Unpack[LogPart]) -> str:
         return self._client.logs(self.job_id, **part)

@@ -7,11 +7,18 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
+from penstock.ledger.check_groups import Lease, group_problems, lease_of, leases_on
+from penstock.ledger.evolve_moves import taken
+from penstock.ledger.evolve_sharing import present
 from penstock.ledger.index import NOT_PLACEABLE, NodeIndex, Share, Thermometer
+from penstock.ledger.job_state import HOLDING, JobState
 from penstock.ledger.masks import full_mask, mask_of
-from penstock.ledger.state import HOLDING, CellState, JobState, NodeState
+from penstock.ledger.node_state import NodeState
+from penstock.ledger.state import CellState
+from penstock.ledger.timers import timer_id
+from penstock.model.settings import MAX_BATCH_ARRIVALS
 from penstock.model.transitions import TERMINAL, JobStatus, NodeStatus, TaskStatus
-from penstock.model.types import WHOLE_GPU, TaskPlacement
+from penstock.model.types import WHOLE_GPU
 
 LIVE = frozenset({TaskStatus.ASSIGNED, TaskStatus.RUNNING, TaskStatus.STOPPING})
 
@@ -21,45 +28,61 @@ def check(state: CellState) -> list[str]:
     found = [problem for node in state.nodes.values() for problem in _node(state, node)]
     found += [problem for job in state.jobs.values() for problem in _job(state, job)]
     found += _queue(state)
+    found += _moves(state)
+    found += _sharing(state)
+    found += _plans(state)
+    found += group_problems(state)
     found += _index(state)
     return found
 
 
 def _node(state: CellState, node: NodeState) -> Iterator[str]:
-    name, spec = node.spec.node_id, node.spec
-    holders: dict[int, list[TaskPlacement]] = {}
-    core_owner: dict[int, str] = {}
-    memory_mib, bandwidth_mbps = spec.host_memory_mib, spec.bandwidth_mbps
+    name = node.spec.node_id
     for task_id, job_id in node.tasks.items():
         job = state.jobs.get(job_id)
         if job is None or task_id not in job.tasks:
             yield f"node {name} holds {task_id}, which no live job knows"
-            continue
-        place = job.tasks[task_id].place
-        if place.node_id != name:
-            yield f"node {name} holds {task_id}, which was placed on {place.node_id}"
-        for gpu in place.gpus:
-            holders.setdefault(gpu, []).append(place)
-        for core in place.cores:
+        elif job.tasks[task_id].place.node_id != name:
+            yield f"node {name} holds {task_id}, which was placed on {job.tasks[task_id].place.node_id}"
+    leases = leases_on(state, node)
+    for job_id in node.reserved:
+        kept = taken(state.jobs[job_id], name) if job_id in state.jobs else ()
+        leases += (lease_of([place])._replace(holder=f"{place.task_id} (kept)") for place in kept)
+    yield from _given(node, leases)
+    yield from _booked(node, leases)
+    if node.status is NodeStatus.GONE and node.tasks:
+        yield f"node {name} is gone but holds {', '.join(node.tasks)}"
+
+
+def _given(node: NodeState, leases: list[Lease]) -> Iterator[str]:
+    """Nothing is given twice, nor more than there is."""
+    name, uuids = node.spec.node_id, node.gpu_uuids
+    core_owner: dict[int, str] = {}
+    for lease in leases:
+        for core in sorted(lease.cores):
             if core in core_owner:
-                yield f"node {name} core {core} is given to both {core_owner[core]} and {task_id}"
-            core_owner[core] = task_id
-        memory_mib -= place.host_memory_mib
-        bandwidth_mbps -= place.bandwidth_mbps
-    uuids = node.gpu_uuids
+                yield f"node {name} core {core} is given to both {core_owner[core]} and {lease.holder}"
+            core_owner[core] = lease.holder
     named = [uuid for uuid in uuids if uuid]
     if len(set(named)) < len(named):
         yield f"node {name} has two slots for one GPU: {', '.join(named)}"
-    for gpu, places in holders.items():
+    for gpu, holders in _by_gpu(leases).items():
         if gpu >= len(uuids) or not uuids[gpu]:
-            yield f"node {name}: {', '.join(place.task_id for place in places)} hold slot {gpu}, which is no GPU's"
-        if sum(place.gpu_share_milli for place in places) > WHOLE_GPU:
-            tasks = " and ".join(f"{place.task_id} ({place.gpu_share_milli}/1000)" for place in places)
+            yield f"node {name}: {', '.join(lease.holder for lease in holders)} hold slot {gpu}, which is no GPU's"
+        if sum(lease.gpu_share_milli for lease in holders) > WHOLE_GPU:
+            tasks = " and ".join(f"{lease.holder} ({lease.gpu_share_milli}/1000)" for lease in holders)
             yield f"node {name} gpu {gpu} is given to both {tasks}"
-    if memory_mib < -node.overdrawn_memory_mib:
-        yield f"node {name} promises {-memory_mib} MiB more memory than it has"
-    if bandwidth_mbps < -node.overdrawn_bandwidth_mbps:
-        yield f"node {name} promises {-bandwidth_mbps} Mbit/s more than it has"
+    memory_mib = sum(lease.host_memory_mib for lease in leases) - node.spec.host_memory_mib
+    bandwidth_mbps = sum(lease.bandwidth_mbps for lease in leases) - node.spec.bandwidth_mbps
+    if memory_mib > node.overdrawn_memory_mib:
+        yield f"node {name} promises {memory_mib} MiB more memory than it has"
+    if bandwidth_mbps > node.overdrawn_bandwidth_mbps:
+        yield f"node {name} promises {bandwidth_mbps} Mbit/s more than it has"
+
+
+def _booked(node: NodeState, leases: list[Lease]) -> Iterator[str]:
+    """What counts as free is what the tasks leave."""
+    spec, holders = node.spec, _by_gpu(leases)
     free = (
         node.free_gpu_mask,
         node.free_core_mask,
@@ -69,22 +92,28 @@ def _node(state: CellState, node: NodeState) -> Iterator[str]:
     )
     right = (
         node.present_gpu_mask & ~mask_of(tuple(holders)),
-        full_mask(spec.cores) & ~mask_of(tuple(core_owner)),
-        memory_mib,
-        bandwidth_mbps,
+        full_mask(spec.cores) & ~mask_of(tuple(core for lease in leases for core in lease.cores)),
+        spec.host_memory_mib - sum(lease.host_memory_mib for lease in leases),
+        spec.bandwidth_mbps - sum(lease.bandwidth_mbps for lease in leases),
         {
             gpu: Share(
-                WHOLE_GPU - sum(place.gpu_share_milli for place in places),
-                node.gpu_memory_mib - sum(place.gpu_memory_mib for place in places),
+                WHOLE_GPU - sum(lease.gpu_share_milli for lease in held),
+                node.gpu_memory_mib - sum(lease.gpu_memory_mib for lease in held),
             )
-            for gpu, places in holders.items()
-            if node.present_gpu_mask >> gpu & 1 and places[0].gpu_share_milli < WHOLE_GPU
+            for gpu, held in holders.items()
+            if node.present_gpu_mask >> gpu & 1 and held[0].gpu_share_milli < WHOLE_GPU
         },
     )
     if free != right:
-        yield f"node {name} books {free} as free, its tasks leave {right}"
-    if node.status is NodeStatus.GONE and node.tasks:
-        yield f"node {name} is gone but holds {', '.join(node.tasks)}"
+        yield f"node {spec.node_id} books {free} as free, its tasks leave {right}"
+
+
+def _by_gpu(leases: list[Lease]) -> dict[int, list[Lease]]:
+    holders: dict[int, list[Lease]] = {}
+    for lease in leases:
+        for gpu in lease.gpus:
+            holders.setdefault(gpu, []).append(lease)
+    return holders
 
 
 def _job(state: CellState, job: JobState) -> Iterator[str]:
@@ -97,6 +126,8 @@ def _job(state: CellState, job: JobState) -> Iterator[str]:
         yield f"job {job.job_id} is both live and ended"
     if job.status in (JobStatus.LAUNCHING, JobStatus.RUNNING) and len(job.tasks) != job.demand.tasks:
         yield f"job {job.job_id} has {len(job.tasks)} of {job.demand.tasks} tasks: a gang is all or nothing"
+    if not job.spec.fewest_workers <= job.workers <= job.spec.workers:
+        yield f"job {job.job_id} has {job.workers} workers, not {job.spec.fewest_workers} to {job.spec.workers}"
     for task_id in live:
         node = state.nodes.get(job.tasks[task_id].place.node_id)
         if node is None or node.tasks.get(task_id) != job.job_id:
@@ -113,6 +144,44 @@ def _queue(state: CellState) -> Iterator[str]:
     holding = {job.order: job for job in state.jobs.values() if job.status in HOLDING}
     if state.holding != holding:
         yield f"orders {sorted(state.holding)} are listed as holding, {sorted(holding)} hold"
+    stopping = {order: job for order, job in holding.items() if job.status is JobStatus.STOPPING}
+    if state.stopping != stopping:
+        yield f"orders {sorted(state.stopping)} are listed as stopping, {sorted(stopping)} stop"
+
+
+def _moves(state: CellState) -> Iterator[str]:
+    """A target is reserved as long as its job is being stopped for the move, and no longer."""
+    moving = {job.order: job for job in state.jobs.values() if job.target}
+    if state.moving != moving:
+        yield f"orders {sorted(state.moving)} are listed as moving, {sorted(moving)} move"
+    for job in moving.values():
+        if job.status is not JobStatus.STOPPING or job.stop_reason != "migrated":
+            yield f"job {job.job_id} is {job.status} ({job.stop_reason}), and a target is reserved for it"
+    named = {(place.node_id, job.job_id) for job in moving.values() for place in job.target}
+    kept = {(node_id, job_id) for node_id, node in state.nodes.items() for job_id in node.reserved}
+    if kept != named:
+        yield f"nodes keep targets for {sorted(kept)}, moves name {sorted(named)}"
+
+
+def _sharing(state: CellState) -> Iterator[str]:
+    """Whom each job shares GPUs with, from what the nodes hold; and nobody has ran alone whose GPU was shared."""
+    for job in state.jobs.values():
+        if job.sharing.jobs != (right := present(state, job)):
+            yield f"job {job.job_id} shares GPUs with {right}, and is known to share with {job.sharing.jobs}"
+        if right and not job.sharing.ever:
+            yield f"job {job.job_id} shares GPUs with {right}, and counts as one that ran alone"
+
+
+def _plans(state: CellState) -> Iterator[str]:
+    """Nodes are kept for jobs that wait, and who waits for a batch plan has a timer."""
+    for job_id in state.planned:
+        status = state.jobs[job_id].status if job_id in state.jobs else None
+        if status not in (JobStatus.QUEUED, JobStatus.STOPPING):
+            yield f"nodes are kept for {job_id}, which is {status or 'unknown'}"
+    if state.window_until_ms and timer_id("cell", "batch_window") not in state.timers:
+        yield f"a batch window is open until {state.window_until_ms}, without a timer"
+    if len(state.arrivals) > MAX_BATCH_ARRIVALS or sorted(state.arrivals) != state.arrivals:
+        yield f"the arrivals {state.arrivals} are too many or not in order"
 
 
 def _index(state: CellState) -> Iterator[str]:

@@ -5,6 +5,8 @@ import msgspec
 from penstock.model.types import ResourceVector
 
 NOTHING = ResourceVector()
+DemandKey = tuple[object, ...]
+"""Equal for interchangeable demands."""
 
 
 class Demand(msgspec.Struct, frozen=True):
@@ -25,7 +27,7 @@ class Demand(msgspec.Struct, frozen=True):
         return (self.worker,) * self.workers + (self.parameter_server,) * self.parameter_servers
 
     @property
-    def key(self) -> tuple[object, ...]:
+    def key(self) -> DemandKey:
         """Equal for interchangeable demands, whatever their vectors were decoded into."""
         return (
             self.workers,

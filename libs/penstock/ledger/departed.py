@@ -3,7 +3,8 @@
 A node that is forgotten leaves a hole in the ordinals, which the next new node takes; holes behind the last node are cut off.
 """
 
-from penstock.ledger.state import MAX_FORGOTTEN_NODES, CellState, NodeState
+from penstock.ledger.node_state import NodeState
+from penstock.ledger.state import MAX_FORGOTTEN_NODES, CellState
 
 MAX_GONE_NODES = (
     1_000  # nodes proven gone that stay known, besides those that are cordoned or named by a living job

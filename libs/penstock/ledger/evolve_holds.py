@@ -1,7 +1,8 @@
 """The fold of holds: a job that is held stands beside the queue, as an unschedulable one, and no clock runs against it."""
 
 from penstock.ledger.holds import Hold
-from penstock.ledger.state import WAITING, CellState
+from penstock.ledger.job_state import WAITING
+from penstock.ledger.state import CellState
 from penstock.model.external_events import JobHoldRequested, JobReleaseRequested
 from penstock.model.transitions import JobStatus
 

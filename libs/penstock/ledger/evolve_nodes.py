@@ -4,9 +4,12 @@ import heapq
 
 from penstock.ledger import lease
 from penstock.ledger.departed import free_ordinal, withdraw
+from penstock.ledger.evolve_moves import taken
+from penstock.ledger.groups import own_parts
 from penstock.ledger.holds import Cordon
 from penstock.ledger.masks import full_mask
-from penstock.ledger.state import CellState, NodeState, Timer
+from penstock.ledger.node_state import NodeState
+from penstock.ledger.state import CellState, Timer
 from penstock.ledger.suspicion import Suspicion
 from penstock.model import external_events, ledger_events
 from penstock.model.ledger_events import TimerSubject
@@ -16,10 +19,13 @@ from penstock.model.types import MAX_GPUS_PER_NODE, NodeSpec
 
 
 def _enter_spec(state: CellState, node: NodeState, spec: NodeSpec) -> None:
-    """Takes over a (new) inventory; what living tasks hold stays taken."""
-    places = [state.jobs[job_id].tasks[task_id].place for task_id, job_id in node.tasks.items()]
-    held = {gpu for place in places for gpu in place.gpus}
-    node.slots = bound_slots(node.gpu_uuids, held, [gpu.uuid for gpu in spec.gpus])
+    """Takes over a (new) inventory; what living tasks hold, and what is reserved, stays taken."""
+    held = ((state.jobs[job_id], task_id) for task_id, job_id in node.tasks.items())
+    places = list(own_parts((job, job.tasks[task_id].place) for job, task_id in held))
+    for job_id in sorted(node.reserved):
+        places += taken(state.jobs[job_id], spec.node_id)
+    given = {gpu for place in places for gpu in place.gpus}
+    node.slots = bound_slots(node.gpu_uuids, given, [gpu.uuid for gpu in spec.gpus])
     node.spec = spec
     node.name_gpus()
     node.free_gpu_mask = node.present_gpu_mask

@@ -7,7 +7,8 @@ from typing import Literal
 
 from msgspec.structs import replace
 
-from penstock.ledger.state import CellState, NodeState
+from penstock.ledger.node_state import NodeState
+from penstock.ledger.state import CellState
 from penstock.ledger.suspicion import Suspicion
 from penstock.model.external_events import ProbeSent
 from penstock.model.ledger_events import NodeProbed, ProbeExpired

@@ -4,11 +4,9 @@ A cap on host memory is what the user asked for, or a guess. One that is a guess
 (`fair_share_mib`), and is raised after a failed allocation (`raisable`), so that the job pays for a bad guess with one attempt.
 """
 
-from collections.abc import Sequence
-
-from msgspec.structs import replace
-
-from penstock.ledger.state import CellState, JobState, NodeState, TaskState
+from penstock.ledger.job_state import JobState, TaskState
+from penstock.ledger.node_state import NodeState
+from penstock.ledger.state import CellState
 from penstock.model.external_events import TaskExited
 from penstock.model.transitions import NodeStatus
 from penstock.model.types import MAX_TEXT, WHOLE_GPU, Estimate, NodeSpec, ResourceVector, TaskPlacement
@@ -39,18 +37,6 @@ def cap_of(node: NodeSpec, need: ResourceVector, role: str, estimate: Estimate |
         return 0
     share_mib = min(fair_share_mib(node, need), node.host_memory_mib)
     return share_mib if share_mib > need.host_memory_mib else 0
-
-
-def capped(state: CellState, job: JobState, tasks: Sequence[TaskPlacement]) -> tuple[TaskPlacement, ...]:
-    """Places that another service proposes, with the caps that the placer gives."""
-    caps = [
-        cap_of(state.nodes[place.node_id].spec, need, place.role, job.estimate)
-        for place, need in zip(tasks, job.demand.needs(), strict=True)
-    ]
-    return tuple(
-        place if place.host_memory_cap_mib == cap else replace(place, host_memory_cap_mib=cap)
-        for place, cap in zip(tasks, caps, strict=True)
-    )
 
 
 def asked_for(job: JobState, place: TaskPlacement, memory: str) -> bool:

@@ -20,8 +20,10 @@ import msgspec
 
 from penstock.ledger.evolve import FOLD_VERSION
 from penstock.ledger.index import NOT_PLACEABLE
-from penstock.ledger.state import HOLDING, CellState, JobState, NodeState, TaskState, Timer
-from penstock.model.transitions import NodeStatus
+from penstock.ledger.job_state import HOLDING, JobState, TaskState
+from penstock.ledger.node_state import NodeState
+from penstock.ledger.state import CellState, Timer
+from penstock.model.transitions import JobStatus, NodeStatus
 
 SLICE = (
     256  # entries of a mapping that are written or read at once: a millisecond in which no other thread runs
@@ -29,9 +31,21 @@ SLICE = (
 
 DERIVED = {
     CellState: frozenset(
-        {"queue", "holding", "change_log", "node_at", "forgettable", "sound_gpus", "index", "timer_heap"}
+        {
+            "queue",
+            "holding",
+            "stopping",
+            "moving",
+            "groups",
+            "change_log",
+            "node_at",
+            "forgettable",
+            "sound_gpus",
+            "index",
+            "timer_heap",
+        }
     ),
-    NodeState: frozenset({"entered", "gpu_uuids", "named"}),
+    NodeState: frozenset({"entered", "gpu_uuids", "named", "reserved"}),
 }
 
 
@@ -162,6 +176,7 @@ def load_lines(lines: Iterable[bytes]) -> CellState:
     state.ended = OrderedDict(found.ended)
     state.early_estimates = OrderedDict(found.early_estimates)
     state.forgotten_nodes = OrderedDict(found.forgotten_nodes)
+    state.proposals = OrderedDict(found.proposals)
     state.positions = {tuple(key): offset for key, offset in found.positions}
     state.last_inputs = {tuple(key): event_id for key, event_id in found.last_inputs}
     for name, part in slices:
@@ -206,8 +221,16 @@ def _derive(state: CellState) -> None:
             state.queue[job.order] = job.job_id
         if job.status in HOLDING:
             state.holding[job.order] = job
+        if job.status is JobStatus.STOPPING:
+            state.stopping[job.order] = job
+        if job.target:
+            state.moving[job.order] = job
+        if job.group:
+            state.groups.setdefault(job.group, {})[job.job_id] = job
         for task in job.tasks.values():
             state.nodes[task.place.node_id].named += 1
+        for place in job.target:
+            state.nodes[place.node_id].reserved.add(job.job_id)
     ordinals = 1 + max((node.ordinal for node in state.nodes.values()), default=-1)
     state.node_at = [""] * ordinals
     state.sound_gpus = [0] * ordinals

@@ -5,304 +5,27 @@ Time and sequence live here too: before a record's facts are folded, `seq` and `
 
 import heapq
 from collections import OrderedDict, deque
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from itertools import islice
-from operator import attrgetter
 
 from sortedcontainers import SortedDict
 
-from penstock.ledger.demand import Demand
-from penstock.ledger.holds import Cordon, Hold
-from penstock.ledger.index import NOT_PLACEABLE, Free, NodeIndex, Share
-from penstock.ledger.masks import full_mask, mask_of
-from penstock.ledger.suspicion import Suspicion
-from penstock.model.ledger_events import PlacerSettings, TimerSubject
+from penstock.ledger.index import NodeIndex
+from penstock.ledger.job_state import JobState
+from penstock.ledger.node_state import NodeState
+from penstock.model.estimates import StagesProfiled
+from penstock.model.ledger_events import TimerSubject
+from penstock.model.plans import PlanUnit
+from penstock.model.settings import PlacerSettings
 from penstock.model.token import token_of
 from penstock.model.topics import Topic
-from penstock.model.transitions import JobStatus, NodeStatus, TaskStatus
-from penstock.model.types import WHOLE_GPU, Estimate, JobSpec, NodeSpec, ResourceVector, TaskPlacement, Value
+from penstock.model.transitions import NodeStatus
+from penstock.model.types import Estimate, Value
 
 MAX_ENDED_REMEMBERED = 100_000  # ids of ended jobs, so that a late duplicate cannot start one again
 MAX_FORGOTTEN_NODES = 100_000  # incarnations of nodes gone long ago
+MAX_PROPOSALS_REMEMBERED = 4_096  # so that a copy of one of them cannot act again
 MAX_EARLY_ESTIMATES = 10_000  # estimates that overtook their submission on another topic
-WAITING = frozenset({JobStatus.SUBMITTED, JobStatus.QUEUED, JobStatus.BACKOFF})
-HOLDING = frozenset({JobStatus.LAUNCHING, JobStatus.RUNNING, JobStatus.STOPPING})
-
-
-@dataclass(slots=True)
-class TaskState:
-    """One task of the current attempt."""
-
-    place: TaskPlacement
-    status: TaskStatus = TaskStatus.ASSIGNED
-    pid: int | None = None
-    started_ms: int | None = None
-    exited_ms: int | None = None
-    succeeded: bool = False
-    exit_code: int | None = None
-    cause: str = ""
-    exhausted: str = ""
-    """Which memory an allocation of it failed in (`TaskExited.exhausted`)."""
-    lease_ms: int = 0
-    """Its node ends it when it has not reached the log for so long; 0: never."""
-
-
-@dataclass(slots=True)
-class JobState:
-    """A job that has not ended. Times are the ledger's, in ms."""
-
-    job_id: str
-    spec: JobSpec
-    order: int
-    """Place in the queue: the seq of its submission; retries do not change it."""
-    submitted_ms: int
-    status: JobStatus = JobStatus.SUBMITTED
-    estimate: Estimate | None = None
-    estimated_attempt: int = 0
-    """For which `estimate` was made; 0: the first."""
-    attempt: int = 0
-    losses: int = 0
-    """Attempts lost to nodes and refusals; bounded, since such a job may be what kills its nodes."""
-    infrastructure_retries: int = 0
-    """Attempts lost to nodes, refusals or preemption; they do not count against the user's."""
-    memory_retries: int = 0
-    """Of these, attempts that ran out of memory under a guessed limit; bounded, since more memory may not help."""
-    short_of: dict[str, int] = field(default_factory=dict)
-    """Role and memory (`penstock.ledger.memory.short_key`) → MiB that such attempts had; what follows must have more."""
-    token: int = 0
-    """Of the current attempt's placement (`penstock.model.token`)."""
-    tasks: dict[str, TaskState] = field(default_factory=dict)
-    queued_ms: int | None = None
-    placed_ms: int | None = None
-    running_ms: int | None = None
-    stop_reason: str | None = None
-    stop_token: int = 0
-    """Of the latest decision to stop."""
-    exit_code: int | None = None
-    failure: str = ""
-    """The attempt's first failure, for people; `failure_cause` is its task's cause."""
-    failure_cause: str = ""
-    unschedulable: str = ""
-    held: Hold | None = None
-    """It does not start; while it waits it stands beside the queue."""
-    commanded_seq: int = 0
-    """Record of its latest hold or the end of one: commands from before are old."""
-    backfill_count: int = 0
-    version: int = 0
-    served_ms: int = 0
-    """Time that earlier attempts ran."""
-    attained_s: float | None = None
-    """As the job last reported: time run, all attempts together. None: no report; see `penstock.policies.service`."""
-    remaining_s: float | None = None
-    progress_ms: int = 0
-    """Ledger time of its last progress report."""
-    rank: tuple[int, int, int] | None = None
-    """(level, 0 if chosen else 1, position) in a policy that keeps an order; None: as it came."""
-
-    @property
-    def in_line(self) -> bool:
-        """Whether it is in the queue."""
-        return self.status is JobStatus.QUEUED and not self.unschedulable and self.held is None
-
-    @property
-    def awaited_estimate(self) -> int | None:
-        """The attempt whose estimate may come now; 0: the first, which waits for it. None: none is due.
-
-        A retry that backs off takes one and waits for none; one that queues at once keeps the estimate that it had.
-        """
-        due = self.attempt + 1 if self.attempt else 0
-        if self.status is JobStatus.BACKOFF and self.estimated_attempt != due:
-            return due
-        return due if self.status is JobStatus.SUBMITTED else None
-
-    @property
-    def demand(self) -> Demand:
-        """What the gang needs. Only for jobs with an estimate."""
-        assert self.estimate is not None, f"{self.job_id} has no estimate yet"
-        return Demand(
-            self.spec.workers,
-            self.estimate.worker,
-            self.spec.parameter_servers,
-            self.estimate.parameter_server,
-            self.spec.gpu_models,
-        )
-
-
-@dataclass(slots=True)
-class NodeState:
-    """One node. Masks have bit i for the GPU of slot i, or for core i."""
-
-    spec: NodeSpec
-    ordinal: int
-    status: NodeStatus
-    free_gpu_mask: int
-    """Wholly free ones."""
-    free_core_mask: int
-    free_host_memory_mib: int
-    free_bandwidth_mbps: int
-    faulted_gpu_mask: int = 0
-    slots: tuple[str, ...] = ()
-    """UUID by slot, where slots are not the inventory's indexes: a GPU keeps its slot, and a slot its GPU, while a task
-    holds it, whatever NVML calls it now and whether it is still there."""
-    overdrawn_memory_mib: int = 0
-    """Host memory that its tasks hold beyond the inventory: it was larger when they were placed."""
-    overdrawn_bandwidth_mbps: int = 0
-    shared: dict[int, Share] = field(default_factory=dict)
-    """GPU → what is left of it, of each partly given one."""
-    leaving: bool = False
-    """Its departure is proven, but the cell is frozen."""
-    left_ms: int = 0
-    rebooted: bool = False
-    """Its latest joining came with a new boot id: tasks of before are dead."""
-    incarnation: int = 0
-    """Of its latest joining; see `NodeJoined`."""
-    epoch: int = 0
-    """Of the log, in which it last joined; see `LedgerAccepted`."""
-    public_key: str | None = None
-    """Of its first joining that named one."""
-    replaceable: bool = False
-    """An operator or its deletion has proven that machine dead: the next one that joins has a key of its own."""
-    tasks: dict[str, str] = field(default_factory=dict)
-    """Task id → job id of every task not proven ended."""
-    orphan_tasks: dict[str, int] = field(default_factory=dict)
-    """What it ran when it last joined and the cell had given up there, and has not ended: task id → token of that joining."""
-    cordon: Cordon | None = None
-    """Stays however often the node joins."""
-    commanded_seq: int = 0
-    """Record of its latest cordon or the end of one, else of its first joining: commands from before are old."""
-    leases: bool = False
-    """Whether its reporter ends tasks whose lease has run out."""
-    suspicion: Suspicion | None = None
-    """While it is Suspect."""
-    named: int = 0
-    """Tasks of living attempts that were placed here, ended ones too."""
-    version: int = 0
-    entered: Free = NOT_PLACEABLE
-    """What the index holds for this node."""
-    gpu_uuids: tuple[str, ...] = ()
-    """The UUID of each slot's GPU, which the inventory may no longer have; empty for a free slot. See `name_gpus`."""
-
-    @property
-    def bit(self) -> int:
-        return 1 << self.ordinal
-
-    def name_gpus(self) -> None:
-        """After a change of the inventory or of the slots; orders and rows of every task ask for the names."""
-        self.gpu_uuids = self.slots or tuple(gpu.uuid for gpu in self.spec.gpus)
-
-    @property
-    def present_gpu_mask(self) -> int:
-        """Slots whose GPU the node has now."""
-        if not self.slots:
-            return full_mask(len(self.spec.gpus))
-        have = {gpu.uuid for gpu in self.spec.gpus}
-        return mask_of(tuple(slot for slot, uuid in enumerate(self.slots) if uuid in have))
-
-    def slot_of(self, uuid: str) -> int | None:
-        """The slot that belongs to this GPU; None if none does."""
-        uuids = self.gpu_uuids
-        return uuids.index(uuid) if uuid in uuids else None
-
-    @property
-    def offered(self) -> Mapping[int, Share]:
-        """What is left of partly given GPUs for others; nothing where the node cannot prove a task's end."""
-        return self.shared if self.spec.shares_gpus else {}
-
-    def room_of_gpu(self, need: ResourceVector) -> Share:
-        """What a wholly free GPU offers a task and those that come after it."""
-        if self.spec.shares_gpus:
-            return Share(WHOLE_GPU, self.gpu_memory_mib)
-        return Share(need.gpu_share_milli, need.gpu_memory_mib)
-
-    @property
-    def gpu_memory_mib(self) -> int:
-        """Of its smallest GPU: so much of each is given out."""
-        return min((gpu.memory_mib for gpu in self.spec.gpus), default=0)
-
-    def copy(self) -> "NodeState":
-        """On which tasks can be placed and taken back without a trace in the state."""
-        other = NodeState(*_FIELDS(self))
-        other.shared = dict(self.shared)
-        return other
-
-    @property
-    def healthy_gpu_mask(self) -> int:
-        """Wholly free GPUs without fault."""
-        return self.free_gpu_mask & ~self.faulted_gpu_mask
-
-    def left_of(self, gpu: int) -> Share | None:
-        """What is free of a GPU without fault; None if nothing is."""
-        if self.healthy_gpu_mask >> gpu & 1:
-            return Share(WHOLE_GPU, self.gpu_memory_mib)
-        return None if self.faulted_gpu_mask >> gpu & 1 else self.offered.get(gpu)
-
-    def give(self, place: TaskPlacement) -> None:
-        """A task takes its place. Of a GPU that the inventory no longer has nothing is left for others."""
-        for gpu in place.gpus:
-            self.free_gpu_mask &= ~(1 << gpu)
-            if place.gpu_share_milli < WHOLE_GPU and self.present_gpu_mask >> gpu & 1:
-                left = self.shared.get(gpu) or Share(WHOLE_GPU, self.gpu_memory_mib)
-                self.shared[gpu] = Share(
-                    left.milli - place.gpu_share_milli, left.memory_mib - place.gpu_memory_mib
-                )
-        self.free_core_mask &= ~mask_of(place.cores)
-        self.free_host_memory_mib -= place.host_memory_mib
-        self.free_bandwidth_mbps -= place.bandwidth_mbps
-
-    def take_back(self, place: TaskPlacement) -> None:
-        """The task is proven dead: undoes `give`."""
-        inventory = self.present_gpu_mask
-        if place.gpu_share_milli == WHOLE_GPU:
-            self.free_gpu_mask |= mask_of(place.gpus) & inventory
-        else:
-            for gpu in place.gpus:
-                left = self.shared.pop(gpu, None)
-                if left is None:
-                    continue
-                if left.milli + place.gpu_share_milli == WHOLE_GPU:
-                    self.free_gpu_mask |= 1 << gpu & inventory
-                else:
-                    self.shared[gpu] = Share(
-                        left.milli + place.gpu_share_milli, left.memory_mib + place.gpu_memory_mib
-                    )
-        self.free_core_mask |= mask_of(place.cores) & full_mask(self.spec.cores)
-        self.free_host_memory_mib += place.host_memory_mib
-        self.free_bandwidth_mbps += place.bandwidth_mbps
-
-    @property
-    def placeable(self) -> bool:
-        """Whether anything new may be placed here, given room."""
-        return self.status is NodeStatus.READY and self.cordon is None
-
-    def sound_gpus(self) -> int:
-        """GPUs without fault, given or free; 0 while nothing may be placed on it."""
-        if not self.placeable:
-            return 0
-        return (self.present_gpu_mask & ~self.faulted_gpu_mask).bit_count()
-
-    def free(self) -> Free:
-        """What may be given out now. A node that shrank below what its tasks hold has nothing free."""
-        if not self.placeable:
-            return NOT_PLACEABLE
-        return Free(
-            self.healthy_gpu_mask.bit_count(),
-            self.free_core_mask.bit_count(),
-            max(0, self.free_host_memory_mib),
-            max(0, self.free_bandwidth_mbps),
-            tuple(
-                sorted(
-                    left
-                    for gpu, left in self.offered.items()
-                    if left.milli and not self.faulted_gpu_mask >> gpu & 1
-                )
-            )
-            if self.shared
-            else (),
-        )
-
-
-_FIELDS = attrgetter(*(known.name for known in fields(NodeState)))  # in the order of its constructor
 
 
 @dataclass(slots=True)
@@ -356,6 +79,15 @@ class FailedChoices(Value, frozen=True):
     error: str = ""
 
 
+class Answered(Value, frozen=True):
+    """What became of a proposal."""
+
+    seq: int
+    verdict: str
+    reason: str
+    detail: str
+
+
 @dataclass(slots=True)
 class CellState:
     """The state folded from the ledger. `jobs` holds only jobs that have not ended."""
@@ -374,12 +106,28 @@ class CellState:
     ended: "OrderedDict[str, str]" = field(default_factory=OrderedDict)
     """Job id → outcome, oldest first, bounded."""
     early_estimates: "OrderedDict[str, Estimate]" = field(default_factory=OrderedDict)
+    stages: dict[str, StagesProfiled] = field(default_factory=dict)
+    """By `penstock.ledger.stages`, published last at the end, bounded."""
     queue: "SortedDict[int, str]" = field(default_factory=SortedDict)
     """order → job id, of jobs in QUEUED that are neither unschedulable nor held."""
     holding: dict[int, JobState] = field(default_factory=dict)
     """order → job, of jobs that hold resources; in no order."""
+    stopping: dict[int, JobState] = field(default_factory=dict)
+    """order → job, of those that are being stopped."""
+    moving: dict[int, JobState] = field(default_factory=dict)
+    """order → job, of those that have a target."""
+    groups: dict[str, dict[str, JobState]] = field(default_factory=dict)
+    """Group id → its members by job id, each with a living attempt."""
+    planned: dict[str, PlanUnit] = field(default_factory=dict)
+    """By job id, of waiting jobs for which nodes are kept; in the order of the plan."""
+    proposals: "OrderedDict[str, Answered]" = field(default_factory=OrderedDict)
+    """By `penstock.ledger.plans.proposal_key`, answered last at the end, bounded."""
+    arrivals: list[int] = field(default_factory=list)
+    """Ledger times at which the last `batch_arrivals` jobs came, in ms, rising; empty where nobody waits for batch plans."""
+    window_until_ms: int = 0
+    """Ledger time up to which waiting jobs are left to a batch plan; 0: they are not."""
     change_log: ChangeLog = field(default_factory=ChangeLog)
-    """Jobs that began or ceased to wait in the queue, or wait there and changed."""
+    """Jobs whose status, rank or progress changed, or that were held, released or found unschedulable."""
     unschedulable: dict[str, None] = field(default_factory=dict)
     """Ids of jobs that would not fit even an empty cell: QUEUED, but beside the queue."""
     nodes: dict[str, NodeState] = field(default_factory=dict)
@@ -401,6 +149,11 @@ class CellState:
     """(input topic, partition) → offset of the next record to read."""
     last_inputs: dict[tuple[str, int], str] = field(default_factory=dict)
     """(input topic, partition) → id of the event before that position; empty: it has none, or is not known."""
+
+    @property
+    def in_window(self) -> bool:
+        """Whether waiting jobs are left to a batch plan now."""
+        return self.window_until_ms > self.now_ms
 
     @property
     def token(self) -> int:

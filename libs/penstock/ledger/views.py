@@ -10,8 +10,12 @@ from typing import Any, NamedTuple
 import msgspec
 import orjson
 
+from penstock.ledger.adjusted import Adjustment
+from penstock.ledger.evolve_moves import taken
+from penstock.ledger.job_state import JobState, TaskState
 from penstock.ledger.lease import proven_ms
-from penstock.ledger.state import CellState, JobState, NodeState, TaskState
+from penstock.ledger.node_state import NodeState
+from penstock.ledger.state import CellState
 from penstock.model.transitions import NodeStatus, TaskStatus
 from penstock.model.types import WHOLE_GPU, Value
 
@@ -45,7 +49,7 @@ def job_row(job: JobState, seq: int, ending: Ending | None = None) -> Row:
         "owner": spec.owner,
         "status": str(job.status),
         "model": spec.model,
-        "workers": spec.workers,
+        "workers": job.workers,
         "parameter_servers": spec.parameter_servers,
         "attempt": job.attempt,
         "infrastructure_retries": job.infrastructure_retries,
@@ -68,6 +72,39 @@ def job_row(job: JobState, seq: int, ending: Ending | None = None) -> Row:
         "estimate": fragment(job.estimate),
         "spec": fragment(spec),
     }
+
+
+def adjustments(job: JobState) -> list[Row]:
+    """Changes of cores and memory bandwidth of its tasks while they run: what each is to have, who asked for it, and what enforces it.
+
+    `enforced` and `problem` are empty until the task's node has answered. Sorted by task.
+    """
+    found = []
+    for task_id, task in sorted(job.tasks.items()):
+        about: tuple[tuple[str, Adjustment | None, Any], ...] = (
+            ("cores", task.cores_adjusted, list(task.place.cores)),
+            ("memory_bandwidth", task.bandwidth_adjusted, task.memory_bandwidth_percent),
+        )
+        for what, known, value in about:
+            if known is not None:
+                told = {"by": known.by, "reason": known.reason, "at_ms": known.at_ms}
+                answered = {"enforced": known.enforced, "problem": known.problem}
+                found.append({"task_id": task_id, "what": what, "value": value, **told, **answered})
+    return found
+
+
+def checkpoint(job: JobState) -> Row | None:
+    """Its latest checkpoint, of whichever attempt: where, how far, and what saving it took. None: it has none."""
+    return None if job.checkpoint is None else msgspec.structs.asdict(job.checkpoint)
+
+
+def move(job: JobState) -> Row | None:
+    """Its latest move: who asked for it, where to, and what became of it. None: it was never moved."""
+    found = job.move
+    if found is None:
+        return None
+    row = msgspec.structs.asdict(found)
+    return {name: row[name] for name in ("attempt", "nodes", "by", "reason", "at_ms", "outcome", "problem")}
 
 
 def unproven(nodes: Mapping[str, NodeState], job: JobState) -> list[dict[str, str]]:
@@ -202,7 +239,7 @@ def gpu_row(node: NodeState, slot: int, owners: Owners) -> Row:
 
 
 def gpu_use(state: CellState, node: NodeState, slot: int) -> Row:
-    """The tasks on the GPU of one slot, those placed earlier first, each with its share of it and of its memory.
+    """The tasks on the GPU of one slot, those placed earlier first, then those for which it is reserved, each with its share of it and of its memory.
 
     Shares in thousandths of the GPU; `free_milli` is 0 on a faulted one. O(tasks on the node).
     """
@@ -213,10 +250,15 @@ def gpu_use(state: CellState, node: NodeState, slot: int) -> Row:
         if slot in place.gpus:
             share = {"share_milli": place.gpu_share_milli, "gpu_memory_mib": place.gpu_memory_mib}
             holders.append((job.token, {"job_id": job_id, "task_id": task_id, **share}))
+    for job_id in sorted(node.reserved):
+        for place in taken(state.jobs[job_id], node.spec.node_id):
+            if slot in place.gpus:
+                share = {"share_milli": place.gpu_share_milli, "gpu_memory_mib": place.gpu_memory_mib}
+                holders.append((state.token, {"job_id": job_id, "task_id": place.task_id, **share}))
     holders.sort(key=lambda holder: holder[0])
-    taken = sum(found["share_milli"] for _, found in holders)
+    given = sum(found["share_milli"] for _, found in holders)
     usable = node.present_gpu_mask & ~node.faulted_gpu_mask
-    free_milli = max(0, WHOLE_GPU - taken) if usable >> slot & 1 else 0
+    free_milli = max(0, WHOLE_GPU - given) if usable >> slot & 1 else 0
     return {"holders": [found for _, found in holders], "free_milli": free_milli}
 
 

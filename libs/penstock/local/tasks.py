@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from penstock_services.node_reporter.shell.linux import read_record
 from penstock_services.node_reporter.shell.ports import Started
 from penstock_services.node_reporter.shell.processes import is_alive
+from penstock_services.node_reporter.shell.records import read_record
 
 WAIT_S = 2.0  # for shims to reap what they killed
 POLL_S = 0.02

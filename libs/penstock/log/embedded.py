@@ -25,12 +25,14 @@ from penstock.log.embedded_schema import (
     EXPIRE,
     EXPIRE_ALONE,
     HEADS,
+    OWN_RIGHTS,
     PARTITIONS,
     READ,
     READ_OWN,
-    READS_ALL,
     SOME_HIDDEN,
+    VERSION,
     ensure_schema,
+    made_by,
     pack_headers,
 )
 from penstock.log.group_commit import GroupCommit
@@ -88,14 +90,16 @@ class EmbeddedLog:
         self._expiring: asyncio.Task[None] | None = None
         self._appended = 0
         self._read = READ
+        self._expires = False
 
     async def start(self) -> Self:
         """Connects and creates the tables; raises `LogError` when the database stays away."""
         try:
             self._writer = await self._connect()
-            await ensure_schema(self._writer)
+            await self._make_tables(self._writer)
             self._writer_pid = self._writer.get_server_pid()
-            self._read = READ if await self._writer.fetchval(READS_ALL) else READ_OWN
+            reads_all, self._expires = await self._writer.fetchrow(OWN_RIGHTS)
+            self._read = READ if reads_all else READ_OWN
             await self._listen()
             await self._load_ids()
             self._expire_soon()
@@ -249,6 +253,16 @@ class EmbeddedLog:
 
     # --- connections -------------------------------------------------------------------------------------
 
+    async def _make_tables(self, writer: asyncpg.Connection) -> None:
+        """On a connection that ends: the server's process behind it keeps what it looked up in the catalogs, 3 MiB."""
+        if await made_by(writer) >= VERSION:
+            return
+        connection = await self._connect(" (tables)")
+        try:
+            await ensure_schema(connection)
+        finally:
+            connection.terminate()
+
     async def _connect(self, purpose: str = "") -> asyncpg.Connection:
         """Connects with back-off. Raises `LogError` after `OUTAGE_LIMIT_S`, or at once when retrying cannot help."""
         settings = {"application_name": f"penstock {self._identity}{purpose}", "synchronous_commit": "on"}
@@ -338,21 +352,24 @@ class EmbeddedLog:
     # --- retention ---------------------------------------------------------------------------------------
 
     def _expire_soon(self) -> None:
-        """Begins to delete what is older than its topic's retention, beside everything else."""
-        if self._expiring is None or self._expiring.done():
+        """Begins to delete what is older than its topic's retention, beside everything else, if this role may."""
+        if self._expires and (self._expiring is None or self._expiring.done()):
             self._expiring = asyncio.create_task(
                 self._expire(), name=f"expire embedded log ({self._identity})"
             )
 
     async def _expire(self) -> None:
-        """Deletes the oldest records of each partition, as far as all of them have expired. Failing costs disk only."""
+        """Deletes the oldest records of each partition, as far as all of them have expired. Failing costs disk only.
+
+        On a connection that ends, see `_make_tables`.
+        """
         limited = {topic: ms for topic, ms in RETENTION_MS.items() if ms != FOR_EVER}
         terms = (list(limited), list(limited.values()))
         try:
-            if not (await self._query(ANY_EXPIRED, *terms))[0]["expired"]:
-                return
             connection = await self._connect(" (retention)")
             try:
+                if not await connection.fetchval(ANY_EXPIRED, *terms):
+                    return
                 while True:
                     async with connection.transaction():
                         if not await connection.fetchval(EXPIRE_ALONE):

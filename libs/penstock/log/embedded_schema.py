@@ -154,7 +154,7 @@ SOME_HIDDEN = (
 )
 EXPIRE_ALONE = f"SELECT pg_try_advisory_xact_lock({_LOCK_KEY + 1})"  # one program at a time
 ANY_EXPIRED = """
-SELECT has_table_privilege('penstock_log.records', 'DELETE') AND EXISTS (
+SELECT EXISTS (
     SELECT FROM unnest($1::text[], $2::bigint[]) AS t(topic, retention_ms)
     JOIN penstock_log.partitions p ON p.topic = t.topic
     CROSS JOIN LATERAL (
@@ -175,7 +175,9 @@ LIMIT $3
 """
 
 READ_OWN = "SELECT * FROM penstock_log.read($1, $2, $3)"  # for roles that may not read every key
-READS_ALL = "SELECT has_column_privilege('penstock_log.records', 'value', 'SELECT')"
+OWN_RIGHTS = (  # whether this role reads every key, and whether it deletes what has expired
+    "SELECT has_column_privilege('penstock_log.records', 'value', 'SELECT'), has_table_privilege('penstock_log.records', 'DELETE')"
+)
 
 
 async def ensure_schema(connection: asyncpg.Connection) -> None:

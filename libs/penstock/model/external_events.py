@@ -90,6 +90,22 @@ class JobReleaseRequested(Event, frozen=True, kw_only=True):
     """Ledger seq as of which the caller's gateway knew the job: sent again later, the command is not obeyed. 0: not known."""
 
 
+@event
+class JobCheckpointRequested(Event, frozen=True, kw_only=True):
+    """A running job is to save what it has done, and to train on."""
+
+    TYPE = "penstock.job.checkpoint_requested"
+    TOPIC = Topic.JOBS
+    OMITTED = ("by", "tenant")
+
+    job_id: Identifier
+    reason: ShortText = ""
+    by: ShortText = ""
+    """As `Operator`; empty: not known."""
+    tenant: Identifier | None = None
+    """Whose jobs alone the caller may ask; None: any job, as an operator may."""
+
+
 class RunningTask(Value, frozen=True, kw_only=True):
     """A task that a node found alive when it (re)joined."""
 
@@ -272,9 +288,38 @@ class TaskCheckpointed(TaskEvent, frozen=True, kw_only=True):
     """The training script has saved its state and can resume from there."""
 
     TYPE = "penstock.task.checkpointed"
+    OMITTED = ("iteration", "size_bytes", "save_ms", "shared")
 
     at_ms: Milliseconds
     path: ShortText = ""
+    """Its folder, as the node knows it."""
+    iteration: Annotated[int, Meta(ge=0, le=1 << 53)] | None = None
+    """How many were over; None: not reported."""
+    size_bytes: Annotated[int, Meta(ge=0, le=1 << 60)] = 0
+    save_ms: Annotated[int, Meta(ge=0, le=86_400_000)] = 0
+    """What saving it took; training stood still."""
+    shared: bool = False
+    """Other nodes find it at the same name in their own folder of checkpoints."""
+
+
+@event
+class CheckpointFetched(TaskEvent, frozen=True, kw_only=True):
+    """A task that is about to start has its job's checkpoint from the node that saved it, or does without."""
+
+    TYPE = "penstock.task.checkpoint_fetched"
+    OMITTED = ("path", "iteration", "size_bytes", "fetch_ms", "problem")
+
+    at_ms: Milliseconds
+    from_node: Identifier
+    """That was asked for it."""
+    path: ShortText = ""
+    """Its folder on this node; empty: it was not fetched."""
+    iteration: Annotated[int, Meta(ge=0, le=1 << 53)] | None = None
+    """How many were over when it was saved. None: it was not fetched."""
+    size_bytes: Annotated[int, Meta(ge=0, le=1 << 60)] = 0
+    fetch_ms: Annotated[int, Meta(ge=0, le=86_400_000)] = 0
+    problem: ShortText = ""
+    """Why it was not fetched, with the remedy; the task starts all the same."""
 
 
 @event

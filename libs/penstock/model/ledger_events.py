@@ -7,13 +7,11 @@ from msgspec import Meta
 
 from penstock.model.event import Event, event
 from penstock.model.external_events import Attempt, PublicKey, Token
+from penstock.model.plans import MAX_PROPOSED_UNITS, UnitRef
+from penstock.model.settings import PlacerSettings
 from penstock.model.token import MAX_EPOCH
 from penstock.model.topics import Topic
 from penstock.model.types import (
-    MAX_CORES_PER_NODE,
-    MAX_GPUS_PER_NODE,
-    WHOLE_GPU,
-    GpuShare,
     Identifier,
     JoinRefusal,
     Milliseconds,
@@ -22,58 +20,9 @@ from penstock.model.types import (
     Value,
 )
 
-TIRESIAS_LIMITS_GPU_S = (3_250.0, 7_200.0)  # three queues. Source: the settings of Muri's experiments
-MAX_BACKFILL_WINDOW = 4_096
-MAX_OVERTAKES = 1_000_000
-MAX_TYPICAL_TASKS = 256  # openb's pod files need 33 groups for 95 % of their tasks
 MAX_RANKS = 1_024  # changes of the queue in one fact: a quarter of what a record may take
+MAX_UNIT_DETAIL = 256  # characters: 256 refused units stay far below what a record may take
 MAX_CANDIDATES = 5  # an explanation keeps the top five (issue: `why`)
-
-
-class TypicalTask(Value, frozen=True, kw_only=True):
-    """A kind of task that the cell sees often; memory is left out."""
-
-    OMITTED = ("gpu_share_milli",)
-
-    cores: Annotated[int, Meta(ge=0, le=MAX_CORES_PER_NODE)]
-    gpus: Annotated[int, Meta(ge=0, le=MAX_GPUS_PER_NODE)]
-    gpu_share_milli: GpuShare = WHOLE_GPU
-    gpu_models: Annotated[tuple[Identifier, ...], Meta(max_length=16)] = ()
-    """Allowed ones; empty: any."""
-    count: Annotated[int, Meta(ge=1, le=1_000_000)]
-    """How often it was seen; only ratios matter."""
-
-
-class PlacerSettings(Value, frozen=True, kw_only=True):
-    """Everything outside the log that a decision depends on; recorded at the start of each term."""
-
-    OMITTED = ("queue_limits_gpu_s", "typical_tasks", "lease_ms")
-
-    profile: Identifier = "liquid"
-    seed: Annotated[int, Meta(ge=0, le=1 << 53)] = 0
-    network_weight: Annotated[float, Meta(ge=0, le=1)] = 0.5
-    """λ of Liquid §5.2 eq. 4."""
-    backfill_window: Annotated[int, Meta(ge=1, le=MAX_BACKFILL_WINDOW)] = 64
-    """So many jobs from the head of the queue may be tried."""
-    max_overtakes: Annotated[int, Meta(ge=0, le=MAX_OVERTAKES)] = 256
-    """So many jobs may be backfilled before the head of the queue until everybody behind it waits."""
-    launch_timeout_ms: Annotated[int, Meta(ge=1)] = 60_000
-    """An order unanswered for so long makes its node Suspect."""
-    lease_ms: Milliseconds = 600_000
-    """Of tasks placed from now on: a node that has not reached the log for so long ends them. 0: they run on, and a silent node
-    keeps them until it is fenced."""
-    unschedulable_grace_ms: Annotated[int, Meta(ge=0)] = 300_000
-    """A job that fits on no node even when the cell is empty ends after so long."""
-    freeze_fraction: Annotated[float, Meta(gt=0, le=1)] = 0.5
-    """If more than this share of nodes is lost within `freeze_window_ms`: freeze (LAW 5)."""
-    freeze_window_ms: Annotated[int, Meta(ge=0)] = 60_000
-    queue_limits_gpu_s: Annotated[
-        tuple[Annotated[float, Meta(gt=0)], ...],
-        Meta(min_length=1, max_length=15),
-    ] = TIRESIAS_LIMITS_GPU_S
-    """Of profile `tiresias`: a job with so many GPU seconds leaves the first queue, the second, …; rising."""
-    typical_tasks: Annotated[tuple[TypicalTask, ...], Meta(max_length=MAX_TYPICAL_TASKS)] = ()
-    """Of profile `fgd`: the tasks for which nodes shall stay useful; empty: judged by the jobs in the cell."""
 
 
 @event
@@ -134,10 +83,15 @@ class PlacementDecided(Event, frozen=True, kw_only=True):
     """A gang's tasks get their places, all or nothing; the orders' token is (epoch, this record's seq)."""
 
     TYPE = "penstock.placement.decided"
+    OMITTED = ("unit", "group")
 
     job_id: Identifier
     attempt: Attempt
     tasks: Annotated[tuple[TaskPlacement, ...], Meta(min_length=1, max_length=512)]
+    unit: UnitRef | None = None
+    """Of the proposed plan that it belongs to: all jobs of a unit are placed in one record."""
+    group: Identifier | None = None
+    """It shares the GPUs of these places with the members of this group (`GroupDecided`); None: it has them alone."""
 
 
 @event
@@ -364,6 +318,7 @@ class TimerSubject(Value, frozen=True, kw_only=True):
         "refused",
         "stop_timeout",
         "lease",
+        "batch_window",
     ]
     id: Identifier
     attempt: Annotated[int, Meta(ge=0)] = 0
@@ -389,17 +344,43 @@ class TimerFired(Event, frozen=True, kw_only=True):
     timer_id: Identifier
 
 
+Refused = Literal["stale", "infeasible", "unknown_job", "wrong_state", "unsupported", "invalid", "expired"]
+"""Why a proposal, or a unit of one, is not acted on."""
+
+
+class UnitRefused(Value, frozen=True, kw_only=True):
+    """A unit of a proposed plan that is not acted on."""
+
+    unit: Annotated[int, Meta(ge=0, lt=MAX_PROPOSED_UNITS)]
+    """Its place in the plan, from 0."""
+    reason: Refused
+    detail: Annotated[str, Meta(max_length=MAX_UNIT_DETAIL)]
+
+
 @event
 class ProposalAnswered(Event, frozen=True, kw_only=True):
-    """The placer's answer to a proposal: done as asked, or refused with the reason (LAW 1)."""
+    """The placer's answer to a proposal: done as asked, or refused with the reason (LAW 1).
+
+    Of a plan each unit is answered: so many were started, so many wait until what is being stopped has ended, and these are
+    refused. It is accepted where any is; else `reason` is that of the first one.
+    """
 
     TYPE = "penstock.proposal.answered"
+    OMITTED = ("started", "waiting", "refused", "copy_of")
 
     proposal_id: Identifier
     proposer: Identifier
     verdict: Literal["accepted", "refused"]
-    reason: Literal["", "stale", "infeasible", "unknown_job", "wrong_state", "unsupported", "invalid"] = ""
+    reason: Literal["", Refused] = ""
     detail: ShortText = ""
+    started: Annotated[int, Meta(ge=0, le=MAX_PROPOSED_UNITS)] = 0
+    """Units of a plan, started in this record."""
+    waiting: Annotated[int, Meta(ge=0, le=MAX_PROPOSED_UNITS)] = 0
+    """Units of a plan for which nodes are kept (`PlanAdopted`)."""
+    refused: Annotated[tuple[UnitRefused, ...], Meta(max_length=MAX_PROPOSED_UNITS)] = ()
+    """Units of a plan, in its order."""
+    copy_of: Annotated[int, Meta(ge=0)] = 0
+    """Seq of the record that answered this proposal before, with the same verdict: nothing follows from a copy. 0: it is the first."""
 
 
 class Candidate(Value, frozen=True, kw_only=True):
@@ -413,6 +394,8 @@ class Candidate(Value, frozen=True, kw_only=True):
 class PlacementExplanation(Value, frozen=True, kw_only=True):
     """Why a job went where it went."""
 
+    OMITTED = ("shape", "proposer", "reason")
+
     job_id: Identifier
     profile: Identifier
     candidates: Annotated[tuple[Candidate, ...], Meta(max_length=MAX_CANDIDATES)]
@@ -422,6 +405,12 @@ class PlacementExplanation(Value, frozen=True, kw_only=True):
     """Nodes on which the first task fits."""
     rejected: dict[str, int]
     """Nodes refused, counted by the first reason that holds (penstock.policies.reasons)."""
+    shape: ShortText = ""
+    """How many workers a moldable job got, and why; empty for others."""
+    proposer: ShortText = ""
+    """Who asked for these nodes, which are then the only candidate; empty: the profile chose."""
+    reason: ShortText = ""
+    """Of the proposer, for people."""
 
 
 class InputCause(Value, frozen=True, kw_only=True):

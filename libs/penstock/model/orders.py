@@ -10,6 +10,7 @@ from msgspec import Meta, field
 
 from penstock.model.event import Event, event
 from penstock.model.external_events import Attempt, PublicKey, Token
+from penstock.model.groups import MAX_GROUP_MEMBERS
 from penstock.model.topics import MAX_EVENT_BYTES, Topic
 from penstock.model.types import (
     MAX_GPUS_PER_NODE,
@@ -23,6 +24,8 @@ from penstock.model.types import (
     TaskPlacement,
     Value,
 )
+
+MAX_COMPANIONS = 2 * MAX_GROUP_MEMBERS  # of the wire; beside a task are fewer than its group has members
 
 
 class Order(Event, frozen=True, kw_only=True):
@@ -80,6 +83,14 @@ class Peer(Value, frozen=True, kw_only=True):
     address: ShortText
 
 
+class Companion(Value, frozen=True, kw_only=True):
+    """A task with which another one shares its GPUs, whole: both are of one group."""
+
+    task_id: Identifier
+    token: Token
+    """Of the order that starts it."""
+
+
 def pack_peers(peers: tuple[Peer, ...]) -> str:
     """Base64 of zlib of their JSON: a seventh of it where nodes are numbered, two fifths where their names are random."""
     return base64.b64encode(zlib.compress(msgspec.json.encode(peers))).decode()
@@ -97,12 +108,54 @@ def unpack_peers(packed: str) -> tuple[Peer, ...]:
         raise ValueError(f"packed_peers cannot be read: {error}") from error
 
 
+class CheckpointSource(Value, frozen=True, kw_only=True):
+    """The node that has a checkpoint; its reporter serves it at its address, as it does its tasks' output."""
+
+    OMITTED = ("tls",)
+
+    node_id: Identifier
+    address: ShortText
+    port: Annotated[int, Meta(ge=1, le=65_535)]
+    tls: bool = False
+    public_key: PublicKey
+    """It signs what it serves."""
+    size_bytes: Annotated[int, Meta(ge=0, le=1 << 60)] = 0
+    """As the script reported it."""
+
+
+@event
+class HandOverCheckpoint(Order, frozen=True, kw_only=True):
+    """Give the job's newest checkpoint here to the node where its next attempt is placed, when that asks for it."""
+
+    TYPE = "penstock.order.hand_over_checkpoint"
+
+    job_id: Identifier
+    attempt: Attempt
+    """That goes on there: what was saved by attempts before it may be handed over."""
+    to_node: Identifier
+    public_key: PublicKey
+    """Of that node, which signs its request."""
+
+
 @event
 class StartTask(TaskOrder, frozen=True, kw_only=True):
     """Start this process with exactly these GPUs, cores and caps."""
 
     TYPE = "penstock.order.start_task"
-    OMITTED = ("gpu_uuids", "peers_of", "packed_peers", "lease_ms", "secrets", "owner", "environment", "code")
+    OMITTED = (
+        "gpu_uuids",
+        "peers_of",
+        "packed_peers",
+        "lease_ms",
+        "secrets",
+        "owner",
+        "environment",
+        "code",
+        "checkpoint",
+        "checkpoint_from",
+        "global_batch_size",
+        "companions",
+    )
 
     job_id: Identifier
     attempt: Attempt
@@ -135,6 +188,15 @@ class StartTask(TaskOrder, frozen=True, kw_only=True):
     grace_ms: Annotated[int, Meta(ge=0)]
     lease_ms: Milliseconds = 0
     """The node ends the task when it has not reached the log for so long. 0: never."""
+    checkpoint: ShortText | None = None
+    """The name of the checkpoint to go on at, in the job's folder; empty: the ledger knows none that every task of the gang finds. None:
+    the job has no such folder."""
+    checkpoint_from: CheckpointSource | None = None
+    """Where to fetch it first. None: it is here, in a shared folder, or nowhere."""
+    global_batch_size: Annotated[int, Meta(ge=1, le=1 << 30)] | None = None
+    """Samples of all workers together; each is told its part."""
+    companions: Annotated[tuple[Companion, ...], Meta(max_length=MAX_COMPANIONS)] = ()
+    """Tasks of its group on this node: it starts on their GPUs though they live, and they beside it."""
 
 
 @event

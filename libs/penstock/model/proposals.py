@@ -5,8 +5,11 @@ from typing import Annotated, Literal
 from msgspec import Meta
 
 from penstock.model.event import Event, event
-from penstock.model.topics import Topic
-from penstock.model.types import Identifier, ShortText, TaskPlacement, Value
+from penstock.model.plans import MAX_PROPOSED_UNITS
+from penstock.model.topics import MAX_PLAN_BYTES, Topic
+from penstock.model.types import MAX_GANG_TASKS, Identifier, Milliseconds, ShortText, Value
+
+MAX_UNIT_JOBS = 256
 
 
 class ReadVersion(Value, frozen=True, kw_only=True):
@@ -17,11 +20,24 @@ class ReadVersion(Value, frozen=True, kw_only=True):
     version: Annotated[int, Meta(ge=0)]
 
 
-class JobPlan(Value, frozen=True, kw_only=True):
-    """One job's whole placement inside a plan."""
+class ProposedJob(Value, frozen=True, kw_only=True):
+    """A waiting job and where its whole gang goes. GPUs and cores are chosen when it is committed."""
 
     job_id: Identifier
-    tasks: Annotated[tuple[TaskPlacement, ...], Meta(min_length=1, max_length=512)]
+    nodes: Annotated[tuple[Identifier, ...], Meta(min_length=1, max_length=MAX_GANG_TASKS)]
+    """Per task in rank order: workers, then parameter servers. A moldable job has as many workers as nodes are named."""
+
+
+class ProposedUnit(Value, frozen=True, kw_only=True):
+    """Jobs that start together or not at all."""
+
+    OMITTED = ("kind",)
+
+    jobs: Annotated[tuple[ProposedJob, ...], Meta(min_length=1, max_length=MAX_UNIT_JOBS)]
+    explanation: ShortText
+    """Why so, for people; `why` shows it for each of the jobs."""
+    kind: Literal["solo", "group"] = "solo"
+    """solo: each job has GPUs and cores of its own. group: the jobs share them."""
 
 
 class Proposal(Event, frozen=True, kw_only=True):
@@ -36,22 +52,32 @@ class Proposal(Event, frozen=True, kw_only=True):
 
 @event
 class PlanProposed(Proposal, frozen=True, kw_only=True):
-    """Place these waiting jobs so, all or nothing: a batch plan, or a group that shares GPUs."""
+    """Start these waiting jobs there. Each unit is answered by itself, in this order."""
 
     TYPE = "penstock.plan.proposed"
+    VERSION = 2
+    MAX_BYTES = MAX_PLAN_BYTES
+    OMITTED = ("valid_until_ms",)
 
-    kind: Literal["batch", "group"]
-    plans: Annotated[tuple[JobPlan, ...], Meta(min_length=1, max_length=256)]
+    units: Annotated[tuple[ProposedUnit, ...], Meta(min_length=1, max_length=MAX_PROPOSED_UNITS)]
+    valid_until_ms: Milliseconds | None = None
+    """By the ledger's clock: nothing of it starts later. None: it does not expire."""
 
 
 @event
 class MigrationProposed(Proposal, frozen=True, kw_only=True):
-    """Checkpoint this running job, stop it and start it at these places."""
+    """Stop this running job, which saves what it has done, and start it on these nodes. GPUs and cores are chosen when it is committed."""
 
     TYPE = "penstock.migration.proposed"
+    VERSION = 2
+    OMITTED = ("by",)
 
-    plan: JobPlan
+    job_id: Identifier
+    nodes: Annotated[tuple[Identifier, ...], Meta(min_length=1, max_length=MAX_GANG_TASKS)]
+    """Per task in rank order: workers, then parameter servers."""
     reason: ShortText
+    by: ShortText = ""
+    """The operator who asks for it, as `Operator`; empty: the proposer decided by itself."""
 
 
 @event
@@ -59,10 +85,13 @@ class CoresProposed(Proposal, frozen=True, kw_only=True):
     """Give a running task so many cores."""
 
     TYPE = "penstock.cores.proposed"
+    OMITTED = ("by",)
 
     task_id: Identifier
     cores: Annotated[int, Meta(ge=1, le=1_024)]
     reason: ShortText
+    by: ShortText = ""
+    """The operator who asks for it, as `Operator`; empty: the proposer decided by itself."""
 
 
 @event
@@ -70,7 +99,10 @@ class ThrottleProposed(Proposal, frozen=True, kw_only=True):
     """Cap a task's memory bandwidth; None lifts the cap. Source: CODA §5c."""
 
     TYPE = "penstock.throttle.proposed"
+    OMITTED = ("by",)
 
     task_id: Identifier
     memory_bandwidth_percent: Annotated[int, Meta(ge=1, le=100)] | None
     reason: ShortText
+    by: ShortText = ""
+    """The operator who asks for it, as `Operator`; empty: the proposer decided by itself."""

@@ -26,6 +26,9 @@ NODE_PARTITIONS = 16
 MAX_EVENT_BYTES = 65_536
 """Of an event's JSON value on every topic; larger ones are dead-lettered."""
 
+MAX_PLAN_BYTES = 4 * MAX_EVENT_BYTES
+"""Of a proposed plan: 256 units with a sentence of 200 characters each, and 2,048 versions that were read."""
+
 
 def node_partition(node_id: str) -> int:
     """The partition of orders and telemetry for this node: FNV-1a of its id, stable everywhere."""

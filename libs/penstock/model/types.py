@@ -9,11 +9,14 @@ servers synchronises by all-reduce, a job of one worker not at all.
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from msgspec import Meta, Struct, field
+from msgspec import Meta, Struct, field, structs
 
 MAX_GPUS_PER_NODE = 16  # the largest boards sold hold 16
 MAX_CORES_PER_NODE = 1024
 MAX_GANG_TASKS = 512
+MAX_WORKERS = 256
+MAX_RUN_MS = 1 << 53
+MAX_OPTIONS = 16  # shapes in an estimate, which stays below 3 KiB with them
 MAX_ARGV_BYTES = 16_384  # a record must stay far below 64 KiB
 MAX_ENV_ENTRIES = 128
 MAX_TEXT = 1_024
@@ -44,6 +47,10 @@ Role = Literal["ps", "worker"]
 Category = Literal["cv", "nlp", "speech"]
 Trait = Literal["pipelined", "many_weights", "heavy_preprocessing"]
 """What a training does that changes how many cores it needs. Source: CODA §V-B1."""
+Priority = Annotated[int, Meta(ge=-10, le=10)]
+CheckpointKind = Literal["none", "sdk", "signal"]
+"""How a job saves what it has done. `sdk`: by `penstock.sdk.checkpoint`, or as it does, in a folder that its node gives it; `signal`: on SIGTERM
+and SIGUSR1, in a place of its own; `none`: a stop costs all of it."""
 
 
 class Value(Struct, frozen=True, gc=False):
@@ -181,10 +188,54 @@ class Environment(Value, frozen=True, kw_only=True):
         _refuse_nul(*given)
 
 
+def wrong_shape(
+    fewest: int | None, most: int, servers: int, batch_size: int | None, global_batch_size: int | None
+) -> tuple[str, str] | None:
+    """What is wrong with a job's range of workers, or with how they share the batch: (field of `JobSpec`, text with the remedy)."""
+    if fewest is not None and fewest > most:
+        return "min_workers", f"{fewest} is more than the most workers, {most}; give a smaller one"
+    if fewest is not None and servers:
+        return (
+            "parameter_servers",
+            "a job with a range of workers has none, since how many servers it needs depends on the workers; "
+            "remove them or give one number of workers",
+        )
+    if global_batch_size is None:
+        return (
+            None
+            if fewest is None
+            else (
+                "global_batch_size",
+                "is missing; a job with a range of workers needs it in place of batch_size: the samples of all workers together",
+            )
+        )
+    if batch_size is not None:
+        return "batch_size", "contradicts global_batch_size, which the workers share; remove one of them"
+    if global_batch_size < most:
+        return (
+            "global_batch_size",
+            f"{global_batch_size} leaves some of {most} workers without a sample; give at least {most}",
+        )
+    return None
+
+
 class JobSpec(Value, frozen=True, kw_only=True):
     """A training job as submitted: what to run, not where."""
 
-    OMITTED = ("secrets", "category", "traits", "iterations", "target_loss", "environment", "code")
+    OMITTED = (
+        "secrets",
+        "category",
+        "traits",
+        "iterations",
+        "target_loss",
+        "environment",
+        "code",
+        "checkpoint",
+        "preemptible",
+        "min_workers",
+        "global_batch_size",
+        "priority",
+    )
     RULES = {
         "command": _command_can_run,
         "env": _env_can_be_passed,
@@ -204,7 +255,8 @@ class JobSpec(Value, frozen=True, kw_only=True):
     """None: programs of the node's own PATH."""
     code: Sha256 | None = None
     """Of an archive that the gateway has: it is unpacked into each task's own folder, in which `workdir` is then."""
-    workers: Annotated[int, Meta(ge=1, le=256)] = 1
+    workers: Annotated[int, Meta(ge=1, le=MAX_WORKERS)] = 1
+    """Of a moldable job: at most so many; each attempt has a number of its own (`JobState.workers` in the ledger)."""
     parameter_servers: Annotated[int, Meta(ge=0, le=256)] = 0
     resources: ResourceRequest = ResourceRequest()
     model: Identifier | None = None
@@ -224,6 +276,42 @@ class JobSpec(Value, frozen=True, kw_only=True):
     grace_ms: Annotated[int, Meta(ge=0, le=600_000)] = 10_000
     """Between SIGTERM and SIGKILL when the job is stopped."""
     labels: Annotated[dict[str, str], Meta(max_length=64)] = field(default_factory=dict)
+    checkpoint: CheckpointKind = "none"
+    preemptible: bool = True
+    """Whether it may be stopped to make way for another job, or to move."""
+    priority: Priority = 0
+    """Among the jobs of its owner, the larger the earlier; it counts nothing against other owners' jobs."""
+    min_workers: Annotated[int, Meta(ge=1, le=MAX_WORKERS)] | None = None
+    """The job is moldable: it starts with any number from this to `workers`. None: with `workers` exactly."""
+    global_batch_size: Annotated[int, Meta(ge=1, le=1 << 30)] | None = None
+    """Of all workers together, which share it as evenly as it goes; `batch_size` is of each. A moldable job has this one."""
+
+    @property
+    def fewest_workers(self) -> int:
+        """That it can start with."""
+        return self.workers if self.min_workers is None else self.min_workers
+
+    @property
+    def offered(self) -> list[int]:
+        """Numbers of workers of its range that are compared: all, or at most MAX_OPTIONS in geometric distances, with both ends."""
+        fewest, most, last = self.fewest_workers, self.workers, MAX_OPTIONS - 1
+        if most - fewest <= last:
+            return list(range(fewest, most + 1))
+        return sorted({round(fewest * (most / fewest) ** (number / last)) for number in range(MAX_OPTIONS)})
+
+    @property
+    def least(self) -> "JobSpec":
+        """As `shaped`, with the fewest workers."""
+        return self.shaped(self.fewest_workers)
+
+    def shaped(self, workers: int) -> "JobSpec":
+        """The same job with a fixed number of workers, and the largest batch that one of them then has; itself if nothing of it is global."""
+        if self.min_workers is None and self.global_batch_size is None:
+            return self
+        each = None if self.global_batch_size is None else -(-self.global_batch_size // workers)
+        return structs.replace(
+            self, workers=workers, min_workers=None, batch_size=each, global_batch_size=None
+        )
 
     def __post_init__(self) -> None:
         for name, rule in self.RULES.items():
@@ -238,6 +326,16 @@ class JobSpec(Value, frozen=True, kw_only=True):
             )
         if self.workers + self.parameter_servers > MAX_GANG_TASKS:
             raise ValueError(f"workers + parameter_servers exceed {MAX_GANG_TASKS}; ask for fewer")
+        if self.min_workers is not None or self.global_batch_size is not None:
+            wrong = wrong_shape(
+                self.min_workers,
+                self.workers,
+                self.parameter_servers,
+                self.batch_size,
+                self.global_batch_size,
+            )
+            if wrong is not None:
+                raise ValueError("{}: {}".format(*wrong))
 
 
 class Gpu(Value, frozen=True, kw_only=True):
@@ -253,7 +351,7 @@ class Gpu(Value, frozen=True, kw_only=True):
 class Isolation(Value, frozen=True, kw_only=True):
     """What a node enforces on its tasks, as its reporter found it by trying."""
 
-    OMITTED = ("reason", "memory", "cores", "devices", "user")
+    OMITTED = ("reason", "memory", "cores", "devices", "user", "bandwidth")
 
     exits: Literal["pid_namespace", "cgroup", "none"]
     """How the end of all processes of a task is proven. `none`: one that hides may outlive its task, so a GPU has one."""
@@ -269,6 +367,8 @@ class Isolation(Value, frozen=True, kw_only=True):
     """`cgroup`: a task opens its own GPUs and no disk; `hint`: CUDA_VISIBLE_DEVICES, which a program can ignore."""
     user: ShortText = ""
     """As whom jobs run; empty: not reported."""
+    bandwidth: Literal["resctrl", "none"] = "none"
+    """`resctrl`: the memory bandwidth of a task can be capped."""
 
 
 class LogServer(Value, frozen=True, kw_only=True):
@@ -340,15 +440,28 @@ class TaskPlacement(Value, frozen=True, kw_only=True):
         return self.host_memory_cap_mib or self.host_memory_mib
 
 
+class ShapeOption(Value, frozen=True, kw_only=True):
+    """A number of workers that a moldable job may have, packed as densely as the cell's nodes allow, and how long one iteration then takes."""
+
+    workers: Annotated[int, Meta(ge=1, le=MAX_WORKERS)]
+    nodes: Annotated[int, Meta(ge=1, le=MAX_WORKERS)]
+    gpus_per_node: Annotated[int, Meta(ge=1, le=MAX_GPUS_PER_NODE)]
+    """On the node with most of them."""
+    step_ms: Annotated[float, Meta(gt=0, le=1e11)]
+    low_ms: Annotated[float, Meta(gt=0, le=1e11)]
+    """Lower end of the interval of nine in ten runs; where the job itself ran so, its fastest run."""
+    high_ms: Annotated[float, Meta(gt=0, le=1e11)]
+
+
 class Estimate(Value, frozen=True, kw_only=True):
     """What a job needs, how sure that is and where it comes from."""
 
-    OMITTED = ("guessed", "first_of_kind")
+    OMITTED = ("guessed", "first_of_kind", "options")
     TIERS: ClassVar[tuple[str, ...]] = ("user", "history", "default")
 
     worker: ResourceVector
     parameter_server: ResourceVector = ResourceVector()
-    run_ms: Annotated[int, Meta(ge=0, le=1 << 53)] | None = None
+    run_ms: Annotated[int, Meta(ge=0, le=MAX_RUN_MS)] | None = None
     confidence: Annotated[float, Meta(ge=0, le=1)]
     tier: Literal["user", "history", "model", "nearest", "default"]
     source: ShortText
@@ -358,6 +471,16 @@ class Estimate(Value, frozen=True, kw_only=True):
     """Whose host memory is a guess: such a task is not capped below its fair share of the node."""
     first_of_kind: Annotated[tuple[Literal["network", "gpu_model"], ...], Meta(max_length=2)] = ()
     """What nothing was learned of: the job's network, or the GPU model that its promise of GPU memory is for."""
+    options: Annotated[tuple[ShapeOption, ...], Meta(max_length=MAX_OPTIONS)] = ()
+    """Of a moldable job, the fewest workers first; `run_ms` is with the fewest. Empty: nothing is known of its iterations."""
+
+    def run_ms_with(self, workers: int, fewest: int) -> int | None:
+        """`run_ms` with another number of workers than the fewest, as its step is longer or shorter; as it is where one of both is not known."""
+        steps_ms = {option.workers: option.step_ms for option in self.options}
+        here_ms, least_ms = steps_ms.get(workers), steps_ms.get(fewest)
+        if self.run_ms is None or here_ms is None or least_ms is None:
+            return self.run_ms
+        return min(MAX_RUN_MS, round(self.run_ms * here_ms / least_ms))
 
 
 class Usage(Value, frozen=True, kw_only=True):

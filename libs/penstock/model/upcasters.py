@@ -13,6 +13,7 @@ from penstock.model.event import Event, wire_type
 from penstock.model.external_events import DeadLettered
 from penstock.model.ledger_events import JobFoundSchedulable, JobFoundUnschedulable
 from penstock.model.outline import outline, outline_of_header
+from penstock.model.proposals import MigrationProposed, PlanProposed
 
 Upcaster = Callable[[dict[str, Any]], dict[str, Any]]
 
@@ -25,7 +26,29 @@ def _dead_letter_v1_to_v2(data: dict[str, Any]) -> dict[str, Any]:
     return {**data, **found, "outline": outline(value)}
 
 
-UPCASTERS: Mapping[tuple[str, int], Upcaster] = {(DeadLettered.TYPE, 1): _dead_letter_v1_to_v2}
+def _migration_v1_to_v2(data: dict[str, Any]) -> dict[str, Any]:
+    """Version 1 named GPUs and cores, too."""
+    plan = data.pop("plan")
+    return {**data, "job_id": plan["job_id"], "nodes": [task["node_id"] for task in plan["tasks"]]}
+
+
+def _plan_v1_to_v2(data: dict[str, Any]) -> dict[str, Any]:
+    """Version 1 named GPUs and cores, too, and was answered as a whole; a group is one unit, of a batch each job is one."""
+    group = data.pop("kind") == "group"
+    jobs = [
+        {"job_id": plan["job_id"], "nodes": [task["node_id"] for task in plan["tasks"]]}
+        for plan in data.pop("plans")
+    ]
+    if group:
+        return {**data, "units": [{"jobs": jobs, "kind": "group", "explanation": ""}]}
+    return {**data, "units": [{"jobs": [job], "explanation": ""} for job in jobs]}
+
+
+UPCASTERS: Mapping[tuple[str, int], Upcaster] = {
+    (DeadLettered.TYPE, 1): _dead_letter_v1_to_v2,
+    (MigrationProposed.TYPE, 1): _migration_v1_to_v2,
+    (PlanProposed.TYPE, 1): _plan_v1_to_v2,
+}
 
 
 def _found(event: Any) -> Event:

@@ -4,17 +4,22 @@ A policy chooses nodes; unless it names the GPUs, too, they are chosen here, and
 first), so that all policies leave the node equally little choice. A policy reads the state and writes nothing.
 """
 
-from collections.abc import Iterator, Sequence
-from typing import Protocol, runtime_checkable
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import NamedTuple, Protocol
 
 import msgspec
 import numpy as np
 
+from penstock.ledger.demand import Demand, DemandKey
+from penstock.ledger.job_state import JobState
 from penstock.ledger.masks import take_lowest
 from penstock.ledger.memory import cap_of
-from penstock.ledger.state import CellState, JobState, NodeState
+from penstock.ledger.node_state import NodeState
+from penstock.ledger.state import CellState
 from penstock.model.ledger_events import JobRank, PlacementDecided, PlacementExplanation
-from penstock.model.types import WHOLE_GPU, ResourceVector, TaskPlacement
+from penstock.model.plans import PlanUnit
+from penstock.model.types import WHOLE_GPU, ResourceVector, Role, TaskPlacement
 
 
 class Plan(msgspec.Struct, frozen=True, gc=False):
@@ -51,6 +56,10 @@ class LazyRng:
         return self._generator
 
 
+Choose = Callable[[CellState, JobState, LazyRng], Plan | None]
+"""As `Policy.place`."""
+
+
 class Policy(Protocol):
     """Chooses nodes for a gang, all or nothing."""
 
@@ -64,9 +73,20 @@ class Policy(Protocol):
         ...
 
 
-@runtime_checkable
-class Queueing(Policy, Protocol):
-    """A policy with an order of its own for the waiting jobs; who runs stays."""
+class Shape(Protocol):
+    """A stage of a profile: how many workers a moldable job starts with."""
+
+    def shape(self, state: CellState, job: JobState, fitting: int) -> tuple[int, str]:
+        """(workers, why in words), for a job that is about to be placed: from its fewest to `fitting`, the most that fit now."""
+        ...
+
+
+Turns = Generator[JobState, bool, None]
+"""Jobs that wait, each in its turn; `send` says whether the one given last has started."""
+
+
+class Order(Protocol):
+    """A stage of a profile: an order of its own for the waiting jobs; who runs stays."""
 
     def order(self, state: CellState) -> Iterator[str]:
         """Ids of waiting jobs in the order in which they are to be tried, none twice.
@@ -75,38 +95,99 @@ class Queueing(Policy, Protocol):
         """
         ...
 
+    def ranking(
+        self, state: CellState, waiting: Iterable[JobState], holding: Iterable[JobState], at_ms: int
+    ) -> Turns:
+        """As `order` would be if at `at_ms` these jobs waited and those held resources; one that does not start is followed by all that may pass it.
 
-class RunSet(msgspec.Struct, frozen=True, gc=False):
-    """Who shall run now, by a policy that judges all jobs anew."""
+        For `why` and forecasts: it looks at all of them, and knows nothing from before.
+        """
+        ...
 
-    chosen: tuple[str, ...]
-    """Job ids, first claim first. A job that runs and is not among them is stopped."""
+    def claim(self, state: CellState, job: JobState) -> str:
+        """What a job's place in that order rests on, in words; for `why`."""
+        ...
+
+
+class Selection(msgspec.Struct, frozen=True, gc=False):
+    """Who shall run now, as differences from who runs."""
+
+    claims: tuple[str, ...] = ()
+    """Ids of jobs that wait, or are being stopped, and shall run; first claim first."""
+    stops: tuple[str, ...] = ()
+    """Ids of jobs that run and shall not; last claim first."""
     ranks: tuple[JobRank, ...] = ()
     """Changes of the policy's own order; written into the ledger, so that the next plan finds them."""
     wake_ms: int | None = None
     """Ledger time at which the answer may change although nothing happens; None: it does not."""
 
 
-@runtime_checkable
-class Replanning(Policy, Protocol):
-    """A policy with an order of its own: it chooses who runs, `place` only where.
+NO_LIMITS: Mapping[DemandKey, int] = MappingProxyType({})
+
+
+class Preemption(Protocol):
+    """A stage of a profile: chooses anew who runs, whoever runs now; where, is the place stage's.
 
     The placer asks once for all inputs of a moment. The same state must give the same answer, and carrying a
-    plan out must not change it: stops take time, and the policy is asked again when they are proven.
+    plan out must not change it: stops take time, and the stage is asked again when they are proven.
     """
 
-    def plan(self, state: CellState) -> RunSet:
-        """Judged by GPUs only, as if every job that may run were placed anew; what is ending holds its own."""
+    def select(self, state: CellState, at_most: Mapping[DemandKey, int] = NO_LIMITS) -> Selection:
+        """Judged by numbers of GPUs only, as if every job that may run could be moved; what is stopped counts as free.
+
+        `at_most`: so many jobs of these demands fit on the nodes, whoever else is stopped; no more of them are chosen.
+        """
+        ...
+
+    def later(self, state: CellState, job: JobState) -> Iterator[JobState]:
+        """Running jobs whose claim comes after this job's, last claim first: they may be stopped for it."""
         ...
 
     def ranking(self, state: CellState) -> Sequence[str]:
         """Ids of all jobs that may run, first claim first, whether they fit or not; for `why`."""
         ...
 
+    def claim(self, state: CellState, job: JobState) -> str:
+        """What a job's place in that order rests on, in words; for `why`."""
+        ...
+
+
+class Backfill(Protocol):
+    """A stage of a profile beside `Order`: keeps nodes for the first job in order that does not fit, and lets others run there meanwhile."""
+
+    def unit(self, state: CellState, job: JobState) -> PlanUnit | None:
+        """The nodes that are kept for it; None: none, and it holds up nobody. Gives the same answer until it is no longer right."""
+        ...
+
+    def may_use(self, state: CellState, job: JobState, kept: PlanUnit) -> bool:
+        """Whether the job may start on these nodes meanwhile."""
+        ...
+
+    def beside(self, state: CellState, job: JobState, kept: PlanUnit) -> Plan | None:
+        """As `Policy.place`, not on these nodes unless it may use them."""
+        ...
+
+
+class Profile(NamedTuple):
+    """What a name stands for: the stages that decide who runs, when and where. One that is None is the placer's own.
+
+    Without `preempt` nobody is stopped, and jobs are tried as things happen: in the order of `order`, or first come, first
+    served with a bounded window for backfill. Without `shape` a moldable job starts with as many workers as fit.
+    """
+
+    name: str
+    place: Policy
+    order: Order | None = None
+    preempt: Preemption | None = None
+    backfill: Backfill | None = None
+    shape: Shape | None = None
+    beside_stops: bool = True
+    """Whether jobs that fit beside others that are still being stopped start at once. False: as sources that know no stop that takes time."""
+
 
 def task_id_of(job: JobState, rank: int) -> str:
     """The id of this rank's task in the job's next attempt: `job.attempt.w0`, …, `job.attempt.ps0`, …"""
-    workers = job.spec.workers
+    workers = job.workers
     role = f"w{rank}" if rank < workers else f"ps{rank - workers}"
     return f"{job.job_id}.{job.attempt + 1}.{role}"
 
@@ -114,41 +195,51 @@ def task_id_of(job: JobState, rank: int) -> str:
 def assign(state: CellState, job: JobState, plan: Plan) -> PlacementDecided:
     """The decision for a plan made on this very state: GPU ids, cores and caps, lowest free first.
 
-    A share goes to the partly given GPU with the least left that holds it (ties: the lowest index), else to the
-    lowest wholly free one.
+    A moldable job has as many workers as the plan has nodes.
     """
+    if job.spec.min_workers is not None:
+        job = job.shaped(len(plan.nodes))
     demand = job.demand
     meet = len(set(plan.nodes)) < len(plan.nodes)  # some on one node: each finds less than the one before
     nodes: dict[str, NodeState] = {}
     tasks: list[TaskPlacement] = []
     for rank, node_id in enumerate(plan.nodes):
         node = nodes.get(node_id) or state.nodes[node_id]
-        is_worker = rank < demand.workers
-        need = demand.worker if is_worker else demand.parameter_server
-        if plan.gpus is not None:
-            gpus = plan.gpus[rank]
-        elif need.gpu_share_milli == WHOLE_GPU:
-            gpus = take_lowest(node.healthy_gpu_mask, need.gpus)
-        else:
-            gpus = (_share(node, need),)
-        place = TaskPlacement(
-            task_id=task_id_of(job, rank),
-            role="worker" if is_worker else "ps",
-            rank=rank,
-            node_id=node_id,
-            gpus=gpus,
-            cores=take_lowest(node.free_core_mask, need.cores),
-            host_memory_mib=need.host_memory_mib,
-            gpu_memory_mib=need.gpu_memory_mib if need.gpus else 0,
-            bandwidth_mbps=need.bandwidth_mbps,
-            gpu_share_milli=need.gpu_share_milli,
-            host_memory_cap_mib=cap_of(node.spec, need, "worker" if is_worker else "ps", job.estimate),
-        )
+        place = place_on(node, job, demand, rank, None if plan.gpus is None else plan.gpus[rank])
         tasks.append(place)
         if meet:
             nodes[node_id] = nodes.get(node_id) or node.copy()
             nodes[node_id].give(place)
     return PlacementDecided(job_id=job.job_id, attempt=job.attempt + 1, tasks=tuple(tasks))
+
+
+def place_on(
+    node: NodeState, job: JobState, demand: Demand, rank: int, gpus: tuple[int, ...] | None = None
+) -> TaskPlacement:
+    """The place of one task of the job's next attempt on a node that can take it. `gpus`: None where they are chosen here.
+
+    A share goes to the partly given GPU with the least left that holds it (ties: the lowest index), else to the
+    lowest wholly free one.
+    """
+    role: Role = "worker" if rank < demand.workers else "ps"
+    need = demand.worker if role == "worker" else demand.parameter_server
+    if gpus is None and need.gpu_share_milli == WHOLE_GPU:
+        gpus = take_lowest(node.healthy_gpu_mask, need.gpus)
+    elif gpus is None:
+        gpus = (_share(node, need),)
+    return TaskPlacement(
+        task_id=task_id_of(job, rank),
+        role=role,
+        rank=rank,
+        node_id=node.spec.node_id,
+        gpus=gpus,
+        cores=take_lowest(node.free_core_mask, need.cores),
+        host_memory_mib=need.host_memory_mib,
+        gpu_memory_mib=need.gpu_memory_mib if need.gpus else 0,
+        bandwidth_mbps=need.bandwidth_mbps,
+        gpu_share_milli=need.gpu_share_milli,
+        host_memory_cap_mib=cap_of(node.spec, need, role, job.estimate),
+    )
 
 
 def _share(node: NodeState, need: ResourceVector) -> int:

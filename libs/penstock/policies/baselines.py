@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from itertools import islice
 
 from penstock.ledger.index import bits, nth
-from penstock.ledger.state import CellState, JobState
+from penstock.ledger.job_state import JobState
+from penstock.ledger.state import CellState
 from penstock.model.types import WHOLE_GPU
 from penstock.policies.base import LazyRng, Plan
 from penstock.policies.gang import Gang, Greedy, best_of, place_greedily

@@ -12,29 +12,32 @@ else a large gang would hold up a cell that others could use. Inside an owner no
 owner this is `fifo-strict`. Owners have equal weights.
 """
 
-from collections.abc import Iterator
-from heapq import heappop, heappush
+from collections.abc import Iterable, Iterator
+from heapq import heapify, heappop, heappush
 
-from penstock.ledger.state import CellState, JobState
+from penstock.ledger.job_state import JobState
+from penstock.ledger.state import CellState
 from penstock.model.transitions import JobStatus, TaskStatus
 from penstock.model.types import WHOLE_GPU
+from penstock.policies.base import Turns
 from penstock.policies.baselines import FirstFit
-from penstock.policies.waiting import Entry, Waiting
+from penstock.policies.job_rows import Entry, JobRows, goes_on
 
 Amounts = tuple[int, int, int, int]
 """Thousandths of GPUs, cores, MiB of host memory, Mbit/s."""
 
 
 class DominantResourceFairness(FirstFit):
-    """Implements `penstock.policies.base.Queueing`."""
+    """Implements `penstock.policies.base.Order`."""
 
     def __init__(self) -> None:
         super().__init__("drf")
-        self._waiting = Waiting(by_owner)
+        self._rows = JobRows(by_owner)
 
     def order(self, state: CellState) -> Iterator[str]:
         """O(what has changed since the last time + jobs that run + owners) for the first, O(log owners) for the others."""
-        rows = self._waiting.rows(state)
+        self._rows.update(state)
+        rows = self._rows.waiting
         if not rows:
             return
         total, held = capacity(state), holdings(state)
@@ -54,7 +57,36 @@ class DominantResourceFairness(FirstFit):
             job = state.jobs[job_id]
             if job.status is JobStatus.LAUNCHING:
                 held[owner] = plus(held.get(owner, NOTHING), job_holds(job))
+            if goes_on(state, job_id):
                 enter(owner, following)
+
+    def ranking(
+        self, state: CellState, waiting: Iterable[JobState], holding: Iterable[JobState], at_ms: int
+    ) -> Turns:
+        """An owner whose next job does not start is passed over."""
+        del at_ms
+        total, held = capacity(state), wanted(holding)
+        lines: dict[str, list[JobState]] = {}
+        for job in sorted(waiting, key=lambda job: job.order, reverse=True):
+            lines.setdefault(job.spec.owner, []).append(job)
+        heap = [
+            (dominant(held.get(owner, NOTHING), total), line[-1].order, owner)
+            for owner, line in lines.items()
+        ]
+        heapify(heap)
+        while heap:
+            owner = heappop(heap)[-1]
+            line = lines[owner]
+            job = line.pop()
+            if (yield job):
+                held[owner] = plus(held.get(owner, NOTHING), amounts(job))
+                if line:
+                    heappush(heap, (dominant(held[owner], total), line[-1].order, owner))
+
+    def claim(self, state: CellState, job: JobState) -> str:
+        """`ada holds 40% of the cell; submitted as record 812`."""
+        held = dominant(holdings(state).get(job.spec.owner, NOTHING), capacity(state))
+        return f"{job.spec.owner} holds {held:.0%} of the cell; submitted as record {job.order}"
 
 
 def by_owner(state: CellState, job: JobState) -> tuple[tuple[str], float]:
@@ -102,6 +134,25 @@ def job_holds(job: JobState) -> Amounts:
                 ),
             )
     return held
+
+
+def amounts(job: JobState) -> Amounts:
+    """What the whole gang needs."""
+    total = NOTHING
+    for need in job.demand.needs():
+        total = plus(
+            total,
+            (need.gpus * need.gpu_share_milli, need.cores, need.host_memory_mib, need.bandwidth_mbps),
+        )
+    return total
+
+
+def wanted(jobs: Iterable[JobState]) -> dict[str, Amounts]:
+    """Owner → what the owner's jobs among these need."""
+    found: dict[str, Amounts] = {}
+    for job in jobs:
+        found[job.spec.owner] = plus(found.get(job.spec.owner, NOTHING), amounts(job))
+    return found
 
 
 def holdings(state: CellState) -> dict[str, Amounts]:

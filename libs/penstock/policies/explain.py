@@ -4,6 +4,7 @@ Nothing here is ever written to the ledger (architecture §3, Reasons). The stat
 """
 
 from collections.abc import Mapping
+from itertools import islice
 from types import MappingProxyType
 from typing import Literal
 
@@ -11,21 +12,25 @@ from msgspec import field, structs
 
 from penstock.counting import count
 from penstock.errors import one_line
-from penstock.ledger.demand import Demand
-from penstock.ledger.evolve import timer_id
 from penstock.ledger.holds import Cordon, Hold
-from penstock.ledger.index import NodeIndex, lowest
+from penstock.ledger.index import NodeIndex
+from penstock.ledger.job_state import WAITING, JobState
 from penstock.ledger.lease import lease_of
-from penstock.ledger.state import WAITING, CellState, JobState
+from penstock.ledger.plans import units_of_proposals
+from penstock.ledger.state import CellState
+from penstock.ledger.timers import timer_id
 from penstock.ledger.views import doubt, unproven
-from penstock.model.ledger_events import PlacerSettings
+from penstock.model.settings import PlacerSettings
 from penstock.model.transitions import JobStatus, TaskStatus
 from penstock.model.types import ResourceVector, Value
-from penstock.policies.base import LazyRng, Policy, Queueing, Replanning
+from penstock.policies.base import LazyRng, Order, Preemption, Profile
 from penstock.policies.capacity import shortfall, suits
-from penstock.policies.gang import Gang
-from penstock.policies.profiles import in_force, policy_for
+from penstock.policies.gang import tasks_that_fit
+from penstock.policies.preemption import set_of
+from penstock.policies.profiles import in_force
 from penstock.policies.reasons import ADVICE, Reason, refusals
+from penstock.policies.trial import Trial, living_places
+from penstock.policies.turns import Line, line_of
 
 WAITING_HELPS = (
     Reason.NODES_CORDONED,
@@ -70,8 +75,10 @@ class Explanation(Value, frozen=True, kw_only=True):
     """Nodes that refuse one worker, counted by the first reason that holds."""
     feasible: int = 0
     """Nodes on which one worker fits now."""
+    claim: str = ""
+    """What its place in the profile's own order rests on; empty for a job that is not in the queue, and where profiles go by arrival or stop jobs."""
     position: int | None = None
-    """Place in the queue, from 1; None for a job that is not in it."""
+    """Place in the queue in the order of the profile, from 1; None for a job that is not in it."""
     ahead: int = 0
     """Jobs before it in the queue."""
     waited_ms: int | None = None
@@ -80,18 +87,21 @@ class Explanation(Value, frozen=True, kw_only=True):
     """Its tasks on silent nodes (`penstock.ledger.views.unproven`)."""
 
 
-def explain(state: CellState, job_id: str, now_ms: int | None = None) -> Explanation:
+def explain(
+    state: CellState, job_id: str, now_ms: int | None = None, line: Line | None = None
+) -> Explanation:
     """The dominant reason with its figures. Raises `UnknownJob`. Costs about as much as one placement.
 
-    `now_ms`: the ledger's time by now, up to which times count; None: the latest record's.
+    `now_ms`: the ledger's time by now, up to which times count; None: the latest record's. `line`: of this state, for
+    a caller who asks about many jobs.
     """
     now_ms = max(now_ms or 0, state.now_ms)
-    found, job = _explain(state, job_id, now_ms), state.jobs.get(job_id)
+    found, job = _explain(state, job_id, now_ms, line), state.jobs.get(job_id)
     waited_ms = now_ms - job.submitted_ms if job is not None and job.status in WAITING else None
     return structs.replace(found, now_ms=now_ms, waited_ms=waited_ms)
 
 
-def _explain(state: CellState, job_id: str, now_ms: int) -> Explanation:
+def _explain(state: CellState, job_id: str, now_ms: int, line: Line | None) -> Explanation:
     job = state.jobs.get(job_id)
     if job is None:
         outcome = state.ended.get(job_id)
@@ -110,21 +120,27 @@ def _explain(state: CellState, job_id: str, now_ms: int) -> Explanation:
     if short is not None:
         return _waiting(state, job, short.reason, short.detail, "never")
     try:
-        policy = policy_for(state.settings)
+        line = line or line_of(state, now_ms)
+        profile = line.profile
         rng = LazyRng(state.settings.seed, f"why:{job.job_id}")
-        fits_now = not state.frozen and policy.place(state, job, rng) is not None
-        reason, detail = _reason(state, job, policy, fits_now, now_ms)
+        fits_now = not state.frozen and profile.place.place(state, job, rng) is not None
+        reason, detail = _reason(state, job, profile, fits_now, now_ms)
+        claim = profile.order.claim(state, job) if profile.order is not None and job.in_line else ""
     except Exception as error:  # noqa: BLE001 - the policy's bug is the answer
         return _waiting(state, job, Reason.POLICY_FAILED, one_line(error), "later")
     failed = state.failed_choices
     if reason is Reason.ABOUT_TO_START and failed.in_a_row and failed.job_id in (job.job_id, None):
         reason, detail = Reason.POLICY_FAILED, failed.error
     now = fits_now and reason is not Reason.OUTRANKED
-    return _waiting(state, job, reason, detail, "now" if now else "later")
+    found = _waiting(state, job, reason, detail, "now" if now else "later")
+    place = None if line.places is None else line.places.get(job_id)
+    if place is not None:
+        found = structs.replace(found, position=place + 1, ahead=place)
+    return structs.replace(found, claim=claim)
 
 
 def _reason(
-    state: CellState, job: JobState, policy: Policy, fits_now: bool, now_ms: int
+    state: CellState, job: JobState, profile: Profile, fits_now: bool, now_ms: int
 ) -> tuple[Reason, str]:
     """The dominant reason of a job that the empty cell could hold."""
     if job.status is JobStatus.BACKOFF:
@@ -136,16 +152,48 @@ def _reason(
     index = state.index
     if not index.known & ~index.gone:
         return Reason.NO_NODES, ""
-    if isinstance(policy, Replanning):
-        outranked = _outranked(state, job, policy)
+    unit = state.planned.get(job.job_id)
+    if unit is not None and unit.expected_ms is None:
+        return Reason.AWAITING_STOPS, _kept(state, unit.nodes)
+    if unit is not None and unit.expected_ms is not None and not fits_now:
+        return Reason.NODES_KEPT, _expected(unit.nodes, unit.expected_ms - now_ms)
+    if profile.preempt is not None and not (fits_now and state.window_until_ms > now_ms):
+        outranked = _outranked(state, job, profile.name, profile.preempt)
         if outranked is not None:
             return Reason.OUTRANKED, outranked
         return (Reason.ABOUT_TO_START, "") if fits_now else _lack(state, job)
-    if fits_now and isinstance(policy, Queueing):
-        return _own_order(state, job, policy)
+    if fits_now and state.window_until_ms > now_ms:
+        return Reason.BATCH_WINDOW, f"the window is over in {state.window_until_ms - now_ms:,} ms"
+    if fits_now and (others := _kept_for_plans(state, job)):
+        return Reason.KEPT_FOR_OTHERS, others
+    if fits_now and profile.backfill is not None:
+        for other in state.planned.values():
+            if other.proposed is None and profile.backfill.beside(state, job, other) is None:
+                return (
+                    Reason.KEPT_FOR_OTHERS,
+                    f"{_expected(other.nodes, (other.expected_ms or now_ms) - now_ms)}, for {other.job_id}",
+                )
+    if fits_now and profile.order is not None:
+        return _own_order(state, job, profile.name, profile.order)
     if fits_now:
         return _turn(state, job, in_force(state.settings))
     return _lack(state, job)
+
+
+def _kept_for_plans(state: CellState, job: JobState) -> str:
+    """`node-a1, for night, by the plan p7 of batcher`: on whose nodes alone it fits; empty: it fits elsewhere."""
+    units = units_of_proposals(state)
+    kept = {node_id for unit in units for node_id in unit.nodes if node_id in state.nodes}
+    avoid = set_of(state.nodes[node_id].ordinal for node_id in kept)
+    if not kept or Trial(state).fit(job.demand, avoid) is not None:
+        return ""
+    first = units[0]
+    by = (
+        ""
+        if first.proposed is None
+        else f"the plan {first.proposed.of.proposal_id} of {first.proposed.of.proposer}"
+    )
+    return f"{', '.join(sorted(kept)[:MAX_NAMED])}, for {first.job_id}, by {by}"
 
 
 def _turn(state: CellState, job: JobState, settings: PlacerSettings) -> tuple[Reason, str]:
@@ -165,27 +213,52 @@ def _turn(state: CellState, job: JobState, settings: PlacerSettings) -> tuple[Re
     return Reason.ABOUT_TO_START, ""
 
 
-def _own_order(state: CellState, job: JobState, policy: Queueing) -> tuple[Reason, str]:
+def _kept(state: CellState, nodes: tuple[str, ...]) -> str:
+    """`night on node-a1`: who is being stopped there; else the nodes alone."""
+    kept = set(nodes)
+    stopping = [
+        f"{job.job_id} on {', '.join(there)}"
+        for _, job in sorted(state.stopping.items())
+        if (there := sorted(kept & {place.node_id for place in living_places(job)}))
+    ]
+    names = [*islice(stopping, MAX_NAMED)] or sorted(kept)[:MAX_NAMED]
+    rest = max(len(stopping), 0 if stopping else len(kept)) - len(names)
+    return ", ".join(names) + (f" and {rest} others" if rest > 0 else "")
+
+
+def _expected(nodes: tuple[str, ...], left_ms: int) -> str:
+    """`node-a1, node-a2, expected in 300 s`."""
+    names = sorted(set(nodes))
+    rest = f" and {len(names) - MAX_NAMED} others" if len(names) > MAX_NAMED else ""
+    when = f"expected in {left_ms // 1_000:,} s" if left_ms > 0 else f"expected {-left_ms // 1_000:,} s ago"
+    return f"{', '.join(names[:MAX_NAMED])}{rest}, {when}"
+
+
+def _own_order(state: CellState, job: JobState, profile: str, stage: Order) -> tuple[Reason, str]:
     """It fits, and the policy's own order decides whether it is its turn."""
-    if job.job_id in policy.order(state):
+    if job.job_id in stage.order(state):
         return Reason.ABOUT_TO_START, ""
-    return Reason.BEHIND_IN_QUEUE, f"in the order of profile {policy.name} other jobs come first"
+    return Reason.BEHIND_IN_QUEUE, f"in the order of profile {profile} other jobs come first"
 
 
-def _outranked(state: CellState, job: JobState, policy: Replanning) -> str | None:
-    """Which jobs the policy prefers; None where it is this job's turn, or nobody who comes first takes the GPUs."""
-    chosen = set(policy.plan(state).chosen)
-    if job.job_id in chosen:
+def _outranked(state: CellState, job: JobState, profile: str, stage: Preemption) -> str | None:
+    """Which jobs the profile prefers; None where it is this job's turn, or nobody who comes first takes the GPUs."""
+    selection = stage.select(state)
+    if job.job_id in selection.claims:
         return None
-    ranking = policy.ranking(state)
+    runs = {held.job_id for order, held in state.holding.items() if order not in state.stopping}
+    runs -= set(selection.stops)
+    chosen = runs | set(selection.claims)
+    ranking = stage.ranking(state)
     rank = ranking.index(job.job_id)
     before = [job_id for job_id in ranking[:rank] if job_id in chosen]
     if not before:
         return None
-    names = ", ".join(before[:MAX_NAMED])
+    claims = {name: stage.claim(state, state.jobs[name]) for name in (job.job_id, *before[:MAX_NAMED])}
+    names = ", ".join(f"{name} ({claims[name]})" for name in before[:MAX_NAMED])
     more = f" and {len(before) - MAX_NAMED} others" if len(before) > MAX_NAMED else ""
     return (
-        f"number {rank + 1} of {len(ranking)} in the order of profile {policy.name}; "
+        f"number {rank + 1} of {len(ranking)} in the order of profile {profile} ({claims[job.job_id]}); "
         f"the GPUs go to jobs that come first: {names}{more}"
     )
 
@@ -199,21 +272,10 @@ def _lack(state: CellState, job: JobState) -> tuple[Reason, str]:
     for role, need in roles:
         if not index.candidates(need, demand.gpu_models):
             return _dominant(index, role, need, demand.gpu_models)
-    fit = _first_fit(state, demand)
+    fit = tasks_that_fit(state, demand)
     if fit == demand.tasks:
         return Reason.GANG_INCOMPLETE, "a plan exists, but not in the order in which the profile places"
     return Reason.GANG_INCOMPLETE, f"{fit} of {demand.tasks} tasks fit now, and all must start together"
-
-
-def _first_fit(state: CellState, demand: Demand) -> int:
-    """How many tasks first fit places; for equal tasks no policy places more."""
-    gang = Gang(state, demand)
-    for placed, is_worker in enumerate([False] * demand.parameter_servers + [True] * demand.workers):
-        nodes = gang.open(is_worker)
-        if not nodes:
-            return placed
-        gang.take(lowest(nodes), is_worker)
-    return demand.tasks
 
 
 def _dominant(
@@ -293,7 +355,10 @@ def _holding(state: CellState, job: JobState, now_ms: int) -> Explanation:
     else:
         text = f"It is being stopped {where} ({job.stop_reason})."
         step = "Wait; its resources are freed when every exit is proven."
-        if outcome := ENDS_AS.get(job.stop_reason or ""):
+        if job.target and job.move is not None:
+            text = f"It moves from {', '.join(nodes[:5])} to {', '.join(sorted(set(job.move.nodes))[:5])}, where its place is kept for it."
+            step = "Wait; it starts there when every exit is proven."
+        elif outcome := ENDS_AS.get(job.stop_reason or ""):
             text += f" It ends as {outcome} when every exit is proven."
     if job.held is not None:
         text += f" It is held ({hold_text(job.held)}): it does not start again."

@@ -29,7 +29,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.ledger.state import CellState
-from penstock.model.ledger_events import MAX_TYPICAL_TASKS, TypicalTask
+from penstock.model.settings import MAX_TYPICAL_TASKS, TypicalTask
 from penstock.model.types import WHOLE_GPU, ResourceVector
 from penstock.policies.rows import Flags, Ints, NodeTable, Rows
 from penstock.policies.scored import Judged
@@ -70,7 +70,7 @@ def recent_tasks(state: CellState) -> tuple[TypicalTask, ...]:
         (job.estimate.worker, job.spec.gpu_models)
         for job in islice(reversed(state.jobs.values()), RECENT_JOBS)
         if job.estimate is not None
-        for _ in range(job.spec.workers)
+        for _ in range(job.workers)
     )
 
 

@@ -1,23 +1,41 @@
-"""Expected start of a waiting job, by list scheduling: running jobs end as estimated, and those ahead in the queue start first.
+"""Expected start of a waiting job, by list scheduling: running jobs end as estimated, and those that wait have their turn in the profile's order.
 
-Pure, and read only. A node counts with its GPUs (as shares), cores, host memory and bandwidth; memory of shared GPUs, network scores
-and what a policy would preempt or plan anew are left out. So it is an estimate, and `ASSUMES` stands beside it.
+The order is the profile's own at each moment of the forecast (`penstock.policies.turns`); for profiles that stop jobs it is that of now, and those that
+run and come later give way. Nodes that are kept now are used by others as far as they end in time, until the job they are kept for starts.
+
+Pure, and read only. A node counts with its GPUs (as shares), cores, host memory and bandwidth. Left out: memory of shared GPUs, network
+scores (every gang goes by first fit), nodes that are kept later, and what a stop costs. So it is an estimate, and `Start.assumes` stands beside it.
 """
 
 import heapq
 from collections.abc import Mapping
+from dataclasses import dataclass
 from itertools import islice
+from math import inf
 from typing import NamedTuple
 
-from penstock.ledger.demand import Demand
-from penstock.ledger.state import CellState, JobState, NodeState
-from penstock.model.transitions import TaskStatus
-from penstock.model.types import WHOLE_GPU, ResourceVector, TaskPlacement
+from penstock.ledger.demand import Demand, vector_key
+from penstock.ledger.groups import booked
+from penstock.ledger.index import bits
+from penstock.ledger.job_state import JobState
+from penstock.ledger.node_state import NodeState
+from penstock.ledger.state import CellState
+from penstock.model.settings import MAX_OVERTAKES
+from penstock.model.types import MAX_GANG_TASKS, WHOLE_GPU, ResourceVector, TaskPlacement
+from penstock.policies.base import Turns
+from penstock.policies.profiles import in_force
+from penstock.policies.service import remaining_s
+from penstock.policies.trial import held_places
+from penstock.policies.turns import Line, by_arrival, line_of
 
 MAX_AHEAD = 256  # jobs in the queue that are looked at, by their place; a later one has no expected start
 MAX_VISITS = 20_000  # nodes looked at: about 5 µs each
+VISITS_PER_TURN = 1 / 8  # what it costs to find whose turn it is
 MAX_NAMED = 5  # holders
-ASSUMES = "jobs that run end as estimated (overdue ones now), the jobs ahead in the queue start first, one that does not fit yet lets the others pass, and no new job comes in between"
+ENDS = "jobs that run end as estimated (overdue ones now), no new job comes in between, "
+BY_ARRIVAL = f"{ENDS}and those that wait start in order of arrival, with those that fit passing as far as the profile lets them"
+OWN_ORDER = f"{ENDS}those that wait start in the order of the profile as it will be then, and only nodes that are kept now are kept"
+PREEMPTING = f"{ENDS}the order of the profile stays as it is now, and jobs that run and come later in it give way at once"
 
 
 class Holder(NamedTuple):
@@ -35,6 +53,7 @@ class Start(NamedTuple):
     starts_ms: int | None
     unknown: str
     holders: tuple[Holder, ...]
+    assumes: str = ""
 
 
 class Room:
@@ -60,6 +79,20 @@ class Room:
             return None
         self._add(slots, -share, -need.cores, -need.host_memory_mib, -need.bandwidth_mbps)
         return slots
+
+    def fits(self, need: ResourceVector) -> int:
+        """How many such tasks it could take."""
+        found = MAX_GANG_TASKS
+        if need.gpus:
+            found = sum(milli // need.gpu_share_milli for milli in self.milli.values()) // need.gpus
+        for has, each in (
+            (self.cores, need.cores),
+            (self.memory, need.host_memory_mib),
+            (self.bandwidth, need.bandwidth_mbps),
+        ):
+            if each:
+                found = min(found, has // each)
+        return max(0, found)
 
     def give_back(self, slots: list[int], need: ResourceVector) -> None:
         self._add(slots, need.gpu_share_milli, need.cores, need.host_memory_mib, need.bandwidth_mbps)
@@ -88,95 +121,203 @@ class TooFar(Exception):
 def expected_start(state: CellState, job: JobState, ends_ms: Mapping[str, int], now_ms: int) -> Start | None:
     """When this job of the queue starts. `ends_ms`: expected end per job that holds resources, where it is known.
 
-    None: it is not in the queue. Looks at MAX_VISITS nodes at most, about 0.1 s.
+    None: it is not in the queue. Looks at MAX_VISITS nodes at most, about 0.1 s, once the queue is in order.
     """
-    ahead = state.queue.bisect_left(job.order)
     if job.order not in state.queue:
         return None
     holders = _holders(state, job, ends_ms)
+    line = line_of(state, now_ms)
+    if line.profile.preempt is not None:
+        assumes = PREEMPTING
+    else:
+        assumes = BY_ARRIVAL if line.profile.order is None else OWN_ORDER
     try:
-        if ahead >= MAX_AHEAD:
-            raise TooFar
-        starts_ms = _Forecast(state, ends_ms, now_ms).start_of(job, ahead)
+        starts_ms = _Forecast(state, job, line, ends_ms, now_ms).start()
     except TooFar:
-        return Start(None, "too many jobs and nodes are to be looked at", holders)
-    return Start(starts_ms, "" if starts_ms is not None else _unknown(state, ends_ms), holders)
+        return Start(None, "too many jobs and nodes are to be looked at", holders, assumes)
+    return Start(starts_ms, "" if starts_ms is not None else _unknown(state, ends_ms), holders, assumes)
+
+
+@dataclass(slots=True)
+class _Fits:
+    """`read`: how many of the changes count already."""
+
+    nodes: dict[str, int]
+    read: int
 
 
 class _Forecast:
-    """The cell from now on, as far as it is estimated."""
+    """The cell from now on, as far as it is estimated. Raises `TooFar`."""
 
-    def __init__(self, state: CellState, ends_ms: Mapping[str, int], now_ms: int) -> None:
+    def __init__(
+        self, state: CellState, asked: JobState, line: Line, ends_ms: Mapping[str, int], now_ms: int
+    ) -> None:
         self._state = state
+        self._asked = asked
+        self._profile = line.profile
+        self._settings = in_force(state.settings)
         self._now_ms = now_ms
+        self._waiting = _looked_at(state, asked, line)
+        self._holding = {job.job_id: job for job in state.holding.values()}
+        self._gone: set[str] = set()
         self._rooms = {node_id: Room(node) for node_id, node in state.nodes.items() if node.placeable}
+        self._ordinals = {node_id: number for number, node_id in enumerate(self._rooms)}
+        self._changed: list[str] = []
+        """Nodes, one after the other, whose free resources have changed since the forecast began."""
+        self._fits: dict[tuple[object, ...], _Fits] = {}
         self._begun: dict[str, Taken] = {}
-        self._visits = 0
+        self._overtaken: dict[str, int] = {}
+        self._visits = 0.0
+        preempt = self._profile.preempt
+        for other in preempt.later(state, asked) if preempt is not None else ():
+            self._release(other.job_id)
         self._ends = [
-            (max(now_ms, ends_ms[held.job_id]), order, held.job_id)
-            for order, held in state.holding.items()
-            if held.job_id in ends_ms
+            (max(now_ms, ends_ms[job_id]), held.order, job_id)
+            for job_id, held in self._holding.items()
+            if job_id in ends_ms
         ]
         heapq.heapify(self._ends)
 
-    def start_of(self, job: JobState, ahead: int) -> int | None:
-        """In ms; None: not known. Raises `TooFar`."""
-        state, at_ms = self._state, self._now_ms
-        waiting = [state.jobs[job_id] for job_id in islice(state.queue.values(), ahead + 1)]
-        while True:
-            hopeless = set()
-            for other in list(waiting):
-                key = other.demand.key
-                taken = None if key in hopeless else self._take(other.demand)
-                if taken is None:
-                    hopeless.add(key)
-                    continue
-                if other is job:
-                    return at_ms
-                waiting.remove(other)
-                self._begun[other.job_id] = taken
-                run_ms = other.estimate.run_ms if other.estimate is not None else None
-                if run_ms is not None:
-                    heapq.heappush(self._ends, (at_ms + run_ms, other.order, other.job_id))
+    def start(self) -> int | None:
+        """In ms; None: not known."""
+        while not self._asked_starts():
             if not self._ends:
                 return None
-            at_ms, _, ended = heapq.heappop(self._ends)
+            self._now_ms, _, ended = heapq.heappop(self._ends)
             self._release(ended)
+        return self._now_ms
 
-    def _take(self, demand: Demand) -> Taken | None:
-        """The whole gang, by first fit; nothing is taken where it does not fit."""
-        taken: Taken = []
-        needs = demand.needs()
-        names = iter(self._rooms)
-        name = next(names, None)
-        for number, need in enumerate(needs):
-            if number and need is not needs[number - 1]:
-                names = iter(self._rooms)
-                name = next(names, None)
-            slots = None
-            while name is not None and slots is None:
-                self._visits += 1
-                if suits_node(self._state.nodes[name], need, demand.gpu_models):
-                    slots = self._rooms[name].take(need)
-                if slots is None:
-                    name = next(names, None)
-            if name is None or slots is None:
-                for held, given, had in taken:
-                    self._rooms[held].give_back(given, had)
-                if self._visits > MAX_VISITS:
-                    raise TooFar
+    def _asked_starts(self) -> bool:
+        """Whoever waits and fits starts, in turn; whether the job that is asked about does."""
+        hopeless: set[tuple[object, ...]] = set()
+        passed = 0
+        turns = self._turns()
+        other = next(turns, None)
+        self._visits += len(self._waiting) * VISITS_PER_TURN
+        while other is not None and passed < self._settings.backfill_window:
+            barred = self._barred(other)
+            key = (*other.demand.key, barred)
+            taken = None if key in hopeless else self._take(other.demand, barred)
+            if taken is None:
+                hopeless.add(key)
+                passed += self._profile.preempt is None
+            elif other is self._asked:
+                return True
+            else:
+                self._begin(other, taken)
+            try:
+                other = turns.send(taken is not None)
+            except StopIteration:
+                break
+        return False
+
+    def _turns(self) -> Turns:
+        waiting = list(self._waiting.values())
+        if self._profile.order is not None:
+            return self._profile.order.ranking(self._state, waiting, self._holding.values(), self._now_ms)
+        if self._profile.preempt is not None:
+            return by_arrival(waiting, {}, MAX_OVERTAKES)
+        return by_arrival(waiting, self._overtaken, self._settings.max_overtakes)
+
+    def _barred(self, job: JobState) -> frozenset[str]:
+        """Nodes that are kept for others which still wait, unless it ends in time."""
+        ends_ms = self._now_ms + remaining_s(self._state, job) * 1_000
+        return frozenset(
+            node_id
+            for unit in self._state.planned.values()
+            if unit.job_id in self._waiting and unit.job_id != job.job_id
+            if unit.expected_ms is None or ends_ms > unit.expected_ms
+            for node_id in unit.nodes
+        )
+
+    def _begin(self, job: JobState, taken: Taken) -> None:
+        del self._waiting[job.job_id]
+        self._holding[job.job_id] = job
+        self._begun[job.job_id] = taken
+        run_s = remaining_s(self._state, job)
+        if run_s < inf:
+            heapq.heappush(self._ends, (self._now_ms + round(run_s * 1_000), job.order, job.job_id))
+
+    def _take(self, demand: Demand, barred: frozenset[str]) -> Taken | None:
+        """The whole gang, by first fit on other nodes; nothing is taken where it does not fit."""
+        if self._visits > MAX_VISITS:
+            raise TooFar
+        roles = [(demand.worker, demand.workers)]
+        if demand.parameter_servers:
+            roles.append((demand.parameter_server, demand.parameter_servers))
+        free = []
+        for need, tasks in roles:
+            fits = self._fitting(need, demand.gpu_models)
+            if sum(fits.values()) < tasks:
                 return None
-            taken.append((name, slots, need))
+            free.append([name for name in sorted(fits, key=self._ordinals.__getitem__) if name not in barred])
+        taken: Taken = []
+        for (need, tasks), names in zip(roles, free, strict=True):
+            left = tasks
+            for name in names:
+                while left and (slots := self._rooms[name].take(need)) is not None:
+                    taken.append((name, slots, need))
+                    left -= 1
+            if left:
+                self._give_back(taken)
+                return None
+        self._changed += dict.fromkeys(name for name, _, _ in taken)
         return taken
 
+    def _give_back(self, taken: Taken) -> None:
+        for name, slots, need in taken:
+            self._rooms[name].give_back(slots, need)
+
+    def _fitting(self, need: ResourceVector, gpu_models: tuple[str, ...]) -> Mapping[str, int]:
+        """Node → how many such tasks it could take, where at least one. Only nodes that have changed are looked at again."""
+        key = (*vector_key(need), *gpu_models)
+        known = self._fits.get(key)
+        if known is None:
+            index = self._state.index
+            free = [self._state.node_at[ordinal] for ordinal in bits(index.candidates(need, gpu_models))]
+            known = self._fits[key] = _Fits({}, 0)
+            changed = {*free, *self._changed}
+        else:
+            changed = set(self._changed[known.read :])
+        known.read = len(self._changed)
+        self._visits += len(changed)
+        for name in changed:
+            room, node = self._rooms.get(name), self._state.nodes[name]
+            count = room.fits(need) if room is not None and suits_node(node, need, gpu_models) else 0
+            if count:
+                known.nodes[name] = count
+            else:
+                known.nodes.pop(name, None)
+        return known.nodes
+
     def _release(self, job_id: str) -> None:
+        held = self._holding.pop(job_id)
         if job_id in self._begun:
-            for name, slots, need in self._begun.pop(job_id):
-                self._rooms[name].give_back(slots, need)
+            taken = self._begun.pop(job_id)
+            self._give_back(taken)
+            self._changed += dict.fromkeys(name for name, _, _ in taken)
             return
-        for task in self._state.jobs[job_id].tasks.values():
-            if task.status is not TaskStatus.EXITED and task.place.node_id in self._rooms:
-                self._rooms[task.place.node_id].free(task.place)
+        self._gone.add(job_id)
+        for place in held_places(held):
+            if place.node_id in self._rooms:
+                self._rooms[place.node_id].free(booked(self._state, held, place, self._gone))
+                self._changed.append(place.node_id)
+
+
+def _looked_at(state: CellState, asked: JobState, line: Line) -> dict[str, JobState]:
+    """The first MAX_AHEAD that wait, in order; under a profile that stops jobs, up to the one that is asked about, since who comes later is not in its way.
+
+    Raises `TooFar` where that one is not among them.
+    """
+    ids = state.queue.values() if line.places is None else line.places
+    found: dict[str, JobState] = {}
+    for job_id in islice(ids, MAX_AHEAD):
+        found[job_id] = state.jobs[job_id]
+        if job_id == asked.job_id and line.profile.preempt is not None:
+            break
+    if asked.job_id not in found:
+        raise TooFar
+    return found
 
 
 def suits_node(node: NodeState, need: ResourceVector, gpu_models: tuple[str, ...]) -> bool:
@@ -195,11 +336,7 @@ def _holders(state: CellState, job: JobState, ends_ms: Mapping[str, int]) -> tup
     }
     found = []
     for held in state.holding.values():
-        places = [
-            task.place
-            for task in held.tasks.values()
-            if task.status is not TaskStatus.EXITED and task.place.node_id in suitable
-        ]
+        places = [place for place in held_places(held) if place.node_id in suitable]
         gpus = sum(len(place.gpus) for place in places)
         if places and (gpus or not need.gpus):
             found.append(Holder(held.job_id, held.spec.owner, gpus, ends_ms.get(held.job_id)))

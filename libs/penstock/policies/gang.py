@@ -8,12 +8,15 @@ from collections.abc import Callable, Iterable
 from itertools import islice, repeat
 
 from penstock.ledger.demand import Demand
-from penstock.ledger.index import NO_SHARE, Free, bits
-from penstock.ledger.state import CellState, JobState
+from penstock.ledger.index import NO_SHARE, Free, bits, lowest
+from penstock.ledger.job_state import JobState
+from penstock.ledger.state import CellState
 from penstock.model.ledger_events import MAX_CANDIDATES, Candidate, PlacementExplanation
 from penstock.model.types import WHOLE_GPU, ResourceVector
 from penstock.policies.base import LazyRng, Plan
 from penstock.policies.reasons import refusals
+
+EVERYWHERE = -1  # the set of all nodes
 
 
 class Gang:
@@ -32,15 +35,20 @@ class Gang:
         "workers",
     )
 
-    def __init__(self, state: CellState, demand: Demand, *, distinct_nodes: bool = False) -> None:
+    def __init__(
+        self, state: CellState, demand: Demand, *, distinct_nodes: bool = False, within: int = EVERYWHERE
+    ) -> None:
         self.state = state
         self.demand = demand
         self.distinct_nodes = distinct_nodes
         index = state.index
-        self.fitting = self._open_workers = index.candidates(demand.worker, demand.gpu_models)
+        self.fitting = index.candidates(demand.worker, demand.gpu_models)
+        self._open_workers = self.fitting & within
         """`fitting`: where one worker fits before this plan takes anything."""
         self._open_servers = (
-            index.candidates(demand.parameter_server, demand.gpu_models) if demand.parameter_servers else 0
+            index.candidates(demand.parameter_server, demand.gpu_models) & within
+            if demand.parameter_servers
+            else 0
         )
         self.left: dict[int, Free] = {}
         """What this plan leaves free on each node that it uses."""
@@ -94,6 +102,17 @@ class Gang:
         return True
 
 
+def tasks_that_fit(state: CellState, demand: Demand) -> int:
+    """How many of its tasks first fit places now, parameter servers first; for equal tasks no policy places more."""
+    gang = Gang(state, demand)
+    for placed, is_worker in enumerate([False] * demand.parameter_servers + [True] * demand.workers):
+        nodes = gang.open(is_worker)
+        if not nodes:
+            return placed
+        gang.take(lowest(nodes), is_worker)
+    return demand.tasks
+
+
 Rank = Callable[[Gang, bool, int], list[tuple[float, int]]]
 """(gang, is_worker, limit) → at most `limit` open nodes, best first, as (score of the plan with it, ordinal)."""
 
@@ -110,15 +129,23 @@ def best_of(classes: Iterable[tuple[float, int]], limit: int) -> list[tuple[floa
 
 
 def place_greedily(
-    profile: str, state: CellState, job: JobState, rank: Rank, *, distinct_nodes: bool = False
+    profile: str,
+    state: CellState,
+    job: JobState,
+    rank: Rank,
+    *,
+    distinct_nodes: bool = False,
+    within: int = EVERYWHERE,
 ) -> Plan | None:
     """Parameter servers first, then workers, each on the best-ranked open node; None if one finds none.
 
     The explanation's alternatives are complete plans that differ from the winner in the task decided last:
     for a job of one task the five best nodes. They cost nothing extra, and the margin is ≥ 0 by construction.
+
+    `within`: set of the nodes that may be taken.
     """
     demand = job.demand
-    gang = Gang(state, demand, distinct_nodes=distinct_nodes)
+    gang = Gang(state, demand, distinct_nodes=distinct_nodes, within=within)
     if not gang.may_hold_all_workers():
         return None
     for is_worker in (*repeat(False, demand.parameter_servers), *repeat(True, demand.workers - 1)):
@@ -130,7 +157,7 @@ def place_greedily(
     if not ranked:
         return None
     plans = _varied(gang, [ordinal for _, ordinal in ranked])
-    return Plan(plans[0], _explanation(profile, job.job_id, gang, ranked, plans))
+    return Plan(plans[0], explanation(profile, job.job_id, gang, ranked, plans))
 
 
 class Greedy:
@@ -155,7 +182,7 @@ def _varied(gang: Gang, last_workers: list[int]) -> list[tuple[str, ...]]:
     return [(*before, node_at[ordinal], *after) for ordinal in last_workers]
 
 
-def _explanation(
+def explanation(
     profile: str, job_id: str, gang: Gang, ranked: list[tuple[float, int]], plans: list[tuple[str, ...]]
 ) -> PlacementExplanation:
     demand = gang.demand

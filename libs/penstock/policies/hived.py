@@ -27,8 +27,9 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from penstock.ledger.index import bits, lowest
+from penstock.ledger.job_state import JobState
 from penstock.ledger.masks import full_mask
-from penstock.ledger.state import CellState, JobState
+from penstock.ledger.state import CellState
 from penstock.model.types import MAX_GPUS_PER_NODE, WHOLE_GPU, ResourceVector
 from penstock.policies.base import LazyRng, Plan
 from penstock.policies.gang import Gang, best_of, place_greedily

@@ -25,18 +25,19 @@ the gang's parameter servers come before its workers, as everywhere here; enqueu
 cluster is left out, for it only hides gangs that could not start anyway.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from heapq import heappop
 from itertools import islice
 from math import sqrt
 
+from penstock.ledger.demand import DemandKey
 from penstock.ledger.index import bits
-from penstock.ledger.state import CellState, JobState
-from penstock.model.transitions import JobStatus
+from penstock.ledger.job_state import JobState
+from penstock.ledger.state import CellState
 from penstock.model.types import WHOLE_GPU
-from penstock.policies.base import LazyRng, Plan
+from penstock.policies.base import LazyRng, Plan, Turns
 from penstock.policies.gang import Gang, place_greedily
-from penstock.policies.waiting import Waiting, go_on, heads
+from penstock.policies.job_rows import JobRows, go_on, goes_on, heads
 
 MAX_SCORED = 100
 """Nodes scored per task. Kubernetes, too, scores a part of a large cluster only, and never fewer than 100
@@ -83,22 +84,37 @@ class LeastAndBalanced:
 
 
 class Kubeflow(LeastAndBalanced):
-    """Implements `penstock.policies.base.Queueing`, too: all waiting gangs, those of equal needs in one row."""
+    """Implements `penstock.policies.base.Order`, too: all waiting gangs, those of equal needs in one row."""
 
     def __init__(self) -> None:
         super().__init__("kubeflow", count_gpus=False, max_scored=None)
-        self._waiting = Waiting(by_demand)
+        self._rows = JobRows(by_demand)
 
     def order(self, state: CellState) -> Iterator[str]:
         """By submission; where a gang does not fit, none with the same needs does. O(changes + kinds of gangs)."""
-        heap = heads([], self._waiting.rows(state).values())
+        self._rows.update(state)
+        heap = heads([], self._rows.waiting.values())
         while heap:
             job_id = heap[0][2]
             yield job_id
-            if state.jobs[job_id].status is JobStatus.LAUNCHING:
+            if goes_on(state, job_id):
                 go_on(heap)
             else:
                 heappop(heap)
+
+    def ranking(
+        self, state: CellState, waiting: Iterable[JobState], holding: Iterable[JobState], at_ms: int
+    ) -> Turns:
+        """By submission; where a gang does not start, none with the same needs does."""
+        del state, holding, at_ms
+        hopeless: set[DemandKey] = set()
+        for job in sorted(waiting, key=lambda job: job.order):
+            if (key := job.demand.key) not in hopeless and not (yield job):
+                hopeless.add(key)
+
+    def claim(self, state: CellState, job: JobState) -> str:
+        """`submitted as record 812`."""
+        return f"submitted as record {job.order}"
 
 
 def by_demand(state: CellState, job: JobState) -> tuple[tuple[object, ...], float]:

@@ -30,10 +30,11 @@ from collections.abc import Iterable
 from enum import Enum
 
 from penstock.ledger.index import NodeIndex, bits
-from penstock.ledger.state import CellState, JobState
+from penstock.ledger.job_state import JobState
+from penstock.ledger.state import CellState
 from penstock.model.types import MAX_GPUS_PER_NODE
 from penstock.policies.base import LazyRng, Plan
-from penstock.policies.gang import Gang, best_of, place_greedily
+from penstock.policies.gang import EVERYWHERE, Gang, best_of, place_greedily
 
 FITNESS_UNITS = 720_720
 """Least common multiple of 1 … 16 GPUs: fitness is summed in whole units, so equal plans tie exactly."""
@@ -242,5 +243,11 @@ class Liquid:
 
     def place(self, state: CellState, job: JobState, rng: LazyRng) -> Plan | None:
         """See the module's docstring; no random choice."""
+        return self.place_within(EVERYWHERE, state, job)
+
+    def place_within(self, nodes: int, state: CellState, job: JobState) -> Plan | None:
+        """On these nodes alone. `nodes`: a set."""
         search = _Search(self, Network(state.index, self._pair_cost))
-        return place_greedily(self.name, state, job, search.rank, distinct_nodes=self._distinct_nodes)
+        return place_greedily(
+            self.name, state, job, search.rank, distinct_nodes=self._distinct_nodes, within=nodes
+        )

@@ -3,34 +3,150 @@
 The jobs are sorted by a key, ascending, ties by submission. From the front, each job that still fits is
 chosen; one that does not is skipped and later ones are still tried. Sources: SRTF and SRSF as in Muri's
 comparison (§6.1 there); shortest job first is the textbook rule. Nodes: first fit.
+
+Only differences are looked for. A job that runs keeps its GPUs unless one that waits comes before it and lacks them; then
+those that run and come last give way, and are tried again, each at its own place in the order, for what is left over.
+That chooses the same jobs as walking through all of them.
+
+What stopping a job that runs costs is taken off its key, so nobody is stopped for a gain that is smaller: with remaining times a of
+the one that waits and b of the one that runs, the swap saves b - a - cost of the sum of both completion times.
 """
 
-from collections.abc import Callable
-from heapq import heappop
+from collections.abc import Iterator, Mapping
+from heapq import heapify, heappop, heappush, heapreplace
+from itertools import count
+from operator import itemgetter
+from typing import Protocol
 
-from penstock.ledger.state import CellState, JobState
-from penstock.policies.base import RunSet
-from penstock.policies.baselines import FirstFit
-from penstock.policies.replan import Nodes, holders
-from penstock.policies.service import remaining_s
-from penstock.policies.waiting import NO_MORE, Head, Waiting, go_on, heads, in_order
+from penstock.ledger.demand import DemandKey
+from penstock.ledger.job_state import JobState
+from penstock.ledger.state import CellState
+from penstock.policies.base import NO_LIMITS, Selection
+from penstock.policies.free_gpus import FreeGpus, GpuKinds, Need, will_queue_again
+from penstock.policies.job_rows import NO_MORE, Head, JobRows, go_on, heads, in_order
+from penstock.policies.service import (
+    cost_text,
+    ends_s,
+    fixed_cost_s,
+    loses,
+    remaining_s,
+    remaining_text,
+    saved_s,
+    stop_cost_s,
+)
 
-Key = Callable[[CellState, JobState], float]
-"""≥ 0; the smallest runs first."""
+
+class Key(Protocol):
+    """≥ 0; the smallest runs first. `cost_s` is taken off the time that the job needs, down to 0."""
+
+    def __call__(self, state: CellState, job: JobState, cost_s: float = 0.0) -> float: ...
 
 
-shortest_remaining_time: Key = remaining_s
-"""Seconds."""
+def shortest_remaining_time(state: CellState, job: JobState, cost_s: float = 0.0) -> float:
+    """Seconds."""
+    left_s = remaining_s(state, job)
+    return max(0.0, left_s - cost_s) if cost_s else left_s
 
 
-def shortest_remaining_service(state: CellState, job: JobState) -> float:
+def shortest_remaining_service(state: CellState, job: JobState, cost_s: float = 0.0) -> float:
     """GPU seconds: what is left, times the gang's GPUs. Without GPUs it is 0, even if the time is unknown."""
-    workers, gpus = shape_of(job)
-    return remaining_s(state, job) * (workers * gpus) if gpus else 0.0
+    gpus = gpus_of(job)
+    return shortest_remaining_time(state, job, cost_s) * gpus if gpus else 0.0
 
 
-Shape = tuple[int, int]
-"""(workers, GPUs of each)."""
+Kind = tuple[int, bool, bool]
+"""(GPUs of the gang, whether its remaining time is falling, whether its cost is rising) of jobs that run: their order does not change."""
+Place = tuple[float, int]
+"""(key, order of submission): the smallest runs first."""
+
+
+class Ordered:
+    """Implements `penstock.policies.base.Preemption`: the smallest keys run. `preemptive=False`: what runs stays."""
+
+    def __init__(self, key: Key, *, preemptive: bool) -> None:
+        self._key = key
+        self._preemptive = preemptive
+        self._rows: JobRows[tuple[object, ...]] = JobRows(
+            lambda state, job: (job.demand.key, key(state, job)), _kind if preemptive else None
+        )
+        self._gpus: GpuKinds | None = None
+
+    def select(self, state: CellState, at_most: Mapping[DemandKey, int] = NO_LIMITS) -> Selection:
+        """O(rows of waiting jobs + jobs that change places)."""
+        walk = _Walk(self, state, at_most)
+        walk.go()
+        stops = sorted(walk.stopped, key=itemgetter(0, 1), reverse=True)
+        return Selection(tuple(walk.claims), tuple(job.job_id for _, _, job in stops))
+
+    def kinds(self, state: CellState) -> GpuKinds:
+        """Kept from plan to plan while the nodes stay as they are."""
+        if self._gpus is None or not self._gpus.current(state):
+            self._gpus = GpuKinds(state)
+        return self._gpus
+
+    def waiting(self, state: CellState, at_most: Mapping[DemandKey, int]) -> list[Head[DemandKey]]:
+        """A heap of those who want to start, one entry per row."""
+        self._rows.update(state)
+        rows = self._rows.waiting
+        singles = [
+            (self._key(state, job), job.order, job.job_id, job.demand.key, NO_MORE)
+            for job in state.stopping.values()
+            if will_queue_again(job)
+        ]
+        return heads(singles, (entries for row, entries in rows.items() if at_most.get(row) != 0))
+
+    def running(self, state: CellState) -> Iterator[tuple[Place, JobState]]:
+        """From the one that comes last to the first; none if they all stay."""
+        if not self._preemptive:
+            return
+        key, jobs = self._charged, state.jobs
+        heap = []
+        self._rows.update(state)
+        for entries in self._rows.running.values():
+            backwards = reversed(entries)
+            job = jobs[next(backwards)[2]]
+            heap.append((-key(state, job), -job.order, job, backwards))
+        heapify(heap)
+        while heap:
+            last_key, last_order, job, backwards = heap[0]
+            yield (-last_key, -last_order), job
+            entry = next(backwards, None)
+            if entry is None:
+                heappop(heap)
+            else:
+                job = jobs[entry[2]]
+                heapreplace(heap, (-key(state, job), -job.order, job, backwards))
+
+    def _charged(self, state: CellState, job: JobState) -> float:
+        """The key of a job that runs, less what stopping it costs."""
+        if job.spec.checkpoint == "none":
+            return self._key(state, job)
+        return self._key(state, job, stop_cost_s(state, job))
+
+    def later(self, state: CellState, job: JobState) -> Iterator[JobState]:
+        """Those that run with a larger key, the largest first."""
+        place = self._key(state, job), job.order
+        for other, runs in self.running(state):
+            if other < place:
+                return
+            yield runs
+
+    def ranking(self, state: CellState) -> list[str]:
+        """By key; where nobody is stopped, those that run come first. O(jobs · log jobs)."""
+        key = self._charged if self._preemptive else always_first
+        running: list[Head[DemandKey]] = [
+            (key(state, job), job.order, job.job_id, (), NO_MORE)
+            for job in state.holding.values()
+            if job.order not in state.stopping
+        ]
+        heap = [*running, *self.waiting(state, NO_LIMITS)]
+        heapify(heap)
+        return in_order([heap])
+
+    def claim(self, state: CellState, job: JobState) -> str:
+        """Its remaining time, and what stopping it would cost."""
+        cost = cost_text(state, job) if self._preemptive and job.preemptible else ""
+        return remaining_text(state, job) + cost
 
 
 def always_first(state: CellState, job: JobState) -> float:
@@ -38,47 +154,111 @@ def always_first(state: CellState, job: JobState) -> float:
     return -1.0
 
 
-class Ordered(FirstFit):
-    """Runs the jobs with the smallest keys. `preemptive=False`: what runs stays, whatever its key."""
+def _kind(state: CellState, job: JobState) -> tuple[Kind, float] | None:
+    """Within a kind those whose time less cost ends later come later. None: it runs on, whoever comes."""
+    if not job.preemptible:
+        return None
+    ends = ends_s(job)
+    if ends is None:
+        return (gpus_of(job), False, False), remaining_s(state, job)
+    if job.spec.checkpoint == "none":
+        return (gpus_of(job), True, False), ends
+    if loses(job):
+        return (gpus_of(job), True, True), ends - fixed_cost_s(job) + saved_s(job)
+    return (gpus_of(job), True, False), ends - fixed_cost_s(job)
 
-    def __init__(self, name: str, key: Key, *, preemptive: bool) -> None:
-        super().__init__(name)
-        self._key = key
-        self._preemptive = preemptive
-        self._waiting = Waiting(lambda state, job: (shape_of(job), key(state, job)))
 
-    def plan(self, state: CellState) -> RunSet:
-        """Looks at jobs that run, and at the waiting ones with the smallest keys of each shape."""
-        running, ending = holders(state)
-        heap = self._heads(state, running)
-        nodes = Nodes(state, ending)
-        full: set[Shape] = set()
-        chosen: list[str] = []
-        some_need_none = not all(head[3][1] for head in heap)
-        while heap and (nodes.free or some_need_none):
-            _, _, job_id, shape, more = heap[0]
-            if shape in full or not nodes.take(*shape):
-                full.add(shape)
+def gpus_of(job: JobState) -> int:
+    """GPUs of the whole gang. Only for jobs with an estimate."""
+    assert job.estimate is not None, f"{job.job_id} has no estimate yet"
+    return job.workers * job.estimate.worker.gpus
+
+
+class _Walk:
+    """One walk through who waits, and who has to give way."""
+
+    def __init__(self, ordered: Ordered, state: CellState, at_most: Mapping[DemandKey, int]) -> None:
+        self.claims: list[str] = []
+        self.stopped: list[tuple[float, int, JobState]] = []
+        self._state = state
+        kinds = ordered.kinds(state)
+        self._need = kinds.need
+        self._free = FreeGpus(kinds)
+        self._heap = ordered.waiting(state, at_most)
+        self._left = dict(at_most)
+        self._running = ordered.running(state)
+        self._last: list[tuple[Place, JobState]] = []
+        """Of those who run and did not give way the ones that were looked at; last claim first."""
+        self._suspended: list[tuple[float, int, str, JobState]] = []
+        """Gave way; a heap, first claim first. Who finds GPUs at its own place runs on."""
+        self._refused: dict[object, int] = {}
+        """Alike needs → the smallest that found too little, since anybody gave way last: what comes later finds no more."""
+
+    def go(self) -> None:
+        heap, jobs = self._heap, self._state.jobs
+        while heap:
+            key, order, job_id, row, more = heap[0]
+            place = key, order
+            if self._suspended:
+                self._resume(place)
+            job = jobs[job_id]
+            left = self._left.get(row) if self._left else None
+            if left == 0 or not self._may_run(self._need(row, job), place):
                 heappop(heap)
                 continue
-            chosen.append(job_id)
+            if left is not None:
+                self._left[row] = left - 1
+            self.claims.append(job_id)
             if more is NO_MORE:
                 heappop(heap)
             else:
                 go_on(heap)
-        return RunSet(tuple(chosen))
+        self._resume(None)
 
-    def ranking(self, state: CellState) -> list[str]:
-        """By key. O(jobs · log jobs)."""
-        return in_order([self._heads(state, holders(state)[0])])
+    def _may_run(self, need: Need, place: Place) -> bool:
+        refused = self._refused.get(need.alike)
+        if refused is not None and need.milli >= refused:
+            return False
+        if self._free.take(need):
+            return True
+        if self._make_way(need, place):
+            self._refused.clear()
+            return True
+        self._refused[need.alike] = need.milli
+        return False
 
-    def _heads(self, state: CellState, running: list[JobState]) -> list[Head[Shape]]:
-        key = self._key if self._preemptive else always_first
-        entries = [(key(state, job), job.order, job.job_id, shape_of(job), NO_MORE) for job in running]
-        return heads(entries, self._waiting.rows(state).values())
+    def _make_way(self, need: Need, place: Place) -> bool:
+        """Those who come last give way until the job has its GPUs; nobody if that is not enough."""
+        free, last = self._free, self._last
+        if last and last[0][0] < place:
+            return False
+        lack = free.lack(need)
+        gave_way: list[int] = []
+        for number in count():
+            if number == len(last):
+                following = next(self._running, None)
+                if following is None:
+                    break
+                last.append(following)
+            other_place, other = last[number]
+            if other_place < place:
+                break
+            brings = free.brings(other, need)
+            if not brings:
+                continue
+            gave_way.append(number)
+            lack -= brings
+            if lack <= 0:
+                for given in reversed(gave_way):
+                    (key, order), other = last.pop(given)
+                    free.give_back(other)
+                    heappush(self._suspended, (key, order, other.job_id, other))
+                return free.take(need)
+        return False
 
-
-def shape_of(job: JobState) -> Shape:
-    """What a plan counts of a gang. Only for jobs with an estimate."""
-    assert job.estimate is not None, f"{job.job_id} has no estimate yet"
-    return job.spec.workers, job.estimate.worker.gpus
+    def _resume(self, before: Place | None) -> None:
+        """Those who gave way and come before this place are tried again: they run on, or are stopped."""
+        while self._suspended and (before is None or self._suspended[0][:2] < before):
+            key, order, _, job = heappop(self._suspended)
+            if not self._free.take_again(job):
+                self.stopped.append((key, order, job))

@@ -1,58 +1,109 @@
 """Profiles: the names under which policies are chosen. One table; nothing ever looks into a name.
 
-A profile is a policy and what it fixes of the settings, because it would not be itself otherwise.
+A profile is composed of stages (`penstock.policies.base.Profile`), and fixes some settings, because it would not be itself otherwise.
 """
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
+from typing import Any
 
 import msgspec
 
-from penstock.model.ledger_events import MAX_BACKFILL_WINDOW, MAX_OVERTAKES, PlacerSettings
-from penstock.policies.base import Policy
+from penstock.model.settings import MAX_BACKFILL_WINDOW, MAX_OVERTAKES, PlacerSettings
+from penstock.policies.base import Policy, Profile
 from penstock.policies.baselines import Even, FirstFit, MostFree, RandomFit
 from penstock.policies.drf import DominantResourceFairness
+from penstock.policies.fair import FairResponse
 from penstock.policies.fgd import FragmentationGradient
 from penstock.policies.hived import BuddyCells
 from penstock.policies.kubernetes import MAX_SCORED, Kubeflow, LeastAndBalanced
 from penstock.policies.liquid import Liquid, PairCost
-from penstock.policies.ordered import Ordered, shortest_remaining_service, shortest_remaining_time
+from penstock.policies.moldable import ShortestStep
+from penstock.policies.ordered import Key, Ordered, shortest_remaining_service, shortest_remaining_time
 from penstock.policies.packing import BestFit, Clustering, DotProduct, Packing
+from penstock.policies.reservation import Reservation
 from penstock.policies.scored import ScoredFit
 from penstock.policies.tiresias import Tiresias
+from penstock.policies.together import Together
 
-PROFILES: Mapping[str, Callable[[PlacerSettings], Policy]] = MappingProxyType(
+Make = Callable[[PlacerSettings], Profile]
+
+
+def placed_by(policy: Callable[[PlacerSettings], Policy]) -> Make:
+    """First come, first served with backfill; only the place stage differs."""
+
+    def make(settings: PlacerSettings) -> Profile:
+        found = policy(settings)
+        return Profile(found.name, found)
+
+    return make
+
+
+def ordered_by(name: str, key: Key, *, preemptive: bool) -> Make:
+    """First fit for those that come first."""
+    return lambda settings: Profile(name, FirstFit(name), preempt=Ordered(key, preemptive=preemptive))
+
+
+def own_order(policy: Callable[[], Any]) -> Make:
+    """One object places and orders."""
+
+    def make(settings: PlacerSettings) -> Profile:
+        both = policy()
+        return Profile(both.name, both, order=both)
+
+    return make
+
+
+def least_attained(name: str, where: Callable[[str], Policy], *, strict_fifo: bool = False) -> Make:
+    """Tiresias's queues; `where` finds nodes."""
+    return lambda settings: Profile(
+        name,
+        where(name),
+        preempt=Tiresias(settings.queue_limits_gpu_s, strict_fifo=strict_fifo),
+        beside_stops=not strict_fifo,
+    )
+
+
+def penstock(settings: PlacerSettings) -> Profile:
+    """Gangs together; tenants below their share first, then who has waited longest for its run time; backfill behind a reservation;
+    moldable jobs with the workers that make their iterations shortest and are worth their GPUs."""
+    place = Together("penstock", settings.network_weight)
+    return Profile("penstock", place, order=FairResponse(), backfill=Reservation(place), shape=ShortestStep())
+
+
+PROFILES: Mapping[str, Make] = MappingProxyType(
     {
-        "liquid": lambda settings: Liquid(settings.network_weight),
-        "liquid-levels": lambda settings: Liquid(
-            settings.network_weight, PairCost.LEVELS, name="liquid-levels"
+        "penstock": penstock,
+        "liquid": placed_by(lambda settings: Liquid(settings.network_weight)),
+        "liquid-levels": placed_by(
+            lambda settings: Liquid(settings.network_weight, PairCost.LEVELS, name="liquid-levels")
         ),
-        "fifo": lambda settings: FirstFit("fifo"),
-        "fifo-strict": lambda settings: FirstFit("fifo-strict"),
-        "random": lambda settings: RandomFit(),
-        "even": lambda settings: Even("even"),
-        "k8s-default": lambda settings: LeastAndBalanced(
-            "k8s-default", count_gpus=True, max_scored=MAX_SCORED
+        "fifo": placed_by(lambda settings: FirstFit("fifo")),
+        "fifo-strict": placed_by(lambda settings: FirstFit("fifo-strict")),
+        "random": placed_by(lambda settings: RandomFit()),
+        "even": placed_by(lambda settings: Even("even")),
+        "k8s-default": placed_by(
+            lambda settings: LeastAndBalanced("k8s-default", count_gpus=True, max_scored=MAX_SCORED)
         ),
-        "kubeflow": lambda settings: Kubeflow(),
-        "sjf": lambda settings: Ordered("sjf", shortest_remaining_time, preemptive=False),
-        "srtf": lambda settings: Ordered("srtf", shortest_remaining_time, preemptive=True),
-        "srsf": lambda settings: Ordered("srsf", shortest_remaining_service, preemptive=True),
-        "tiresias": lambda settings: Tiresias("tiresias", settings.queue_limits_gpu_s, FirstFit("tiresias")),
-        "tiresias-fifo": lambda settings: Tiresias(
-            "tiresias-fifo", settings.queue_limits_gpu_s, MostFree("tiresias-fifo"), strict_fifo=True
-        ),
-        "hived": lambda settings: BuddyCells(),
-        "drf": lambda settings: DominantResourceFairness(),
-        "best-fit": lambda settings: ScoredFit("best-fit", BestFit()),
-        "dot-product": lambda settings: ScoredFit("dot-product", DotProduct()),
-        "clustering": lambda settings: ScoredFit("clustering", Clustering()),
-        "packing": lambda settings: ScoredFit("packing", Packing()),
-        "fgd": lambda settings: ScoredFit("fgd", FragmentationGradient(settings.typical_tasks)),
+        "kubeflow": own_order(Kubeflow),
+        "sjf": ordered_by("sjf", shortest_remaining_time, preemptive=False),
+        "srtf": ordered_by("srtf", shortest_remaining_time, preemptive=True),
+        "srsf": ordered_by("srsf", shortest_remaining_service, preemptive=True),
+        "tiresias": least_attained("tiresias", FirstFit),
+        "tiresias-fifo": least_attained("tiresias-fifo", MostFree, strict_fifo=True),
+        "hived": placed_by(lambda settings: BuddyCells()),
+        "drf": own_order(DominantResourceFairness),
+        "best-fit": placed_by(lambda settings: ScoredFit("best-fit", BestFit())),
+        "dot-product": placed_by(lambda settings: ScoredFit("dot-product", DotProduct())),
+        "clustering": placed_by(lambda settings: ScoredFit("clustering", Clustering())),
+        "packing": placed_by(lambda settings: ScoredFit("packing", Packing())),
+        "fgd": placed_by(lambda settings: ScoredFit("fgd", FragmentationGradient(settings.typical_tasks))),
     }
 )
 
-READ_DURATIONS = frozenset({"sjf", "srtf", "srsf"})
+DEFAULT = "penstock"
+"""Of a cell whose operator names none. `PlacerSettings.profile` keeps the default that ledgers were written with."""
+READ_DURATIONS = frozenset({"penstock", "sjf", "srtf", "srsf"})
 """Profiles whose order rests on how long a job will run; the others choose the same whether that is known or not."""
 WANT_TYPICAL_TASKS = frozenset({"fgd"})
 """Profiles that read the setting `typical_tasks`: a simulation fills it from its trace."""
@@ -62,6 +113,7 @@ FIXED: Mapping[str, Mapping[str, object]] = MappingProxyType(
         "fifo-strict": MappingProxyType({"backfill_window": 1}),
         "kubeflow": ALL_ARE_TRIED,
         "drf": ALL_ARE_TRIED,
+        "penstock": MappingProxyType({"max_overtakes": MAX_OVERTAKES}),
     }
 )
 """Profile → settings that it fixes, whatever was given."""
@@ -74,11 +126,11 @@ def in_force(settings: PlacerSettings) -> PlacerSettings:
 
 
 class UnknownProfile(LookupError):
-    """No policy has this name; the message lists those that exist."""
+    """No profile has this name; the message lists those that exist."""
 
 
-def policy_for(settings: PlacerSettings) -> Policy:
-    """The policy of the settings' profile. Raises `UnknownProfile`."""
+def profile_for(settings: PlacerSettings) -> Profile:
+    """The stages of the settings' profile. Raises `UnknownProfile`."""
     make = PROFILES.get(settings.profile)
     if make is None:
         raise UnknownProfile(f"{settings.profile!r} is no profile; there are {', '.join(sorted(PROFILES))}")

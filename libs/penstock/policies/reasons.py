@@ -21,6 +21,10 @@ class Reason(StrEnum):
     OVERTAKE_LIMIT = "overtake_limit"
     BEHIND_IN_QUEUE = "behind_in_queue"
     OUTRANKED = "outranked"
+    AWAITING_STOPS = "awaiting_stops"
+    NODES_KEPT = "nodes_kept"
+    KEPT_FOR_OTHERS = "kept_for_others"
+    BATCH_WINDOW = "batch_window"
     POLICY_FAILED = "policy_failed"
     NODES_CORDONED = "nodes_cordoned"
     NODES_SUSPECT = "nodes_suspect"
@@ -83,6 +87,22 @@ ADVICE: Mapping[Reason, Advice] = MappingProxyType(
             "The profile prefers other jobs, and they need the GPUs.",
             "Wait until one of them ends (`penstock top`), or ask for less: fewer GPUs or a shorter run rank earlier "
             "in most profiles.",
+        ),
+        Reason.BATCH_WINDOW: Advice(
+            "Jobs arrive fast, and it waits for a plan for all of them.",
+            "Wait; without a plan it is tried by itself when the window is over.",
+        ),
+        Reason.AWAITING_STOPS: Advice(
+            "Jobs that come later are being stopped for it; its nodes are kept for it.",
+            "Wait until they have stopped; `penstock describe` shows how long they may take.",
+        ),
+        Reason.NODES_KEPT: Advice(
+            "Nodes are kept for it until the jobs there have ended.",
+            "Wait; it starts earlier if it fits elsewhere. Jobs that end in time may run there meanwhile.",
+        ),
+        Reason.KEPT_FOR_OTHERS: Advice(
+            "It would fit, but the nodes are kept for a job that comes first.",
+            "Wait, or tell how long it runs (`iterations` and progress, see `penstock eta`): a job that ends in time may start there.",
         ),
         Reason.POLICY_FAILED: Advice(
             "The profile's policy raised an exception when it was asked for a place; it is asked again with growing pauses.",

@@ -13,8 +13,10 @@ import numpy.typing as npt
 from msgspec.structs import replace
 
 from penstock.ledger.index import bits, shape_of
+from penstock.ledger.job_state import JobState
 from penstock.ledger.masks import take_lowest
-from penstock.ledger.state import CellState, JobState, NodeState
+from penstock.ledger.node_state import NodeState
+from penstock.ledger.state import CellState
 from penstock.model.transitions import NodeStatus
 from penstock.model.types import MAX_GPUS_PER_NODE, WHOLE_GPU, NodeSpec, ResourceVector
 from penstock.policies.base import Plan

@@ -12,7 +12,8 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from penstock.ledger.demand import vector_key
-from penstock.ledger.state import CellState, JobState
+from penstock.ledger.job_state import JobState
+from penstock.ledger.state import CellState
 from penstock.model.types import ResourceVector
 from penstock.policies.base import LazyRng, Plan
 from penstock.policies.gang import Gang, place_greedily

@@ -1,12 +1,15 @@
 """How long a job has run and how long it still needs, as far as the ledger knows.
 
-Ideal: the job reports it (`WorkProgressed`). Departure, for jobs that never report: the time since all of its tasks
-run, and the estimate of its run time less that. Seconds, real: thresholds are judged on them.
+Ideal: the job reports it (`WorkProgressed`). Departures, for jobs that do not report what is left: the estimator's
+answer from their steps (`EtaEstimated`); else the estimate of the run time less the time since all tasks run.
+Seconds, real: thresholds are judged on them.
 """
 
 from math import inf
 
-from penstock.ledger.state import CellState, JobState
+from penstock.ledger.job_state import JobState
+from penstock.ledger.state import CellState
+from penstock.model.types import Estimate
 
 
 def attained_s(state: CellState, job: JobState) -> float:
@@ -21,7 +24,7 @@ def attained_s(state: CellState, job: JobState) -> float:
 
 
 def remaining_s(state: CellState, job: JobState) -> float:
-    """Time that the job still needs, ≥ 0; infinite without a report and an estimated run time."""
+    """Time that the job still needs, ≥ 0; infinite without a report, an answer and an estimated run time."""
     if job.remaining_s is not None:
         since_ms = job.running_ms
         if since_ms is None:
@@ -30,7 +33,113 @@ def remaining_s(state: CellState, job: JobState) -> float:
             since_ms = job.progress_ms
         left_s = job.remaining_s - (state.now_ms - since_ms) / 1_000
         return left_s if left_s > 0 else 0.0
-    if job.estimate is None or job.estimate.run_ms is None:
+    if (eta := job.eta) is not None:
+        left_ms = eta.left_ms.middle - eta.passed_ms(job.running_ms, state.now_ms)
+        return left_ms / 1_000 if left_ms > 0 else 0.0
+    if (estimate := job.estimate) is None or estimate.run_ms is None:
         return inf
-    left_s = job.estimate.run_ms / 1_000 - attained_s(state, job)
+    run_ms = _shaped_ms(job, estimate) if estimate.options else estimate.run_ms
+    left_s = run_ms / 1_000 - attained_s(state, job)
     return left_s if left_s > 0 else 0.0
+
+
+def saves_in_time(job: JobState) -> bool:
+    """Whether its usual save fits into its grace; a job that has not saved yet is taken at its word."""
+    return job.checkpoint is None or job.checkpoint.usual_save_ms <= job.spec.grace_ms
+
+
+def saved_s(job: JobState) -> float:
+    """The ledger's time in s up to which nothing of the running attempt's work would be lost."""
+    assert job.running_ms is not None, job.job_id
+    return max(job.running_ms, 0 if job.checkpoint is None else job.checkpoint.at_ms) / 1_000
+
+
+def fixed_cost_s(job: JobState) -> float:
+    """What stopping it costs at whatever time, ≥ 0: its usual save where it saves in time, and a launch as long as its last.
+
+    Ideal: of every job, with all its work where it does not save. Departure: a job that does not say how it saves, or does not run
+    yet, costs nothing, as in the sources of the orders: their published times rest on that.
+    """
+    if job.running_ms is None or job.spec.checkpoint == "none":
+        return 0.0
+    launch_ms = 0 if job.placed_ms is None else job.running_ms - job.placed_ms
+    if job.checkpoint is None or not saves_in_time(job):
+        return launch_ms / 1_000
+    return (launch_ms + job.checkpoint.usual_save_ms) / 1_000
+
+
+def loses(job: JobState) -> bool:
+    """Whether what it does since its checkpoint would be lost: its cost rises as it runs."""
+    return job.running_ms is not None and job.spec.checkpoint != "none" and not saves_in_time(job)
+
+
+def stop_cost_s(state: CellState, job: JobState) -> float:
+    """What stopping a job that runs would cost it now, ≥ 0: `fixed_cost_s`, and the work since its checkpoint if a save does not
+    fit into its grace."""
+    if job.spec.checkpoint == "none":
+        return 0.0
+    lost_s = state.now_ms / 1_000 - saved_s(job) if loses(job) else 0.0
+    return fixed_cost_s(job) + lost_s
+
+
+def cost_text(state: CellState, job: JobState) -> str:
+    """`; stopping it costs 12 s`, with what of that is work that it would lose; for `why`. Empty: nothing."""
+    cost_s = stop_cost_s(state, job)
+    if not cost_s:
+        return ""
+    lost_s = cost_s - fixed_cost_s(job)
+    lost = f", of which {lost_s:,.0f} s are work that is not saved" if loses(job) else ""
+    return f"; stopping it costs {cost_s:,.1f} s{lost}"
+
+
+def remaining_text(state: CellState, job: JobState) -> str:
+    """`90 s left (80 to 120), by 200 finished runs`: the time with its interval and where it comes from; for `why`."""
+    left_s = remaining_s(state, job)
+    if left_s == inf:
+        return "time left unknown"
+    text = f"{left_s:,.0f} s left"
+    if job.remaining_s is not None:
+        return f"{text}, as it reports"
+    if (eta := job.eta) is None:
+        return f"{text}, as estimated"
+    passed_ms = eta.passed_ms(job.running_ms, state.now_ms)
+    low, high = (max(0.0, end - passed_ms) / 1_000 for end in (eta.left_ms.low, eta.left_ms.high))
+    return f"{text} ({low:,.0f} to {high:,.0f}), by {eta.source}"
+
+
+def ends_s(job: JobState) -> float | None:
+    """The ledger's time in s at which a job that runs will have no time left, unless it reports again; None while that recedes.
+
+    As `remaining_s`, and so infinite where that is not known. It is compared, so the same figures give the same bits.
+    """
+    since_ms = job.running_ms
+    if since_ms is None:
+        return None
+    if job.progress_ms > since_ms:
+        since_ms = job.progress_ms
+    if job.remaining_s is not None:
+        return job.remaining_s + since_ms / 1_000
+    if (eta := job.eta) is not None:
+        return (eta.left_ms.middle + max(eta.at_ms, job.running_ms or 0)) / 1_000
+    if (estimate := job.estimate) is None or estimate.run_ms is None:
+        return inf
+    run_ms = _shaped_ms(job, estimate) if estimate.options else estimate.run_ms
+    if job.attained_s is not None:
+        return (run_ms + since_ms) / 1_000 - job.attained_s
+    return (run_ms + since_ms - job.served_ms) / 1_000
+
+
+def _shaped_ms(job: JobState, estimate: Estimate) -> float:
+    """Run time with the attempt's workers, of a moldable job whose steps are known."""
+    found = estimate.run_ms_with(job.workers, job.spec.fewest_workers)
+    return inf if found is None else found
+
+
+def served_since_s(job: JobState) -> float | None:
+    """The ledger's time in s at which the job's attained service was 0, as if it had run ever since; None while it does not run."""
+    since_ms = job.running_ms
+    if since_ms is None:
+        return None
+    if job.attained_s is None:
+        return (since_ms - job.served_ms) / 1_000
+    return max(since_ms, job.progress_ms) / 1_000 - job.attained_s

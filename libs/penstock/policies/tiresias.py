@@ -10,19 +10,26 @@ Only moves are written: within a level the chosen and the others are two rows of
 new position only when it changes rows. New positions derive from the record's seq and never meet old ones.
 
 Departure: GPUs are counted, as in the source, and not nodes; where the chosen jobs do not fit the nodes as
-they stand, some of them move (`penstock.policies.replan.make_room`).
+they stand, some of them move (`penstock.policies.preemption`).
 """
 
-from collections.abc import Iterable, Sequence
-from heapq import heappop
+from collections.abc import Iterator, Mapping, Sequence, Set
+from heapq import heappop, merge
+from itertools import chain
 from math import ceil
 
-from penstock.ledger.state import CellState, JobState
+from penstock.ledger.demand import DemandKey
+from penstock.ledger.groups import holds_first
+from penstock.ledger.job_state import JobState
+from penstock.ledger.state import CellState
 from penstock.model.ledger_events import JobRank
-from penstock.policies.base import LazyRng, Plan, Policy, RunSet
-from penstock.policies.replan import Nodes, gpus_of, holders
-from penstock.policies.service import attained_s
-from penstock.policies.waiting import NO_MORE, Entry, Head, Waiting, go_on, heads, in_order
+from penstock.model.transitions import JobStatus
+from penstock.policies.base import NO_LIMITS, Selection
+from penstock.policies.free_gpus import will_queue_again
+from penstock.policies.job_rows import CONTENDING, NO_MORE, Entry, Head, JobRows, go_on, heads, in_order
+from penstock.policies.ordered import gpus_of
+from penstock.policies.service import attained_s, served_since_s
+from penstock.policies.trial import held_places
 
 POSITIONS_PER_RECORD = 1 << 12
 MAX_RANKED = 1_024
@@ -37,44 +44,48 @@ Part = tuple[int, int]
 
 
 class Tiresias:
-    """`limits_gpu_s`: the service at which a job leaves each queue but the last, rising. `where`: finds nodes.
+    """Implements `penstock.policies.base.Preemption`. `limits_gpu_s`: the service at which a job leaves each queue but the last, rising.
 
     `strict_fifo`: within a queue the chosen jobs do not move before the others, as in Pollux's experiments.
     """
 
-    def __init__(
-        self, name: str, limits_gpu_s: Sequence[float], where: Policy, *, strict_fifo: bool = False
-    ) -> None:
+    def __init__(self, limits_gpu_s: Sequence[float], *, strict_fifo: bool = False) -> None:
         assert list(limits_gpu_s) == sorted(limits_gpu_s), limits_gpu_s
-        self.name = name
         self.limits_gpu_s = tuple(limits_gpu_s)
         self._last = len(self.limits_gpu_s)
-        self._where = where
         self._strict_fifo = strict_fifo
-        self._waiting = Waiting(self._stand)
+        self._rows: JobRows[Row] = JobRows(self._stand, self._runs)
+        """Of all but those who are being stopped; who becomes due while it runs stands as before."""
+        self._by_service: JobRows[tuple[int, int]] = JobRows(runs=self._service)
+        """(level, GPUs) → jobs that run, with the ledger's time in s at which their service was 0: the first is due first."""
+        self._launching: JobRows[tuple[int, int]] = JobRows(runs=self._begins)
+        """(level, GPUs) → jobs that are being launched."""
+        self._fixed: JobRows[tuple[int]] = JobRows(runs=_not_preemptible)
+        """(GPUs,) → jobs that run on, whoever comes."""
 
-    def place(self, state: CellState, job: JobState, rng: LazyRng) -> Plan | None:
-        """As `where` does."""
-        return self._where.place(state, job, rng)
-
-    def plan(self, state: CellState) -> RunSet:
+    def select(self, state: CellState, at_most: Mapping[DemandKey, int] = NO_LIMITS) -> Selection:
         """Walks the queues with one counter of GPUs.
 
-        Looks at the jobs that run or were chosen, and at waiting ones of each size while there is room for it.
+        O(what has changed + rows + jobs that change places + jobs that were chosen and wait); under `strict_fifo` O(jobs).
         """
-        running, ending = holders(state)
-        parts = self._parts(state, running)
-        free = Nodes(state, ending).free
-        chosen: list[str] = []
+        parts = self._parts(state)
+        self._fixed.update(state)
+        fixed = sum(gpus * len(entries) for (gpus,), entries in self._fixed.running.items())
+        walk = _Walk(state, at_most, fixed)
+        claims: list[JobState] = []
+        stops: list[JobState] = []
         ranks: list[JobRank] = []
         row = _Positions(state.seq)
-        wake_s: float | None = None
+        near: list[tuple[int, JobState]] = []
+        """(level, job) of those who come to a level, or may start."""
         for level in range(self._last + 1):
-            free, stay, stopped = _walk(state, parts.get((level, CHOSEN), []), free)
-            free, come, _ = _walk(state, parts.get((level, WAITS), []), free, pass_over=True)
-            free, entered, late = _walk(state, parts.get((level - 1, DUE), []), free)
+            stay, stopped = walk.chosen(parts, level)
+            come, passed = walk.through(parts.heap(level, WAITS), pass_over=True)
+            entered, late = walk.through(parts.heap(level - 1, DUE))
             runs = [*stay, *come, *entered]
-            chosen += [job.job_id for job in runs]
+            claims += [job for job in runs if job.status in WANTS]
+            stops += [job for job in (*stopped, *passed, *late) if job.status in CONTENDING]
+            near += [(level, job) for job in runs]
             if self._strict_fifo:
                 both = sorted([*entered, *late], key=lambda job: job.order)
                 ranks += [_rank(job, level, True, row.at_end()) for job in both]
@@ -83,66 +94,255 @@ class Tiresias:
                 ranks += [_rank(job, level, True, row.at_end()) for job in (*come, *entered)]
                 ranks += [_rank(job, level, False, front) for front, job in zip(fronts, stopped, strict=True)]
                 ranks += [_rank(job, level, False, row.at_end()) for job in late]
-            if level < self._last:
-                limit = self.limits_gpu_s[level]
-                for job in runs:  # who is only about to run reaches it later: no harm in asking too early
-                    if gpus := gpus_of(job):
-                        left_s = ceil(limit / gpus) - attained_s(state, job)
-                        if wake_s is None or left_s < wake_s:
-                            wake_s = left_s
-        wake_ms = None if wake_s is None else state.now_ms + max(1, ceil(wake_s * 1_000))
-        return RunSet(tuple(chosen), tuple(ranks[:MAX_RANKED]), wake_ms)
+        stops.sort(key=lambda job: -job.order)
+        wake_s = self._wake_s(state, parts.due | {job.job_id for job in stops}, near)
+        return Selection(
+            tuple(job.job_id for job in claims),
+            tuple(job.job_id for job in stops),
+            tuple(ranks[:MAX_RANKED]),
+            None if wake_s is None else state.now_ms + max(1, ceil(wake_s * 1_000)),
+        )
+
+    def _wake_s(self, state: CellState, left_out: Set[str], near: list[tuple[int, JobState]]) -> float | None:
+        """When the next of those who run comes to its limit; who is only about to run comes later: no harm in asking too early."""
+        lefts: list[float] = []
+        for (level, gpus), entries in self._by_service.running.items():
+            first = next((job_id for _, _, job_id, _ in entries if job_id not in left_out), None)
+            if first is not None:
+                lefts.append(ceil(self.limits_gpu_s[level] / gpus) - attained_s(state, state.jobs[first]))
+        self._launching.update(state)
+        for (level, _), entries in self._launching.running.items():
+            near += [(level, state.jobs[job_id]) for _, _, job_id, _ in entries if job_id not in left_out]
+        for level, job in near:
+            if level < self._last and (gpus := gpus_of(job)):
+                lefts.append(ceil(self.limits_gpu_s[level] / gpus) - attained_s(state, job))
+        return min(lefts, default=None)
+
+    def later(self, state: CellState, job: JobState) -> Iterator[JobState]:
+        """Those that run and come later, the last one first. O(jobs · log jobs)."""
+        ranking = self.ranking(state)
+        for job_id in reversed(ranking[ranking.index(job.job_id) + 1 :]):
+            other = state.jobs[job_id]
+            if other.status in CONTENDING:
+                yield other
 
     def ranking(self, state: CellState) -> list[str]:
         """Queue after queue, as the next plan walks them. O(jobs · log jobs)."""
-        parts = self._parts(state, holders(state)[0])
+        parts = self._parts(state)
         walk = [
             part
             for level in range(self._last + 1)
             for part in ((level, CHOSEN), (level, WAITS), (level - 1, DUE))
         ]
-        return in_order([parts.get(part, []) for part in walk])
+        return in_order([parts.heap(*part) for part in walk])
 
-    def _parts(self, state: CellState, running: Sequence[JobState]) -> dict[Part, list[Head[Row]]]:
-        """Every contender in the part of its queue in which it stands, in order."""
-        singles: dict[Part, list[Head[Row]]] = {}
-        rows: dict[Part, list[Iterable[Entry[Row]]]] = {}
-        for job in running:
-            row, position = self._stand(state, job)
-            singles.setdefault(row[:2], []).append((position, job.order, job.job_id, row, NO_MORE))
-        for row, entries in self._waiting.rows(state).items():
-            rows.setdefault(row[:2], []).append(entries)
-        return {part: heads(singles.get(part, []), rows.get(part, ())) for part in {**singles, **rows}}
+    def claim(self, state: CellState, job: JobState) -> str:
+        """`1,200 GPU seconds of service`."""
+        return f"{attained_s(state, job) * gpus_of(job):,.0f} GPU seconds of service"
 
-    def _stand(self, state: CellState, job: JobState) -> tuple[Row, float]:
-        """Its row, and its position there: of those who are due, in order of submission."""
+    def _parts(self, state: CellState) -> "_Parts":
+        """Every contender in the part of its queue in which it stands."""
+        self._rows.update(state)
+        parts = _Parts(state, self._rows)
+        for job in self._become_due(state):
+            parts.becomes_due(job, self._stand(state, job)[0])
+        for job in state.stopping.values():
+            if will_queue_again(job):
+                parts.add(job, *self._stand(state, job, runs=False))
+        return parts
+
+    def _become_due(self, state: CellState) -> Iterator[JobState]:
+        """Of those who run, those whose service has reached the limit."""
+        self._by_service.update(state)
+        for (level, gpus), entries in self._by_service.running.items():
+            for _, _, job_id, _ in entries:
+                job = state.jobs[job_id]
+                if attained_s(state, job) * gpus < self.limits_gpu_s[level]:
+                    break
+                yield job
+
+    def _stand(self, state: CellState, job: JobState, *, runs: bool | None = None) -> tuple[Row, float]:
+        """Its row, and its position there: of those who are due, in order of submission. While it `runs` it does not become due here."""
+        if runs is None:
+            runs = job.running_ms is not None
         level, waits, position = job.rank or (0, 1, job.order * POSITIONS_PER_RECORD)
         gpus, waits = gpus_of(job), waits or self._strict_fifo
         if level >= self._last:
             level = self._last  # there were more queues when it was ranked
-        elif (self._strict_fifo or not waits) and attained_s(state, job) * gpus >= self.limits_gpu_s[level]:
+        elif (
+            not runs
+            and (self._strict_fifo or not waits)
+            and attained_s(state, job) * gpus >= self.limits_gpu_s[level]
+        ):
             return (level, DUE, gpus), job.order
         return (level, WAITS if waits else CHOSEN, gpus), position
 
+    def _runs(self, state: CellState, job: JobState) -> tuple[Row, float] | None:
+        """None: it runs on, whoever comes."""
+        return self._stand(state, job) if job.preemptible else None
 
-def _walk(
-    state: CellState, heap: list[Head[Row]], free: int, *, pass_over: bool = False
-) -> tuple[int, list[JobState], list[JobState]]:
-    """(GPUs left, jobs that get theirs, jobs that do not); with `pass_over` the last are not looked for."""
-    runs: list[JobState] = []
-    others: list[JobState] = []
-    while heap:
-        _, _, job_id, row, _ = heap[0]
-        if row[2] <= free:
-            free -= row[2]
-            runs.append(state.jobs[job_id])
-        elif pass_over:
-            heappop(heap)
-            continue
+    def _service(self, state: CellState, job: JobState) -> tuple[tuple[int, int], float] | None:
+        """Of jobs that become due by running."""
+        (level, stand, gpus), _ = self._stand(state, job)
+        began_s = served_since_s(job)
+        stays = level == self._last or not gpus or not job.preemptible
+        if stays or began_s is None or (stand == WAITS and not self._strict_fifo):
+            return None
+        return (level, gpus), began_s
+
+    def _begins(self, state: CellState, job: JobState) -> tuple[tuple[int, int], float] | None:
+        """Of jobs that are being launched."""
+        (level, stand, gpus), _ = self._stand(state, job)
+        if job.running_ms is not None or stand == DUE or not job.preemptible:
+            return None
+        return (level, gpus), job.order
+
+
+def _not_preemptible(state: CellState, job: JobState) -> tuple[tuple[int], float] | None:
+    if job.preemptible:
+        return None
+    return (gpus_of(job) if holds_first(state, job) else 0,), job.order
+
+
+WANTS = frozenset({JobStatus.QUEUED, JobStatus.STOPPING})
+"""Statuses of jobs that shall run and do not."""
+
+
+class _Parts:
+    """The contenders by queue and stand."""
+
+    def __init__(self, state: CellState, rows: JobRows[Row]) -> None:
+        self.due: set[str] = set()
+        """Ids of jobs that run and have become due."""
+        self._jobs = state.jobs
+        self._singles: dict[Part, list[Head[Row]]] = {}
+        self._waiting: dict[Part, list[list[Entry[Row]]]] = {}
+        self._running: dict[Part, list[list[Entry[Row]]]] = {}
+        self._due_gpus: dict[Part, int] = {}
+        for found, kept in ((rows.waiting, self._waiting), (rows.running, self._running)):
+            for row, entries in found.items():
+                kept.setdefault(row[:2], []).append(entries)
+
+    def becomes_due(self, job: JobState, row: Row) -> None:
+        """Moves a job that runs from its row to those of its level who are due."""
+        level, stand, gpus = row
+        self.due.add(job.job_id)
+        self._due_gpus[level, stand] = self._due_gpus.get((level, stand), 0) + gpus
+        self.add(job, (level, DUE, gpus), job.order)
+
+    def add(self, job: JobState, row: Row, position: float) -> None:
+        self._singles.setdefault(row[:2], []).append((position, job.order, job.job_id, row, NO_MORE))
+
+    def heap(self, level: int, stand: int) -> list[Head[Row]]:
+        """All of a part, for `go_on`."""
+        part = level, stand
+        singles = [*self._singles.get(part, ())]
+        for entries in self._running.get(part, ()):
+            singles += [(*entry, NO_MORE) for entry in entries if entry[2] not in self.due]
+        return heads(singles, self._waiting.get(part, ()))
+
+    def waiting(self, level: int, stand: int) -> list[Entry[Row]]:
+        """Those of a part who do not run, in order."""
+        part = level, stand
+        singles = [head[:4] for head in self._singles.get(part, ())]
+        return sorted(chain(singles, *self._waiting.get(part, ())))
+
+    def running_gpus(self, level: int, stand: int) -> int:
+        """Of those of a part who run."""
+        part = level, stand
+        total = sum(entries[0][3][2] * len(entries) for entries in self._running.get(part, ()))
+        return total - self._due_gpus.get(part, 0)
+
+    def backwards(self, level: int, stand: int, waiting: list[Entry[Row]]) -> Iterator[Entry[Row]]:
+        """Those who run and those who wait, the last one first."""
+        rows = [reversed(entries) for entries in (waiting, *self._running.get((level, stand), ()))]
+        return (entry for entry in merge(*rows, reverse=True) if entry[2] not in self.due)
+
+
+class _Walk:
+    """Gives out the cell's GPUs, from first to last claim."""
+
+    def __init__(self, state: CellState, at_most: Mapping[DemandKey, int], fixed: int) -> None:
+        """`fixed`: GPUs that are not given out."""
+        self._jobs = state.jobs
+        self._free = (
+            sum(state.sound_gpus)
+            - fixed
+            - sum(
+                len(place.gpus)
+                for job in state.stopping.values()
+                if not will_queue_again(job)
+                for place in held_places(job)
+            )
+        )
+        self._left = dict(at_most)
+
+    def chosen(self, parts: _Parts, level: int) -> tuple[list[JobState], list[JobState]]:
+        """(jobs that get GPUs, jobs that do not) of those whom the last plan chose.
+
+        All who stand before the first that does not fit get GPUs: of them, those who run are counted and left out of the answer.
+        """
+        waiting = parts.waiting(level, CHOSEN)
+        left = dict(self._left)
+        counted = {entry[2] for entry in waiting if _allowed(self._jobs[entry[2]], left)}
+        gpus = parts.running_gpus(level, CHOSEN) + sum(
+            row[2] for *_, job_id, row in waiting if job_id in counted
+        )
+        last: list[Entry[Row]] = []
+        late: set[str] = set()
+        waits = {entry[2] for entry in waiting}
+        for entry in parts.backwards(level, CHOSEN, waiting) if gpus > self._free else ():
+            if gpus <= self._free:
+                break
+            last.append(entry)
+            late.add(entry[2])
+            if entry[2] in counted or entry[2] not in waits:
+                gpus -= entry[3][2]
+        runs: list[JobState] = []
+        others: list[JobState] = []
+        for _, _, job_id, _ in waiting:
+            if job_id not in late:
+                job = self._jobs[job_id]
+                (runs if _allowed(job, self._left) else others).append(job)
+        self._free -= gpus
+        for _, _, job_id, row in reversed(last):
+            self._give(self._jobs[job_id], row[2], runs, others)
+        return runs, others
+
+    def _give(self, job: JobState, gpus: int, runs: list[JobState], others: list[JobState]) -> None:
+        if gpus <= self._free and _allowed(job, self._left):
+            self._free -= gpus
+            runs.append(job)
         else:
-            others.append(state.jobs[job_id])
-        go_on(heap)
-    return free, runs, others
+            others.append(job)
+
+    def through(
+        self, heap: list[Head[Row]], *, pass_over: bool = False
+    ) -> tuple[list[JobState], list[JobState]]:
+        """(jobs that get GPUs, jobs that do not); with `pass_over` those who wait are left out of the latter."""
+        runs: list[JobState] = []
+        others: list[JobState] = []
+        while heap:
+            _, _, job_id, row, _ = heap[0]
+            job = self._jobs[job_id]
+            if pass_over and row[2] > self._free and job.status not in CONTENDING:
+                heappop(heap)
+                continue
+            self._give(job, row[2], runs, others)
+            go_on(heap)
+        return runs, others
+
+
+def _allowed(job: JobState, left: dict[DemandKey, int]) -> bool:
+    """Counts those that want to start against what fits of their demand."""
+    if not left or job.status is not JobStatus.QUEUED:
+        return True
+    key = job.demand.key
+    fitting = left.get(key)
+    if fitting is None:
+        return True
+    left[key] = max(0, fitting - 1)
+    return fitting > 0
 
 
 class _Positions:

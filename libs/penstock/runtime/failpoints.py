@@ -23,6 +23,7 @@ NAMES = frozenset(
         "gateway.after_append",
         "node.order_read",
         "node.token_written",
+        "node.folder_made",
         "node.task_spawned",
         "node.start_reported",
         "node.exit_noticed",

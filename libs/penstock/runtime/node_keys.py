@@ -111,12 +111,21 @@ class NodeKeys:
             self._placer = placer
             self._secret = _secret(self._exchange, placer, self._exchange.public_key, placer)
 
+    def sign(self, data: bytes) -> bytes:
+        """The signature alone, in base64: for other nodes (`signed_by`). Not for concurrent use."""
+        return self._signing.sign(data)
+
     def proofs(self, data: bytes) -> Headers:
         """The headers that prove who sends `data`."""
         signature = (SIGNATURE, self._signing.sign(data))
         if self._secret is None:
             return (signature,)
         return signature, (CODE, self._placer[:NAMED].encode() + b":" + _code(self._secret, data))
+
+
+def signed_by(public_key: str, signature: bytes, data: bytes) -> bool:
+    """Whether the node with these public keys has signed `data` (`NodeKeys.sign`)."""
+    return verify(public_key[: len(public_key) // 2], signature, data)
 
 
 class PlacerKeys:

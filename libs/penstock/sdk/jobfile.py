@@ -2,73 +2,46 @@
 
 `parse_job` refuses with every problem at once, each naming the field and the remedy. `job_schema` is the
 same model as JSON Schema, for completion in editors (`schemas/job.schema.json`).
+The models of its sections are in `job_sections`.
 """
 
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any, NamedTuple, Self, get_args
+from typing import Annotated, Any, NamedTuple
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    ValidationError,
-    WithJsonSchema,
-    model_validator,
-)
-from pydantic.fields import FieldInfo
+from pydantic import AfterValidator, BaseModel, Discriminator, Field, Tag, ValidationError
 from pydantic_core import ErrorDetails
 
 from penstock.model.types import (
-    MAX_CORES_PER_NODE,
     MAX_ENV_ENTRIES,
-    MAX_GPUS_PER_NODE,
+    MAX_WORKERS,
     WHOLE_GPU,
     Category,
-    Environment,
-    Identifier,
+    CheckpointKind,
     JobSpec,
-    ShortText,
     Trait,
+    wrong_shape,
 )
-from penstock.model.validation import checked, constraint
+from penstock.model.validation import checked
 from penstock.redaction import brief
-from penstock.sdk.units import (
-    DURATION_PATTERN,
-    MBIT_PER_UNIT,
-    MEMORY_PATTERN,
-    MIB_PER_UNIT,
-    MS_PER_UNIT,
-    RATE_PATTERN,
-    duration_ms,
-    memory_mib,
-    rate_mbps,
-    show,
+from penstock.sdk.job_sections import (
+    NUMBER,
+    RANGE,
+    Duration,
+    Name,
+    Programs,
+    Resources,
+    Retry,
+    Section,
+    Text,
+    Workers,
+    form_of_workers,
+    units_of,
 )
+from penstock.sdk.units import show
 from penstock.suggestion import near
 
 MAX_PROBLEMS = 50  # more would not be read
-
-
-def _written(pattern: str, example: str, plain: str) -> WithJsonSchema:
-    """JSON Schema of a field that is written with a unit, for editors."""
-    text = {"type": "string", "pattern": pattern, "examples": [example]}
-    return WithJsonSchema({"anyOf": [text, {"type": "number", "minimum": 0, "description": plain}]})
-
-
-Name = Annotated[str, constraint(get_args(Identifier)[1])]
-Text = Annotated[str, constraint(get_args(ShortText)[1])]
-Duration = Annotated[int, BeforeValidator(duration_ms), _written(DURATION_PATTERN, "10m", "seconds")]
-Memory = Annotated[int, BeforeValidator(memory_mib), _written(MEMORY_PATTERN, "8GiB", "MiB")]
-Rate = Annotated[int, BeforeValidator(rate_mbps), _written(RATE_PATTERN, "10Gbit", "Mbit/s")]
-_UNITS: Mapping[object, Mapping[str, int]] = {
-    duration_ms: MS_PER_UNIT,
-    memory_mib: MIB_PER_UNIT,
-    rate_mbps: MBIT_PER_UNIT,
-}
-
 
 PATH = "path"
 """As `environment`: the node's own PATH."""
@@ -86,81 +59,7 @@ def _packed(sync: str) -> str:
     return sync
 
 
-class _Section(BaseModel):
-    """Numbers must be written as numbers and text as text: `strict`. Unknown fields are errors."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
-
-
-class Resources(_Section):
-    """What each worker needs. Every field may be left out: Penstock then estimates it."""
-
-    gpus: int | None = Field(
-        None, ge=0, le=MAX_GPUS_PER_NODE, description="GPUs per worker; 0 for none.", examples=[1]
-    )
-    gpu_share: float | None = Field(
-        None, ge=0.001, le=1, description="Share of one GPU, for small jobs side by side.", examples=[0.5]
-    )
-    cores: int | None = Field(
-        None, ge=1, le=MAX_CORES_PER_NODE, description="CPU cores per worker.", examples=[4]
-    )
-    host_memory: Memory | None = Field(
-        None, ge=1, le=1 << 30, description="Main memory per worker.", examples=["8GiB"]
-    )
-    gpu_memory: Memory | None = Field(
-        None, ge=1, le=1 << 30, description="Memory on each of its GPUs.", examples=["10GiB"]
-    )
-    bandwidth: Rate | None = Field(
-        None, ge=0, le=10_000_000, description="Network bandwidth per worker.", examples=["10Gbit"]
-    )
-
-    @model_validator(mode="after")
-    def _shares_one_gpu(self) -> Self:
-        if self.gpu_share not in (None, 1) and self.gpus not in (None, 1):
-            raise ValueError(f"gpu_share {self.gpu_share} needs gpus 1; ask for one GPU or for whole ones")
-        return self
-
-
-class Retry(_Section):
-    """How often a failed job is tried again."""
-
-    max_attempts: int = Field(1, ge=1, le=100, description="Attempts in all; 1: no retry.", examples=[3])
-    backoff: Duration = Field(
-        1_000, le=3_600_000, description="Wait before the second attempt; doubles each time.", examples=["5s"]
-    )
-    backoff_max: Duration = Field(
-        60_000, le=86_400_000, description="The longest wait between attempts.", examples=["1m"]
-    )
-
-
-class Programs(_Section):
-    """Where Python and other programs come from: exactly one of these; `path`, the default: the node's own PATH."""
-
-    venv: Text | None = Field(
-        None,
-        description="Folder of a Python virtual environment, on each node; relative to the job file.",
-        examples=["/srv/envs/resnet"],
-    )
-    conda: Text | None = Field(
-        None, description="Prefix of a conda environment on each node, or its name there.", examples=["torch"]
-    )
-    container: Text | None = Field(
-        None,
-        description="Image, run by podman or apptainer on the node.",
-        examples=["docker.io/pytorch/pytorch"],
-    )
-
-    @model_validator(mode="after")
-    def _is_one(self) -> Self:
-        self.asked()
-        return self
-
-    def asked(self) -> Environment:
-        """Raises `ValueError`."""
-        return Environment(venv=self.venv, conda=self.conda, container=self.container)
-
-
-class JobFile(_Section):
+class JobFile(Section):
     """A training job: what to run, not where."""
 
     name: Name = Field("job", description="Shown in tables.", examples=["resnet50"])
@@ -196,7 +95,14 @@ class JobFile(_Section):
     environment: Programs | None = Field(
         None, description="Where Python and other programs come from; `path`: from the node's own PATH."
     )
-    workers: int = Field(1, ge=1, le=256, description="Workers; they start together or not at all.")
+    workers: Annotated[
+        Annotated[int, Field(ge=1, le=MAX_WORKERS), Tag(NUMBER)] | Annotated[Workers, Tag(RANGE)],
+        Discriminator(form_of_workers),
+    ] = Field(
+        1,
+        description="Workers; they start together or not at all. `{min: 1, max: 8}`: any number in between, chosen anew for each attempt.",
+        examples=[4, {"min": 1, "max": 8}],
+    )
     parameter_servers: int = Field(
         0, ge=0, le=256, description="Parameter servers beside the workers; 0: all-reduce."
     )
@@ -205,6 +111,13 @@ class JobFile(_Section):
         None, description="Name of the network, to learn from earlier runs.", examples=["resnet50"]
     )
     batch_size: int | None = Field(None, ge=1, le=1 << 30, description="Per worker.", examples=[64])
+    global_batch_size: int | None = Field(
+        None,
+        ge=1,
+        le=1 << 30,
+        description="In place of `batch_size`: of all workers together; each finds its part in `PENSTOCK_BATCH_SIZE`.",
+        examples=[512],
+    )
     category: Category | None = Field(
         None,
         description="What it works on (cv, nlp or speech): for the cores it starts with.",
@@ -246,12 +159,37 @@ class JobFile(_Section):
     grace: Duration = Field(
         10_000, le=600_000, description="Between SIGTERM and SIGKILL when it is stopped.", examples=["10s"]
     )
+    preemptible: bool = Field(
+        True,
+        description="Whether it may be stopped to make way for another job; false: it runs on, and others wait.",
+    )
+    priority: int = Field(
+        0,
+        ge=-10,
+        le=10,
+        description="Among your own jobs, the larger the earlier; it passes nobody else's. Read by the profile `penstock`.",
+        examples=[5],
+    )
+    checkpoint: CheckpointKind = Field(
+        "none",
+        description="How it saves when it is stopped: `sdk` (penstock.sdk.checkpoint), `signal` (on SIGTERM, in a place of its own), `none`.",
+        examples=["sdk"],
+    )
     labels: dict[str, str] = Field(
         default_factory=dict,
         max_length=64,
         description="Free text pairs to find it by.",
         examples=[{"team": "vision"}],
     )
+
+    @property
+    def most_workers(self) -> int:
+        return self.workers.max if isinstance(self.workers, Workers) else self.workers
+
+    @property
+    def fewest_workers(self) -> int | None:
+        """None: it has one number of workers."""
+        return self.workers.min if isinstance(self.workers, Workers) else None
 
     def to_spec(self) -> JobSpec:
         """The same job in machine units. Raises pydantic's ValidationError for what spans fields."""
@@ -261,6 +199,8 @@ class JobFile(_Section):
             JobSpec,
             fields
             | {
+                "workers": self.most_workers,
+                "min_workers": self.fewest_workers,
                 "resources": {
                     "gpus": asked.gpus,
                     "cores": asked.cores,
@@ -323,6 +263,13 @@ def parse_job(data: Mapping[str, object]) -> JobSpec:
         # Check the rest as well, so that problems which span fields come out in the same answer.
         rest = {name: value for name, value in fields.items() if name not in wrong}
         job = JobFile.model_validate({"command": ["true"], **rest})
+    servers, batch, whole = job.parameter_servers, job.batch_size, job.global_batch_size
+    wrong_at = wrong_shape(job.fewest_workers, job.most_workers, servers, batch, whole)
+    if wrong_at is not None:
+        field, text = wrong_at
+        if field not in {problem.field for problem in problems}:
+            problems.append(Problem("workers.min" if field == "min_workers" else field, text))
+        job = job.model_copy(update={"workers": job.most_workers, "global_batch_size": None})
     try:
         spec = job.to_spec()
     except ValidationError as error:
@@ -355,12 +302,14 @@ def job_schema() -> dict[str, Any]:
     for name, model in _sections().items():
         places = schema["$defs"][model.__name__] if name else schema
         for field, info in model.model_fields.items():
-            entry, units = places["properties"][field], _units(info)
+            entry, units = places["properties"][field], units_of(info)
             if "$ref" in entry:
                 entry.pop("default")  # its fields have their own defaults
             if units is not None:
                 _as_written(entry, info.default, units)
     schema["properties"]["environment"]["anyOf"].insert(0, {"const": PATH})
+    workers = schema["properties"]["workers"]
+    workers["anyOf"] = workers.pop("oneOf")  # no value is of both forms
     reference = {"type": "object", "required": ["secret"], "properties": {"secret": {"type": "string"}}}
     env = schema["properties"]["env"]
     env["additionalProperties"] = {
@@ -385,7 +334,7 @@ def _as_written(entry: dict[str, Any], default: int | None, units: Mapping[str, 
 
 def _sections() -> dict[str, type[BaseModel]]:
     """Section name → model; the file itself is ''."""
-    return {"": JobFile, "resources": Resources, "environment": Programs, "retry": Retry}
+    return {"": JobFile, "workers": Workers, "resources": Resources, "environment": Programs, "retry": Retry}
 
 
 def _unknown(path: tuple[int | str, ...]) -> str:
@@ -403,6 +352,8 @@ def _unknown(path: tuple[int | str, ...]) -> str:
 def _problem(detail: ErrorDetails, fields: Mapping[Any, Any]) -> Problem:
     """One of pydantic's findings as text: field, what is wrong, remedy."""
     path = tuple(part for part in detail["loc"] if part != "[key]")
+    if path[:1] == ("workers",):
+        path = tuple(part for part in path if part not in (NUMBER, RANGE))
     given = detail.get("input") if len(path) < len(detail["loc"]) else _written_at(fields, path)
     return Problem(".".join(str(part) for part in path) or "job", _text(path, detail["type"], given, detail))
 
@@ -426,7 +377,8 @@ def _text(path: tuple[int | str, ...], kind: str, given: object, detail: ErrorDe
     if kind == "extra_forbidden":
         return _unknown(path)
     if kind == "missing":
-        return "is missing; add it, such as `command: [python, train.py]`"
+        example = "max: 8" if path[0] == "workers" else "command: [python, train.py]"
+        return f"is missing; add it, such as `{example}`"
     if kind == "value_error":
         return str(detail["msg"]).removeprefix("Value error, ")
     if given is None:
@@ -450,6 +402,7 @@ _QUANTITIES = frozenset({"float_type", "finite_number", "int_type"})
 _KINDS: Mapping[type, str] = {int: "a number", float: "a number", str: "this text"}
 """What is shown of a value that belongs elsewhere: `env: PASSWORD=…` without the password."""
 _REMEDIES = {
+    "bool_type": "is neither true nor false; write one of them without quotes",
     "string_type": "is no text; quote it",
     "invalid_key": "is no field name; write names as text",
     "list_type": "is no list; write each word by itself, such as [python, train.py]",
@@ -466,12 +419,5 @@ _REMEDIES = {
 def _human(path: tuple[int | str, ...], bound: float) -> str:
     """A bound in the units that the field is written in."""
     *section, name = (str(part) for part in path)
-    units = _units(_sections()[".".join(section)].model_fields[name])
+    units = units_of(_sections()[".".join(section)].model_fields[name])
     return str(bound) if units is None else show(int(bound), units)
-
-
-def _units(info: FieldInfo) -> Mapping[str, int] | None:
-    """The units that a field is written in; None for a field without."""
-    marks = [*info.metadata, *(mark for kind in get_args(info.annotation) for mark in get_args(kind))]
-    readers = (mark.func for mark in marks if isinstance(mark, BeforeValidator))
-    return next((_UNITS[reader] for reader in readers), None)

@@ -12,6 +12,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, SupportsFloat, SupportsIndex, TypeVar
 
+from penstock.sdk.checkpoint import SAVER
+from penstock.sdk.cores import look
 from penstock.sdk.lines import leads, write_line
 
 GROWTH_TENTHS = 11  # a line when the iterations since the first one are 1.1 times those of the last line
@@ -108,7 +110,10 @@ def progress(done: int, total: int | None = None, loss: SupportsFloat | Supports
     higher than before is not reported. `loss` may be whatever `float` takes; it is looked at only when a line is written, so
     that a loss on a GPU is not waited for in every iteration.
 
-    Costs less than a microsecond, and some ten where a line is written. Never blocks, never fails; does nothing outside of
-    Penstock, and in all workers of a gang but rank 0.
+    Costs less than a microsecond, and some ten where a line is written. Never blocks, never fails, but for what `on_cores` was given; does nothing outside of
+    Penstock, and in all workers of a gang but rank 0. Where a checkpoint is asked for (`penstock.sdk.checkpoint`) it is saved here.
     """
+    look()
     _METER.step(done, total, loss)
+    if SAVER.asked:
+        SAVER.boundary(done)

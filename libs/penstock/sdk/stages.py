@@ -20,6 +20,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Literal
 
+from penstock.sdk.cores import look
 from penstock.sdk.lines import leads, write_line
 
 StageName = Literal["storage", "cpu", "gpu", "network"]
@@ -147,8 +148,9 @@ _RECORDER = Recorder()
 def iteration() -> None:
     """An iteration begins, and the one before is over. Call it at the same place of each, in one thread.
 
-    Never blocks, never fails; does nothing outside of Penstock, and in all workers of a gang but rank 0.
+    Never blocks, never fails, but for what `on_cores` was given; does nothing outside of Penstock, and in all workers of a gang but rank 0.
     """
+    look()
     _RECORDER.iteration()
 
 

@@ -7,15 +7,19 @@ from typing import Literal, NamedTuple
 from penstock.policies.profiles import READ_DURATIONS
 from penstock.simulator.engine import Durations, Options
 from penstock.simulator.job_models.model import Work
+from penstock.simulator.job_models.restarts import RestartingWork
+from penstock.simulator.report.metrics import duration
 from penstock.simulator.traces.jobs import TraceJob
 
 RUN_TIMES: Mapping[Durations, str] = MappingProxyType(
     {
-        "learned": "learned by the estimator from the runs of the same owner, command, model and batch size that have ended",
+        "learned": "learned by the estimator from the runs of the same owner, command, model and batch size that have ended, "
+        "and from the steps that running jobs report",
         "known": "known before the start, from the trace, as no service knows them",
         "unknown": "unknown to the policy",
     }
 )
+LONG_S = 600.0  # from here on in minutes and hours
 Asked = Literal["both", "known", "learned", "unknown"]
 
 
@@ -51,7 +55,7 @@ def assumptions(
         return {"run_times": "No job ends.", "restarts": "No job restarts.", "latency": _latency(options)}
     return {
         "run_times": _run_times(variants),
-        "restarts": _restarts(work, jobs),
+        "restarts": _restarts(work, options, jobs),
         "latency": _latency(options),
     }
 
@@ -75,8 +79,10 @@ def _listed(names: Sequence[str]) -> Sequence[str]:
     return [", ".join(names[:-1]), names[-1]] if len(names) > 1 else names
 
 
-def _restarts(work: Work, jobs: Sequence[TraceJob]) -> str:
+def _restarts(work: Work, options: Options, jobs: Sequence[TraceJob]) -> str:
     launch, save = _range(work.start_up_s, jobs), _range(work.save_s, jobs)
+    if isinstance(work, RestartingWork):
+        return f"{_charged(work, options, jobs)}{f' Each start costs {launch}.' if launch else ''}"
     after = "a job that is stopped goes on where it was"
     if not launch and not save:
         return f"Free: a job starts in no time, and {after}."
@@ -84,12 +90,27 @@ def _restarts(work: Work, jobs: Sequence[TraceJob]) -> str:
     return f"{', '.join(cost for cost in costs if cost)}; {after}.".replace("each", "Each", 1)
 
 
+def _charged(work: RestartingWork, options: Options, jobs: Sequence[TraceJob]) -> str:
+    save = _range(lambda job: work.restart_cost(job).save_s, jobs) or "no time"
+    launch = _range(lambda job: work.restart_cost(job).launch_s, jobs) or "no time"
+    interval = _range(lambda job: work.restart_cost(job).interval_s, jobs)
+    own = "no other checkpoint"
+    if interval:
+        own = f"checkpoints of its own, as far apart as {interval}, which its run time holds already"
+    return (
+        f"A job that is stopped saves for {save} and goes on where it was, after {launch} for launching; it has {own}, "
+        f"and goes back to the last one where it is killed before it has saved, {options.grace_ms / 1_000:g} s after SIGTERM."
+    )
+
+
 def _range(seconds: Callable[[TraceJob], float], jobs: Sequence[TraceJob]) -> str:
-    """`18 s`, `20 – 35 s`; empty: nothing."""
+    """`18 s`, `20 – 35 s`, `30 min`; empty: nothing."""
     found = [seconds(job) for job in jobs]
     low, high = min(found, default=0.0), max(found, default=0.0)
     if not high:
         return ""
+    if high >= LONG_S:
+        return duration(high) if low == high else f"{duration(low)} – {duration(high)}"
     return f"{low:.3g} s" if low == high else f"{low:.3g} – {high:.3g} s"
 
 
@@ -97,6 +118,10 @@ def _latency(options: Options) -> str:
     text = "The placer decides in no time"
     if options.tick_s:
         text = f"The placer reads its inputs every {options.tick_s:g} s"
+    if options.estimator_s is None:
+        text += "; the estimator answers as fast as it did here"
+    elif options.estimator_s:
+        text += f"; the estimator answers after {options.estimator_s:g} s"
     start_s, stop_s = options.latency
     if not (start_s or stop_s):
         return f"{text}; a task starts with its order, and ends with its SIGTERM."

@@ -5,6 +5,7 @@ One moment, in this order (ties inside a class: first scheduled, first served):
   1  jobs that arrive now are submitted and estimated
   2  nodes answer, at their latency
   3  the placer's timers that are due
+  4  running jobs report their steps, and services publish what they have planned
 and again from 2 until nothing is left at this moment. The engine keeps exact time as seconds in doubles; the
 ledger's time is the same, rounded up to whole milliseconds, so a timer never fires before what it waits for.
 The engine itself uses no random numbers: they are seeded inside the cores.
@@ -14,31 +15,37 @@ import heapq
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import count
 from math import ceil
+from signal import SIGKILL
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 import msgspec
 
 from penstock.ledger.check import check
+from penstock.ledger.job_state import JobState
 from penstock.model import external_events, ledger_events
 from penstock.model.estimates import JobEstimated
 from penstock.model.event import Event
-from penstock.model.ledger_events import PlacerSettings
+from penstock.model.settings import PlacerSettings
 from penstock.model.transitions import JobStatus
-from penstock.model.types import WHOLE_GPU, Estimate, JobSpec, NodeSpec, ResourceRequest
+from penstock.model.types import WHOLE_GPU, Estimate, JobSpec, NodeSpec
 from penstock.simulator.cell import Cell
-from penstock.simulator.job_models.model import LossReport, PhaseChange, Work, allocations
-from penstock.simulator.learning import RunTimes
+from penstock.simulator.held_gpus import HeldGpus
+from penstock.simulator.job_models.model import Checkpoint, LossReport, PhaseChange, Work, allocations, capped
+from penstock.simulator.learning import SimulatedEstimator
 from penstock.simulator.meter import Figures, Meter
 from penstock.simulator.nodes import Latency, SimulatedNodes
-from penstock.simulator.traces.jobs import Shape, TraceJob, gang_of
-from penstock.simulator.traces.resources import COMMAND, request_of
-from penstock_services.estimator.core.resources.estimate import estimate
-from penstock_services.node_reporter.core.machine import Gone, Input, OrderRead, Outcome
+from penstock.simulator.services import Attached, Services
+from penstock.simulator.step_reports import StepReports
+from penstock.simulator.submissions import Submissions
+from penstock.simulator.traces.jobs import TraceJob
+from penstock.simulator.traces.resources import COMMAND
+from penstock_services.node_reporter.core.inputs import Gone, Input, OrderRead, Outcome
 from penstock_services.placer.core.recorder import Sink
 from penstock_services.placer.core.step import Step
 
 MAX_JOBS_PER_REPORT = 256  # as WorkProgressed holds
+DEFAULT_GRACE_MS = JobSpec(command=COMMAND).grace_ms
 MAX_STEPS_PER_MOMENT = 1_000_000  # far above any real one: a policy that undoes its own plan for ever
 
 
@@ -61,10 +68,14 @@ class Options(NamedTuple):
     """With > 0 the placer hears of everything only at multiples of this: what a heartbeat would cost."""
     check_every_step: bool = False
     """`check(state)` after each record; slow."""
+    grace_ms: int = DEFAULT_GRACE_MS
+    """Between SIGTERM and SIGKILL, of every job."""
     slices_per_core: int = 1
     """What the nodes count as a core: 8 where they count in eighths, so that jobs may have parts of cores."""
-    telemetry: Callable[[external_events.TelemetrySampled], None] | None = None
-    """Called with the losses that jobs report."""
+    estimator_s: float | None = 0.0
+    """How long the estimator takes for an answer, where run times are learned; None: as long as it really took."""
+    services: Sequence[Attached] = ()
+    """Further services of the cell."""
 
 
 class Simulation:
@@ -79,24 +90,36 @@ class Simulation:
         options: Options = Options(),  # noqa: B008 - immutable
         sink: Sink | None = None,
     ) -> None:
-        self._learned = RunTimes() if options.durations == "learned" else None
-        self.cell = Cell(settings, sink if self._learned is None else _both(self._learned.read, sink))
-        self.meter = Meter(sum(len(node.gpus) for node in nodes))
         self.now_s = 0.0
+        attached = list(options.services)
+        self._unestimated: dict[str, Estimate] = {}
+        """What jobs need that were submitted and that the estimator has not answered yet."""
+        self._learns = options.durations == "learned"
+        if self._learns:
+            estimator = SimulatedEstimator(self._unestimated)
+            attached.insert(0, Attached(estimator, planning_s=options.estimator_s))
+        self._services = Services(attached, lambda: self.now_s) if attached else None
+        self._step_reports = StepReports()
+        self.cell = Cell(settings, sink if self._services is None else _both(self._services.hear, sink))
+        self.meter = Meter(sum(len(node.gpus) for node in nodes))
         self._now_ms = 0
         """The same in the ledger's time."""
         self._work = work
         self._options = options
-        self._nodes = SimulatedNodes(nodes, options.latency, self._later)
-        self._gpus_per_node = max(len(node.gpus) for node in nodes)
+        self._nodes = SimulatedNodes(nodes, options.latency, self._later, self)
         self._arrivals = sorted(jobs, key=lambda job: job.submit_s)
         self._arrived = 0
         self._due: list[tuple[float, int, str, Input]] = []
         """(at s, order of scheduling, node id, what happens there then)."""
         self._order = count()
-        self._needs: dict[tuple[float | None, ...], tuple[ResourceRequest, Estimate]] = {}
-        self._specs: dict[tuple[object, ...], JobSpec] = {}
-        self._task_gpus: dict[str, float] = {}
+        self._submissions = Submissions(
+            gpus_per_node=max(len(node.gpus) for node in nodes),
+            single_gpu_workers=options.single_gpu_workers,
+            slices_per_core=options.slices_per_core,
+            grace_ms=options.grace_ms,
+            learns=self._learns,
+        )
+        self._held_gpus = HeldGpus()
         self._alone_s: dict[str, float] = {}
         self._steps = 0
         for node in nodes:
@@ -113,7 +136,8 @@ class Simulation:
 
     def figures(self, wall_s: float, cpu_s: float) -> Figures:
         """What came of it so far; real time and processor time as the caller measured them."""
-        return self.meter.figures(self._alone_s, self.cell.head.id, self.cell.head.seq, wall_s, cpu_s)
+        head, charges = self.cell.head, self._work.charges
+        return self.meter.figures(self._alone_s, head.id, head.seq, wall_s, cpu_s, charges)
 
     def step(self) -> bool:
         """Goes to the next moment and works it off; False when there is none."""
@@ -163,6 +187,9 @@ class Simulation:
         due = self.cell.state.next_timer()
         if due is not None:
             times.append(due[0] / 1_000)
+        if self._services is not None:
+            own = self._services.next_s(), self._step_reports.next_s()
+            times += [at_s for at_s in own if at_s is not None]
         return max(self.now_s, self._tick(min(times))) if times else None
 
     def _tick(self, at_s: float) -> float:
@@ -177,16 +204,24 @@ class Simulation:
         return self._arrivals[first : self._arrived]
 
     def _settle(self) -> None:
-        """Answers and timers of this moment, until there are none."""
+        """Answers, timers, reports and services of this moment, until there are none."""
         while True:
             if self._due and self._due[0][0] <= self.now_s:
                 _, _, node_id, given = heapq.heappop(self._due)
                 self._answer(node_id, given)
                 continue
             due = self.cell.state.next_timer()
-            if due is None or due[0] > self._now_ms:
+            if due is not None and due[0] <= self._now_ms:
+                self._after(self.cell.fire(due[1], self._now_ms))
+            elif self._services is None or not (self._report_steps() or self._serve(self._services)):
                 return
-            self._after(self.cell.fire(due[1], self._now_ms))
+
+    def _serve(self, services: Services) -> bool:
+        """What a service publishes next at this moment; whether it is anything."""
+        events = services.due()
+        for event in events:
+            self._deliver(event)
+        return bool(events)
 
     # ----------------------------------------------------------------------------------------- inputs
 
@@ -197,9 +232,14 @@ class Simulation:
             self._report_phase(change)
         for loss in instant.losses:
             self._report_loss(loss)
+        for checkpoint in instant.checkpoints:
+            self._report_checkpoint(checkpoint)
         for job_id, at_s in instant.ended:
             self.meter.finished_work(job_id, at_s)
             job = self.cell.state.jobs[job_id]
+            if self._learns:
+                self._report_step(job, 1.0)
+                self._step_reports.over(job_id)
             for task_id, task in list(job.tasks.items()):
                 self._answer(task.place.node_id, Gone(task_id, job.token, Outcome(self._now_ms, exit_code=0)))
         return instant.progress
@@ -218,17 +258,48 @@ class Simulation:
                 )
             )
 
+    def _report_checkpoint(self, checkpoint: Checkpoint) -> None:
+        """Each task of the gang reports it, as a training script does."""
+        job = self.cell.state.jobs[checkpoint.job_id]
+        for task_id, task in list(job.tasks.items()):
+            at_ms = ceil(checkpoint.at_s * 1_000)
+            self._deliver(
+                external_events.TaskCheckpointed(
+                    node_id=task.place.node_id, task_id=task_id, token=job.token, at_ms=at_ms
+                )
+            )
+
     def _report_loss(self, report: LossReport) -> None:
-        """The chief reports it. The placer does not read telemetry: it goes to the subscriber, if there is one."""
-        listen = self._options.telemetry
-        if listen is not None:
+        """The chief reports it. The placer does not read telemetry: it goes to services, if there are any."""
+        if self._services is not None:
             task_id, task = next(iter(self.cell.state.jobs[report.job_id].tasks.items()))
             at_ms = ceil(report.at_s * 1_000)
-            listen(
+            self._services.hear(
                 external_events.TelemetrySampled(
                     node_id=task.place.node_id, task_id=task_id, at_ms=at_ms, loss=report.loss
                 )
             )
+
+    def _report_steps(self) -> bool:
+        """The next job whose turn it is; whether there was one."""
+        due = self._step_reports.due(self.now_s)
+        if due is None:
+            return False
+        job_id, token = due
+        job, share = self.cell.state.jobs.get(job_id), self._work.share(job_id, self.now_s)
+        if job is None or job.token != token or job.status is not JobStatus.RUNNING or share is None:
+            self._step_reports.over(job_id)
+        else:
+            self._report_step(job, share)
+        return True
+
+    def _report_step(self, job: JobState, share: float) -> None:
+        """The chief reports how much of the job's work is done."""
+        task_id, task = next(iter(job.tasks.items()))
+        trace_job = self.meter.lives[job.job_id].job
+        found = self._step_reports.report(trace_job, share, task.place.node_id, task_id, self.now_s)
+        if found is not None:
+            self._deliver(found)
 
     def _report(self, reports: Sequence[external_events.JobProgress]) -> None:
         """All that jobs report at this moment; of the jobs that have just come, too. What is left, only where it is known."""
@@ -244,60 +315,22 @@ class Simulation:
         self.meter.arrived(job)
         self._alone_s[job.job_id] = self._work.alone_s(job)
         progress = self._work.admit(job, self.now_s)
-        shape = gang_of(job, self._gpus_per_node, self._options.single_gpu_workers)
-        request, need = self._need(job, shape)
-        spec = self._spec(job, shape, request)
+        spec, need = self._submissions.of(job)
+        if self._learns:
+            self._unestimated[job.job_id] = need
         self._deliver(external_events.JobSubmitted(job_id=job.job_id, spec=spec))
-        self._deliver(JobEstimated(job_id=job.job_id, estimate=self._timed(spec, need)))
+        if not self._learns:
+            self._deliver(JobEstimated(job_id=job.job_id, estimate=self._timed(job, need)))
+        while self._services is not None and self._serve(self._services):
+            pass  # an estimator that takes no time answers before the next job comes
         return progress
 
-    def _timed(self, spec: JobSpec, need: Estimate) -> Estimate:
+    def _timed(self, job: TraceJob, need: Estimate) -> Estimate:
         """With the run time that the policy may know."""
-        if self._learned is not None:
-            found = self._learned.of(spec)
-            if found.run_ms is None:
-                return need
-            return msgspec.structs.replace(need, run_ms=found.run_ms, source=found.source)
-        alone_s = self._alone_s[spec.name]
+        alone_s = self._alone_s[job.job_id]
         if self._options.durations == "unknown" or alone_s <= 0:
             return need
         return msgspec.structs.replace(need, run_ms=ceil(alone_s * 1_000))
-
-    def _spec(self, job: TraceJob, shape: Shape, request: ResourceRequest) -> JobSpec:
-        """Validated once for jobs that differ in their names only; the name is the id, which is validated anyway."""
-        alike = (job.owner, shape, job.parameter_servers, id(request), job.model, job.batch_size)
-        asked = (alike, job.gpu_models, job.labels, job.patience_s)
-        found = self._specs.get(asked)
-        if found is None:
-            found = self._specs[asked] = JobSpec(
-                name=job.job_id,
-                owner=job.owner or "unknown",
-                command=COMMAND,
-                workers=shape.workers,
-                parameter_servers=job.parameter_servers,
-                resources=request,
-                model=job.model or None,
-                batch_size=job.batch_size,
-                gpu_models=job.gpu_models,
-                labels=dict(job.labels),
-                queue_timeout_ms=None if job.patience_s is None else max(1, ceil(job.patience_s * 1_000)),
-            )
-        return msgspec.structs.replace(found, name=job.job_id)
-
-    def _need(self, job: TraceJob, shape: Shape) -> tuple[ResourceRequest, Estimate]:
-        """The request of a worker, and the estimator core's answer to it."""
-        gpus = shape.gpus_per_worker
-        share_milli = None if job.gpu_share_milli == WHOLE_GPU else job.gpu_share_milli
-        memory = job.host_memory_mib, job.gpu_memory_mib
-        asked = (gpus, shape.workers, job.cores, *memory, share_milli, job.server_gpus)
-        found = self._needs.get(asked)
-        if found is None:
-            request = request_of(job, shape, self._options.slices_per_core)
-            need = estimate(JobSpec(command=COMMAND, resources=request), ())
-            server = msgspec.structs.replace(need.parameter_server, gpus=job.server_gpus)
-            found = request, msgspec.structs.replace(need, parameter_server=server)
-            self._needs[asked] = found
-        return found
 
     # ---------------------------------------------------------------------------------------- answers
 
@@ -325,38 +358,68 @@ class Simulation:
             for order in self.cell.orders(step):
                 self._answer(order.node_id, OrderRead(order, self._now_ms))
 
+    def saving_s(self, task_id: str) -> float:
+        """As the nodes ask; see `Programs`."""
+        return self._work.saving_s(_job_of(task_id), self.now_s)
+
+    def checkpoint(self, task_id: str) -> None:
+        """As the nodes ask; see `Programs`."""
+        self._work.checkpoint(_job_of(task_id), self.now_s)
+
+    def changed(self, task_id: str) -> None:
+        """As the nodes report; see `Programs`. A task that starts with them is not heard of here."""
+        job = self.cell.state.jobs.get(_job_of(task_id))
+        if job is None or job.status is not JobStatus.RUNNING:
+            return
+        tasks = list(job.tasks.values())
+        placement = allocations(task.place for task in tasks)
+        caps = [(task.place.node_id, task.memory_bandwidth_percent) for task in tasks]
+        self._work.changed(job.job_id, capped(placement, caps), self.now_s)
+
     def _interrupted(self) -> None:
         """A gang makes no progress from its first SIGTERM on."""
         for task_id in self._nodes.terminated:
-            job_id = task_id.rsplit(".", 2)[0]
+            job_id = _job_of(task_id)
             self._work.stopped(job_id, self.now_s)
             self.meter.stopped(job_id, self.now_s)
         self._nodes.terminated.clear()
 
     def _placed(self, fact: ledger_events.PlacementDecided) -> None:
-        for place in fact.tasks:
-            held = len(place.gpus) * place.gpu_share_milli / WHOLE_GPU
-            self._task_gpus[place.task_id] = held
-            self.meter.held += held
+        self._held_gpus.placed(self.cell.state, fact)
+        self.meter.held = self._held_gpus.held / WHOLE_GPU
 
     def _started(self, fact: external_events.TaskStarted) -> None:
-        job_id = fact.task_id.rsplit(".", 2)[0]
+        job_id = _job_of(fact.task_id)
         job = self.cell.state.jobs.get(job_id)
         if job is None or job.status is not JobStatus.RUNNING:
             return
         self._work.started(job_id, allocations(task.place for task in job.tasks.values()), self.now_s)
+        if any(task.memory_bandwidth_percent is not None for task in job.tasks.values()):
+            self.changed(fact.task_id)
         self.meter.started(job_id, self.now_s)
+        if self._learns:
+            self._step_reports.started(self.meter.lives[job_id].job, job.token, self.now_s)
+
+    def _exited(self, fact: external_events.TaskExited) -> None:
+        self._freed(fact)
+        if fact.cause == "stopped":
+            self._work.gone(_job_of(fact.task_id), self.now_s, killed=fact.signal == SIGKILL)
 
     def _freed(
         self, fact: external_events.TaskExited | ledger_events.TaskLost | external_events.OrderRefused
     ) -> None:
-        self.meter.held -= self._task_gpus.pop(fact.task_id)
+        self._held_gpus.ends(fact.task_id)
+        self.meter.held = self._held_gpus.held / WHOLE_GPU
 
     def _preempted(self, fact: ledger_events.JobPreempted) -> None:
         self.meter.preemptions += 1
 
     def _ended(self, fact: ledger_events.JobEnded) -> None:
         self.meter.ended(fact.job_id)
+
+
+def _job_of(task_id: str) -> str:
+    return task_id.rsplit(".", 2)[0]
 
 
 def _both(first: Sink, second: Sink | None) -> Sink:
@@ -375,7 +438,7 @@ BOOKS: Mapping[type[Event], Callable[[Simulation, Any], None]] = MappingProxyTyp
     {
         ledger_events.PlacementDecided: Simulation._placed,
         external_events.TaskStarted: Simulation._started,
-        external_events.TaskExited: Simulation._freed,
+        external_events.TaskExited: Simulation._exited,
         ledger_events.TaskLost: Simulation._freed,
         external_events.OrderRefused: Simulation._freed,
         ledger_events.JobPreempted: Simulation._preempted,

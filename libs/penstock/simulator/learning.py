@@ -1,29 +1,63 @@
-"""Run times as the estimator learns them: its own fold of the simulated ledger, and its own tiers.
+"""The estimator in a simulation: its own fold of the simulated ledger, its own tiers and remaining times.
 
-Ideal: the whole estimator. Departure: what a job needs stays as its trace asks for it, since no job model uses cores or memory;
-and no step-time model answers, since simulated jobs report no iterations. So a run time comes from the ended runs of the same
-owner, command, model and batch size, else from the nearest runs of the same model, else there is none.
+Ideal: the whole estimator. Departures: what a job needs stays as its trace asks for it, since job models do not measure memory; and
+no models are trained, which takes a service's worker processes minutes. So the run time of a job comes from the ended runs of the same owner, command,
+model and batch size, for another number of iterations from their steps, else from the nearest runs of the same model, else there is
+none; and that of a running job from the steps that it reports.
 """
 
+from collections.abc import MutableMapping, Sequence
+
+from msgspec.structs import replace
+
+from penstock.model.estimates import JobEstimated
+from penstock.model.event import Event
 from penstock.model.topics import Topic
 from penstock.model.types import Estimate, JobSpec
+from penstock.simulator.services import Heard
+from penstock_services.estimator.core.eta.updates import EtaUpdates
 from penstock_services.estimator.core.resources.estimate import HistoryTier, estimate
 from penstock_services.estimator.core.resources.nearest import NearestTier
 from penstock_services.estimator.core.state import State
+from penstock_services.estimator.core.step_time.tier import StepTier
 
 
-class RunTimes:
-    """`read` every record; `of` answers by all that was read."""
+class SimulatedEstimator:
+    """A `Service`. `needs`: job → what the trace says that it needs; whoever submits writes it, and it is taken out here."""
 
-    def __init__(self) -> None:
-        self._state = State(str(Topic.JOBS), 0)
-        self._tiers = (HistoryTier(self._state.history), NearestTier(self._state.nearest))
+    writes = Topic.ESTIMATES
 
-    def read(self, value: bytes) -> None:
-        """One record of the ledger."""
-        self._state.fold(value)
-        self._state.finished.clear()  # nothing is stored
+    def __init__(self, needs: MutableMapping[str, Estimate]) -> None:
+        self._needs = needs
+        self._state = state = State(str(Topic.JOBS), 0)
+        steps = StepTier(state.history, state.nearest, state.nodes)
+        self._steps = steps
+        self._tiers = (HistoryTier(state.history), steps, NearestTier(state.nearest))
+        self._etas = EtaUpdates(state, steps)
 
-    def of(self, spec: JobSpec) -> Estimate:
-        """The estimate whose run time, source and confidence count; `run_ms` is None where nothing is known."""
-        return estimate(spec, self._tiers)
+    def answer(self, heard: Sequence[Heard]) -> Sequence[Event]:
+        found: list[Event] = []
+        for one in heard:
+            if isinstance(one, bytes):
+                self._read(one, found)
+        return found
+
+    def _read(self, record: bytes, found: list[Event]) -> None:
+        state = self._state
+        state.fold(record)
+        state.finished.clear()  # nothing is stored
+        state.stage_rows.clear()
+        job_id = next(reversed(state.live), "")  # a record submits one job at most
+        if job_id in self._needs and (spec := state.live[job_id].spec) is not None:
+            found.append(self._estimated(job_id, spec))
+        while state.stepped:
+            if (eta := self._etas.next(state.stepped.popitem()[0])) is not None:
+                found.append(eta)
+
+    def _estimated(self, job_id: str, spec: JobSpec) -> JobEstimated:
+        need, own = self._needs.pop(job_id), estimate(spec, self._tiers)
+        if own.run_ms is not None:
+            need = replace(need, run_ms=own.run_ms, source=own.source)
+        if spec.min_workers is not None:
+            need = replace(need, options=self._steps.options(spec, need.worker.gpus))
+        return JobEstimated(job_id=job_id, estimate=need)

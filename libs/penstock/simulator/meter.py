@@ -4,7 +4,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from penstock.simulator.job_models.model import Charges
 from penstock.simulator.traces.jobs import TraceJob
+
+SECONDS_PER_HOUR = 3_600
 
 
 class Figures(NamedTuple):
@@ -36,6 +39,14 @@ class Figures(NamedTuple):
     finished_jobs: int
     unfinished_jobs: int
     preemptions: int
+    restarts_per_job: float
+    """Starts after its first, mean over all jobs that have started."""
+    save_gpu_h: float
+    """GPU hours in which jobs saved because they were stopped or ordered to."""
+    launch_gpu_h: float
+    """GPU hours in which jobs that had run before launched again."""
+    lost_gpu_h: float
+    """GPU hours of work that were done and have to be done again."""
     records: int
     """Of the ledger."""
     cpu_s: float
@@ -50,7 +61,7 @@ class Life:
     ran_s: float = 0.0
     running_since_s: float | None = None
     end_s: float | None = None
-    preemptions: int = 0
+    starts: int = 0
 
     @property
     def jct_s(self) -> float:
@@ -106,7 +117,9 @@ class Meter:
         self.events += 1
 
     def started(self, job_id: str, now_s: float) -> None:
-        self.lives[job_id].running_since_s = now_s
+        life = self.lives[job_id]
+        life.running_since_s = now_s
+        life.starts += 1
 
     def stopped(self, job_id: str, now_s: float) -> None:
         life = self.lives[job_id]
@@ -127,9 +140,15 @@ class Meter:
         self._until_last_end = self._held_s, self._wasted_s
 
     def figures(
-        self, alone_s: Mapping[str, float], ledger_hash: str, records: int, wall_s: float, cpu_s: float
+        self,
+        alone_s: Mapping[str, float],
+        ledger_hash: str,
+        records: int,
+        wall_s: float,
+        cpu_s: float,
+        charges: Charges,
     ) -> Figures:
-        """`alone_s`: per finished job its work in seconds."""
+        """`alone_s`: per finished job its work in seconds. `charges`: what restarts took."""
         self._sample()
         full_load, samples = self._full_load
         if not samples and 0 < self.gpus <= self.asked:
@@ -137,6 +156,7 @@ class Meter:
         done = [life for life in self.lives.values() if life.end_s is not None]
         jcts = sorted(life.jct_s for life in done)
         count = len(done)
+        starts = [life.starts for life in self.lives.values() if life.starts]
         until_s, (held_s, wasted_s) = self._last_end_s, self._until_last_end
         if not done:
             until_s, held_s, wasted_s = self._now_s, self._held_s, self._wasted_s
@@ -157,6 +177,10 @@ class Meter:
             finished_jobs=count,
             unfinished_jobs=len(self.lives) - count,
             preemptions=self.preemptions,
+            restarts_per_job=(sum(starts) - len(starts)) / len(starts) if starts else 0.0,
+            save_gpu_h=charges.save_gpu_s / SECONDS_PER_HOUR,
+            launch_gpu_h=charges.launch_gpu_s / SECONDS_PER_HOUR,
+            lost_gpu_h=charges.lost_gpu_s / SECONDS_PER_HOUR,
             records=records,
             cpu_s=cpu_s,
             wall_s=wall_s,

@@ -1,28 +1,27 @@
 """The nodes of a simulated cell: the node-reporter's own core decides what an order leads to; no process runs.
 
 Orders are obeyed by the same rules as on a machine: tokens, predecessors, stops that overtake starts. Only the
-actions differ: a spawn succeeds after `start_s`, a SIGTERM is obeyed after `stop_s`, a SIGKILL at once.
+actions differ: a spawn succeeds after `start_s`, a SIGTERM is obeyed when the program has saved and `stop_s` later, a SIGKILL at
+once, and SIGUSR1, by which a program is asked for a checkpoint, goes to the job model.
 """
 
 import signal
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from penstock.model.event import Event
 from penstock.model.types import NodeSpec
-from penstock_services.node_reporter.core.machine import (
+from penstock_services.node_reporter.core.actions import (
+    CapBandwidth,
     Decision,
     Emit,
-    Gone,
-    GraceOver,
-    Input,
     KillAt,
-    Outcome,
+    SetAffinity,
     Signal,
     Spawn,
-    Spawned,
-    step,
 )
+from penstock_services.node_reporter.core.inputs import Done, Gone, GraceOver, Input, Outcome, Spawned
+from penstock_services.node_reporter.core.machine import step
 from penstock_services.node_reporter.core.state import NodeState, Put
 
 
@@ -37,16 +36,32 @@ Later = Callable[[float, str, Input], None]
 """(seconds from now, node id, input): feed this to the node then."""
 
 
+class Programs(Protocol):
+    """What the tasks' programs do when they are signalled."""
+
+    def saving_s(self, task_id: str) -> float:
+        """How long one that got SIGTERM now would save before it ends, seconds ≥ 0."""
+
+    def checkpoint(self, task_id: str) -> None:
+        """It was asked for a checkpoint."""
+
+    def changed(self, task_id: str) -> None:
+        """It has the cores, and the cap of memory bandwidth, that were decided for it."""
+
+
 class SimulatedNodes:
     """All nodes of the cell. `later` gets what will happen on them by itself."""
 
-    def __init__(self, specs: Iterable[NodeSpec], latency: Latency, later: Later) -> None:
+    def __init__(self, specs: Iterable[NodeSpec], latency: Latency, later: Later, programs: Programs) -> None:
         self._nodes = {
-            spec.node_id: NodeState(spec.node_id, spec.boot_id, tuple(g.uuid for g in spec.gpus))
+            spec.node_id: NodeState(
+                spec.node_id, spec.boot_id, tuple(g.uuid for g in spec.gpus), cores=spec.cores
+            )
             for spec in specs
         }
         self._latency = latency
         self._later = later
+        self._programs = programs
         self._pid = 1
         self.terminated: list[str] = []
         """Ids of tasks that have just got SIGTERM: they compute no more. The engine empties it."""
@@ -73,13 +88,22 @@ class SimulatedNodes:
                 self._later(self._latency.start_s, node_id, spawned)
             case Signal(task_id=task_id, token=token, number=signal.SIGTERM):
                 self.terminated.append(task_id)
-                at_ms = now_ms + round(self._latency.stop_s * 1_000)
+                stop_s = self._latency.stop_s + self._programs.saving_s(task_id)
+                at_ms = now_ms + round(stop_s * 1_000)
                 gone = Gone(task_id, token, Outcome(at_ms, signal=int(signal.SIGTERM)))
-                self._later(self._latency.stop_s, node_id, gone)
+                self._later(stop_s, node_id, gone)
             case KillAt(task_id=task_id, token=token, at_ms=at_ms):
                 grace_s = (at_ms - now_ms) / 1_000
-                if grace_s < self._latency.stop_s:
+                if grace_s < self._latency.stop_s + self._programs.saving_s(task_id):
                     self._later(grace_s, node_id, GraceOver(task_id, token))
+            case SetAffinity(task_id=task_id, token=token, order_token=order_token):
+                self._programs.changed(task_id)
+                self._later(0.0, node_id, Done(task_id, token, order_token, "cores", "cpuset"))
+            case CapBandwidth(task_id=task_id, token=token, order_token=order_token):
+                self._programs.changed(task_id)
+                self._later(0.0, node_id, Done(task_id, token, order_token, "memory_bandwidth", "resctrl"))
+            case Signal(task_id=task_id, number=signal.SIGUSR1):
+                self._programs.checkpoint(task_id)
             case Signal(task_id=task_id, token=token):
                 gone = Gone(task_id, token, Outcome(now_ms, signal=int(signal.SIGKILL)))
                 self._later(0.0, node_id, gone)

@@ -19,12 +19,13 @@ from penstock.model.types import Estimate, JobSpec
 from penstock.model.validation import checked
 from penstock.runtime.settings import Settings
 from penstock.runtime.snapshots import Until, load_latest
+from penstock_services.estimator.core.from_snapshot import begin_at
 from penstock_services.estimator.core.model_lifecycle import InUse
 from penstock_services.estimator.core.resource_model.tier import ModelTier
 from penstock_services.estimator.core.resources.estimate import Guess, Tier
 from penstock_services.estimator.core.resources.history import key_of
 from penstock_services.estimator.core.saved import BadModel
-from penstock_services.estimator.core.state import State, begin_at
+from penstock_services.estimator.core.state import State
 from penstock_services.estimator.core.step_time.tier import StepTier
 from penstock_services.estimator.core.step_time.training import STEPS
 from penstock_services.estimator.shell.learner import KINDS
@@ -214,7 +215,7 @@ async def _ask_again(
                 if state.seq == before or state.seq < since:
                     continue
                 for version, tier in tiers.items():
-                    outcome = compare(job, version, tier.guess(job.spec, key), state.seq)
+                    outcome = compare(job, version, tier.guess(job.spec.least, key), state.seq)
                     if outcome.same or version not in found or not found[version].same:
                         found[version] = outcome
     finally:

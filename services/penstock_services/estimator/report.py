@@ -19,7 +19,8 @@ from penstock.runtime.event_import import read_events, read_ledger
 from penstock.screen import console, plain_table, write_json
 from penstock_services.estimator import report_tables
 from penstock_services.estimator.core.accuracy import Accuracy, accuracy_of
-from penstock_services.estimator.core.state import At, State, evolve
+from penstock_services.estimator.core.live import At
+from penstock_services.estimator.core.state import State, evolve
 
 BARS = "▁▂▃▄▅▆▇█"
 FULL_BAR = math.log(4)  # a median that is off by a factor of four or more fills the bar
@@ -92,6 +93,8 @@ def plain(found: Accuracy) -> Mapping[str, Any]:
         "runs": found.runs,
         "set_aside": found.rejected,
         "killed_for_memory": found.killed,
+        "disturbed": found.disturbed,
+        "corrected": found.corrected,
         "tiers": {
             tier: {name: score._asdict() for name, score in fields.items()}
             for tier, fields in found.tiers.items()

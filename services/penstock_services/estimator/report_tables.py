@@ -108,6 +108,8 @@ def summary(found: Accuracy) -> list[str]:
     """A sentence each."""
     lines = [f"{found.runs:,} finished runs, {sum(found.rejected.values()):,} of them rejected."]
     lines += [f"{count:,} × {reason} that cannot be true." for reason, count in found.rejected.items()]
+    lines += [f"{count:,} × disturbed: {reason}." for reason, count in found.disturbed.items()]
+    lines += [f"{count:,} × run time corrected by {what}." for what, count in found.corrected.items()]
     if found.killed:
         lines.append(f"{found.killed:,} workers were killed for exceeding their estimate of host memory.")
     if found.remaining is not None:

@@ -11,6 +11,7 @@ import typer
 
 DEFAULT_LOG_LIMIT_MIB = 64
 DEFAULT_DRAIN_GRACE_MS = 10_000
+DEFAULT_FETCH_LIMIT_MIB = 65_536  # a minute at 10 Gbit/s
 MIB = {"": 1, "MIB": 1, "GIB": 1_024, "TIB": 1_048_576}
 BY_NODE = Path("nodes/ID")  # stands for a folder named after the node
 
@@ -151,6 +152,35 @@ class Options:
             help="Folder (file:///…) or store (s3://…) that gets each task's output when it has exited.",
         ),
     ] = None
+    checkpoint_dir: Annotated[
+        Path | None,
+        typer.Option(
+            envvar="PENSTOCK_NODE_CHECKPOINT_DIR",
+            help="Where jobs with `checkpoint: sdk` save, a folder for each; by default in --state-dir.",
+        ),
+    ] = None
+    checkpoint_shared: Annotated[
+        bool,
+        typer.Option(
+            "--checkpoint-shared",
+            help="All nodes have the folder of --checkpoint-dir: jobs go on at their checkpoints wherever they start again.",
+        ),
+    ] = False
+    checkpoint_fetch_limit_mib: Annotated[
+        int,
+        _memory(
+            "--checkpoint-fetch-limit",
+            "64GiB",
+            "Of a checkpoint that is fetched from the node that saved it; jobs with a larger one begin anew here.",
+        ),
+    ] = DEFAULT_FETCH_LIMIT_MIB
+    log_ca: Annotated[
+        Path | None,
+        typer.Option(
+            envvar="PENSTOCK_NODE_LOG_CA",
+            help="PEM file of the authority of other nodes' --log-cert; by default those of this machine.",
+        ),
+    ] = None
     clear_gpu_faults: Annotated[
         bool,
         typer.Option(
@@ -201,4 +231,14 @@ class Options:
         own_state = root / "nodes" / self.node_id.replace("/", "%2F")
         state_dir = own_state if self.state_dir == BY_NODE else self.state_dir
         log_dir = root / "logs" if self.log_dir == BY_NODE else self.log_dir
-        return replace(self, state_dir=state_dir.absolute(), log_dir=log_dir.absolute())
+        if self.checkpoint_shared and self.checkpoint_dir is None:
+            raise typer.BadParameter(
+                "--checkpoint-shared: --checkpoint-dir names the folder that nodes share; give it, too"
+            )
+        checkpoint_dir = None if self.checkpoint_dir is None else self.checkpoint_dir.absolute()
+        return replace(
+            self,
+            state_dir=state_dir.absolute(),
+            log_dir=log_dir.absolute(),
+            checkpoint_dir=checkpoint_dir,
+        )

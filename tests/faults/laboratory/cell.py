@@ -29,12 +29,15 @@ from penstock_services.node_reporter.options import Options as NodeOptions
 from penstock_services.node_reporter.shell.run import runner
 from penstock_services.placer.shell import service as placer
 from penstock_services.placer.shell.replay import Replayer
+from tests.faults.laboratory.adjuster import Adjuster
 from tests.faults.laboratory.administrator import Administrator
+from tests.faults.laboratory.grouper import Grouper
 from tests.faults.laboratory.host import SimulatedHost
 from tests.faults.laboratory.jobs import SimulatedJob, jobs_of, nodes_of
 from tests.faults.laboratory.judge import Judge
 from tests.faults.laboratory.log import Broker, Connection
 from tests.faults.laboratory.machine import Machine, Node, Program
+from tests.faults.laboratory.mover import Mover
 from tests.faults.laboratory.nemesis import FAULTS, Nemesis
 from tests.faults.laboratory.process import Clock, Process, Service
 from tests.faults.laboratory.proposer import Proposer
@@ -91,6 +94,9 @@ class Options(NamedTuple):
         return " ".join(parts)
 
 
+WINDOWS_MS = (0, 20_000, 0)
+
+
 class Snapshot(NamedTuple):
     """A state as it was written down, and where in the ledger that was."""
 
@@ -114,7 +120,9 @@ class Laboratory:
         self.world = World(options.seed, rates)
         self.profile = options.profile or NAMES[int(rng.integers(len(NAMES)))]
         specs = nodes_of(rng, options.nodes or int(rng.integers(3, 7)))
-        self.jobs = jobs_of(rng, options.jobs or int(rng.integers(8, 20)), specs, self.storm_s)
+        self.jobs = jobs_of(
+            rng, options.jobs or int(rng.integers(8, 20)), specs, self.storm_s, saving="save" in faults
+        )
         self.environment = {
             "PENSTOCK_PROFILE": self.profile,
             "PENSTOCK_SEED": str(options.seed),
@@ -122,6 +130,8 @@ class Laboratory:
             "PENSTOCK_LAUNCH_TIMEOUT_MS": "30000",
             "PENSTOCK_UNSCHEDULABLE_GRACE_MS": str(int(rng.integers(10_000, 120_000))),
             "PENSTOCK_LEASE_MS": str(int(rng.integers(*LEASES_MS))),
+            "PENSTOCK_BATCH_WINDOW_MS": str(WINDOWS_MS[options.seed % len(WINDOWS_MS)]),
+            "PENSTOCK_BATCH_ARRIVALS": "2",
             "PENSTOCK_BACKFILL_WINDOW": str(int(rng.choice([1, 8, 64]))),
             "PENSTOCK_MAX_OVERTAKES": str(int(rng.choice([1, 4, 256]))),
         }
@@ -145,7 +155,10 @@ class Laboratory:
             clock.rate = float(rng.uniform(SLOWEST_CLOCK, 1.0)) if "clock" in faults else 1.0
             self._add_node(spec, clock, drain=bool(rng.random() < 0.5))
         self.judge.machines = {node_id: node.machine for node_id, node in self.nodes.items()}
-        self.proposer = Proposer(self.world, self.broker)
+        self.proposer = Proposer(self.world, self.broker, active="propose" in faults)
+        self.adjuster = Adjuster(self.world, self.broker)
+        self.mover = Mover(self.world, self.broker)
+        self.grouper = Grouper(self.world, self.broker)
         self._standing_by = {"placer-1"}
         self._start()
         self.nemesis = Nemesis(self, faults, every_s=float(rng.uniform(4, 20)))
@@ -203,8 +216,16 @@ class Laboratory:
     def _add_node(self, spec: NodeSpec, clock: Clock, *, drain: bool) -> None:
         judge = self.judge
         machine = Machine(
-            self.world, spec, clock, judge.programs, judge.starts, judge.signalled, judge.unstopped
+            self.world,
+            spec,
+            clock,
+            judge.programs,
+            judge.starts,
+            judge.signalled,
+            judge.unstopped,
+            judge.adjusted,
         )
+        machine.others = lambda: judge.machines
         nowhere = Path("nowhere")
         plain = NodeOptions(spec.node_id, nowhere, nowhere, drain=drain, drain_grace_ms=5_000)
 
@@ -267,15 +288,18 @@ class Laboratory:
                 f"the ledger is restored: it ends at {self.broker.end(LEDGER)}, and ended at {end}"
             )
             self.judge.restored(self.broker.records(LEDGER))
-            self._end_sleepers()
+            self._end_unaware()
 
-    def _end_sleepers(self) -> None:
-        """Placers that sleep and would be in office again: an administrator ends them before a restore (placer's README)."""
-        term = self.judge.replica.state.term
+    def _end_unaware(self) -> None:
+        """Placers that would be in office again, asleep or with no record of those that are lost: neither can notice the loss, so an
+        administrator ends them before a restore (placer's README)."""
+        term, end = self.judge.replica.state.term, self.broker.end(LEDGER)
         for candidate in self.placers:
             replica = self.replicas.get(candidate.name)
-            if candidate.asleep and replica is not None and replica.state.term <= term:
-                candidate.kill("it sleeps, and the ledger is restored")
+            if replica is None or replica.state.term > term:
+                continue
+            if candidate.asleep or replica.offset <= end:
+                candidate.kill("it would not notice that the ledger is restored")
 
     def resubmit(self) -> None:
         """Users look for their jobs, and submit again what the cell does not know."""
@@ -300,6 +324,7 @@ class Laboratory:
         if record.partition.topic != Topic.LEDGER:
             judge.landed(record)
         elif judge.ledger(record):
+            self.proposer.reads(record.value)
             replica = judge.replica
             self.projected = Written(replica.head, record.offset, replica.state.epoch)
             if judge.book.records % SNAPSHOT_EVERY == 0:
@@ -334,8 +359,10 @@ class Laboratory:
         """Raises `Violation`."""
         await self._wait(self.storm_s)
         self._clear_up()
+        calm_s = self.world.now_s + LAST_MESSAGES_S
         until_s = self.world.now_s + PATIENCE_S
         while not self.over():
+            self.judge.adjustments.look(calm_s)
             if self.world.now_s > until_s:
                 self._never_ended()
             await self._wait(LOOK_S)

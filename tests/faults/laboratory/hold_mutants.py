@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from penstock.ledger import evolve, evolve_holds
+from penstock.ledger import evolve_holds, evolve_jobs
 from penstock.ledger.state import CellState
 from penstock.model.transitions import JobStatus
 from penstock_services.placer.core import guard
@@ -19,7 +19,7 @@ def _() -> None:
 
 @mutant("a hold is over when the job waits again", faults="hold,crash,gpu,shim")
 def _() -> None:
-    real = evolve._set_job
+    real = evolve_jobs.set_job
 
     def set_job(state: CellState, job: Any, status: JobStatus) -> None:
         if status is JobStatus.QUEUED:

@@ -2,23 +2,25 @@
 
 import asyncio
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from penstock.model.external_events import GpuFaulted
-from penstock.model.orders import StartTask
+from penstock.model.external_events import CheckpointFetched, GpuFaulted
+from penstock.model.orders import HandOverCheckpoint, StartTask
 from penstock.model.types import NodeSpec
 from penstock.runtime.node_keys import NodeKeys
 from penstock_services.node_reporter.core.environment import task_environment
 from penstock_services.node_reporter.shell.journal import Journal
 from penstock_services.node_reporter.shell.ports import (
     Callbacks,
+    Enforced,
     Exit,
     Key,
     NotStartable,
     ProgressStream,
     Started,
 )
+from tests.faults.laboratory.checkpoints import FOLDER
 from tests.faults.laboratory.machine import Machine
 from tests.faults.laboratory.process import Process
 from tests.faults.laboratory.wire import keys_of
@@ -100,7 +102,8 @@ class SimulatedLauncher:
         self._process.step("before it signals a task")
         if key in self._attached:
             machine = self._machine
-            machine.world.guarded(lambda: machine.signalled(machine, key[0]))
+            if number is not signal.SIGUSR1:
+                machine.world.guarded(lambda: machine.signalled(machine, key[0]))
             machine.signal(key, number)
 
     def gone(self, key: Key) -> None:
@@ -148,6 +151,7 @@ class SimulatedHost:
     def _died(self) -> None:
         machine = self._machine
         machine.disk.step = lambda what: None
+        machine.checkpoints.handovers = None
         if machine.launcher is not None:
             machine.launcher.close()
         machine.locked = False
@@ -174,8 +178,25 @@ class SimulatedHost:
         del lock
         return SimulatedLauncher(self._machine, self._process, self.spec, callbacks)
 
-    async def fetch(self, order: StartTask) -> None:
-        raise NotStartable(f"{order.task_id}: no job of the laboratory is sent with code")
+    def hand_over(self, orders: Mapping[str, HandOverCheckpoint]) -> None:
+        self._machine.checkpoints.handovers = orders
+
+    async def fetch(self, order: StartTask) -> CheckpointFetched | None:
+        if order.code is not None:
+            raise NotStartable(f"{order.task_id}: no job of the laboratory is sent with code")
+        await self._process.gate("fetch")
+        found = None
+        if order.checkpoint and order.checkpoint_from is not None:
+            source = order.checkpoint_from
+            found = await self._machine.checkpoints.fetch(order, source, self._process)
+        self._machine.checkpoints.prepare(order)
+        return found
+
+    def discard(self, order: StartTask) -> None:
+        self._machine.checkpoints.newest.pop(order.job_id, None)
+
+    def checkpoints(self, order: StartTask) -> str:
+        return "" if order.checkpoint is None else f"{FOLDER}/{order.job_id}"
 
     def contact(self) -> float | None:
         return self._machine.contact_s()
@@ -212,8 +233,18 @@ class SimulatedHost:
         stream = self._machine.streams.get(key)
         return None if stream is None else stream.of(self._process)
 
-    def set_affinity(self, key: Key, cores: Sequence[int]) -> None:
-        pass
+    def set_affinity(self, key: Key, cores: Sequence[int]) -> Enforced | None:
+        if self._machine.dies_pinning:
+            self._machine.dies_pinning = False
+            self._process.kill("before it pins a task")
+        self._process.step("before it pins a task")
+        done = self._machine.pin(key, tuple(cores))
+        return None if done is None else Enforced("affinity") if done else Enforced("", "Invalid argument")
+
+    def cap_bandwidth(self, key: Key, percent: int | None) -> Enforced | None:
+        self._process.step("before it caps a task")
+        done = self._machine.cap(key, percent)
+        return None if done is None else Enforced("resctrl") if done else Enforced("", "it has no resctrl")
 
     def measure(self, shim: int) -> tuple[float, int]:
         process = next((found for found in self._machine.processes.values() if found.shim == shim), None)

@@ -3,8 +3,9 @@
 from typing import NamedTuple
 
 import numpy as np
+from msgspec import structs
 
-from penstock.model.types import Gpu, JobSpec, NodeSpec, ResourceRequest, RetryPolicy
+from penstock.model.types import Gpu, Isolation, JobSpec, LogServer, NodeSpec, ResourceRequest, RetryPolicy
 
 SUCCEEDED, FAILED, CANCELLED = "succeeded", "failed", "cancelled"
 TIMED_OUT_RUNNING, TIMED_OUT_QUEUED, UNSCHEDULABLE = "timed_out_running", "timed_out_queued", "unschedulable"
@@ -13,6 +14,7 @@ CORES_PER_GPU = 4
 SPARE_CORES = 4
 MEMORY_PER_GPU_MIB = 16_384
 GPU_MEMORY_MIB = 16_384
+CAPPING = Isolation(exits="pid_namespace", files=True, bandwidth="resctrl")
 
 KINDS = {
     "good": (10, (SUCCEEDED,)),
@@ -53,7 +55,7 @@ class SimulatedJob(NamedTuple):
 
 
 def nodes_of(rng: np.random.Generator, count: int) -> list[NodeSpec]:
-    """Small machines of two GPU models; the first one has the most GPUs."""
+    """Small machines of two GPU models; the first one has the most GPUs. Every other one can cap memory bandwidth."""
     specs: list[NodeSpec] = []
     for number in range(count):
         gpus = 4 if number == 0 else int(rng.choice([1, 2, 2, 4]))
@@ -67,6 +69,8 @@ def nodes_of(rng: np.random.Generator, count: int) -> list[NodeSpec]:
                 rack=f"rack-{number % 2}",
                 cores=CORES_PER_GPU * gpus + SPARE_CORES,
                 host_memory_mib=MEMORY_PER_GPU_MIB * (gpus + 1),
+                logs=LogServer(port=8_743, key="0" * 16),
+                isolation=None if number % 2 else CAPPING,
                 gpus=tuple(
                     Gpu(index=i, uuid=f"{name}-{i}", model=model, memory_mib=GPU_MEMORY_MIB)
                     for i in range(gpus)
@@ -76,8 +80,10 @@ def nodes_of(rng: np.random.Generator, count: int) -> list[NodeSpec]:
     return specs
 
 
-def jobs_of(rng: np.random.Generator, count: int, nodes: list[NodeSpec], span_s: float) -> list[SimulatedJob]:
-    """Each fits the whole empty cell, but for the huge ones."""
+def jobs_of(
+    rng: np.random.Generator, count: int, nodes: list[NodeSpec], span_s: float, *, saving: bool
+) -> list[SimulatedJob]:
+    """`saving`: every other one saves checkpoints. Each fits the whole empty cell, but for the huge ones."""
     names = list(KINDS)
     weights = np.array([KINDS[name][0] for name in names], dtype=float)
     found: list[SimulatedJob] = []
@@ -88,7 +94,10 @@ def jobs_of(rng: np.random.Generator, count: int, nodes: list[NodeSpec], span_s:
         found.append(
             SimulatedJob(
                 job_id=f"j{number:02}",
-                spec=_spec(rng, number, kind, nodes),
+                spec=structs.replace(
+                    _spec(rng, number, kind, nodes),
+                    checkpoint="sdk" if saving and number % 2 == 0 else "none",
+                ),
                 kind=kind,
                 submit_s=float(rng.uniform(0, span_s)) if rng.random() < 0.7 else 0.0,
                 duration_s=duration_s,
@@ -106,11 +115,14 @@ def _spec(rng: np.random.Generator, number: int, kind: str, nodes: list[NodeSpec
     workers, gpus, share, servers = _shape(rng, nodes)
     if kind == "huge":
         workers, gpus, share, servers = 3 * len(nodes) + 1, 4, None, 0
+    moldable = not servers and kind != "huge" and number % 3 == 2
     return JobSpec(
+        min_workers=max(1, workers - 1) if moldable else None,
+        global_batch_size=512 if moldable else None,
         name=f"j{number:02}",
         owner=f"u{number % 3}",
         command=("train", f"config-{number % 4}"),
-        workers=workers,
+        workers=workers + 2 * moldable,
         parameter_servers=servers,
         resources=ResourceRequest(
             gpus=gpus if gpus != 1 or rng.random() < 0.7 or share is not None else None,

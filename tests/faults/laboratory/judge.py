@@ -6,7 +6,7 @@ It believes no service: GPUs are identified by UUID, processes and faults are as
 Rules, beside those of `ledger_rules` and `process_rules`: `proof` (nothing is freed or placed anew while it lives),
 `outcome` (each job ends rightly), `gang` (a task knows all members of its gang), `order` (processes, too, follow from valid records alone), `durable` (a task's token is
 on the disk before it starts), `fault` (nothing new starts on a GPU whose fault is in the ledger, before a boot or a repair), `signal` (no task is stopped unasked), `stop` (who is to be stopped gets a signal), `report`
-(a node reports only what happened), `drain` (a drained node's jobs are stopped), `hold` (holds and releases are obeyed), `commit` (on a conditional log no decision of a placer is void), `chain`, `check`,
+(a node reports only what happened), `drain` (a drained node's jobs are stopped), `hold` (holds and releases are obeyed), `adjust` (see `adjustment_judge`), `checkpoint` (see `checkpoint_judge`), `commit` (on a conditional log no decision of a placer is void), `chain`, `check`,
 `fold`, `replay`, `crash`, `liveness`, `rest`.
 """
 
@@ -21,6 +21,8 @@ from penstock.log.port import Partition, Record
 from penstock.model.topics import Topic
 from penstock_services.node_reporter.shell.ports import Key
 from penstock_services.placer.core.attempts import MAX_LOSSES
+from tests.faults.laboratory.adjustment_judge import AdjustmentJudge
+from tests.faults.laboratory.checkpoint_judge import CheckpointJudge
 from tests.faults.laboratory.jobs import CANCELLED, FAILED, SUCCEEDED, UNSCHEDULABLE
 from tests.faults.laboratory.log import Broker
 from tests.faults.laboratory.machine import Machine, Program, TaskProcess
@@ -82,6 +84,8 @@ class Judge:
         """Machines that run although somebody reported them fenced, until they join again."""
         self._disowned: dict[Key, None] = {}
         """Processes on them: the cell has given them up, wrongly, and cannot know of them."""
+        self.adjustments = AdjustmentJudge(self)
+        self.checkpoints = CheckpointJudge(self)
 
     def _next_input(self, topic: str, offset: int) -> int | None:
         place = Partition(topic, 0)
@@ -134,6 +138,7 @@ class Judge:
             if before is not None:
                 before(self, fact)
             rules.fact(kind, fact)
+            self.checkpoints.fact(kind, fact, found["now_ms"])
             if kind in LINES:
                 self.world.trace(f"seq {book.seq}: {LINES[kind](fact)}")
         self._drained_by(found["facts"])
@@ -200,8 +205,12 @@ class Judge:
     def _placement(self, fact: Fact) -> None:
         job_id = fact["job_id"]
         for process in self._processes_now():
-            if process.order.job_id == job_id and process.key not in self._disowned:
+            if process.order.job_id == job_id and not self._unknown(process):
                 raise Violation("proof", f"seq {self.book.seq}: {job_id} is placed anew, {process.key} lives")
+
+    def _unknown(self, process: TaskProcess) -> bool:
+        """Whether the ledger cannot know that it lives: it was reported dead, and falsely."""
+        return process.key in self._disowned or process.order.node_id in self._false_reports
 
     def _join(self, fact: Fact) -> None:
         if (
@@ -245,7 +254,8 @@ class Judge:
         worn_out = outcome == FAILED and job.losses >= MAX_LOSSES
         if outcome not in allowed and not worn_out:
             raise Violation("outcome", f"{at}; right is one of {allowed}")
-        if outcome == SUCCEEDED and len(program.good.get(job.token, {})) != job.spec["workers"]:
+        workers = sum(place["role"] == "worker" for place in self.gang(job.token, job_id))
+        if outcome == SUCCEEDED and len(program.good.get(job.token, {})) != workers:
             raise Violation("outcome", f"{at}, but of its workers only {program.good} came to a good end")
         failures = len(program.own_failures)
         if outcome == FAILED and not worn_out and failures < job.spec["retry"]["max_attempts"]:
@@ -272,6 +282,8 @@ class Judge:
         key = (fact.get("task_id", ""), fact.get("token", 0))
         if kind == "penstock.task.started" and key not in self._processes.started:
             raise Violation("report", f"{key} is reported started, and never was")
+        if kind == "penstock.task.adjusted":
+            self.adjustments.reported(self.machines[fact["node_id"]], fact)
         if kind == "penstock.task.exited" and key in self.machines[fact["node_id"]].processes:
             raise Violation("report", f"{key} is reported {fact['cause']}, and lives")
 
@@ -279,7 +291,10 @@ class Judge:
 
     def signalled(self, machine: Machine, task_id: str) -> None:
         """A signal goes only to what was ordered to stop, is drained, or whose lease is nearly over."""
-        if (machine.node_id, task_id) not in self.may_stop and not machine.lease_ends(STOP_AFTER):
+        key = machine.node_id, task_id
+        if machine.lease_ends(STOP_AFTER):
+            self.may_stop[key] = None  # it goes on after its grace, though the log may be there again
+        if key not in self.may_stop:
             raise Violation("signal", f"{machine.node_id} signals {task_id}, which nobody stopped")
 
     def unstopped(self, machine: Machine, process: TaskProcess) -> None:
@@ -337,9 +352,29 @@ class Judge:
         if not machine.disk.has_synced(*key):
             raise Violation("durable", f"{at}, and its token is not on the disk")
         if key not in self._disowned:
-            owned = (found for found in self._processes_now() if found.key not in self._disowned)
+            owned = (found for found in self._processes_now() if not self._unknown(found))
             rules.no_other_attempt(new, map(_running, owned))
-        rules.gpus_are_free(new, map(_running, machine.processes.values()))
+        strangers = (found for found in machine.processes.values() if not self.companions(process, found))
+        grouped = job is not None and job.token == order.token and bool(job.group)
+        rules.gpus_are_free(new, map(_running, strangers), grouped=grouped)
+        self.adjustments.starts(machine, process)
+        self.checkpoints.starts(machine, process)
+
+    def adjusted(self, machine: Machine, process: TaskProcess, what: str) -> None:
+        """A program has other cores, or another cap of its memory bandwidth."""
+        (self.adjustments.pinned if what == "cores" else self.adjustments.capped)(machine, process)
+
+    def companions(self, one: TaskProcess, other: TaskProcess) -> bool:
+        """Whether the ledger lets both have the same GPUs and cores."""
+        for process in (one, other):
+            job = self.book.jobs.get(process.order.job_id)
+            if job is None or job.token != process.order.token or not self.owns(process.key):
+                return False
+        return self.book.together(one.order.task_id, other.order.task_id)
+
+    def owns(self, key: Key) -> bool:
+        """Whether all that was ever decided of this program is in the ledger as it is."""
+        return key not in self._disowned and key not in self._lost
 
 
 def _running(process: TaskProcess) -> Running:
@@ -359,6 +394,9 @@ BEFORE: Mapping[str, Callable[[Judge, Fact], None]] = MappingProxyType(
         "penstock.order.refused": Judge._freed,
         "penstock.task.lost": Judge._freed,
         "penstock.job.ended": Judge._end,
+        "penstock.cores.decided": lambda judge, fact: judge.adjustments.decided(fact),
+        "penstock.bandwidth.decided": lambda judge, fact: judge.adjustments.decided(fact),
+        "penstock.ledger.accepted": lambda judge, fact: judge.adjustments.decided(fact),
     }
 )
 
@@ -368,7 +406,23 @@ LINES: Mapping[str, Callable[[Fact], str]] = MappingProxyType(
             "places " + ", ".join(f"{t['task_id']} on {t['node_id']}{t['gpus']}" for t in fact["tasks"])
         ),
         "penstock.stop.decided": lambda fact: f"stops {fact['job_id']}.{fact['attempt']}: {fact['reason']}",
+        "penstock.move.decided": lambda fact: (
+            "moves " + ", ".join(f"{t['task_id']} to {t['node_id']}{t['gpus']}" for t in fact["tasks"])
+        ),
+        "penstock.group.decided": lambda fact: f"{fact['job_ids']} are group {fact['group_id']}",
+        "penstock.move.given_up": lambda fact: f"{fact['job_id']} gives up its target: {fact['reason']}",
         "penstock.task.started": lambda fact: f"{fact['task_id']}@{fact['token']} runs on {fact['node_id']}",
+        "penstock.cores.decided": lambda fact: f"{fact['task_id']} gets the cores {fact['cores']}",
+        "penstock.bandwidth.decided": lambda fact: (
+            f"{fact['task_id']} gets {fact['memory_bandwidth_percent']} % of the memory bandwidth"
+        ),
+        "penstock.task.adjusted": lambda fact: (
+            f"{fact['task_id']} has its {fact['what']} by {fact['order_token']}: {fact['enforced'] or 'refused'}"
+        ),
+        "penstock.task.checkpointed": lambda fact: f"{fact['task_id']} has saved {fact.get('path')}",
+        "penstock.task.checkpoint_fetched": lambda fact: (
+            f"{fact['task_id']} fetches from {fact['from_node']}: {fact.get('path') or fact.get('problem')}"
+        ),
         "penstock.task.exited": lambda fact: (
             f"{fact['task_id']}@{fact['token']} {fact['cause']} on {fact['node_id']}"
         ),

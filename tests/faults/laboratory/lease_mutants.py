@@ -6,7 +6,8 @@ from typing import Any
 
 from penstock.ledger import lease as ledger_lease
 from penstock.ledger.lease import lease_of, wait_ms
-from penstock.ledger.state import CellState, NodeState
+from penstock.ledger.node_state import NodeState
+from penstock.ledger.state import CellState
 from penstock.model.orders import ProbeNode
 from penstock_services.node_reporter.shell import lease
 from penstock_services.node_reporter.shell.lease import Lease
@@ -38,7 +39,7 @@ def _() -> None:
     _lapsing(lambda: asyncio.Event().wait())
 
 
-@mutant("a node ends a task long after its lease", faults="silence,crash")
+@mutant("a node ends a task long after its lease", faults="silence,crash", first=9)
 def _() -> None:
     _lapsing(lambda: asyncio.sleep(LONG_S))
 
@@ -53,7 +54,7 @@ def _() -> None:
     replace(wait_ms, lambda lease_ms: lease_ms)
 
 
-@mutant("a probe's time goes on over terms", faults="gone,crash")
+@mutant("a probe's time goes on over terms", faults="gone,crash", first=18)
 def _() -> None:
     def proven_ms(node: NodeState, state: CellState) -> int | None:
         lease_ms, doubt = lease_of(node, state), node.suspicion

@@ -6,7 +6,7 @@ whether or not a node-reporter watches.
 
 import errno
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -16,6 +16,7 @@ from penstock.model.external_events import GpuFaulted
 from penstock.model.orders import StartTask
 from penstock.model.types import Gpu, NodeSpec
 from penstock_services.node_reporter.shell.ports import Exit, Failure, Immortal, Key, Started
+from tests.faults.laboratory.checkpoints import Checkpoints
 from tests.faults.laboratory.disk import Disk
 from tests.faults.laboratory.jobs import SimulatedJob
 from tests.faults.laboratory.process import Clock, Process, Service
@@ -30,6 +31,7 @@ CHECKPOINTED = 0.9  # of the work of an attempt that was stopped
 WATCHED_S = 5.0  # after so long a launcher has passed on every signal that it was asked for
 STREAM_BYTES = 65_536
 SHIM_WAKES_S = 0.01
+PIN_REFUSED = 0.03
 RSS_KIB = 200 * 1_024
 
 
@@ -39,6 +41,8 @@ class Program:
 
     job: SimulatedJob
     done_s: float = 0.0
+    saves: dict[str, None] = field(default_factory=dict)
+    """Names of the checkpoints that were ever whole."""
     own_failures: dict[int, None] = field(default_factory=dict)
     """Tokens of attempts that ended by the program's own fault."""
     good: dict[int, dict[int, None]] = field(default_factory=dict)
@@ -63,6 +67,14 @@ class TaskProcess:
     started_ms: int
     gpus: tuple[str, ...]
     """UUIDs that its environment names."""
+    cores: tuple[int, ...] = ()
+    """On which all its threads run."""
+    percent: int | None = None
+    """Of the memory bandwidth; None: it has no cap."""
+    loose: bool = False
+    """The kernel refused the latest change of its cores."""
+    resumed: str = ""
+    """The checkpoint at which it went on; empty: it began at 0."""
     signalled: bool = False
     """Its shim was asked to send a signal."""
     terminated: bool = False
@@ -77,7 +89,8 @@ class TaskProcess:
 
 class Machine:
     """One node's hardware. Callbacks: `starting` before each program starts, `signalled` before each signal to a task,
-    `unstopped` when a program ends by itself that its reporter should have stopped."""
+    `unstopped` when a program ends by itself that its reporter should have stopped, `adjusted` after each change of a program's
+    `cores` or memory `bandwidth`."""
 
     def __init__(
         self,
@@ -88,6 +101,7 @@ class Machine:
         starting: Callable[["Machine", TaskProcess], None],
         signalled: Callable[["Machine", str], None],
         unstopped: Callable[["Machine", TaskProcess], None],
+        adjusted: Callable[["Machine", TaskProcess, str], None],
     ) -> None:
         self.world = world
         self.spec = spec
@@ -113,11 +127,17 @@ class Machine:
         self.launcher: SimulatedLauncher | None = None
         """Of the reporter that holds the state folder's lock."""
         self.locked = False
+        self.checkpoints = Checkpoints(self)
+        self.others: Callable[[], Mapping[str, Machine]] = dict
+        """All machines, by node."""
         self._programs = programs
         self._starting = starting
         self.signalled = signalled
         self._unstopped = unstopped
+        self._adjusted = adjusted
         self.slow_start = False
+        self.dies_pinning = False
+        """Its reporter is killed when it next changes a task's cores."""
         self.gpu_fault: Callable[[GpuFaulted], None] | None = None
         """Reports a fault to the reporter that runs."""
         self._pids = 100
@@ -156,7 +176,8 @@ class Machine:
             self.exits[key] = Exit(now_ms, now_ms, None, signal.SIGKILL, 0, 0, lapsed=True)
             return
         self._pids += 2
-        process = TaskProcess(order, self._pids, self.world.now_s, now_ms, gpus)
+        process = TaskProcess(order, self._pids, self.world.now_s, now_ms, gpus, order.place.cores)
+        process.resumed = self.checkpoints.prepared.pop(key, "")
         self.world.guarded(lambda: self._starting(self, process))
         self.started[key] = Started(*key, self._pids, self.boots, self._pids + 1, now_ms)
         self.processes[key] = process
@@ -232,6 +253,10 @@ class Machine:
         process = self.processes.get(key)
         if process is None or not process.shim_alive:
             return
+        if number is signal.SIGUSR1 or number is signal.SIGTERM:
+            self.checkpoints.save(process, self._programs[process.order.job_id].saves)
+        if number is signal.SIGUSR1:
+            return
         process.signalled = True
         job = self._programs[process.order.job_id].job
         if number is signal.SIGKILL:
@@ -241,6 +266,30 @@ class Machine:
             process.terminated = True
             code, by = (0, None) if job.polite else (None, number)
             self.world.at(job.stop_s, lambda: self._exit(process, code=code, signal_number=by))
+
+    def pin(self, key: Key, cores: tuple[int, ...]) -> bool | None:
+        """Other cores for a running program. False: the kernel refuses; None: it has ended."""
+        process = self.processes.get(key)
+        if process is None or not process.shim_alive:
+            return None
+        process.loose = self.world.happens(PIN_REFUSED)
+        self.world.trace(f"{self.node_id} pins {key} to {cores}{', refused' if process.loose else ''}")
+        if not process.loose:
+            process.cores = cores
+            self.world.guarded(lambda: self._adjusted(self, process, "cores"))
+        return not process.loose
+
+    def cap(self, key: Key, percent: int | None) -> bool | None:
+        """As `pin`, of its memory bandwidth."""
+        process = self.processes.get(key)
+        if process is None or not process.shim_alive:
+            return None
+        if self.spec.isolation is None or self.spec.isolation.bandwidth == "none":
+            return False
+        self.world.trace(f"{self.node_id} caps {key} at {percent} %")
+        process.percent = percent
+        self.world.guarded(lambda: self._adjusted(self, process, "bandwidth"))
+        return True
 
     def kill_shim(self, key: Key, immortal_s: float) -> None:
         """The kernel kills a guardian; the program goes with it, or something of it is left for so long."""
@@ -341,6 +390,7 @@ class Machine:
         self.disk.versions = []
         self.contact = None
         self.started, self.exits, self.streams = {}, {}, {}
+        self.checkpoints.lose()
         self.world.trace(f"{self.node_id} has a new disk")
 
     def come_up(self) -> None:

@@ -180,6 +180,9 @@ class MachineFaults(Injector):
         self.suspected[machine.node_id] = None
         gpu = machine.spec.gpus[int(self._world.rng.integers(len(machine.spec.gpus)))]
         fault = GpuFaulted(node_id=machine.node_id, gpu=gpu.index, uuid=gpu.uuid, fault="xid", code=79)
+        if gpu.uuid not in machine.broken:
+            # What the ledger has is a fault before, which was repaired.
+            self._lab.judge.faults.pop(gpu.uuid, None)
         machine.broken[gpu.uuid], machine.repaired = None, False
         self._world.loop.call_soon(machine.gpu_fault, fault, context=process.context)
         if self._world.rng.random() < 0.5:

@@ -4,10 +4,11 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from penstock.ledger.state import WAITING
+from penstock.ledger.job_state import WAITING
 from penstock.log.port import Message, Partition
 from penstock.model.external_events import (
     GpuFaulted,
+    JobCheckpointRequested,
     JobHoldRequested,
     JobProgress,
     JobReleaseRequested,
@@ -119,6 +120,17 @@ class MessageFaults(Injector):
             for service in lab.placers:
                 if rng.random() < 0.4:
                     service.kill("beside a cancellation")
+
+    def save(self) -> None:
+        """Running jobs are asked to save; machine, reporter or placer may die meanwhile."""
+        rng = self._world.rng
+        jobs = [job for job in self._lab.judge.replica.state.jobs.values() if job.status is JobStatus.RUNNING]
+        saving = [job for job in jobs if job.spec.checkpoint == "sdk"]
+        for _ in range(min(3, len(saving))):
+            self._sent += 1
+            job = saving[int(rng.integers(len(saving)))]
+            asked = JobCheckpointRequested(job_id=job.job_id, reason="before the night", by="operator")
+            self._send_maybe_twice(message(asked, f"save/{self._sent}", "/users"))
 
     def hold(self) -> None:
         """A job is held, by its tenant or an operator, best while it waits, and released; now and then not before the calm."""

@@ -5,11 +5,12 @@ from typing import Any
 
 from msgspec import structs
 
-from penstock.ledger import evolve, evolve_nodes, record, snapshot
+from penstock.ledger import evolve, evolve_jobs, evolve_nodes, record, snapshot
 from penstock.ledger.index import Share
+from penstock.ledger.node_state import NodeState
 from penstock.ledger.record import Head
 from penstock.ledger.replica import Replica
-from penstock.ledger.state import CellState, NodeState
+from penstock.ledger.state import CellState
 from penstock.model.external_events import RunningTask
 from penstock.model.ledger_events import (
     JobEnded,
@@ -20,10 +21,11 @@ from penstock.model.ledger_events import (
 )
 from penstock.model.transitions import JobStatus, NodeStatus, TaskStatus
 from penstock.model.types import WHOLE_GPU
-from penstock.policies import base, capacity, validate
+from penstock.policies import base, capacity, overlay
 from penstock_services.placer.core import common, guard
 from penstock_services.placer.core.attempts import Attempts
 from penstock_services.placer.core.decide import Decider
+from penstock_services.placer.core.membership import Membership
 from tests.faults.laboratory.patching import (
     Function,
     accepting,
@@ -106,7 +108,7 @@ def _() -> None:
     accepting(guard._joined, "stale_join")
 
 
-@mutant("an older boot's departure counts", faults="power,vanish,twice,late")
+@mutant("an older boot's departure counts", faults="power,vanish,twice,late", first=7)
 def _() -> None:
     accepting(guard._left, "older_boot")
 
@@ -157,7 +159,7 @@ def _() -> None:
 
 @mutant("lost attempts cost the user his own")
 def _() -> None:
-    real = evolve._job_requeued
+    real = evolve_jobs.job_requeued
 
     def requeued(state: CellState, fact: Any) -> None:
         job = state.jobs[fact.job_id]
@@ -170,9 +172,9 @@ def _() -> None:
 
 @mutant("the cell never freezes", faults="vanish")
 def _() -> None:
-    real = Decider._missing
+    real = Membership._missing
 
-    def missing(self: Decider, state: CellState) -> tuple[int, int]:
+    def missing(self: Membership, state: CellState) -> tuple[int, int]:
         found, of = real(self, state)
         return (found if state.frozen else 0), of
 
@@ -181,7 +183,7 @@ def _() -> None:
 
 @mutant("the cell never thaws")
 def _() -> None:
-    nothing(Decider._thaw)
+    nothing(Membership.thaw)
 
 
 @mutant("a frozen cell places", faults="vanish")
@@ -280,7 +282,7 @@ def _() -> None:
 
 @mutant("resources are freed when the stop is decided")
 def _() -> None:
-    real = evolve._stop_decided
+    real = evolve_jobs.stop_decided
 
     def stop_decided(state: CellState, fact: Any) -> None:
         real(state, fact)
@@ -293,7 +295,7 @@ def _() -> None:
 
 @mutant("the index of nodes lags behind")
 def _() -> None:
-    real = evolve._placement_decided
+    real = evolve_jobs.placement_decided
 
     def placement_decided(state: CellState, fact: Any) -> None:
         with posing(CellState, "rebook", lambda self, node: None):
@@ -347,7 +349,7 @@ def _() -> None:
 
 @mutant("a drain stops no task", faults="cordon")
 def _() -> None:
-    nothing(Decider._drain)
+    nothing(Membership.drain)
 
 
 @mutant("a faulted GPU is still counted", faults="gpu")
@@ -405,7 +407,7 @@ def _() -> None:
 
 @mutant("timers of ended jobs stay")
 def _() -> None:
-    real = evolve._job_ended
+    real = evolve_jobs.job_ended
 
     def job_ended(state: CellState, fact: Any) -> None:
         before = dict(state.timers)
@@ -457,4 +459,14 @@ def _() -> None:
 
 @mutant("a proposal may take what is not free", faults="propose")
 def _() -> None:
-    replace(validate._take, lambda *given: "")
+    real = overlay.Overlay._task
+
+    def task(self: overlay.Overlay, job: Any, demand: Any, rank: int, node_id: str) -> Any:
+        state = self._state
+        if node_id in state.nodes and node_id not in self._nodes:
+            node = self._nodes[node_id] = state.nodes[node_id].copy()
+            for task_id, job_id in node.tasks.items():
+                node.take_back(state.jobs[job_id].tasks[task_id].place)
+        return real(self, job, demand, rank, node_id)
+
+    replace(real, task)

@@ -9,6 +9,8 @@ import msgspec
 from penstock.clock import wall_ms
 from penstock.errors import LogError
 from penstock_services.node_reporter.core import gpu_shares, machine
+from penstock_services.node_reporter.core.actions import Signal
+from penstock_services.node_reporter.core.inputs import Gone
 from penstock_services.node_reporter.core.state import Put
 from penstock_services.node_reporter.shell import recovery
 from penstock_services.node_reporter.shell.exits import lost_outcome
@@ -36,7 +38,7 @@ def _() -> None:
     replace(real, start)
 
 
-@mutant("a node obeys orders of before it joined")
+@mutant("a node obeys orders of before it joined", first=4)
 def _() -> None:
     real = machine._start
 
@@ -70,10 +72,10 @@ def _() -> None:
 
 @mutant("a stop of a starting task is forgotten", faults="slow_start")
 def _() -> None:
-    cut_before(machine._spawned, lambda decision: isinstance(decision, machine.Signal))
+    cut_before(machine._spawned, lambda decision: isinstance(decision, Signal))
 
 
-@mutant("nobody is killed when the grace is over", faults="cancel")
+@mutant("nobody is killed when the grace is over", faults="cancel", first=5)
 def _() -> None:
     nothing(machine._grace_over)
 
@@ -95,7 +97,7 @@ def _() -> None:
     replace(recovery._recover_task, lambda node, task: {100 + 2 * n for n in range(10_000)})
 
 
-@mutant("a task is begun whose GPU is gone", faults="cards,slow_start,steps", first=6)
+@mutant("a task is begun whose GPU is gone", faults="cards,slow_start,steps", first=27)
 def _() -> None:
     replace(recovery._give_up_if_impossible, lambda node, task: False)
 
@@ -105,10 +107,10 @@ def _() -> None:
     replace(recovery._resume, lambda node, task: None)
 
 
-@mutant("a killed guardian's task is not ended")
+@mutant("a killed guardian's task is not ended", first=15)
 def _() -> None:
     async def sweep(self: Node, key: Any) -> None:
-        self._later(machine.Gone(key[0], key[1], lost_outcome(0, wall_ms())))
+        self._later(Gone(key[0], key[1], lost_outcome(0, wall_ms())))
 
     replace(Node._sweep, sweep)
 
@@ -124,6 +126,6 @@ def _() -> None:
     replace(real, write)
 
 
-@mutant("the end of the grace is forgotten", faults="cancel")
+@mutant("the end of the grace is forgotten", faults="cancel", first=5)
 def _() -> None:
     replace(Node._kill_at, lambda self, key, at_ms: None)

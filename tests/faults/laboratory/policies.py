@@ -4,14 +4,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from penstock.model.ledger_events import PlacerSettings
+from penstock.model.settings import PlacerSettings
 from penstock.policies import profiles
-from penstock.policies.base import Policy
+from penstock.policies.base import Profile
 from penstock_services.placer.core import decide
 from tests.faults.laboratory.patching import posing
 from tests.faults.laboratory.world import World
 
-QUESTIONS = ("place", "order", "plan")
+QUESTIONS = ("place", "order", "select", "unit", "beside")
 
 
 class PolicyBug(Exception):
@@ -20,18 +20,19 @@ class PolicyBug(Exception):
 
 @contextmanager
 def raising_policies(world: World) -> Iterator[None]:
-    """Every policy that the placer's core makes raises at the rate of the run."""
-    make = profiles.policy_for
+    """Every stage of the profiles that the placer's core makes raises at the rate of the run."""
+    make = profiles.profile_for
 
-    def policy_for(settings: PlacerSettings) -> Policy:
-        policy = make(settings)
-        for name in QUESTIONS:
-            answer = getattr(policy, name, None)
-            if answer is not None:
-                setattr(policy, name, _raising(world, answer))
-        return policy
+    def profile_for(settings: PlacerSettings) -> Profile:
+        profile = make(settings)
+        for stage in {id(stage): stage for stage in profile[1:]}.values():
+            for name in QUESTIONS:
+                answer = getattr(stage, name, None)
+                if answer is not None:
+                    setattr(stage, name, _raising(world, answer))
+        return profile
 
-    with posing(decide, "policy_for", policy_for):
+    with posing(decide, "profile_for", profile_for):
         yield
 
 

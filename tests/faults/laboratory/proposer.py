@@ -1,30 +1,42 @@
 """A proposer of placements: plans made on a view of the cell that may be long out of date."""
 
+from penstock.ledger.job_state import JobState
 from penstock.ledger.replica import Replica
-from penstock.ledger.state import CellState, JobState
+from penstock.ledger.state import CellState
 from penstock.log.port import Partition
-from penstock.model.proposals import JobPlan, PlanProposed, ReadVersion
+from penstock.model.proposals import PlanProposed, ProposedJob, ProposedUnit, ReadVersion
 from penstock.model.topics import Topic
 from penstock.model.transitions import JobStatus
-from penstock.model.types import TaskPlacement
-from penstock.policies.base import LazyRng, assign, task_id_of
+from penstock.policies.base import LazyRng
 from penstock.policies.baselines import FirstFit
+from penstock.policies.trial import living_places
 from tests.faults.laboratory.log import Broker
 from tests.faults.laboratory.wire import message
 from tests.faults.laboratory.world import World
 
-MAX_PLANS = 3
+MAX_PLANNED = 4
 NAME = "batcher"
+WINDOW, STOP = b"penstock.batch_window.opened", b"penstock.stop.decided"
+COPIED_WITHIN_S = 60.0
 
 
 class Proposer:
     """Folds the ledger up to some point, plans a few waiting jobs there, proposes."""
 
-    def __init__(self, world: World, broker: Broker) -> None:
+    def __init__(self, world: World, broker: Broker, *, active: bool) -> None:
+        self.active = active
+        """Whether it plans by itself."""
         self._world = world
         self._broker = broker
         self._replica = Replica()
         self._proposals = 0
+
+    def reads(self, value: bytes) -> None:
+        """A valid record has landed. Where jobs wait for a plan or somebody is stopped it plans."""
+        world = self._world
+        waits = WINDOW in value or STOP in value
+        if waits and self.active and not world.calm and world.rng.random() < 0.5:
+            world.at(world.delay_s(), self.propose)
 
     def propose(self) -> None:
         """Nothing, if it sees no job that waits and fits."""
@@ -32,57 +44,64 @@ class Proposer:
         if self._replica.offset > len(records):  # the ledger was restored from an older copy
             self._replica = Replica()
         replica = self._replica
-        seen = int(self._world.rng.integers(replica.offset, len(records) + 1))
+        low = replica.offset if self._world.rng.random() < 0.4 else len(records)
+        seen = int(self._world.rng.integers(low, len(records) + 1))
         while replica.offset < seen:
             replica.take(records[replica.offset].value, replica.offset)
         state = replica.state
         policy = FirstFit("fifo")
-        plans: list[JobPlan] = []
+        jobs: list[ProposedJob] = []
         read: list[ReadVersion] = []
         for job in state.jobs.values():
-            if job.status is not JobStatus.QUEUED or len(plans) == MAX_PLANS:
+            if job.status is not JobStatus.QUEUED or len(jobs) == MAX_PLANNED:
                 continue
-            plan = policy.place(state, job, LazyRng(0, "")) if self._world.rng.random() < 0.4 else None
-            tasks = assign(state, job, plan).tasks if plan is not None else self._blind(state, job)
-            if tasks:
-                plans.append(JobPlan(job_id=job.job_id, tasks=tasks))
+            plan = policy.place(state, job, LazyRng(0, "")) if self._world.rng.random() < 0.3 else None
+            nodes = plan.nodes if plan is not None else self._blind(state, job)
+            if nodes:
+                jobs.append(ProposedJob(job_id=job.job_id, nodes=nodes))
                 if self._world.rng.random() < 0.5:
                     continue
                 read.append(ReadVersion(kind="job", id=job.job_id, version=job.version))
-        if not plans:
+        if not jobs:
             return
         self._proposals += 1
         proposal = PlanProposed(
             proposal_id=f"p{self._proposals}",
             proposer=NAME,
             read=tuple(read),
-            kind="batch",
-            plans=tuple(plans),
+            units=self._units(jobs),
+            valid_until_ms=self._until_ms(state),
         )
-        found = message(proposal, f"{NAME}/{self._proposals}", f"/penstock/{NAME}")
-        self._world.at(self._world.delay_s(), lambda: self._broker.put([found]))
+        self._send(proposal, self._world.delay_s(), f"{NAME}/{self._proposals}")
+        if self._world.rng.random() < 0.4:
+            self._send(proposal, self._world.within(0, COPIED_WITHIN_S), f"{NAME}/{self._proposals}/copy")
 
-    def _blind(self, state: CellState, job: JobState) -> tuple[TaskPlacement, ...]:
-        """Anywhere, as if all GPUs were free. The highest cores: the placer gives out the lowest, so they mostly are."""
-        node_ids = list(state.nodes)
+    def _send(self, proposal: PlanProposed, after_s: float, event_id: str) -> None:
+        found = message(proposal, event_id, f"/penstock/{NAME}")
+        self._world.at(after_s, lambda: self._broker.put([found]))
+
+    def _until_ms(self, state: CellState) -> int | None:
+        """Sometimes over before it lands, sometimes while its units wait."""
+        if self._world.rng.random() < 0.5:
+            return None
+        return max(0, state.now_ms + int(self._world.rng.integers(-2_000, 30_000)))
+
+    def _units(self, jobs: list[ProposedJob]) -> tuple[ProposedUnit, ...]:
+        """Of one job each, or of two that start together."""
+        units = []
+        while jobs:
+            size = 2 if self._world.rng.random() < 0.3 else 1
+            units.append(ProposedUnit(jobs=tuple(jobs[:size]), explanation="ends sooner"))
+            jobs = jobs[size:]
+        return tuple(units)
+
+    def _blind(self, state: CellState, job: JobState) -> tuple[str, ...]:
+        """As if all GPUs were free: anywhere, or where somebody is being stopped."""
+        rng = self._world.rng
+        ending = [place.node_id for stopped in state.stopping.values() for place in living_places(stopped)]
+        node_ids = ending if ending and rng.random() < 0.7 else list(state.nodes)
         if not node_ids:
             return ()
-        chosen = [
-            state.nodes[node_ids[int(self._world.rng.integers(len(node_ids)))]].spec
-            for _ in job.demand.needs()
-        ]
-        return tuple(
-            TaskPlacement(
-                task_id=task_id_of(job, rank),
-                role="worker" if rank < job.spec.workers else "ps",
-                rank=rank,
-                node_id=spec.node_id,
-                gpus=tuple(range(need.gpus)),
-                cores=tuple(range(max(0, spec.cores - need.cores), spec.cores)),
-                host_memory_mib=need.host_memory_mib,
-                gpu_memory_mib=need.gpu_memory_mib if need.gpus else 0,
-                bandwidth_mbps=need.bandwidth_mbps,
-                gpu_share_milli=need.gpu_share_milli,
-            )
-            for rank, (need, spec) in enumerate(zip(job.demand.needs(), chosen, strict=True))
-        )
+        if rng.random() < 0.5:
+            return (node_ids[int(rng.integers(len(node_ids)))],) * job.demand.tasks
+        return tuple(node_ids[int(rng.integers(len(node_ids)))] for _ in range(job.demand.tasks))

@@ -121,8 +121,19 @@ class ServiceFaults(Injector):
             ),
             rendezvous_port=29_500,
             grace_ms=1_000,
+            checkpoint=self._checkpoint(key[0], own.job_id),
         )
         self._lab.send(message(order, f"order-{key}", "/penstock/placer"))
+
+    def _checkpoint(self, token: int, job_id: str) -> str | None:
+        """What the start of such a job names; where it would have to be fetched, the sleeper's order leaves it at 0."""
+        jobs = {job.job_id: job for job in self._lab.jobs}
+        placed = self._lab.judge.rules.checkpoints.placed.get((token, job_id))
+        if jobs[job_id].spec.checkpoint == "none":
+            return None
+        latest = None if placed is None else placed.latest
+        here = latest is not None and placed is not None and set(placed.nodes) == {latest.node_id}
+        return latest.name if here and latest is not None else ""
 
     def stranger(self) -> None:
         """The placer of another cell, or of a restored backup, writes to this ledger: nothing of it may count."""
@@ -147,6 +158,62 @@ class ServiceFaults(Injector):
     def propose(self) -> None:
         """A proposer proposes placements, as of what it last saw."""
         self._lab.proposer.propose()
+
+    def adjust(self) -> None:
+        """Running tasks get other cores or less memory bandwidth, twice; the placer may die between record and order, a reporter
+        between journal and deed."""
+        lab, rng = self._lab, self._world.rng
+        if rng.random() < 0.4:
+            lab.judge.adjustments.then = lambda: self._world.at(0.0, self._end_serving)
+        if rng.random() < 0.3:
+            self._node().machine.dies_pinning = True
+        self._adjust()
+        self._world.at(self._world.within(1, 15), self._adjust)
+
+    def _end_serving(self) -> None:
+        serving = self._lab.serving()
+        if serving is not None and not self._world.calm:
+            serving.kill("between a record and its orders")
+
+    def _adjust(self) -> None:
+        lab = self._lab
+        if self._world.calm:
+            return
+        for node_id in lab.nodes:
+            lab.adjuster.adjust(lab.judge.replica.state, node_id)
+            if self._world.rng.random() < 0.1:
+                self._world.at(self._world.within(0, 30), lambda node_id=node_id: lab.adjuster.again(node_id))  # type: ignore[misc]
+
+    def move(self) -> None:
+        """Running jobs are moved, twice; the placer may die at any moment of it, and users cancel what is on its way."""
+        self._move()
+        self._world.at(self._world.within(1, 15), self._move)
+
+    def _move(self) -> None:
+        lab, rng = self._lab, self._world.rng
+        for _ in range(0 if self._world.calm else int(rng.integers(1, 6))):
+            job_id = lab.mover.move(lab.judge.replica.state)
+            if job_id is not None and rng.random() < 0.15:
+                self._world.at(self._world.within(0, 12), lambda job_id=job_id: self._cancel_moving(job_id))  # type: ignore[misc]
+        if rng.random() < 0.5:
+            self._world.at(self._world.within(0, 3), self._end_serving)
+
+    def _cancel_moving(self, job_id: str) -> None:
+        job = self._lab.judge.replica.state.jobs.get(job_id)
+        if job is not None and job.target and not self._world.calm:
+            self._lab.cancel(job_id)
+
+    def group(self) -> None:
+        """Waiting jobs are to share the GPUs of others, several times; the placer may die between a record and its orders."""
+        for _ in range(3):
+            self._world.at(self._world.within(0, 20), self._group)
+
+    def _group(self) -> None:
+        lab, rng = self._lab, self._world.rng
+        for _ in range(0 if self._world.calm else int(rng.integers(1, 6))):
+            lab.grouper.group(lab.judge.replica.state)
+        if rng.random() < 0.3:
+            self._world.at(self._world.within(0, 3), self._end_serving)
 
     def clock(self) -> None:
         """Some machine's clock jumps."""

@@ -30,12 +30,12 @@ def _() -> None:
     filtered(orders.outstanding, lambda order: order.TYPE != StartTask.TYPE)
 
 
-@mutant("stops are not repeated by a new term", faults="cancel,rival,zombie,append", log="kafka")
+@mutant("stops are not repeated by a new term", faults="cancel,rival,zombie,append", log="kafka", first=5)
 def _() -> None:
     filtered(orders.outstanding, lambda order: order.TYPE != StopTask.TYPE)
 
 
-@mutant("orders run ahead of the records read back", faults="reboot,late,crash,rival", log="kafka")
+@mutant("orders run ahead of the records read back", faults="reboot,late,crash,rival", log="kafka", first=5)
 def _() -> None:
     real = orders.outstanding
     replace(real, lambda state, node_ids, up_to: real(state, node_ids, 1 << 53))
@@ -205,7 +205,7 @@ def _() -> None:
     replace(State.unestimated, lambda self: [])
 
 
-@mutant("the estimator gives up after one failure", faults="append")
+@mutant("the estimator gives up after one failure", faults="append", first=10)
 def _() -> None:
     async def send(self: publisher.Publisher, messages: Any, what: str) -> None:
         with suppress(LogError):

@@ -226,6 +226,31 @@ def test_what_stands_at_half_of_a_run_holds_what_it_promises() -> None:
     assert np.median([abs(eta.left_ms / eta.actual_ms - 1) for eta in predicted]) < 0.1
 
 
+@pytest.mark.parametrize(("slow_ms", "most"), [(100.0, 6), (5_000.0, 60)])
+def test_answers_are_far_fewer_than_reports(slow_ms: float, most: int) -> None:
+    """Each answer is a record of the ledger, and under a profile that plans by remaining times a reason to plan anew.
+
+    A steady job of ten million iterations; and one whose every other window takes fifty times as long. Both report as
+    often as a node lets them.
+    """
+    cell = Reports()
+    etas = updates_of(cell.ledger)
+    total = 10_000_000
+    cell.begin("job", spec=open_ended())
+    cell.report("job", 1, total=total)
+    done, answers, reports = 1, 0, 1
+    while done < total:
+        then = min(total, max(done + 1, int(done * 1.1)))
+        step_ms = slow_ms if reports % 2 else 100.0
+        cell.report("job", then, steps=then - done, step_ms=step_ms, total=total)
+        done, reports = then, reports + 1
+        if (found := etas.next("job")) is not None:
+            answers += 1
+            cell.record(found)
+    assert reports > 150
+    assert 1 <= answers <= most
+
+
 def test_a_finished_job_is_reported_no_more() -> None:
     """Its last telling and its end came in one read."""
     cell = Reports()

@@ -9,6 +9,7 @@ from penstock.model.external_events import NodeJoined, TaskExited
 from penstock.model.ledger_events import JobEnded, JobQueued, JobRequeued, NodeLost, PlacementDecided
 from penstock.model.topics import Topic
 from penstock.model.types import Estimate, JobSpec, ResourceRequest, TaskPlacement
+from penstock_services.estimator.core.from_snapshot import begin_at
 from penstock_services.estimator.core.limits import KILLS, KILLS_OF_ONE
 from penstock_services.estimator.core.resources.bounds import CAPPED_FROM, Bounds
 from penstock_services.estimator.core.resources.cores import CoresTier
@@ -16,7 +17,7 @@ from penstock_services.estimator.core.resources.estimate import Guess, HistoryTi
 from penstock_services.estimator.core.resources.memory_kills import FIRST_WORKER_MIB, MemoryKills
 from penstock_services.estimator.core.resources.nearest import NearestTier
 from penstock_services.estimator.core.runs import job_info
-from penstock_services.estimator.core.state import State, begin_at
+from penstock_services.estimator.core.state import State
 from tests.support.driver import node_spec
 from tests.unit.test_estimator import SPEC, Cell, usage
 
@@ -346,11 +347,7 @@ def test_a_job_from_a_snapshot_teaches_when_it_is_killed() -> None:
     """The estimator restarts beside a ledger of a year while the job runs."""
     cell = Memory()
     cell.begin("job-1")
-    replica = Replica()
-    for offset, value in enumerate(cell.values):
-        replica.take(value, offset)
-    cell.ledger = State(Topic.JOBS, 0)
-    begin_at(cell.ledger, replica)
+    cell.restart()
     cell.record(killed_exit("job-1"))
     assert cell.predicted().worker.host_memory_mib == FIRST_WORKER_MIB
     assert (

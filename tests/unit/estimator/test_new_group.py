@@ -3,13 +3,14 @@
 from dataclasses import replace
 
 import numpy as np
-import orjson
 import pytest
 
 from penstock.cli import explain
 from penstock.cli.eta import shown
 from penstock.cli.event_text import first_of_kind
+from penstock.ledger.remaining import Remaining
 from penstock.model.codec import as_written
+from penstock.model.estimates import Bounds
 from penstock.model.types import JobSpec, ResourceRequest
 from penstock.screen import console
 from penstock_services.estimator.core.eta.curves import CurveModel, curve, learn_curves
@@ -31,7 +32,7 @@ from penstock_services.estimator.core.resource_model.model import (
     train,
 )
 from penstock_services.estimator.core.resources.estimate import Guess, estimate
-from penstock_services.gateway.core.eta import read_report, remaining
+from penstock_services.gateway.core.eta import remaining
 from tests.support import measured_runs as cluster
 
 
@@ -191,13 +192,13 @@ def test_why_and_eta_show_it(capsys: pytest.CaptureFixture[str]) -> None:
     assert "Its estimate: first of its kind: network" in capsys.readouterr().out
     explain.show(answer, first_of_kind({"tier": "history"}))
     assert "kind" not in capsys.readouterr().out
-    bounds = {"middle": 60_000.0, "low": 30_000.0, "high": 90_000.0}
-    report = {
-        "attempt": 1, "at_ms": 1_000, "done": 10, "left_ms": bounds, "steps": bounds, "step_ms": bounds, "level": 0.9,
-        "source": "loss curve of 12 points; first of its kind: no finished run of its network", "first_of_kind": True,
-    }  # fmt: skip
+    bounds = Bounds(middle=60_000.0, low=30_000.0, high=90_000.0)
+    eta = Remaining(
+        attempt=1, at_ms=1_000, done=10, left_ms=bounds, steps=bounds, step_ms=bounds, level=0.9,
+        source="loss curve of 12 points; first of its kind: no finished run of its network", first_of_kind=True,
+    )  # fmt: skip
     job = {"job_id": "train-1", "status": "running", "attempt": 1, "running_ms": 500, "name": "train"}
-    found = remaining(job, None, read_report(orjson.dumps(report)), 2_000)
+    found = remaining(job, None, eta, 2_000)
     assert found["first_of_kind"] is True
     console().print(shown(found, job), soft_wrap=True)
     assert "first of its kind: no finished run of its network" in capsys.readouterr().out

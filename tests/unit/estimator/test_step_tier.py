@@ -156,3 +156,48 @@ def test_nodes_are_predicted_as_few_kinds() -> None:
 )
 def test_the_densest_ring(each: int, workers: int, sizes: dict[int, int], ring: tuple[int, ...]) -> None:
     assert densest(each, workers, sizes) == ring
+
+
+def moldable(most: int, whole: int, **more: object) -> JobSpec:
+    return job(1, most, min_workers=1, batch_size=None, global_batch_size=whole, **more)
+
+
+def test_a_moldable_job_is_told_the_step_of_each_of_its_shapes(learned: InUse[Durations]) -> None:
+    """128 samples an iteration over one to four T4 of one node: the model that learned from other jobs knows each, and the truth is in its interval."""
+    steps = StepTier(History(), Nearest(), nodes(4))
+    steps.use(learned)
+    found = steps.options(moldable(4, 128), 1)
+    assert [(one.workers, one.nodes, one.gpus_per_node) for one in found] == [(n, 1, n) for n in range(1, 5)]
+    for one in found:
+        true = true_ms((one.workers,), 128)
+        assert one.step_ms == pytest.approx(true, rel=0.15)
+        assert one.low_ms < true < one.high_ms
+
+
+def test_own_runs_of_a_shape_come_before_the_model(learned: InUse[Durations]) -> None:
+    """Alice's job ran three times with two workers, slower than others' jobs of this network: of that shape her own runs speak."""
+    spec, history = moldable(2, 128), History()
+    for number, step_ms in enumerate((900.0, 1_000.0, 1_100.0)):
+        history.add(key_of(spec.shaped(2)), ran(number, ring=(2,), step_ms=step_ms).measured, "ada")
+    steps = StepTier(history, Nearest(), nodes(4))
+    assert [(one.workers, one.step_ms, one.low_ms, one.high_ms) for one in steps.options(spec, 1)] == [
+        (2, 1_000, 900, 1_100)
+    ]
+    steps.use(learned)
+    one, two = steps.options(spec, 1)
+    assert one.step_ms < two.step_ms == 1_000
+
+
+def test_options_are_bounded_and_only_of_what_the_cell_can_hold(learned: InUse[Durations]) -> None:
+    """A range up to 256 gets 16 options with both ends, as far as nodes hold them; a part of a GPU, no GPU and no nodes get none."""
+    many = moldable(256, 256).offered
+    assert (many[0], many[-1], len(many) <= 16) == (1, 256, True)
+    assert moldable(8, 256).offered == list(range(1, 9))
+    steps = StepTier(History(), Nearest(), nodes(4, 4))
+    steps.use(learned)
+    assert max(one.workers for one in steps.options(moldable(256, 256), 1)) <= 8
+    assert steps.options(moldable(4, 128), 0) == ()
+    assert steps.options(moldable(4, 128, model=None), 1) == ()
+    shared = msgspec.structs.replace(moldable(4, 128), resources=ResourceRequest(gpu_share_milli=500))
+    assert steps.options(shared, 1) == ()
+    assert StepTier(History(), Nearest(), nodes()).options(moldable(4, 128), 1) == ()

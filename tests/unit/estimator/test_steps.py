@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import pytest
 
 from penstock.ledger.record import Draft, Head, write
-from penstock.ledger.replica import Replica
 from penstock.model import estimates, external_events
 from penstock.model.estimates import EtaEstimated
 from penstock.model.external_events import StepsMeasured
@@ -28,7 +27,7 @@ from penstock_services.estimator.core.progress import (
 )
 from penstock_services.estimator.core.recall import MAX_RECALLED, recall, recall_from
 from penstock_services.estimator.core.runs import EtaAtHalf
-from penstock_services.estimator.core.state import State, begin_at
+from penstock_services.estimator.core.state import State
 from penstock_services.estimator.core.step_time.training import MIN_NEW, STEPS
 from tests.unit.estimator.reports import Reports, ran
 
@@ -269,11 +268,7 @@ def test_after_a_snapshot_only_what_is_reported_is_known() -> None:
     """The estimator restarts beside a running job: its phases began before, its place and later steps are known."""
     cell = Reports()
     cell.begin("job", (2, 2))
-    replica = Replica()
-    for offset, value in enumerate(cell.values):
-        replica.take(value, offset)
-    cell.ledger = State(Topic.JOBS, 0)
-    begin_at(cell.ledger, replica)
+    cell.restart()
     cell.phase("job", "save", after_ms=1_000)
     cell.report("job", 700, steps=50, step_ms=100.0)
     found = cell.progress("job")
@@ -304,13 +299,9 @@ def test_what_was_published_before_a_snapshot_is_recalled() -> None:
     )
     cell.values[-1:-1] = [zombie, b"\xff no record"]
     cell.phase("job", "save", after_ms=1_000)
-    replica = Replica()
-    for offset, value in enumerate(cell.values):
-        replica.take(value, offset)
     known = cell.progress("job")
-    cell.ledger = State(Topic.JOBS, 0)
-    begin_at(cell.ledger, replica)
-    since = recall_from(cell.ledger, replica.offset)
+    offset = cell.restart()
+    since = recall_from(cell.ledger, offset)
     assert before < since < len(cell.values)
     recall(cell.ledger, cell.values[since:])
     assert dataclasses.replace(cell.progress("job"), placed_ms=0) == dataclasses.replace(known, placed_ms=0)

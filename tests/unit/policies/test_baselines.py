@@ -7,14 +7,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from penstock.ledger.check import check
-from penstock.model.ledger_events import PlacerSettings
+from penstock.model.settings import PlacerSettings
 from penstock.policies.base import LazyRng
-from penstock.policies.profiles import PROFILES, UnknownProfile, policy_for
+from penstock.policies.profiles import PROFILES, UnknownProfile, profile_for
 from tests.support import builders as b
 
 
 def policy(name: str):
-    return policy_for(PlacerSettings(profile=name))
+    return profile_for(PlacerSettings(profile=name)).place
 
 
 def chance(event_id: str = "event-1") -> LazyRng:

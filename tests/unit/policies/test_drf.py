@@ -5,9 +5,11 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
+from penstock.ledger.job_state import JobState
 from penstock.ledger.snapshot import dump, load
-from penstock.ledger.state import CellState, JobState
-from penstock.model.ledger_events import PlacementDecided, PlacerSettings
+from penstock.ledger.state import CellState
+from penstock.model.ledger_events import PlacementDecided
+from penstock.model.settings import PlacerSettings
 from penstock.model.transitions import JobStatus, TaskStatus
 from penstock.model.types import Estimate, JobSpec, NodeSpec, ResourceVector
 from penstock.policies.explain import explain

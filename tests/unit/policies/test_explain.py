@@ -7,9 +7,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from penstock.ledger.evolve import timer_id
 from penstock.ledger.state import CellState
+from penstock.ledger.timers import timer_id
 from penstock.model import external_events, ledger_events
+from penstock.model.settings import PlacerSettings
 from penstock.policies.base import LazyRng
 from penstock.policies.capacity import never_fits
 from penstock.policies.explain import Explanation, UnknownJob, explain
@@ -103,7 +104,7 @@ def test_about_to_start():
 
 def test_behind_in_queue():
     """Only the first two of the queue are tried; the third would fit but is not looked at."""
-    state = b.cell(nodes=1, gpus=2, settings=ledger_events.PlacerSettings(backfill_window=2))
+    state = b.cell(nodes=1, gpus=2, settings=PlacerSettings(backfill_window=2))
     busy(state, "running", "n0", gpus=1)
     for i in range(2):
         b.queued(state, f"large-{i}", worker=b.need(gpus=2))
@@ -115,7 +116,7 @@ def test_behind_in_queue():
 
 def test_overtake_limit():
     """Small jobs have slipped past the large one twice; now they must wait for it."""
-    state = b.cell(nodes=1, gpus=4, settings=ledger_events.PlacerSettings(max_overtakes=2))
+    state = b.cell(nodes=1, gpus=4, settings=PlacerSettings(max_overtakes=2))
     b.queued(state, "large", worker=b.need(gpus=4))
     for i in range(2):
         b.placed(state, b.queued(state, f"small-{i}"))
@@ -359,7 +360,7 @@ def test_never_is_no_false_alarm_and_exact_for_equal_tasks(
 def test_a_policys_own_order_decides_whose_turn_it_is():
     """Under srtf the short job is owed all four GPUs, of which two are still being given back; the long one fits
     the other two, but it is not its turn."""
-    driver = CellDriver(ledger_events.PlacerSettings(profile="srtf"))
+    driver = CellDriver(PlacerSettings(profile="srtf"))
     driver.join(node_spec("n0", 4))
     for job_id, gpus, run_ms in (("running", 2, 1_000_000), ("short", 4, 10_000), ("long", 1, 5_000_000)):
         driver.submit(job_id, None, msgspec.structs.replace(estimate(gpus), run_ms=run_ms))
@@ -369,15 +370,21 @@ def test_a_policys_own_order_decides_whose_turn_it_is():
     found = explain(driver.state, "long")
     assert (found.reason, found.now_or_never) == (Reason.OUTRANKED, "later")
     assert found.detail == (
-        "number 3 of 3 in the order of profile srtf; the GPUs go to jobs that come first: short"
+        "number 3 of 3 in the order of profile srtf (5,000 s left, as estimated); "
+        "the GPUs go to jobs that come first: short (10 s left, as estimated)"
     )
-    assert explain(driver.state, "short").reason is Reason.GPUS_BUSY
+    assert explain(driver.state, "short").reason is Reason.AWAITING_STOPS
 
 
 def test_a_job_that_the_policy_ranks_behind_learns_who_comes_first():
     """Seven short jobs hold a cell of eight GPUs; a long one of four asks why it waits, and when one GPU is free."""
-    for profile, rank in (("srtf", 8), ("tiresias", 8), ("sjf", 8)):
-        driver = CellDriver(ledger_events.PlacerSettings(profile=profile))
+    claims = {
+        "srtf": ("9,000 s left, as estimated", "1 s left, as estimated"),
+        "tiresias": ("0 GPU seconds of service", "0 GPU seconds of service"),
+        "sjf": ("9,000 s left, as estimated", "1 s left, as estimated"),
+    }
+    for profile, (own, others) in claims.items():
+        driver = CellDriver(PlacerSettings(profile=profile))
         driver.join(node_spec("n0", 4), node_spec("n1", 4))
         for number in range(7):
             driver.submit(f"s{number}", None, msgspec.structs.replace(estimate(1), run_ms=1_000 + number))
@@ -386,12 +393,13 @@ def test_a_job_that_the_policy_ranks_behind_learns_who_comes_first():
         driver.at(0)
         found = explain(driver.state, "long")
         assert (found.reason, found.now_or_never) == (Reason.OUTRANKED, "later"), profile
-        assert found.detail.startswith(f"number {rank} of 8 in the order of profile {profile}; "), (
+        assert found.detail.startswith(f"number 8 of 8 in the order of profile {profile} ({own}); "), (
             found.detail
         )
         named = found.detail.rpartition(": ")[2]
         assert named.endswith(" and 2 others")
-        assert set(named.removesuffix(" and 2 others").split(", ")) < {f"s{number}" for number in range(7)}
+        five = set(named.removesuffix(f" ({others}) and 2 others").split(f" ({others}), "))
+        assert five < {f"s{number}" for number in range(7)}
         driver.start("s0")
         driver.exit("s0.1.w0")
         assert explain(driver.state, "long").reason is Reason.OUTRANKED, "three and two free make no four"
@@ -399,7 +407,7 @@ def test_a_job_that_the_policy_ranks_behind_learns_who_comes_first():
 
 def test_a_job_that_the_policy_has_chosen_learns_what_it_lacks():
     """Its turn has come, but cores, which the plan does not count, are taken: the detail names cores."""
-    driver = CellDriver(ledger_events.PlacerSettings(profile="srtf"))
+    driver = CellDriver(PlacerSettings(profile="srtf"))
     driver.join(node_spec("n0", 4, cores=8))
     driver.submit("a", None, msgspec.structs.replace(estimate(1, cores=6), run_ms=1_000))
     driver.submit("b", None, msgspec.structs.replace(estimate(1, cores=6), run_ms=2_000))

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from penstock.ledger.check import check
-from penstock.ledger.state import CellState, JobState
+from penstock.ledger.job_state import JobState
+from penstock.ledger.state import CellState
 from penstock.model.transitions import JobStatus
 from penstock.model.types import TaskPlacement
 from penstock.policies.base import LazyRng, assign

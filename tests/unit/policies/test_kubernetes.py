@@ -2,11 +2,11 @@
 
 import pytest
 
-from penstock.model.ledger_events import PlacerSettings
+from penstock.model.settings import PlacerSettings
 from penstock.model.transitions import JobStatus
 from penstock.policies.base import LazyRng
 from penstock.policies.explain import explain
-from penstock.policies.profiles import in_force, policy_for
+from penstock.policies.profiles import in_force, profile_for
 from penstock.policies.reasons import Reason
 from tests.support import builders as b
 from tests.support.driver import CellDriver, estimate, job_spec, node_spec
@@ -22,8 +22,8 @@ def test_kubeflow_does_not_see_gpus() -> None:
     b.placed_on(state, b.queued(state, "gpus", worker=b.need(gpus=3, cores=3, host_memory_mib=0)), "n0")
     b.placed_on(state, b.queued(state, "cores", worker=b.need(gpus=0, cores=8, host_memory_mib=0)), "n1")
     job = b.queued(state, worker=b.need(gpus=1, cores=2, host_memory_mib=8_192))
-    blind = policy_for(PlacerSettings(profile="kubeflow")).place(state, job, LazyRng(0, "x"))
-    seeing = policy_for(PlacerSettings(profile="k8s-default")).place(state, job, LazyRng(0, "x"))
+    blind = profile_for(PlacerSettings(profile="kubeflow")).place.place(state, job, LazyRng(0, "x"))
+    seeing = profile_for(PlacerSettings(profile="k8s-default")).place.place(state, job, LazyRng(0, "x"))
     assert blind is not None
     assert seeing is not None
     assert (blind.nodes, seeing.nodes) == (("n0",), ("n1",))
@@ -37,7 +37,7 @@ def test_kubeflow_scores_every_node() -> None:
         b.placed_on(state, b.queued(state, f"busy-{i}", worker=b.need(gpus=0)), f"n{i}")
     job = b.queued(state, worker=b.need())
     for event in ("one", "two"):
-        plan = policy_for(PlacerSettings(profile="kubeflow")).place(state, job, LazyRng(0, event))
+        plan = profile_for(PlacerSettings(profile="kubeflow")).place.place(state, job, LazyRng(0, event))
         assert plan is not None
         assert plan.nodes == ("n149",)
 

@@ -10,12 +10,12 @@ from penstock.ledger.check import check
 from penstock.ledger.snapshot import dump, load
 from penstock.ledger.state import CellState
 from penstock.model import external_events
-from penstock.model.ledger_events import PlacerSettings, TypicalTask
+from penstock.model.settings import PlacerSettings, TypicalTask
 from penstock.model.transitions import JobStatus
 from penstock.model.types import ResourceVector
 from penstock.policies.base import LazyRng, Plan, Policy
 from penstock.policies.fgd import recent_tasks, typical_tasks
-from penstock.policies.profiles import policy_for
+from penstock.policies.profiles import profile_for
 from tests.papers import packing_reference as reference
 from tests.support import builders as b
 from tests.support.driver import CellDriver, estimate, node_spec
@@ -31,7 +31,7 @@ def need(gpus: int = 1, cores: int = 1, share: int = 1_000, memory: int = 0) -> 
 
 
 def policy(name: str, typical: tuple[TypicalTask, ...] = ()) -> Policy:
-    return policy_for(PlacerSettings(profile=name, typical_tasks=typical))
+    return profile_for(PlacerSettings(profile=name, typical_tasks=typical)).place
 
 
 def runs(state: CellState, job_id: str, node: str, what: ResourceVector) -> None:
@@ -222,7 +222,7 @@ def test_typical_tasks_survive_the_placer_in_the_ledger() -> None:
     driver.submit("first", None, msgspec.structs.replace(estimate(1), worker=need(1, share=300)))
     follower = driver.follower.state
     assert isinstance(follower.settings.typical_tasks, tuple)
-    read_back = policy_for(follower.settings)
+    read_back = profile_for(follower.settings).place
     for what in (need(1, share=400), need(2), need(0), need(1, share=700)):
         job = b.queued(follower, f"{what.gpus}-{what.gpu_share_milli}", worker=what)
         assert read_back.place(follower, job, LazyRng(0, "x")) == policy("fgd", typical).place(

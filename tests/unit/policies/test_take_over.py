@@ -3,7 +3,7 @@
 import pytest
 
 from penstock.ledger.replica import Replica
-from penstock.model.ledger_events import PlacerSettings
+from penstock.model.settings import PlacerSettings
 from penstock.policies.profiles import PROFILES
 from penstock_services.placer.core.step import PlacerCore
 from tests.support.driver import CellDriver, node_spec

@@ -22,7 +22,7 @@ from penstock.model.event import Event
 from penstock.runtime.tracing.tracer import Attributes, Tracing
 
 if TYPE_CHECKING:
-    from penstock.ledger.state import JobState
+    from penstock.ledger.job_state import JobState
 
 
 @dataclass(slots=True)

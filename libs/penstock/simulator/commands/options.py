@@ -14,13 +14,14 @@ from pydantic import ValidationError
 from rich.console import Console
 
 from penstock.exits import BadCommand, Exit, Stop
-from penstock.model.ledger_events import PlacerSettings
+from penstock.model.settings import PlacerSettings
 from penstock.model.types import NodeSpec
 from penstock.model.validation import checked, describe
-from penstock.policies.profiles import WANT_TYPICAL_TASKS, UnknownProfile, policy_for
+from penstock.policies.profiles import WANT_TYPICAL_TASKS, UnknownProfile, profile_for
 from penstock.runtime.csv_import import MAX_SHOWN, BadFile, Problem
 from penstock.sdk.units import duration_ms
 from penstock.simulator.assumptions import Variant, assumptions
+from penstock.simulator.commands.restart_option import NONE, Restarts, grace_of, restarts_of
 from penstock.simulator.engine import Durations, Options, Simulation
 from penstock.simulator.generators.base import Generator
 from penstock.simulator.generators.registry import GENERATORS, generate, generator_of
@@ -147,7 +148,19 @@ class SimulationOptions:
         typer.Option(metavar="NAME=VALUE", help="A placer setting; VALUE is JSON. May be repeated."),
     ] = None
     start_latency: Annotated[float, time_option("Of each task.")] = 0.0
-    stop_latency: Annotated[float, time_option("After SIGTERM.")] = 0.0
+    stop_latency: Annotated[float, time_option("After SIGTERM, and after saving.")] = 0.0
+    restart_cost: Annotated[
+        str,
+        typer.Option(
+            metavar="none|measured|SAVE,LAUNCH,INTERVAL",
+            help="What it costs to stop a job and start it again, as 5s,20s,10m: it saves before it stops, launches again, "
+            "and loses what it did since its last checkpoint where it is killed before it has saved. measured: saves by the size of its model, launches as Muri measured them.",
+        ),
+    ] = NONE
+    grace: Annotated[
+        float | None,
+        time_option("Between SIGTERM and SIGKILL. Default: 10 s, or as long as the longest save."),
+    ] = None
     single_gpu_workers: Annotated[
         bool, typer.Option("--single-gpu-workers", help="A worker per GPU, free to spread over nodes.")
     ] = False
@@ -155,6 +168,14 @@ class SimulationOptions:
         float,
         time_option("The placer reads its inputs only once in so long, as 60s, 5m or plain seconds."),
     ] = 0.0
+    estimator_time: Annotated[
+        str,
+        typer.Option(
+            metavar="TIME|measured",
+            help="How long the estimator takes to answer, where run times are learned; a job waits for it. measured: as long as "
+            "it really takes here, so that no run repeats.",
+        ),
+    ] = "0s"
     columns: Columns = None
     skip_bad: SkipBad = False
     check: Annotated[bool, typer.Option("--check", help="Check all invariants after every record.")] = False
@@ -170,6 +191,7 @@ class Given:
     options: Options
     job_model: str
     path: Path
+    restarts: Restarts
     generator: Generator | None = None
     """Makes the trace, where it is no file."""
     read: dict[Path, Trace] = field(default_factory=dict)
@@ -245,7 +267,7 @@ class Given:
     def settings(self, profile: str, seed: int) -> PlacerSettings:
         """Raises `BadCommand`, `UnknownProfile`."""
         settings = settings_of(profile, seed, self.asked.set or ())
-        policy_for(settings)
+        profile_for(settings)
         return settings
 
     def _typical(self, settings: PlacerSettings, trace: Trace) -> PlacerSettings:
@@ -260,7 +282,13 @@ class Given:
 
     def _run(self, seed: int) -> Run:
         most = max(len(node.gpus) for node in self.nodes)
-        return Run(most, self.options.tick_s, self.cluster.under(seed), self.cluster.slices_per_core)
+        return Run(
+            most,
+            self.options.tick_s,
+            self.cluster.under(seed),
+            self.cluster.slices_per_core,
+            cost_of=self.restarts.cost_of,
+        )
 
     def work(self, seed: int, trace: Trace, settings: PlacerSettings) -> Work:
         """How far the jobs get. Raises `BadFile`, `UnknownJobModel`."""
@@ -322,15 +350,31 @@ def judge(asked: SimulationOptions) -> Given:
     for name in ("start_latency", "stop_latency", "ticks"):
         if not 0 <= getattr(asked, name) <= MAX_SECONDS:
             raise BadCommand(f"--{name.replace('_', '-')}: between 0 and {MAX_SECONDS:,} seconds")
+    restarts = restarts_of(asked.restart_cost)
     options = Options(
         latency=Latency(asked.start_latency, asked.stop_latency),
         single_gpu_workers=asked.single_gpu_workers,
         tick_s=asked.ticks,
         check_every_step=asked.check,
         slices_per_core=cluster.slices_per_core,
+        grace_ms=grace_of(asked.grace, restarts),
+        estimator_s=_planning_s(asked.estimator_time),
     )
     path = Path(asked.trace) if generator is not None else locate(asked.trace)
-    return Given(asked, cluster, options, job_model, path, generator)
+    return Given(asked, cluster, options, job_model, path, restarts, generator)
+
+
+def _planning_s(text: str) -> float | None:
+    """None: measured. Raises `BadCommand`."""
+    if text == "measured":
+        return None
+    try:
+        found = duration_ms(text) / 1_000
+    except ValueError as error:
+        raise BadCommand(f"--estimator-time: {error}, or measured") from error
+    if found > MAX_SECONDS:
+        raise BadCommand(f"--estimator-time: between 0 and {MAX_SECONDS:,} seconds, or measured")
+    return found
 
 
 def _home(trace: str) -> str:

@@ -10,7 +10,7 @@ from penstock.policies.profiles import READ_DURATIONS
 from penstock.screen import console, plain_table
 from penstock.simulator.assumptions import LABELS
 from penstock.simulator.comparison import COUNTED, Standing, best_of
-from penstock.simulator.report.metrics import METRICS, UNFINISHED, says_something, shown, spread
+from penstock.simulator.report.metrics import METRICS, RESTARTS, UNFINISHED, says_something, shown, spread
 from penstock.simulator.runs import Result
 from penstock.simulator.statistics import CONFIDENCE, Mean
 
@@ -54,7 +54,7 @@ def figures_table(keys: Mapping[str, object]) -> Table:
     table.add_column("", style="dim", overflow="fold")
     finished = bool(keys["finished_jobs"])
     for name, value in keys.items():
-        if not says_something(name, finished=finished) or (name in UNFINISHED and not value):
+        if not says_something(name, finished=finished) or (name in (*UNFINISHED, *RESTARTS) and not value):
             continue
         metric = METRICS.get(name)
         table.add_row(name, shown(name, value), metric.means if metric is not None else "")
@@ -134,7 +134,7 @@ def print_stopped(results: Sequence[Result], out: Console) -> None:
         table.add_row("jobs done", *done)
         finished = any(one.figures.finished_jobs for one in shown_here)
         for name in COUNTED:
-            if METRICS[name].better and says_something(name, finished=finished):
+            if METRICS[name].better and name not in RESTARTS and says_something(name, finished=finished):
                 table.add_row(name, *(shown(name, getattr(one.figures, name)) for one in shown_here))
         out.print()
         out.print(table)
@@ -162,6 +162,7 @@ def _shown_figures(standings: Sequence[Standing]) -> Sequence[str]:
         name
         for name in COUNTED
         if METRICS[name].better or name in ("gpu_allocation", "preemptions", "events_per_s")
+        if name not in RESTARTS or any(one.means[name].mean for one in standings)
         if says_something(name, finished=any(one.means["finished_jobs"].mean for one in standings))
     ]
 

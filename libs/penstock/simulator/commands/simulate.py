@@ -10,7 +10,7 @@ from rich.console import Console
 
 from penstock.commandline import takes
 from penstock.exits import BadCommand, Exit
-from penstock.policies.profiles import PROFILES
+from penstock.policies.profiles import DEFAULT, PROFILES
 from penstock.screen import bar, console, write_json
 from penstock.simulator.assumptions import Variant, variants_of
 from penstock.simulator.commands.options import (
@@ -34,7 +34,7 @@ REDRAW_EVERY_S = 0.1
 class SimulateOptions(SimulationOptions, ReportOptions):
     """Options of `penstock simulate`."""
 
-    profile: Annotated[str, typer.Option(help=f"One of {', '.join(PROFILES)}.")] = "fifo"
+    profile: Annotated[str, typer.Option(help=f"One of {', '.join(PROFILES)}.")] = DEFAULT
     durations: Annotated[
         Durations,
         typer.Option(

@@ -50,6 +50,7 @@ OUR_COLUMNS = (
     "given; gpus, of all its workers. Further ones, written where some job has a value: model; batch_size; owner; "
     "iterations; cores and host_memory_mib, of all its workers, cores also in parts; gpu_memory_mib, on each GPU; "
     "gpu_share_milli, thousandths of its only GPU; gpu_models, those allowed, separated by |; workers; "
+    "min_workers, of a job that may start with fewer, whose batch_size is then that of all workers together; "
     "parameter_servers; server_gpus, of each of those; patience_s, after which it leaves if it still waits; inference, "
     "yes or no; memory_bandwidth, of a node's, 0 to 1; labels, as name=value|name=value."
 )

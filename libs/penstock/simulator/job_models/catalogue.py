@@ -10,28 +10,30 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from penstock.counting import count
-from penstock.model.ledger_events import PlacerSettings
+from penstock.model.settings import PlacerSettings
 from penstock.model.types import NodeSpec
-from penstock.policies.profiles import policy_for
+from penstock.policies.profiles import profile_for
 from penstock.policies.tiresias import Tiresias
-from penstock.runtime.csv_import import BadFile, Problem, Row
+from penstock.runtime.csv_import import BadFile, Problem
 from penstock.simulator.job_models import tables
 from penstock.simulator.job_models.colocation import Colocation
 from penstock.simulator.job_models.convergence import Convergence
-from penstock.simulator.job_models.cores import Cpu
+from penstock.simulator.job_models.cores import PARALLEL, Cpu
 from penstock.simulator.job_models.expression import UnknownJobModel as UnknownJobModel
 from penstock.simulator.job_models.expression import Wanted, parse
-from penstock.simulator.job_models.measured import read_all, read_model
+from penstock.simulator.job_models.measured import read_model
 from penstock.simulator.job_models.model import Constant, JobModel, NotMeasured, Work
 from penstock.simulator.job_models.muri import MuriWork
 from penstock.simulator.job_models.placement_table import Model, TableWork
+from penstock.simulator.job_models.restarts import CostOf, RestartingWork
 from penstock.simulator.job_models.sharing import LAUNCH_S, SAVE_S, Bandwidth, Links, Phases, SharedNode
 from penstock.simulator.job_models.steady import SteadyWork
 from penstock.simulator.job_models.steps import StageTimes, StepTimes
+from penstock.simulator.job_models.tables import STAGE_PROFILES
 from penstock.simulator.traces.cluster import UNKNOWN_GPU
 from penstock.simulator.traces.importing import Trace, data_path, data_root
+from penstock.simulator.traces.jobs import TraceJob
 
-STAGE_PROFILES = "stage_profiles.csv"
 MEASURED = "pollux/traces"
 GAVEL, SYNERGY = "gavel", "synergy"
 DEFAULT_GPU = "v100"  # of nodes without a GPU model: the newest that Gavel measured
@@ -48,6 +50,8 @@ class Run(NamedTuple):
     """What the nodes count as a core."""
     loss_reports: int = 0
     """How often a job reports its training loss; 0: never."""
+    cost_of: CostOf | None = None
+    """What a job's restarts cost; None: nothing."""
 
 
 class Asked(NamedTuple):
@@ -61,6 +65,13 @@ class Asked(NamedTuple):
 
     def number(self, option: str, default: float) -> float:
         """Seconds. Raises `UnknownJobModel`."""
+        return self._between(option, default, MOST_S, f"{MOST_S:,.0f} seconds")
+
+    def share(self, option: str, default: float) -> float:
+        """0 – 1. Raises `UnknownJobModel`."""
+        return self._between(option, default, 1.0, "1")
+
+    def _between(self, option: str, default: float, most: float, most_text: str) -> float:
         text = self.wanted.options.get(option)
         if text is None:
             return default
@@ -68,10 +79,8 @@ class Asked(NamedTuple):
             value = float(text)
         except ValueError:
             value = -1.0
-        if not 0 <= value <= MOST_S:
-            raise UnknownJobModel(
-                f"job model {self.wanted.name}: {option}={text}: between 0 and {MOST_S:,.0f} seconds"
-            )
+        if not 0 <= value <= most:
+            raise UnknownJobModel(f"job model {self.wanted.name}: {option}={text}: between 0 and {most_text}")
         return value
 
     def choice(self, option: str, default: str, known: Sequence[str]) -> str:
@@ -103,8 +112,8 @@ def _muri(asked: Asked) -> Work:
     ]
     if unknown:
         raise BadFile(str(path), unknown)
-    policy = policy_for(asked.settings)
-    limits: Sequence[float] = policy.limits_gpu_s if isinstance(policy, Tiresias) else ()
+    stage = profile_for(asked.settings).preempt
+    limits: Sequence[float] = stage.limits_gpu_s if isinstance(stage, Tiresias) else ()
     return MuriWork(start_up_s, limits)
 
 
@@ -117,11 +126,7 @@ def _start_up(path: Path) -> dict[tuple[str, int], float]:
     found = next((place for place in places if place.is_file()), None)
     if found is None:
         raise BadFile(str(path), [Problem(0, "", f"job model muri needs {STAGE_PROFILES} beside the trace")])
-
-    def read(row: Row) -> tuple[tuple[str, int], float]:
-        return (row.name("model"), row.whole("num_gpu", least=1)), row.number("startup_overhead_s")
-
-    return dict(read_all(found, {"model", "num_gpu", "startup_overhead_s"}, read))
+    return tables.read_start_ups(found)
 
 
 def _table(asked: Asked) -> Work:
@@ -171,7 +176,12 @@ def _colocation(asked: Asked) -> JobModel:
 
 
 def _cpu(asked: Asked) -> JobModel:
-    return Cpu(tables.read_sensitivity(asked.data(SYNERGY) / tables.SENSITIVITY), asked.run.slices_per_core)
+    table = tables.read_sensitivity(asked.data(SYNERGY) / tables.SENSITIVITY)
+    return Cpu(table, asked.run.slices_per_core, asked.share("parallel", PARALLEL))
+
+
+def _bandwidth(asked: Asked, inner: JobModel) -> JobModel:
+    return Bandwidth(inner, asked.run.slices_per_core)
 
 
 def _convergence(asked: Asked, inner: JobModel) -> JobModel:
@@ -195,10 +205,10 @@ MODELS: Mapping[str, Kind] = MappingProxyType(
     {
         "constant": Kind(lambda asked: Constant()),
         "colocation": Kind(_colocation, ("gpu", "unmeasured")),
-        "cpu": Kind(_cpu),
+        "cpu": Kind(_cpu, ("parallel",)),
         "stages": Kind(lambda asked: StageTimes()),
         "step-times": Kind(_step_times),
-        "bandwidth": Kind(lambda asked, inner: Bandwidth(inner), around="cpu"),
+        "bandwidth": Kind(_bandwidth, around="cpu"),
         "convergence": Kind(_convergence, around="constant"),
         "links": Kind(lambda asked, inner: Links(inner), around="stages"),
         "phases": Kind(_phases, ("launch_s", "save_s"), "constant"),
@@ -235,9 +245,19 @@ def work_for(job_model: str, trace: Trace, path: Path, settings: PlacerSettings,
     wanted = checked_job_model(job_model)
     asked = Asked(trace, path, settings, run, wanted)
     if wanted.name in WORKS:
+        moldable = [job for job in trace.jobs if job.min_workers is not None]
+        if moldable:
+            problems = [trace.problem(job, "min_workers", one_shape(wanted.name)) for job in moldable]
+            raise BadFile(str(path), problems)
+        if run.cost_of is not None:
+            raise UnknownJobModel(
+                f"job model {wanted.name} has restart costs of its own: leave out --restart-cost, or take another"
+            )
         return WORKS[wanted.name](asked)
     model = _model(asked)
     _judge(model, asked)
+    if run.cost_of is not None:
+        return RestartingWork(model, run.cost_of, run.loss_reports)
     return SteadyWork(model, run.loss_reports)
 
 
@@ -249,6 +269,22 @@ def _model(asked: Asked) -> JobModel:
     return kind.make(asked, _model(asked._replace(wanted=asked.wanted.inner or parse(kind.around))))
 
 
+def one_shape(name: str) -> str:
+    return (
+        f"job model {name} knows a job's run time in one shape only; take step-times, or leave the column out"
+    )
+
+
+def _judge_shapes(model: JobModel, job: TraceJob) -> None:
+    """Raises `NotMeasured` for a moldable job whose run time in each of its shapes does not follow from measurements."""
+    if not model.knows_shapes:
+        raise NotMeasured(one_shape(model.name))
+    assert job.min_workers is not None, job
+    assert job.workers is not None, job
+    for workers in range(job.min_workers, job.workers):
+        model.work_s(job._replace(gpus=job.gpus // job.workers * workers, workers=workers))
+
+
 def _judge(model: JobModel, asked: Asked) -> None:
     """Raises `BadFile` with every job that the job model has no measurement or run time for."""
     problems: list[Problem] = []
@@ -256,6 +292,8 @@ def _judge(model: JobModel, asked: Asked) -> None:
         try:
             work_s = model.work_s(job)
             model.loss(job, 0.0)
+            if job.min_workers is not None:
+                _judge_shapes(model, job)
         except NotMeasured as error:
             problems.append(asked.trace.problem(job, "model", str(error)))
             continue

@@ -7,7 +7,10 @@ asked for no cores is taken to have asked for three per GPU, one that asked for 
 measured points it is linear, first over cores, then over memory; beyond 24 cores or 250 GB nothing more is gained.
 
 Not measured, and refused with `NotMeasured`: other models, less than one core per GPU, less than the smallest memory.
-Jobs without GPUs run at the speed that they were measured at: the table knows none.
+
+Jobs without GPUs slow down with fewer cores than they asked for by Amdahl's law: a run on c cores takes (1 − p) + p / c of one
+on a single core. None of the tables here measured a job without GPUs, so p is assumed, and one for all (`PARALLEL`). More cores than it
+asked for gain it nothing: it has as many threads as it asked for.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,6 +23,9 @@ BASE_CORES = 3.0
 """Per GPU: where the table is 1."""
 MIB_PER_GB = 1_000_000_000 / (1 << 20)
 TOLERANCE = 1e-9
+PARALLEL = 0.95
+"""Part of the work of a job without GPUs that runs on all its cores. An assumption: preprocessing and inference are parallel over
+samples, reading and writing are not."""
 
 Curve = Sequence[tuple[float, float]]
 """(memory in GB, relative throughput), rising."""
@@ -28,12 +34,13 @@ Sensitivity = Mapping[tuple[str, int], Sequence[tuple[float, Curve]]]
 
 
 class Cpu(JobModel):
-    """`slices_per_core`: what the nodes count as a core."""
+    """`slices_per_core`: what the nodes count as a core. `parallel`: of jobs without GPUs, 0 – 1."""
 
     name = "cpu"
 
-    def __init__(self, table: Sensitivity, slices_per_core: int = 1) -> None:
+    def __init__(self, table: Sensitivity, slices_per_core: int = 1, parallel: float = PARALLEL) -> None:
         self._table = table
+        self._parallel = parallel
         self._slices_per_core = slices_per_core
         self._asked: dict[tuple[str, float, float | None, int], float] = {}
 
@@ -44,9 +51,9 @@ class Cpu(JobModel):
         return job.duration_s
 
     def speed(self, job: TraceJob, placement: Placement, neighbours: Sequence[Neighbour]) -> float:
-        if job.gpus == 0:
-            return 1.0
         cores = sum(allocation.cores for allocation in placement.values()) / self._slices_per_core
+        if job.gpus == 0:
+            return amdahl(cores, job.cores or 1.0, self._parallel)
         memory_gb = None
         if job.host_memory_mib is not None:
             memory_gb = (
@@ -76,6 +83,13 @@ class Cpu(JobModel):
         if key not in self._asked:
             self._asked[key] = self.relative(*key)
         return self._asked[key]
+
+
+def amdahl(cores: float, asked: float, parallel: float) -> float:
+    """Speed on so many cores over that on those asked for, at most 1. `parallel`: 0 – 1."""
+    if cores >= asked - TOLERANCE:
+        return 1.0
+    return ((1 - parallel) + parallel / asked) / ((1 - parallel) + parallel / cores)
 
 
 def _over_memory(model: str, curve: Curve, memory_gb: float | None) -> float:

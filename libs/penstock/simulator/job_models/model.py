@@ -6,6 +6,7 @@ speed between changes. A job model whose source counts otherwise brings its own.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from penstock.model.external_events import JobProgress
@@ -26,6 +27,8 @@ class Allocation(NamedTuple):
     workers: int = 1
     parameter_servers: int = 0
     host_memory_mib: int = 0
+    bandwidth_percent: int | None = None
+    """Cap of what its tasks there may take of the node's memory bandwidth, all together; None: no cap."""
 
 
 NOTHING = Allocation(workers=0)
@@ -49,6 +52,20 @@ def allocations(tasks: Iterable[TaskPlacement]) -> Placement:
     return found
 
 
+def capped(placement: Placement, caps: Iterable[tuple[str, int | None]]) -> Placement:
+    """With caps of memory bandwidth, ⟨node, percent⟩ for each task. A job has none on a node where one of its tasks has none."""
+    found: dict[str, list[int | None]] = {}
+    for node_id, percent in caps:
+        found.setdefault(node_id, []).append(percent)
+    sums = {
+        node_id: None if None in of_tasks else min(100, sum(percent or 0 for percent in of_tasks))
+        for node_id, of_tasks in found.items()
+    }
+    return {
+        node_id: held._replace(bandwidth_percent=sums.get(node_id)) for node_id, held in placement.items()
+    }
+
+
 class Neighbour(NamedTuple):
     """Another job that computes on one of a job's nodes."""
 
@@ -66,6 +83,8 @@ class JobModel:
     name: str
     neighbours_matter = False
     """Whether a job's speed changes when others start or stop to compute on its nodes."""
+    knows_shapes = False
+    """Whether it has measurements of a job on other numbers of GPUs than it asked for: only then it may be moldable."""
 
     def work_s(self, job: TraceJob) -> float:
         """The job's size: seconds alone on what it asked for, > 0."""
@@ -105,6 +124,7 @@ class Around(JobModel):
 
     def __init__(self, inner: JobModel) -> None:
         self.inner = inner
+        self.knows_shapes = inner.knows_shapes
 
     def work_s(self, job: TraceJob) -> float:
         return self.inner.work_s(job)
@@ -149,6 +169,23 @@ class LossReport(NamedTuple):
     at_s: float
 
 
+class Checkpoint(NamedTuple):
+    """A job has saved its state, as it was ordered to."""
+
+    job_id: str
+    at_s: float
+
+
+@dataclass(slots=True)
+class Charges:
+    """GPU seconds that restarts took so far, over all jobs."""
+
+    save_gpu_s: float = 0.0
+    launch_gpu_s: float = 0.0
+    lost_gpu_s: float = 0.0
+    """Work that was done and has to be done again, at the jobs' speed alone."""
+
+
 class Instant(NamedTuple):
     """What the jobs did up to a moment; each part in order of time."""
 
@@ -157,10 +194,14 @@ class Instant(NamedTuple):
     """What jobs report of themselves."""
     phases: Sequence[PhaseChange] = ()
     losses: Sequence[LossReport] = ()
+    checkpoints: Sequence[Checkpoint] = ()
 
 
 class Work:
     """The running jobs and what is left of them. Times never go back. This one's jobs never end."""
+
+    def __init__(self) -> None:
+        self.charges = Charges()
 
     def alone_s(self, job: TraceJob) -> float:
         """The job's size: seconds alone on what it asked for, without start-up."""
@@ -183,6 +224,23 @@ class Work:
 
     def stopped(self, job_id: str, now_s: float) -> None:
         """Its attempt is over, whether it ran or not."""
+
+    def changed(self, job_id: str, placement: Placement, now_s: float) -> None:
+        """Its tasks have other cores, or another cap of memory bandwidth, from now on: its speed changes, and its neighbours'."""
+
+    def share(self, job_id: str, now_s: float) -> float | None:
+        """How much of its work a running job has done, 0 – 1; None where that is not known between its moments."""
+        return None
+
+    def saving_s(self, job_id: str, now_s: float) -> float:
+        """How long a job that is asked to stop now goes on holding everything, because it saves; ≥ 0."""
+        return 0.0
+
+    def gone(self, job_id: str, now_s: float, *, killed: bool) -> None:
+        """After `stopped`: its first process has ended, `killed` before it had done what it does at its end."""
+
+    def checkpoint(self, job_id: str, now_s: float) -> None:
+        """It is ordered to save its state; ignored by jobs that do not train."""
 
     def next_s(self) -> float | None:
         """The next moment at which something happens by itself; None while nothing runs."""

@@ -55,6 +55,7 @@ class MuriWork(Work):
     def __init__(
         self, start_up_s: Mapping[tuple[str, int], float], limits_gpu_s: Sequence[float] = ()
     ) -> None:
+        super().__init__()
         self._start_up_s = start_up_s
         self._limits = tuple(limits_gpu_s)
         self._all: dict[str, _Run] = {}

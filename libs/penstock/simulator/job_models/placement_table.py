@@ -153,6 +153,7 @@ class TableWork(Work):
     """`models` by name; `tick_s` 0: exact. Placements must be given in order of allocation."""
 
     def __init__(self, models: Mapping[str, Model], gpus_per_node: int, tick_s: float = 0.0) -> None:
+        super().__init__()
         self._models = models
         self._gpus_per_node = gpus_per_node
         self._tick_s = tick_s

@@ -9,7 +9,7 @@ Each leaves a job that is alone as the inner job model has it, except for `phase
 
 from collections.abc import Mapping, Sequence
 
-from penstock.simulator.job_models.model import Around, JobModel, Neighbour, Placement
+from penstock.simulator.job_models.model import Allocation, Around, JobModel, Neighbour, Placement
 from penstock.simulator.traces.jobs import TraceJob
 
 Flows = Mapping[str, int]
@@ -101,34 +101,60 @@ class Bandwidth(Around):
     """speed = inner · (1 − β · overload): overload is 0 while a node's jobs take at most 75 % of its memory bandwidth,
     1 when they take all of it or ask for more, linear in between. A job without a known model suffers nothing.
     A job's demand is spread evenly over its workers; its most crowded node counts.
+
+    A cap of c on a demand of d > c leaves the others 1 − c, and costs the job itself 1 − c / d of its speed, of which a model
+    suffers β; a job without GPUs, whose β nobody knows, all. One without GPUs that has fewer cores than it asked for demands as much
+    less. All three are assumptions: no table measured caps.
     """
 
     name = "bandwidth"
 
-    def __init__(self, inner: JobModel, sensitivity: Mapping[str, float] = SENSITIVITY) -> None:
+    def __init__(
+        self, inner: JobModel, slices_per_core: int = 1, sensitivity: Mapping[str, float] = SENSITIVITY
+    ) -> None:
         super().__init__(inner)
+        self._slices_per_core = slices_per_core
         self._sensitivity = sensitivity
 
     def speed(self, job: TraceJob, placement: Placement, neighbours: Sequence[Neighbour]) -> float:
         speed = self.inner.speed(job, placement, neighbours)
         suffers = self._sensitivity.get(job.model, 0.0)
-        if not suffers:
-            return speed
-        asked = max(
-            _demand(job, placement, node_id)
-            + sum(_demand(other.job, other.placement, node_id) for other in neighbours)
-            for node_id in placement
-        )
-        overload = min(1.0, max(0.0, (asked - BANDWIDTH_KNEE) / (1.0 - BANDWIDTH_KNEE)))
-        return speed * (1.0 - suffers * overload)
+        if suffers:
+            asked = max(
+                self._demand(job, placement, node_id)
+                + sum(self._demand(other.job, other.placement, node_id) for other in neighbours)
+                for node_id in placement
+            )
+            overload = min(1.0, max(0.0, (asked - BANDWIDTH_KNEE) / (1.0 - BANDWIDTH_KNEE)))
+            speed *= 1.0 - suffers * overload
+        if not job.gpus:
+            suffers = 1.0
+        capped = max(self._cut(job, placement, node_id) for node_id in placement)
+        return speed * (1.0 - suffers * capped)
 
+    def _demand(self, job: TraceJob, placement: Placement, node_id: str) -> float:
+        """Of the node's bandwidth, 0 – 1, as far as it is capped."""
+        allocation = placement.get(node_id)
+        if allocation is None or not job.memory_bandwidth:
+            return 0.0
+        demand = self._uncapped(job, placement, allocation)
+        percent = allocation.bandwidth_percent
+        return demand if percent is None else min(demand, percent / 100)
 
-def _demand(job: TraceJob, placement: Placement, node_id: str) -> float:
-    """Of the node's bandwidth, 0 – 1."""
-    allocation = placement.get(node_id)
-    if allocation is None or not job.memory_bandwidth:
-        return 0.0
-    return job.memory_bandwidth * allocation.workers / sum(held.workers for held in placement.values())
+    def _cut(self, job: TraceJob, placement: Placement, node_id: str) -> float:
+        """What a cap takes of its demand on the node, 0 – 1."""
+        allocation = placement[node_id]
+        if allocation.bandwidth_percent is None or not job.memory_bandwidth:
+            return 0.0
+        return max(0.0, 1.0 - allocation.bandwidth_percent / 100 / self._uncapped(job, placement, allocation))
+
+    def _uncapped(self, job: TraceJob, placement: Placement, allocation: Allocation) -> float:
+        assert job.memory_bandwidth is not None, job
+        here = allocation.workers / sum(held.workers for held in placement.values())
+        demand = job.memory_bandwidth * here
+        if not job.gpus and job.cores:
+            demand *= min(1.0, allocation.cores / self._slices_per_core / (job.cores * here))
+        return demand
 
 
 class Phases(Around):

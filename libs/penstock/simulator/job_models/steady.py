@@ -23,16 +23,20 @@ from penstock.simulator.job_models.model import (
 from penstock.simulator.traces.jobs import TraceJob
 
 
-class _At(Enum):
+class At(Enum):
     """What a run is doing."""
 
     REST = auto()
     LAUNCH = auto()
     TRAIN = auto()
+    CHECKPOINT = auto()
+    """Stands still until a checkpoint is saved, and trains on."""
     SAVE = auto()
 
 
-class _Run:
+class Run:
+    """One job's work."""
+
     __slots__ = (
         "at", "job", "left_s", "placement", "reports", "seen", "since_s", "speed", "to_report", "version", "work_s",
     )  # fmt: skip
@@ -43,7 +47,7 @@ class _Run:
         self.placement: Placement = {}
         self.seen = Neighbour(job, {})
         """As others see it."""
-        self.at = _At.REST
+        self.at = At.REST
         self.since_s = self.speed = 0.0
         self.reports = 0
         self.to_report = False
@@ -55,9 +59,10 @@ class SteadyWork(Work):
     """`loss_reports`: how often a job reports its training loss, evenly over its work; 0: never."""
 
     def __init__(self, job_model: JobModel, loss_reports: int = 0) -> None:
+        super().__init__()
         self._job_model = job_model
         self._loss_reports = loss_reports
-        self._runs: dict[str, _Run] = {}
+        self._runs: dict[str, Run] = {}
         self._on_node: dict[str, dict[str, None]] = {}
         """Node → the jobs that compute on it; empty unless neighbours matter."""
         self._moments: list[tuple[float, str, int]] = []
@@ -72,28 +77,49 @@ class SteadyWork(Work):
         return self._job_model.save_s(job)
 
     def admit(self, job: TraceJob, now_s: float) -> JobProgress | None:
-        self._runs[job.job_id] = _Run(job, self._job_model.work_s(job))
+        self._runs[job.job_id] = Run(job, self._job_model.work_s(job))
         return None
 
     def started(self, job_id: str, placement: Placement, now_s: float) -> None:
         run = self._runs[job_id]
         run.placement = placement
         run.seen = Neighbour(run.job, placement)
-        start_up_s = self._job_model.start_up_s(run.job)
+        start_up_s = self._launch_s(run, now_s)
         if start_up_s > 0:
-            run.at = _At.LAUNCH
+            run.at = At.LAUNCH
             self._at(run, now_s + start_up_s)
         else:
             self._train(run, now_s)
 
+    def changed(self, job_id: str, placement: Placement, now_s: float) -> None:
+        run = self._runs.get(job_id)
+        if run is None or run.at is At.REST:
+            return
+        assert placement.keys() == run.placement.keys(), job_id
+        run.placement = placement
+        run.seen = Neighbour(run.job, placement)
+        if run.at is At.TRAIN:
+            self._settle(run, now_s)
+            self._set_speed(run)
+            self._others_change(run, now_s)
+
+    def share(self, job_id: str, now_s: float) -> float | None:
+        run = self._runs.get(job_id)
+        if run is None:
+            return None
+        left_s = run.left_s
+        if run.at is At.TRAIN:
+            left_s -= max(0.0, now_s - run.since_s) * run.speed
+        return 1.0 - max(0.0, left_s) / run.work_s
+
     def stopped(self, job_id: str, now_s: float) -> None:
         run = self._runs.get(job_id)
-        if run is None or run.at is _At.REST:
+        if run is None or run.at is At.REST:
             return
-        if run.at is _At.TRAIN:
+        if run.at is At.TRAIN:
             self._settle(run, now_s)
             self._compute_no_more(run, now_s)
-        run.at = _At.REST
+        run.at = At.REST
         run.version += 1
 
     def next_s(self) -> float | None:
@@ -111,27 +137,33 @@ class SteadyWork(Work):
         phases: list[PhaseChange] = []
         while (due_s := self.next_s()) is not None and due_s <= now_s:
             run = self._runs[heapq.heappop(self._moments)[1]]
-            if run.at is _At.LAUNCH:
+            if run.at is At.LAUNCH:
                 phases.append(PhaseChange(run.job.job_id, "train", due_s))
                 self._train(run, due_s)
-            elif run.at is _At.TRAIN and run.to_report:
+            elif run.at is At.TRAIN and run.to_report:
                 losses.append(self._report(run, due_s))
-            elif run.at is _At.TRAIN and (save_s := self._done(run, due_s)) > 0:
+            elif run.at is At.TRAIN and (save_s := self._done(run, due_s)) > 0:
                 phases.append(PhaseChange(run.job.job_id, "save", due_s))
-                run.at = _At.SAVE
+                run.at = At.SAVE
                 self._at(run, due_s + save_s)
+            elif run.at is At.CHECKPOINT:
+                self._train(run, due_s)
             else:
                 ended.append(End(run.job.job_id, due_s))
                 del self._runs[run.job.job_id]
         return Instant(ended, (), phases, losses)
 
-    def _at(self, run: _Run, at_s: float) -> None:
+    def _at(self, run: Run, at_s: float) -> None:
         """The run's next moment; older ones are void."""
         run.version += 1
         heapq.heappush(self._moments, (at_s, run.job.job_id, run.version))
 
-    def _train(self, run: _Run, now_s: float) -> None:
-        run.at = _At.TRAIN
+    def _launch_s(self, run: Run, now_s: float) -> float:
+        """How long it takes until a run that starts now trains."""
+        return self._job_model.start_up_s(run.job)
+
+    def _train(self, run: Run, now_s: float) -> None:
+        run.at = At.TRAIN
         run.since_s = now_s
         if self._job_model.neighbours_matter:
             for node_id in run.placement:
@@ -139,13 +171,13 @@ class SteadyWork(Work):
         self._set_speed(run)
         self._others_change(run, now_s)
 
-    def _done(self, run: _Run, now_s: float) -> float:
+    def _done(self, run: Run, now_s: float) -> float:
         """Its work is done; how long it saves."""
         run.left_s = 0.0
         self._compute_no_more(run, now_s)
         return self._job_model.save_s(run.job)
 
-    def _report(self, run: _Run, now_s: float) -> LossReport:
+    def _report(self, run: Run, now_s: float) -> LossReport:
         self._settle(run, now_s)
         run.reports += 1
         progress = run.reports / self._loss_reports
@@ -154,19 +186,19 @@ class SteadyWork(Work):
         self._set_moment(run)
         return LossReport(run.job.job_id, loss, progress, now_s)
 
-    def _settle(self, run: _Run, now_s: float) -> None:
+    def _settle(self, run: Run, now_s: float) -> None:
         """Books the work done since the last change."""
         run.left_s = max(0.0, run.left_s - max(0.0, now_s - run.since_s) * run.speed)
         run.since_s = now_s
 
-    def _set_speed(self, run: _Run) -> None:
+    def _set_speed(self, run: Run) -> None:
         neighbours: list[Neighbour] = []
         if self._job_model.neighbours_matter:
             neighbours = [self._runs[other].seen for other in self._others(run)]
         run.speed = self._job_model.speed(run.job, run.placement, neighbours)
         self._set_moment(run)
 
-    def _set_moment(self, run: _Run) -> None:
+    def _set_moment(self, run: Run) -> None:
         """When its work ends, or when it reports its loss before that."""
         until_s = run.left_s
         run.to_report = False
@@ -177,13 +209,13 @@ class SteadyWork(Work):
                 run.to_report = True
         self._at(run, run.since_s + until_s / run.speed)
 
-    def _compute_no_more(self, run: _Run, now_s: float) -> None:
+    def _compute_no_more(self, run: Run, now_s: float) -> None:
         if self._job_model.neighbours_matter:
             for node_id in run.placement:
                 del self._on_node[node_id][run.job.job_id]
             self._others_change(run, now_s)
 
-    def _others(self, run: _Run) -> list[str]:
+    def _others(self, run: Run) -> list[str]:
         """Who else computes on its nodes, by id."""
         ids: set[str] = set()
         for node_id in run.placement:
@@ -191,7 +223,7 @@ class SteadyWork(Work):
         ids.discard(run.job.job_id)
         return sorted(ids)
 
-    def _others_change(self, run: _Run, now_s: float) -> None:
+    def _others_change(self, run: Run, now_s: float) -> None:
         if self._job_model.neighbours_matter:
             for other in self._others(run):
                 self._settle(self._runs[other], now_s)

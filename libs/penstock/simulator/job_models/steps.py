@@ -22,6 +22,7 @@ class StepTimes(JobModel):
     """`models` by name; a job asked for is packed on nodes with so many GPUs."""
 
     name = "step-times"
+    knows_shapes = True
 
     def __init__(self, models: Mapping[str, Model], gpus_per_node: int) -> None:
         self._models = models

@@ -11,6 +11,7 @@ from penstock.simulator.job_models.cores import Sensitivity
 from penstock.simulator.job_models.measured import read_all
 
 ISOLATED, COLOCATED = "gavel_isolated_throughput.csv", "gavel_colocated_throughput.csv"
+STAGE_PROFILES = "stage_profiles.csv"
 SENSITIVITY = "cpu_mem_sensitivity.csv"
 SOURCE_RATIO = "models"
 """Synergy's table comes four times, relative to 3, 4, 5 and 6 cores per GPU; this is the first."""
@@ -74,6 +75,15 @@ def read_sensitivity(path: Path) -> Sensitivity:
         measured: sorted((cores, sorted(curve)) for cores, curve in rows.items())
         for measured, rows in sorted(found.items())
     }
+
+
+def read_start_ups(path: Path) -> dict[tuple[str, int], float]:
+    """Muri's table: (model, GPUs) → seconds of a start. Raises `BadFile`."""
+
+    def read(row: Row) -> tuple[tuple[str, int], float]:
+        return (row.name("model"), row.whole("num_gpu", least=1)), row.number("startup_overhead_s")
+
+    return dict(read_all(path, {"model", "num_gpu", "startup_overhead_s"}, read))
 
 
 def _sensitivity(row: Row) -> tuple[str, str, int, float, float, float]:

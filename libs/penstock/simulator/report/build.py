@@ -11,6 +11,7 @@ from penstock.simulator.comparison import CLOCKED, COUNTED, Standing, best_of
 from penstock.simulator.report.metrics import (
     METRICS,
     RATED,
+    RESTARTS,
     UNFINISHED,
     duration,
     says_something,
@@ -213,7 +214,12 @@ def _note(several: bool, repeated: bool) -> str:
 
 def _rows(standings: Sequence[Standing], results: Sequence[Result]) -> list[list[Cell]]:
     finished = any(result.figures.finished_jobs for result in results)
-    keys = [key for key in METRICS if key in COUNTED and says_something(key, finished=finished)]
+    keys = [
+        key
+        for key in METRICS
+        if key in COUNTED and says_something(key, finished=finished)
+        if key not in RESTARTS or any(getattr(result.figures, key) for result in results)
+    ]
     return [
         [
             _heading(key),

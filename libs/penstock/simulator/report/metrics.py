@@ -12,7 +12,7 @@ class Metric(NamedTuple):
 
     label: str
     unit: str
-    """`s`, `share` (of one, shown in %), `count`, `per second` or empty for text."""
+    """`s`, `share` (of one, shown in %), `count`, `per job`, `GPU h`, `per second` or empty for text."""
     better: Better
     means: str
 
@@ -56,6 +56,18 @@ METRICS: Mapping[str, Metric] = MappingProxyType(
         "running_jobs": Metric("of these, still running", "count", "", "They held GPUs when the ledger ended."),
         "waiting_jobs": Metric("of these, still waiting", "count", "", "They waited when the ledger ended."),
         "preemptions": Metric("Preemptions", "count", "", "How often a running job had to give way."),
+        "restarts_per_job": Metric(
+            "Restarts per job", "per job", "low", "Starts after its first, mean over the jobs that have started.",
+        ),
+        "save_gpu_h": Metric(
+            "Lost to saving", "GPU h", "low", "GPU time in which jobs saved because they were stopped or ordered to.",
+        ),
+        "launch_gpu_h": Metric(
+            "Lost to launching again", "GPU h", "low", "GPU time in which jobs that had run before launched again.",
+        ),
+        "lost_gpu_h": Metric(
+            "Work done twice", "GPU h", "low", "Work since the last checkpoint of jobs that were killed, at their speed alone.",
+        ),
         "events": Metric("Events", "count", "", "Arrivals and completions."),
         "events_per_s": Metric(
             "Speed of the simulation", "per second", "", "Events per second of processor time, on one core.",
@@ -76,6 +88,8 @@ UNFINISHED = (
     "waiting_jobs",
 )
 """What became of unfinished jobs; of a ledger only."""
+RESTARTS = ("restarts_per_job", "save_gpu_h", "launch_gpu_h", "lost_gpu_h")
+"""What restarts cost; worth a row where it is not 0."""
 RATED = tuple(key for key, metric in METRICS.items() if metric.better and metric.unit in ("s", "share"))
 """What policies are compared by."""
 
@@ -92,12 +106,16 @@ def shown(key: str, value: object) -> str:
         return f"{value:,.0f}" if float(value).is_integer() else f"{value:,.1f}"
     if metric.unit == "per second":
         return f"{value:,.0f} /s"
+    if metric.unit == "per job":
+        return f"{value:,.2f}"
+    if metric.unit == "GPU h":
+        return f"{value:,.2f} h"
     return f"{value:,.1f} s" if abs(value) >= 100 else f"{value:,.3f} s"
 
 
 def spread(key: str, half_width: float) -> str:
     """Half of an interval's width, in the unit of its figure."""
-    text = shown(key, half_width).removesuffix(" %").removesuffix(" s").removesuffix(" /s")
+    text = shown(key, half_width).removesuffix(" %").removesuffix(" s").removesuffix(" /s").removesuffix(" h")
     return f"± {text}" if text.strip("0.") else f"± < {text[:-1]}1"
 
 

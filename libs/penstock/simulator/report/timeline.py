@@ -12,16 +12,19 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.ledger.evolve import begin, evolve, job_of_task
+from penstock.ledger.evolve import begin, evolve
+from penstock.ledger.evolve_tasks import job_of_task
+from penstock.ledger.job_state import JobState
 from penstock.ledger.record import RawRecord
 from penstock.ledger.replica import Replica
-from penstock.ledger.state import CellState, JobState
+from penstock.ledger.state import CellState
 from penstock.model import external_events
 from penstock.model import ledger_events as ledger
 from penstock.model.estimates import JobEstimated
 from penstock.model.event import Event
 from penstock.model.transitions import JobStatus, NodeStatus
 from penstock.model.types import WHOLE_GPU, TaskPlacement
+from penstock.simulator.held_gpus import HeldGpus
 from penstock.simulator.traces.jobs import Shape, shape_of
 
 SIZES = (1, 2, 4, 8, 16, 32, 64)  # GPUs of the jobs whose free capacity is counted: the sizes in traces
@@ -122,8 +125,7 @@ class Timeline:
     """Task → since when it saves."""
     _ended: bool = False
     """Whether any job has."""
-    _held_milli: int = 0
-    _working: float = 0.0
+    _gpus_held: HeldGpus = field(default_factory=HeldGpus)
     _waiting: int = 0
     _capacity_version: int = 0
     _gpus: int = 0
@@ -191,7 +193,13 @@ class Timeline:
             self._gpus = sum(sizes)
             self._largest = max(self._largest, *sizes, 0)
             self._shapes = [shape_of(size, self._largest) for size in SIZES] if self._largest else []
-        counts = (self._held_milli / WHOLE_GPU, self._working, self._waiting, self._gpus, *self._startable())
+        counts = (
+            self._gpus_held.held / WHOLE_GPU,
+            self._gpus_held.working / WHOLE_GPU,
+            self._waiting,
+            self._gpus,
+            *self._startable(),
+        )
         row = array("d", (self.now_ms, *counts))
         if self._steps and self._steps[-width] == self.now_ms:
             del self._steps[-width:]
@@ -226,7 +234,7 @@ class Timeline:
             evolve(state, event)
             if before is JobStatus.LAUNCHING and job.status is JobStatus.RUNNING:
                 self._job(job.job_id).running_since_ms = self.now_ms
-                self._working += self._job(job.job_id).gpus
+                self._gpus_held.starts(job)
                 self._began(job, self.starts_ms)
             return
         evolve(state, event)
@@ -250,7 +258,7 @@ class Timeline:
             case ledger.PlacementDecided():
                 self._placed(event)
             case ledger.StopDecided():
-                self._halt(self._job(event.job_id))
+                self._halt(self.state.jobs[event.job_id])
             case ledger.JobPreempted():
                 self.preemptions += 1
             case ledger.JobEnded():
@@ -296,29 +304,30 @@ class Timeline:
         found = self.state.jobs.get(job_id)
         if found is not None and found.estimate is not None:
             worker = found.estimate.worker
-            self._job(job_id).gpus = found.spec.workers * worker.gpus * worker.gpu_share_milli / WHOLE_GPU
+            self._job(job_id).gpus = found.workers * worker.gpus * worker.gpu_share_milli / WHOLE_GPU
 
     def _placed(self, fact: ledger.PlacementDecided) -> None:
         for place in fact.tasks:
             self._blocks[place.task_id] = self._give(place)
         held_milli = sum(len(place.gpus) * place.gpu_share_milli for place in fact.tasks)
-        self._held_milli += held_milli
+        self._gpus_held.placed(self.state, fact)
         self._job(fact.job_id).gpus = held_milli / WHOLE_GPU
 
-    def _halt(self, job: Job) -> None:
-        """A gang makes no progress from the first stop or exit of a member on."""
+    def _halt(self, held: JobState) -> None:
+        """A gang makes no progress from the first stop or exit of a task on."""
+        job = self._job(held.job_id)
         if job.running_since_ms != NEVER:
             job.ran_ms += self.now_ms - job.running_since_ms
             job.running_since_ms = NEVER
-            self._working -= job.gpus
+            self._gpus_held.halts(held)
 
     def _task_ends(self, job: JobState, place: TaskPlacement) -> None:
         """Before the fold frees what the task holds."""
         self._saved(place.task_id)
         blocks = self._blocks.pop(place.task_id, ())
-        self._halt(self._job(job.job_id))
+        self._halt(job)
         self._bar(job, place, blocks, EXITED if job.stop_reason is None else STOPPED)
-        self._held_milli -= len(place.gpus) * place.gpu_share_milli
+        self._gpus_held.ends(place.task_id)
         if place.gpu_share_milli < WHOLE_GPU:
             for gpu in place.gpus:
                 given = self._shared[place.node_id, gpu]

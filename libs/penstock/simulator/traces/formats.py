@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from penstock.counting import count
-from penstock.model.types import MAX_GPUS_PER_NODE
+from penstock.model.types import MAX_GPUS_PER_NODE, wrong_shape
 from penstock.runtime.csv_import import Row
 from penstock.simulator.traces.batch_systems import BATCH_SYSTEMS
 from penstock.simulator.traces.fields import (
@@ -62,7 +62,17 @@ def _check_own(row: Row, job: TraceJob) -> TraceJob:
         row.bad("gpu_share_milli", f"a share of {job.gpus} GPUs: only a single one can be shared", 1)
     if job.workers is not None and job.gpus % job.workers:
         row.bad("workers", f"{job.gpus} GPUs cannot be cut into {job.workers} equal workers", None)
+    if job.min_workers is not None and (wrong := _wrong_range(job)):
+        row.bad("min_workers", wrong, None)
     return job
+
+
+def _wrong_range(job: TraceJob) -> str:
+    """Why the job cannot have a range of workers; empty: it can."""
+    if job.workers is None or job.batch_size is None:
+        return "a range needs the columns workers, the most that it may have, and batch_size, of all of them together"
+    wrong = wrong_shape(job.min_workers, job.workers, job.parameter_servers, None, job.batch_size)
+    return "" if wrong is None else "{}: {}".format(*wrong)
 
 
 # ---------------------------------------------------------------------------------------------- formats
@@ -83,6 +93,7 @@ OWN: Mapping[str, Parse] = MappingProxyType(
         "gpu_share_milli": whole(WHOLE_GPU_MILLI),
         "gpu_models": gpu_models,
         "workers": whole(MAX_WORKERS),
+        "min_workers": whole(MAX_WORKERS),
         "parameter_servers": whole(MAX_WORKERS, least=0),
         "server_gpus": whole(MAX_GPUS_PER_NODE, least=0),
         "patience_s": number(above=0, most=MAX_PATIENCE_S),

@@ -36,6 +36,7 @@ class _Life:
     """As estimated before it was placed."""
     gpus: int | None = None
     """Of its workers, once placed."""
+    workers: int | None = None
     server_gpus: int = 0
     """Of each of its parameter servers."""
     starting: set[str] = field(default_factory=set)
@@ -122,6 +123,7 @@ class History:
                 life.server_gpus = max(
                     (len(place.gpus) for place in event.tasks if place.role == "ps"), default=0
                 )
+                life.workers = sum(place.role == "worker" for place in event.tasks)
                 life.starting = {place.task_id for place in event.tasks}
                 life.alive = set(life.starting)
                 self._owners.update(dict.fromkeys(life.alive, event.job_id))
@@ -172,7 +174,10 @@ class History:
         return found, Left(len(chosen) - len(ran), running, len(self._unknown))
 
     def _past_job(self, job_id: str, life: _Life, base_ms: int) -> PastJob:
-        spec, need = life.spec, life.worker or life.spec.resources
+        spec, need = (
+            life.spec.shaped(life.workers or life.spec.fewest_workers),
+            life.worker or life.spec.resources,
+        )
         ran_ms = life.ran_ms + (0 if life.began_ms is None else self.last_ms - life.began_ms)
         gpus = spec.workers * (need.gpus or 0) if life.gpus is None else life.gpus
         job = TraceJob(

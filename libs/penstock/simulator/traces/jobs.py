@@ -38,6 +38,8 @@ class TraceJob(NamedTuple):
     """Allowed ones; empty: any."""
     workers: int | None = None
     """How the user cut the gang; None: as few workers as the nodes allow."""
+    min_workers: int | None = None
+    """It is moldable: it starts with any number from this to `workers`, and its batch size is that of all of them. None: with `workers` exactly."""
     parameter_servers: int = 0
     server_gpus: int = 0
     """Of each parameter server, beside those of the workers."""

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from math import ceil, floor
 
-from penstock.model.ledger_events import TypicalTask
+from penstock.model.settings import TypicalTask
 from penstock.model.types import WHOLE_GPU, JobSpec, ResourceRequest, ResourceVector
 from penstock.policies.fgd import typical_tasks
 from penstock.simulator.traces.jobs import Shape, TraceJob, gang_of

@@ -2,12 +2,13 @@
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from statistics import median
 from types import MappingProxyType
 from typing import NamedTuple
 
+from penstock_services.estimator.core.conditions import comparable, reasons
 from penstock_services.estimator.core.eta.quantiles import LEVEL
 from penstock_services.estimator.core.resources.memory_kills import REASON
 from penstock_services.estimator.core.runs import EtaAtHalf, FinishedRun
@@ -122,6 +123,10 @@ class Accuracy(NamedTuple):
     """None: no run had its remaining time predicted."""
     killed: int = 0
     """Workers that were killed for exceeding their promise of host memory; they are no runs."""
+    disturbed: Mapping[str, int] = MappingProxyType({})
+    """What disturbed a run → sound runs. A run may count for several; what it does not teach is in `conditions.EXCLUDED`."""
+    corrected: Mapping[str, int] = MappingProxyType({})
+    """What a run time was corrected by → sound runs."""
 
 
 def accuracy_of(runs: Sequence[FinishedRun]) -> Accuracy:
@@ -135,7 +140,7 @@ def accuracy_of(runs: Sequence[FinishedRun]) -> Accuracy:
     estimated = [pair for pair in pairs if pair.tier != USER]
     return Accuracy(
         len(runs),
-        dict(sorted(Counter(run.rejected.partition(":")[0] for run in runs if run.rejected).items())),
+        _counted(run.rejected.partition(":")[0] for run in runs if run.rejected),
         {
             tier: {name: score(name, groups[tier, name]) for name in FIELDS if (tier, name) in groups}
             for tier in sorted({tier for tier, _ in groups})
@@ -145,7 +150,13 @@ def accuracy_of(runs: Sequence[FinishedRun]) -> Accuracy:
         _worst(estimated),
         remaining([run.eta for run in runs if run.eta is not None]),
         ended - len(runs),
+        _counted(why for run in runs if not run.rejected for why in reasons(run.measured.disturbed)),
+        _counted(run.corrected for run in runs if not run.rejected and run.corrected),
     )
+
+
+def _counted(reasons: Iterable[str]) -> Mapping[str, int]:
+    return dict(sorted(Counter(reasons).items()))
 
 
 def _worst(pairs: Sequence[Pair]) -> list[Pair]:
@@ -164,6 +175,8 @@ def pairs_of(runs: Sequence[FinishedRun]) -> list[Pair]:
             continue
         for name, field in FIELDS.items():
             estimate, used = getattr(run.estimate, name) or 0.0, getattr(run.measured, field.measured)
+            if not comparable(field.measured, run.measured.disturbed):
+                continue
             if 0 < estimate < math.inf and used > 0:
                 tier = USER if name in run.info.asked else run.estimate.tier
                 found.append(Pair(run, name, tier, float(estimate), float(used)))

@@ -14,6 +14,13 @@ import numpy as np
 
 from penstock.model.external_events import StepsMeasured
 from penstock.model.types import TaskPlacement
+from penstock_services.estimator.core.conditions import (
+    NONE,
+    UNKNOWN_CONDITIONS,
+    Conditions,
+    Disturbance,
+    placed,
+)
 from penstock_services.estimator.core.eta.curves import MAX_VALUE
 from penstock_services.estimator.core.eta.remaining import Bounds
 from penstock_services.estimator.core.resources.history import UNKNOWN
@@ -36,6 +43,7 @@ MAX_SPANS = 512  # not reached by rising iterations; a bound that needs no argum
 MAX_PUBLISHED = 32
 SLACK = 1.5  # so many times longer than its task has run may a window seem to be, for clocks are coarse
 SLACK_MS = 1_000.0
+MAX_CONDITIONS = 8  # whose step times are remembered; the latest, and those of the placement
 
 
 def ring_of(places: Sequence[TaskPlacement]) -> tuple[int, ...]:
@@ -178,7 +186,17 @@ class Progress:
     """Ledger time of the newest report; 0: this attempt reported nothing."""
     started_ms: int | None = None
     """Ledger time."""
-    windows: Windows = field(default_factory=Windows)
+    placed: Conditions = UNKNOWN_CONDITIONS
+    """As it was placed, and alone on its GPUs."""
+    conditions: Conditions = UNKNOWN_CONDITIONS
+    since_ms: int = 0
+    """Ledger time from which on they are so."""
+    disturbed: Disturbance = NONE
+    """What it has met since it was placed."""
+    windows_of: dict[Conditions, Windows] = field(default_factory=dict)
+    """Used last at the end."""
+    first: tuple[int, int] | None = None
+    """(iterations, ledger time) of this attempt's first report."""
     curve: LossCurve = field(default_factory=LossCurve)
     published: list[Published] = field(default_factory=list)
     odd: int = 0
@@ -191,6 +209,36 @@ class Progress:
     def task(self, task_id: str) -> TaskPhases:
         """Of one of its workers; of any other task one that nothing reads."""
         return self.tasks.get(task_id) or TaskPhases()
+
+    @property
+    def windows(self) -> Windows:
+        """Measured in the present conditions, on this placement."""
+        return self.windows_of.get(self.conditions) or Windows()
+
+    @property
+    def undisturbed(self) -> Windows:
+        """Measured as it was placed, and alone on its GPUs."""
+        return self.windows_of.get(self.placed) or Windows()
+
+    @property
+    def elsewhere(self) -> Windows:
+        """Undisturbed, else measured in the latest other conditions."""
+        others = [self.placed, *reversed(self.windows_of)]
+        return next((self.windows_of[one] for one in others if one in self.windows_of), Windows())
+
+    def meet(self, conditions: Conditions, now_ms: int) -> None:
+        """They are so from now on."""
+        if conditions != self.conditions:
+            self.conditions, self.since_ms = conditions, now_ms
+            self.disturbed |= conditions.apart(self.placed)
+
+    def skipped_ms(self) -> float | None:
+        """Time that the iterations before this attempt take on its placement, undisturbed, ≥ 0; None: not known."""
+        step_ms = self.undisturbed.mean_ms
+        if self.first is None or self.started_ms is None or step_ms != step_ms:
+            return None
+        done, at_ms = self.first
+        return max(0.0, done * step_ms - (at_ms - self.started_ms))
 
     def start(self, task_id: str, node_ms: int, now_ms: int) -> None:
         if task_id in self.tasks:
@@ -205,16 +253,30 @@ class Progress:
             return False
         if first:
             self.curve.forget_after(report.done)
+            self.first = report.done, now_ms
         if report.steps:
             if self._window_is_odd(report):
                 self.odd += 1
-            else:
-                self.windows.add(report.steps, report.step_ms)
+            elif self._in_one_piece:
+                self._add_window(report)
         self.done, self.at_ms = report.done, now_ms
         if report.total is not None:
             self.total = report.total if report.total >= report.done else None
         self.curve.add(report.done, report.loss)
         return True
+
+    @property
+    def _in_one_piece(self) -> bool:
+        """Whether a window that ends now was measured in the present conditions alone: it begins at the report before."""
+        began_ms = self.at_ms or self.started_ms
+        return began_ms is None or began_ms >= self.since_ms
+
+    def _add_window(self, report: StepsMeasured) -> None:
+        windows = self.windows_of.pop(self.conditions, None) or Windows()
+        windows.add(report.steps, report.step_ms)
+        self.windows_of[self.conditions] = windows
+        if len(self.windows_of) > MAX_CONDITIONS:
+            del self.windows_of[next(one for one in self.windows_of if one != self.placed)]
 
     def _window_is_odd(self, report: StepsMeasured) -> bool:
         began_ms = self.task(report.task_id).began_ms
@@ -264,12 +326,21 @@ def begun(
     before: Progress | None = None,
 ) -> Progress:
     """A new attempt's. What the job had done stays; step times only if it is placed as before."""
-    ring = ring_of(places)
-    found = Progress(attempt, placed_ms, ring, gpu, {place.task_id: TaskPhases() for place in places})
+    ring, alone = ring_of(places), placed(places)
+    found = Progress(
+        attempt,
+        placed_ms,
+        ring,
+        gpu,
+        {place.task_id: TaskPhases() for place in places},
+        placed=alone,
+        conditions=alone,
+        since_ms=placed_ms,
+    )
     if before is not None:
         found.done, found.total, found.curve, found.odd = before.done, before.total, before.curve, before.odd
         if (before.ring, before.gpu) == (ring, gpu):
-            found.windows = before.windows
+            found.windows_of = before.windows_of
     return found
 
 
@@ -277,13 +348,14 @@ def steps_of(progress: Progress) -> tuple[Steps | None, str]:
     """(what the ended job's steps were, why they cannot be true); one of them is empty, or both."""
     if not progress.at_ms:
         return None, ""
-    mean_ms, ring = progress.windows.mean_ms, progress.ring
-    if progress.windows.parts:
+    windows, ring = progress.undisturbed, progress.ring
+    mean_ms = windows.mean_ms
+    if windows.parts:
         if reason := why_rejected(Measurement(Cell(ring or (1,), 1.0), mean_ms / 1_000.0)):
             return None, f"steps: {reason}"
     elif progress.odd:
         return None, f"steps: {progress.odd} reports that cannot be true, and none that can"
-    return Steps(ring, progress.windows.equal(), progress.curve.points()), ""
+    return Steps(ring, windows.equal(), progress.curve.points()), ""
 
 
 def measured_steps(progress: Progress, steps: Steps | None) -> Mapping[str, float]:
@@ -291,4 +363,4 @@ def measured_steps(progress: Progress, steps: Steps | None) -> Mapping[str, floa
     phases = {f"{phase}_ms": spent for phase, spent in progress.phases_ms().items()}
     if steps is None:
         return phases
-    return {**phases, "iterations": float(progress.done), "step_ms": progress.windows.mean_ms}
+    return {**phases, "iterations": float(progress.done), "step_ms": progress.undisturbed.mean_ms}

@@ -10,7 +10,8 @@ from penstock.ledger.record import RawFact, Unreadable, read, record_id
 from penstock.model import external_events
 from penstock.model.estimates import EtaEstimated
 from penstock.model.event import wire_type
-from penstock_services.estimator.core.state import At, State, evolve
+from penstock_services.estimator.core.live import At
+from penstock_services.estimator.core.state import State, evolve
 
 MAX_RECALLED = 100_000  # records; about two seconds, and at a cell's busiest the last hour
 PROGRESS = frozenset(

@@ -102,9 +102,13 @@ class FinishedRun(NamedTuple):
     """Which memory, where a task ran out of it; rows of earlier versions are of host memory."""
     role: Role = "worker"
     """Whose."""
+    corrected: str = ""
+    """By what its run time was corrected; empty: it is as measured. What disturbed the run is in `measured`."""
 
 
 def job_info(spec: JobSpec) -> JobInfo:
+    """Of a moldable job with its fewest workers; an attempt of it has another, of `spec.shaped`."""
+    spec = spec.least
     return JobInfo(
         key=key_of(spec),
         owner=spec.owner,

@@ -1,23 +1,24 @@
 """The estimator's state: one fold of the cell's ledger, as far as estimates need it. `evolve` is the only writer."""
 
+import math
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Literal, NamedTuple
-
-from msgspec.structs import replace
+from typing import Any, Literal
 
 from penstock.ledger.memory import KERNEL_KILL
 from penstock.ledger.record import GENESIS, Head, read_valid
-from penstock.ledger.replica import Replica
 from penstock.model import external_events, ledger_events
+from penstock.model.adjustments import BandwidthDecided, CoresDecided
 from penstock.model.estimates import EtaEstimated, JobEstimated, StagesProfiled
 from penstock.model.event import wire_type
-from penstock.model.token import seq_of
-from penstock.model.transitions import NodeStatus
-from penstock.model.types import WHOLE_GPU, JobSpec, Role, TaskPlacement
+from penstock.model.types import WHOLE_GPU, JobSpec, Role, TaskPlacement, Usage
+from penstock_services.estimator.core import disturbances
+from penstock_services.estimator.core.conditions import Disturbance, Holders
+from penstock_services.estimator.core.earlier import Peak, Saved
 from penstock_services.estimator.core.eta.remaining import Bounds
+from penstock_services.estimator.core.live import At, LiveJob, info_of_attempt, without_texts
 from penstock_services.estimator.core.node_capacity import NodeCapacity
 from penstock_services.estimator.core.progress import (
     Progress,
@@ -31,10 +32,10 @@ from penstock_services.estimator.core.resources.history import UNKNOWN, History,
 from penstock_services.estimator.core.resources.memory_kills import REASON, Exhausted
 from penstock_services.estimator.core.resources.nearest import Nearest
 from penstock_services.estimator.core.runs import (
+    NO_CARD,
     Allocation,
     EstimateSummary,
     FinishedRun,
-    JobInfo,
     estimate_summary,
     implausible,
     job_info,
@@ -43,45 +44,9 @@ from penstock_services.estimator.core.stages.registry import Owned, StageRegistr
 
 MAX_EARLY = 10_000  # estimates that the ledger holds before their job, as many as the placer remembers
 MAX_FORGOTTEN = 1_000_000  # ids of those that it had to let go: 100 MB, and a placer that is as far behind
+ASKED_TO_STOP = frozenset({"preempted", "migrated", "drained"})  # reasons of `JobRequeued` after a SIGTERM
 
 Memory = Literal["host_memory", "gpu_memory"]
-
-
-class At(NamedTuple):
-    """Where in the ledger a fact stands."""
-
-    seq: int
-    now_ms: int
-    event_id: str | None = None
-    """Of the input that the record answers."""
-
-
-@dataclass(slots=True)
-class LiveJob:
-    """A submitted job that has not ended."""
-
-    info: JobInfo
-    spec: JobSpec | None
-    """What is to be estimated; None once it is, or once it is too late for a retry."""
-    event_id: str
-    """Of its submission."""
-    estimate: EstimateSummary | None = None
-    asked: JobSpec | None = None
-    """What estimates rest on, for an attempt that is estimated anew; without command, environment and labels."""
-    attempt: int = 0
-    """For which it is to be estimated; 0: its first."""
-    servers: tuple[str, ...] = ()
-    """Parameter servers of the latest attempt, as `workers`."""
-    limits_mib: Mapping[str, int] = field(default_factory=dict)
-    """Role → the smallest cap on host memory in the latest attempt."""
-    workers: dict[str, None] = field(default_factory=dict)
-    """Worker tasks of the latest attempt; a new placement replaces them, what they got, and the exits."""
-    allocation: Allocation | None = None
-    exits: list[Run] = field(default_factory=list)
-    partly: bool = False
-    """Some of its workers had exited before this fold began: it teaches nothing."""
-    progress: Progress | None = None
-    """Of the latest attempt; None: it was never placed."""
 
 
 @dataclass(slots=True)
@@ -119,6 +84,7 @@ class State:
     """Of workers."""
     job_of_server: dict[str, str] = field(default_factory=dict)
     """Of parameter servers."""
+    holders: Holders = field(default_factory=Holders)
     recall_seq: int | None = None
     """Of the oldest placement of a job that ran in the snapshot which the fold began with."""
 
@@ -167,42 +133,6 @@ def evolve(state: State, at: At, kind: str, fact: Any) -> None:
         handler(state, at, fact)
 
 
-def begin_at(state: State, replica: Replica) -> None:
-    """Goes on from a fold of the cell that somebody else has made (a snapshot); only before the first `fold`.
-
-    Gangs of which some workers had exited teach nothing: a snapshot does not hold what those used.
-    """
-    cell, state.head = replica.state, replica.head
-    state.jobs_offset = cell.positions.get((state.jobs_topic, state.jobs_partition), 0)
-    for node in cell.nodes.values():
-        state.nodes.put(node.spec, present=node.status is not NodeStatus.GONE)
-    state.early = OrderedDict(
-        (job_id, estimate_summary(found)) for job_id, found in cell.early_estimates.items()
-    )
-    for job in cell.jobs.values():
-        estimate = job.estimate
-        live = state.live[job.job_id] = LiveJob(
-            job_info(job.spec),
-            None if job.awaited_estimate is None else job.spec,
-            job.job_id,
-            None if estimate is None else estimate_summary(estimate),
-            _without_texts(job.spec),
-            job.attempt + 1 if job.attempt else 0,
-        )
-        workers = {t: task for t, task in job.tasks.items() if task.place.role == "worker"}
-        if workers:
-            places = [task.place for task in workers.values()]
-            live.allocation = state.nodes.allocation_of(places)
-            live.workers = dict.fromkeys(workers)
-            _tasks_of(state, job.job_id, live, [task.place for task in job.tasks.values()])
-            live.progress = begun(job.attempt, job.placed_ms or 0, places, live.allocation.card.model)
-            live.progress.started_ms = job.running_ms
-            live.partly = any(task.exited_ms is not None for task in workers.values())
-            placed_seq = seq_of(job.token)
-            state.recall_seq = min(state.recall_seq or placed_seq, placed_seq)
-            state.job_of_task.update(dict.fromkeys(workers, job.job_id))
-
-
 def _input_accepted(state: State, at: At, fact: ledger_events.InputAccepted) -> None:
     if (fact.topic, fact.partition) == (state.jobs_topic, state.jobs_partition):
         state.jobs_offset = fact.offset
@@ -214,20 +144,18 @@ def _submitted(state: State, at: At, fact: external_events.JobSubmitted) -> None
         state.estimate_again.append(fact.job_id)
     spec = None if early is not None else fact.spec
     event_id = at.event_id or fact.job_id
-    state.live[fact.job_id] = LiveJob(job_info(fact.spec), spec, event_id, early, _without_texts(fact.spec))
-
-
-def _without_texts(spec: JobSpec) -> JobSpec:
-    """What is retained of each live job: the key of its command is in `JobInfo`."""
-    return replace(
-        spec, command=("-",), env={}, secrets={}, labels={}, workdir=None, environment=None, code=None
-    )
+    state.live[fact.job_id] = LiveJob(job_info(fact.spec), spec, event_id, early, without_texts(fact.spec))
 
 
 def _requeued(state: State, at: At, fact: ledger_events.JobRequeued) -> None:
     job = state.live.get(fact.job_id)
     if job is None:
         return
+    if job.progress is not None:
+        card = NO_CARD if job.allocation is None else job.allocation.card
+        saves = job.contract == "signal" and fact.reason in ASKED_TO_STOP
+        job.earlier.over(job.progress, len(job.workers), card, at.now_ms, saves=saves)
+    disturbances.left(state.live, state.holders, job.workers, at.now_ms)
     if fact.estimate_again:
         job.estimate = None
     if fact.estimate_again or fact.not_before_ms is not None:
@@ -258,16 +186,19 @@ def _placed(state: State, at: At, fact: ledger_events.PlacementDecided) -> None:
     job = state.live.get(fact.job_id)
     if job is None:
         return
-    _forget_attempt(state, job)
+    _forget_attempt(state, at, job)
+    job.earlier.begin({place.node_id for place in fact.tasks}, job.contract)
     workers = [place for place in fact.tasks if place.role == "worker"]
+    job.info = info_of_attempt(job, len(workers))
     job.allocation = state.nodes.allocation_of(workers)
     job.workers = dict.fromkeys(place.task_id for place in workers)
-    _tasks_of(state, fact.job_id, job, fact.tasks)
+    tasks_of(state, fact.job_id, job, fact.tasks)
     job.progress = begun(fact.attempt, at.now_ms, workers, job.allocation.card.model, job.progress)
     state.job_of_task.update(dict.fromkeys(job.workers, fact.job_id))
+    disturbances.came(state.live, state.holders, fact.job_id, workers, at.now_ms)
 
 
-def _tasks_of(state: State, job_id: str, job: LiveJob, places: Sequence[TaskPlacement]) -> None:
+def tasks_of(state: State, job_id: str, job: LiveJob, places: Sequence[TaskPlacement]) -> None:
     """Parameter servers of an attempt, and the caps of all its tasks."""
     job.servers = tuple(place.task_id for place in places if place.role == "ps")
     state.job_of_server.update(dict.fromkeys(job.servers, job_id))
@@ -283,12 +214,15 @@ def _exited(state: State, at: At, fact: external_events.TaskExited) -> None:
     job = state.live.get(job_id)
     if job is None or job.allocation is None:
         return
+    disturbances.left(state.live, state.holders, (fact.task_id,), at.now_ms)
     memory = fact.exhausted or ("host_memory" if fact.cause == KERNEL_KILL else "")
     if memory and state.learning:
         _ran_out(state, at, job_id, job, job.allocation, "ps" if server_of else "worker", memory)
     if server_of:
         return
     if fact.cause != "exited" or fact.exit_code != 0:
+        if not memory:
+            _peak(job, fact.usage)
         return
     if job.progress is not None:
         job.progress.task(fact.task_id).exited(fact.exited_ms)
@@ -308,6 +242,32 @@ def _exited(state: State, at: At, fact: external_events.TaskExited) -> None:
     )
 
 
+def _peak(job: LiveJob, used: Usage) -> None:
+    """Of a task that did not succeed. GPU memory is measured on the device, a neighbour's with it."""
+    alone = job.progress is not None and not job.progress.disturbed & Disturbance.SHARED
+    gpu_mib = bounded(used.gpu_memory_mib) if alone else UNKNOWN
+    job.earlier.peak = job.earlier.peak.or_more(Peak(bounded(used.host_memory_mib), gpu_mib))
+
+
+def _lost(state: State, at: At, fact: ledger_events.TaskLost | external_events.OrderRefused) -> None:
+    disturbances.left(state.live, state.holders, (fact.task_id,), at.now_ms)
+
+
+def _adjusted(state: State, at: At, fact: CoresDecided | BandwidthDecided) -> None:
+    if (job := state.live.get(fact.job_id)) is not None:
+        disturbances.adjusted(job, fact, at.now_ms)
+
+
+def _checkpointed(state: State, at: At, fact: external_events.TaskCheckpointed) -> None:
+    if (job := state.live.get(state.job_of_task.get(fact.task_id, ""))) is not None:
+        job.earlier.saved = Saved(at.now_ms, fact.node_id, fact.shared)
+
+
+def _fetched(state: State, at: At, fact: external_events.CheckpointFetched) -> None:
+    if (job := state.live.get(state.job_of_task.get(fact.task_id, ""))) is not None:
+        job.earlier.fetched(fact.node_id, whole=not fact.problem)
+
+
 def _ran_out(
     state: State, at: At, job_id: str, job: LiveJob, allocation: Allocation, role: Role, memory: Memory
 ) -> None:
@@ -322,7 +282,8 @@ def _ran_out(
         what = f"{'a parameter server ' if role == 'ps' else ''}killed with {limit_mib} MiB of host memory"
     measured = Run(ended_ms=at.now_ms, seq=at.seq)
     why = f"{REASON}: {what}"
-    run = FinishedRun(at.seq, job_id, job.info, allocation, estimate, measured, why)
+    info = job.info if job.asked is None else info_of_attempt(job, job.asked.fewest_workers)
+    run = FinishedRun(at.seq, job_id, info, allocation, estimate, measured, why)
     _finish(state, run._replace(limit_mib=limit_mib, exhausted=memory, role=role))
 
 
@@ -340,22 +301,25 @@ def _ended(state: State, at: At, fact: ledger_events.JobEnded) -> None:
     teaches = fact.outcome == "succeeded" and state.learning and not job.partly
     if teaches and job.exits and job.allocation is not None:
         _succeeded(state, at, fact.job_id, job, job.allocation)
-    _forget_attempt(state, job)
+    _forget_attempt(state, at, job)
     state.stepped.pop(fact.job_id, None)
 
 
 def _succeeded(state: State, at: At, job_id: str, job: LiveJob, allocation: Allocation) -> None:
     measured = whole_job(job.exits)._replace(total_gpus=allocation.gpus * max(1, len(job.workers)))
-    steps, steps_rejected, eta = None, "", None
+    measured = job.earlier.with_peaks(measured, len(job.workers), allocation.card)
+    steps, steps_rejected, eta, corrected = None, "", None, ""
     if job.progress is not None:
         steps, steps_rejected = steps_of(job.progress)
-        measured = measured._replace(**measured_steps(job.progress, steps))
+        disturbed = float(int(job.progress.disturbed))
+        measured = measured._replace(disturbed=disturbed, **measured_steps(job.progress, steps))
+        measured, corrected = job.earlier.whole(measured, job.progress, len(job.workers), job.contract)
         eta = job.progress.eta_at_half(at.now_ms)
     why = implausible(measured, allocation)
     run = FinishedRun(
         at.seq, job_id, job.info, allocation, job.estimate, measured, why, steps, steps_rejected, eta
     )
-    _finish(state, run._replace(limit_mib=job.limits_mib.get("worker", 0)))
+    _finish(state, run._replace(limit_mib=job.limits_mib.get("worker", 0), corrected=corrected))
 
 
 def _finish(state: State, run: FinishedRun) -> None:
@@ -378,7 +342,8 @@ def learn(state: State, run: FinishedRun) -> None:
         )
 
 
-def _forget_attempt(state: State, job: LiveJob) -> None:
+def _forget_attempt(state: State, at: At, job: LiveJob) -> None:
+    disturbances.left(state.live, state.holders, job.workers, at.now_ms)
     for task_id in job.workers:
         state.job_of_task.pop(task_id, None)
     for task_id in job.servers:
@@ -424,7 +389,9 @@ def _stages(state: State, at: At, fact: external_events.StagesMeasured) -> None:
     if job is None or job.allocation is None or not state.learning:
         return
     gpus, share_milli = job.allocation.gpus * len(job.workers), job.allocation.gpu_share_milli
-    row = state.stages.measured(job.info, gpus, share_milli, fact, at.event_id, at.seq)
+    began_ms = at.now_ms - math.ceil(sum(sample.lasted_ms for sample in fact.samples))
+    disturbed = job.disturbed_since(began_ms)
+    row = state.stages.measured(job.info, gpus, share_milli, fact, at.event_id, at.seq, disturbed=disturbed)
     if row is not None:
         state.stage_rows.append(row)
 
@@ -448,6 +415,12 @@ HANDLERS: Mapping[str, Callable[[State, At, Any], None]] = MappingProxyType(
     {
         wire_type(ledger_events.InputAccepted): _input_accepted,
         wire_type(external_events.JobSubmitted): _submitted,
+        wire_type(ledger_events.TaskLost): _lost,
+        wire_type(external_events.OrderRefused): _lost,
+        wire_type(CoresDecided): _adjusted,
+        wire_type(BandwidthDecided): _adjusted,
+        wire_type(external_events.TaskCheckpointed): _checkpointed,
+        wire_type(external_events.CheckpointFetched): _fetched,
         wire_type(JobEstimated): _estimated,
         wire_type(ledger_events.JobRequeued): _requeued,
         wire_type(ledger_events.JobQueued): _queued,

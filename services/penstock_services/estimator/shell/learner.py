@@ -17,6 +17,7 @@ from penstock.retry import retry
 from penstock.runtime.failpoints import hit
 from penstock.runtime.pool import WorkerPool
 from penstock.runtime.snapshots import Until, load_latest_from
+from penstock_services.estimator.core.from_snapshot import begin_at
 from penstock_services.estimator.core.limits import STEP_RUNS, STEP_RUNS_OF_ONE
 from penstock_services.estimator.core.model_lifecycle import Due, InUse, ModelKind, Trained
 from penstock_services.estimator.core.resource_model.training import RESOURCES
@@ -24,7 +25,7 @@ from penstock_services.estimator.core.runs import FinishedRun
 from penstock_services.estimator.core.saved import BadModel
 from penstock_services.estimator.core.stages.profile import StageKey
 from penstock_services.estimator.core.stages.registry import Owned
-from penstock_services.estimator.core.state import State, begin_at, learn
+from penstock_services.estimator.core.state import State, learn
 from penstock_services.estimator.core.step_time.training import STEPS
 from penstock_services.estimator.shell.store import RunStore, estimator_schema
 

@@ -12,6 +12,8 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from hashlib import sha256
 from typing import Any
 
+from msgspec.structs import replace
+
 from penstock.clock import wall_ms
 from penstock.errors import StoreError
 from penstock.log.open import open_log
@@ -27,6 +29,7 @@ from penstock.runtime.failpoints import hit
 from penstock.runtime.settings import Settings
 from penstock.runtime.snapshots import check_beginning
 from penstock.runtime.tracing.tracer import Attribute, Tracing, tracing
+from penstock_services.estimator.core.live import LiveJob
 from penstock_services.estimator.core.model_lifecycle import InUse
 from penstock_services.estimator.core.recall import recall, recall_from
 from penstock_services.estimator.core.resource_model.tier import ModelTier
@@ -36,7 +39,7 @@ from penstock_services.estimator.core.resources.cores import CoresTier
 from penstock_services.estimator.core.resources.estimate import HistoryTier, Tier, estimate
 from penstock_services.estimator.core.resources.history import key_of
 from penstock_services.estimator.core.resources.nearest import NearestTier
-from penstock_services.estimator.core.state import LiveJob, State
+from penstock_services.estimator.core.state import State
 from penstock_services.estimator.core.step_time.tier import StepTier
 from penstock_services.estimator.core.step_time.training import STEPS
 from penstock_services.estimator.shell.eta_publisher import EtaPublisher
@@ -167,6 +170,7 @@ class Estimator:
 
     def _prepare(self, specs: Sequence[JobSpec]) -> None:
         """Asks the models about all of them at once, which costs little more than about one."""
+        specs = [spec.least for spec in specs]
         self._model.prepare(specs)
         self._steps.prepare(specs)
 
@@ -181,7 +185,8 @@ class Estimator:
 
     def _again(self, job_id: str, job: LiveJob, spec: JobSpec) -> Message:
         """The estimate of a job that the ledger holds: its first, or that of the attempt that comes after a failed one."""
-        return self._message(job_id, spec, job.event_id, None, job.info.key, job.attempt)
+        key = job.info.key if spec.min_workers is None else None
+        return self._message(job_id, spec, job.event_id, None, key, job.attempt)
 
     def _message(
         self,
@@ -195,6 +200,8 @@ class Estimator:
         """`cause`: id of the submission's event; `traceparent`: its context, if it is still known; `key`: None for that of `spec`."""
         started_ms, began_s = wall_ms(), time.perf_counter()
         found = estimate(spec, self._tiers, key_of(spec) if key is None else key, self._bounds)
+        if spec.min_workers is not None:
+            found = replace(found, options=self._steps.options(spec, found.worker.gpus))
         attributes: dict[str, Attribute] = {
             "penstock.job_id": job_id,
             "penstock.tier": found.tier,

@@ -3,7 +3,7 @@
 Runs and position are written in one transaction, so that each run is there exactly once whatever is killed.
 """
 
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -56,6 +56,29 @@ def estimator_schema(cell: str) -> str:
     return f"{schema_of(cell)}_learned"
 
 
+async def _connect(dsn: str, settings: Mapping[str, str]) -> asyncpg.Connection:
+    """Raises `StoreError`."""
+    with store_errors("Postgres cannot be reached"):
+        return await asyncpg.connect(
+            dsn,
+            timeout=CONNECT_TIMEOUT_S,
+            command_timeout=COMMAND_TIMEOUT_S,
+            server_settings={"application_name": "penstock estimator", **settings},
+        )
+
+
+async def _make_tables(dsn: str, schema: str) -> None:
+    """On a connection that ends: the server's process behind it keeps what it looked up in the catalogs, 2 MiB.
+
+    Raises `StoreError`, or `ConfigurationError` for a schema of another version.
+    """
+    connection = await _connect(dsn, {})
+    try:
+        await migrate(connection, schema, load_migrations(MIGRATIONS))
+    finally:
+        connection.terminate()
+
+
 class RunStore:
     """One estimator's connection to its schema."""
 
@@ -67,19 +90,13 @@ class RunStore:
     async def open(cls, dsn: str, cell: str) -> "RunStore":
         """Connects and migrates. Raises `StoreError`, or `ConfigurationError` for a schema of another version."""
         schema = estimator_schema(cell)
-        with store_errors("Postgres cannot be reached"):
-            connection = await asyncpg.connect(
-                dsn,
-                timeout=CONNECT_TIMEOUT_S,
-                command_timeout=COMMAND_TIMEOUT_S,
-                server_settings={"application_name": "penstock estimator", "jit": "off"},
-            )
+        await _make_tables(dsn, schema)
+        connection = await _connect(dsn, {"search_path": schema, "jit": "off"})
         try:
-            await migrate(connection, schema, load_migrations(MIGRATIONS))
-            await connection.execute(f"SET search_path TO {schema}")
-            await connection.execute(
-                "INSERT INTO positions VALUES ($1, 0) ON CONFLICT (cell) DO NOTHING", cell
-            )
+            with store_errors("the estimator's tables cannot be used"):
+                await connection.execute(
+                    "INSERT INTO positions VALUES ($1, 0) ON CONFLICT (cell) DO NOTHING", cell
+                )
         except BaseException:
             connection.terminate()
             raise

@@ -1,10 +1,20 @@
-"""Bodies of requests that act on nodes and jobs: a reason. Who acts follows from the token, never from the body. Pure."""
+"""Bodies of requests that act on nodes and jobs: a reason, and what else there is to say. Who acts follows from the token, never from the body. Pure."""
+
+from typing import Annotated, TypeVar
 
 import orjson
+from msgspec import Meta
 from pydantic import ValidationError
 
-from penstock.model.external_events import JobCancelRequested, JobHoldRequested, JobReleaseRequested
-from penstock.model.types import ShortText, Value
+from penstock.model.event import Event
+from penstock.model.external_events import (
+    JobCancelRequested,
+    JobCheckpointRequested,
+    JobHoldRequested,
+    JobReleaseRequested,
+)
+from penstock.model.proposals import CoresProposed, MigrationProposed, ThrottleProposed
+from penstock.model.types import MAX_CORES_PER_NODE, MAX_GANG_TASKS, Identifier, ShortText, Value
 from penstock.model.validation import checked
 from penstock_services.gateway.core.problems import BadField, Problem, bad_fields, invalid
 
@@ -18,8 +28,40 @@ class Act(Value, frozen=True, kw_only=True):
     reason: ShortText | None = None
 
 
+class CoresAct(Act, frozen=True, kw_only=True):
+    """How many cores, and why."""
+
+    cores: Annotated[int, Meta(ge=1, le=MAX_CORES_PER_NODE)]
+    task: Identifier | None = None
+    """Id of one task, or its end such as `w0`; None: every worker."""
+
+
+class MoveAct(Act, frozen=True, kw_only=True):
+    """Where to, and why."""
+
+    to: Annotated[tuple[Identifier, ...], Meta(min_length=1, max_length=MAX_GANG_TASKS)]
+    """Node of each task in rank order; a single one is that of all."""
+
+
+A = TypeVar("A", bound=Act)
+
+
 def read_act(body: bytes) -> Act:
     """The body, which may be empty. Raises `Problem` with every bad field."""
+    return _read(body, Act)
+
+
+def read_cores(body: bytes) -> CoresAct:
+    """Raises `Problem` with every bad field."""
+    return _read(body, CoresAct)
+
+
+def read_move(body: bytes) -> MoveAct:
+    """Raises `Problem` with every bad field."""
+    return _read(body, MoveAct)
+
+
+def _read(body: bytes, kind: type[A]) -> A:
     try:
         fields = orjson.loads(body or b"{}")
     except orjson.JSONDecodeError as error:
@@ -29,13 +71,21 @@ def read_act(body: bytes) -> Act:
     if named := [name for name in FROM_THE_TOKEN if name in fields]:
         raise _named(named)
     try:
-        found: Act = checked(Act, fields)
+        found: A = checked(kind, fields)
     except ValidationError as error:
         raise invalid("this is no request", bad_fields(error)) from error
     return found
 
 
-def check_command(event: JobCancelRequested | JobHoldRequested | JobReleaseRequested) -> None:
+def check_proposal(event: Event) -> None:
+    """One that was handed in as an event. Raises `Problem` where it names an operator."""
+    if isinstance(event, CoresProposed | ThrottleProposed | MigrationProposed) and event.by:
+        raise _named(["data.by"])
+
+
+def check_command(
+    event: JobCancelRequested | JobHoldRequested | JobReleaseRequested | JobCheckpointRequested,
+) -> None:
     """One that was handed in as an event. Raises `Problem` where it names who acts."""
     if event.by or event.tenant is not None:
         raise _named([f"data.{name}" for name in FROM_THE_TOKEN if getattr(event, name)])

@@ -105,8 +105,9 @@ def _envelope(attributes: Mapping[str, str | None], value: bytes, prefix: str) -
                 "send events of jobs, estimates or proposals",
             )
         )
-    if len(value) > MAX_EVENT_BYTES:
-        raise Problem(413, "too_large", f"the event has {len(value)} bytes; the bound is {MAX_EVENT_BYTES}")
+    max_bytes = MAX_EVENT_BYTES if model is None else model.MAX_BYTES
+    if len(value) > max_bytes:
+        raise Problem(413, "too_large", f"the event has {len(value)} bytes; the bound is {max_bytes}")
     if model is not None:
         try:
             checked_json(model, value, strict=True)

@@ -1,5 +1,6 @@
 """HTTP errors as RFC 9457 problems: a status, a sentence, and every bad field with its remedy."""
 
+import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -62,6 +63,10 @@ class Problem(Exception):
         }
 
 
+SPANNING = re.compile(r"([a-z_]+): ([^;]+); (.+)")
+"""What a rule says that spans fields: field, what is wrong, remedy."""
+
+
 def bad_fields(error: ValidationError, prefix: str = "") -> list[BadField]:
     """All findings of a validation."""
     found = []
@@ -69,6 +74,11 @@ def bad_fields(error: ValidationError, prefix: str = "") -> list[BadField]:
         path = ".".join(str(part) for part in problem["loc"])
         field = f"{prefix}{path}" if path else prefix.rstrip(".") or "body"
         message = str(problem["msg"]).removeprefix("Value error, ")
+        named = SPANNING.fullmatch(message)
+        if named is not None and problem["type"] == "value_error":
+            inner, message, remedy = named.groups()
+            found.append(BadField(inner if field == "body" else f"{field}.{inner}", message, remedy))
+            continue
         found.append(BadField(field, message, _remedy(problem["type"], field)))
     return found
 

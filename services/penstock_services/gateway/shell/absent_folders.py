@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterable
 from contextlib import suppress
 
-from penstock.ledger.state import NodeState
+from penstock.ledger.node_state import NodeState
 from penstock.model.transitions import NodeStatus
 from penstock.model.types import JobSpec
 from penstock.runtime.this_machine import boot_id, machine_id

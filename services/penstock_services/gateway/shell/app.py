@@ -21,13 +21,16 @@ from penstock_services.gateway.core.access import Caller, Role, local_caller
 from penstock_services.gateway.core.problems import Problem, invalid
 from penstock_services.gateway.shell import (
     admin,
+    checkpoints,
     cluster,
     code,
     connections,
+    cores,
     events,
     holds,
     jobs,
     logs,
+    moves,
     operators,
     stream,
     why,
@@ -45,7 +48,22 @@ logger = logging.getLogger(__name__)
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
-PARTS = (jobs, code, holds, why, logs, events, stream, connections, cluster, operators, admin)
+PARTS = (
+    jobs,
+    code,
+    holds,
+    checkpoints,
+    cores,
+    moves,
+    why,
+    logs,
+    events,
+    stream,
+    connections,
+    cluster,
+    operators,
+    admin,
+)
 OPEN_PATHS = frozenset({"/healthz", "/readyz"})
 
 

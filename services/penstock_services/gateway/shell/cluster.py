@@ -16,6 +16,7 @@ from penstock.model.codec import as_written
 from penstock.model.topics import Topic
 from penstock.model.transitions import JobStatus
 from penstock.policies.explain import explain
+from penstock.policies.turns import Line, line_of
 from penstock_services.gateway.core.access import Role
 from penstock_services.gateway.core.cursor import MAX_SEQ
 from penstock_services.gateway.core.log_text import Unreadable
@@ -123,12 +124,17 @@ async def queue(
         and name in (None, job.spec.name)
         and labels.keys() <= job.spec.labels.items()
     ]
-    waiting.sort(key=lambda job: job.order)
+    try:
+        line: Line | None = line_of(state, now_ms)
+    except Exception:  # noqa: BLE001 - a bug of the policy: each job's reason names it
+        line = None
+    places = (line.places if line is not None else None) or {}
+    waiting.sort(key=lambda job: (places.get(job.job_id, len(places)), job.order))
     rows: list[dict[str, object]] = []
     for number, job in enumerate(waiting[:limit]):
         row: dict[str, object] = {"job_id": job.job_id, "status": str(job.status)}
         if number < MAX_EXPLAINED:
-            row |= as_written(explain(state, job.job_id, now_ms))
+            row |= as_written(explain(state, job.job_id, now_ms, line))
         row |= {"name": job.spec.name, "owner": job.spec.owner}
         rows.append(reason_for(caller, row, job.spec.owner))
     head = {"seq": state.seq, "record_ms": state.now_ms, "now_ms": now_ms, "waiting": len(waiting)}

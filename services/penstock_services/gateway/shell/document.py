@@ -11,6 +11,7 @@ from penstock.model.envelope import MAX_ID_BYTES
 from penstock.model.event import REGISTRY, Event
 from penstock.model.external_events import (
     JobCancelRequested,
+    JobCheckpointRequested,
     JobHoldRequested,
     JobReleaseRequested,
     JobSubmitted,
@@ -87,7 +88,7 @@ def _events(schemas: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
             yield wire_type, {"allOf": [data, {"properties": more}]} if more else data
 
 
-COMMANDS = (JobCancelRequested, JobHoldRequested, JobReleaseRequested)
+COMMANDS = (JobCancelRequested, JobHoldRequested, JobReleaseRequested, JobCheckpointRequested)
 NARROWER: dict[type[Event], dict[str, Any]] = {
     JobSubmitted: {"job_id": {"maxLength": MAX_JOB_ID_CHARS, "pattern": "^[^/]*$"}},
     **{command: {"by": {"const": ""}, "tenant": {"type": "null"}} for command in COMMANDS},

@@ -7,20 +7,21 @@ from fastapi.responses import Response
 from msgspec.structs import replace
 
 from penstock.clock import wall_ms
-from penstock.ledger.state import JobState
+from penstock.ledger.job_state import JobState
 from penstock.ledger.views import job_row
 from penstock.model.envelope import Envelope, topic_of
 from penstock.model.external_events import (
     JobCancelRequested,
+    JobCheckpointRequested,
     JobHoldRequested,
     JobReleaseRequested,
     JobSubmitted,
 )
-from penstock.model.topics import INPUT_TOPICS, MAX_EVENT_BYTES, Topic
+from penstock.model.topics import INPUT_TOPICS, MAX_PLAN_BYTES, Topic
 from penstock.model.types import MAX_JOB_ID_CHARS
 from penstock.runtime.tracing.context import well_formed
 from penstock_services.gateway.core.access import Caller, Role
-from penstock_services.gateway.core.acts import check_command
+from penstock_services.gateway.core.acts import check_command, check_proposal
 from penstock_services.gateway.core.cloudevents import (
     BATCHED,
     MAX_BATCH_EVENTS,
@@ -78,12 +79,12 @@ async def post(request: Request) -> Response:
     gateway = gateway_of(request)
     kind = content_type(request)
     if kind == STRUCTURED:
-        envelopes = [structured(await read_body(request, MAX_EVENT_BYTES + ENVELOPE_BYTES))]
+        envelopes = [structured(await read_body(request, MAX_PLAN_BYTES + ENVELOPE_BYTES))]
     elif kind == BATCHED:
         envelopes = batch(await read_body(request, MAX_BATCH_BYTES))
     elif kind == "application/json" or (not kind and "ce-specversion" in request.headers):
         # Without a datacontenttype an event's data are JSON (CloudEvents 1.0.2, JSON format, 3.1), and the SDK sends no type.
-        envelopes = [binary(request.headers, await read_body(request, MAX_EVENT_BYTES))]
+        envelopes = [binary(request.headers, await read_body(request, MAX_PLAN_BYTES))]
     else:
         detail = f"{kind or 'none'}: send {STRUCTURED}, {BATCHED}, or application/json with ce-* headers"
         raise Problem(415, "content_type", detail)
@@ -116,8 +117,11 @@ async def _permitted(gateway: Gateway, caller: Caller, envelope: Envelope) -> En
         event = replace(event, spec=owned(event.spec, caller.tenant))
         _check_free(gateway, event)
         return replace(envelope, data=event)
-    if not isinstance(event, JobCancelRequested | JobHoldRequested | JobReleaseRequested):
+    if not isinstance(
+        event, JobCancelRequested | JobHoldRequested | JobReleaseRequested | JobCheckpointRequested
+    ):
         caller.demand(what, Role.OPERATE)
+        check_proposal(event)
         return envelope
     check_command(event)
     if Role.OPERATE not in caller.roles:

@@ -14,11 +14,13 @@ from msgspec.structs import replace
 from pydantic import Field
 
 from penstock.clock import wall_ms
-from penstock.ledger.state import HOLDING, JobState
-from penstock.ledger.views import Row, job_row
+from penstock.ledger.job_state import HOLDING, JobState
+from penstock.ledger.stages import profile_of
+from penstock.ledger.views import Row, adjustments, checkpoint, fragment, job_row, move
 from penstock.model.envelope import Envelope
 from penstock.model.external_events import (
     JobCancelRequested,
+    JobCheckpointRequested,
     JobHoldRequested,
     JobReleaseRequested,
     JobSubmitted,
@@ -31,7 +33,6 @@ from penstock.runtime.tracing.tracer import Attributes
 from penstock.sdk.job_warnings import Doubt, warnings_of
 from penstock_services.gateway.core.access import Caller, Role
 from penstock_services.gateway.core.acts import Act, read_act
-from penstock_services.gateway.core.eta import EtaReport
 from penstock_services.gateway.core.problems import BadField, Problem
 from penstock_services.gateway.core.submission import (
     checked_key,
@@ -48,7 +49,7 @@ from penstock_services.gateway.core.submission import (
 from penstock_services.gateway.core.visible import job_for, sees_all
 from penstock_services.gateway.shell.absent_folders import absent_folders
 from penstock_services.gateway.shell.code import refuse_missing
-from penstock_services.gateway.shell.eta import eta_of, latest_estimates
+from penstock_services.gateway.shell.eta import eta_of
 from penstock_services.gateway.shell.gateway import (
     Gateway,
     answer,
@@ -60,6 +61,8 @@ from penstock_services.gateway.shell.gateway import (
 from penstock_services.gateway.shell.roles import caller_of, needs
 from penstock_services.gateway.shell.starts import start_of
 from penstock_services.gateway.shell.store import Key
+
+Command = JobCancelRequested | JobHoldRequested | JobReleaseRequested | JobCheckpointRequested
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 
@@ -202,7 +205,7 @@ async def append_event(
     span: str,
     event_id: str,
     key: str,
-    event: JobSubmitted | JobCancelRequested | JobHoldRequested | JobReleaseRequested,
+    event: JobSubmitted | Command,
     attributes: Attributes,
 ) -> None:
     """Appends, and writes the span that the envelope's context is about: from the request until it is durable.
@@ -279,7 +282,7 @@ async def commanded(request: Request, job_id: str) -> Row:
     return job
 
 
-C = TypeVar("C", bound=JobCancelRequested | JobHoldRequested | JobReleaseRequested)
+C = TypeVar("C", bound=Command)
 
 
 def as_asked_by(caller: Caller, event: C) -> C:
@@ -384,7 +387,7 @@ async def jobs(
     if last is not None or cursor is not None:
         total = int(await gateway.store.row(f"SELECT count(*)::text FROM jobs WHERE {where}", *given) or 0)
     if eta or not sees_all(caller):
-        listed: Sequence[Any] = [job_for(caller, row) for row in await _with_more(gateway, rows, eta=eta)]
+        listed: Sequence[Any] = [job_for(caller, row) for row in _with_more(gateway, rows, eta=eta)]
     else:
         listed = [_with_unproven(gateway, row) for row in rows]
     now_ms = gateway.follower.now_ms()
@@ -399,18 +402,16 @@ def _with_unproven(gateway: Gateway, row: str) -> orjson.Fragment:
     return row_json(f'{row[:-1]},"unproven":{orjson.dumps(found).decode()}}}')
 
 
-async def _with_more(gateway: Gateway, rows: Sequence[str], *, eta: bool) -> list[Row]:
+def _with_more(gateway: Gateway, rows: Sequence[str], *, eta: bool) -> list[Row]:
     """The rows with the key `unproven`, and where asked for with `eta`."""
     found: list[Row] = [orjson.loads(row) for row in rows]
     if not eta:
         return [{**job, "unproven": gateway.follower.unproven(job["job_id"])} for job in found]
-    running = {job["job_id"]: job for job in found if job["status"] in HOLDING}
-    latest = await latest_estimates(gateway, list(running))
     return [
         {
             **job,
             "unproven": gateway.follower.unproven(job["job_id"]),
-            "eta": eta_of(gateway, job, latest.get(job_id)) if (job_id := job["job_id"]) in running else None,
+            "eta": eta_of(gateway, job) if job["status"] in HOLDING else None,
         }
         for job in found
     ]
@@ -418,10 +419,20 @@ async def _with_more(gateway: Gateway, rows: Sequence[str], *, eta: bool) -> lis
 
 @router.get("/{job_id}", dependencies=[needs(Role.READ)])
 async def job(job_id: str, request: Request) -> Response:
-    """One job: what was asked, what was given, when; `unproven`: its tasks on silent nodes; `trace_id`: null without traces."""
+    """One job: what was asked, what was given, when; `unproven`: its tasks on silent nodes; `trace_id`: null without traces.
+
+    `stages`: what an iteration of jobs like it uses (`penstock.stages.profiled`); null where none was measured, and once it has ended.
+    `shares_gpus_with`: ids of jobs that hold parts of the same GPUs, or take turns on them, sorted.
+    """
     gateway = gateway_of(request)
     found = await find_job(gateway, job_id)
     more: Row = {"unproven": gateway.follower.unproven(job_id), "trace_id": gateway.traces.trace_id(job_id)}
+    live = gateway.follower.state.jobs.get(job_id)
+    more["stages"] = fragment(None if live is None else profile_of(gateway.follower.state, live))
+    more["adjustments"] = [] if live is None else adjustments(live)
+    more["checkpoint"] = None if live is None else checkpoint(live)
+    more["move"] = None if live is None else move(live)
+    more["shares_gpus_with"] = [] if live is None else list(live.sharing.jobs)
     more["now_ms"] = gateway.follower.now_ms()
     return answer(job_for(caller_of(request), found | more))
 
@@ -434,13 +445,7 @@ async def eta(job_id: str, request: Request) -> Response:
     """
     gateway = gateway_of(request)
     row = await find_job(gateway, job_id)
-    latest: dict[str, EtaReport] = {}
-    if row["status"] in HOLDING:
-        await gateway.fresh()
-        latest = await latest_estimates(gateway, [job_id])
-        row = await find_job(gateway, job_id)  # it may have ended meanwhile
-    start = await start_of(gateway, job_id)
-    return answer(eta_of(gateway, row, latest.get(job_id)) | {"start": start})
+    return answer(eta_of(gateway, row) | {"start": start_of(gateway, job_id)})
 
 
 @router.get("/{job_id}/tasks", dependencies=[needs(Role.READ)])

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from penstock.clock import wall_ms
-from penstock.ledger.state import NodeState
+from penstock.ledger.node_state import NodeState
 from penstock.model.envelope import Envelope
 from penstock.model.event import Event
 from penstock.model.external_events import NodeCordoned, NodeLeft, NodeUncordoned

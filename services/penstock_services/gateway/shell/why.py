@@ -7,6 +7,7 @@ import orjson
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
 
+from penstock.ledger.views import adjustments, checkpoint, move
 from penstock.model.codec import as_written
 from penstock.model.token import seq_of
 from penstock.policies.explain import UnknownJob, explain, not_waiting
@@ -47,7 +48,7 @@ async def why(
     if at is None and at_ms is not None:
         at = await record_at(gateway, at_ms)
     found = await (_now(gateway, job_id) if at is None else _past(gateway, job_id, at))
-    found["start"] = await start_of(gateway, job_id) if at is None else None
+    found["start"] = start_of(gateway, job_id) if at is None else None
     caller = caller_of(request)
     if sees_all(caller):
         return answer(found)
@@ -72,6 +73,9 @@ async def _now(gateway: Gateway, job_id: str) -> dict[str, Any]:
         found["placement"] = (
             await _placement(gateway, job_id, seq_of(job.token)) if job.placed_ms is not None else None
         )
+    found["adjustments"] = [] if job is None else adjustments(job)
+    found["checkpoint"] = None if job is None else checkpoint(job)
+    found["move"] = None if job is None else move(job)
     return found
 
 

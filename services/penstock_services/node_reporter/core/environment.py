@@ -1,7 +1,7 @@
 """The environment of a task: what a training script may rely on. The names torch and TensorFlow know are theirs."""
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
 
@@ -79,4 +79,17 @@ def task_environment(
         "WORLD_SIZE": str(len(workers)),
         "MASTER_ADDR": gang[min(gang)].address,
         "MASTER_PORT": str(order.rendezvous_port),
+        **_batch_sizes(order, workers),
     }
+
+
+def _batch_sizes(order: StartTask, workers: Sequence[int]) -> dict[str, str]:
+    """Of all workers and of this one: the first ones have one sample more where the batch does not divide. Nothing for a job without a global batch."""
+    whole = order.global_batch_size
+    if whole is None:
+        return {}
+    found = {"PENSTOCK_GLOBAL_BATCH_SIZE": str(whole)}
+    if order.place.role == "worker":
+        each, left = divmod(whole, len(workers))
+        found["PENSTOCK_BATCH_SIZE"] = str(each + (workers.index(order.place.rank) < left))
+    return found

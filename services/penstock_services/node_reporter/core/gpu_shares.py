@@ -1,4 +1,8 @@
-"""Sharing GPUs between tasks: which exclude each other, and whether one more fits beside those that are there."""
+"""Sharing GPUs between tasks: which exclude each other, and whether one more fits beside those that are there.
+
+Parts of GPUs add up. Whole GPUs are shared by companions alone, tasks of one group in the ledger. The order of the later one names the
+earlier one, which runs on and gets no message about it; so a task's companions are those that its order names, and those whose orders name it.
+"""
 
 from collections.abc import Iterable
 
@@ -6,15 +10,28 @@ from penstock.model.types import WHOLE_GPU
 from penstock_services.node_reporter.core.state import Task
 
 
+def companions(one: Task, other: Task) -> bool:
+    """Whether they share their GPUs as members of a group."""
+    return _names(one, other) or _names(other, one)
+
+
+def _names(one: Task, other: Task) -> bool:
+    return one.order is not None and any(
+        known.task_id == other.task_id and known.token == other.token for known in one.order.companions
+    )
+
+
 def exclude(one: Task, other: Task) -> bool:
-    """Whether the cell cannot want both at once: they meet on a GPU, and one of them has it whole."""
-    return bool(set(one.gpus) & set(other.gpus)) and WHOLE_GPU in (one.share_milli, other.share_milli)
+    """Whether the cell cannot want both at once: they meet on a GPU, one of them has it whole, and they are no companions."""
+    if not set(one.gpus) & set(other.gpus) or WHOLE_GPU not in (one.share_milli, other.share_milli):
+        return False
+    return not companions(one, other)
 
 
 def fits(others: Iterable[Task], task: Task) -> bool:
     """Whether each of its GPUs has so much left beside the others."""
     own = set(task.gpus)
-    met = [other for other in others if not own.isdisjoint(other.gpus)]
+    met = [other for other in others if not own.isdisjoint(other.gpus) and not companions(other, task)]
     if not met:
         return True
     left = dict.fromkeys(own, WHOLE_GPU - task.share_milli)

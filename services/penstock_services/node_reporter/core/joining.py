@@ -4,7 +4,9 @@ from collections.abc import Iterator
 
 import msgspec
 
+from penstock.model.external_events import NodeJoined, RunningTask
 from penstock.model.orders import AnswerJoin
+from penstock.model.types import NodeSpec
 from penstock_services.node_reporter.core.state import Accept, NodeState
 
 
@@ -18,6 +20,19 @@ class Fence(msgspec.Struct, frozen=True):
     """Another node has this node's id or one of its GPUs: stop every task and end."""
 
     why: str
+
+
+def joining(state: NodeState, spec: NodeSpec, public_key: str | None) -> NodeJoined:
+    """What this node is, and what is (or is about to be) alive on it."""
+    tasks = sorted(state.tasks.values(), key=lambda task: task.task_id)
+    return NodeJoined(
+        node=spec,
+        tasks=tuple(RunningTask(task_id=task.task_id, token=task.token) for task in tasks),
+        incarnation=state.incarnation,
+        faults=tuple(fault for gpu in state.gpus if (fault := state.faults.get(gpu)) is not None),
+        leases=True,
+        public_key=public_key,
+    )
 
 
 def join_answered(state: NodeState, order: AnswerJoin) -> Iterator[Accept | JoinAgain | Fence]:

@@ -6,8 +6,11 @@ The shell first makes the changes durable (fsync when an order was decided on, L
 |---|---|
 | `OrderRead` StartTask | refuse, wait for a predecessor, spawn, or repeat the earlier answer |
 | `OrderRead` StopTask | SIGTERM now and SIGKILL after the grace, or make sure that the task never starts |
-| `OrderRead` SetCores, CheckpointTask, SetBandwidth | do it to a running task, else a line in the service's log |
-| `Spawned` | report the start; if it was to be stopped meanwhile, stop it |
+| `OrderRead` SetCores, SetBandwidth | write it down, do it to a running task, report what became of it (`adjustments`) |
+| `OrderRead` CheckpointTask | do it to a running task, else a line in the service's log |
+| `OrderRead` HandOverCheckpoint | write it down: from now on that node may ask for it |
+| `Spawned` | report the start; if it was to be stopped or adjusted meanwhile, do that |
+| `Resumed`, `Done` | adjust what was not confirmed; report what is |
 | `Gone` | the whole process tree is proven dead: report the exit, start whoever waited |
 | `GraceOver` | SIGKILL |
 | `OrderRead` AnswerJoin | join again, or make way for the machine that has this node id |
@@ -21,35 +24,53 @@ import signal
 from collections.abc import Iterator
 from typing import Literal
 
-import msgspec
 from msgspec.structs import replace
 
-from penstock.model.event import Event
 from penstock.model.external_events import GpuFault, GpuFaulted, OrderRefused, TaskExited, TaskStarted
 from penstock.model.orders import (
     AnswerJoin,
     CheckpointTask,
-    Order,
+    HandOverCheckpoint,
     Peer,
     SetBandwidth,
     SetCores,
     StartTask,
     StopTask,
-    TaskOrder,
     unpack_peers,
 )
-from penstock.model.types import Usage
+from penstock_services.node_reporter.core.actions import (
+    Decision,
+    Discard,
+    Emit,
+    KillAt,
+    Note,
+    Signal,
+    Spawn,
+)
+from penstock_services.node_reporter.core.adjustments import adjust, done, unconfirmed
 from penstock_services.node_reporter.core.gpu_shares import exclude, fits
-from penstock_services.node_reporter.core.joining import Fence, JoinAgain, join_answered
+from penstock_services.node_reporter.core.inputs import (
+    Done,
+    Drain,
+    Faulted,
+    Gone,
+    GraceOver,
+    Input,
+    OrderRead,
+    Outcome,
+    Resumed,
+    Spawned,
+)
+from penstock_services.node_reporter.core.joining import join_answered
 from penstock_services.node_reporter.core.state import (
     MAX_ENDED_REMEMBERED,
     NO_CONTEXT,
     Accept,
     Break,
-    Change,
     Context,
     Forget,
     Gang,
+    HandOver,
     NodeState,
     Put,
     Status,
@@ -60,119 +81,15 @@ from penstock_services.node_reporter.core.state import (
 MAX_WAITING = 64  # orders that may wait for predecessors; four for each GPU of the largest board
 MAX_TASKS = 1_000  # waiting and alive; NodeJoined holds 1,024
 MAX_DETAIL_CHARS = 1_000  # ShortText holds 1,024
-NOTHING_MEASURED = Usage()
 
 Reason = Literal["stale_token", "unknown_gpu", "occupied", "unknown_task", "wrong_node"]
-Exhausted = Literal["", "host_memory", "gpu_memory"]
-
-# ------------------------------------------------------------------------------------------------ inputs
-
-
-class OrderRead(msgspec.Struct, frozen=True):
-    order: Order
-    now_ms: int
-    context: Context = NO_CONTEXT
-
-
-class OfTask(msgspec.Struct, frozen=True):
-    """About one task under one token."""
-
-    task_id: str
-    token: int
-
-
-class Spawned(OfTask, frozen=True):
-    """The program runs (its exec succeeded)."""
-
-    pid: int
-    started_ms: int
-    now_ms: int
-
-
-class Outcome(msgspec.Struct, frozen=True):
-    """How a task ended. Without code, signal and failure nobody could read it: it is lost."""
-
-    exited_ms: int
-    started_ms: int | None = None
-    exit_code: int | None = None
-    signal: int | None = None
-    failure: str = ""
-    """Why it could not be started, with the remedy."""
-    out_of_memory: bool = False
-    exhausted: Exhausted = ""
-    """Which memory an allocation failed in, as far as kernel or program reported it; `evidence`: how that is known."""
-    evidence: str = ""
-    lost: str = ""
-    usage: Usage = NOTHING_MEASURED
-
-
-class Gone(OfTask, frozen=True):
-    """No process of this task is left; proven."""
-
-    outcome: Outcome
-
-
-class GraceOver(OfTask, frozen=True):
-    """The time between SIGTERM and SIGKILL has passed."""
-
-
-class Drain(msgspec.Struct, frozen=True):
-    now_ms: int
-    grace_ms: int
-
-
-class Faulted(msgspec.Struct, frozen=True):
-    """A GPU broke."""
-
-    event: GpuFaulted
-
-
-Input = OrderRead | Spawned | Gone | GraceOver | Drain | Faulted
-
-
-# ----------------------------------------------------------------------------------------------- actions
-
-
-class Emit(msgspec.Struct, frozen=True):
-    event: Event
-    context: Context
-
-
-class Spawn(msgspec.Struct, frozen=True):
-    order: StartTask
-
-
-class Signal(OfTask, frozen=True):
-    """SIGTERM: to the process group. SIGKILL: to every process of the task. SIGUSR1: to the leader, if it listens."""
-
-    number: signal.Signals
-
-
-class KillAt(OfTask, frozen=True):
-    """Feed `GraceOver` at this time."""
-
-    at_ms: int
-
-
-class SetAffinity(OfTask, frozen=True):
-    cores: tuple[int, ...]
-
-
-class Note(msgspec.Struct, frozen=True):
-    """For the service's log: an order that is not for us any more, or that this node cannot carry out."""
-
-    text: str
-
-
-Action = Emit | Spawn | Signal | KillAt | SetAffinity | Note | JoinAgain | Fence
-Decision = Change | Action
 
 
 def step(state: NodeState, given: Input) -> list[Decision]:
     """Decides and folds each own change at once; returns everything in order."""
     decisions: list[Decision] = []
     for decision in decide(state, given):
-        if isinstance(decision, Put | Break | Accept | Gang):
+        if isinstance(decision, Put | Break | Accept | Gang | HandOver):
             evolve(state, decision)
         decisions.append(decision)
     while len(state.ended) > MAX_ENDED_REMEMBERED:
@@ -192,10 +109,20 @@ def decide(state: NodeState, given: Input) -> Iterator[Decision]:
             return _stop_ordered(state, order, given.now_ms, given.context)
         case OrderRead(order=AnswerJoin() as order):
             return join_answered(state, order)
+        case OrderRead(order=SetCores() | SetBandwidth() as order):
+            return adjust(state, order)
+        case OrderRead(order=CheckpointTask() as order):
+            return _checkpoint(state, order)
+        case OrderRead(order=HandOverCheckpoint() as order):
+            return _hand_over(state, order)
         case OrderRead(order=order):
-            return _adjust(state, order)
+            raise TypeError(f"{order.TYPE} is none of the core's orders")
         case Spawned():
             return _spawned(state, given)
+        case Resumed():
+            return unconfirmed(state.live())
+        case Done():
+            return done(state, given)
         case Gone():
             return _gone(state, given)
         case GraceOver():
@@ -366,6 +293,8 @@ def _spawned(state: NodeState, given: Spawned) -> Iterator[Decision]:
     yield _started(task)
     if task.stop_grace_ms is not None:
         yield from _terminate(task, task.stop_grace_ms, given.now_ms)
+    else:
+        yield from unconfirmed([task])
 
 
 # -------------------------------------------------------------------------------------------------- stop
@@ -435,12 +364,23 @@ def _gone(state: NodeState, given: Gone) -> Iterator[Decision]:
     exited = _exited(state.node_id, task, given.outcome)
     yield Put(replace(task, status=Status.ENDED, order=None, exited=exited))
     yield Emit(exited, task.context)
+    if task.order is not None and _succeeds(state, task.order, exited):
+        yield Discard(task.order)
     for successor in state.waiting():
         older = [task for task in state.waiting() if task.token < successor.token]
         if fits((*state.live(), *older), successor):
             assert successor.order is not None
             yield Put(replace(successor, status=Status.STARTING))
             yield Spawn(successor.order)
+
+
+def _succeeds(state: NodeState, order: StartTask, exited: TaskExited) -> bool:
+    """Whether a job that saves has ended with this exit, for sure: it has one task. No later attempt of it is here."""
+    done = exited.cause == "exited" and exited.exit_code == 0
+    if not done or order.checkpoint is None or len(order.peers) != 1:
+        return False
+    others = (task.order for task in state.tasks.values() if task.task_id != order.task_id)
+    return all(other is None or other.job_id != order.job_id for other in others)
 
 
 def _exited(node_id: str, task: Task, outcome: Outcome) -> TaskExited:
@@ -471,22 +411,15 @@ def _exited(node_id: str, task: Task, outcome: Outcome) -> TaskExited:
     )
 
 
-# ------------------------------------------------------------------------------------------- adjustments
+def _hand_over(state: NodeState, order: HandOverCheckpoint) -> Iterator[Decision]:
+    known = state.handovers.get(order.job_id)
+    if known is None or known.token <= order.token:
+        yield HandOver(order)
 
 
-def _adjust(state: NodeState, order: Order) -> Iterator[Decision]:
-    assert isinstance(order, TaskOrder), order
+def _checkpoint(state: NodeState, order: CheckpointTask) -> Iterator[Decision]:
     task = state.tasks.get(order.task_id)
     if task is None or task.status is not Status.RUNNING or order.token < task.token:
         yield Note(f"{order.task_id}: {order.TYPE} {order.token} finds no running task; ignored")
         return
-    match order:
-        case SetCores(cores=cores):
-            assert task.order is not None
-            place = msgspec.structs.replace(task.order.place, cores=cores)
-            yield Put(replace(task, order=msgspec.structs.replace(task.order, place=place)))
-            yield SetAffinity(task.task_id, task.token, cores)
-        case CheckpointTask():
-            yield Signal(task.task_id, task.token, signal.SIGUSR1)
-        case SetBandwidth():
-            yield Note(f"{order.task_id}: this node cannot cap memory bandwidth; the order has no effect")
+    yield Signal(task.task_id, task.token, signal.SIGUSR1)

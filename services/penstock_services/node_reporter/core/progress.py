@@ -11,7 +11,13 @@ import msgspec
 from pydantic import ValidationError
 
 from penstock.model.event import Event
-from penstock.model.external_events import StageSample, StagesMeasured, StepsMeasured, TaskPhaseChanged
+from penstock.model.external_events import (
+    StageSample,
+    StagesMeasured,
+    StepsMeasured,
+    TaskCheckpointed,
+    TaskPhaseChanged,
+)
 from penstock.model.validation import checked
 from penstock.sdk.lines import LINE_BYTES
 
@@ -20,6 +26,9 @@ MAX_CHANGES = 1_000  # of phase per task, for scripts that write their phase in 
 MAX_STEPS = 200  # events per task and its last line: as many as 10^8 iterations have at distances that grow by a tenth
 GROWTH_TENTHS = 11
 MAX_STAGES = 16  # events per task
+MAX_CHECKPOINTS = 1_000  # events per task and its last one: one an hour for six weeks
+CHECKPOINT_NAME = r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}\Z"
+MS_PER_S = 1_000
 
 
 class Report(NamedTuple):
@@ -61,9 +70,21 @@ class LineSplitter:
 
 
 class ProgressParser:
-    """The progress of one task. `leads`: it reports for its gang (rank 0)."""
+    """The progress of one task. `leads`: it reports for its gang (rank 0).
 
-    def __init__(self, node_id: str, task_id: str, token: int, *, leads: bool) -> None:
+    `checkpoints`: the job's folder of them, "": it has none; `shared`: other nodes have it, too.
+    """
+
+    def __init__(
+        self,
+        node_id: str,
+        task_id: str,
+        token: int,
+        *,
+        leads: bool,
+        checkpoints: str = "",
+        shared: bool = False,
+    ) -> None:
         self.garbage = 0
         """Lines that are not ours."""
         self.dropped = 0
@@ -78,6 +99,9 @@ class ProgressParser:
         self._steps = 0
         self._held: StepsMeasured | None = None
         self._stages = 0
+        self._folder, self._shared = checkpoints, shared
+        self._checkpoints = 0
+        self._saved: TaskCheckpointed | None = None
         self.exhausted: tuple[str, str] = ("", "")
         """Which memory the script reported last as exhausted, and the error's name: for its exit, if it fails."""
 
@@ -93,6 +117,9 @@ class ProgressParser:
         if self._held is not None:
             reports.append(_steps_report(self._held))
             self._held = None
+        if self._saved is not None:
+            reports.append(self._checkpoint_report(self._saved))
+            self._saved = None
         return reports
 
     def _parsed(self, lines: list[bytes], now_ms: int) -> list[Report]:
@@ -104,7 +131,9 @@ class ProgressParser:
             return self._on_phase(line, now_ms)
         if not line:
             return None
-        event = _event_of(line, {**self._task, "at_ms": now_ms})
+        event = _event_of(
+            line, {**self._task, "at_ms": now_ms}, {"folder": self._folder, "shared": self._shared}
+        )
         if isinstance(event, _Exhausted):
             self.exhausted = (event.memory, event.error)
             return None
@@ -113,7 +142,13 @@ class ProgressParser:
             return None
         report = None
         if self._leads:
-            report = self._on_steps(event) if isinstance(event, StepsMeasured) else self._on_stages(event)
+            match event:
+                case StepsMeasured():
+                    report = self._on_steps(event)
+                case StagesMeasured():
+                    report = self._on_stages(event)
+                case TaskCheckpointed():
+                    report = self._on_checkpoint(event)
         self.dropped += report is None
         return report
 
@@ -150,6 +185,17 @@ class ProgressParser:
         self._stages += 1
         return Report(f"stages/{stages.at_ms}/{self._stages}", stages)
 
+    def _on_checkpoint(self, saved: TaskCheckpointed) -> Report | None:
+        """Each, while there are few enough; then the last one is held back until the end."""
+        if self._checkpoints == MAX_CHECKPOINTS:
+            self._saved = saved
+            return None
+        return self._checkpoint_report(saved)
+
+    def _checkpoint_report(self, saved: TaskCheckpointed) -> Report:
+        self._checkpoints += 1
+        return Report(f"checkpoint/{saved.at_ms}/{self._checkpoints}", saved)
+
 
 def _steps_report(steps: StepsMeasured) -> Report:
     return Report(f"steps/{steps.done}", steps)
@@ -174,23 +220,37 @@ class _Exhausted(msgspec.Struct, forbid_unknown_fields=True):
     error: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_.:]{1,100}\Z")]
 
 
+class _Checkpoint(msgspec.Struct, forbid_unknown_fields=True):
+    path: Annotated[str, msgspec.Meta(pattern=CHECKPOINT_NAME)]
+    """Its name in the job's folder."""
+    iteration: int
+    bytes: int = 0
+    seconds: Annotated[float, msgspec.Meta(ge=0, le=86_400)] = 0.0
+
+
 class _Line(msgspec.Struct, forbid_unknown_fields=True):
     """One of them."""
 
     steps: _Steps | None = None
     stages: _Stages | None = None
+    checkpoint: _Checkpoint | None = None
     exhausted: _Exhausted | None = None
 
 
 _DECODER = msgspec.json.Decoder(_Line)
 
 
-def _event_of(line: bytes, task: dict[str, object]) -> StepsMeasured | StagesMeasured | _Exhausted | None:
-    """None for what is not one of our lines."""
+def _event_of(
+    line: bytes, task: dict[str, object], checkpoints: dict[str, object]
+) -> StepsMeasured | StagesMeasured | TaskCheckpointed | _Exhausted | None:
+    """None for what is not one of our lines. `checkpoints`: the job's folder of them, and whether it is shared."""
     try:
         found = _DECODER.decode(line)
-        if sum(field is not None for field in (found.steps, found.stages, found.exhausted)) != 1:
+        given = (found.steps, found.stages, found.checkpoint, found.exhausted)
+        if sum(field is not None for field in given) != 1:
             return None
+        if found.checkpoint is not None:
+            return _checkpointed(found.checkpoint, task, **checkpoints)
         if found.exhausted is not None:
             return found.exhausted
         if found.steps is not None:
@@ -205,3 +265,19 @@ def _event_of(line: bytes, task: dict[str, object]) -> StepsMeasured | StagesMea
     except (msgspec.DecodeError, UnicodeDecodeError, ValidationError):
         pass
     return None
+
+
+def _checkpointed(
+    found: _Checkpoint, task: dict[str, object], folder: object, shared: object
+) -> TaskCheckpointed | None:
+    """None where the job has no folder. Raises `ValidationError`."""
+    if not folder:
+        return None
+    fields = {
+        "path": f"{folder}/{found.path}",
+        "iteration": found.iteration,
+        "size_bytes": found.bytes,
+        "save_ms": round(MS_PER_S * found.seconds),
+        "shared": shared,
+    }
+    return checked(TaskCheckpointed, task | fields)

@@ -9,11 +9,13 @@ from enum import StrEnum
 
 import msgspec
 
+from penstock.model.adjustments import TaskAdjusted
 from penstock.model.external_events import GpuFault, OrderRefused, TaskExited
-from penstock.model.orders import Peer, StartTask
-from penstock.model.types import WHOLE_GPU
+from penstock.model.orders import HandOverCheckpoint, Peer, StartTask
+from penstock.model.types import MAX_CORES_PER_NODE, WHOLE_GPU
 
 MAX_ENDED_REMEMBERED = 1_000  # ended tasks whose answer can be repeated; older ones only count as "too old"
+MAX_HANDOVERS = 256  # most are over within seconds
 MAX_GANGS_REMEMBERED = 8  # large ones, whose orders to one node follow each other
 
 
@@ -39,6 +41,16 @@ class Context(msgspec.Struct, frozen=True):
 NO_CONTEXT = Context()
 
 
+class Adjusted(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The latest order to change what a task has; older ones are not obeyed."""
+
+    token: int
+    percent: int | None = None
+    """Of the memory bandwidth; None: no cap. Cores are in the task's order."""
+    answer: TaskAdjusted | None = None
+    """What was reported; None: it is not known to be done."""
+
+
 class Task(msgspec.Struct, frozen=True, omit_defaults=True):
     """One task under one token, as it is in memory and in the journal."""
 
@@ -60,6 +72,8 @@ class Task(msgspec.Struct, frozen=True, omit_defaults=True):
     refusal: OrderRefused | None = None
     refused_token: int = -1
     """The highest token under which the same task was refused because this one was alive; never obeyed later."""
+    cores: Adjusted | None = None
+    bandwidth: Adjusted | None = None
 
     @property
     def answer(self) -> TaskExited | OrderRefused | None:
@@ -98,6 +112,10 @@ class NodeState:
     """(First task here, token) → peers of the latest large gangs, at most MAX_GANGS_REMEMBERED."""
     forgotten_token: int = -1
     """The highest token among forgotten tasks: an unknown task with such a token is not new, but old."""
+    handovers: dict[str, HandOverCheckpoint] = field(default_factory=dict)
+    """Job → the latest order to hand its checkpoint over, oldest first, at most MAX_HANDOVERS."""
+    cores: int = MAX_CORES_PER_NODE
+    """How many it has."""
 
     def find(self, task_id: str) -> Task | None:
         return self.tasks.get(task_id) or self.ended.get(task_id)
@@ -152,7 +170,13 @@ class Gang(msgspec.Struct, frozen=True):
     peers: tuple[Peer, ...]
 
 
-Change = Put | Forget | Break | Accept | Gang
+class HandOver(msgspec.Struct, frozen=True):
+    """Another node may ask for a job's checkpoint."""
+
+    order: HandOverCheckpoint
+
+
+Change = Put | Forget | Break | Accept | Gang | HandOver
 
 
 def evolve(state: NodeState, change: Change) -> None:
@@ -171,6 +195,16 @@ def evolve(state: NodeState, change: Change) -> None:
             state.gangs[change.bearer, change.token] = change.peers
             if len(state.gangs) > MAX_GANGS_REMEMBERED:
                 del state.gangs[next(iter(state.gangs))]
+        case HandOver(order):
+            hand_over(state, order)
+
+
+def hand_over(state: NodeState, order: HandOverCheckpoint) -> None:
+    """Beyond the bound the oldest is forgotten: an attempt that still waits for it begins anew."""
+    state.handovers.pop(order.job_id, None)
+    state.handovers[order.job_id] = order
+    if len(state.handovers) > MAX_HANDOVERS:
+        del state.handovers[next(iter(state.handovers))]
 
 
 def _put(state: NodeState, task: Task) -> None:
@@ -193,9 +227,21 @@ def check(state: NodeState) -> None:
             holders.setdefault(gpu, []).append(task)
     for gpu, tasks in holders.items():
         holders_text = " and ".join(f"{task.task_id} ({task.share_milli}/1000)" for task in tasks)
-        assert sum(task.share_milli for task in tasks) <= WHOLE_GPU, f"GPU {gpu}: {holders_text} at once"
+        for task in tasks:
+            strangers = [other for other in tasks if not _named_together(task, other)]
+            assert sum(other.share_milli for other in strangers) <= WHOLE_GPU, (
+                f"GPU {gpu}: {holders_text} at once"
+            )
     for task in state.tasks.values():
         assert all(task.token <= state.gpu_tokens[gpu] for gpu in task.gpus), task
         assert task.order is not None, task
     assert not state.tasks.keys() & state.ended.keys()
     assert len(state.ended) <= MAX_ENDED_REMEMBERED
+
+
+def _named_together(one: Task, other: Task) -> bool:
+    """Whether the order of either names the other; not of a task and itself."""
+    pairs = {(one.task_id, one.token), (other.task_id, other.token)}
+    orders = [task.order for task in (one, other) if task.order is not None]
+    named = {(known.task_id, known.token) for order in orders for known in order.companions}
+    return one is not other and bool(named & pairs)

@@ -158,11 +158,10 @@ class Cgroups:
         return fields
 
     def set_cores(self, groups: Iterable[str], cores: Sequence[int]) -> None:
-        """Gives a running task other cores, where a cgroup keeps them."""
+        """Gives a running task other cores, where a cgroup keeps them. Raises OSError."""
         for group in groups:
             if Path(group).parent == self._cpuset:
-                with suppress(OSError):  # it has ended
-                    (Path(group) / "cpuset.cpus").write_text(",".join(map(str, cores)))
+                (Path(group) / "cpuset.cpus").write_text(",".join(map(str, cores)))
 
     def sweep(self) -> None:
         """Removes groups that killed shims left behind; those with a living task stay."""

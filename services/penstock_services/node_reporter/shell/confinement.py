@@ -57,6 +57,8 @@ class Confinement(NamedTuple):
     """Of the node, in the names of its tasks' cgroups."""
     groups: Sequence[tuple[str, Sequence[tuple[str, str]]]] = ()
     """In which cgroups each task gets one of its own, and what is written there before anybody may enter."""
+    checkpoints: str = ""
+    """The folder of the jobs' folders of checkpoints, if it is in a hidden one."""
 
 
 class _MountAttributes(ctypes.Structure):
@@ -102,13 +104,22 @@ def enter_namespaces(plan: Confinement) -> None:
         os._exit(0)
 
 
-def hide(plan: Confinement) -> int | None:
-    """Gives the calling leader mounts of its own; returns a descriptor of the tasks' folder, for `reveal`."""
+class Hidden(NamedTuple):
+    """Descriptors of folders that `hide` has hidden, for `reveal`."""
+
+    tasks: int
+    checkpoints: int | None
+
+
+def hide(plan: Confinement) -> Hidden | None:
+    """Gives the calling leader mounts of its own."""
     if not plan.mounts:
         return None
     _call("unshare", CLONE_NEWNS)
     _mount("none", "/", None, MS_REC | MS_SLAVE)  # what is mounted on the machine later appears here, too
-    tasks = os.open(plan.tasks, os.O_PATH | os.O_DIRECTORY)
+    tasks, checkpoints = os.open(plan.tasks, os.O_PATH | os.O_DIRECTORY), None
+    if plan.checkpoints:
+        checkpoints = os.open(plan.checkpoints, os.O_PATH | os.O_DIRECTORY)
     _mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC)
     for name in READ_ONLY_PROC:
         if os.path.exists(f"/proc/{name}"):
@@ -118,7 +129,7 @@ def hide(plan: Confinement) -> int | None:
     for folder in plan.hidden:
         last = MS_RDONLY if folder != _hides(plan, plan.tasks) else 0  # where `reveal` has something to make
         _mount("tmpfs", folder, "tmpfs", MS_NOSUID | MS_NODEV | last, HIDDEN_OPTIONS)
-    return tasks
+    return Hidden(tasks, checkpoints)
 
 
 def _hides(plan: Confinement, path: str) -> str | None:
@@ -126,22 +137,34 @@ def _hides(plan: Confinement, path: str) -> str | None:
     return next((folder for folder in plan.hidden if f"{path}/".startswith(f"{folder}/")), None)
 
 
-def reveal(plan: Confinement, tasks: int | None, folder: str, names: Sequence[str]) -> None:
-    """Shows the task these files and folders of its own folder, which `hide` has hidden."""
-    if tasks is None:
+def reveal(
+    plan: Confinement, found: Hidden | None, folder: str, names: Sequence[str], checkpoints: str | None
+) -> None:
+    """Shows the task these files and folders of its own folder, which `hide` has hidden, and its job's checkpoints."""
+    if found is None:
         return
     os.makedirs(folder, exist_ok=True)
     for name in names:
-        own, shown = f"/proc/self/fd/{tasks}/{os.path.basename(folder)}/{name}", f"{folder}/{name}"
+        own, shown = f"/proc/self/fd/{found.tasks}/{os.path.basename(folder)}/{name}", f"{folder}/{name}"
         if os.path.isdir(own):
             os.mkdir(shown)
         else:
             os.close(os.open(shown, os.O_CREAT | os.O_WRONLY))
         _mount(own, shown, None, MS_BIND | MS_REC)
+    if checkpoints is not None:
+        os.mkdir(f"{folder}/checkpoints")
+        _mount(
+            f"/proc/self/fd/{found.checkpoints}/{checkpoints}",
+            f"{folder}/checkpoints",
+            None,
+            MS_BIND | MS_REC,
+        )
     hidden = _hides(plan, folder)
     if hidden is not None:
         _mount("none", hidden, None, MS_REMOUNT | MS_RDONLY | MS_NOSUID | MS_NODEV)
-    os.close(tasks)
+    for descriptor in found:
+        if descriptor is not None:
+            os.close(descriptor)
 
 
 def become(plan: Confinement) -> None:

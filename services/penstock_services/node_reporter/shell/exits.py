@@ -8,7 +8,7 @@ import msgspec
 
 from penstock.model.orders import StartTask
 from penstock.model.types import Usage
-from penstock_services.node_reporter.core.machine import Exhausted, Outcome
+from penstock_services.node_reporter.core.inputs import Exhausted, Outcome
 from penstock_services.node_reporter.shell.ports import Exit, Failure
 
 KIB_PER_MIB = 1_024

@@ -19,15 +19,19 @@ import msgspec
 from penstock.errors import PenstockError
 from penstock.log.port import Headers, Message, Partition
 from penstock.model.external_events import GpuFault
+from penstock.model.orders import HandOverCheckpoint
 from penstock.model.types import NodeSpec
 from penstock_services.node_reporter.core.state import (
+    MAX_HANDOVERS,
     Break,
     Change,
     Forget,
+    HandOver,
     NodeState,
     Put,
     Status,
     Task,
+    hand_over,
 )
 
 SCHEMA = """
@@ -37,6 +41,7 @@ CREATE TABLE IF NOT EXISTS faults (uuid TEXT PRIMARY KEY, boot_id TEXT NOT NULL,
 CREATE TABLE IF NOT EXISTS tasks (
     task_id TEXT PRIMARY KEY, token INTEGER NOT NULL, changed INTEGER NOT NULL, row TEXT NOT NULL
 );
+CREATE TABLE IF NOT EXISTS handovers (job_id TEXT PRIMARY KEY, token INTEGER NOT NULL, row TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS outbox (
     seq INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL, topic TEXT NOT NULL, partition INTEGER NOT NULL,
     headers TEXT NOT NULL, value BLOB NOT NULL
@@ -45,6 +50,7 @@ CREATE TABLE IF NOT EXISTS outbox (
 
 
 _TASK = msgspec.json.Decoder(Task)
+_HANDOVER = msgspec.json.Decoder(HandOverCheckpoint)
 _FAULT = msgspec.json.Decoder(GpuFault)
 
 
@@ -96,7 +102,7 @@ class Journal:
     def load(self, spec: NodeSpec) -> NodeState:
         """The state as of the last write; tasks keep the boot id that they were started under."""
         uuids = tuple(gpu.uuid for gpu in spec.gpus)
-        state = NodeState(spec.node_id, spec.boot_id, uuids, machine_id=spec.machine_id)
+        state = NodeState(spec.node_id, spec.boot_id, uuids, machine_id=spec.machine_id, cores=spec.cores)
         with self._failing():
             state.gpu_tokens = dict(self._db.execute("SELECT uuid, token FROM gpu_tokens"))
             faults = self._db.execute("SELECT fault FROM faults WHERE boot_id = ?", (spec.boot_id,))
@@ -104,6 +110,8 @@ class Journal:
             for (row,) in self._db.execute("SELECT row FROM tasks ORDER BY changed"):
                 task = _TASK.decode(row)
                 (state.ended if task.status is Status.ENDED else state.tasks)[task.task_id] = task
+            for (row,) in self._db.execute("SELECT row FROM handovers ORDER BY token"):
+                hand_over(state, _HANDOVER.decode(row))
         state.forgotten_token = self.number("forgotten_token", -1)
         return state
 
@@ -172,6 +180,16 @@ class Journal:
             text = msgspec.json.encode(fault).decode()
             self._db.execute(
                 "INSERT OR REPLACE INTO faults VALUES (?, ?, ?)", (fault.uuid, change.boot_id, text)
+            )
+        elif isinstance(change, HandOver):
+            row = msgspec.json.encode(change.order).decode()
+            self._db.execute(
+                "INSERT OR REPLACE INTO handovers VALUES (?, ?, ?)",
+                (change.order.job_id, change.order.token, row),
+            )
+            self._db.execute(
+                "DELETE FROM handovers WHERE token < (SELECT token FROM handovers ORDER BY token DESC LIMIT 1 OFFSET ?)",
+                (MAX_HANDOVERS - 1,),
             )
         elif isinstance(change, Forget):
             self._db.execute("DELETE FROM tasks WHERE task_id = ?", (change.task_id,))

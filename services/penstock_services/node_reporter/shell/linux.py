@@ -4,24 +4,24 @@ import asyncio
 import logging
 import os
 import shutil
-import stat
-import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 import pynvml
 
 from penstock.errors import ConfigurationError
-from penstock.model.external_events import GpuFaulted
-from penstock.model.orders import StartTask
+from penstock.model.external_events import CheckpointFetched, GpuFaulted
+from penstock.model.orders import HandOverCheckpoint, StartTask
 from penstock.model.types import MAX_TEXT, Environment, Isolation
+from penstock.runtime import failpoints
 from penstock.runtime.node_keys import NodeKeys
 from penstock.runtime.signatures import SEED_BYTES
 from penstock.runtime.task_logs import file_name, log_path
+from penstock.sdk.checkpoint import FOLDER as SAVES_VARIABLE
 from penstock.sdk.lines import FIFO
 from penstock_services.node_reporter.core.environment import (
     base_environment,
@@ -33,6 +33,9 @@ from penstock_services.node_reporter.options import IsolationChoice, Options
 from penstock_services.node_reporter.shell import processes
 from penstock_services.node_reporter.shell.archiver import Archiver
 from penstock_services.node_reporter.shell.cgroups import Cgroups
+from penstock_services.node_reporter.shell.checkpoint_fetch import CheckpointFetcher
+from penstock_services.node_reporter.shell.checkpoint_folders import CheckpointFolders
+from penstock_services.node_reporter.shell.checkpoint_server import CheckpointServer
 from penstock_services.node_reporter.shell.code import remove_unchanged
 from penstock_services.node_reporter.shell.code_cache import CodeCache
 from penstock_services.node_reporter.shell.confinement import Confinement
@@ -46,34 +49,35 @@ from penstock_services.node_reporter.shell.faults import watch_faults
 from penstock_services.node_reporter.shell.fifo import HeldFifos
 from penstock_services.node_reporter.shell.inventory import BYTES_PER_MIB, find_node, gpu_minors
 from penstock_services.node_reporter.shell.journal import Journal, JournalFailed
+from penstock_services.node_reporter.shell.pinning import pin, real_cores
 from penstock_services.node_reporter.shell.ports import (
     Callbacks,
+    Enforced,
     Exit,
     Key,
     NotStartable,
     ProgressStream,
     Started,
 )
-from penstock_services.node_reporter.shell.programs import conda_folders
+from penstock_services.node_reporter.shell.programs import conda_folders, own_environment
+from penstock_services.node_reporter.shell.records import read_record
+from penstock_services.node_reporter.shell.resctrl import Resctrl
 from penstock_services.node_reporter.shell.secrets import Secrets
 from penstock_services.node_reporter.shell.spawner import Spawner, find_confinement, lock_state
+from penstock_services.node_reporter.shell.state_folder import make_folder, state_folder
+from penstock_services.node_reporter.shell.task_folders import PHASES, WORK, TaskFolders
 from penstock_services.node_reporter.shell.users import TaskUser, check_reach, find_task_user, own_name
 
 CODE = "code.tar.gz"
-PHASES = "phases"
-WORK = "work"
 PEERS = "peers.json"
 PEERS_VARIABLE, PEERS_FILE = "PENSTOCK_PEERS", "PENSTOCK_PEERS_FILE"
 MAX_PEERS_CHARS = 16_384  # in a variable, of which the kernel takes 128 KiB at most; about 190 members
 MS_PER_S = 1_000
 KEY_FILE = "node.key"  # in the state folder: the seed of the node's keys
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
-MAX_RECORD_BYTES = 65_536
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 logger = logging.getLogger(__name__)
-
-Kind = TypeVar("Kind", Started, Exit)
 
 
 class LinuxHost:
@@ -90,11 +94,15 @@ class LinuxHost:
             check_reach(self._user, options.state_dir)
         own = sha256(str(options.state_dir).encode()).hexdigest()[:8]
         self._cgroups = Cgroups(f"{file_name(options.node_id)}-{own}", options.cgroup)
+        self._resctrl = Resctrl(self._cgroups.name)
         self._confinement, why = confine(options.isolation, self._cgroups, self._user)
         spec = find_node(options)
         if options.virtual_gpus is None:
             self._cgroups.gpu_minors = gpu_minors(spec.gpus)
         self.spec = msgspec.structs.replace(spec, isolation=self._isolation(why))
+        self._checkpoints = CheckpointFolders(options, self._user)
+        self._fetcher = CheckpointFetcher(options, self._checkpoints, self.keys)
+        self._handovers: Mapping[str, HandOverCheckpoint] = {}
         self._code = CodeCache(options, options.state_dir / "code")
         self._secrets = Secrets(options.secrets_dir, os.environ)
         self.locked = asyncio.Event()
@@ -102,6 +110,7 @@ class LinuxHost:
         self.archiver: Archiver | None = None
         """Set before the first task starts."""
         self._fifos = HeldFifos()
+        self._folders = TaskFolders(options.state_dir)
         self._marks = {"PENSTOCK_NODE_ID": options.node_id, "PENSTOCK_STATE_DIR": str(options.state_dir)}
         """Environment variables that mark our processes."""
         self._base = base_environment(os.environ, own_environment(os.environ)) | self._marks
@@ -119,6 +128,7 @@ class LinuxHost:
             memory="task" if groups.caps_memory else "process",
             cores="cpuset" if protected and groups.keeps_cores else "affinity",
             devices="cgroup" if protected and groups.keeps_devices else "hint",
+            bandwidth="resctrl" if self._resctrl.usable else "none",
             user=self._user.name if self._user is not None else own_name(),
         )
 
@@ -160,7 +170,7 @@ class LinuxHost:
 
     def renew(self, contact_s: float, lease_s: float) -> None:
         new = self._lease.with_name(".lease")
-        with _state_folder():
+        with state_folder():
             new.write_text(f"{contact_s} {self.spec.boot_id} {lease_s}")
             new.replace(self._lease)
 
@@ -175,10 +185,11 @@ class LinuxHost:
     def exit(self, key: Key) -> Exit | None:
         self._fifos.release(key)
         found = read_record(self._folder(key) / "exit.json", Exit)
+        if found is not None:
+            self._resctrl.sweep()
         if found is not None and self.archiver is not None:
             self.archiver.ended(*key)
-        folder = self._folder(key)
-        if found is not None and (folder / CODE).exists():
+        if found is not None and ((folder := self._folder(key)) / CODE).exists():
             asyncio.get_running_loop().run_in_executor(None, self._remove_code, folder, found)
         return found
 
@@ -203,6 +214,8 @@ class LinuxHost:
 
     def launch(self, lock: int, callbacks: Callbacks) -> Spawner:
         tasks = make_folder(self.options.state_dir / "tasks")
+        with state_folder():
+            self._checkpoints.make()
         with suppress(JournalFailed):  # tasks go without logs
             make_folder(self.options.log_dir)
         folders = (
@@ -214,8 +227,11 @@ class LinuxHost:
         )
         hidden = outermost(folder for folder in folders if folder is not None and folder.is_dir())
         self._cgroups.sweep()
+        self._folders.prepare()
+        self._resctrl.sweep()
         plan = self._confinement._replace(
             tasks=str(tasks),
+            checkpoints=self._checkpoints.hidden(hidden if self._confinement.mounts else ()),
             hidden=[str(folder) for folder in hidden],
             name=self._cgroups.name,
             groups=self._cgroups.plan(),
@@ -226,14 +242,14 @@ class LinuxHost:
     def request(self, order: StartTask, until_s: float | None) -> dict[str, Any]:
         """The launcher's request for a task, whose folder is made. Raises `SecretMissing`, `JournalFailed`."""
         options, secrets = self.options, self._secrets.resolve(order.secrets, order.owner)
-        folder = make_folder(self._folder((order.task_id, order.token)))
-        with _state_folder():
-            with suppress(FileExistsError):
-                os.mkfifo(folder / PHASES, 0o600)
+        folder = self._folder((order.task_id, order.token))
+        work = None if order.workdir and order.code is None else folder / WORK
+        with state_folder():
+            self._folders.create(folder, work=work is not None)
+            failpoints.hit("node.folder_made")
             if self.archiver is not None:
                 self.archiver.starting(order.job_id, order.task_id, order.token)
         self._fifos.hold((order.task_id, order.token), folder / PHASES)
-        work = None if order.workdir and order.code is None else make_folder(folder / WORK)
         self._give(folder, [folder / PHASES] if work is None else [folder / PHASES, work])
         peers = self._peers(order, folder)
         visible = [PHASES, *([WORK] if work is not None else []), *([PEERS] if PEERS_FILE in peers else [])]
@@ -242,9 +258,11 @@ class LinuxHost:
             visible.append(CODE)
         virtual = options.virtual_gpus is not None
         variables = task_environment(order, self.spec, self._base, peers, virtual=virtual)
-        env = secrets | variables | {FIFO: str(folder / PHASES)}
+        saves = self._checkpoints.environment(order, folder)
+        env = secrets | variables | {FIFO: str(folder / PHASES)} | saves
         cwd = str(order.workdir if work is None else work / (order.workdir or ""))
         shown = [str(folder / name) for name in visible if name != CODE]
+        shown += [saves[SAVES_VARIABLE]] if saves else []
         return {
             "task_id": order.task_id,
             "token": order.token,
@@ -257,6 +275,8 @@ class LinuxHost:
             "code": None if order.code is None else [str(folder / CODE), order.code, str(work)],
             "programs": _programs(order.environment),
             "visible": visible,
+            "saves": bool(saves),
+            "checkpoints": self._checkpoints.bound(order),
             **self._cgroups.request(order.place, real_cores(order.place.cores), order.gpu_uuids),
             "cores": real_cores(order.place.cores),
             "lease": None
@@ -279,8 +299,27 @@ class LinuxHost:
         user = (os.geteuid(), os.getegid()) if self._user is None else (self._user.uid, self._user.gid)
         return command_line(runtime, Container(image, order.command, cwd, folders, variables, gpus, user))
 
-    async def fetch(self, order: StartTask) -> None:
-        await self._code.fetch(order)
+    async def fetch(self, order: StartTask) -> CheckpointFetched | None:
+        if order.code is not None:
+            await self._code.fetch(order)
+        found = None
+        if order.checkpoint and order.checkpoint_from is not None:
+            found = await self._fetcher.fetch(order, order.checkpoint_from)
+        if order.checkpoint is not None:
+            await asyncio.to_thread(self._checkpoints.prepare, order)
+        return found
+
+    def hand_over(self, orders: Mapping[str, HandOverCheckpoint]) -> None:
+        self._handovers = orders
+
+    def checkpoint_server(self) -> CheckpointServer:
+        return CheckpointServer(self.options.node_id, self._checkpoints, lambda: self._handovers, self.keys)
+
+    def checkpoints(self, order: StartTask) -> str:
+        return "" if order.checkpoint is None else str(self._checkpoints.of(order.job_id))
+
+    def discard(self, order: StartTask) -> None:
+        self._checkpoints.discard(order.job_id)
 
     def _link_code(self, digest: str, folder: Path) -> None:
         """Of its own, so that the cache may forget the archive. Raises `NotStartable`."""
@@ -306,7 +345,7 @@ class LinuxHost:
         if len(text) <= MAX_PEERS_CHARS:
             return {PEERS_VARIABLE: text}
         whole = self._gang_file((order.task_id, order.token))
-        with _state_folder():
+        with state_folder():
             if not whole.exists():
                 make_folder(whole.parent)
                 part = whole.with_suffix(".part")
@@ -325,7 +364,7 @@ class LinuxHost:
         """Makes these paths of a task's folder its user's; without mounts of its own it must be let through to them."""
         if self._user is None:
             return
-        with _state_folder():
+        with state_folder():
             for path in paths:
                 os.chown(path, self._user.uid, self._user.gid)
             if not self._confinement.mounts:
@@ -360,34 +399,41 @@ class LinuxHost:
     def progress(self, key: Key) -> ProgressStream | None:
         return self._fifos.take(key, self._folder(key) / PHASES)
 
-    def set_affinity(self, key: Key, cores: Sequence[int]) -> None:
-        """Threads started later inherit it from their creators."""
+    def _alive(self, key: Key) -> Started | None:
         started = self.started(key)
-        if started is None or not processes.is_alive(started.shim, started.shim_start):
-            return
-        self._cgroups.set_cores(started.groups, real_cores(cores))
-        for pid in processes.with_descendants({started.pid}, set()):
-            with suppress(OSError):
-                for thread in os.listdir(f"/proc/{pid}/task"):
-                    os.sched_setaffinity(int(thread), real_cores(cores))
+        alive = started is not None and processes.is_alive(started.shim, started.shim_start)
+        return started if alive else None
+
+    def set_affinity(self, key: Key, cores: Sequence[int]) -> Enforced | None:
+        """The group first: it bounds what an affinity may be."""
+        if (started := self._alive(key)) is None:
+            return None
+        try:
+            self._cgroups.set_cores(started.groups, real_cores(cores))
+        except OSError as error:
+            return Enforced("", f"its cpuset: {error.strerror}") if self._alive(key) else None
+        wrong = pin(started.shim, real_cores(cores))
+        isolation = self.spec.isolation
+        kept = "affinity" if isolation is None else isolation.cores
+        return Enforced("" if wrong else kept, wrong)
+
+    def cap_bandwidth(self, key: Key, percent: int | None) -> Enforced | None:
+        if (started := self._alive(key)) is None:
+            return None
+        wrong = self._resctrl.cap(self._folder(key).name, started.shim, percent)
+        return Enforced("" if wrong else "resctrl", wrong)
 
     # ------------------------------------------------------------------------------- measurements
 
     def measure(self, shim: int) -> tuple[float, int]:
         """Looks at no other process than those below the shim."""
         ticks = pages = 0
-        queue = [shim]
-        while queue:
-            pid = queue.pop()
+        for pid in processes.below(shim):
             with suppress(OSError):
-                for thread in os.listdir(f"/proc/{pid}/task"):
-                    with open(f"/proc/{pid}/task/{thread}/children") as file:
-                        queue += map(int, file.read().split())
-                if pid != shim:
-                    with open(f"/proc/{pid}/stat", "rb") as stat:
-                        fields = stat.read().rpartition(b")")[2].split()
-                    ticks += sum(map(int, fields[11:15]))
-                    pages += int(fields[21])
+                with open(f"/proc/{pid}/stat", "rb") as stat:
+                    fields = stat.read().rpartition(b")")[2].split()
+                ticks += sum(map(int, fields[11:15]))
+                pages += int(fields[21])
         return ticks / TICKS_PER_S, pages * PAGE_BYTES // BYTES_PER_MIB
 
     def measure_gpu(self, uuid: str) -> tuple[float, int] | None:
@@ -405,32 +451,6 @@ class LinuxHost:
             watch_faults(self.spec.node_id, self.spec.gpus, deliver)
 
 
-def read_record(path: Path, kind: type[Kind]) -> Kind | None:
-    """A file that a shim wrote whole. None: not there, not readable (lost as the machine went down), or not a shim's."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except OSError:
-        return None
-    with open(descriptor, "rb") as file:
-        found = os.fstat(descriptor)
-        if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid() or found.st_nlink != 1:
-            logger.error("%s was not written by a shim; it is not believed", path)
-            return None
-        try:
-            return msgspec.json.decode(file.read(MAX_RECORD_BYTES), type=kind)
-        except (msgspec.DecodeError, UnicodeDecodeError):
-            return None
-
-
-def own_environment(env: Mapping[str, str]) -> list[str]:
-    """However they are spelt there: the folder of the virtual or conda environment that we run in, and that of its programs."""
-    if sys.prefix == sys.base_prefix and not os.path.isdir(f"{sys.prefix}/conda-meta"):
-        return []
-    ours = {os.path.realpath(sys.prefix), os.path.realpath(f"{sys.prefix}/bin")}
-    named = [env.get("VIRTUAL_ENV", ""), env.get("CONDA_PREFIX", ""), *env.get("PATH", "").split(":")]
-    return [folder for folder in named if folder and os.path.realpath(folder) in ours]
-
-
 def _programs(environment: Environment | None) -> tuple[str, str, list[str]] | None:
     """Arguments of `programs.enter`; None: the node's own PATH."""
     if environment is None or environment.container is not None:
@@ -443,28 +463,6 @@ def outermost(folders: Iterable[Path]) -> list[Path]:
     """Without those that lie in another of them."""
     whole = {folder.resolve() for folder in folders}
     return sorted(folder for folder in whole if whole.isdisjoint(folder.parents))
-
-
-@contextmanager
-def _state_folder() -> Iterator[None]:
-    """Turns an OSError into `JournalFailed`: a state folder that cannot be written is no base to act on."""
-    try:
-        yield
-    except OSError as error:
-        raise JournalFailed(f"the state folder cannot be written: {error}") from error
-
-
-def make_folder(path: Path) -> Path:
-    """A folder only we can look into. Raises `JournalFailed`."""
-    with _state_folder():
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
-    return path
-
-
-def real_cores(cores: Sequence[int]) -> list[int]:
-    """Cores as this machine has them: a virtual node may count more than there are."""
-    usable = sorted(os.sched_getaffinity(0))
-    return sorted({usable[core % len(usable)] for core in cores})
 
 
 def _write_secret(path: Path, data: bytes) -> None:

@@ -8,10 +8,11 @@ import asyncio
 import logging
 import socket
 import ssl
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, BinaryIO
 from urllib.parse import parse_qs
 
@@ -33,11 +34,16 @@ from penstock_services.node_reporter.options import Options
 MAX_READERS = 256
 BACKLOG = 256
 GRACE_S = 1
+PORT_FILE = "log.port"  # in the state folder
+MAX_PORT = 65_535
 MAX_NUMBER = 1 << 53
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+Answer = Callable[[Scope, Send], Awaitable[None]]
+"""Raises `Refused`."""
+NOTHING_MORE: Mapping[str, Answer] = MappingProxyType({})
 
 logger = logging.getLogger(__name__)
 
@@ -57,9 +63,10 @@ class NotBound(ConfigurationError):
 class TaskLogServer:
     """Of one node, from the start of its reporter to its end. `announced`: what the node's joining names."""
 
-    def __init__(self, options: Options) -> None:
-        """Listens. Raises `NotBound`, and `ConfigurationError` for files that cannot be used."""
+    def __init__(self, options: Options, more: Mapping[str, Answer] = NOTHING_MORE) -> None:
+        """Listens. `more`: path → what answers there in its own way. Raises `NotBound`, and `ConfigurationError` for files that cannot be used."""
         self._options = options
+        self._more = more
         self._key = _secret(options)
         self._tls = _certificate(options)
         self._listener = _listener(options)
@@ -94,6 +101,9 @@ class TaskLogServer:
             return
         self._readers += 1
         try:
+            if scope["method"] == "GET" and (answer := self._more.get(scope["path"])) is not None:
+                await answer(scope, send)
+                return
             job_id, task_id, wanted, follow = self._asked(scope)
             path = log_path(self._options.log_dir, job_id, task_id)
             if follow:
@@ -220,16 +230,41 @@ def _certificate(options: Options) -> ssl.SSLContext | None:
 def listens_at(options: Options) -> tuple[str, int]:
     """Host and port; port 0 is any free one. Raises `NotBound`."""
     if options.log_bind is None:
-        return options.address or "127.0.0.1", 0
+        return options.address or "127.0.0.1", _port_before(options)
     host, colon, text = options.log_bind.rpartition(":")
-    if not colon or not host or not text.isdecimal() or int(text) > 65_535:
+    if not colon or not host or not text.isdecimal() or int(text) > MAX_PORT:
         raise NotBound(f"--log-bind {options.log_bind}: not HOST:PORT; give one such as 0.0.0.0:8743")
     return host, int(text)
+
+
+def _port_before(options: Options) -> int:
+    """That of the reporter before, so that a restart is no move for who was about to ask; 0: none."""
+    try:
+        text = (options.state_dir / PORT_FILE).read_text()
+    except (OSError, UnicodeDecodeError):
+        return 0
+    return int(text) if text.isdecimal() and int(text) <= MAX_PORT else 0
 
 
 def _listener(options: Options) -> socket.socket:
     """Bound and listening. Raises `NotBound`."""
     host, port = listens_at(options)
+    if options.log_bind is not None:
+        return _bound(host, port)
+    try:
+        listener = _bound(host, port)
+    except NotBound:
+        if not port:
+            raise
+        listener = _bound(host, 0)
+    with suppress(OSError):  # the state folder's troubles are reported by who needs it
+        options.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        (options.state_dir / PORT_FILE).write_text(str(listener.getsockname()[1]))
+    return listener
+
+
+def _bound(host: str, port: int) -> socket.socket:
+    """Raises `NotBound`."""
     try:
         found = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)[0]
         listener = socket.socket(found[0], socket.SOCK_STREAM)

@@ -5,7 +5,6 @@ in the log) ends it with an exception; `run` then recovers from disk, as after a
 """
 
 import asyncio
-import hashlib
 import logging
 import signal
 from collections.abc import Coroutine, Mapping, Sequence
@@ -18,14 +17,14 @@ from penstock.clock import wall_ms
 from penstock.errors import LogError
 from penstock.log.dead_letters import dead_letter
 from penstock.log.port import Log, Message, Partition, Record
-from penstock.model.envelope import MAX_ID_BYTES, Envelope, from_wire, signed_bytes, to_wire
+from penstock.model.adjustments import TaskAdjusted
+from penstock.model.envelope import Envelope, from_wire, signed_bytes, to_wire
 from penstock.model.errors import EventError
 from penstock.model.event import Event, wire_type
 from penstock.model.external_events import (
+    CheckpointFetched,
     GpuFaulted,
-    NodeJoined,
     NodeLeft,
-    RunningTask,
     TelemetrySampled,
 )
 from penstock.model.orders import Order, ProbeNode, StartTask
@@ -35,14 +34,37 @@ from penstock.runtime.race import first_of
 from penstock.runtime.settings import Settings
 from penstock.runtime.tracing.tracer import Tracing
 from penstock_services.node_reporter.core import machine
-from penstock_services.node_reporter.core.joining import Fence, JoinAgain
+from penstock_services.node_reporter.core.actions import (
+    Action,
+    CapBandwidth,
+    Discard,
+    Emit,
+    KillAt,
+    Note,
+    SetAffinity,
+    Signal,
+    Spawn,
+)
+from penstock_services.node_reporter.core.inputs import (
+    Drain,
+    Faulted,
+    Gone,
+    GraceOver,
+    Input,
+    OrderRead,
+    Outcome,
+    Spawned,
+)
+from penstock_services.node_reporter.core.joining import Fence, JoinAgain, joining
 from penstock_services.node_reporter.core.progress import ProgressParser, Report
 from penstock_services.node_reporter.core.state import NO_CONTEXT, Change, Context, Forget, NodeState, Put
 from penstock_services.node_reporter.options import Options
+from penstock_services.node_reporter.shell.adjustments import carry_out
 from penstock_services.node_reporter.shell.exits import lost_outcome, merged, outcome_of
+from penstock_services.node_reporter.shell.fetches import Fetches
 from penstock_services.node_reporter.shell.journal import Journal, Outgoing
 from penstock_services.node_reporter.shell.lease import Lease, LeaseLapsed, concerns
-from penstock_services.node_reporter.shell.outbox import Outbox
+from penstock_services.node_reporter.shell.outbox import Outbox, event_id
 from penstock_services.node_reporter.shell.ports import (
     Callbacks,
     Host,
@@ -66,12 +88,6 @@ SWEEP_PAUSE_S = 5.0  # between attempts to end what SIGKILL did not end
 logger = logging.getLogger(__name__)
 
 
-def event_id(node_id: str, *parts: object) -> str:
-    """Derived from the cause, so that a repeat is recognisable; hashed when too long for an envelope."""
-    text = "/".join(str(part) for part in (node_id, *parts))
-    return text if len(text.encode()) <= MAX_ID_BYTES else hashlib.sha256(text.encode()).hexdigest()
-
-
 class Node:
     """See the module's docstring. Everything runs on one event loop; nothing is used concurrently."""
 
@@ -91,14 +107,13 @@ class Node:
         self._cell = settings.cell
         self._keys = host.keys()
         self.state.public_key = self._keys.public_key
+        host.hand_over(self.state.handovers)
         self._loop = asyncio.get_running_loop()
-        self._inputs: list[machine.Input | Outgoing] = []
+        self._inputs: list[Input | Outgoing] = []
         self._something = asyncio.Event()
         self._launcher_lost = False
         self._asked: set[Key] = set()
-        self._fetches: set[asyncio.Task[None]] = set()
-        self._fetched: list[StartTask] = []
-        """With code that is here now."""
+        self._fetches = Fetches(host, self._later, self._on_fetched, self._something.set)
         self._timers: dict[Key, asyncio.TimerHandle] = {}
         self._sweeps: set[asyncio.Task[None]] = set()
         self._nothing_lives = asyncio.Event()
@@ -118,7 +133,7 @@ class Node:
 
     def feed(
         self,
-        given: Sequence[machine.Input | Outgoing],
+        given: Sequence[Input | Outgoing],
         *,
         durable: bool,
         numbers: Mapping[str, int] | None = None,
@@ -126,13 +141,13 @@ class Node:
         """Decides, writes down, acts; in this order. `durable`: waits for the disk in between."""
         changes: list[Change] = []
         outgoing: list[Outgoing] = []
-        actions: list[machine.Action | Forget] = []
+        actions: list[Action | Forget] = []
         for item in given:
             if isinstance(item, Outgoing):
                 outgoing.append(item)
                 continue
             for decision in machine.step(self.state, item):
-                if isinstance(decision, machine.Emit):
+                if isinstance(decision, Emit):
                     outgoing.append(self._message(decision))
                     continue
                 if isinstance(decision, Change):
@@ -157,21 +172,27 @@ class Node:
         """A task runs: reads its progress and measures it."""
         started, order = self.host.started(key), self._order(key)
         if started is not None and order is not None:
-            parser = ProgressParser(self.spec.node_id, *key, leads=order.place.rank == 0)
+            folder, shared = self.host.checkpoints(order), self.options.checkpoint_shared
+            leads = order.place.rank == 0
+            parser = ProgressParser(self.spec.node_id, *key, leads=leads, checkpoints=folder, shared=shared)
             self._progress.follow(key, self.host.progress(key), parser)
             self._sampler.follow(key, started.shim, dict(zip(order.place.gpus, order.gpu_uuids, strict=True)))
 
-    def _act(self, decision: machine.Action | Forget) -> None:
+    def _act(self, decision: Action | Forget) -> None:
         match decision:
-            case machine.Spawn(order):
+            case Spawn(order):
                 self._spawn(order)
-            case machine.Signal(task_id, token, number):
-                self.launcher.signal((task_id, token), number)
-            case machine.KillAt(task_id, token, at_ms):
+            case Signal(task_id, token, number):
+                if not self._fetches.stop((task_id, token)):
+                    self.launcher.signal((task_id, token), number)
+            case KillAt(task_id, token, at_ms):
                 self._kill_at((task_id, token), at_ms)
-            case machine.SetAffinity(task_id, token, cores):
-                self.host.set_affinity((task_id, token), cores)
-            case machine.Note(text):
+            case SetAffinity() | CapBandwidth():
+                if (found := carry_out(self.host, decision)) is not None:
+                    self._later(found)
+            case Discard(order):
+                self._loop.run_in_executor(None, self.host.discard, order)
+            case Note(text):
                 logger.warning("%s", text)
             case JoinAgain(above):
                 self.journal.write([], [], {"incarnation": above}, durable=True)
@@ -181,15 +202,17 @@ class Node:
             case Forget(task_id, token):
                 self.host.forget((task_id, token))
 
-    def _message(self, emit: machine.Emit) -> Outgoing:
+    def _message(self, emit: Emit) -> Outgoing:
         event = emit.event
         if isinstance(event, GpuFaulted):
             parts = (self.spec.boot_id, event.uuid, event.fault, wall_ms())
             return self._envelope(event_id(self.spec.node_id, "fault", *parts), event)
         kind = event.TYPE.rpartition(".")[2]
-        task_id, token = getattr(event, "task_id", ""), getattr(event, "token", "")
+        about: tuple[object, ...] = getattr(event, "task_id", ""), getattr(event, "token", "")
+        if isinstance(event, TaskAdjusted):  # one token may have changed both
+            about = event.task_id, event.order_token, event.what
         context = replace(emit.context, traceparent=self._spans.on_event(event, emit.context))
-        return self._envelope(event_id(self.spec.node_id, task_id, token, kind), event, context)
+        return self._envelope(event_id(self.spec.node_id, *about, kind), event, context)
 
     def _envelope(self, id_: str, event: Event, context: Context = NO_CONTEXT) -> Outgoing:
         headers, value = to_wire(
@@ -217,41 +240,31 @@ class Node:
         self._asked.add(key)
         if not self.lease.admits(order):
             return
-        if order.code is not None and order not in self._fetched:
-            self._background(self._fetches, self._fetch(order))
+        if self._fetches.needs(order):
+            self._fetches.begin(order)
             return
         self._spans.asked(key)
         try:
             self.launcher.spawn(order, self.lease.until_s(order))
         except NotStartable as error:
-            self._later(machine.Gone(*key, machine.Outcome(exited_ms=wall_ms(), failure=str(error))))
+            self._later(Gone(*key, Outcome(exited_ms=wall_ms(), failure=str(error))))
 
-    async def _fetch(self, order: StartTask) -> None:
-        """Its code, under a lease, which is renewed meanwhile as if the task ran; then `_apply` begins it."""
-        key = (order.task_id, order.token)
-        try:
-            await self.host.fetch(order)
-        except NotStartable as error:
-            self._later(machine.Gone(*key, machine.Outcome(exited_ms=wall_ms(), failure=str(error))))
-            return
-        task = self.state.tasks.get(order.task_id)
-        if task is not None and task.stop_grace_ms is not None:  # meanwhile it was to be stopped
-            self._later(machine.Gone(*key, machine.Outcome(exited_ms=wall_ms())))
-            return
-        self._fetched.append(order)
-        self._something.set()
+    def _on_fetched(self, came: CheckpointFetched) -> None:
+        task = self.state.find(came.task_id)
+        id_ = event_id(self.spec.node_id, came.task_id, came.token, "checkpoint_fetched")
+        self._later(self._envelope(id_, came, NO_CONTEXT if task is None else task.context))
 
     def _on_started(self, key: Key, pid: int, started_ms: int) -> None:
         failpoints.hit("node.task_spawned")
         self.follow(key)
-        self._later(machine.Spawned(*key, pid, started_ms, wall_ms()))
+        self._later(Spawned(*key, pid, started_ms, wall_ms()))
 
     def _kill_at(self, key: Key, at_ms: int) -> None:
         old = self._timers.pop(key, None)
         if old is not None:
             old.cancel()
         delay_s = max(0, at_ms - wall_ms()) / 1_000
-        self._timers[key] = self._loop.call_later(delay_s, lambda: self._later(machine.GraceOver(*key)))
+        self._timers[key] = self._loop.call_later(delay_s, lambda: self._later(GraceOver(*key)))
 
     # -------------------------------------------------------------------------------------------- ends
 
@@ -264,7 +277,7 @@ class Node:
         sampled = self._sampler.forget(key)
         outcome = outcome_of(self.host.exit(key), self._order(key), exhausted)
         if outcome is not None:
-            self._later(machine.Gone(*key, replace(outcome, usage=merged(outcome.usage, sampled))))
+            self._later(Gone(*key, replace(outcome, usage=merged(outcome.usage, sampled))))
             return
         self._background(self._sweeps, self._sweep(key))
 
@@ -283,7 +296,7 @@ class Node:
                 logger.error("task %s: %s; its GPUs stay taken", key[0], error)
                 await asyncio.sleep(SWEEP_PAUSE_S)
             else:
-                self._later(machine.Gone(*key, lost_outcome(count, wall_ms())))
+                self._later(Gone(*key, lost_outcome(count, wall_ms())))
                 return
 
     def _on_progress(self, key: Key, report: Report) -> None:
@@ -295,7 +308,7 @@ class Node:
         while True:
             fault = await faults.get()
             logger.error("GPU %s: %s %d", fault.uuid, fault.fault, fault.code)
-            self.feed([machine.Faulted(fault)], durable=True)
+            self.feed([Faulted(fault)], durable=True)
 
     def _publish(self, sample: TelemetrySampled) -> None:
         """At most once: a sample that the log does not take is no loss, the next one is fresher."""
@@ -314,7 +327,7 @@ class Node:
         task = self.state.tasks.get(key[0])
         return task.order if task is not None and task.token == key[1] else None
 
-    def _later(self, given: machine.Input | Outgoing) -> None:
+    def _later(self, given: Input | Outgoing) -> None:
         """For callbacks, which have nobody to raise to: `_apply` takes it from here."""
         self._inputs.append(given)
         self._something.set()
@@ -332,9 +345,9 @@ class Node:
                 raise LauncherLost("the launcher ended")
             inputs, self._inputs = self._inputs, []
             self.feed(inputs, durable=False)
-            for order in self._fetched:
+            for order in self._fetches.ready:
                 self._spawn(order)
-            self._fetched.clear()
+            self._fetches.ready.clear()
 
     # ---------------------------------------------------------------------------------- orders
 
@@ -358,8 +371,8 @@ class Node:
         await first_of(self.outbox.run(), self._apply(), self._stop_all())
 
     def _give_up_held(self) -> None:
-        outcome = machine.Outcome(wall_ms(), lost="its lease ended before it could start")
-        self.feed([machine.Gone(*key, outcome) for key in self.lease.give_up()], durable=False)
+        outcome = Outcome(wall_ms(), lost="its lease ended before it could start")
+        self.feed([Gone(*key, outcome) for key in self.lease.give_up()], durable=False)
 
     def _answer_probe(self) -> None:
         """Joins again, with all that lives; tasks run on. Raises `LeaseLapsed` when the answer comes too late for them."""
@@ -371,9 +384,9 @@ class Node:
 
     async def _stop_all(self) -> None:
         self._nothing_lives.clear()
-        self.feed([machine.Drain(wall_ms(), self.options.drain_grace_ms)], durable=True)
-        never_begun = machine.Outcome(wall_ms())
-        self.feed([machine.Gone(*key, never_begun) for key in self.lease.give_up_held()], durable=False)
+        self.feed([Drain(wall_ms(), self.options.drain_grace_ms)], durable=True)
+        never_begun = Outcome(wall_ms())
+        self.feed([Gone(*key, never_begun) for key in self.lease.give_up_held()], durable=False)
         await self._nothing_lives.wait()
 
     async def _leave(self) -> None:
@@ -405,17 +418,7 @@ class Node:
         # Above the last one even if the journal is new: then this machine's own clock has moved on.
         number = max(self.journal.number("incarnation", 0) + 1, wall_ms())
         self.state.incarnation = number
-        tasks = sorted(self.state.tasks.values(), key=lambda task: task.task_id)
-        running = tuple(RunningTask(task_id=task.task_id, token=task.token) for task in tasks)
-        faults = tuple(fault for gpu in self.state.gpus if (fault := self.state.faults.get(gpu)) is not None)
-        joined = NodeJoined(
-            node=self.spec,
-            tasks=running,
-            incarnation=number,
-            faults=faults,
-            leases=True,
-            public_key=self._keys.public_key,
-        )
+        joined = joining(self.state, self.spec, self._keys.public_key)
         self._join_id = event_id(self.spec.node_id, "joined", self.spec.boot_id, number)
         self.feed([self._envelope(self._join_id, joined)], durable=True, numbers={"incarnation": number})
 
@@ -424,7 +427,8 @@ class Node:
         self.launcher.close()
         for timer in self._timers.values():
             timer.cancel()
-        for task in (*self._sweeps, *self._samples, *self._fetches):
+        self._fetches.close()
+        for task in (*self._sweeps, *self._samples):
             task.cancel()
         self._sampler.close()
         self._progress.close()
@@ -447,7 +451,7 @@ class Node:
 
     def _take(self, records: Sequence[Record], position: int) -> None:
         """All orders of one read, with one wait for the disk."""
-        inputs: list[machine.Input | Outgoing] = []
+        inputs: list[Input | Outgoing] = []
         orders = 0
         probed = False
         own = self.spec.node_id.encode()
@@ -467,7 +471,7 @@ class Node:
                 self._keys.meet(record.headers)
                 correlation = envelope.correlation_id or getattr(order, "job_id", None)
                 context = Context(envelope.traceparent, envelope.id, correlation)
-                inputs.append(machine.OrderRead(order, wall_ms(), context))
+                inputs.append(OrderRead(order, wall_ms(), context))
                 orders += 1
         self._skipped += len(records)
         if inputs or self._skipped >= SKIPPED_ORDERS:

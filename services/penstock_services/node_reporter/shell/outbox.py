@@ -1,11 +1,13 @@
 """Transactional outbox: sends the journal's events in order, each until the log has acknowledged it."""
 
 import asyncio
+import hashlib
 import logging
 from collections.abc import Callable
 
 from penstock.errors import LogError
 from penstock.log.port import Log
+from penstock.model.envelope import MAX_ID_BYTES
 from penstock.retry import retry
 from penstock_services.node_reporter.shell.journal import Journal, Outgoing
 
@@ -58,3 +60,9 @@ class Outbox:
                 "%d events from %s on wait for the log: %s", len(pending), pending[0].id, error
             ),
         )
+
+
+def event_id(node_id: str, *parts: object) -> str:
+    """Derived from the cause, so that a repeat is recognisable; hashed when too long for an envelope."""
+    text = "/".join(str(part) for part in (node_id, *parts))
+    return text if len(text.encode()) <= MAX_ID_BYTES else hashlib.sha256(text.encode()).hexdigest()

@@ -2,6 +2,7 @@
 
 import os
 from collections import deque
+from contextlib import suppress
 
 
 def start_ticks(pid: int) -> int | None:
@@ -38,3 +39,11 @@ def descendants(root: int) -> list[int]:
         found += own
         queue.extend(own)
     return found
+
+
+def catches(pid: int, number: int) -> bool:
+    """Whether the process handles this signal."""
+    with suppress(OSError), open(f"/proc/{pid}/status") as file:
+        caught = next(int(line.split()[1], 16) for line in file if line.startswith("SigCgt:"))
+        return bool(caught >> (number - 1) & 1)
+    return False

@@ -4,15 +4,15 @@
 Decisions, the journal's contents and the order of recovery are above these ports, so both run the same code.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from signal import Signals
-from typing import NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import msgspec
 
 from penstock.errors import PenstockError
-from penstock.model.external_events import GpuFaulted
-from penstock.model.orders import StartTask
+from penstock.model.external_events import CheckpointFetched, GpuFaulted
+from penstock.model.orders import HandOverCheckpoint, StartTask
 from penstock.model.types import NodeSpec
 from penstock.runtime.node_keys import NodeKeys
 from penstock_services.node_reporter.shell.journal import Journal
@@ -88,6 +88,13 @@ class Exit(msgspec.Struct, frozen=True):
     """Its lease ended, and so it was ended."""
     exhausted: tuple[str, str] = ("", "")
     """Which memory its last lines report as exhausted, and the name of that error; empty: none. See `last_lines`."""
+
+
+class Enforced(NamedTuple):
+    """What became of an adjustment. `by` is empty where it is not to be had; `detail` has the reason then."""
+
+    by: Literal["", "cpuset", "affinity", "resctrl"]
+    detail: str = ""
 
 
 class Callbacks(NamedTuple):
@@ -166,8 +173,21 @@ class Host(Protocol):
 
     def launch(self, lock: int, callbacks: Callbacks) -> Launcher: ...
 
-    async def fetch(self, order: StartTask) -> None:
-        """Brings the code of this task here. Raises `NotStartable`."""
+    async def fetch(self, order: StartTask) -> CheckpointFetched | None:
+        """Brings the code of this task here, makes its job's folder of checkpoints and fetches the one to go on at. What became of the
+        latter; None: it need not be fetched. Raises `NotStartable`. May be cancelled."""
+        ...
+
+    def hand_over(self, orders: Mapping[str, HandOverCheckpoint]) -> None:
+        """Job → which node may have its checkpoint; from now on, as the mapping is at the moment of each request."""
+        ...
+
+    def checkpoints(self, order: StartTask) -> str:
+        """The job's folder of checkpoints; "": it has none."""
+        ...
+
+    def discard(self, order: StartTask) -> None:
+        """Removes the job's folder of checkpoints, unless an operator named where it lies. May block."""
         ...
 
     def contact(self) -> float | None:
@@ -202,8 +222,12 @@ class Host(Protocol):
         """None: the task has removed or replaced it."""
         ...
 
-    def set_affinity(self, key: Key, cores: Sequence[int]) -> None:
-        """Pins every thread of a task's processes."""
+    def set_affinity(self, key: Key, cores: Sequence[int]) -> Enforced | None:
+        """Pins every thread of a task's processes, and reads it back. None: the task has ended."""
+        ...
+
+    def cap_bandwidth(self, key: Key, percent: int | None) -> Enforced | None:
+        """Caps the memory bandwidth of a task's processes, or lifts the cap, and reads it back. None: the task has ended."""
         ...
 
     def measure(self, shim: int) -> tuple[float, int]:

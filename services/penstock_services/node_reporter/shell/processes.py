@@ -3,7 +3,7 @@
 import os
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 
 import psutil
@@ -86,6 +86,19 @@ def with_descendants(roots: set[int], spare: set[int]) -> set[int]:
         chosen |= more
         more = {pid for pid, found in table.items() if found[1] in more} - chosen - spare
     return chosen
+
+
+def below(root: int) -> Iterator[int]:
+    """Processes below this one, without it. Looks at no other; of those that come or go meanwhile some may be missing."""
+    queue = [root]
+    while queue:
+        pid = queue.pop()
+        with suppress(OSError):
+            for thread in os.listdir(f"/proc/{pid}/task"):
+                with open(f"/proc/{pid}/task/{thread}/children") as file:
+                    queue += map(int, file.read().split())
+            if pid != root:
+                yield pid
 
 
 def members(marks: Mapping[str, str], session: int | None = None) -> set[int]:

@@ -5,7 +5,10 @@ Standard library only: a task's leader runs it as the task's user, who may see o
 
 import errno
 import os
+import sys
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, NoReturn
 
 CONDA_ROOTS = (
     "miniforge3",
@@ -33,6 +36,27 @@ def enter(kind: str, where: str, env: Mapping[str, str], folders: Sequence[str])
     prefix = where if where.startswith("/") else _named(where, env.get("HOME", "/"), folders)
     os.stat(f"{prefix}/conda-meta")
     return {**_first(prefix, env), "CONDA_PREFIX": prefix, "CONDA_DEFAULT_ENV": where}
+
+
+def find_program(request: Mapping[str, Any]) -> str | None:
+    """Where PATH has a request's program, looked up while its leader waits: a look costs less than an attempt to execute.
+
+    None: `execute` has to look, as where a folder of PATH depends on where the task works, or on what is made there.
+    """
+    name, path = request["argv"][0], request["env"].get("PATH", os.defpath).split(":")
+    settled = request["code"] is None and request["programs"] is None
+    if not settled or "/" in name or not all(folder.startswith("/") for folder in path):
+        return None
+    places = (f"{folder}/{name}" for folder in path)
+    return next((place for place in places if os.access(place, os.X_OK) and os.path.isfile(place)), None)
+
+
+def execute(found: str | None, argv: list[str], env: Mapping[str, str]) -> NoReturn:
+    """`found`: by `find_program`; should that be of no use, all of PATH is tried. Raises `OSError`."""
+    if found is not None:
+        with suppress(OSError):
+            os.execve(found, argv, env)
+    os.execvpe(argv[0], argv, env)
 
 
 def conda_folders(env: Mapping[str, str]) -> list[str]:
@@ -67,3 +91,12 @@ def _prefixes(name: str, home: str, folders: Sequence[str]) -> Iterator[str]:
             yield from (line.strip() for line in file if os.path.basename(line.strip()) == name)
     except (OSError, UnicodeDecodeError):
         return
+
+
+def own_environment(env: Mapping[str, str]) -> list[str]:
+    """However they are spelt there: the folder of the virtual or conda environment that we run in, and that of its programs."""
+    if sys.prefix == sys.base_prefix and not os.path.isdir(f"{sys.prefix}/conda-meta"):
+        return []
+    ours = {os.path.realpath(sys.prefix), os.path.realpath(f"{sys.prefix}/bin")}
+    named = [env.get("VIRTUAL_ENV", ""), env.get("CONDA_PREFIX", ""), *env.get("PATH", "").split(":")]
+    return [folder for folder in named if folder and os.path.realpath(folder) in ours]

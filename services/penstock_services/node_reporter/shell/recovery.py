@@ -3,13 +3,14 @@
 1. Tasks of an older boot are dead; others are where their records say: started, ended, or never begun.
 2. Living ones are watched again. (pid, start time and token must agree.)
 3. Processes of ours that no task accounts for are killed and proven dead.
-4. Only then does the node join, with everything that lives.
+4. What was to be changed of running tasks and is not known to be done is done, before anything starts.
+5. Only then does the node join, with everything that lives.
 """
 
 import logging
 
 from penstock.clock import wall_ms
-from penstock_services.node_reporter.core import machine
+from penstock_services.node_reporter.core.inputs import Gone, Outcome, Resumed, Spawned
 from penstock_services.node_reporter.core.state import Status, Task
 from penstock_services.node_reporter.shell.exits import lost_outcome, outcome_of
 from penstock_services.node_reporter.shell.node import Node
@@ -28,6 +29,7 @@ def recover(node: Node) -> None:
     orphans = node.host.end_orphans(known)
     if orphans:
         logger.warning("%d processes of unknown tasks were ended", orphans)
+    node.feed([Resumed()], durable=False)
     for task in node.state.live():
         _resume(node, task)
 
@@ -43,8 +45,8 @@ def _give_up_if_impossible(node: Node, task: Task) -> bool:
         why = f"before it could start, its GPU was gone: {', '.join(missing)}"
     else:
         return False
-    outcome = machine.Outcome(wall_ms(), lost=why)
-    node.feed([machine.Gone(task.task_id, task.token, outcome)], durable=True)
+    outcome = Outcome(wall_ms(), lost=why)
+    node.feed([Gone(task.task_id, task.token, outcome)], durable=True)
     return True
 
 
@@ -54,7 +56,7 @@ def _recover_task(node: Node, task: Task) -> set[int]:
     started = node.host.started(key)
     outcome = outcome_of(node.host.exit(key), task.order)
     if outcome is None and task.boot_id != node.spec.boot_id:
-        outcome = machine.Outcome(wall_ms(), lost="the node was booted anew while it ran")
+        outcome = Outcome(wall_ms(), lost="the node was booted anew while it ran")
     elif outcome is None and started is None and task.status is not Status.STARTING:
         outcome = _lost(node, task)
     elif outcome is None and started is not None:
@@ -66,17 +68,17 @@ def _recover_task(node: Node, task: Task) -> set[int]:
     if outcome is not None:
         if started is not None and not outcome.failure:
             _feed_started(node, task, started)
-        node.feed([machine.Gone(*key, outcome)], durable=False)
+        node.feed([Gone(*key, outcome)], durable=False)
     return set()
 
 
 def _feed_started(node: Node, task: Task, started: Started) -> None:
     if task.status is Status.STARTING:
-        given = machine.Spawned(task.task_id, task.token, started.pid, started.started_ms, wall_ms())
+        given = Spawned(task.task_id, task.token, started.pid, started.started_ms, wall_ms())
         node.feed([given], durable=False)
 
 
-def _lost(node: Node, task: Task) -> machine.Outcome:
+def _lost(node: Node, task: Task) -> Outcome:
     """Its shim is gone without an exit record: whatever is left of it is ended first."""
     return lost_outcome(node.host.end_task((task.task_id, task.token)), wall_ms())
 

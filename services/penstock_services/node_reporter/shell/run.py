@@ -105,10 +105,11 @@ async def _serving_logs(host: LinuxHost) -> AsyncIterator[None]:
         host.archiver = Archiver(archive, options.state_dir / "archive", options.log_dir)
         work.append(_beside(_copies(host, host.archiver), "copies to the archive"))
     if options.log_key is not None or options.gateway_token_file is not None:
+        from penstock_services.node_reporter.shell.checkpoint_server import PATH
         from penstock_services.node_reporter.shell.log_server import NotBound, TaskLogServer
 
         try:
-            server = TaskLogServer(options)
+            server = TaskLogServer(options, {PATH: host.checkpoint_server()})
         except NotBound as error:
             if options.log_bind is not None:
                 raise

@@ -1,7 +1,7 @@
 """One task's supervisor, from its fork to the last of its task's processes. Standard library only (see `confinement`).
 
 A shim takes one request, a JSON message on the SEQPACKET socket: `{folder, log, log_limit, argv, env, cwd, code, programs, cores,
-data_limit, settings, oom, oom_first, ended_by, visible, lease, task_id, token}`; runs the program, waits for all of it and writes down how it
+data_limit, settings, oom, oom_first, ended_by, visible, saves, checkpoints, lease, task_id, token}`; runs the program, waits for all of it and writes down how it
 ended.
 
 The folder of a task holds, each written whole (temporary name, then rename):
@@ -19,7 +19,7 @@ written. Who gets the lock therefore knows: nothing will be started any more tha
 
 `lease` is None or the arguments of `lease_watch.LeaseWatch`: when it ends, so does the task, whether or not a reporter is left.
 
-Signals to a shim: SIGTERM → SIGTERM to the process group; SIGUSR1 → SIGKILL to every process of the task;
+Signals to a shim: SIGTERM → SIGTERM to the process group, or to the leader alone if it then saves, for which it may need the others; SIGUSR1 → SIGKILL to every process of the task;
 SIGUSR2 → SIGUSR1 to the leader if it handles it (a request to save a checkpoint).
 """
 
@@ -48,8 +48,8 @@ from penstock_services.node_reporter.shell.confinement import (
 from penstock_services.node_reporter.shell.last_lines import exhausted
 from penstock_services.node_reporter.shell.lease_watch import LeaseWatch, boot_s
 from penstock_services.node_reporter.shell.output import Output
-from penstock_services.node_reporter.shell.pids import descendants, pid_of, start_ticks
-from penstock_services.node_reporter.shell.programs import enter
+from penstock_services.node_reporter.shell.pids import catches, descendants, pid_of, start_ticks
+from penstock_services.node_reporter.shell.programs import enter, execute, find_program
 
 MAX_MESSAGE_BYTES = 1 << 18  # argv, environment, peers, secrets; but for these the events behind are ≤ 64 KiB
 CHUNK_BYTES = 65_536  # a pipe's capacity
@@ -309,7 +309,7 @@ class Shim:
             stage = "confinement"
             if failure is not None:
                 raise failure
-            reveal(self._plan, tasks, request["folder"], request["visible"])
+            reveal(self._plan, tasks, request["folder"], request["visible"], request["checkpoints"])
             stage = "affinity"
             if request["cores"]:
                 os.sched_setaffinity(0, request["cores"])
@@ -322,6 +322,7 @@ class Shim:
             stage = "user"
             become(self._plan)
             prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)  # which another user would be without
+            program = find_program(request)
             if not lines.readline():
                 os._exit(127)
             stage = "code"
@@ -336,7 +337,7 @@ class Shim:
                 env = enter(kind, where, env, folders)
             stage = "exec"
             os.dup2(output, 2)
-            os.execvpe(request["argv"][0], request["argv"], env)
+            execute(program, request["argv"], env)
         except OSError as error:
             os.write(failed, json.dumps({"stage": stage, "errno": error.errno}).encode() + GO)
         finally:
@@ -470,21 +471,18 @@ class Shim:
 
     def _on_terminate(self, _number: int, _frame: FrameType | None) -> None:
         if self._leader and self._reaped is None:  # unreaped, so the number cannot be another's
+            alone = self._request.get("saves") and catches(self._pid, signal.SIGTERM)
             with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self._leader, signal.SIGTERM)
+                (os.kill if alone else os.killpg)(self._leader, signal.SIGTERM)
 
     def _on_kill(self, _number: int, _frame: FrameType | None) -> None:
         self._kill_all()
 
     def _on_checkpoint(self, _number: int, _frame: FrameType | None) -> None:
         """Unhandled, SIGUSR1 would kill; so it goes only to a leader that catches it."""
-        try:
-            with open(f"/proc/{self._pid}/status") as file:
-                caught = next(int(line.split()[1], 16) for line in file if line.startswith("SigCgt:"))
-            if caught >> (signal.SIGUSR1 - 1) & 1 and self._reaped is None:
+        with contextlib.suppress(OSError):
+            if catches(self._pid, signal.SIGUSR1) and self._reaped is None:
                 os.kill(self._leader, signal.SIGUSR1)
-        except OSError:
-            pass
 
     def _on_child(self, _number: int, _frame: FrameType | None) -> None:
         """Adopted orphans are reaped as they end; the leader is left for `_reap_all`."""

@@ -3,13 +3,16 @@
 from collections.abc import Iterator
 from typing import Any
 
+from penstock.ledger.job_state import JobState
 from penstock.ledger.memory import raisable
-from penstock.ledger.state import CellState, JobState, NodeState
+from penstock.ledger.node_state import NodeState
+from penstock.ledger.state import CellState
 from penstock.model import ledger_events
 from penstock.model.event import Event
 from penstock.model.transitions import JobStatus, TaskStatus
 from penstock.model.types import MAX_TEXT
 from penstock.policies.capacity import never_fits
+from penstock_services.placer.core import moves
 from penstock_services.placer.core.common import stop, succeeded, timer
 
 LOST = frozenset({"node_lost", "lost", "refused"})
@@ -90,7 +93,10 @@ class Attempts:
                 if all(task.succeeded for task in job.tasks.values() if task.place.role == "worker"):
                     # It was done before the stop reached it; a script that exits 0 on SIGTERM has not succeeded.
                     yield succeeded(job)
-                else:
+                    return
+                if job.target:
+                    yield from moves.arrive(state, job)
+                if job.status is JobStatus.STOPPING:
                     yield from self.queue_again(state, job, reason)
             case _:
                 yield from self._failed(state, job)

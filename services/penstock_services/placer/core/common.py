@@ -3,8 +3,9 @@
 from collections.abc import Iterator
 from typing import Any
 
-from penstock.ledger.evolve import timer_id
-from penstock.ledger.state import CellState, JobState
+from penstock.ledger.job_state import JobState
+from penstock.ledger.state import CellState
+from penstock.ledger.timers import timer_id
 from penstock.model import ledger_events
 from penstock.model.event import Event
 from penstock.model.ledger_events import TimerSubject

@@ -10,22 +10,27 @@ from types import MappingProxyType
 from typing import Any
 
 from penstock.errors import one_line
-from penstock.ledger.evolve import job_of_task
-from penstock.ledger.index import bits
+from penstock.ledger.evolve_tasks import job_of_task
+from penstock.ledger.job_state import HOLDING, JobState
 from penstock.ledger.lease import LEASE_TIMER
-from penstock.ledger.state import HOLDING, CellState, JobState
+from penstock.ledger.plans import kept_nodes, proposal_key, units_of_proposals
+from penstock.ledger.state import CellState
 from penstock.model import external_events, ledger_events
-from penstock.model.estimates import JobEstimated
+from penstock.model.estimates import EtaEstimated, JobEstimated
 from penstock.model.event import Event
-from penstock.model.ledger_events import PlacementExplanation, PlacerSettings
+from penstock.model.ledger_events import PlacementExplanation
 from penstock.model.proposals import CoresProposed, MigrationProposed, PlanProposed, ThrottleProposed
+from penstock.model.settings import PlacerSettings
 from penstock.model.transitions import JobStatus, NodeStatus, TaskStatus
-from penstock.model.types import MAX_GANG_TASKS, MAX_TEXT
-from penstock.policies.base import LazyRng, Plan, Queueing, Replanning, assign
+from penstock.model.types import MAX_GANG_TASKS
+from penstock.policies.base import Choose, LazyRng, Plan, assign
 from penstock.policies.capacity import never_fits
-from penstock.policies.profiles import in_force, policy_for
-from penstock_services.placer.core import lease, proposals
+from penstock.policies.moldable import place_moldable
+from penstock.policies.profiles import in_force, profile_for
+from penstock_services.placer.core import lease, moves, proposals, units, window
+from penstock_services.placer.core.adjustments import asked_to_save, frees
 from penstock_services.placer.core.attempts import Attempts
+from penstock_services.placer.core.backfilling import Kept
 from penstock_services.placer.core.common import (
     RESCHEDULE,
     continuation,
@@ -34,12 +39,11 @@ from penstock_services.placer.core.common import (
     stop,
     timer,
 )
-from penstock_services.placer.core.plans import MAX_STOPPED, carry_out_plan
+from penstock_services.placer.core.membership import MAX_RECONSIDERED_PER_RECORD, Membership
+from penstock_services.placer.core.plans import carry_out_plan
 
 MAX_PLACEMENTS_PER_RECORD = 32  # keeps a record of single-task jobs under 64 KiB
 MAX_TASKS_PER_RECORD = MAX_GANG_TASKS  # placed or lost at once: a record of the largest gang stays under 1 MB
-MAX_NODES_PER_RECORD = 16  # whose departure is accepted at once
-MAX_RECONSIDERED_PER_RECORD = 256
 
 
 class Decider:
@@ -47,10 +51,11 @@ class Decider:
 
     def __init__(self, settings: PlacerSettings) -> None:
         self.settings = in_force(settings)
-        self._take_policy()
+        self.profile = profile_for(self.settings)
         self.attempts = Attempts(
-            replans=self._replanner is not None, grace_ms=self.settings.unschedulable_grace_ms
+            replans=self.profile.preempt is not None, grace_ms=self.settings.unschedulable_grace_ms
         )
+        self.membership = Membership(self.attempts, self.settings)
         self._swept = -1
         """Capacity version at which `_sweep_unschedulable` last found no further job; only saves work."""
         self.explanations: list[PlacementExplanation] = []
@@ -65,13 +70,8 @@ class Decider:
     def failed(self, error: Exception) -> str:
         """Notes what deciding raised; returns it in one line. The policy, which may be in disorder, is made anew."""
         self.errors.append(error)
-        self._take_policy()
+        self.profile = profile_for(self.settings)
         return one_line(error)
-
-    def _take_policy(self) -> None:
-        self.policy = policy_for(self.settings)
-        self._replanner = self.policy if isinstance(self.policy, Replanning) else None
-        self._queueing = self.policy if isinstance(self.policy, Queueing) else None
 
     @property
     def used_rng(self) -> bool:
@@ -113,26 +113,42 @@ class Decider:
         if job.status in HOLDING:
             yield from stop(state, job, "cancelled")
             return
-        was_head = state.head_of_queue() is job
+        matters = state.head_of_queue() is job or job.job_id in state.planned
         yield ledger_events.JobEnded(job_id=job.job_id, outcome="cancelled", reason=event.reason)
-        if was_head:
+        if matters:
             yield from self._place_waiting(state)
 
     def _proposed(self, state: CellState, event: Any) -> Iterator[Event]:
-        yield from proposals.answer(state, event)
+        freed = False
+        kept = kept_nodes(state)
+        copy = proposal_key(event.proposer, event.proposal_id) in state.proposals
+        for decision in proposals.answer(state, event, self.profile, self.explanations.append):
+            freed = freed or frees(state, decision)
+            yield decision
+        if freed:
+            yield from self._place_waiting(state)
+        elif not kept <= kept_nodes(state):
+            yield continuation(state)
+        if isinstance(event, PlanProposed) and not copy:
+            yield from window.answered(state)
 
     # ----------------------------------------------------------------------------------------- queue
 
     def _arrived(self, state: CellState, job: JobState) -> Iterator[Event]:
-        """A job has just queued. Nothing was freed, so no other job is tried again."""
+        """A job has just queued. Nothing was freed, so no other job is tried again, unless there is room that may have to be kept."""
         reason = never_fits(state, job.demand) if state.nodes else None
         if reason is not None:
             yield from self.attempts.park(state, job, reason)
             return
-        if self._replanner is not None:
+        yield from window.arrived(state)
+        if state.in_window:
+            return
+        if self.profile.preempt is not None:
             yield from request_plan(state)
-        elif self._queueing is not None:
-            yield from self._place_waiting(state)
+        elif self.profile.order is not None:
+            need = job.demand.worker
+            if self.profile.backfill is None or state.index.candidates(need, job.demand.gpu_models):
+                yield from self._place_waiting(state)
         elif not state.frozen and self._may_try(state, job):
             yield from self._try(state, job)
 
@@ -167,13 +183,22 @@ class Decider:
             return False
         return state.queue.bisect_left(job.order) < self.settings.backfill_window
 
-    def _try(self, state: CellState, job: JobState) -> Iterator[Event]:
-        """If its policy raises, this job waits on; that choice is lost and no other."""
+    def _try(self, state: CellState, job: JobState, choose: Choose | None = None) -> Iterator[Event]:
+        """Places the job if it fits. If its policy raises, this job waits on; that choice is lost and no other.
+
+        `choose`: instead of the place stage alone.
+        """
         plan = placement = None
         error = self._known_failures.get(job.job_id)
         if error is None:
             try:
-                plan = self.policy.place(state, job, self._rng)
+                choose = choose or self.profile.place.place
+                if state.planned and self.profile.preempt is None:
+                    choose = units.beside(state, self.profile.name, choose)
+                if job.spec.min_workers is None:
+                    plan = choose(state, job, self._rng)
+                else:
+                    plan = place_moldable(state, job, choose, self._rng, self.profile.shape)
                 placement = None if plan is None else assign(state, job, plan)
             except Exception as raised:  # noqa: BLE001 - nothing is swallowed: it becomes a fact and a dead letter
                 error = self.failed(raised)
@@ -191,54 +216,69 @@ class Decider:
         yield start_deadline(state, job)
 
     def _place_waiting(self, state: CellState) -> Iterator[Event]:
-        """Something was freed: FIFO with a bounded backfill window, or the policy's own order; equal demands are
-        tried once.
+        """Something was freed: FIFO with a bounded backfill window, or the profile's own order; equal demands are tried once.
 
         The cell may have become smaller since the head of the queue was judged: it must not wait for ever.
         """
-        if self._replanner is not None:
+        if state.moving:
+            yield from moves.give_up_lost(state)
+        if self.profile.preempt is not None:
             yield from request_plan(state)
             return
-        if state.frozen or not state.queue:
+        yield from units.carry_on(state, self.explanations.append)
+        if state.frozen or not state.queue or state.in_window:
             return
         hopeless: set[tuple[object, ...]] = set()
         passed = placed = tasks = parked = 0
         reach = self.settings.backfill_window + MAX_PLACEMENTS_PER_RECORD
-        if self._queueing is None:
+        if self.profile.order is None:
             waiting = iter(list(islice(state.queue.values(), reach)))
         else:
-            waiting = islice(self._queueing.order(state), reach)
+            waiting = islice(self.profile.order.order(state), reach)
         head = state.head_of_queue()
         held_up = head is not None and self._holds_up(head)
+        kept = Kept(backfill := self.profile.backfill)
         for job_id in waiting:
             job = state.jobs[job_id]
+            if (planned := state.planned.get(job_id)) is not None and planned.proposed is not None:
+                continue  # it waits for stops, and starts with its unit
             if passed >= self.settings.backfill_window or (held_up and head is not job):
                 return
-            key = job.demand.key
+            key = job.demand.key if backfill is None else kept.alike(state, job)
             tried = key not in hopeless
             if tried:
                 full = placed == MAX_PLACEMENTS_PER_RECORD
-                if full or (placed and tasks + job.demand.tasks > MAX_TASKS_PER_RECORD):
+                if full or (
+                    placed and tasks + job.spec.workers + job.spec.parameter_servers > MAX_TASKS_PER_RECORD
+                ):
                     yield continuation(state)
                     return
-                yield from self._try(state, job)
+                yield from self._try(state, job, None if backfill is None else kept.chooser())
             if job.status is JobStatus.LAUNCHING:
                 placed += 1
                 tasks += len(job.tasks)
             elif head is job and (reason := never_fits(state, job.demand)) is not None:
                 yield from self.attempts.park(state, job, reason)
                 parked += 1
+            elif job_id in self.failed_jobs:
+                passed += 1
             else:
                 hopeless.add(key)
                 passed += 1
+                if backfill is not None:
+                    yield from kept.refused(state, job)
             if tried or head is job:
                 head = state.head_of_queue()
                 held_up = head is not None and self._holds_up(head)
+        if backfill is not None:
+            yield from kept.done(state)
         if parked and state.queue:
             yield continuation(state)
 
-    def _progressed(self, state: CellState, event: external_events.WorkProgressed) -> Iterator[Event]:
-        if self._replanner is not None:
+    def _progressed(
+        self, state: CellState, event: external_events.WorkProgressed | EtaEstimated
+    ) -> Iterator[Event]:
+        if self.profile.preempt is not None:
             yield from request_plan(state)
 
     # ----------------------------------------------------------------------------------------- tasks
@@ -258,13 +298,15 @@ class Decider:
             yield from self._node_recovered(state, event.node_id)
         job = state.jobs.get(event.task_id.rsplit(".", 2)[0])
         if job is None or event.task_id not in job.tasks:  # the cell had given it up
-            yield from self._thaw(state)
+            yield from self.membership.thaw(state)
         else:
             yield from self.attempts.after_exit(state, job)
         yield from self._place_waiting(state)
 
     def _suspected(self, state: CellState, event: external_events.NodeSuspected) -> Iterator[Event]:
         yield from lease.probe(state.nodes[event.node_id])
+        if event.node_id in kept_nodes(state):
+            yield from self._place_waiting(state)
 
     def _probe_sent(self, state: CellState, event: external_events.ProbeSent) -> Iterator[Event]:
         yield from lease.sent(state, event.node_id)
@@ -278,147 +320,63 @@ class Decider:
     # ----------------------------------------------------------------------------------------- nodes
 
     def _joined(self, state: CellState, event: external_events.NodeJoined) -> Iterator[Event]:
-        """Tasks that the node does not find alive are dead: it reports exits before it joins (LAW 5)."""
-        node = state.nodes[event.node.node_id]
-        alive = {task.task_id for task in event.tasks if task.task_id not in node.orphan_tasks}
-        for task_id in [task_id for task_id in node.tasks if task_id not in alive]:
-            task = state.jobs[node.tasks[task_id]].tasks[task_id]
-            if node.rebooted or task.started_ms is not None:
-                reason = "its node booted anew" if node.rebooted else "its node restarted without it"
-                yield from self.attempts.lose(state, node, task_id, reason)
-        yield from lease.answers_due(state, node, alive)
-        yield from self._thaw(state)
-        yield from self._reconsider(state)
+        yield from self.membership.joined(state, event)
         yield from self._place_waiting(state)
 
     def _changed(self, state: CellState, event: external_events.NodeChanged) -> Iterator[Event]:
-        yield from self._reconsider(state)
+        yield from self.membership.reconsider(state)
         yield from self._place_waiting(state)
 
     def _cordoned(self, state: CellState, event: external_events.NodeCordoned) -> Iterator[Event]:
         if event.drain:
-            yield from self._drain(state)
+            yield from self.membership.drain(state)
+        yield from self._target_lost(state, event)
+
+    def _target_lost(self, state: CellState, event: Any) -> Iterator[Event]:
+        """Something may not be used any more. Where targets of moves are given up, others may have the rest."""
+        given_up = bool(units_of_proposals(state))
+        for decision in moves.give_up_lost(state):
+            given_up = True
+            yield decision
+        if given_up:
+            yield from self._place_waiting(state)
 
     def _uncordoned(self, state: CellState, event: Any) -> Iterator[Event]:
         yield from self._place_waiting(state)
 
-    def _drain(self, state: CellState) -> Iterator[Event]:
-        """Stops what runs on nodes that are being drained, a bounded number per record; nothing while the cell is frozen."""
-        if state.frozen:
-            return
-        stopped = 0
-        for ordinal in bits(state.index.cordoned):
-            node = state.node(ordinal)
-            if node.cordon is None or not node.cordon.drain:
-                continue
-            for job in [state.jobs[job_id] for job_id in dict.fromkeys(node.tasks.values())]:
-                if job.status is JobStatus.STOPPING:
-                    continue
-                if stopped == MAX_STOPPED:
-                    yield continuation(state)
-                    return
-                yield ledger_events.JobPreempted(
-                    job_id=job.job_id,
-                    attempt=job.attempt,
-                    by_job_id=None,
-                    reason=f"{node.spec.node_id} is being drained",
-                )
-                yield from stop(state, job, "drained")
-                stopped += 1
-
     def _left(self, state: CellState, event: external_events.NodeLeft) -> Iterator[Event]:
-        node = state.nodes[event.node_id]
-        if event.proof == "fenced":
-            who = f"its node was fenced by {event.by}: {event.reason}" if event.by else "its node left"
-            yield from self.attempts.accept_loss(state, node, who[:MAX_TEXT])
-            yield from self._thaw(state)
+        yield from self.membership.left(state, event)
+        if event.proof == "fenced" or not state.frozen:
             yield from self._place_waiting(state)
-            return
-        if state.frozen:
-            return
-        if event.proof != "shutdown":
-            missing, of = self._missing(state)
-            if missing > of * self.settings.freeze_fraction and of > 1:
-                yield ledger_events.CellFrozen(
-                    reason=f"{missing} of {of} nodes left within the freeze window"
-                )
-                return
-        why = lease.OUTLIVED if event.probe else "its node left"
-        yield from self.attempts.accept_loss(state, node, why)
-        yield from self._place_waiting(state)
-
-    def _missing(self, state: CellState) -> tuple[int, int]:
-        """(nodes that left within the window or are still waited for, those and the nodes that are there)."""
-        since_ms = state.now_ms - self.settings.freeze_window_ms
-        there = missing = 0
-        for node in state.nodes.values():
-            awaited = node.leaving and node.status is NodeStatus.SUSPECT
-            missing += awaited or (node.leaving and not state.frozen and node.left_ms >= since_ms)
-            there += not node.leaving
-        return missing, missing + there
-
-    def _thaw(self, state: CellState) -> Iterator[Event]:
-        """Enough nodes are back: the cell thaws, and the departure of the others is accepted."""
-        if not state.frozen or state.awaits_nodes():
-            return
-        missing, of = self._missing(state)
-        if missing > of * self.settings.freeze_fraction:
-            return
-        yield ledger_events.CellThawed(reason=f"{of - missing} of {of} nodes are there")
-        yield from self._accept_losses(state)
-        if state.index.cordoned:
-            yield continuation(state)  # whom to drain was not stopped meanwhile
-
-    def _accept_losses(self, state: CellState) -> Iterator[Event]:
-        """Of the nodes that left while the cell was frozen, a bounded number; a timer brings the next ones."""
-        index = state.index
-        silent = index.known & ~index.placeable & ~index.gone
-        left = [node for ordinal in bits(silent) if (node := state.node(ordinal)).leaving]
-        lost = 0
-        for number, node in enumerate(left):
-            lost += len(node.tasks)
-            if number == MAX_NODES_PER_RECORD or (number and lost > MAX_TASKS_PER_RECORD):
-                yield continuation(state)
-                return
-            yield from self.attempts.accept_loss(state, node)
-
-    def _reconsider(self, state: CellState) -> Iterator[Event]:
-        """The cell's capacity changed: may jobs that could never run, run now? A bounded number per record."""
-        found = 0
-        hopeless: set[tuple[object, ...]] = set()
-        for job_id in list(state.unschedulable):
-            demand = state.jobs[job_id].demand
-            if (key := demand.key) in hopeless:
-                continue
-            if never_fits(state, demand) is not None:
-                hopeless.add(key)
-            else:
-                yield ledger_events.JobFoundSchedulable(job_id=job_id)
-                found += 1
-                if found == MAX_RECONSIDERED_PER_RECORD:
-                    yield continuation(state)
-                    return
 
     # ---------------------------------------------------------------------------------------- timers
 
     def _reschedule(self, state: CellState) -> Iterator[Event]:
         """Everything that a full record left over, then the plan or the queue. Each part is empty when it is done."""
         if not state.frozen:
-            yield from self._accept_losses(state)
+            yield from self.membership.accept_losses(state)
         if state.index.cordoned:
-            yield from self._drain(state)
+            yield from self.membership.drain(state)
         if state.unschedulable:
-            yield from self._reconsider(state)
-        if self._replanner is None:
+            yield from self.membership.reconsider(state)
+        if self.profile.preempt is None:
             yield from self._place_waiting(state)
             return
+        if state.moving:
+            yield from moves.give_up_lost(state)
         if self._swept != state.capacity_version:
             yield from self._sweep_unschedulable(state)
-        yield from carry_out_plan(state, self._replanner, self._try, self.failed_jobs)
+        if state.in_window:
+            return
+        yield from carry_out_plan(state, self.profile, self._try, self.failed_jobs)
 
     def _fired(self, state: CellState, event: ledger_events.TimerFired) -> Iterator[Event]:
         if event.timer_id == RESCHEDULE:
             yield from self._reschedule(state)
+            return
+        if event.timer_id == window.WINDOW:
+            yield from window.over(state)
+            yield from self._place_waiting(state)
             return
         subject, _, kind = event.timer_id.rpartition(":")
         if kind == LEASE_TIMER:
@@ -437,7 +395,7 @@ class Decider:
                     job_id=job.job_id, outcome="timed_out_queued", reason="waited longer than queue_timeout"
                 )
                 yield from self._place_waiting(state)
-            case "queue_timeout" if job.status is JobStatus.LAUNCHING:
+            case "queue_timeout" if job.status is JobStatus.LAUNCHING and job.held is None:
                 yield from stop(state, job, "queue_timeout")
             case "run_timeout" if job.status is JobStatus.RUNNING:
                 yield from stop(state, job, "run_timeout")
@@ -465,16 +423,19 @@ CHOICES: Mapping[type[Event], Callable[[Decider, CellState, Any], Iterator[Event
         external_events.JobCancelRequested: Decider._cancel,
         external_events.JobHoldRequested: Decider._uncordoned,
         external_events.JobReleaseRequested: Decider._submitted,
+        external_events.JobCheckpointRequested: lambda _, state, event: asked_to_save(state, event),
         external_events.TaskStarted: Decider._started,
         external_events.TaskExited: Decider._exited,
         external_events.OrderRefused: Decider._exited,
         external_events.NodeJoined: Decider._joined,
         external_events.NodeChanged: Decider._changed,
         external_events.WorkProgressed: Decider._progressed,
+        EtaEstimated: Decider._progressed,
         external_events.NodeSuspected: Decider._suspected,
         external_events.ProbeSent: Decider._probe_sent,
         external_events.NodeCordoned: Decider._cordoned,
         external_events.NodeUncordoned: Decider._uncordoned,
+        external_events.GpuFaulted: Decider._target_lost,
         external_events.NodeLeft: Decider._left,
         PlanProposed: Decider._proposed,
         MigrationProposed: Decider._proposed,

@@ -8,12 +8,16 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, get_args
 
-from penstock.ledger.evolve import job_of_task
-from penstock.ledger.state import CellState, JobState, NodeState
+from penstock.ledger.evolve_adjustments import adjustment
+from penstock.ledger.evolve_tasks import job_of_task
+from penstock.ledger.job_state import JobState
+from penstock.ledger.node_state import NodeState
+from penstock.ledger.state import CellState
 from penstock.model import external_events, ledger_events
+from penstock.model.adjustments import TaskAdjusted
 from penstock.model.estimates import EtaEstimated, JobEstimated
 from penstock.model.event import Event
-from penstock.model.transitions import NodeStatus, TaskStatus
+from penstock.model.transitions import JobStatus, NodeStatus, TaskStatus
 from penstock.model.types import MAX_JOB_ID_CHARS, JoinRefusal, NodeSpec
 
 Command = external_events.JobHoldRequested | external_events.JobReleaseRequested
@@ -74,6 +78,17 @@ def _hold(state: CellState, event: external_events.JobHoldRequested) -> str | No
     return "already_stopping" if job.stop_reason in FINAL_STOPS else None
 
 
+def _save(state: CellState, event: external_events.JobCheckpointRequested) -> str | None:
+    job = state.jobs.get(event.job_id)
+    if job is None:
+        return "job_ended" if event.job_id in state.ended else "unknown_job"
+    if event.tenant not in (None, job.spec.owner):
+        return "other_tenant"
+    if job.spec.checkpoint == "none":
+        return "saves_nothing"
+    return None if job.status is JobStatus.RUNNING else "not_running"
+
+
 def _release(state: CellState, event: external_events.JobReleaseRequested) -> str | None:
     if (wrong := _command(state, event)) is not None:
         return wrong
@@ -106,6 +121,18 @@ def _started(state: CellState, event: external_events.TaskStarted) -> str | None
         job = job_of_task(state, event.node_id, event.task_id)
         if job is not None and job.tasks[event.task_id].started_ms is not None:
             return "duplicate_start"
+    return reason
+
+
+def _adjusted(state: CellState, event: TaskAdjusted) -> str | None:
+    """The answer to the latest order of its kind, once; one to an order before says nothing any more."""
+    reason = _of_living_task(state, event)
+    if reason is None:
+        job = state.jobs[state.nodes[event.node_id].tasks[event.task_id]]
+        known = adjustment(job.tasks[event.task_id], event.what)
+        if known is None or event.order_token != known.token:
+            return "stale_adjustment"
+        return "duplicate_adjustment" if known.answered else None
     return reason
 
 
@@ -263,8 +290,10 @@ TaskEvent = (
     | external_events.TaskExited
     | external_events.TaskPhaseChanged
     | external_events.TaskCheckpointed
+    | external_events.CheckpointFetched
     | external_events.StepsMeasured
     | external_events.StagesMeasured
+    | TaskAdjusted
 )
 
 GUARDS: Mapping[type[Event], Callable[[CellState, Any], str | None]] = MappingProxyType(
@@ -274,12 +303,15 @@ GUARDS: Mapping[type[Event], Callable[[CellState, Any], str | None]] = MappingPr
         external_events.JobCancelRequested: _cancel,
         external_events.JobHoldRequested: _hold,
         external_events.JobReleaseRequested: _release,
+        external_events.JobCheckpointRequested: _save,
         external_events.TaskStarted: _started,
         external_events.TaskExited: _exited,
         external_events.TaskPhaseChanged: _of_living_task,
         external_events.TaskCheckpointed: _of_living_task,
+        external_events.CheckpointFetched: _of_living_task,
         external_events.StepsMeasured: _of_living_task,
         external_events.StagesMeasured: _of_living_task,
+        TaskAdjusted: _adjusted,
         EtaEstimated: _eta,
         external_events.OrderRefused: _refused,
         external_events.NodeJoined: _joined,

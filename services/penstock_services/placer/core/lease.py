@@ -7,9 +7,10 @@ ProbeSent and NodeLeft come through the nodes' topic. A joining that stands ther
 
 from collections.abc import Container, Iterator
 
-from penstock.ledger.evolve import timer_id
 from penstock.ledger.lease import LEASE_TIMER, proven_ms
-from penstock.ledger.state import CellState, NodeState
+from penstock.ledger.node_state import NodeState
+from penstock.ledger.state import CellState
+from penstock.ledger.timers import timer_id
 from penstock.model import external_events, ledger_events
 from penstock.model.event import Event
 from penstock.model.transitions import JobStatus, NodeStatus

@@ -4,9 +4,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
-from penstock.ledger.state import CellState, JobState, NodeState, TaskState
+from penstock.ledger.job_state import JobState, TaskState
+from penstock.ledger.node_state import NodeState
+from penstock.ledger.resuming import resumed, source
+from penstock.ledger.state import CellState
+from penstock.model.adjustments import AdjustmentDecided, BandwidthDecided, CheckpointDecided, CoresDecided
 from penstock.model.event import Event
-from penstock.model.external_events import NodeJoined, NodeLeft, ProbeSent
+from penstock.model.external_events import NodeJoined, NodeLeft, ProbeSent, TaskStarted
 from penstock.model.ledger_events import (
     NodeJoinRefused,
     NodeProbed,
@@ -14,7 +18,21 @@ from penstock.model.ledger_events import (
     ProbeExpired,
     StopDecided,
 )
-from penstock.model.orders import AnswerJoin, Order, Peer, ProbeNode, StartTask, StopTask, pack_peers
+from penstock.model.orders import (
+    AnswerJoin,
+    CheckpointSource,
+    CheckpointTask,
+    Companion,
+    HandOverCheckpoint,
+    Order,
+    Peer,
+    ProbeNode,
+    SetBandwidth,
+    SetCores,
+    StartTask,
+    StopTask,
+    pack_peers,
+)
 from penstock.model.token import token_of
 from penstock.model.transitions import TaskStatus
 from penstock.model.types import JoinRefusal
@@ -77,7 +95,7 @@ def _proof(node: NodeState) -> Iterator[NodeLeft]:
 
 
 def start_orders(state: CellState, job_id: str, token: int) -> list[Order]:
-    """For a placement read back as valid. Empty when a later record has ended that attempt.
+    """For a placement read back as valid; before them what hands over its checkpoint. Empty when a later record has ended that attempt.
 
     The state may have run ahead of that record: a task lost to a reboot meanwhile must not start under the new
     boot id, and one that is to stop again need not start (its stop order makes sure that it never will).
@@ -86,7 +104,8 @@ def start_orders(state: CellState, job_id: str, token: int) -> list[Order]:
     if job is None or job.token != token:
         return []
     assigned = [task for task in job.tasks.values() if task.status is TaskStatus.ASSIGNED]
-    return list(_starts(state, job, assigned, _gang(state, job)))
+    first = _hand_over(state, job) if assigned else ()
+    return [*first, *_starts(state, job, assigned, _gang(state, job))]
 
 
 def stop_orders(state: CellState, job_id: str, token: int) -> list[Order]:
@@ -97,6 +116,55 @@ def stop_orders(state: CellState, job_id: str, token: int) -> list[Order]:
     return [_stop(job, task) for task in job.tasks.values() if task.status is TaskStatus.STOPPING]
 
 
+def adjusting_orders(state: CellState, task: TaskState, up_to: int) -> Iterator[Order]:
+    """What a running task is to have and its node has not answered, oldest first. Tokens and `up_to` as in `outstanding`.
+
+    Of one that is being stopped its cores, too: others may have those that it was to give up before, and it may save for long.
+    """
+    if task.status not in (TaskStatus.RUNNING, TaskStatus.STOPPING):
+        return
+    about = {"node_id": task.place.node_id, "task_id": task.place.task_id}
+    found: list[Order] = []
+    if (asked := task.cores_adjusted) is not None and not asked.answered and asked.token <= up_to:
+        found.append(SetCores(**about, token=asked.token, cores=task.place.cores))
+    if task.status is TaskStatus.STOPPING:
+        yield from found
+        return
+    if (asked := task.bandwidth_adjusted) is not None and not asked.answered and asked.token <= up_to:
+        percent = task.memory_bandwidth_percent
+        found.append(SetBandwidth(**about, token=asked.token, memory_bandwidth_percent=percent))
+    if (asked := task.checkpoint_asked) is not None and asked.token <= up_to:
+        found.append(CheckpointTask(**about, token=asked.token))
+    yield from sorted(found, key=lambda order: order.token)
+
+
+def _asked_to_save(state: CellState, fact: CheckpointDecided, token: int) -> Iterator[Order]:
+    """For a request read back as valid. Empty when the attempt has ended or is being stopped."""
+    job = state.jobs.get(fact.job_id)
+    task = None if job is None else job.tasks.get(fact.task_id)
+    if task is not None and task.status is TaskStatus.RUNNING:
+        yield CheckpointTask(token=token, node_id=fact.node_id, task_id=fact.task_id)
+
+
+def _adjusted(state: CellState, fact: AdjustmentDecided, token: int) -> Iterator[Order]:
+    """For an adjustment read back as valid. Empty when a later one, an exit or, unless it is of cores, a stop has overtaken it."""
+    job = state.jobs.get(fact.job_id)
+    task = None if job is None else job.tasks.get(fact.task_id)
+    if task is not None:
+        yield from (order for order in adjusting_orders(state, task, token) if order.token == token)
+
+
+def _task_started(state: CellState, fact: TaskStarted, token: int) -> Iterator[Order]:
+    """What was decided of it before a restored ledger knew that it runs."""
+    job = (
+        state.jobs.get(state.nodes[fact.node_id].tasks.get(fact.task_id, ""))
+        if fact.node_id in state.nodes
+        else None
+    )
+    if job is not None:
+        yield from adjusting_orders(state, job.tasks[fact.task_id], token)
+
+
 def outstanding(state: CellState, node_ids: Iterable[str], up_to: int) -> Iterator[Order]:
     """What was ordered of these nodes and not answered; repeats are harmless, tokens make them idempotent.
 
@@ -104,6 +172,11 @@ def outstanding(state: CellState, node_ids: Iterable[str], up_to: int) -> Iterat
     """
     gangs: dict[str, Gang] = {}
     for node_id in node_ids:
+        running = (
+            state.jobs[job_id].tasks[task_id] for task_id, job_id in state.nodes[node_id].tasks.items()
+        )
+        adjusting = [order for task in running for order in adjusting_orders(state, task, up_to)]
+        yield from sorted(adjusting, key=lambda order: (order.token, order.subject()))
         yield from orphan_orders(state, node_id, up_to)
         yield from probe_orders(state, node_id, up_to)
         assigned: dict[str, list[TaskState]] = {}
@@ -117,6 +190,7 @@ def outstanding(state: CellState, node_ids: Iterable[str], up_to: int) -> Iterat
         for job_id, tasks in assigned.items():
             job = state.jobs[job_id]
             gang = gangs[job_id] = gangs.get(job_id) or _gang(state, job)
+            yield from _hand_over(state, job)
             yield from _starts(state, job, tasks, gang)
 
 
@@ -240,6 +314,67 @@ def _start(
         packed_peers=packed_peers,
         rendezvous_port=RENDEZVOUS_FIRST_PORT + job.token % RENDEZVOUS_PORTS,
         grace_ms=job.spec.grace_ms,
+        checkpoint=_checkpoint(state, job),
+        checkpoint_from=_source(state, job),
+        companions=_companions(state, job, place.rank),
+        global_batch_size=job.spec.global_batch_size,
+    )
+
+
+def _companions(state: CellState, job: JobState, rank: int) -> tuple[Companion, ...]:
+    """The other members' tasks of this rank that are not proven ended; also of members that joined after it."""
+    if not job.group:
+        return ()
+    return tuple(
+        Companion(task_id=task.place.task_id, token=other.token)
+        for other in state.groups[job.group].values()
+        if other is not job
+        for task in other.tasks.values()
+        if task.place.rank == rank and task.status is not TaskStatus.EXITED
+    )
+
+
+def _checkpoint(state: CellState, job: JobState) -> str | None:
+    """As `StartTask.checkpoint`."""
+    if job.spec.checkpoint != "sdk":
+        return None
+    found = resumed(state, job)
+    return "" if found is None else found.path.rpartition("/")[2]
+
+
+def _source(state: CellState, job: JobState) -> CheckpointSource | None:
+    """As `StartTask.checkpoint_from`."""
+    node = source(state, job) if job.spec.checkpoint == "sdk" else None
+    if node is None:
+        return None
+    assert node.spec.logs is not None
+    assert node.public_key is not None
+    assert job.checkpoint is not None
+    return CheckpointSource(
+        node_id=node.spec.node_id,
+        address=node.spec.address,
+        port=node.spec.logs.port,
+        tls=node.spec.logs.tls,
+        public_key=node.public_key,
+        size_bytes=job.checkpoint.size_bytes,
+    )
+
+
+def _hand_over(state: CellState, job: JobState) -> Iterator[HandOverCheckpoint]:
+    """To the node that has the checkpoint of an attempt that is to start elsewhere."""
+    node = source(state, job) if job.spec.checkpoint == "sdk" else None
+    if node is None:
+        return
+    (task,) = job.tasks.values()
+    to_node = state.nodes[task.place.node_id]
+    assert to_node.public_key is not None
+    yield HandOverCheckpoint(
+        token=job.token,
+        node_id=node.spec.node_id,
+        job_id=job.job_id,
+        attempt=job.attempt,
+        to_node=to_node.spec.node_id,
+        public_key=to_node.public_key,
     )
 
 
@@ -257,6 +392,10 @@ ORDERS: Mapping[type[Event], Callable[[CellState, Any, int], Iterable[Order]]] =
     {
         PlacementDecided: lambda state, fact, token: start_orders(state, fact.job_id, token),
         StopDecided: lambda state, fact, token: stop_orders(state, fact.job_id, token),
+        TaskStarted: _task_started,
+        CoresDecided: _adjusted,
+        BandwidthDecided: _adjusted,
+        CheckpointDecided: _asked_to_save,
         NodeProbed: lambda state, fact, token: probe_orders(state, fact.node_id, token),
         NodeJoined: _joined,
         NodeJoinRefused: lambda state, fact, token: [

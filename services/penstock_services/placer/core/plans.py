@@ -1,102 +1,101 @@
-"""Carrying out what a replanning policy wants: `RunSet` in, stops and placements out.
+"""Carrying out what a profile's preempt stage wants: stops and placements out.
 
-A plan that stops a job places none: it is made anew, and is the same, when the first of its stops is
-proven. So `place` finds the cell as the plan meant it.
-
-Ideal: who fits beside is placed at once. Departure: plans count GPUs, nodes are found later, and a job placed now may
-take the very node on which a larger one would have fitted; that one would then need others to be migrated. Knowing that it
-does not means placing the whole plan on a copy of the nodes.
+All stops go out at once, and who fits beside them starts at once. Who waits for a stop keeps the nodes on which it was tried,
+as a fact (`PlanAdopted`), and starts there when the stop is proven.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from penstock.ledger.demand import Demand
-from penstock.ledger.state import CellState, JobState
+from penstock.ledger.job_state import JobState
+from penstock.ledger.state import CellState
 from penstock.model import ledger_events
 from penstock.model.event import Event
-from penstock.model.transitions import JobStatus
+from penstock.model.plans import PlanAdopted, PlanUnit
 from penstock.model.types import MAX_GANG_TASKS
-from penstock.policies.base import Replanning
-from penstock.policies.replan import make_room
+from penstock.policies.base import Choose, LazyRng, Plan, Profile
+from penstock.policies.preemption import Start, Stop, arrange, keeps_room, node_ids, place_as_tried, set_of
 from penstock_services.placer.core.common import continuation, stop, wake_up
 
 MAX_PLACED = 32  # in one record, which must stay under 64 KiB
 MAX_TASKS = MAX_GANG_TASKS  # placed in one record
-MAX_STOPPED = 32  # in one record; more wait for the next plan
+MAX_STOPPED = 32  # in one record
 
-Place = Callable[[CellState, JobState], Iterator[Event]]
+Place = Callable[[CellState, JobState, Choose], Iterator[Event]]
 """The facts of one placement, if the job fits."""
 
 
 def carry_out_plan(
-    state: CellState, policy: Replanning, place: Place, failed_jobs: Mapping[str, str]
+    state: CellState, profile: Profile, place: Place, failed_jobs: Mapping[str, str]
 ) -> Iterator[Event]:
-    """Stops who runs and shall not; if there is none to stop, places who shall run and waits.
+    """Stops who runs and shall not, and places who shall run and fits beside.
 
-    `failed_jobs`: those on which the policy has failed by now; no job is stopped for them.
+    `failed_jobs`: those on which the policy has failed by now; they are not tried again in this record.
     """
-    if state.frozen or not state.jobs:
+    if state.frozen or not state.jobs or profile.preempt is None:
         return
-    plan = policy.plan(state)
-    if plan.wake_ms is not None:
-        yield wake_up(state, plan.wake_ms)
-    if plan.ranks:
-        yield ledger_events.JobsRanked(ranks=plan.ranks)
-    chosen = set(plan.chosen)
-    surplus = {order: job for order, job in state.holding.items() if job.job_id not in chosen}
-    if state.index.known & ~state.index.gone & ~state.index.placeable:
-        surplus = {order: job for order, job in surplus.items() if _frees(state, job)}
-    victims = [
-        job.job_id for _, job in sorted(surplus.items(), reverse=True) if job.status is not JobStatus.STOPPING
-    ]
-    if victims:
-        yield from _stop_all(state, policy, victims, None)
+    plan = arrange(state, profile.preempt)
+    if plan.selection.wake_ms is not None:
+        yield wake_up(state, plan.selection.wake_ms)
+    if plan.selection.ranks:
+        yield ledger_events.JobsRanked(ranks=plan.selection.ranks)
+    units = tuple(_units(state, plan.awaiting))
+    if state.planned or units:
+        begins = {job.job_id for job, _ in plan.starts}
+        kept = tuple(unit for unit in state.planned.values() if unit.job_id not in begins)
+        if kept != units:
+            yield PlanAdopted(units=units)
+    yield from _stop_all(state, profile.name, plan.stops)
+    if len(plan.stops) > MAX_STOPPED:
+        yield continuation(state)
         return
-    chosen_jobs = (state.jobs[job_id] for job_id in plan.chosen)
-    waiting = [(job, job.demand) for job in chosen_jobs if job.status is JobStatus.QUEUED]
-    waiting.sort(key=lambda found: -found[1].worker.gpus)
-    yield from _place_all(state, policy, waiting, place, failed_jobs)
-
-
-def _frees(state: CellState, job: JobState) -> bool:
-    """Whether its end would leave room for anybody: not on nodes that are silent or cordoned, which the plan leaves out."""
-    return any(state.nodes[task.place.node_id].placeable for task in job.tasks.values())
-
-
-def _place_all(
-    state: CellState,
-    policy: Replanning,
-    waiting: Sequence[tuple[JobState, Demand]],
-    place: Place,
-    failed_jobs: Mapping[str, str],
-) -> Iterator[Event]:
-    """Largest workers first, so that small jobs do not take the GPUs that the plan gives to a large one."""
+    if not profile.beside_stops and (plan.stops or plan.awaiting):
+        return
+    claimed = set_of(ordinal for start in plan.awaiting for ordinal in start.fit)
     tasks = 0
-    for placed, (job, demand) in enumerate(waiting):
-        tasks += demand.tasks
+    for placed, start in enumerate(plan.starts):
+        job = start.job
+        tasks += job.spec.workers + job.spec.parameter_servers
         if placed == MAX_PLACED or (placed and tasks > MAX_TASKS):
             yield continuation(state)
             return
-        yield from place(state, job)
-        if job.status is JobStatus.LAUNCHING or job.job_id in failed_jobs:
-            continue
-        if any(other.status is JobStatus.STOPPING for other in state.holding.values()):
-            return
-        moved = make_room(state, job)
-        if moved:
-            yield from _stop_all(state, policy, moved, job.job_id)
-            return
+        if job.job_id not in failed_jobs:
+            yield from place(state, job, _chooser(profile, start, plan.starts[placed + 1 :], claimed))
 
 
-def _stop_all(
-    state: CellState, policy: Replanning, job_ids: Sequence[str], by_job_id: str | None
-) -> Iterator[Event]:
-    for job_id in job_ids[:MAX_STOPPED]:
-        job = state.jobs[job_id]
+def _units(state: CellState, awaiting: Sequence[Start]) -> Iterator[PlanUnit]:
+    """Those who wait for stops and their nodes, as many as one record holds."""
+    tasks = 0
+    for number, (job, fit) in enumerate(awaiting):
+        tasks += len(fit)
+        if number and tasks > MAX_TASKS:
+            return
+        yield PlanUnit(job_id=job.job_id, nodes=node_ids(state, job.demand, fit))
+
+
+def _chooser(profile: Profile, start: Start, rest: Sequence[Start], claimed: int) -> Choose:
+    """As the place stage wants it; where it was tried, if the stage finds no place, or takes room of who starts next or waits for a stop."""
+
+    def choose(state: CellState, job: JobState, rng: LazyRng) -> Plan | None:
+        if job.workers != start.job.workers and (len(state.queue) > 1 or state.stopping):
+            return None  # a moldable job has more than its fewest only where nobody else waits: the selection counts with these
+        found = profile.place.place(state, job, rng)
+        if (
+            found is None
+            or any(state.nodes[node_id].bit & claimed for node_id in found.nodes)
+            or not keeps_room(state, found, start, rest)
+        ):
+            found = place_as_tried(profile.name, state, start)
+        return found
+
+    return choose
+
+
+def _stop_all(state: CellState, profile: str, stops: Sequence[Stop]) -> Iterator[Event]:
+    for victim, by in stops[:MAX_STOPPED]:
         yield ledger_events.JobPreempted(
-            job_id=job_id,
-            attempt=job.attempt,
-            by_job_id=by_job_id,
-            reason=f"profile {policy.name}",
+            job_id=victim.job_id,
+            attempt=victim.attempt,
+            by_job_id=by,
+            reason=f"profile {profile}",
         )
-        yield from stop(state, job, "preempted")
+        yield from stop(state, victim, "preempted")

@@ -3,29 +3,86 @@
 from collections.abc import Iterator
 from typing import Any
 
-from penstock.ledger.memory import capped
+from penstock.ledger.plans import proposal_key
 from penstock.ledger.state import CellState
-from penstock.model import ledger_events
 from penstock.model.event import Event
+from penstock.model.ledger_events import MAX_UNIT_DETAIL, ProposalAnswered, UnitRefused
+from penstock.model.plans import PlanUnit, UnitRef
+from penstock.model.proposals import MigrationProposed, PlanProposed
 from penstock.model.types import MAX_TEXT
+from penstock.policies.base import Profile
+from penstock.policies.refusal import Refusal
 from penstock.policies.validate import validate
-from penstock_services.placer.core.common import start_deadline
+from penstock.policies.validate_plans import JudgedUnit, judge
+from penstock_services.placer.core import groups, moves, units
+from penstock_services.placer.core.adjustments import decided
+from penstock_services.placer.core.common import continuation
+from penstock_services.placer.core.units import Explain
 
 
-def answer(state: CellState, event: Any) -> Iterator[Event]:
-    """The placements of a plan that `validate` accepts, all or none, and the answer."""
-    verdict = validate(state, event)
-    if verdict.accepted:
-        for plan in event.plans:
-            job = state.jobs[plan.job_id]
-            yield ledger_events.PlacementDecided(
-                job_id=job.job_id, attempt=job.attempt + 1, tasks=capped(state, job, plan.tasks)
-            )
-            yield start_deadline(state, job)
-    yield ledger_events.ProposalAnswered(
-        proposal_id=event.proposal_id,
-        proposer=event.proposer,
-        verdict="accepted" if verdict.accepted else "refused",
-        reason=verdict.reason,
-        detail=verdict.detail[:MAX_TEXT],
+def answer(state: CellState, event: Any, profile: Profile, explain: Explain) -> Iterator[Event]:
+    """What a proposal asks that may be done on this state, and the answer. A copy of one that was answered is answered as that was."""
+    about: dict[str, Any] = {"proposal_id": event.proposal_id, "proposer": event.proposer}
+    former = state.proposals.get(proposal_key(event.proposer, event.proposal_id))
+    if former is not None:
+        verdict: dict[str, Any] = {"verdict": former.verdict, "reason": former.reason}
+        yield ProposalAnswered(**about, **verdict, detail=former.detail, copy_of=former.seq)
+        return
+    if isinstance(event, PlanProposed):
+        yield from _plan(state, event, profile, explain)
+        return
+    found = validate(state, event)
+    if found.accepted:
+        yield from (
+            moves.decided(state, event) if isinstance(event, MigrationProposed) else decided(state, event)
+        )
+    yield ProposalAnswered(
+        **about,
+        verdict="accepted" if found.accepted else "refused",
+        reason=found.reason,
+        detail=found.detail[:MAX_TEXT],
     )
+
+
+def _plan(state: CellState, event: PlanProposed, profile: Profile, explain: Explain) -> Iterator[Event]:
+    """Units that may start do, nodes are kept for those that wait for stops; each is answered."""
+    about: dict[str, Any] = {"proposal_id": event.proposal_id, "proposer": event.proposer}
+    found = judge(state, event, profile)
+    if isinstance(found, Refusal):
+        yield ProposalAnswered(
+            **about, verdict="refused", reason=found.reason, detail=found.detail[:MAX_TEXT]
+        )
+        return
+    starting: list[tuple[JudgedUnit, UnitRef]] = []
+    waiting: list[PlanUnit] = []
+    refused: list[UnitRefused] = []
+    for judged in found.units:
+        ref = UnitRef(**about, unit=judged.number)
+        if judged.refusal is not None:
+            why, detail = judged.refusal
+            refused.append(UnitRefused(unit=judged.number, reason=why, detail=detail[:MAX_UNIT_DETAIL]))
+        elif judged.placed:
+            starting.append((judged, ref))
+        else:
+            waiting += units.waiting(judged.unit, ref, event.valid_until_ms)
+    if len(refused) < len(found.units):
+        yield from units.adopt(state, waiting)
+    for judged, ref in starting:
+        group_id = None
+        if judged.group is not None:
+            group = groups.decided(state, judged.group, ref, judged.unit.explanation)
+            yield group
+            group_id = group.group_id
+        yield from units.start(state, judged.placed, ref, judged.unit.explanation, explain, group_id)
+    first = refused[0] if len(refused) == len(found.units) else None
+    yield ProposalAnswered(
+        **about,
+        verdict="accepted" if first is None else "refused",
+        reason="" if first is None else first.reason,
+        detail="" if first is None else first.detail,
+        started=len(starting),
+        waiting=len(found.units) - len(starting) - len(refused),
+        refused=tuple(refused),
+    )
+    if found.full:
+        yield continuation(state)

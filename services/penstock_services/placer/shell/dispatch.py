@@ -16,7 +16,7 @@ from penstock.log.port import Log, Message, Partition
 from penstock.model.envelope import Envelope, signed_bytes, to_wire
 from penstock.model.event import Event
 from penstock.model.ledger_events import PlacementExplanation
-from penstock.model.orders import Order, StartTask, TaskOrder
+from penstock.model.orders import HandOverCheckpoint, Order, StartTask, TaskOrder
 from penstock.model.token import seq_of, token_of
 from penstock.model.topics import Topic, node_partition
 from penstock.runtime.failpoints import hit
@@ -103,6 +103,10 @@ class Dispatcher:
         return Message(self._nodes, value, headers, event.node_id.encode())
 
     def _message(self, order: Order) -> Message:
+        if isinstance(order, HandOverCheckpoint):  # one record may place several jobs
+            return self._addressed(
+                order, f"order-{order.token}-{order.TYPE}-{order.job_id}", None, order.job_id
+            )
         if not isinstance(order, TaskOrder):
             return self._addressed(order, f"order-{order.token}-{order.TYPE}", None, None)
         job_id = order.task_id.rsplit(".", 2)[0]

@@ -20,9 +20,10 @@ from penstock.log.lookup import records_at
 from penstock.log.port import Headers, Log, Message, Partition, Reader, Record
 from penstock.model.envelope import headers
 from penstock.model.event import Event
-from penstock.model.ledger_events import LedgerRecord, PlacerSettings, TermStarted
+from penstock.model.ledger_events import LedgerRecord, TermStarted
+from penstock.model.settings import PlacerSettings
 from penstock.model.validation import checked, describe
-from penstock.policies.profiles import UnknownProfile, policy_for
+from penstock.policies.profiles import DEFAULT, UnknownProfile, profile_for
 from penstock.runtime.failpoints import hit
 from penstock.runtime.snapshots import Written
 from penstock_services.placer.shell.history import check_ledger
@@ -48,7 +49,7 @@ ENVIRONMENT: Mapping[str, str] = MappingProxyType(
 
 def placer_settings(env: Mapping[str, str] = os.environ) -> PlacerSettings:
     """The decision settings of this process. Raises `ConfigurationError` naming the variable."""
-    given: dict[str, object] = {}
+    given: dict[str, object] = {"profile": DEFAULT}
     for variable, field in ENVIRONMENT.items():
         text = env.get(variable)
         if not text:
@@ -61,7 +62,7 @@ def placer_settings(env: Mapping[str, str] = os.environ) -> PlacerSettings:
                 raise ConfigurationError(f"{variable}: {text[:80]!r} is no JSON list: {error}") from error
     try:
         settings = checked(PlacerSettings, given)
-        policy_for(settings)
+        profile_for(settings)
     except ValidationError as error:
         names = {field: variable for variable, field in ENVIRONMENT.items()}
         bad = ", ".join(

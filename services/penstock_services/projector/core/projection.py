@@ -12,10 +12,12 @@ from typing import Any
 import msgspec
 import orjson
 
-from penstock.ledger.evolve import evolve, job_of_task
+from penstock.ledger.evolve import evolve
+from penstock.ledger.evolve_tasks import job_of_task
+from penstock.ledger.job_state import JobState
+from penstock.ledger.node_state import NodeState
 from penstock.ledger.record import RawRecord
 from penstock.ledger.replica import Replica
-from penstock.ledger.state import JobState, NodeState
 from penstock.ledger.views import (
     Ending,
     Row,
@@ -28,8 +30,10 @@ from penstock.ledger.views import (
     task_row,
 )
 from penstock.model import external_events, ledger_events
+from penstock.model.adjustments import BandwidthDecided, CheckpointDecided, CoresDecided
 from penstock.model.estimates import JobEstimated
 from penstock.model.event import Event
+from penstock.model.moves import MoveDecided, MoveGivenUp
 
 REJECTED = "penstock.input.rejected"
 DEAD_LETTERED = "penstock.input.dead_lettered"
@@ -41,6 +45,11 @@ DECISIONS = frozenset(
         ledger_events.LedgerAccepted,
         ledger_events.PlacementDecided,
         ledger_events.StopDecided,
+        CoresDecided,
+        BandwidthDecided,
+        CheckpointDecided,
+        MoveDecided,
+        MoveGivenUp,
         ledger_events.JobPreempted,
         ledger_events.JobRequeued,
         ledger_events.JobFoundUnschedulable,
@@ -236,6 +245,11 @@ class Projection:
     def touch_node(self, node_id: str) -> None:
         self._nodes[node_id] = self.replica.state.seq
 
+    def touch_target(self, job: JobState) -> None:
+        """Nodes where something is, or was, reserved for its latest move."""
+        for node_id in () if job.move is None else job.move.nodes:
+            self.touch_node(node_id)
+
     def own(self, job: JobState, task_id: str) -> None:
         """The task holds its GPUs from now on."""
         place = job.tasks[task_id].place
@@ -306,6 +320,12 @@ def _job(to: Projection, event: Any, job: JobState | None) -> None:
     to.touch_job(job)
 
 
+def _moved(to: Projection, event: Any, job: JobState | None) -> None:
+    assert job is not None
+    to.touch_job(job)
+    to.touch_target(job)
+
+
 def _described(to: Projection, event: Any, job: JobState | None) -> None:
     to.touch_job(job)
     to._described.add(event.job_id)
@@ -322,12 +342,15 @@ def _placed(to: Projection, event: Any, job: JobState | None) -> None:
 def _stopped(to: Projection, event: Any, job: JobState | None) -> None:
     assert job is not None
     to.touch_job(job)
+    to.touch_target(job)
     for task_id, task in job.tasks.items():
         if task.exited_ms is None:
             to.touch_task(job, task_id)
 
 
 def _ended(to: Projection, event: ledger_events.JobEnded, job: JobState | None) -> None:
+    if job is not None:
+        to.touch_target(job)
     to.touch_job(job, Ending(event.outcome, event.exit_code, event.reason, to.replica.state.now_ms))
 
 
@@ -343,6 +366,12 @@ def _exited(to: Projection, event: Any, job: JobState | None) -> None:
     to.touch_job(job)
     to.touch_task(job, event.task_id, event if isinstance(event, external_events.TaskExited) else None)
     to.disown(job, event.task_id)
+
+
+def _cores(to: Projection, event: CoresDecided, job: JobState | None) -> None:
+    assert job is not None
+    to.touch_task(job, event.task_id)
+    to.touch_node(event.node_id)
 
 
 def _joined(to: Projection, event: external_events.NodeJoined, job: JobState | None) -> None:
@@ -371,16 +400,20 @@ TOUCHES: Mapping[type[Event], Touch] = MappingProxyType(
         JobEstimated: _described,
         ledger_events.PlacementDecided: _placed,
         ledger_events.StopDecided: _stopped,
-        ledger_events.JobRequeued: _job,
+        MoveDecided: _moved,
+        MoveGivenUp: _moved,
+        ledger_events.JobRequeued: _moved,
         ledger_events.JobQueued: _job,
         ledger_events.JobFoundUnschedulable: _job,
         ledger_events.JobFoundSchedulable: _job,
         ledger_events.JobEnded: _ended,
         external_events.JobHoldRequested: _job,
         external_events.JobReleaseRequested: _job,
+        external_events.JobCheckpointRequested: _job,
         external_events.TaskStarted: _started,
         external_events.TaskExited: _exited,
         ledger_events.TaskLost: _exited,
+        CoresDecided: _cores,
         external_events.OrderRefused: _exited,
         external_events.NodeJoined: _joined,
         external_events.NodeChanged: _inventory,

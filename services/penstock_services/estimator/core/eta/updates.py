@@ -13,10 +13,11 @@ from penstock.model.estimates import EtaEstimated
 from penstock_services.estimator.core.eta.curves import curve
 from penstock_services.estimator.core.eta.quantiles import LEVEL
 from penstock_services.estimator.core.eta.remaining import Asked, Bounds, Eta, Learned, Step, eta
+from penstock_services.estimator.core.live import LiveJob
 from penstock_services.estimator.core.progress import Progress, Published
 from penstock_services.estimator.core.resources.history import Runs
 from penstock_services.estimator.core.resources.nearest import phase_ms
-from penstock_services.estimator.core.state import LiveJob, State
+from penstock_services.estimator.core.state import State
 from penstock_services.estimator.core.step_time.tier import StepTier
 from penstock_services.estimator.core.step_time.training import StepQuestion
 from penstock_services.estimator.core.step_time.training_set import cell_of, kind_of
@@ -27,6 +28,8 @@ MIN_MOVED_MS = 1_000.0  # at the end of a job everything moves by a tenth
 MAX_LEFT_MS = 3.2e12  # a hundred years: nobody waits longer
 MAX_STEPS = float(1 << 53)
 RUNS_APART = 0.15  # standard deviation of ln step between runs of one job on as many GPUs
+CONDITIONS_APART = 0.42
+"""Standard deviation of ln step between conditions: nine in ten within a factor of two, as two jobs lose that take turns on a GPU."""
 UNKNOWN_KIND = Learned()
 MAX_ENDED = 1_000  # jobs that have ended and are still remembered here
 
@@ -92,7 +95,7 @@ class EtaUpdates:
         runs = self._state.history.get(job.info.key)
         points = progress.curve.points()
         target, model = job.info.target_loss, self._steps.model
-        prior = self._predicted(job, progress) or _own(runs, progress.gpus)
+        prior = in_conditions(progress, self._predicted(job, progress) or _own(runs, progress.gpus))
         asked = Asked(
             done=float(progress.done),
             step=Step(
@@ -116,6 +119,21 @@ class EtaUpdates:
         cell = cell_of(progress.ring, info.batch_size, info.workers)
         found = self._steps.answer(StepQuestion(info.owner, info.model, progress.gpu, cell))
         return None if found is None else (found.log_s, found.spread)
+
+
+def in_conditions(progress: Progress, undisturbed: tuple[float, float] | None) -> tuple[float, float] | None:
+    """(ln step in s, its standard deviation) before any window of the present conditions, from the undisturbed step.
+
+    Or from what the job itself showed in other conditions here. Either says less of these; the surer one counts.
+    """
+    found = []
+    if undisturbed is not None:
+        apart = 0.0 if progress.conditions == progress.placed else CONDITIONS_APART
+        found.append((undisturbed[0], math.hypot(undisturbed[1], apart)))
+    elsewhere_ms = progress.elsewhere.mean_ms
+    if not progress.windows.parts and elsewhere_ms > 0:
+        found.append((math.log(elsewhere_ms / 1_000.0), CONDITIONS_APART))
+    return min(found, key=lambda one: one[1], default=None)
 
 
 def _own(runs: Runs | None, gpus: int) -> tuple[float, float] | None:

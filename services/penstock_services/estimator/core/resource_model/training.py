@@ -2,10 +2,12 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 import numpy as np
 
 from penstock.model.types import WHOLE_GPU
+from penstock_services.estimator.core.conditions import comparable
 from penstock_services.estimator.core.model_lifecycle import ModelKind
 from penstock_services.estimator.core.resource_model.measurements import (
     MEMORY,
@@ -22,10 +24,19 @@ from penstock_services.estimator.core.runs import FinishedRun
 MIN_TEACHING = 30  # runs; below, nothing can be held out
 MIN_NEW = 50  # runs; fewer predict worse than the history of their own keys. Source: Liquid §4 holds as many out for a test
 SEED = 0
+FIELDS: Mapping[str, str] = MappingProxyType(
+    {
+        MEMORY: "gpu_memory_mib",
+        UTILISATION: "gpu_utilisation_percent",
+        UTILISATION_STD: "gpu_utilisation_std",
+    }
+)
+"""Label → field of `Run`."""
 
 
 def measured(run: FinishedRun) -> tuple[Task, Mapping[str, float]] | None:
-    """The run as the model sees it; None where it cannot teach: no named network, a shared GPU, absurd values."""
+    """The run as the model sees it; None where it cannot teach: no named network, a part of a GPU, absurd values. What a disturbed
+    run cannot show is missing."""
     info, allocation = run.info, run.allocation
     if run.rejected or info.model is None or allocation.gpus < 1 or allocation.gpu_share_milli < WHOLE_GPU:
         return None
@@ -38,9 +49,8 @@ def measured(run: FinishedRun) -> tuple[Task, Mapping[str, float]] | None:
         owner=info.owner,
     )
     labels = {
-        MEMORY: run.measured.gpu_memory_mib,
-        UTILISATION: run.measured.gpu_utilisation_percent,
-        UTILISATION_STD: run.measured.gpu_utilisation_std,
+        label: getattr(run.measured, name) if comparable(name, run.measured.disturbed) else math.nan
+        for label, name in FIELDS.items()
     }
     memory, card = labels[MEMORY], card_mib(task)
     unusable = memory == 0 or memory > card or math.isnan(card) or all(map(math.isnan, labels.values()))

@@ -197,11 +197,12 @@ Bounding = Callable[[JobSpec, bytes, Guess], Guess]
 def estimate(
     spec: JobSpec, tiers: Sequence[Tier], key: bytes | None = None, bounds: Bounding | None = None
 ) -> Estimate:
-    """What the job needs. `tiers` in order of trust; what all of them leave open is the default.
+    """What the job needs, per worker of a moldable job with its fewest, who have the largest batches. `tiers` in order of trust; what all of them leave open is the default.
 
     Confidence, tier and source are those of the first that answered, or the user's if he left nothing open.
     """
     key = key_of(spec) if key is None else key
+    spec = spec.least
     asked, found = spec.resources, merge(spec, tiers, key)
     if bounds is not None:
         found = bounds(spec, key, found)

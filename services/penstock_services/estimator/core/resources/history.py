@@ -8,6 +8,7 @@ from itertools import chain
 from typing import NamedTuple
 
 from penstock.model.types import JobSpec
+from penstock_services.estimator.core.conditions import comparable
 from penstock_services.estimator.core.limits import HISTORY_KEYS, HISTORY_KEYS_OF_ONE
 from penstock_services.estimator.core.owner_table import OwnerTable
 
@@ -41,6 +42,8 @@ class Run(NamedTuple):
     launch_ms: float = UNKNOWN
     train_ms: float = UNKNOWN
     save_ms: float = UNKNOWN
+    disturbed: float = 0.0
+    """Sum of `Disturbance`s."""
 
 
 WIDTH = len(Run._fields)
@@ -54,12 +57,22 @@ def bounded(value: float | None) -> float:
 
 
 def key_of(spec: JobSpec) -> bytes:
-    """Digest of owner, command, model and batch size: 32 bytes, however long the command is.
+    """Digest of owner, command, model and batch size: 32 bytes, however long the command is. Of a moldable job with its fewest workers.
 
     The separator cannot occur in a command, and identifiers hold no NUL.
     """
-    parts = (spec.owner, spec.model or "", str(spec.batch_size or ""), *spec.command)
+    batch_size = spec.least.batch_size
+    parts = (spec.owner, spec.model or "", str(batch_size or ""), *spec.command)
     return sha256("\0".join(parts).encode()).digest()
+
+
+def of_comparable(name: str, values: Sequence[float], disturbed: Sequence[float]) -> list[float]:
+    """The values of runs that are comparable in this field; of all where there is none. Without NaN.
+
+    Ideal: of comparable ones alone. Departure: whose runs all shared a GPU would be estimated as if it had never run.
+    """
+    known = [(value, by) for value, by in zip(values, disturbed, strict=True) if value == value]
+    return [value for value, by in known if comparable(name, by)] or [value for value, _ in known]
 
 
 class Runs:
@@ -87,8 +100,14 @@ class Runs:
         return self._values[Run._fields.index(name) :: WIDTH]
 
     def column(self, name: str) -> list[float]:
-        """The measured values of one field of `Run`, oldest first; runs without it are left out."""
-        return [value for value in self.whole_column(name) if value == value]
+        """The measured values of one field of `Run`, oldest first; of comparable runs, or of all where there is none."""
+        return of_comparable(name, self.whole_column(name), self.whole_column("disturbed"))
+
+    def disturbed(self, name: str) -> bool:
+        """Whether what is known of this field was measured by disturbed runs alone."""
+        values, disturbed = self.whole_column(name), self.whole_column("disturbed")
+        known = [by for value, by in zip(values, disturbed, strict=True) if value == value]
+        return bool(known) and not any(comparable(name, by) for by in known)
 
     def steps_ms(self, gpus: int) -> list[float]:
         """The mean steps of the runs on so many GPUs in all."""

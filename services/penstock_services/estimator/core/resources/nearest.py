@@ -14,6 +14,7 @@ from statistics import median
 from typing import Literal, NamedTuple
 
 from penstock.model.types import JobSpec
+from penstock_services.estimator.core.conditions import EXCLUDED, comparable
 from penstock_services.estimator.core.limits import (
     ABOVE_OTHERS,
     NEAREST_NETWORKS,
@@ -29,7 +30,7 @@ from penstock_services.estimator.core.resources.estimate import (
     guess_from,
     promised_memory_mib,
 )
-from penstock_services.estimator.core.resources.history import Run, Runs, bounded
+from penstock_services.estimator.core.resources.history import UNKNOWN, Run, Runs, bounded
 from penstock_services.estimator.core.runs import JobInfo
 
 NEAREST = 8  # runs of all owners together; odd counts are as good, more are of other batch sizes
@@ -118,6 +119,7 @@ class NearestTier:
 @lru_cache(MAX_CACHED)
 def _guess(model: str | None, found: tuple[tuple[str, Run], ...]) -> Guess:
     """By the same runs for near batch sizes, which are asked about again and again."""
+    found = comparable_of_each(found)
     caps = [(name, cap) for name in ("run_ms", "busy_cores") if (cap := believed(found, name)) is not None]
     runs = []
     for _, run in found:
@@ -132,6 +134,35 @@ def _guess(model: str | None, found: tuple[tuple[str, Run], ...]) -> Guess:
         gpus=None,
         host_memory_mib=promised_memory_mib(believed(found, "host_memory_mib", DEFAULT_HOST_MEMORY_MIB)),
         gpu_memory_mib=promised_memory_mib(believed(found, "gpu_memory_mib")),
+    )
+
+
+def comparable_of_each(found: Sequence[tuple[str, Run]]) -> tuple[tuple[str, Run], ...]:
+    """Of each owner only what was measured comparably, where he has any such run of that field.
+
+    Over owners it does not count: else the one whose runs nobody disturbed would alone say what all others are answered.
+    """
+    if not any(run.disturbed for _, run in found):
+        return tuple(found)
+    undisturbed = {
+        (owner, name)
+        for owner, run in found
+        for name in EXCLUDED
+        if (value := getattr(run, name)) == value and comparable(name, run.disturbed)
+    }
+    return tuple(
+        (
+            owner,
+            run._replace(
+                disturbed=0.0,
+                **{
+                    name: UNKNOWN
+                    for name in EXCLUDED
+                    if (owner, name) in undisturbed and not comparable(name, run.disturbed)
+                },
+            ),
+        )
+        for owner, run in found
     )
 
 

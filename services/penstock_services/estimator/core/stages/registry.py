@@ -68,12 +68,15 @@ class StageRegistry:
         fact: external_events.StagesMeasured,
         cause: str | None = None,
         seq: int = 0,
+        *,
+        disturbed: bool = False,
     ) -> Owned | None:
         """One worker's samples; `gpus` of all workers, `cause`: id of the event, `seq`: its ledger record.
+        `disturbed`: a neighbour, a change of cores or a cap was there while they were taken.
 
         Returns the owner's profile as it now is, None if they taught nothing.
         """
-        why, profile = _profile(info, gpus, share_milli, fact)
+        why, profile = ("it was disturbed", None) if disturbed else _profile(info, gpus, share_milli, fact)
         if profile is None or info.model is None or info.batch_size is None:
             self.rejected[why] += 1
             return None

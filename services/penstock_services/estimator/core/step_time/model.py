@@ -86,9 +86,9 @@ class StepModel:
         """How many expected standard deviations hold a measurement with probability `level`, 0 < level < 1.
 
         The quantile of the cells' leave-one-out errors, with the correction of a finite sample (conformal); of so few cells
-        that there is none, Student's t of their root mean square. Wider by √(1 + PARAMETERS / cells): parameters were fitted to
-        those very cells, and new ones lie further off. With few cells at least Student's t of the scale of all of them,
-        which is then never taken for less than expected.
+        that there is none, Student's t of their root mean square. With few cells at least Student's t of the scale of all of
+        them, which is then never taken for less than expected. Wider by √(1 + PARAMETERS / cells): parameters were fitted to
+        those very cells, and new ones lie further off.
         """
         cells, both = len(self.table.cells), (1.0 + level) / 2.0
         few = (
@@ -102,7 +102,7 @@ class StepModel:
             far = max(
                 far, float(stdtrit(cells - 1, both)) * sqrt(float((errors**2).mean())), float(ndtri(both))
             )
-        return max(few, far * sqrt(1 + len(PARAMETERS) / cells))
+        return max(few, far) * sqrt(1 + len(PARAMETERS) / cells)
 
     @cached_property
     def _residual(self) -> Floats:

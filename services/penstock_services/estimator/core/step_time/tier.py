@@ -2,10 +2,11 @@
 
 import math
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from statistics import median
+from typing import NamedTuple
 
-from penstock.model.types import WHOLE_GPU, JobSpec
+from penstock.model.types import WHOLE_GPU, JobSpec, ShapeOption
 from penstock_services.estimator.core.model_lifecycle import InUse
 from penstock_services.estimator.core.node_capacity import NodeCapacity, densest
 from penstock_services.estimator.core.resources.estimate import DEFAULT_GPUS, Guess
@@ -89,6 +90,39 @@ class StepTier:
         found = self._answers[asked]
         return None if found is None or found.spread > MAX_SPREAD else found
 
+    def options(self, spec: JobSpec, gpus_each: int) -> tuple[ShapeOption, ...]:
+        """What is known of the steps of a moldable job, on the kind of GPU of which most is known; those that are offered."""
+        if gpus_each < 1 or (spec.resources.gpu_share_milli or WHOLE_GPU) < WHOLE_GPU:
+            return ()
+        found: tuple[ShapeOption, ...] = ()
+        for gpu, sizes in self._nodes.gpu_nodes(spec.gpu_models):
+            rings = {n: ring for n in spec.offered if (ring := densest(gpus_each, n, sizes))}
+            here = tuple(self._options_on(gpu, spec, rings))
+            found = max(found, here, key=len)
+        return found
+
+    def _options_on(self, gpu: str, spec: JobSpec, rings: Mapping[int, Placement]) -> Iterator[ShapeOption]:
+        """The steps of its own runs in a shape, else the model's, which is asked about all of them at once. `rings`: by number of workers."""
+        asked: dict[int, StepQuestion] = {}
+        for workers, ring in rings.items():
+            each = spec.shaped(workers).batch_size
+            if spec.model is not None and each is not None:
+                asked[workers] = StepQuestion(spec.owner, spec.model, gpu, cell_of(ring, each, workers))
+        if self.model is not None:
+            self._ask({one: None for one in asked.values() if one not in self._answers})
+        for workers, ring in rings.items():
+            runs = self._history.get(key_of(spec.shaped(workers)))
+            step = _measured_ms(runs, sum(ring))
+            if step is None and workers in asked and (known := self.answer(asked[workers])) is not None:
+                step = Interval(
+                    *(math.exp(known.log_s + wide) * 1_000.0 for wide in (0.0, -known.width, known.width))
+                )
+            if step is not None:
+                yield ShapeOption(
+                    workers=workers, nodes=len(ring), gpus_per_node=max(ring), step_ms=step.middle, low_ms=step.low,
+                    high_ms=step.high,
+                )  # fmt: skip
+
     def _learned_s(self, spec: JobSpec, gpus_each: int) -> tuple[float, str, str | None] | None:
         if self.model is None:
             return None
@@ -115,6 +149,18 @@ class StepTier:
         self._answers.update(answer(self.model.model, asked))
         while len(self._answers) > MAX_CACHED:
             self._answers.popitem(last=False)
+
+
+class Interval(NamedTuple):
+    middle: float
+    low: float
+    high: float
+
+
+def _measured_ms(runs: Runs | None, gpus: int) -> Interval | None:
+    """Median, smallest and largest step of the same job's runs on as many GPUs."""
+    steps_ms = runs.steps_ms(gpus) if runs else []
+    return Interval(median(steps_ms), min(steps_ms), max(steps_ms)) if steps_ms else None
 
 
 def _shape(ring: Placement) -> str:

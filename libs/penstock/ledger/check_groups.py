@@ -1,0 +1,94 @@
+"""The invariants of groups: members hold the same GPUs on the same nodes, rank by rank, and nobody else holds any of them.
+
+Counted from the places alone, without what the fold books (`penstock.ledger.groups`).
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from penstock.ledger.job_state import HOLDING, JobState
+from penstock.ledger.node_state import NodeState
+from penstock.ledger.state import CellState
+from penstock.model.groups import MAX_GROUP_MEMBERS
+from penstock.model.transitions import TaskStatus
+from penstock.model.types import WHOLE_GPU, TaskPlacement
+
+
+class Lease(NamedTuple):
+    """What one task, or the tasks of one rank of a group together, may use of a node."""
+
+    holder: str
+    gpus: frozenset[int]
+    cores: frozenset[int]
+    host_memory_mib: int
+    gpu_memory_mib: int
+    bandwidth_mbps: int
+    gpu_share_milli: int
+
+
+def lease_of(places: Sequence[TaskPlacement]) -> Lease:
+    """Of one task alone, or of those that share."""
+    return Lease(
+        " with ".join(place.task_id for place in places),
+        frozenset(gpu for place in places for gpu in place.gpus),
+        frozenset(core for place in places for core in place.cores),
+        sum(place.host_memory_mib for place in places),
+        sum(place.gpu_memory_mib for place in places),
+        max(place.bandwidth_mbps for place in places),
+        places[0].gpu_share_milli,
+    )
+
+
+def leases_on(state: CellState, node: NodeState) -> list[Lease]:
+    """Of all tasks that the node holds; those that no live job knows are passed over."""
+    held: dict[tuple[str, int], list[TaskPlacement]] = {}
+    for task_id, job_id in node.tasks.items():
+        job = state.jobs.get(job_id)
+        if job is not None and task_id in job.tasks:
+            place = job.tasks[task_id].place
+            held.setdefault((job.group, place.rank) if job.group else (task_id, -1), []).append(place)
+    return [lease_of(places) for places in held.values()]
+
+
+def group_problems(state: CellState) -> Iterator[str]:
+    named: dict[str, dict[str, JobState]] = {}
+    for job in state.jobs.values():
+        if job.group:
+            named.setdefault(job.group, {})[job.job_id] = job
+    if state.groups != named:
+        yield f"groups are listed as {_ids(state.groups)}, members name {_ids(named)}"
+    for group_id, members in named.items():
+        if not 2 <= len(members) <= MAX_GROUP_MEMBERS:
+            yield f"group {group_id} has {len(members)} members: {', '.join(members)}"
+        for job in members.values():
+            if job.status not in HOLDING:
+                yield f"job {job.job_id} is {job.status} and in group {group_id}"
+        yield from _alike(state, group_id, list(members.values()))
+
+
+def _alike(state: CellState, group_id: str, members: list[JobState]) -> Iterator[str]:
+    first, *more = members
+    for job in more:
+        if _held(job) != _held(first):
+            yield f"group {group_id}: {job.job_id} holds {_held(job)}, {first.job_id} {_held(first)}"
+    for tasks in zip(*(job.tasks.values() for job in members), strict=False):
+        living = [task.place for task in tasks if task.status is not TaskStatus.EXITED]
+        for place in living:
+            if place.gpu_share_milli != WHOLE_GPU:
+                yield f"task {place.task_id} has a part of a GPU and is in group {group_id}"
+        if not living or not living[0].gpus:
+            continue
+        node = state.nodes[living[0].node_id]
+        room_mib = min((gpu.memory_mib for gpu in node.spec.gpus), default=0)
+        promised_mib = sum(place.gpu_memory_mib for place in living)
+        if promised_mib > room_mib and set(living[0].gpus) <= set(range(len(node.spec.gpus))):
+            who = " and ".join(place.task_id for place in living)
+            yield f"group {group_id}: {who} are promised {promised_mib} MiB of a GPU with {room_mib}"
+
+
+def _held(job: JobState) -> list[tuple[str, tuple[int, ...]]]:
+    return [(task.place.node_id, task.place.gpus) for task in job.tasks.values()]
+
+
+def _ids(groups: dict[str, dict[str, JobState]]) -> dict[str, list[str]]:
+    return {group_id: sorted(members) for group_id, members in groups.items()}

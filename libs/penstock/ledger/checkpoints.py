@@ -1,0 +1,32 @@
+"""The latest checkpoint of a job, as `TaskCheckpointed` reported it."""
+
+from penstock.model.types import Value
+
+WEIGHT = 0.125  # as for round-trip times, RFC 6298 §2: one slow disk access does not count for long
+
+
+class Checkpoint(Value, frozen=True):
+    """Where the next attempt may go on (`penstock.ledger.resuming`), and what saving it took."""
+
+    path: str
+    iteration: int | None
+    node_id: str
+    attempt: int
+    at_ms: int
+    """Ledger time."""
+    save_ms: int
+    size_bytes: int
+    shared: bool
+    usual_save_ms: float = 0.0
+    """Exponential mean over the job's checkpoints, ≥ 0; each counts `WEIGHT`, the first one all."""
+    fetched_from: str = ""
+    """The node that had it before; empty: it was saved where it is."""
+    problem: str = ""
+    """Why the latest attempt that was to fetch it could not; empty: it could."""
+
+
+def smoothed(before: Checkpoint | None, save_ms: int) -> float:
+    """`Checkpoint.usual_save_ms` of the next one."""
+    return (
+        float(save_ms) if before is None else before.usual_save_ms + WEIGHT * (save_ms - before.usual_save_ms)
+    )

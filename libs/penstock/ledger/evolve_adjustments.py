@@ -1,0 +1,82 @@
+"""Fold of adjustments: cores and memory bandwidth of running tasks, as decided and as their nodes answered.
+
+What a task gives up is free at once: the order to shrink it stands in its node's partition before any order that needs the room,
+and a node obeys its orders in their order (decision 63).
+"""
+
+from msgspec.structs import replace
+
+from penstock.ledger.adjusted import Adjustment
+from penstock.ledger.groups import booked
+from penstock.ledger.job_state import TaskState
+from penstock.ledger.state import CellState
+from penstock.model.adjustments import (
+    AdjustmentDecided,
+    BandwidthDecided,
+    CheckpointDecided,
+    CoresDecided,
+    TaskAdjusted,
+)
+
+
+def cores_decided(state: CellState, fact: CoresDecided) -> None:
+    node, task = state.nodes[fact.node_id], _task(state, fact)
+    job = state.jobs[fact.job_id]
+    node.take_back_cores(booked(state, job, task.place).cores)
+    task.place = replace(task.place, cores=fact.cores)
+    node.take_cores(booked(state, job, task.place).cores)
+    task.cores_adjusted = _decided(state, fact)
+    state.rebook(node)
+    job.version += 1
+
+
+def bandwidth_decided(state: CellState, fact: BandwidthDecided) -> None:
+    task = _task(state, fact)
+    task.memory_bandwidth_percent = fact.memory_bandwidth_percent
+    task.bandwidth_adjusted = _decided(state, fact)
+    state.jobs[fact.job_id].version += 1
+
+
+def checkpoint_decided(state: CellState, fact: CheckpointDecided) -> None:
+    """A program that saves in a place of its own answers nothing: it is asked once."""
+    job = state.jobs[fact.job_id]
+    if job.spec.checkpoint == "sdk":
+        _task(state, fact).checkpoint_asked = _decided(state, fact)
+    job.version += 1
+
+
+def task_adjusted(state: CellState, fact: TaskAdjusted) -> None:
+    """The guard has compared the tokens."""
+    job = state.jobs[state.nodes[fact.node_id].tasks[fact.task_id]]
+    task = job.tasks[fact.task_id]
+    answer = {"enforced": fact.enforced, "problem": "" if fact.enforced else fact.detail or "not reported"}
+    if fact.what == "cores" and task.cores_adjusted is not None:
+        task.cores_adjusted = replace(task.cores_adjusted, **answer)
+    elif fact.what == "memory_bandwidth" and task.bandwidth_adjusted is not None:
+        task.bandwidth_adjusted = replace(task.bandwidth_adjusted, **answer)
+    job.version += 1
+
+
+def ledger_lost(state: CellState) -> None:
+    """What the lost records had adjusted is as nobody here knows: every living task is to have again what this ledger gives it."""
+    known = Adjustment(state.token, "", "the ledger has lost records", state.now_ms)
+    for job in state.holding.values():
+        for task in job.tasks.values():
+            isolation = state.nodes[task.place.node_id].spec.isolation
+            if task.place.cores:
+                task.cores_adjusted = known
+            if isolation is not None and isolation.bandwidth != "none":
+                task.bandwidth_adjusted = known
+
+
+def adjustment(task: TaskState, what: str) -> Adjustment | None:
+    """The latest one of this kind (`TaskAdjusted.what`)."""
+    return task.cores_adjusted if what == "cores" else task.bandwidth_adjusted
+
+
+def _task(state: CellState, fact: AdjustmentDecided) -> TaskState:
+    return state.jobs[fact.job_id].tasks[fact.task_id]
+
+
+def _decided(state: CellState, fact: AdjustmentDecided) -> Adjustment:
+    return Adjustment(state.token, fact.by, fact.reason, state.now_ms)

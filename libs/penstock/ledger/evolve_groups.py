@@ -1,0 +1,45 @@
+"""Fold of groups: who is in one, who joins by its placement, who leaves when its attempt is over."""
+
+from penstock.ledger.job_state import HOLDING, JobState
+from penstock.ledger.state import CellState
+from penstock.model.groups import GroupDecided
+
+
+def group_decided(state: CellState, fact: GroupDecided) -> None:
+    """What is booked stays as it is: a member that runs holds already what it is to share."""
+    for job_id in fact.job_ids:
+        job = state.jobs[job_id]
+        if job.status in HOLDING and job.group != fact.group_id:
+            leave(state, job)
+            join(state, job, fact.group_id)
+
+
+def join(state: CellState, job: JobState, group_id: str) -> None:
+    """Before it is given anything of a node."""
+    members = state.groups.setdefault(group_id, {})
+    members[job.job_id] = job
+    job.group = group_id
+    for member in members.values():
+        _changed(state, member)
+
+
+def leave(state: CellState, job: JobState) -> None:
+    """Its attempt is over. A group of one is none."""
+    if not job.group:
+        return
+    members = state.groups[job.group]
+    del members[job.job_id]
+    job.group = ""
+    for member in (job, *members.values()):
+        _changed(state, member)
+    if len(members) > 1:
+        return
+    for last in members.values():
+        del state.groups[last.group]
+        last.group = ""
+        return
+
+
+def _changed(state: CellState, job: JobState) -> None:
+    job.version += 1
+    state.change_log.add(job.job_id)

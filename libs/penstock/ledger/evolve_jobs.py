@@ -1,0 +1,263 @@
+"""Fold of what is submitted, estimated and decided about jobs."""
+
+from msgspec.structs import replace
+
+from penstock.ledger import evolve_sharing
+from penstock.ledger.evolve_groups import join, leave
+from penstock.ledger.evolve_moves import end_move
+from penstock.ledger.groups import booked
+from penstock.ledger.job_state import HOLDING, JobState, TaskState
+from penstock.ledger.memory import limit_mib, short_key
+from penstock.ledger.plans import arrived
+from penstock.ledger.remaining import begun_again, begun_at_0, remaining_of
+from penstock.ledger.resuming import resumed
+from penstock.ledger.sharing import ALONE
+from penstock.ledger.state import MAX_EARLY_ESTIMATES, MAX_ENDED_REMEMBERED, CellState
+from penstock.ledger.timers import compact_timers, drop_timers
+from penstock.model import external_events, ledger_events
+from penstock.model.estimates import EtaEstimated, JobEstimated
+from penstock.model.transitions import (
+    JOB_TRANSITIONS,
+    TASK_TRANSITIONS,
+    JobStatus,
+    NodeStatus,
+    TaskStatus,
+    transition,
+)
+
+JOB_TIMERS = ("queue_timeout", "run_timeout", "launch_timeout", "stop_timeout", "backoff", "unschedulable")
+INFRASTRUCTURE = frozenset({"node_lost", "preempted", "migrated", "refused", "drained"})
+LOSSES = frozenset({"node_lost", "refused"})
+
+
+def set_job(state: CellState, job: JobState, status: JobStatus) -> None:
+    old = job.status
+    if status not in JOB_TRANSITIONS[old]:
+        transition(JOB_TRANSITIONS, old, status, f"job {job.job_id} at seq {state.seq}")
+    job.status = status
+    job.version += 1
+    state.change_log.add(job.job_id)
+    if old is JobStatus.QUEUED:
+        state.queue.pop(job.order, None)
+    if status is JobStatus.QUEUED:
+        if job.held is None:
+            state.queue[job.order] = job.job_id
+        job.queued_ms = state.now_ms
+    elif status is not JobStatus.STOPPING and state.planned:
+        state.planned.pop(job.job_id, None)
+    if status in HOLDING:
+        state.holding[job.order] = job
+    elif old in HOLDING:
+        del state.holding[job.order]
+    if status is JobStatus.STOPPING:
+        state.stopping[job.order] = job
+    elif old is JobStatus.STOPPING:
+        del state.stopping[job.order]
+
+
+def job_submitted(state: CellState, fact: external_events.JobSubmitted) -> None:
+    job = JobState(fact.job_id, fact.spec, state.seq, state.now_ms)
+    state.jobs[job.job_id] = job
+    estimate = state.early_estimates.pop(job.job_id, None)
+    if estimate is not None:
+        job.estimate = estimate
+        set_job(state, job, JobStatus.QUEUED)
+        arrived(state)
+
+
+def job_estimated(state: CellState, fact: JobEstimated) -> None:
+    job = state.jobs.get(fact.job_id)
+    if job is None:
+        state.early_estimates[fact.job_id] = fact.estimate
+        if len(state.early_estimates) > MAX_EARLY_ESTIMATES:
+            state.early_estimates.popitem(last=False)
+        return
+    job.estimate, job.estimated_attempt = fact.estimate, fact.attempt
+    if job.status is JobStatus.BACKOFF:
+        job.version += 1
+    else:
+        set_job(state, job, JobStatus.QUEUED)
+        arrived(state)
+
+
+def placement_decided(state: CellState, fact: ledger_events.PlacementDecided) -> None:
+    job = state.jobs[fact.job_id]
+    head = state.head_of_queue()
+    if head is not None and head is not job and not job.target and fact.unit is None:
+        head.backfill_count += 1
+    end_move(state, job, "")
+    set_job(state, job, JobStatus.LAUNCHING)
+    job.attempt = fact.attempt
+    job.token = state.token
+    job.placed_ms = state.now_ms
+    job.running_ms = job.stop_reason = job.exit_code = None
+    job.failure = job.failure_cause = ""
+    job.backfill_count = job.plans_passed = 0
+    _clear_unschedulable(state, job)
+    drop_timers(state, job.job_id, "queue_timeout")
+    if state.failed_choices.in_a_row:
+        state.failed_choices = replace(state.failed_choices, in_a_row=0)
+    job.tasks, job.sharing = {}, ALONE
+    if fact.group is not None:
+        join(state, job, fact.group)
+    for place in fact.tasks:
+        node = state.nodes[place.node_id]
+        lease_ms = state.settings.lease_ms if node.leases else 0
+        job.tasks[place.task_id] = TaskState(place, lease_ms=lease_ms, placed_cores=len(place.cores))
+        node.give(booked(state, job, place))
+        node.tasks[place.task_id] = job.job_id
+        node.named += 1
+        state.rebook(node)
+        evolve_sharing.changed(state, job, place)
+    if job.kept_ms and job.spec.checkpoint == "sdk" and resumed(state, job) is None:
+        begin_at_0(job)
+    if job.spec.min_workers is not None:
+        job.workers = sum(place.role == "worker" for place in fact.tasks)
+
+
+def begin_at_0(job: JobState) -> None:
+    """The attempt does not find the checkpoint, or not the latest."""
+    if job.eta is not None:
+        job.eta = begun_at_0(job.eta, job.kept_ms)
+    job.kept_ms = 0
+
+
+def stop_decided(state: CellState, fact: ledger_events.StopDecided) -> None:
+    job = state.jobs[fact.job_id]
+    if job.status is not JobStatus.STOPPING:
+        set_job(state, job, JobStatus.STOPPING)
+    if fact.reason != "migrated":
+        end_move(state, job, f"it is stopped: {fact.reason}")
+    job.stop_reason = fact.reason
+    job.stop_token = state.token
+    for task in job.tasks.values():
+        if task.status in (TaskStatus.ASSIGNED, TaskStatus.RUNNING):
+            task.status = transition(TASK_TRANSITIONS, task.status, TaskStatus.STOPPING, task.place.task_id)
+
+
+def job_requeued(state: CellState, fact: ledger_events.JobRequeued) -> None:
+    job = state.jobs[fact.job_id]
+    if job.running_ms is not None:
+        job.served_ms += state.now_ms - job.running_ms
+    saved_ms = _saved_ms(job)
+    if saved_ms is not None and job.running_ms is not None:
+        job.kept_ms += max(0, saved_ms - job.running_ms)
+    if job.eta is not None:
+        job.eta = begun_again(job.eta, job.running_ms, saved_ms, state.now_ms)
+    if fact.estimate_again:
+        for task in job.tasks.values():
+            if task.exhausted:
+                had_mib = limit_mib(state.nodes[task.place.node_id], task.place, task.exhausted)
+                key = short_key(task.place, task.exhausted)
+                job.short_of[key] = max(had_mib, job.short_of.get(key, 0))
+    if fact.reason != "migrated":
+        end_move(state, job, f"it queues again: {fact.reason}")
+    leave(state, job)
+    _unname(state, job)
+    job.tasks = {}
+    job.workers = job.spec.fewest_workers
+    job.stop_reason = None
+    drop_timers(state, job.job_id, "run_timeout", "launch_timeout", "stop_timeout")
+    job.placed_ms = job.running_ms = None
+    if fact.reason in INFRASTRUCTURE or fact.estimate_again:
+        job.infrastructure_retries += 1
+        job.losses += fact.reason in LOSSES
+        job.memory_retries += fact.estimate_again
+    if fact.estimate_again:
+        job.estimate = None
+        set_job(state, job, JobStatus.SUBMITTED)
+    else:
+        set_job(state, job, JobStatus.QUEUED if fact.not_before_ms is None else JobStatus.BACKOFF)
+
+
+def _saved_ms(job: JobState) -> int | None:
+    """When the attempt saved last what the next one goes on from; None: it did not."""
+    found = job.checkpoint
+    if found is None or job.spec.checkpoint == "none" or found.attempt != job.attempt:
+        return None
+    return found.at_ms
+
+
+def _unname(state: CellState, job: JobState) -> None:
+    """The attempt is over, and its places with it."""
+    for task in job.tasks.values():
+        node = state.nodes[task.place.node_id]
+        node.named -= 1
+        if not node.named and node.status is NodeStatus.GONE:
+            state.relist(node)
+
+
+def job_queued(state: CellState, fact: ledger_events.JobQueued) -> None:
+    set_job(state, state.jobs[fact.job_id], JobStatus.QUEUED)
+
+
+def work_progressed(state: CellState, fact: external_events.WorkProgressed) -> None:
+    """Jobs that have ended meanwhile are passed over."""
+    for progress in fact.jobs:
+        job = state.jobs.get(progress.job_id)
+        if job is not None:
+            job.attained_s = progress.attained_s
+            job.remaining_s = progress.remaining_s
+            job.progress_ms = state.now_ms
+            job.progress_attempt = job.attempt
+            if progress.remaining_s is not None:
+                job.eta = None
+            state.change_log.add(job.job_id)
+
+
+def eta_estimated(state: CellState, fact: EtaEstimated) -> None:
+    """Of a running attempt. What the job itself has reported in this attempt is better known and stays."""
+    job = state.jobs.get(fact.job_id)
+    if job is None or job.status not in HOLDING or job.attempt != fact.attempt:
+        return
+    if job.remaining_s is not None and job.progress_attempt == job.attempt:
+        return
+    job.remaining_s = None
+    job.eta = remaining_of(fact, state.now_ms)
+    state.change_log.add(job.job_id)
+
+
+def jobs_ranked(state: CellState, fact: ledger_events.JobsRanked) -> None:
+    for rank in fact.ranks:
+        job = state.jobs[rank.job_id]
+        job.rank = (rank.level, 0 if rank.chosen else 1, rank.position)
+        state.change_log.add(job.job_id)
+
+
+def job_found_unschedulable(state: CellState, fact: ledger_events.JobFoundUnschedulable) -> None:
+    """Such a job stands beside the queue: no other job waits behind it."""
+    job = state.jobs[fact.job_id]
+    job.unschedulable = fact.reason
+    state.unschedulable[job.job_id] = None
+    state.queue.pop(job.order, None)
+    state.change_log.add(job.job_id)
+    job.version += 1
+
+
+def job_found_schedulable(state: CellState, fact: ledger_events.JobFoundSchedulable) -> None:
+    job = state.jobs[fact.job_id]
+    _clear_unschedulable(state, job)
+    state.queue[job.order] = job.job_id
+    state.change_log.add(job.job_id)
+    job.version += 1
+
+
+def _clear_unschedulable(state: CellState, job: JobState) -> None:
+    """The finding and its timer are gone; without a finding nothing changes."""
+    job.unschedulable = ""
+    if state.unschedulable.pop(job.job_id, "") is None:
+        drop_timers(state, job.job_id, "unschedulable")
+
+
+def job_ended(state: CellState, fact: ledger_events.JobEnded) -> None:
+    job = state.jobs.pop(fact.job_id)
+    end_move(state, job, f"it has ended: {fact.outcome}")
+    leave(state, job)
+    _unname(state, job)
+    _clear_unschedulable(state, job)
+    drop_timers(state, job.job_id, *JOB_TIMERS)
+    compact_timers(state)
+    set_job(state, job, JobStatus(fact.outcome))
+    state.ended[fact.job_id] = fact.outcome
+    if len(state.ended) > MAX_ENDED_REMEMBERED:
+        state.ended.popitem(last=False)

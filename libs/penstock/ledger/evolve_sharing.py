@@ -1,0 +1,50 @@
+"""Fold of co-location: which jobs hold parts of the same GPUs, or share whole ones as members of a group, as each attempt meets them.
+
+The estimator goes on from it at a snapshot, and learns step and run times from attempts that ran alone.
+"""
+
+from collections.abc import Iterator
+
+from penstock.ledger.job_state import JobState
+from penstock.ledger.sharing import Sharing
+from penstock.ledger.state import CellState
+from penstock.model.types import WHOLE_GPU, TaskPlacement
+
+
+def neighbours(state: CellState, place: TaskPlacement, job_id: str) -> Iterator[str]:
+    """Other jobs with a living task on one of these GPUs, some perhaps repeatedly. O(tasks of the node), where a GPU may be shared."""
+    if not place.gpus or not _may_share(state.jobs[job_id], place):
+        return
+    gpus = set(place.gpus)
+    for task_id, other in state.nodes[place.node_id].tasks.items():
+        if other != job_id and not gpus.isdisjoint(state.jobs[other].tasks[task_id].place.gpus):
+            yield other
+
+
+def changed(state: CellState, job: JobState, place: TaskPlacement) -> None:
+    """A task has taken this place, or given it back. O(tasks of the job and of those that share GPUs with it); O(1) where none may."""
+    if not _may_share(job, place):
+        return
+    for other in dict.fromkeys(neighbours(state, place, job.job_id)):
+        _meet(state, job)
+        _meet(state, state.jobs[other])
+
+
+def _may_share(job: JobState, place: TaskPlacement) -> bool:
+    return bool(job.group) or place.gpu_share_milli < WHOLE_GPU
+
+
+def _meet(state: CellState, job: JobState) -> None:
+    found = present(state, job)
+    if found != job.sharing.jobs:
+        job.sharing = Sharing(found, state.now_ms, job.sharing.ever or bool(found))
+
+
+def present(state: CellState, job: JobState) -> tuple[str, ...]:
+    """`Sharing.jobs`, from the nodes."""
+    held = (
+        task.place
+        for task_id, task in job.tasks.items()
+        if state.nodes[task.place.node_id].tasks.get(task_id) == job.job_id
+    )
+    return tuple(sorted({other for place in held for other in neighbours(state, place, job.job_id)}))

@@ -1,0 +1,78 @@
+"""What members of a group hold of a node: GPUs and cores once, bandwidth as the largest of them needs it, the memory of all.
+
+Tasks of one rank hold one such lease. Each of them is booked with what it takes beside the others (`own_part`), so that a task's end frees
+exactly what only that task needed, in whatever order they end.
+"""
+
+from collections.abc import Container, Iterable, Iterator, Sequence
+
+from msgspec.structs import replace
+
+from penstock.ledger.job_state import JobState
+from penstock.ledger.state import CellState
+from penstock.model.transitions import JobStatus, TaskStatus
+from penstock.model.types import TaskPlacement
+
+
+def others(
+    state: CellState, job: JobState, rank: int, gone: Container[str] = frozenset()
+) -> list[TaskPlacement]:
+    """Places of the other members' living tasks of this rank; none for a job that is in no group. O(members).
+
+    `gone`: ids of members that do not count.
+    """
+    if not job.group:
+        return []
+    return [
+        task.place
+        for other in state.groups[job.group].values()
+        if other is not job and other.job_id not in gone
+        for task in other.tasks.values()
+        if task.place.rank == rank and task.status is not TaskStatus.EXITED
+    ]
+
+
+def own_part(place: TaskPlacement, beside: Sequence[TaskPlacement]) -> TaskPlacement:
+    """What a task takes of its node beside others of its group; all of its place where there are none."""
+    if not beside:
+        return place
+    gpus = {gpu for other in beside for gpu in other.gpus}
+    cores = {core for other in beside for core in other.cores}
+    return replace(
+        place,
+        gpus=tuple(gpu for gpu in place.gpus if gpu not in gpus),
+        cores=tuple(core for core in place.cores if core not in cores),
+        bandwidth_mbps=max(0, place.bandwidth_mbps - max(other.bandwidth_mbps for other in beside)),
+    )
+
+
+def booked(
+    state: CellState, job: JobState, place: TaskPlacement, gone: Container[str] = frozenset()
+) -> TaskPlacement:
+    """What this task of the job takes of its node beside the other members' (`others`); all of its place outside of groups."""
+    return own_part(place, others(state, job, place.rank, gone)) if job.group else place
+
+
+def own_parts(held: Iterable[tuple[JobState, TaskPlacement]]) -> Iterator[TaskPlacement]:
+    """What these tasks take together: of each the part beside those before it."""
+    leases: dict[tuple[str, int], list[TaskPlacement]] = {}
+    for job, place in held:
+        if not job.group:
+            yield place
+            continue
+        before = leases.setdefault((job.group, place.rank), [])
+        yield own_part(place, before)
+        before.append(place)
+
+
+def frees_gpus(state: CellState, job: JobState) -> bool:
+    """Whether the end of this job, which is being stopped, frees its GPUs, counted once for a group: its oldest member's, when all of it stops."""
+    if not job.group:
+        return True
+    members = state.groups[job.group].values()
+    return holds_first(state, job) and all(member.status is JobStatus.STOPPING for member in members)
+
+
+def holds_first(state: CellState, job: JobState) -> bool:
+    """Whether its GPUs count as its own, for counts of GPUs: those of a group count as its oldest member's."""
+    return not job.group or job.order == min(member.order for member in state.groups[job.group].values())

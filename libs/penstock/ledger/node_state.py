@@ -1,0 +1,198 @@
+"""What the fold knows of one node: its inventory, what is free of it and what runs there. Mutable; only `evolve` writes it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from operator import attrgetter
+
+from penstock.ledger.holds import Cordon
+from penstock.ledger.index import NOT_PLACEABLE, Free, Share
+from penstock.ledger.masks import full_mask, mask_of
+from penstock.ledger.suspicion import Suspicion
+from penstock.model.transitions import NodeStatus
+from penstock.model.types import WHOLE_GPU, NodeSpec, ResourceVector, TaskPlacement
+
+
+@dataclass(slots=True)
+class NodeState:
+    """One node. Masks have bit i for the GPU of slot i, or for core i."""
+
+    spec: NodeSpec
+    ordinal: int
+    status: NodeStatus
+    free_gpu_mask: int
+    """Wholly free ones."""
+    free_core_mask: int
+    free_host_memory_mib: int
+    free_bandwidth_mbps: int
+    faulted_gpu_mask: int = 0
+    slots: tuple[str, ...] = ()
+    """UUID by slot, where slots are not the inventory's indexes: a GPU keeps its slot, and a slot its GPU, while a task
+    holds it, whatever NVML calls it now and whether it is still there."""
+    overdrawn_memory_mib: int = 0
+    """Host memory that its tasks hold beyond the inventory: it was larger when they were placed."""
+    overdrawn_bandwidth_mbps: int = 0
+    shared: dict[int, Share] = field(default_factory=dict)
+    """GPU → what is left of it, of each partly given one."""
+    leaving: bool = False
+    """Its departure is proven, but the cell is frozen."""
+    left_ms: int = 0
+    rebooted: bool = False
+    """Its latest joining came with a new boot id: tasks of before are dead."""
+    incarnation: int = 0
+    """Of its latest joining; see `NodeJoined`."""
+    epoch: int = 0
+    """Of the log, in which it last joined; see `LedgerAccepted`."""
+    public_key: str | None = None
+    """Of its first joining that named one."""
+    replaceable: bool = False
+    """An operator or its deletion has proven that machine dead: the next one that joins has a key of its own."""
+    tasks: dict[str, str] = field(default_factory=dict)
+    """Task id → job id of every task not proven ended."""
+    reserved: set[str] = field(default_factory=set)
+    """Ids of jobs for whose moves something is kept here (`evolve_moves.taken`)."""
+    orphan_tasks: dict[str, int] = field(default_factory=dict)
+    """What it ran when it last joined and the cell had given up there, and has not ended: task id → token of that joining."""
+    cordon: Cordon | None = None
+    """Stays however often the node joins."""
+    commanded_seq: int = 0
+    """Record of its latest cordon or the end of one, else of its first joining: commands from before are old."""
+    leases: bool = False
+    """Whether its reporter ends tasks whose lease has run out."""
+    suspicion: Suspicion | None = None
+    """While it is Suspect."""
+    named: int = 0
+    """Tasks of living attempts that were placed here, ended ones too."""
+    version: int = 0
+    entered: Free = NOT_PLACEABLE
+    """What the index holds for this node."""
+    gpu_uuids: tuple[str, ...] = ()
+    """The UUID of each slot's GPU, which the inventory may no longer have; empty for a free slot. See `name_gpus`."""
+
+    @property
+    def bit(self) -> int:
+        return 1 << self.ordinal
+
+    def name_gpus(self) -> None:
+        """After a change of the inventory or of the slots; orders and rows of every task ask for the names."""
+        self.gpu_uuids = self.slots or tuple(gpu.uuid for gpu in self.spec.gpus)
+
+    @property
+    def present_gpu_mask(self) -> int:
+        """Slots whose GPU the node has now."""
+        if not self.slots:
+            return full_mask(len(self.spec.gpus))
+        have = {gpu.uuid for gpu in self.spec.gpus}
+        return mask_of(tuple(slot for slot, uuid in enumerate(self.slots) if uuid in have))
+
+    def slot_of(self, uuid: str) -> int | None:
+        """The slot that belongs to this GPU; None if none does."""
+        uuids = self.gpu_uuids
+        return uuids.index(uuid) if uuid in uuids else None
+
+    @property
+    def offered(self) -> Mapping[int, Share]:
+        """What is left of partly given GPUs for others; nothing where the node cannot prove a task's end."""
+        return self.shared if self.spec.shares_gpus else {}
+
+    def room_of_gpu(self, need: ResourceVector) -> Share:
+        """What a wholly free GPU offers a task and those that come after it."""
+        if self.spec.shares_gpus:
+            return Share(WHOLE_GPU, self.gpu_memory_mib)
+        return Share(need.gpu_share_milli, need.gpu_memory_mib)
+
+    @property
+    def gpu_memory_mib(self) -> int:
+        """Of its smallest GPU: so much of each is given out."""
+        return min((gpu.memory_mib for gpu in self.spec.gpus), default=0)
+
+    def copy(self) -> "NodeState":
+        """On which tasks can be placed and taken back without a trace in the state."""
+        other = NodeState(*_FIELDS(self))
+        other.shared = dict(self.shared)
+        return other
+
+    @property
+    def healthy_gpu_mask(self) -> int:
+        """Wholly free GPUs without fault."""
+        return self.free_gpu_mask & ~self.faulted_gpu_mask
+
+    def left_of(self, gpu: int) -> Share | None:
+        """What is free of a GPU without fault; None if nothing is."""
+        if self.healthy_gpu_mask >> gpu & 1:
+            return Share(WHOLE_GPU, self.gpu_memory_mib)
+        return None if self.faulted_gpu_mask >> gpu & 1 else self.offered.get(gpu)
+
+    def give(self, place: TaskPlacement) -> None:
+        """A task takes its place. Of a GPU that the inventory no longer has nothing is left for others."""
+        for gpu in place.gpus:
+            self.free_gpu_mask &= ~(1 << gpu)
+            if place.gpu_share_milli < WHOLE_GPU and self.present_gpu_mask >> gpu & 1:
+                left = self.shared.get(gpu) or Share(WHOLE_GPU, self.gpu_memory_mib)
+                self.shared[gpu] = Share(
+                    left.milli - place.gpu_share_milli, left.memory_mib - place.gpu_memory_mib
+                )
+        self.take_cores(place.cores)
+        self.free_host_memory_mib -= place.host_memory_mib
+        self.free_bandwidth_mbps -= place.bandwidth_mbps
+
+    def take_back(self, place: TaskPlacement) -> None:
+        """The task is proven dead: undoes `give`."""
+        inventory = self.present_gpu_mask
+        if place.gpu_share_milli == WHOLE_GPU:
+            self.free_gpu_mask |= mask_of(place.gpus) & inventory
+        else:
+            for gpu in place.gpus:
+                left = self.shared.pop(gpu, None)
+                if left is None:
+                    continue
+                if left.milli + place.gpu_share_milli == WHOLE_GPU:
+                    self.free_gpu_mask |= 1 << gpu & inventory
+                else:
+                    self.shared[gpu] = Share(
+                        left.milli + place.gpu_share_milli, left.memory_mib + place.gpu_memory_mib
+                    )
+        self.take_back_cores(place.cores)
+        self.free_host_memory_mib += place.host_memory_mib
+        self.free_bandwidth_mbps += place.bandwidth_mbps
+
+    def take_cores(self, cores: tuple[int, ...]) -> None:
+        """A task has these from now on."""
+        self.free_core_mask &= ~mask_of(cores)
+
+    def take_back_cores(self, cores: tuple[int, ...]) -> None:
+        """They are free, as far as the node still has them."""
+        self.free_core_mask |= mask_of(cores) & full_mask(self.spec.cores)
+
+    @property
+    def placeable(self) -> bool:
+        """Whether anything new may be placed here, given room."""
+        return self.status is NodeStatus.READY and self.cordon is None
+
+    def sound_gpus(self) -> int:
+        """GPUs without fault, given or free; 0 while nothing may be placed on it."""
+        if not self.placeable:
+            return 0
+        return (self.present_gpu_mask & ~self.faulted_gpu_mask).bit_count()
+
+    def free(self) -> Free:
+        """What may be given out now. A node that shrank below what its tasks hold has nothing free."""
+        if not self.placeable:
+            return NOT_PLACEABLE
+        return Free(
+            self.healthy_gpu_mask.bit_count(),
+            self.free_core_mask.bit_count(),
+            max(0, self.free_host_memory_mib),
+            max(0, self.free_bandwidth_mbps),
+            tuple(
+                sorted(
+                    left
+                    for gpu, left in self.offered.items()
+                    if left.milli and not self.faulted_gpu_mask >> gpu & 1
+                )
+            )
+            if self.shared
+            else (),
+        )
+
+
+_FIELDS = attrgetter(*(known.name for known in fields(NodeState)))  # in the order of its constructor

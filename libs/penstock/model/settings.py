@@ -1,0 +1,72 @@
+"""Settings of a cell: what a decision depends on and stands in no log."""
+
+from typing import Annotated
+
+from msgspec import Meta
+
+from penstock.model.types import (
+    MAX_CORES_PER_NODE,
+    MAX_GPUS_PER_NODE,
+    WHOLE_GPU,
+    GpuShare,
+    Identifier,
+    Milliseconds,
+    Value,
+)
+
+TIRESIAS_LIMITS_GPU_S = (3_250.0, 7_200.0)  # three queues. Source: the settings of Muri's experiments
+MAX_BACKFILL_WINDOW = 4_096
+MAX_OVERTAKES = 1_000_000
+MAX_BATCH_WINDOW_MS = 60_000
+MAX_BATCH_ARRIVALS = 256  # whose times the state keeps
+MAX_TYPICAL_TASKS = 256  # openb's pod files need 33 groups for 95 % of their tasks
+
+
+class TypicalTask(Value, frozen=True, kw_only=True):
+    """A kind of task that the cell sees often; memory is left out."""
+
+    OMITTED = ("gpu_share_milli",)
+
+    cores: Annotated[int, Meta(ge=0, le=MAX_CORES_PER_NODE)]
+    gpus: Annotated[int, Meta(ge=0, le=MAX_GPUS_PER_NODE)]
+    gpu_share_milli: GpuShare = WHOLE_GPU
+    gpu_models: Annotated[tuple[Identifier, ...], Meta(max_length=16)] = ()
+    """Allowed ones; empty: any."""
+    count: Annotated[int, Meta(ge=1, le=1_000_000)]
+    """How often it was seen; only ratios matter."""
+
+
+class PlacerSettings(Value, frozen=True, kw_only=True):
+    """Everything outside the log that a decision depends on; recorded at the start of each term."""
+
+    OMITTED = ("queue_limits_gpu_s", "typical_tasks", "lease_ms", "batch_window_ms", "batch_arrivals")
+
+    profile: Identifier = "liquid"
+    seed: Annotated[int, Meta(ge=0, le=1 << 53)] = 0
+    network_weight: Annotated[float, Meta(ge=0, le=1)] = 0.5
+    """λ of Liquid §5.2 eq. 4."""
+    backfill_window: Annotated[int, Meta(ge=1, le=MAX_BACKFILL_WINDOW)] = 64
+    """So many jobs from the head of the queue may be tried."""
+    max_overtakes: Annotated[int, Meta(ge=0, le=MAX_OVERTAKES)] = 256
+    """So many jobs may be backfilled before the head of the queue until everybody behind it waits."""
+    launch_timeout_ms: Annotated[int, Meta(ge=1)] = 60_000
+    """An order unanswered for so long makes its node Suspect."""
+    lease_ms: Milliseconds = 600_000
+    """Of tasks placed from now on: a node that has not reached the log for so long ends them. 0: they run on, and a silent node
+    keeps them until it is fenced."""
+    unschedulable_grace_ms: Annotated[int, Meta(ge=0)] = 300_000
+    """A job that fits on no node even when the cell is empty ends after so long."""
+    batch_window_ms: Annotated[int, Meta(ge=0, le=MAX_BATCH_WINDOW_MS)] = 0
+    """Jobs that arrive fast wait for a batch plan, at most so long; 0: nobody does."""
+    batch_arrivals: Annotated[int, Meta(ge=2, le=MAX_BATCH_ARRIVALS)] = 8
+    """So many arrivals within `batch_window_ms` are fast."""
+    freeze_fraction: Annotated[float, Meta(gt=0, le=1)] = 0.5
+    """If more than this share of nodes is lost within `freeze_window_ms`: freeze (LAW 5)."""
+    freeze_window_ms: Annotated[int, Meta(ge=0)] = 60_000
+    queue_limits_gpu_s: Annotated[
+        tuple[Annotated[float, Meta(gt=0)], ...],
+        Meta(min_length=1, max_length=15),
+    ] = TIRESIAS_LIMITS_GPU_S
+    """Of profile `tiresias`: a job with so many GPU seconds leaves the first queue, the second, …; rising."""
+    typical_tasks: Annotated[tuple[TypicalTask, ...], Meta(max_length=MAX_TYPICAL_TASKS)] = ()
+    """Of profile `fgd`: the tasks for which nodes shall stay useful; empty: judged by the jobs in the cell."""

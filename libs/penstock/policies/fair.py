@@ -1,0 +1,224 @@
+"""The order of profile `penstock`: tenants below their share first, a tenant's jobs by priority, then who has waited longest for its run time.
+
+- A tenant (the job's owner) has its share while the largest share of a resource that its jobs hold (dominant resource, Ghodsi et al., NSDI '11)
+  is at least 1 / tenants that wait or run.
+- Among a tenant's jobs the highest priority comes first; those of the next one are tried once none of these fits. It counts nothing between tenants, so
+  that nobody gets more than others by asking for more.
+- Within both groups, each tenant with the jobs of its priority, by response ratio, the largest first: (waited + r) / r (highest response ratio next,
+  Brinch Hansen), so that small jobs pass large ones and nobody waits for ever. Departure: r is not the run time but √(hour × run time × GPUs): with the service itself large gangs wait longer than in strict order of
+  arrival, with the run time alone a wide job counts as a small one (`python -m tests.papers.profile_penstock`). The run time is the estimator's; run time × GPUs is rounded up to a power
+  of two, so that jobs are compared by rows and not one by one.
+- A large gang, of eight GPUs or more, waits for many at once: r = (6 min)^0.6 × (run time × GPUs)^0.4, a third to a seventh of that of others, and once it has waited five
+  times that, it comes before its turn by its tenant's share, too. It is what strict order of arrival is good at, and what response ratios cost it else (decision 59).
+- Ties: first submitted.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from heapq import heappop, heappush
+from math import inf, sqrt
+
+from penstock.ledger.demand import DemandKey
+from penstock.ledger.job_state import HOLDING, JobState
+from penstock.ledger.state import CellState
+from penstock.model.types import WHOLE_GPU
+from penstock.policies.base import Turns
+from penstock.policies.drf import NOTHING, Amounts, amounts, capacity, dominant, plus, wanted
+from penstock.policies.job_rows import Changes, Entry, JobRows, goes_on
+from penstock.policies.ordered import gpus_of
+from penstock.policies.service import remaining_s
+
+UNKNOWN_RUN_S = 3_600.0  # of a job whose run time nobody can estimate
+HOUR_S = 3_600.0
+LARGE_GPUS = 8  # of a large gang, at least: few nodes have more
+LARGE_S, LARGE_EXPONENT = 360.0, 0.4  # of a large gang's r; see above
+PATIENCE = 6.0  # response ratio from which on nodes are kept for a job, and a large gang waits for no share
+WIDE_PART, MAX_WIDE = 0.25, 4.0  # see `patience`
+Row = tuple[str, int, DemandKey, int]
+"""(owner, priority, demand, run time × GPUs as a power of two in s)."""
+
+
+class FairResponse:
+    """Implements `penstock.policies.base.Order`."""
+
+    def __init__(self) -> None:
+        self._rows: JobRows[Row] = JobRows(_row)
+        self._held = Holdings()
+
+    def order(self, state: CellState) -> Iterator[str]:
+        """O(what has changed since the last time + rows) for the first, O(log rows) for the others.
+
+        A row whose first job does not start is passed over.
+        """
+        self._rows.update(state)
+        self._held.update(state)
+        total = capacity(state)
+        tenants = {row[0] for row in self._rows.waiting} | self._held.by_owner.keys()
+        share = 1.0 / max(1, len(tenants))
+
+        def over(owner: str) -> bool:
+            return dominant(self._held.by_owner.get(owner, NOTHING), total) >= share
+
+        heap: list[tuple[bool, float, int, str, Row, Iterator[Entry[Row]]]] = []
+        levels = _levels(self._rows.waiting)
+        tried: Counter[str] = Counter()  # rows of the owner's present priority
+
+        def enter(following: Iterator[Entry[Row]]) -> None:
+            head = next(following, None)
+            if head is not None:
+                _, order, job_id, row = head
+                job = state.jobs[job_id]
+                ratio = _ratio(job, state.now_ms, row[-1])
+                later = over(row[0]) and not _overdue(job, ratio)
+                heappush(heap, (later, -ratio, order, job_id, row, following))
+                tried[row[0]] += 1
+
+        def descend(owner: str) -> None:
+            if not tried[owner] and levels[owner]:
+                for entries in levels[owner].pop():
+                    enter(iter(entries))
+
+        for owner in levels:
+            descend(owner)
+        while heap:
+            later, ratio, order, job_id, row, following = heappop(heap)
+            owner = row[0]
+            if not later and over(owner) and not _overdue(state.jobs[job_id], -ratio):
+                heappush(heap, (True, ratio, order, job_id, row, following))
+                continue
+            yield job_id
+            tried[owner] -= 1
+            if goes_on(state, job_id):
+                self._held.update(state)
+                enter(following)
+            descend(owner)
+
+    def ranking(
+        self, state: CellState, waiting: Iterable[JobState], holding: Iterable[JobState], at_ms: int
+    ) -> Turns:
+        """O((waiting + holding) · log waiting)."""
+        total, held = capacity(state), wanted(holding)
+        by_priority: dict[str, dict[int, list[JobState]]] = {}
+        for job in waiting:
+            by_priority.setdefault(job.spec.owner, {}).setdefault(job.spec.priority, []).append(job)
+        levels = {owner: [by[priority] for priority in sorted(by)] for owner, by in by_priority.items()}
+        share = 1.0 / max(1, len(levels.keys() | held.keys()))
+        heap: list[tuple[bool, float, int, JobState, Row]] = []
+        # Owner → rows of its present priority that are not passed over.
+        left: dict[str, Counter[Row]] = {owner: Counter() for owner in levels}
+
+        def later(job: JobState, ratio: float) -> bool:
+            return dominant(held.get(job.spec.owner, NOTHING), total) >= share and not _overdue(job, ratio)
+
+        def descend(owner: str) -> None:
+            if not left[owner] and levels[owner]:
+                for job in levels[owner].pop():
+                    row, _ = _row(state, job)
+                    ratio = _ratio(job, at_ms, row[-1])
+                    heappush(heap, (later(job, ratio), -ratio, job.order, job, row))
+                    left[owner][row] += 1
+
+        for owner in levels:
+            descend(owner)
+        while heap:
+            comes_later, ratio, order, job, row = heappop(heap)
+            if not comes_later and later(job, -ratio):
+                heappush(heap, (True, ratio, order, job, row))
+                continue
+            rows = left[row[0]]
+            if row not in rows:
+                continue
+            started = yield job
+            if started:
+                held[row[0]] = plus(held.get(row[0], NOTHING), amounts(job))
+                rows[row] -= 1
+            if not started or not rows[row]:
+                del rows[row]  # nobody alike starts either, or there is none
+            descend(row[0])
+
+    def claim(self, state: CellState, job: JobState) -> str:
+        """`ada is below 1 / 3 of the cell, priority 5, has waited 2.1 times its r`."""
+        self._rows.update(state)
+        self._held.update(state)
+        owner = job.spec.owner
+        tenants = len({row[0] for row in self._rows.waiting} | self._held.by_owner.keys() | {owner})
+        held = dominant(self._held.by_owner.get(owner, NOTHING), capacity(state))
+        side = "at or above" if held >= 1.0 / tenants else "below"
+        share = f"{owner} holds {held:.0%} of the cell, {side} its share of {1 / tenants:.0%}"
+        waited = response_ratio(state, job) - 1
+        return f"{share}; priority {job.spec.priority} among its jobs; has waited {waited:.1f} times what jobs like it should"
+
+
+def _levels(rows: Mapping[Row, list[Entry[Row]]]) -> dict[str, list[list[list[Entry[Row]]]]]:
+    """Owner → its rows by priority, the highest last."""
+    found: dict[str, dict[int, list[list[Entry[Row]]]]] = {}
+    for row, entries in rows.items():
+        found.setdefault(row[0], {}).setdefault(row[1], []).append(entries)
+    return {owner: [by[priority] for priority in sorted(by)] for owner, by in found.items()}
+
+
+class Holdings:
+    """What the jobs of each owner hold; a gang counts as a whole until its last task has ended."""
+
+    def __init__(self) -> None:
+        self.by_owner: dict[str, Amounts] = {}
+        self._changes = Changes()
+        self._jobs: dict[str, tuple[str, Amounts]] = {}
+
+    def update(self, state: CellState) -> None:
+        """O(changes since the last call)."""
+        changed, anew = self._changes.ids(state)
+        if anew:
+            self.by_owner.clear()
+            self._jobs.clear()
+        for job_id in changed:
+            job = state.jobs.get(job_id)
+            now = None if job is None or job.status not in HOLDING else (job.spec.owner, amounts(job))
+            before = self._jobs.get(job_id)
+            if now == before:
+                continue
+            if before is not None:
+                owner, held = before
+                left = plus(self.by_owner[owner], tuple(-amount for amount in held))  # type: ignore[arg-type]
+                if any(left):
+                    self.by_owner[owner] = left
+                else:
+                    del self.by_owner[owner]
+                del self._jobs[job_id]
+            if now is not None:
+                owner, held = self._jobs[job_id] = now
+                self.by_owner[owner] = plus(self.by_owner.get(owner, NOTHING), held)
+
+
+def _row(state: CellState, job: JobState) -> tuple[Row, float]:
+    left_s = remaining_s(state, job)
+    seconds = UNKNOWN_RUN_S if left_s == inf else left_s
+    power = int(seconds * max(1, gpus_of(job))).bit_length()
+    return (job.spec.owner, job.spec.priority, job.demand.key, power), job.order
+
+
+def response_ratio(state: CellState, job: JobState) -> float:
+    """(waited + r) / r, ≥ 1; see the module's docstring."""
+    row, _ = _row(state, job)
+    return _ratio(job, state.now_ms, row[-1])
+
+
+def patience(state: CellState, job: JobState) -> float:
+    """Response ratio from which on nodes are kept for it: PATIENCE, and up to four times that for a gang of more than a quarter of the cell's GPUs.
+
+    So much idles while it is waited for: on 4 nodes of 4 GPUs the mean completion time of `poisson/12-per-hour`, whose gangs of eight want half of the cell, is else 1.7 times Liquid's.
+    """
+    part = gpus_of(job) * WHOLE_GPU / max(1, capacity(state)[0])
+    return PATIENCE * min(MAX_WIDE, max(1.0, part / WIDE_PART) ** 2)
+
+
+def _ratio(job: JobState, at_ms: int, power: int) -> float:
+    service_s = float(1 << power)
+    large = gpus_of(job) >= LARGE_GPUS
+    r_s: float = LARGE_S * (service_s / LARGE_S) ** LARGE_EXPONENT if large else sqrt(HOUR_S * service_s)
+    return ((at_ms - job.submitted_ms) / 1_000 + r_s) / r_s
+
+
+def _overdue(job: JobState, ratio: float) -> bool:
+    """Whether it is a large gang that has waited so long that its tenant's share counts no more."""
+    return ratio >= PATIENCE and gpus_of(job) >= LARGE_GPUS

@@ -1,0 +1,145 @@
+"""Sorted lists of jobs, one per row of interchangeable ones: a plan looks at the jobs that may change places, not at all there are.
+
+While a job waits, or runs, and reports nothing, its key does not change. So the rows are cached from plan to plan and updated
+with the jobs in `CellState.change_log`. Their content is a function of the state alone: a new policy object, or one
+that is given another state, builds the same rows from nothing.
+
+Within one plan free capacity only shrinks. So when one waiting job of a row does not fit, no job behind it in that row does, and
+the whole row is passed over: a plan costs O(rows), however many wait.
+"""
+
+from bisect import bisect_left, insort
+from collections.abc import Callable, Iterable, Iterator
+from heapq import heapify, heappop, heapreplace
+from typing import Any, Generic, TypeVar
+
+from penstock.ledger.job_state import HOLDING, JobState
+from penstock.ledger.state import CellState
+from penstock.model.transitions import JobStatus
+
+Row = TypeVar("Row", bound=tuple[object, ...])
+Entry = tuple[float, int, str, Row]
+"""(key, order, job id, row); no two are equal in the first two."""
+NO_MORE: Iterator[Any] = iter(())
+CONTENDING = HOLDING - {JobStatus.STOPPING}
+
+
+class Changes:
+    """Which jobs have changed since the last question."""
+
+    def __init__(self) -> None:
+        self._state: CellState | None = None
+        self._read = 0
+
+    def ids(self, state: CellState) -> tuple[list[str], bool]:
+        """(ids, whether these are all jobs that wait or hold something: what was kept of others is void)."""
+        log = state.change_log
+        if log.count == self._read and state is self._state:
+            return [], False
+        changed = log.since(self._read) if state is self._state else None
+        self._state, self._read = state, log.count
+        if changed is not None:
+            return changed, False
+        return [*state.queue.values(), *(job.job_id for job in state.holding.values())], True
+
+
+class JobRows(Generic[Row]):
+    """The cached rows. A place is (row, key there); jobs of one row must be interchangeable but for their keys.
+
+    `waits` places the jobs in the queue, `runs` those that hold resources and are not being stopped; None, or the answer None: it is in no row.
+    """
+
+    def __init__(
+        self,
+        waits: Callable[[CellState, JobState], tuple[Row, float]] | None = None,
+        runs: Callable[[CellState, JobState], tuple[Row, float] | None] | None = None,
+    ) -> None:
+        self.waiting: dict[Row, list[Entry[Row]]] = {}
+        """Row → its jobs in order; no row is empty. As of the last `update`."""
+        self.running: dict[Row, list[Entry[Row]]] = {}
+        self._waits, self._runs = waits, runs
+        self._changes = Changes()
+        self._entered: dict[str, tuple[Entry[Row], dict[Row, list[Entry[Row]]]]] = {}
+
+    def update(self, state: CellState) -> None:
+        """O(changes since the last call · log jobs), less a copy of what stands behind each in its row: 40 µs at 100,000 jobs."""
+        changed, anew = self._changes.ids(state)
+        if anew:
+            for kept in (self.waiting, self.running, self._entered):
+                kept.clear()
+        for job_id in changed:
+            self._update(state, job_id)
+
+    def _update(self, state: CellState, job_id: str) -> None:
+        job = state.jobs.get(job_id)
+        rows = found = None
+        if job is not None:
+            if job.in_line:
+                if self._waits is not None:
+                    rows, found = self.waiting, self._waits(state, job)
+            elif self._runs is not None and job.status in CONTENDING:
+                rows, found = self.running, self._runs(state, job)
+        entered = self._entered.get(job_id)
+        if entered is not None:
+            before, there = entered
+            if rows is there and found is not None and found[1] == before[0] and found[0] == before[3]:
+                return
+            row = there[before[3]]
+            del row[bisect_left(row, before)]
+            if not row:
+                del there[before[3]]
+            del self._entered[job_id]
+        if job is None or found is None or rows is None:
+            return
+        name, key = found
+        entry = key, job.order, job_id, name
+        self._entered[job_id] = entry, rows
+        present = rows.get(name)
+        if present is None:
+            rows[name] = [entry]
+        else:
+            insort(present, entry)
+
+
+def goes_on(state: CellState, job_id: str) -> bool:
+    """Whether who stands behind a job that was just tried may still fit where it did not: it has started, or the place stage failed on it."""
+    failed = state.failed_choices
+    started = state.jobs[job_id].status is JobStatus.LAUNCHING
+    return started or (failed.job_id == job_id and failed.seq == state.seq)
+
+
+Head = tuple[float, int, str, Row, Iterator[Entry[Row]]]
+"""An entry, and the iterator that gives those after it."""
+
+
+def heads(singles: list[Head[Row]], rows: Iterable[Iterable[Entry[Row]]]) -> list[Head[Row]]:
+    """Makes of single entries (each with `NO_MORE`) a heap that also has the first entries of rows.
+
+    Read with `go_on` and `heappop`: `heappop` passes over the first entry and all that follow it in its row, `go_on` over the
+    entry alone.
+    """
+    for row in rows:
+        more = iter(row)
+        singles.append((*next(more), more))
+    heapify(singles)
+    return singles
+
+
+def go_on(heap: list[Head[Row]]) -> None:
+    """To the next entry of the first one's row, if there is one."""
+    more = heap[0][4]
+    following = None if more is NO_MORE else next(more, None)
+    if following is None:
+        heappop(heap)
+    else:
+        heapreplace(heap, (*following, more))
+
+
+def in_order(heaps: Iterable[list[Head[Row]]]) -> list[str]:
+    """Ids of all jobs in these heaps, one heap after the other; empties them."""
+    ids: list[str] = []
+    for heap in heaps:
+        while heap:
+            ids.append(heap[0][2])
+            go_on(heap)
+    return ids

@@ -1,0 +1,86 @@
+"""Moldable jobs: how many workers of its range an attempt starts with, decided when it is placed.
+
+Ideal: the number with which the job is done first, over all jobs that will come. Departure: only what fits now is compared, by a stage of the
+profile; without one as many as fit. The place stage then finds nodes for a gang of that size, as for any other. Where it finds none (nodes
+are kept for others, or it wants distinct nodes), the largest number below for which it does is found by bisection, since a gang that fits
+fits with fewer workers, too. Who cannot start with its fewest waits.
+
+Source of the term: Feitelson and Rudolph, JSSPP '96 (moldable: the number of processors is set at the start and stays).
+"""
+
+from msgspec.structs import replace
+
+from penstock.ledger.job_state import JobState
+from penstock.ledger.state import CellState
+from penstock.model.types import MAX_TEXT, ShapeOption
+from penstock.policies.base import Choose, LazyRng, Plan, Shape
+from penstock.policies.gang import tasks_that_fit
+
+MOST = "as many as fit now"
+MIN_EFFICIENCY = 0.5  # below it two GPUs more do less than one did alone: others have more use for them
+FEWER = "as many as the profile finds nodes for now"
+
+
+def place_moldable(
+    state: CellState, job: JobState, choose: Choose, rng: LazyRng, stage: Shape | None
+) -> Plan | None:
+    """As `choose`, for a job with a range of workers; None where not even the fewest get nodes."""
+    fewest = job.spec.fewest_workers
+    fitting = tasks_that_fit(state, job.shaped(job.spec.workers).demand)
+    if fitting < fewest:
+        return None
+    wanted, why = (fitting, MOST) if stage is None else stage.shape(state, job, fitting)
+    plan = choose(state, job.shaped(wanted), rng)
+    if plan is None and wanted > fewest:
+        plan, why = choose(state, job.shaped(fewest), rng), FEWER
+        low, high = fewest, wanted
+        while plan is not None and high - low > 1:
+            middle = (low + high) // 2
+            found = choose(state, job.shaped(middle), rng)
+            if found is None:
+                high = middle
+            else:
+                low, plan = middle, found
+    return None if plan is None else _explained(job, plan, why)
+
+
+class ShortestStep:
+    """The number of workers with the shortest iteration, among those whose GPUs do at least MIN_EFFICIENCY of the work that each of the
+    fewest workers' GPUs does. Implements `penstock.policies.base.Shape`.
+
+    Ideal: the shortest completion for the job and all who wait. Departure: waiting is left out, since only what fits now is compared, and others are
+    protected by the bound alone. Source: GENIE's choice of ⟨nodes, GPUs⟩ by performance per cost (eq. 5, with cost = GPUs); differs: a bound in place of the best
+    ratio, which would nearly always be that of the fewest. Until the fewest and the most that fit are known, as many as fit, so that
+    nobody stays with the first number that was measured.
+    """
+
+    def shape(self, state: CellState, job: JobState, fitting: int) -> tuple[int, str]:
+        offered = [workers for workers in job.spec.offered if workers <= fitting]
+        fewest = offered[0]
+        options = () if job.estimate is None else job.estimate.options
+        known = {option.workers: option for option in options}
+        missing = [workers for workers in (offered[-1], fewest) if workers not in known]
+        if missing:
+            return fitting, f"{MOST}; how long its iterations take with {missing[0]} is not known"
+        base = known[fewest]
+        within = [known[workers] for workers in offered if workers in known]
+        worth = [one for one in within if _speedup(base, one) * fewest >= MIN_EFFICIENCY * one.workers]
+        best = min(worth, key=lambda option: (option.step_ms, option.workers))
+        text = f"{best.step_ms:,.4g} ms an iteration ({best.low_ms:,.4g} to {best.high_ms:,.4g})"
+        if best is not base:
+            text += f", {_speedup(base, best):.2f} × as fast as with {fewest}"
+        return best.workers, f"{text}; {fitting} would fit" if best.workers < fitting else text
+
+
+def _speedup(base: ShapeOption, option: ShapeOption) -> float:
+    return base.step_ms / option.step_ms
+
+
+def range_text(job: JobState) -> str:
+    """`1 to 8`."""
+    return f"{job.spec.fewest_workers} to {job.spec.workers}"
+
+
+def _explained(job: JobState, plan: Plan, why: str) -> Plan:
+    text = f"{len(plan.nodes)} of {range_text(job)} workers: {why}"
+    return replace(plan, explanation=replace(plan.explanation, shape=text[:MAX_TEXT]))

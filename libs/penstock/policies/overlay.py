@@ -1,0 +1,189 @@
+"""Gangs tried one after the other on copies of the nodes: GPUs and cores are chosen as for any placement, the state stays as it is."""
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from penstock.ledger.demand import Demand
+from penstock.ledger.groups import booked
+from penstock.ledger.index import Free
+from penstock.ledger.job_state import JobState
+from penstock.ledger.node_state import NodeState
+from penstock.ledger.state import CellState
+from penstock.model.transitions import JobStatus, NodeStatus
+from penstock.model.types import MAX_GANG_TASKS, WHOLE_GPU, ResourceVector, TaskPlacement
+from penstock.policies.base import place_on
+from penstock.policies.trial import held_places
+
+MAX_TASKS = MAX_GANG_TASKS  # started in one record
+
+Gangs = Sequence[tuple[JobState, Sequence[str]]]
+"""Jobs that wait, each with the node of each task in rank order."""
+
+
+class Placed(NamedTuple):
+    """A job and the places of its next attempt, in rank order."""
+
+    job: JobState
+    tasks: tuple[TaskPlacement, ...]
+
+
+class Overlay:
+    """Nodes of a cell, and what was given out on trial. `ended`: as they are when all that is being stopped has ended."""
+
+    def __init__(self, state: CellState, *, ended: bool = False) -> None:
+        self._state, self._ended = state, ended
+        self._nodes: dict[str, NodeState] = {}
+
+    def give(self, gangs: Gangs) -> tuple[Placed, ...] | str:
+        """Places for all of them, taken from here on; or what is lacking, and nothing is taken."""
+        placed: list[Placed] = []
+        taken: list[TaskPlacement] = []
+        for job, nodes in gangs:
+            job = job if job.spec.min_workers is None else job.shaped(len(nodes))
+            demand = job.demand
+            first = len(taken)
+            for rank, node_id in enumerate(nodes):
+                place = self._task(job, demand, rank, node_id)
+                if isinstance(place, str):
+                    self.take_back(taken)
+                    return f"task {rank} of {job.job_id} on {node_id}: {place}"
+                taken.append(place)
+            placed.append(Placed(job, tuple(taken[first:])))
+        return tuple(placed)
+
+    def take(self, places: Iterable[TaskPlacement]) -> None:
+        """These places, which were given on another overlay, are taken here as well."""
+        for place in places:
+            node = self.node(place.node_id)
+            assert node is not None, place
+            node.give(place)
+
+    def take_back(self, places: Sequence[TaskPlacement]) -> None:
+        """Undoes that they were given, one after the other."""
+        for place in reversed(places):
+            self._nodes[place.node_id].take_back(place)
+
+    def _task(self, job: JobState, demand: Demand, rank: int, node_id: str) -> TaskPlacement | str:
+        node = self.node(node_id)
+        if node is None:
+            return "no such node"
+        need = demand.worker if rank < demand.workers else demand.parameter_server
+        lacking = lacking_of(self._state, node, need, demand.gpu_models)
+        if lacking:
+            return lacking
+        place = place_on(node, job, demand, rank)
+        node.give(place)
+        return place
+
+    def node(self, node_id: str) -> NodeState | None:
+        """A copy, less what was given out so far."""
+        node = self._nodes.get(node_id)
+        if node is not None:
+            return node
+        known = self._state.nodes.get(node_id)
+        if known is None:
+            return None
+        node = self._nodes[node_id] = known.copy()
+        gone: set[str] = set()
+        for job_id in dict.fromkeys(known.tasks.values()) if self._ended and self._state.stopping else ():
+            job = self._state.jobs[job_id]
+            if job.status is JobStatus.STOPPING:
+                gone.add(job_id)
+                for place in held_places(job):
+                    if place.node_id == node_id:
+                        node.take_back(booked(self._state, job, place, gone))
+                for place in job.target:
+                    if place.node_id == node_id:
+                        node.give(place)
+        return node
+
+
+class Room:
+    """Units of plans tried one after the other: who starts now, and who waits until what is being stopped has ended.
+
+    Once something of a node is kept for a unit that waits, later ones get nothing of it before that has started.
+    """
+
+    def __init__(self, state: CellState) -> None:
+        self._now, self._then = Overlay(state), Overlay(state, ended=True)
+        self._stops = bool(state.stopping)
+        self._kept: set[str] = set()
+        """Nodes with room that is kept."""
+        self._tasks = 0
+        self.full = False
+        """Whether somebody waits for the next record alone."""
+
+    def now(self, nodes: Sequence[str]) -> Overlay | str:
+        """What is free now, for a unit whose tasks start on these nodes, one per task; or why it gets nothing now."""
+        if self._too_many(nodes):
+            return f"{MAX_TASKS} tasks start in one record; propose it again"
+        kept = min(self._kept.intersection(nodes), default=None)
+        return self._now if kept is None else f"what is free of {kept} is kept for a unit before it"
+
+    def given(self, places: Sequence[TaskPlacement]) -> None:
+        """These were given on `now`."""
+        self._tasks += len(places)
+        if self._stops:
+            self._then.take(places)
+
+    def give(self, gangs: Gangs) -> tuple[Placed, ...] | str | None:
+        """Places for now; None: they wait; or what is lacking even then."""
+        nodes = [node_id for _, names in gangs for node_id in names]
+        overlay = self.now(nodes)
+        if isinstance(overlay, Overlay):
+            found = overlay.give(gangs)
+            if not isinstance(found, str):
+                self.given([place for placed in found for place in placed.tasks])
+                return found
+            if not self._stops:
+                return found
+        then = (self._then if self._stops else self._now).give(gangs)
+        if isinstance(then, str):
+            return then
+        self._kept.update(nodes)
+        self.full |= self._too_many(nodes)
+        return None
+
+    def _too_many(self, nodes: Sequence[str]) -> bool:
+        """For one record, which takes one unit of whatever size."""
+        return self._tasks > 0 and self._tasks + len(nodes) > MAX_TASKS
+
+
+def unusable(state: CellState, node: NodeState, need: ResourceVector, gpu_models: tuple[str, ...]) -> str:
+    """Why nothing new may start on the node, whatever is free of it; empty: something may."""
+    if node.status is not NodeStatus.READY or node.leaving:
+        return f"the node is {node.status}"
+    if node.cordon is not None:
+        return "the node is cordoned"
+    if not state.index.eligible(need, gpu_models) & node.bit:
+        return "its GPUs are of another model or have too little memory"
+    return ""
+
+
+def lacking_of(state: CellState, node: NodeState, need: ResourceVector, gpu_models: tuple[str, ...]) -> str:
+    """What the node, which may be a copy, lacks for this task; empty: nothing."""
+    if wrong := unusable(state, node, need, gpu_models):
+        return wrong
+    if (
+        need.gpu_share_milli == WHOLE_GPU
+        and node.healthy_gpu_mask.bit_count() >= need.gpus
+        and node.free_core_mask.bit_count() >= need.cores
+        and node.free_host_memory_mib >= need.host_memory_mib
+        and node.free_bandwidth_mbps >= need.bandwidth_mbps
+    ):
+        return ""  # what follows says the same, and takes longer
+    free = node.free()
+    return "" if free.fits(need) else _short_of(free, need)
+
+
+def _short_of(free: Free, need: ResourceVector) -> str:
+    for what, has, wants in (
+        ("cores", free.cores, need.cores),
+        ("MiB of memory", free.host_memory_mib, need.host_memory_mib),
+        ("Mbit/s", free.bandwidth_mbps, need.bandwidth_mbps),
+    ):
+        if has < wants:
+            return f"{has} {what} are free, {wants} needed"
+    if need.gpu_share_milli < WHOLE_GPU:
+        return f"no GPU has {need.gpu_share_milli}/1000 and {need.gpu_memory_mib} MiB left"
+    return f"{free.gpus} GPUs are free, {need.gpus} needed"

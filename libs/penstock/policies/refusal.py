@@ -1,0 +1,24 @@
+"""Why a proposal, or a unit of a plan, is not acted on."""
+
+from typing import NamedTuple
+
+from penstock.ledger.state import CellState
+from penstock.model.ledger_events import Refused
+
+
+class Refusal(NamedTuple):
+    """The reason, and what people are told of it."""
+
+    reason: Refused
+    detail: str
+
+
+def frozen(state: CellState) -> Refusal | None:
+    """None: the cell acts on proposals."""
+    return Refusal("wrong_state", f"the cell is frozen: {state.frozen}") if state.frozen else None
+
+
+def unknown(state: CellState, job_id: str) -> Refusal:
+    """Of a job that does not live."""
+    outcome = state.ended.get(job_id)
+    return Refusal("unknown_job", f"{job_id} {f'has ended: {outcome}' if outcome else 'is unknown'}")

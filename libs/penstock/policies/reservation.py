@@ -1,0 +1,157 @@
+"""Backfill behind a reservation: the first job in order that does not fit gets nodes kept, others may use them while they are not needed.
+
+Source: EASY backfill (Lifka, JSSPP '95), by nodes and with run times that the estimator has learned. The nodes are those on which the job would start first
+if what runs ended as expected. Who is expected to end before that may start there, everybody may start elsewhere. So the job is not delayed by who comes later.
+
+- Departure: nodes are kept only for a job that has waited five times its r (`penstock.policies.fair`), since kept nodes idle where run times are guessed: with all of them kept at once
+  the mean completion time of `poisson/12-per-hour` with learned run times was 24 % above Liquid's, with this bound it is 20 % below.
+- It starts anywhere as soon as it fits. When the expected time has passed, nobody starts on its nodes any more.
+- A running job whose end nobody knows is expected to take as long again as it has taken: run times spread over orders of magnitude.
+- A job that nodes in use now could not hold even when empty (it waits for a Suspect node, a faulted GPU, a cordoned node) keeps nothing and holds up nobody.
+"""
+
+from collections.abc import Iterator
+from heapq import merge
+from math import inf
+
+from penstock.ledger.index import bits
+from penstock.ledger.job_state import JobState
+from penstock.ledger.state import CellState
+from penstock.model.plans import PlanUnit
+from penstock.model.transitions import JobStatus
+from penstock.policies.base import Plan
+from penstock.policies.fair import patience, response_ratio
+from penstock.policies.gang import EVERYWHERE
+from penstock.policies.job_rows import JobRows
+from penstock.policies.preemption import fit_of, node_ids, set_of
+from penstock.policies.service import ends_s, remaining_s
+from penstock.policies.together import Together
+from penstock.policies.trial import Trial, living_places
+
+MAX_ENDS = 256  # ends that are looked at
+
+
+class Reservation:
+    """Implements `penstock.policies.base.Backfill`."""
+
+    def __init__(self, place: Together) -> None:
+        self._place = place
+        self._made_for: tuple[int, PlanUnit] | None = None
+        self._trial: Trial | None = None
+        self._ends: JobRows[tuple[int]] = JobRows(runs=_by_end)
+
+    def unit(self, state: CellState, job: JobState) -> PlanUnit | None:
+        """Nodes for a job that does not fit now; None where it has not waited long enough, or that is not known."""
+        if response_ratio(state, job) < patience(state, job):
+            return None
+        kept = state.planned.get(job.job_id)
+        if kept is not None and all(_in_use(state, node_id) for node_id in kept.nodes):
+            if kept.expected_ms is not None and kept.expected_ms > state.now_ms:
+                return kept
+        else:
+            kept = None
+        found = self._first(state, job)
+        return kept if found is None or (kept is not None and kept.nodes == found.nodes) else found
+
+    def may_use(self, state: CellState, job: JobState, kept: PlanUnit) -> bool:
+        """Whether the job is expected to end before these nodes are needed."""
+        left_s = remaining_s(state, job)
+        return kept.expected_ms is not None and state.now_ms + left_s * 1_000 <= kept.expected_ms
+
+    def beside(self, state: CellState, job: JobState, kept: PlanUnit) -> Plan | None:
+        """Where the job goes without being in the way: also on kept nodes, where they have more than is kept."""
+        if self.may_use(state, job, kept):
+            return self._place.place_within(EVERYWHERE, state, job)
+        nodes = set_of(
+            node.ordinal for node_id in kept.nodes if (node := state.nodes.get(node_id)) is not None
+        )
+        then = self._then(state, kept)
+        need = job.demand.worker
+        spare = set_of(ordinal for ordinal in bits(nodes) if then.free(ordinal).fits(need))
+        if spare:
+            plan = self._place.place_within(~nodes | spare, state, job)
+            if plan is None or then.holds(job.demand, fit_of(state, job.demand, plan.nodes)):
+                return plan
+        return self._place.place_within(~nodes, state, job)
+
+    def _then(self, state: CellState, kept: PlanUnit) -> Trial:
+        """The nodes when the time has come and the job has started."""
+        made_for = state.change_log.count, kept
+        if self._made_for == made_for and self._trial is not None and self._trial.state is state:
+            return self._trial
+        self._made_for, self._trial = made_for, Trial(state)
+        ended: dict[str, JobState] = {}
+        for node_id in dict.fromkeys(kept.nodes):
+            node = state.nodes.get(node_id)
+            for job_id in node.tasks.values() if node is not None else ():
+                running = state.jobs[job_id]
+                if kept.expected_ms is not None and self._end_s(state, running) * 1_000 <= kept.expected_ms:
+                    ended[job_id] = running
+        for running in ended.values():
+            self._trial.release(running)
+        owner = state.jobs.get(kept.job_id)
+        if owner is not None and all(node_id in state.nodes for node_id in kept.nodes):
+            self._trial.claim(owner.demand, fit_of(state, owner.demand, kept.nodes))
+        return self._trial
+
+    def _end_s(self, state: CellState, job: JobState) -> float:
+        """The ledger's time in s at which it is expected to end."""
+        if job.status is JobStatus.STOPPING:
+            return state.now_ms / 1_000
+        row, key = _by_end(state, job)
+        return key if row is KNOWN else 2 * state.now_ms / 1_000 - key
+
+    def _first(self, state: CellState, job: JobState) -> PlanUnit | None:
+        """Where it would start first."""
+        demand, index = job.demand, state.index
+        suited = index.eligible(demand.worker, demand.gpu_models) & index.placeable
+        if not suited:
+            return None
+        trial = Trial(state)
+        for number, (end_s, running) in enumerate(self._by_their_ends(state)):
+            if number == MAX_ENDS:
+                return None
+            trial.release(running)
+            if not any(state.nodes[place.node_id].bit & suited for place in living_places(running)):
+                continue
+            fit = trial.fit(demand)
+            if fit is not None:
+                expected_ms = round(end_s * 1_000)
+                return PlanUnit(
+                    job_id=job.job_id, nodes=node_ids(state, demand, fit), expected_ms=expected_ms
+                )
+        return None
+
+    def _by_their_ends(self, state: CellState) -> Iterator[tuple[float, JobState]]:
+        """(s, job), first ends first; who is being stopped ends now."""
+        now_s = state.now_ms / 1_000
+        for _, job in sorted(state.stopping.items()):
+            yield now_s, job
+        self._ends.update(state)
+        rows = self._ends.running
+        known = ((max(now_s, end_s), order, job_id) for end_s, order, job_id, _ in rows.get(KNOWN, ()))
+        unknown = (
+            (2 * now_s - begun_s, order, job_id)
+            for begun_s, order, job_id, _ in reversed(rows.get(UNKNOWN, ()))
+        )
+        for end_s, _, job_id in merge(known, unknown):
+            yield end_s, state.jobs[job_id]
+
+
+KNOWN, UNKNOWN = (0,), (1,)
+
+
+def _by_end(state: CellState, job: JobState) -> tuple[tuple[int], float]:
+    """By the ledger's time in s at which it ends; else by when it began. While a job is launched it counts from its placement."""
+    end_s = ends_s(job)
+    begun_s = (job.placed_ms or 0) / 1_000
+    if end_s is None:
+        end_s = begun_s + remaining_s(state, job)
+    if end_s == inf:
+        return UNKNOWN, begun_s if job.running_ms is None else job.running_ms / 1_000
+    return KNOWN, end_s
+
+
+def _in_use(state: CellState, node_id: str) -> bool:
+    node = state.nodes.get(node_id)
+    return node is not None and bool(node.bit & state.index.placeable)

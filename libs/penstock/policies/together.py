@@ -1,0 +1,105 @@
+"""Gangs stay together: on one node if one holds all of it, else in one rack, else by Liquid's score.
+
+Liquid (`penstock.policies.liquid`) decides task by task, and its fitness likes full nodes: it splits a gang of four over two nearly full nodes
+though a whole node is free. Here whole plans are compared first. Departure from Liquid §5.2: the steps before its Alg. 1.
+
+- One node: of the nodes that hold all tasks the one that is fullest then (eq. 6 for the whole gang; the cost is 0). Ties: the lower ordinal.
+- One rack: of the racks with enough free GPUs those with the fewest, at most MAX_RACKS; the first in which Alg. 1 finds a place.
+- Else Alg. 1 over all nodes. A single task, and a gang that takes parts of GPUs, go there at once.
+"""
+
+from collections.abc import Iterator
+
+from penstock.ledger.demand import Demand
+from penstock.ledger.job_state import JobState
+from penstock.ledger.state import CellState
+from penstock.model.ledger_events import MAX_CANDIDATES
+from penstock.model.types import MAX_GPUS_PER_NODE, WHOLE_GPU, ResourceVector
+from penstock.policies.base import LazyRng, Plan
+from penstock.policies.gang import EVERYWHERE, Gang, best_of, explanation
+from penstock.policies.liquid import Liquid, fitness_units
+
+MAX_RACKS = 8
+
+
+class Together:
+    """Implements `penstock.policies.base.Policy`."""
+
+    def __init__(self, name: str, network_weight: float) -> None:
+        self.name = name
+        self._liquid = Liquid(network_weight, name=name)
+
+    def place(self, state: CellState, job: JobState, rng: LazyRng) -> Plan | None:
+        """See the module's docstring; no random choice."""
+        return self.place_within(EVERYWHERE, state, job)
+
+    def place_within(self, nodes: int, state: CellState, job: JobState) -> Plan | None:
+        """On these nodes alone. `nodes`: a set."""
+        demand = job.demand
+        if demand.tasks > 1 and demand.worker.gpu_share_milli == WHOLE_GPU:
+            plan = self._on_one_node(nodes, state, job, demand)
+            if plan is not None:
+                return plan
+            for rack in racks(state, demand, nodes):
+                plan = self._liquid.place_within(rack, state, job)
+                if plan is not None:
+                    return plan
+        return self._liquid.place_within(nodes, state, job)
+
+    def _on_one_node(self, nodes: int, state: CellState, job: JobState, demand: Demand) -> Plan | None:
+        whole = whole_gang(demand)
+        if whole is None:
+            return None
+        index = state.index
+        fitting = index.candidates(whole, demand.gpu_models) & nodes
+        ranked = best_of(
+            (
+                (self._liquid.score(0, fitness_units(used + whole.gpus, total)), fitting & there)
+                for (used, total), there in index.load.items()
+                if fitting & there
+            ),
+            MAX_CANDIDATES,
+        )
+        if not ranked:
+            return None
+        plans = [(state.node_at[ordinal],) * demand.tasks for _, ordinal in ranked]
+        return Plan(
+            plans[0], explanation(self.name, job.job_id, Gang(state, demand, within=nodes), ranked, plans)
+        )
+
+
+def whole_gang(demand: Demand) -> ResourceVector | None:
+    """What a node must have free to hold all tasks; None where no node can have so many GPUs."""
+    needs = demand.needs()
+    gpus = sum(need.gpus for need in needs)
+    if gpus > MAX_GPUS_PER_NODE:
+        return None
+    return ResourceVector(
+        gpus=gpus,
+        cores=sum(need.cores for need in needs),
+        host_memory_mib=sum(need.host_memory_mib for need in needs),
+        gpu_memory_mib=max(need.gpu_memory_mib for need in needs),
+        bandwidth_mbps=sum(need.bandwidth_mbps for need in needs),
+    )
+
+
+def racks(state: CellState, demand: Demand, nodes: int) -> Iterator[int]:
+    """Sets of the nodes of racks that have enough free GPUs for the gang, those with the fewest first; at most MAX_RACKS."""
+    index = state.index
+    fitting = index.candidates(demand.worker, demand.gpu_models) & nodes
+    wanted = demand.workers * demand.worker.gpus
+    found = []
+    for rack, in_rack in index.rack.items():
+        for domain, in_domain in index.domain.items():
+            here = in_rack & in_domain & nodes
+            if not here & fitting:
+                continue
+            free = sum(
+                (total - used) * (there & here & fitting).bit_count()
+                for (used, total), there in index.load.items()
+            )
+            if free >= wanted:
+                found.append((free, rack, domain, here))
+    found.sort()
+    for _, _, _, here in found[:MAX_RACKS]:
+        yield here

@@ -1,0 +1,255 @@
+"""A what-if copy of the nodes: what would be free once some tasks have ended and others have come. The state stays as it is.
+
+Only nodes that differ from the state are copied; for all others the state's own index answers.
+"""
+
+from collections.abc import Iterable, Iterator
+
+from penstock.ledger.demand import Demand
+from penstock.ledger.evolve_moves import taken
+from penstock.ledger.groups import booked
+from penstock.ledger.index import NO_SHARE, Free, bits
+from penstock.ledger.job_state import JobState
+from penstock.ledger.node_state import NodeState
+from penstock.ledger.state import CellState
+from penstock.model.transitions import JobStatus, TaskStatus
+from penstock.model.types import WHOLE_GPU, ResourceVector, TaskPlacement
+
+MAX_LOOKED_AT = 64  # nodes on which room for a worker is sought, those with most free GPUs first
+
+Fit = tuple[int, ...]
+"""Ordinal of the node of each task: parameter servers first, then workers."""
+
+
+def living_places(job: JobState) -> Iterator[TaskPlacement]:
+    """Where tasks of the job hold something."""
+    return (task.place for task in job.tasks.values() if task.status is not TaskStatus.EXITED)
+
+
+def held_places(job: JobState) -> Iterator[TaskPlacement]:
+    """What nobody else can have because of the job: `living_places`, and beside them what is reserved for its move."""
+    yield from living_places(job)
+    for node_id in dict.fromkeys(place.node_id for place in job.target):
+        yield from taken(job, node_id)
+
+
+class Trial:
+    """The nodes of a cell, changed on trial."""
+
+    def __init__(self, state: CellState, stopping: Iterable[JobState] = ()) -> None:
+        """`stopping`: jobs that are being stopped; they count as gone."""
+        self.state = state
+        self.released: dict[str, JobState] = {}
+        """Job id → jobs that count as gone."""
+        self._copies: dict[int, NodeState] = {}
+        self._claims: dict[int, list[ResourceVector]] = {}
+        self._free: dict[int, Free] = {}
+        self._touched = 0
+        for job in stopping:
+            self.release(job)
+
+    def release(self, job: JobState) -> None:
+        """Counts what the job holds as free; not what is reserved for its move."""
+        self.released[job.job_id] = job
+        for place in held_places(job):
+            node = self._copy(place)
+            node.take_back(booked(self.state, job, place, self.released))
+            self._changed(node.ordinal)
+        for place in job.target:
+            node = self._copy(place)
+            node.give(place)
+            self._changed(node.ordinal)
+
+    def awaited(self) -> int:
+        """Set of the nodes on which something counts as gone that is still there."""
+        nodes = 0
+        for job in self.released.values():
+            for place in living_places(job):
+                nodes |= self.state.nodes[place.node_id].bit
+        return nodes
+
+    def keep(self, job: JobState) -> None:
+        """Undoes `release`."""
+        assert not job.target, "a job that moves is being stopped"
+        del self.released[job.job_id]
+        for place in living_places(job):
+            node = self._copy(place)
+            node.give(booked(self.state, job, place, self.released))
+            self._changed(node.ordinal)
+
+    def claim(self, demand: Demand, fit: Fit) -> None:
+        """Tasks of this demand take these nodes, which must fit."""
+        servers = demand.parameter_servers
+        for number, ordinal in enumerate(fit):
+            need = demand.parameter_server if number < servers else demand.worker
+            self._claims.setdefault(ordinal, []).append(need)
+            self._free[ordinal] = self._less(ordinal, self.free(ordinal), need)
+            self._touched |= 1 << ordinal
+
+    def free(self, ordinal: int) -> Free:
+        """What is free of a node, by now and on trial."""
+        found = self._free.get(ordinal)
+        return self.state.node(ordinal).entered if found is None else found
+
+    def fit(self, demand: Demand, avoid: int = 0) -> Fit | None:
+        """First fit of the whole gang, parameter servers first; None where it does not fit. `avoid`: set of nodes left out."""
+        left: dict[int, Free] = {}
+        fit: list[int] = []
+        for need, count in (
+            (demand.parameter_server, demand.parameter_servers),
+            (demand.worker, demand.workers),
+        ):
+            if count and not self._fit_equal(need, demand.gpu_models, count, avoid, left, fit):
+                return None
+        return tuple(fit)
+
+    def holds(self, demand: Demand, fit: Fit) -> bool:
+        """Whether the whole gang fits on these nodes."""
+        servers = demand.parameter_servers
+        left: dict[int, Free] = {}
+        for number, ordinal in enumerate(fit):
+            need = demand.parameter_server if number < servers else demand.worker
+            free = left.get(ordinal)
+            if free is None:
+                if not self.candidates(need, demand.gpu_models) >> ordinal & 1:
+                    return False
+                free = self.free(ordinal)
+            elif not free.fits(need):
+                return False
+            left[ordinal] = self._less(ordinal, free, need)
+        return True
+
+    def _fit_equal(
+        self,
+        need: ResourceVector,
+        gpu_models: tuple[str, ...],
+        count: int,
+        avoid: int,
+        left: dict[int, Free],
+        fit: list[int],
+    ) -> bool:
+        """Puts tasks of equal needs on the lowest nodes, and adds these to `fit`."""
+        until = len(fit) + count
+        for ordinal in bits(self.candidates(need, gpu_models) & ~avoid):
+            free = left.get(ordinal) or self.free(ordinal)
+            while free.fits(need):
+                fit.append(ordinal)
+                free = left[ordinal] = self._less(ordinal, free, need)
+                if len(fit) == until:
+                    return True
+        return False
+
+    def candidates(self, need: ResourceVector, gpu_models: tuple[str, ...]) -> int:
+        """Set of the nodes that could take one such task."""
+        index = self.state.index
+        nodes = index.candidates(need, gpu_models) & ~self._touched
+        for ordinal in bits(self._touched & index.eligible(need, gpu_models)):
+            if self._free[ordinal].fits(need):
+                nodes |= 1 << ordinal
+        return nodes
+
+    def clear_for(self, demand: Demand) -> list[JobState]:
+        """Smaller jobs of one task that have to move so that the gang's workers fit; empty where that does not help.
+
+        Each worker goes where the fewest GPUs have to move (ties: the lower ordinal); only jobs with fewer GPUs than a
+        worker has move, so that chains of moves end. They are released.
+        """
+        need = demand.worker
+        if demand.parameter_servers or not need.gpus or need.gpu_share_milli < WHOLE_GPU:
+            return []
+        moved: list[JobState] = []
+        for _ in range(demand.workers):
+            if self.fit(demand) is not None:
+                break
+            found = self._cheapest(need, demand.gpu_models)
+            if found is None:
+                break
+            for job in found:
+                self.release(job)
+                moved.append(job)
+        if self.fit(demand) is None:
+            for job in reversed(moved):
+                self.keep(job)
+            return []
+        return moved
+
+    def _cheapest(self, need: ResourceVector, gpu_models: tuple[str, ...]) -> list[JobState] | None:
+        """The jobs to move from the node where that costs least; None if no node that was looked at can be cleared."""
+        index = self.state.index
+        suited = index.eligible(need, gpu_models) & index.placeable
+        best: tuple[int, list[JobState]] | None = None
+        looked_at = 0
+        for free, nodes in self._by_free_gpus(suited):
+            if free >= need.gpus:
+                continue
+            if best is not None and best[0] <= need.gpus - free:
+                break
+            for ordinal in bits(nodes):
+                looked_at += 1
+                found = self._clear(ordinal, need, free)
+                if found is not None and (best is None or found[0] < best[0]):
+                    best = found
+                if looked_at == MAX_LOOKED_AT:
+                    return None if best is None else best[1]
+        return None if best is None else best[1]
+
+    def _by_free_gpus(self, suited: int) -> list[tuple[int, int]]:
+        """(free GPUs, nodes), most first."""
+        classes: dict[int, int] = {}
+        for (used, total), nodes in self.state.index.load.items():
+            here = nodes & suited & ~self._touched
+            if here:
+                classes[total - used] = classes.get(total - used, 0) | here
+        for ordinal in bits(self._touched & suited):
+            free = self._free[ordinal].gpus
+            classes[free] = classes.get(free, 0) | 1 << ordinal
+        return sorted(classes.items(), reverse=True)
+
+    def _clear(self, ordinal: int, need: ResourceVector, free: int) -> tuple[int, list[JobState]] | None:
+        """(GPUs moved, jobs moved), largest jobs first, after which a worker fits there; None if impossible."""
+        state, node = self.state, self.state.node(ordinal)
+        small = []
+        for job_id in node.tasks.values():
+            job = state.jobs[job_id]
+            if job.status is JobStatus.STOPPING or len(job.tasks) > 1 or job_id in self.released:
+                continue
+            if not job.preemptible:
+                continue
+            [task] = job.tasks.values()
+            if task.place.gpu_share_milli == WHOLE_GPU and 0 < len(task.place.gpus) < need.gpus:
+                small.append((-len(task.place.gpus), job.order, job))
+        small.sort(key=lambda found: found[:2])
+        moved: list[JobState] = []
+        cost = 0
+        for size, _, job in small:
+            if free + cost >= need.gpus:
+                break
+            cost -= size
+            moved.append(job)
+        if free + cost < need.gpus:
+            return None
+        for job in moved:
+            self.release(job)
+        fits = self.free(ordinal).fits(need)
+        for job in reversed(moved):
+            self.keep(job)
+        return (cost, moved) if fits else None
+
+    def _copy(self, place: TaskPlacement) -> NodeState:
+        node = self.state.nodes[place.node_id]
+        copy = self._copies.get(node.ordinal)
+        if copy is None:
+            copy = self._copies[node.ordinal] = node.copy()
+            self._touched |= node.bit
+        return copy
+
+    def _changed(self, ordinal: int) -> None:
+        free = self._copies[ordinal].free()
+        for need in self._claims.get(ordinal, ()):
+            free = self._less(ordinal, free, need)
+        self._free[ordinal] = free
+
+    def _less(self, ordinal: int, free: Free, need: ResourceVector) -> Free:
+        """After one such task came; also where it does not fit, which shows as a negative number."""
+        shares = need.gpu_share_milli < WHOLE_GPU
+        return free.less(need, self.state.node(ordinal).room_of_gpu(need) if shares else NO_SHARE)

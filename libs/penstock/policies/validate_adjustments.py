@@ -1,0 +1,87 @@
+"""Whether cores or memory bandwidth of a running task may be changed as proposed, on this very state; and which cores it then has."""
+
+from typing import NamedTuple
+
+from penstock.ledger.evolve_tasks import job_of_task
+from penstock.ledger.groups import others
+from penstock.ledger.job_state import JobState, TaskState
+from penstock.ledger.masks import full_mask, mask_of, take_lowest
+from penstock.ledger.node_state import NodeState
+from penstock.ledger.plans import kept_nodes
+from penstock.ledger.state import CellState
+from penstock.model.proposals import CoresProposed, ThrottleProposed
+from penstock.model.transitions import NodeStatus, TaskStatus
+from penstock.policies.refusal import Refusal, frozen
+
+Adjusting = CoresProposed | ThrottleProposed
+
+
+class Running(NamedTuple):
+    """A task that may be adjusted."""
+
+    job: JobState
+    task: TaskState
+    node: NodeState
+
+
+def running(state: CellState, task_id: str) -> Running | Refusal:
+    """The task, if it runs on a node that is there. O(1)."""
+    job = state.jobs.get(task_id.rsplit(".", 2)[0])
+    task = None if job is None else job.tasks.get(task_id)
+    if job is None or task is None:
+        return Refusal("unknown_job", f"{task_id} is no task of a job that runs")
+    node = state.nodes[task.place.node_id]
+    if task.status is not TaskStatus.RUNNING or job_of_task(state, task.place.node_id, task_id) is not job:
+        return Refusal("wrong_state", f"{task_id} is {task.status}, not running")
+    if node.status is not NodeStatus.READY:
+        return Refusal("wrong_state", f"{task_id} runs on {task.place.node_id}, which is {node.status}")
+    return Running(job, task, node)
+
+
+def refused(state: CellState, proposal: Adjusting) -> Refusal | None:
+    """None: it can be done."""
+    if (still := frozen(state)) is not None:
+        return still
+    found = running(state, proposal.task_id)
+    if isinstance(found, Refusal):
+        return found
+    node_id = found.task.place.node_id
+    if isinstance(proposal, ThrottleProposed):
+        isolation = found.node.spec.isolation
+        if isolation is None or isolation.bandwidth == "none":
+            return Refusal("unsupported", f"{node_id} cannot cap memory bandwidth: it has no resctrl")
+        return None
+    if proposal.cores > len(found.task.place.cores) and node_id in kept_nodes(state):
+        return Refusal("infeasible", f"what is free of {node_id} is kept for a proposed plan")
+    room = usable_cores(state, found)
+    if proposal.cores > room:
+        free = found.node.free_core_mask.bit_count()
+        return Refusal(
+            "infeasible",
+            f"{proposal.task_id} has {len(found.task.place.cores)} cores and {node_id} {free} free: it can have {room} at most",
+        )
+    return None
+
+
+def usable_cores(state: CellState, found: Running) -> int:
+    """How many it could have: its own, as far as the node still has them, those of its group there, and the free ones."""
+    mine = _own(found) | _groups(state, found)
+    return mine.bit_count() + found.node.free_core_mask.bit_count()
+
+
+def cores_of(state: CellState, found: Running, count: int) -> tuple[int, ...]:
+    """`count` ≤ `usable_cores` cores: those that it keeps, then its group's, then the free ones, each lowest first; rising."""
+    own = _own(found)
+    chosen: tuple[int, ...] = ()
+    for mask in (own, _groups(state, found) & ~own, found.node.free_core_mask):
+        chosen += take_lowest(mask, min(count - len(chosen), mask.bit_count()))
+    return tuple(sorted(chosen))
+
+
+def _groups(state: CellState, found: Running) -> int:
+    beside = others(state, found.job, found.task.place.rank)
+    return mask_of(tuple(core for place in beside for core in place.cores)) & full_mask(found.node.spec.cores)
+
+
+def _own(found: Running) -> int:
+    return mask_of(found.task.place.cores) & full_mask(found.node.spec.cores)

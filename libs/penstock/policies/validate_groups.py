@@ -1,0 +1,238 @@
+"""Whether jobs may form a group as proposed, on this very state; and the places of those of them that wait.
+
+A group is a set of whole gangs, equal in their numbers of tasks and of GPUs per task, on the same nodes rank by rank. Who runs there already
+keeps its places; who waits gets the same GPUs. Nobody is stopped for it, so a job that may not be stopped may be joined, too.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from penstock.ledger.groups import others, own_part
+from penstock.ledger.job_state import JobState
+from penstock.ledger.masks import full_mask, mask_of, take_lowest
+from penstock.ledger.node_state import NodeState
+from penstock.ledger.state import CellState
+from penstock.model.groups import MAX_GROUP_MEMBERS
+from penstock.model.transitions import JobStatus, TaskStatus
+from penstock.model.types import WHOLE_GPU, ResourceVector, TaskPlacement
+from penstock.policies.base import place_on
+from penstock.policies.overlay import Overlay, Placed, unusable
+from penstock.policies.refusal import Refusal, frozen, unknown
+
+RUNS = frozenset({JobStatus.LAUNCHING, JobStatus.RUNNING})
+
+
+class Formed(NamedTuple):
+    """A group that may be formed."""
+
+    group_id: str
+    """Of the one that those who run are in; empty: it is new."""
+    running: tuple[str, ...]
+    """Ids of members that run on, oldest first."""
+    placed: tuple[Placed, ...]
+    """Of members that wait, oldest first."""
+    parts: tuple[TaskPlacement, ...]
+    """What each of their tasks takes beside the others."""
+
+
+def formed(
+    state: CellState, members: Sequence[tuple[str, Sequence[str]]], overlay: Overlay
+) -> Formed | Refusal:
+    """`members`: (job id, node of each task in rank order). All of them, or nothing: `overlay` has less then."""
+    if (still := frozen(state)) is not None:
+        return still
+    jobs = _jobs(state, members)
+    if isinstance(jobs, Refusal):
+        return jobs
+    running = [job for job in jobs if job.status in RUNS]
+    waiting = [job for job in jobs if job.status not in RUNS]
+    nodes = tuple(members[0][1])
+    wrong = _not_alike(jobs, members) or _not_there(running, nodes) or _not_together(state, running, waiting)
+    if wrong is not None:
+        return wrong
+    placed = _places(state, overlay, running, waiting, nodes)
+    if isinstance(placed, Refusal):
+        return placed
+    group_id = running[0].group if running else ""
+    return Formed(group_id, tuple(job.job_id for job in running), *placed)
+
+
+def _jobs(state: CellState, members: Sequence[tuple[str, Sequence[str]]]) -> list[JobState] | Refusal:
+    """The members, each as it runs or could start on these nodes."""
+    ids = [job_id for job_id, _ in members]
+    if len(set(ids)) < len(ids):
+        return Refusal("invalid", "a job is named twice in one group")
+    if not 2 <= len(ids) <= MAX_GROUP_MEMBERS:
+        return Refusal("invalid", f"a group has 2 to {MAX_GROUP_MEMBERS} members, {len(ids)} are named")
+    found = []
+    for job_id, nodes in members:
+        job = state.jobs.get(job_id)
+        if job is None:
+            return unknown(state, job_id)
+        if job.status not in RUNS and job.status is not JobStatus.QUEUED:
+            return Refusal("wrong_state", f"{job_id} is {job.status}: a member runs or is queued")
+        if job.status is JobStatus.QUEUED and job.held is not None:
+            return Refusal("wrong_state", f"{job_id} is held")
+        spec = job.spec
+        moldable = job.status is JobStatus.QUEUED and spec.min_workers is not None
+        if moldable and spec.fewest_workers <= len(nodes) <= spec.workers:
+            job = job.shaped(len(nodes))
+        if len(nodes) != job.demand.tasks:
+            return Refusal("invalid", f"{job_id} has {job.demand.tasks} tasks, {len(nodes)} nodes are named")
+        found.append(job)
+    return sorted(found, key=lambda job: job.order)
+
+
+def _not_alike(jobs: Sequence[JobState], members: Sequence[tuple[str, Sequence[str]]]) -> Refusal | None:
+    first_id, first_nodes = members[0]
+    for job_id, nodes in members:
+        if tuple(nodes) != tuple(first_nodes):
+            return Refusal("invalid", f"{job_id} and {first_id} are not on the same nodes, rank by rank")
+    shapes = {}
+    for job in jobs:
+        demand = job.demand
+        if not demand.worker.gpus:
+            return Refusal("unsupported", f"{job.job_id} has no GPUs: members of a group share GPUs")
+        if demand.worker.gpu_share_milli < WHOLE_GPU:
+            return Refusal(
+                "unsupported", f"{job.job_id} has a part of a GPU: members of a group share whole ones"
+            )
+        shape = demand.workers, demand.worker.gpus, demand.parameter_servers, demand.parameter_server.gpus
+        shapes[job.job_id] = shape
+    if len(set(shapes.values())) > 1:
+        texts = (
+            f"{job_id} {workers} x {gpus} + {servers}"
+            for job_id, (workers, gpus, servers, _) in shapes.items()
+        )
+        return Refusal("invalid", f"workers x GPUs + parameter servers differ: {', '.join(texts)}")
+    return None
+
+
+def _not_there(running: Sequence[JobState], nodes: tuple[str, ...]) -> Refusal | None:
+    """A member that runs is whole, and on these nodes."""
+    for job in running:
+        there = tuple(task.place.node_id for task in job.tasks.values())
+        if there != nodes:
+            return Refusal(
+                "invalid", f"{job.job_id} runs on {', '.join(there)}: a group does not move who runs"
+            )
+        if any(task.status is TaskStatus.EXITED for task in job.tasks.values()):
+            return Refusal("wrong_state", f"a task of {job.job_id} has ended")
+    return None
+
+
+def _not_together(
+    state: CellState, running: Sequence[JobState], waiting: Sequence[JobState]
+) -> Refusal | None:
+    """Those who run hold the same GPUs already, all of them are named, and somebody joins them."""
+    if not waiting:
+        return Refusal("invalid", "all of them run: a group forms when somebody joins")
+    if not running:
+        return None
+    first = running[0]
+    for job in running[1:]:
+        if not job.group or job.group != first.group:
+            return Refusal("infeasible", f"{job.job_id} and {first.job_id} run on different GPUs")
+    present = state.groups.get(first.group, {})
+    named = {job.job_id for job in running}
+    for job_id, job in present.items():
+        if job_id not in named and job.status in RUNS:
+            return Refusal(
+                "invalid", f"{job_id} runs on the same GPUs and is not named; name it, or stop it before"
+            )
+    most = len(waiting) + max(1, len(present))
+    if most > MAX_GROUP_MEMBERS:
+        stopping = most - len(waiting) - len(running)
+        return Refusal("infeasible", f"{stopping} more members are still being stopped; wait for their exits")
+    return None
+
+
+def _places(
+    state: CellState,
+    overlay: Overlay,
+    running: Sequence[JobState],
+    waiting: Sequence[JobState],
+    nodes: Sequence[str],
+) -> tuple[tuple[Placed, ...], tuple[TaskPlacement, ...]] | Refusal:
+    """Of those that wait, each beside those before it."""
+    held = [_held(state, running, rank) for rank in range(len(nodes))]
+    parts: list[TaskPlacement] = []
+    placed = []
+    for job in waiting:
+        places = []
+        for rank, (node_id, need) in enumerate(zip(nodes, job.demand.needs(), strict=True)):
+            node = overlay.node(node_id)
+            lacking = (
+                "no such node"
+                if node is None
+                else _unusable(state, job, node, need) or _lacking(node, need, held[rank])
+            )
+            if node is None or lacking:
+                overlay.take_back(parts)
+                return Refusal("infeasible", f"task {rank} of {job.job_id} on {node_id}: {lacking}")
+            place = _beside(node, job, rank, need, held[rank])
+            parts.append(own_part(place, held[rank]))
+            node.give(parts[-1])
+            held[rank].append(place)
+            places.append(place)
+        placed.append(Placed(job, tuple(places)))
+    return tuple(placed), tuple(parts)
+
+
+def _held(state: CellState, running: Sequence[JobState], rank: int) -> list[TaskPlacement]:
+    """What members of this rank hold now, those included that are being stopped."""
+    if not running:
+        return []
+    own = [task.place for task in running[0].tasks.values() if task.place.rank == rank]
+    return own + others(state, running[0], rank)
+
+
+def _unusable(state: CellState, job: JobState, node: NodeState, need: ResourceVector) -> str:
+    """Why nothing new may start there; empty: something may."""
+    wrong = unusable(state, node, need, job.demand.gpu_models)
+    if not wrong and not node.spec.shares_gpus:
+        return "it cannot prove a task's end, so a GPU has one task there"
+    return wrong
+
+
+def _lacking(node: NodeState, need: ResourceVector, held: Sequence[TaskPlacement]) -> str:
+    """What the node lacks for one more task beside those; empty: nothing."""
+    gpus = held[0].gpus if held else ()
+    free_gpus = node.healthy_gpu_mask.bit_count()
+    if not held and free_gpus < need.gpus:
+        return f"{free_gpus} GPUs are free, {need.gpus} needed"
+    if mask_of(gpus) & (node.faulted_gpu_mask | ~node.present_gpu_mask):
+        return f"of GPUs {gpus} some are faulted or gone"
+    if need.gpus:
+        promised_mib = need.gpu_memory_mib + sum(place.gpu_memory_mib for place in held)
+        if promised_mib > node.gpu_memory_mib:
+            return f"all members need {promised_mib} MiB of each GPU, which has {node.gpu_memory_mib}"
+    cores = max(0, need.cores - _shared_cores(node, held).bit_count())
+    bandwidth_mbps = max(0, need.bandwidth_mbps - max((place.bandwidth_mbps for place in held), default=0))
+    for what, has, wants in (
+        ("cores", node.free_core_mask.bit_count(), cores),
+        ("MiB of memory", node.free_host_memory_mib, need.host_memory_mib),
+        ("Mbit/s", node.free_bandwidth_mbps, bandwidth_mbps),
+    ):
+        if has < wants:
+            return f"{has} {what} are free, {wants} more needed"
+    return ""
+
+
+def _shared_cores(node: NodeState, held: Sequence[TaskPlacement]) -> int:
+    """Set of cores that the members have, as far as the node still has them."""
+    return mask_of(tuple(core for place in held for core in place.cores)) & full_mask(node.spec.cores)
+
+
+def _beside(
+    node: NodeState, job: JobState, rank: int, need: ResourceVector, held: Sequence[TaskPlacement]
+) -> TaskPlacement:
+    """The members' GPUs; of their cores the lowest, then the lowest free ones."""
+    if not held:
+        return place_on(node, job, job.demand, rank)
+    own = _shared_cores(node, held)
+    shared = take_lowest(own, min(need.cores, own.bit_count()))
+    more = take_lowest(node.free_core_mask, need.cores - len(shared))
+    theirs = node.copy()
+    theirs.free_core_mask = mask_of((*shared, *more))
+    return place_on(theirs, job, job.demand, rank, held[0].gpus)

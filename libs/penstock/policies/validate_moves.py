@@ -1,0 +1,86 @@
+"""Whether a running job may be moved as proposed, on this very state; and the places that it then gets."""
+
+from collections.abc import Sequence
+
+from msgspec.structs import replace
+
+from penstock.ledger.job_state import JobState
+from penstock.ledger.node_state import NodeState
+from penstock.ledger.plans import kept_nodes
+from penstock.ledger.state import CellState
+from penstock.model.proposals import MigrationProposed
+from penstock.model.transitions import JobStatus
+from penstock.model.types import WHOLE_GPU, TaskPlacement
+from penstock.policies.base import place_on
+from penstock.policies.overlay import lacking_of
+from penstock.policies.refusal import Refusal, frozen, unknown
+from penstock.policies.trial import living_places
+
+
+def target_of(state: CellState, proposal: MigrationProposed) -> tuple[TaskPlacement, ...] | Refusal:
+    """The places of the job's next attempt, in rank order: what is free now or held by the job itself, lowest first.
+
+    A moldable job has as many workers then as nodes are named.
+
+    Ideal: all that the job holds counts as free. Departure: not its parts of GPUs, which others may share.
+    """
+    if (still := frozen(state)) is not None:
+        return still
+    job = state.jobs.get(proposal.job_id)
+    if job is None:
+        return unknown(state, proposal.job_id)
+    if (wrong := _cannot_move(job)) is not None:
+        return Refusal("wrong_state", f"{job.job_id} {wrong}")
+    if job.spec.min_workers is not None and job.spec.min_workers <= len(proposal.nodes) <= job.spec.workers:
+        job = job.shaped(len(proposal.nodes))
+    if len(proposal.nodes) != job.demand.tasks:
+        detail = f"{job.job_id} has {job.demand.tasks} tasks, and {len(proposal.nodes)} nodes are named"
+        return Refusal("invalid", detail)
+    if tuple(task.place.node_id for task in job.tasks.values()) == proposal.nodes:
+        return Refusal("invalid", f"{job.job_id} runs on these nodes already")
+    here = {task.place.node_id for task in job.tasks.values()}
+    if job.group and (same := sorted(here & set(proposal.nodes))):
+        detail = (
+            f"{job.job_id} shares GPUs of {', '.join(same)} with its group: it can move to other nodes only"
+        )
+        return Refusal("invalid", detail)
+    return _places(state, job, proposal.nodes)
+
+
+def _cannot_move(job: JobState) -> str | None:
+    if job.status is not JobStatus.RUNNING:
+        return f"is {job.status}, not running"
+    if job.held is not None:
+        return "is held: it would not start again"
+    return None if job.spec.preemptible else "may not be stopped: preemptible is false"
+
+
+def _places(state: CellState, job: JobState, nodes: Sequence[str]) -> tuple[TaskPlacement, ...] | Refusal:
+    demand = job.demand
+    then = _without(state, job, nodes)
+    kept = kept_nodes(state)
+    places = []
+    for rank, (node_id, need) in enumerate(zip(nodes, demand.needs(), strict=True)):
+        node = then.get(node_id)
+        lacking = "no such node" if node is None else lacking_of(state, node, need, demand.gpu_models)
+        if node_id in kept:
+            lacking = "it is kept for a proposed plan"
+        if node is None or lacking:
+            return Refusal("infeasible", f"task {rank} of {job.job_id} on {node_id}: {lacking}")
+        place = place_on(node, job, demand, rank)
+        node.give(place)
+        places.append(place)
+    return tuple(places)
+
+
+def _without(state: CellState, job: JobState, nodes: Sequence[str]) -> dict[str, NodeState]:
+    """Copies of these nodes, those that there are, without what the job holds."""
+    then = {
+        node_id: state.nodes[node_id].copy() for node_id in dict.fromkeys(nodes) if node_id in state.nodes
+    }
+    for place in living_places(job):
+        node = then.get(place.node_id)
+        if node is not None:
+            whole = place.gpu_share_milli == WHOLE_GPU
+            node.take_back(place if whole else replace(place, gpus=(), gpu_share_milli=WHOLE_GPU))
+    return then

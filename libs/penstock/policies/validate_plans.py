@@ -1,0 +1,225 @@
+"""Which units of a proposed plan may start, on this very state, and the places that their jobs get.
+
+Units are judged in order, each all or nothing, on one overlay: what one gets the next does not.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Literal, NamedTuple
+
+from penstock.ledger.job_state import JobState
+from penstock.ledger.state import CellState
+from penstock.model.plans import MAX_UNITS
+from penstock.model.proposals import PlanProposed, ProposedJob, ProposedUnit, ReadVersion
+from penstock.model.transitions import JobStatus
+from penstock.model.types import MAX_GANG_TASKS
+from penstock.policies.base import Profile
+from penstock.policies.overlay import Placed, Room
+from penstock.policies.profiles import in_force, profile_for
+from penstock.policies.refusal import Refusal, frozen, unknown
+from penstock.policies.validate_groups import RUNS, Formed, formed
+
+MAX_PLAN_TASKS = 4_096
+
+Subject = tuple[Literal["job", "node"], str]
+
+
+class JudgedUnit(NamedTuple):
+    """What becomes of one unit. `placed`: where its jobs start now; empty where it waits for stops, or is refused."""
+
+    number: int
+    unit: ProposedUnit
+    placed: tuple[Placed, ...] = ()
+    refusal: Refusal | None = None
+    group: Formed | None = None
+    """Of a unit of this kind that starts: `placed` has those of its jobs that do not run."""
+
+
+class Judged(NamedTuple):
+    """Each unit, in the plan's order. `full`: some wait for the next record alone."""
+
+    units: tuple[JudgedUnit, ...]
+    full: bool
+
+
+def judge(state: CellState, proposal: PlanProposed, profile: Profile | None = None) -> Judged | Refusal:
+    """What becomes of each unit; or why none is looked at. Never changes the state. `profile`: the cell's own, if it is at hand.
+
+    Where the profile stops jobs, it alone says who runs: a unit may start those whom it would start now, where its own plan
+    keeps nothing. What the plan before this one keeps for units that have not begun is given up if any of this one's is accepted.
+    """
+    refusal = _of_the_plan(state, proposal)
+    if refusal is not None:
+        return refusal
+    stale: dict[Subject, str] = {
+        (read.kind, read.id): why for read in proposal.read if (why := moved_on(state, read))
+    }
+    if stale:
+        jobs = {job.job_id for unit in proposal.units for job in unit.jobs}
+        nodes = {node_id for unit in proposal.units for job in unit.jobs for node_id in job.nodes}
+        for (kind, name), why in stale.items():
+            if name not in (jobs if kind == "job" else nodes):
+                return Refusal("stale", why)
+    judging = _Judging(state, profile or profile_for(state.settings), stale)
+    units = tuple(judging.unit(number, unit) for number, unit in enumerate(proposal.units))
+    return Judged(units, judging.room.full)
+
+
+def moved_on(state: CellState, read: ReadVersion) -> str:
+    """How what a proposal was computed from has changed; empty: it has not."""
+    held = state.jobs.get(read.id) if read.kind == "job" else state.nodes.get(read.id)
+    if held is None:
+        return f"{read.kind} {read.id} is not known any more"
+    if held.version != read.version:
+        return f"{read.kind} {read.id} was read at {read.version}, is at {held.version}"
+    return ""
+
+
+def _of_the_plan(state: CellState, proposal: PlanProposed) -> Refusal | None:
+    jobs = [job for unit in proposal.units for job in unit.jobs]
+    if len({job.job_id for job in jobs}) < len(jobs):
+        return Refusal("invalid", "a job is planned twice")
+    if len(jobs) > MAX_UNITS:
+        return Refusal(
+            "invalid",
+            f"the plan has {len(jobs)} jobs, the bound is {MAX_UNITS}; propose the rest in another one",
+        )
+    tasks = sum(len(job.nodes) for job in jobs)
+    if tasks > MAX_PLAN_TASKS:
+        detail = (
+            f"the plan places {tasks} tasks, the bound is {MAX_PLAN_TASKS}; propose the rest in another one"
+        )
+        return Refusal("invalid", detail)
+    if (still := frozen(state)) is not None:
+        return still
+    until_ms = proposal.valid_until_ms
+    if until_ms is not None and state.now_ms > until_ms:
+        return Refusal("expired", f"it was valid until {until_ms}, the ledger's time is {state.now_ms}")
+    return None
+
+
+class _Judging:
+    """The units of one plan, one after the other."""
+
+    def __init__(self, state: CellState, profile: Profile, stale: Mapping[Subject, str]) -> None:
+        self._state, self._profile, self._stale = state, profile, stale
+        self.room = Room(state)
+        self._max_overtakes = in_force(state.settings).max_overtakes
+        self._queue = iter(state.queue.values())
+        self._head = next(self._queue, None)
+        self._accepted: set[str] = set()
+        self._claims = None if profile.preempt is None else frozenset(profile.preempt.select(state).claims)
+        self._kept_for: dict[str, str] = {
+            node_id: kept.job_id
+            for kept in state.planned.values()
+            if kept.proposed is None and (profile.preempt is not None or kept.expected_ms is not None)
+            for node_id in kept.nodes
+        }
+
+    def unit(self, number: int, unit: ProposedUnit) -> JudgedUnit:
+        """Takes what it gets off the room for the next ones."""
+        if unit.kind == "group":
+            found = self._group(unit)
+            if isinstance(found, Refusal):
+                return JudgedUnit(number, unit, (), found)
+            self._accepted.update(job.job_id for job in unit.jobs)
+            return JudgedUnit(number, unit, found.placed, None, found)
+        wrong = next(self._wrong(unit), None)
+        if wrong is not None:
+            return JudgedUnit(number, unit, (), wrong)
+        placed = self.room.give([(self._state.jobs[job.job_id], job.nodes) for job in unit.jobs])
+        if placed is None and self._claims is not None:
+            placed = "its nodes have room only after stops, and these are for who comes first in the profile"
+        if isinstance(placed, str):
+            return JudgedUnit(number, unit, (), Refusal("infeasible", placed))
+        self._accepted.update(job.job_id for job in unit.jobs)
+        return JudgedUnit(number, unit, placed or ())
+
+    def _group(self, unit: ProposedUnit) -> Formed | Refusal:
+        """Who joins a job that runs takes no GPU from anybody, so nobody is passed. A group waits for nothing."""
+        jobs, state = {job.job_id for job in unit.jobs}, self._state
+        if (large := _too_large(unit)) is not None:
+            return large
+        for planned in unit.jobs:
+            if (moved := next(self._moved_on(planned), None)) is not None:
+                return moved
+        if (kept := next(self._kept(unit, jobs), None)) is not None:
+            return kept
+        joins = any(job_id in state.jobs and state.jobs[job_id].status in RUNS for job_id in jobs)
+        if not joins and (late := next(self._turn(jobs), None)) is not None:
+            return late
+        overlay = self.room.now([node_id for job in unit.jobs for node_id in job.nodes])
+        if isinstance(overlay, str):
+            return Refusal("infeasible", overlay)
+        found = formed(state, [(job.job_id, job.nodes) for job in unit.jobs], overlay)
+        if isinstance(found, Refusal):
+            return found
+        self.room.given(found.parts)
+        return found
+
+    def _wrong(self, unit: ProposedUnit) -> Iterator[Refusal]:
+        """What is wrong with it, whatever room there is."""
+        if (large := _too_large(unit)) is not None:
+            yield large
+        for planned in unit.jobs:
+            if self._stale:
+                yield from self._moved_on(planned)
+            if (wrong := self._cannot_start(planned)) is not None:
+                yield wrong
+        jobs = {job.job_id for job in unit.jobs}
+        yield from self._kept(unit, jobs)
+        yield from self._turn(jobs)
+
+    def _kept(self, unit: ProposedUnit, jobs: set[str]) -> Iterator[Refusal]:
+        for node_id in sorted(self._kept_for.keys() & {name for job in unit.jobs for name in job.nodes}):
+            if self._kept_for[node_id] not in jobs:
+                yield Refusal("infeasible", f"{node_id} is kept for {self._kept_for[node_id]}")
+
+    def _turn(self, jobs: set[str]) -> Iterator[Refusal]:
+        """Whether it is their turn to take GPUs that are free."""
+        if self._claims is not None and (outranked := sorted(jobs - self._claims)):
+            why = f"profile {self._profile.name} does not start {outranked[0]} now: others come first"
+            yield Refusal("wrong_state", why)
+        yield from self._passes(jobs)
+
+    def _moved_on(self, planned: ProposedJob) -> Iterator[Refusal]:
+        names: list[Subject] = [("job", planned.job_id), *(("node", node_id) for node_id in planned.nodes)]
+        yield from (Refusal("stale", self._stale[name]) for name in names if name in self._stale)
+
+    def _cannot_start(self, planned: ProposedJob) -> Refusal | None:
+        job = self._state.jobs.get(planned.job_id)
+        if job is None:
+            return unknown(self._state, planned.job_id)
+        if job.status is not JobStatus.QUEUED:
+            return Refusal("wrong_state", f"{job.job_id} is {job.status}, not queued")
+        if job.held is not None:
+            return Refusal("wrong_state", f"{job.job_id} is held")
+        wrong = _wrong_size(job, planned)
+        return Refusal("invalid", wrong) if wrong else None
+
+    def _passes(self, jobs: set[str]) -> Iterator[Refusal]:
+        """Others than the head of the queue start only as long as it was not passed too often; a plan counts once."""
+        while self._head in self._accepted:
+            self._head = next(self._queue, None)
+        if self._head is None or self._head in jobs or self._claims is not None:
+            return
+        passed = self._state.jobs[self._head].plans_passed
+        if passed >= self._max_overtakes:
+            why = f"{self._head} is first in the queue and {passed} plans have passed it: one has to start it first"
+            yield Refusal("wrong_state", why)
+
+
+def _too_large(unit: ProposedUnit) -> Refusal | None:
+    tasks = sum(len(job.nodes) for job in unit.jobs)
+    if tasks <= MAX_GANG_TASKS:
+        return None
+    return Refusal("invalid", f"the unit places {tasks} tasks, the bound is {MAX_GANG_TASKS}; split it")
+
+
+def _wrong_size(job: JobState, planned: ProposedJob) -> str:
+    tasks = len(planned.nodes)
+    fewest = job.spec.min_workers
+    if fewest is not None and not fewest <= tasks <= job.spec.workers:
+        return f"{job.job_id} has {fewest} to {job.spec.workers} workers, the plan names {tasks} nodes"
+    if fewest is None and tasks != job.demand.tasks:
+        return f"{job.job_id} has {job.demand.tasks} tasks, the plan names {tasks} nodes"
+    return ""

@@ -1,0 +1,162 @@
+"""Checkpoints of a training script: `checkpoint(save, restore)` goes on at the last one and saves when Penstock asks.
+
+    checkpoint(save, restore)
+    for done in range(state.done + 1, 2_001):
+        train_one_batch()
+        progress(done, 2_000)
+
+Penstock asks by SIGTERM, before it stops the job, or by SIGUSR1. The handlers only note it: what is saved is saved inside the next
+`progress`, between two iterations. A checkpoint is there whole or not at all: it is written into a folder of another name, which is
+renamed when all of it is on the disk; only then the one before is removed.
+"""
+
+import json
+import os
+import shutil
+import signal
+import time
+import traceback
+import warnings
+from collections.abc import Callable
+from contextlib import suppress
+from types import FrameType
+from typing import SupportsInt
+
+from penstock.sdk.lines import leads, write_line
+
+FOLDER = "PENSTOCK_CHECKPOINT_DIR"
+"""Variable: the job's own folder, which Penstock gives to a job with `checkpoint: sdk`."""
+RESUME = "PENSTOCK_RESUME"
+"""Variable: the folder of the checkpoint to go on at."""
+SAVED_STATUS = 75  # EX_TEMPFAIL of sysexits.h: stopped when all was saved; try again
+NEW = ".new"
+MAX_DONE = 1 << 53
+Act = Callable[[str], object]
+"""Takes the path of a folder."""
+
+
+class Saver:
+    """What one process knows of its checkpoints. `asked`: the next boundary is to save."""
+
+    def __init__(self, write: Callable[[str], bool] = write_line) -> None:
+        self.asked = False
+        self._write = write
+        self._ends = False
+        self._save: Act | None = None
+        self._folder = ""
+        self._pid = 0
+
+    def begin(self, save: Act, restore: Act) -> bool:
+        """As `checkpoint`."""
+        self._arm(save)
+        path = os.environ.get(RESUME, "")
+        if not path:
+            return False
+        if not os.path.isdir(path):
+            raise FileNotFoundError(
+                f"{RESUME}: {path} is not there; unset it to begin anew, or mount the folder that it is in"
+            )
+        restore(path)
+        return True
+
+    def _arm(self, save: Act) -> None:
+        folder = os.environ.get(FOLDER, "")
+        if not folder:
+            if os.environ.get("PENSTOCK_JOB_ID"):
+                warnings.warn(
+                    "this job has nowhere to save checkpoints; submit it with `checkpoint: sdk`", stacklevel=4
+                )
+            return
+        self._folder, self._pid = folder, os.getpid()
+        if leads():
+            self._save = save
+        try:
+            signal.signal(signal.SIGTERM, self._on_signal)
+            signal.signal(signal.SIGUSR1, self._on_signal)
+        except ValueError:
+            raise RuntimeError("call checkpoint() in the main thread: it handles signals") from None
+
+    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
+        """Notes what is asked. In a process that the script has forked, such as a loader, the signal does what it does without us.
+
+        Of a gang rank 0 alone saves; the others go on meanwhile, since it may need them up to its next boundary.
+        """
+        if os.getpid() != self._pid:
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+        elif self._save is not None:
+            self._ends = self._ends or number == signal.SIGTERM
+            self.asked = True
+
+    def boundary(self, done: SupportsInt) -> None:
+        """Between two iterations, `done` of which are over. Saves, and raises SystemExit where the job is stopped."""
+        self.asked = False
+        failed = False
+        try:
+            self._keep(int(done))
+        except Exception:  # noqa: BLE001 - a script's own: training goes on, with the checkpoint before
+            failed = True
+            traceback.print_exc()
+        if self._ends:
+            raise SystemExit(1 if failed else SAVED_STATUS)
+
+    def _keep(self, done: int) -> None:
+        assert self._save is not None
+        if not 0 <= done <= MAX_DONE:
+            raise ValueError(f"{done} iterations cannot be: give progress() a count from 0 to {MAX_DONE}")
+        began = time.monotonic()
+        name = f"attempt-{os.environ.get('PENSTOCK_ATTEMPT', '1')}-iteration-{done}"
+        final, new = os.path.join(self._folder, name), os.path.join(self._folder, NEW)
+        if not os.path.isdir(final):  # else nothing was done since
+            shutil.rmtree(new, ignore_errors=True)
+            os.mkdir(new)
+            self._save(new)
+            _sync(new)
+            os.rename(new, final)
+            _sync_one(self._folder)
+        for entry in os.listdir(self._folder):
+            if entry != name:
+                shutil.rmtree(os.path.join(self._folder, entry), ignore_errors=True)
+        seconds = round(time.monotonic() - began, 3)
+        found = {"path": name, "iteration": done, "bytes": _bytes(final), "seconds": seconds}
+        self._write(json.dumps({"checkpoint": found}, separators=(",", ":")))
+
+
+def _sync(folder: str) -> None:
+    """All of it to the disk, the folders after what is in them. Raises OSError."""
+    for place, _, files in os.walk(folder, topdown=False):
+        for file in files:
+            with suppress(FileNotFoundError):  # a link that leads nowhere
+                _sync_one(os.path.join(place, file))
+        _sync_one(place)
+
+
+def _sync_one(path: str) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _bytes(folder: str) -> int:
+    """Of all files in it."""
+    return sum(
+        os.lstat(os.path.join(place, file)).st_size for place, _, files in os.walk(folder) for file in files
+    )
+
+
+SAVER = Saver()
+
+
+def checkpoint(save: Act, restore: Act) -> bool:
+    """Goes on at the last checkpoint, if there is one, and saves from now on when Penstock asks. Returns whether it restored.
+
+    `save(path)` writes everything that the training needs into an empty folder; `restore(path)` reads it. Call this once, in the main
+    thread, when the model is made and before the loop that calls `progress`: the saving happens inside of it. After SIGTERM the script
+    ends there with SystemExit, status 75 (1 where the saving failed). In a gang rank 0 saves and all restore.
+
+    Outside of Penstock, and in a job without `checkpoint: sdk`, nothing is saved; `PENSTOCK_RESUME` restores there, too. Raises
+    FileNotFoundError where the folder that it names is not there.
+    """
+    return SAVER.begin(save, restore)

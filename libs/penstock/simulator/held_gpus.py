@@ -1,0 +1,66 @@
+"""GPUs that jobs hold and on which they compute, in thousandths; those of a group count once, as long as any member has them."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from penstock.ledger.groups import others
+from penstock.ledger.job_state import JobState
+from penstock.ledger.state import CellState
+from penstock.model.ledger_events import PlacementDecided
+
+
+@dataclass(slots=True)
+class Lease:
+    """GPUs of one task, or of all tasks of one rank of a group."""
+
+    milli: int
+    holders: int = 0
+    computing: int = 0
+    """Jobs that compute on them."""
+
+
+@dataclass(slots=True)
+class HeldGpus:
+    """Fed with placements and ends in the ledger's order."""
+
+    held: int = 0
+    working: int = 0
+    """Of these, those on which a job makes progress."""
+    _of_task: dict[str, Lease] = field(default_factory=dict)
+
+    def placed(self, state: CellState, fact: PlacementDecided) -> None:
+        """After the fact was folded; the members of a group one after the other."""
+        for place in fact.tasks:
+            beside = () if fact.group is None else self._beside(state, state.jobs[fact.job_id], place.rank)
+            lease = next(iter(beside), None)
+            if lease is None:
+                lease = Lease(len(place.gpus) * place.gpu_share_milli)
+                self.held += lease.milli
+            lease.holders += 1
+            self._of_task[place.task_id] = lease
+
+    def _beside(self, state: CellState, job: JobState, rank: int) -> Iterator[Lease]:
+        """Of other members that came before."""
+        for place in others(state, job, rank):
+            if place.task_id in self._of_task:
+                yield self._of_task[place.task_id]
+
+    def starts(self, job: JobState) -> None:
+        """The job makes progress from now on."""
+        for lease in self._held_by(job):
+            self.working += 0 if lease.computing else lease.milli
+            lease.computing += 1
+
+    def halts(self, job: JobState) -> None:
+        """Undoes `starts`, before any of its tasks ends."""
+        for lease in self._held_by(job):
+            lease.computing -= 1
+            self.working -= 0 if lease.computing else lease.milli
+
+    def _held_by(self, job: JobState) -> list[Lease]:
+        return [self._of_task[task_id] for task_id in job.tasks if task_id in self._of_task]
+
+    def ends(self, task_id: str) -> None:
+        lease = self._of_task.pop(task_id)
+        lease.holders -= 1
+        self.held -= 0 if lease.holders else lease.milli

@@ -1,0 +1,125 @@
+"""Port for services of a simulated cell: they hear the ledger and telemetry in their order, and publish answers and proposals.
+
+A service is a core with a loop around it: it reads what has come, computes, publishes, and reads again what has come meanwhile. So
+a simulated one hears a record `delay_s` after it was written; what it publishes reaches the placer after the *planning time*,
+simulated time that passes while it computes; and until then it hears nothing new. What it reads in one go is one batch.
+
+The placer judges what it is sent (LAW 1): what comes late, twice or makes no sense is refused, on its record, and costs nobody
+anything. What could never be on the topic that the service writes to is dropped here, as the topic's rights and the event's schema do
+it on a log: things that are no events, events of other topics, values out of their range.
+"""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from time import perf_counter
+from typing import NamedTuple, Protocol
+
+from penstock.model.codec import decode, encode
+from penstock.model.errors import EventError
+from penstock.model.event import Event, wire_type
+from penstock.model.external_events import TelemetrySampled
+from penstock.model.topics import Topic
+
+Heard = bytes | TelemetrySampled
+"""A record of the ledger, as its bytes, or a sample."""
+
+
+class Service(Protocol):
+    """A service of the cell, without IO: whoever implements this takes part in a simulation.
+
+    It may keep state of its own, folded from what it hears, and must use neither clock nor unseeded random numbers: runs repeat.
+    """
+
+    writes: Topic
+    """The one topic that it may write to."""
+
+    def answer(self, heard: Sequence[Heard]) -> Sequence[Event]:
+        """All that has come since the last call, at least one, in the ledger's order; returns what it publishes, in order."""
+        ...
+
+
+class Attached(NamedTuple):
+    """A service of a run, and how long it takes. Seconds, ≥ 0."""
+
+    service: Service
+    delay_s: float = 0.0
+    """From a record to its reading."""
+    planning_s: float | None = 0.0
+    """From the reading to the answer, where there is one; None: as long as the computation really took, so that no run repeats."""
+
+
+class Services:
+    """All services of one run; those attached first are served first."""
+
+    def __init__(self, attached: Sequence[Attached], now_s: Callable[[], float]) -> None:
+        self._running = [_Running(one) for one in attached]
+        self._now_s = now_s
+
+    @property
+    def dropped(self) -> int:
+        """How much of what they published could not be on their topic."""
+        return sum(one.dropped for one in self._running)
+
+    def hear(self, heard: Heard) -> None:
+        """Something happens now."""
+        for one in self._running:
+            one.inbox.append((self._now_s() + one.attached.delay_s, heard))
+
+    def next_s(self) -> float | None:
+        """When one of them reads, or has planned."""
+        return min((at_s for one in self._running if (at_s := one.next_s()) is not None), default=None)
+
+    def due(self) -> Sequence[Event]:
+        """What reaches the placer next, now; empty: nothing more at this moment."""
+        now_s = self._now_s()
+        for one in self._running:
+            while (at_s := one.next_s()) is not None and at_s <= now_s:
+                if events := one.go_on(now_s):
+                    return events
+        return ()
+
+
+class _Running:
+    def __init__(self, attached: Attached) -> None:
+        self.attached = attached
+        self.inbox: deque[tuple[float, Heard]] = deque()
+        self.dropped = 0
+        self._planned: Sequence[Event] = ()
+        self._until_s: float | None = None
+        """The end of the planning that is under way."""
+
+    def next_s(self) -> float | None:
+        if self._until_s is not None:
+            return self._until_s
+        return self.inbox[0][0] if self.inbox else None
+
+    def go_on(self, now_s: float) -> Sequence[Event]:
+        """Publishes what is planned, or reads and plans; call it when `next_s` has come."""
+        if self._until_s is not None:
+            self._until_s = None
+            return self._planned
+        heard: list[Heard] = []
+        while self.inbox and self.inbox[0][0] <= now_s:
+            heard.append(self.inbox.popleft()[1])
+        began_s = perf_counter()
+        answer = self.attached.service.answer(heard)
+        planning_s = self.attached.planning_s
+        if planning_s is None:
+            planning_s = perf_counter() - began_s
+        writes = self.attached.service.writes
+        events = [event for one in answer if (event := _published(one, writes)) is not None]
+        self.dropped += len(answer) - len(events)
+        if not events or planning_s <= 0:
+            return events
+        self._planned, self._until_s = events, now_s + planning_s
+        return ()
+
+
+def _published(event: object, writes: Topic) -> Event | None:
+    """As it would be read from its topic; None: it could not be there."""
+    if not isinstance(event, Event) or event.TOPIC is not writes:
+        return None
+    try:
+        return decode(wire_type(type(event)), encode(event))
+    except (EventError, TypeError, ValueError):
+        return None

@@ -1,0 +1,87 @@
+"""What is submitted for a job of a trace: its job spec, and what the estimator core says that it needs."""
+
+from math import ceil
+
+import msgspec
+
+from penstock.model.types import WHOLE_GPU, Estimate, JobSpec, ResourceRequest
+from penstock.simulator.traces.jobs import Shape, TraceJob, gang_of
+from penstock.simulator.traces.resources import COMMAND, request_of
+from penstock_services.estimator.core.resources.estimate import estimate
+
+
+class Submissions:
+    """Of one run. Jobs that ask for the same share one spec and one estimate, but for their names."""
+
+    def __init__(
+        self,
+        *,
+        gpus_per_node: int,
+        single_gpu_workers: bool,
+        slices_per_core: int,
+        grace_ms: int,
+        learns: bool,
+    ) -> None:
+        """`gpus_per_node`: of the largest node; `learns`: jobs say how many iterations they have; else as `Options`."""
+        self._gpus_per_node = gpus_per_node
+        self._single_gpu_workers = single_gpu_workers
+        self._slices_per_core = slices_per_core
+        self._grace_ms = grace_ms
+        self._learns = learns
+        self._needs: dict[tuple[float | None, ...], tuple[ResourceRequest, Estimate]] = {}
+        self._specs: dict[tuple[object, ...], JobSpec] = {}
+
+    def of(self, job: TraceJob) -> tuple[JobSpec, Estimate]:
+        """The spec has the job's id as its name. The estimate is without a run time."""
+        shape = gang_of(job, self._gpus_per_node, self._single_gpu_workers)
+        request, need = self._need(job, shape)
+        return self._spec(job, shape, request), need
+
+    def _spec(self, job: TraceJob, shape: Shape, request: ResourceRequest) -> JobSpec:
+        """Validated once for jobs that differ in their names only; the name is the id, which is validated anyway."""
+        alike = (
+            job.owner,
+            shape,
+            job.min_workers,
+            job.parameter_servers,
+            id(request),
+            job.model,
+            job.batch_size,
+        )
+        iterations = job.iterations if self._learns else None
+        asked = (alike, job.gpu_models, job.labels, job.patience_s, iterations)
+        found = self._specs.get(asked)
+        if found is None:
+            found = self._specs[asked] = JobSpec(
+                name=job.job_id,
+                owner=job.owner or "unknown",
+                command=COMMAND,
+                workers=shape.workers,
+                parameter_servers=job.parameter_servers,
+                resources=request,
+                model=job.model or None,
+                min_workers=job.min_workers,
+                batch_size=job.batch_size if job.min_workers is None else None,
+                global_batch_size=None if job.min_workers is None else job.batch_size,
+                gpu_models=job.gpu_models,
+                labels=dict(job.labels),
+                grace_ms=self._grace_ms,
+                iterations=iterations,
+                queue_timeout_ms=None if job.patience_s is None else max(1, ceil(job.patience_s * 1_000)),
+            )
+        return msgspec.structs.replace(found, name=job.job_id)
+
+    def _need(self, job: TraceJob, shape: Shape) -> tuple[ResourceRequest, Estimate]:
+        """The request of a worker, and the estimator core's answer to it."""
+        gpus = shape.gpus_per_worker
+        share_milli = None if job.gpu_share_milli == WHOLE_GPU else job.gpu_share_milli
+        memory = job.host_memory_mib, job.gpu_memory_mib
+        asked = (gpus, shape.workers, job.cores, *memory, share_milli, job.server_gpus)
+        found = self._needs.get(asked)
+        if found is None:
+            request = request_of(job, shape, self._slices_per_core)
+            need = estimate(JobSpec(command=COMMAND, resources=request), ())
+            server = msgspec.structs.replace(need.parameter_server, gpus=job.server_gpus)
+            found = request, msgspec.structs.replace(need, parameter_server=server)
+            self._needs[asked] = found
+        return found

@@ -1,0 +1,140 @@
+"""Conditions of an attempt beside its placement: who shares its GPUs, its workers' cores, caps on memory bandwidth. And which
+measurements of a disturbed run are not comparable.
+
+A step time belongs to the conditions that it was measured in, as to its placement. Source: Pollux (OSDI '21) §4.1, whose agents
+measure the iterations of each allocation apart from those of every other. Departure: an allocation there is GPUs and nodes.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from enum import IntFlag
+from types import MappingProxyType
+from typing import NamedTuple
+
+from penstock.model.types import TaskPlacement
+
+FULL = 100  # percent of memory bandwidth: not capped
+
+
+class Disturbance(IntFlag):
+    """What makes a run unlike one that has its GPUs and the cores of its placement for itself from start to end."""
+
+    SHARED = 1
+    """Another job held a part of one of its GPUs for some time."""
+    CORES = 2
+    """Its cores were changed while it ran."""
+    CAPPED = 4
+    """Its memory bandwidth was capped for some time."""
+    SHAPES = 8
+    """Work that it went on from was done with another number of workers."""
+    UNKNOWN_WORK = 16
+    """An earlier attempt ran, and whether this one went on from its work is not known."""
+
+
+NONE = Disturbance(0)
+NAMES: Mapping[Disturbance, str] = MappingProxyType(
+    {
+        Disturbance.SHARED: "shared a GPU",
+        Disturbance.CORES: "cores changed",
+        Disturbance.CAPPED: "memory bandwidth capped",
+        Disturbance.SHAPES: "several shapes",
+        Disturbance.UNKNOWN_WORK: "work of earlier attempts unknown",
+    }
+)
+SLOWED = Disturbance.SHARED | Disturbance.CORES | Disturbance.CAPPED
+
+EXCLUDED: Mapping[str, Disturbance] = MappingProxyType(
+    {
+        "run_ms": SLOWED | Disturbance.SHAPES | Disturbance.UNKNOWN_WORK,
+        "busy_cores": SLOWED,
+        "gpu_memory_mib": Disturbance.SHARED,  # measured on the device: the neighbour's is in it
+        "gpu_utilisation_percent": SLOWED,
+        "gpu_utilisation_std": SLOWED,
+    }
+)
+"""Field of `Run` → the disturbances under which it is no comparable measurement. Others are comparable always."""
+
+
+def comparable(name: str, disturbed: float) -> bool:
+    """Whether a run with these disturbances (`Run.disturbed`) teaches this field as well as an undisturbed one."""
+    return not disturbed or not int(disturbed) & EXCLUDED.get(name, 0)
+
+
+def reasons(disturbed: float) -> list[str]:
+    """For people."""
+    return [name for flag, name in NAMES.items() if int(disturbed) & flag]
+
+
+class Conditions(NamedTuple):
+    """Beside the placement. Workers in the order of their placement."""
+
+    neighbours: tuple[str, ...] = ()
+    """Jobs that hold a part of one of its GPUs, sorted."""
+    cores: tuple[int, ...] = ()
+    """Of each worker."""
+    caps: tuple[int, ...] = ()
+    """Percent of each worker's memory bandwidth; empty: no worker is capped."""
+
+    def with_cores(self, worker: int, cores: int) -> "Conditions":
+        return self._replace(cores=(*self.cores[:worker], cores, *self.cores[worker + 1 :]))
+
+    def with_cap(self, worker: int, percent: int | None) -> "Conditions":
+        caps = list(self.caps or (FULL,) * len(self.cores))
+        caps[worker] = FULL if percent is None else percent
+        return self._replace(caps=() if all(cap == FULL for cap in caps) else tuple(caps))
+
+    def apart(self, placed: "Conditions") -> Disturbance:
+        """How they differ from those of its placement."""
+        found = NONE
+        if self.neighbours:
+            found |= Disturbance.SHARED
+        if self.cores != placed.cores:
+            found |= Disturbance.CORES
+        if self.caps:
+            found |= Disturbance.CAPPED
+        return found
+
+
+UNKNOWN_CONDITIONS = Conditions()
+
+
+def placed(workers: Sequence[TaskPlacement]) -> Conditions:
+    """As an attempt begins, alone on its GPUs."""
+    return Conditions(cores=tuple(len(place.cores) for place in workers))
+
+
+class Holders:
+    """Which living tasks hold each GPU of the cell, whole or in part."""
+
+    def __init__(self) -> None:
+        self._tasks: dict[tuple[str, int], dict[str, str]] = {}
+        """(node, slot) → task → its job."""
+        self._held: dict[str, tuple[tuple[str, int], ...]] = {}
+        """Task → what it holds."""
+
+    def take(self, job_id: str, places: Iterable[TaskPlacement]) -> None:
+        for place in places:
+            if place.gpus:
+                held = self._held[place.task_id] = tuple((place.node_id, gpu) for gpu in place.gpus)
+                for gpu in held:
+                    self._tasks.setdefault(gpu, {})[place.task_id] = job_id
+
+    def give_back(self, task_id: str) -> set[str]:
+        """Jobs that held a part of what this task held. Once it has, it holds nothing."""
+        found: set[str] = set()
+        for gpu in self._held.pop(task_id, ()):
+            tasks = self._tasks[gpu]
+            del tasks[task_id]
+            found.update(tasks.values())
+            if not tasks:
+                del self._tasks[gpu]
+        return found
+
+    def neighbours(self, job_id: str, tasks: Iterable[str]) -> set[str]:
+        """Other jobs on the GPUs of these tasks of the job."""
+        found = {
+            other
+            for task_id in tasks
+            for gpu in self._held.get(task_id, ())
+            for other in self._tasks[gpu].values()
+        }
+        return found - {job_id}

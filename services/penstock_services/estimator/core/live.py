@@ -1,0 +1,83 @@
+"""A live job as the estimator follows it: what is to be estimated, what its latest attempt got, shows and has met."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from msgspec.structs import replace
+
+from penstock.model.types import JobSpec
+from penstock_services.estimator.core.earlier import Earlier
+from penstock_services.estimator.core.progress import Progress
+from penstock_services.estimator.core.resources.history import Run
+from penstock_services.estimator.core.runs import Allocation, EstimateSummary, JobInfo, job_info
+
+
+class At(NamedTuple):
+    """Where in the ledger a fact stands."""
+
+    seq: int
+    now_ms: int
+    event_id: str | None = None
+    """Of the input that the record answers."""
+
+
+@dataclass(slots=True)
+class LiveJob:
+    """A submitted job that has not ended."""
+
+    info: JobInfo
+    spec: JobSpec | None
+    """What is to be estimated; None once it is, or once it is too late for a retry."""
+    event_id: str
+    """Of its submission."""
+    estimate: EstimateSummary | None = None
+    asked: JobSpec | None = None
+    """What estimates rest on, for an attempt that is estimated anew; without command, environment and labels."""
+    attempt: int = 0
+    """For which it is to be estimated; 0: its first."""
+    servers: tuple[str, ...] = ()
+    """Parameter servers of the latest attempt, as `workers`."""
+    limits_mib: Mapping[str, int] = field(default_factory=dict)
+    """Role → the smallest cap on host memory in the latest attempt."""
+    workers: dict[str, None] = field(default_factory=dict)
+    """Worker tasks of the latest attempt; a new placement replaces them, what they got, and the exits."""
+    allocation: Allocation | None = None
+    exits: list[Run] = field(default_factory=list)
+    partly: bool = False
+    """Some of its workers had exited before this fold began: it teaches nothing."""
+    progress: Progress | None = None
+    """Of the latest attempt; None: it was never placed."""
+    earlier: Earlier = field(default_factory=Earlier)
+
+    @property
+    def contract(self) -> str:
+        """How it saves (`JobSpec.checkpoint`)."""
+        return "none" if self.asked is None else self.asked.checkpoint
+
+    def disturbed_since(self, ms: int) -> bool:
+        """Whether a neighbour, a change of cores or a cap was there since then, in ledger time."""
+        found = self.progress
+        if found is None or not found.disturbed:
+            return False
+        return found.conditions != found.placed or found.since_ms > ms
+
+
+def without_texts(spec: JobSpec) -> JobSpec:
+    """What is retained of each live job: the key of its command is in `JobInfo`. A moldable one has a key for each shape."""
+    return replace(
+        spec,
+        command=("-",) if spec.min_workers is None else spec.command,
+        env={},
+        secrets={},
+        labels={},
+        workdir=None,
+        environment=None,
+        code=None,
+    )
+
+
+def info_of_attempt(job: LiveJob, workers: int) -> JobInfo:
+    """Runs of a moldable job in one shape teach about that shape."""
+    asked = job.asked
+    return job.info if asked is None or asked.min_workers is None else job_info(asked.shaped(workers))

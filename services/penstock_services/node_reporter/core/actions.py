@@ -1,0 +1,63 @@
+"""Actions of the node's core: what its shell does after the changes of a step are durable."""
+
+import signal
+
+import msgspec
+
+from penstock.model.event import Event
+from penstock.model.orders import StartTask
+from penstock_services.node_reporter.core.inputs import OfTask
+from penstock_services.node_reporter.core.joining import Fence, JoinAgain
+from penstock_services.node_reporter.core.state import Change, Context
+
+
+class Emit(msgspec.Struct, frozen=True):
+    event: Event
+    context: Context
+
+
+class Spawn(msgspec.Struct, frozen=True):
+    order: StartTask
+
+
+class Signal(OfTask, frozen=True):
+    """SIGTERM: to the process group. SIGKILL: to every process of the task. SIGUSR1: to the leader, if it listens."""
+
+    number: signal.Signals
+
+
+class KillAt(OfTask, frozen=True):
+    """Feed `GraceOver` at this time."""
+
+    at_ms: int
+
+
+class SetAffinity(OfTask, frozen=True):
+    """Feed `Done` with what became of it; nothing where the task has ended."""
+
+    order_token: int
+    cores: tuple[int, ...]
+
+
+class CapBandwidth(OfTask, frozen=True):
+    """As `SetAffinity`."""
+
+    order_token: int
+    percent: int | None
+    """Of what a memory controller can do; None: no cap."""
+
+
+class Discard(msgspec.Struct, frozen=True):
+    """The job of this task has succeeded: remove what it saved here."""
+
+    order: StartTask
+
+
+class Note(msgspec.Struct, frozen=True):
+    """For the service's log: an order that is not for us any more, or that this node cannot carry out."""
+
+    text: str
+
+
+Action = Emit | Spawn | Signal | KillAt | SetAffinity | CapBandwidth | Discard | Note | JoinAgain | Fence
+Decision = Change | Action

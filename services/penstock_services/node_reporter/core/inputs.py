@@ -1,0 +1,88 @@
+"""Inputs of the node's core: orders read, processes started and gone, and what the machine itself reports."""
+
+from typing import Literal
+
+import msgspec
+
+from penstock.model.external_events import GpuFaulted
+from penstock.model.orders import Order
+from penstock.model.types import Usage
+from penstock_services.node_reporter.core.state import NO_CONTEXT, Context
+
+NOTHING_MEASURED = Usage()
+Exhausted = Literal["", "host_memory", "gpu_memory"]
+
+
+class OrderRead(msgspec.Struct, frozen=True):
+    order: Order
+    now_ms: int
+    context: Context = NO_CONTEXT
+
+
+class OfTask(msgspec.Struct, frozen=True):
+    """About one task under one token."""
+
+    task_id: str
+    token: int
+
+
+class Spawned(OfTask, frozen=True):
+    """The program runs (its exec succeeded)."""
+
+    pid: int
+    started_ms: int
+    now_ms: int
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """How a task ended. Without code, signal and failure nobody could read it: it is lost."""
+
+    exited_ms: int
+    started_ms: int | None = None
+    exit_code: int | None = None
+    signal: int | None = None
+    failure: str = ""
+    """Why it could not be started, with the remedy."""
+    out_of_memory: bool = False
+    exhausted: Exhausted = ""
+    """Which memory an allocation failed in, as far as kernel or program reported it; `evidence`: how that is known."""
+    evidence: str = ""
+    lost: str = ""
+    usage: Usage = NOTHING_MEASURED
+
+
+class Gone(OfTask, frozen=True):
+    """No process of this task is left; proven."""
+
+    outcome: Outcome
+
+
+class Resumed(msgspec.Struct, frozen=True):
+    """A new reporter has found what runs; nothing was started since."""
+
+
+class Done(OfTask, frozen=True):
+    """An adjustment was set and read back, or could not be: `enforced` is empty then, `detail` has the reason."""
+
+    order_token: int
+    what: Literal["cores", "memory_bandwidth"]
+    enforced: Literal["", "cpuset", "affinity", "resctrl"]
+    detail: str = ""
+
+
+class GraceOver(OfTask, frozen=True):
+    """The time between SIGTERM and SIGKILL has passed."""
+
+
+class Drain(msgspec.Struct, frozen=True):
+    now_ms: int
+    grace_ms: int
+
+
+class Faulted(msgspec.Struct, frozen=True):
+    """A GPU broke."""
+
+    event: GpuFaulted
+
+
+Input = OrderRead | Spawned | Resumed | Done | Gone | GraceOver | Drain | Faulted

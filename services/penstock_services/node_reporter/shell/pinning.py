@@ -1,0 +1,51 @@
+"""CPU affinity of everything that belongs to a task: every thread of every process below its shim, set and read back."""
+
+import os
+from collections.abc import Callable, Collection, Sequence
+
+from penstock_services.node_reporter.shell.processes import below
+
+MAX_ROUNDS = 100
+
+
+def pin(shim: int, cores: Collection[int]) -> str:
+    """Lets all threads below the shim run on these cores alone, and reads it back. Returns why that is not to be had; empty: it is done."""
+    wanted = set(cores)
+
+    def pinned(thread: int) -> bool:
+        if os.sched_getaffinity(thread) == wanted:
+            return False
+        os.sched_setaffinity(thread, wanted)
+        return True
+
+    return each_thread(shim, pinned)
+
+
+def each_thread(shim: int, change: Callable[[int], bool]) -> str:
+    """Calls `change` on every thread below the shim until a whole round changes none: what is begun later inherits from its creator.
+
+    `change`: whether there was something to do; may raise OSError. Returns what stands against it; empty: nothing.
+    """
+    for _ in range(MAX_ROUNDS):
+        changed = 0
+        for pid in below(shim):
+            try:
+                threads = os.listdir(f"/proc/{pid}/task")
+            except FileNotFoundError:
+                continue
+            for thread in threads:
+                try:
+                    changed += change(int(thread))
+                except ProcessLookupError:
+                    continue
+                except OSError as error:
+                    return f"process {pid}: {error.strerror}"
+        if not changed:
+            return ""
+    return f"after {MAX_ROUNDS} rounds {changed} threads were still otherwise"
+
+
+def real_cores(cores: Sequence[int]) -> list[int]:
+    """Cores as this machine has them: a virtual node may count more than there are."""
+    usable = sorted(os.sched_getaffinity(0))
+    return sorted({usable[core % len(usable)] for core in cores})

@@ -1,0 +1,43 @@
+"""Backfill behind the nodes that are kept for the first job that does not fit."""
+
+from collections.abc import Iterator
+
+from penstock.ledger.job_state import JobState
+from penstock.ledger.plans import units_of_profile, units_of_proposals
+from penstock.ledger.state import CellState
+from penstock.model.event import Event
+from penstock.model.plans import PlanAdopted, PlanUnit
+from penstock.policies.base import Backfill, Choose
+
+
+class Kept:
+    """What one walk through those who wait keeps for the first of them that does not fit. `stage`: None: nothing."""
+
+    def __init__(self, stage: Backfill | None) -> None:
+        self._stage = stage
+        self._unit: PlanUnit | None = None
+
+    def alike(self, state: CellState, job: JobState) -> tuple[object, ...]:
+        """Equal for jobs of which none fits where one does not."""
+        if self._unit is None or self._stage is None:
+            return job.demand.key
+        return *job.demand.key, self._stage.may_use(state, job, self._unit)
+
+    def chooser(self) -> Choose | None:
+        """In place of the place stage; None: nobody is in the way."""
+        stage, unit = self._stage, self._unit
+        if stage is None or unit is None:
+            return None
+        return lambda state, job, _rng: stage.beside(state, job, unit)
+
+    def refused(self, state: CellState, job: JobState) -> Iterator[Event]:
+        """The job does not fit."""
+        if self._unit is None and self._stage is not None:
+            self._unit = self._stage.unit(state, job)
+            if self._unit is not None and units_of_profile(state) != [self._unit]:
+                yield PlanAdopted(units=(*units_of_proposals(state), self._unit))
+
+    def done(self, state: CellState) -> Iterator[Event]:
+        """All were tried."""
+        if self._unit is None and units_of_profile(state):
+            yield PlanAdopted(units=tuple(units_of_proposals(state)))

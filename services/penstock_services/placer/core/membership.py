@@ -1,0 +1,136 @@
+"""Choices that follow when nodes join, leave, change or are drained: what is lost, when the cell freezes, who may run now."""
+
+from collections.abc import Iterator
+
+from penstock.ledger.index import bits
+from penstock.ledger.state import CellState
+from penstock.model import external_events, ledger_events
+from penstock.model.event import Event
+from penstock.model.settings import PlacerSettings
+from penstock.model.transitions import JobStatus, NodeStatus
+from penstock.model.types import MAX_GANG_TASKS, MAX_TEXT
+from penstock.policies.capacity import never_fits
+from penstock_services.placer.core import lease
+from penstock_services.placer.core.attempts import Attempts
+from penstock_services.placer.core.common import continuation, stop
+
+MAX_NODES_PER_RECORD = 16  # whose departure is accepted at once
+MAX_LOST_PER_RECORD = MAX_GANG_TASKS  # tasks of such nodes
+MAX_DRAINED_PER_RECORD = 32  # jobs stopped
+MAX_RECONSIDERED_PER_RECORD = 256
+
+
+class Membership:
+    """The choices under one set of settings. Who is placed on what becomes free is not decided here."""
+
+    def __init__(self, attempts: Attempts, settings: PlacerSettings) -> None:
+        self._attempts = attempts
+        self._settings = settings
+
+    def joined(self, state: CellState, event: external_events.NodeJoined) -> Iterator[Event]:
+        """Tasks that the node does not find alive are dead: it reports exits before it joins (LAW 5)."""
+        node = state.nodes[event.node.node_id]
+        alive = {task.task_id for task in event.tasks if task.task_id not in node.orphan_tasks}
+        for task_id in [task_id for task_id in node.tasks if task_id not in alive]:
+            task = state.jobs[node.tasks[task_id]].tasks[task_id]
+            if node.rebooted or task.started_ms is not None:
+                reason = "its node booted anew" if node.rebooted else "its node restarted without it"
+                yield from self._attempts.lose(state, node, task_id, reason)
+        yield from lease.answers_due(state, node, alive)
+        yield from self.thaw(state)
+        yield from self.reconsider(state)
+
+    def left(self, state: CellState, event: external_events.NodeLeft) -> Iterator[Event]:
+        node = state.nodes[event.node_id]
+        if event.proof == "fenced":
+            who = f"its node was fenced by {event.by}: {event.reason}" if event.by else "its node left"
+            yield from self._attempts.accept_loss(state, node, who[:MAX_TEXT])
+            yield from self.thaw(state)
+            return
+        if state.frozen:
+            return
+        if event.proof != "shutdown":
+            missing, of = self._missing(state)
+            if missing > of * self._settings.freeze_fraction and of > 1:
+                yield ledger_events.CellFrozen(
+                    reason=f"{missing} of {of} nodes left within the freeze window"
+                )
+                return
+        why = lease.OUTLIVED if event.probe else "its node left"
+        yield from self._attempts.accept_loss(state, node, why)
+
+    def drain(self, state: CellState) -> Iterator[Event]:
+        """Stops what runs on nodes that are being drained, a bounded number per record; nothing while the cell is frozen."""
+        if state.frozen:
+            return
+        stopped = 0
+        for ordinal in bits(state.index.cordoned):
+            node = state.node(ordinal)
+            if node.cordon is None or not node.cordon.drain:
+                continue
+            for job in [state.jobs[job_id] for job_id in dict.fromkeys(node.tasks.values())]:
+                if job.status is JobStatus.STOPPING:
+                    continue
+                if stopped == MAX_DRAINED_PER_RECORD:
+                    yield continuation(state)
+                    return
+                yield ledger_events.JobPreempted(
+                    job_id=job.job_id,
+                    attempt=job.attempt,
+                    by_job_id=None,
+                    reason=f"{node.spec.node_id} is being drained",
+                )
+                yield from stop(state, job, "drained")
+                stopped += 1
+
+    def thaw(self, state: CellState) -> Iterator[Event]:
+        """Enough nodes are back: the cell thaws, and the departure of the others is accepted."""
+        if not state.frozen or state.awaits_nodes():
+            return
+        missing, of = self._missing(state)
+        if missing > of * self._settings.freeze_fraction:
+            return
+        yield ledger_events.CellThawed(reason=f"{of - missing} of {of} nodes are there")
+        yield from self.accept_losses(state)
+        if state.index.cordoned:
+            yield continuation(state)  # whom to drain was not stopped meanwhile
+
+    def _missing(self, state: CellState) -> tuple[int, int]:
+        """(nodes that left within the window or are still waited for, those and the nodes that are there)."""
+        since_ms = state.now_ms - self._settings.freeze_window_ms
+        there = missing = 0
+        for node in state.nodes.values():
+            awaited = node.leaving and node.status is NodeStatus.SUSPECT
+            missing += awaited or (node.leaving and not state.frozen and node.left_ms >= since_ms)
+            there += not node.leaving
+        return missing, missing + there
+
+    def accept_losses(self, state: CellState) -> Iterator[Event]:
+        """Of the nodes that left while the cell was frozen, a bounded number; a timer brings the next ones."""
+        index = state.index
+        silent = index.known & ~index.placeable & ~index.gone
+        left = [node for ordinal in bits(silent) if (node := state.node(ordinal)).leaving]
+        lost = 0
+        for number, node in enumerate(left):
+            lost += len(node.tasks)
+            if number == MAX_NODES_PER_RECORD or (number and lost > MAX_LOST_PER_RECORD):
+                yield continuation(state)
+                return
+            yield from self._attempts.accept_loss(state, node)
+
+    def reconsider(self, state: CellState) -> Iterator[Event]:
+        """The cell's capacity changed: may jobs that could never run, run now? A bounded number per record."""
+        found = 0
+        hopeless: set[tuple[object, ...]] = set()
+        for job_id in list(state.unschedulable):
+            demand = state.jobs[job_id].demand
+            if (key := demand.key) in hopeless:
+                continue
+            if never_fits(state, demand) is not None:
+                hopeless.add(key)
+            else:
+                yield ledger_events.JobFoundSchedulable(job_id=job_id)
+                found += 1
+                if found == MAX_RECONSIDERED_PER_RECORD:
+                    yield continuation(state)
+                    return

@@ -1,0 +1,87 @@
+"""Moves of running jobs: decided with a reserved target, carried out when the stop is proven, given up when the target is lost."""
+
+from collections.abc import Iterator
+
+from penstock.ledger.job_state import JobState
+from penstock.ledger.masks import full_mask, mask_of
+from penstock.ledger.state import CellState
+from penstock.model import ledger_events
+from penstock.model.event import Event
+from penstock.model.moves import MoveDecided, MoveGivenUp
+from penstock.model.proposals import MigrationProposed
+from penstock.model.transitions import NodeStatus
+from penstock.model.types import MAX_TEXT, TaskPlacement
+from penstock.policies.refusal import Refusal
+from penstock.policies.validate_moves import target_of
+from penstock_services.placer.core.common import start_deadline, stop
+
+
+def decided(state: CellState, proposal: MigrationProposed) -> Iterator[Event]:
+    """For a proposal that `validate` has accepted on this state."""
+    job, target = state.jobs[proposal.job_id], target_of(state, proposal)
+    assert not isinstance(target, Refusal), target
+    yield MoveDecided(
+        job_id=job.job_id,
+        attempt=job.attempt,
+        tasks=target,
+        by=proposal.by or proposal.proposer,
+        reason=proposal.reason,
+    )
+    yield from stop(state, job, "migrated")
+
+
+def give_up_lost(state: CellState) -> Iterator[Event]:
+    """Targets that can no longer be used, after whatever may have changed that. O(tasks that are to move)."""
+    for job in list(state.moving.values()):
+        if lost := _lost(state, job):
+            yield _given_up(job, lost)
+
+
+def arrive(state: CellState, job: JobState) -> Iterator[Event]:
+    """Every task is proven dead: the job goes on at its target, or gives it up and has to be queued."""
+    lost = _lost(state, job) or _not_now(state, job)
+    if lost:
+        yield _given_up(job, lost)
+        return
+    target = job.target
+    yield ledger_events.JobRequeued(job_id=job.job_id, attempt=job.attempt, reason="migrated")
+    yield ledger_events.PlacementDecided(job_id=job.job_id, attempt=job.attempt + 1, tasks=target)
+    yield start_deadline(state, job)
+
+
+def _given_up(job: JobState, why: str) -> MoveGivenUp:
+    return MoveGivenUp(job_id=job.job_id, attempt=job.attempt, reason=why[:MAX_TEXT])
+
+
+def _lost(state: CellState, job: JobState) -> str:
+    """Why nothing can start at its target, however long it waits; empty: something can."""
+    if job.held is not None:
+        return "the job is held"
+    return next((why for place in job.target if (why := _unusable(state, place))), "")
+
+
+def _unusable(state: CellState, place: TaskPlacement) -> str:
+    node = state.nodes.get(place.node_id)
+    if node is None or node.status is NodeStatus.GONE:
+        return f"{place.node_id} is gone"
+    if node.cordon is not None:
+        return f"{place.node_id} is cordoned"
+    if mask_of(place.gpus) & (node.faulted_gpu_mask | ~node.present_gpu_mask):
+        return f"a GPU of {place.node_id} is faulted or gone"
+    shrunk = node.free_host_memory_mib < 0 or node.free_bandwidth_mbps < 0
+    if shrunk or mask_of(place.cores) & ~full_mask(node.spec.cores):
+        return f"{place.node_id} has become smaller"
+    return ""
+
+
+def _not_now(state: CellState, job: JobState) -> str:
+    """Why nothing may start at its target now; empty: it may."""
+    if state.frozen:
+        return "the cell is frozen"
+    silent = (
+        place.node_id
+        for place in job.target
+        if (node := state.nodes[place.node_id]).leaving or node.status is not NodeStatus.READY
+    )
+    found = next(silent, None)
+    return "" if found is None else f"{found} is silent"

@@ -1,0 +1,128 @@
+"""A long job makes way for a short one on a live cell under `srtf`, saves within its grace and goes on where it was."""
+
+import json
+import shutil
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from penstock.sdk.checkpoint import SAVED_STATUS
+from tests.e2e.conftest import ROOT, Installation, eventually, listed, new_place, until_there
+from tests.support.loss_file import check_losses, rows
+
+pytestmark = pytest.mark.postgres
+
+TRAIN = """
+import json, os, pathlib, sys, time
+from penstock.sdk.checkpoint import checkpoint
+from penstock.sdk.progress import progress
+
+losses, end = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2])
+state = {"done": 0, "weight": 1.0}
+
+def save(path):
+    pathlib.Path(path, "state.json").write_text(json.dumps(state))
+
+def restore(path):
+    state.update(json.loads(pathlib.Path(path, "state.json").read_text()))
+
+checkpoint(save, restore)
+while not end.exists():
+    state["weight"] -= 0.01 * state["weight"]
+    state["done"] += 1
+    with losses.open("a") as file:
+        print(os.environ["PENSTOCK_ATTEMPT"], state["done"], state["weight"] ** 2, file=file)
+    time.sleep(0.02)
+    progress(state["done"], loss=state["weight"] ** 2)
+"""
+
+
+@pytest.fixture(params=[1])
+def srtf(request: pytest.FixtureRequest) -> Iterator[Installation]:
+    """Nodes with one GPU each."""
+    place = new_place()
+    running = Installation(
+        place, "--nodes", str(request.param), "--virtual-gpus", "1", PENSTOCK_PROFILE="srtf"
+    )
+    try:
+        yield running
+        running.stop()
+    finally:
+        running.process.kill()
+        running.process.wait()
+        running.output.close()
+        shutil.rmtree(place, ignore_errors=True)
+
+
+def test_a_preempted_job_loses_nothing(srtf: Installation) -> None:
+    """The cell knows how long the short one takes, since it ran before; of the long one it knows nothing. Its loss file goes on as if
+    nobody had stopped it."""
+    quick = ("submit", "--name", "quick", "--gpus", "1", "--", "sleep", "0.5")
+    assert srtf.run(*quick).returncode == 0
+    losses, end = srtf.home / "losses", srtf.home / "end"
+    library = f"PYTHONPATH={ROOT / 'libs'}"
+    flags = ("--name", "long", "--gpus", "1", "--checkpoint", "sdk", "--grace", "30s", "--env", library)
+    answer = srtf.run("submit", "-d", *flags, "--", sys.executable, "-c", TRAIN, str(losses), str(end))
+    assert answer.returncode == 0, answer.stderr
+    eventually(lambda: len(rows(losses)) > 20, "it does not train")
+    asked = listed(srtf, "checkpoint", "long", "--reason", "a try")["checkpoint"]
+    assert isinstance(asked, dict)
+    assert asked["iteration"] > 20
+    assert srtf.run("checkpoint", "quick").returncode != 0, "it has ended"
+    assert srtf.run(*quick).returncode == 0, "the long one made way"
+    eventually(lambda: rows(losses)[-1][0] == 2, "it does not train again")
+    described = srtf.run("describe", "job", "long").stdout
+    assert "saves by the SDK" in described
+    assert "of attempt 1, saved in" in described
+    assert "Checkpoint: iteration" in srtf.run("why", "long").stdout
+    end.touch()
+    eventually(lambda: listed(srtf, "describe", "job", "long")["outcome"] == "succeeded", "it does not end")
+    check_losses(losses)
+    found = rows(losses)
+    events = json.loads(srtf.run("events", "long", "-o", "json").stdout)["events"]
+    [exited, _] = [event["data"] for event in events if event["type"] == "penstock.task.exited"]
+    assert (exited["cause"], exited["exit_code"]) == ("stopped", SAVED_STATUS)
+    [first, saved] = [event["data"] for event in events if event["type"] == "penstock.task.checkpointed"]
+    assert first["iteration"] == asked["iteration"]
+    assert saved["iteration"] == sum(attempt == 1 for attempt, _, _ in found)
+
+
+@pytest.mark.parametrize("srtf", [2], indirect=True)
+def test_a_job_goes_on_where_it_was_on_another_node(srtf: Installation) -> None:
+    """The nodes share no folder. A job makes way on one and gets the other, later an operator moves it back: twice its node fetches the
+    checkpoint from the other, and its loss file goes on. What `why` and `events` say of it names both nodes."""
+    gates, losses, end = (srtf.home / "hold", srtf.home / "quick"), srtf.home / "losses", srtf.home / "end"
+    quick = ("--name", "quick", "--gpus", "1", "--", *until_there(gates[1]))
+    gates[1].touch()
+    assert srtf.run("submit", *quick).returncode == 0
+    gates[1].unlink()
+    library = f"PYTHONPATH={ROOT / 'libs'}"
+    flags = ("--name", "long", "--gpus", "1", "--checkpoint", "sdk", "--grace", "30s", "--env", library)
+    answer = srtf.run("submit", "-d", *flags, "--", sys.executable, "-c", TRAIN, str(losses), str(end))
+    assert answer.returncode == 0, answer.stderr
+    eventually(lambda: len(rows(losses)) > 20, "it does not train")
+    [first] = listed(srtf, "describe", "job", "long")["nodes"]  # type: ignore[misc]
+    [other] = {node["node_id"] for node in listed(srtf, "get", "nodes")["nodes"]} - {first}  # type: ignore[attr-defined]
+    hold = ("--name", "hold", "--gpus", "1", "--no-preemptible", "--", *until_there(gates[0]))
+    assert srtf.run("submit", "-d", *hold).returncode == 0
+    eventually(lambda: listed(srtf, "describe", "job", "hold")["status"] == "running", "it does not run")
+    assert srtf.run("submit", "-d", *quick).returncode == 0
+    eventually(lambda: listed(srtf, "describe", "job", "quick")["nodes"] == [first], "nobody made way")
+    gates[0].touch()
+    eventually(lambda: rows(losses)[-1][0] == 2, "it does not train again")
+    assert listed(srtf, "describe", "job", "long")["nodes"] == [other]
+    assert f"on {other}, fetched from {first}" in " ".join(srtf.run("why", "long").stdout.split())
+    gates[1].touch()
+    eventually(lambda: listed(srtf, "describe", "job", "quick")["outcome"] == "succeeded", "it does not end")
+    assert srtf.run("move", "long", "--to", first).returncode == 0
+    eventually(lambda: rows(losses)[-1][0] == 3, "it does not arrive")
+    end.touch()
+    eventually(lambda: listed(srtf, "describe", "job", "long")["outcome"] == "succeeded", "it does not end")
+    check_losses(losses)
+    events = json.loads(srtf.run("events", "long", "-o", "json").stdout)["events"]
+    fetched = [event["data"] for event in events if event["type"] == "penstock.task.checkpoint_fetched"]
+    assert [(data["from_node"], data["node_id"]) for data in fetched] == [(first, other), (other, first)]
+    saved = [event["data"]["iteration"] for event in events if event["type"] == "penstock.task.checkpointed"]
+    assert [data["iteration"] for data in fetched] == saved
+    assert f"has iteration {saved[0]:,} from {first}" in " ".join(srtf.run("events", "long").stdout.split())

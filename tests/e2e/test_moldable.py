@@ -1,0 +1,106 @@
+"""A moldable job on a live cell: two workers beside another job, four in its next attempt, which goes on at the checkpoint of the first."""
+
+import json
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.conftest import ROOT, Installation, eventually, listed, new_place
+
+pytestmark = pytest.mark.postgres
+
+TRAIN = """
+import json, os, pathlib, sys, time
+from penstock.sdk.checkpoint import checkpoint
+from penstock.sdk.progress import progress
+
+place = pathlib.Path(sys.argv[1])
+state = {"done": 0}
+
+def save(path):
+    pathlib.Path(path, "state.json").write_text(json.dumps(state))
+
+def restore(path):
+    state.update(json.loads(pathlib.Path(path, "state.json").read_text()))
+
+checkpoint(save, restore)
+names = ("RANK", "WORLD_SIZE", "PENSTOCK_BATCH_SIZE", "PENSTOCK_GLOBAL_BATCH_SIZE")
+found = {name: int(os.environ[name]) for name in names} | {"begins": state["done"], "peers": len(json.loads(os.environ["PENSTOCK_PEERS"]))}
+attempt = os.environ["PENSTOCK_ATTEMPT"]
+written = place / f"{attempt}.{found['RANK']}"
+written.with_suffix(".new").write_text(json.dumps(found))
+written.with_suffix(".new").rename(f"{written}.json")
+while not (place / "end").exists():
+    state["done"] += 1
+    time.sleep(0.02)
+    progress(state["done"])
+    if attempt == "1" and (place / "fail").exists():
+        sys.exit(1)
+"""
+
+
+@pytest.fixture
+def four_gpus() -> Iterator[Installation]:
+    place = new_place()
+    running = Installation(place, "--nodes", "1", "--virtual-gpus", "4")
+    try:
+        yield running
+        running.stop()
+    finally:
+        running.process.kill()
+        running.process.wait()
+        running.output.close()
+        shutil.rmtree(place, ignore_errors=True)
+
+
+def workers(place: Path, attempt: int) -> list[dict[str, int]]:
+    """What the workers of an attempt found, by rank."""
+    found = [json.loads(path.read_text()) for path in place.glob(f"{attempt}.*.json")]
+    return sorted(found, key=lambda one: one["RANK"])
+
+
+def test_the_next_attempt_has_more_workers_and_the_same_batch(
+    four_gpus: Installation, tmp_path: Path
+) -> None:
+    """66 samples an iteration, over two workers and then over four, 17 and 16 each; no sample is lost, and rank 0's checkpoint serves both shapes."""
+    here = four_gpus
+    held = ("submit", "-d", "--name", "held", "--gpus", "1", "--workers", "2", "--", "sleep", "600")
+    assert here.run(*held).returncode == 0
+    eventually(lambda: listed(here, "describe", "job", "held")["status"] == "running", "it does not start")
+    place = here.home / "seen"
+    place.mkdir()
+    flags = (
+        "--name", "mold", "--gpus", "1", "--workers", "4", "--min-workers", "1", "--global-batch-size", "66",
+        "--max-attempts", "2", "--checkpoint", "sdk", "--env", f"PYTHONPATH={ROOT / 'libs'}",
+    )  # fmt: skip
+    answer = here.run("submit", "-d", *flags, "--", sys.executable, "-c", TRAIN, str(place))
+    assert answer.returncode == 0, answer.stderr
+    eventually(lambda: len(workers(place, 1)) == 2, "it does not start")
+    first = workers(place, 1)
+    assert [(one["RANK"], one["WORLD_SIZE"], one["peers"]) for one in first] == [(0, 2, 2), (1, 2, 2)]
+    assert [one["PENSTOCK_BATCH_SIZE"] for one in first] == [33, 33]
+    assert "2 of 1 to 4 workers: as many as fit now" in here.run("why", "mold").stdout
+    assert "2 of 1 to 4 workers" in here.run("describe", "job", "mold").stdout
+    saved = listed(here, "checkpoint", "mold", "--reason", "before it fails")["checkpoint"]
+    assert isinstance(saved, dict)
+    assert here.run("cancel", "held").returncode == 0
+    eventually(lambda: listed(here, "describe", "job", "held")["outcome"] == "cancelled", "it runs on")
+    (place / "fail").touch()
+    eventually(lambda: len(workers(place, 2)) == 4, "it does not start again")
+    second = workers(place, 2)
+    assert [(one["RANK"], one["WORLD_SIZE"], one["peers"]) for one in second] == [
+        (rank, 4, 4) for rank in range(4)
+    ]
+    assert [one["PENSTOCK_BATCH_SIZE"] for one in second] == [17, 17, 16, 16]
+    assert {one["PENSTOCK_GLOBAL_BATCH_SIZE"] for one in second} == {66}
+    assert {one["begins"] for one in second} == {saved["iteration"]}
+    (place / "end").touch()
+    eventually(lambda: listed(here, "describe", "job", "mold")["outcome"] == "succeeded", "it does not end")
+    refused = here.run(
+        "submit", "-d", "--workers", "2", "--min-workers", "3", "--global-batch-size", "8", "--", "true"
+    )
+    assert refused.returncode != 0
+    assert "workers.min: 3 is more than the most workers, 2" in refused.stderr

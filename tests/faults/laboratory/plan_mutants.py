@@ -1,0 +1,88 @@
+"""Mutants of proposed plans: half a unit, copies that act, plans out of time, room that others get, windows without an end."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import msgspec
+
+from penstock.ledger import plans
+from penstock.ledger.state import CellState
+from penstock.model.ledger_events import PlacementDecided
+from penstock.model.plans import PlanUnit
+from penstock.policies import validate_plans
+from penstock_services.placer.core import units, window
+from tests.faults.laboratory.patching import mutant, nothing, posing, replace
+
+FAULTS = "propose,cancel,crash,late"
+
+
+@mutant("of a unit one job starts", faults=FAULTS, first=26)
+def _() -> None:
+    real = units.start
+    replace(real, lambda state, placed, *given: real(state, placed[:1], *given))
+
+
+@mutant("answers to proposals are forgotten", faults=FAULTS)
+def _() -> None:
+    replace(plans.proposal_answered, lambda state, fact: None)
+
+
+@mutant("a plan is valid for ever", faults=FAULTS, first=7)
+def _() -> None:
+    real = validate_plans._of_the_plan
+
+    def of_the_plan(state: CellState, proposal: Any) -> Any:
+        return real(state, msgspec.structs.replace(proposal, valid_until_ms=None))
+
+    replace(real, of_the_plan)
+
+
+@mutant("a unit that waits does not expire", faults=FAULTS, first=6)
+def _() -> None:
+    real = units._gangs
+
+    def gangs(state: CellState, group: Sequence[PlanUnit]) -> Any:
+        unit = group[0]
+        assert unit.proposed is not None
+        timeless = msgspec.structs.replace(unit.proposed, valid_until_ms=None)
+        return real(state, [msgspec.structs.replace(unit, proposed=timeless), *group[1:]])
+
+    replace(real, gangs)
+
+
+@mutant("what is kept for a unit goes to who comes next", faults=FAULTS, first=62)
+def _() -> None:
+    replace(units.beside, lambda state, profile, choose: choose)
+
+
+@mutant("a unit starts on other nodes than it names", faults=FAULTS)
+def _() -> None:
+    real = units.start
+
+    def start(state: CellState, placed: Any, *given: Any) -> Iterator[Any]:
+        for fact in real(state, placed, *given):
+            if isinstance(fact, PlacementDecided) and len(state.nodes) > 1:
+                tasks = fact.tasks
+                other = next(name for name in state.nodes if name != tasks[0].node_id)
+                moved = msgspec.structs.replace(tasks[0], node_id=other)
+                fact = msgspec.structs.replace(fact, tasks=(moved, *tasks[1:]))
+            yield fact
+
+    replace(real, start)
+
+
+@mutant("a window stays open when its time is over", faults="propose", first=7)
+def _() -> None:
+    nothing(window.over)
+
+
+@mutant("a window opens beside another", faults="propose")
+def _() -> None:
+    real = window.arrived
+
+    def arrived(state: CellState) -> Iterator[Any]:
+        with posing(state, "window_until_ms", 0):
+            found = list(real(state))
+        yield from found
+
+    replace(real, arrived)

@@ -1,0 +1,91 @@
+"""What must hold of moves, by the judge's own bookkeeping: nobody else gets a target, and no job loses its own without cause."""
+
+from typing import Any
+
+from tests.faults.ledger_book import Book, Job
+
+PLACEMENT = "penstock.placement.decided"
+WHOLE_GPU = 1_000
+
+
+class MoveRules:
+    """`wrong` is asked before each fact is booked."""
+
+    def __init__(self, book: Book) -> None:
+        self._book = book
+        self._arriving = ""
+        """The job whose placement must be the next fact."""
+        self.arrived = self.given_up = 0
+
+    def wrong(self, kind: str, fact: dict[str, Any]) -> str | None:
+        """What is wrong with this fact; None: nothing."""
+        arriving, self._arriving = self._arriving, ""
+        if arriving and (kind, fact.get("job_id")) != (PLACEMENT, arriving):
+            return f"{arriving} has stopped and does not take its target; {kind} follows"
+        job = self._book.jobs.get(fact.get("job_id", ""))
+        if job is None:
+            return None
+        match kind:
+            case "penstock.move.decided":
+                return self._decided(job, fact)
+            case "penstock.move.given_up":
+                self.given_up += 1
+                return None if self._lost(job) else f"{fact['job_id']} gives up a target that is sound"
+            case "penstock.job.requeued" if fact["reason"] == "migrated" and job.target:
+                self._arriving = fact["job_id"]
+            case "penstock.placement.decided" if job.target:
+                self.arrived += 1
+                places = {place["task_id"]: dict(place) for place in fact["tasks"]}
+                return (
+                    None
+                    if places == job.target
+                    else f"{fact['job_id']} moves to {places}, not to {job.target}"
+                )
+            case "penstock.placement.decided":
+                group = fact.get("group")
+                mates = (other for other in self._book.jobs.values() if group and other.group == group)
+                return self._others(fact, {task_id: None for mate in mates for task_id in mate.living})
+        return None
+
+    def _decided(self, job: Job, fact: dict[str, Any]) -> str | None:
+        at = f"{fact['job_id']} is to move"
+        if not job.living or job.stop_reason is not None or job.held or fact["attempt"] != job.attempt:
+            return f"{at}, and does not run: {job.stop_reason}, held: {job.held}, attempt {job.attempt}"
+        if not job.spec.get("preemptible", True) or self._book.frozen:
+            return f"{at}, and may not be stopped; frozen: {self._book.frozen!r}"
+        for place in fact["tasks"]:
+            node = self._book.nodes[place["node_id"]]
+            gpus = {node.uuid(slot) for slot in place["gpus"]}
+            if node.status != "ready" or node.cordoned or gpus & node.faulted.keys() or gpus - node.present:
+                return f"{at} to {place['node_id']}, {node.status}, cordoned: {node.cordoned}, GPUs {gpus}"
+            for other, taken in node.cores.items():
+                if other not in job.living and taken & set(place["cores"]):
+                    return (
+                        f"{at} to cores {place['cores']} of {place['node_id']}, of which {other} has {taken}"
+                    )
+        return self._others(fact, job.living)
+
+    def _others(self, fact: dict[str, Any], own: dict[str, None]) -> str | None:
+        """Whole GPUs that somebody else holds, or that are kept for somebody else."""
+        for place in fact["tasks"]:
+            node = self._book.nodes[place["node_id"]]
+            for other, slots in node.holders.items():
+                whole = place.get("gpu_share_milli", WHOLE_GPU) == self._share(other) == WHOLE_GPU
+                if whole and other not in own and set(slots) & set(place["gpus"]):
+                    return f"{place['task_id']} gets GPUs {place['gpus']} of {place['node_id']}, {other} has {slots}"
+        return None
+
+    def _share(self, task_id: str) -> int:
+        job = self._book.job_of(task_id)
+        place = {} if job is None else job.places.get(task_id) or job.target.get(task_id, {})
+        return int(place.get("gpu_share_milli", WHOLE_GPU))
+
+    def _lost(self, job: Job) -> bool:
+        if job.held or self._book.frozen:
+            return True
+        for place in job.target.values():
+            node = self._book.nodes[place["node_id"]]
+            gpus = {node.uuid(slot) for slot in place["gpus"]}
+            if node.status != "ready" or node.cordoned or gpus & node.faulted.keys() or gpus - node.present:
+                return True
+        return False

@@ -1,0 +1,96 @@
+"""The Python client asks a running job for a checkpoint and gives it other cores, against a real gateway."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from penstock.client import AsyncClient, Checkpoint, Client, Conflict, TaskCores
+from penstock.model.adjustments import TaskAdjusted
+from penstock.model.event import Event
+from penstock.model.external_events import TaskCheckpointed
+from penstock.model.topics import Topic
+from penstock.model.types import JobSpec
+from tests.integration import test_client
+from tests.support.gateway_cell import WITHIN_S, Cell
+from tests.support.hand_placer import node_spec
+
+pytestmark = pytest.mark.postgres
+cell = test_client.cell
+
+
+async def asked(cell: Cell, topic: Topic, count: int = 1) -> Event:
+    """What the gateway has written for a request."""
+    async with asyncio.timeout(WITHIN_S):
+        while len(found := await cell.written(topic)) < count:
+            await asyncio.sleep(0.01)
+    return found[-1].data
+
+
+async def train(cell: Cell) -> None:
+    cell.placer.join(node_spec("n0", 2))
+    cell.placer.submit("train", spec=JobSpec(command=("true",), name="nightly", checkpoint="sdk"))
+    await cell.tell()
+    await cell.caught_up()
+
+
+async def test_a_notebook_asks_for_a_checkpoint_and_gets_it(cell: Cell) -> None:
+    """Before an upgrade; the job is named. While it is not running yet the answer is an error, and nothing was asked."""
+    await train(cell)
+    async with AsyncClient(cell.url) as client:
+        with pytest.raises(Conflict, match="nothing was asked") as early:
+            await client.checkpoint("nightly")
+        assert early.value.kind == "not_running"
+        cell.placer.start("train")
+        await cell.tell()
+        await cell.caught_up()
+        asking = asyncio.create_task((await client.handle("nightly")).checkpoint("before the upgrade"))
+        cell.placer.feed(await asked(cell, Topic.JOBS))
+        job = cell.placer.state.jobs["train"]
+        cell.placer.feed(
+            TaskCheckpointed(
+                node_id="n0", task_id="train.1.w0", token=job.token, at_ms=5, path="/c/i9", iteration=9, size_bytes=7, save_ms=250,
+            )
+        )  # fmt: skip
+        await cell.tell()
+        assert await asking == Checkpoint(
+            path="/c/i9",
+            iteration=9,
+            node_id="n0",
+            attempt=1,
+            at_ms=cell.placer.now_ms,
+            save_ms=250,
+            size_bytes=7,
+            shared=False,
+            usual_save_ms=250.0,
+        )
+
+
+async def test_a_script_of_an_operator_gives_a_running_job_other_cores(cell: Cell) -> None:
+    """By the client without an event loop. More than the node has are refused, and nothing is changed."""
+    await train(cell)
+    cell.placer.start("train")
+    await cell.tell()
+    await cell.caught_up()
+
+    async def threaded(ask: Callable[[Client], object]) -> object:
+        return await asyncio.to_thread(lambda: ask(Client(cell.url)))
+
+    with pytest.raises(Conflict, match="nothing was changed"):
+        await threaded(lambda client: client.cores("nightly", 33))
+    asking: Awaitable[object] = asyncio.create_task(
+        threaded(lambda client: client.handle("nightly").cores(4, task="w0", reason="its loader starves"))
+    )
+    cell.placer.feed(await asked(cell, Topic.PROPOSALS))
+    job = cell.placer.state.jobs["train"]
+    task = job.tasks["train.1.w0"]
+    assert task.cores_adjusted is not None
+    cell.placer.feed(
+        TaskAdjusted(
+            node_id="n0", task_id="train.1.w0", token=job.token, order_token=task.cores_adjusted.token, what="cores", enforced="cpuset"
+        )
+    )  # fmt: skip
+    await cell.tell()
+    expected = TaskCores(task_id="train.1.w0", cores=task.place.cores, applied=True, enforced="cpuset")
+    assert len(expected.cores) == 4
+    assert await asking == (expected,)

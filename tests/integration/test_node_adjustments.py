@@ -1,0 +1,160 @@
+"""Cores of real processes are changed while they run: every thread of all of them, seen in what the task itself measures."""
+
+import asyncio
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from infra.codegen.schemas import ROOT
+from penstock.model import external_events
+from penstock.model.adjustments import TaskAdjusted
+from penstock.model.orders import SetBandwidth, SetCores
+from penstock_services.node_reporter.options import Options
+from penstock_services.node_reporter.shell.node import Node
+from penstock_services.node_reporter.shell.processes import below
+from tests.support import node_fixtures
+from tests.support.memory_log import MemoryBroker, MemoryLog
+from tests.support.node_cell import NODE, Cell, start_order, stop_order, working
+
+options, broker = node_fixtures.options, node_fixtures.broker
+cell, node = node_fixtures.cell, node_fixtures.node
+nothing_left = node_fixtures.nothing_left
+
+USABLE = sorted(os.sched_getaffinity(0))
+two_cores = pytest.mark.skipif(len(USABLE) < 2, reason="needs two cores to move between")
+
+FAMILY = """
+import os, subprocess, sys, threading, time
+if os.fork() == 0:                       # a daemon: in a session of its own, its parent gone
+    os.setsid()
+    if os.fork():
+        os._exit(0)
+for _ in range(20):
+    threading.Thread(target=time.sleep, args=(600,)).start()
+while True:                              # threads that come and go meanwhile
+    thread = threading.Thread(target=time.sleep, args=(0.001,))
+    thread.start()
+    thread.join()
+"""
+
+
+def affinities(pids: list[int]) -> set[frozenset[int]]:
+    """Of all threads that live now."""
+    found: set[frozenset[int]] = set()
+    for pid in pids:
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            try:
+                found.add(frozenset(os.sched_getaffinity(int(thread))))
+            except ProcessLookupError:
+                continue
+    return found
+
+
+def shim_of(pid: int) -> int:
+    """The parent of a task's program."""
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+@two_cores
+async def test_every_thread_of_every_process_moves(node: Options, cell: Cell) -> None:
+    """A loader forked workers, one became a daemon, threads come and go: none of them stays on the old cores."""
+    await cell.order(start_order(1, sys.executable, "-c", FAMILY, cores=(0, 1)))
+    started = await cell.until(external_events.TaskStarted)
+    shim = shim_of(started.pid)
+    while len(list(below(shim))) < 2 or len(os.listdir(f"/proc/{started.pid}/task")) < 20:
+        await asyncio.sleep(0.02)
+    await cell.order(SetCores(token=2, node_id=NODE, task_id=started.task_id, cores=(1,)))
+    adjusted = await cell.until(TaskAdjusted)
+    assert (adjusted.order_token, adjusted.what, adjusted.detail) == (2, "cores", "")
+    assert adjusted.enforced in ("cpuset", "affinity")
+    assert affinities(list(below(shim))) == {frozenset({USABLE[1]})}
+    await cell.order(SetCores(token=3, node_id=NODE, task_id=started.task_id, cores=(0, 1)))
+    await cell.until(TaskAdjusted, count=2)
+    assert affinities(list(below(shim))) == {frozenset(USABLE[:2])}
+    await cell.order(stop_order(4, started.task_id, grace_ms=0))
+    await cell.until(external_events.TaskExited)
+
+
+RESIZES = """
+import os, sys, time
+from penstock.sdk.cores import on_cores
+from penstock.sdk.progress import progress
+sizes = []
+on_cores(sizes.append)
+for done in range(1, 100_000):
+    time.sleep(0.02)
+    progress(done)
+    if len(sizes) == 3:
+        sys.exit(0 if sizes == [2, 1, 2] else 3)
+"""
+
+
+@two_cores
+async def test_a_script_is_told_of_its_cores_between_two_iterations(node: Options, cell: Cell) -> None:
+    """A pool of as many threads as cores: one core is taken away, and given back."""
+    env = {"PYTHONPATH": str(ROOT / "libs")}
+    await cell.order(start_order(1, sys.executable, "-c", RESIZES, cores=(0, 1), env=env))
+    started = await cell.until(external_events.TaskStarted)
+    await cell.until(external_events.StepsMeasured)
+    for token, chosen in ((2, (1,)), (3, (0, 1))):
+        await cell.order(SetCores(token=token, node_id=NODE, task_id=started.task_id, cores=chosen))
+        await cell.until(TaskAdjusted, count=token - 1)
+        await asyncio.sleep(1.5 if token == 2 else 0)  # it looks once a second
+    exited = await cell.until(external_events.TaskExited)
+    assert exited.exit_code == 0
+
+
+async def test_what_this_machine_cannot_do_is_answered(node: Options, cell: Cell) -> None:
+    """No resctrl, no such core: the cell learns it, and the task runs on as before."""
+    joined = await cell.until(external_events.NodeJoined)
+    await cell.order(start_order(1, "sleep", "600"))
+    started = await cell.until(external_events.TaskStarted)
+    cap = SetBandwidth(token=2, node_id=NODE, task_id=started.task_id, memory_bandwidth_percent=20)
+    await cell.order(cap)
+    answered = await cell.until(TaskAdjusted)
+    assert (answered.what, answered.enforced == "") == (
+        "memory_bandwidth",
+        joined.node.isolation.bandwidth == "none",
+    )
+    assert answered.enforced or "no resctrl" in answered.detail
+    await cell.order(SetCores(token=2, node_id=NODE, task_id=started.task_id, cores=(0,)))
+    await cell.until(TaskAdjusted, count=2)
+    assert len(cell.ids(TaskAdjusted)) == 2, "of one token, as after a loss of records"
+    await cell.order(SetCores(token=3, node_id=NODE, task_id=started.task_id, cores=(0, 4)))
+    while not (found := [e for e in cell.events(TaskAdjusted) if getattr(e, "order_token", 0) == 3]):
+        await cell.read(1_000)
+    assert getattr(found[0], "detail", "") == "not on this node: cores 4; it has 4"
+    assert os.sched_getaffinity(started.pid) == {USABLE[0]}
+    await cell.order(stop_order(4, started.task_id))
+    await cell.until(external_events.TaskExited)
+
+
+@two_cores
+async def test_a_reporter_that_dies_between_journal_and_deed_does_it_at_its_next_start(
+    options: Options, broker: MemoryBroker, cell: Cell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """kill -9 right after the order was written down: the task would keep its old cores for ever."""
+    act = Node._act
+
+    def dies(self: Node, decision: Any) -> None:
+        if type(decision).__name__ != "SetAffinity":
+            act(self, decision)
+
+    monkeypatch.setattr(Node, "_act", dies)
+    async with working(options, MemoryLog(broker, "n")):
+        await cell.order(start_order(1, "sleep", "600", cores=(0, 1)))
+        started = await cell.until(external_events.TaskStarted)
+        await cell.order(SetCores(token=2, node_id=NODE, task_id=started.task_id, cores=(1,)))
+        await cell.order(start_order(3, "true", gpus=(1,)))
+        await cell.until(external_events.TaskExited, task_id="job-3.1.0")
+    assert os.sched_getaffinity(started.pid) == set(USABLE[:2])
+    monkeypatch.setattr(Node, "_act", act)
+    async with working(options, MemoryLog(broker, "n")):
+        adjusted = await cell.until(TaskAdjusted)
+        assert (adjusted.order_token, adjusted.detail) == (2, "")
+        assert os.sched_getaffinity(started.pid) == {USABLE[1]}
+        await cell.order(stop_order(4, started.task_id))
+        await cell.until(external_events.TaskExited, task_id=started.task_id)

@@ -1,0 +1,401 @@
+"""Runs that were not disturbed teach; of those that were, what is comparable all the same, or can be corrected."""
+
+import math
+
+import pytest
+from msgspec.structs import replace
+
+from penstock.model.adjustments import BandwidthDecided, CoresDecided
+from penstock.model.estimates import JobEstimated
+from penstock.model.event import Event
+from penstock.model.external_events import (
+    CheckpointFetched,
+    StageSample,
+    StagesMeasured,
+    TaskCheckpointed,
+    TaskExited,
+    TaskStarted,
+)
+from penstock.model.ledger_events import JobEnded, JobRequeued, PlacementDecided, StopDecided
+from penstock.model.types import JobSpec, TaskPlacement, Usage
+from penstock_services.estimator.core.accuracy import accuracy_of
+from penstock_services.estimator.core.conditions import Disturbance
+from penstock_services.estimator.core.recall import recall, recall_from
+from penstock_services.estimator.core.resources.estimate import HistoryTier, estimate
+from penstock_services.estimator.core.resources.history import History, Run, key_of
+from penstock_services.estimator.core.resources.nearest import believed, comparable_of_each
+from penstock_services.estimator.core.runs import FinishedRun
+from penstock_services.estimator.core.step_time.training_set import sample_of
+from tests.unit.estimator.reports import JOB, Reports, updates_of
+
+SAVES = replace(JOB, checkpoint="sdk", iterations=None)
+HOUR_MS = 3_600_000
+USED = Usage(cpu_ms=240_000, host_memory_mib=4_000, gpu_memory_mib=9_000, gpu_utilisation_percent=80)
+
+
+class Disturbed(Reports):
+    """Jobs on node-1, which are stopped, moved, throttled and put beside others."""
+
+    def start(
+        self,
+        job_id: str,
+        spec: JobSpec = JOB,
+        *,
+        attempt: int = 1,
+        node: str = "node-1",
+        workers: int = 1,
+        gpus: tuple[int, ...] = (0,),
+        cores: int = 4,
+        milli: int = 1_000,
+    ) -> None:
+        """Worker n has GPUs `gpus` + n."""
+        if attempt == 1:
+            self.submit(job_id, spec)
+            self.record(JobEstimated(job_id=job_id, estimate=estimate(spec, ())))
+        tasks = tuple(
+            TaskPlacement(
+                task_id=f"{job_id}/{attempt}/{rank}", role="worker", rank=rank, node_id=node,
+                gpus=tuple(gpu + rank for gpu in gpus), gpu_share_milli=milli,
+                cores=tuple(range(rank * cores, (rank + 1) * cores)),
+            )
+            for rank in range(workers)
+        )  # fmt: skip
+        self.record(PlacementDecided(job_id=job_id, attempt=attempt, tasks=tasks))
+        for task in tasks:
+            self.record(
+                TaskStarted(node_id=node, task_id=task.task_id, token=1, pid=1, started_ms=self.node_ms)
+            )
+
+    def after(self, ms: int, *facts: Event) -> None:
+        """A record comes a second after the one before."""
+        self.now_ms += ms - 1_000
+        self.record(*facts)
+
+    def stopped(self, job_id: str, attempt: int = 1, used: Usage = USED, reason: str = "preempted") -> None:
+        """The task saves, exits with 75, and the job queues again."""
+        if reason != "node_lost":
+            self.record(StopDecided(job_id=job_id, attempt=attempt, reason=reason, grace_ms=10_000))
+        self.record(
+            TaskExited(
+                node_id="node-1", task_id=f"{job_id}/{attempt}/0", token=1, cause="exited", exit_code=75,
+                started_ms=0, exited_ms=1, usage=used,
+            )
+        )  # fmt: skip
+        self.record(JobRequeued(job_id=job_id, attempt=attempt, reason=reason))
+
+    def saved(
+        self, job_id: str, attempt: int = 1, *, shared: bool = False, path: str = "/c/1"
+    ) -> TaskCheckpointed:
+        return TaskCheckpointed(
+            node_id="node-1", task_id=f"{job_id}/{attempt}/0", token=1, at_ms=self.node_ms, path=path,
+            iteration=5, shared=shared,
+        )  # fmt: skip
+
+    def cores(self, job_id: str, count: int) -> CoresDecided:
+        return CoresDecided(
+            job_id=job_id, attempt=1, task_id=f"{job_id}/1/0", node_id="node-1", by="ada", reason="contention",
+            cores=tuple(range(count)),
+        )  # fmt: skip
+
+    def finish(
+        self, job_id: str, run_ms: int, attempt: int = 1, workers: int = 1, used: Usage = USED
+    ) -> FinishedRun:
+        for rank in range(workers):
+            self.exit(job_id, used, run_ms, rank=rank, attempt=attempt)
+        self.record(JobEnded(job_id=job_id, outcome="succeeded"))
+        return self.stored[-1]
+
+
+def bits(run: FinishedRun) -> Disturbance:
+    return Disturbance(int(run.measured.disturbed))
+
+
+def test_a_preempted_job_that_went_on_at_its_checkpoint_ran_as_long_as_its_work() -> None:
+    """Two hours of ten are done when it is stopped, and saved; the next attempt takes eight. It is a job of ten hours, not of eight,
+    and its next run is to be estimated so. What the first attempt did after its last checkpoint was done twice, and is not counted."""
+    cell = Disturbed()
+    cell.start("job", SAVES)
+    cell.after(2 * HOUR_MS, cell.saved("job"))
+    cell.after(HOUR_MS // 2)
+    cell.stopped("job", used=replace(USED, host_memory_mib=6_000))
+    cell.start("job", attempt=2)
+    run = cell.finish("job", 8 * HOUR_MS, attempt=2)
+    assert run.measured.run_ms == 10 * HOUR_MS
+    assert run.corrected == "checkpoints of earlier attempts"
+    assert bits(run) == Disturbance(0)
+    assert run.measured.host_memory_mib == 6_000, "the largest of all attempts whose work was kept"
+    assert math.isnan(run.measured.launch_ms), "it launched and restored"
+    assert estimate(SAVES, (HistoryTier(cell.ledger.history),)).run_ms == 10 * HOUR_MS
+    assert accuracy_of(cell.stored).corrected == {"checkpoints of earlier attempts": 1}
+
+
+def test_a_preempted_job_that_began_anew_ran_as_long_as_its_last_attempt() -> None:
+    """It was stopped before it had saved: what it had done is lost, and no part of its run time."""
+    cell = Disturbed()
+    cell.start("job", SAVES)
+    cell.after(HOUR_MS)
+    cell.stopped("job")
+    cell.start("job", attempt=2)
+    run = cell.finish("job", 8 * HOUR_MS, attempt=2)
+    assert (run.measured.run_ms, run.corrected, bits(run)) == (8 * HOUR_MS, "", Disturbance(0))
+
+
+def test_a_checkpoint_that_the_next_attempt_does_not_find_keeps_nothing() -> None:
+    """It lies on node-1's disk, and the job was moved to node-2; one in a folder that all see goes with it."""
+    for shared, run_ms in ((False, 8 * HOUR_MS), (True, 10 * HOUR_MS)):
+        cell = Disturbed()
+        cell.start("job", SAVES)
+        cell.after(2 * HOUR_MS, cell.saved("job", shared=shared))
+        cell.stopped("job", reason="migrated")
+        cell.start("job", attempt=2, node="node-2")
+        assert cell.finish("job", 8 * HOUR_MS, attempt=2).measured.run_ms == run_ms
+
+
+def test_a_checkpoint_that_the_node_fetched_keeps_its_work() -> None:
+    """Moved to node-2, which has fetched it from node-1 before the task starts, or could not since node-1 is gone."""
+    for problem, run_ms in (("node-1 does not answer", 8 * HOUR_MS), ("", 10 * HOUR_MS)):
+        cell = Disturbed()
+        cell.start("job", SAVES)
+        cell.after(2 * HOUR_MS, cell.saved("job"))
+        cell.stopped("job", reason="migrated")
+        cell.start("job", attempt=2, node="node-2")
+        cell.record(
+            CheckpointFetched(
+                node_id="node-2", task_id="job/2/0", token=1, at_ms=1, from_node="node-1", problem=problem
+            )
+        )  # fmt: skip
+        assert cell.finish("job", 8 * HOUR_MS, attempt=2).measured.run_ms == run_ms
+
+
+def test_a_script_that_went_on_by_itself_is_seen_by_its_iterations() -> None:
+    """It saves in a place of its own, and the ledger hears of no checkpoint. Its second attempt begins after 6,000 of its 10,000
+    iterations, half a second each."""
+    cell = Disturbed()
+    spec = replace(JOB, iterations=10_000)
+    cell.start("job", spec)
+    cell.report("job", 6_000, steps=5_000, step_ms=400.0)
+    cell.stopped("job")
+    cell.start("job", attempt=2, node="node-2", gpus=(0, 1))
+    cell.report("job", 6_001, attempt=2, lasted_ms=0)
+    cell.report("job", 10_000, steps=3_999, step_ms=500.0, attempt=2)
+    run = cell.finish("job", 2_000_000, attempt=2)
+    assert run.corrected == "iterations of earlier attempts"
+    assert run.measured.run_ms == pytest.approx(2_000_000 + 6_001 * 500 - 1_000, abs=2_000)
+    assert run.measured.step_ms == pytest.approx(500)
+
+
+def test_who_saves_on_sigterm_keeps_what_it_had_done_when_it_was_stopped() -> None:
+    """`checkpoint: signal`: the ledger hears of no checkpoint, and the next attempt goes on. When its node burns down, nobody knows from where."""
+    for reason, run_ms, met in (
+        ("preempted", 11, Disturbance(0)),
+        ("node_lost", 8, Disturbance.UNKNOWN_WORK),
+    ):
+        cell = Disturbed()
+        cell.start("job", replace(SAVES, checkpoint="signal"))
+        cell.after(3 * HOUR_MS - 2_000)
+        cell.stopped("job", reason=reason)
+        cell.start("job", attempt=2)
+        run = cell.finish("job", 8 * HOUR_MS, attempt=2)
+        assert run.measured.run_ms == pytest.approx(run_ms * HOUR_MS, abs=2_000)
+        assert bits(run) == met
+
+
+def test_where_nobody_knows_what_was_kept_a_full_run_counts_more() -> None:
+    """Neither checkpoints nor iterations: eight hours may be the job, or its end. It counts while nothing better is known."""
+    cell = Disturbed()
+    spec = replace(JOB, iterations=None)
+    cell.start("job", spec)
+    cell.after(HOUR_MS)
+    cell.stopped("job")
+    cell.start("job", attempt=2)
+    assert bits(cell.finish("job", 8 * HOUR_MS, attempt=2)) == Disturbance.UNKNOWN_WORK
+    assert estimate(spec, (HistoryTier(cell.ledger.history),)).run_ms == 8 * HOUR_MS
+    cell.start("again", spec)
+    cell.finish("again", 10 * HOUR_MS)
+    assert estimate(spec, (HistoryTier(cell.ledger.history),)).run_ms == 10 * HOUR_MS
+
+
+@pytest.mark.parametrize("milli", [500, 1_000])
+def test_a_job_beside_another_on_its_gpu_teaches_what_it_did_alone(milli: int) -> None:
+    """Half a GPU each, or both in a group on the whole one. Alone it takes 100 ms for a step, beside a neighbour 180; the neighbour leaves again. GPU memory is measured
+    on the device, and has been the sum of both."""
+    cell = Disturbed()
+    cell.start("job", milli=milli)
+    cell.report("job", 1)
+    cell.report("job", 101, steps=100, step_ms=100.0)
+    cell.start("guest", milli=milli)
+    cell.report("job", 301, steps=200, step_ms=150.0)
+    cell.report("job", 501, steps=200, step_ms=180.0)
+    assert cell.progress("job").windows.mean_ms == pytest.approx(180)
+    guest = cell.finish("guest", 60_000)
+    cell.report("job", 601, steps=100, step_ms=140.0)
+    cell.report("job", 1_000, steps=399, step_ms=102.0)
+    run = cell.finish("job", 130_000)
+    assert bits(run) == bits(guest) == Disturbance.SHARED
+    assert run.measured.step_ms == pytest.approx((100 * 100 + 399 * 102) / 499), "mixed windows are nobody's"
+    assert math.isnan(guest.measured.step_ms)
+    assert accuracy_of(cell.stored).disturbed == {"shared a GPU": 2}
+    found = accuracy_of(cell.stored).tiers
+    assert all("run_ms" not in fields for fields in found.values())
+
+
+def test_memory_of_the_host_is_comparable_beside_a_neighbour_and_of_the_device_is_not() -> None:
+    history = History()
+    key = key_of(JOB)
+    shared = Run(
+        1, 1, run_ms=200, busy_cores=1, host_memory_mib=900, gpu_memory_mib=14_000,
+        gpu_utilisation_percent=100, disturbed=float(Disturbance.SHARED),
+    )  # fmt: skip
+    alone = Run(
+        2, 2, run_ms=100, busy_cores=2, host_memory_mib=800, gpu_memory_mib=7_000, gpu_utilisation_percent=60
+    )
+    history.add(key, shared)
+    tier = HistoryTier(history)
+    assert estimate(JOB, (tier,)).worker.gpu_memory_mib == 15_400, "better than nothing"
+    history.add(key, alone)
+    found = estimate(JOB, (tier,))
+    assert (found.worker.gpu_memory_mib, found.worker.host_memory_mib) == (7_700, 990)
+    assert (found.worker.cores, found.worker.gpu_utilisation_percent, found.run_ms) == (3, 60, 100)
+
+
+def test_whose_runs_nobody_disturbed_does_not_outvote_other_owners() -> None:
+    """Two owners ran beside others, the third alone and ten times as long: he is still believed up to twice what the next one had."""
+    by_others = Run(1, 1, run_ms=100, disturbed=float(Disturbance.SHARED))
+    found = comparable_of_each([("bob", by_others), ("eve", by_others), ("ada", Run(2, 2, run_ms=1_000))])
+    assert believed(found, "run_ms") == 200
+    own = comparable_of_each([("bob", by_others), ("bob", Run(3, 3, run_ms=60)), ("eve", by_others)])
+    assert [run.run_ms for _, run in own][1:] == [60, 100]
+    assert math.isnan(own[0][1].run_ms)
+
+
+def test_changed_cores_are_other_conditions() -> None:
+    """Four cores become one in the midst of it, by the contention-guard; a step takes three times as long from then on."""
+    cell = Disturbed()
+    cell.start("job")
+    cell.report("job", 1)
+    cell.report("job", 401, steps=400, step_ms=100.0)
+    cell.record(cell.cores("job", 1))
+    cell.report("job", 601, steps=200, step_ms=200.0)
+    cell.report("job", 1_000, steps=399, step_ms=300.0)
+    run = cell.finish("job", 220_000)
+    assert bits(run) == Disturbance.CORES
+    assert run.measured.step_ms == pytest.approx(100)
+    assert run.steps is not None
+    assert run.steps.windows_ms == pytest.approx((100,))
+    found = sample_of(run)
+    assert found is not None
+    assert found.step_s == pytest.approx(0.1)
+
+
+def test_throttled_from_the_beginning_it_teaches_no_step() -> None:
+    """Memory bandwidth capped at half before the first window; iterations and losses count all the same."""
+    cell = Disturbed()
+    cell.start("job")
+    cell.record(
+        BandwidthDecided(
+            job_id="job", attempt=1, task_id="job/1/0", node_id="node-1", by="guard", reason="contention",
+            memory_bandwidth_percent=50,
+        )
+    )  # fmt: skip
+    cell.report("job", 1, loss=3.0)
+    cell.report("job", 1_000, steps=999, step_ms=300.0, loss=1.0)
+    run = cell.finish("job", 300_000)
+    assert bits(run) == Disturbance.CAPPED
+    assert math.isnan(run.measured.step_ms)
+    assert run.measured.iterations == 1_000
+    assert run.steps is not None
+    assert len(run.steps.curve) == 2
+    assert sample_of(run) is None
+
+
+def test_a_moldable_job_at_half_its_workers_is_no_run_of_all_of_them() -> None:
+    """Two workers did two hours, and saved; four did the rest. The sum is a run time in neither shape."""
+    cell = Disturbed()
+    spec = JobSpec(
+        owner="ada",
+        command=("t.py",),
+        model="m",
+        workers=4,
+        min_workers=2,
+        global_batch_size=64,
+        checkpoint="sdk",
+    )
+    cell.start("job", spec, workers=2)
+    cell.after(2 * HOUR_MS, cell.saved("job", shared=True))
+    cell.stopped("job")
+    cell.start("job", attempt=2, workers=4)
+    run = cell.finish("job", HOUR_MS, attempt=2, workers=4)
+    assert bits(run) == Disturbance.SHAPES
+    assert run.info.workers == 4
+
+
+def test_what_disturbed_a_job_before_a_snapshot_is_known_after_it() -> None:
+    """The estimator restarts while `job` runs beside `guest` with a core less than it was placed with. What was measured alone before is read again, where
+    it is, and the run counts as disturbed."""
+    cell = Disturbed()
+    cell.start("kept", SAVES, gpus=(2,))
+    cell.after(2 * HOUR_MS, cell.saved("kept"))
+    cell.stopped("kept")
+    cell.start("kept", attempt=2, gpus=(2,))
+    cell.start("job", milli=500)
+    cell.record(cell.cores("job", 3))
+    cell.start("guest", milli=500)
+    cell.report("job", 1)
+    cell.report("job", 501, steps=500, step_ms=200.0)
+    known = cell.progress("job")
+    offset = cell.restart()
+    found = cell.progress("job")
+    assert (found.placed, found.conditions) == (known.placed, known.conditions)
+    assert (found.since_ms, found.disturbed) == (known.since_ms, known.disturbed)
+    recall(cell.ledger, cell.values[recall_from(cell.ledger, offset) :])
+    assert cell.progress("job").windows.mean_ms == pytest.approx(200)
+    cell.finish("guest", 60_000)
+    assert cell.progress("job").conditions.neighbours == ()
+    assert bits(cell.finish("job", 250_000)) == Disturbance.SHARED | Disturbance.CORES
+    assert cell.finish("kept", HOUR_MS, attempt=2).measured.run_ms == 3 * HOUR_MS
+
+
+def test_stages_measured_beside_a_neighbour_are_no_profile() -> None:
+    """Whole GPUs, and cores taken away in the midst of the samples: an iteration that waits for data is none of the model's."""
+    cell = Disturbed()
+    cell.start("job")
+    sample = StageSample(lasted_ms=100.0, gpu=1.0)
+    report = StagesMeasured(
+        node_id="node-1", task_id="job/1/0", token=1, at_ms=1, iterations=10, samples=(sample,) * 40
+    )  # fmt: skip
+    cell.record(cell.cores("job", 1))
+    cell.record(report)
+    assert cell.ledger.stages.rejected == {"it was disturbed": 1}
+    cell.record(cell.cores("job", 4))
+    cell.record(report)
+    assert cell.ledger.stages.rejected == {"it was disturbed": 2}, "it reaches back to one core"
+    cell.after(60_000, report)
+    assert len(cell.ledger.stages) == 1
+
+
+def test_the_rate_of_disturbed_time_is_not_that_of_undisturbed_time() -> None:
+    """A guest slows each step to twice its time and leaves. What is left is counted at the pace of the conditions that it has now: before
+    they have been measured with a wide interval around the pace before, afterwards by what was measured in them, also earlier."""
+    cell = Disturbed()
+    etas = updates_of(cell.ledger)
+    cell.start("job", replace(JOB, iterations=10_000), milli=500)
+    cell.report("job", 1)
+    cell.report("job", 1_000, steps=999, step_ms=100.0)
+    alone = etas.next("job")
+    assert alone is not None
+    assert alone.left_ms.middle == pytest.approx(900_000)
+    cell.start("guest", milli=500)
+    cell.report("job", 2_000, steps=1_000, step_ms=150.0)
+    mixed = etas.next("job")
+    assert mixed is not None
+    assert mixed.left_ms.middle == pytest.approx(800_000)
+    assert mixed.left_ms.high > 1.9 * mixed.left_ms.middle, "a guest may halve its pace"
+    cell.report("job", 3_000, steps=1_000, step_ms=200.0)
+    beside = etas.next("job")
+    assert beside is not None
+    assert beside.left_ms.middle == pytest.approx(1_400_000, rel=0.01)
+    cell.finish("guest", 60_000)
+    cell.report("job", 3_500, steps=500, step_ms=140.0)
+    again = etas.next("job")
+    assert again is not None
+    assert again.left_ms.middle == pytest.approx(650_000)

@@ -1,0 +1,101 @@
+"""Stories of groups on their node: a task starts beside a living one on the same GPUs iff the ledger says that both are of one group."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import pytest
+
+from penstock.model.external_events import OrderRefused
+from penstock.model.orders import Companion, StartTask
+from penstock_services.node_reporter.core.inputs import Gone, OrderRead, Outcome
+from penstock_services.node_reporter.core.machine import step
+from penstock_services.node_reporter.core.state import NodeState, Put, Status, Task, check, evolve
+from tests.unit.test_node_core import World, named, start
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    world = World()
+    yield world
+    check(world.state)
+
+
+def beside(token: int, *companions: StartTask, **more: Any) -> StartTask:
+    known = tuple(Companion(task_id=order.task_id, token=order.token) for order in companions)
+    return start(token, (0, 1), companions=known, **more)
+
+
+def ended(order: StartTask) -> Gone:
+    return Gone(order.task_id, order.token, Outcome(exited_ms=2_000, exit_code=0))
+
+
+def test_a_companion_starts_beside_a_living_task_which_hears_nothing(world: World) -> None:
+    """`t5` runs on two GPUs; the ledger has made `t9` a member of its group."""
+    first = start(5, (0, 1))
+    world.run(first)
+    decisions = world.feed(beside(9, first))
+    assert [type(decision).__name__ for decision in decisions] == ["Put", "Spawn"]
+    assert world.spawned == [("t5", 5), ("t9", 9)]
+
+
+def test_a_stranger_waits_for_all_of_a_group(world: World) -> None:
+    """LAW 4 as before: whoever is no companion of each that lives there waits for its end."""
+    first = start(5, (0, 1))
+    second = beside(9, first)
+    world.run(first)
+    world.run(second)
+    world.feed(start(12, (1,)))
+    assert world.state.tasks["t12"].status is Status.WAITING
+    world.feed(ended(first))
+    assert world.state.tasks["t12"].status is Status.WAITING
+    world.feed(ended(second))
+    assert world.spawned[-1] == ("t12", 12)
+
+
+def test_a_companion_waits_for_a_predecessor_outside_its_group(world: World) -> None:
+    """`t5` is still being killed; `t8` and `t9` of one record get its GPUs together once it is dead."""
+    old = start(5, (0, 1))
+    world.run(old)
+    one = beside(8, start(8, task_id="other"), task_id="one")
+    other = beside(8, one, task_id="other")
+    world.feed(one)
+    world.feed(other)
+    assert [world.state.tasks[name].status for name in ("one", "other")] == [Status.WAITING] * 2
+    world.feed(ended(old))
+    assert world.spawned[1:] == [("one", 8), ("other", 8)]
+
+
+def test_another_attempt_of_a_companion_is_a_stranger(world: World) -> None:
+    """A companion is named with the token of its start: one that has been started anew meanwhile is not meant."""
+    world.run(start(7, (0, 1), task_id="t"))
+    world.feed(beside(9, start(5, (0, 1), task_id="t")))
+    assert world.state.tasks["t9"].status is Status.WAITING
+
+
+def test_a_stale_order_starts_nothing_though_its_companions_live(world: World) -> None:
+    """The order of `t9` comes late: `t12` has joined meanwhile, and a newer decision was obeyed on these GPUs."""
+    first = start(5, (0, 1))
+    world.run(first)
+    world.run(beside(12, first))
+    world.feed(beside(9, first))
+    [refused] = world.reported()
+    assert isinstance(refused, OrderRefused)
+    assert (refused.reason, refused.highest_token) == ("stale_token", 12)
+
+
+def test_companions_are_known_after_a_restart_of_the_reporter(world: World) -> None:
+    """The journal has the orders: the third member starts beside both, a stranger does not."""
+    first = start(5, (0, 1))
+    second = beside(9, first)
+    world.run(first)
+    world.run(second)
+    again = NodeState("n1", "boot", named((0, 1, 2, 3)))
+    for task in world.state.tasks.values():
+        evolve(again, Put(msgspec.json.decode(msgspec.json.encode(task), type=Task)))
+    check(again)
+    step(again, OrderRead(beside(11, first, second), 3_000))
+    assert again.tasks["t11"].status is Status.STARTING
+    step(again, OrderRead(start(12, (0,)), 3_000))
+    assert again.tasks["t12"].status is Status.WAITING
+    check(again)

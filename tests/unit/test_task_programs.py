@@ -1,0 +1,81 @@
+"""A task's program on its PATH: looked up in advance, and run as exec itself would have found it."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock_services.node_reporter.shell.programs import execute, find_program
+
+
+def asked(*argv: str, path: str, **more: Any) -> dict[str, Any]:
+    """Of a request what matters here."""
+    return {"argv": list(argv), "env": {"PATH": path}, "code": None, "programs": None, **more}
+
+
+def program(path: Path, text: str, mode: int = 0o755) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    path.chmod(mode)
+    return path
+
+
+def ran(request: dict[str, Any]) -> str:
+    """What the program wrote, run as a leader does; "errno" and the number where nothing could be run."""
+    read, write = os.pipe()
+    if os.fork() == 0:
+        try:
+            os.dup2(write, 1)
+            execute(find_program(request), request["argv"], request["env"])
+        except OSError as error:
+            os.write(1, f"errno {error.errno}".encode())
+        finally:
+            os._exit(1)
+    os.close(write)
+    with open(read) as output:
+        found = output.read()
+    os.wait()
+    return found
+
+
+def test_the_first_on_path_that_can_be_executed_is_the_one(tmp_path: Path) -> None:
+    """A user's PATH names folders that are not there, and ones with a folder or a plain file of that name."""
+    (tmp_path / "folder/train").mkdir(parents=True)
+    program(tmp_path / "plain/train", "text", mode=0o644)
+    wanted = program(tmp_path / "one/train", "#!/bin/sh\necho one")
+    program(tmp_path / "two/train", "#!/bin/sh\necho two")
+    path = ":".join(str(tmp_path / name) for name in ("absent", "folder", "plain", "one", "two"))
+    assert find_program(asked("train", path=path)) == str(wanted)
+    assert ran(asked("train", path=path)) == "one\n"
+
+
+def test_a_program_for_another_machine_lets_the_next_on_path_run(tmp_path: Path) -> None:
+    """A shared folder of tools comes first on PATH, and one of them was built for another processor."""
+    program(tmp_path / "arm/train", "\x7fELF but not of here")
+    program(tmp_path / "here/train", "#!/bin/sh\necho here")
+    assert ran(asked("train", path=f"{tmp_path}/arm:{tmp_path}/here")) == "here\n"
+
+
+def test_what_no_folder_has_is_reported_as_missing(tmp_path: Path) -> None:
+    assert ran(asked("train", path=str(tmp_path))) == "errno 2"
+
+
+@pytest.mark.parametrize(
+    "changes", [{"code": ["archive", "digest", "work"]}, {"programs": ["venv", "/opt/env", []]}]
+)
+def test_what_is_yet_to_come_is_not_looked_up_in_advance(tmp_path: Path, changes: dict[str, Any]) -> None:
+    """The job's own code or environment may bring the program, and must win."""
+    program(tmp_path / "train", "#!/bin/sh\necho too early")
+    assert find_program(asked("train", path=str(tmp_path), **changes)) is None
+
+
+@pytest.mark.parametrize("path", ["bin:/usr/bin", ":/usr/bin", "/usr/bin:."])
+def test_a_path_relative_to_the_working_folder_is_looked_up_there(path: str) -> None:
+    assert find_program(asked("sh", path=path)) is None
+
+
+def test_a_program_with_a_folder_is_not_searched_for(tmp_path: Path) -> None:
+    program(tmp_path / "bin/train", "#!/bin/sh\necho ran")
+    assert find_program(asked("bin/train", path=str(tmp_path))) is None
+    assert ran(asked(f"{tmp_path}/bin/train", path="/usr/bin")) == "ran\n"
