@@ -54,7 +54,18 @@ def test_a_running_job_goes_on_at_its_target(two: Installation) -> None:
     why = " ".join(two.run("why", "mover").stdout.split())
     assert f"Move: to {there}, asked for by ana/" in why
     assert "its fans are loud; attempt 2 is there" in why
-    assert "its fans are loud" in " ".join(two.run("describe", "job", "mover").stdout.split())
+    assert f"moved from {here}; its stop took " in why
+    assert "of work" in why
+    described = " ".join(two.run("describe", "job", "mover").stdout.split())
+    assert "its fans are loud" in described
+    assert f"moved from {here}; its stop took " in described
+    answer = listed(two, "why", "mover")
+    placement, move = answer["placement"], answer["move"]
+    assert [found["nodes"] for found in placement["candidates"]] == [[there]]  # type: ignore[index]
+    assert placement["reason"] == "its fans are loud"  # type: ignore[index]
+    assert move["moved"] == placement["moved"]  # type: ignore[index]
+    assert 0 < move["moved"]["stop_ms"] < 30_000  # type: ignore[index]
+    assert move["target"]["moved"]["seq"] == move["moved"]["seq"]  # type: ignore[index]
     kinds = [event["type"] for event in json.loads(two.run("events", "mover", "-o", "json").stdout)["events"]]
     last = kinds.index("penstock.task.exited")
     assert kinds[last : last + 3] == [

@@ -100,9 +100,13 @@ async def test_the_operator_hears_what_is_decided_and_everybody_allowed_sees_it(
     await cell.caught_up(as_("operator"))
     why = (await cell.http.get("/v1/jobs/j/why", headers=as_("operator"))).json()
     assert why["text"].startswith(f"It moves from {here} to {there}")
-    assert why["move"] == found["move"]
+    assert {name: why["move"][name] for name in found["move"]} == found["move"]
+    assert why["move"]["moved"]["nodes"] == [here]
+    target = why["move"]["target"]
+    assert (target["candidates"][0]["nodes"], target["moved"]) == ([there], why["move"]["moved"])
+    assert (target["proposer"], target["reason"]) == (why["move"]["by"], why["move"]["reason"])
     shown = (await cell.http.get("/v1/jobs/j", headers=as_("operator"))).json()
-    assert shown["move"] == found["move"]
+    assert shown["move"] == why["move"]
     nodes = (await cell.http.get("/v1/nodes", headers=as_("operator"))).json()["nodes"]
     assert {node["node_id"]: node["gpus_free"] for node in nodes if node["node_id"] in (here, there)} == {
         here: 0,

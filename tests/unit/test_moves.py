@@ -19,8 +19,9 @@ from penstock.model.external_events import (
     NodeSuspected,
     OrderRefused,
     RunningTask,
+    TaskCheckpointed,
 )
-from penstock.model.ledger_events import PlacementDecided, ProposalAnswered, StopDecided
+from penstock.model.ledger_events import Moved, PlacementDecided, ProposalAnswered, StopDecided
 from penstock.model.moves import MoveDecided, MoveGivenUp
 from penstock.model.orders import StartTask, StopTask
 from penstock.model.proposals import MigrationProposed
@@ -99,6 +100,50 @@ def test_a_job_goes_on_at_its_target_in_the_record_of_its_last_exit(cell: CellDr
     cell.exit("a.2.w0")
     assert cell.state.ended["a"] == "succeeded"
     assert cell.state.nodes["n2"].free_gpu_mask == 0b1111
+
+
+@pytest.mark.parametrize("saves", [True, False])
+def test_a_move_is_explained_from_its_decision_to_its_arrival(saves: bool) -> None:
+    """A user asks why the job is on another node: who asked, what else there was, and what its stop cost. It ran 130 s before the
+    operator moved it, had saved 30 s before, or never, and took 5 s to end."""
+    cell = cell_of("fifo", "n1", "n2", checkpoint="signal" if saves else "none")
+    cell.join(node_spec("n3", gpus=1))
+    if saves:
+        cell.at(100_000)
+        fields = {"node_id": "n1", "task_id": "a.1.w0", "token": cell.job("a").token, "at_ms": cell.now_ms}
+        cell.feed(TaskCheckpointed(**fields, path="/c", iteration=700, shared=True))  # type: ignore[arg-type]
+    cell.at(130_000)
+    step = cell.feed(asks("a", "n2", by="ops/ana", reason="its fans are loud"))
+    seq = cell.state.seq
+    [why] = step.explanation
+    assert (why.job_id, why.proposer, why.reason) == ("a", "ops/ana", "its fans are loud")
+    assert [found.nodes for found in why.candidates] == [("n2",)]
+    assert (why.feasible, why.rejected) == (1, {"gpus_busy": 1, "gpus_too_few": 1})
+    assert why.moved == Moved(seq=seq, attempt=1, nodes=("n1",))
+    cell.at(135_000)
+    [there] = stopped(cell, "a.1.w0").explanation
+    assert (there.candidates, there.proposer, there.reason) == (why.candidates, why.proposer, why.reason)
+    cost = {"lost_ms": 30_000, "resumes_at": 700} if saves else {"lost_ms": 130_000}
+    assert there.moved == Moved(seq=seq, attempt=1, nodes=("n1",), stop_ms=5_000, **cost)
+
+
+def test_a_move_that_was_given_up_leaves_the_next_place_to_the_profile(cell: CellDriver) -> None:
+    """Its target is cordoned while it saves: where it starts then was chosen by the profile, and is explained as that."""
+    cell.feed(asks("a", "n2"))
+    cell.feed(NodeCordoned(node_id="n2", by="ops/ana", reason="fans"))
+    step = stopped(cell, "a.1.w0")
+    [why] = step.explanation
+    assert (why.candidates[0].nodes, why.proposer, why.moved) == (("n1",), "", None)
+
+
+def test_what_a_program_that_reports_no_checkpoint_lost_is_not_known() -> None:
+    """It saves by itself when it is told to stop, and says nothing of it."""
+    cell = cell_of(checkpoint="signal")
+    cell.at(10_000)
+    cell.feed(asks("a", "n2"))
+    [why] = stopped(cell, "a.1.w0").explanation
+    assert why.moved is not None
+    assert why.moved.lost_ms is None
 
 
 @pytest.mark.parametrize(

@@ -4,24 +4,29 @@ from collections.abc import Iterator
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
+from infra.codegen.examples import EXAMPLES
 from penstock.ledger.evolve import begin, evolve
 from penstock.ledger.state import CellState
+from penstock.model.decisions import DECISIONS
 from penstock.model.estimates import JobEstimated
-from penstock.model.event import Event
+from penstock.model.event import Event, wire_type
 from penstock.model.external_events import JobSubmitted, NodeJoined, TaskExited, TaskStarted
 from penstock.model.ledger_events import (
     Candidate,
     JobEnded,
     JobQueued,
     JobRequeued,
+    Moved,
     PlacementDecided,
     PlacementExplanation,
 )
+from penstock.model.plans import PlanAdopted
 from penstock.model.types import Estimate, JobSpec, NodeSpec, ResourceVector, TaskPlacement
 from penstock.runtime.settings import Settings
-from penstock.runtime.tracing.phases import JobSpans, decide_placement
+from penstock.runtime.tracing.phases import SHOWN_OTHERWISE, JobSpans, decide_placement, trace_decisions
 from penstock.runtime.tracing.tracer import Tracing, tracing
 
 SUBMITTED = JobSubmitted(job_id="job-1", spec=JobSpec(command=("train",), workers=2))
@@ -170,6 +175,49 @@ def test_nothing_is_stored_of_jobs_that_are_over_nor_without_a_listener(observer
     silent = JobSpans(Tracing())
     silent.read_back(1, [SUBMITTED])
     assert not silent._jobs
+
+
+def test_every_decision_has_a_span(observer: Observer) -> None:
+    """Whoever traces a cell finds each decision there: with its explanation, as the end of a job's phase, or by itself. Those about
+    a job lie in its trace, the others in one of their own; written twice after a crash they are the same."""
+    facts = [EXAMPLES[wire_type(model)] for model in sorted(DECISIONS, key=lambda model: model.TYPE)]
+    for _ in range(2):
+        trace_decisions(observer.tracing, 7, 1, facts)
+    observer.tracing.close()
+    spans = observer.exporter.get_finished_spans()
+    others = [fact for fact in facts if type(fact) not in SHOWN_OTHERWISE]
+    assert [span.name for span in spans] == 2 * [fact.TYPE.removeprefix("penstock.") for fact in others]
+    assert len({span.context.span_id for span in spans if span.context}) == len(others)
+    found = {span.name: dict(span.attributes or {}) for span in spans}
+    adopted = EXAMPLES[wire_type(PlanAdopted)]
+    assert isinstance(adopted, PlanAdopted)
+    assert found["plan.adopted"]["penstock.units"] == len(adopted.units)
+    assert [span.parent is None for span in spans] == 2 * [not hasattr(fact, "job_id") for fact in others]
+    assert {"move.given_up", "group.decided", "batch_window.opened"} <= found.keys()
+
+
+def test_a_decision_to_move_says_from_where(observer: Observer) -> None:
+    """It is no placement yet: that comes with the end of what is stopped, and what this cost."""
+    moved = Moved(seq=7, attempt=1, nodes=("node-0",))
+    fields = {
+        "job_id": "job-1",
+        "profile": "fifo",
+        "candidates": (Candidate(nodes=("node-1",), score=0.0),),
+        "margin": None,
+    }
+    why = PlacementExplanation(
+        **fields, feasible=1, rejected={}, proposer="ops/ana", reason="fans", moved=moved
+    )  # type: ignore[arg-type]
+    decide_placement(observer.tracing, 7, 1, why)
+    there = replace(why, moved=replace(moved, stop_ms=900, lost_ms=0))
+    decide_placement(observer.tracing, 9, 2, there)
+    observer.tracing.close()
+    found = [dict(span.attributes or {}) for span in observer.exporter.get_finished_spans()]
+    names = ("penstock.outcome", "penstock.proposer", "penstock.moved_from", "penstock.stop_ms")
+    assert [tuple(span.get(name) for name in names) for span in found] == [
+        ("moving", "ops/ana", "node-0", None),
+        ("placed", "ops/ana", "node-0", 900),
+    ]
 
 
 def test_the_decide_span_repeats_the_explanation(observer: Observer) -> None:

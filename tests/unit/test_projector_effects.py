@@ -10,8 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from infra.codegen.examples import EXAMPLES
+from penstock.ledger.record import GENESIS, Draft, read, write
 from penstock.ledger.replica import Replica
 from penstock.model.adjustments import BandwidthDecided, CoresDecided
+from penstock.model.decisions import BOOKKEEPING, DECISIONS
+from penstock.model.event import REGISTRY, Event, wire_type
 from penstock.model.external_events import GpuFaulted, JobCancelRequested, NodeChanged, NodeJoined, NodeLeft
 from penstock.model.settings import PlacerSettings
 from penstock.model.types import JobSpec
@@ -158,6 +162,24 @@ def test_other_cores_of_a_running_task_are_in_the_tables() -> None:
         assert tables["nodes"]["n0",]["cores_free"] == free - 1
         kinds = [row["kind"] for row in tables["decisions"].values()]
         assert kinds[-2:] == ["penstock.cores.decided", "penstock.bandwidth.decided"]
+
+
+def test_every_event_of_the_ledger_alone_is_a_decision_or_bookkeeping() -> None:
+    """Somebody adds a decision: it must be in the list of decisions and in traces, or be named as of no interest."""
+    own = {model for model in REGISTRY.values() if model.TOPIC is None}
+    assert own == DECISIONS | BOOKKEEPING
+    assert not DECISIONS & BOOKKEEPING
+
+
+@pytest.mark.parametrize("decision", sorted(DECISIONS, key=lambda model: model.TYPE))
+def test_every_decision_has_a_row(decision: type[Event]) -> None:
+    """Whoever traces a cell's decisions finds each in the list, with its data and its cause."""
+    fact, projection = EXAMPLES[wire_type(decision)], Projection(Replica())
+    cause = {"topic": "penstock.jobs.v1", "partition": 0, "offset": 0, "event_id": "e1"}
+    _, value = write(GENESIS, Draft(1, 1, cause, "committed", None, (fact,)))
+    projection._log(read(value), 0, fact, *projection._subjects(fact))
+    [row] = projection.drain()["decisions"]
+    assert (row["kind"], row["cause"]["event_id"]) == (decision.TYPE, "e1")
 
 
 def test_a_placement_carries_its_reasons() -> None:

@@ -188,11 +188,29 @@ def checkpoint(row: Data) -> str:
 
 
 def move(row: Data) -> str:
-    """A job's latest: `to node-b1, asked for by ops/ana: fans; given up: node-b1 is cordoned`."""
+    """A job's latest, with what it cost where that is given: `to node-b1, asked for by ops/ana: fans; given up: node-b1 is cordoned`."""
     why = f": {row['reason']}" if row["reason"] else ""
     ends = {"under_way": "it is being stopped", "arrived": f"attempt {row['attempt'] + 1} is there"}
     end = ends.get(row["outcome"]) or f"given up: {row['problem']}"
-    return f"to {', '.join(dict.fromkeys(row['nodes']))}, asked for by {row['by']}{why}; {end}"
+    cost = f"; {found}" if (found := moved(row.get("moved"))) else ""
+    return f"to {', '.join(dict.fromkeys(row['nodes']))}, asked for by {row['by']}{why}; {end}{cost}"
+
+
+def moved(found: Data | None) -> str:
+    """`moved from node-a1; its stop took 2.10 s and cost 40.0 s of work; it goes on at iteration 9,000`."""
+    if not found:
+        return ""
+    text = f"moved from {', '.join(dict.fromkeys(found['nodes']))}"
+    if found.get("stop_ms") is None:
+        return text
+    lost_ms = found.get("lost_ms")
+    if lost_ms is None:
+        cost = "nobody knows how much work"
+    else:
+        cost = f"{duration(lost_ms)} of work" if lost_ms else "no work"
+    at = found.get("resumes_at")
+    goes_on = "" if at is None else f"; it goes on at iteration {at:,}"
+    return f"{text}; its stop took {duration(found['stop_ms'])} and cost {cost}{goes_on}"
 
 
 TEXTS: Mapping[str, tuple[str, Callable[[Data], str]]] = MappingProxyType(

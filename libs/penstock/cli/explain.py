@@ -5,7 +5,7 @@ from typing import Any
 
 from rich.markup import escape
 
-from penstock.cli.event_text import adjustment, checkpoint, move, reason_of
+from penstock.cli.event_text import adjustment, checkpoint, move, moved, reason_of
 from penstock.cli.output import duration, short_id, state
 from penstock.cli.tables import as_of, clock, gpu_names
 from penstock.counting import count
@@ -38,13 +38,16 @@ def show(answer: Mapping[str, Any], first_of_kind: str = "", *, wide: bool = Fal
         screen.print(escape(f"Checkpoint: {checkpoint(answer['checkpoint'])}"), soft_wrap=True)
     if answer.get("move"):
         screen.print(escape(f"Move: {move(answer['move'])}"), soft_wrap=True)
+        if answer["move"]["outcome"] == "under_way" and answer["move"].get("target"):
+            _placement({**answer["move"]["target"], "moved": None}, wide=wide)
+            screen.print("[dim]until then:[/]")
     if answer.get("now_or_never") == "never":
         screen.print("[red]Never:[/] not even an empty cluster could hold it.")
     if answer.get("histogram"):
         _histogram("Not possible", answer["histogram"])
     placement = answer.get("placement")
     if placement:
-        _placement(placement, wide=wide)
+        _placement({**placement, "moved": None} if answer.get("move") else placement, wide=wide)
     if first_of_kind:
         screen.print(f"[bold]Its estimate:[/] {first_of_kind}; nothing like it has taught, so it is wide")
     if answer.get("next_step"):
@@ -90,7 +93,7 @@ def in_short(answer: Mapping[str, Any], job: Mapping[str, Any]) -> str:
     if not placement or not placement.get("candidates"):
         return reason_of(job) or str(answer.get("text") or "")
     if placement.get("proposer"):
-        return proposed(placement)
+        return "; ".join(filter(None, (proposed(placement), moved(placement.get("moved")))))
     value, feasible = placement.get("margin"), placement["feasible"]
     if value is None or feasible == 1:
         text = "the only node that fits" if feasible == 1 else "the only choice"
@@ -116,6 +119,8 @@ def _placement(found: Mapping[str, Any], *, wide: bool) -> None:
         screen.print(f"[dim]{escape(proposed(found))}[/]")
     else:
         screen.print(f"[dim]the smaller the better; chosen by {found['profile']}{margin(found)}[/]")
+    if found.get("moved"):
+        screen.print(f"[dim]{escape(moved(found['moved']))}[/]", soft_wrap=True)
     if found.get("shape"):
         screen.print(f"[dim]{escape(found['shape'])}[/]")
     if found.get("rejected"):

@@ -12,6 +12,7 @@ from penstock.model.settings import PlacerSettings
 from penstock.model.token import MAX_EPOCH
 from penstock.model.topics import Topic
 from penstock.model.types import (
+    MAX_GANG_TASKS,
     Identifier,
     JoinRefusal,
     Milliseconds,
@@ -391,10 +392,29 @@ class Candidate(Value, frozen=True, kw_only=True):
     """As the profile computes it; the smaller the better."""
 
 
-class PlacementExplanation(Value, frozen=True, kw_only=True):
-    """Why a job went where it went."""
+class Moved(Value, frozen=True, kw_only=True):
+    """From where a running job is moved, and what that cost."""
 
-    OMITTED = ("shape", "proposer", "reason")
+    OMITTED = ("stop_ms", "lost_ms", "resumes_at")
+
+    seq: Annotated[int, Meta(ge=1)]
+    """Of the record with `MoveDecided`."""
+    attempt: Attempt
+    """The one that is stopped."""
+    nodes: Annotated[tuple[Identifier, ...], Meta(min_length=1, max_length=MAX_GANG_TASKS)]
+    """Where that ran, per task in rank order."""
+    stop_ms: Milliseconds | None = None
+    """From the decision until the last exit was proven; None: it is being stopped."""
+    lost_ms: Milliseconds | None = None
+    """Work that had been done when the move was decided and is done again; None: it is being stopped, or nobody knows."""
+    resumes_at: Annotated[int, Meta(ge=0)] | None = None
+    """Iteration of the checkpoint on which it goes on; None: it has none, or none with an iteration."""
+
+
+class PlacementExplanation(Value, frozen=True, kw_only=True):
+    """Why a job went where it went; of a move also, in the record of the decision, why it is to go there."""
+
+    OMITTED = ("shape", "proposer", "reason", "moved")
 
     job_id: Identifier
     profile: Identifier
@@ -411,6 +431,8 @@ class PlacementExplanation(Value, frozen=True, kw_only=True):
     """Who asked for these nodes, which are then the only candidate; empty: the profile chose."""
     reason: ShortText = ""
     """Of the proposer, for people."""
+    moved: Moved | None = None
+    """None: it was not moved there."""
 
 
 class InputCause(Value, frozen=True, kw_only=True):

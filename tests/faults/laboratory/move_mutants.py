@@ -12,6 +12,7 @@ from penstock.model.transitions import JobStatus, TaskStatus
 from penstock.policies import overlay, validate_moves
 from penstock_services.placer.core import moves
 from penstock_services.placer.core.attempts import Attempts
+from penstock_services.placer.core.explaining import Explain
 from tests.faults.laboratory.patching import filtered, mutant, nothing, posing, replace
 
 FAULTS = "move,late,cancel,cordon,gpu"
@@ -78,9 +79,9 @@ def _() -> None:
 def _() -> None:
     real = moves.decided
 
-    def decided(state: CellState, proposal: Any) -> Iterator[Any]:
-        yield from real(state, proposal)
-        yield from moves.arrive(state, state.jobs[proposal.job_id])
+    def decided(state: CellState, proposal: Any, explain: Explain) -> Iterator[Any]:
+        yield from real(state, proposal, explain)
+        yield from moves.arrive(state, state.jobs[proposal.job_id], explain)
 
     replace(real, decided)
 
@@ -91,7 +92,7 @@ def _() -> None:
 
     def after_exit(self: Attempts, state: CellState, job: JobState) -> Iterator[Any]:
         if job.target and job.status is JobStatus.STOPPING:
-            yield from moves.arrive(state, job)
+            yield from moves.arrive(state, job, self._explain)
         else:
             yield from real(self, state, job)
 
@@ -107,10 +108,10 @@ def _() -> None:
 def _() -> None:
     real = moves.decided
 
-    def decided(state: CellState, proposal: Any) -> Iterator[Any]:
+    def decided(state: CellState, proposal: Any, explain: Explain) -> Iterator[Any]:
         job = state.jobs[proposal.job_id]
         here = [task.place for task in job.tasks.values()]
-        for fact in real(state, proposal):
+        for fact in real(state, proposal, explain):
             yield fact
             if isinstance(fact, MoveDecided) and job.move is not None and len(here) == len(fact.tasks):
                 moved = zip(job.move.tasks, here, strict=True)

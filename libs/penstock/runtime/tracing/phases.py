@@ -17,12 +17,17 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from penstock.model import external_events, ledger_events
+from penstock.model.decisions import DECISIONS
 from penstock.model.estimates import JobEstimated
 from penstock.model.event import Event
-from penstock.runtime.tracing.tracer import Attributes, Tracing
+from penstock.model.moves import MoveDecided
+from penstock.model.plans import PlanAdopted
+from penstock.runtime.tracing.tracer import Attribute, Tracing
 
 if TYPE_CHECKING:
     from penstock.ledger.job_state import JobState
+
+MAX_NAMED = 16  # jobs of a plan in its span
 
 
 @dataclass(slots=True)
@@ -144,22 +149,72 @@ class JobSpans:
 def decide_placement(
     tracing: Tracing, seq: int, now_ms: int, why: ledger_events.PlacementExplanation
 ) -> None:
-    """Writes the `decide` span of a placement from its record: the explanation, and the ledger's time.
+    """Writes the `decide` span of a placement, or of the decision to move there, from its record: the explanation, and the ledger's time.
 
     Call it once the record is read back as valid. The span has no length: how long the step took (below 1 ms) is
     not in the record, and a span that is written again after a crash must be the same span in every field.
     """
     best = why.candidates[0] if why.candidates else None
-    found: Attributes = {
-        "penstock.outcome": "placed",
+    moved = why.moved
+    leaves = moved is not None and moved.stop_ms is None
+    found: dict[str, Attribute] = {
+        "penstock.outcome": "moving" if leaves else "placed",
         "penstock.candidates": why.feasible + sum(why.rejected.values()),
         "penstock.feasible": why.feasible,
         "penstock.winner": None if best is None else ",".join(dict.fromkeys(best.nodes)),
         "penstock.score": None if best is None else best.score,
         "penstock.margin": why.margin,
         "penstock.profile": why.profile,
+        "penstock.proposer": why.proposer or None,
+        "penstock.reason": why.reason or None,
     }
+    if moved is not None:
+        found |= {
+            "penstock.moved_from": ",".join(dict.fromkeys(moved.nodes)),
+            "penstock.moved_by_seq": moved.seq,
+            "penstock.stop_ms": moved.stop_ms,
+            "penstock.lost_ms": moved.lost_ms,
+        }
     tracing.decide(why.job_id, seq, now_ms, found)
+
+
+SHOWN_OTHERWISE: frozenset[type[Event]] = frozenset(
+    {
+        ledger_events.PlacementDecided,
+        MoveDecided,
+        ledger_events.JobRequeued,
+        ledger_events.JobQueued,
+        ledger_events.JobEnded,
+    }
+)
+"""Decisions that have a `decide` span with their explanation, or end a phase of the job."""
+
+
+def trace_decisions(tracing: Tracing, seq: int, now_ms: int, record_facts: Iterable[Event]) -> None:
+    """Writes a span for each decision of a record that no other span shows, named as its event without `penstock.`."""
+    for n, fact in enumerate(record_facts):
+        if type(fact) not in DECISIONS or type(fact) in SHOWN_OTHERWISE:
+            continue
+        found: dict[str, Attribute] = {}
+        for name in (
+            "attempt",
+            "task_id",
+            "node_id",
+            "by",
+            "reason",
+            "verdict",
+            "proposal_id",
+            "group_id",
+            "error",
+        ):
+            value = getattr(fact, name, None)
+            if isinstance(value, str | int):
+                found[f"penstock.{name}"] = value
+        if isinstance(fact, PlanAdopted):
+            found["penstock.jobs"] = tuple(unit.job_id for unit in fact.units[:MAX_NAMED])
+            found["penstock.units"] = len(fact.units)
+        job_id = getattr(fact, "job_id", None)
+        tracing.decision(job_id, seq, n, now_ms, fact.TYPE.removeprefix("penstock."), found)
 
 
 _HANDLERS: Mapping[type[Event], Callable[[JobSpans, int, Any], None]] = MappingProxyType(

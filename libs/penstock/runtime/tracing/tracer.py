@@ -257,6 +257,24 @@ class Tracing:
         context, parent = child(root, "decide", str(ledger_seq)), root if root.sampled else None
         self._sink.put(Finished("decide", context, parent, at_ms, at_ms, found, None))
 
+    def decision(
+        self, job_id: str | None, ledger_seq: int, n: int, at_ms: float, name: str, attributes: Attributes
+    ) -> None:
+        """Writes the span of one decision other than a placement, without length: fact `n` of its record. `job_id`: under its root if
+        it is sampled; None: the decision is about the cell, and the only span of a trace of its own."""
+        if self._sink is None:
+            return
+        root = (
+            job_context(f"record {ledger_seq}", 1.0) if job_id is None else job_context(job_id, self._ratio)
+        )
+        if not root.sampled:
+            return
+        found = {"penstock.job_id": job_id, "penstock.ledger_seq": ledger_seq, **attributes}
+        parent = None if job_id is None else root
+        self._sink.put(
+            Finished(name, child(root, name, f"{ledger_seq}.{n}"), parent, at_ms, at_ms, found, None)
+        )
+
     def phase(
         self,
         name: str,

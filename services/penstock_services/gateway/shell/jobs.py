@@ -16,7 +16,7 @@ from pydantic import Field
 from penstock.clock import wall_ms
 from penstock.ledger.job_state import HOLDING, JobState
 from penstock.ledger.stages import profile_of
-from penstock.ledger.views import Row, adjustments, checkpoint, fragment, job_row, move
+from penstock.ledger.views import Row, adjustments, checkpoint, fragment, job_row
 from penstock.model.envelope import Envelope
 from penstock.model.external_events import (
     JobCancelRequested,
@@ -50,6 +50,7 @@ from penstock_services.gateway.core.visible import job_for, sees_all
 from penstock_services.gateway.shell.absent_folders import absent_folders
 from penstock_services.gateway.shell.code import refuse_missing
 from penstock_services.gateway.shell.eta import eta_of
+from penstock_services.gateway.shell.explained import move_of
 from penstock_services.gateway.shell.gateway import (
     Gateway,
     answer,
@@ -431,7 +432,7 @@ async def job(job_id: str, request: Request) -> Response:
     more["stages"] = fragment(None if live is None else profile_of(gateway.follower.state, live))
     more["adjustments"] = [] if live is None else adjustments(live)
     more["checkpoint"] = None if live is None else checkpoint(live)
-    more["move"] = None if live is None else move(live)
+    more["move"] = None if live is None else await move_of(gateway, live)
     more["shares_gpus_with"] = [] if live is None else list(live.sharing.jobs)
     more["now_ms"] = gateway.follower.now_ms()
     return answer(job_for(caller_of(request), found | more))

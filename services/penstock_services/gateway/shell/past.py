@@ -11,6 +11,7 @@ from penstock.errors import ConfigurationError
 from penstock.ledger.record import GENESIS, Head, read_valid
 from penstock.ledger.replica import Replica
 from penstock.ledger.snapshot import Damaged
+from penstock.ledger.views import Row, move
 from penstock.log.port import Partition
 from penstock.model.codec import as_written
 from penstock.model.topics import Topic
@@ -30,6 +31,8 @@ class Past(NamedTuple):
     explanation: dict[str, Any]
     placed: bool
     """Whether the job had been placed by then, so that a placement's explanation exists."""
+    move: Row | None
+    """Its latest move by then (`penstock.ledger.views.move`)."""
 
 
 def explain_past(stored: Stored | None, values: list[bytes], job_id: str) -> Past:
@@ -39,7 +42,7 @@ def explain_past(stored: Stored | None, values: list[bytes], job_id: str) -> Pas
         replica.take(value, offset)
     found = as_written(explain(replica.state, job_id))
     job = replica.state.jobs.get(job_id)
-    return Past(found, job is None or job.placed_ms is not None)
+    return Past(found, job is None or job.placed_ms is not None, None if job is None else move(job))
 
 
 async def record_at(gateway: Gateway, at_ms: int) -> int:

@@ -3,11 +3,10 @@
 import asyncio
 from typing import Annotated, Any
 
-import orjson
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
 
-from penstock.ledger.views import adjustments, checkpoint, move
+from penstock.ledger.views import adjustments, checkpoint
 from penstock.model.codec import as_written
 from penstock.model.token import seq_of
 from penstock.policies.explain import UnknownJob, explain, not_waiting
@@ -15,6 +14,7 @@ from penstock_services.gateway.core.access import Role
 from penstock_services.gateway.core.cursor import MAX_SEQ
 from penstock_services.gateway.core.problems import Problem
 from penstock_services.gateway.core.visible import reason_for, sees_all
+from penstock_services.gateway.shell.explained import move_of, placement_of, with_reasons
 from penstock_services.gateway.shell.gateway import Gateway, answer, gateway_of
 from penstock_services.gateway.shell.jobs import find_job
 from penstock_services.gateway.shell.past import explained, record_at
@@ -68,14 +68,14 @@ async def _now(gateway: Gateway, job_id: str) -> dict[str, Any]:
     if job is None:
         row = await find_job(gateway, job_id)
         found["detail"] = row["reason"] or ""
-        found["placement"] = await _placement(gateway, job_id, MAX_SEQ)
+        found["placement"] = await placement_of(gateway, job_id, MAX_SEQ)
     else:
         found["placement"] = (
-            await _placement(gateway, job_id, seq_of(job.token)) if job.placed_ms is not None else None
+            await placement_of(gateway, job_id, seq_of(job.token)) if job.placed_ms is not None else None
         )
     found["adjustments"] = [] if job is None else adjustments(job)
     found["checkpoint"] = None if job is None else checkpoint(job)
-    found["move"] = None if job is None else move(job)
+    found["move"] = None if job is None else await move_of(gateway, job)
     return found
 
 
@@ -103,24 +103,8 @@ async def _not_folded(gateway: Gateway, job_id: str) -> dict[str, Any]:
     )
     answer = as_written(not_waiting(gateway.follower.state, job_id, row["status"], text, step))
     answer["now_ms"] = gateway.follower.now_ms()
-    placement = None if pending else await _placement(gateway, job_id, MAX_SEQ)
+    placement = None if pending else await placement_of(gateway, job_id, MAX_SEQ)
     return answer | {"detail": row["reason"] or "", "placement": placement}
-
-
-async def _placement(gateway: Gateway, job_id: str, until_seq: int) -> dict[str, Any] | None:
-    """The explanation recorded with its latest placement up to `until_seq`."""
-    await gateway.store.projected(min(until_seq, gateway.follower.state.seq), 1.0)
-    text = await gateway.store.row(
-        "SELECT (coalesce(explanation::jsonb, '{}'::jsonb) || jsonb_build_object('seq', seq, 'at_ms', at_ms, "
-        "'attempt', data->'attempt', 'tasks', (SELECT jsonb_agg(given || jsonb_build_object('gpu_uuids', "
-        "coalesce(to_jsonb(tasks.gpu_uuids), '[]')) ORDER BY n) "
-        "FROM jsonb_array_elements(data::jsonb->'tasks') WITH ORDINALITY AS given_tasks (given, n) "
-        "LEFT JOIN tasks ON tasks.task_id = given->>'task_id')))::text FROM decisions "
-        "WHERE job_id = $1 AND kind = 'penstock.placement.decided' AND seq <= $2 ORDER BY seq DESC LIMIT 1",
-        job_id,
-        until_seq,
-    )
-    return None if text is None else orjson.loads(text)
 
 
 async def _past(gateway: Gateway, job_id: str, at: int) -> dict[str, Any]:
@@ -129,5 +113,6 @@ async def _past(gateway: Gateway, job_id: str, at: int) -> dict[str, Any]:
     if at > head:
         raise Problem(404, "no_record", f"record {at} does not exist yet; the latest is {head}")
     past = await explained(gateway, job_id, at)
-    placement = await _placement(gateway, job_id, at) if past.placed else None
-    return {**past.explanation, "placement": placement}
+    placement = await placement_of(gateway, job_id, at) if past.placed else None
+    move = None if past.move is None else await with_reasons(gateway, job_id, past.move, at)
+    return {**past.explanation, "placement": placement, "move": move}

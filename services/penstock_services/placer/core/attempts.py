@@ -14,6 +14,7 @@ from penstock.model.types import MAX_TEXT
 from penstock.policies.capacity import never_fits
 from penstock_services.placer.core import moves
 from penstock_services.placer.core.common import stop, succeeded, timer
+from penstock_services.placer.core.explaining import Explain
 
 LOST = frozenset({"node_lost", "lost", "refused"})
 """First causes that are not the job's fault; nor is `stopped` without a decision to stop: its node was drained."""
@@ -27,10 +28,11 @@ class Attempts:
     """The choices at the end of an attempt.
 
     `replans`: the profile tries no head of the queue, so a job that fits no more is found when it queues again.
-    `grace_ms`: a job that fits on no node ends after so long.
+    `grace_ms`: a job that fits on no node ends after so long. `explain`: takes the explanations of moved jobs' places.
     """
 
-    def __init__(self, *, replans: bool, grace_ms: int) -> None:
+    def __init__(self, *, replans: bool, grace_ms: int, explain: Explain) -> None:
+        self._explain = explain
         self._replans = replans
         self._grace_ms = grace_ms
 
@@ -95,7 +97,7 @@ class Attempts:
                     yield succeeded(job)
                     return
                 if job.target:
-                    yield from moves.arrive(state, job)
+                    yield from moves.arrive(state, job, self._explain)
                 if job.status is JobStatus.STOPPING:
                     yield from self.queue_again(state, job, reason)
             case _:

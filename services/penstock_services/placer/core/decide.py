@@ -53,7 +53,9 @@ class Decider:
         self.settings = in_force(settings)
         self.profile = profile_for(self.settings)
         self.attempts = Attempts(
-            replans=self.profile.preempt is not None, grace_ms=self.settings.unschedulable_grace_ms
+            replans=self.profile.preempt is not None,
+            grace_ms=self.settings.unschedulable_grace_ms,
+            explain=lambda why: self.explanations.append(why),
         )
         self.membership = Membership(self.attempts, self.settings)
         self._swept = -1

@@ -14,17 +14,20 @@ from penstock.model.types import MAX_TEXT, TaskPlacement
 from penstock.policies.refusal import Refusal
 from penstock.policies.validate_moves import target_of
 from penstock_services.placer.core.common import start_deadline, stop
+from penstock_services.placer.core.explaining import Explain, Stopped, leaving, proposed
 
 
-def decided(state: CellState, proposal: MigrationProposed) -> Iterator[Event]:
+def decided(state: CellState, proposal: MigrationProposed, explain: Explain) -> Iterator[Event]:
     """For a proposal that `validate` has accepted on this state."""
     job, target = state.jobs[proposal.job_id], target_of(state, proposal)
     assert not isinstance(target, Refusal), target
+    by = proposal.by or proposal.proposer
+    explain(proposed(state, job, target, by, proposal.reason, leaving(state, job)))
     yield MoveDecided(
         job_id=job.job_id,
         attempt=job.attempt,
         tasks=target,
-        by=proposal.by or proposal.proposer,
+        by=by,
         reason=proposal.reason,
     )
     yield from stop(state, job, "migrated")
@@ -37,15 +40,18 @@ def give_up_lost(state: CellState) -> Iterator[Event]:
             yield _given_up(job, lost)
 
 
-def arrive(state: CellState, job: JobState) -> Iterator[Event]:
+def arrive(state: CellState, job: JobState, explain: Explain) -> Iterator[Event]:
     """Every task is proven dead: the job goes on at its target, or gives it up and has to be queued."""
     lost = _lost(state, job) or _not_now(state, job)
     if lost:
         yield _given_up(job, lost)
         return
-    target = job.target
+    target, move = job.target, job.move
+    assert move is not None
+    stopped = Stopped(state, job, move)
     yield ledger_events.JobRequeued(job_id=job.job_id, attempt=job.attempt, reason="migrated")
     yield ledger_events.PlacementDecided(job_id=job.job_id, attempt=job.attempt + 1, tasks=target)
+    explain(proposed(state, job, target, move.by, move.reason, stopped.moved(job, move)))
     yield start_deadline(state, job)
 
 

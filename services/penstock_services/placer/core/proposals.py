@@ -17,7 +17,7 @@ from penstock.policies.validate_plans import JudgedUnit, judge
 from penstock_services.placer.core import groups, moves, units
 from penstock_services.placer.core.adjustments import decided
 from penstock_services.placer.core.common import continuation
-from penstock_services.placer.core.units import Explain
+from penstock_services.placer.core.explaining import Explain
 
 
 def answer(state: CellState, event: Any, profile: Profile, explain: Explain) -> Iterator[Event]:
@@ -34,7 +34,9 @@ def answer(state: CellState, event: Any, profile: Profile, explain: Explain) -> 
     found = validate(state, event)
     if found.accepted:
         yield from (
-            moves.decided(state, event) if isinstance(event, MigrationProposed) else decided(state, event)
+            moves.decided(state, event, explain)
+            if isinstance(event, MigrationProposed)
+            else decided(state, event)
         )
     yield ProposalAnswered(
         **about,

@@ -5,14 +5,14 @@ A unit whose nodes have room only when what is being stopped has ended waits, an
 is given up, and its jobs go on waiting in the queue.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import groupby
 
 from penstock.ledger.job_state import JobState
 from penstock.ledger.plans import kept_nodes, units_of_profile, units_of_proposals
 from penstock.ledger.state import CellState
 from penstock.model.event import Event
-from penstock.model.ledger_events import Candidate, PlacementDecided, PlacementExplanation
+from penstock.model.ledger_events import PlacementDecided
 from penstock.model.plans import PlanAdopted, PlanUnit, UnitRef, Waiting
 from penstock.model.proposals import ProposedUnit
 from penstock.policies.base import Choose, LazyRng, Plan
@@ -20,9 +20,7 @@ from penstock.policies.overlay import Gangs, Placed, Room
 from penstock.policies.preemption import Start, place_as_tried, set_of
 from penstock.policies.trial import Trial
 from penstock_services.placer.core.common import continuation, start_deadline
-
-Explain = Callable[[PlacementExplanation], None]
-"""Takes the explanations of placements, in their order."""
+from penstock_services.placer.core.explaining import Explain, proposed
 
 
 def waiting(unit: ProposedUnit, ref: UnitRef, valid_until_ms: int | None) -> Iterator[PlanUnit]:
@@ -52,20 +50,10 @@ def start(
     """All jobs of one unit; the places were chosen on this state. `why`: as the proposer says. `group_id`: they share GPUs."""
     for found in placed:
         job, tasks = state.jobs[found.job.job_id], found.tasks
-        job_id, demand = job.job_id, job.demand
-        explain(
-            PlacementExplanation(
-                job_id=job_id,
-                profile=state.settings.profile,
-                candidates=(Candidate(nodes=tuple(place.node_id for place in tasks), score=0.0),),
-                margin=None,
-                feasible=state.index.candidates(demand.worker, demand.gpu_models).bit_count(),
-                rejected={},
-                proposer=ref.proposer,
-                reason=why,
-            )
+        explain(proposed(state, job, tasks, ref.proposer, why))
+        yield PlacementDecided(
+            job_id=job.job_id, attempt=job.attempt + 1, tasks=tasks, unit=ref, group=group_id
         )
-        yield PlacementDecided(job_id=job_id, attempt=job.attempt + 1, tasks=tasks, unit=ref, group=group_id)
         yield start_deadline(state, job)
 
 

@@ -14,7 +14,7 @@ from penstock.ledger.replica import Replica
 from penstock.log.port import Record
 from penstock.model.event import Event
 from penstock.model.ledger_events import PlacementExplanation
-from penstock.runtime.tracing.phases import JobSpans, decide_placement
+from penstock.runtime.tracing.phases import JobSpans, decide_placement, trace_decisions
 from penstock.runtime.tracing.tracer import HeldTracing, Tracing
 
 REPEATED_RECORDS = (
@@ -60,7 +60,7 @@ class LedgerTrace:
         if self.traces.enabled:
             for why in explanation:
                 decide_placement(self._held, seq, now_ms, why)
-            self._spans.read_back(now_ms, facts)
+            self._follow_facts(seq, now_ms, facts)
 
     def _follow(self, replica: Replica) -> None:
         self._following = True
@@ -69,4 +69,8 @@ class LedgerTrace:
     def _emit(self, record: RawRecord) -> None:
         for why in _explanations(record.explanation):
             decide_placement(self._held, record.seq, record.now_ms, why)
-        self._spans.read_back(record.now_ms, [fact.event() for fact in record.facts])
+        self._follow_facts(record.seq, record.now_ms, [fact.event() for fact in record.facts])
+
+    def _follow_facts(self, seq: int, now_ms: int, facts: Sequence[Event]) -> None:
+        trace_decisions(self._held, seq, now_ms, facts)
+        self._spans.read_back(now_ms, facts)

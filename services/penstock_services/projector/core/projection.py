@@ -30,43 +30,14 @@ from penstock.ledger.views import (
     task_row,
 )
 from penstock.model import external_events, ledger_events
-from penstock.model.adjustments import BandwidthDecided, CheckpointDecided, CoresDecided
+from penstock.model.adjustments import CoresDecided
+from penstock.model.decisions import DECISIONS
 from penstock.model.estimates import JobEstimated
 from penstock.model.event import Event
 from penstock.model.moves import MoveDecided, MoveGivenUp
 
 REJECTED = "penstock.input.rejected"
 DEAD_LETTERED = "penstock.input.dead_lettered"
-
-DECISIONS = frozenset(
-    {
-        ledger_events.TermStarted,
-        ledger_events.InputAccepted,
-        ledger_events.LedgerAccepted,
-        ledger_events.PlacementDecided,
-        ledger_events.StopDecided,
-        CoresDecided,
-        BandwidthDecided,
-        CheckpointDecided,
-        MoveDecided,
-        MoveGivenUp,
-        ledger_events.JobPreempted,
-        ledger_events.JobRequeued,
-        ledger_events.JobFoundUnschedulable,
-        ledger_events.JobFoundSchedulable,
-        ledger_events.JobEnded,
-        ledger_events.TaskLost,
-        ledger_events.NodeLost,
-        ledger_events.NodeRestored,
-        ledger_events.NodeJoinRefused,
-        ledger_events.CellFrozen,
-        ledger_events.CellThawed,
-        ledger_events.ChoiceFailed,
-        ledger_events.ProposalAnswered,
-    }
-)
-"""Events that are the decisions of the placer; the others are inputs."""
-
 
 JOB_CHANGES = (
     "job_id", "seq", "status", "attempt", "infrastructure_retries", "token", "queued_ms", "placed_ms", "running_ms",
@@ -213,7 +184,7 @@ class Projection:
                     "cause": _cause(record),
                     "data": row["data"],
                     "explanation": _explanation(record, job_id)
-                    if isinstance(event, ledger_events.PlacementDecided)
+                    if isinstance(event, ledger_events.PlacementDecided | MoveDecided)
                     else None,
                 }
             )

@@ -1,0 +1,50 @@
+"""Which ledger events are decisions of the placer: what people who trace decisions are shown.
+
+Every event that exists only inside ledger records is one, but for those in `BOOKKEEPING`.
+"""
+
+from penstock.model import ledger_events
+from penstock.model.adjustments import BandwidthDecided, CheckpointDecided, CoresDecided
+from penstock.model.event import Event
+from penstock.model.groups import GroupDecided
+from penstock.model.moves import MoveDecided, MoveGivenUp
+from penstock.model.plans import BatchWindowClosed, BatchWindowOpened, PlanAdopted
+
+DECISIONS: frozenset[type[Event]] = frozenset(
+    {
+        ledger_events.TermStarted,
+        ledger_events.InputAccepted,
+        ledger_events.LedgerAccepted,
+        ledger_events.PlacementDecided,
+        ledger_events.StopDecided,
+        CoresDecided,
+        BandwidthDecided,
+        CheckpointDecided,
+        GroupDecided,
+        MoveDecided,
+        MoveGivenUp,
+        PlanAdopted,
+        BatchWindowOpened,
+        BatchWindowClosed,
+        ledger_events.JobPreempted,
+        ledger_events.JobRequeued,
+        ledger_events.JobQueued,
+        ledger_events.JobsRanked,
+        ledger_events.JobFoundUnschedulable,
+        ledger_events.JobFoundSchedulable,
+        ledger_events.JobEnded,
+        ledger_events.TaskLost,
+        ledger_events.NodeLost,
+        ledger_events.NodeProbed,
+        ledger_events.ProbeExpired,
+        ledger_events.NodeRestored,
+        ledger_events.NodeJoinRefused,
+        ledger_events.CellFrozen,
+        ledger_events.CellThawed,
+        ledger_events.ChoiceFailed,
+        ledger_events.ProposalAnswered,
+    }
+)
+
+BOOKKEEPING: frozenset[type[Event]] = frozenset({ledger_events.TimerSet, ledger_events.TimerFired})
+"""Of the clock: when the placer wakes, and that it has."""
