@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import itertools
 import json
+import re
 import shlex
 import subprocess
 import sys
@@ -24,9 +25,11 @@ from infra.devservers.processes import Child, free_port
 from penstock.errors import LogError, NotAllowed
 from penstock.log.open import open_log
 from penstock.log.port import Message, Partition
+from penstock.model.ledger_events import JobEnded, PlacementDecided
 from penstock.model.topics import Topic
 from penstock.runtime.node_keys import key_file_at
 from tests.conftest import with_database
+from tests.support.batcher import Batcher, answered, facts
 from tests.support.postgres_roles import drop_roles
 from tests.support.system import Gateway, clean_environment, python_service
 
@@ -288,6 +291,59 @@ def test_a_restarted_broker_is_sat_out_with_one_line(system: System) -> None:
     for name, lines in complaints(system).items():
         assert len(lines) == 1, f"{name}: {lines}"
         assert "Kafka: " in lines[0]
+
+
+async def test_a_plan_is_carried_out_unit_by_unit(system: System) -> None:
+    """A batcher plans for who waits while all GPUs are being freed: each unit starts whole and where it was proposed, or is refused by
+    itself. Nothing is done twice, late, or for a plan that is too large."""
+    gateway, gate = system.gateway, system.folder / "gate"
+    saves = f"trap 'while ! test -e {gate}; do sleep 0.05; done; exit 1' TERM; while :; do sleep 0.05; done"
+    holds = gateway.submit(["sh", "-c", saves], workers=4, resources={"gpus": 1, "cores": 1}, grace_ms=60_000)
+    gateway.until(holds, "running")
+    waiting = [
+        gateway.submit(["sleep", "0.1"], workers=workers, resources={"gpus": 1, "cores": 1})
+        for workers in (2, 1, 1, 1)
+    ]
+    gang, one, two, last = waiting
+    gateway.until(last, "queued")
+    gateway.post(f"/v1/jobs/{holds}/cancel")
+    gateway.until(holds, "stopping")
+    units = [[(gang, "n1", "n1")], [(one, "n0"), (two, "n0")], [(last, "n9")]]
+    async with Batcher(system.broker.url("batcher")) as batcher:
+        late = answered(await batcher.send("late", [(gang, "n0", "n0")], valid_until_ms=1))
+        assert (late.verdict, late.reason) == ("refused", "expired")
+        assert "valid until 1," in late.detail
+        large = [[(f"{gang}-{number:03}", "n0")] for number in range(250)]
+        letter = await batcher.send("large", *large, why="x" * 1_024)
+        assert (letter.outcome, letter.facts) == ("dead_lettered", ())
+        assert re.match(
+            r"too_large: data: \d+ bytes exceed 262144, the bound of penstock.plan.proposed",
+            letter.reason or "",
+        )
+        first = await batcher.send("plan", *units)
+        found = answered(first)
+        assert (found.verdict, found.started, found.waiting) == ("accepted", 0, 2)
+        [refused] = found.refused
+        assert (refused.unit, refused.reason, "n9: no such node" in refused.detail) == (2, "infeasible", True)
+        again = await batcher.send("plan", *units)
+        assert (answered(again).copy_of, answered(again).verdict) == (first.seq, "accepted")
+        assert len(again.facts) == 2, "the proposal and the answer, nothing else"
+        gate.touch()
+        for job_id in waiting:
+            assert (await asyncio.to_thread(gateway.until_ended, job_id))["outcome"] == "succeeded"
+        await batcher.until(lambda record: any(fact.job_id == last for fact in facts(record, JobEnded)))
+        placed = [fact for record in batcher.records for fact in facts(record, PlacementDecided)]
+        where = {fact.job_id: [place.node_id for place in fact.tasks] for fact in placed}
+        assert sorted(fact.job_id for fact in placed) == sorted(waiting), "each once"
+        assert (where[gang], where[one], where[two]) == (["n1", "n1"], ["n0"], ["n0"])
+        refs = {fact.job_id: fact.unit and (fact.unit.proposal_id, fact.unit.unit) for fact in placed}
+        assert refs == {gang: ("plan", 0), one: ("plan", 1), two: ("plan", 1), last: None}
+        records = {
+            fact.job_id: record.seq for record in batcher.records for fact in facts(record, PlacementDecided)
+        }
+        assert records[one] == records[two]
+    why = gateway.get(f"/v1/jobs/{gang}/why")["placement"]
+    assert (why["proposer"], why["reason"]) == ("batcher", "shares no link")
 
 
 def test_sigterm_ends_everything_in_order(system: System) -> None:

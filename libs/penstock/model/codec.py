@@ -84,7 +84,7 @@ def decode(type_name: str, value: bytes) -> Event:
     model = REGISTRY.get(type_name)
     max_bytes = MAX_EVENT_BYTES if model is None else model.MAX_BYTES
     if len(value) > max_bytes:
-        raise TooBig(f"{len(value)} bytes exceed {max_bytes}")
+        raise TooBig(f"data: {len(value)} bytes exceed {max_bytes}, the bound of {type_name[:MAX_SHOWN]}")
     return decode_fact(type_name, value)
 
 
