@@ -10,17 +10,24 @@ import psutil
 import pytest
 
 from infra.codegen.schemas import ROOT
+from penstock.clock import wall_ms
 from penstock.ledger.evolve import evolve
 from penstock.ledger.job_state import JobState
 from penstock.ledger.replica import Replica
 from penstock.ledger.state import CellState
 from penstock.log.port import Log, Message, Partition
-from penstock.model.envelope import Envelope, to_wire
+from penstock.model.envelope import Envelope, from_wire, to_wire
 from penstock.model.event import Event
-from penstock.model.external_events import CheckpointFetched, JobCheckpointRequested, JobSubmitted
+from penstock.model.external_events import (
+    CheckpointFetched,
+    JobCheckpointRequested,
+    JobSubmitted,
+    StepsMeasured,
+)
 from penstock.model.ledger_events import PlacementDecided
+from penstock.model.orders import HandOverCheckpoint, StartTask
 from penstock.model.proposals import MigrationProposed
-from penstock.model.topics import Topic
+from penstock.model.topics import NODE_PARTITIONS, Topic
 from penstock.model.transitions import JobStatus
 from penstock.model.types import JobSpec, ResourceRequest, RetryPolicy
 from penstock.runtime.log_keys import VARIABLE as LOG_KEY
@@ -35,6 +42,7 @@ JOBS = 3
 S_PER_KILL = 3.0  # on two busy cores
 PATIENCE_S = 60.0
 MAX_LAST_MOVES = 1_000  # the last kill may have met the task that is to move: then its next attempt
+LINE_CHARS = 600
 LONGEST_MOVE_S = 0.8  # from the proposal of a move until the task has begun elsewhere, mostly
 
 
@@ -45,6 +53,14 @@ class Attempt(NamedTuple):
     """Iterations that were over when it began."""
     done: int
     saved: list[int]
+
+
+class Loss(NamedTuple):
+    """An attempt that began before what the ledger knew."""
+
+    task_id: str
+    begun: int
+    known: int
 
 
 def attempts_of(path: Path) -> dict[int, Attempt]:
@@ -78,17 +94,27 @@ class Known:
         """(job, attempt) → of the latest checkpoint that was reported before."""
         self.nodes: dict[tuple[str, int], str] = {}
         self.fetched: list[CheckpointFetched] = []
+        self.lines: dict[str, list[str]] = {}
+        """Job → what the ledger says of its attempts, for the message of a failed test: offset, ledger time, fact."""
 
     async def read(self, log: Log) -> "Known":
         replica = Replica()
         for record in await read_all(log, Partition(Topic.LEDGER, 0)):
             replica.take(
-                record.value, record.offset, lambda _record, _place, fact: self._fold(replica.state, fact)
+                record.value,
+                record.offset,
+                lambda raw, _place, fact, at=record.offset: self._fold(
+                    replica.state, fact, f"{at} {raw.now_ms}"
+                ),
             )
         return self
 
-    def _fold(self, state: CellState, fact: Event) -> None:
+    def _fold(self, state: CellState, fact: Event, at: str) -> None:
         evolve(state, fact)
+        task_id = getattr(fact, "task_id", "")
+        job_id = getattr(fact, "job_id", task_id.split(".")[0])
+        if job_id and not isinstance(fact, StepsMeasured):
+            self.lines.setdefault(job_id, []).append(f"{at} {fact}"[:LINE_CHARS])
         if isinstance(fact, CheckpointFetched):
             self.fetched.append(fact)
         elif isinstance(fact, PlacementDecided):
@@ -96,6 +122,34 @@ class Known:
             key = (job.job_id, job.attempt)
             self.iterations[key] = 0 if job.checkpoint is None else job.checkpoint.iteration or 0
             self.nodes[key] = fact.tasks[0].node_id
+
+
+async def orders_about(log: Log, job_ids: set[str]) -> list[str]:
+    """Orders to hand over checkpoints of these jobs, and starts of theirs."""
+    found = []
+    for index in range(NODE_PARTITIONS):
+        for record in await read_all(log, Partition(Topic.ORDERS, index)):
+            order = from_wire(record.headers, record.value, Topic.ORDERS).data
+            if isinstance(order, StartTask) and order.job_id in job_ids:
+                about = order.task_id, order.token, order.node_id, order.checkpoint, order.checkpoint_from
+                found.append(f"{record.offset} start {about}"[:LINE_CHARS])
+            elif isinstance(order, HandOverCheckpoint) and order.job_id in job_ids:
+                found.append(f"{record.offset} {order}"[:LINE_CHARS])
+    return found
+
+
+async def history(cell: FaultCell, lost: list[Loss], known: Known, kills: list[str]) -> str:
+    """All that is known of jobs that lost work."""
+    job_ids = {loss.task_id.split(".")[0] for loss in lost}
+    parts = ["saved work was lost, and nobody says why", *map(str, lost)]
+    for job_id in sorted(job_ids):
+        attempts = attempts_of(cell.histories / f"{job_id}.steps")
+        parts.append(f"--- {job_id}: attempt, node, what it did")
+        parts += [f"{number} {known.nodes[job_id, number]} {found}" for number, found in attempts.items()]
+        parts += [f"--- {job_id} in the ledger: offset, time, fact", *known.lines[job_id]]
+    parts += ["--- orders", *await orders_about(cell.log, job_ids)]
+    parts += ["--- kills: wall time, whom", *kills]
+    return "\n".join([*parts, *(f"--- {name}\n{cell.tail(name)}" for name in ("r1", "r2"))])
 
 
 async def send(cell: FaultCell, topic: Topic, event: Event, event_id: str) -> None:
@@ -154,9 +208,11 @@ async def kill_one(cell: FaultCell, number: int) -> str:
 
 
 async def saved_now(cell: FaultCell, job_id: str, number: int) -> bool:
-    """Asks a job to save. Whether the ledger knows of it while the attempt runs; one that was killed before saves nothing any more."""
+    """Asks a job to save. Whether the ledger knows of it while the attempt runs; one that was killed before saves nothing any more, and
+    a script that has yet to call `checkpoint` does not listen."""
     job = cell.follower.replica.state.jobs[job_id]
-    if job.status is not JobStatus.RUNNING:
+    path = cell.histories / f"{job_id}.steps"
+    if job.status is not JobStatus.RUNNING or not path.exists() or job.attempt not in attempts_of(path):
         await asyncio.sleep(WATCH_S)
         return False
     attempt, before = job.attempt, job.checkpoint
@@ -194,8 +250,8 @@ async def move_undisturbed(cell: FaultCell) -> tuple[str, int]:
     raise AssertionError(f"no move in {MAX_LAST_MOVES} attempts\n{cell.trace()}")
 
 
-def losses(job_id: str, path: Path, known: Known) -> tuple[Counter[str], list[tuple[str, int, int]]]:
-    """How many attempts `went on` and `moved`; and those that began before what the ledger knew: task, where, what was known."""
+def losses(job_id: str, path: Path, known: Known) -> tuple[Counter[str], list[Loss]]:
+    """How many attempts `went on` and `moved`; and those that began before what the ledger knew."""
     counts: Counter[str] = Counter()
     lost, saved = [], {0}
     for attempt, found in attempts_of(path).items():
@@ -205,7 +261,7 @@ def losses(job_id: str, path: Path, known: Known) -> tuple[Counter[str], list[tu
         moved = known.nodes[job_id, attempt] != known.nodes.get((job_id, attempt - 1))
         counts.update({"moved": attempt > 1 and moved, "went on": found.begun > 0})
         if found.begun < known.iterations[job_id, attempt]:
-            lost.append((f"{job_id}.{attempt}.w0", found.begun, known.iterations[job_id, attempt]))
+            lost.append(Loss(f"{job_id}.{attempt}.w0", found.begun, known.iterations[job_id, attempt]))
         saved.update(found.saved)
     return counts, lost
 
@@ -237,10 +293,12 @@ async def test_kills_during_saves_and_moves(
         await cell.users.send(JobSubmitted(job_id=f"t{number}", spec=spec), f"submit-{number}")
         cell.users.acknowledged[f"t{number}"] = SUCCEEDED
     kills: Counter[str] = Counter()
+    killed = []
     deadline = asyncio.get_running_loop().time() + PATIENCE_S + KILLS * scale * S_PER_KILL
     while kills.total() - kills[""] < KILLS * scale:
         assert asyncio.get_running_loop().time() < deadline, f"{kills}\n{cell.trace()}"
-        kills[await kill_one(cell, kills.total())] += 1
+        kills[whom := await kill_one(cell, kills.total())] += 1
+        killed.append(f"{wall_ms()} {whom}")
     processes = lambda: [slot.process for slot in cell.slots.values()]  # noqa: E731
     await cell.until(
         lambda: all(one is not None and one.ready.is_set() for one in processes()), PATIENCE_S, "ready"
@@ -252,7 +310,7 @@ async def test_kills_during_saves_and_moves(
     verdict = await judge(cell.log, cell.histories, cell.users.acknowledged)
     known = await Known().read(cell.log)
     counts: Counter[str] = Counter()
-    lost = []
+    lost: list[Loss] = []
     for job_id in cell.users.acknowledged:
         own, its_losses = losses(job_id, cell.histories / f"{job_id}.steps", known)
         counts += own
@@ -264,7 +322,8 @@ async def test_kills_during_saves_and_moves(
     )
     assert verdict.problems == []
     assert cell.crashes == []
-    assert [loss for loss in lost if loss[0] not in failed] == [], "saved work was lost, and nobody says why"
+    unexplained = [loss for loss in lost if loss.task_id not in failed]
+    assert not unexplained, await history(cell, unexplained, known, killed)
     assert len(failed) <= kills["r1"] + kills["r2"]
     assert [fact.problem for fact in known.fetched if fact.task_id == last_task] == [""]
     job_id, attempt, _ = last_task.split(".")
