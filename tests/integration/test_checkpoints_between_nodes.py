@@ -169,6 +169,28 @@ async def test_a_job_goes_on_at_its_checkpoint_on_another_node(
     check_losses(tmp_path / LOSSES)
 
 
+async def test_a_later_attempt_that_began_before_the_latest_checkpoint_is_no_substitute_for_it(
+    cell: Cell, nodes: list[Options], both: dict[str, NodeJoined], tmp_path: Path
+) -> None:
+    """Twice a reporter died with a task that had just saved. So attempt 2 on n2 began where the ledger knew of, saved 3 iterations, and
+    nobody heard of it; what attempt 1 had saved on n1 is known by now."""
+    saved = await saved_on_n1(cell, tmp_path)
+    name = Path(saved.path).name
+    assert saved.iteration > 3
+    stale = nodes[1].state_dir / f"checkpoints/{JOB}/attempt-2-iteration-3"
+    stale.mkdir(parents=True)
+    await cell.order(hand_over(3, 3, both["n2"]))
+    await cell.order(
+        start(3, 3, "n2", tmp_path, checkpoint=name, checkpoint_from=source(both["n1"], saved.size_bytes))
+    )
+    fetched = await cell.until(CheckpointFetched)
+    assert (fetched.problem, fetched.iteration) == ("", saved.iteration)
+    assert fetched.path == str(stale.parent / name)
+    await eventually(lambda: greeting(nodes[1], 3) == f"restored {saved.iteration}")
+    await eventually(lambda: rows(tmp_path / LOSSES)[-1][0] == 3)
+    check_losses(tmp_path / LOSSES)
+
+
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checkpoint_fetch, "PATIENCE_S", 0.5)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from penstock.clock import wall_ms
 from penstock.model.external_events import CheckpointFetched
 from penstock.model.orders import CheckpointSource, HandOverCheckpoint, StartTask
-from penstock_services.node_reporter.shell.checkpoint_folders import age
+from penstock_services.node_reporter.shell.checkpoint_folders import age, covers
 from penstock_services.node_reporter.shell.ports import Key
 from tests.faults.laboratory.wire import keys_of
 
@@ -80,7 +80,8 @@ class Checkpoints:
             "token": order.token,
             "from_node": source.node_id,
         }
-        if age(self.newest.get(order.job_id, "")) < age(order.checkpoint or ""):
+        here = self.newest.get(order.job_id, "")
+        if not (here and covers(here, order.checkpoint or "")):
             there = self._machine.others()[source.node_id]
             while (problem := self._refused(there, order)) and world.now_s - began_s < PATIENCE_S:
                 await asyncio.sleep(PAUSE_S)

@@ -27,7 +27,7 @@ from penstock_services.node_reporter.shell.checkpoint_bundle import (
     size_of,
     unpack,
 )
-from penstock_services.node_reporter.shell.checkpoint_folders import CheckpointFolders, age
+from penstock_services.node_reporter.shell.checkpoint_folders import CheckpointFolders, age, covers
 from penstock_services.node_reporter.shell.checkpoint_server import PATH, SCHEME, SIZE, answers, asks
 
 LIMIT_S = 300.0  # for all of it
@@ -115,15 +115,16 @@ class CheckpointFetcher:
 
     async def _found(self, order: StartTask, source: CheckpointSource, began_s: float) -> Path:
         """Raises `NotFetched`."""
-        here = await asyncio.to_thread(self._folders.newest, order.job_id, order.attempt)
-        if here is not None and age(here.name) >= age(order.checkpoint or ""):
+        known = order.checkpoint or ""
+        here = await asyncio.to_thread(self._folders.newest, order.job_id, order.attempt, known)
+        if here is not None and covers(here.name, known):
             return here
-        if not age(order.checkpoint or ""):
+        if not age(known):
             raise NotFetched(
                 f"{order.checkpoint} is not a name that the SDK gives; save by penstock.sdk.checkpoint"
             )
         self._fits(source.size_bytes)
-        query = urlencode({"job": order.job_id, "token": order.token, "after": order.checkpoint})
+        query = urlencode({"job": order.job_id, "token": order.token, "after": known})
         proof = f"{SCHEME} {self._keys().sign(asks(source.node_id, query)).decode()}"
         place = Place(source, query, proof, began_s, threading.Event())
         came_s, pause_s = began_s, FIRST_PAUSE_S

@@ -7,7 +7,7 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
@@ -50,14 +50,14 @@ class CheckpointFolders:
     def of(self, job_id: str) -> Path:
         return self.root / file_name(job_id)
 
-    def newest(self, job_id: str, below: int) -> Path | None:
-        """The job's newest complete checkpoint here, of the attempts before `below`. Raises `OSError`."""
+    def newest(self, job_id: str, below: int, known: str) -> Path | None:
+        """The job's newest complete checkpoint here, of the attempts before `below`; as `newest`. Raises `OSError`."""
         folder = self.of(job_id)
         try:
             found = [name for name in _complete(folder) if age(name) < (below,)]
         except FileNotFoundError:
             return None
-        return folder / max(found, key=age) if found else None
+        return folder / newest(found, known) if found else None
 
     def prepare(self, order: StartTask) -> None:
         """Makes the job's folder and looks for the checkpoint to go on at. Raises `NotStartable`."""
@@ -75,7 +75,7 @@ class CheckpointFolders:
                 f"the checkpoint {order.checkpoint} is not in {folder}, and its gang goes on there; mount on all nodes what --checkpoint-shared names"
             )
         if found and (order.checkpoint or alone):
-            self._newest[order.task_id, order.token] = max(found, key=age)
+            self._newest[order.task_id, order.token] = newest(found, order.checkpoint or "")
 
     def _make(self, folder: Path) -> None:
         folder.mkdir(mode=0o700, exist_ok=True)
@@ -130,6 +130,18 @@ class CheckpointFolders:
 
 def _complete(folder: Path) -> list[str]:
     return [name for name in os.listdir(folder) if COMPLETE.fullmatch(name)]
+
+
+def newest(names: Sequence[str], known: str) -> str:
+    """Of complete checkpoints, at least one, in one folder. `known`: to the ledger. It, or what has all of its work; where neither is
+    here the SDK has removed it, for a newer one."""
+    return max([name for name in names if covers(name, known)] or names, key=age)
+
+
+def covers(name: str, known: str) -> bool:
+    """Whether a complete checkpoint has all the work of another one. A later attempt alone does not: it may have begun before the other
+    one was known, at an older one."""
+    return all(mine >= other for mine, other in zip(age(name), age(known), strict=False))
 
 
 def age(name: str) -> tuple[int, ...]:

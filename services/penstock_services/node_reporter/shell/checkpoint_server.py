@@ -58,7 +58,7 @@ class CheckpointServer:
             raise Refused(503, f"{MAX_GIVEN} checkpoints are handed over already")
         self._given += 1
         try:
-            found = await asyncio.to_thread(self._folders.newest, order.job_id, order.attempt)
+            found = await asyncio.to_thread(self._folders.newest, order.job_id, order.attempt, after)
             if found is None or age(found.name) < age(after):
                 raise Refused(404, "it is not here any more")
             await self._send(found, query, send)
