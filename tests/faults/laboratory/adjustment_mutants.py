@@ -69,12 +69,12 @@ def _() -> None:
     replace(carry_out, done)
 
 
-@mutant("a node does not answer an adjustment", faults="adjust")
+@mutant("a node does not answer an adjustment", faults="adjust", first=3)
 def _() -> None:
     nothing(adjustments.done)
 
 
-@mutant("an order that is repeated is not obeyed again", faults="adjust")
+@mutant("an order that is repeated is not obeyed again", faults="adjust", first=3)
 def _() -> None:
     real = adjustments.adjust
 
@@ -152,7 +152,7 @@ def _() -> None:
     replace(real, cores_of)
 
 
-@mutant("a task that is to be stopped is adjusted", faults="adjust,cancel")
+@mutant("a task that is to be stopped is adjusted", faults="adjust,cancel", first=3)
 def _() -> None:
     real = validate_adjustments.running
 

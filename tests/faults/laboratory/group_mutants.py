@@ -26,7 +26,7 @@ def _() -> None:
     replace(groups.own_part, lambda place, beside: place)
 
 
-@mutant("a member's end frees what the others still hold", faults=FAULTS, **CELL)
+@mutant("a member's end frees what the others still hold", faults=FAULTS, **CELL, first=8)
 def _() -> None:
     vars(evolve_tasks)["booked"] = lambda state, job, place: place
 
@@ -43,7 +43,7 @@ def _() -> None:
     replace(real, own_part)
 
 
-@mutant("nobody asks whether the memory of a GPU is enough for all members", faults=FAULTS, **CELL)
+@mutant("nobody asks whether the memory of a GPU is enough for all members", faults=FAULTS, **CELL, first=2)
 def _() -> None:
     replace(validate_groups._lacking, lambda node, need, held: "")
 
@@ -54,7 +54,7 @@ def _() -> None:
     replace(validate_groups._not_alike, lambda jobs, members: None)
 
 
-@mutant("who runs on the same GPUs may be left out of a group", faults=FAULTS, **CELL)
+@mutant("who runs on the same GPUs may be left out of a group", faults=FAULTS, **CELL, first=8)
 def _() -> None:
     def decided(state: CellState, found: Any, unit: Any, reason: str) -> GroupDecided:
         own = real(state, found, unit, reason)
@@ -79,12 +79,12 @@ def _() -> None:
     replace(real, start)
 
 
-@mutant("a job whose attempt is over stays in its group", faults=FAULTS, **CELL)
+@mutant("a job whose attempt is over stays in its group", faults=FAULTS, **CELL, first=8)
 def _() -> None:
     replace(evolve_groups.leave, lambda state, job: None)
 
 
-@mutant("the last member is never alone again", faults=FAULTS, **CELL)
+@mutant("the last member is never alone again", faults=FAULTS, **CELL, first=8)
 def _() -> None:
     def leave(state: CellState, job: Any) -> None:
         if job.group:
@@ -94,7 +94,7 @@ def _() -> None:
     replace(evolve_groups.leave, leave)
 
 
-@mutant("a placement forgets the group that it belongs to", faults=FAULTS, **CELL)
+@mutant("a placement forgets the group that it belongs to", faults=FAULTS, **CELL, first=2)
 def _() -> None:
     real = HANDLERS[PlacementDecided]
 
@@ -104,7 +104,7 @@ def _() -> None:
     replace(real, placement_decided)
 
 
-@mutant("a snapshot forgets who is in a group", faults=FAULTS, **CELL)
+@mutant("a snapshot forgets who is in a group", faults=FAULTS, **CELL, first=8)
 def _() -> None:
     real = snapshot._derive
 

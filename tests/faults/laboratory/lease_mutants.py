@@ -70,7 +70,7 @@ def _() -> None:
     filtered(orders.outstanding, lambda order: order.TYPE != ProbeNode.TYPE)
 
 
-@mutant("a probe counts as answered by an earlier joining", faults="silence,crash")
+@mutant("a probe counts as answered by an earlier joining", faults="silence,crash", first=6)
 def _() -> None:
     replace(lease.concerns, lambda state, order: False)
 

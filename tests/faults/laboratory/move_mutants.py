@@ -137,7 +137,7 @@ def _() -> None:
     replace(moves._not_now, lambda state, job: "not now")
 
 
-@mutant("a job that is held moves", faults="move,hold,late")
+@mutant("a job that is held moves", faults="move,hold,late", first=3)
 def _() -> None:
     replace(validate_moves._cannot_move, lambda job: None if job.status is JobStatus.RUNNING else "no")
     nothing(moves.give_up_lost)
@@ -163,7 +163,7 @@ def _() -> None:
     filtered(moves.decided, lambda fact: not isinstance(fact, StopDecided))
 
 
-@mutant("a move goes to a node out of use", faults="move,cordon,late")
+@mutant("a move goes to a node out of use", faults="move,cordon,late", first=4)
 def _() -> None:
     real = overlay.lacking_of
 

@@ -92,18 +92,18 @@ def _() -> None:
     accepting(guard._submitted, "duplicate_job")
 
 
-@mutant("an ended job may be submitted again")
+@mutant("an ended job may be submitted again", first=8)
 def _() -> None:
     real = guard._submitted
     replace(real, lambda state, event: None if event.job_id in state.ended else real(state, event))
 
 
-@mutant("a second estimate queues the job again")
+@mutant("a second estimate queues the job again", first=2)
 def _() -> None:
     accepting(guard._estimated, "duplicate_estimate")
 
 
-@mutant("late copies of joinings count", faults="duplicate")
+@mutant("late copies of joinings count", faults="duplicate", first=6)
 def _() -> None:
     accepting(guard._joined, "stale_join")
 
@@ -126,7 +126,7 @@ def _() -> None:
 # ---------------------------------------------------------------------------------------------------- decisions
 
 
-@mutant("retries know no bound")
+@mutant("retries know no bound", first=1)
 def _() -> None:
     real = Attempts._failed
 
@@ -141,7 +141,7 @@ def _() -> None:
     replace(real, failed)
 
 
-@mutant("one retry too few")
+@mutant("one retry too few", first=1)
 def _() -> None:
     real = Attempts._failed
 
@@ -181,7 +181,7 @@ def _() -> None:
     replace(real, missing)
 
 
-@mutant("the cell never thaws")
+@mutant("the cell never thaws", first=12)
 def _() -> None:
     nothing(Membership.thaw)
 
@@ -204,7 +204,7 @@ def _while_not_frozen(real: Function) -> None:
     replace(real, broken)
 
 
-@mutant("what a joining node does not name lives on", faults="disk")
+@mutant("what a joining node does not name lives on", faults="disk", first=6)
 def _() -> None:
     real = Decider._joined
 
@@ -217,7 +217,7 @@ def _() -> None:
     replace(real, joined)
 
 
-@mutant("the rest of a broken gang runs on")
+@mutant("the rest of a broken gang runs on", first=11)
 def _() -> None:
     filtered(Attempts.after_exit, lambda fact: getattr(fact, "reason", "") != "gang_member_failed")
 
@@ -238,7 +238,7 @@ def _() -> None:
     replace(real, after_exit)
 
 
-@mutant("a stopped gang is forgotten")
+@mutant("a stopped gang is forgotten", first=10)
 def _() -> None:
     nothing(Attempts._stopped)
 

@@ -55,7 +55,7 @@ def _() -> None:
     replace(units.beside, lambda state, profile, choose: choose)
 
 
-@mutant("a unit starts on other nodes than it names", faults=FAULTS)
+@mutant("a unit starts on other nodes than it names", faults=FAULTS, first=1)
 def _() -> None:
     real = units.start
 
@@ -76,7 +76,7 @@ def _() -> None:
     nothing(window.over)
 
 
-@mutant("a window opens beside another", faults="propose")
+@mutant("a window opens beside another", faults="propose", first=1)
 def _() -> None:
     real = window.arrived
 
