@@ -123,6 +123,24 @@ def test_a_waiting_gang_joins_one_that_runs_and_nobody_is_restarted(cell: Cell) 
     assert starts[1].companions == (Companion(task_id="a.1.w1", token=token),)
 
 
+def test_all_tasks_of_all_members_on_a_node_name_the_same_gpus(cell: Cell) -> None:
+    """Two tasks of a gang are on one node: they and those of who joins meet in one folder there, which their GPUs name. Where a gang has
+    one task on a node, and for a part of a GPU, no more than the task's own is said."""
+    cell.join(node_spec("n3", 4))
+    for job_id in ("c", "d"):
+        cell.submit(job_id, job_spec(workers=2), needs())
+    orders = list(cell.orders())
+    cell.start("c")
+    cell.formed("c", "d", nodes=("n3", "n3"))
+    cell.join(node_spec("n4", 2))
+    cell.submit("e", need=needs())
+    starts = [order for order in (*orders, *cell.orders()) if isinstance(order, StartTask)]
+    found = {order.task_id: order.job_gpu_uuids for order in starts if order.node_id == "n3"}
+    uuids = cell.state.nodes["n3"].gpu_uuids
+    assert found == dict.fromkeys(("c.1.w0", "c.1.w1", "d.1.w0", "d.1.w1"), tuple(uuids))
+    assert {order.job_gpu_uuids for order in starts if order.job_id == "e"} == {()}
+
+
 @pytest.mark.parametrize("first", ["a", "b"])
 def test_whoever_ends_first_the_rest_stays_held_until_the_last_has_ended(cell: Cell, first: str) -> None:
     """What only the one that ended needed is free at once; the other runs on, alone, under its old attempt."""

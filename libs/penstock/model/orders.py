@@ -144,6 +144,7 @@ class StartTask(TaskOrder, frozen=True, kw_only=True):
     TYPE = "penstock.order.start_task"
     OMITTED = (
         "gpu_uuids",
+        "job_gpu_uuids",
         "peers_of",
         "packed_peers",
         "lease_ms",
@@ -177,6 +178,9 @@ class StartTask(TaskOrder, frozen=True, kw_only=True):
     place: TaskPlacement
     gpu_uuids: Annotated[tuple[Identifier, ...], Meta(max_length=MAX_GPUS_PER_NODE)] = ()
     """Names the GPUs of `place.gpus`, in that order; a node obeys no other name of a GPU."""
+    job_gpu_uuids: Annotated[tuple[Identifier, ...], Meta(max_length=MAX_GPUS_PER_NODE)] = ()
+    """All whole GPUs of the job on this node, in order of their slots, where other tasks of it are there, too. Members of a group have the same.
+    Empty: `gpu_uuids` are all."""
     peers: tuple[Peer, ...]
     """Every member of the gang; empty where `peers_of` names the order that has them."""
     peers_of: Identifier | None = None

@@ -59,6 +59,8 @@ class Confinement(NamedTuple):
     """In which cgroups each task gets one of its own, and what is written there before anybody may enter."""
     checkpoints: str = ""
     """The folder of the jobs' folders of checkpoints, if it is in a hidden one."""
+    members: str = ""
+    """The folder of the groups' folders, if it is in a hidden one."""
 
 
 class _MountAttributes(ctypes.Structure):
@@ -109,6 +111,7 @@ class Hidden(NamedTuple):
 
     tasks: int
     checkpoints: int | None
+    members: int | None
 
 
 def hide(plan: Confinement) -> Hidden | None:
@@ -117,9 +120,11 @@ def hide(plan: Confinement) -> Hidden | None:
         return None
     _call("unshare", CLONE_NEWNS)
     _mount("none", "/", None, MS_REC | MS_SLAVE)  # what is mounted on the machine later appears here, too
-    tasks, checkpoints = os.open(plan.tasks, os.O_PATH | os.O_DIRECTORY), None
-    if plan.checkpoints:
-        checkpoints = os.open(plan.checkpoints, os.O_PATH | os.O_DIRECTORY)
+    tasks = os.open(plan.tasks, os.O_PATH | os.O_DIRECTORY)
+    checkpoints, members = (
+        os.open(path, os.O_PATH | os.O_DIRECTORY) if path else None
+        for path in (plan.checkpoints, plan.members)
+    )
     _mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC)
     for name in READ_ONLY_PROC:
         if os.path.exists(f"/proc/{name}"):
@@ -129,7 +134,7 @@ def hide(plan: Confinement) -> Hidden | None:
     for folder in plan.hidden:
         last = MS_RDONLY if folder != _hides(plan, plan.tasks) else 0  # where `reveal` has something to make
         _mount("tmpfs", folder, "tmpfs", MS_NOSUID | MS_NODEV | last, HIDDEN_OPTIONS)
-    return Hidden(tasks, checkpoints)
+    return Hidden(tasks, checkpoints, members)
 
 
 def _hides(plan: Confinement, path: str) -> str | None:
@@ -138,9 +143,14 @@ def _hides(plan: Confinement, path: str) -> str | None:
 
 
 def reveal(
-    plan: Confinement, found: Hidden | None, folder: str, names: Sequence[str], checkpoints: str | None
+    plan: Confinement,
+    found: Hidden | None,
+    folder: str,
+    names: Sequence[str],
+    checkpoints: str | None,
+    group: str | None,
 ) -> None:
-    """Shows the task these files and folders of its own folder, which `hide` has hidden, and its job's checkpoints."""
+    """Shows the task these files and folders of its own folder, which `hide` has hidden, its job's checkpoints and its group's folder."""
     if found is None:
         return
     os.makedirs(folder, exist_ok=True)
@@ -151,14 +161,13 @@ def reveal(
         else:
             os.close(os.open(shown, os.O_CREAT | os.O_WRONLY))
         _mount(own, shown, None, MS_BIND | MS_REC)
-    if checkpoints is not None:
-        os.mkdir(f"{folder}/checkpoints")
-        _mount(
-            f"/proc/self/fd/{found.checkpoints}/{checkpoints}",
-            f"{folder}/checkpoints",
-            None,
-            MS_BIND | MS_REC,
-        )
+    for place, within, shared in (
+        (f"{folder}/checkpoints", found.checkpoints, checkpoints),
+        (f"{folder}/group", found.members, group),
+    ):
+        if shared is not None:
+            os.mkdir(place)
+            _mount(f"/proc/self/fd/{within}/{shared}", place, None, MS_BIND | MS_REC)
     hidden = _hides(plan, folder)
     if hidden is not None:
         _mount("none", hidden, None, MS_REMOUNT | MS_RDONLY | MS_NOSUID | MS_NODEV)

@@ -47,6 +47,7 @@ from penstock_services.node_reporter.shell.containers import (
 )
 from penstock_services.node_reporter.shell.faults import watch_faults
 from penstock_services.node_reporter.shell.fifo import HeldFifos
+from penstock_services.node_reporter.shell.group_folders import GroupFolders
 from penstock_services.node_reporter.shell.inventory import BYTES_PER_MIB, find_node, gpu_minors
 from penstock_services.node_reporter.shell.journal import Journal, JournalFailed
 from penstock_services.node_reporter.shell.pinning import pin, real_cores
@@ -111,6 +112,7 @@ class LinuxHost:
         """Set before the first task starts."""
         self._fifos = HeldFifos()
         self._folders = TaskFolders(options.state_dir)
+        self._groups = GroupFolders(options.state_dir / "groups", self._user)
         self._marks = {"PENSTOCK_NODE_ID": options.node_id, "PENSTOCK_STATE_DIR": str(options.state_dir)}
         """Environment variables that mark our processes."""
         self._base = base_environment(os.environ, own_environment(os.environ)) | self._marks
@@ -186,16 +188,18 @@ class LinuxHost:
         self._fifos.release(key)
         found = read_record(self._folder(key) / "exit.json", Exit)
         if found is not None:
+            self._groups.leave(folder := self._folder(key))
             self._resctrl.sweep()
-        if found is not None and self.archiver is not None:
-            self.archiver.ended(*key)
-        if found is not None and ((folder := self._folder(key)) / CODE).exists():
-            asyncio.get_running_loop().run_in_executor(None, self._remove_code, folder, found)
+            if self.archiver is not None:
+                self.archiver.ended(*key)
+            if (folder / CODE).exists():
+                asyncio.get_running_loop().run_in_executor(None, self._remove_code, folder, found)
         return found
 
     def forget(self, key: Key) -> None:
         """Leaves what the task itself wrote into its working folder."""
         folder, gang = self._folder(key), self._gang_file(key)
+        self._groups.leave(folder)
         with suppress(OSError):
             (folder / PEERS).unlink()
             if gang.stat().st_nlink == 1:
@@ -216,15 +220,11 @@ class LinuxHost:
         tasks = make_folder(self.options.state_dir / "tasks")
         with state_folder():
             self._checkpoints.make()
+            members = self._groups.prepare(hidden=self._confinement.mounts)
         with suppress(JournalFailed):  # tasks go without logs
             make_folder(self.options.log_dir)
-        folders = (
-            self.options.state_dir,
-            self.options.log_dir,
-            self.options.secrets_dir,
-            self.options.code_dir,
-            *(self.options.hide or ()),
-        )
+        given = self.options
+        folders = (given.state_dir, given.log_dir, given.secrets_dir, given.code_dir, *(given.hide or ()))
         hidden = outermost(folder for folder in folders if folder is not None and folder.is_dir())
         self._cgroups.sweep()
         self._folders.prepare()
@@ -232,6 +232,7 @@ class LinuxHost:
         plan = self._confinement._replace(
             tasks=str(tasks),
             checkpoints=self._checkpoints.hidden(hidden if self._confinement.mounts else ()),
+            members=members,
             hidden=[str(folder) for folder in hidden],
             name=self._cgroups.name,
             groups=self._cgroups.plan(),
@@ -246,6 +247,7 @@ class LinuxHost:
         work = None if order.workdir and order.code is None else folder / WORK
         with state_folder():
             self._folders.create(folder, work=work is not None)
+            group = self._groups.join(order, folder)
             failpoints.hit("node.folder_made")
             if self.archiver is not None:
                 self.archiver.starting(order.job_id, order.task_id, order.token)
@@ -259,10 +261,11 @@ class LinuxHost:
         virtual = options.virtual_gpus is not None
         variables = task_environment(order, self.spec, self._base, peers, virtual=virtual)
         saves = self._checkpoints.environment(order, folder)
-        env = secrets | variables | {FIFO: str(folder / PHASES)} | saves
+        meets = self._groups.environment(group, folder)
+        env = secrets | variables | {FIFO: str(folder / PHASES)} | saves | meets
         cwd = str(order.workdir if work is None else work / (order.workdir or ""))
         shown = [str(folder / name) for name in visible if name != CODE]
-        shown += [saves[SAVES_VARIABLE]] if saves else []
+        shown += [*([saves[SAVES_VARIABLE]] if saves else []), *meets.values()]
         return {
             "task_id": order.task_id,
             "token": order.token,
@@ -277,6 +280,7 @@ class LinuxHost:
             "visible": visible,
             "saves": bool(saves),
             "checkpoints": self._checkpoints.bound(order),
+            "group": self._groups.bound(group),
             **self._cgroups.request(order.place, real_cores(order.place.cores), order.gpu_uuids),
             "cores": real_cores(order.place.cores),
             "lease": None

@@ -1,7 +1,7 @@
 """One task's supervisor, from its fork to the last of its task's processes. Standard library only (see `confinement`).
 
 A shim takes one request, a JSON message on the SEQPACKET socket: `{folder, log, log_limit, argv, env, cwd, code, programs, cores,
-data_limit, settings, oom, oom_first, ended_by, visible, saves, checkpoints, lease, task_id, token}`; runs the program, waits for all of it and writes down how it
+data_limit, settings, oom, oom_first, ended_by, visible, saves, checkpoints, group, lease, task_id, token}`; runs the program, waits for all of it and writes down how it
 ended.
 
 The folder of a task holds, each written whole (temporary name, then rename):
@@ -309,7 +309,8 @@ class Shim:
             stage = "confinement"
             if failure is not None:
                 raise failure
-            reveal(self._plan, tasks, request["folder"], request["visible"], request["checkpoints"])
+            shared = request["checkpoints"], request["group"]
+            reveal(self._plan, tasks, request["folder"], request["visible"], *shared)
             stage = "affinity"
             if request["cores"]:
                 os.sched_setaffinity(0, request["cores"])

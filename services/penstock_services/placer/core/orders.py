@@ -35,7 +35,7 @@ from penstock.model.orders import (
 )
 from penstock.model.token import token_of
 from penstock.model.transitions import TaskStatus
-from penstock.model.types import JoinRefusal
+from penstock.model.types import WHOLE_GPU, JoinRefusal
 
 ORPHAN_GRACE_MS = 10_000  # as a job has it by default; whose the task was may be forgotten
 RENDEZVOUS_FIRST_PORT = 20_000
@@ -271,13 +271,25 @@ def _starts(state: CellState, job: JobState, tasks: Iterable[TaskState], gang: G
     Ideal: the peers are in the log once for a gang. Departure: once for each of its nodes, packed (decision 33).
     """
     first: dict[str, str] = {}
+    held = _held(job)
     for task in tasks:
-        task_id = task.place.task_id
+        task_id, slots = task.place.task_id, held.get(task.place.node_id, ())
+        slots = slots if task.place.gpus and len(slots) > len(task.place.gpus) else ()
         if gang.packed is None:
-            yield _start(state, job, task, gang.peers)
+            yield _start(state, job, task, gang.peers, slots)
             continue
         bearer = first.setdefault(task.place.node_id, task_id)
-        yield _start(state, job, task, (), bearer, gang.packed if bearer == task_id else None)
+        yield _start(state, job, task, (), slots, bearer, gang.packed if bearer == task_id else None)
+
+
+def _held(job: JobState) -> dict[str, Sequence[int]]:
+    """Node → slots of all whole GPUs that the attempt was given there, ascending. Empty for a job of one task."""
+    found: dict[str, list[int]] = {}
+    if len(job.tasks) > 1:
+        for task in job.tasks.values():
+            if task.place.gpu_share_milli == WHOLE_GPU:
+                found.setdefault(task.place.node_id, []).extend(task.place.gpus)
+    return {node_id: sorted(slots) for node_id, slots in found.items()}
 
 
 def _start(
@@ -285,6 +297,7 @@ def _start(
     job: JobState,
     task: TaskState,
     peers: tuple[Peer, ...],
+    slots: Sequence[int] = (),
     peers_of: str | None = None,
     packed_peers: str | None = None,
 ) -> StartTask:
@@ -308,6 +321,7 @@ def _start(
         code=job.spec.code,
         place=place,
         gpu_uuids=tuple(uuids[slot] for slot in place.gpus),
+        job_gpu_uuids=tuple(uuids[slot] for slot in slots),
         lease_ms=task.lease_ms,
         peers=peers,
         peers_of=peers_of,
