@@ -1,11 +1,13 @@
-"""Preemptive profiles in large cells: events per second of the simulator, `python -m tests.bench.large_cells [JOBS] [PROFILE …]`.
+"""Preemptive profiles in large cells: events per second of the simulator, `python -m tests.bench.large_cells [CELL …] [PROFILE …] [--steps N]`.
 
 Jobs arrive over a week, more by day than by night, and keep the cell at a mean load of 0.9; run times are spread evenly by their logarithm over four
-orders of magnitude, and most jobs have one GPU. Seconds are those of the processor. Events are arrivals and completions.
+orders of magnitude, and most jobs have one GPU. Seconds are those of the processor. Events are arrivals and completions; a step of the
+simulator is one moment. `--steps` ends a run early: its figures are those of the trace's beginning, and equal ledgers have equal hashes.
 """
 
+import argparse
 import gc
-import sys
+from itertools import count
 from time import process_time
 
 import numpy as np
@@ -39,28 +41,36 @@ def jobs(count: int, gpus: int) -> list[TraceJob]:
     return [TraceJob(f"j{n}", float(arrivals[n]), float(times[n]), int(wanted[n])) for n in range(count)]
 
 
-def main(profiles: list[str], cells: dict[str, int]) -> None:
-    for cluster, count in cells.items():
+def main(profiles: list[str], cells: dict[str, int], steps: int | None) -> None:
+    for cluster, jobs_in_trace in cells.items():
         nodes = nodes_of(cluster)
-        trace = jobs(count, sum(len(node.gpus) for node in nodes))
+        trace = jobs(jobs_in_trace, sum(len(node.gpus) for node in nodes))
         for profile in profiles:
             gc.collect()
+            gc.disable()  # as `simulate` does: a run makes no cycles
             run = Simulation(nodes, PlacerSettings(profile=profile), SteadyWork(Constant()), trace)
             began = process_time()
-            while run.step():
-                pass
+            for done in count():
+                if done == steps or not run.step():
+                    break
             seconds = process_time() - began
+            gc.enable()
             found = run.figures(0, seconds)
             print(
-                f"{cluster} {count} jobs {profile:<10} {found.events / seconds:>7,.0f} events/s, {seconds:,.0f} s; "
-                f"{found.preemptions} preemptions, {found.unfinished_jobs} unfinished, mean JCT {found.avg_jct_s:,.0f} s",
+                f"{cluster} {jobs_in_trace} jobs {profile:<10} {found.events / seconds:>7,.0f} events/s, {seconds:,.0f} s; "
+                f"{done} steps, {found.events} events, {found.records} records, {found.preemptions} preemptions, "
+                f"{found.unfinished_jobs} unfinished, mean JCT {found.avg_jct_s:,.0f} s; ledger {found.ledger_hash}",
                 flush=True,
             )
 
 
 if __name__ == "__main__":
-    given = sys.argv[1:]
+    parser = argparse.ArgumentParser(description="Preemptive profiles in large cells.")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"cells ({', '.join(CELLS)}) and profiles")
+    parser.add_argument("--steps", type=int, help="of the simulator, per run; default: to the end")
+    given = parser.parse_args()
     main(
-        [name for name in given if name not in CELLS] or list(PROFILES),
-        {c: n for c, n in CELLS.items() if c in given} or CELLS,
+        [name for name in given.names if name not in CELLS] or list(PROFILES),
+        {c: n for c, n in CELLS.items() if c in given.names} or CELLS,
+        given.steps,
     )
