@@ -187,6 +187,8 @@ def _plans(state: CellState) -> Iterator[str]:
 def _index(state: CellState) -> Iterator[str]:
     """The index must equal one built from nothing."""
     fresh = NodeIndex()
+    if state.total_sound_gpus != sum(state.sound_gpus):
+        yield f"the cell counts {state.total_sound_gpus} sound GPUs, its nodes {sum(state.sound_gpus)}"
     for node in state.nodes.values():
         fresh.describe(node.bit, node.spec)
         fresh.refit(node.bit, len(node.spec.gpus), NOT_PLACEABLE, node.free())

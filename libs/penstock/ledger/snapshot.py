@@ -41,6 +41,7 @@ DERIVED = {
             "node_at",
             "forgettable",
             "sound_gpus",
+            "total_sound_gpus",
             "index",
             "timer_heap",
         }
@@ -246,5 +247,6 @@ def _derive(state: CellState) -> None:
         if node.cordon is not None:
             state.index.cordoned |= node.bit
         state.relist(node)
+    state.total_sound_gpus = sum(state.sound_gpus)
     state.timer_heap = [(timer.at_ms, timer_id) for timer_id, timer in state.timers.items()]
     heapq.heapify(state.timer_heap)

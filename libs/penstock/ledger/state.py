@@ -139,6 +139,8 @@ class CellState:
     """(left at ms, ordinal) → node id, of nodes proven gone that are not cordoned and that no living attempt names."""
     sound_gpus: list[int] = field(default_factory=list)
     """ordinal → GPUs without fault, given or free; 0 where nothing may be placed: for plans from empty nodes."""
+    total_sound_gpus: int = 0
+    """Sum of `sound_gpus`."""
     capacity_version: int = 0
     """Rises when nodes join, change or leave: what fits an empty cell may have changed."""
     index: NodeIndex = field(default_factory=NodeIndex)
@@ -196,7 +198,9 @@ class CellState:
 
     def reindex(self, node: NodeState) -> None:
         """Brings the index up to date with the node, after a change of its inventory, faults or status."""
-        self.sound_gpus[node.ordinal] = node.sound_gpus()
+        sound = node.sound_gpus()
+        self.total_sound_gpus += sound - self.sound_gpus[node.ordinal]
+        self.sound_gpus[node.ordinal] = sound
         self.rebook(node)
         self.relist(node)
 

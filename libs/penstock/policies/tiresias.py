@@ -41,6 +41,7 @@ Row = tuple[int, int, int]
 """(level, stand, GPUs) of jobs that are interchangeable but for their order."""
 Part = tuple[int, int]
 """(level, stand)."""
+ROUNDING_S = 0.01  # far above what the rounding of two sums of times can differ by, so that only few are compared exactly
 
 
 class Tiresias:
@@ -95,7 +96,8 @@ class Tiresias:
                 ranks += [_rank(job, level, False, front) for front, job in zip(fronts, stopped, strict=True)]
                 ranks += [_rank(job, level, False, row.at_end()) for job in late]
         stops.sort(key=lambda job: -job.order)
-        wake_s = self._wake_s(state, parts.due | {job.job_id for job in stops}, near)
+        left_out = parts.due | {job.job_id for job in stops} if stops else parts.due
+        wake_s = self._wake_s(state, left_out, near)
         return Selection(
             tuple(job.job_id for job in claims),
             tuple(job.job_id for job in stops),
@@ -105,11 +107,20 @@ class Tiresias:
 
     def _wake_s(self, state: CellState, left_out: Set[str], near: list[tuple[int, JobState]]) -> float | None:
         """When the next of those who run comes to its limit; who is only about to run comes later: no harm in asking too early."""
-        lefts: list[float] = []
+        firsts: list[tuple[float, float, str]] = []
+        """(about when it is due in s of the ledger's time, at which service, job id) of the first of each row."""
         for (level, gpus), entries in self._by_service.running.items():
-            first = next((job_id for _, _, job_id, _ in entries if job_id not in left_out), None)
-            if first is not None:
-                lefts.append(ceil(self.limits_gpu_s[level] / gpus) - attained_s(state, state.jobs[first]))
+            for began_s, _, job_id, _ in entries:
+                if job_id not in left_out:
+                    service_s = ceil(self.limits_gpu_s[level] / gpus)
+                    firsts.append((began_s + service_s, service_s, job_id))
+                    break
+        soon_s = min(firsts)[0] + ROUNDING_S if firsts else 0.0
+        lefts = [
+            service_s - attained_s(state, state.jobs[job_id])
+            for due_s, service_s, job_id in firsts
+            if due_s <= soon_s
+        ]
         self._launching.update(state)
         for (level, _), entries in self._launching.running.items():
             near += [(level, state.jobs[job_id]) for _, _, job_id, _ in entries if job_id not in left_out]
@@ -154,7 +165,10 @@ class Tiresias:
     def _become_due(self, state: CellState) -> Iterator[JobState]:
         """Of those who run, those whose service has reached the limit."""
         self._by_service.update(state)
+        soon_s = state.now_ms / 1_000 + ROUNDING_S
         for (level, gpus), entries in self._by_service.running.items():
+            if entries[0][0] + self.limits_gpu_s[level] / gpus > soon_s:
+                continue
             for _, _, job_id, _ in entries:
                 job = state.jobs[job_id]
                 if attained_s(state, job) * gpus < self.limits_gpu_s[level]:
@@ -183,19 +197,20 @@ class Tiresias:
 
     def _service(self, state: CellState, job: JobState) -> tuple[tuple[int, int], float] | None:
         """Of jobs that become due by running."""
-        (level, stand, gpus), _ = self._stand(state, job)
         began_s = served_since_s(job)
-        stays = level == self._last or not gpus or not job.preemptible
-        if stays or began_s is None or (stand == WAITS and not self._strict_fifo):
+        if began_s is None or not job.preemptible:
+            return None
+        (level, stand, gpus), _ = self._stand(state, job)
+        if level == self._last or not gpus or (stand == WAITS and not self._strict_fifo):
             return None
         return (level, gpus), began_s
 
     def _begins(self, state: CellState, job: JobState) -> tuple[tuple[int, int], float] | None:
         """Of jobs that are being launched."""
-        (level, stand, gpus), _ = self._stand(state, job)
-        if job.running_ms is not None or stand == DUE or not job.preemptible:
+        if job.running_ms is not None or not job.preemptible:
             return None
-        return (level, gpus), job.order
+        (level, stand, gpus), _ = self._stand(state, job)
+        return None if stand == DUE else ((level, gpus), job.order)
 
 
 def _not_preemptible(state: CellState, job: JobState) -> tuple[tuple[int], float] | None:
@@ -220,8 +235,12 @@ class _Parts:
         self._running: dict[Part, list[list[Entry[Row]]]] = {}
         self._due_gpus: dict[Part, int] = {}
         for found, kept in ((rows.waiting, self._waiting), (rows.running, self._running)):
-            for row, entries in found.items():
-                kept.setdefault(row[:2], []).append(entries)
+            for (level, stand, _), entries in found.items():
+                part = level, stand
+                if part in kept:
+                    kept[part].append(entries)
+                else:
+                    kept[part] = [entries]
 
     def becomes_due(self, job: JobState, row: Row) -> None:
         """Moves a job that runs from its row to those of its level who are due."""
@@ -236,22 +255,29 @@ class _Parts:
     def heap(self, level: int, stand: int) -> list[Head[Row]]:
         """All of a part, for `go_on`."""
         part = level, stand
+        waiting = self._waiting.get(part, ())
+        if not waiting and part not in self._singles and part not in self._running:
+            return []
         singles = [*self._singles.get(part, ())]
         for entries in self._running.get(part, ()):
             singles += [(*entry, NO_MORE) for entry in entries if entry[2] not in self.due]
-        return heads(singles, self._waiting.get(part, ()))
+        return heads(singles, waiting)
 
     def waiting(self, level: int, stand: int) -> list[Entry[Row]]:
         """Those of a part who do not run, in order."""
         part = level, stand
+        if part not in self._singles and part not in self._waiting:
+            return []
         singles = [head[:4] for head in self._singles.get(part, ())]
         return sorted(chain(singles, *self._waiting.get(part, ())))
 
     def running_gpus(self, level: int, stand: int) -> int:
         """Of those of a part who run."""
         part = level, stand
-        total = sum(entries[0][3][2] * len(entries) for entries in self._running.get(part, ()))
-        return total - self._due_gpus.get(part, 0)
+        total = -self._due_gpus.get(part, 0)
+        for entries in self._running.get(part, ()):
+            total += entries[0][3][2] * len(entries)
+        return total
 
     def backwards(self, level: int, stand: int, waiting: list[Entry[Row]]) -> Iterator[Entry[Row]]:
         """Those who run and those who wait, the last one first."""
@@ -266,7 +292,7 @@ class _Walk:
         """`fixed`: GPUs that are not given out."""
         self._jobs = state.jobs
         self._free = (
-            sum(state.sound_gpus)
+            state.total_sound_gpus
             - fixed
             - sum(
                 len(place.gpus)
@@ -282,12 +308,13 @@ class _Walk:
 
         All who stand before the first that does not fit get GPUs: of them, those who run are counted and left out of the answer.
         """
-        waiting = parts.waiting(level, CHOSEN)
+        waiting, gpus = parts.waiting(level, CHOSEN), parts.running_gpus(level, CHOSEN)
+        if not waiting and gpus <= self._free:
+            self._free -= gpus
+            return [], []
         left = dict(self._left)
         counted = {entry[2] for entry in waiting if _allowed(self._jobs[entry[2]], left)}
-        gpus = parts.running_gpus(level, CHOSEN) + sum(
-            row[2] for *_, job_id, row in waiting if job_id in counted
-        )
+        gpus += sum(row[2] for *_, job_id, row in waiting if job_id in counted)
         last: list[Entry[Row]] = []
         late: set[str] = set()
         waits = {entry[2] for entry in waiting}
