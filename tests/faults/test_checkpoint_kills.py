@@ -227,7 +227,9 @@ async def saved_now(cell: FaultCell, job_id: str, number: int) -> bool:
 async def move_undisturbed(cell: FaultCell) -> tuple[str, int]:
     """Nobody is killed any more: a job saves, and then goes on at the other node. The task there, and the iteration that was known."""
     job_id = next(iter(cell.users.acknowledged))
-    job = cell.follower.replica.state.jobs[job_id]
+    jobs = cell.follower.replica.state.jobs
+    await cell.until(lambda: job_id in jobs, PATIENCE_S, "the placer takes it")
+    job = jobs[job_id]
     for number in range(MAX_LAST_MOVES):
         if not await saved_now(cell, job_id, number):
             continue
