@@ -44,7 +44,21 @@ class MoveRules:
             case "penstock.placement.decided":
                 group = fact.get("group")
                 mates = (other for other in self._book.jobs.values() if group and other.group == group)
-                return self._others(fact, {task_id: None for mate in mates for task_id in mate.living})
+                beside = {task_id: None for mate in mates for task_id in mate.living}
+                return self._after(fact) or self._others(fact, beside | self._leaving(fact))
+        return None
+
+    def _leaving(self, fact: dict[str, Any]) -> dict[str, None]:
+        """Tasks that the placed ones start after."""
+        jobs = (self._book.jobs[job_id] for job_id in fact.get("after", ()) if job_id in self._book.jobs)
+        return {task_id: None for job in jobs for task_id in job.living}
+
+    def _after(self, fact: dict[str, Any]) -> str | None:
+        """Only who is being stopped, and for whom nothing is kept there, is followed by somebody."""
+        for job_id in fact.get("after", ()):
+            job = self._book.jobs.get(job_id)
+            if job is None or job.stop_reason is None or job.group or job.target:
+                return f"{fact['job_id']} starts after {job_id}, which is not being stopped"
         return None
 
     def _decided(self, job: Job, fact: dict[str, Any]) -> str | None:

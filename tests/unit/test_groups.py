@@ -11,6 +11,7 @@ from penstock.cli.tables import gpu_state
 from penstock.ledger.check import check
 from penstock.ledger.job_state import JobState
 from penstock.ledger.snapshot import dump, load
+from penstock.ledger.succession import awaited
 from penstock.ledger.views import gpu_use
 from penstock.model.adjustments import CoresDecided
 from penstock.model.event import Event
@@ -482,7 +483,8 @@ class Storm:
             case "group" if runs:
                 self.group(choice(runs))
             case "start" if runs and (job := choice(runs)).status is JobStatus.LAUNCHING:
-                cell.start(job.job_id)
+                if not awaited(cell.state, job):  # its node lets it wait
+                    cell.start(job.job_id)
             case "exit" if alive:
                 self.exit(choice(alive))
             case "cores" if runs:

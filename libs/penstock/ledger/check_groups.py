@@ -6,11 +6,14 @@ Counted from the places alone, without what the fold books (`penstock.ledger.gro
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
 from penstock.ledger.job_state import HOLDING, JobState
 from penstock.ledger.node_state import NodeState
 from penstock.ledger.state import CellState
+from penstock.ledger.succession import awaited
 from penstock.model.groups import MAX_GROUP_MEMBERS
-from penstock.model.transitions import TaskStatus
+from penstock.model.transitions import JobStatus, TaskStatus
 from penstock.model.types import WHOLE_GPU, TaskPlacement
 
 
@@ -45,9 +48,35 @@ def leases_on(state: CellState, node: NodeState) -> list[Lease]:
     for task_id, job_id in node.tasks.items():
         job = state.jobs.get(job_id)
         if job is not None and task_id in job.tasks:
-            place = job.tasks[task_id].place
+            place = _not_yet(state, job, job.tasks[task_id].place)
             held.setdefault((job.group, place.rank) if job.group else (task_id, -1), []).append(place)
     return [lease_of(places) for places in held.values()]
+
+
+def _not_yet(state: CellState, job: JobState, place: TaskPlacement) -> TaskPlacement:
+    """Of a task that starts after others what it takes beside those of them that still live."""
+    living = [
+        task.place
+        for other_id in job.after
+        if other_id in state.jobs
+        for task in state.jobs[other_id].tasks.values()
+        if task.status is not TaskStatus.EXITED and task.place.node_id == place.node_id
+    ]
+    before = [other for other in living if set(other.gpus) & set(place.gpus)]
+    gpus, cores = ({part for other in before for part in of(other)} for of in (_gpus, _cores))
+    return replace(
+        place,
+        gpus=tuple(gpu for gpu in place.gpus if gpu not in gpus),
+        cores=tuple(core for core in place.cores if core not in cores),
+    )
+
+
+def _gpus(place: TaskPlacement) -> tuple[int, ...]:
+    return place.gpus
+
+
+def _cores(place: TaskPlacement) -> tuple[int, ...]:
+    return place.cores
 
 
 def group_problems(state: CellState) -> Iterator[str]:
@@ -55,6 +84,12 @@ def group_problems(state: CellState) -> Iterator[str]:
     for job in state.jobs.values():
         if job.group:
             named.setdefault(job.group, {})[job.job_id] = job
+    for job in state.jobs.values():
+        for other_id in awaited(state, job):
+            if job.status not in HOLDING or job.group or state.jobs[other_id].group:
+                yield f"job {job.job_id} is {job.status}, and starts after {other_id}"
+        if job.status is JobStatus.RUNNING and awaited(state, job):
+            yield f"job {job.job_id} runs on GPUs of {', '.join(awaited(state, job))}, which have not ended"
     if state.groups != named:
         yield f"groups are listed as {_ids(state.groups)}, members name {_ids(named)}"
     for group_id, members in named.items():

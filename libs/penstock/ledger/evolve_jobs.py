@@ -97,7 +97,7 @@ def placement_decided(state: CellState, fact: ledger_events.PlacementDecided) ->
     drop_timers(state, job.job_id, "queue_timeout")
     if state.failed_choices.in_a_row:
         state.failed_choices = replace(state.failed_choices, in_a_row=0)
-    job.tasks, job.sharing = {}, ALONE
+    job.tasks, job.sharing, job.after = {}, ALONE, fact.after
     if fact.group is not None:
         join(state, job, fact.group)
     for place in fact.tasks:
@@ -154,7 +154,7 @@ def job_requeued(state: CellState, fact: ledger_events.JobRequeued) -> None:
         end_move(state, job, f"it queues again: {fact.reason}")
     leave(state, job)
     _unname(state, job)
-    job.tasks = {}
+    job.tasks, job.after = {}, ()
     job.workers = job.spec.fewest_workers
     job.stop_reason = None
     drop_timers(state, job.job_id, "run_timeout", "launch_timeout", "stop_timeout")

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from penstock.ledger.job_state import JobState
 from penstock.ledger.state import CellState
+from penstock.ledger.succession import beyond, follow, meet, met
 from penstock.model.transitions import JobStatus, TaskStatus
 from penstock.model.types import TaskPlacement
 
@@ -36,29 +37,29 @@ def own_part(place: TaskPlacement, beside: Sequence[TaskPlacement]) -> TaskPlace
     """What a task takes of its node beside others of its group; all of its place where there are none."""
     if not beside:
         return place
-    gpus = {gpu for other in beside for gpu in other.gpus}
-    cores = {core for other in beside for core in other.cores}
-    return replace(
-        place,
-        gpus=tuple(gpu for gpu in place.gpus if gpu not in gpus),
-        cores=tuple(core for core in place.cores if core not in cores),
-        bandwidth_mbps=max(0, place.bandwidth_mbps - max(other.bandwidth_mbps for other in beside)),
-    )
+    most_mbps = max(other.bandwidth_mbps for other in beside)
+    return replace(beyond(place, beside), bandwidth_mbps=max(0, place.bandwidth_mbps - most_mbps))
 
 
 def booked(
     state: CellState, job: JobState, place: TaskPlacement, gone: Container[str] = frozenset()
 ) -> TaskPlacement:
-    """What this task of the job takes of its node beside the other members' (`others`); all of its place outside of groups."""
-    return own_part(place, others(state, job, place.rank, gone)) if job.group else place
+    """What this task of the job takes of its node beside the other members' (`others`), or beside those before and after it; else all of its place."""
+    if job.group:
+        return own_part(place, others(state, job, place.rank, gone))
+    if job.after or job.status is JobStatus.STOPPING:
+        return beyond(place, list(met(state, job, place, gone)))
+    return place
 
 
 def own_parts(held: Iterable[tuple[JobState, TaskPlacement]]) -> Iterator[TaskPlacement]:
     """What these tasks take together: of each the part beside those before it."""
     leases: dict[tuple[str, int], list[TaskPlacement]] = {}
+    seen: list[tuple[JobState, TaskPlacement]] = []
     for job, place in held:
         if not job.group:
-            yield place
+            yield beyond(place, [one for other, one in seen if follow(job, other) and meet(place, one)])
+            seen.append((job, place))
             continue
         before = leases.setdefault((job.group, place.rank), [])
         yield own_part(place, before)

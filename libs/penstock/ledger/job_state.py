@@ -110,6 +110,8 @@ class JobState:
     """(level, 0 if chosen else 1, position) in a policy that keeps an order; None: as it came."""
     group: str = ""
     """Of which its attempt is a member (`penstock.ledger.groups`); empty: it has its GPUs alone."""
+    after: tuple[str, ...] = ()
+    """Jobs that are being stopped and that its attempt starts after (`penstock.ledger.succession`)."""
     workers: int = 0
     """Of its attempt; while it has none the fewest that it can start with. 0: as in `spec`."""
 

@@ -84,7 +84,7 @@ class PlacementDecided(Event, frozen=True, kw_only=True):
     """A gang's tasks get their places, all or nothing; the orders' token is (epoch, this record's seq)."""
 
     TYPE = "penstock.placement.decided"
-    OMITTED = ("unit", "group")
+    OMITTED = ("unit", "group", "after")
 
     job_id: Identifier
     attempt: Attempt
@@ -93,6 +93,8 @@ class PlacementDecided(Event, frozen=True, kw_only=True):
     """Of the proposed plan that it belongs to: all jobs of a unit are placed in one record."""
     group: Identifier | None = None
     """It shares the GPUs of these places with the members of this group (`GroupDecided`); None: it has them alone."""
+    after: Annotated[tuple[Identifier, ...], Meta(max_length=512)] = ()
+    """Jobs that are being stopped and still hold some of these GPUs and cores: its tasks start there as soon as theirs have ended."""
 
 
 @event

@@ -18,6 +18,7 @@ from penstock.ledger.job_state import WAITING, JobState
 from penstock.ledger.lease import lease_of
 from penstock.ledger.plans import units_of_proposals
 from penstock.ledger.state import CellState
+from penstock.ledger.succession import awaited
 from penstock.ledger.timers import timer_id
 from penstock.ledger.views import doubt, unproven
 from penstock.model.settings import PlacerSettings
@@ -348,7 +349,11 @@ def _holding(state: CellState, job: JobState, now_ms: int) -> Explanation:
     """It has its places: launching, running or stopping."""
     nodes = sorted({task.place.node_id for task in job.tasks.values()})
     where = f"on {', '.join(nodes[:5])}{' and others' if len(nodes) > 5 else ''}"
-    if job.status is JobStatus.LAUNCHING:
+    before = awaited(state, job)
+    if before:
+        text = f"It starts {where} as soon as it has ended there: {', '.join(before[:MAX_NAMED])}."
+        step = "Wait; those who are being stopped there may have to save."
+    elif job.status is JobStatus.LAUNCHING:
         text, step = f"It is being started {where}.", "Wait; `penstock get nodes` shows whether they answer."
     elif job.status is JobStatus.RUNNING:
         text, step = f"It runs {where}.", "Follow it with `penstock logs -f`."
@@ -374,6 +379,9 @@ def _holding(state: CellState, job: JobState, now_ms: int) -> Explanation:
             f"`penstock node fence {missing[0]['node_id']}`."
         )
     answer = not_waiting(state, job.job_id, job.status, text, step)
+    if before:
+        detail = _kept(state, tuple(nodes))
+        answer = structs.replace(answer, reason=Reason.AWAITING_STOPS, detail=detail)
     return structs.replace(answer, unproven=missing)
 
 

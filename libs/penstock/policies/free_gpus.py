@@ -10,6 +10,7 @@ from penstock.ledger.demand import DemandKey
 from penstock.ledger.groups import frees_gpus
 from penstock.ledger.job_state import JobState
 from penstock.ledger.state import CellState
+from penstock.ledger.succession import successors
 from penstock.model.types import WHOLE_GPU
 from penstock.policies.trial import living_places
 
@@ -152,6 +153,9 @@ class FreeGpus:
         elif held is None:
             nodes = self._state.nodes
             stay = {(place.node_id, gpu) for place in holder.target for gpu in place.gpus}
+            for place in living_places(holder):
+                for later in successors(self._state, holder, place):
+                    stay.update((later.node_id, gpu) for gpu in later.gpus)
             held = self._holds[holder.order] = [
                 (kind, sum((place.node_id, gpu) not in stay for gpu in place.gpus) * place.gpu_share_milli)
                 for place in living_places(holder)

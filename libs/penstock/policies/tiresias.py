@@ -22,6 +22,7 @@ from penstock.ledger.demand import DemandKey
 from penstock.ledger.groups import holds_first
 from penstock.ledger.job_state import JobState
 from penstock.ledger.state import CellState
+from penstock.ledger.succession import beyond, successors
 from penstock.model.ledger_events import JobRank
 from penstock.model.transitions import JobStatus
 from penstock.policies.base import NO_LIMITS, Selection
@@ -295,7 +296,7 @@ class _Walk:
             state.total_sound_gpus
             - fixed
             - sum(
-                len(place.gpus)
+                len(beyond(place, list(successors(state, job, place))).gpus)
                 for job in state.stopping.values()
                 if not will_queue_again(job)
                 for place in held_places(job)

@@ -12,6 +12,7 @@ from penstock.ledger.job_state import JobState
 from penstock.ledger.masks import full_mask, mask_of, take_lowest
 from penstock.ledger.node_state import NodeState
 from penstock.ledger.state import CellState
+from penstock.ledger.succession import awaited
 from penstock.model.groups import MAX_GROUP_MEMBERS
 from penstock.model.transitions import JobStatus, TaskStatus
 from penstock.model.types import WHOLE_GPU, ResourceVector, TaskPlacement
@@ -71,6 +72,8 @@ def _jobs(state: CellState, members: Sequence[tuple[str, Sequence[str]]]) -> lis
             return unknown(state, job_id)
         if job.status not in RUNS and job.status is not JobStatus.QUEUED:
             return Refusal("wrong_state", f"{job_id} is {job.status}: a member runs or is queued")
+        if before := awaited(state, job):
+            return Refusal("wrong_state", f"{job_id} starts after {', '.join(before)}")
         if job.status is JobStatus.QUEUED and job.held is not None:
             return Refusal("wrong_state", f"{job_id} is held")
         spec = job.spec

@@ -7,6 +7,7 @@ from penstock.ledger.groups import others
 from penstock.ledger.job_state import JobState
 from penstock.ledger.state import CellState
 from penstock.model.ledger_events import PlacementDecided
+from penstock.model.types import TaskPlacement
 
 
 @dataclass(slots=True)
@@ -14,9 +15,13 @@ class Lease:
     """GPUs of one task, or of all tasks of one rank of a group."""
 
     milli: int
+    counted: int
+    """Of these, those that do not count as a later one's."""
     holders: int = 0
     computing: int = 0
     """Jobs that compute on them."""
+    after: list[tuple["Lease", int]] = field(default_factory=list)
+    """Of tasks that are being stopped, and how much of theirs counts as this one's."""
 
 
 @dataclass(slots=True)
@@ -34,10 +39,25 @@ class HeldGpus:
             beside = () if fact.group is None else self._beside(state, state.jobs[fact.job_id], place.rank)
             lease = next(iter(beside), None)
             if lease is None:
-                lease = Lease(len(place.gpus) * place.gpu_share_milli)
-                self.held += lease.milli
+                lease = self._own(state, state.jobs[fact.job_id], place)
             lease.holders += 1
             self._of_task[place.task_id] = lease
+
+    def _own(self, state: CellState, job: JobState, place: TaskPlacement) -> Lease:
+        """GPUs that it has after others count as its own at once."""
+        milli = len(place.gpus) * place.gpu_share_milli
+        lease = Lease(milli, milli)
+        self.held += milli
+        for other_id in job.after:
+            for task_id, task in state.jobs[other_id].tasks.items():
+                former = self._of_task.get(task_id)
+                if former is None or task.place.node_id != place.node_id:
+                    continue
+                common = len(set(place.gpus) & set(task.place.gpus)) * place.gpu_share_milli
+                former.counted -= common
+                self.held -= common
+                lease.after.append((former, common))
+        return lease
 
     def _beside(self, state: CellState, job: JobState, rank: int) -> Iterator[Lease]:
         """Of other members that came before."""
@@ -63,4 +83,10 @@ class HeldGpus:
     def ends(self, task_id: str) -> None:
         lease = self._of_task.pop(task_id)
         lease.holders -= 1
-        self.held -= 0 if lease.holders else lease.milli
+        if lease.holders:
+            return
+        self.held -= lease.counted
+        for former, common in lease.after:
+            if former.holders:
+                former.counted += common
+                self.held += common

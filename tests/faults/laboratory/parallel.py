@@ -15,6 +15,7 @@ import tests.faults.laboratory.adjustment_mutants
 import tests.faults.laboratory.checkpoint_mutants
 import tests.faults.laboratory.group_mutants
 import tests.faults.laboratory.move_mutants
+import tests.faults.laboratory.next_mutants
 import tests.faults.laboratory.plan_mutants  # noqa: F401 - it enters its own
 from tests.faults.laboratory import hold_mutants, lease_mutants, mutants, node_mutants, shell_mutants  # noqa: F401 - they enter theirs
 from tests.faults.laboratory.cell import Options

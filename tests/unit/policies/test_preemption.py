@@ -136,7 +136,7 @@ def test_nobody_is_stopped_for_a_faulted_gpu() -> None:
 
 
 def test_who_fits_beside_starts_while_a_stop_is_on_its_way() -> None:
-    """A gang is owed one node and waits for its stop; on the other a small job starts in the same record."""
+    """A job is owed one node and starts when its stop is proven; the other node becomes free, and a small job starts there at once."""
     driver = cell("srtf", nodes=2)
     submit(driver, "night", 4, 36_000)
     driver.submit("wide", None, needing(4, 600))
@@ -151,9 +151,8 @@ def test_who_fits_beside_starts_while_a_stop_is_on_its_way() -> None:
     placed = [
         fact.job_id for step in steps for fact in step.facts if fact.TYPE == "penstock.placement.decided"
     ]
-    assert placed == ["urgent"], (
-        "the free node goes to the shorter job at once, and the other is claimed by nobody else"
-    )
+    assert placed == ["small"]
+    assert str(driver.job("urgent").status) == "launching", "its order is at the node"
 
 
 def test_what_a_stop_will_free_is_not_given_to_others() -> None:

@@ -5,6 +5,7 @@ import pytest
 
 from penstock.ledger.demand import Demand
 from penstock.ledger.snapshot import dump, load
+from penstock.ledger.succession import awaited
 from penstock.model.external_events import JobProgress, NodeChanged, NodeLeft, WorkProgressed
 from penstock.model.settings import PlacerSettings
 from penstock.model.transitions import JobStatus
@@ -38,6 +39,8 @@ def settle(driver: CellDriver) -> None:
         steps = driver.at(driver.now_ms - 1_000_000)
         moved = bool(steps)
         for job in list(driver.state.jobs.values()):
+            if awaited(driver.state, job):
+                continue
             if job.status is JobStatus.LAUNCHING:
                 driver.start(job.job_id)
                 moved = True

@@ -53,6 +53,17 @@ def held(state: CellState, job: JobState) -> int:
     return sum(len(place.gpus) for place in places if state.nodes[place.node_id].placeable)
 
 
+def passes_on(state: CellState, job: JobState) -> set[tuple[str, int]]:
+    """GPUs of who starts when this one has ended."""
+    return {
+        (task.place.node_id, gpu)
+        for later in state.holding.values()
+        if job.job_id in later.after
+        for task in later.tasks.values()
+        for gpu in task.place.gpus
+    }
+
+
 def selection(state: CellState, chosen: list[JobState], **rest: Any) -> Selection:
     """What changes if these jobs shall run. The stops are in no order."""
     runs = [job for job in state.holding.values() if job.status is not JobStatus.STOPPING]
@@ -67,7 +78,15 @@ def plain_ordered(policy: Ordered, state: CellState) -> Selection:
     """From the first claim to the last, with one counter of GPUs; what is being stopped counts as free."""
     contending = list(contenders(state))
     left = sum(max(0, node.free().gpus) for node in state.nodes.values())
-    left += sum(held(state, job) for job in state.holding.values())
+    left += len(
+        {
+            (task.place.node_id, gpu)
+            for job in state.holding.values()
+            for task in job.tasks.values()
+            if task.status is not TaskStatus.EXITED and state.nodes[task.place.node_id].placeable
+            for gpu in task.place.gpus
+        }
+    )
 
     def runs(job: JobState) -> bool:
         return job.status in (JobStatus.LAUNCHING, JobStatus.RUNNING)
@@ -101,11 +120,12 @@ def plain_tiresias(policy: Tiresias, state: CellState) -> Selection:
     for level, job in demoted:
         queues[level].append((2, 0, job))
     free = sum(state.sound_gpus) - sum(
-        len(task.place.gpus)
+        gpu not in passes_on(state, job)
         for job in state.stopping.values()
         if job.stop_reason != "preempted" or job.held is not None
         for task in job.tasks.values()
         if task.status is not TaskStatus.EXITED
+        for gpu in ((task.place.node_id, gpu) for gpu in task.place.gpus)
     )
     last, first = state.seq << 12, -(state.seq << 12)
     chosen: list[JobState] = []

@@ -18,6 +18,7 @@ from penstock.ledger.job_state import JobState
 from penstock.ledger.record import RawRecord
 from penstock.ledger.replica import Replica
 from penstock.ledger.state import CellState
+from penstock.ledger.succession import predecessors, successors
 from penstock.model import external_events
 from penstock.model import ledger_events as ledger
 from penstock.model.estimates import JobEstimated
@@ -126,6 +127,8 @@ class Timeline:
     _ended: bool = False
     """Whether any job has."""
     _gpus_held: HeldGpus = field(default_factory=HeldGpus)
+    _begun_ms: dict[str, int] = field(default_factory=dict)
+    """Task id → when those before it had ended; of one that starts after others."""
     _waiting: int = 0
     _capacity_version: int = 0
     _gpus: int = 0
@@ -326,6 +329,8 @@ class Timeline:
         self._saved(place.task_id)
         blocks = self._blocks.pop(place.task_id, ())
         self._halt(job)
+        for later in successors(self.state, job, place):
+            self._begun_ms[later.task_id] = self.now_ms
         self._bar(job, place, blocks, EXITED if job.stop_reason is None else STOPPED)
         self._gpus_held.ends(place.task_id)
         if place.gpu_share_milli < WHOLE_GPU:
@@ -338,8 +343,11 @@ class Timeline:
     def _bar(self, job: JobState, place: TaskPlacement, blocks: Sequence[Block], how: int) -> None:
         assert job.placed_ms is not None, job.job_id
         assert self._zero_ms is not None, job.job_id
+        begun_ms = self._begun_ms.pop(place.task_id, job.placed_ms)
+        if any(predecessors(self.state, job, place)):
+            return  # it never had these GPUs
         at, node = self._job_at[job.job_id], self.state.nodes[place.node_id].ordinal
-        times = job.placed_ms - self._zero_ms, self.now_ms
+        times = begun_ms - self._zero_ms, self.now_ms
         for y, height in blocks:
             self._bars.extend((at, node, y, height, *times, job.attempt, how))
 

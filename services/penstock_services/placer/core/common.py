@@ -55,8 +55,10 @@ def stop(state: CellState, job: JobState, reason: Any) -> Iterator[Event]:
 
 
 def start_deadline(state: CellState, job: JobState) -> ledger_events.TimerSet:
-    """When all nodes must have answered the orders to start it."""
-    return timer(state, job.job_id, "launch_timeout", state.settings.launch_timeout_ms, job.attempt)
+    """When all nodes must have answered the orders to start it; where it starts after others, these may take their grace before."""
+    before = (state.jobs[job_id].spec.grace_ms for job_id in job.after if job_id in state.jobs)
+    after_ms = state.settings.launch_timeout_ms + max(before, default=0)
+    return timer(state, job.job_id, "launch_timeout", after_ms, job.attempt)
 
 
 def stop_deadline(state: CellState, job: JobState) -> Iterator[Event]:

@@ -370,7 +370,7 @@ class Decider:
             yield from self._sweep_unschedulable(state)
         if state.in_window:
             return
-        yield from carry_out_plan(state, self.profile, self._try, self.failed_jobs)
+        yield from carry_out_plan(state, self.profile, self._try, self.explanations.append, self.failed_jobs)
 
     def _fired(self, state: CellState, event: ledger_events.TimerFired) -> Iterator[Event]:
         if event.timer_id == RESCHEDULE:

@@ -1,7 +1,8 @@
 """Carrying out what a profile's preempt stage wants: stops and placements out.
 
 All stops go out at once, and who fits beside them starts at once. Who waits for a stop keeps the nodes on which it was tried,
-as a fact (`PlanAdopted`), and starts there when the stop is proven.
+as a fact (`PlanAdopted`). Where it lacks nothing but GPUs that are being freed, its order goes out as well, and its node starts it when they are
+(`penstock.policies.succession`); else it is placed when the stop is proven.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -11,10 +12,12 @@ from penstock.ledger.state import CellState
 from penstock.model import ledger_events
 from penstock.model.event import Event
 from penstock.model.plans import PlanAdopted, PlanUnit
-from penstock.model.types import MAX_GANG_TASKS
+from penstock.model.types import MAX_GANG_TASKS, MAX_TEXT
 from penstock.policies.base import Choose, LazyRng, Plan, Profile
 from penstock.policies.preemption import Start, Stop, arrange, keeps_room, node_ids, place_as_tried, set_of
-from penstock_services.placer.core.common import continuation, stop, wake_up
+from penstock.policies.succession import place_after
+from penstock_services.placer.core.common import continuation, start_deadline, stop, wake_up
+from penstock_services.placer.core.explaining import Explain
 
 MAX_PLACED = 32  # in one record, which must stay under 64 KiB
 MAX_TASKS = MAX_GANG_TASKS  # placed in one record
@@ -25,7 +28,7 @@ Place = Callable[[CellState, JobState, Choose], Iterator[Event]]
 
 
 def carry_out_plan(
-    state: CellState, profile: Profile, place: Place, failed_jobs: Mapping[str, str]
+    state: CellState, profile: Profile, place: Place, explain: Explain, failed_jobs: Mapping[str, str]
 ) -> Iterator[Event]:
     """Stops who runs and shall not, and places who shall run and fits beside.
 
@@ -60,6 +63,40 @@ def carry_out_plan(
             return
         if job.job_id not in failed_jobs:
             yield from place(state, job, _chooser(profile, start, plan.starts[placed + 1 :], claimed))
+    yield from _nexts(state, profile, units, len(plan.starts), tasks, explain)
+
+
+def _nexts(
+    state: CellState, profile: Profile, units: Sequence[PlanUnit], placed: int, tasks: int, explain: Explain
+) -> Iterator[Event]:
+    """Those who start as soon as others have ended where they are to be. `placed`, `tasks`: in this record by now."""
+    for unit in units:
+        job = state.jobs[unit.job_id]
+        if not job.in_line:
+            continue
+        found = place_after(state, job, unit.nodes)
+        if found is None:
+            continue
+        placed, tasks = placed + 1, tasks + len(found.tasks)
+        if placed > MAX_PLACED or (placed > 1 and tasks > MAX_TASKS):
+            yield continuation(state)
+            return
+        demand = job.demand
+        explain(
+            ledger_events.PlacementExplanation(
+                job_id=job.job_id,
+                profile=profile.name,
+                candidates=(ledger_events.Candidate(nodes=unit.nodes, score=0.0),),
+                margin=None,
+                feasible=state.index.candidates(demand.worker, demand.gpu_models).bit_count(),
+                rejected={},
+                reason=f"starts when it has ended there: {', '.join(found.after)}"[:MAX_TEXT],
+            )
+        )
+        yield ledger_events.PlacementDecided(
+            job_id=job.job_id, attempt=job.attempt + 1, tasks=found.tasks, after=found.after
+        )
+        yield start_deadline(state, job)
 
 
 def _units(state: CellState, awaiting: Sequence[Start]) -> Iterator[PlanUnit]:

@@ -1,0 +1,99 @@
+"""Next members of leases: a task that starts when those that are being stopped on its GPUs have ended.
+
+Its order is at the node before (`PlacementDecided.after`), which lets it wait for whoever holds one of its GPUs. GPUs and cores that both have are
+held once; memory and bandwidth are those of both, so that it may start whichever of several ends first.
+"""
+
+from collections.abc import Container, Iterator, Sequence
+
+from msgspec.structs import replace
+
+from penstock.ledger.job_state import JobState
+from penstock.ledger.state import CellState
+from penstock.model.transitions import JobStatus, TaskStatus
+from penstock.model.types import TaskPlacement
+
+
+def beyond(place: TaskPlacement, beside: Sequence[TaskPlacement]) -> TaskPlacement:
+    """Without the GPUs and cores of these; all of it where there are none."""
+    if not beside:
+        return place
+    gpus = {gpu for other in beside for gpu in other.gpus}
+    cores = {core for other in beside for core in other.cores}
+    return replace(
+        place,
+        gpus=tuple(gpu for gpu in place.gpus if gpu not in gpus),
+        cores=tuple(core for core in place.cores if core not in cores),
+    )
+
+
+def follow(one: JobState, other: JobState) -> bool:
+    """Whether one of the two starts when the other has ended."""
+    return other.job_id in one.after or one.job_id in other.after
+
+
+def meet(one: TaskPlacement, other: TaskPlacement) -> bool:
+    """Whether they have a GPU in common. Both are of one node."""
+    return not set(one.gpus).isdisjoint(other.gpus)
+
+
+def successors(
+    state: CellState, job: JobState, place: TaskPlacement, gone: Container[str] = frozenset()
+) -> Iterator[TaskPlacement]:
+    """Where tasks start when this one has ended. O(tasks of the node) for a job that is being stopped, else O(1). `gone`: jobs that do not count."""
+    if job.status is not JobStatus.STOPPING:
+        return
+    for task_id, other_id in state.nodes[place.node_id].tasks.items():
+        other = state.jobs[other_id]
+        if job.job_id in other.after and other_id not in gone and meet(place, other.tasks[task_id].place):
+            yield other.tasks[task_id].place
+
+
+def predecessors(
+    state: CellState, job: JobState, place: TaskPlacement, gone: Container[str] = frozenset()
+) -> Iterator[TaskPlacement]:
+    """Living tasks that this one starts after. `gone`: jobs that do not count."""
+    for other_id in job.after:
+        other = state.jobs.get(other_id)
+        if other is None or other_id in gone:
+            continue
+        for task in other.tasks.values():
+            found = task.place
+            if found.node_id == place.node_id and task.status is not TaskStatus.EXITED and meet(place, found):
+                yield found
+
+
+def met(
+    state: CellState, job: JobState, place: TaskPlacement, gone: Container[str] = frozenset()
+) -> Iterator[TaskPlacement]:
+    """Those before and after it."""
+    yield from predecessors(state, job, place, gone)
+    yield from successors(state, job, place, gone)
+
+
+def ended(state: CellState, job: JobState) -> None:
+    """No task of it lives: nobody waits for it any more. O(tasks of its nodes) for a job that was being stopped, else O(1)."""
+    if job.status is not JobStatus.STOPPING:
+        return
+    if any(task.status is not TaskStatus.EXITED for task in job.tasks.values()):
+        return
+    for node_id in {task.place.node_id for task in job.tasks.values()}:
+        for other_id in state.nodes[node_id].tasks.values():
+            other = state.jobs[other_id]
+            if job.job_id in other.after:
+                other.after = tuple(one for one in other.after if one != job.job_id)
+                other.version += 1
+                state.change_log.add(other_id)
+
+
+def awaited(state: CellState, job: JobState) -> tuple[str, ...]:
+    """Of the jobs that its attempt starts after those that still hold a GPU of it; none for most."""
+    places = [task.place for task in job.tasks.values()] if job.after else ()
+    return tuple(
+        dict.fromkeys(
+            other_id
+            for place in places
+            for other_id in job.after
+            for _ in predecessors(state, job, place, frozenset(job.after) - {other_id})
+        )
+    )
