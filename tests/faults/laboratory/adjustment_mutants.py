@@ -36,7 +36,7 @@ def _() -> None:
     replace(adjustments.adjust, adjust)
 
 
-@mutant("a node has one token for all adjustments of a task", faults="adjust,ledger", first=56)
+@mutant("a node has one token for all adjustments of a task", faults="adjust,ledger", first=74)
 def _() -> None:
     real = adjustments.adjust
 

@@ -84,7 +84,7 @@ def _() -> None:
     replace(real, job_requeued)
 
 
-@mutant("a task that is stopped while it fetches is forgotten", faults=FAULTS + ",cancel", first=5)
+@mutant("a task that is stopped while it fetches is forgotten", faults=FAULTS + ",cancel", first=54)
 def _() -> None:
     def ended(self: Fetches, order: Any, key: Any, task: Any) -> None:
         self._stopped.discard(key)

@@ -333,7 +333,7 @@ def _uncordoned(real: Function) -> Function:
     return broken
 
 
-@mutant("a joining ends a cordon", faults="cordon,reboot,upgrade")
+@mutant("a joining ends a cordon", faults="cordon,reboot,upgrade", first=1)
 def _() -> None:
     real = evolve_nodes.node_joined
 
@@ -363,12 +363,12 @@ def _() -> None:
     replace(real, free)
 
 
-@mutant("no answer reports to a node that its joining is stale", faults="disk,clock")
+@mutant("no answer reports to a node that its joining is stale", faults="disk,clock", first=1)
 def _() -> None:
     replace(guard.join_refusal, lambda state, event, reason: None)
 
 
-@mutant("a joining repairs GPUs", faults="gpu,crash")
+@mutant("a joining repairs GPUs", faults="gpu,crash", first=3)
 def _() -> None:
     real = evolve_nodes.node_joined
     replace(real, lambda state, fact: real(state, structs.replace(fact, faults=())))
@@ -393,7 +393,7 @@ def _() -> None:
     replace(real, take_back)
 
 
-@mutant("timers are lost with a snapshot", faults="steps,rival", first=7)
+@mutant("timers are lost with a snapshot", faults="steps,rival", first=2)
 def _() -> None:
     real = snapshot.load
 
@@ -446,7 +446,7 @@ def _() -> None:
     replace(real, assign)
 
 
-@mutant("nodes that are gone count as capacity", faults="power")
+@mutant("nodes that are gone count as capacity", faults="power", first=2)
 def _() -> None:
     real = capacity.shortfall
 
@@ -457,7 +457,7 @@ def _() -> None:
     replace(real, shortfall)
 
 
-@mutant("a proposal may take what is not free", faults="propose")
+@mutant("a proposal may take what is not free", faults="propose", first=2)
 def _() -> None:
     real = overlay.Overlay._task
 

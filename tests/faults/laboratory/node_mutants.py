@@ -49,18 +49,18 @@ def _() -> None:
     replace(real, start)
 
 
-@mutant("the second task of a gang on a node does not get its peers")
+@mutant("the second task of a gang on a node does not get its peers", first=1)
 def _() -> None:
     real = machine._peers
     replace(real, lambda state, order: real(state, order) if order.packed_peers is not None else ())
 
 
-@mutant("a node waits for no predecessor", faults="false_report,late")
+@mutant("a node waits for no predecessor", faults="false_report,late", first=1)
 def _() -> None:
     replace(gpu_shares.fits, lambda others, task: True)
 
 
-@mutant("a task that waits for its predecessor is never started", faults="false_report")
+@mutant("a task that waits for its predecessor is never started", faults="false_report", first=2)
 def _() -> None:
     cut_before(machine._gone, lambda decision: isinstance(decision, Put) and decision.task.order is not None)
 
@@ -83,7 +83,7 @@ def _() -> None:
 # ------------------------------------------------------------------------------------------------ the node's shell
 
 
-@mutant("the outbox gives up after one failure", faults="append")
+@mutant("the outbox gives up after one failure", faults="append", first=3)
 def _() -> None:
     async def append(self: Any, pending: Any) -> None:
         with suppress(LogError):
@@ -102,7 +102,7 @@ def _() -> None:
     replace(recovery._give_up_if_impossible, lambda node, task: False)
 
 
-@mutant("a restarted reporter does not go on stopping", faults="cancel,steps,upgrade")
+@mutant("a restarted reporter does not go on stopping", faults="cancel,steps,upgrade", first=1)
 def _() -> None:
     replace(recovery._resume, lambda node, task: None)
 

@@ -30,18 +30,18 @@ def _() -> None:
     filtered(orders.outstanding, lambda order: order.TYPE != StartTask.TYPE)
 
 
-@mutant("stops are not repeated by a new term", faults="cancel,rival,zombie,append", log="kafka", first=5)
+@mutant("stops are not repeated by a new term", faults="cancel,rival,zombie,append", log="kafka", first=7)
 def _() -> None:
     filtered(orders.outstanding, lambda order: order.TYPE != StopTask.TYPE)
 
 
-@mutant("orders run ahead of the records read back", faults="reboot,late,crash,rival", log="kafka", first=5)
+@mutant("orders run ahead of the records read back", faults="reboot,late,crash,rival", log="kafka", first=38)
 def _() -> None:
     real = orders.outstanding
     replace(real, lambda state, node_ids, up_to: real(state, node_ids, 1 << 53))
 
 
-@mutant("starts are ordered of tasks that have ended", faults="zombie,reboot")
+@mutant("starts are ordered of tasks that have ended", faults="zombie,reboot", first=2)
 def _() -> None:
     def start_orders(state: CellState, job_id: str, token: int) -> list[Any]:
         job = state.jobs.get(job_id)
@@ -69,7 +69,7 @@ def _() -> None:
     replace(real, write_and_order)
 
 
-@mutant("an input that cannot be read gets no dead letter")
+@mutant("an input that cannot be read gets no dead letter", first=1)
 def _() -> None:
     real = service.Term._answer
     replace(real, lambda self, found: real(self, found)[:1])
@@ -154,12 +154,12 @@ def _() -> None:
     replace(token_of, lambda epoch, seq: seq)
 
 
-@mutant("an accepted ledger is used before its nodes have joined", faults="ledger", jobs=8, nodes=3)
+@mutant("an accepted ledger is used before its nodes have joined", faults="ledger", jobs=8, nodes=3, first=2)
 def _() -> None:
     replace(CellState.awaits_nodes, lambda self: False)
 
 
-@mutant("joinings from before an acceptance count", faults="ledger", jobs=8, nodes=3)
+@mutant("joinings from before an acceptance count", faults="ledger", jobs=8, nodes=3, first=2)
 def _() -> None:
     def accepted(state: CellState, fact: LedgerAccepted) -> None:
         state.epoch = fact.epoch
@@ -167,7 +167,7 @@ def _() -> None:
     replace(evolve._ledger_accepted, accepted)
 
 
-@mutant("what a node ran of the lost records need not end", faults="ledger,late", jobs=8, nodes=3)
+@mutant("what a node ran of the lost records need not end", faults="ledger,late", jobs=8, nodes=3, first=3)
 def _() -> None:
     real = CellState.awaits_nodes
 
@@ -192,7 +192,7 @@ def _() -> None:
     replace(LedgerClock.now_ms, lambda self, last_ms=0: wall_ms())
 
 
-@mutant("a term begins by its machine's clock", faults="years,crash", jobs=8, nodes=3)
+@mutant("a term begins by its machine's clock", faults="years,crash", jobs=8, nodes=3, first=1)
 def _() -> None:
     def begin_time(state: CellState, before_ms: int | None, log_ms: int, ago_ms: int) -> LedgerClock:
         return LedgerClock(max(state.now_ms, wall_ms()))
@@ -200,7 +200,7 @@ def _() -> None:
     replace(ledger_time.begin_time, begin_time)
 
 
-@mutant("the estimator forgets what it had not estimated", faults="steps")
+@mutant("the estimator forgets what it had not estimated", faults="steps", first=1)
 def _() -> None:
     replace(State.unestimated, lambda self: [])
 
