@@ -4,7 +4,6 @@ PYTHON ?= python3
 VENV := .venv
 PYTORCH := .venv-pytorch
 SEEDS ?= 500
-EXAMPLE := test_the_readme_s_example_comes_out_as_it_stands_there
 BIN := $(VENV)/bin
 ROLES := .penstock/roles
 ADMINISTRATOR ?= postgresql://penstock:penstock@127.0.0.1:5432/penstock
@@ -53,8 +52,8 @@ schemas: venv ## Generate schemas/ from the event models
 bench: venv ## Measure, write bench.json, print it as a table
 	$(BIN)/python -m tests.bench
 
-papers: venv ## Every published figure that PENSTOCK_DATA lets us reproduce, and our own example's (an hour; progress with -v)
-	$(BIN)/python -m pytest tests/papers tests/simulation/test_report.py::$(EXAMPLE) -m "" -v
+papers: venv ## Every published figure that PENSTOCK_DATA lets us reproduce (an hour; progress with -v)
+	$(BIN)/python -m pytest tests/papers -m "" -v
 
 faults: venv ## The long fault runs: more kills, more seeds than CI
 	$(BIN)/python -m pytest tests/faults -m "" --faults-scale 30

@@ -3,6 +3,7 @@
 It holds only what rules are judged by: which job waits, which gang has which places, which node may be used.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any
@@ -83,6 +84,14 @@ class Node:
         """UUIDs of the GPUs that the node has."""
         return {gpu["uuid"] for gpu in self.spec["gpus"]}
 
+    def followed(self, place: dict[str, Any], after: Sequence[str]) -> set[str]:
+        """Tasks of these jobs for which a task with this place waits here, since they hold a GPU of it."""
+        return {
+            task_id
+            for task_id, slots in self.holders.items()
+            if task_id.rsplit(".", 2)[0] in after and set(slots) & set(place["gpus"])
+        }
+
     def uuid(self, slot: int) -> str:
         return self.slots.get(slot, f"no GPU in slot {slot}")
 
@@ -143,6 +152,12 @@ class Book:
 
     def job_of(self, task_id: str) -> Job | None:
         return self.jobs.get(task_id.rsplit(".", 2)[0])
+
+    def members(self, group: str) -> set[str]:
+        """Living tasks of the jobs of a group; of none where `group` is empty."""
+        return {
+            task_id for job in self.jobs.values() if group and job.group == group for task_id in job.living
+        }
 
     def together(self, task_id: str, other_id: str) -> bool:
         """Whether these tasks may have the same GPUs and cores: their jobs are of one group."""

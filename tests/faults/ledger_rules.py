@@ -10,7 +10,7 @@ of memory), `checkpoint` (starts and fetches), `core` (what lives on a node shar
 """
 
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
@@ -350,8 +350,8 @@ class LedgerRules:
             raise Violation("placement", f"{at}: {'; '.join(faults)}")
         for place in fact["tasks"]:
             node, cores = book.nodes[place["node_id"]], set(place["cores"])
-            before = self._before(node, place, fact.get("after", ()))
-            self._apart(place["task_id"], node, cores, fact.get("group", ""), before)
+            before = node.followed(place, fact.get("after", ()))
+            self._apart(place["task_id"], node, cores, book.members(fact.get("group", "")) | before)
             node.cores[place["task_id"]] = cores  # for the others of its gang
 
     def _cores(self, fact: Fact) -> None:
@@ -366,24 +366,12 @@ class LedgerRules:
             raise Violation(
                 "core", f"{at} gets {cores} on {fact['node_id']}, {node.status}, frozen: {book.frozen}"
             )
-        self._apart(task_id, node, cores, job.group)
+        self._apart(task_id, node, cores, book.members(job.group))
 
-    def _before(self, node: Node, place: Fact, after: Sequence[str]) -> set[str]:
-        """Tasks that the placed one waits for at its node, since they hold a GPU of it: they may have its cores, too."""
-        return {
-            task_id
-            for task_id, slots in node.holders.items()
-            if task_id.rsplit(".", 2)[0] in after and set(slots) & set(place["gpus"])
-        }
-
-    def _apart(
-        self, task_id: str, node: Node, cores: set[int], group: str, before: Container[str] = ()
-    ) -> None:
-        """What a task is given nobody else has, but members of its group, and those before it."""
+    def _apart(self, task_id: str, node: Node, cores: set[int], free: set[str]) -> None:
+        """What a task is given nobody else has. `free`: tasks that do not count."""
         for other, taken in node.cores.items():
-            owner = self.book.job_of(other)
-            mate = bool(group) and owner is not None and owner.group == group
-            if other != task_id and taken & cores and not mate and other not in before:
+            if other != task_id and taken & cores and other not in free:
                 raise Violation("core", f"seq {self.book.seq}: {task_id} gets {cores}, {other} has {taken}")
 
     def _cap(self, fact: Fact) -> None:

@@ -13,7 +13,7 @@ from tests.faults.laboratory.nemesis import FAULTS, RATES
 from tests.faults.laboratory.parallel import Summary, cores, gather, run_all
 from tests.faults.laboratory.run import live
 
-SEEDS = 50  # in the CI run, beside the hundred and more of the hunts for mutants; `make chaos` runs as many as it is asked for
+SEEDS = 100  # in the CI run, beside the hundred and more of the hunts for mutants; `make chaos` runs as many as it is asked for
 SEEDS_AT_LENGTH = 1_000
 PROMISED_KINDS = 24
 HASHES = """
@@ -49,7 +49,7 @@ def _was_bad(summary: Summary) -> None:
     assert happened["refused commits"] > summary.runs, "no placer lost its offset to another"
     assert happened["accepted by operators"] > summary.runs // 8, "no placer stopped before a changed topic"
     assert happened["freezes"] > summary.runs // 10
-    assert happened["undecided records"] > 3 * summary.runs
+    assert happened["undecided records"] > 4 * summary.runs
     assert happened["changes of cores"] > summary.runs // 2
     assert happened["caps of memory bandwidth"] > summary.runs // 5
     assert happened["moves that arrived"] > summary.runs // 20

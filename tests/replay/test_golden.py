@@ -206,6 +206,13 @@ async def test_an_old_ledger_is_decided_again() -> None:
     assert after == [("penstock.job.found_schedulable.v1", {"job_id": "long-gang"})]
     report = await Replayer(log, 0).run()
     assert (report.void, report.head_id) == (0, golden["head"])
+    assert report.different == 55
+    kinds = [
+        (difference["seq"], difference["recorded"], difference["again"]) for difference in report.differences
+    ]
+    assert [seq for seq, recorded, _ in kinds if not isinstance(recorded, str)] == [14, 17, 22]
+    verdicts = [(seq, recorded, again) for seq, recorded, again in kinds if isinstance(recorded, str)]
+    assert verdicts == [(seq, "committed", "rejected") for seq in (32, 33, 34, 35, 52, 53, 54)]
     first = report.differences[0]
     assert (first["seq"], stopped(first["recorded"])) == (14, [("long-gang", None)])
     assert stopped(first["again"]) == [("long-gang", "short-a")]

@@ -63,20 +63,13 @@ def _not_yet(state: CellState, job: JobState, place: TaskPlacement) -> TaskPlace
         if task.status is not TaskStatus.EXITED and task.place.node_id == place.node_id
     ]
     before = [other for other in living if set(other.gpus) & set(place.gpus)]
-    gpus, cores = ({part for other in before for part in of(other)} for of in (_gpus, _cores))
+    gpus = {gpu for other in before for gpu in other.gpus}
+    cores = {core for other in before for core in other.cores}
     return replace(
         place,
         gpus=tuple(gpu for gpu in place.gpus if gpu not in gpus),
         cores=tuple(core for core in place.cores if core not in cores),
     )
-
-
-def _gpus(place: TaskPlacement) -> tuple[int, ...]:
-    return place.gpus
-
-
-def _cores(place: TaskPlacement) -> tuple[int, ...]:
-    return place.cores
 
 
 def group_problems(state: CellState) -> Iterator[str]:

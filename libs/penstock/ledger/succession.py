@@ -88,12 +88,11 @@ def ended(state: CellState, job: JobState) -> None:
 
 def awaited(state: CellState, job: JobState) -> tuple[str, ...]:
     """Of the jobs that its attempt starts after those that still hold a GPU of it; none for most."""
-    places = [task.place for task in job.tasks.values()] if job.after else ()
-    return tuple(
-        dict.fromkeys(
-            other_id
-            for place in places
-            for other_id in job.after
-            for _ in predecessors(state, job, place, frozenset(job.after) - {other_id})
-        )
-    )
+    if not job.after:
+        return ()
+    before = {
+        place.task_id.rsplit(".", 2)[0]
+        for task in job.tasks.values()
+        for place in predecessors(state, job, task.place)
+    }
+    return tuple(other_id for other_id in job.after if other_id in before)

@@ -432,7 +432,7 @@ class PlacementExplanation(Value, frozen=True, kw_only=True):
     proposer: ShortText = ""
     """Who asked for these nodes, which are then the only candidate; empty: the profile chose."""
     reason: ShortText = ""
-    """Of the proposer, for people."""
+    """Of the proposer, for people; of the profile, after whom the job starts."""
     moved: Moved | None = None
     """None: it was not moved there."""
 

@@ -1,4 +1,4 @@
-"""Explanations of places that somebody else than the profile asked for: units of proposed plans, and moves."""
+"""Explanations of places for which no policy gave scores: units of plans, proposed or awaiting stops, and moves."""
 
 from collections.abc import Callable, Sequence
 
@@ -14,7 +14,7 @@ Explain = Callable[[PlacementExplanation], None]
 """Takes the explanations of placements, in their order."""
 
 
-def proposed(
+def explained(
     state: CellState,
     job: JobState,
     tasks: Sequence[TaskPlacement],
@@ -22,7 +22,7 @@ def proposed(
     reason: str,
     moved: Moved | None = None,
 ) -> PlacementExplanation:
-    """The nodes that were asked for are the only candidate. Of a move also why the other nodes were none."""
+    """The nodes that were asked for are the only candidate. Of a move also why the other nodes were none. `proposer`: empty for the profile."""
     need, models = job.demand.worker, job.demand.gpu_models
     fitting = state.index.candidates(need, models)
     rejected: dict[str, int] = {}

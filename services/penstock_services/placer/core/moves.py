@@ -14,7 +14,7 @@ from penstock.model.types import MAX_TEXT, TaskPlacement
 from penstock.policies.refusal import Refusal
 from penstock.policies.validate_moves import target_of
 from penstock_services.placer.core.common import start_deadline, stop
-from penstock_services.placer.core.explaining import Explain, Stopped, leaving, proposed
+from penstock_services.placer.core.explaining import Explain, Stopped, explained, leaving
 
 
 def decided(state: CellState, proposal: MigrationProposed, explain: Explain) -> Iterator[Event]:
@@ -22,7 +22,7 @@ def decided(state: CellState, proposal: MigrationProposed, explain: Explain) -> 
     job, target = state.jobs[proposal.job_id], target_of(state, proposal)
     assert not isinstance(target, Refusal), target
     by = proposal.by or proposal.proposer
-    explain(proposed(state, job, target, by, proposal.reason, leaving(state, job)))
+    explain(explained(state, job, target, by, proposal.reason, leaving(state, job)))
     yield MoveDecided(
         job_id=job.job_id,
         attempt=job.attempt,
@@ -51,7 +51,7 @@ def arrive(state: CellState, job: JobState, explain: Explain) -> Iterator[Event]
     stopped = Stopped(state, job, move)
     yield ledger_events.JobRequeued(job_id=job.job_id, attempt=job.attempt, reason="migrated")
     yield ledger_events.PlacementDecided(job_id=job.job_id, attempt=job.attempt + 1, tasks=target)
-    explain(proposed(state, job, target, move.by, move.reason, stopped.moved(job, move)))
+    explain(explained(state, job, target, move.by, move.reason, stopped.moved(job, move)))
     yield start_deadline(state, job)
 
 

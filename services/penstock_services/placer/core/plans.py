@@ -17,7 +17,7 @@ from penstock.policies.base import Choose, LazyRng, Plan, Profile
 from penstock.policies.preemption import Start, Stop, arrange, keeps_room, node_ids, place_as_tried, set_of
 from penstock.policies.succession import place_after
 from penstock_services.placer.core.common import continuation, start_deadline, stop, wake_up
-from penstock_services.placer.core.explaining import Explain
+from penstock_services.placer.core.explaining import Explain, explained
 
 MAX_PLACED = 32  # in one record, which must stay under 64 KiB
 MAX_TASKS = MAX_GANG_TASKS  # placed in one record
@@ -63,11 +63,11 @@ def carry_out_plan(
             return
         if job.job_id not in failed_jobs:
             yield from place(state, job, _chooser(profile, start, plan.starts[placed + 1 :], claimed))
-    yield from _nexts(state, profile, units, len(plan.starts), tasks, explain)
+    yield from _nexts(state, units, len(plan.starts), tasks, explain)
 
 
 def _nexts(
-    state: CellState, profile: Profile, units: Sequence[PlanUnit], placed: int, tasks: int, explain: Explain
+    state: CellState, units: Sequence[PlanUnit], placed: int, tasks: int, explain: Explain
 ) -> Iterator[Event]:
     """Those who start as soon as others have ended where they are to be. `placed`, `tasks`: in this record by now."""
     for unit in units:
@@ -81,18 +81,8 @@ def _nexts(
         if placed > MAX_PLACED or (placed > 1 and tasks > MAX_TASKS):
             yield continuation(state)
             return
-        demand = job.demand
-        explain(
-            ledger_events.PlacementExplanation(
-                job_id=job.job_id,
-                profile=profile.name,
-                candidates=(ledger_events.Candidate(nodes=unit.nodes, score=0.0),),
-                margin=None,
-                feasible=state.index.candidates(demand.worker, demand.gpu_models).bit_count(),
-                rejected={},
-                reason=f"starts when it has ended there: {', '.join(found.after)}"[:MAX_TEXT],
-            )
-        )
+        why = f"starts when it has ended there: {', '.join(found.after)}"
+        explain(explained(state, job, found.tasks, "", why[:MAX_TEXT]))
         yield ledger_events.PlacementDecided(
             job_id=job.job_id, attempt=job.attempt + 1, tasks=found.tasks, after=found.after
         )

@@ -20,7 +20,7 @@ from penstock.policies.overlay import Gangs, Placed, Room
 from penstock.policies.preemption import Start, place_as_tried, set_of
 from penstock.policies.trial import Trial
 from penstock_services.placer.core.common import continuation, start_deadline
-from penstock_services.placer.core.explaining import Explain, proposed
+from penstock_services.placer.core.explaining import Explain, explained
 
 
 def waiting(unit: ProposedUnit, ref: UnitRef, valid_until_ms: int | None) -> Iterator[PlanUnit]:
@@ -50,7 +50,7 @@ def start(
     """All jobs of one unit; the places were chosen on this state. `why`: as the proposer says. `group_id`: they share GPUs."""
     for found in placed:
         job, tasks = state.jobs[found.job.job_id], found.tasks
-        explain(proposed(state, job, tasks, ref.proposer, why))
+        explain(explained(state, job, tasks, ref.proposer, why))
         yield PlacementDecided(
             job_id=job.job_id, attempt=job.attempt + 1, tasks=tasks, unit=ref, group=group_id
         )
