@@ -92,8 +92,8 @@ def in_short(answer: Mapping[str, Any], job: Mapping[str, Any]) -> str:
     placement = answer.get("placement")
     if not placement or not placement.get("candidates"):
         return reason_of(job) or str(answer.get("text") or "")
-    if placement.get("proposer"):
-        return "; ".join(filter(None, (proposed(placement), moved(placement.get("moved")))))
+    if text := asked(placement):
+        return "; ".join(filter(None, (text, moved(placement.get("moved")))))
     value, feasible = placement.get("margin"), placement["feasible"]
     if value is None or feasible == 1:
         text = "the only node that fits" if feasible == 1 else "the only choice"
@@ -115,8 +115,8 @@ def _placement(found: Mapping[str, Any], *, wide: bool) -> None:
         mark = "[green]●[/]" if number == 0 else "[dim]○[/]"
         table.add_row(mark, escape(node_names(candidate["nodes"])), f"{candidate['score']:.4f}")
     screen.print(table)
-    if found.get("proposer"):
-        screen.print(f"[dim]{escape(proposed(found))}[/]")
+    if text := asked(found):
+        screen.print(f"[dim]{escape(text)}[/]", soft_wrap=True)
     else:
         screen.print(f"[dim]the smaller the better; chosen by {found['profile']}{margin(found)}[/]")
     if found.get("moved"):
@@ -142,9 +142,12 @@ def _gpus(tasks: list[Mapping[str, Any]], limit: int, *, wide: bool) -> None:
         screen.print(f"[dim]and {len(tasks) - limit} more tasks; `-o wide` lists all[/]")
 
 
-def proposed(found: Mapping[str, Any]) -> str:
-    """`proposed by batcher: shares no link`."""
-    return f"proposed by {found['proposer']}" + (f": {found['reason']}" if found.get("reason") else "")
+def asked(found: Mapping[str, Any]) -> str:
+    """`proposed by batcher: shares no link`, `chosen by srtf: starts when it has ended there: night`; empty where scores tell why."""
+    why = f": {found['reason']}" if found.get("reason") else ""
+    if found.get("proposer"):
+        return f"proposed by {found['proposer']}{why}"
+    return why and f"chosen by {found['profile']}{why}"
 
 
 def margin(found: Mapping[str, Any]) -> str:

@@ -1,6 +1,8 @@
 """Next members of leases: who makes others stop has its order at the node before they have stopped, and its node lets it wait."""
 
+from penstock.cli.explain import in_short
 from penstock.ledger.snapshot import dump, load
+from penstock.model.codec import as_written
 from penstock.model.external_events import JobCancelRequested
 from penstock.model.ledger_events import PlacementDecided
 from penstock.model.settings import PlacerSettings
@@ -41,6 +43,8 @@ def test_its_order_goes_out_with_the_stop() -> None:
     assert (placed.job_id, placed.after) == ("short", ("night",))
     assert [place.gpus for place in placed.tasks] == [(0, 1)]
     assert [place.cores for place in placed.tasks] == [(0, 1, 2, 3)]
+    shown = in_short({"placement": as_written(driver.explanations[-1])}, {})
+    assert shown == "chosen by srtf: starts when it has ended there: night"
     why = explain(driver.state, "short", driver.state.now_ms)
     assert (why.reason, why.detail) == (Reason.AWAITING_STOPS, "night on n0")
     assert driver.state.nodes["n0"].free_gpu_mask == 0
