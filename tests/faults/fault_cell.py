@@ -74,6 +74,14 @@ class Slot:
     """What we killed it for: `random`."""
     keeper: "asyncio.Task[None] | None" = None
 
+    @property
+    def settled(self) -> bool:
+        """Whether it is ready and nobody has killed it, or it was stopped and has ended."""
+        process = self.process
+        if process is None or process.ended.is_set():
+            return process is not None and not self.keep
+        return process.ready.is_set() and self.hit_by is None
+
 
 def failpoint_cycle(prefix: str, rng: np.random.Generator, kills: Mapping[str, int]) -> Iterator[str]:
     """The failpoints of one service, those with the fewest `kills` first, at varying passages."""
@@ -364,8 +372,9 @@ class FaultCell:
                 self.kill(slot.name, "disarm")
 
     async def stop(self, *names: str) -> None:
-        """SIGTERM; a service that does not end well is a crash."""
+        """SIGTERM once they are ready, for before that nobody listens to it; a service that does not end well is a crash."""
         chosen = [self.slots[name] for name in names or list(self.slots)]
+        await self.until(lambda: all(slot.settled for slot in chosen), READY_S, "all who stop are ready")
         living = []
         for slot in chosen:
             slot.keep = False
