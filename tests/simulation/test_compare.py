@@ -263,14 +263,14 @@ def test_a_stopped_comparison_keeps_the_figures_of_the_runs_in_progress(
 ) -> None:
     """Two runs in progress, a third waits: Ctrl-C reaches all processes of the terminal, a deadline's SIGTERM only one."""
     trace, page = tmp_path / "long.csv", tmp_path / "page.html"
-    lines = [f"j{n},{n // 4},{300 + n % 97},1" for n in range(9_000)]
+    lines = [f"j{n},{n // 4},{300 + n % 97},1" for n in range(3_000)]
     trace.write_text("job_id,submit_s,duration_s,gpus\n" + "\n".join(lines))
     arguments = (
         "compare", str(trace), "--cluster", "1x8", "--profiles", "random,even,srtf", "--seeds", "1", "--jobs", "2",
         "--check", "-o", "json", *(("--report", str(page)) if group else ()),
     )  # fmt: skip
     with started(*arguments) as run:
-        running_children(run, 2, 4.0)  # importing takes two of these, without bytecode
+        running_children(run, 2, 0.5)
         (os.killpg if group else os.kill)(run.pid, number)
         out, errors = run.communicate(timeout=60)
     assert run.returncode == 130, errors

@@ -22,7 +22,7 @@ from penstock.simulator.engine import Durations
 from penstock.simulator.runs import STOP_SIGNALS, OnProgress, Progress, Result, first_interrupt_waits
 
 REPORT_EVERY_S = 0.2
-STOP_WITHIN_S = 20.0  # after Ctrl-C; some policies take seconds for the 256 steps between two reports
+STOP_WITHIN_S = 20.0  # after Ctrl-C
 
 
 class Task(NamedTuple):

@@ -17,7 +17,7 @@ from penstock.simulator.meter import Figures
 from penstock.simulator.report.series import Reals, RunSeries, Stopwatch, series_of
 from penstock.simulator.report.timeline import Timeline
 
-STEPS_PER_REPORT = 256
+STEPS_PER_REPORT = 16  # with --check a step of a long queue takes tens of milliseconds
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 Sink = Callable[[bytes], object]
 
