@@ -127,21 +127,23 @@ async def test_a_zombie_wakes_up(cell: FaultCell) -> None:
         term = replica.state.term
         in_office = str(starts(await records(cell))[-1].cause.placer_id)
         # In turns, unless the machine is so busy that the standby placer took over without our doing.
-        sleeper, successor = ("a", "b") if f"placer-{pid_of(cell, 'a')}-" in in_office else ("b", "a")
+        sleeper = "a" if f"placer-{pid_of(cell, 'a')}-" in in_office else "b"
         assert f"placer-{pid_of(cell, sleeper)}-" in in_office
         await stop_at_work(cell, sleeper, turn)
         await cell.until(lambda term=term: replica.state.term > term, PATIENCE_S, "the successor takes over")  # type: ignore[misc]
         ended = len(replica.state.ended)
         await cell.until(lambda n=ended: len(replica.state.ended) > n + 5, PATIENCE_S, "jobs flow again")  # type: ignore[misc]
-        woken = replica.head.seq
+        woken, woken_ms = replica.head.seq, wall_ms()
         send(cell, sleeper, signal.SIGCONT)
         await asyncio.sleep(3 * TAKEOVER_MS / 1_000)  # it would take over now, if it did not understand
         valid = await records(cell)
-        last = starts(valid)[-1]
-        assert f"placer-{pid_of(cell, successor)}-" in str(last.cause.placer_id), (
-            "the zombie took the office back"
-        )
-        assert {raw.term for raw in valid if raw.seq > woken} <= {last.term}
+        for first in starts(valid):
+            # On a busy machine either may find the other too slow, as a standby placer may: never before its patience is over.
+            if first.seq > woken and f"placer-{pid_of(cell, sleeper)}-" in str(first.cause.placer_id):
+                assert first.now_ms >= woken_ms + TAKEOVER_MS, "the zombie took the office back"
+        assert {raw.term for raw in valid if raw.seq > woken} <= {
+            raw.term for raw in starts(valid) if raw.term > term
+        }
         if turn + 1 >= ROUNDS and (cell.log.conditional or await count_void(cell) > 0):
             break
     submitting.cancel()

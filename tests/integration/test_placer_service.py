@@ -1,7 +1,7 @@
 """The placer's shell with its estimator and nodes, in one process on the log in memory."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 
 import pytest
@@ -13,7 +13,7 @@ from penstock.ledger.evolve import FOLD_VERSION
 from penstock.ledger.record import Draft, write
 from penstock.ledger.replica import Replica
 from penstock.log.embedded import EmbeddedLog
-from penstock.log.port import Log, Message, Partition
+from penstock.log.port import MAX_READ_RECORDS, Log, Message, Partition, Reader, Record
 from penstock.log.topic_settings import topic_partitions
 from penstock.model.envelope import Envelope, to_wire
 from penstock.model.event import Event
@@ -23,9 +23,11 @@ from penstock.model.settings import PlacerSettings
 from penstock.model.topics import Topic
 from penstock.model.types import JobSpec, ResourceRequest
 from penstock.runtime.settings import Settings
+from penstock.runtime.tracing.tracer import Tracing
 from penstock_services.estimator.shell.service import run as run_estimator
 from penstock_services.placer.core.decide import Decider
 from penstock_services.placer.shell import standby
+from penstock_services.placer.shell.ledger_trace import LedgerTrace
 from penstock_services.placer.shell.replay import Replayer
 from penstock_services.placer.shell.service import run as run_placer
 from tests.support.driver import node_spec
@@ -183,6 +185,57 @@ async def test_a_replaced_placer_stands_by(cell: Cell) -> None:
         replica = await cell.until(ended(10))
     assert replica.state.term == 2
     assert len(cell.nodes.seen.started) == 10
+
+
+class LateReader:
+    """Reads inputs at once, and the ledger only for who waits longer than a standby's patience."""
+
+    def __init__(self, inputs: Reader, ledger: Reader) -> None:
+        self._inputs, self._ledger = inputs, ledger
+
+    def position(self, partition: Partition) -> int:
+        return (self._ledger if partition == LEDGER else self._inputs).position(partition)
+
+    async def read(
+        self, *, max_records: int = MAX_READ_RECORDS, timeout_ms: int | None = None
+    ) -> list[Record]:
+        if timeout_ms is not None and timeout_ms > standby.TAKEOVER_MS:
+            return await self._ledger.read(max_records=max_records, timeout_ms=timeout_ms)
+        return await self._inputs.read(max_records=max_records, timeout_ms=timeout_ms)
+
+    async def close(self) -> None:
+        await self._inputs.close()
+        await self._ledger.close()
+
+
+class LateLog(MemoryLog):
+    """The connection of a standby that has no time to read all that is there."""
+
+    def reader(self, start: Mapping[Partition, int], *, batch_ms: int = 0) -> Reader:
+        inputs = {partition: offset for partition, offset in start.items() if partition != LEDGER}
+        if not inputs or LEDGER not in start:
+            return super().reader(start, batch_ms=batch_ms)
+        return LateReader(super().reader(inputs), super().reader({LEDGER: start[LEDGER]}))
+
+
+async def test_a_standby_that_reads_late_blames_nobody(cell: Cell, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It sees an input, and for its whole patience no answer, which has long been in the ledger: it reads that to its end before
+    it takes over. Whoever really does not answer is still replaced."""
+    monkeypatch.setattr(standby, "TAKEOVER_MS", 300)
+    replica = Replica()
+    trace = LedgerTrace(Tracing())
+    async with cell.placer():
+        await cell.submit("early")
+        await cell.until(ended(1))
+        standing = asyncio.create_task(standby.stand_by(LateLog(cell.broker, "placer"), replica, 0, trace))
+        await asyncio.sleep(0.05)
+        await cell.submit("answered")
+        await cell.until(ended(2))
+        await asyncio.sleep(4 * standby.TAKEOVER_MS / 1_000)
+        assert not standing.done(), "it blamed a placer that had answered"
+    await cell.submit("unanswered")
+    await asyncio.wait_for(standing, 30)
+    assert replica.head == cell.fold().head, "who takes over has read all"
 
 
 @pytest.mark.parametrize("after_write", [True, False])

@@ -1,8 +1,8 @@
 """Standing by without heartbeats: take over only when something stays unanswered.
 
 The active placer answers every input with a record, and every due timer. So silence with nothing to answer
-proves nothing, and an input without its record for `TAKEOVER_MS` is taken as its failure. Taking over wrongly is safe: the
-chain rule voids the loser's records (LAW 3).
+proves nothing, and an input without its record for `TAKEOVER_MS` is taken as its failure, once the ledger has been read to its end: a standby that was
+itself too slow to read sees the answers late. Taking over wrongly is safe: the chain rule voids the loser's records (LAW 3).
 """
 
 import asyncio
@@ -76,10 +76,15 @@ async def stand_by(
     clock = LedgerClock(replica.state.now_ms)
     waiting: dict[Partition, Unanswered] = {}
     heard_s = loop.time()
+    known = replica.offset  # the ledger's end when it was last asked for
     try:
         while True:
-            patience_ms = _patience_ms(replica, clock, waiting, loop.time(), heard_s)
-            for record in await reader.read(timeout_ms=patience_ms):
+            if reader.position(ledger) < known:
+                records = await read_known(log, reader, ledger, known)
+            else:
+                patience_ms = _patience_ms(replica, clock, waiting, loop.time(), heard_s)
+                records = await reader.read(timeout_ms=patience_ms)
+            for record in records:
                 if record.partition == ledger:
                     if ledger_trace.fold(replica, record, end) is not None:
                         heard_s = loop.time()
@@ -94,19 +99,26 @@ async def stand_by(
                     del waiting[place]
                 elif answered > unanswered.oldest:
                     waiting[place] = Unanswered(answered, unanswered.newest, loop.time())
-            if _patience_ms(replica, clock, waiting, loop.time(), heard_s) == 0:
-                if replica.head != GENESIS:  # what followed on another history looked void, and so unanswered
-                    found = await head_id_at(log, ledger, replica.head_offset)
-                    if found != replica.head.id:
-                        raise LogError(f"record {replica.head.seq} is gone from the ledger that was followed")
-                if await overlooked(log, ledger, replica.head, replica.head_offset, replica.offset):
-                    raise LogError(
-                        f"the ledger went on behind record {replica.head.seq} where void records were"
-                    )
-                logger.info("taking over: nobody answered for %d ms", TAKEOVER_MS)
-                return
+            if reader.position(ledger) >= known and 0 == _patience_ms(
+                replica, clock, waiting, loop.time(), heard_s
+            ):
+                known = (await log.end_offsets([ledger]))[ledger]
+                if reader.position(ledger) >= known:  # else it was this process that was slow
+                    await _check_followed(log, ledger, replica)
+                    logger.info("taking over: nobody answered for %d ms", TAKEOVER_MS)
+                    return
     finally:
         await reader.close()
+
+
+async def _check_followed(log: Log, ledger: Partition, replica: Replica) -> None:
+    """Raises `LogError` where the ledger is not the one that was followed: what another wrote looked void, and so unanswered."""
+    if replica.head != GENESIS:
+        found = await head_id_at(log, ledger, replica.head_offset)
+        if found != replica.head.id:
+            raise LogError(f"record {replica.head.seq} is gone from the ledger that was followed")
+    if await overlooked(log, ledger, replica.head, replica.head_offset, replica.offset):
+        raise LogError(f"the ledger went on behind record {replica.head.seq} where void records were")
 
 
 def _patience_ms(
