@@ -1,8 +1,9 @@
 """Standing by without heartbeats: take over only when something stays unanswered.
 
 The active placer answers every input with a record, and every due timer. So silence with nothing to answer
-proves nothing, and an input without its record for `TAKEOVER_MS` is taken as its failure, once the ledger has been read to its end: a standby that was
-itself too slow to read sees the answers late. Taking over wrongly is safe: the chain rule voids the loser's records (LAW 3).
+proves nothing, and an input without its record for `TAKEOVER_MS` is taken as its failure, once the ledger has been
+read to its end: a standby that was itself too slow to read sees the answers late. Taking over wrongly is safe: the
+chain rule voids the loser's records (LAW 3).
 """
 
 import asyncio
@@ -112,7 +113,10 @@ async def stand_by(
 
 
 async def _check_followed(log: Log, ledger: Partition, replica: Replica) -> None:
-    """Raises `LogError` where the ledger is not the one that was followed: what another wrote looked void, and so unanswered."""
+    """What another history holds looked void, and so unanswered.
+
+    Raises `LogError` where the ledger is not the one that was followed.
+    """
     if replica.head != GENESIS:
         found = await head_id_at(log, ledger, replica.head_offset)
         if found != replica.head.id:
