@@ -62,7 +62,7 @@ SLOWEST_CLOCK = 0.846  # of a node: `penstock.ledger.lease.wait_ms`
 LEDGER = Partition(Topic.LEDGER, 0)
 LOGS = ("kafka", "embedded", "kafka")
 """What the log behaves as, by seed: see `laboratory.log`. Their number is prime to `run.REPLAY_EVERY`."""
-POLICY_RATES = (0.0, 0.02, 0.3)
+POLICY_RATES = (0.0, 0.025, 0.375)
 """How often a policy raises, by seed."""
 
 
