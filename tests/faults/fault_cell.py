@@ -38,6 +38,7 @@ TOPICS: dict[str, int] = {
     Topic.TELEMETRY: NODE_PARTITIONS,
     Topic.DEAD_LETTERS: 1,
 }
+LEDGER = Partition(Topic.LEDGER, 0)
 READY_S = 20.0
 NODE_MODULES = frozenset({"tests.faults.judge_node", "penstock_services.node_reporter"})
 STOP_S = 10.0
@@ -101,7 +102,7 @@ class Follower:
         self.replica = Replica()
 
     async def run(self) -> None:
-        ledger = Partition(Topic.LEDGER, 0)
+        ledger = LEDGER
         reader = self._log.reader({ledger: 0})
         try:
             while True:
@@ -418,8 +419,11 @@ class FaultCell:
         await self._answered(patience_s)
 
     async def rest(self, patience_s: float) -> None:
-        """Settles for good: nodes stop first, for they may still repeat themselves; then all is answered."""
+        """Settles for good: who was killed last is back, for a placer then writes a record; nodes stop first, for they
+        may still repeat themselves; then all is answered.
+        """
         await self.settle(patience_s)
+        await self.until(lambda: all(slot.settled for slot in self.slots.values()), READY_S, "all are ready")
         await self.stop(*(name for name, slot in self.slots.items() if slot.module in NODE_MODULES))
         await self._answered(patience_s)
 
@@ -436,7 +440,8 @@ class FaultCell:
         try:
             while True:
                 seq = await connection.fetchval("SELECT max(seq) FROM penstock.positions")
-                if seq == self.follower.replica.head.seq:
+                end = (await self.log.end_offsets([LEDGER]))[LEDGER]
+                if seq == self.follower.replica.head.seq and self.follower.replica.offset == end:
                     return
                 assert asyncio.get_running_loop().time() < deadline, f"projected up to {seq}\n{self.trace()}"
                 await asyncio.sleep(WATCH_S)
