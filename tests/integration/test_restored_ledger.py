@@ -29,6 +29,7 @@ from penstock_services.placer.shell import standby
 from penstock_services.placer.shell.ledger_trace import LedgerTrace
 from penstock_services.placer.shell.service import run as run_placer
 from penstock_services.placer.shell.standby import stand_by
+from penstock_services.placer.shell.term import acquire
 from penstock_services.projector.shell.rebuild import rebuild
 from penstock_services.projector.shell.service import run as run_projector
 from tests.integration.test_changed_inputs import cell, submitted  # noqa: F401 - `cell` is a fixture
@@ -74,6 +75,23 @@ async def test_what_went_on_in_place_of_void_records_is_noticed(
     cell.broker.append("placer", written)
     with pytest.raises(LogError, match="where void records were"):
         await asyncio.wait_for(following, WITHIN_S)
+
+
+async def test_it_is_restored_between_the_last_look_and_the_term(cell: Cell) -> None:  # noqa: F811 - the fixture
+    """A placer that has decided to take over sleeps. Meanwhile an older copy is put back, and what another placer writes there is void: the
+    ledger is as long as it was, and the sleeper's term would follow a record that is gone, with tokens that were given out before."""
+    async with cell.placer():
+        await submitted(cell, "a", "b")
+    replica, records = cell.fold(), cell.broker.records(LEDGER)
+    cell.broker.restore(LEDGER, 1)
+    cell.broker.append("a placer that was replaced", [Message(LEDGER, records[-1].value)] * len(records))
+    log, trace = cell.log("placer"), LedgerTrace(tracing("placer", SETTINGS))
+    before = len(cell.broker.records(LEDGER))
+    with pytest.raises(
+        LogError, match=f"record {replica.head.seq} is gone from the ledger that was followed"
+    ):
+        await acquire(log, log.reader({LEDGER: replica.offset}), replica, LEDGER, "cell", "sleeper", trace)
+    assert len(cell.broker.records(LEDGER)) == before, "a term was begun"
 
 
 class Site:

@@ -14,17 +14,15 @@ from typing import NamedTuple
 from pydantic import Field
 
 from penstock.clock import LedgerClock
-from penstock.errors import LogError
-from penstock.ledger.record import GENESIS
 from penstock.ledger.replica import Replica
 from penstock.log.port import Log, Partition
 from penstock.model.topics import Topic
 from penstock.runtime.settings import EnvironmentSettings
-from penstock.runtime.snapshots import Written, head_id_at
+from penstock.runtime.snapshots import Written
 from penstock_services.placer.shell.history import check_ledger
 from penstock_services.placer.shell.inputs import check_inputs, input_positions
 from penstock_services.placer.shell.ledger_trace import LedgerTrace
-from penstock_services.placer.shell.term import overlooked, read_known
+from penstock_services.placer.shell.term import check_followed, read_known
 
 logger = logging.getLogger(__name__)
 
@@ -105,24 +103,11 @@ async def stand_by(
             ):
                 known = (await log.end_offsets([ledger]))[ledger]
                 if reader.position(ledger) >= known:  # else it was this process that was slow
-                    await _check_followed(log, ledger, replica)
+                    await check_followed(log, ledger, replica)
                     logger.info("taking over: nobody answered for %d ms", TAKEOVER_MS)
                     return
     finally:
         await reader.close()
-
-
-async def _check_followed(log: Log, ledger: Partition, replica: Replica) -> None:
-    """What another history holds looked void, and so unanswered.
-
-    Raises `LogError` where the ledger is not the one that was followed.
-    """
-    if replica.head != GENESIS:
-        found = await head_id_at(log, ledger, replica.head_offset)
-        if found != replica.head.id:
-            raise LogError(f"record {replica.head.seq} is gone from the ledger that was followed")
-    if await overlooked(log, ledger, replica.head, replica.head_offset, replica.offset):
-        raise LogError(f"the ledger went on behind record {replica.head.seq} where void records were")
 
 
 def _patience_ms(

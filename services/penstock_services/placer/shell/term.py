@@ -13,7 +13,7 @@ from penstock import __version__
 from penstock.clock import LedgerClock, wall_ms
 from penstock.errors import ConfigurationError, LogError, PenstockError
 from penstock.ledger.evolve import FOLD_VERSION
-from penstock.ledger.record import Draft, Head, read_valid, write
+from penstock.ledger.record import GENESIS, Draft, Head, read_valid, write
 from penstock.ledger.replica import Replica
 from penstock.ledger.state import CellState
 from penstock.log.lookup import records_at
@@ -25,7 +25,7 @@ from penstock.model.settings import PlacerSettings
 from penstock.model.validation import checked, describe
 from penstock.policies.profiles import DEFAULT, UnknownProfile, profile_for
 from penstock.runtime.failpoints import hit
-from penstock.runtime.snapshots import Written
+from penstock.runtime.snapshots import Written, head_id_at
 from penstock_services.placer.shell.history import check_ledger
 from penstock_services.placer.shell.inputs import check_inputs
 from penstock_services.placer.shell.ledger_time import begin_time
@@ -116,6 +116,19 @@ async def overlooked(log: Log, ledger: Partition, head: Head, head_offset: int, 
     return False
 
 
+async def check_followed(log: Log, ledger: Partition, replica: Replica) -> None:
+    """What another history holds looked void, and so unanswered.
+
+    Raises `LogError` where the ledger is not the one that was followed.
+    """
+    if replica.head != GENESIS:
+        found = await head_id_at(log, ledger, replica.head_offset)
+        if found != replica.head.id:
+            raise LogError(f"record {replica.head.seq} is gone from the ledger that was followed")
+    if await overlooked(log, ledger, replica.head, replica.head_offset, replica.offset):
+        raise LogError(f"the ledger went on behind record {replica.head.seq} where void records were")
+
+
 async def acquire(
     log: Log,
     reader: Reader,
@@ -145,6 +158,7 @@ async def acquire(
                 if ledger_trace.fold(replica, record, end) is not None:
                     stamp_ms = record.timestamp_ms
         await check_ledger(log, ledger, replica.state.epoch, seen)
+        await check_followed(log, ledger, replica)
         if accepted is None:
             await check_inputs(log, replica.state, ledger.index)
         term = replica.head.term + 1
