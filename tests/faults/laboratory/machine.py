@@ -147,8 +147,8 @@ class Machine:
         return self.spec.node_id
 
     def wall_ms(self) -> int:
-        """By this machine's clock."""
-        return EPOCH_MS + int(self.world.now_s * 1_000) + self.clock.error_ms
+        """By this machine's clock, which no kernel sets to before 1970."""
+        return max(0, EPOCH_MS + int(self.world.now_s * 1_000) + self.clock.error_ms)
 
     def boot_s(self) -> float:
         """By this machine's boot-time clock."""
