@@ -57,9 +57,14 @@ class MoveRules:
         """Only who is being stopped, and for whom nothing is kept there, is followed by somebody."""
         for job_id in fact.get("after", ()):
             job = self._book.jobs.get(job_id)
-            if job is None or job.stop_reason is None or job.group or job.target:
+            if job is None or job.stop_reason is None or self._shares(job) or job.target:
                 return f"{fact['job_id']} starts after {job_id}, which is not being stopped"
         return None
+
+    def _shares(self, job: Job) -> bool:
+        """A group of one is none."""
+        others = (other for other in self._book.jobs.values() if other is not job)
+        return any(other.group == job.group and bool(other.living) for other in others if job.group)
 
     def _decided(self, job: Job, fact: dict[str, Any]) -> str | None:
         at = f"{fact['job_id']} is to move"

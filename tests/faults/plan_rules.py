@@ -1,5 +1,6 @@
 """What must hold of proposed plans, by the judge's own bookkeeping: whole units, once, in time, on the nodes that they name; and windows end."""
 
+from collections.abc import Iterator
 from typing import Any
 
 from tests.faults.ledger_book import Book
@@ -30,6 +31,7 @@ class PlanRules:
         self._over = False
         """Whether its timer has fired in the present record."""
         self.started = self.waited = self.copies = self.expired = self.windows = 0
+        self.groups_waited = self.next_members = 0
 
     def wrong(self, kind: str, fact: dict[str, Any]) -> str | None:
         """What is wrong with this fact, or with the whole record before; None: nothing."""
@@ -93,7 +95,19 @@ class PlanRules:
             self._kept[unit["job_id"]] = ref, unit["nodes"]
             if not self._names(ref, unit["job_id"], unit["nodes"]):
                 return f"{unit['nodes']} are kept for {unit['job_id']}; {ref} does not say so"
-        return None
+        return next(self._halves(fact["units"]), None)
+
+    def _halves(self, units: list[dict[str, Any]]) -> Iterator[str]:
+        """A unit waits as a whole: its jobs in the queue, and of a group those who run."""
+        waiting: dict[Ref, set[str]] = {}
+        for unit in units:
+            if (proposed := unit.get("proposed")) is not None:
+                named = waiting.setdefault(_ref(proposed["of"]), set())
+                named |= {unit["job_id"], *(proposed.get("group") or ())}
+        for ref, named in waiting.items():
+            planned = {job["job_id"] for job in self._unit(ref)["jobs"]}
+            if named != planned:
+                yield f"of the unit {ref} {sorted(named)} wait, planned are {sorted(planned)}"
 
     def _placed(self, fact: dict[str, Any], *, moves: bool) -> str | None:
         job_id, nodes = fact["job_id"], [place["node_id"] for place in fact["tasks"]]
@@ -115,6 +129,8 @@ class PlanRules:
             return f"{ref} was valid until {until_ms}, {job_id} starts at {self._book.now_ms}"
         self.started += 1
         self.waited += kept is not None
+        self.groups_waited += kept is not None and bool(fact.get("group"))
+        self.next_members += bool(fact.get("after"))
         if ref not in self._starting:
             unit, book = self._unit(ref), self._book.jobs
             runs = {name for name in book if unit.get("kind") == "group" and book[name].living}

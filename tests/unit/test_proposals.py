@@ -154,13 +154,16 @@ def test_the_stream_of_events_says_what_was_planned_and_what_became_of_it() -> N
 # ----------------------------------------------------------------------------- units that wait for stops
 
 
+LARGE_MIB = 80_000  # of a node's memory: two such tasks do not live side by side, so none is ordered before the other has ended
+
+
 def stopping(profile: str = "fifo", **settings: Any) -> CellDriver:
-    """`old` has all of n1 and n2 and is being stopped; `head` waits for more than there is, `a` and `b` for a node each."""
+    """`old` has all of n1 and n2 and is being stopped; `a` and `b` wait for a node each."""
     cell = cell_of(profile, **settings)
-    cell.submit("old", job_spec(workers=2), estimate(4))
+    cell.submit("old", job_spec(workers=2), estimate(4, memory_mib=LARGE_MIB))
     cell.start("old")
     for job_id in ("a", "b"):
-        cell.submit(job_id, need=estimate(4))
+        cell.submit(job_id, need=estimate(4, memory_mib=LARGE_MIB))
     cell.feed(JobCancelRequested(job_id="old", reason="enough"))
     return cell
 
@@ -196,7 +199,7 @@ def test_the_jobs_of_a_unit_wait_for_each_other() -> None:
 def test_what_is_kept_goes_to_nobody_else() -> None:
     """Small jobs come between the two exits. They would take the room that the gang waits for; they go elsewhere, or wait."""
     cell = stopping()
-    cell.submit("gang", job_spec(workers=2), estimate(4))
+    cell.submit("gang", job_spec(workers=2), estimate(4, memory_mib=LARGE_MIB))
     cell.feed(plan(unit(("gang", "n1", "n2"))))
     step = ended(cell, "old.1.w0")
     assert placements(step) == {}, "a fits on n1 and comes first"
@@ -214,10 +217,10 @@ def test_what_is_kept_goes_to_nobody_else() -> None:
 def test_who_fits_only_if_others_ended_is_refused() -> None:
     """Nobody is being stopped on n2: how long its job will run nobody knows, and nothing is kept for so long."""
     cell = cell_of()
-    for job_id in ("x", "y"):
-        cell.submit(job_id, need=estimate(4))
+    for job_id, memory_mib in (("x", LARGE_MIB), ("y", 1_024)):
+        cell.submit(job_id, need=estimate(4, memory_mib=memory_mib))
         cell.start(job_id)
-    cell.submit("a", need=estimate(4))
+    cell.submit("a", need=estimate(4, memory_mib=LARGE_MIB))
     cell.feed(JobCancelRequested(job_id="x", reason="enough"))
     answer = answered(cell.feed(plan(unit(("a", "n2")))))
     assert (answer.reason, answer.detail) == (
@@ -280,10 +283,10 @@ def test_what_waits_survives_a_restart_of_the_placer() -> None:
 def test_neither_a_move_nor_more_cores_take_what_is_kept() -> None:
     """A migrator and a guard propose while a gang waits for a node and a half."""
     cell = cell_of(nodes=3)
-    for job_id, gpus in (("old", 4), ("near", 2), ("far", 4)):
-        cell.submit(job_id, need=estimate(gpus))
+    for job_id, gpus, memory_mib in (("old", 4, 100_000), ("near", 2, 1_024), ("far", 4, 1_024)):
+        cell.submit(job_id, need=estimate(gpus, memory_mib=memory_mib))
         cell.start(job_id)
-    cell.submit("gang", job_spec(workers=3), estimate(2))
+    cell.submit("gang", job_spec(workers=3), estimate(2, memory_mib=40_000))
     cell.submit("next", job_spec(workers=2), estimate(4))
     assert cell.job("near").tasks["near.1.w0"].place.node_id == "n2"
     cell.feed(JobCancelRequested(job_id="old", reason="enough"))

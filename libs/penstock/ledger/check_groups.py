@@ -58,7 +58,7 @@ def _not_yet(state: CellState, job: JobState, place: TaskPlacement) -> TaskPlace
     living = [
         task.place
         for other_id in job.after
-        if other_id in state.jobs
+        if other_id in state.jobs and state.jobs[other_id].token < job.token
         for task in state.jobs[other_id].tasks.values()
         if task.status is not TaskStatus.EXITED and task.place.node_id == place.node_id
     ]

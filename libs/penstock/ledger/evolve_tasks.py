@@ -11,7 +11,6 @@ from penstock.ledger.job_state import JobState, TaskState
 from penstock.ledger.memory import failure_text
 from penstock.ledger.node_state import NodeState
 from penstock.ledger.state import CellState
-from penstock.ledger.succession import ended
 from penstock.ledger.timers import drop_timers
 from penstock.model import external_events, ledger_events
 from penstock.model.transitions import (
@@ -100,7 +99,6 @@ def _end_task(state: CellState, node_id: str, task_id: str, cause: str) -> tuple
     node.take_back(booked(state, job, task.place))
     if passes:
         keep(node, job)
-    ended(state, job)
     state.rebook(node)
     evolve_sharing.changed(state, job, task.place)
     job.version += 1

@@ -111,7 +111,7 @@ class JobState:
     group: str = ""
     """Of which its attempt is a member (`penstock.ledger.groups`); empty: it has its GPUs alone."""
     after: tuple[str, ...] = ()
-    """Jobs that are being stopped and that its attempt starts after (`penstock.ledger.succession`)."""
+    """Jobs that were being stopped and that its attempt starts, or started, after (`penstock.ledger.succession`)."""
     workers: int = 0
     """Of its attempt; while it has none the fewest that it can start with. 0: as in `spec`."""
 

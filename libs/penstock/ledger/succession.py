@@ -27,9 +27,14 @@ def beyond(place: TaskPlacement, beside: Sequence[TaskPlacement]) -> TaskPlaceme
     )
 
 
+def comes_after(one: JobState, other: JobState) -> bool:
+    """Whether one starts when the other has ended: that attempt of it which was there before. A later one may itself come after `one`."""
+    return other.job_id in one.after and other.token < one.token
+
+
 def follow(one: JobState, other: JobState) -> bool:
     """Whether one of the two starts when the other has ended."""
-    return other.job_id in one.after or one.job_id in other.after
+    return comes_after(one, other) or comes_after(other, one)
 
 
 def meet(one: TaskPlacement, other: TaskPlacement) -> bool:
@@ -45,7 +50,7 @@ def successors(
         return
     for task_id, other_id in state.nodes[place.node_id].tasks.items():
         other = state.jobs[other_id]
-        if job.job_id in other.after and other_id not in gone and meet(place, other.tasks[task_id].place):
+        if comes_after(other, job) and other_id not in gone and meet(place, other.tasks[task_id].place):
             yield other.tasks[task_id].place
 
 
@@ -55,7 +60,7 @@ def predecessors(
     """Living tasks that this one starts after. `gone`: jobs that do not count."""
     for other_id in job.after:
         other = state.jobs.get(other_id)
-        if other is None or other_id in gone:
+        if other is None or other_id in gone or not comes_after(job, other):
             continue
         for task in other.tasks.values():
             found = task.place
@@ -69,21 +74,6 @@ def met(
     """Those before and after it."""
     yield from predecessors(state, job, place, gone)
     yield from successors(state, job, place, gone)
-
-
-def ended(state: CellState, job: JobState) -> None:
-    """No task of it lives: nobody waits for it any more. O(tasks of its nodes) for a job that was being stopped, else O(1)."""
-    if job.status is not JobStatus.STOPPING:
-        return
-    if any(task.status is not TaskStatus.EXITED for task in job.tasks.values()):
-        return
-    for node_id in {task.place.node_id for task in job.tasks.values()}:
-        for other_id in state.nodes[node_id].tasks.values():
-            other = state.jobs[other_id]
-            if job.job_id in other.after:
-                other.after = tuple(one for one in other.after if one != job.job_id)
-                other.version += 1
-                state.change_log.add(other_id)
 
 
 def awaited(state: CellState, job: JobState) -> tuple[str, ...]:

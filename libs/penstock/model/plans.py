@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 from msgspec import Meta
 
 from penstock.model.event import Event, event
+from penstock.model.groups import MAX_GROUP_MEMBERS
 from penstock.model.types import MAX_GANG_TASKS, Identifier, Milliseconds, ShortText, Value
 
 MAX_UNITS = MAX_GANG_TASKS
@@ -23,7 +24,7 @@ class UnitRef(Value, frozen=True, kw_only=True):
 class Waiting(Value, frozen=True, kw_only=True):
     """A unit of a proposed plan that waits for stops."""
 
-    OMITTED = ("explanation", "valid_until_ms")
+    OMITTED = ("explanation", "valid_until_ms", "group")
 
     of: UnitRef
     jobs: Annotated[int, Meta(ge=1, le=MAX_UNITS)]
@@ -32,6 +33,8 @@ class Waiting(Value, frozen=True, kw_only=True):
     """Of the unit; only at its first job."""
     valid_until_ms: Milliseconds | None = None
     """By the ledger's clock: it does not start later."""
+    group: Annotated[tuple[Identifier, ...], Meta(max_length=MAX_GROUP_MEMBERS - 1)] | None = None
+    """Who runs already of the group that it is to form; none where all of its members wait. None: its jobs share nothing."""
 
 
 class PlanUnit(Value, frozen=True, kw_only=True):

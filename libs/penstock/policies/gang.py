@@ -4,7 +4,7 @@ All policies here are greedy: they decide one task after the other, never take o
 nothing. They differ only in how they rank the nodes that are open to the next task (`Rank`).
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from itertools import islice, repeat
 
 from penstock.ledger.demand import Demand
@@ -103,9 +103,19 @@ class Gang:
 
 
 def tasks_that_fit(state: CellState, demand: Demand) -> int:
-    """How many of its tasks first fit places now, parameter servers first; for equal tasks no policy places more."""
+    """How many of its tasks first fit places now, parameter servers first or last; for equal tasks no policy places more."""
+    servers, workers = [False] * demand.parameter_servers, [True] * demand.workers
+    found = _first_fit(state, demand, servers + workers)
+    return (
+        found
+        if found == demand.tasks or not servers
+        else max(found, _first_fit(state, demand, workers + servers))
+    )
+
+
+def _first_fit(state: CellState, demand: Demand, tasks: Sequence[bool]) -> int:
     gang = Gang(state, demand)
-    for placed, is_worker in enumerate([False] * demand.parameter_servers + [True] * demand.workers):
+    for placed, is_worker in enumerate(tasks):
         nodes = gang.open(is_worker)
         if not nodes:
             return placed

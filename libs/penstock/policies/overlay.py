@@ -10,28 +10,29 @@ from penstock.ledger.job_state import JobState
 from penstock.ledger.node_state import NodeState
 from penstock.ledger.state import CellState
 from penstock.model.transitions import JobStatus, NodeStatus
-from penstock.model.types import MAX_GANG_TASKS, WHOLE_GPU, ResourceVector, TaskPlacement
+from penstock.model.types import WHOLE_GPU, ResourceVector, TaskPlacement
 from penstock.policies.base import place_on
 from penstock.policies.trial import held_places
-
-MAX_TASKS = MAX_GANG_TASKS  # started in one record
 
 Gangs = Sequence[tuple[JobState, Sequence[str]]]
 """Jobs that wait, each with the node of each task in rank order."""
 
 
 class Placed(NamedTuple):
-    """A job and the places of its next attempt, in rank order."""
+    """A job and the places of its next attempt."""
 
     job: JobState
     tasks: tuple[TaskPlacement, ...]
+    """In rank order."""
+    after: tuple[str, ...] = ()
+    """Ids of the jobs that are being stopped and whose GPUs it gets, in the order of their submission; empty: it starts at once."""
 
 
 class Overlay:
     """Nodes of a cell, and what was given out on trial. `ended`: as they are when all that is being stopped has ended."""
 
     def __init__(self, state: CellState, *, ended: bool = False) -> None:
-        self._state, self._ended = state, ended
+        self._state, self.ended = state, ended
         self._nodes: dict[str, NodeState] = {}
 
     def give(self, gangs: Gangs) -> tuple[Placed, ...] | str:
@@ -85,7 +86,7 @@ class Overlay:
             return None
         node = self._nodes[node_id] = known.copy()
         gone: set[str] = set()
-        for job_id in dict.fromkeys(known.tasks.values()) if self._ended and self._state.stopping else ():
+        for job_id in dict.fromkeys(known.tasks.values()) if self.ended and self._state.stopping else ():
             job = self._state.jobs[job_id]
             if job.status is JobStatus.STOPPING:
                 gone.add(job_id)
@@ -96,57 +97,6 @@ class Overlay:
                     if place.node_id == node_id:
                         node.give(place)
         return node
-
-
-class Room:
-    """Units of plans tried one after the other: who starts now, and who waits until what is being stopped has ended.
-
-    Once something of a node is kept for a unit that waits, later ones get nothing of it before that has started.
-    """
-
-    def __init__(self, state: CellState) -> None:
-        self._now, self._then = Overlay(state), Overlay(state, ended=True)
-        self._stops = bool(state.stopping)
-        self._kept: set[str] = set()
-        """Nodes with room that is kept."""
-        self._tasks = 0
-        self.full = False
-        """Whether somebody waits for the next record alone."""
-
-    def now(self, nodes: Sequence[str]) -> Overlay | str:
-        """What is free now, for a unit whose tasks start on these nodes, one per task; or why it gets nothing now."""
-        if self._too_many(nodes):
-            return f"{MAX_TASKS} tasks start in one record; propose it again"
-        kept = min(self._kept.intersection(nodes), default=None)
-        return self._now if kept is None else f"what is free of {kept} is kept for a unit before it"
-
-    def given(self, places: Sequence[TaskPlacement]) -> None:
-        """These were given on `now`."""
-        self._tasks += len(places)
-        if self._stops:
-            self._then.take(places)
-
-    def give(self, gangs: Gangs) -> tuple[Placed, ...] | str | None:
-        """Places for now; None: they wait; or what is lacking even then."""
-        nodes = [node_id for _, names in gangs for node_id in names]
-        overlay = self.now(nodes)
-        if isinstance(overlay, Overlay):
-            found = overlay.give(gangs)
-            if not isinstance(found, str):
-                self.given([place for placed in found for place in placed.tasks])
-                return found
-            if not self._stops:
-                return found
-        then = (self._then if self._stops else self._now).give(gangs)
-        if isinstance(then, str):
-            return then
-        self._kept.update(nodes)
-        self.full |= self._too_many(nodes)
-        return None
-
-    def _too_many(self, nodes: Sequence[str]) -> bool:
-        """For one record, which takes one unit of whatever size."""
-        return self._tasks > 0 and self._tasks + len(nodes) > MAX_TASKS
 
 
 def unusable(state: CellState, node: NodeState, need: ResourceVector, gpu_models: tuple[str, ...]) -> str:

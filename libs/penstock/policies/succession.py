@@ -1,12 +1,11 @@
-"""Places for a gang on nodes that have room when those that are being stopped there have ended: next members of their leases.
+"""Places for gangs on nodes that have room when those that are being stopped there have ended: next members of their leases.
 
 Possible where each task has its memory and bandwidth beside them by now, and lacks GPUs alone, or cores of those whose GPUs it gets: the node makes a
 task wait for the GPUs that it gets, and for nothing else.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
 from penstock.ledger.groups import booked
 from penstock.ledger.job_state import JobState
@@ -16,18 +15,9 @@ from penstock.ledger.state import CellState
 from penstock.model.transitions import JobStatus
 from penstock.model.types import WHOLE_GPU, ResourceVector, TaskPlacement
 from penstock.policies.base import place_on
-from penstock.policies.overlay import lacking_of, unusable
+from penstock.policies.overlay import Gangs, Placed, lacking_of, unusable
 
-MAX_RENDEZVOUS_MS = 60_000  # that members of a gang on other nodes wait for one whose predecessor saves
-
-
-class Next(NamedTuple):
-    """A gang that starts as others end."""
-
-    tasks: tuple[TaskPlacement, ...]
-    """In rank order."""
-    after: tuple[str, ...]
-    """Ids of the jobs whose GPUs it gets, in the order of their submission."""
+MAX_RENDEZVOUS_MS = 60_000  # that tasks on other nodes wait for one whose predecessor saves
 
 
 @dataclass(slots=True)
@@ -39,16 +29,15 @@ class _Leaving:
     core_mask: int
 
 
+@dataclass(slots=True)
 class _Node:
     """A node, less what was given out."""
 
-    def __init__(self, state: CellState, node: NodeState) -> None:
-        self.node = node.copy()
-        self.leaving = [
-            leaving
-            for task_id, job_id in node.tasks.items()
-            if (leaving := _leaving(state, node, state.jobs[job_id], task_id)) is not None
-        ]
+    node: NodeState
+    leaving: list[_Leaving]
+
+    def copy(self) -> "_Node":
+        return _Node(self.node.copy(), [replace(leaving) for leaving in self.leaving])
 
 
 def _leaving(state: CellState, node: NodeState, job: JobState, task_id: str) -> _Leaving | None:
@@ -63,33 +52,58 @@ def _leaving(state: CellState, node: NodeState, job: JobState, task_id: str) -> 
     return _Leaving(job, gpus, mask_of(part.cores)) if gpus else None
 
 
-def place_after(state: CellState, job: JobState, nodes: Sequence[str]) -> Next | None:
-    """Places of a job that waits on these nodes, in rank order; None where a task could start too early, or has no room."""
-    if job.spec.min_workers is not None:
-        job = job.shaped(len(nodes))
-    demand = job.demand
-    found: dict[str, _Node] = {}
-    tasks: list[TaskPlacement] = []
-    after: dict[str, JobState] = {}
-    for rank, node_id in enumerate(nodes):
-        known = state.nodes.get(node_id)
-        need = demand.worker if rank < demand.workers else demand.parameter_server
-        if known is None or unusable(state, known, need, demand.gpu_models):
+class NextMembers:
+    """Nodes of a cell with what those that are being stopped leave there; places are given out on trial, one unit after the other."""
+
+    def __init__(self, state: CellState) -> None:
+        self._state = state
+        self._nodes: dict[str, _Node] = {}
+
+    def give(self, gangs: Gangs) -> tuple[Placed, ...] | None:
+        """Places for all of them, taken from here on; None, and nothing is taken, where a task could start too early, has no room, or nobody is waited for."""
+        trial: dict[str, _Node] = {}
+        found = [self._gang(job, nodes, trial) for job, nodes in gangs]
+        placed = tuple(one for one in found if one is not None)
+        after = {name for one in placed for name in one.after}
+        grace_ms = max((self._state.jobs[name].spec.grace_ms for name in after), default=0)
+        if len(placed) < len(gangs) or not after or (len(trial) > 1 and grace_ms > MAX_RENDEZVOUS_MS):
             return None
-        node = found[node_id] = found.get(node_id) or _Node(state, known)
-        before = _before(state, node, need, demand.gpu_models)
-        if before is None:
-            return None
-        place = _give(node, job, rank, need, before)
-        if place is None:
-            return None
-        tasks.append(place)
-        after |= {leaving.job.job_id: leaving.job for leaving, _ in before}
-    grace_ms = max((other.spec.grace_ms for other in after.values()), default=0)
-    if not after or (len(found) > 1 and grace_ms > MAX_RENDEZVOUS_MS):
-        return None
-    in_order = sorted(after.values(), key=lambda other: other.order)
-    return Next(tuple(tasks), tuple(other.job_id for other in in_order))
+        self._nodes |= trial
+        return placed
+
+    def take(self, places: Iterable[TaskPlacement]) -> None:
+        """These places of what is free now were given elsewhere."""
+        for place in places:
+            self._node(place.node_id).node.give(place)
+
+    def _gang(self, job: JobState, nodes: Sequence[str], trial: dict[str, _Node]) -> Placed | None:
+        state, job = self._state, job if job.spec.min_workers is None else job.shaped(len(nodes))
+        demand = job.demand
+        tasks: list[TaskPlacement] = []
+        after: dict[str, JobState] = {}
+        for rank, node_id in enumerate(nodes):
+            known = state.nodes.get(node_id)
+            need = demand.worker if rank < demand.workers else demand.parameter_server
+            if known is None or unusable(state, known, need, demand.gpu_models):
+                return None
+            node = trial[node_id] = trial.get(node_id) or self._node(node_id).copy()
+            before = _before(state, node, need, demand.gpu_models)
+            place = None if before is None else _give(node, job, rank, need, before)
+            if before is None or place is None:
+                return None
+            tasks.append(place)
+            after |= {leaving.job.job_id: leaving.job for leaving, _ in before}
+        in_order = sorted(after.values(), key=lambda other: other.order)
+        return Placed(job, tuple(tasks), tuple(other.job_id for other in in_order))
+
+    def _node(self, node_id: str) -> _Node:
+        found = self._nodes.get(node_id)
+        if found is None:
+            state, node = self._state, self._state.nodes[node_id]
+            jobs = ((task_id, state.jobs[job_id]) for task_id, job_id in node.tasks.items())
+            left = (_leaving(state, node, job, task_id) for task_id, job in jobs)
+            found = self._nodes[node_id] = _Node(node.copy(), [one for one in left if one is not None])
+        return found
 
 
 def _before(

@@ -92,16 +92,12 @@ class Trial:
         return self.state.node(ordinal).entered if found is None else found
 
     def fit(self, demand: Demand, avoid: int = 0) -> Fit | None:
-        """First fit of the whole gang, parameter servers first; None where it does not fit. `avoid`: set of nodes left out."""
-        left: dict[int, Free] = {}
-        fit: list[int] = []
-        for need, count in (
-            (demand.parameter_server, demand.parameter_servers),
-            (demand.worker, demand.workers),
-        ):
-            if count and not self._fit_equal(need, demand.gpu_models, count, avoid, left, fit):
-                return None
-        return tuple(fit)
+        """First fit of the whole gang, parameter servers first; where one of these takes what only a worker could use, workers first. None
+        where it does not fit. `avoid`: set of nodes left out."""
+        found = self._fit_roles(demand, avoid, servers_first=True)
+        if found is not None or not demand.parameter_servers:
+            return found
+        return self._fit_roles(demand, avoid, servers_first=False)
 
     def holds(self, demand: Demand, fit: Fit) -> bool:
         """Whether the whole gang fits on these nodes."""
@@ -118,6 +114,19 @@ class Trial:
                 return False
             left[ordinal] = self._less(ordinal, free, need)
         return True
+
+    def _fit_roles(self, demand: Demand, avoid: int, *, servers_first: bool) -> Fit | None:
+        left: dict[int, Free] = {}
+        servers: list[int] = []
+        workers: list[int] = []
+        roles = [
+            (demand.parameter_server, demand.parameter_servers, servers),
+            (demand.worker, demand.workers, workers),
+        ]
+        for need, count, fit in roles if servers_first else reversed(roles):
+            if count and not self._fit_equal(need, demand.gpu_models, count, avoid, left, fit):
+                return None
+        return (*servers, *workers)
 
     def _fit_equal(
         self,

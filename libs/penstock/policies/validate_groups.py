@@ -1,10 +1,11 @@
 """Whether jobs may form a group as proposed, on this very state; and the places of those of them that wait.
 
 A group is a set of whole gangs, equal in their numbers of tasks and of GPUs per task, on the same nodes rank by rank. Who runs there already
-keeps its places; who waits gets the same GPUs. Nobody is stopped for it, so a job that may not be stopped may be joined, too.
+keeps its places; who waits gets the same GPUs. Nobody is stopped for it, so a job that may not be stopped may be joined, too. A group may wait
+for those that are being stopped anyway: their GPUs, their memory, or their places in the group.
 """
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import NamedTuple
 
 from penstock.ledger.groups import others, own_part
@@ -19,6 +20,9 @@ from penstock.model.types import WHOLE_GPU, ResourceVector, TaskPlacement
 from penstock.policies.base import place_on
 from penstock.policies.overlay import Overlay, Placed, unusable
 from penstock.policies.refusal import Refusal, frozen, unknown
+
+Members = Sequence[tuple[str, Sequence[str]]]
+"""Job id and the node of each task, in rank order."""
 
 RUNS = frozenset({JobStatus.LAUNCHING, JobStatus.RUNNING})
 
@@ -36,19 +40,21 @@ class Formed(NamedTuple):
     """What each of their tasks takes beside the others."""
 
 
-def formed(
-    state: CellState, members: Sequence[tuple[str, Sequence[str]]], overlay: Overlay
-) -> Formed | Refusal:
-    """`members`: (job id, node of each task in rank order). All of them, or nothing: `overlay` has less then."""
+def formed(state: CellState, members: Members, overlay: Overlay) -> Formed | Refusal:
+    """All of them, or nothing: `overlay` has less then. On an overlay of what is when those have ended that are being stopped: the group that is then."""
     if (still := frozen(state)) is not None:
         return still
-    jobs = _jobs(state, members)
+    jobs = _jobs(state, members, overlay)
     if isinstance(jobs, Refusal):
         return jobs
     running = [job for job in jobs if job.status in RUNS]
     waiting = [job for job in jobs if job.status not in RUNS]
     nodes = tuple(members[0][1])
-    wrong = _not_alike(jobs, members) or _not_there(running, nodes) or _not_together(state, running, waiting)
+    wrong = (
+        _not_alike(jobs, members)
+        or _not_there(running, nodes)
+        or _not_together(state, running, waiting, overlay)
+    )
     if wrong is not None:
         return wrong
     placed = _places(state, overlay, running, waiting, nodes)
@@ -58,7 +64,7 @@ def formed(
     return Formed(group_id, tuple(job.job_id for job in running), *placed)
 
 
-def _jobs(state: CellState, members: Sequence[tuple[str, Sequence[str]]]) -> list[JobState] | Refusal:
+def _jobs(state: CellState, members: Members, overlay: Overlay) -> list[JobState] | Refusal:
     """The members, each as it runs or could start on these nodes."""
     ids = [job_id for job_id, _ in members]
     if len(set(ids)) < len(ids):
@@ -72,7 +78,7 @@ def _jobs(state: CellState, members: Sequence[tuple[str, Sequence[str]]]) -> lis
             return unknown(state, job_id)
         if job.status not in RUNS and job.status is not JobStatus.QUEUED:
             return Refusal("wrong_state", f"{job_id} is {job.status}: a member runs or is queued")
-        if before := awaited(state, job):
+        if not overlay.ended and (before := awaited(state, job)):
             return Refusal("wrong_state", f"{job_id} starts after {', '.join(before)}")
         if job.status is JobStatus.QUEUED and job.held is not None:
             return Refusal("wrong_state", f"{job_id} is held")
@@ -86,7 +92,7 @@ def _jobs(state: CellState, members: Sequence[tuple[str, Sequence[str]]]) -> lis
     return sorted(found, key=lambda job: job.order)
 
 
-def _not_alike(jobs: Sequence[JobState], members: Sequence[tuple[str, Sequence[str]]]) -> Refusal | None:
+def _not_alike(jobs: Sequence[JobState], members: Members) -> Refusal | None:
     first_id, first_nodes = members[0]
     for job_id, nodes in members:
         if tuple(nodes) != tuple(first_nodes):
@@ -125,7 +131,7 @@ def _not_there(running: Sequence[JobState], nodes: tuple[str, ...]) -> Refusal |
 
 
 def _not_together(
-    state: CellState, running: Sequence[JobState], waiting: Sequence[JobState]
+    state: CellState, running: Sequence[JobState], waiting: Sequence[JobState], overlay: Overlay
 ) -> Refusal | None:
     """Those who run hold the same GPUs already, all of them are named, and somebody joins them."""
     if not waiting:
@@ -137,6 +143,8 @@ def _not_together(
         if not job.group or job.group != first.group:
             return Refusal("infeasible", f"{job.job_id} and {first.job_id} run on different GPUs")
     present = state.groups.get(first.group, {})
+    if overlay.ended:
+        present = {job_id: job for job_id, job in present.items() if job.status in RUNS}
     named = {job.job_id for job in running}
     for job_id, job in present.items():
         if job_id not in named and job.status in RUNS:
@@ -158,7 +166,8 @@ def _places(
     nodes: Sequence[str],
 ) -> tuple[tuple[Placed, ...], tuple[TaskPlacement, ...]] | Refusal:
     """Of those that wait, each beside those before it."""
-    held = [_held(state, running, rank) for rank in range(len(nodes))]
+    gone = {job.job_id for job in state.stopping.values()} if overlay.ended else frozenset()
+    held = [_held(state, running, rank, gone) for rank in range(len(nodes))]
     parts: list[TaskPlacement] = []
     placed = []
     for job in waiting:
@@ -182,12 +191,14 @@ def _places(
     return tuple(placed), tuple(parts)
 
 
-def _held(state: CellState, running: Sequence[JobState], rank: int) -> list[TaskPlacement]:
-    """What members of this rank hold now, those included that are being stopped."""
+def _held(
+    state: CellState, running: Sequence[JobState], rank: int, gone: Container[str]
+) -> list[TaskPlacement]:
+    """What members of this rank hold, those included that are being stopped. `gone`: ids of members that do not count."""
     if not running:
         return []
     own = [task.place for task in running[0].tasks.values() if task.place.rank == rank]
-    return own + others(state, running[0], rank)
+    return own + others(state, running[0], rank, gone)
 
 
 def _unusable(state: CellState, job: JobState, node: NodeState, need: ResourceVector) -> str:

@@ -13,10 +13,11 @@ from penstock.model.proposals import PlanProposed, ProposedJob, ProposedUnit, Re
 from penstock.model.transitions import JobStatus
 from penstock.model.types import MAX_GANG_TASKS
 from penstock.policies.base import Profile
-from penstock.policies.overlay import Placed, Room
+from penstock.policies.overlay import Placed
 from penstock.policies.profiles import in_force, profile_for
 from penstock.policies.refusal import Refusal, frozen, unknown
-from penstock.policies.validate_groups import RUNS, Formed, formed
+from penstock.policies.room import Room
+from penstock.policies.validate_groups import RUNS, Formed
 
 MAX_PLAN_TASKS = 4_096
 
@@ -24,7 +25,7 @@ Subject = tuple[Literal["job", "node"], str]
 
 
 class JudgedUnit(NamedTuple):
-    """What becomes of one unit. `placed`: where its jobs start now; empty where it waits for stops, or is refused."""
+    """What becomes of one unit. `placed`: where its jobs start now, or as others end; empty where it waits for stops, or is refused."""
 
     number: int
     unit: ProposedUnit
@@ -102,7 +103,7 @@ class _Judging:
 
     def __init__(self, state: CellState, profile: Profile, stale: Mapping[Subject, str]) -> None:
         self._state, self._profile, self._stale = state, profile, stale
-        self.room = Room(state)
+        self.room = Room(state, next_members=profile.preempt is None)
         self._max_overtakes = in_force(state.settings).max_overtakes
         self._queue = iter(state.queue.values())
         self._head = next(self._queue, None)
@@ -122,7 +123,7 @@ class _Judging:
             if isinstance(found, Refusal):
                 return JudgedUnit(number, unit, (), found)
             self._accepted.update(job.job_id for job in unit.jobs)
-            return JudgedUnit(number, unit, found.placed, None, found)
+            return JudgedUnit(number, unit, () if found is None else found.placed, None, found)
         wrong = next(self._wrong(unit), None)
         if wrong is not None:
             return JudgedUnit(number, unit, (), wrong)
@@ -134,8 +135,8 @@ class _Judging:
         self._accepted.update(job.job_id for job in unit.jobs)
         return JudgedUnit(number, unit, placed or ())
 
-    def _group(self, unit: ProposedUnit) -> Formed | Refusal:
-        """Who joins a job that runs takes no GPU from anybody, so nobody is passed. A group waits for nothing."""
+    def _group(self, unit: ProposedUnit) -> Formed | Refusal | None:
+        """Who joins a job that runs takes no GPU from anybody, so nobody is passed, unless nodes are kept for it. None: it waits for stops."""
         jobs, state = {job.job_id for job in unit.jobs}, self._state
         if (large := _too_large(unit)) is not None:
             return large
@@ -145,16 +146,11 @@ class _Judging:
         if (kept := next(self._kept(unit, jobs), None)) is not None:
             return kept
         joins = any(job_id in state.jobs and state.jobs[job_id].status in RUNS for job_id in jobs)
-        if not joins and (late := next(self._turn(jobs), None)) is not None:
+        late = next(self._turn(jobs), None)
+        if not joins and late is not None:
             return late
-        overlay = self.room.now([node_id for job in unit.jobs for node_id in job.nodes])
-        if isinstance(overlay, str):
-            return Refusal("infeasible", overlay)
-        found = formed(state, [(job.job_id, job.nodes) for job in unit.jobs], overlay)
-        if isinstance(found, Refusal):
-            return found
-        self.room.given(found.parts)
-        return found
+        members = [(job.job_id, job.nodes) for job in unit.jobs]
+        return self.room.form(members, waits=late is None and self._claims is None)
 
     def _wrong(self, unit: ProposedUnit) -> Iterator[Refusal]:
         """What is wrong with it, whatever room there is."""

@@ -10,12 +10,12 @@ from penstock.ledger.evolve import HANDLERS
 from penstock.ledger.state import CellState
 from penstock.model.groups import GroupDecided
 from penstock.model.ledger_events import PlacementDecided
-from penstock.policies import validate_groups
+from penstock.policies import room, validate_groups
 from penstock_services.node_reporter.core import gpu_shares
 from penstock_services.placer.core import groups as decisions
 from penstock_services.placer.core import units
 from penstock_services.placer.core.common import stop
-from tests.faults.laboratory.patching import mutant, replace
+from tests.faults.laboratory.patching import mutant, posing, replace
 
 FAULTS = "group,late,cancel,gpu"
 CELL = {"jobs": 24, "nodes": 3}
@@ -68,13 +68,12 @@ def _() -> None:
 def _() -> None:
     real = units.start
 
-    def start(
-        state: CellState, placed: Any, ref: Any, why: str, explain: Any, group_id: str | None = None
-    ) -> Iterator[Any]:
-        if group_id is not None:
-            for job in list(state.groups.get(group_id, {}).values()):
-                yield from stop(state, job, "preempted")
-        yield from real(state, placed, ref, why, explain, group_id)
+    def start(state: CellState, *given: Any) -> Iterator[Any]:
+        for fact in real(state, *given):
+            yield fact
+            if isinstance(fact, GroupDecided):
+                for job in list(state.groups.get(fact.group_id, {}).values()):
+                    yield from stop(state, job, "preempted")
 
     replace(real, start)
 
@@ -131,3 +130,26 @@ def _() -> None:
         gpu_shares.companions,
         lambda one, other: bool(one.order and one.order.companions) or bool(other.order),
     )
+
+
+@mutant("a group that waits forgets who runs", faults="group,late,cancel,gpu", **CELL, first=671)
+def _() -> None:
+    real = units.waiting
+
+    def waiting(*given: Any) -> Iterator[Any]:
+        for unit in real(*given):
+            alone = unit.proposed and replaced(unit.proposed, group=unit.proposed.group and ())
+            yield replaced(unit, proposed=alone)
+
+    replace(real, waiting)
+
+
+@mutant("a group that waits starts before the stops are proven", faults=FAULTS, **CELL)
+def _() -> None:
+    real = room.Room.form
+
+    def form(self: Any, members: Any, *, waits: bool) -> Any:
+        with posing(self, "_now", self._then):
+            return real(self, members, waits=waits)
+
+    replace(real, form)

@@ -26,11 +26,11 @@ class Grouper:
         self._asked = 0
 
     def group(self, state: CellState) -> None:
-        """Mostly one that can be formed, by what is known now; it lands later."""
+        """Mostly one that can be formed, now or when all stops are proven, by what is known now; it lands later."""
         rng = self._world.rng
         members = self._members(state)
         for _ in range(TRIES if rng.random() < 0.9 else 0):
-            if members and isinstance(formed(state, members, Overlay(state)), Formed):
+            if members and isinstance(formed(state, members, Overlay(state, ended=True)), Formed):
                 break
             members = self._members(state)
         if not members:
@@ -49,15 +49,18 @@ class Grouper:
 
     def _members(self, state: CellState) -> Members:
         rng = self._world.rng
-        runs = [job for job in state.jobs.values() if job.status in RUNS]
+        runs = [job for job in state.jobs.values() if job.status in RUNS or job.order in state.stopping]
         waits = [job for job in state.jobs.values() if job.status is JobStatus.QUEUED]
         if not waits or not runs:
             return []
         first = runs[int(rng.integers(len(runs)))]
         nodes = tuple(task.place.node_id for task in first.tasks.values())
-        there = state.groups.get(first.group, {first.job_id: first}).values()
+        members = state.groups.get(first.group, {first.job_id: first}).values()
+        there = [job for job in members if job.status in RUNS]
         alike = [job for job in waits if _alike(job, first)] or waits
-        new = [alike[int(rng.integers(len(alike)))] for _ in range(2 if rng.random() < 0.3 else 1)]
+        new = [
+            alike[int(rng.integers(len(alike)))] for _ in range(2 if rng.random() < 0.3 or not there else 1)
+        ]
         return [(job_id, nodes) for job_id in dict.fromkeys(job.job_id for job in (*there, *new))]
 
 

@@ -21,9 +21,11 @@ def _() -> None:
     vars(evolve_tasks)["booked"] = lambda state, job, place: place
 
 
-@mutant("nobody forgets whom a job starts after", faults=FAULTS, **CELL)
+@mutant(
+    "who follows a job follows its next attempt, too", faults="group,late,cancel,gpu,propose,crash", **CELL
+)
 def _() -> None:
-    replace(succession.ended, lambda state, job: None)
+    replace(succession.comes_after, lambda one, other: other.job_id in one.after)
 
 
 @mutant("a next member takes cores of anybody who is being stopped", faults=FAULTS, **CELL, first=9)

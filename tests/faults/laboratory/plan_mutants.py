@@ -9,7 +9,7 @@ from penstock.ledger import plans
 from penstock.ledger.state import CellState
 from penstock.model.ledger_events import PlacementDecided
 from penstock.model.plans import PlanUnit
-from penstock.policies import validate_plans
+from penstock.policies import succession, validate_plans
 from penstock_services.placer.core import units, window
 from tests.faults.laboratory.patching import mutant, nothing, posing, replace
 
@@ -50,7 +50,7 @@ def _() -> None:
     replace(real, gangs)
 
 
-@mutant("what is kept for a unit goes to who comes next", faults=FAULTS, first=62)
+@mutant("what is kept for a unit goes to who comes next", faults=FAULTS, first=250)
 def _() -> None:
     replace(units.beside, lambda state, profile, choose: choose)
 
@@ -86,3 +86,23 @@ def _() -> None:
         yield from found
 
     replace(real, arrived)
+
+
+@mutant("a unit is ordered beside a stop, and nobody is told after whom", faults=FAULTS)
+def _() -> None:
+    real = units.start
+
+    def start(state: CellState, placed: Any, *given: Any) -> Iterator[Any]:
+        return real(state, [found._replace(after=()) for found in placed], *given)
+
+    replace(real, start)
+
+
+@mutant("what one unit gets after a stop the next one gets as well", faults=FAULTS)
+def _() -> None:
+    real = succession.NextMembers.give
+
+    def give(self: Any, gangs: Any) -> Any:
+        return real(succession.NextMembers(self._state), gangs)
+
+    replace(real, give)

@@ -66,6 +66,8 @@ async def _live(options: Options) -> Outcome:
             "moves given up": judge.rules.moves.given_up,
             "jobs placed by plans": judge.rules.plans.started,
             "of these after stops": judge.rules.plans.waited,
+            "of these in groups": judge.rules.plans.groups_waited,
+            "jobs of plans ordered beside stops": judge.rules.plans.next_members,
             "copies of plans": judge.rules.plans.copies,
             "plans that expired": judge.rules.plans.expired,
             "batch windows": judge.rules.plans.windows,

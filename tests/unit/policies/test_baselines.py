@@ -8,9 +8,11 @@ from hypothesis import strategies as st
 
 from penstock.ledger.check import check
 from penstock.model.settings import PlacerSettings
+from penstock.model.types import Estimate
 from penstock.policies.base import LazyRng
 from penstock.policies.profiles import PROFILES, UnknownProfile, profile_for
 from tests.support import builders as b
+from tests.support.driver import CellDriver, job_spec, node_spec
 
 
 def policy(name: str):
@@ -141,3 +143,19 @@ def test_every_policy_places_whole_gangs_soundly_or_not_at_all(
     assert why.margin is None or why.margin >= 0
     b.placed(state, job, policy(name))
     assert check(state) == []
+
+
+@pytest.mark.parametrize("name", PROFILES)
+def test_a_job_that_has_the_whole_cell_starts_where_it_fits(name: str) -> None:
+    """A worker needs all of one node's memory, and its parameter server any memory. A policy that puts the server there first finds no
+    place for the worker; in a cell with nobody else the job would wait for ever."""
+    driver = CellDriver(PlacerSettings(profile=name))
+    driver.join(node_spec("n1", 1), node_spec("n2", 0))
+    memory_mib = driver.state.nodes["n1"].spec.host_memory_mib
+    worker = b.need(gpus=1, host_memory_mib=memory_mib)
+    server = b.need(gpus=0, host_memory_mib=1_024)
+    need = Estimate(worker=worker, parameter_server=server, confidence=1.0, tier="user", source="a test")
+    driver.submit("a", job_spec(ps=1), need)
+    driver.at(60_000)
+    nodes = [task.place.node_id for task in driver.job("a").tasks.values()]
+    assert nodes == ["n1", "n2"]

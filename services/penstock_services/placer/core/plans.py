@@ -15,7 +15,7 @@ from penstock.model.plans import PlanAdopted, PlanUnit
 from penstock.model.types import MAX_GANG_TASKS, MAX_TEXT
 from penstock.policies.base import Choose, LazyRng, Plan, Profile
 from penstock.policies.preemption import Start, Stop, arrange, keeps_room, node_ids, place_as_tried, set_of
-from penstock.policies.succession import place_after
+from penstock.policies.succession import NextMembers
 from penstock_services.placer.core.common import continuation, start_deadline, stop, wake_up
 from penstock_services.placer.core.explaining import Explain, explained
 
@@ -74,7 +74,7 @@ def _nexts(
         job = state.jobs[unit.job_id]
         if not job.in_line:
             continue
-        found = place_after(state, job, unit.nodes)
+        [found] = NextMembers(state).give([(job, unit.nodes)]) or [None]
         if found is None:
             continue
         placed, tasks = placed + 1, tasks + len(found.tasks)

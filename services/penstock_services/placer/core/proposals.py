@@ -14,7 +14,7 @@ from penstock.policies.base import Profile
 from penstock.policies.refusal import Refusal
 from penstock.policies.validate import validate
 from penstock.policies.validate_plans import JudgedUnit, judge
-from penstock_services.placer.core import groups, moves, units
+from penstock_services.placer.core import moves, units
 from penstock_services.placer.core.adjustments import decided
 from penstock_services.placer.core.common import continuation
 from penstock_services.placer.core.explaining import Explain
@@ -66,16 +66,11 @@ def _plan(state: CellState, event: PlanProposed, profile: Profile, explain: Expl
         elif judged.placed:
             starting.append((judged, ref))
         else:
-            waiting += units.waiting(judged.unit, ref, event.valid_until_ms)
+            waiting += units.waiting(state, judged.unit, ref, event.valid_until_ms)
     if len(refused) < len(found.units):
         yield from units.adopt(state, waiting)
     for judged, ref in starting:
-        group_id = None
-        if judged.group is not None:
-            group = groups.decided(state, judged.group, ref, judged.unit.explanation)
-            yield group
-            group_id = group.group_id
-        yield from units.start(state, judged.placed, ref, judged.unit.explanation, explain, group_id)
+        yield from units.start(state, judged.placed, ref, judged.unit.explanation, explain, judged.group)
     first = refused[0] if len(refused) == len(found.units) else None
     yield ProposalAnswered(
         **about,

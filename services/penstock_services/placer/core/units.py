@@ -1,12 +1,13 @@
 """Carrying out units of proposed plans: all jobs of a unit start in one record, or none.
 
-A unit whose nodes have room only when what is being stopped has ended waits, and nobody else gets anything of its nodes
-(`PlanAdopted`). Whenever something happens those that fit by now start, in their order; one that would not fit any more even then
+A unit whose nodes have room only when what is being stopped has ended is ordered to start then, where its nodes can tell when that is
+(`penstock.policies.succession`). Else it waits, and nobody else gets anything of its nodes (`PlanAdopted`). Whenever something happens those that fit by now start, in their order; one that would not fit any more even then
 is given up, and its jobs go on waiting in the queue.
 """
 
 from collections.abc import Iterator, Sequence
 from itertools import groupby
+from typing import NamedTuple
 
 from penstock.ledger.job_state import JobState
 from penstock.ledger.plans import kept_nodes, units_of_profile, units_of_proposals
@@ -15,19 +16,29 @@ from penstock.model.event import Event
 from penstock.model.ledger_events import PlacementDecided
 from penstock.model.plans import PlanAdopted, PlanUnit, UnitRef, Waiting
 from penstock.model.proposals import ProposedUnit
+from penstock.model.transitions import JobStatus
 from penstock.policies.base import Choose, LazyRng, Plan
-from penstock.policies.overlay import Gangs, Placed, Room
+from penstock.policies.overlay import Gangs, Placed
 from penstock.policies.preemption import Start, place_as_tried, set_of
+from penstock.policies.refusal import Refusal
+from penstock.policies.room import Room
 from penstock.policies.trial import Trial
+from penstock.policies.validate_groups import Formed
+from penstock_services.placer.core import groups
 from penstock_services.placer.core.common import continuation, start_deadline
 from penstock_services.placer.core.explaining import Explain, explained
 
 
-def waiting(unit: ProposedUnit, ref: UnitRef, valid_until_ms: int | None) -> Iterator[PlanUnit]:
-    """The unit as the ledger keeps it."""
-    for number, job in enumerate(unit.jobs):
+def waiting(
+    state: CellState, unit: ProposedUnit, ref: UnitRef, valid_until_ms: int | None
+) -> Iterator[PlanUnit]:
+    """The unit as the ledger keeps it: its jobs that are in the queue."""
+    queued = [job for job in unit.jobs if state.jobs[job.job_id].status is JobStatus.QUEUED]
+    running = tuple(job.job_id for job in unit.jobs if job not in queued)
+    group = running if unit.kind == "group" else None
+    for number, job in enumerate(queued):
         why = "" if number else unit.explanation
-        of = Waiting(of=ref, jobs=len(unit.jobs), explanation=why, valid_until_ms=valid_until_ms)
+        of = Waiting(of=ref, jobs=len(queued), explanation=why, valid_until_ms=valid_until_ms, group=group)
         yield PlanUnit(job_id=job.job_id, nodes=job.nodes, proposed=of)
 
 
@@ -45,14 +56,24 @@ def start(
     ref: UnitRef,
     why: str,
     explain: Explain,
-    group_id: str | None = None,
+    group: Formed | None = None,
 ) -> Iterator[Event]:
-    """All jobs of one unit; the places were chosen on this state. `why`: as the proposer says. `group_id`: they share GPUs."""
+    """All jobs of one unit; the places were chosen on this state. `why`: as the proposer says. `group`: they share GPUs."""
+    group_id = None
+    if group is not None:
+        decided = groups.decided(state, group, ref, why)
+        group_id = decided.group_id
+        yield decided
     for found in placed:
         job, tasks = state.jobs[found.job.job_id], found.tasks
         explain(explained(state, job, tasks, ref.proposer, why))
         yield PlacementDecided(
-            job_id=job.job_id, attempt=job.attempt + 1, tasks=tasks, unit=ref, group=group_id
+            job_id=job.job_id,
+            attempt=job.attempt + 1,
+            tasks=tasks,
+            unit=ref,
+            group=group_id,
+            after=found.after,
         )
         yield start_deadline(state, job)
 
@@ -66,32 +87,63 @@ def carry_on(state: CellState, explain: Explain) -> Iterator[Event]:
         return
     room = Room(state)
     left: list[PlanUnit] = []
-    starting: list[tuple[Sequence[Placed], Waiting]] = []
+    starting: list[tuple[_Tried, Waiting]] = []
     for _, found in groupby(units, lambda unit: unit.proposed and unit.proposed.of):
-        group = list(found)
-        gangs = _gangs(state, group)
-        placed = "" if gangs is None else room.give(gangs)
-        if isinstance(placed, str):
+        together = list(found)
+        unit = together[0].proposed
+        gangs = _gangs(state, together)
+        if unit is None or gangs is None:
             continue
-        left += group
-        if placed is not None and (first := group[0].proposed) is not None:
-            starting.append((placed, first))
+        tried = _tried(room, unit, gangs)
+        if tried is None:
+            continue
+        left += together
+        if tried.placed:
+            starting.append((tried, unit))
     yield from adopt(state, left)
-    for places, unit in starting:
-        yield from start(state, places, unit.of, unit.explanation, explain)
+    for tried, unit in starting:
+        yield from start(state, tried.placed, unit.of, unit.explanation, explain, tried.group)
     if room.full:
         yield continuation(state)
 
 
-def _gangs(state: CellState, group: Sequence[PlanUnit]) -> Gangs | None:
-    """The jobs of a unit and their nodes; None where it has expired, or one of its jobs does not wait in the queue any more."""
-    first = group[0].proposed
-    if first is None or len(group) < first.jobs:
+class _Tried(NamedTuple):
+    """Empty: it waits on."""
+
+    placed: tuple[Placed, ...] = ()
+    group: Formed | None = None
+
+
+def _tried(room: Room, unit: Waiting, gangs: Gangs) -> _Tried | None:
+    """None: it would not fit even when all stops are proven."""
+    if unit.group is None:
+        placed = room.give(gangs)
+        return None if isinstance(placed, str) else _Tried(placed or ())
+    nodes = gangs[0][1]
+    members = [*unit.group, *(job.job_id for job, _ in gangs)]
+    group = room.form([(job_id, nodes) for job_id in members], waits=True)
+    if isinstance(group, Refusal):
+        return None
+    return _Tried() if group is None else _Tried(group.placed, group)
+
+
+def _gangs(state: CellState, together: Sequence[PlanUnit]) -> Gangs | None:
+    """The jobs of a unit that wait, and their nodes; None where it has expired, or one of its jobs does not wait in the queue any more."""
+    first = together[0].proposed
+    if first is None or len(together) < first.jobs:
         return None
     if first.valid_until_ms is not None and state.now_ms > first.valid_until_ms:
         return None
-    gangs = [(state.jobs[unit.job_id], unit.nodes) for unit in group]
+    gangs = [(state.jobs[unit.job_id], unit.nodes) for unit in together]
     return gangs if all(job.in_line for job, _ in gangs) else None
+
+
+def alone(state: CellState, profile: str, job: JobState) -> Plan | None:
+    """A place by first fit for a job that has the whole cell, where its policy found none: tasks of two kinds may block each other."""
+    if not job.spec.parameter_servers or state.planned:
+        return None
+    fit = Trial(state).fit(job.demand)
+    return None if fit is None else place_as_tried(profile, state, Start(job, fit))
 
 
 def beside(state: CellState, profile: str, choose: Choose) -> Choose:

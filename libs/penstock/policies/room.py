@@ -1,0 +1,90 @@
+"""Units of plans tried one after the other: who starts now, who is ordered to start after those that are being stopped, and who waits for their ends."""
+
+from collections.abc import Sequence
+
+from penstock.ledger.state import CellState
+from penstock.model.types import MAX_GANG_TASKS, TaskPlacement
+from penstock.policies.overlay import Gangs, Overlay, Placed
+from penstock.policies.refusal import Refusal
+from penstock.policies.succession import NextMembers
+from penstock.policies.validate_groups import Formed, Members, formed
+
+MAX_TASKS = MAX_GANG_TASKS  # started in one record
+
+
+class Room:
+    """What units get. Once something of a node is kept for a unit that waits, later ones get nothing of it before that has started.
+
+    `next_members`: whether units may be ordered to start after those that are being stopped.
+    """
+
+    def __init__(self, state: CellState, *, next_members: bool = True) -> None:
+        self._state = state
+        self._now = self._then = Overlay(state)
+        self._next: NextMembers | None = None
+        if state.stopping:
+            self._then = Overlay(state, ended=True)
+            self._next = NextMembers(state) if next_members else None
+        self._kept: set[str] = set()
+        """Nodes with room that is kept."""
+        self._tasks = 0
+        self.full = False
+        """Whether somebody waits for the next record alone."""
+
+    def give(self, gangs: Gangs) -> tuple[Placed, ...] | str | None:
+        """Places; None: they wait; or what is lacking even then."""
+        nodes = [node_id for _, names in gangs for node_id in names]
+        if not self._blocked(nodes):
+            found = self._now.give(gangs)
+            if not isinstance(found, str):
+                self._taken([place for placed in found for place in placed.tasks], self._next, self._then)
+                return found
+            if not self._state.stopping:
+                return found
+            later = None if self._next is None else self._next.give(gangs)
+            if later is not None:
+                self._taken([place for placed in later for place in placed.tasks], self._now, self._then)
+                return later
+        then = self._then.give(gangs)
+        if isinstance(then, str):
+            return then
+        self._keep(nodes)
+        return None
+
+    def form(self, members: Members, *, waits: bool) -> Formed | Refusal | None:
+        """A group; None: it waits, which it does only if `waits`; or why it cannot be formed, even then. Its members come after nobody."""
+        nodes = [node_id for _, names in members for node_id in names]
+        blocked = self._blocked(nodes)
+        found = Refusal("infeasible", blocked) if blocked else formed(self._state, members, self._now)
+        if isinstance(found, Formed):
+            self._taken(found.parts, self._next, self._then)
+            return found
+        if not waits or not (blocked or self._state.stopping):
+            return found
+        then = formed(self._state, members, self._then)
+        if isinstance(then, Refusal):
+            return then
+        self._keep(nodes)
+        return None
+
+    def _blocked(self, nodes: Sequence[str]) -> str:
+        """Why a unit with a task on each of these nodes gets nothing now; empty: it may."""
+        if self._too_many(nodes):
+            return f"{MAX_TASKS} tasks start in one record; propose it again"
+        kept = min(self._kept.intersection(nodes), default=None)
+        return "" if kept is None else f"what is free of {kept} is kept for a unit before it"
+
+    def _taken(self, places: Sequence[TaskPlacement], *others: Overlay | NextMembers | None) -> None:
+        """They were given elsewhere. Where nobody is being stopped there is one overlay."""
+        self._tasks += len(places)
+        for overlay in others if self._state.stopping else ():
+            if overlay is not None:
+                overlay.take(places)
+
+    def _keep(self, nodes: Sequence[str]) -> None:
+        self._kept.update(nodes)
+        self.full |= self._too_many(nodes)
+
+    def _too_many(self, nodes: Sequence[str]) -> bool:
+        """For one record, which takes one unit of whatever size."""
+        return self._tasks > 0 and self._tasks + len(nodes) > MAX_TASKS
