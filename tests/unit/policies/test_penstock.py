@@ -14,7 +14,7 @@ This profile stops nobody (`test_it_stops_nobody`), so 4 to 6 are told of profil
 import msgspec
 import pytest
 
-from penstock.model.external_events import GpuFaulted, NodeCordoned, NodeUncordoned
+from penstock.model.external_events import GpuFaulted, NodeCordoned, NodeLeft, NodeUncordoned
 from penstock.model.settings import PlacerSettings
 from penstock.model.transitions import JobStatus
 from penstock.policies.explain import explain
@@ -78,6 +78,21 @@ def test_a_head_that_waits_for_a_faulted_gpu_holds_up_nobody() -> None:
         start(driver, f"v{number}", job_spec(models=("V100",)), gpus=1, run_s=60)
         driver.exit(f"v{number}.1.w0")
     assert status(driver, "eight") is JobStatus.QUEUED
+
+
+def test_who_is_next_and_can_never_run_holds_up_nobody() -> None:
+    """The other half of the cell is fenced for good. The urgent job that wanted all of it comes first in its tenant's order, behind a small one
+    in the queue, and with it the bound on how many are passed is used up."""
+    driver = cell(backfill_window=1)
+    driver.join(node_spec("n0", 4), node_spec("n1", 4))
+    start(driver, "all", job_spec(workers=2, attempts=1), gpus=4)
+    driver.submit("small", None, needing(1, 600))
+    driver.submit("urgent", job_spec(workers=2, priority=5), needing(4, 600))
+    driver.feed(NodeLeft(node_id="n1", boot_id="b1", proof="fenced"))
+    driver.exit("all.1.w0", None, cause="stopped", signal=15)
+    driver.at(0)
+    assert str(driver.job("urgent").unschedulable).startswith("never_fits")
+    assert status(driver, "small") is JobStatus.LAUNCHING
 
 
 LONG_WAIT_S = 140_000

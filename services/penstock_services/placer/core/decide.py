@@ -261,7 +261,7 @@ class Decider:
             if job.status is JobStatus.LAUNCHING:
                 placed += 1
                 tasks += len(job.tasks)
-            elif head is job and (reason := never_fits(state, job.demand)) is not None:
+            elif (head is job or not passed) and (reason := never_fits(state, job.demand)) is not None:
                 yield from self.attempts.park(state, job, reason)
                 parked += 1
             elif job_id in self.failed_jobs:
