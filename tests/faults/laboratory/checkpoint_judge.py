@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 from penstock_services.node_reporter.shell.checkpoint_folders import age
 from tests.faults.laboratory.machine import Machine, TaskProcess
-from tests.faults.ledger_rules import Fact, Violation
+from tests.faults.ledger_rules import Fact, Violation, kind_of
 
 if TYPE_CHECKING:
     from tests.faults.laboratory.judge import Judge
@@ -50,7 +50,22 @@ class CheckpointJudge:
 
     def fact(self, kind: str, fact: Fact, now_ms: int) -> None:
         """Work that is kept is work that was saved, and counted once."""
-        job_id = fact.get("job_id") or str(fact.get("task_id", "")).rsplit(".", 2)[0]
+        job_id = self._book(kind, fact, now_ms)
+        job = self._judge.replica.state.jobs.get(job_id)
+        most_ms = self._kept.get(job_id, 0)
+        if job is not None and job.kept_ms > most_ms:
+            raise Violation("checkpoint", f"{job_id} counts {job.kept_ms} ms as kept; {most_ms} were saved")
+
+    def restored(self, record: Fact) -> None:
+        """One record of a ledger that was restored from an older copy: what it says of work counts, and nothing that is lost."""
+        if record["seq"] == 1:
+            self._began, self._saved, self._kept = {}, {}, {}
+        for entry in record["facts"]:
+            self._book(kind_of(entry["type"]), entry["data"], record["now_ms"])
+
+    def _book(self, kind: str, fact: Fact, now_ms: int) -> str:
+        """The job that the fact is about; empty: none is."""
+        job_id: str = fact.get("job_id") or str(fact.get("task_id", "")).rsplit(".", 2)[0]
         match kind:
             case "penstock.placement.decided":
                 self._began.pop(job_id, None)
@@ -69,8 +84,5 @@ class CheckpointJudge:
             case "penstock.job.requeued":
                 pass
             case _:
-                return
-        job = self._judge.replica.state.jobs.get(job_id)
-        if job is not None and job.kept_ms > self._kept.get(job_id, 0):
-            most_ms = self._kept.get(job_id, 0)
-            raise Violation("checkpoint", f"{job_id} counts {job.kept_ms} ms as kept; {most_ms} were saved")
+                return ""
+        return job_id

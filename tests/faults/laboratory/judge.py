@@ -98,7 +98,8 @@ class Judge:
         self.rules, self.replica, self.has_lost = rules, Replica(), True
         self.book, self.placed, self.ended = rules.book, rules.placed, rules.ended
         for record in records:
-            self.replica.take(record.value, record.offset)
+            if self.replica.take(record.value, record.offset) is not None:
+                self.checkpoints.restored(orjson.loads(record.value))
 
     def landed(self, record: Record) -> None:
         """One record of any partition, as it lands."""
