@@ -294,8 +294,8 @@ def test_a_restarted_broker_is_sat_out_with_one_line(system: System) -> None:
 
 
 async def test_a_plan_is_carried_out_unit_by_unit(system: System) -> None:
-    """A batcher plans for who waits while all GPUs are being freed: each unit starts whole and where it was proposed, or is refused by
-    itself. Nothing is done twice, late, or for a plan that is too large."""
+    """A batcher plans for who waits while all GPUs are being freed: each unit is ordered whole and where it was proposed, and starts when its
+    node has seen who was there end, or is refused by itself. Nothing is done twice, late, or for a plan that is too large."""
     gateway, gate = system.gateway, system.folder / "gate"
     saves = f"trap 'while ! test -e {gate}; do sleep 0.05; done; exit 1' TERM; while :; do sleep 0.05; done"
     holds = gateway.submit(["sh", "-c", saves], workers=4, resources={"gpus": 1, "cores": 1}, grace_ms=60_000)
@@ -322,12 +322,15 @@ async def test_a_plan_is_carried_out_unit_by_unit(system: System) -> None:
         )
         first = await batcher.send("plan", *units)
         found = answered(first)
-        assert (found.verdict, found.started, found.waiting) == ("accepted", 0, 2)
+        assert (found.verdict, found.started, found.waiting) == ("accepted", 2, 0)
         [refused] = found.refused
         assert (refused.unit, refused.reason, "n9: no such node" in refused.detail) == (2, "infeasible", True)
         again = await batcher.send("plan", *units)
         assert (answered(again).copy_of, answered(again).verdict) == (first.seq, "accepted")
         assert len(again.facts) == 2, "the proposal and the answer, nothing else"
+        for job_id in (gang, one, two):
+            why = gateway.get(f"/v1/jobs/{job_id}/why")
+            assert (why["status"], why["reason"]) == ("launching", "awaiting_stops")
         gate.touch()
         for job_id in waiting:
             assert (await asyncio.to_thread(gateway.until_ended, job_id))["outcome"] == "succeeded"
@@ -335,6 +338,8 @@ async def test_a_plan_is_carried_out_unit_by_unit(system: System) -> None:
         placed = [fact for record in batcher.records for fact in facts(record, PlacementDecided)]
         where = {fact.job_id: [place.node_id for place in fact.tasks] for fact in placed}
         assert sorted(fact.job_id for fact in placed) == sorted(waiting), "each once"
+        after = {fact.job_id: fact.after for fact in placed}
+        assert after == {gang: (holds,), one: (holds,), two: (holds,), last: ()}
         assert (where[gang], where[one], where[two]) == (["n1", "n1"], ["n0"], ["n0"])
         refs = {fact.job_id: fact.unit and (fact.unit.proposal_id, fact.unit.unit) for fact in placed}
         assert refs == {gang: ("plan", 0), one: ("plan", 1), two: ("plan", 1), last: None}
