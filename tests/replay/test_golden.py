@@ -56,6 +56,7 @@ LAST_INPUTS = [
 ADDED = {
     "failed_choices": msgspec.structs.asdict(FailedChoices()),
     "forgotten_nodes": {},
+    "refused_joins": {},
     "planned": {},
     "proposals": {},
     "arrivals": [],

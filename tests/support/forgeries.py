@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -97,13 +98,16 @@ ACTS = (
 
 
 def unmoved(state: CellState) -> bytes:
-    """The state, but for the place up to which inputs were answered."""
-    saved = state.seq, state.now_ms, state.positions, state.last_inputs
-    state.seq, state.now_ms, state.positions, state.last_inputs = 0, 0, {}, {}
+    """The state, but for the place up to which inputs were answered, and for the joinings whose nodes are to hear that they do not count."""
+    passing: dict[str, Any] = {"seq": 0, "now_ms": 0, "positions": {}, "last_inputs": {}, "refused_joins": {}}
+    saved = {name: getattr(state, name) for name in passing}
     try:
+        for name, value in passing.items():
+            setattr(state, name, value)
         return dump(state)
     finally:
-        state.seq, state.now_ms, state.positions, state.last_inputs = saved
+        for name, value in saved.items():
+            setattr(state, name, value)
 
 
 def forged_records(started: Message, token: int) -> list[Message]:

@@ -4,6 +4,7 @@ import pytest
 
 from penstock.ledger.evolve import evolve
 from penstock.ledger.lease import wait_ms
+from penstock.ledger.snapshot import dump, load
 from penstock.log.port import Partition
 from penstock.log.topic_settings import topic_partitions
 from penstock.model.codec import decode, encode
@@ -19,9 +20,9 @@ from penstock.model.external_events import (
     TaskExited,
 )
 from penstock.model.ledger_events import InputAccepted, TermStarted
-from penstock.model.orders import ProbeNode, StartTask
+from penstock.model.orders import AnswerJoin, ProbeNode, StartTask
 from penstock.model.settings import PlacerSettings
-from penstock.model.topics import Topic
+from penstock.model.topics import Topic, node_partition
 from penstock.policies.explain import explain
 from penstock.runtime.node_keys import PlacerKeys
 from penstock.runtime.settings import Settings
@@ -109,6 +110,35 @@ async def test_a_proof_that_was_recorded_and_never_sent_is_sent_by_the_next_term
     assert [cell.feed(event).outcome for event in found] == ["committed", "committed"]
     assert not cell.state.nodes["n1"].placeable
     assert cell.state.jobs["j"].attempt == 2
+
+
+async def test_a_refusal_that_was_recorded_and_never_sent_is_sent_by_the_next_term(cell: CellDriver) -> None:
+    """A node has a new disk and a clock that is behind: its joining does not count. On Kafka the placer died before the node was told, which
+    waits for an answer; a cell that is frozen until each node has joined would stay so."""
+    node = cell.state.nodes["n1"]
+    again = node_spec("n1", rack="r0", boot="b2")
+    step = cell.feed(NodeJoined(node=again, incarnation=node.incarnation, leases=True))
+    assert kinds(step) == ["node.join_refused"]
+
+    async def told() -> list[tuple[str, str, int]]:
+        cell.feed(TermStarted(term=cell.state.term + 1, placer_id="p2", settings=SETTINGS))
+        broker = MemoryBroker()
+        broker.create(topic_partitions())
+        log, keys = MemoryLog(broker, "placer"), PlacerKeys(bytes(SEED_BYTES))
+        trace = LedgerTrace(Tracing())
+        settings = Settings(log_url="memory")
+        await Dispatcher(log, cell.state, settings, trace, keys, None).repeat_outstanding(cell.head.seq)
+        place = Partition(Topic.ORDERS, node_partition("n1"))
+        orders = [
+            from_wire(record.headers, record.value, Topic.ORDERS).data for record in broker.records(place)
+        ]
+        answers = [order for order in orders if isinstance(order, AnswerJoin)]
+        return [(order.boot_id, order.verdict, order.highest_incarnation) for order in answers]
+
+    assert await told() == [("b2", "stale_join", node.incarnation)]
+    assert dump(load(dump(cell.state))) == dump(cell.state)
+    cell.feed(NodeJoined(node=again, incarnation=node.incarnation + 1, leases=True))
+    assert await told() == []
 
 
 def test_an_answer_before_the_proof_keeps_the_node(cell: CellDriver) -> None:

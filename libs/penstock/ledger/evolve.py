@@ -32,7 +32,7 @@ from penstock.model.moves import MoveDecided, MoveGivenUp
 from penstock.model.plans import BatchWindowClosed, BatchWindowOpened, PlanAdopted
 from penstock.model.topics import Topic
 
-FOLD_VERSION = 37
+FOLD_VERSION = 38
 """Raised whenever a ledger folds to another state than before, so that nothing goes on from a snapshot of the former
 meaning. Terms record it. `tests/replay/test_golden.py` fails where it was forgotten."""
 
@@ -168,6 +168,7 @@ HANDLERS: Mapping[type[Event], Callable[[CellState, Any], None]] = MappingProxyT
         external_events.NodeUncordoned: evolve_nodes.node_uncordoned,
         external_events.NodeLeft: evolve_nodes.node_left,
         ledger_events.NodeLost: evolve_nodes.node_lost,
+        ledger_events.NodeJoinRefused: evolve_nodes.node_join_refused,
         ledger_events.NodeRestored: evolve_nodes.node_restored,
         external_events.GpuFaulted: evolve_nodes.gpu_faulted,
         ledger_events.TermStarted: _term_started,

@@ -9,7 +9,7 @@ from penstock.ledger.groups import own_parts
 from penstock.ledger.holds import Cordon
 from penstock.ledger.masks import full_mask
 from penstock.ledger.node_state import NodeState
-from penstock.ledger.state import CellState, Timer
+from penstock.ledger.state import MAX_REFUSED_JOINS, CellState, RefusedJoin, Timer
 from penstock.ledger.suspicion import Suspicion
 from penstock.model import external_events, ledger_events
 from penstock.model.ledger_events import TimerSubject
@@ -62,6 +62,7 @@ def bound_slots(before: tuple[str, ...], held: set[int], found: list[str]) -> tu
 
 def node_joined(state: CellState, fact: external_events.NodeJoined) -> None:
     spec = fact.node
+    state.refused_joins.pop(spec.node_id, None)
     node = state.nodes.get(spec.node_id)
     if node is None:
         node = NodeState(spec, free_ordinal(state), NodeStatus.READY, 0, 0, 0, 0)
@@ -91,6 +92,17 @@ def node_joined(state: CellState, fact: external_events.NodeJoined) -> None:
     for fault in fact.faults:
         mark_faulted(node, node.slot_of(fault.uuid))
     state.reindex(node)
+
+
+def node_join_refused(state: CellState, fact: ledger_events.NodeJoinRefused) -> None:
+    """Nothing of the joining counts; its node is to know, though the placer may end before it has told it."""
+    refused = state.refused_joins
+    refused.pop(fact.node_id, None)
+    refused[fact.node_id] = RefusedJoin(
+        fact.boot_id, fact.incarnation, fact.reason, fact.public_key, state.token
+    )
+    if len(refused) > MAX_REFUSED_JOINS:
+        refused.popitem(last=False)
 
 
 def node_changed(state: CellState, fact: external_events.NodeChanged) -> None:

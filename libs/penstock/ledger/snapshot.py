@@ -177,6 +177,7 @@ def load_lines(lines: Iterable[bytes]) -> CellState:
     state.ended = OrderedDict(found.ended)
     state.early_estimates = OrderedDict(found.early_estimates)
     state.forgotten_nodes = OrderedDict(found.forgotten_nodes)
+    state.refused_joins = OrderedDict(found.refused_joins)
     state.proposals = OrderedDict(found.proposals)
     state.positions = {tuple(key): offset for key, offset in found.positions}
     state.last_inputs = {tuple(key): event_id for key, event_id in found.last_inputs}

@@ -20,9 +20,10 @@ from penstock.model.settings import PlacerSettings
 from penstock.model.token import token_of
 from penstock.model.topics import Topic
 from penstock.model.transitions import NodeStatus
-from penstock.model.types import Estimate, Value
+from penstock.model.types import Estimate, JoinRefusal, Value
 
 MAX_ENDED_REMEMBERED = 100_000  # ids of ended jobs, so that a late duplicate cannot start one again
+MAX_REFUSED_JOINS = 1_000
 MAX_FORGOTTEN_NODES = 100_000  # incarnations of nodes gone long ago
 MAX_PROPOSALS_REMEMBERED = 4_096  # so that a copy of one of them cannot act again
 MAX_EARLY_ESTIMATES = 10_000  # estimates that overtook their submission on another topic
@@ -79,6 +80,16 @@ class FailedChoices(Value, frozen=True):
     error: str = ""
 
 
+class RefusedJoin(Value, frozen=True):
+    """A joining that its node has to be told of, whoever is in office."""
+
+    boot_id: str
+    incarnation: int
+    reason: JoinRefusal
+    public_key: str | None
+    token: int
+
+
 class Answered(Value, frozen=True):
     """What became of a proposal."""
 
@@ -133,6 +144,8 @@ class CellState:
     nodes: dict[str, NodeState] = field(default_factory=dict)
     forgotten_nodes: "OrderedDict[str, int]" = field(default_factory=OrderedDict)
     """Node id → incarnation, of nodes gone long ago, oldest first, bounded."""
+    refused_joins: "OrderedDict[str, RefusedJoin]" = field(default_factory=OrderedDict)
+    """Node id → its latest joining that did not count, as long as none came that does; oldest first, bounded."""
     node_at: list[str] = field(default_factory=list)
     """ordinal → node id; empty for that of a forgotten node, but never at the end."""
     forgettable: "SortedDict[tuple[int, int], str]" = field(default_factory=SortedDict)

@@ -256,7 +256,7 @@ class ProbeExpired(NodeFact, frozen=True, kw_only=True):
 
 @event
 class NodeJoinRefused(NodeFact, frozen=True, kw_only=True):
-    """A joining does not count, and its node is to know: nothing of it is folded."""
+    """A joining does not count, and its node is to know, until one counts."""
 
     TYPE = "penstock.node.join_refused"
     OMITTED = ("public_key",)

@@ -194,6 +194,14 @@ def outstanding(state: CellState, node_ids: Iterable[str], up_to: int) -> Iterat
             yield from _starts(state, job, tasks, gang)
 
 
+def refusals(state: CellState, up_to: int) -> Iterator[AnswerJoin]:
+    """At the start of a term: joinings that did not count; the placer before it may have ended before their nodes were told."""
+    for node_id, found in state.refused_joins.items():
+        if found.token <= up_to:
+            about = found.boot_id, found.incarnation, found.reason, found.token, found.public_key
+            yield _answer(state, node_id, *about)
+
+
 def orphan_orders(state: CellState, node_id: str, up_to: int) -> Iterator[Order]:
     """Stops what a joining node runs and the cell has given up there: its job may be running elsewhere by now.
 

@@ -82,6 +82,7 @@ class PlacerCore:
             refused = join_refusal(state, event, reason)
             if refused is None:
                 return Step("rejected", reason, (), ())
+            evolve(state, refused)
             return Step("committed", reason, (refused,), ())
         evolve(state, event)
         if isinstance(event, TermStarted):

@@ -28,6 +28,7 @@ from penstock_services.placer.core.orders import (
     orders_of,
     outstanding,
     outstanding_notices,
+    refusals,
 )
 from penstock_services.placer.shell.ledger_trace import LedgerTrace
 
@@ -61,7 +62,8 @@ class Dispatcher:
 
     async def repeat_outstanding(self, seq: int) -> None:
         """At the start of a term: whatever was ordered and not answered (its orders may never have been sent)."""
-        orders = list(outstanding(self._state, list(self._state.nodes), token_of(self._state.epoch, seq)))
+        up_to = token_of(self._state.epoch, seq)
+        orders = [*outstanding(self._state, list(self._state.nodes), up_to), *refusals(self._state, up_to)]
         await self._append([self._message(order) for order in orders])
         await self._notify(list(map(self._notice, outstanding_notices(self._state, orders))))
 
