@@ -13,7 +13,7 @@ from penstock_services.node_reporter.shell.output import Output
 from penstock_services.node_reporter.shell.shim import Shim, write_whole
 
 
-def refuse(_descriptor: int) -> None:
+def refuse(_descriptor: int, _data: bytes) -> int:
     raise OSError(28, "No space left on device")
 
 
@@ -23,13 +23,13 @@ def test_a_refused_write_leaves_no_file_and_no_descriptor(
     """A shim tries for hours to write down an exit on a full disk; it must not run out of descriptors."""
     before = len(os.listdir("/proc/self/fd"))
     with monkeypatch.context() as patch:
-        patch.setattr(os, "fsync", refuse)
+        patch.setattr(os, "write", refuse)
         for _ in range(5):
             with pytest.raises(OSError, match="No space"):
-                write_whole(str(tmp_path), "exit.json", {"exit_code": 0}, durable=True)
+                write_whole(str(tmp_path), "exit.json", {"exit_code": 0})
     assert len(os.listdir("/proc/self/fd")) == before
     assert not (tmp_path / "exit.json").exists()
-    write_whole(str(tmp_path), "exit.json", {"exit_code": 0}, durable=True)
+    write_whole(str(tmp_path), "exit.json", {"exit_code": 0})
     assert json.loads((tmp_path / "exit.json").read_text()) == {"exit_code": 0}
 
 

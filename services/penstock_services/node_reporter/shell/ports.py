@@ -71,7 +71,7 @@ class Failure(msgspec.Struct, frozen=True):
 
 
 class Exit(msgspec.Struct, frozen=True):
-    """`exit.json` of a task, written (fsync) after the last of its processes was reaped."""
+    """`exit.json` of a task, written after the last of its processes was reaped."""
 
     started_ms: int
     exited_ms: int

@@ -7,7 +7,7 @@ ended.
 The folder of a task holds, each written whole (temporary name, then rename):
 `started.json {task_id, token, shim, shim_start, pid, pid_start, started_ms, exits, groups}`, written before the program runs;
 `exit.json {task_id, token, exit_code, signal, cpu_ms, max_rss_kib, started_ms, exited_ms, failure, unpacked_ns, oom, exhausted, lapsed}`, written
-(fsync) after the *last* process of the task has been reaped; and what the task itself may see, `visible`: `work`, and `phases`,
+after the *last* process of the task has been reaped; and what the task itself may see, `visible`: `work`, and `phases`,
 a FIFO made by the reporter for the program's lines.
 
 Proof of exit: the shim is the first process of the task's PID namespace, so that nothing of the task outlives it.
@@ -75,16 +75,14 @@ def now_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-def write_whole(folder: str, name: str, content: dict[str, Any], *, durable: bool) -> None:
-    """Writes a file that is there whole or not at all."""
+def write_whole(folder: str, name: str, content: dict[str, Any]) -> None:
+    """Writes a file that is there whole or not at all, while the machine is up: nobody waits for the disk."""
     temporary = f"{folder}/.{name}"
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     data = json.dumps(content).encode()
     try:
         if os.write(descriptor, data) != len(data):
             raise OSError(errno.ENOSPC, "written in part")
-        if durable:
-            os.fsync(descriptor)
     finally:
         os.close(descriptor)
     os.rename(temporary, f"{folder}/{name}")
@@ -199,7 +197,7 @@ class Shim:
             "exits": self._plan.exits,
             "groups": list(self._groups.values()),
         }
-        write_whole(self._folder, "started.json", started, durable=False)
+        write_whole(self._folder, "started.json", started)
         os.close(self._lock_fd)
         lease = self._request["lease"]
         if lease is not None:
@@ -430,7 +428,7 @@ class Shim:
         pause_s = FIRST_PAUSE_S
         while os.path.isdir(self._folder):  # without it no reporter will ever ask
             try:
-                write_whole(self._folder, "exit.json", content, durable=True)
+                write_whole(self._folder, "exit.json", content)
                 return
             except OSError:  # a full disk: the exit stays unproven for the reporter until it can be written
                 time.sleep(pause_s)
