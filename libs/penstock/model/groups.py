@@ -5,9 +5,32 @@ from typing import Annotated
 from msgspec import Meta
 
 from penstock.model.event import Event, event
-from penstock.model.types import Identifier, ShortText
+from penstock.model.types import Identifier, ShortText, Value
 
 MAX_GROUP_MEMBERS = 4  # Muri §4: four resources, so a fifth member would find each of them taken
+
+
+class Turns(Value, frozen=True, kw_only=True):
+    """How the members of a group take turns, as predicted when it was formed. Source: Muri §4.1."""
+
+    OMITTED = ("alternative",)
+
+    job_ids: Annotated[tuple[Identifier, ...], Meta(min_length=1, max_length=MAX_GROUP_MEMBERS)]
+    """All members in the order of the rotation: while the first uses storage the second uses the CPU, and so on."""
+    period_ms: Annotated[float, Meta(gt=0, le=1e12)]
+    """In which each of them does one iteration: T of eq. 3."""
+    efficiency: Annotated[float, Meta(ge=0, le=1)]
+    """γ of eq. 4: the share of the period in which a resource is used, mean of the four resources."""
+    speeds: Annotated[
+        tuple[Annotated[float, Meta(gt=0, le=4)], ...], Meta(min_length=1, max_length=MAX_GROUP_MEMBERS)
+    ]
+    """Of each in `job_ids`, relative to its speed alone; above 1 only where an iteration alone uses nothing for a while."""
+    alternative: ShortText = ""
+    """What else was considered and by how much it is worse; for people."""
+
+    def __post_init__(self) -> None:
+        if len(self.job_ids) != len(self.speeds):
+            raise ValueError(f"speeds: {len(self.speeds)} for {len(self.job_ids)} members; give one of each")
 
 
 @event
@@ -19,6 +42,7 @@ class GroupDecided(Event, frozen=True, kw_only=True):
     """
 
     TYPE = "penstock.group.decided"
+    OMITTED = ("turns",)
 
     group_id: Identifier
     job_ids: Annotated[tuple[Identifier, ...], Meta(min_length=2, max_length=MAX_GROUP_MEMBERS)]
@@ -26,3 +50,5 @@ class GroupDecided(Event, frozen=True, kw_only=True):
     by: ShortText
     """The proposer."""
     reason: ShortText
+    turns: Turns | None = None
+    """None: the proposer did not predict any."""

@@ -5,11 +5,14 @@ from typing import Annotated, Literal
 from msgspec import Meta
 
 from penstock.model.event import Event, event
+from penstock.model.groups import Turns
+from penstock.model.ledger_events import MAX_RANKS, JobRank
 from penstock.model.plans import MAX_PROPOSED_UNITS
 from penstock.model.topics import MAX_PLAN_BYTES, Topic
 from penstock.model.types import MAX_GANG_TASKS, Identifier, Milliseconds, ShortText, Value
 
 MAX_UNIT_JOBS = 256
+MAX_PLANNED_STOPS = 512
 
 
 class ReadVersion(Value, frozen=True, kw_only=True):
@@ -31,13 +34,15 @@ class ProposedJob(Value, frozen=True, kw_only=True):
 class ProposedUnit(Value, frozen=True, kw_only=True):
     """Jobs that start together or not at all."""
 
-    OMITTED = ("kind",)
+    OMITTED = ("kind", "turns")
 
     jobs: Annotated[tuple[ProposedJob, ...], Meta(min_length=1, max_length=MAX_UNIT_JOBS)]
     explanation: ShortText
     """Why so, for people; `why` shows it for each of the jobs."""
     kind: Literal["solo", "group"] = "solo"
     """solo: each job has GPUs and cores of its own. group: the jobs share them."""
+    turns: Turns | None = None
+    """Of a group: how its members are predicted to take turns. None: not predicted."""
 
 
 class Proposal(Event, frozen=True, kw_only=True):
@@ -52,16 +57,23 @@ class Proposal(Event, frozen=True, kw_only=True):
 
 @event
 class PlanProposed(Proposal, frozen=True, kw_only=True):
-    """Start these waiting jobs there. Each unit is answered by itself, in this order."""
+    """Start these waiting jobs there. Each unit is answered by itself, in this order.
+
+    Under a profile with a regroup stage running jobs may be stopped for it: they wait again, or start elsewhere as members of its units.
+    """
 
     TYPE = "penstock.plan.proposed"
     VERSION = 2
     MAX_BYTES = MAX_PLAN_BYTES
-    OMITTED = ("valid_until_ms",)
+    OMITTED = ("valid_until_ms", "stops", "ranks")
 
-    units: Annotated[tuple[ProposedUnit, ...], Meta(min_length=1, max_length=MAX_PROPOSED_UNITS)]
+    units: Annotated[tuple[ProposedUnit, ...], Meta(max_length=MAX_PROPOSED_UNITS)]
     valid_until_ms: Milliseconds | None = None
     """By the ledger's clock: nothing of it starts later. None: it does not expire."""
+    stops: Annotated[tuple[Identifier, ...], Meta(max_length=MAX_PLANNED_STOPS)] = ()
+    """Ids of running jobs that make way: each saves what it has done and waits again."""
+    ranks: Annotated[tuple[JobRank, ...], Meta(max_length=MAX_RANKS)] = ()
+    """Changes of the regroup stage's own order, so that the next plan finds it."""
 
 
 @event

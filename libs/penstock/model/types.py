@@ -453,10 +453,21 @@ class ShapeOption(Value, frozen=True, kw_only=True):
     high_ms: Annotated[float, Meta(gt=0, le=1e11)]
 
 
+class StageTimes(Value, frozen=True, kw_only=True):
+    """How long one iteration uses each resource, alone on its GPUs, in the order in which it uses them. Source: Muri §4.1."""
+
+    storage_ms: Annotated[float, Meta(ge=0, le=1e11)]
+    cpu_ms: Annotated[float, Meta(ge=0, le=1e11)]
+    gpu_ms: Annotated[float, Meta(ge=0, le=1e11)]
+    network_ms: Annotated[float, Meta(ge=0, le=1e11)]
+    iteration_ms: Annotated[float, Meta(gt=0, le=1e11)]
+    """From one iteration to the next: more than the sum where some of it uses nothing, less where stages overlap."""
+
+
 class Estimate(Value, frozen=True, kw_only=True):
     """What a job needs, how sure that is and where it comes from."""
 
-    OMITTED = ("guessed", "first_of_kind", "options")
+    OMITTED = ("guessed", "first_of_kind", "options", "stages")
     TIERS: ClassVar[tuple[str, ...]] = ("user", "history", "default")
 
     worker: ResourceVector
@@ -473,6 +484,8 @@ class Estimate(Value, frozen=True, kw_only=True):
     """What nothing was learned of: the job's network, or the GPU model that its promise of GPU memory is for."""
     options: Annotated[tuple[ShapeOption, ...], Meta(max_length=MAX_OPTIONS)] = ()
     """Of a moldable job, the fewest workers first; `run_ms` is with the fewest. Empty: nothing is known of its iterations."""
+    stages: StageTimes | None = None
+    """With the GPUs that it asks for; None: not known, so it is grouped with nobody."""
 
     def run_ms_with(self, workers: int, fewest: int) -> int | None:
         """`run_ms` with another number of workers than the fewest, as its step is longer or shorter; as it is where one of both is not known."""

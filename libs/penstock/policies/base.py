@@ -20,6 +20,7 @@ from penstock.ledger.state import CellState
 from penstock.model.ledger_events import JobRank, PlacementDecided, PlacementExplanation
 from penstock.model.plans import PlanUnit
 from penstock.model.types import WHOLE_GPU, ResourceVector, Role, TaskPlacement
+from penstock.policies.regroup import Regroup
 
 
 class Plan(msgspec.Struct, frozen=True, gc=False):
@@ -181,6 +182,8 @@ class Profile(NamedTuple):
     preempt: Preemption | None = None
     backfill: Backfill | None = None
     shape: Shape | None = None
+    regroup: Regroup | None = None
+    """Who runs and who shares GPUs is planned by the batcher (`penstock.policies.regroup`); the other stages serve until its plan comes, or where none comes."""
     beside_stops: bool = True
     """Whether jobs that fit beside others that are still being stopped start at once. False: as sources that know no stop that takes time."""
 
