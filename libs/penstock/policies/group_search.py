@@ -11,7 +11,7 @@ shares while GPUs are free. Source: own; Muri §4.2 maximises the efficiency γ 
 The search starts from the groups that are there, and from nothing if asked to; what it finds from nothing is taken only if it is worth more than `STAY` more, for
 restarts cost. Steps, each only while it gains:
 1. in order: alone on free GPUs, else into the group of the same shape that gains most;
-2. a waiting job takes the place of a member;
+2. a waiting job takes the place of a member; where the search goes on from present groups, only a new one;
 3. a new group of waiting jobs is admitted, for which groups are merged or dropped;
 4. members move out of groups to free GPUs.
 Of groups with members of the same kinds only the one with the least weight is looked at: weights differ little, kinds much.
@@ -48,6 +48,8 @@ class Job(NamedTuple):
     """It runs and may not be stopped."""
     memory_mib: int = 0
     """On each of its GPUs."""
+    new: bool = True
+    """It came since the plan by which the groups run that are there."""
 
 
 class _Group:
@@ -262,14 +264,14 @@ class _Search:
             tuple(sorted(group.members)) for bucket in self.buckets.values() for group in bucket.groups()
         )
 
-    def run(self, groups: Sequence[Sequence[int]]) -> None:
-        """From these groups."""
+    def run(self, groups: Sequence[Sequence[int]], *, anew: bool) -> None:
+        """From these groups. `anew`: they are no earlier plan."""
         taken: set[int] = set()
         for members in groups:
             taken.update(members)
             self._start(members)
         self._in_order(taken)
-        self._replace()
+        self._replace(anew)
         for _ in range(MAX_ADMITTED):
             if not self._admit():
                 break
@@ -327,12 +329,14 @@ class _Search:
             hopeless.add(key)
             self._waiting.setdefault(job.shape, {}).setdefault(job.kind, []).append(number)
 
-    def _replace(self) -> None:
+    def _replace(self, anew: bool) -> None:
         """Step 2: the first waiting job of each kind takes the place of the member for which that gains most."""
         for shape, of_kind in self._waiting.items():
             bucket = self.buckets[shape]
             for kind in list(of_kind):
                 number = of_kind[kind][0]
+                if not (anew or self._jobs[number].new):
+                    continue
                 found = self._replaced(bucket, self.single(number))
                 if found is None:
                     continue
@@ -524,9 +528,9 @@ def search(
     if not gpus:
         return []
     goes_on = _Search(jobs, behind, gpus, tables, memory_mib, max_members)
-    goes_on.run(groups)
+    goes_on.run(groups, anew=False)
     if not afresh:
         return goes_on.found()
     anew = _Search(jobs, behind, gpus, tables, memory_mib, max_members)
-    anew.run([members for members in groups if any(jobs[number].fixed for number in members)])
+    anew.run([members for members in groups if any(jobs[number].fixed for number in members)], anew=True)
     return (anew if anew.value > goes_on.value * (1 + STAY) else goes_on).found()
