@@ -18,11 +18,13 @@ Asked = tuple[tuple[str, int], ...]
 
 
 class FirstFitBatch:
-    """All who wait, in the order of the queue, on the nodes with the fewest jobs planned by it so far."""
+    """All who wait, in the order of the queue, in turn on the nodes that run the fewest tasks."""
 
     def question(self, state: CellState) -> tuple[Asked, tuple[str, ...]] | None:
         waiting = tuple((job_id, state.jobs[job_id].demand.tasks) for job_id in state.queue.values())
-        return (waiting, tuple(sorted(state.nodes))) if waiting else None
+        fewest = min((len(node.tasks) for node in state.nodes.values()), default=0)
+        nodes = sorted(name for name, node in state.nodes.items() if len(node.tasks) == fewest)
+        return (waiting, tuple(nodes)) if waiting and nodes else None
 
     def solve(self, question: tuple[Asked, tuple[str, ...]]) -> Mapping[str, tuple[str, ...]]:
         waiting, nodes = question
