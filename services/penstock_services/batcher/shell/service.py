@@ -9,6 +9,7 @@ import logging
 from functools import partial
 
 from penstock.clock import ReadersClock, wall_ms
+from penstock.errors import LogError
 from penstock.ledger.evolve import evolve
 from penstock.ledger.record import RawRecord
 from penstock.ledger.replica import Replica
@@ -25,12 +26,13 @@ from penstock.runtime.settings import Settings
 from penstock.runtime.snapshots import load_replica
 from penstock.runtime.tracing.phases import MAX_NAMED
 from penstock.runtime.tracing.tracer import Tracing, tracing
-from penstock_services.batcher.core.batcher import Batcher, Work
+from penstock_services.batcher.core.batcher import Batcher, Work, plans
 from penstock_services.batcher.shell.worker import Worker
 
 LOG = logging.getLogger(__name__)
 
 SOURCE = "/penstock/batcher"
+MAX_VOIDS = 256  # of placers that are not in office any more; beyond, the ledger was restored from an older copy, and goes on otherwise
 BATCH_MS = 20  # under load a poll costs more than the records that it brings; after idle nothing waits
 
 
@@ -46,8 +48,8 @@ class Planner:
         self._key = settings.cell.encode()
         self._batcher = Batcher()
         self._clock = ReadersClock()
-        self._warm_for_ms = 0
-        """When the plan is due for which the worker was warmed up."""
+        self._voids = 0
+        """Void records in a row, since the latest valid one."""
 
     @property
     def _state(self) -> CellState:
@@ -72,6 +74,8 @@ class Planner:
         planning: asyncio.Future[None] | None = None
         try:
             while True:
+                if plans(self._state.settings):
+                    self._worker.warm_up()
                 if planning is None and (work := self._next()) is not None:
                     planning = asyncio.ensure_future(self._plan(work))
                 pending = [reading] if planning is None else [reading, planning]
@@ -94,20 +98,20 @@ class Planner:
             take = partial(self._replica.take, record.value, record.offset, self._fold_fact)
             if applying(place, take) is not None:
                 self._clock.read(self._state.now_ms, None if new else record.timestamp_ms)
+                self._voids = 0
+            else:
+                self._voids += 1
+        if self._voids > MAX_VOIDS:
+            raise LogError(f"{self._voids} records in a row do not follow seq {self._replica.head.seq}")
 
     def _fold_fact(self, record: RawRecord, n: int, fact: Event) -> None:
         evolve(self._state, fact)
         self._batcher.see(fact)
 
     def _due_in_s(self) -> float | None:
-        """Until the core wants to be asked although nothing happens; the worker is warm by then."""
+        """Until the core wants to be asked although nothing happens."""
         due_ms = self._batcher.due_ms(self._state)
-        if due_ms is None:
-            return None
-        if due_ms != self._warm_for_ms and due_ms > self._clock.now_ms():
-            self._warm_for_ms = due_ms
-            self._worker.warm_up()
-        return max(0.0, (due_ms - self._clock.now_ms()) / 1_000)
+        return None if due_ms is None else max(0.0, (due_ms - self._clock.now_ms()) / 1_000)
 
     def _next(self) -> Work | None:
         try:
