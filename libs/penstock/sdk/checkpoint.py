@@ -36,12 +36,12 @@ Act = Callable[[str], object]
 
 
 class Saver:
-    """What one process knows of its checkpoints. `asked`: the next boundary is to save."""
+    """What one process knows of its checkpoints. `asked`: the next boundary is to save; `ends`: and to end the script."""
 
     def __init__(self, write: Callable[[str], bool] = write_line) -> None:
         self.asked = False
+        self.ends = False
         self._write = write
-        self._ends = False
         self._save: Act | None = None
         self._folder = ""
         self._pid = 0
@@ -85,7 +85,7 @@ class Saver:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
         elif self._save is not None:
-            self._ends = self._ends or number == signal.SIGTERM
+            self.ends = self.ends or number == signal.SIGTERM
             self.asked = True
 
     def boundary(self, done: SupportsInt) -> None:
@@ -97,7 +97,7 @@ class Saver:
         except Exception:  # noqa: BLE001 - a script's own: training goes on, with the checkpoint before
             failed = True
             traceback.print_exc()
-        if self._ends:
+        if self.ends:
             raise SystemExit(1 if failed else SAVED_STATUS)
 
     def _keep(self, done: int) -> None:
