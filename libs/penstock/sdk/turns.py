@@ -81,7 +81,8 @@ class Changes:
             self._watched.add(path)
             if libc.inotify_add_watch(self._descriptor, os.fsencode(path), IN_MODIFY | IN_CLOSE_WRITE) < 0:
                 self.close()
-        self._forget()
+        if self._descriptor >= 0 and self._poll.poll(0):
+            self._forget()
 
     def wait(self, seconds: float) -> bool:
         """Whether something has changed, at most so long from now."""
@@ -101,10 +102,9 @@ class Changes:
         self._descriptor = -1
 
     def _forget(self) -> None:
-        if self._descriptor is not None and self._descriptor >= 0:
-            with suppress(BlockingIOError):
-                while os.read(self._descriptor, 4_096):
-                    pass
+        assert self._descriptor is not None
+        with suppress(BlockingIOError):
+            os.read(self._descriptor, 4_096)  # some hundred; were there more, the next wait would end at once
 
 
 class Turn:
