@@ -3,6 +3,7 @@
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -45,3 +46,17 @@ def test_four_jobs_on_one_gpu_do_more_than_in_turn(one_gpu: tuple[Gateway, Path]
         assert one.missed == 0
     jobs = gateway.get("/v1/jobs?limit=100")["jobs"]
     assert {job["attempt"] for job in jobs} == {1}, "nobody is restarted for a group"
+    for bound in BOUNDS:
+        first, *_, last = sorted(
+            (job for job in jobs if job["name"] == bound), key=lambda job: job["submitted_ms"]
+        )
+        assert stages_of(gateway, first["job_id"]) is None, "nothing was known when it was submitted"
+        stages = stages_of(gateway, last["job_id"])
+        assert max(BOUNDS, key=lambda name: stages[f"{name}_ms"]) == bound
+
+
+def stages_of(gateway: Gateway, job_id: str) -> Any:
+    """With which it was estimated."""
+    events = gateway.get(f"/v1/jobs/{job_id}/events?limit=1000")["events"]
+    [found] = [event["data"] for event in events if event["type"] == "penstock.job.estimated"]
+    return found["estimate"].get("stages")

@@ -36,15 +36,20 @@ Act = Callable[[str], object]
 
 
 class Saver:
-    """What one process knows of its checkpoints. `asked`: the next boundary is to save; `ends`: and to end the script."""
+    """What one process knows of its checkpoints. `asked`: the next boundary is to save."""
 
     def __init__(self, write: Callable[[str], bool] = write_line) -> None:
         self.asked = False
-        self.ends = False
         self._write = write
+        self._ends = False
         self._save: Act | None = None
         self._folder = ""
         self._pid = 0
+
+    @property
+    def ends(self) -> bool:
+        """Whether the script ends at its next boundary, once it has saved."""
+        return self._ends
 
     def begin(self, save: Act, restore: Act) -> bool:
         """As `checkpoint`."""
@@ -85,7 +90,7 @@ class Saver:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
         elif self._save is not None:
-            self.ends = self.ends or number == signal.SIGTERM
+            self._ends = self._ends or number == signal.SIGTERM
             self.asked = True
 
     def boundary(self, done: SupportsInt) -> None:
@@ -97,7 +102,7 @@ class Saver:
         except Exception:  # noqa: BLE001 - a script's own: training goes on, with the checkpoint before
             failed = True
             traceback.print_exc()
-        if self.ends:
+        if self._ends:
             raise SystemExit(1 if failed else SAVED_STATUS)
 
     def _keep(self, done: int) -> None:
