@@ -238,8 +238,8 @@ class Turns:
         """Leaves the turn that it has, and takes that of the resource with this number; None: takes none. Waits. Never fails: without
         a turn the stage runs all the same."""
         with suppress(OSError):
-            if self._now is not None:
-                self._now, former = None, self._now
+            former, self._now = self._now, None
+            if former is not None:
                 former.leave()
             if index is not None:
                 turn = self._turns[index]
