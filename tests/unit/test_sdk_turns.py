@@ -393,15 +393,6 @@ def test_there_are_no_turns_outside_of_a_group_or_where_nothing_can_be_locked(
     assert turns_of_group(STAGES, lambda: False) is None
 
 
-def test_a_script_that_is_not_the_chief_takes_no_turns(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a gang rank 0 alone: a second one would wait for its own chief."""
-    monkeypatch.setenv("RANK", "1")
-    marks = recorder(folder)
-    marks.iteration()
-    with marks.stage("gpu"):
-        assert free(folder, "gpu")
-
-
 def test_turns_go_on_when_no_profile_is_reported_any_more(folder: Path) -> None:
     marks = recorder(folder)
     marks.iteration()

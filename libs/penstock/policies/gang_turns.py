@@ -2,8 +2,8 @@
 
 In a gang rank 0 alone takes turns (`penstock.sdk.turns`), for all of it. Members of a group are on the same nodes rank by rank, so
 the ranks 0 of all of them meet on one node, and in one folder: one queue per resource for the whole group, whatever nodes it is on. So no order of
-locks over nodes is needed. A gang holds at most one turn, none while it waits, and its other ranks hold nothing, so nobody who is waited for
-waits for a turn: there is no cycle.
+locks over nodes is needed. A gang holds at most one turn, none while it waits, and its other ranks hold nothing; those on the chief's node follow
+it through the stages, those elsewhere run ahead up to their next collective. So nobody who is waited for waits for a turn: there is no cycle.
 
 Ideal: each rank takes turns on its own node. Departure: two gangs over two nodes could then hold one node each and wait for the other,
 while their workers wait for each other in collectives (`tests/unit/policies/test_gang_turns.py` finds it).

@@ -25,8 +25,9 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Literal
 
 from penstock.sdk.checkpoint import SAVER
+from penstock.sdk.chief import FollowedTurns, LeadingTurns, followed_turns, in_step, leading_turns
 from penstock.sdk.cores import look
-from penstock.sdk.lines import leads, write_line
+from penstock.sdk.lines import FIFO, leads, write_line
 from penstock.sdk.turns import Turns, Waits, turns_of_group
 
 StageName = Literal["storage", "cpu", "gpu", "network"]
@@ -39,6 +40,9 @@ WARM_UP = 3  # iterations that are not counted: what is loaded or compiled once 
 CHANGED = 0.2  # of an iteration's time, as the sum of the stages' differences
 MAX_LINES = 16  # a script whose stages change all the time is not profiled for ever
 MAX_WINDOW_MS = 86_400_000.0  # what an event takes
+
+
+AnyTurns = Turns | LeadingTurns | FollowedTurns
 
 
 class _StageMark(AbstractContextManager[None]):
@@ -67,12 +71,13 @@ class Recorder:
         self,
         clock: Callable[[], float] = time.perf_counter,
         write: Callable[[str], bool] = write_line,
-        join: Callable[[], Turns | None] = lambda: None,
+        join: Callable[[], AnyTurns | None] = lambda: None,
     ) -> None:
         self._clock = clock
         self._write = write
         self._join = join
-        self._turns: Turns | None = None
+        self._turns: AnyTurns | None = None
+        self._reports = False
         self._marks = {name: _StageMark(self, index) for index, name in enumerate(STAGES)}
         self._asked = False
         self._thread: int | None = None
@@ -96,7 +101,7 @@ class Recorder:
         self._count += 1
         if self._count == 0:
             self._sums = [0.0] * (WAITING + 1)
-        elif self._count >= ITERATIONS and sum(self._sums[:WAITING]) >= LEAST_S:
+        elif self._reports and self._count >= ITERATIONS and sum(self._sums[:WAITING]) >= LEAST_S:
             self._report_profile([1_000 * part for part in self._sums[:WAITING]], self._count)
             self._sums, self._count = [0.0] * (WAITING + 1), 0
 
@@ -139,10 +144,10 @@ class Recorder:
             turns.close()
 
     def _begin(self) -> None:
-        self._asked = True
-        if leads():
+        self._asked, self._reports = True, leads()
+        self._turns = self._join()
+        if self._reports or self._turns is not None:
             self._thread = threading.get_ident()
-            self._turns = self._join()
             self._since = self._clock()
 
     def _turn(self, index: int) -> None:
@@ -183,7 +188,17 @@ def _line(sums_ms: list[float], count: int) -> str:
     return json.dumps({"stages": {"iterations": count, "samples": samples}}, separators=(",", ":"))
 
 
-_RECORDER = Recorder(join=lambda: turns_of_group(STAGES, lambda: SAVER.ends))
+def _join() -> AnyTurns | None:
+    """The turns of this process's group, as its rank takes them."""
+    if not os.environ.get(FIFO) or os.environ.get("PENSTOCK_ROLE") == "ps":
+        return None
+    if not leads():
+        return followed_turns(IDLE, lambda: SAVER.ends) if in_step() else None
+    turns = turns_of_group(STAGES, lambda: SAVER.ends)
+    return leading_turns(turns, IDLE) if turns is not None and in_step() else turns
+
+
+_RECORDER = Recorder(join=_join)
 os.register_at_fork(after_in_child=_RECORDER.forked)
 
 

@@ -11,8 +11,7 @@ byte, if anybody is in line, and the death of a holder closes its file.
 
 **No deadlock.** A process holds at most one turn, and none while it waits: entering a stage inside of another gives the outer one's turn back,
 which is taken again afterwards. So nobody who is waited for waits for a turn. In a gang rank 0 alone takes turns, at the node on which the
-chiefs of all members are, since members of a group are on the same nodes rank by rank; its other ranks wait for it in their
-collectives and hold nothing.
+chiefs of all members are, since members of a group are on the same nodes rank by rank; its other ranks wait for it (`chief`) and hold nothing.
 
 **Nobody starves.** Each of the others is before a waiting member at most once. A wait lasts at most `MAX_WAIT_S` per holder, of `MAX_HOLDERS`. Who
 has waited that long for one holder goes on without a turn, is counted (`missed`), and does not wait for that holder again. Who stands in line
@@ -32,9 +31,9 @@ from typing import NamedTuple
 try:
     import fcntl
 except ImportError:  # not on this system, and neither is Penstock's node
-    _LOCKS = False
+    LOCKS = False
 else:
-    _LOCKS = hasattr(fcntl, "F_OFD_SETLK") and struct.calcsize("P") == 8
+    LOCKS = hasattr(fcntl, "F_OFD_SETLK") and struct.calcsize("P") == 8
 
 GROUP = "PENSTOCK_GROUP"
 """Variable: the folder in which the members of a group meet; a job with GPUs of its own has it, too."""
@@ -261,7 +260,7 @@ class Turns:
 def turns_of_group(names: tuple[str, ...], leaving: Callable[[], bool]) -> Turns | None:
     """Of this process; None: it is in no group's folder, or files cannot be locked there."""
     folder = os.environ.get(GROUP)
-    if not folder or not _LOCKS:
+    if not folder or not LOCKS:
         return None
     try:
         return Turns(folder, names, leaving)
