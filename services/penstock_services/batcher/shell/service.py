@@ -79,7 +79,8 @@ class Planner:
                 if planning is None and (work := self._next()) is not None:
                     planning = asyncio.ensure_future(self._plan(work))
                 pending = [reading] if planning is None else [reading, planning]
-                await asyncio.wait(pending, timeout=self._due_in_s(), return_when=asyncio.FIRST_COMPLETED)
+                timeout_s = self._due_in_s() if planning is None else None
+                await asyncio.wait(pending, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
                 if reading.done():
                     self._fold(reading.result(), new=True)
                     reading = asyncio.ensure_future(reader.read())
