@@ -1,7 +1,7 @@
 """From the units of a plan to a proposal within the bounds of one: what comes first in the plan comes first, the rest is cut off."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from penstock.ledger.state import CellState
 from penstock.model.codec import encode
@@ -21,6 +21,9 @@ from penstock.policies.validate_plans import MAX_PLAN_TASKS
 PROPOSER = "batcher"
 SHRINK = 0.9  # of what would fit if all units had the same length
 MAX_SHRINKS = 32  # 256 units x 0.9^32 are fewer than ten; then nothing is proposed
+
+
+Item = TypeVar("Item")
 
 
 class Planned(NamedTuple):
@@ -65,8 +68,12 @@ def proposal_of(state: CellState, planned: Planned, proposal_id: str, valid_unti
             )
             return Bounded(found, cut)
         share = SHRINK * MAX_PLAN_BYTES / size
-        units, stops, ranks = (some[: int(len(some) * share)] for some in (units, stops, ranks))
+        units, stops, ranks = _part(units, share), _part(stops, share), _part(ranks, share)
     return Bounded(None, True)
+
+
+def _part(whole: Sequence[Item], share: float) -> Sequence[Item]:
+    return whole[: int(len(whole) * share)]
 
 
 def _first(units: Sequence[ProposedUnit]) -> Sequence[ProposedUnit]:

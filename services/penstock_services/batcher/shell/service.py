@@ -7,6 +7,7 @@ has the same id, and the placer answers the second as it answered the first. Nob
 import asyncio
 import logging
 from functools import partial
+from typing import Any
 
 from penstock.clock import ReadersClock, wall_ms
 from penstock.errors import LogError
@@ -78,8 +79,9 @@ class Planner:
                     self._worker.warm_up()
                 if planning is None and (work := self._next()) is not None:
                     planning = asyncio.ensure_future(self._plan(work))
-                pending = [reading] if planning is None else [reading, planning]
-                await asyncio.wait(pending, timeout=self._due_in_s(), return_when=asyncio.FIRST_COMPLETED)
+                pending: list[asyncio.Future[Any]] = [reading] if planning is None else [reading, planning]
+                timeout_s = self._due_in_s() if planning is None else None
+                await asyncio.wait(pending, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
                 if reading.done():
                     self._fold(reading.result(), new=True)
                     reading = asyncio.ensure_future(reader.read())
@@ -87,7 +89,7 @@ class Planner:
                     planning.result()
                     planning = None
         finally:
-            unfinished = [reading] if planning is None else [reading, planning]
+            unfinished: list[asyncio.Future[Any]] = [reading] if planning is None else [reading, planning]
             for task in unfinished:
                 task.cancel()
             await asyncio.gather(*unfinished, return_exceptions=True)
