@@ -33,8 +33,18 @@ class Muri:
     """Implements `penstock.policies.regroup.Regroup`. `key`: by which jobs come; `candidate_key`: the same, of what a question lists."""
 
     def __init__(
-        self, name: str, key: Key, candidate_key: Callable[[Candidate], float], grouping: Grouping, plan: Plan
+        self,
+        name: str,
+        key: Key,
+        candidate_key: Callable[[Candidate], float],
+        grouping: Grouping,
+        plan: Plan,
+        *,
+        expects: bool,
     ) -> None:
+        self.expects = expects
+        """Whether a job that has not run yet comes by the run time that was expected of it."""
+        self.grouping = grouping
         self._candidates = Candidates(name, key, per_gpus=grouping.max_members)
         self._key = candidate_key
         self._grouper = Grouper(authors(matched=grouping.matching, worst=grouping.worst_order), grouping)
@@ -55,9 +65,18 @@ class Muri:
 
 def muri_s(grouping: Grouping, plan: Plan) -> Muri:
     """By time left × GPUs; a job that has not run yet: by its expected run time."""
-    return Muri("muri-s", shortest_remaining_service, lambda job: job.remaining_s * job.gpus, grouping, plan)
+    return Muri(
+        "muri-s",
+        shortest_remaining_service,
+        lambda job: job.remaining_s * job.gpus,
+        grouping,
+        plan,
+        expects=True,
+    )
 
 
 def muri_l(grouping: Grouping, plan: Plan) -> Muri:
     """By time attained × GPUs."""
-    return Muri("muri-l", least_attained_service, lambda job: job.attained_s * job.gpus, grouping, plan)
+    return Muri(
+        "muri-l", least_attained_service, lambda job: job.attained_s * job.gpus, grouping, plan, expects=False
+    )
