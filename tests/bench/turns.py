@@ -50,14 +50,14 @@ def measure(
     """By what each job is bound → what was measured. `folder`: that tasks can write to. All of them have ended then."""
     alone = {bound: _alone(gateway, folder, bound, take_turns=take_turns) for bound in BOUNDS}
     gate = folder / f"gate-{time.monotonic_ns()}"
-    ids = [_submit(gateway, folder, bound, "--until", str(gate), take_turns=take_turns) for bound in BOUNDS]
+    ids = [submit(gateway, folder, bound, "--until", str(gate), take_turns=take_turns) for bound in BOUNDS]
     gateway.until(ids[0], "running", PATIENCE_S)
     for job_id in ids[1:]:
         gateway.until(job_id, "queued", PATIENCE_S)
     propose_group(gateway, ids)
     for job_id in ids:
         gateway.until(job_id, "running", PATIENCE_S)
-    began_ms = max(_reported(gateway, job_id)[0]["at_ms"] for job_id in ids) + 1_000 * SETTLE_S
+    began_ms = max(reported(gateway, job_id)[0]["at_ms"] for job_id in ids) + 1_000 * SETTLE_S
     time.sleep(seconds + SETTLE_S)
     ended_ms = 1_000 * time.time()
     gate.touch()
@@ -66,7 +66,7 @@ def measure(
         assert row["outcome"] == "succeeded", row
     found = {}
     for bound, job_id in zip(BOUNDS, ids, strict=True):
-        steps = _reported(gateway, job_id)
+        steps = reported(gateway, job_id)
         windows = [one for one in steps if one["at_ms"] - one["steps"] * one["step_ms"] >= began_ms]
         windows = [one for one in windows if one["at_ms"] <= ended_ms] or windows
         assert windows, f"{job_id} reported nothing from {began_ms} on: {steps}"
@@ -76,11 +76,11 @@ def measure(
 
 
 def propose_group(gateway: Gateway, ids: list[str]) -> None:
-    """As a batcher would. Raises `AssertionError` where it is refused."""
+    """As a batcher would."""
     [node] = gateway.get("/v1/nodes")["nodes"]
     jobs = [{"job_id": job_id, "nodes": [node["node_id"]]} for job_id in ids]
     unit = {"jobs": jobs, "explanation": "each is bound by another resource", "kind": "group"}
-    name = f"turns-{ids[0]}"
+    name = f"turns-{'-'.join(ids)}"
     plan = {"proposal_id": name, "proposer": "batcher", "units": [unit]}
     kind = {"specversion": "1.0", "source": "/bench", "type": "penstock.plan.proposed.v2"}
     event = {**kind, "id": name, "data": plan}
@@ -88,13 +88,14 @@ def propose_group(gateway: Gateway, ids: list[str]) -> None:
 
 
 def _alone(gateway: Gateway, folder: Path, bound: str, *, take_turns: bool) -> float:
-    job_id = _submit(gateway, folder, bound, "--iterations", str(ALONE_ITERATIONS), take_turns=take_turns)
+    job_id = submit(gateway, folder, bound, "--iterations", str(ALONE_ITERATIONS), take_turns=take_turns)
     row = gateway.until_ended(job_id, PATIENCE_S)
     assert row["outcome"] == "succeeded", row
-    return _mean([one for one in _reported(gateway, job_id) if one["steps"]], "step_ms")
+    return _mean([one for one in reported(gateway, job_id) if one["steps"]], "step_ms")
 
 
-def _submit(gateway: Gateway, folder: Path, bound: str, *arguments: str, take_turns: bool) -> str:
+def submit(gateway: Gateway, folder: Path, bound: str, *arguments: str, take_turns: bool = True) -> str:
+    """The job's id."""
     command = [sys.executable, str(SCRIPT), "--bound", bound, "--folder", str(folder / "devices"), *arguments]
     if not take_turns:
         command = ["env", "-u", "PENSTOCK_GROUP", *command]
@@ -103,7 +104,7 @@ def _submit(gateway: Gateway, folder: Path, bound: str, *arguments: str, take_tu
     )
 
 
-def _reported(gateway: Gateway, job_id: str) -> list[dict[str, Any]]:
+def reported(gateway: Gateway, job_id: str) -> list[dict[str, Any]]:
     """Its reports of steps, once there is one."""
     deadline = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline:

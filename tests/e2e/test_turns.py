@@ -1,13 +1,19 @@
-"""Four jobs, each bound by another resource, take turns on one virtual GPU of a live cell, as Muri's four do (Table 2)."""
+"""Four jobs, each bound by another resource, take turns on one virtual GPU of a live cell, as Muri's four do (Table 2); members that die, are
+stopped or join cost the others little."""
 
+import os
 import shutil
+import signal
+import time
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import pytest
 
-from tests.bench.turns import BOUNDS, measure, up
+from tests.bench.turns import BOUNDS, measure, propose_group, reported, submit, up
 from tests.e2e.conftest import new_place
 from tests.support.system import Gateway
 
@@ -18,7 +24,7 @@ TRIES = 2  # somebody else's load may come between the runs alone and that toget
 TOGETHER_S = 8.0
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def one_gpu() -> Iterator[tuple[Gateway, Path]]:
     place = new_place()
     child, gateway = up(place)
@@ -60,3 +66,45 @@ def stages_of(gateway: Gateway, job_id: str) -> Any:
     events = gateway.get(f"/v1/jobs/{job_id}/events?limit=1000")["events"]
     [found] = [event["data"] for event in events if event["type"] == "penstock.job.estimated"]
     return found["estimate"].get("stages")
+
+
+def test_members_that_die_are_stopped_or_join_cost_the_others_less_than_a_second(
+    one_gpu: tuple[Gateway, Path],
+) -> None:
+    """Three share the GPU. One is killed, then one is cancelled and saves, then another one joins. The third trains on all the time, in one attempt."""
+    gateway, folder = one_gpu
+    gate, times = folder / "gate-of-three", folder / "times"
+    gate_and_times = ("--until", str(gate), "--times", str(times))
+    stays = submit(gateway, folder, "network", *gate_and_times)
+    gateway.until(stays, "running")
+    dies, saves, joins = (
+        submit(gateway, folder, bound, "--until", str(gate)) for bound in ("gpu", "cpu", "storage")
+    )
+    gateway.until(joins, "queued")
+    propose_group(gateway, [stays, dies, saves])
+    for job_id in (dies, saves):
+        reported(gateway, job_id)
+    time.sleep(1.0)
+    events = gateway.get(f"/v1/jobs/{dies}/events?limit=1000")["events"]
+    [started] = [event["data"] for event in events if event["type"] == "penstock.task.started"]
+    moments = [time.monotonic()]
+    os.kill(started["pid"], signal.SIGKILL)
+    assert gateway.until_ended(dies)["outcome"] == "failed"
+    time.sleep(1.0)
+    moments.append(time.monotonic())
+    gateway.post(f"/v1/jobs/{saves}/cancel")
+    assert gateway.until_ended(saves)["outcome"] == "cancelled"
+    assert [event for event in gateway.get(f"/v1/jobs/{saves}/events?limit=1000")["events"] if event["type"] == "penstock.task.checkpointed"]  # fmt: skip
+    moments.append(time.monotonic())
+    propose_group(gateway, [stays, joins])
+    reported(gateway, joins)
+    time.sleep(1.0)
+    gate.touch()
+    for job_id in (stays, joins):
+        row = gateway.until_ended(job_id)
+        assert (row["outcome"], row["attempt"]) == ("succeeded", 1)
+    ended = [float(line) for line in times.read_text().split()]
+    usual = median(after - before for before, after in pairwise(ended))
+    for moment in moments:
+        around = [after - before for before, after in pairwise(ended) if moment - 1 < after < moment + 3]
+        assert max(around) - usual < 1.0, (moment, around)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import subprocess
 import sys
 import threading
@@ -314,6 +315,47 @@ def test_two_that_nest_in_opposite_order_do_not_deadlock(group: Group) -> None:
         group.members[name] = subprocess.Popen(command, cwd=group.folder)
     group.go()
     assert all(count > 50 and not missed for count, _, missed in group.end().values())
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_whatever_members_nest_nobody_meets_anybody_or_waits_in_vain(folder: Path, seed: int) -> None:
+    """Four members that enter random stages inside of random others, on two resources, so that they want each other's all the time."""
+    held: dict[int, str] = {}
+    met: list[tuple[str, int]] = []
+    done: dict[str, int] = {}
+    ends = time.monotonic() + 1.0
+
+    def member(name: str) -> None:
+        chance, found = random.Random(f"{seed} {name}"), group_of(folder)
+
+        def enter(index: int, depth: int, outer: int | None) -> None:
+            if outer is not None and held.pop(outer, name) != name:
+                met.append((name, outer))
+            found.change(index)
+            if held.setdefault(index, name) != name:
+                met.append((name, index))
+            time.sleep(chance.random() / 1_000)
+            if depth < 3 and chance.random() < 0.5:
+                enter(chance.randrange(2), depth + 1, index)
+            if held.pop(index, name) != name:
+                met.append((name, index))
+            found.change(outer)
+            if outer is not None and held.setdefault(outer, name) != name:
+                met.append((name, outer))
+
+        while time.monotonic() < ends:
+            enter(chance.randrange(2), 0, None)
+            done[name] = done.get(name, 0) + 1
+        assert found.waits.missed == 0
+
+    threads = [threading.Thread(target=member, args=(name,), daemon=True) for name in "abcd"]
+    for one in threads:
+        one.start()
+    for one in threads:
+        one.join(20)
+        assert not one.is_alive(), "a deadlock"
+    assert met == []
+    assert min(done.values()) > 5
 
 
 def test_a_turn_is_left_by_what_raises(folder: Path) -> None:

@@ -187,6 +187,9 @@ def main() -> None:
     parser.add_argument(
         "--until", type=Path, help="end when this file is there, at the latest after --iterations"
     )
+    parser.add_argument(
+        "--times", type=Path, help="a file for the second, since boot, at which each iteration ended"
+    )
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
     training = Training(options.folder, options.bound)
@@ -197,6 +200,7 @@ def main() -> None:
         for name in STAGES
     }
     checkpoint(training.save, training.restore)
+    times = open(options.times or os.devnull, "a", buffering=1)  # noqa: SIM115 - as long as the process
     while training.done < options.iterations and not (options.until and options.until.exists()):
         iteration()
         for name in STAGES:
@@ -204,6 +208,7 @@ def main() -> None:
                 for _ in range(pieces[name]):
                     training.piece(name)
         training.done += 1
+        times.write(f"{time.monotonic()}\n")
         progress(training.done, None if options.until else options.iterations, training.loss)
     print(f"{training.done} iterations, {pieces} pieces of each stage, loss {training.loss:.3g}")
 
