@@ -18,6 +18,7 @@ from penstock.model.groups import MAX_GROUP_MEMBERS
 from penstock.model.transitions import JobStatus, TaskStatus
 from penstock.model.types import WHOLE_GPU, ResourceVector, TaskPlacement
 from penstock.policies.base import place_on
+from penstock.policies.gang_turns import why_no_turns
 from penstock.policies.overlay import Overlay, Placed, unusable
 from penstock.policies.refusal import Refusal, frozen, unknown
 
@@ -131,6 +132,8 @@ def _not_alike(jobs: Sequence[JobState], members: Members) -> Refusal | None:
             )
         shape = demand.workers, demand.worker.gpus, demand.parameter_servers, demand.parameter_server.gpus
         shapes[job.job_id] = shape
+        if why := why_no_turns(demand.workers, demand.parameter_servers, [first_nodes[0]]):
+            return Refusal("unsupported", f"{job.job_id}: {why}")
     if len(set(shapes.values())) > 1:
         texts = (
             f"{job_id} {workers} x {gpus} + {servers}"
