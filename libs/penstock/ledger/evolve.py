@@ -32,7 +32,7 @@ from penstock.model.moves import MoveDecided, MoveGivenUp
 from penstock.model.plans import BatchWindowClosed, BatchWindowOpened, PlanAdopted
 from penstock.model.topics import Topic
 
-FOLD_VERSION = 38
+FOLD_VERSION = 39
 """Raised whenever a ledger folds to another state than before, so that nothing goes on from a snapshot of the former
 meaning. Terms record it. `tests/replay/test_golden.py` fails where it was forgotten."""
 
@@ -147,6 +147,7 @@ HANDLERS: Mapping[type[Event], Callable[[CellState, Any], None]] = MappingProxyT
         StagesProfiled: stages.stages_profiled,
         external_events.TaskStarted: evolve_tasks.task_started,
         external_events.TaskExited: evolve_tasks.task_exited,
+        external_events.TaskPhaseChanged: evolve_tasks.phase_changed,
         external_events.TaskCheckpointed: evolve_tasks.task_checkpointed,
         external_events.CheckpointFetched: evolve_tasks.checkpoint_fetched,
         ledger_events.TaskLost: evolve_tasks.task_lost,

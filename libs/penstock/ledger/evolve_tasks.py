@@ -41,8 +41,18 @@ def task_started(state: CellState, fact: external_events.TaskStarted) -> None:
     ):
         set_job(state, job, JobStatus.RUNNING)
         job.running_ms = state.now_ms
-        drop_timers(state, job.job_id, "launch_timeout")
+        drop_timers(state, job.job_id, "launch_timeout", "predecessor_timeout")
     job.version += 1
+
+
+def phase_changed(state: CellState, fact: external_events.TaskPhaseChanged) -> None:
+    """Whether the task has come to the last phase of its run; one that trains on had only saved a checkpoint."""
+    job = job_of_task(state, fact.node_id, fact.task_id)
+    assert job is not None, fact.task_id
+    task = job.tasks[fact.task_id]
+    if task.saving and fact.phase != "save":
+        job.false_ends += 1
+    task.saving = fact.phase == "save"
 
 
 def task_checkpointed(state: CellState, fact: external_events.TaskCheckpointed) -> None:

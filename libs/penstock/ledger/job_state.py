@@ -42,6 +42,8 @@ class TaskState:
     """Its cap; None: it has none."""
     checkpoint_asked: Adjustment | None = None
     """The latest request to save that no checkpoint has answered."""
+    saving: bool = False
+    """Its script has reported the last phase of its run."""
 
 
 @dataclass(slots=True)
@@ -111,7 +113,13 @@ class JobState:
     group: str = ""
     """Of which its attempt is a member (`penstock.ledger.groups`); empty: it has its GPUs alone."""
     after: tuple[str, ...] = ()
-    """Jobs that were being stopped and that its attempt starts, or started, after (`penstock.ledger.succession`)."""
+    """Jobs that were being stopped, or came to their end, and that its attempt starts, or started, after (`penstock.ledger.succession`)."""
+    prelaunch: bool = False
+    """Its attempt launches before they have ended."""
+    followed: bool = False
+    """Others start, or were to start, when its attempt has ended, though nobody stops it."""
+    false_ends: int = 0
+    """How often the end of its attempt was expected in vain: it trained on after it had reported that it saves, or outlived who waited for it."""
     workers: int = 0
     """Of its attempt; while it has none the fewest that it can start with. 0: as in `spec`."""
 

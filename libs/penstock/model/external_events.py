@@ -268,9 +268,12 @@ class TaskStarted(TaskEvent, frozen=True, kw_only=True):
     """A task's process is running."""
 
     TYPE = "penstock.task.started"
+    OMITTED = ("opened_ms",)
 
     pid: Annotated[int, Meta(ge=0)]
     started_ms: Milliseconds
+    opened_ms: Milliseconds | None = None
+    """When those before it on its GPUs were proven dead, where it launched beside them: it is reported then, and had no GPU before."""
 
 
 @event
