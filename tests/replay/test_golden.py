@@ -70,6 +70,8 @@ ADDED = {
 """Fields of the state that the earlier version had not, as they are in a cell to which nothing else of them happened."""
 FIRST_JOINED = {"n0": 2, "n1": 3, "n2": 4}
 """Node → the record of its first joining."""
+BEGAN_MS = 1_795_324_729_758
+"""When the processes of the one running job began, as their node reported it."""
 TRACE3_SRTF = "db5f8a5a9da037d0a2fdc8825d9045f6"
 
 
@@ -109,6 +111,7 @@ def expected_state() -> Any:
         for task in job["tasks"].values():
             task |= {"lease_ms": 0, "exhausted": "", "cores_adjusted": None, "bandwidth_adjusted": None}
             task |= {"memory_bandwidth_percent": None, "checkpoint_asked": None, "saving": False}
+            task |= {"began_ms": task["started_ms"] and BEGAN_MS, "ready_ms": None, "launch_ms": None}
             task |= {"placed_cores": len(task["place"]["cores"])}
             task["place"] |= {"host_memory_cap_mib": 0}
         job["spec"] |= {"secrets": {}, "environment": None, "code": None, "checkpoint": "none"}

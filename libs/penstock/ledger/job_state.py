@@ -44,6 +44,12 @@ class TaskState:
     """The latest request to save that no checkpoint has answered."""
     saving: bool = False
     """Its script has reported the last phase of its run."""
+    began_ms: int | None = None
+    """When its process began, by its node's clock, as the two that follow; None: its start was not reported."""
+    ready_ms: int | None = None
+    """When it had launched, where it waited for its GPUs then."""
+    launch_ms: int | None = None
+    """How long it launched; None: its script has not reported that it is over."""
 
 
 @dataclass(slots=True)

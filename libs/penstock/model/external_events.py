@@ -278,11 +278,14 @@ class TaskStarted(TaskEvent, frozen=True, kw_only=True):
 
 @event
 class TaskPhaseChanged(TaskEvent, frozen=True, kw_only=True):
-    """The training script reported its phase. Source: Liquid §3 eq. 1 (launch, train, save)."""
+    """The training script reported its phase. Source: Liquid §3 eq. 1 (launch, train, save).
+
+    `ready`: it has launched, and waits for its GPUs (`JobSpec.prelaunch`).
+    """
 
     TYPE = "penstock.task.phase_changed"
 
-    phase: Literal["launch", "train", "save"]
+    phase: Literal["launch", "ready", "train", "save"]
     at_ms: Milliseconds
 
 

@@ -10,7 +10,7 @@ One that does not wait for them is passed by nobody: it gets the GPUs when they 
 
 from collections.abc import Iterable, Iterator
 from itertools import islice
-from math import inf
+from math import ceil, inf
 from typing import NamedTuple
 
 from penstock.ledger.job_state import JobState
@@ -62,23 +62,34 @@ def look_ahead(state: CellState, profile: Profile) -> Next:
     ending = _endings(state)
     wake_ms = inf
     for job in _first(state, profile) if ending else ():
-        lead_ms = _launch_ms(job)
-        near = [one for one in ending if one.saves or one.at_ms - lead_ms <= state.now_ms][:MAX_ENDING]
+        begins = [(one, one.at_ms - _lead_ms(job, one.job)) for one in ending]
+        near = [one for one, at_ms in begins if one.saves or at_ms <= state.now_ms][:MAX_ENDING]
         found = _placed(state, job, near) if near else None
         if found is not None and found.after and job.spec.prelaunch:
             expected_ms = max(one.at_ms for one in near if one.job.job_id in found.after)
             late_ms = max(state.now_ms, expected_ms) + state.settings.prelaunch_wait_ms
             return Next(found, int(late_ms))
-        if job.spec.prelaunch and lead_ms:
-            wake_ms = min(wake_ms, min((one.at_ms - lead_ms for one in ending[len(near) :]), default=inf))
+        if job.spec.prelaunch:
+            later = (at_ms for one, at_ms in begins if at_ms > state.now_ms and at_ms < one.at_ms)
+            wake_ms = min(wake_ms, min(later, default=inf))
         if found is not None or profile.backfill is not None:
             break  # what they leave is this one's
-    return Next(wake_ms=None if wake_ms == inf else max(state.now_ms + 1, int(wake_ms)))
+    return Next(wake_ms=None if wake_ms == inf else max(state.now_ms + 1, ceil(wake_ms)))
 
 
 def _launch_ms(job: JobState) -> int:
-    """0: not known, so it launches when the one before saves."""
+    """As it is expected to take; 0: not known."""
     return 0 if job.estimate is None else job.estimate.launch_ms or 0
+
+
+def _lead_ms(job: JobState, before: JobState) -> int:
+    """How long before the end of another job this one begins to launch; 0: it is not known how long it takes, so it begins when the other saves.
+
+    Where the estimator does not know it, it is taken to be as long as the other took, if both train the same model.
+    """
+    if (known := _launch_ms(job)) or job.spec.model is None or job.spec.model != before.spec.model:
+        return known
+    return max((task.launch_ms or 0 for task in before.tasks.values()), default=0)
 
 
 def _endings(state: CellState) -> list[Ending]:
@@ -89,9 +100,19 @@ def _endings(state: CellState) -> list[Ending]:
             continue
         if saves(job):
             found.append(Ending(state.now_ms, job, True))
-        elif (end_s := ends_s(job)) is not None and end_s < inf:
-            found.append(Ending(end_s * 1_000, job, False))
+        elif (end_ms := _end_ms(job)) < inf:
+            found.append(Ending(end_ms, job, False))
     return sorted(found, key=lambda one: (not one.saves, one.at_ms, one.job.order))
+
+
+def _end_ms(job: JobState) -> float:
+    """The ledger's time at which it is expected to end; infinite where that is not known. A run time has a launch in it, which was over when
+    its GPUs came where it launched early."""
+    end_s = ends_s(job)
+    if end_s is None:
+        return inf
+    early = job.prelaunch and job.remaining_s is None and job.eta is None
+    return end_s * 1_000 - (_launch_ms(job) if early else 0)
 
 
 def _first(state: CellState, profile: Profile) -> Iterator[JobState]:

@@ -9,6 +9,7 @@ import fcntl
 import os
 
 from penstock.sdk.checkpoint import SAVER
+from penstock.sdk.lines import write_line
 
 GATE = "PENSTOCK_GATE"
 """Variable: the file to lock. Unset: the GPUs are the script's own from the beginning."""
@@ -23,6 +24,7 @@ def pass_gate() -> None:
     if not path:
         return
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    write_line("ready")
     try:
         with SAVER.nothing_to_save():
             fcntl.flock(descriptor, fcntl.LOCK_SH)

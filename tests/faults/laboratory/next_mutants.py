@@ -43,9 +43,9 @@ def _() -> None:
 def _() -> None:
     real = policy._leaving
 
-    def leaving(state: Any, node: Any, job: Any, task_id: str) -> Any:
+    def leaving(state: Any, node: Any, job: Any, task_id: str, *, ending: bool) -> Any:
         place = job.tasks[task_id].place
-        found = real(state, node, job, task_id)
+        found = real(state, node, job, task_id, ending=ending)
         return found or (
             policy._Leaving(job, 1 << place.gpus[0], 0) if place.gpus and not job.group else None
         )
