@@ -66,8 +66,8 @@ def look_ahead(state: CellState, profile: Profile) -> Next:
         near = [one for one, at_ms in begins if one.saves or at_ms <= state.now_ms][:MAX_ENDING]
         found = _placed(state, job, near) if near else None
         if found is not None and found.after and job.spec.prelaunch:
-            expected_ms = max(one.at_ms for one in near if one.job.job_id in found.after)
-            late_ms = max(state.now_ms, expected_ms) + state.settings.prelaunch_wait_ms
+            ends = (one.at_ms for one in near if one.job.job_id in found.after)  # others are being stopped
+            late_ms = max((state.now_ms, *ends)) + state.settings.prelaunch_wait_ms
             return Next(found, int(late_ms))
         if job.spec.prelaunch:
             later = (at_ms for one, at_ms in begins if at_ms > state.now_ms and at_ms < one.at_ms)

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 RANK_PAUSE_S = 0.01  # between the ends of a gang's workers
 CHECKPOINTED = 0.9  # of the work of an attempt that was stopped
+SAVES_AT = 0.7  # of the time of an attempt: then its script reports the last phase
+TRAINS_ON = 0.15  # of those that had: they had only saved a checkpoint
 WATCHED_S = 5.0  # after so long a launcher has passed on every signal that it was asked for
 STREAM_BYTES = 65_536
 SHIM_WAKES_S = 0.01
@@ -194,7 +196,7 @@ class Machine:
             self._watch_lease(process, until_s)
         stream = self.streams[key] = Stream()
         if gated:
-            stream.write(b"launch\n")
+            stream.write(b"launch\nready\n")
         else:
             self._trains(process)
 
@@ -212,6 +214,10 @@ class Machine:
         after_s = self._ends_after_s(self._programs[order.job_id], order)
         if after_s is not None:
             self.world.at(after_s / 2, lambda: stream.write(b'{"steps": {"done": 1, "total": 2}}\n'))
+            if self._programs[order.job_id].job.says_save:
+                self.world.at(SAVES_AT * after_s, lambda: stream.write(b"save\n"))
+                if self.world.happens(TRAINS_ON):
+                    self.world.at((1 + SAVES_AT) / 2 * after_s, lambda: stream.write(b"train\n"))
             self.world.at(after_s, lambda: self._ends(process))
 
     def _lease_end_s(self, order: StartTask, until_s: float) -> float:
