@@ -1,14 +1,21 @@
 """Pre-scheduling on a node-reporter with real processes: a task launches while another one has its GPU, and trains when that one is proven dead."""
 
 import asyncio
+import errno
+import os
 import sys
 from pathlib import Path
 
+import pytest
+
 from penstock.model import external_events
 from penstock.model.orders import StartTask
+from penstock.runtime.task_logs import log_path
 from penstock_services.node_reporter.options import Options
+from penstock_services.node_reporter.shell.cgroups import GPU_MAJOR, Cgroups
 from tests.support import node_fixtures
-from tests.support.node_cell import Cell, eventually, ours, start_order, stop_order
+from tests.support.memory_log import MemoryBroker, MemoryLog
+from tests.support.node_cell import NODE, Cell, eventually, ours, start_order, stop_order, working
 
 options, broker = node_fixtures.options, node_fixtures.broker
 cell, node = node_fixtures.cell, node_fixtures.node
@@ -108,3 +115,49 @@ async def test_one_task_launches_on_a_gpu_and_others_wait(node: Options, cell: C
     order = [event.task_id for event in cell.events(external_events.TaskExited)]  # type: ignore[attr-defined]
     assert order == [a.task_id, b.task_id, c.task_id]
     assert last.exit_code == 0
+
+
+OPENS = """
+import errno, os, sys
+from penstock.sdk.phases import phase
+
+def attempt():
+    try:
+        os.close(os.open(sys.argv[1], os.O_RDWR))
+        return "open"
+    except OSError as error:
+        return errno.errorcode[error.errno]
+
+before = attempt()
+open(sys.argv[2] + ".launched", "w").close()
+phase("train")
+print(before, attempt(), flush=True)
+"""
+
+
+async def test_it_can_open_no_gpu_before(
+    options: Options, broker: MemoryBroker, cell: Cell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a cgroup keeps devices: a GPU's device file, which has no driver here (ENXIO), is refused (EPERM) up to the gate."""
+    device = tmp_path / "nvidia200"
+    try:
+        os.mknod(device, 0o20666, os.makedev(GPU_MAJOR, 200))
+        os.close(os.open(device, os.O_RDWR))
+    except OSError as error:
+        if error.errno != errno.ENXIO:
+            pytest.skip(f"device files cannot be made and opened here: {error}")
+    minors = {f"VIRTUAL-{NODE}-0": 200, f"VIRTUAL-{NODE}-1": 201}
+    given = property(lambda self: minors, lambda self, value: None)
+    monkeypatch.setattr(Cgroups, "gpu_minors", given, raising=False)
+    if not Cgroups("penstock-test", None).keeps_devices:
+        pytest.skip("this process may not make groups of the devices hierarchy")
+    a = start_order(1, "sleep", "600")
+    b = start_order(2, sys.executable, "-c", OPENS, str(device), str(tmp_path / "b"), prelaunch=True)
+    async with working(options, MemoryLog(broker, "n")):
+        await cell.order(a)
+        await cell.until(external_events.TaskStarted, task_id=a.task_id)
+        await cell.order(b)
+        await launched(tmp_path / "b")
+        await cell.order(stop_order(3, a.task_id))
+        await cell.until(external_events.TaskExited, task_id=b.task_id)
+    assert log_path(options.log_dir, b.job_id, b.task_id).read_text() == "EPERM ENXIO\n"
