@@ -8,12 +8,15 @@ import numpy as np
 import pytest
 
 from penstock.model.settings import PlacerSettings
+from penstock.policies.prelaunch import MAX_FALSE_ENDS
 from penstock.simulator.engine import Durations, Options, Simulation
 from penstock.simulator.job_models.model import Constant
 from penstock.simulator.job_models.restarts import RestartCost, RestartingWork
 from penstock.simulator.job_models.sharing import Phases
 from penstock.simulator.job_models.steady import SteadyWork
 from penstock.simulator.meter import Figures
+from penstock.simulator.report.measured import measured
+from penstock.simulator.report.timeline import Timeline
 from penstock.simulator.traces.cluster import nodes_of
 from penstock.simulator.traces.jobs import TraceJob
 
@@ -75,3 +78,27 @@ def test_who_is_stopped_is_followed_by_a_launch(profile: str) -> None:
     assert early.finished_jobs == late.finished_jobs == JOBS
     assert early.lost_gpu_h == late.lost_gpu_h == 0
     assert early.avg_jct_s < 1.02 * late.avg_jct_s
+
+
+def test_a_report_counts_who_launched_early_and_in_vain() -> None:
+    """Two jobs on one GPU, of which the first is said to run for 30 s and runs for 100: the second launches in vain, twice, and is started when
+    the first has ended. A third one launches while the second comes to its end."""
+
+    class Longer(Constant):
+        def speed(self, job: TraceJob, *given: object) -> float:  # type: ignore[override]
+            return 0.3 if job.job_id == "first" else 1.0
+
+    timeline = Timeline()
+    model = Phases(Longer(), 5.0, 2.0)
+    jobs = [TraceJob(name, 0.0, 30.0, 1) for name in ("first", "second", "third")]
+    options = Options(durations="known", prelaunch=True, check_every_step=True)
+    settings = PlacerSettings(profile="liquid", prelaunch_wait_ms=10_000)
+    simulation = Simulation(nodes_of("1x1"), settings, SteadyWork(model), jobs, options, timeline.take)
+    while simulation.step():
+        pass
+    assert simulation.meter.finished == 3
+    assert (timeline.prelaunches, timeline.given_back) == (3, MAX_FALSE_ENDS)
+    assert len(timeline.early_ms) == 1
+    text = measured(timeline, live=False)["restarts"]
+    assert "3 attempts launched before their GPUs were free" in text
+    assert "2 of them in vain" in text

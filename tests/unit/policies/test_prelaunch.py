@@ -5,8 +5,10 @@ from typing import Any
 import pytest
 from msgspec import structs
 
+from penstock.cli.explain import in_short
 from penstock.ledger.snapshot import dump, load
 from penstock.ledger.succession import awaited
+from penstock.model.codec import as_written
 from penstock.model.external_events import JobCancelRequested, TaskPhaseChanged
 from penstock.model.ledger_events import JobRequeued, PlacementDecided, StopDecided
 from penstock.model.orders import StartTask
@@ -79,6 +81,7 @@ def test_the_next_job_launches_while_one_saves(profile: str) -> None:
     assert "launches" in why.text
     assert "a" in why.text
     assert driver.state.jobs["b"].status is JobStatus.LAUNCHING
+    assert "prelaunched after a" in in_short({"placement": as_written(driver.explanations[-1])}, {})
     driver.exit("a.1.w0")
     assert awaited(driver.state, driver.job("b")) == ()
     assert driver.state.nodes["n0"].free_gpu_mask == 0
@@ -177,10 +180,8 @@ def test_a_gang_comes_after_such_as_save_on_each_node() -> None:
     assert driver.job("g").status is JobStatus.RUNNING
 
 
-@pytest.mark.parametrize("profile", ["fifo", "tiresias", "muri-s"])
+@pytest.mark.parametrize("profile", ["fifo", "tiresias", "srtf", "hived"])
 def test_profiles_whose_sources_do_not_know_it_order_nobody_early(profile: str) -> None:
-    if profile == "muri-s":
-        pytest.importorskip("penstock.policies.grouping")
     driver = cell(profile=profile)
     driver.submit("a")
     driver.at(0)

@@ -51,7 +51,7 @@ def _order(
     late_ms: int,
     explain: Explain,
 ) -> Iterator[Event]:
-    why = f"launches beside, and has its GPUs when it has ended there: {', '.join(after)}"
+    why = f"prelaunched after {', '.join(after)}: it has its GPUs when that has ended there"
     explain(explained(state, job, tasks, "", why[:MAX_TEXT]))
     yield PlacementDecided(
         job_id=job.job_id,
