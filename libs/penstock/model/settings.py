@@ -18,6 +18,7 @@ TIRESIAS_LIMITS_GPU_S = (3_250.0, 7_200.0)  # three queues. Source: the settings
 MAX_BACKFILL_WINDOW = 4_096
 MAX_OVERTAKES = 1_000_000
 MAX_BATCH_WINDOW_MS = 60_000
+MAX_PRELAUNCH_WAIT_MS = 3_600_000
 MAX_BATCH_ARRIVALS = 256  # whose times the state keeps
 MAX_TYPICAL_TASKS = 256  # openb's pod files need 33 groups for 95 % of their tasks
 
@@ -60,6 +61,7 @@ class PlacerSettings(Value, frozen=True, kw_only=True):
         "batch_window_ms",
         "batch_arrivals",
         "grouping",
+        "prelaunch_wait_ms",
     )
 
     profile: Identifier = "liquid"
@@ -81,6 +83,9 @@ class PlacerSettings(Value, frozen=True, kw_only=True):
     """Jobs that arrive fast wait for a batch plan, at most so long; 0: nobody does."""
     batch_arrivals: Annotated[int, Meta(ge=2, le=MAX_BATCH_ARRIVALS)] = 8
     """So many arrivals within `batch_window_ms` are fast."""
+    prelaunch_wait_ms: Annotated[int, Meta(ge=0, le=MAX_PRELAUNCH_WAIT_MS)] = 60_000
+    """A job with `prelaunch` that launches where another comes to its end waits at most so long beyond the end that was expected, and is
+    then given back to the queue; 0: none launches before its GPUs are free."""
     freeze_fraction: Annotated[float, Meta(gt=0, le=1)] = 0.5
     """If more than this share of nodes is lost within `freeze_window_ms`: freeze (LAW 5)."""
     freeze_window_ms: Annotated[int, Meta(ge=0)] = 60_000

@@ -34,12 +34,12 @@ from penstock.policies.together import Together
 Make = Callable[[PlacerSettings], Profile]
 
 
-def placed_by(policy: Callable[[PlacerSettings], Policy]) -> Make:
-    """First come, first served with backfill; only the place stage differs."""
+def placed_by(policy: Callable[[PlacerSettings], Policy], *, prelaunch: bool = False) -> Make:
+    """First come, first served with backfill; only the place stage differs. `prelaunch`: as `Profile.prelaunch`."""
 
     def make(settings: PlacerSettings) -> Profile:
         found = policy(settings)
-        return Profile(found.name, found)
+        return Profile(found.name, found, prelaunch=prelaunch)
 
     return make
 
@@ -73,7 +73,8 @@ def penstock(settings: PlacerSettings) -> Profile:
     """Gangs together; tenants below their share first, then who has waited longest for its run time; backfill behind a reservation;
     moldable jobs with the workers that make their iterations shortest and are worth their GPUs."""
     place = Together("penstock", settings.network_weight)
-    return Profile("penstock", place, order=FairResponse(), backfill=Reservation(place), shape=ShortestStep())
+    order, backfill = FairResponse(), Reservation(place)
+    return Profile("penstock", place, order=order, backfill=backfill, shape=ShortestStep(), prelaunch=True)
 
 
 def grouped(name: str, regroup: Callable[[PlacerSettings], Regroup], key: Key) -> Make:
@@ -84,9 +85,10 @@ def grouped(name: str, regroup: Callable[[PlacerSettings], Regroup], key: Key) -
 PROFILES: Mapping[str, Make] = MappingProxyType(
     {
         "penstock": penstock,
-        "liquid": placed_by(lambda settings: Liquid(settings.network_weight)),
+        "liquid": placed_by(lambda settings: Liquid(settings.network_weight), prelaunch=True),
         "liquid-levels": placed_by(
-            lambda settings: Liquid(settings.network_weight, PairCost.LEVELS, name="liquid-levels")
+            lambda settings: Liquid(settings.network_weight, PairCost.LEVELS, name="liquid-levels"),
+            prelaunch=True,
         ),
         "fifo": placed_by(lambda settings: FirstFit("fifo")),
         "fifo-strict": placed_by(lambda settings: FirstFit("fifo-strict")),

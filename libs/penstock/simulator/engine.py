@@ -84,6 +84,8 @@ class Options(NamedTuple):
     """How long the batcher takes for a plan, under profiles for which it plans; None: as long as it really took."""
     profile_noise: float = 0.0
     """Largest relative error of stage times in estimates, 0 – 1; what runs is not changed by it. Source: Muri §6.4."""
+    prelaunch: bool = False
+    """Every job's script waits for its GPUs where it begins to train: it may launch while those that hold them end."""
 
 
 class Simulation:
@@ -130,8 +132,11 @@ class Simulation:
             slices_per_core=options.slices_per_core,
             grace_ms=options.grace_ms,
             learns=self._learns,
+            prelaunch=options.prelaunch,
         )
         self._held_gpus = HeldGpus()
+        self._launching: set[str] = set()
+        """Tasks that launch and whose gangs do not as a whole."""
         self._alone_s: dict[str, float] = {}
         self._steps = 0
         for node in nodes:
@@ -341,7 +346,7 @@ class Simulation:
         self._alone_s[job.job_id] = self._work.alone_s(job)
         progress = self._work.admit(job, self.now_s)
         spec, need = self._submissions.of(job)
-        if job.stages is not None:
+        if self._batcher is not None and job.stages is not None:
             need = msgspec.structs.replace(need, stages=self._stage_profiles.of(job))
         if self._learns:
             self._unestimated[job.job_id] = need
@@ -357,6 +362,10 @@ class Simulation:
         alone_s = self._alone_s[job.job_id]
         if self._options.durations == "unknown" or alone_s <= 0:
             return need
+        if self._options.prelaunch:
+            launch_s = self._work.start_up_s(job)
+            alone_s += launch_s + self._work.save_s(job)
+            need = msgspec.structs.replace(need, launch_ms=ceil(launch_s * 1_000))
         return msgspec.structs.replace(need, run_ms=ceil(alone_s * 1_000))
 
     # ---------------------------------------------------------------------------------------- answers
@@ -395,6 +404,21 @@ class Simulation:
         """As the nodes ask; see `Programs`."""
         self._work.checkpoint(_job_of(task_id), self.now_s)
 
+    def launching(self, task_id: str) -> None:
+        """As the nodes report; see `Programs`. A gang launches once all of its tasks do."""
+        self._launching.add(task_id)
+        self._launches(self.cell.state.jobs.get(_job_of(task_id)))
+
+    def _launches(self, job: JobState | None) -> None:
+        if job is None or job.status is not JobStatus.LAUNCHING:
+            return
+        waiting = [task_id for task_id, task in job.tasks.items() if task.started_ms is None]
+        if waiting and self._launching.issuperset(waiting):
+            self._launching.difference_update(job.tasks)
+            self._work.launching(
+                job.job_id, allocations(task.place for task in job.tasks.values()), self.now_s
+            )
+
     def changed(self, task_id: str) -> None:
         """As the nodes report; see `Programs`. A task that starts with them is not heard of here."""
         job = self.cell.state.jobs.get(_job_of(task_id))
@@ -420,7 +444,9 @@ class Simulation:
     def _started(self, fact: external_events.TaskStarted) -> None:
         job_id = _job_of(fact.task_id)
         job = self.cell.state.jobs.get(job_id)
+        self._launching.discard(fact.task_id)
         if job is None or job.status is not JobStatus.RUNNING:
+            self._launches(job)
             return
         self._work.started(job_id, allocations(task.place for task in job.tasks.values()), self.now_s)
         if any(task.memory_bandwidth_percent is not None for task in job.tasks.values()):
@@ -431,6 +457,7 @@ class Simulation:
 
     def _exited(self, fact: external_events.TaskExited) -> None:
         self._freed(fact)
+        self._launching.discard(fact.task_id)
         if fact.cause == "stopped":
             self._work.gone(_job_of(fact.task_id), self.now_s, killed=fact.signal == SIGKILL)
 
