@@ -107,6 +107,8 @@ def expected_state() -> Any:
     state = ADDED | renamed(read("state.json.gz"))
     state["settings"] |= {"lease_ms": 600_000, "batch_window_ms": 0, "batch_arrivals": 8}
     state["settings"] |= {"prelaunch_wait_ms": 60_000}
+    grouping = {"split": True, "matching": True, "worst_order": False, "max_members": 4}
+    state["settings"] |= {"grouping": grouping}
     for job in state["jobs"].values():
         for task in job["tasks"].values():
             task |= {"lease_ms": 0, "exhausted": "", "cores_adjusted": None, "bandwidth_adjusted": None}
@@ -125,6 +127,10 @@ def expected_state() -> Any:
             "plans_passed": 0,
             "group": "",
             "after": [],
+            "turns": None,
+            "speed": 1.0,
+            "speed_ms": 0,
+            "slowed_ms": 0.0,
             "prelaunch": False,
             "followed": False,
             "false_ends": 0,

@@ -37,6 +37,20 @@ class TypicalTask(Value, frozen=True, kw_only=True):
     """How often it was seen; only ratios matter."""
 
 
+class Grouping(Value, frozen=True, kw_only=True):
+    """What of Muri's grouping is on, for profiles `muri-s` and `muri-l`: each can be left out, to show what it brings."""
+
+    OMITTED = ("split", "matching", "worst_order", "max_members")
+
+    split: bool = True
+    """A group whose iteration would take longer than its members' one after the other is not formed."""
+    matching: bool = True
+    """False: jobs are grouped as they come in order."""
+    worst_order: bool = False
+    """Members rotate in the worst order."""
+    max_members: Annotated[int, Meta(ge=2, le=4)] = 4
+
+
 class PlacerSettings(Value, frozen=True, kw_only=True):
     """Everything outside the log that a decision depends on; recorded at the start of each term."""
 
@@ -46,6 +60,7 @@ class PlacerSettings(Value, frozen=True, kw_only=True):
         "lease_ms",
         "batch_window_ms",
         "batch_arrivals",
+        "grouping",
         "prelaunch_wait_ms",
     )
 
@@ -81,3 +96,5 @@ class PlacerSettings(Value, frozen=True, kw_only=True):
     """Of profile `tiresias`: a job with so many GPU seconds leaves the first queue, the second, …; rising."""
     typical_tasks: Annotated[tuple[TypicalTask, ...], Meta(max_length=MAX_TYPICAL_TASKS)] = ()
     """Of profile `fgd`: the tasks for which nodes shall stay useful; empty: judged by the jobs in the cell."""
+    grouping: Grouping = Grouping()
+    """Of profiles `muri-s` and `muri-l`."""

@@ -11,7 +11,6 @@ from penstock_services.estimator.core.runs import job_info
 from tests.unit.estimator.reports import Reports
 from tests.unit.test_estimator import usage
 
-
 STEPS_MS = 5_000  # each record comes a second after the one before
 
 

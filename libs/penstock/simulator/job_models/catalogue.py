@@ -12,6 +12,7 @@ from typing import NamedTuple
 from penstock.counting import count
 from penstock.model.settings import PlacerSettings
 from penstock.model.types import NodeSpec
+from penstock.policies.muri import Muri
 from penstock.policies.profiles import profile_for
 from penstock.policies.tiresias import Tiresias
 from penstock.runtime.csv_import import BadFile, Problem
@@ -120,9 +121,11 @@ def _muri(asked: Asked) -> Work:
     ]
     if unknown:
         raise BadFile(str(path), unknown)
-    stage = profile_for(asked.settings).preempt
-    limits: Sequence[float] = stage.limits_gpu_s if isinstance(stage, Tiresias) else ()
-    return MuriWork(start_up_s, limits)
+    profile = profile_for(asked.settings)
+    stage, regroup = profile.preempt, profile.regroup
+    if isinstance(regroup, Muri):
+        return MuriWork(start_up_s, as_submitted=regroup.expects, matched=regroup.grouping.matching)
+    return MuriWork(start_up_s, stage.limits_gpu_s if isinstance(stage, Tiresias) else ())
 
 
 def _start_up(path: Path) -> dict[tuple[str, int], float]:
