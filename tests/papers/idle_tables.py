@@ -23,9 +23,9 @@ from penstock.model.settings import PlacerSettings
 from penstock.simulator.engine import Durations, Options, Simulation
 from penstock.simulator.generators.base import rng_of, source
 from penstock.simulator.job_models.measured import read_all
-from penstock.simulator.job_models.measured_restarts import measured_costs
+from penstock.simulator.job_models.measured_restarts import MeasuredPhases, measured_costs
 from penstock.simulator.job_models.model import Constant, JobModel
-from penstock.simulator.job_models.sharing import LAUNCH_S, SAVE_S, MeasuredPhases, Phases
+from penstock.simulator.job_models.sharing import LAUNCH_S, SAVE_S, Phases
 from penstock.simulator.job_models.steady import SteadyWork
 from penstock.simulator.job_models.tables import STAGE_PROFILES, read_start_ups
 from penstock.simulator.nodes import Latency

@@ -23,7 +23,7 @@ from penstock.simulator.job_models.cores import PARALLEL, Cpu
 from penstock.simulator.job_models.expression import UnknownJobModel as UnknownJobModel
 from penstock.simulator.job_models.expression import Wanted, parse
 from penstock.simulator.job_models.measured import read_model
-from penstock.simulator.job_models.measured_restarts import measured_costs
+from penstock.simulator.job_models.measured_restarts import MeasuredPhases, measured_costs
 from penstock.simulator.job_models.model import Constant, JobModel, NotMeasured, Work
 from penstock.simulator.job_models.muri import MuriWork
 from penstock.simulator.job_models.placement_table import Model, TableWork
@@ -33,7 +33,6 @@ from penstock.simulator.job_models.sharing import (
     SAVE_S,
     Bandwidth,
     Links,
-    MeasuredPhases,
     Phases,
     SharedNode,
 )

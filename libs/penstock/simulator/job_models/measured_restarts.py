@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 
 from penstock.simulator.job_models.interpolation import interpolate
+from penstock.simulator.job_models.model import Around, JobModel
 from penstock.simulator.job_models.restarts import CostOf, RestartCost
 from penstock.simulator.traces.jobs import TraceJob
 
@@ -70,3 +71,23 @@ def _stop_and_start_s(mib: float) -> tuple[float, float]:
     stop_s, start_s = interpolate(STOPS_AND_STARTS, mib)
     beyond = max(1.0, mib / STOPS_AND_STARTS[-1][0])
     return stop_s * beyond, start_s * beyond
+
+
+class MeasuredPhases(Around):
+    """Job model `measured-phases`: as `Phases`, with times that were measured: of each model how long a start takes, and to save a state of its size.
+
+    Departure: `cost_of` was measured of restarts; a first start is taken to be as long, and a last save as long as any.
+    """
+
+    name = "measured-phases"
+
+    def __init__(self, inner: JobModel, cost_of: CostOf) -> None:
+        super().__init__(inner)
+        self.neighbours_matter = inner.neighbours_matter
+        self._cost_of = cost_of
+
+    def start_up_s(self, job: TraceJob) -> float:
+        return self._cost_of(job).launch_s + self.inner.start_up_s(job)
+
+    def save_s(self, job: TraceJob) -> float:
+        return self._cost_of(job).save_s + self.inner.save_s(job)
