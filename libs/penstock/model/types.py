@@ -235,6 +235,7 @@ class JobSpec(Value, frozen=True, kw_only=True):
         "min_workers",
         "global_batch_size",
         "priority",
+        "prelaunch",
     )
     RULES = {
         "command": _command_can_run,
@@ -285,6 +286,9 @@ class JobSpec(Value, frozen=True, kw_only=True):
     """The job is moldable: it starts with any number from this to `workers`. None: with `workers` exactly."""
     global_batch_size: Annotated[int, Meta(ge=1, le=1 << 30)] | None = None
     """Of all workers together, which share it as evenly as it goes; `batch_size` is of each. A moldable job has this one."""
+    prelaunch: bool = False
+    """Its script waits for its GPUs where the SDK's `phase("train")` stands, and uses none before: it may launch while those that hold
+    them end. Source: Liquid §6.1."""
 
     @property
     def fewest_workers(self) -> int:
@@ -467,7 +471,7 @@ class StageTimes(Value, frozen=True, kw_only=True):
 class Estimate(Value, frozen=True, kw_only=True):
     """What a job needs, how sure that is and where it comes from."""
 
-    OMITTED = ("guessed", "first_of_kind", "options", "stages")
+    OMITTED = ("guessed", "first_of_kind", "options", "stages", "launch_ms")
     TIERS: ClassVar[tuple[str, ...]] = ("user", "history", "default")
 
     worker: ResourceVector
@@ -486,6 +490,8 @@ class Estimate(Value, frozen=True, kw_only=True):
     """Of a moldable job, the fewest workers first; `run_ms` is with the fewest. Empty: nothing is known of its iterations."""
     stages: StageTimes | None = None
     """With the GPUs that it asks for; None: not known, so it is grouped with nobody."""
+    launch_ms: Annotated[int, Meta(ge=0, le=MAX_RUN_MS)] | None = None
+    """Until it trains, as earlier runs reported it; `run_ms` has it in it. None: not known. Source: Liquid §6.1 (T_l)."""
 
     def run_ms_with(self, workers: int, fewest: int) -> int | None:
         """`run_ms` with another number of workers than the fewest, as its step is longer or shorter; as it is where one of both is not known."""

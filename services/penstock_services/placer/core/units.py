@@ -25,7 +25,7 @@ from penstock.policies.room import Room
 from penstock.policies.trial import Trial
 from penstock.policies.validate_groups import RUNS, Formed, comes_back_to_queue
 from penstock_services.placer.core import groups
-from penstock_services.placer.core.common import continuation, start_deadline
+from penstock_services.placer.core.common import continuation, launches_early, start_deadline
 from penstock_services.placer.core.explaining import Explain, explained
 
 
@@ -82,6 +82,7 @@ def start(
             unit=ref,
             group=group_id,
             after=found.after,
+            prelaunch=launches_early(state, job, found.after),
         )
         yield start_deadline(state, job)
 
@@ -123,7 +124,10 @@ class _Tried(NamedTuple):
 
 
 def _tried(room: Room, unit: Waiting, gangs: Gangs) -> _Tried | None:
-    """None: it would not fit even when all stops are proven."""
+    """None: it would not fit even when all stops are proven. Who still has to make way itself is not judged before it has."""
+    if not all(job.in_line for job, _ in gangs):
+        room.keep([node_id for _, nodes in gangs for node_id in nodes])
+        return _Tried()
     if unit.group is None:
         placed = room.give(gangs)
         return None if isinstance(placed, str) else _Tried(placed or ())
