@@ -102,7 +102,7 @@ def test_an_old_ledger_folds_to_the_state_it_had() -> None:
 def expected_state() -> Any:
     """What the earlier version folded, with the fields of today."""
     state = ADDED | renamed(read("state.json.gz"))
-    state["settings"] |= {"lease_ms": 600_000, "batch_window_ms": 0, "batch_arrivals": 8}
+    state["settings"] |= {"lease_ms": 600_000, "batch_window_ms": 0, "batch_arrivals": 8, "share_gpus": "never"}
     for job in state["jobs"].values():
         for task in job["tasks"].values():
             task |= {"lease_ms": 0, "exhausted": "", "cores_adjusted": None, "bandwidth_adjusted": None}

@@ -60,7 +60,7 @@ def job_submitted(state: CellState, fact: external_events.JobSubmitted) -> None:
     state.jobs[job.job_id] = job
     estimate = state.early_estimates.pop(job.job_id, None)
     if estimate is not None:
-        job.estimate = estimate
+        job.estimate = shared(estimate, job.spec, state.settings)
         set_job(state, job, JobStatus.QUEUED)
         arrived(state)
 
@@ -72,7 +72,8 @@ def job_estimated(state: CellState, fact: JobEstimated) -> None:
         if len(state.early_estimates) > MAX_EARLY_ESTIMATES:
             state.early_estimates.popitem(last=False)
         return
-    job.estimate, job.estimated_attempt = fact.estimate, fact.attempt
+    job.estimate = shared(fact.estimate, job.spec, state.settings)
+    job.estimated_attempt = fact.attempt
     if job.status is JobStatus.BACKOFF:
         job.version += 1
     else:

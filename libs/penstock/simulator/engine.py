@@ -76,6 +76,8 @@ class Options(NamedTuple):
     """How long the estimator takes for an answer, where run times are learned; None: as long as it really took."""
     services: Sequence[Attached] = ()
     """Further services of the cell."""
+    predicts: Callable[[TraceJob, Estimate], Estimate] = lambda job, estimate: estimate
+    """What the estimator predicts of a job beyond what its trace says that it asks for."""
 
 
 class Simulation:
@@ -316,6 +318,7 @@ class Simulation:
         self._alone_s[job.job_id] = self._work.alone_s(job)
         progress = self._work.admit(job, self.now_s)
         spec, need = self._submissions.of(job)
+        need = self._options.predicts(job, need)
         if self._learns:
             self._unestimated[job.job_id] = need
         self._deliver(external_events.JobSubmitted(job_id=job.job_id, spec=spec))

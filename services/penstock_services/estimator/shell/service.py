@@ -202,6 +202,8 @@ class Estimator:
         found = estimate(spec, self._tiers, key_of(spec) if key is None else key, self._bounds)
         if spec.min_workers is not None:
             found = replace(found, options=self._steps.options(spec, found.worker.gpus))
+        if (pairs := self.state.interference.of(spec)):
+            found = replace(found, pairs=pairs)
         attributes: dict[str, Attribute] = {
             "penstock.job_id": job_id,
             "penstock.tier": found.tier,
