@@ -5,6 +5,7 @@ from msgspec.structs import replace
 from penstock.ledger import evolve_sharing
 from penstock.ledger.evolve_groups import join, leave
 from penstock.ledger.evolve_moves import end_move
+from penstock.ledger.gpu_shares import shared
 from penstock.ledger.groups import booked
 from penstock.ledger.job_state import HOLDING, JobState, TaskState
 from penstock.ledger.memory import limit_mib, short_key
