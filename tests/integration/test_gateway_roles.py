@@ -171,6 +171,7 @@ SHOWN_TO_ALL = {
     "/v1/nodes": [""],
     "/v1/nodes/{node_id:path}": [""],
     "/v1/gpus": [""],
+    "/v1/groups": [""],
     "/v1/ledger": [""],
     "/v1/status": [""],
     "/v1/estimator/models": [""],

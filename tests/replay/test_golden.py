@@ -120,13 +120,17 @@ def expected_state() -> Any:
             "plans_passed": 0,
             "group": "",
             "after": [],
+            "turns": None,
+            "speed": 1.0,
+            "speed_ms": 0,
+            "slowed_ms": 0.0,
             "progress_attempt": 0,
             "checkpoint": None,
             "workers": job["spec"]["workers"],
             "move": None,
         }
         if job["estimate"] is not None:
-            job["estimate"] |= {"guessed": [], "first_of_kind": [], "options": []}
+            job["estimate"] |= {"guessed": [], "first_of_kind": [], "options": [], "stages": None}
     for node_id, node in state["nodes"].items():
         node |= ADDED_TO_NODES | {"commanded_seq": FIRST_JOINED[node_id]}
         node["spec"] |= {"machine_id": None, "isolation": None, "logs": None}

@@ -23,10 +23,16 @@ from penstock.model.ledger_events import (
     PlacementDecided,
     PlacementExplanation,
 )
-from penstock.model.plans import PlanAdopted
+from penstock.model.plans import PlanAdopted, UnitRef
 from penstock.model.types import Estimate, JobSpec, NodeSpec, ResourceVector, TaskPlacement
 from penstock.runtime.settings import Settings
-from penstock.runtime.tracing.phases import SHOWN_OTHERWISE, JobSpans, decide_placement, trace_decisions
+from penstock.runtime.tracing.phases import (
+    SHOWN_OTHERWISE,
+    JobSpans,
+    decide_placement,
+    decide_placements,
+    trace_decisions,
+)
 from penstock.runtime.tracing.tracer import Tracing, tracing
 
 SUBMITTED = JobSubmitted(job_id="job-1", spec=JobSpec(command=("train",), workers=2))
@@ -218,6 +224,29 @@ def test_a_decision_to_move_says_from_where(observer: Observer) -> None:
         ("moving", "ops/ana", "node-0", None),
         ("placed", "ops/ana", "node-0", 900),
     ]
+
+
+def test_what_a_plan_has_placed_links_to_its_span(observer: Observer) -> None:
+    """The batcher has planned two members of a group, and a third job was placed one by one. In Jaeger both members lead to one plan."""
+    unit = UnitRef(proposer="batcher", proposal_id="regroup-5", unit=0)
+    facts = [
+        PlacementDecided(job_id=name, attempt=1, tasks=PLACES[:1], unit=of)
+        for name, of in (("job-1", unit), ("job-2", unit), ("job-3", None))
+    ]
+    best = Candidate(nodes=("node-0",), score=0.0)
+    whys = [
+        PlacementExplanation(
+            job_id=fact.job_id, profile="fifo", candidates=(best,), margin=None, feasible=1, rejected={}
+        )
+        for fact in facts
+    ]
+    decide_placements(observer.tracing, 7, 1, whys, facts)
+    observer.tracing.plan("batcher", "regroup-5", 1, 2, {"penstock.units": 1})
+    observer.tracing.close()
+    *decided, plan = observer.exporter.get_finished_spans()
+    links = [[(link.context.trace_id, link.context.span_id) for link in span.links] for span in decided]
+    assert plan.parent is None
+    assert links == [[(plan.context.trace_id, plan.context.span_id)]] * 2 + [[]]
 
 
 def test_the_decide_span_repeats_the_explanation(observer: Observer) -> None:

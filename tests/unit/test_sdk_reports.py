@@ -21,6 +21,7 @@ from penstock.sdk.lines import FIFO, LINE_BYTES, write_line
 from penstock.sdk.phases import phase
 from penstock.sdk.progress import Meter
 from penstock.sdk.stages import MAX_LINES, STAGES, Recorder
+from penstock.sdk.turns import Waits
 from penstock_services.node_reporter.core.progress import ProgressParser
 
 
@@ -289,7 +290,8 @@ def test_what_a_script_imports_needs_nothing_but_python() -> None:
     outside = {name.partition(".")[0] for name in modules} - sys.stdlib_module_names
     assert not outside & {"pydantic", "msgspec", "orjson", "numpy"}
     assert {name for name in modules if name.startswith("penstock.")} <= {
-        "penstock.sdk", "penstock.sdk.checkpoint", "penstock.sdk.cores", "penstock.sdk.lines", "penstock.sdk.phases", "penstock.sdk.progress", "penstock.sdk.stages"
+        "penstock.sdk", "penstock.sdk.checkpoint", "penstock.sdk.cores", "penstock.sdk.lines", "penstock.sdk.phases", "penstock.sdk.progress", "penstock.sdk.stages",
+            "penstock.sdk.chief", "penstock.sdk.turns",
     }  # fmt: skip
 
 
@@ -475,6 +477,23 @@ def test_the_node_understands_what_the_sdk_writes(fifo: Pipe, clock: Clock, mete
     assert first.event == checked(StepsMeasured, {**about, "done": 1, "loss": 0.75})
     assert second.event == checked(StepsMeasured, {**about, "done": 4, "steps": 3, "step_ms": 1_000.0})
     assert (first.name, second.name) == ("steps/1", "steps/4")
+
+
+def test_the_node_reports_what_a_member_of_a_group_waits_for_its_turns(fifo: Pipe, clock: Clock) -> None:
+    """Alone until its fourth iteration; then half of each step is waiting, and one stage is entered without a turn."""
+    waited = [Waits()] * 4 + [Waits(1.0, 0), Waits(2.0, 1)]
+    meter = Meter(clock, waits=lambda: waited[done - 1])
+    for done in range(1, 7):
+        clock.pass_(1.0 if done < 5 else 2.0)
+        meter.step(done, None, None)
+    steps = ProgressParser("n1", "job-1.1.0", 9, leads=True).parse(fifo.text(), 77)
+    found = [one.event for one in steps if isinstance(one.event, StepsMeasured)]
+    assert [(one.step_ms, one.waited_ms, one.missed_turns) for one in found] == [
+        (0.0, 0.0, 0),
+        *[(1_000.0, 0.0, 0)] * 3,
+        (2_000.0, 1_000.0, 0),
+        (2_000.0, 1_000.0, 1),
+    ]
 
 
 def test_a_line_too_long_to_be_whole_is_not_written(fifo: Pipe) -> None:

@@ -12,6 +12,7 @@ ROOT = Path(__file__).resolve().parents[2]
 EXTRAS = {
     "charts",
     "placer",
+    "batcher",
     "projector",
     "estimator",
     "node-reporter",

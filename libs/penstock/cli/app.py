@@ -129,12 +129,13 @@ PANELS: Mapping[str, Mapping[str, Entry]] = MappingProxyType({
         ),
     },
     "Looking": {
-        "get": Entry("List jobs, nodes or GPUs.", entries={
+        "get": Entry("List jobs, groups, nodes or GPUs.", entries={
             "jobs": Entry("List jobs, the latest last.", "penstock.cli.inspect:get_jobs", examples=(
                 "penstock get jobs --state running --label sweep=first",
                 "penstock get jobs --owner alice --watch",
             )),
             "job": Entry("One job as a line of the list; --watch follows it to its end.", "penstock.cli.inspect:get_job"),
+            "groups": Entry("List groups: jobs that take turns on the same GPUs.", "penstock.cli.groups:get_groups"),
             "nodes": Entry("List nodes and what of them is used.", "penstock.cli.inspect:get_nodes"),
             "gpus": Entry("List GPUs and the jobs on them.", "penstock.cli.inspect:get_gpus"),
         }),

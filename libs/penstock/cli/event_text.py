@@ -120,6 +120,10 @@ def without_prefix(text: str) -> str:
 def _progress(data: Data) -> str:
     total = f" of {data['total']:,}" if data.get("total") else ""
     step = f", {data['step_ms']:.4g} ms each" if data.get("steps") else ""
+    if data.get("waited_ms"):
+        step += f", {data['waited_ms']:.4g} of them waiting for turns"
+    if data.get("missed_turns"):
+        step += f", {count(data['missed_turns'], 'stage')} without a turn"
     loss = "" if data.get("loss") is None else f", loss {data['loss']:.4g}"
     return f"{data['done']:,}{total} iterations{step}{loss}"
 

@@ -24,6 +24,7 @@ from penstock.cli.common import (
     rows_of,
 )
 from penstock.cli.event_text import adjustment, checkpoint, first_of_kind, move, needs, reason_of
+from penstock.cli.groups import turns_of
 from penstock.cli.moments import moment
 from penstock.cli.output import Format, dump, duration, memory, present, present_one, remark, short_id, state
 from penstock.cli.tables import (
@@ -176,6 +177,7 @@ def _job(
         "Shares GPUs": escape(
             ", ".join(f"with {short_id(job_id)}" for job_id in found.get("shares_gpus_with") or ())
         ),
+        "Takes turns": escape(turns_of(found)),
         "Labels": escape(", ".join(f"{name}={value}" for name, value in (found.get("labels") or {}).items())),
         "Trace": found.get("trace_id") or "",
     }

@@ -1,6 +1,7 @@
 """Fold of groups: who is in one, who joins by its placement, who leaves when its attempt is over."""
 
 from penstock.ledger.job_state import HOLDING, JobState
+from penstock.ledger.speed import set_speed
 from penstock.ledger.state import CellState
 from penstock.model.groups import GroupDecided
 
@@ -12,6 +13,12 @@ def group_decided(state: CellState, fact: GroupDecided) -> None:
         if job.status in HOLDING and job.group != fact.group_id:
             leave(state, job)
             join(state, job, fact.group_id)
+    if fact.turns is not None:
+        for job_id, speed in zip(fact.turns.job_ids, fact.turns.speeds, strict=True):
+            job = state.jobs[job_id]
+            job.turns = fact.turns
+            set_speed(job, speed, state.now_ms)
+            _changed(state, job)
 
 
 def join(state: CellState, job: JobState, group_id: str) -> None:
@@ -30,6 +37,7 @@ def leave(state: CellState, job: JobState) -> None:
     members = state.groups[job.group]
     del members[job.job_id]
     job.group = ""
+    _alone(state, job)
     for member in (job, *members.values()):
         _changed(state, member)
     if len(members) > 1:
@@ -37,7 +45,14 @@ def leave(state: CellState, job: JobState) -> None:
     for last in members.values():
         del state.groups[last.group]
         last.group = ""
+        _alone(state, last)
         return
+
+
+def _alone(state: CellState, job: JobState) -> None:
+    if job.turns is not None:
+        job.turns = None
+        set_speed(job, 1.0, state.now_ms)
 
 
 def _changed(state: CellState, job: JobState) -> None:

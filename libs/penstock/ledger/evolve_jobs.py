@@ -13,6 +13,7 @@ from penstock.ledger.plans import arrived
 from penstock.ledger.remaining import begun_again, begun_at_0, remaining_of
 from penstock.ledger.resuming import resumed
 from penstock.ledger.sharing import ALONE
+from penstock.ledger.speed import left_is_known
 from penstock.ledger.state import MAX_EARLY_ESTIMATES, MAX_ENDED_REMEMBERED, CellState
 from penstock.ledger.timers import compact_timers, drop_timers
 from penstock.model import external_events, ledger_events
@@ -202,6 +203,7 @@ def work_progressed(state: CellState, fact: external_events.WorkProgressed) -> N
             job.remaining_s = progress.remaining_s
             job.progress_ms = state.now_ms
             job.progress_attempt = job.attempt
+            left_is_known(job, state.now_ms)
             if progress.remaining_s is not None:
                 job.eta = None
             state.change_log.add(job.job_id)
@@ -216,6 +218,7 @@ def eta_estimated(state: CellState, fact: EtaEstimated) -> None:
         return
     job.remaining_s = None
     job.eta = remaining_of(fact, state.now_ms)
+    left_is_known(job, state.now_ms)
     state.change_log.add(job.job_id)
 
 

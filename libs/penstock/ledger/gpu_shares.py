@@ -34,7 +34,11 @@ def why_whole(estimate: Estimate, spec: JobSpec) -> str:
 
 def shared(estimate: Estimate, spec: JobSpec, settings: PlacerSettings) -> Estimate:
     """The estimate with the share that the job gets; as it is where the cell does not share, or the job has a GPU to itself."""
-    if settings.share_gpus == "never" or spec.resources.gpu_share_milli is not None or why_whole(estimate, spec):
+    if (
+        settings.share_gpus == "never"
+        or spec.resources.gpu_share_milli is not None
+        or why_whole(estimate, spec)
+    ):
         return estimate
     share_milli = min(WHOLE_GPU, max(1, ceil(estimate.worker.gpu_utilisation_percent * MILLI_PER_PERCENT)))
     return replace(estimate, worker=replace(estimate.worker, gpu_share_milli=share_milli))

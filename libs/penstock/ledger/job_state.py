@@ -10,6 +10,7 @@ from penstock.ledger.holds import Hold
 from penstock.ledger.moves import Move
 from penstock.ledger.remaining import Remaining
 from penstock.ledger.sharing import ALONE, Sharing
+from penstock.model.groups import Turns
 from penstock.model.transitions import JobStatus, TaskStatus
 from penstock.model.types import Estimate, JobSpec, TaskPlacement
 
@@ -110,6 +111,14 @@ class JobState:
     """(level, 0 if chosen else 1, position) in a policy that keeps an order; None: as it came."""
     group: str = ""
     """Of which its attempt is a member (`penstock.ledger.groups`); empty: it has its GPUs alone."""
+    turns: Turns | None = None
+    """How it and the others of its group take turns, as predicted when it was formed. None: it has its GPUs alone, or nothing was predicted."""
+    speed: float = 1.0
+    """As its group's plan predicts it, relative to alone (`penstock.ledger.speed`)."""
+    speed_ms: int = 0
+    """Ledger time since which it counts."""
+    slowed_ms: float = 0.0
+    """What it would have done more alone until then."""
     after: tuple[str, ...] = ()
     """Jobs that were being stopped and that its attempt starts, or started, after (`penstock.ledger.succession`)."""
     workers: int = 0

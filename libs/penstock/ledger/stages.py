@@ -6,6 +6,7 @@ Only the latest of each counts, and only the MAX_PROFILES that were published la
 from penstock.ledger.job_state import JobState
 from penstock.ledger.state import CellState
 from penstock.model.estimates import StagesProfiled
+from penstock.model.types import StageTimes
 
 MAX_PROFILES = 2_000  # as many as the estimator has; an older one comes back when it is measured again
 
@@ -24,6 +25,49 @@ def profile_of(state: CellState, job: JobState) -> StagesProfiled | None:
     if spec.model is None or spec.batch_size is None or job.estimate is None:
         return None
     return state.stages.get(_key(spec.model, spec.batch_size, spec.workers * job.estimate.worker.gpus))
+
+
+def stage_times(state: CellState, job: JobState) -> StageTimes | None:
+    """How long an iteration of this job uses each resource, alone on its GPUs, as far as is known by now; the one reader for decisions. O(1).
+
+    What was measured on as many GPUs counts before what was estimated when the job was submitted, and that before what was measured on half or
+    twice as many (`near_counts`). So a profile that becomes known or changes counts at once, also for who waits or runs already: the record
+    of `StagesProfiled` is all that it takes.
+    """
+    estimate = job.estimate
+    if estimate is None:
+        return None
+    spec = job.spec.shaped(job.workers)
+    if spec.model is None or spec.batch_size is None:
+        return estimate.stages
+    gpus = spec.workers * estimate.worker.gpus
+    exact = state.stages.get(_key(spec.model, spec.batch_size, gpus))
+    if exact is None and estimate.stages is not None:
+        return estimate.stages
+    near = (state.stages.get(_key(spec.model, spec.batch_size, count)) for count in near_counts(gpus))
+    found = exact or next((one for one in near if one is not None), None)
+    return None if found is None else times_of(found)
+
+
+def near_counts(gpus: int) -> tuple[int, ...]:
+    """Numbers of GPUs whose profile stands in for that of `gpus`, the nearest first: half as many, then twice as many, both several.
+
+    With several GPUs each worker does the same on its batch, and a ring sends nearly the same, 2 (n - 1) / n of the gradient. A single GPU
+    sends nothing, so it stands in for none, and none for it.
+    """
+    half = (gpus // 2,) if gpus % 2 == 0 and gpus >= 4 else ()
+    return (*half, 2 * gpus) if gpus >= 2 else ()
+
+
+def times_of(profile: StagesProfiled) -> StageTimes:
+    """Without what a plan does not ask for."""
+    return StageTimes(
+        storage_ms=profile.storage_ms,
+        cpu_ms=profile.cpu_ms,
+        gpu_ms=profile.gpu_ms,
+        network_ms=profile.network_ms,
+        iteration_ms=profile.iteration_ms,
+    )
 
 
 def _key(model: str, batch_size: int, gpus: int) -> str:

@@ -31,7 +31,7 @@ from penstock.local.children import (
 )
 from penstock.local.lock import announce, folder_lock, same_log
 from penstock.local.options import Options
-from penstock.local.services import all_services, check_settings
+from penstock.local.services import NAMES, all_services, check_settings
 from penstock.local.tasks import end_leftover_tasks, reap_orphans
 from penstock.log.open import open_log
 from penstock.log.port import Log
@@ -127,7 +127,7 @@ async def running(options: Options, screen: Console) -> AsyncIterator[Running]:
         step("log", "Kafka" if options.log else "in Postgres")
         stack.enter_context(_environment({**settings.environment(), **bind}))
         await stack.enter_async_context(all_services(settings, log, logs / "services.log", failed))
-        step("services", "placer, estimator, projector, gateway")
+        step("services", ", ".join(NAMES))
         stack.callback(end_leftover_tasks, options.folder / "nodes")
         await stack.enter_async_context(_node_reporters(options, nodes, warn, failed))
         step("nodes", _describe_nodes(options))

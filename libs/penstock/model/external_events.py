@@ -327,6 +327,7 @@ class StepsMeasured(TaskEvent, frozen=True, kw_only=True):
     """A training reported how far it has come. Reported at growing distances, so that a long job's events grow with its log."""
 
     TYPE = "penstock.steps.measured"
+    OMITTED = ("waited_ms", "missed_turns")
 
     at_ms: Milliseconds
     done: Annotated[int, Meta(ge=1, le=1 << 53)]
@@ -337,6 +338,10 @@ class StepsMeasured(TaskEvent, frozen=True, kw_only=True):
     """Iterations in the window that `step_ms` is the mean of; 0: no window yet."""
     step_ms: Annotated[float, Meta(ge=0, le=1e9)] = 0.0
     loss: Annotated[float, Meta(ge=-1e100, le=1e100)] | None = None
+    waited_ms: Annotated[float, Meta(ge=0, le=1e9)] = 0.0
+    """Of `step_ms`: what it waited for its turn at a resource, as a member of a group."""
+    missed_turns: Annotated[int, Meta(ge=0, le=1 << 53)] = 0
+    """Stages of the window that were entered beside another member, who did not leave in time."""
 
 
 class StageSample(Value, frozen=True, kw_only=True):

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from msgspec import Meta
 
 from penstock.model.event import Event, event
-from penstock.model.groups import MAX_GROUP_MEMBERS
+from penstock.model.groups import MAX_GROUP_MEMBERS, Turns
 from penstock.model.types import MAX_GANG_TASKS, Identifier, Milliseconds, ShortText, Value
 
 MAX_UNITS = MAX_GANG_TASKS
@@ -24,7 +24,7 @@ class UnitRef(Value, frozen=True, kw_only=True):
 class Waiting(Value, frozen=True, kw_only=True):
     """A unit of a proposed plan that waits for stops."""
 
-    OMITTED = ("explanation", "valid_until_ms", "group")
+    OMITTED = ("explanation", "valid_until_ms", "group", "turns")
 
     of: UnitRef
     jobs: Annotated[int, Meta(ge=1, le=MAX_UNITS)]
@@ -35,6 +35,8 @@ class Waiting(Value, frozen=True, kw_only=True):
     """By the ledger's clock: it does not start later."""
     group: Annotated[tuple[Identifier, ...], Meta(max_length=MAX_GROUP_MEMBERS - 1)] | None = None
     """Who runs already of the group that it is to form; none where all of its members wait. None: its jobs share nothing."""
+    turns: Turns | None = None
+    """Of that group; only at the unit's first job."""
 
 
 class PlanUnit(Value, frozen=True, kw_only=True):

@@ -39,7 +39,14 @@ class TypicalTask(Value, frozen=True, kw_only=True):
 class PlacerSettings(Value, frozen=True, kw_only=True):
     """Everything outside the log that a decision depends on; recorded at the start of each term."""
 
-    OMITTED = ("queue_limits_gpu_s", "typical_tasks", "lease_ms", "batch_window_ms", "batch_arrivals", "share_gpus")
+    OMITTED = (
+        "queue_limits_gpu_s",
+        "typical_tasks",
+        "lease_ms",
+        "batch_window_ms",
+        "batch_arrivals",
+        "share_gpus",
+    )
 
     profile: Identifier = "liquid"
     seed: Annotated[int, Meta(ge=0, le=1 << 53)] = 0

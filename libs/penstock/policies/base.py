@@ -20,6 +20,7 @@ from penstock.ledger.state import CellState
 from penstock.model.ledger_events import JobRank, PlacementDecided, PlacementExplanation
 from penstock.model.plans import PlanUnit
 from penstock.model.types import WHOLE_GPU, ResourceVector, Role, TaskPlacement
+from penstock.policies.batch import Batch
 from penstock.policies.regroup import Regroup
 
 
@@ -184,6 +185,8 @@ class Profile(NamedTuple):
     shape: Shape | None = None
     regroup: Regroup | None = None
     """Who runs and who shares GPUs is planned by the batcher (`penstock.policies.regroup`); the other stages serve until its plan comes, or where none comes."""
+    batch: Batch | None = None
+    """Where the jobs of a burst start is planned by the batcher (`penstock.policies.batch`) while a batch window is open."""
     beside_stops: bool = True
     """Whether jobs that fit beside others that are still being stopped start at once. False: as sources that know no stop that takes time."""
 

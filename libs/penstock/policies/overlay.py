@@ -29,10 +29,11 @@ class Placed(NamedTuple):
 
 
 class Overlay:
-    """Nodes of a cell, and what was given out on trial. `ended`: as they are when all that is being stopped has ended."""
+    """Nodes of a cell, and what was given out on trial. `ended`: as they are when all that is being stopped has ended; `stops`: ids of jobs that
+    are to be stopped and count as such."""
 
-    def __init__(self, state: CellState, *, ended: bool = False) -> None:
-        self._state, self.ended = state, ended
+    def __init__(self, state: CellState, *, ended: bool = False, stops: frozenset[str] = frozenset()) -> None:
+        self._state, self.ended, self.stops = state, ended, stops
         self._nodes: dict[str, NodeState] = {}
 
     def give(self, gangs: Gangs) -> tuple[Placed, ...] | str:
@@ -86,9 +87,10 @@ class Overlay:
             return None
         node = self._nodes[node_id] = known.copy()
         gone: set[str] = set()
-        for job_id in dict.fromkeys(known.tasks.values()) if self.ended and self._state.stopping else ():
+        stopping = self.ended and (self._state.stopping or self.stops)
+        for job_id in dict.fromkeys(known.tasks.values()) if stopping else ():
             job = self._state.jobs[job_id]
-            if job.status is JobStatus.STOPPING:
+            if job.status is JobStatus.STOPPING or job_id in self.stops:
                 gone.add(job_id)
                 for place in held_places(job):
                     if place.node_id == node_id:

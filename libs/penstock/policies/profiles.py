@@ -136,4 +136,8 @@ def profile_for(settings: PlacerSettings) -> Profile:
     if make is None:
         raise UnknownProfile(f"{settings.profile!r} is no profile; there are {', '.join(sorted(PROFILES))}")
     profile = make(settings)
-    return profile._replace(place=ByMeasuredPairs(profile.place)) if settings.share_gpus == "learned" else profile
+    return (
+        profile._replace(place=ByMeasuredPairs(profile.place))
+        if settings.share_gpus == "learned"
+        else profile
+    )

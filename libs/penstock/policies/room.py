@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from penstock.ledger.state import CellState
+from penstock.model.transitions import JobStatus
 from penstock.model.types import MAX_GANG_TASKS, TaskPlacement
 from penstock.policies.overlay import Gangs, Overlay, Placed
 from penstock.policies.refusal import Refusal
@@ -15,16 +16,20 @@ MAX_TASKS = MAX_GANG_TASKS  # started in one record
 class Room:
     """What units get. Once something of a node is kept for a unit that waits, later ones get nothing of it before that has started.
 
-    `next_members`: whether units may be ordered to start after those that are being stopped.
+    `next_members`: whether units may be ordered to start after those that are being stopped. `stops`: ids of running jobs that count as being stopped.
     """
 
-    def __init__(self, state: CellState, *, next_members: bool = True) -> None:
+    def __init__(
+        self, state: CellState, *, next_members: bool = True, stops: frozenset[str] = frozenset()
+    ) -> None:
         self._state = state
         self._now = self._then = Overlay(state)
         self._next: NextMembers | None = None
-        if state.stopping:
-            self._then = Overlay(state, ended=True)
-            self._next = NextMembers(state) if next_members else None
+        self._stops = bool(state.stopping or stops)
+        """Whether anybody is being stopped."""
+        if self._stops:
+            self._then = Overlay(state, ended=True, stops=stops)
+            self._next = NextMembers(state) if next_members and not stops else None
         self._kept: set[str] = set()
         """Nodes with room that is kept."""
         self._tasks = 0
@@ -34,12 +39,12 @@ class Room:
     def give(self, gangs: Gangs) -> tuple[Placed, ...] | str | None:
         """Places; None: they wait; or what is lacking even then."""
         nodes = [node_id for _, names in gangs for node_id in names]
-        if not self._blocked(nodes):
+        if not self._blocked(nodes) and all(job.status is JobStatus.QUEUED for job, _ in gangs):
             found = self._now.give(gangs)
             if not isinstance(found, str):
                 self._taken([place for placed in found for place in placed.tasks], self._next, self._then)
                 return found
-            if not self._state.stopping:
+            if not self._stops:
                 return found
             later = None if self._next is None else self._next.give(gangs)
             if later is not None:
@@ -59,7 +64,7 @@ class Room:
         if isinstance(found, Formed):
             self._taken(found.parts, self._next, self._then)
             return found
-        if not waits or not (blocked or self._state.stopping):
+        if not waits or not (blocked or self._stops):
             return found
         then = formed(self._state, members, self._then)
         if isinstance(then, Refusal):
@@ -77,7 +82,7 @@ class Room:
     def _taken(self, places: Sequence[TaskPlacement], *others: Overlay | NextMembers | None) -> None:
         """They were given elsewhere. Where nobody is being stopped there is one overlay."""
         self._tasks += len(places)
-        for overlay in others if self._state.stopping else ():
+        for overlay in others if self._stops else ():
             if overlay is not None:
                 overlay.take(places)
 

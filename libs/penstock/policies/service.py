@@ -2,12 +2,14 @@
 
 Ideal: the job reports it (`WorkProgressed`). Departures, for jobs that do not report what is left: the estimator's
 answer from their steps (`EtaEstimated`); else the estimate of the run time less the time since all tasks run.
+A member of a group is slower than alone, as its plan predicts; `remaining_s` is what is left of its time alone.
 Seconds, real: thresholds are judged on them.
 """
 
 from math import inf
 
 from penstock.ledger.job_state import JobState
+from penstock.ledger.speed import slowed_ms
 from penstock.ledger.state import CellState
 from penstock.model.types import Estimate
 
@@ -31,15 +33,16 @@ def remaining_s(state: CellState, job: JobState) -> float:
             return job.remaining_s
         if job.progress_ms > since_ms:
             since_ms = job.progress_ms
-        left_s = job.remaining_s - (state.now_ms - since_ms) / 1_000
+        left_s = job.remaining_s - (state.now_ms - since_ms - slowed_ms(job, state.now_ms)) / 1_000
         return left_s if left_s > 0 else 0.0
     if (eta := job.eta) is not None:
         left_ms = eta.left_ms.middle - eta.passed_ms(job.running_ms, state.now_ms)
+        left_ms += slowed_ms(job, state.now_ms)
         return left_ms / 1_000 if left_ms > 0 else 0.0
     if (estimate := job.estimate) is None or estimate.run_ms is None:
         return inf
     run_ms = _shaped_ms(job, estimate) if estimate.options else estimate.run_ms
-    left_s = run_ms / 1_000 - attained_s(state, job)
+    left_s = (run_ms + slowed_ms(job, state.now_ms)) / 1_000 - attained_s(state, job)
     return left_s if left_s > 0 else 0.0
 
 
@@ -108,12 +111,13 @@ def remaining_text(state: CellState, job: JobState) -> str:
 
 
 def ends_s(job: JobState) -> float | None:
-    """The ledger's time in s at which a job that runs will have no time left, unless it reports again; None while that recedes.
+    """The ledger's time in s at which a job that runs will have no time left, unless it reports again; None while that recedes, or
+    where turns with others have made it recede.
 
     As `remaining_s`, and so infinite where that is not known. It is compared, so the same figures give the same bits.
     """
     since_ms = job.running_ms
-    if since_ms is None:
+    if since_ms is None or job.speed != 1.0 or job.slowed_ms:
         return None
     if job.progress_ms > since_ms:
         since_ms = job.progress_ms

@@ -47,8 +47,8 @@ def formed(state: CellState, members: Members, overlay: Overlay) -> Formed | Ref
     jobs = _jobs(state, members, overlay)
     if isinstance(jobs, Refusal):
         return jobs
-    running = [job for job in jobs if job.status in RUNS]
-    waiting = [job for job in jobs if job.status not in RUNS]
+    running = [job for job in jobs if runs_on(job, overlay)]
+    waiting = [job for job in jobs if not runs_on(job, overlay)]
     nodes = tuple(members[0][1])
     wrong = (
         _not_alike(jobs, members)
@@ -64,6 +64,23 @@ def formed(state: CellState, members: Members, overlay: Overlay) -> Formed | Ref
     return Formed(group_id, tuple(job.job_id for job in running), *placed)
 
 
+def runs_on(job: JobState, overlay: Overlay) -> bool:
+    """Whether it runs and is not to be stopped."""
+    return job.status in RUNS and job.job_id not in overlay.stops
+
+
+def shared_already(state: CellState, members: Members) -> Formed | None:
+    """The group, where those who run in it are exactly these."""
+    first = state.jobs.get(members[0][0])
+    if first is None or not first.group:
+        return None
+    running = [job for job in state.groups[first.group].values() if job.status in RUNS]
+    if {job.job_id for job in running} != {job_id for job_id, _ in members}:
+        return None
+    in_order = sorted(running, key=lambda job: job.order)
+    return Formed(first.group, tuple(job.job_id for job in in_order), (), ())
+
+
 def _jobs(state: CellState, members: Members, overlay: Overlay) -> list[JobState] | Refusal:
     """The members, each as it runs or could start on these nodes."""
     ids = [job_id for job_id, _ in members]
@@ -76,7 +93,8 @@ def _jobs(state: CellState, members: Members, overlay: Overlay) -> list[JobState
         job = state.jobs.get(job_id)
         if job is None:
             return unknown(state, job_id)
-        if job.status not in RUNS and job.status is not JobStatus.QUEUED:
+        comes_back = overlay.ended and comes_back_to_queue(job)
+        if job.status not in RUNS and job.status is not JobStatus.QUEUED and not comes_back:
             return Refusal("wrong_state", f"{job_id} is {job.status}: a member runs or is queued")
         if not overlay.ended and (before := awaited(state, job)):
             return Refusal("wrong_state", f"{job_id} starts after {', '.join(before)}")
@@ -90,6 +108,11 @@ def _jobs(state: CellState, members: Members, overlay: Overlay) -> list[JobState
             return Refusal("invalid", f"{job_id} has {job.demand.tasks} tasks, {len(nodes)} nodes are named")
         found.append(job)
     return sorted(found, key=lambda job: job.order)
+
+
+def comes_back_to_queue(job: JobState) -> bool:
+    """Whether it is being stopped to make way, so that it waits again soon."""
+    return job.status is JobStatus.STOPPING and job.stop_reason == "preempted" and not job.target
 
 
 def _not_alike(jobs: Sequence[JobState], members: Members) -> Refusal | None:
@@ -144,10 +167,10 @@ def _not_together(
             return Refusal("infeasible", f"{job.job_id} and {first.job_id} run on different GPUs")
     present = state.groups.get(first.group, {})
     if overlay.ended:
-        present = {job_id: job for job_id, job in present.items() if job.status in RUNS}
+        present = {job_id: job for job_id, job in present.items() if runs_on(job, overlay)}
     named = {job.job_id for job in running}
     for job_id, job in present.items():
-        if job_id not in named and job.status in RUNS:
+        if job_id not in named and runs_on(job, overlay):
             return Refusal(
                 "invalid", f"{job_id} runs on the same GPUs and is not named; name it, or stop it before"
             )
@@ -166,7 +189,7 @@ def _places(
     nodes: Sequence[str],
 ) -> tuple[tuple[Placed, ...], tuple[TaskPlacement, ...]] | Refusal:
     """Of those that wait, each beside those before it."""
-    gone = {job.job_id for job in state.stopping.values()} if overlay.ended else frozenset()
+    gone = {job.job_id for job in state.stopping.values()} | overlay.stops if overlay.ended else frozenset()
     held = [_held(state, running, rank, gone) for rank in range(len(nodes))]
     parts: list[TaskPlacement] = []
     placed = []

@@ -17,7 +17,7 @@ from penstock.policies.overlay import Placed
 from penstock.policies.profiles import in_force, profile_for
 from penstock.policies.refusal import Refusal, frozen, unknown
 from penstock.policies.room import Room
-from penstock.policies.validate_groups import RUNS, Formed
+from penstock.policies.validate_groups import RUNS, Formed, comes_back_to_queue, shared_already
 
 MAX_PLAN_TASKS = 4_096
 
@@ -42,11 +42,16 @@ class Judged(NamedTuple):
     full: bool
 
 
-def judge(state: CellState, proposal: PlanProposed, profile: Profile | None = None) -> Judged | Refusal:
+def judge(
+    state: CellState,
+    proposal: PlanProposed,
+    profile: Profile | None = None,
+    stops: frozenset[str] = frozenset(),
+) -> Judged | Refusal:
     """What becomes of each unit; or why none is looked at. Never changes the state. `profile`: the cell's own, if it is at hand.
 
     Where the profile stops jobs, it alone says who runs: a unit may start those whom it would start now, where its own plan
-    keeps nothing. What the plan before this one keeps for units that have not begun is given up if any of this one's is accepted.
+    keeps nothing. `stops`: ids of running jobs that count as being stopped. What the plan before this one keeps for units that have not begun is given up if any of this one's is accepted.
     """
     refusal = _of_the_plan(state, proposal)
     if refusal is not None:
@@ -60,7 +65,10 @@ def judge(state: CellState, proposal: PlanProposed, profile: Profile | None = No
         for (kind, name), why in stale.items():
             if name not in (jobs if kind == "job" else nodes):
                 return Refusal("stale", why)
-    judging = _Judging(state, profile or profile_for(state.settings), stale)
+    profile = profile or profile_for(state.settings)
+    if proposal.stops and profile.regroup is None:
+        return Refusal("unsupported", f"profile {profile.name} lets no plan stop running jobs")
+    judging = _Judging(state, profile, stale, stops)
     units = tuple(judging.unit(number, unit) for number, unit in enumerate(proposal.units))
     return Judged(units, judging.room.full)
 
@@ -101,9 +109,11 @@ def _of_the_plan(state: CellState, proposal: PlanProposed) -> Refusal | None:
 class _Judging:
     """The units of one plan, one after the other."""
 
-    def __init__(self, state: CellState, profile: Profile, stale: Mapping[Subject, str]) -> None:
-        self._state, self._profile, self._stale = state, profile, stale
-        self.room = Room(state, next_members=profile.preempt is None)
+    def __init__(
+        self, state: CellState, profile: Profile, stale: Mapping[Subject, str], stops: frozenset[str]
+    ) -> None:
+        self._state, self._profile, self._stale, self._stops = state, profile, stale, stops
+        self.room = Room(state, next_members=profile.preempt is None, stops=stops)
         self._max_overtakes = in_force(state.settings).max_overtakes
         self._queue = iter(state.queue.values())
         self._head = next(self._queue, None)
@@ -145,11 +155,14 @@ class _Judging:
                 return moved
         if (kept := next(self._kept(unit, jobs), None)) is not None:
             return kept
-        joins = any(job_id in state.jobs and state.jobs[job_id].status in RUNS for job_id in jobs)
+        running = {job_id for job_id in jobs if job_id in state.jobs and state.jobs[job_id].status in RUNS}
+        joins = bool(running - self._stops)
         late = next(self._turn(jobs), None)
         if not joins and late is not None:
             return late
         members = [(job.job_id, job.nodes) for job in unit.jobs]
+        if unit.turns is not None and (same := shared_already(state, members)) is not None:
+            return same
         return self.room.form(members, waits=late is None and self._claims is None)
 
     def _wrong(self, unit: ProposedUnit) -> Iterator[Refusal]:
@@ -185,7 +198,10 @@ class _Judging:
         job = self._state.jobs.get(planned.job_id)
         if job is None:
             return unknown(self._state, planned.job_id)
-        if job.status is not JobStatus.QUEUED:
+        stopped = job.job_id in self._stops or (
+            self._profile.regroup is not None and comes_back_to_queue(job)
+        )
+        if job.status is not JobStatus.QUEUED and not stopped:
             return Refusal("wrong_state", f"{job.job_id} is {job.status}, not queued")
         if job.held is not None:
             return Refusal("wrong_state", f"{job.job_id} is held")
@@ -193,7 +209,9 @@ class _Judging:
         return Refusal("invalid", wrong) if wrong else None
 
     def _passes(self, jobs: set[str]) -> Iterator[Refusal]:
-        """Others than the head of the queue start only as long as it was not passed too often; a plan counts once."""
+        """Others than the head of the queue start only as long as it was not passed too often; a plan counts once. A regroup stage has an order of its own."""
+        if self._profile.regroup is not None:
+            return
         while self._head in self._accepted:
             self._head = next(self._queue, None)
         if self._head is None or self._head in jobs or self._claims is not None:

@@ -22,7 +22,9 @@ from penstock.ledger.snapshot import Damaged, dump_parts, format_id, load_lines
 from penstock.ledger.state import CellState
 from penstock.log.lookup import records_at
 from penstock.log.port import Log, Partition
+from penstock.model.topics import Topic
 from penstock.runtime.migrations import schema_of
+from penstock.runtime.settings import Settings
 
 logger = logging.getLogger(__name__)
 
@@ -252,3 +254,18 @@ async def load_latest_from(
         return await load_latest(connection, cell, log, ledger, until)
     finally:
         await connection.close()
+
+
+async def load_replica(settings: Settings, log: Log) -> Replica:
+    """The latest usable snapshot, else an empty replica: without Postgres a service folds from the beginning.
+
+    Raises `ConfigurationError` where the ledger's beginning was archived and cannot be read.
+    """
+    ledger = Partition(Topic.LEDGER, settings.cell_index)
+    if settings.dsn is not None:
+        try:
+            return await load_latest_from(settings.dsn, settings.cell, log, ledger)
+        except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+            logger.warning("no snapshot, folding from the beginning: Postgres cannot be reached (%s)", error)
+    await check_beginning(log, ledger, 0)
+    return Replica()

@@ -46,6 +46,11 @@ class Saver:
         self._folder = ""
         self._pid = 0
 
+    @property
+    def ends(self) -> bool:
+        """Whether the script ends at its next boundary, once it has saved."""
+        return self._ends
+
     def begin(self, save: Act, restore: Act) -> bool:
         """As `checkpoint`."""
         self._arm(save)

@@ -15,6 +15,8 @@ from typing import Any, SupportsFloat, SupportsIndex, TypeVar
 from penstock.sdk.checkpoint import SAVER
 from penstock.sdk.cores import look
 from penstock.sdk.lines import leads, write_line
+from penstock.sdk.stages import waits, yield_turn
+from penstock.sdk.turns import Waits
 
 GROWTH_TENTHS = 11  # a line when the iterations since the first one are 1.1 times those of the last line
 LEAST_S = 0.5  # between lines; a shorter window measures the time of a step badly
@@ -27,13 +29,18 @@ UNFIT = (ArithmeticError, AttributeError, RuntimeError, TypeError, ValueError)
 
 
 class Meter:
-    """Decides when to write a line. `clock`: monotonic seconds; `write`: takes a line, returns whether it was written."""
+    """Decides when to write a line. `clock`: monotonic seconds; `write`: takes a line, returns whether it was written; `waits`: for turns, so far."""
 
     def __init__(
-        self, clock: Callable[[], float] = time.monotonic, write: Callable[[str], bool] = write_line
+        self,
+        clock: Callable[[], float] = time.monotonic,
+        write: Callable[[str], bool] = write_line,
+        waits: Callable[[], Waits] = waits,
     ) -> None:
         self._clock = clock
         self._write = write
+        self._waits = waits
+        self._waited = Waits()
         self._off = False
         self._begun = 0  # iterations before the first one reported
         self._due = 0
@@ -77,6 +84,10 @@ class Meter:
             step_ms = 1_000 * (now - self._reported_at) / (done - self._reported)
             if 0 <= step_ms <= MAX_STEP_MS:
                 line |= {"steps": done - self._reported, "step_ms": round(step_ms, 6)}
+        waited = self._waits()
+        if self._reported and waited != self._waited:
+            waited_ms = 1_000 * (waited.seconds - self._waited.seconds) / (done - self._reported)
+            line |= {"waited_ms": round(waited_ms, 6), "missed_turns": waited.missed - self._waited.missed}
         reached = _number(loss, float)
         if reached is not None and abs(reached) <= MAX_LOSS:
             line["loss"] = reached
@@ -85,7 +96,7 @@ class Meter:
         if not self._reported:
             self._begun = done - 1
             atexit.register(self.finish)
-        self._reported, self._reported_at = done, now
+        self._reported, self._reported_at, self._waited = done, now, waited
         self._due = self._begun + (GROWTH_TENTHS * (done - self._begun) + 9) // 10
 
 
@@ -116,4 +127,5 @@ def progress(done: int, total: int | None = None, loss: SupportsFloat | Supports
     look()
     _METER.step(done, total, loss)
     if SAVER.asked:
+        yield_turn()
         SAVER.boundary(done)

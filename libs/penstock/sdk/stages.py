@@ -1,4 +1,4 @@
-"""Stage profile of a training script, where an iteration spends its time: `iteration()` and `with stage("storage")`.
+"""Stage profile of a training script, where an iteration spends its time, and turns in a group: `iteration()` and `with stage("storage")`.
 
     for batch in range(batches):
         iteration()
@@ -11,27 +11,38 @@ Once 20 whole iterations are over, one line reports the share of time of each st
 changed. Source: Muri §5 (tens of iterations make a stable profile). Ideal: usage is sampled from counters, piece by
 piece; departure: the script marks it, so a stage is either used or not, and all pieces of a stage are reported as their sum,
 which is all that a profile is made of.
+
+In a group (jobs that share GPUs) a stage holds its resource while the block runs, see `turns`. What is waited for a turn is
+no stage's time and no idle time: the profile stays that of running alone.
 """
 
 import json
+import os
 import threading
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Literal
 
+from penstock.sdk.checkpoint import SAVER
+from penstock.sdk.chief import FollowedTurns, LeadingTurns, followed_turns, in_step, leading_turns
 from penstock.sdk.cores import look
-from penstock.sdk.lines import leads, write_line
+from penstock.sdk.lines import FIFO, leads, write_line
+from penstock.sdk.turns import Turns, Waits, turns_of_group
 
 StageName = Literal["storage", "cpu", "gpu", "network"]
 STAGES: tuple[StageName, ...] = ("storage", "cpu", "gpu", "network")
 IDLE = len(STAGES)
+WAITING = IDLE + 1  # for a turn: no part of the profile
 ITERATIONS = 20  # of one profile, at least
 LEAST_S = 0.5  # of one profile: what is shorter is mostly noise
 WARM_UP = 3  # iterations that are not counted: what is loaded or compiled once is no part of the others
 CHANGED = 0.2  # of an iteration's time, as the sum of the stages' differences
 MAX_LINES = 16  # a script whose stages change all the time is not profiled for ever
 MAX_WINDOW_MS = 86_400_000.0  # what an event takes
+
+
+AnyTurns = Turns | LeadingTurns | FollowedTurns
 
 
 class _StageMark(AbstractContextManager[None]):
@@ -53,13 +64,20 @@ _NO_MARK = nullcontext()
 
 
 class Recorder:
-    """Adds up the time of each stage. `clock`: monotonic seconds; `write`: takes a line, returns whether it was written."""
+    """Adds up the time of each stage. `clock`: monotonic seconds; `write`: takes a line, returns whether it was written; `join`: opens the
+    turns of this process's group, None outside of one."""
 
     def __init__(
-        self, clock: Callable[[], float] = time.perf_counter, write: Callable[[str], bool] = write_line
+        self,
+        clock: Callable[[], float] = time.perf_counter,
+        write: Callable[[str], bool] = write_line,
+        join: Callable[[], AnyTurns | None] = lambda: None,
     ) -> None:
         self._clock = clock
         self._write = write
+        self._join = join
+        self._turns: AnyTurns | None = None
+        self._reports = False
         self._marks = {name: _StageMark(self, index) for index, name in enumerate(STAGES)}
         self._asked = False
         self._thread: int | None = None
@@ -67,7 +85,7 @@ class Recorder:
         self._now = IDLE
         self._around: list[int] = []
         self._since = 0.0
-        self._sums = [0.0] * (IDLE + 1)
+        self._sums = [0.0] * (WAITING + 1)
         self._count = -WARM_UP
         self._reported: list[float] | None = None
         self._lines = 0
@@ -82,10 +100,10 @@ class Recorder:
         self._switch(self._now)
         self._count += 1
         if self._count == 0:
-            self._sums = [0.0] * (IDLE + 1)
-        elif self._count >= ITERATIONS and sum(self._sums) >= LEAST_S:
-            self._report_profile([1_000 * part for part in self._sums], self._count)
-            self._sums, self._count = [0.0] * (IDLE + 1), 0
+            self._sums = [0.0] * (WAITING + 1)
+        elif self._reports and self._count >= ITERATIONS and sum(self._sums[:WAITING]) >= LEAST_S:
+            self._report_profile([1_000 * part for part in self._sums[:WAITING]], self._count)
+            self._sums, self._count = [0.0] * (WAITING + 1), 0
 
     def stage(self, name: StageName) -> AbstractContextManager[None]:
         """As the function of that name."""
@@ -94,21 +112,49 @@ class Recorder:
         return self._marks.get(name, _NO_MARK)
 
     def enter(self, index: int) -> None:
-        """From now on it is this stage."""
+        """From now on it is this stage. In a group, waits for its turn."""
         if self._thread == threading.get_ident():
-            self._around.append(self._now)
+            before = self._now
+            self._turn(index)
+            self._around.append(before)
             self._switch(index)
 
     def leave(self) -> None:
         """From now on it is again what it was around this stage."""
         if self._around and self._thread == threading.get_ident():
-            self._switch(self._around.pop())
+            outer = self._around.pop()
+            self._turn(outer)
+            self._switch(outer)
+
+    @property
+    def waits(self) -> Waits:
+        """For turns."""
+        return Waits() if self._turns is None else self._turns.waits
+
+    def yield_turn(self) -> None:
+        """Gives back the turn that it may have, to do something that takes long."""
+        if self._turns is not None and self._thread == threading.get_ident():
+            self._turns.change(None)
+
+    def forked(self) -> None:
+        """This process is a child: it marks nothing, and its parent keeps its turn."""
+        self._asked, self._thread = True, None
+        turns, self._turns = self._turns, None
+        if turns is not None:
+            turns.close()
 
     def _begin(self) -> None:
-        self._asked = True
-        if leads():
+        self._asked, self._reports = True, leads()
+        self._turns = self._join()
+        if self._reports or self._turns is not None:
             self._thread = threading.get_ident()
             self._since = self._clock()
+
+    def _turn(self, index: int) -> None:
+        """Leaves its turn, if it has one, and takes that of this stage, if it is one."""
+        if self._turns is not None:
+            self._switch(WAITING)
+            self._turns.change(index if index < IDLE else None)
 
     def _switch(self, index: int) -> None:
         now = self._clock()
@@ -117,7 +163,7 @@ class Recorder:
 
     def _report_profile(self, sums_ms: list[float], count: int) -> None:
         """Reports the first profile, then one that two windows in a row make another: a checkpoint is no change."""
-        if not any(sums_ms[:IDLE]) or sum(sums_ms) > MAX_WINDOW_MS:
+        if self._lines == MAX_LINES or not any(sums_ms[:IDLE]) or sum(sums_ms) > MAX_WINDOW_MS:
             return
         profile = [part / count for part in sums_ms]
         if self._reported is not None:
@@ -128,7 +174,7 @@ class Recorder:
         if self._write(_line(sums_ms, count)):
             self._reported, self._differed = profile, False
             self._lines += 1
-            if self._lines == MAX_LINES:
+            if self._lines == MAX_LINES and self._turns is None:
                 self._thread = None
 
 
@@ -142,7 +188,18 @@ def _line(sums_ms: list[float], count: int) -> str:
     return json.dumps({"stages": {"iterations": count, "samples": samples}}, separators=(",", ":"))
 
 
-_RECORDER = Recorder()
+def _join() -> AnyTurns | None:
+    """The turns of this process's group, as its rank takes them."""
+    if not os.environ.get(FIFO) or os.environ.get("PENSTOCK_ROLE") == "ps":
+        return None
+    if not leads():
+        return followed_turns(IDLE, lambda: SAVER.ends) if in_step() else None
+    turns = turns_of_group(STAGES, lambda: SAVER.ends)
+    return leading_turns(turns, IDLE) if turns is not None and in_step() else turns
+
+
+_RECORDER = Recorder(join=_join)
+os.register_at_fork(after_in_child=_RECORDER.forked)
 
 
 def iteration() -> None:
@@ -154,11 +211,24 @@ def iteration() -> None:
     _RECORDER.iteration()
 
 
+def waits() -> Waits:
+    """What this process has waited for turns of its group; zeros outside of one, and where it calls no `iteration`."""
+    return _RECORDER.waits
+
+
+def yield_turn() -> None:
+    """For what takes long inside of a stage, such as saving: gives the turn back; the rest of the block runs without."""
+    _RECORDER.yield_turn()
+
+
 def stage(name: StageName) -> AbstractContextManager[None]:
     """`with stage("cpu"):` the block's time is spent in this stage; a block inside it takes its own time out.
 
+    Where other jobs have the same GPUs the block begins when none of them is in this stage: after a bounded wait, whatever they do. A
+    block inside another gives the outer one's resource to others meanwhile.
+
     Only marks of the thread that calls `iteration` count, so a loader in the background is the stage that the
     training waits for it in. GPUs work on after a call returns: wait for them (`loss.item()`) within the block.
-    An unknown name marks nothing. Costs about a microsecond, nearly nothing without a reader.
+    An unknown name marks nothing. Costs about a microsecond, some ten with GPUs, nearly nothing without a reader.
     """
     return _RECORDER.stage(name)

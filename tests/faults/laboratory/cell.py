@@ -1,6 +1,6 @@
 """A small cell of real services under faults, then a calm phase in which everything must come to its end.
 
-Real are the placer's, the estimator's and the node-reporter's shells and cores with all that they call; simulated are
+Real are the placer's, the estimator's, the batcher's and the node-reporter's shells and cores with all that they call; simulated are
 the log, the machines under the node-reporters and the users.
 """
 
@@ -24,6 +24,7 @@ from penstock.model.types import NodeSpec
 from penstock.policies.profiles import PROFILES
 from penstock.runtime.settings import Settings
 from penstock.runtime.snapshots import Written, head_id_at
+from penstock_services.batcher.shell import service as batcher
 from penstock_services.estimator.shell import service as estimator
 from penstock_services.node_reporter.options import Options as NodeOptions
 from penstock_services.node_reporter.shell.run import runner
@@ -39,6 +40,7 @@ from tests.faults.laboratory.log import Broker, Connection
 from tests.faults.laboratory.machine import Machine, Node, Program
 from tests.faults.laboratory.mover import Mover
 from tests.faults.laboratory.nemesis import FAULTS, Nemesis
+from tests.faults.laboratory.planning import PlanningWorker
 from tests.faults.laboratory.process import Clock, Process, Service
 from tests.faults.laboratory.proposer import Proposer
 from tests.faults.laboratory.service_faults import HOUR_MS
@@ -142,16 +144,19 @@ class Laboratory:
         self.snapshots: list[Snapshot] = []
         self.replicas: dict[str, Replica] = {}
         """By placer: what its present term folds into and decides on."""
-        self.clocks = [_clock(rng, "clock" in faults) for _ in range(PLACERS + 1 + len(specs))]
+        self.clocks = [_clock(rng, "clock" in faults) for _ in range(PLACERS + 2 + len(specs))]
         self.placers = [self._placer(number) for number in range(PLACERS)]
         self.projected: Written | None = None
         """The head of read models that are always up to date."""
+        self.planned: list[str] = []
+        """Kind of each question that the batcher's worker has answered."""
         self.administrator = Administrator(self)
         self.inputs_lost = self.nodes_lost = False
         """Whether inputs that the ledger names are gone: it cannot be decided again."""
         self.estimator = Service(self.world, "estimator", self.clocks[PLACERS], self._estimate, 30.0)
+        self.batcher = Service(self.world, "batcher", self.clocks[PLACERS + 1], self._batch, 30.0)
         self.nodes: dict[str, Node] = {}
-        for spec, clock in zip(specs, self.clocks[PLACERS + 1 :], strict=True):
+        for spec, clock in zip(specs, self.clocks[PLACERS + 2 :], strict=True):
             clock.rate = float(rng.uniform(SLOWEST_CLOCK, 1.0)) if "clock" in faults else 1.0
             self._add_node(spec, clock, drain=bool(rng.random() < 0.5))
         self.judge.machines = {node_id: node.machine for node_id, node in self.nodes.items()}
@@ -213,6 +218,10 @@ class Laboratory:
                 raise
             await asyncio.sleep(RESTARTED_AFTER_S)
 
+    async def _batch(self, process: Process) -> None:
+        worker = PlanningWorker(self.world, process, self.planned)
+        await batcher.run(SETTINGS, process.stop, log=Connection(self.broker, process), worker=worker)
+
     def _add_node(self, spec: NodeSpec, clock: Clock, *, drain: bool) -> None:
         judge = self.judge
         machine = Machine(
@@ -245,7 +254,7 @@ class Laboratory:
     # ---------------------------------------------------------------------------------------- users
 
     def _start(self) -> None:
-        for service in (*self.placers[:2], self.estimator):
+        for service in (*self.placers[:2], self.estimator, self.batcher):
             service.start()
         for node in self.nodes.values():
             self.world.at(self.world.within(0, 5), node.reporter.start)
@@ -393,7 +402,7 @@ class Laboratory:
         self.nemesis.confirm()
         self.nemesis.suspect_again()
         world.at(LAST_MESSAGES_S, self._heal)
-        for service in (self.estimator, *self.placers[:2]):
+        for service in (self.estimator, self.batcher, *self.placers[:2]):
             service.start()
 
     def _heal(self) -> None:

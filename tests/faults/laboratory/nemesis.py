@@ -47,7 +47,7 @@ FAULTS: Mapping[str, Callable[[Nemesis], None]] = MappingProxyType(
         for name in (
             "crash", "upgrade", "zombie", "rival", "duel", "clock", "years", "outage", "retention", "inputs", "ledger", "reboot", "power", "gone", "vanish", "silence", "hang",
             "disk", "full", "sync", "false_report", "gpu", "cards", "shim", "launcher", "drain", "cordon", "garbage", "wrong_progress",
-            "duplicate", "cancel", "hold", "sleeper", "stranger", "propose", "adjust", "move", "group", "save", "overtake", "slow_start",
+            "duplicate", "cancel", "hold", "sleeper", "stranger", "propose", "stall", "adjust", "move", "group", "save", "overtake", "slow_start",
         )
     }
 )  # fmt: skip

@@ -80,9 +80,9 @@ def _() -> None:
 def _() -> None:
     real = window.arrived
 
-    def arrived(state: CellState) -> Iterator[Any]:
+    def arrived(state: CellState, *, regroups: bool) -> Iterator[Any]:
         with posing(state, "window_until_ms", 0):
-            found = list(real(state))
+            found = list(real(state, regroups=regroups))
         yield from found
 
     replace(real, arrived)

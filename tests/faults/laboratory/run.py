@@ -55,6 +55,9 @@ async def _live(options: Options) -> Outcome:
         services = {
             "processes of placers": sum(service.processes for service in laboratory.placers),
             "processes of the estimator": laboratory.estimator.processes,
+            "processes of the batcher": laboratory.batcher.processes,
+            "bursts planned": laboratory.planned.count("batch"),
+            "plans of who runs": laboratory.planned.count("regroup"),
             "processes of reporters": sum(service.processes for service in reporters),
             "boots": sum(node.machine.boots for node in laboratory.nodes.values()),
             "freezes": judge.rules.freezes,
@@ -78,7 +81,7 @@ async def _live(options: Options) -> Outcome:
             "accepted by operators": laboratory.administrator.accepted,
         }
         world.calm = True
-        for service in (*laboratory.placers, laboratory.estimator, *reporters):
+        for service in (*laboratory.placers, laboratory.estimator, laboratory.batcher, *reporters):
             service.enabled = False
             service.kill("the run is over")
         return Outcome(

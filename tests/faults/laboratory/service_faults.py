@@ -16,6 +16,7 @@ HOUR_MS = 3_600_000
 YEAR_MS = 365 * 24 * HOUR_MS
 LATEST = 40  # placements whose orders may still be under way
 PLACER_STEPS = ("read inputs", "append ledger", "read ledger", "append orders")
+BATCHER_STEPS = ("", "read ledger", "append inputs", "plan")
 MAX_LOST = 60  # records of the ledger, at once
 STUCK_S = (20.0, 60.0)
 
@@ -27,7 +28,9 @@ class ServiceFaults(Injector):
         """One service is killed."""
         lab = self._lab
         reporters = [node.reporter for node in lab.nodes.values()]
-        alive = [service for service in (*lab.placers, lab.estimator, *reporters) if service.alive]
+        alive = [
+            service for service in (*lab.placers, lab.estimator, lab.batcher, *reporters) if service.alive
+        ]
         if alive:
             alive[int(self._world.rng.integers(len(alive)))].kill("a crash")
 
@@ -35,7 +38,7 @@ class ServiceFaults(Injector):
         """One service is stopped in good order and started again; a node's tasks run on meanwhile."""
         lab = self._lab
         reporters = [node.reporter for node in lab.nodes.values() if not node.drains]
-        services = (*lab.placers, lab.estimator, *reporters)
+        services = (*lab.placers, lab.estimator, lab.batcher, *reporters)
         services[int(self._world.rng.integers(len(services)))].terminate()
 
     def zombie(self) -> None:
@@ -158,6 +161,21 @@ class ServiceFaults(Injector):
     def propose(self) -> None:
         """A proposer proposes placements, as of what it last saw."""
         self._lab.proposer.propose()
+
+    def stall(self) -> None:
+        """The batcher hangs, whole or before it sends its plan; and what was proposed of late arrives once more."""
+        lab, rng = self._lab, self._world.rng
+        process = lab.batcher.process
+        if process is not None:
+            kind = BATCHER_STEPS[int(rng.integers(len(BATCHER_STEPS)))]
+            process.sleep(self._world.now_s + self._world.within(*STUCK_S), kind)
+            self._world.trace(f"the batcher hangs: {kind or 'all of it'}")
+        proposals = Partition(Topic.PROPOSALS, 0)
+        for record in lab.broker.records(proposals)[-3:]:
+            self._once_more(Message(proposals, record.value, record.headers, record.key))
+
+    def _once_more(self, copy: Message) -> None:
+        self._world.at(self._world.within(0, STUCK_S[1]), lambda: self._lab.broker.put([copy]))
 
     def adjust(self) -> None:
         """Running tasks get other cores or less memory bandwidth, twice; the placer may die between record and order, a reporter

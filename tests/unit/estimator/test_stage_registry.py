@@ -8,7 +8,7 @@ import pytest
 from penstock.model.estimates import StagesProfiled
 from penstock.model.external_events import StageSample, StagesMeasured
 from penstock.model.ledger_events import JobEnded
-from penstock.model.types import JobSpec
+from penstock.model.types import JobSpec, StageTimes
 from penstock.model.validation import checked
 from penstock_services.estimator.core.limits import STAGE_KEYS, STAGE_KEYS_OF_ONE, STAGE_OWNERS
 from penstock_services.estimator.core.runs import JobInfo, job_info
@@ -225,3 +225,20 @@ def test_memory_is_bounded_and_a_sweep_pushes_out_its_own() -> None:
     assert log.rejected == {"enough owners have measured it": 3}
     assert len(published(log)) == STAGE_KEYS
     assert combined([]) is None
+
+
+def test_a_job_is_estimated_with_the_stages_of_its_kind() -> None:
+    """Measured on four GPUs; the same network on eight has half as many to go by, on one nothing, and with another batch nothing."""
+    log = StageRegistry()
+    learn(log, "ada", 20, 10, 60, 10)
+    spec = JobSpec(owner="bob", command=("python", "train.py"), model="resnet18", batch_size=64)
+    assert log.times(spec, 4) is None, "the cell has not been sent it"
+    assert published(log) == [KEY]
+    expected = StageTimes(storage_ms=20, cpu_ms=10, gpu_ms=60, network_ms=10, iteration_ms=100)
+    assert log.times(spec, 4) == expected
+    assert log.times(msgspec.structs.replace(spec, workers=4), 1) == expected
+    assert log.times(spec, 8) == expected
+    assert log.times(spec, 1) is None
+    assert log.times(spec, 0) is None
+    assert log.times(msgspec.structs.replace(spec, batch_size=128), 4) is None
+    assert log.times(msgspec.structs.replace(spec, model=None), 4) is None

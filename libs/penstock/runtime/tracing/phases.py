@@ -146,10 +146,32 @@ class JobSpans:
             self._job_of_task[task_id] = job_id
 
 
+def decide_placements(
+    tracing: Tracing,
+    seq: int,
+    now_ms: int,
+    explanations: Iterable[ledger_events.PlacementExplanation],
+    record_facts: Iterable[Event],
+) -> None:
+    """`decide_placement` for each of a record; those of units of a proposed plan link to its span."""
+    plans = {
+        fact.job_id: (fact.unit.proposer, fact.unit.proposal_id)
+        for fact in record_facts
+        if isinstance(fact, ledger_events.PlacementDecided) and fact.unit is not None
+    }
+    for why in explanations:
+        decide_placement(tracing, seq, now_ms, why, plans.get(why.job_id))
+
+
 def decide_placement(
-    tracing: Tracing, seq: int, now_ms: int, why: ledger_events.PlacementExplanation
+    tracing: Tracing,
+    seq: int,
+    now_ms: int,
+    why: ledger_events.PlacementExplanation,
+    plan: tuple[str, str] | None = None,
 ) -> None:
     """Writes the `decide` span of a placement, or of the decision to move there, from its record: the explanation, and the ledger's time.
+    `plan`: proposer and id of the proposal that it follows.
 
     Call it once the record is read back as valid. The span has no length: how long the step took (below 1 ms) is
     not in the record, and a span that is written again after a crash must be the same span in every field.
@@ -175,7 +197,7 @@ def decide_placement(
             "penstock.stop_ms": moved.stop_ms,
             "penstock.lost_ms": moved.lost_ms,
         }
-    tracing.decide(why.job_id, seq, now_ms, found)
+    tracing.decide(why.job_id, seq, now_ms, found, plan)
 
 
 SHOWN_OTHERWISE: frozenset[type[Event]] = frozenset(

@@ -59,6 +59,12 @@ class Finished(NamedTuple):
     end_ms: float
     attributes: Attributes
     error: str | None
+    links: Sequence[SpanContext] = ()
+
+
+def _plan_context(proposer: str, proposal_id: str) -> SpanContext:
+    """Every plan is sampled: there are few."""
+    return job_context(f"plan {proposer} {proposal_id}", 1.0)
 
 
 def _nanoseconds(time_ms: float) -> int:
@@ -77,8 +83,8 @@ class _Sink:
         from opentelemetry.sdk.trace import ReadableSpan
         from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
         from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+        from opentelemetry.trace import Link, Status, StatusCode, TraceFlags
         from opentelemetry.trace import SpanContext as OtelContext
-        from opentelemetry.trace import Status, StatusCode, TraceFlags
 
         class WarnOnce(SpanExporter):
             """Passes batches on; the first failure is logged, with what it means, and no other."""
@@ -115,6 +121,7 @@ class _Sink:
             {"service.name": f"penstock-{service}", "service.namespace": "penstock", "penstock.cell": cell}
         )
         self._span, self._context, self._sampled = ReadableSpan, OtelContext, TraceFlags(TraceFlags.SAMPLED)
+        self._link = Link
         self._unset = Status(StatusCode.UNSET)
         self._failed: Callable[[str], Status] = lambda text: Status(StatusCode.ERROR, text)
 
@@ -139,6 +146,10 @@ class _Sink:
                     for key, value in span.attributes.items()
                     if value is not None
                 },
+                links=[
+                    self._link(self._context(link.trace_id, link.span_id, True, self._sampled))
+                    for link in span.links
+                ],
                 status=self._unset if span.error is None else self._failed(span.error[:MAX_TEXT_CHARS]),
                 start_time=start,
                 end_time=min(end + 1, MAX_NANOSECONDS) if parent is None else end,
@@ -245,8 +256,30 @@ class Tracing:
         self._sink.put(Finished(name, context, above, start_ms, end_ms, attributes or {}, error))
         return to_traceparent(context)
 
-    def decide(self, job_id: str, ledger_seq: int, at_ms: float, attributes: Attributes) -> None:
-        """Writes the `decide` span of one ledger record about one job, without length, under the job's root.
+    def plan_context(self, proposer: str, proposal_id: str) -> str | None:
+        """The context of the `plan` span that this proposal has, or will have; None when nothing is exported."""
+        return None if self._sink is None else to_traceparent(_plan_context(proposer, proposal_id))
+
+    def plan(
+        self, proposer: str, proposal_id: str, start_ms: float, end_ms: float, attributes: Attributes
+    ) -> None:
+        """Writes the `plan` span of one proposal, from the question to the proposal in the log: the only span of a trace of its
+        own, to which the placements of its units link."""
+        if self._sink is not None:
+            found = {"penstock.proposer": proposer, "penstock.proposal_id": proposal_id, **attributes}
+            context = _plan_context(proposer, proposal_id)
+            self._sink.put(Finished("plan", context, None, start_ms, end_ms, found, None))
+
+    def decide(
+        self,
+        job_id: str,
+        ledger_seq: int,
+        at_ms: float,
+        attributes: Attributes,
+        plan: tuple[str, str] | None = None,
+    ) -> None:
+        """Writes the `decide` span of one ledger record about one job, without length, under the job's root. `plan`: proposer and id
+        of the proposal that it follows, to whose span it links.
 
         Decisions are written even for a job that is not sampled: as the only span of its trace, without a parent.
         """
@@ -255,7 +288,8 @@ class Tracing:
         root = job_context(job_id, self._ratio)
         found = {"penstock.job_id": job_id, "penstock.ledger_seq": ledger_seq, **attributes}
         context, parent = child(root, "decide", str(ledger_seq)), root if root.sampled else None
-        self._sink.put(Finished("decide", context, parent, at_ms, at_ms, found, None))
+        links = () if plan is None else (_plan_context(*plan),)
+        self._sink.put(Finished("decide", context, parent, at_ms, at_ms, found, None, links))
 
     def decision(
         self, job_id: str | None, ledger_seq: int, n: int, at_ms: float, name: str, attributes: Attributes

@@ -157,7 +157,6 @@ def _requeued(state: State, at: At, fact: ledger_events.JobRequeued) -> None:
         card = NO_CARD if job.allocation is None else job.allocation.card
         saves = job.contract == "signal" and fact.reason in ASKED_TO_STOP
         job.earlier.over(job.progress, len(job.workers), card, at.now_ms, saves=saves)
-    disturbances.measured(state.live, state.interference, job_id, job)
     disturbances.left(state.live, state.holders, job.workers, at.now_ms)
     if fact.estimate_again:
         job.estimate = None

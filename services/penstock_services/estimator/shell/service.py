@@ -24,7 +24,7 @@ from penstock.model.errors import EventError
 from penstock.model.estimates import JobEstimated
 from penstock.model.external_events import JobSubmitted
 from penstock.model.topics import Topic
-from penstock.model.types import JobSpec
+from penstock.model.types import WHOLE_GPU, JobSpec
 from penstock.runtime.failpoints import hit
 from penstock.runtime.settings import Settings
 from penstock.runtime.snapshots import check_beginning
@@ -202,8 +202,10 @@ class Estimator:
         found = estimate(spec, self._tiers, key_of(spec) if key is None else key, self._bounds)
         if spec.min_workers is not None:
             found = replace(found, options=self._steps.options(spec, found.worker.gpus))
-        if (pairs := self.state.interference.of(spec)):
+        if pairs := self.state.interference.of(spec):
             found = replace(found, pairs=pairs)
+        if found.worker.gpu_share_milli == WHOLE_GPU:
+            found = replace(found, stages=self.state.stages.times(spec.least, found.worker.gpus))
         attributes: dict[str, Attribute] = {
             "penstock.job_id": job_id,
             "penstock.tier": found.tier,

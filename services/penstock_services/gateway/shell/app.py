@@ -27,6 +27,7 @@ from penstock_services.gateway.shell import (
     connections,
     cores,
     events,
+    groups,
     holds,
     jobs,
     logs,
@@ -61,6 +62,7 @@ PARTS = (
     stream,
     connections,
     cluster,
+    groups,
     operators,
     admin,
 )

@@ -47,6 +47,7 @@ from penstock_services.gateway.core.submission import (
     tenants_key,
 )
 from penstock_services.gateway.core.visible import job_for, sees_all
+from penstock_services.gateway.shell import groups
 from penstock_services.gateway.shell.absent_folders import absent_folders
 from penstock_services.gateway.shell.code import refuse_missing
 from penstock_services.gateway.shell.eta import eta_of
@@ -423,7 +424,8 @@ async def job(job_id: str, request: Request) -> Response:
     """One job: what was asked, what was given, when; `unproven`: its tasks on silent nodes; `trace_id`: null without traces.
 
     `stages`: what an iteration of jobs like it uses (`penstock.stages.profiled`); null where none was measured, and once it has ended.
-    `shares_gpus_with`: ids of jobs that hold parts of the same GPUs, or take turns on them, sorted.
+    `shares_gpus_with`: ids of jobs that hold parts of the same GPUs, or take turns on them, sorted; `group`: as `GET /v1/groups` lists it, `waits`: its
+    last report of waiting for turns, both null for a job in no group.
     """
     gateway = gateway_of(request)
     found = await find_job(gateway, job_id)
@@ -433,6 +435,8 @@ async def job(job_id: str, request: Request) -> Response:
     more["adjustments"] = [] if live is None else adjustments(live)
     more["checkpoint"] = None if live is None else checkpoint(live)
     more["move"] = None if live is None else await move_of(gateway, live)
+    more["group"] = None if live is None else await groups.of_job(gateway, live)
+    more["waits"] = None if live is None else await groups.waits_of(gateway, live)
     more["shares_gpus_with"] = [] if live is None else list(live.sharing.jobs)
     more["now_ms"] = gateway.follower.now_ms()
     return answer(job_for(caller_of(request), found | more))

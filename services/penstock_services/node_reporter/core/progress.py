@@ -207,6 +207,8 @@ class _Steps(msgspec.Struct, forbid_unknown_fields=True):
     steps: int = 0
     step_ms: float = 0.0
     loss: float | None = None
+    waited_ms: float = 0.0
+    missed_turns: int = 0
 
 
 class _Stages(msgspec.Struct, forbid_unknown_fields=True):

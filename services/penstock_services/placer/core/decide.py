@@ -27,6 +27,7 @@ from penstock.policies.base import Choose, LazyRng, Plan, assign
 from penstock.policies.capacity import never_fits
 from penstock.policies.moldable import place_moldable
 from penstock.policies.profiles import in_force, profile_for
+from penstock.policies.validate_groups import comes_back_to_queue
 from penstock_services.placer.core import lease, moves, proposals, units, window
 from penstock_services.placer.core.adjustments import asked_to_save, frees
 from penstock_services.placer.core.attempts import Attempts
@@ -142,7 +143,7 @@ class Decider:
         if reason is not None:
             yield from self.attempts.park(state, job, reason)
             return
-        yield from window.arrived(state)
+        yield from window.arrived(state, regroups=self.profile.regroup is not None)
         if state.in_window:
             return
         if self.profile.preempt is not None:
@@ -304,7 +305,10 @@ class Decider:
         if job is None or event.task_id not in job.tasks:  # the cell had given it up
             yield from self.membership.thaw(state)
         else:
+            made_way = comes_back_to_queue(job)
             yield from self.attempts.after_exit(state, job)
+            if self.profile.regroup is not None and not made_way and job.status not in HOLDING:
+                yield from window.freed(state)
         yield from self._place_waiting(state)
 
     def _suspected(self, state: CellState, event: external_events.NodeSuspected) -> Iterator[Event]:

@@ -1,16 +1,19 @@
 """Groups: decided for units of plans whose jobs `penstock.policies.validate_groups` lets share GPUs."""
 
 from penstock.ledger.state import CellState
-from penstock.model.groups import GroupDecided
+from penstock.model.groups import GroupDecided, Turns
 from penstock.model.plans import UnitRef
 from penstock.policies.validate_groups import Formed
 
 
-def decided(state: CellState, found: Formed, unit: UnitRef, reason: str) -> GroupDecided:
+def decided(
+    state: CellState, found: Formed, unit: UnitRef, reason: str, turns: Turns | None = None
+) -> GroupDecided:
     """`found`: on this very state. A new group is named after the record and the unit."""
     return GroupDecided(
         group_id=found.group_id or f"group-{state.token}-{unit.unit}",
         job_ids=(*found.running, *(placed.job.job_id for placed in found.placed)),
         by=unit.proposer,
         reason=reason,
+        turns=turns,
     )

@@ -6,17 +6,24 @@ from typing import Any
 from penstock.ledger.plans import proposal_key
 from penstock.ledger.state import CellState
 from penstock.model.event import Event
-from penstock.model.ledger_events import MAX_UNIT_DETAIL, ProposalAnswered, UnitRefused
+from penstock.model.ledger_events import (
+    MAX_UNIT_DETAIL,
+    JobPreempted,
+    JobsRanked,
+    ProposalAnswered,
+    UnitRefused,
+)
 from penstock.model.plans import PlanUnit, UnitRef
 from penstock.model.proposals import MigrationProposed, PlanProposed
 from penstock.model.types import MAX_TEXT
 from penstock.policies.base import Profile
+from penstock.policies.plan_stops import MakesWay, judge_after_stops, judge_with_stops
 from penstock.policies.refusal import Refusal
 from penstock.policies.validate import validate
-from penstock.policies.validate_plans import JudgedUnit, judge
+from penstock.policies.validate_plans import JudgedUnit
 from penstock_services.placer.core import moves, units
 from penstock_services.placer.core.adjustments import decided
-from penstock_services.placer.core.common import continuation
+from penstock_services.placer.core.common import continuation, stop
 from penstock_services.placer.core.explaining import Explain
 
 
@@ -49,7 +56,11 @@ def answer(state: CellState, event: Any, profile: Profile, explain: Explain) -> 
 def _plan(state: CellState, event: PlanProposed, profile: Profile, explain: Explain) -> Iterator[Event]:
     """Units that may start do, nodes are kept for those that wait for stops; each is answered."""
     about: dict[str, Any] = {"proposal_id": event.proposal_id, "proposer": event.proposer}
-    found = judge(state, event, profile)
+    found, stops = judge_with_stops(state, event, profile)
+    if stops and not isinstance(found, Refusal):
+        for makes_way in stops:
+            yield from _stop(state, event, makes_way)
+        found = judge_after_stops(state, event, profile, found)
     if isinstance(found, Refusal):
         yield ProposalAnswered(
             **about, verdict="refused", reason=found.reason, detail=found.detail[:MAX_TEXT]
@@ -63,15 +74,18 @@ def _plan(state: CellState, event: PlanProposed, profile: Profile, explain: Expl
         if judged.refusal is not None:
             why, detail = judged.refusal
             refused.append(UnitRefused(unit=judged.number, reason=why, detail=detail[:MAX_UNIT_DETAIL]))
-        elif judged.placed:
+        elif judged.placed or judged.group is not None:
             starting.append((judged, ref))
         else:
             waiting += units.waiting(state, judged.unit, ref, event.valid_until_ms)
+    if ranks := tuple(rank for rank in event.ranks if rank.job_id in state.jobs):
+        yield JobsRanked(ranks=ranks)
     if len(refused) < len(found.units):
         yield from units.adopt(state, waiting)
     for judged, ref in starting:
-        yield from units.start(state, judged.placed, ref, judged.unit.explanation, explain, judged.group)
-    first = refused[0] if len(refused) == len(found.units) else None
+        unit = judged.unit
+        yield from units.start(state, judged.placed, ref, unit.explanation, explain, judged.group, unit.turns)
+    first = refused[0] if refused and len(refused) == len(found.units) else None
     yield ProposalAnswered(
         **about,
         verdict="accepted" if first is None else "refused",
@@ -83,3 +97,14 @@ def _plan(state: CellState, event: PlanProposed, profile: Profile, explain: Expl
     )
     if found.full:
         yield continuation(state)
+
+
+def _stop(state: CellState, event: PlanProposed, found: MakesWay) -> Iterator[Event]:
+    """Makes way for a unit of the plan."""
+    yield JobPreempted(
+        job_id=found.job.job_id,
+        attempt=found.job.attempt,
+        by_job_id=found.by,
+        reason=f"plan of {event.proposer}: {found.why}"[:MAX_TEXT],
+    )
+    yield from stop(state, found.job, "preempted")

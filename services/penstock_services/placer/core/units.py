@@ -13,17 +13,17 @@ from penstock.ledger.job_state import JobState
 from penstock.ledger.plans import kept_nodes, units_of_profile, units_of_proposals
 from penstock.ledger.state import CellState
 from penstock.model.event import Event
+from penstock.model.groups import Turns
 from penstock.model.ledger_events import PlacementDecided
 from penstock.model.plans import PlanAdopted, PlanUnit, UnitRef, Waiting
 from penstock.model.proposals import ProposedUnit
-from penstock.model.transitions import JobStatus
 from penstock.policies.base import Choose, LazyRng, Plan
 from penstock.policies.overlay import Gangs, Placed
 from penstock.policies.preemption import Start, place_as_tried, set_of
 from penstock.policies.refusal import Refusal
 from penstock.policies.room import Room
 from penstock.policies.trial import Trial
-from penstock.policies.validate_groups import Formed
+from penstock.policies.validate_groups import RUNS, Formed, comes_back_to_queue
 from penstock_services.placer.core import groups
 from penstock_services.placer.core.common import continuation, start_deadline
 from penstock_services.placer.core.explaining import Explain, explained
@@ -32,13 +32,20 @@ from penstock_services.placer.core.explaining import Explain, explained
 def waiting(
     state: CellState, unit: ProposedUnit, ref: UnitRef, valid_until_ms: int | None
 ) -> Iterator[PlanUnit]:
-    """The unit as the ledger keeps it: its jobs that are in the queue."""
-    queued = [job for job in unit.jobs if state.jobs[job.job_id].status is JobStatus.QUEUED]
+    """The unit as the ledger keeps it: its jobs that are in the queue, or will be once they have made way."""
+    queued = [job for job in unit.jobs if state.jobs[job.job_id].status not in RUNS]
     running = tuple(job.job_id for job in unit.jobs if job not in queued)
     group = running if unit.kind == "group" else None
     for number, job in enumerate(queued):
         why = "" if number else unit.explanation
-        of = Waiting(of=ref, jobs=len(queued), explanation=why, valid_until_ms=valid_until_ms, group=group)
+        of = Waiting(
+            of=ref,
+            jobs=len(queued),
+            explanation=why,
+            valid_until_ms=valid_until_ms,
+            group=group,
+            turns=None if number else unit.turns,
+        )
         yield PlanUnit(job_id=job.job_id, nodes=job.nodes, proposed=of)
 
 
@@ -57,11 +64,12 @@ def start(
     why: str,
     explain: Explain,
     group: Formed | None = None,
+    turns: Turns | None = None,
 ) -> Iterator[Event]:
-    """All jobs of one unit; the places were chosen on this state. `why`: as the proposer says. `group`: they share GPUs."""
+    """All jobs of one unit; the places were chosen on this state. `why`: as the proposer says. `group`: they share GPUs, in these turns."""
     group_id = None
     if group is not None:
-        decided = groups.decided(state, group, ref, why)
+        decided = groups.decided(state, group, ref, why, turns)
         group_id = decided.group_id
         yield decided
     for found in placed:
@@ -102,7 +110,7 @@ def carry_on(state: CellState, explain: Explain) -> Iterator[Event]:
             starting.append((tried, unit))
     yield from adopt(state, left)
     for tried, unit in starting:
-        yield from start(state, tried.placed, unit.of, unit.explanation, explain, tried.group)
+        yield from start(state, tried.placed, unit.of, unit.explanation, explain, tried.group, unit.turns)
     if room.full:
         yield continuation(state)
 
@@ -128,14 +136,14 @@ def _tried(room: Room, unit: Waiting, gangs: Gangs) -> _Tried | None:
 
 
 def _gangs(state: CellState, together: Sequence[PlanUnit]) -> Gangs | None:
-    """The jobs of a unit that wait, and their nodes; None where it has expired, or one of its jobs does not wait in the queue any more."""
+    """The jobs of a unit that wait, and their nodes; None where it has expired, or one of its jobs neither waits in the queue nor comes back to it."""
     first = together[0].proposed
     if first is None or len(together) < first.jobs:
         return None
     if first.valid_until_ms is not None and state.now_ms > first.valid_until_ms:
         return None
     gangs = [(state.jobs[unit.job_id], unit.nodes) for unit in together]
-    return gangs if all(job.in_line for job, _ in gangs) else None
+    return gangs if all(job.in_line or comes_back_to_queue(job) for job, _ in gangs) else None
 
 
 def alone(state: CellState, profile: str, job: JobState) -> Plan | None:

@@ -1,6 +1,7 @@
 """Batch window: while jobs arrive fast those that wait are left to a batch plan, for a bounded time.
 
-The rate is the placer's own: `batch_arrivals` jobs within `batch_window_ms` are fast. The window ends when a plan was answered, whatever
+The rate is the placer's own: `batch_arrivals` jobs within `batch_window_ms` are fast. Under a profile with a regroup stage every arrival opens one, and every end of
+an attempt while somebody waits, but not that of a job which makes way for the plan: who runs is the plan's. The window ends when a plan was answered, whatever
 became of it, and by a timer where none came; then everybody is tried as usual. It counts as over at that moment of the ledger's time, also
 before the timer's record.
 """
@@ -17,15 +18,27 @@ WINDOW = timer_id("cell", "batch_window")
 """The timer at which it is over."""
 
 
-def arrived(state: CellState) -> Iterator[Event]:
-    """A job has just queued: opens a window if that was fast and none is open."""
+def arrived(state: CellState, *, regroups: bool) -> Iterator[Event]:
+    """A job has just queued: opens a window if that was fast and none is open. `regroups`: the profile has a regroup stage, so each one opens it."""
     settings = state.settings
     if not settings.batch_window_ms or state.window_until_ms:
         return
     times = state.arrivals
-    if len(times) >= settings.batch_arrivals and state.now_ms - times[0] <= settings.batch_window_ms:
-        yield BatchWindowOpened(until_ms=state.now_ms + settings.batch_window_ms)
-        yield timer(state, "cell", "batch_window", settings.batch_window_ms)
+    fast = len(times) >= settings.batch_arrivals and state.now_ms - times[0] <= settings.batch_window_ms
+    if regroups or fast:
+        yield from _opened(state)
+
+
+def freed(state: CellState) -> Iterator[Event]:
+    """An attempt is over under a profile with a regroup stage: what it leaves is left to the plan, if anybody waits for it."""
+    if state.settings.batch_window_ms and not state.window_until_ms and state.queue and not state.frozen:
+        yield from _opened(state)
+
+
+def _opened(state: CellState) -> Iterator[Event]:
+    settings = state.settings
+    yield BatchWindowOpened(until_ms=state.now_ms + settings.batch_window_ms)
+    yield timer(state, "cell", "batch_window", settings.batch_window_ms)
 
 
 def answered(state: CellState) -> Iterator[Event]:

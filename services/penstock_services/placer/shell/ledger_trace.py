@@ -14,7 +14,7 @@ from penstock.ledger.replica import Replica
 from penstock.log.port import Record
 from penstock.model.event import Event
 from penstock.model.ledger_events import PlacementExplanation
-from penstock.runtime.tracing.phases import JobSpans, decide_placement, trace_decisions
+from penstock.runtime.tracing.phases import JobSpans, decide_placements, trace_decisions
 from penstock.runtime.tracing.tracer import HeldTracing, Tracing
 
 REPEATED_RECORDS = (
@@ -58,8 +58,7 @@ class LedgerTrace:
     ) -> None:
         """One valid record of our own, in ledger order."""
         if self.traces.enabled:
-            for why in explanation:
-                decide_placement(self._held, seq, now_ms, why)
+            decide_placements(self._held, seq, now_ms, explanation, facts)
             self._follow_facts(seq, now_ms, facts)
 
     def _follow(self, replica: Replica) -> None:
@@ -67,9 +66,10 @@ class LedgerTrace:
         self._spans.remember(replica.state.jobs.values())
 
     def _emit(self, record: RawRecord) -> None:
-        for why in _explanations(record.explanation):
-            decide_placement(self._held, record.seq, record.now_ms, why)
-        self._follow_facts(record.seq, record.now_ms, [fact.event() for fact in record.facts])
+        facts = [fact.event() for fact in record.facts]
+        explanation = _explanations(record.explanation)
+        decide_placements(self._held, record.seq, record.now_ms, explanation, facts)
+        self._follow_facts(record.seq, record.now_ms, facts)
 
     def _follow_facts(self, seq: int, now_ms: int, facts: Sequence[Event]) -> None:
         trace_decisions(self._held, seq, now_ms, facts)

@@ -36,9 +36,8 @@ from penstock.runtime.signatures import SEED_BYTES
 from penstock.runtime.snapshots import (
     CONNECT_TIMEOUT_S,
     Written,
-    check_beginning,
     head_id_at,
-    load_latest,
+    load_replica,
     projected,
 )
 from penstock.runtime.tracing.context import well_formed
@@ -356,27 +355,6 @@ class PlacerService:
                 self._seen = term.seen()
         finally:
             await reader.close()
-
-
-async def load_replica(settings: Settings, log: Log) -> Replica:
-    """The latest usable snapshot, else an empty replica: without Postgres a placer folds from the beginning.
-
-    Raises `ConfigurationError` where the ledger's beginning was archived and cannot be read.
-    """
-    ledger = Partition(Topic.LEDGER, settings.cell_index)
-    if settings.dsn is None:
-        await check_beginning(log, ledger, 0)
-        return Replica()
-    try:
-        connection = await asyncpg.connect(settings.dsn, timeout=CONNECT_TIMEOUT_S)
-        try:
-            return await load_latest(connection, settings.cell, log, ledger)
-        finally:
-            await connection.close()
-    except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
-        logger.warning("no snapshot, folding from the beginning: Postgres cannot be reached (%s)", error)
-        await check_beginning(log, ledger, 0)
-        return Replica()
 
 
 async def newest_projected(settings: Settings) -> Written | None:

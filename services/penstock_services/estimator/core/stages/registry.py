@@ -11,9 +11,10 @@ from collections.abc import Iterator, Sequence
 from statistics import median
 from typing import NamedTuple
 
+from penstock.ledger.stages import near_counts
 from penstock.model import external_events
 from penstock.model.estimates import StagesProfiled
-from penstock.model.types import WHOLE_GPU
+from penstock.model.types import WHOLE_GPU, JobSpec, StageTimes
 from penstock_services.estimator.core.limits import STAGE_KEYS, STAGE_KEYS_OF_ONE, STAGE_OWNERS
 from penstock_services.estimator.core.owner_table import NOBODY, OwnerTable
 from penstock_services.estimator.core.runs import JobInfo
@@ -111,6 +112,21 @@ class StageRegistry:
         """The profile to reuse; None: too few iterations were measured."""
         rows = self._profiles.of_key(key).items()
         return combined([row for owner, row in rows if owner != NOBODY and row.iterations >= MIN_ITERATIONS])
+
+    def times(self, spec: JobSpec, gpus_of_worker: int) -> StageTimes | None:
+        """Of a job's iteration with as many GPUs as it asks for: what the cell was sent last, of as many, else of half or twice as many. None:
+        nothing was measured of this model and batch size. O(1)."""
+        if spec.model is None or spec.batch_size is None:
+            return None
+        gpus = spec.workers * gpus_of_worker
+        for count in (gpus, *near_counts(gpus)):
+            known = self._profiles.get(StageKey(spec.model, spec.batch_size, count), NOBODY)
+            if known is not None:
+                storage, cpu, gpu, network, _, iteration, _ = known
+                return StageTimes(
+                    storage_ms=storage, cpu_ms=cpu, gpu_ms=gpu, network_ms=network, iteration_ms=iteration
+                )
+        return None
 
     def news(self) -> Iterator[tuple[StagesProfiled, str | None]]:
         """Profiles that are new or differ from what was published, each once, and the id of the event that led to it where

@@ -1,0 +1,122 @@
+"""From who shall run, and with whom, to nodes and stops: the last step of regroup stages (`penstock.policies.regroup`).
+
+Members that hold the same GPUs and shall go on doing so stay. Of a group that changes the largest part stays where it is (ties: whose stop costs most, then the
+oldest), and the others join it. Everybody else who runs and shall not is stopped. Groups without a part that stays get nodes by first fit on a copy of the nodes on
+which the stopped ones have ended, those with the largest workers first.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from penstock.ledger.job_state import JobState
+from penstock.ledger.state import CellState
+from penstock.model.groups import Turns
+from penstock.model.ledger_events import MAX_RANKS
+from penstock.model.plans import MAX_PROPOSED_UNITS
+from penstock.model.proposals import MAX_PLANNED_STOPS, ProposedJob, ProposedUnit
+from penstock.policies.preemption import node_ids
+from penstock.policies.regroup import Answer, GroupPlan, PlannedGroup
+from penstock.policies.service import stop_cost_s
+from penstock.policies.trial import Trial
+from penstock.policies.validate_groups import RUNS, comes_back_to_queue
+
+
+class _Part(NamedTuple):
+    """Of a planned group those who hold the same GPUs now."""
+
+    stays: tuple[JobState, ...]
+    """Nobody: it is new."""
+    comes: tuple[JobState, ...]
+    """Who waits, or is stopped to join."""
+    turns: Turns | None
+
+
+def plan(state: CellState, answer: Answer) -> GroupPlan:
+    """Nothing in any part of it: everything stays as it is. The same state and answer give the same plan."""
+    groups = [part for group in answer.groups if (part := _split(state, group)) is not None]
+    shall_run = {job.job_id for part in groups for job in part.stays}
+    stops = [
+        job
+        for job in state.holding.values()
+        if job.status in RUNS and job.job_id not in shall_run and job.spec.preemptible and not job.target
+    ]
+    trial = Trial(state, [*state.stopping.values(), *stops])
+    units = [unit for part in groups if part.stays and (unit := _joined(part)) is not None]
+    new = [part for part in groups if not part.stays]
+    new.sort(key=lambda part: -part.comes[0].demand.worker.gpus)  # else in the order of the answer
+    for part in new:
+        demand = part.comes[0].demand
+        fit = trial.fit(demand)
+        if fit is not None:
+            trial.claim(demand, fit)
+            units.append(_unit(part, node_ids(state, demand, fit)))
+    moved = {job.job_id for unit in units for job in unit.jobs}
+    ranks = tuple(rank for rank in answer.ranks if rank.job_id in state.jobs)[:MAX_RANKS]
+    units = units[:MAX_PROPOSED_UNITS]
+    helps = _nodes(units)
+    named = [
+        job.job_id
+        for job in stops
+        if job.job_id in moved or any(task.place.node_id in helps for task in job.tasks.values())
+    ]
+    return GroupPlan(units, tuple(named[:MAX_PLANNED_STOPS]), ranks)
+
+
+def _split(state: CellState, group: PlannedGroup) -> _Part | None:
+    """The group as far as its members still live; None: nobody of it does, or who it is for is held."""
+    jobs = [job for job_id in group.job_ids if (job := state.jobs.get(job_id)) is not None and _may_run(job)]
+    if not jobs:
+        return None
+    parts: dict[str, list[JobState]] = {}
+    for job in jobs:
+        if job.status in RUNS:
+            parts.setdefault(job.group or job.job_id, []).append(job)
+    stays = max(parts.values(), key=lambda part: _worth(state, part), default=[])
+    whole = len(jobs) == len(group.job_ids)
+    comes = tuple(job for job in jobs if job not in stays)
+    return _Part(tuple(stays), comes, group.turns if whole else None)
+
+
+def _worth(state: CellState, part: Sequence[JobState]) -> tuple[int, float, int]:
+    """Of staying where it is."""
+    fixed = sum(not job.spec.preemptible for job in part)
+    return (
+        fixed,
+        len(part) + sum(stop_cost_s(state, job) for job in part) / 1e9,
+        -min(job.order for job in part),
+    )
+
+
+def _may_run(job: JobState) -> bool:
+    return job.in_line or job.status in RUNS or comes_back_to_queue(job)
+
+
+def _joined(part: _Part) -> ProposedUnit | None:
+    """Who joins a part that stays; None: nobody does, and it takes turns as before."""
+    first = part.stays[0]
+    if not part.comes and (part.turns is None or len(part.stays) == 1 or part.turns == first.turns):
+        return None
+    return _unit(part, tuple(task.place.node_id for task in first.tasks.values()))
+
+
+def _unit(part: _Part, nodes: tuple[str, ...]) -> ProposedUnit:
+    members = (*part.stays, *part.comes)
+    jobs = tuple(ProposedJob(job_id=job.job_id, nodes=nodes) for job in members)
+    if len(members) == 1:
+        return ProposedUnit(jobs=jobs, explanation="first in order, with GPUs of its own")
+    return ProposedUnit(
+        jobs=jobs, kind="group", turns=part.turns, explanation=_explained(part.turns, members)
+    )
+
+
+def _explained(turns: Turns | None, members: Sequence[JobState]) -> str:
+    if turns is None:
+        return f"{len(members)} jobs share GPUs"
+    speeds = ", ".join(
+        f"{job_id} {speed:.0%}" for job_id, speed in zip(turns.job_ids, turns.speeds, strict=True)
+    )
+    return f"take turns, efficiency {turns.efficiency:.2f}, speeds {speeds}; {turns.alternative}".rstrip("; ")
+
+
+def _nodes(units: Iterable[ProposedUnit]) -> set[str]:
+    return {node_id for unit in units for job in unit.jobs for node_id in job.nodes}

@@ -1,0 +1,536 @@
+"""Local search for groups: which jobs run, and which of them share GPUs in turns, so that the predicted mean completion time falls fastest.
+
+Jobs are given in order of priority. In the fluid limit a job that ends dt earlier gains dt for itself, and g/G · dt for each job behind it in the order, for g of G
+GPUs become free for them. So a job that runs at `speed` (relative to alone) is worth speed · w per second, with
+
+    w_i = 1 + g_i / G · (jobs behind i)
+
+and the search looks for groups with the largest Σ speed · w that fit on G GPUs. Alone a job has speed 1: sharing is chosen only where it gains by this measure, and nobody
+shares while GPUs are free. Source: own; Muri §4.2 maximises the efficiency γ whatever the order, and so loses to no grouping where few jobs complement each other.
+
+The search starts from the groups that are there, and from nothing if asked to; what it finds from nothing is taken only if it is worth more than `STAY` more, for
+restarts cost. Steps, each only while it gains:
+1. in order: alone on free GPUs, else into the group of the same shape that gains most;
+2. a waiting job takes the place of a member; where the search goes on from present groups, only a new one;
+3. a new group of waiting jobs is admitted, for which groups are merged or dropped;
+4. members move out of groups to free GPUs.
+Of groups with members of the same kinds only the one with the least weight is looked at: weights differ little, kinds much.
+"""
+
+from bisect import insort
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from functools import lru_cache
+from operator import mul
+from typing import NamedTuple
+
+from penstock.model.groups import MAX_GROUP_MEMBERS
+
+STAY = 0.03  # a plan made from nothing must be worth so much more than what goes on from the present groups
+MAX_IN_ORDER = 512  # jobs that are looked at
+MAX_ADMITTED = 8  # groups admitted in one search
+
+Kinds = tuple[int, ...]
+"""Of a group's members, ascending."""
+Speeds = Callable[[Kinds], tuple[float, ...]]
+"""Relative speeds in a group, > 0, of each kind in that order; of one kind (1.0,). Equal kinds have equal speeds."""
+
+
+class Job(NamedTuple):
+    """One that runs or could."""
+
+    gpus: int
+    """≥ 1."""
+    shape: Hashable
+    """Only jobs of the same one share; the same number of GPUs in each."""
+    kind: int | None
+    """As `Speeds` knows it; None: it shares with nobody."""
+    fixed: bool = False
+    """It runs and may not be stopped."""
+    memory_mib: int = 0
+    """On each of its GPUs."""
+    new: bool = True
+    """It came since the plan by which the groups run that are there."""
+
+
+class _Group:
+    """Members by kind; `weights` beside them. Never changed."""
+
+    __slots__ = ("fixed", "heaviest", "kinds", "members", "memory_mib", "value", "weight", "weights")
+
+    def __init__(
+        self,
+        members: tuple[int, ...],
+        kinds: Kinds,
+        weights: tuple[float, ...],
+        value: float,
+        fixed: bool,
+        memory_mib: int,
+    ) -> None:
+        self.members, self.kinds, self.weights, self.value = members, kinds, weights, value
+        self.weight = sum(weights)
+        self.heaviest = max(weights)
+        """No union with it is worth more than the heaviest weight times the sum of the speeds."""
+        self.fixed, self.memory_mib = fixed, memory_mib
+
+
+def _least(group: _Group) -> tuple[float, tuple[int, ...]]:
+    return group.weight, group.members
+
+
+class _Union(NamedTuple):
+    """Members of two groups together: what each part's speeds become, in its own order."""
+
+    kinds: Kinds
+    first: tuple[float, ...]
+    second: tuple[float, ...]
+    order: tuple[int, ...]
+    """Of the members of the first, then of the second, those of the union by kind."""
+    total: float
+    """Sum of all speeds."""
+
+
+class Tables:
+    """Speeds of unions of kinds, cached. `speeds`: pure."""
+
+    def __init__(self, speeds: Speeds) -> None:
+        self.speeds = lru_cache(maxsize=65_536)(speeds)
+        self.union = lru_cache(maxsize=65_536)(self._union)
+        self.without = lru_cache(maxsize=65_536)(self._without)
+        self.total_instead = lru_cache(maxsize=65_536)(self._total_instead)
+
+    def _union(self, first: Kinds, second: Kinds) -> _Union:
+        both = first + second
+        order = tuple(sorted(range(len(both)), key=lambda index: (both[index], index)))
+        kinds = tuple(both[index] for index in order)
+        of_kind = dict(zip(kinds, self.speeds(kinds), strict=True))
+        return _Union(
+            kinds,
+            tuple(of_kind[kind] for kind in first),
+            tuple(of_kind[kind] for kind in second),
+            order,
+            sum(of_kind[kind] for kind in kinds),
+        )
+
+    def _without(self, kinds: Kinds, index: int) -> tuple[Kinds, tuple[float, ...]]:
+        """The others, and their speeds."""
+        rest = kinds[:index] + kinds[index + 1 :]
+        return rest, self.speeds(rest)
+
+    def _total_instead(self, kinds: Kinds, index: int, kind: int) -> float:
+        """Sum of all speeds with another kind in the place of one."""
+        return sum(self.speeds(tuple(sorted((*kinds[:index], *kinds[index + 1 :], kind)))))
+
+
+class _Merge(NamedTuple):
+    """A way to free GPUs: two groups become one, or (`other` None) a group is dropped."""
+
+    loss: float
+    one: _Group
+    other: _Group | None
+
+
+class _Bucket:
+    """Groups of one shape, by their members' kinds; each list by weight."""
+
+    def __init__(self, gpus: int, tables: Tables, memory_mib: int, most: int) -> None:
+        self.gpus = gpus
+        self._tables = tables
+        self._memory_mib, self._most = memory_mib, most
+        self.of_kinds: dict[Kinds, list[_Group]] = {}
+        self.alone: list[_Group] = []
+        """Of jobs that share with nobody."""
+        self._cheapest: _Merge | None = None
+        self._known = False
+
+    def copy(self) -> "_Bucket":
+        found = _Bucket(self.gpus, self._tables, self._memory_mib, self._most)
+        found.of_kinds = {kinds: list(groups) for kinds, groups in self.of_kinds.items()}
+        found.alone = list(self.alone)
+        found._cheapest, found._known = self._cheapest, self._known
+        return found
+
+    def groups(self) -> Iterator[_Group]:
+        yield from self.alone
+        for groups in self.of_kinds.values():
+            yield from groups
+
+    def add(self, group: _Group) -> None:
+        self._known = False
+        if group.kinds:
+            insort(self.of_kinds.setdefault(group.kinds, []), group, key=_least)
+        else:
+            insort(self.alone, group, key=_least)
+
+    def remove(self, group: _Group) -> None:
+        self._known = False
+        if not group.kinds:
+            self.alone.remove(group)
+            return
+        groups = self.of_kinds[group.kinds]
+        groups.remove(group)
+        if not groups:
+            del self.of_kinds[group.kinds]
+
+    def join(self, new: _Group) -> tuple[float, _Group] | None:
+        """The group that gains most by the one that comes, if any does: (gain, group)."""
+        best, found = 1e-9, None
+        most, memory_mib = self._most - len(new.kinds), self._memory_mib
+        for kinds, groups in self.of_kinds.items():
+            if len(kinds) > most:
+                continue
+            group = groups[0]
+            if memory_mib and group.memory_mib + new.memory_mib > memory_mib:
+                group = next((one for one in groups if one.memory_mib + new.memory_mib <= memory_mib), new)
+                if group is new:
+                    continue
+            heaviest = max(group.heaviest, new.heaviest)
+            if heaviest * self._tables.union(kinds, new.kinds).total - group.value <= best:
+                continue
+            gain = self.union_value(group, new) - group.value
+            if gain > best:
+                best, found = gain, group
+        return None if found is None else (best, found)
+
+    def union_value(self, one: _Group, other: _Group) -> float:
+        _, first, second, _, _ = self._tables.union(one.kinds, other.kinds)
+        value: float = sum(map(mul, first, one.weights)) + sum(map(mul, second, other.weights))
+        return value
+
+    def united(self, one: _Group, other: _Group) -> _Group:
+        kinds, _, _, order, _ = self._tables.union(one.kinds, other.kinds)
+        members, weights = one.members + other.members, one.weights + other.weights
+        return _Group(
+            tuple(members[index] for index in order),
+            kinds,
+            tuple(weights[index] for index in order),
+            self.union_value(one, other),
+            one.fixed or other.fixed,
+            one.memory_mib + other.memory_mib,
+        )
+
+    def cheapest(self) -> _Merge | None:
+        """The least loss at which one group's GPUs become free."""
+        if not self._known:
+            self._cheapest, self._known = self._search(), True
+        return self._cheapest
+
+    def _search(self) -> _Merge | None:
+        heads: list[_Group] = []
+        best: _Merge | None = None
+        least = float("inf")
+        for groups in (self.alone, *self.of_kinds.values()):
+            dropped = next((group for group in groups if not group.fixed), None)
+            if dropped is not None and dropped.value < least:
+                least, best = dropped.value, _Merge(dropped.value, dropped, None)
+        for groups in self.of_kinds.values():
+            heads += groups[: 2 if 2 * len(groups[0].kinds) <= self._most else 1]
+        for number, one in enumerate(heads):
+            for other in heads[:number]:
+                if len(one.kinds) + len(other.kinds) > self._most or (one.fixed and other.fixed):
+                    continue
+                if self._memory_mib and one.memory_mib + other.memory_mib > self._memory_mib:
+                    continue
+                apart = one.value + other.value
+                heaviest = max(one.heaviest, other.heaviest)
+                if apart - heaviest * self._tables.union(one.kinds, other.kinds).total >= least:
+                    continue
+                loss = apart - self.union_value(one, other)
+                if loss < least:
+                    least, best = loss, _Merge(loss, one, other)
+        return best
+
+
+class _Search:
+    """One search from one start."""
+
+    def __init__(
+        self, jobs: Sequence[Job], behind: int, gpus: int, tables: Tables, memory_mib: int, most: int
+    ) -> None:
+        self._jobs, self._tables, self._memory_mib, self._most = jobs, tables, memory_mib, most
+        behind += len(jobs) - 1
+        self._weights = [1.0 + job.gpus / gpus * (behind - number) for number, job in enumerate(jobs)]
+        self.free = gpus
+        self.buckets: dict[Hashable, _Bucket] = {}
+        self._waiting: dict[Hashable, dict[int | None, list[int]]] = {}
+        """Shape → kind → jobs, in order."""
+
+    @property
+    def value(self) -> float:
+        return sum(group.value for bucket in self.buckets.values() for group in bucket.groups())
+
+    def found(self) -> list[tuple[int, ...]]:
+        """Members in order, groups by their first member."""
+        return sorted(
+            tuple(sorted(group.members)) for bucket in self.buckets.values() for group in bucket.groups()
+        )
+
+    def run(self, groups: Sequence[Sequence[int]], *, anew: bool) -> None:
+        """From these groups. `anew`: they are no earlier plan."""
+        taken: set[int] = set()
+        for members in groups:
+            taken.update(members)
+            self._start(members)
+        self._in_order(taken)
+        self._replace(anew)
+        for _ in range(MAX_ADMITTED):
+            if not self._admit():
+                break
+        self._spread()
+
+    def single(self, number: int) -> _Group:
+        job, weight = self._jobs[number], self._weights[number]
+        kinds = () if job.kind is None else (job.kind,)
+        return _Group((number,), kinds, (weight,), weight, job.fixed, job.memory_mib)
+
+    def bucket(self, job: Job) -> _Bucket:
+        found = self.buckets.get(job.shape)
+        if found is None:
+            found = self.buckets[job.shape] = _Bucket(job.gpus, self._tables, self._memory_mib, self._most)
+        return found
+
+    def _start(self, members: Sequence[int]) -> None:
+        """A group that is there."""
+        jobs = self._jobs
+        job = jobs[members[0]]
+        if len(members) == 1:
+            group = self.single(members[0])
+        else:
+            by_kind = sorted((jobs[number].kind or 0, number) for number in members)
+            kinds = tuple(kind for kind, _ in by_kind)
+            weights = tuple(self._weights[number] for _, number in by_kind)
+            value = sum(map(mul, self._tables.speeds(kinds), weights))
+            fixed = any(jobs[number].fixed for number in members)
+            memory_mib = sum(jobs[number].memory_mib for number in members)
+            group = _Group(tuple(number for _, number in by_kind), kinds, weights, value, fixed, memory_mib)
+        self.bucket(job).add(group)
+        self.free -= job.gpus
+
+    def _in_order(self, taken: set[int]) -> None:
+        """Step 1. A job whose kind has just found no group finds none either: its weight is no larger."""
+        hopeless: set[tuple[Hashable, int | None]] = set()
+        for number, job in enumerate(self._jobs[:MAX_IN_ORDER]):
+            if number in taken:
+                continue
+            bucket = self.bucket(job)
+            if job.gpus <= self.free:
+                self.free -= job.gpus
+                bucket.add(self.single(number))
+                hopeless = {key for key in hopeless if key[0] != job.shape}
+                continue
+            key = job.shape, job.kind
+            joined = None
+            if key not in hopeless and job.kind is not None:
+                new = self.single(number)
+                joined = bucket.join(new)
+                if joined is not None:
+                    bucket.remove(joined[1])
+                    bucket.add(bucket.united(joined[1], new))
+                    continue
+            hopeless.add(key)
+            self._waiting.setdefault(job.shape, {}).setdefault(job.kind, []).append(number)
+
+    def _replace(self, anew: bool) -> None:
+        """Step 2: the first waiting job of each kind takes the place of the member for which that gains most."""
+        for shape, of_kind in self._waiting.items():
+            bucket = self.buckets[shape]
+            for kind in list(of_kind):
+                number = of_kind[kind][0]
+                if not (anew or self._jobs[number].new):
+                    continue
+                found = self._replaced(bucket, self.single(number))
+                if found is None:
+                    continue
+                group, rest, out = found
+                bucket.remove(group)
+                new = self.single(number)
+                bucket.add(new if rest is None else bucket.united(rest, new))
+                of_kind[kind].remove(number)
+                if not of_kind[kind]:
+                    del of_kind[kind]
+                insort(of_kind.setdefault(self._jobs[out].kind, []), out)
+
+    def _replaced(self, bucket: _Bucket, new: _Group) -> tuple[_Group, _Group | None, int] | None:
+        """(group, what stays of it, who leaves)."""
+        best, found = 1e-9, None
+        for groups in (bucket.alone, *bucket.of_kinds.values()):
+            group = next(iter(groups), None)
+            if group is None:
+                continue
+            heaviest = max(group.heaviest, new.heaviest)
+            for index, member in enumerate(group.members):
+                if group.kinds and new.kinds:
+                    total = self._tables.total_instead(group.kinds, index, new.kinds[0])
+                    if heaviest * total - group.value <= best:
+                        continue
+                if self._jobs[member].fixed:
+                    continue
+                rest = self._rest(group, index)
+                if rest is None:
+                    gain = new.value - group.value
+                elif not new.kinds or (
+                    self._memory_mib and rest.memory_mib + new.memory_mib > self._memory_mib
+                ):
+                    continue
+                else:
+                    gain = bucket.union_value(rest, new) - group.value
+                if gain > best:
+                    best, found = gain, (group, rest, member)
+        return found
+
+    def _rest(self, group: _Group, index: int) -> _Group | None:
+        """Without one member; None: nobody is left."""
+        members = group.members[:index] + group.members[index + 1 :]
+        if not members:
+            return None
+        kinds, speeds = self._tables.without(group.kinds, index)
+        weights = group.weights[:index] + group.weights[index + 1 :]
+        value = sum(map(mul, speeds, weights))
+        fixed = any(self._jobs[member].fixed for member in members)
+        memory_mib = group.memory_mib - self._jobs[group.members[index]].memory_mib
+        return _Group(members, kinds, weights, value, fixed, memory_mib)
+
+    def _admit(self) -> bool:
+        """Step 3: the group of waiting jobs that gains most, if any does."""
+        best, found = 1e-9, None
+        for shape, of_kind in self._waiting.items():
+            if not of_kind:
+                continue
+            new = self._grouped(self.buckets[shape], of_kind)
+            freed = self._freed(self.buckets[shape].gpus, new.value)
+            if freed is not None and new.value - freed[0] > best:
+                best, found = new.value - freed[0], (shape, new, freed[1], freed[2])
+        if found is None:
+            return False
+        shape, new, changed, left = found
+        was = {
+            number
+            for bucket in self.buckets.values()
+            for group in bucket.groups()
+            for number in group.members
+        }
+        self.buckets |= changed
+        self.free = left - self.buckets[shape].gpus
+        self.buckets[shape].add(new)
+        self._moved(was)
+        return True
+
+    def _moved(self, was: set[int]) -> None:
+        """Brings the waiting up to date after an admission. `was`: who had GPUs before it."""
+        now = {
+            number
+            for bucket in self.buckets.values()
+            for group in bucket.groups()
+            for number in group.members
+        }
+        for number in now - was:
+            job = self._jobs[number]
+            of_kind = self._waiting[job.shape]
+            of_kind[job.kind].remove(number)
+            if not of_kind[job.kind]:
+                del of_kind[job.kind]
+        for number in was - now:
+            job = self._jobs[number]
+            insort(self._waiting.setdefault(job.shape, {}).setdefault(job.kind, []), number)
+
+    def _grouped(self, bucket: _Bucket, of_kind: Mapping[int | None, Sequence[int]]) -> _Group:
+        """The first in order, and those of the same shape that gain most with it."""
+        first = min(numbers[0] for numbers in of_kind.values())
+        group = self.single(first)
+        while group.kinds and len(group.members) < self._most:
+            best, found = 1e-9, None
+            for numbers in of_kind.values():
+                number = next((one for one in numbers if one not in group.members), None)
+                if number is None or self._jobs[number].kind is None:
+                    continue
+                new = self.single(number)
+                if self._memory_mib and group.memory_mib + new.memory_mib > self._memory_mib:
+                    continue
+                gain = bucket.union_value(group, new) - group.value
+                if gain > best:
+                    best, found = gain, new
+            if found is None:
+                break
+            group = bucket.united(group, found)
+        return group
+
+    def _freed(self, gpus: int, most: float) -> tuple[float, dict[Hashable, _Bucket], int] | None:
+        """(loss, buckets that change, GPUs that are free then) of freeing so many; None: it would lose `most` or more."""
+        free, loss = self.free, 0.0
+        changed: dict[Hashable, _Bucket] = {}
+        while free < gpus:
+            best, found = float("inf"), None
+            for shape, bucket in self.buckets.items():
+                merge = changed.get(shape, bucket).cheapest()
+                if merge is None:
+                    continue
+                per_gpu = merge.loss / min(bucket.gpus, gpus - free)
+                if per_gpu < best:
+                    best, found = per_gpu, (shape, merge)
+            if found is None:
+                return None
+            shape, merge = found
+            loss += merge.loss
+            if loss >= most:
+                return None
+            bucket = changed[shape] = changed.get(shape) or self.buckets[shape].copy()
+            bucket.remove(merge.one)
+            if merge.other is not None:
+                bucket.remove(merge.other)
+                bucket.add(bucket.united(merge.one, merge.other))
+            free += bucket.gpus
+        return loss, changed, free
+
+    def _spread(self) -> None:
+        """Step 4."""
+        while self.free > 0:
+            best, found = 1e-9, None
+            for bucket in self.buckets.values():
+                if bucket.gpus > self.free:
+                    continue
+                for groups in bucket.of_kinds.values():
+                    group = groups[-1]
+                    if len(group.members) < 2:
+                        continue
+                    for index, member in enumerate(group.members):
+                        if self._jobs[member].fixed:
+                            continue
+                        rest = self._rest(group, index)
+                        assert rest is not None, group.members
+                        gain = (rest.value + self._weights[member] - group.value) / bucket.gpus
+                        if gain > best:
+                            best, found = gain, (bucket, group, rest, member)
+            if found is None:
+                return
+            bucket, group, rest, member = found
+            bucket.remove(group)
+            bucket.add(rest)
+            bucket.add(self.single(member))
+            self.free -= bucket.gpus
+
+
+def search(
+    jobs: Sequence[Job],
+    groups: Sequence[Sequence[int]],
+    gpus: int,
+    tables: Tables,
+    *,
+    afresh: bool,
+    behind: int = 0,
+    memory_mib: int = 0,
+    max_members: int = MAX_GROUP_MEMBERS,
+) -> list[tuple[int, ...]]:
+    """Who runs: groups of indexes into `jobs`, which are in order of priority, first first.
+
+    `groups`: who runs now, members of one shape each, on `gpus` GPUs at most in all. `afresh`: try from nothing, too. `behind`: how many further jobs wait
+    that are not listed, all of them behind these. `memory_mib`: of a GPU; 0: it does not bind.
+    Deterministic; O(jobs · kinds of groups).
+    """
+    if not gpus:
+        return []
+    goes_on = _Search(jobs, behind, gpus, tables, memory_mib, max_members)
+    goes_on.run(groups, anew=False)
+    if not afresh:
+        return goes_on.found()
+    anew = _Search(jobs, behind, gpus, tables, memory_mib, max_members)
+    anew.run([members for members in groups if any(jobs[number].fixed for number in members)], anew=True)
+    return (anew if anew.value > goes_on.value * (1 + STAY) else goes_on).found()

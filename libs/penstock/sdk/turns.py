@@ -1,0 +1,268 @@
+"""Turns of the members of a group: one lock file per resource, in the folder that PENSTOCK_GROUP names, so that stages of different jobs
+never use one resource at the same time. Source: Muri §4.1 (a barrier ends each stage of a group).
+
+Departure: no barrier over all stages. A member waits for the resource alone that it needs next, so one that is faster than predicted goes on.
+
+Locks are the kernel's, on open files (`F_OFD_SETLK` of fcntl(2)): the holder's death frees them, and no process but the members is needed.
+Whoever waits is first in line, then holder. It stands in line by a lock on one byte, the nanosecond since boot at which it came, and tests whether any
+byte before that is locked: first come, first served, without a counter that a death could leave wrong. The holder locks as many bytes from
+`HELD` on as its place in line says: thereby others recognise it. Nothing is stored in the file. A wait ends by inotify: who leaves writes a
+byte, if anybody is in line, and the death of a holder closes its file.
+
+**No deadlock.** A process holds at most one turn, and none while it waits: entering a stage inside of another gives the outer one's turn back,
+which is taken again afterwards. So nobody who is waited for waits for a turn. In a gang rank 0 alone takes turns, at the node on which the
+chiefs of all members are, since members of a group are on the same nodes rank by rank; its other ranks wait for it (`chief`) and hold nothing.
+
+**Nobody starves.** Each of the others is before a waiting member at most once. A wait lasts at most `MAX_WAIT_S` per holder, of `MAX_HOLDERS`. Who
+has waited that long for one holder goes on without a turn, is counted (`missed`), and does not wait for that holder again. Who stands in line
+and does not move (its process is stopped) is passed after `PATIENCE_S`.
+"""
+
+import ctypes
+import errno
+import os
+import select
+import struct
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import NamedTuple
+
+try:
+    import fcntl
+except ImportError:  # not on this system, and neither is Penstock's node
+    LOCKS = False
+else:
+    LOCKS = hasattr(fcntl, "F_OFD_SETLK") and struct.calcsize("P") == 8
+
+GROUP = "PENSTOCK_GROUP"
+"""Variable: the folder in which the members of a group meet; a job with GPUs of its own has it, too."""
+MAX_WAIT_S = 10.0  # for one holder: longer than a stage of any measured network (Muri §6), as long as a stop's usual grace
+MAX_HOLDERS = 3  # of a group of four (Muri §4), each of the others once
+PATIENCE_S = 0.25  # for somebody in line who could go on and does not
+FIRST_LOOK_S = (
+    0.001  # after a change: the kernel reports that a file was closed just before its locks are gone
+)
+LAST_LOOK_S = 0.25  # should a change not be reported
+POLL_S = 0.002  # between looks where inotify cannot be had
+
+HELD = 1 << 62  # of the file's bytes, of which it has none: there the holder's lock begins
+FLOCK = "hhqqi4x"  # struct flock of 64-bit Linux: type, whence, start, length, process
+IN_MODIFY, IN_CLOSE_WRITE = 0x2, 0x8
+
+
+class Waits(NamedTuple):
+    """Since the process began."""
+
+    seconds: float = 0.0
+    """Waited for turns."""
+    missed: int = 0
+    """Stages that were entered without a turn, since its holder did not leave in time."""
+
+
+class Changes:
+    """Wakes who waits for a lock file. A thin reader of inotify(7), opened by the first wait; without it, looks are `POLL_S` apart."""
+
+    def __init__(self) -> None:
+        self._descriptor: int | None = None
+        """None: not opened yet; -1: it cannot be had."""
+        self._poll = select.poll()
+        self._watched: set[str] = set()
+
+    def watch(self, path: str) -> None:
+        """From now on changes of it wake; what was reported before is forgotten."""
+        libc = ctypes.CDLL(None)
+        if self._descriptor is None:
+            self._descriptor = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
+            if self._descriptor >= 0:
+                self._poll.register(self._descriptor, select.POLLIN)
+        if self._descriptor >= 0 and path not in self._watched:
+            self._watched.add(path)
+            if libc.inotify_add_watch(self._descriptor, os.fsencode(path), IN_MODIFY | IN_CLOSE_WRITE) < 0:
+                self.close()
+        if self._descriptor >= 0 and self._poll.poll(0):
+            self._forget()
+
+    def wait(self, seconds: float) -> bool:
+        """Whether something has changed, at most so long from now."""
+        if self._descriptor is None or self._descriptor < 0:
+            time.sleep(min(seconds, POLL_S))
+            return False
+        if not self._poll.poll(1_000 * seconds):
+            return False
+        self._forget()
+        return True
+
+    def close(self) -> None:
+        """Looks are `POLL_S` apart from now on."""
+        if self._descriptor is not None and self._descriptor >= 0:
+            self._poll.unregister(self._descriptor)
+            os.close(self._descriptor)
+        self._descriptor = -1
+
+    def _forget(self) -> None:
+        assert self._descriptor is not None
+        with suppress(BlockingIOError):
+            os.read(self._descriptor, 4_096)  # some hundred; were there more, the next wait would end at once
+
+
+class Turn:
+    """The turn at one resource: in line, then held, then left. For one thread. Raises `OSError` where the file cannot be opened.
+
+    `clock`: monotonic seconds. `leaving`: whether this process is about to end, and should wait for nobody.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        changes: Changes,
+        leaving: Callable[[], bool] = lambda: False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._path = path
+        self._changes = changes
+        self._leaving = leaving
+        self._clock = clock
+        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._held = 0
+        """As how many bytes; 0: not."""
+        self._given_up = 0
+        """The holder that is not waited for any more, by its bytes."""
+        self._passed = 0
+        """The last place in line that is not waited for any more."""
+        self.waited_s = 0.0
+        self.missed = 0
+
+    def take(self) -> bool:
+        """Waits until it is this process's turn. Returns whether it is. Raises what a signal's handler raises, and then holds nothing."""
+        if not self._in_line(HELD) and self._hold(time.monotonic_ns()):
+            return True
+        if self._given_up and self._holder() == self._given_up:
+            self.missed += 1
+            return False
+        began_s = self._clock()
+        self._changes.watch(self._path)
+        place = self._stand_in_line()
+        try:
+            return self._wait(place, began_s)
+        finally:
+            self._lock(fcntl.F_UNLCK, place, 1)
+            self.waited_s += self._clock() - began_s
+
+    def leave(self) -> None:
+        """The turn is over; the next in line is woken. Nothing where it is not held."""
+        if not self._held:
+            return
+        self._lock(fcntl.F_UNLCK, HELD, self._held)
+        self._held = 0
+        if self._in_line(HELD):
+            os.pwrite(self._descriptor, b"\n", 0)
+
+    def close(self) -> None:
+        """Gives up the file, in a forked child as well, whose parent keeps what it holds."""
+        os.close(self._descriptor)
+
+    def _wait(self, place: int, began_s: float) -> bool:
+        """`place`: in line. False: the holder was waited for in vain, or this process leaves."""
+        holder, looked_s, delay_s = -1, began_s, FIRST_LOOK_S
+        most_s = began_s + MAX_HOLDERS * MAX_WAIT_S
+        while not self._leaving():
+            now_s, before = self._clock(), holder
+            holder = self._holder()
+            if holder != before:
+                looked_s = now_s
+            free_for_long = not holder and now_s - looked_s >= PATIENCE_S
+            if free_for_long:
+                self._passed = place
+            if not holder and (free_for_long or not self._in_line(place)):
+                if self._hold(place):
+                    return True
+                continue
+            if now_s >= min(looked_s + MAX_WAIT_S, most_s):
+                self._given_up = holder
+                self.missed += 1
+                return False
+            delay_s = FIRST_LOOK_S if self._changes.wait(delay_s) else min(2 * delay_s, LAST_LOOK_S)
+        return False
+
+    def _stand_in_line(self) -> int:
+        place = time.monotonic_ns()
+        while not self._lock(fcntl.F_WRLCK, place, 1):
+            place += 1
+        return place
+
+    def _hold(self, length: int) -> bool:
+        if self._lock(fcntl.F_WRLCK, HELD, length):
+            self._held = length
+        return bool(self._held)
+
+    def _holder(self) -> int:
+        """How many bytes another process holds; 0: none."""
+        return self._test(HELD, 1)
+
+    def _in_line(self, before: int) -> bool:
+        """Whether another process stands in line there, and is not passed."""
+        return bool(self._test(self._passed + 1, max(1, before - self._passed - 1)))
+
+    def _lock(self, kind: int, start: int, length: int) -> bool:
+        """False: another process has a part of it. Raises `OSError`."""
+        try:
+            fcntl.fcntl(
+                self._descriptor, fcntl.F_OFD_SETLK, struct.pack(FLOCK, kind, os.SEEK_SET, start, length, 0)
+            )
+        except OSError as error:
+            if error.errno in (errno.EAGAIN, errno.EACCES):
+                return False
+            raise
+        return True
+
+    def _test(self, start: int, length: int) -> int:
+        """How many bytes the lock has that is in the way; 0: none is."""
+        asked = struct.pack(FLOCK, fcntl.F_WRLCK, os.SEEK_SET, start, length, 0)
+        found = fcntl.fcntl(self._descriptor, fcntl.F_OFD_GETLK, asked)
+        kind, _, _, length, _ = struct.unpack(FLOCK, found)
+        return 0 if kind == fcntl.F_UNLCK else length or 1
+
+
+class Turns:
+    """The turns at all resources of one member, of which it holds one at most. `folder`: of its group; `names`: of the resources."""
+
+    def __init__(self, folder: str, names: tuple[str, ...], leaving: Callable[[], bool]) -> None:
+        changes = Changes()
+        self._changes = changes
+        self._turns = [Turn(os.path.join(folder, name), changes, leaving) for name in names]
+        self._now: Turn | None = None
+
+    def change(self, index: int | None) -> None:
+        """Leaves the turn that it has, and takes that of the resource with this number; None: takes none. Waits. Never fails: without
+        a turn the stage runs all the same."""
+        with suppress(OSError):
+            former, self._now = self._now, None
+            if former is not None:
+                former.leave()
+            if index is not None:
+                turn = self._turns[index]
+                if turn.take():
+                    self._now = turn
+
+    @property
+    def waits(self) -> Waits:
+        """Of all resources together."""
+        return Waits(sum(turn.waited_s for turn in self._turns), sum(turn.missed for turn in self._turns))
+
+    def close(self) -> None:
+        """In a forked child: what the parent holds stays its own."""
+        self._changes.close()
+        for turn in self._turns:
+            turn.close()
+
+
+def turns_of_group(names: tuple[str, ...], leaving: Callable[[], bool]) -> Turns | None:
+    """Of this process; None: it is in no group's folder, or files cannot be locked there."""
+    folder = os.environ.get(GROUP)
+    if not folder or not LOCKS:
+        return None
+    try:
+        return Turns(folder, names, leaving)
+    except OSError:
+        return None

@@ -1,0 +1,190 @@
+"""When the batcher plans, what it asks, and what it proposes: a state machine beside the fold of the ledger.
+
+Whoever drives it (the service's shell, or a simulation) folds the ledger and shows it each fact after that was folded:
+
+    batcher.see(fact)                                   # each, in order
+    while (work := batcher.next(state, now_ms)) is not None:
+        proposal = batcher.answered(state, work, solve(work))   # `solve` elsewhere, meanwhile facts go on
+    batcher.due_ms(state)                               # call `next` again then, though nothing happens
+
+One plan is under way at a time: from the question until the placer has answered the proposal. What happens meanwhile leads to one more.
+
+- Under a profile with a *batch* stage it plans while the placer's window is open: towards its end, so that the whole burst is there,
+  and at once where more wait than one plan holds. A plan that comes when the window is over is not sent.
+- Under a profile with a *regroup* stage it plans whenever something has happened that may change who runs (`triggers`), and while a
+  window is open towards its end, too.
+"""
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any, Literal, NamedTuple
+
+import msgspec
+
+from penstock.ledger.state import CellState
+from penstock.model.event import Event
+from penstock.model.ledger_events import ProposalAnswered
+from penstock.model.plans import MAX_PROPOSED_UNITS
+from penstock.model.proposals import PlanProposed
+from penstock.model.settings import PlacerSettings
+from penstock.policies.profiles import UnknownProfile, profile_for
+from penstock_services.batcher.core.proposal import PROPOSER, Planned, proposal_of
+from penstock_services.batcher.core.triggers import asks_for_plan
+
+MAX_LEAD_MS = 2_000  # before a window's end: a cold worker starts in 1 s, 200 jobs on 128 nodes take 0.5 s
+LEAD_SHARE = 0.5  # of a short window
+ANSWER_WITHIN_MS = (
+    10_000  # a proposal without an answer for so long, by the ledger's time, never reached the placer
+)
+VALID_MS = 60_000  # of a plan outside a window: a batcher that hung proposes nothing from before
+KNOWN_PROFILES = 4  # whose stages are retained, and what they have cached
+
+Kind = Literal["batch", "regroup"]
+
+
+class Work(msgspec.Struct, frozen=True):
+    """A question to be solved; passes between processes."""
+
+    kind: Kind
+    seq: int
+    """Of the state that it was read from."""
+    window_until_ms: int
+    """Of the window in which it was asked; 0: none was open."""
+    settings: PlacerSettings
+    question: Any
+
+
+class _Sent(NamedTuple):
+    """A proposal that the placer has not answered yet. `cut`: there is more to do after it."""
+
+    proposal_id: str
+    until_ms: int
+    cut: bool
+
+
+class _Stage(NamedTuple):
+    """The stage of a profile that plans, whichever it is."""
+
+    kind: Kind
+    question: Callable[[CellState], Any | None]
+    solve: Callable[[Any], Any]
+    plan: Callable[[CellState, Any], Planned]
+
+
+@lru_cache(KNOWN_PROFILES)
+def _stage(settings: PlacerSettings) -> _Stage | None:
+    """None: under these settings nothing is planned, or they are a newer placer's, whose profile is not known here."""
+    try:
+        profile = profile_for(settings)
+    except UnknownProfile:
+        return None
+    if (regroup := profile.regroup) is not None:
+        return _Stage(
+            "regroup",
+            regroup.question,
+            regroup.solve,
+            lambda state, answer: Planned(*regroup.plan(state, answer)),
+        )
+    if (batch := profile.batch) is not None and settings.batch_window_ms:
+        return _Stage(
+            "batch", batch.question, batch.solve, lambda state, answer: Planned(batch.units(state, answer))
+        )
+    return None
+
+
+def plans(settings: PlacerSettings) -> bool:
+    """Whether there is anything for a batcher to do under these settings."""
+    return _stage(settings) is not None
+
+
+def solve(work: Work) -> Any:
+    """The long part: pure, in whatever process. The same work gives the same answer."""
+    return _known(work).solve(work.question)
+
+
+def _known(work: Work) -> _Stage:
+    stage = _stage(work.settings)
+    assert stage is not None, f"{work.settings.profile} plans nothing"
+    return stage
+
+
+class Batcher:
+    """Starts as if something had happened just before: a restart plans once."""
+
+    def __init__(self) -> None:
+        self._due = True
+        """Whether something has happened since the latest question."""
+        self._working = False
+        self._sent: _Sent | None = None
+        self._planned_window_ms = 0
+        """End of the latest window in which it planned."""
+
+    def see(self, fact: Event) -> None:
+        """A fact that has just been folded."""
+        if isinstance(fact, ProposalAnswered):
+            self._answered(fact)
+        elif asks_for_plan(fact):
+            self._due = True
+
+    def _answered(self, fact: ProposalAnswered) -> None:
+        sent = self._sent
+        if sent is None or (fact.proposer, fact.proposal_id) != (PROPOSER, sent.proposal_id):
+            return
+        self._sent = None
+        if sent.cut and fact.verdict == "accepted":
+            self._due = True
+
+    def due_ms(self, state: CellState) -> int | None:
+        """Ledger time from which `next` has work; None: it has none before something else happens."""
+        if self._working or state.frozen:
+            return None
+        stage = _stage(state.settings)
+        if stage is None:
+            return None
+        window_ms = state.window_until_ms if state.in_window else 0
+        new_window = window_ms > 0 and window_ms != self._planned_window_ms
+        if not (self._due if stage.kind == "regroup" else new_window):
+            return None
+        at_ms = state.now_ms
+        if new_window and len(state.queue) < MAX_PROPOSED_UNITS:
+            lead_ms = min(MAX_LEAD_MS, int(state.settings.batch_window_ms * LEAD_SHARE))
+            at_ms = max(at_ms, window_ms - lead_ms)
+        return at_ms if self._sent is None else max(at_ms, self._sent.until_ms)
+
+    def next(self, state: CellState, now_ms: int) -> Work | None:
+        """The next question, if it is time; `answered` or `failed` follows. `now_ms`: the ledger's time, also while no record comes."""
+        due_ms = self.due_ms(state)
+        if due_ms is None or due_ms > now_ms:
+            return None
+        stage = _stage(state.settings)
+        assert stage is not None, "else it would not be due"
+        self._due, self._sent = False, None
+        window_ms = state.window_until_ms if state.in_window else 0
+        self._planned_window_ms = window_ms or self._planned_window_ms
+        question = stage.question(state)
+        if question is None:
+            return None
+        self._working = True
+        return Work(stage.kind, state.seq, window_ms, state.settings, question)
+
+    def failed(self) -> None:
+        """The work has no answer: its plan is lost, and the next change asks again."""
+        self._working = False
+
+    def answered(self, state: CellState, work: Work, answer: Any) -> PlanProposed | None:
+        """What is proposed on this state; None: nothing is to change, or it has come too late."""
+        self._working = False
+        if state.frozen or work.settings != state.settings:
+            self._due = True
+            return None
+        valid_ms = state.now_ms + VALID_MS
+        if work.kind == "batch":
+            if not state.in_window or state.window_until_ms != work.window_until_ms:
+                return None
+            valid_ms = work.window_until_ms
+        planned = _known(work).plan(state, answer)
+        proposal, cut = proposal_of(state, planned, f"{work.kind}-{work.seq}", valid_ms)
+        if proposal is not None:
+            until_ms = state.now_ms + ANSWER_WITHIN_MS
+            self._sent = _Sent(proposal.proposal_id, until_ms, cut)
+        return proposal

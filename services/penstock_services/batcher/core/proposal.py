@@ -1,0 +1,101 @@
+"""From the units of a plan to a proposal within the bounds of one: what comes first in the plan comes first, the rest is cut off."""
+
+from collections.abc import Sequence
+from typing import NamedTuple, TypeVar
+
+from penstock.ledger.state import CellState
+from penstock.model.codec import encode
+from penstock.model.ledger_events import MAX_RANKS, JobRank
+from penstock.model.plans import MAX_PROPOSED_UNITS, MAX_UNITS
+from penstock.model.proposals import (
+    MAX_PLANNED_STOPS,
+    MAX_UNIT_JOBS,
+    PlanProposed,
+    ProposedUnit,
+    ReadVersion,
+)
+from penstock.model.topics import MAX_PLAN_BYTES
+from penstock.model.types import MAX_GANG_TASKS
+from penstock.policies.validate_plans import MAX_PLAN_TASKS
+
+PROPOSER = "batcher"
+SHRINK = 0.9  # of what would fit if all units had the same length
+MAX_SHRINKS = 32  # 256 units x 0.9^32 are fewer than ten; then nothing is proposed
+
+
+Item = TypeVar("Item")
+
+
+class Planned(NamedTuple):
+    """What a stage wants done; nothing in any of it: everything stays as it is."""
+
+    units: Sequence[ProposedUnit] = ()
+    stops: Sequence[str] = ()
+    ranks: Sequence[JobRank] = ()
+
+
+class Bounded(NamedTuple):
+    """`proposal`: None where nothing is to be done. `cut`: the plan goes on, and the next one has the rest."""
+
+    proposal: PlanProposed | None
+    cut: bool
+
+
+def proposal_of(state: CellState, planned: Planned, proposal_id: str, valid_until_ms: int) -> Bounded:
+    """`state`: the one that `planned` was made on; of the jobs that wait their versions are named.
+
+    Ideal: the versions of everything that it touches. Departure: a node's version moves with every exit on it, and a running job's with
+    every checkpoint; the placer judges room and members on the state as it is then, so these versions would refuse what still fits.
+    """
+    units = _first(planned.units)
+    stops, ranks = planned.stops[:MAX_PLANNED_STOPS], planned.ranks[:MAX_RANKS]
+    for _ in range(MAX_SHRINKS):
+        if not (units or stops or ranks):
+            return Bounded(None, False)
+        found = PlanProposed(
+            proposal_id=proposal_id,
+            proposer=PROPOSER,
+            read=_read(state, units),
+            units=tuple(units),
+            valid_until_ms=valid_until_ms,
+            stops=tuple(stops),
+            ranks=tuple(ranks),
+        )
+        size = len(encode(found))
+        if size <= MAX_PLAN_BYTES:
+            cut = any(
+                len(kept) < len(whole) for kept, whole in zip((units, stops, ranks), planned, strict=True)
+            )
+            return Bounded(found, cut)
+        share = SHRINK * MAX_PLAN_BYTES / size
+        units, stops, ranks = _part(units, share), _part(stops, share), _part(ranks, share)
+    return Bounded(None, True)
+
+
+def _part(whole: Sequence[Item], share: float) -> Sequence[Item]:
+    return whole[: int(len(whole) * share)]
+
+
+def _first(units: Sequence[ProposedUnit]) -> Sequence[ProposedUnit]:
+    """As many as one plan may have; one that no plan may have is left out."""
+    found: list[ProposedUnit] = []
+    jobs = tasks = 0
+    for unit in units:
+        needs = sum(len(job.nodes) for job in unit.jobs)
+        if needs > MAX_GANG_TASKS or len(unit.jobs) > MAX_UNIT_JOBS:
+            continue
+        jobs, tasks = jobs + len(unit.jobs), tasks + needs
+        if len(found) == MAX_PROPOSED_UNITS or jobs > MAX_UNITS or tasks > MAX_PLAN_TASKS:
+            break
+        found.append(unit)
+    return found
+
+
+def _read(state: CellState, units: Sequence[ProposedUnit]) -> tuple[ReadVersion, ...]:
+    waiting = (
+        job
+        for unit in units
+        for planned in unit.jobs
+        if (job := state.jobs.get(planned.job_id)) is not None and job.in_line
+    )
+    return tuple(ReadVersion(kind="job", id=job.job_id, version=job.version) for job in waiting)

@@ -1,0 +1,198 @@
+"""The batcher's loop: fold the ledger, ask the core whether it is time to plan, plan in a worker process, append the proposal.
+
+It holds nothing that the ledger does not have. After any failure it folds anew and plans anew (crash-only): a plan that was sent twice
+has the same id, and the placer answers the second as it answered the first. Nobody waits for it longer than a window lasts.
+"""
+
+import asyncio
+import logging
+from functools import partial
+from typing import Any
+
+from penstock.clock import ReadersClock, wall_ms
+from penstock.errors import LogError
+from penstock.ledger.evolve import evolve
+from penstock.ledger.record import RawRecord
+from penstock.ledger.replica import Replica
+from penstock.ledger.state import CellState
+from penstock.log.open import open_log
+from penstock.log.port import Log, Message, Partition, Reader, Record
+from penstock.model.envelope import Envelope, to_wire
+from penstock.model.event import Event
+from penstock.model.proposals import PlanProposed
+from penstock.model.topics import Topic
+from penstock.runtime.crash_only import applying, crash_only
+from penstock.runtime.failpoints import hit
+from penstock.runtime.settings import Settings
+from penstock.runtime.snapshots import load_replica
+from penstock.runtime.tracing.phases import MAX_NAMED
+from penstock.runtime.tracing.tracer import Tracing, tracing
+from penstock_services.batcher.core.batcher import Batcher, Work, plans
+from penstock_services.batcher.shell.worker import Worker
+
+LOG = logging.getLogger(__name__)
+
+SOURCE = "/penstock/batcher"
+MAX_VOIDS = 256  # of placers that are not in office any more; beyond, the ledger was restored from an older copy, and goes on otherwise
+BATCH_MS = 20  # under load a poll costs more than the records that it brings; after idle nothing waits
+
+
+class Planner:
+    """One attempt of one cell's batcher on one log."""
+
+    def __init__(
+        self, settings: Settings, log: Log, traces: Tracing, worker: Worker, replica: Replica
+    ) -> None:
+        self._log, self._traces, self._worker, self._replica = log, traces, worker, replica
+        self._ledger = Partition(Topic.LEDGER, settings.cell_index)
+        self._proposals = Partition(Topic.PROPOSALS, settings.cell_index)
+        self._key = settings.cell.encode()
+        self._batcher = Batcher()
+        self._clock = ReadersClock()
+        self._voids = 0
+        """Void records in a row, since the latest valid one."""
+
+    @property
+    def _state(self) -> CellState:
+        return self._replica.state
+
+    async def work(self, ready: asyncio.Event) -> None:
+        """For ever: folds what comes, and plans meanwhile."""
+        end = (await self._log.end_offsets([self._ledger]))[self._ledger]
+        reader = self._log.reader({self._ledger: self._replica.offset}, batch_ms=BATCH_MS)
+        try:
+            while self._replica.offset < end:
+                self._fold(await reader.read(), new=False)
+            LOG.info("folded the ledger to seq %d", self._replica.head.seq)
+            ready.set()
+            await self._follow(reader)
+        finally:
+            self._worker.close()
+            await reader.close()
+
+    async def _follow(self, reader: Reader) -> None:
+        reading = asyncio.ensure_future(reader.read())
+        planning: asyncio.Future[None] | None = None
+        try:
+            while True:
+                if plans(self._state.settings):
+                    self._worker.warm_up()
+                if planning is None and (work := self._next()) is not None:
+                    planning = asyncio.ensure_future(self._plan(work))
+                pending: list[asyncio.Future[Any]] = [reading] if planning is None else [reading, planning]
+                timeout_s = self._due_in_s() if planning is None else None
+                await asyncio.wait(pending, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+                if reading.done():
+                    self._fold(reading.result(), new=True)
+                    reading = asyncio.ensure_future(reader.read())
+                if planning is not None and planning.done():
+                    planning.result()
+                    planning = None
+        finally:
+            unfinished: list[asyncio.Future[Any]] = [reading] if planning is None else [reading, planning]
+            for task in unfinished:
+                task.cancel()
+            await asyncio.gather(*unfinished, return_exceptions=True)
+
+    def _fold(self, records: list[Record], *, new: bool) -> None:
+        for record in records:
+            place = f"ledger offset {record.offset}"
+            take = partial(self._replica.take, record.value, record.offset, self._fold_fact)
+            if applying(place, take) is not None:
+                self._clock.read(self._state.now_ms, None if new else record.timestamp_ms)
+                self._voids = 0
+            else:
+                self._voids += 1
+        if self._voids > MAX_VOIDS:
+            raise LogError(f"{self._voids} records in a row do not follow seq {self._replica.head.seq}")
+
+    def _fold_fact(self, record: RawRecord, n: int, fact: Event) -> None:
+        evolve(self._state, fact)
+        self._batcher.see(fact)
+
+    def _due_in_s(self) -> float | None:
+        """Until the core wants to be asked although nothing happens."""
+        due_ms = self._batcher.due_ms(self._state)
+        return None if due_ms is None else max(0.0, (due_ms - self._clock.now_ms()) / 1_000)
+
+    def _next(self) -> Work | None:
+        try:
+            return self._batcher.next(self._state, self._clock.now_ms())
+        except Exception:  # a bug in a policy costs the plan: who waits is placed without one
+            LOG.exception("nothing can be asked at seq %d", self._state.seq)
+            return None
+
+    async def _plan(self, work: Work) -> None:
+        """Solves, proposes, and writes the plan's span. Raises `LogError`."""
+        began_ms = wall_ms()
+        hit("batcher.question_asked")
+        try:
+            answer = await self._worker.solve(work)
+            solved_ms = wall_ms()
+            proposal = self._batcher.answered(self._state, work, answer)
+        except Exception:  # as above
+            LOG.exception("the plan of seq %d is lost", work.seq)
+            self._batcher.failed()
+            return
+        hit("batcher.plan_solved")
+        if proposal is None:
+            LOG.debug("nothing to propose at seq %d", work.seq)
+            return
+        await self._log.append([self._message(proposal)])
+        hit("batcher.plan_sent")
+        self._trace(work, proposal, began_ms, solved_ms)
+
+    def _message(self, proposal: PlanProposed) -> Message:
+        envelope = Envelope(
+            id=proposal.proposal_id,
+            source=SOURCE,
+            time_ms=wall_ms(),
+            data=proposal,
+            traceparent=self._traces.plan_context(proposal.proposer, proposal.proposal_id),
+        )
+        headers, value = to_wire(envelope)
+        return Message(self._proposals, value, headers, self._key)
+
+    def _trace(self, work: Work, proposal: PlanProposed, began_ms: int, solved_ms: int) -> None:
+        jobs = [job.job_id for unit in proposal.units for job in unit.jobs]
+        LOG.info("%s: %d units, %d stops", proposal.proposal_id, len(proposal.units), len(proposal.stops))
+        self._traces.plan(
+            proposal.proposer,
+            proposal.proposal_id,
+            began_ms,
+            wall_ms(),
+            {
+                "penstock.profile": work.settings.profile,
+                "penstock.ledger_seq": work.seq,
+                "penstock.solve_ms": solved_ms - began_ms,
+                "penstock.units": len(proposal.units),
+                "penstock.groups": sum(unit.kind == "group" for unit in proposal.units),
+                "penstock.stops": len(proposal.stops),
+                "penstock.jobs": tuple(jobs[:MAX_NAMED]),
+            },
+        )
+
+
+async def run(
+    settings: Settings,
+    stop: asyncio.Event,
+    *,
+    log: Log | None = None,
+    ready: asyncio.Event | None = None,
+    worker: Worker | None = None,
+) -> None:
+    """Works until `stop` is set; see penstock.runtime.service. The topics must exist. `worker`: in which plans are computed. Raises `NotAllowed`, `ConfigurationError`."""
+    used = await open_log(settings.log_url, "batcher", settings.archive).start() if log is None else log
+    worker, ready = worker or Worker(), ready or asyncio.Event()
+    try:
+        async with tracing("batcher", settings) as traces:
+
+            async def attempt() -> None:
+                replica = await load_replica(settings, used)
+                await Planner(settings, used, traces, worker, replica).work(ready)
+
+            await crash_only("batcher", attempt, stop)
+    finally:
+        worker.close()
+        if log is None:
+            await used.close()

@@ -1,0 +1,65 @@
+"""The worker process in which plans are computed: there as long as there may be plans to make, bounded in time."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from penstock.errors import PenstockError
+from penstock.runtime.pool import WorkerDied, WorkerPool
+from penstock_services.batcher.core.batcher import Work, solve
+
+LOG = logging.getLogger(__name__)
+
+NICENESS = 5  # a machine's cores belong to its jobs and to the placer first
+STAYS_S = 365 * 86_400.0  # without a plan
+MAX_SOLVE_S = 30.0  # far beyond any window; a plan of who runs is out of date by then, too
+
+
+class TooLong(PenstockError):
+    """A plan was not ready within `MAX_SOLVE_S`; its worker was ended."""
+
+
+class Worker:
+    """One plan at a time. Once it is warm it stays: a burst comes when nothing has happened for long, and a cold start takes longer
+    than most windows last."""
+
+    def __init__(self, solving: Callable[[Work], Any] = solve) -> None:
+        """`solving`: what the worker runs; importable there."""
+        self._solving = solving
+        self._pool = WorkerPool(niceness=NICENESS, idle_s=STAYS_S)
+        self._warming: asyncio.Future[None] | None = None
+
+    def warm_up(self) -> None:
+        """There may be plans to make: the worker starts, imports what it needs, and waits. Nothing if it has done so."""
+        if self._warming is None:
+            self._warming = asyncio.ensure_future(self._begin())
+
+    async def _begin(self) -> None:
+        try:
+            await self._pool.run(import_all)
+        except PenstockError as error:
+            LOG.warning("the worker did not start: %s", error)
+
+    async def solve(self, work: Work) -> Any:
+        """The answer. Raises what `solve` raised there, `WorkerDied`, or `TooLong`."""
+        try:
+            async with asyncio.timeout(MAX_SOLVE_S):
+                return await self._pool.run(self._solving, work)
+        except WorkerDied:
+            self._warming = None
+            raise
+        except TimeoutError:
+            self.close()
+            raise TooLong(f"no plan within {MAX_SOLVE_S:.0f} s") from None
+
+    def close(self) -> None:
+        """Ends the worker; a plan under way is lost. The next use starts another one."""
+        if self._warming is not None:
+            self._warming.cancel()
+            self._warming = None
+        self._pool.close()
+
+
+def import_all() -> None:
+    """In the worker: what `solve` needs was imported with this module."""

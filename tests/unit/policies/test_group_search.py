@@ -1,0 +1,166 @@
+"""Which jobs run and which share GPUs: the local search against what must hold of any answer, against no sharing, and against the best of all answers."""
+
+from collections.abc import Iterator, Sequence
+from itertools import combinations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.policies.group_search import Job, Kinds, Tables, search
+
+GPUS = 4
+
+
+def speeds(kinds: Kinds) -> tuple[float, ...]:
+    """Kinds 0, 1 and 2 use different resources, and hardly slow each other down. Who meets its own kind, or kind 3, which uses everything, has what a turn leaves."""
+    if len(kinds) == 1:
+        return (1.0,)
+    if len(set(kinds)) == len(kinds) and 3 not in kinds:
+        return (0.8 - 0.05 * len(kinds),) * len(kinds)
+    return (0.9 / len(kinds),) * len(kinds)
+
+
+TABLES = Tables(speeds)
+
+
+def value(jobs: Sequence[Job], plan: Sequence[Sequence[int]], behind: int = 0) -> float:
+    """As the module's docstring has it."""
+    last = len(jobs) + behind - 1
+    total = 0.0
+    for members in plan:
+        of_kind = sorted(members, key=lambda number: (jobs[number].kind, number))
+        for number, speed in zip(of_kind, speeds(tuple(jobs[one].kind or 0 for one in of_kind)), strict=True):
+            total += speed * (1 + jobs[number].gpus / GPUS * (last - number))
+    return total
+
+
+def unshared(jobs: Sequence[Job]) -> list[tuple[int, ...]]:
+    """In order, each alone, as long as GPUs are free."""
+    free, plan = GPUS, []
+    for number, job in enumerate(jobs):
+        if job.gpus <= free:
+            free -= job.gpus
+            plan.append((number,))
+    return plan
+
+
+def all_plans(jobs: Sequence[Job], numbers: tuple[int, ...], free: int) -> Iterator[list[tuple[int, ...]]]:
+    """Every way to run some of them."""
+    if not numbers:
+        yield []
+        return
+    first, rest = numbers[0], numbers[1:]
+    yield from all_plans(jobs, rest, free)
+    if jobs[first].gpus <= free:
+        alike = [number for number in rest if jobs[number].shape == jobs[first].shape]
+        for more in range(4):
+            for others in combinations(alike, more):
+                left = tuple(number for number in rest if number not in others)
+                for plan in all_plans(jobs, left, free - jobs[first].gpus):
+                    yield [(first, *others), *plan]
+
+
+def job(gpus: int, kind: int | None, *, fixed: bool = False, memory_mib: int = 0) -> Job:
+    return Job(gpus, gpus, kind, fixed, memory_mib)
+
+
+jobs_strategy = st.lists(
+    st.builds(job, st.sampled_from([1, 1, 2, 4, 8]), st.sampled_from([0, 1, 2, 3, None])), max_size=12
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(jobs=jobs_strategy, afresh=st.booleans())
+def test_every_plan_can_be_carried_out(jobs: list[Job], afresh: bool) -> None:
+    """Whatever waits: nobody twice, no more GPUs than there are, four of one shape at most, and the same answer when it is asked again from there."""
+    plan = search(jobs, [], GPUS, TABLES, afresh=afresh)
+    members = [number for group in plan for number in group]
+    assert len(members) == len(set(members))
+    assert sum(jobs[group[0]].gpus for group in plan) <= GPUS
+    for group in plan:
+        assert len(group) <= 4
+        assert len({jobs[number].shape for number in group}) == 1
+        assert len(group) == 1 or all(jobs[number].kind is not None for number in group)
+    again = search(jobs, plan, GPUS, TABLES, afresh=False)
+    sharing = [one for one in jobs if one.kind is not None]
+    if len(sharing) == len(jobs):
+        assert value(jobs, again) >= value(jobs, plan) - 1e-9
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    sizes=st.sampled_from([(1,), (2,), (1, 2, 4)]),
+    kinds=st.lists(st.integers(0, 3), max_size=7),
+    data=st.data(),
+)
+def test_it_is_never_worse_than_no_sharing_and_near_the_best(
+    sizes: tuple[int, ...], kinds: list[int], data: st.DataObject
+) -> None:
+    """By its own measure: not below the plan in which everybody is alone, and within a tenth of the best of all plans where all gangs are of one size.
+
+    With several sizes a quarter: a large gang is not dropped for several small ones at once.
+    """
+    jobs = [job(data.draw(st.sampled_from(sizes)), kind) for kind in kinds]
+    found = value(jobs, search(jobs, [], GPUS, TABLES, afresh=True))
+    best = max(value(jobs, plan) for plan in all_plans(jobs, tuple(range(len(jobs))), GPUS))
+    assert found >= value(jobs, unshared(jobs)) - 1e-9
+    assert found >= (0.9 if len(sizes) == 1 else 0.75) * best
+
+
+def test_jobs_that_slow_each_other_down_do_not_share() -> None:
+    """A queue of one kind that uses everything: the first four run alone, in order."""
+    jobs = [job(1, 3) for _ in range(40)]
+    assert search(jobs, [], GPUS, TABLES, afresh=True) == [(0,), (1,), (2,), (3,)]
+
+
+def test_nobody_shares_while_gpus_are_free() -> None:
+    """Three complementary jobs on four GPUs: each has its own."""
+    jobs = [job(1, 0), job(1, 1), job(1, 2)]
+    assert search(jobs, [(0, 1, 2)], GPUS, TABLES, afresh=False) == [(0,), (1,), (2,)]
+
+
+def test_a_long_queue_of_complements_shares_every_gpu() -> None:
+    """With thousands behind them what counts is how much is done in all: each GPU has one job of each kind."""
+    jobs = [job(1, number % 3) for number in range(60)]
+    plan = search(jobs, [], GPUS, TABLES, afresh=True, behind=5_000)
+    assert [sorted(jobs[number].kind or 0 for number in group) for group in plan] == [[0, 1, 2]] * GPUS
+
+
+def test_small_jobs_move_together_for_gangs_that_find_no_room() -> None:
+    """Four small jobs have a GPU each, and three gangs of two GPUs wait behind them: two and two of the small ones share, and the gangs share what is then free."""
+    jobs = [job(1, number % 2) for number in range(4)] + [job(2, number) for number in range(3)]
+    apart = [(0,), (1,), (2,), (3,)]
+    plan = search(jobs, apart, GPUS, TABLES, afresh=False)
+    assert value(jobs, plan) > value(jobs, apart)
+    assert (4, 5, 6) in plan
+    assert sorted(number for group in plan for number in group) == list(range(7))
+
+
+@pytest.mark.parametrize("afresh", [False, True])
+def test_who_may_not_be_stopped_keeps_running(afresh: bool) -> None:
+    """A job that says so came last in the order: it keeps its GPUs, with or without company."""
+    jobs = [job(4, 0), job(4, 1), job(4, 3, fixed=True)]
+    plan = search(jobs, [(2,)], GPUS, TABLES, afresh=afresh)
+    assert any(2 in group for group in plan)
+
+
+def test_memory_binds() -> None:
+    """Two complementary jobs whose memory does not fit on one GPU do not share it."""
+    jobs = [job(4, 0, memory_mib=600), job(4, 1, memory_mib=600)]
+    assert search(jobs, [], GPUS, TABLES, afresh=True, memory_mib=1_000) == [(0,)]
+    assert search(jobs, [], GPUS, TABLES, afresh=True, memory_mib=1_200) == [(0, 1)]
+
+
+def test_a_plan_goes_on_unless_another_is_clearly_better() -> None:
+    """Equal jobs that run are not exchanged for others that wait."""
+    jobs = [job(1, 3) for _ in range(8)]
+    running = [(0,), (1,), (2,), (3,)]
+    assert search(jobs, running, GPUS, TABLES, afresh=True) == running
+
+
+@pytest.mark.parametrize("gpus", [0, GPUS])
+def test_nothing_to_plan(gpus: int) -> None:
+    """No jobs, no GPUs, or a gang larger than the cell: nobody runs."""
+    assert search([], [], gpus, TABLES, afresh=True) == []
+    assert search([job(8, 0)], [], gpus, TABLES, afresh=True) == []

@@ -1,0 +1,298 @@
+"""Stories of plans under a profile that regroups: running jobs make way, leave one group and join another, and nobody is stopped in vain."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from penstock.ledger.snapshot import dump, load
+from penstock.model.external_events import JobCancelRequested, JobProgress, WorkProgressed
+from penstock.model.groups import GroupDecided, Turns
+from penstock.model.ledger_events import JobPreempted, JobRank, JobsRanked, PlacementDecided, ProposalAnswered
+from penstock.model.plans import BatchWindowClosed, BatchWindowOpened, PlanAdopted
+from penstock.model.proposals import PlanProposed, ProposedJob, ProposedUnit
+from penstock.model.transitions import JobStatus
+from penstock.policies.group_plan import plan as nodes_and_stops
+from penstock.policies.regroup import Answer, PlannedGroup
+from penstock.policies.service import remaining_s
+from penstock_services.placer.core.step import Step
+from tests.support.driver import CellDriver, estimate, job_spec, node_spec
+from tests.support.small_stages import FirstFitRegroup, known_as
+
+WINDOW_MS = 5_000
+
+
+@pytest.fixture
+def cell() -> Iterator[CellDriver]:
+    """Two nodes of four GPUs."""
+    with known_as("regroups", regroup=FirstFitRegroup()) as settings:
+        driver = CellDriver(settings)
+        driver.join(node_spec("n1"), node_spec("n2"))
+        yield driver
+
+
+def turns(*job_ids: str, speed: float = 0.5) -> Turns:
+    speeds = (speed,) * len(job_ids)
+    return Turns(
+        job_ids=job_ids, period_ms=100.0, efficiency=0.7, speeds=speeds, alternative="apart: 10 % less"
+    )
+
+
+def unit(*job_ids: str, nodes: Sequence[str], with_turns: bool = True) -> ProposedUnit:
+    jobs = tuple(ProposedJob(job_id=job_id, nodes=tuple(nodes)) for job_id in job_ids)
+    if len(jobs) == 1:
+        return ProposedUnit(jobs=jobs, explanation="alone")
+    return ProposedUnit(
+        jobs=jobs, explanation="take turns", kind="group", turns=turns(*job_ids) if with_turns else None
+    )
+
+
+def plan(*units: ProposedUnit, stops: Sequence[str] = (), name: str = "p1", **more: Any) -> PlanProposed:
+    return PlanProposed(proposal_id=name, proposer="batcher", units=units, stops=tuple(stops), **more)
+
+
+def running(cell: CellDriver, *job_ids: str, gpus: int = 4) -> None:
+    for job_id in job_ids:
+        cell.submit(job_id, need=estimate(gpus))
+        cell.start(job_id)
+
+
+def facts(step: Step, kind: type[Any]) -> list[Any]:
+    return [fact for fact in step.facts if isinstance(fact, kind)]
+
+
+def made_way(cell: CellDriver, job_id: str) -> Step:
+    """It ends within its grace."""
+    job = cell.job(job_id)
+    step = None
+    for task_id in list(job.tasks):
+        step = cell.exit(task_id, None, cause="stopped", signal=15)
+    assert step is not None
+    return step
+
+
+def test_a_running_job_makes_way_and_the_other_starts_after_it(cell: CellDriver) -> None:
+    """`long` has n1. The plan wants `short` there: `long` is stopped in the same record, waits again, and `short` is ordered to start after it."""
+    running(cell, "long", "other")
+    cell.submit("short", need=estimate(4))
+    step = cell.feed(plan(unit("short", nodes=["n1"]), stops=["long"]))
+    [preempted] = facts(step, JobPreempted)
+    assert (preempted.job_id, preempted.by_job_id) == ("long", "short")
+    assert preempted.reason == "plan of batcher: alone"
+    [placed] = facts(step, PlacementDecided)
+    assert (placed.job_id, placed.after) == ("short", ("long",))
+    made_way(cell, "long")
+    cell.start("short")
+    assert cell.job("long").in_line
+    assert cell.job("long").infrastructure_retries == 1
+    assert cell.job("short").status is JobStatus.RUNNING
+
+
+def test_nobody_is_stopped_for_somebody_who_cannot_start(cell: CellDriver) -> None:
+    """`wide` needs eight cores beyond what the node has even when `long` has ended: its unit is refused, and `long` runs on."""
+    running(cell, "long", "other")
+    cell.submit("wide", need=estimate(4, cores=1_000))
+    step = cell.feed(plan(unit("wide", nodes=["n1"]), stops=["long"]))
+    assert facts(step, JobPreempted) == []
+    [answer] = facts(step, ProposalAnswered)
+    assert answer.verdict == "refused"
+    assert cell.job("long").status is JobStatus.RUNNING
+
+
+@pytest.mark.parametrize("named", ["other", "ghost", "short"])
+def test_a_stop_that_helps_nobody_is_left_out(cell: CellDriver, named: str) -> None:
+    """The plan names who runs elsewhere, who does not exist, who waits: only who stands in the way is stopped."""
+    running(cell, "long", "other")
+    cell.submit("short", need=estimate(4))
+    step = cell.feed(plan(unit("short", nodes=["n1"]), stops=[named, "long"]))
+    assert [fact.job_id for fact in facts(step, JobPreempted)] == ["long"]
+
+
+def test_who_may_not_be_stopped_is_not(cell: CellDriver) -> None:
+    """Its owner said so; the unit that counted on its GPUs is refused."""
+    cell.submit("firm", job_spec(preemptible=False), estimate(4))
+    cell.start("firm")
+    running(cell, "other")
+    cell.submit("short", need=estimate(4))
+    step = cell.feed(plan(unit("short", nodes=["n1"]), stops=["firm"]))
+    assert facts(step, JobPreempted) == []
+    assert facts(step, ProposalAnswered)[0].verdict == "refused"
+
+
+def test_a_plan_with_stops_is_refused_where_the_profile_does_not_regroup() -> None:
+    """Under `fifo` a proposer may not stop anybody."""
+    cell = CellDriver()
+    cell.join(node_spec("n1"))
+    running(cell, "long")
+    cell.submit("short", need=estimate(4))
+    step = cell.feed(plan(unit("short", nodes=["n1"]), stops=["long"]))
+    [answer] = facts(step, ProposalAnswered)
+    assert (answer.verdict, answer.reason) == ("refused", "unsupported")
+    assert cell.job("long").status is JobStatus.RUNNING
+
+
+def test_a_job_leaves_its_group_and_joins_another(cell: CellDriver) -> None:
+    """`a` and `b` take turns on n1, `c` has n2. The plan wants `b` with `c`: `b` alone is stopped, `a` and `c` run on, and `b` starts beside `c` when it has ended."""
+    running(cell, "a", "c")
+    cell.submit("b", need=estimate(4))
+    cell.feed(plan(unit("a", "b", nodes=["n1"]), name="p0"))
+    cell.start("b")
+    assert cell.job("a").speed == 0.5
+    step = cell.feed(plan(unit("c", "b", nodes=["n2"]), stops=["b"]))
+    assert [(fact.job_id, fact.by_job_id) for fact in facts(step, JobPreempted)] == [("b", "c")]
+    assert facts(step, ProposalAnswered)[0].waiting == 1
+    assert load(dump(cell.state)).planned == cell.state.planned
+    step = made_way(cell, "b")
+    [decided] = facts(step, GroupDecided)
+    assert decided.job_ids == ("c", "b")
+    assert decided.turns == turns("c", "b")
+    [placed] = facts(step, PlacementDecided)
+    assert [place.node_id for place in placed.tasks] == ["n2"]
+    cell.start("b")
+    assert {job_id: cell.job(job_id).speed for job_id in "abc"} == {"a": 1.0, "b": 0.5, "c": 0.5}
+    assert cell.job("a").attempt == cell.job("c").attempt == 1
+
+
+def test_two_who_run_alone_share_so_that_a_third_has_room(cell: CellDriver) -> None:
+    """`a` has n1, `b` has n2, `big` waits for four GPUs. `b` joins `a`, and `big` gets n2: one restart, in one plan."""
+    running(cell, "a", "b")
+    cell.submit("big", need=estimate(4))
+    step = cell.feed(plan(unit("a", "b", nodes=["n1"]), unit("big", nodes=["n2"]), stops=["b"]))
+    assert [fact.job_id for fact in facts(step, JobPreempted)] == ["b"]
+    made_way(cell, "b")
+    for job_id in ("b", "big"):
+        cell.start(job_id)
+    assert cell.job("b").group == cell.job("a").group != ""
+    assert [task.place.node_id for task in cell.job("big").tasks.values()] == ["n2"]
+    assert cell.job("a").attempt == 1
+
+
+def test_a_unit_is_given_up_where_a_member_was_done_before_its_stop(cell: CellDriver) -> None:
+    """`b` ends by itself just before SIGTERM reaches it: nothing is kept for the group that it was to join."""
+    running(cell, "a", "b")
+    cell.submit("big", need=estimate(4))
+    cell.feed(plan(unit("a", "b", nodes=["n1"]), stops=["b"]))
+    cell.exit("b.1.w0", 0)
+    assert "b" not in cell.state.jobs
+    assert not cell.state.planned
+
+
+def test_a_cancelled_member_that_makes_way_frees_what_was_kept(cell: CellDriver) -> None:
+    """Its user cancels `b` while it saves: the unit is given up when it has ended, and others may have the node."""
+    running(cell, "a", "b")
+    cell.submit("big", need=estimate(4))
+    cell.feed(plan(unit("b", nodes=["n2"]), unit("big", nodes=["n2"]), stops=["b"]))
+    cell.feed(JobCancelRequested(job_id="b", reason="not needed"))
+    made_way(cell, "b")
+    assert all(unit.job_id != "b" for unit in cell.state.planned.values())
+
+
+def test_other_turns_of_the_same_members_are_only_written_down(cell: CellDriver) -> None:
+    """A new profile of a member changes the rotation: one fact, nobody is touched."""
+    running(cell, "a", "c")
+    cell.submit("b", need=estimate(4))
+    cell.feed(plan(unit("a", "b", nodes=["n1"]), name="p0"))
+    cell.start("b")
+    other = replace(unit("a", "b", nodes=["n1"]), turns=turns("b", "a", speed=0.8))
+    step = cell.feed(plan(other))
+    [decided] = facts(step, GroupDecided)
+    assert (decided.group_id, decided.turns) == (cell.job("a").group, other.turns)
+    assert facts(step, PlacementDecided) == []
+    assert cell.job("b").speed == 0.8
+
+
+def test_what_is_left_of_a_member_falls_at_its_own_speed(cell: CellDriver) -> None:
+    """`a` needs 100 s alone. After 10 s `b` joins it and both run at half speed: after 20 s more `a` has done 20 s of work; when `b` has ended it is as fast as before."""
+    running(cell, "c")
+    cell.submit("a", need=replace(estimate(4), run_ms=100_000))
+    cell.start("a")
+    cell.submit("b", need=estimate(4))
+    cell.at(10_000)
+    cell.feed(plan(unit("a", "b", nodes=["n2"]), name="p0"))
+    cell.start("b")
+    cell.at(30_000)
+    cell.exit("b.1.w0", 0)
+    assert remaining_s(cell.state, cell.job("a")) == pytest.approx(80)
+    cell.at(40_000)
+    cell.submit("later", need=estimate(4))
+    assert remaining_s(cell.state, cell.job("a")) == pytest.approx(70)
+    cell.feed(
+        WorkProgressed(node_id="n2", jobs=(JobProgress(job_id="a", attained_s=40.0, remaining_s=65.0),))
+    )
+    assert remaining_s(cell.state, cell.job("a")) == pytest.approx(65)
+
+
+def test_the_order_of_the_stage_is_written_down(cell: CellDriver) -> None:
+    """Ranks of a plan without units: the next plan finds them; jobs that have ended meanwhile are passed over."""
+    running(cell, "a")
+    ranks = [JobRank(job_id=job_id, level=0, chosen=True, position=7) for job_id in ("a", "gone")]
+    step = cell.feed(plan(ranks=tuple(ranks)))
+    assert facts(step, JobsRanked) == [JobsRanked(ranks=(ranks[0],))]
+    assert cell.job("a").rank == (0, 0, 7)
+
+
+def test_every_arrival_waits_for_the_plan_or_for_the_window_to_end() -> None:
+    """With a window the first job waits for the plan, which starts it; the second one's plan never comes: when the time is over it is placed as usual."""
+    with known_as("regroups", regroup=FirstFitRegroup()) as settings:
+        cell = CellDriver(replace(settings, batch_window_ms=WINDOW_MS))
+        cell.join(node_spec("n1"), node_spec("n2"))
+        step = cell.submit("a", need=estimate(4))
+        assert facts(step, BatchWindowOpened)
+        assert facts(step, PlacementDecided) == []
+        step = cell.feed(plan(unit("a", nodes=["n2"])))
+        assert facts(step, BatchWindowClosed)[0].reason == "answered"
+        assert [place.node_id for place in facts(step, PlacementDecided)[0].tasks] == ["n2"]
+        cell.at(0)
+        cell.start("a")
+        cell.submit("b", need=estimate(4))
+        assert cell.job("b").in_line
+        cell.at(WINDOW_MS)
+        assert cell.job("b").status is JobStatus.LAUNCHING
+
+
+def test_an_end_opens_a_window_only_while_somebody_waits_and_not_for_who_made_way() -> None:
+    """Two exits: the first with nobody waiting, the second with a job in the queue. What a stopped job leaves is the plan's by now."""
+    with known_as("regroups", regroup=FirstFitRegroup()) as settings:
+        cell = CellDriver(replace(settings, batch_window_ms=WINDOW_MS))
+        cell.join(node_spec("n1"))
+        cell.submit("a", need=estimate(4))
+        cell.feed(plan(unit("a", nodes=["n1"]), name="p1"))
+        cell.at(0)
+        cell.start("a")
+        assert facts(cell.exit("a.1.w0"), BatchWindowOpened) == []
+        cell.submit("b", need=estimate(4))
+        cell.feed(plan(unit("b", nodes=["n1"]), name="p2"))
+        cell.at(0)
+        cell.start("b")
+        cell.submit("c", need=estimate(4))
+        cell.feed(plan(unit("c", nodes=["n1"]), stops=["b"], name="p3"))
+        cell.at(0)
+        assert facts(made_way(cell, "b"), BatchWindowOpened) == []
+        cell.start("c")
+        assert facts(cell.exit("c.1.w0"), BatchWindowOpened)
+
+
+def test_groups_become_nodes_and_as_few_stops_as_possible(cell: CellDriver) -> None:
+    """The answer wants `a` with `b` and `big` alone: `b` joins `a` where `a` is, and `big` gets what `b` leaves. Carried out, the same answer asks for nothing more."""
+    running(cell, "a", "b")
+    cell.submit("big", need=estimate(4))
+    answer = Answer((PlannedGroup(("a", "b"), turns("a", "b")), PlannedGroup(("big",))))
+    found = nodes_and_stops(cell.state, answer)
+    assert tuple(found.stops) == ("b",)
+    assert [[job.job_id for job in one.jobs] for one in found.units] == [["a", "b"], ["big"]]
+    cell.feed(plan(*found.units, stops=found.stops))
+    made_way(cell, "b")
+    for job_id in ("b", "big"):
+        cell.start(job_id)
+    again = nodes_and_stops(cell.state, answer)
+    assert (list(again.units), tuple(again.stops)) == ([], ())
+
+
+def test_an_answer_that_is_out_of_date_stops_nobody(cell: CellDriver) -> None:
+    """Everybody whom it wants to run has ended: there is nothing to make way for."""
+    running(cell, "a", "b")
+    answer = Answer((PlannedGroup(("ghost",)), PlannedGroup(("a",))))
+    found = nodes_and_stops(cell.state, answer)
+    assert (list(found.units), tuple(found.stops)) == ([], ())
+    assert PlanAdopted not in {type(fact) for fact in cell.feed(plan(name="p9")).facts}

@@ -1,0 +1,219 @@
+"""Turns of gangs: rank 0 takes them for all ranks on its node, which follow it only where somebody else is on their GPUs, and never for long."""
+
+import multiprocessing
+import os
+import threading
+import time
+from collections.abc import Callable
+from multiprocessing.synchronize import Barrier
+from pathlib import Path
+
+import pytest
+
+from penstock.sdk import chief, stages, turns
+from penstock.sdk.chief import FollowedTurns, LeadingTurns
+from penstock.sdk.stages import STAGES, Recorder
+from penstock.sdk.turns import Changes, Turn, Turns
+
+GPU = STAGES.index("gpu")
+ROUNDS = 40
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Of a group, as the tasks of a gang of two find it."""
+    variables = {
+        turns.GROUP: str(tmp_path),
+        "PENSTOCK_PHASE_FILE": os.devnull,
+        "PENSTOCK_JOB_ID": "ada/gang",
+        "WORLD_SIZE": "2",
+    }
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    for name in ("RANK", "PENSTOCK_PEERS", "PENSTOCK_PEERS_FILE", "PENSTOCK_ROLE"):
+        monkeypatch.delenv(name, raising=False)
+    return tmp_path
+
+
+def leading(folder: Path) -> LeadingTurns:
+    return LeadingTurns(str(folder), Turns(str(folder), STAGES, lambda: False), len(STAGES))
+
+
+def following(folder: Path) -> FollowedTurns:
+    return FollowedTurns(str(folder), len(STAGES))
+
+
+def in_background(work: Callable[[], object]) -> threading.Thread:
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    return thread
+
+
+def with_company(folder: Path, leader: LeadingTurns, follower: FollowedTurns) -> None:
+    """The chief has had to wait for another job's turn once; both ranks have been in the stage once."""
+    other = Turn(str(folder / "gpu"), Changes())
+    assert other.take()
+    in_background(lambda: (time.sleep(0.02), other.leave()))
+    for one in (leader, follower):
+        one.change(GPU)
+        one.change(None)
+
+
+def test_another_rank_enters_a_stage_when_the_chief_has(folder: Path) -> None:
+    """Another job has the GPUs: rank 1 waits with its chief, and enters with it."""
+    leader, follower, entered = leading(folder), following(folder), threading.Event()
+    with_company(folder, leader, follower)
+    other = Turn(str(folder / "gpu"), Changes())
+    assert other.take()
+    in_background(lambda: (follower.change(GPU), entered.set()))
+    chief_enters = in_background(lambda: leader.change(GPU))
+    assert not entered.wait(0.2)
+    other.leave()
+    assert entered.wait(1.0)
+    chief_enters.join()
+    assert follower.waits.missed == 0
+    assert follower.waits.seconds > 0.1
+
+
+def test_a_rank_whose_job_is_alone_waits_for_nobody(folder: Path) -> None:
+    """It is a little ahead of its chief in each stage, as one rank always is."""
+    leader, follower = leading(folder), following(folder)
+    began = time.monotonic()
+    for _ in range(100):
+        follower.change(GPU)
+        leader.change(GPU)
+    assert time.monotonic() - began < 0.5
+    assert follower.waits == (0.0, 0)
+
+
+def test_company_that_has_left_is_forgotten(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chief, "COMPANY_S", 0.1)
+    leader, follower = leading(folder), following(folder)
+    with_company(folder, leader, follower)
+    time.sleep(0.15)
+    leader.change(GPU)
+    began = time.monotonic()
+    for _ in range(20):
+        follower.change(GPU)
+    assert time.monotonic() - began < 0.05
+
+
+def test_the_death_of_the_chief_holds_nobody_up(folder: Path) -> None:
+    """The node ends the whole gang anyway; until then rank 1 saves, or fails in its collective."""
+    leader, follower = leading(folder), following(folder)
+    with_company(folder, leader, follower)
+    in_background(lambda: (time.sleep(0.1), os.close(leader._file)))
+    began = time.monotonic()
+    follower.change(GPU)
+    assert time.monotonic() - began < 1.0
+
+
+def test_ranks_that_differ_lose_one_bounded_wait(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 1 evaluates in a stage that rank 0 has not."""
+    monkeypatch.setattr(chief, "MAX_WAIT_S", 0.1)
+    leader, follower = leading(folder), following(folder)
+    with_company(folder, leader, follower)
+    began = time.monotonic()
+    for _ in range(10):
+        follower.change(GPU)
+    assert 0.25 < time.monotonic() - began < 1.0
+    assert follower.waits.missed == 1
+
+
+def test_a_rank_on_another_node_and_one_before_its_chief_do_not_wait(folder: Path) -> None:
+    """There is no file of the chief; when it is there, what was entered before counts."""
+    follower = following(folder)
+    follower.change(GPU)
+    leader = leading(folder)
+    leader.change(GPU)
+    follower.change(GPU)
+    assert follower.waits == (0.0, 0)
+
+
+def test_files_of_dead_chiefs_are_removed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = leading(folder)
+    monkeypatch.setenv("PENSTOCK_JOB_ID", "other")
+    leading(folder)
+    assert len(list(folder.glob("*.chief"))) == 2, "both live"
+    first.close()
+    monkeypatch.setenv("PENSTOCK_JOB_ID", "third")
+    leading(folder)
+    assert sorted(path.name for path in folder.glob("*.chief")) == ["other-1.chief", "third-1.chief"]
+
+
+@pytest.mark.parametrize(
+    ("more", "kind"),
+    [
+        ({}, LeadingTurns),
+        ({"RANK": "1"}, FollowedTurns),
+        ({"WORLD_SIZE": "1"}, Turns),
+        ({"RANK": "1", "PENSTOCK_PEERS": '[{"rank":2,"role":"ps"}]'}, type(None)),
+        ({"PENSTOCK_PEERS": '[{"rank":2,"role":"ps"}]'}, Turns),
+        ({"RANK": "2", "PENSTOCK_ROLE": "ps"}, type(None)),
+        ({"PENSTOCK_PHASE_FILE": ""}, type(None)),
+    ],
+)
+def test_who_leads_who_follows_and_who_does_neither(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, more: dict[str, str], kind: type
+) -> None:
+    """Workers with parameter servers do not wait for each other, so they do not for turns either."""
+    for name, value in more.items():
+        monkeypatch.setenv(name, value)
+    assert type(stages._join()) is kind
+
+
+def test_another_rank_reports_no_profile(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "1")
+    lines: list[str] = []
+    marks = Recorder(write=lambda line: bool(lines.append(line)) or True, join=stages._join)
+    for _ in range(60):
+        marks.iteration()
+        with marks.stage("gpu"):
+            time.sleep(0.01)
+    assert lines == []
+
+
+def _rank(job: str, rank: int, barrier: Barrier, folder: str, follows: bool, gpu_s: float) -> None:
+    """Of a gang: both ranks prepare, learn, and meet."""
+    os.environ |= {"PENSTOCK_JOB_ID": job, "RANK": str(rank), "WORLD_SIZE": "2", turns.GROUP: folder}
+    os.environ["PENSTOCK_PHASE_FILE"] = os.devnull
+    marks = Recorder(join=stages._join if follows or not rank else lambda: None)
+    with open(f"{folder}/{job}-{rank}.trace", "w") as trace:
+        for _ in range(ROUNDS):
+            marks.iteration()
+            with marks.stage("cpu"):
+                time.sleep(0.002)
+            with marks.stage("gpu"):
+                began = time.monotonic()
+                time.sleep(gpu_s)
+                trace.write(f"{began} {time.monotonic()}\n")
+            barrier.wait(30)
+
+
+def overlap(folder: Path, *, follows: bool) -> float:
+    """The share of the shorter one's time that two gangs' second ranks are on their GPU at once."""
+    folder.mkdir()
+    ranks = []
+    for job, gpu_s in (("a", 0.02), ("b", 0.005)):
+        barrier = multiprocessing.Barrier(2)
+        ranks += [
+            multiprocessing.Process(target=_rank, args=(job, rank, barrier, str(folder), follows, gpu_s))
+            for rank in range(2)
+        ]
+    for one in ranks:
+        one.start()
+    for one in ranks:
+        one.join(60)
+        assert one.exitcode == 0
+    mine, theirs = (
+        [tuple(map(float, line.split())) for line in (folder / f"{job}-1.trace").read_text().splitlines()]
+        for job in ("a", "b")
+    )
+    both = sum(max(0.0, min(e, f) - max(b, c)) for b, e in mine for c, f in theirs)
+    return both / sum(e - b for b, e in theirs)
+
+
+def test_other_ranks_of_two_gangs_are_not_on_their_gpus_at_once(folder: Path) -> None:
+    """If only the chiefs took turns, the others would run ahead and meet on theirs."""
+    assert overlap(folder / "free", follows=False) > 0.5
+    assert overlap(folder / "following", follows=True) < 0.25
