@@ -353,4 +353,6 @@ async def test_a_plan_is_carried_out_unit_by_unit(system: System) -> None:
 
 def test_sigterm_ends_everything_in_order(system: System) -> None:
     """The machines shut down."""
-    assert system.stop() == dict.fromkeys(("placer", "estimator", "batcher", "projector", "gateway", *NODES), 0)
+    assert system.stop() == dict.fromkeys(
+        ("placer", "estimator", "batcher", "projector", "gateway", *NODES), 0
+    )

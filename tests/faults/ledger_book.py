@@ -31,6 +31,10 @@ class Job:
     caps: dict[str, int | None] = field(default_factory=dict)
     """Task id → percent of the memory bandwidth that it may use, where that was decided."""
     stop_reason: str | None = None
+    after: tuple[str, ...] = ()
+    """Jobs that its attempt starts after."""
+    started: dict[str, None] = field(default_factory=dict)
+    """Tasks of its attempt whose start was reported."""
     losses: int = 0
     exhausted: bool = False
     """Whether a task of this attempt has run out of memory."""
@@ -222,9 +226,9 @@ class Book:
                 job.waits, job.stop_reason, job.exhausted = False, None, False
                 self._drop_target(job)
                 job.attempt, job.token, job.caps = fact["attempt"], self.token, {}
-                job.group = fact.get("group", "")
+                job.group, job.after = fact.get("group", ""), tuple(fact.get("after", ()))
                 job.places = {place["task_id"]: dict(place) for place in fact["tasks"]}
-                job.living = dict.fromkeys(job.places)
+                job.living, job.started = dict.fromkeys(job.places), {}
                 self._hold(job.places)
             case "penstock.group.decided":
                 for member in (self.jobs[job_id] for job_id in fact["job_ids"]):
@@ -248,6 +252,10 @@ class Book:
                 node.cores[fact["task_id"]] = set(fact["cores"])
             case "penstock.bandwidth.decided" if job is not None:
                 job.caps[fact["task_id"]] = fact["memory_bandwidth_percent"]
+            case "penstock.task.started":
+                starter = self.job_of(fact["task_id"])
+                if starter is not None:
+                    starter.started[fact["task_id"]] = None
             case "penstock.task.exited" | "penstock.task.lost" | "penstock.order.refused":
                 owner = self.job_of(fact["task_id"])
                 if owner is not None:

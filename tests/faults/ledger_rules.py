@@ -6,7 +6,7 @@ A judge gives every partition's records, dead letters first; each method raises 
 Rules: `time` (the ledger's time never goes back), `law2` (each input exactly one record, in order), `letter` (dead letters
 match records), `placement` (only what waits and is not held, whole gangs, on sound nodes), `freeze` (no mass eviction), `outcome` (each job
 is submitted and ends once, with no task left), `estimate` (one per job, and one for each attempt that follows on one which ran out
-of memory), `checkpoint` (starts and fetches), `core` (what lives on a node shares no core), `group` (see `group_rules`), `hold` (commands are obeyed, old ones not, and no job ends by waiting while it is held), `attempt` (a task starts once), `order` (orders follow from valid records alone).
+of memory), `checkpoint` (starts and fetches), `core` (what lives on a node shares no core), `group` (see `group_rules`), `prelaunch` (see `prelaunch_rules`), `hold` (commands are obeyed, old ones not, and no job ends by waiting while it is held), `attempt` (a task starts once), `order` (orders follow from valid records alone).
 """
 
 from collections import Counter
@@ -23,13 +23,12 @@ from tests.faults.group_rules import GroupRules
 from tests.faults.ledger_book import SEQ_BITS, Book, Node
 from tests.faults.move_rules import MoveRules
 from tests.faults.plan_rules import PlanRules
+from tests.faults.prelaunch_rules import PrelaunchRules
 from tests.faults.probe_rules import ProbeRules
 
-FINAL_STOPS = ("cancelled", "completed", "run_timeout", "queue_timeout")
-UNSCHEDULABLE = "unschedulable"
+FINAL_STOPS, UNSCHEDULABLE = ("cancelled", "completed", "run_timeout", "queue_timeout"), "unschedulable"
 BY_WAITING = ("timed_out_queued", UNSCHEDULABLE)
-PROBE_NODE = b"penstock.order.probe_node.v1"
-ANSWER_JOIN = b"penstock.order.answer_join.v1"
+PROBE_NODE, ANSWER_JOIN = b"penstock.order.probe_node.v1", b"penstock.order.answer_join.v1"
 START_TASK, STOP_TASK = b"penstock.order.start_task.v1", b"penstock.order.stop_task.v1"
 SET_CORES, SET_BANDWIDTH = b"penstock.order.set_cores.v1", b"penstock.order.set_bandwidth.v1"
 LATE = b"order-("  # begins the id of an order that a run sends long after its placer would have
@@ -118,6 +117,7 @@ class LedgerRules:
         self._answers: dict[int, tuple[str, str, int, str]] = {}
         """Seq → (node, boot, incarnation, verdict) of the joining that it answers."""
         self.moves, self.groups, self.plans = MoveRules(book), GroupRules(book), PlanRules(book)
+        self._early = PrelaunchRules(book)
         self._probes = ProbeRules(self.book)
         self.checkpoints = CheckpointRules(self.book)
         self._left: dict[str, int] = {}
@@ -286,6 +286,7 @@ class LedgerRules:
         try:
             for rule, wrong in (
                 ("move", self.moves.wrong(kind, fact)),
+                ("prelaunch", self._early.wrong(kind, fact)),
                 ("group", self.groups.wrong(kind, fact)),
                 ("plan", self.plans.wrong(kind, fact)),
                 ("probe", self._probes.wrong(kind, fact)),

@@ -54,10 +54,13 @@ class MoveRules:
         return {task_id: None for job in jobs for task_id in job.living}
 
     def _after(self, fact: dict[str, Any]) -> str | None:
-        """Only who is being stopped, and for whom nothing is kept there, is followed by somebody."""
+        """Only who is being stopped, and for whom nothing is kept there, is followed by somebody; who runs on, by such as wait for their GPUs."""
+        early = fact.get("prelaunch", False)
         for job_id in fact.get("after", ()):
             job = self._book.jobs.get(job_id)
-            if job is None or job.stop_reason is None or self._shares(job) or job.target:
+            if job is None or self._shares(job) or job.target:
+                return f"{fact['job_id']} starts after {job_id}, which shares its GPUs, or moves"
+            if job.stop_reason is None and not (early and job.living.keys() <= job.started.keys()):
                 return f"{fact['job_id']} starts after {job_id}, which is not being stopped"
         return None
 

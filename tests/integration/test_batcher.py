@@ -1,12 +1,12 @@
 """The batcher as a process beside a placer, on Kafka under its own identity and on the embedded log: killed, hung, late."""
 
 import asyncio
+import itertools
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -38,18 +38,26 @@ from tests.support.small_stages import FirstFitBatch, known_as
 
 pytestmark = pytest.mark.postgres
 
-LEDGER, PROPOSALS, JOBS = (Partition(topic, 0) for topic in (Topic.LEDGER, Topic.PROPOSALS, Topic.JOBS))
 WINDOW_MS = 3_000
 ARRIVALS = 4
 WAIT_S = 60.0
+CELLS = 16  # more than tests on one broker
+_cells = itertools.count()
 KINDS = (BatchWindowOpened, BatchWindowClosed, PlacementDecided, ProposalAnswered)
 
 
 class Cell:
-    """Placer, estimator and three nodes of eight GPUs in this process, each with a log of its own; the batcher is a process."""
+    """Placer, estimator and three nodes of eight GPUs in this process, each with a log of its own; the batcher is a process.
 
-    def __init__(self, url: Callable[[str], str]) -> None:
+    Of the cells on one log each has partitions of its own.
+    """
+
+    def __init__(self, url: Callable[[str], str], index: int = 0) -> None:
         self.url = url
+        self.settings = Settings(log_url="given", cell=f"c{index}", cell_index=index)
+        self.ledger, self.proposals, self.jobs = (
+            Partition(topic, index) for topic in (Topic.LEDGER, Topic.PROPOSALS, Topic.JOBS)
+        )
         self.replica = Replica()
         self.facts: list[Any] = []
         """Those of `KINDS`, in the ledger's order."""
@@ -57,14 +65,15 @@ class Cell:
 
     async def start(self, stack: AsyncExitStack) -> None:
         self.log = await self._open("gateway", stack)
-        self._reader = self.log.reader({LEDGER: 0})
+        self._reader = self.log.reader({self.ledger: 0})
         stack.push_async_callback(self._reader.close)
         stop = asyncio.Event()
-        settings = Settings(log_url="given")
+        settings, index = self.settings, self.settings.cell_index
         ready = asyncio.Event()
         nodes = FakeNodes(
             await self._open("node-reporter", stack),
-            [node_spec(f"n{i}", gpus=8) for i in range(3)],
+            [node_spec(f"{settings.cell}-n{number}", gpus=8) for number in range(3)],
+            index,
             run_ms=600_000,
         )
         tasks = [
@@ -99,7 +108,7 @@ class Cell:
             "-m",
             "tests.support.small_batcher",
             str(plans_s),
-            env={**found, "PENSTOCK_LOG": self.url("batcher"), **env},
+            env={**found, **self.settings.environment(), "PENSTOCK_LOG": self.url("batcher"), **env},
             stdout=asyncio.subprocess.PIPE,
         )
         try:
@@ -120,7 +129,7 @@ class Cell:
             need = ResourceRequest(gpus=1, cores=1, host_memory_mib=64, gpu_memory_mib=64, bandwidth_mbps=0)
             event = JobSubmitted(job_id=names[-1], spec=JobSpec(command=("true",), resources=need))
             headers, value = to_wire(Envelope(f"submit-{names[-1]}", "/test", 1, event))
-            messages.append(Message(JOBS, value, headers))
+            messages.append(Message(self.jobs, value, headers))
         await self.log.append(messages)
         return names
 
@@ -147,22 +156,32 @@ class Cell:
         """Jobs placed by the batcher's plans."""
         return {fact.job_id for fact in self.of(PlacementDecided) if fact.unit is not None}
 
-    async def proposals(self) -> list[Message]:
+    async def sent(self) -> list[Message]:
         """What is on the proposals' topic, as it could be sent again."""
-        end = (await self.log.end_offsets([PROPOSALS]))[PROPOSALS]
-        reader = self.log.reader({PROPOSALS: 0})
+        end = (await self.log.end_offsets([self.proposals]))[self.proposals]
+        reader = self.log.reader({self.proposals: 0})
         found: list[Message] = []
-        while reader.position(PROPOSALS) < end:
-            found += [Message(PROPOSALS, each.value, each.headers, each.key) for each in await reader.read()]
+        while reader.position(self.proposals) < end:
+            found += [
+                Message(self.proposals, each.value, each.headers, each.key) for each in await reader.read()
+            ]
         await reader.close()
         return found
+
+
+@pytest.fixture(scope="module")
+def kafka_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], str]]:
+    """Of each identity."""
+    with kafka_broker(tmp_path_factory.mktemp("kafka"), security="scram") as broker:
+        broker.create_topics(topic_partitions(CELLS))
+        yield broker.url
 
 
 @pytest_asyncio.fixture(
     params=["embedded", pytest.param("kafka", marks=pytest.mark.kafka)],
 )
 async def cell(
-    request: pytest.FixtureRequest, dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    request: pytest.FixtureRequest, dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[Cell]:
     """With windows of three seconds, which four arrivals open."""
     monkeypatch.setenv("PENSTOCK_PROFILE", PROFILE)
@@ -170,9 +189,7 @@ async def cell(
     monkeypatch.setenv("PENSTOCK_BATCH_ARRIVALS", str(ARRIVALS))
     async with AsyncExitStack() as stack:
         if request.param == "kafka":
-            broker = stack.enter_context(kafka_broker(tmp_path / "kafka", security="scram"))
-            await asyncio.to_thread(broker.create_topics)
-            cell = Cell(broker.url)
+            cell = Cell(request.getfixturevalue("kafka_url"), next(_cells))
         else:
             log = await open_log(dsn, "test").start()
             await log.create(topic_partitions())
@@ -228,7 +245,7 @@ async def test_what_comes_late_twice_or_makes_no_sense_is_refused_and_recorded(c
     """A copy of a plan that was done, one from an earlier window, jobs and nodes that nobody knows, and bytes that are no event."""
     async with cell.batcher():
         await cell.until_running(await cell.burst())
-    [plan] = await cell.proposals()
+    [plan] = await cell.sent()
     proposed = from_wire(plan.headers, plan.value).data
     assert isinstance(proposed, PlanProposed)
     async with AsyncExitStack() as stack:
@@ -238,8 +255,8 @@ async def test_what_comes_late_twice_or_makes_no_sense_is_refused_and_recorded(c
         ):
             event = msgspec.structs.replace(proposed, **changed)
             headers, value = to_wire(Envelope(f"sent-{number}", "/test", 1, event))
-            await log.append([plan, Message(PROPOSALS, value, headers)])
-        await log.append([Message(PROPOSALS, b"\xff no event", plan.headers)])
+            await log.append([plan, Message(cell.proposals, value, headers)])
+        await log.append([Message(cell.proposals, b"\xff no event", plan.headers)])
         await cell.until(lambda: len(cell.of(ProposalAnswered)) == 5)
     found = [(fact.proposal_id, fact.verdict, bool(fact.copy_of)) for fact in cell.of(ProposalAnswered)]
     name = proposed.proposal_id

@@ -438,9 +438,9 @@ async def test_the_token_is_durable_before_the_spawn(
         write(self, changes, events, numbers, durable=durable)
         calls.extend(f"{change.task.status} durable={durable}" for change in changes)
 
-    def spy_spawn(self: Spawner, *given: Any) -> None:
+    def spy_spawn(self: Spawner, *given: Any, gated: bool) -> None:
         calls.append("spawn")
-        spawn(self, *given)
+        spawn(self, *given, gated=gated)
 
     monkeypatch.setattr(Journal, "write", spy_write)
     monkeypatch.setattr(Spawner, "spawn", spy_spawn)

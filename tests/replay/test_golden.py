@@ -65,10 +65,13 @@ ADDED = {
     "epoch": 0,
     "rejoin_offset": 0,
     "stages": {},
+    "prelaunching": 0,
 }
 """Fields of the state that the earlier version had not, as they are in a cell to which nothing else of them happened."""
 FIRST_JOINED = {"n0": 2, "n1": 3, "n2": 4}
 """Node → the record of its first joining."""
+BEGAN_MS = 1_795_324_729_758
+"""When the processes of the one running job began, as their node reported it."""
 TRACE3_SRTF = "db5f8a5a9da037d0a2fdc8825d9045f6"
 
 
@@ -102,16 +105,20 @@ def test_an_old_ledger_folds_to_the_state_it_had() -> None:
 def expected_state() -> Any:
     """What the earlier version folded, with the fields of today."""
     state = ADDED | renamed(read("state.json.gz"))
-    state["settings"] |= {"lease_ms": 600_000, "batch_window_ms": 0, "batch_arrivals": 8, "share_gpus": "never"}
+    state["settings"] |= {"lease_ms": 600_000, "batch_window_ms": 0, "batch_arrivals": 8}
+    state["settings"] |= {"share_gpus": "never", "prelaunch_wait_ms": 60_000}
+    grouping = {"split": True, "matching": True, "worst_order": False, "max_members": 4}
+    state["settings"] |= {"grouping": grouping}
     for job in state["jobs"].values():
         for task in job["tasks"].values():
             task |= {"lease_ms": 0, "exhausted": "", "cores_adjusted": None, "bandwidth_adjusted": None}
-            task |= {"memory_bandwidth_percent": None, "checkpoint_asked": None}
+            task |= {"memory_bandwidth_percent": None, "checkpoint_asked": None, "saving": False}
+            task |= {"began_ms": task["started_ms"] and BEGAN_MS, "ready_ms": None, "launch_ms": None}
             task |= {"placed_cores": len(task["place"]["cores"])}
             task["place"] |= {"host_memory_cap_mib": 0}
         job["spec"] |= {"secrets": {}, "environment": None, "code": None, "checkpoint": "none"}
         job["spec"] |= {"preemptible": True, "min_workers": None, "global_batch_size": None}
-        job["spec"] |= {"priority": 0}
+        job["spec"] |= {"priority": 0, "prelaunch": False}
         job |= {"sharing": {"jobs": [], "since_ms": 0, "ever": False}}
         job |= {"memory_retries": 0, "short_of": {}, "estimated_attempt": 0, "held": None, "commanded_seq": 0}
         job |= {
@@ -124,13 +131,17 @@ def expected_state() -> Any:
             "speed": 1.0,
             "speed_ms": 0,
             "slowed_ms": 0.0,
+            "prelaunch": False,
+            "followed": False,
+            "false_ends": 0,
             "progress_attempt": 0,
             "checkpoint": None,
             "workers": job["spec"]["workers"],
             "move": None,
         }
         if job["estimate"] is not None:
-            job["estimate"] |= {"guessed": [], "first_of_kind": [], "options": [], "stages": None}
+            job["estimate"] |= {"guessed": [], "first_of_kind": [], "options": []}
+            job["estimate"] |= {"stages": None, "launch_ms": None}
     for node_id, node in state["nodes"].items():
         node |= ADDED_TO_NODES | {"commanded_seq": FIRST_JOINED[node_id]}
         node["spec"] |= {"machine_id": None, "isolation": None, "logs": None}

@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from penstock.model.codec import encode
+from penstock.model.estimates import StagesProfiled
 from penstock.model.event import Event
 from penstock.model.external_events import JobCancelRequested, NodeCordoned
 from penstock.model.ledger_events import MAX_RANKS, JobRank, PlacementDecided, TermStarted
@@ -188,6 +189,23 @@ def test_who_runs_is_planned_when_something_happens(groups: PlannedCell) -> None
     groups.feed(plan)
     assert groups.plan() is None, "its own plan is no reason to plan"
     groups.feed(NodeCordoned(node_id="n2", by="an operator", reason=""))
+    assert groups.plan() is not None
+
+
+def test_a_profile_that_becomes_known_is_a_reason_to_plan(groups: PlannedCell) -> None:
+    """Two jobs of a kind wait; one that runs has shown what an iteration of theirs needs: they may be put together now."""
+    for name in ("j0", "j1", "j2"):
+        groups.submit(name, need=estimate(4))
+    plan = groups.plan()
+    assert plan is not None
+    groups.feed(plan)
+    assert groups.plan() is None
+    groups.feed(
+        StagesProfiled(
+            model="resnet50", batch_size=64, gpus=4, storage_ms=1.0, cpu_ms=1.0, gpu_ms=1.0, network_ms=1.0, idle_ms=0.0,
+            iteration_ms=4.0, iterations=20,
+        )
+    )  # fmt: skip
     assert groups.plan() is not None
 
 

@@ -236,6 +236,23 @@ def test_a_part_of_a_gpu_is_no_member(cell: Cell) -> None:
     assert cell.refused("b", "c", nodes=("n3",)) == ("unsupported", detail)
 
 
+def test_workers_that_do_not_wait_for_each_other_are_in_no_group(cell: Cell) -> None:
+    """With parameter servers the second worker would train on out of turn; a single one is the chief, whatever servers it has."""
+    server = ResourceVector(cores=1)
+    cell.join(node_spec("n3", 2))
+    for name in "bc":
+        cell.submit(name, job_spec(workers=2, ps=1), replace(needs(1), parameter_server=server))
+    reason, detail = cell.refused("b", "c", nodes=("n3",) * 3)
+    assert reason == "unsupported"
+    assert detail.startswith("b: its 2 workers do not wait for each other at parameter servers")
+    cell.feed(JobCancelRequested(job_id="c"))
+    cell.join(node_spec("n4", 1))
+    for name in "de":
+        cell.submit(name, job_spec(ps=1), replace(needs(1), parameter_server=server))
+    where = [task.place.node_id for task in cell.job("d").tasks.values()]
+    assert isinstance(cell.formed("d", "e", nodes=where)[0], GroupDecided)
+
+
 def test_nodes_jobs_and_numbers_that_do_not_suit_are_refused(cell: Cell) -> None:
     """Each refusal names the job or the node, and what is wrong with it."""
 

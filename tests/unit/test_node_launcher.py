@@ -10,7 +10,8 @@ import pytest
 from penstock_services.node_reporter.shell import shim as shim_module
 from penstock_services.node_reporter.shell.lease_watch import LeaseWatch, boot_s
 from penstock_services.node_reporter.shell.output import Output
-from penstock_services.node_reporter.shell.shim import Shim, write_whole
+from penstock_services.node_reporter.shell.shim import Shim
+from penstock_services.node_reporter.shell.whole_files import write_whole
 
 
 def refuse(_descriptor: int, _data: bytes) -> int:

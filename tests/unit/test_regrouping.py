@@ -13,7 +13,7 @@ from penstock.model.ledger_events import JobPreempted, JobRank, JobsRanked, Plac
 from penstock.model.plans import BatchWindowClosed, BatchWindowOpened, PlanAdopted
 from penstock.model.proposals import PlanProposed, ProposedJob, ProposedUnit
 from penstock.model.transitions import JobStatus
-from penstock.policies.group_plan import plan as nodes_and_stops
+from penstock.policies.group_plan import group_plan as nodes_and_stops
 from penstock.policies.regroup import Answer, PlannedGroup
 from penstock.policies.service import remaining_s
 from penstock_services.placer.core.step import Step
@@ -287,6 +287,22 @@ def test_groups_become_nodes_and_as_few_stops_as_possible(cell: CellDriver) -> N
         cell.start(job_id)
     again = nodes_and_stops(cell.state, answer)
     assert (list(again.units), tuple(again.stops)) == ([], ())
+
+
+def test_two_who_share_move_apart(cell: CellDriver) -> None:
+    """`a` and `b` take turns on n1, and n2 has become free: one of them stays, the other one starts on n2."""
+    running(cell, "a", "c")
+    cell.submit("b", need=estimate(4))
+    cell.feed(plan(unit("a", "b", nodes=["n1"]), name="p0"))
+    cell.start("b")
+    cell.exit("c.1.w0")
+    found = nodes_and_stops(cell.state, Answer((PlannedGroup(("a",)), PlannedGroup(("b",)))))
+    assert tuple(found.stops) == ("b",)
+    assert [[(job.job_id, job.nodes) for job in one.jobs] for one in found.units] == [[("b", ("n2",))]]
+    cell.feed(plan(*found.units, stops=found.stops))
+    made_way(cell, "b")
+    cell.start("b")
+    assert cell.job("a").speed == cell.job("b").speed == 1.0
 
 
 def test_an_answer_that_is_out_of_date_stops_nobody(cell: CellDriver) -> None:

@@ -221,9 +221,9 @@ TEXTS: Mapping[str, tuple[str, Callable[[Data], str]]] = MappingProxyType(
     {
         "penstock.job.submitted": ("submitted", lambda d: " ".join(d["spec"]["command"])),
         "penstock.job.estimated": ("estimated", _estimated),
-        "penstock.placement.decided": ("placed", lambda d: places(d["tasks"]) + _sharing(d)),
+        "penstock.placement.decided": ("placed", lambda d: places(d["tasks"]) + _sharing(d) + _after(d)),
         "penstock.group.decided": ("grouped", lambda d: f"{' and '.join(d['job_ids'])} share GPUs, asked for by {d['by']}: {d['reason']}"),
-        "penstock.task.started": ("started", lambda d: f"{_short(d)} on {d['node_id']}, process {d['pid']}"),
+        "penstock.task.started": ("started", lambda d: f"{_short(d)} on {d['node_id']}, process {d['pid']}{_early(d)}"),
         "penstock.task.phase_changed": ("phase", lambda d: f"{_short(d)}: {d['phase']}"),
         "penstock.task.checkpointed": ("checkpoint", _checkpointed),
         "penstock.task.checkpoint_fetched": ("fetched", _fetched),
@@ -284,6 +284,20 @@ QUIET = frozenset({"penstock.timer.set", "penstock.timer.fired", "penstock.timer
 
 def _sharing(data: Data) -> str:
     return f", beside the members of {data['group']}" if data.get("group") else ""
+
+
+def _after(data: Data) -> str:
+    """`, prelaunched after j1`; empty where it starts at once."""
+    how = "prelaunched after" if data.get("prelaunch") else "after"
+    return f", {how} {', '.join(data['after'])}" if data.get("after") else ""
+
+
+def _early(data: Data) -> str:
+    """`, launched 12.3 s before its GPUs were free`; empty for most."""
+    opened_ms = data.get("opened_ms")
+    if opened_ms is None:
+        return ""
+    return f", launched {max(0, opened_ms - data['started_ms']) / 1_000:.1f} s before its GPUs were free"
 
 
 def _requeued(data: Data) -> str:

@@ -192,7 +192,8 @@ def _stopping(spec: dict[str, Any]) -> str:
     """`saves by the SDK; never to make way for another job`; empty where nothing was said."""
     saves = {"sdk": "saves by the SDK", "signal": "saves by itself"}.get(spec.get("checkpoint", "none"), "")
     stays = "" if spec.get("preemptible", True) else "never to make way for another job"
-    return "; ".join(filter(None, (saves, stays)))
+    early = "launches before its GPUs are free" if spec.get("prelaunch") else ""
+    return "; ".join(filter(None, (saves, stays, early)))
 
 
 def _priority(spec: dict[str, Any]) -> str:

@@ -80,6 +80,13 @@ PreemptibleFlag = Annotated[
     bool | None,
     typer.Option("--preemptible/--no-preemptible", help="May it be stopped to make way for another job?"),
 ]
+PrelaunchFlag = Annotated[
+    bool | None,
+    typer.Option(
+        "--prelaunch/--no-prelaunch",
+        help='May it launch while its GPUs are still held? Its script waits for them at phase("train").',
+    ),
+]
 PriorityFlag = Annotated[
     int | None,
     typer.Option(metavar="-10…10", help="Among your own jobs, the larger the earlier; 0 by default."),
@@ -144,6 +151,7 @@ def submit(
     run_timeout: Annotated[str | None, typer.Option(metavar="2h", help="Stop after running so long.")] = None,
     grace: Annotated[str | None, typer.Option(metavar="10s", help="Between SIGTERM and SIGKILL.")] = None,
     preemptible: PreemptibleFlag = None,
+    prelaunch: PrelaunchFlag = None,
     checkpoint: CheckpointFlag = None,
     priority: PriorityFlag = None,
     detach: DetachFlag = False,
@@ -161,7 +169,7 @@ def submit(
         "model": model, "batch_size": batch_size, "global_batch_size": global_batch_size, "category": category, "traits": trait, "iterations": iterations,
         "target_loss": target_loss, "gpu_models": gpu_model, "workdir": workdir, "sync": sync,
         "queue_timeout": queue_timeout, "run_timeout": run_timeout, "grace": grace, "checkpoint": checkpoint,
-        "preemptible": preemptible, "priority": priority,
+        "preemptible": preemptible, "prelaunch": prelaunch, "priority": priority,
         "environment": jobspec.environment(venv, conda, container, path=path),
     }  # fmt: skip
     fields |= jobspec.located(_given(flags), os.getcwd())

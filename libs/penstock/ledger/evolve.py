@@ -147,6 +147,7 @@ HANDLERS: Mapping[type[Event], Callable[[CellState, Any], None]] = MappingProxyT
         StagesProfiled: stages.stages_profiled,
         external_events.TaskStarted: evolve_tasks.task_started,
         external_events.TaskExited: evolve_tasks.task_exited,
+        external_events.TaskPhaseChanged: evolve_tasks.phase_changed,
         external_events.TaskCheckpointed: evolve_tasks.task_checkpointed,
         external_events.CheckpointFetched: evolve_tasks.checkpoint_fetched,
         ledger_events.TaskLost: evolve_tasks.task_lost,

@@ -15,6 +15,7 @@ from penstock.ledger.resuming import resumed
 from penstock.ledger.sharing import ALONE
 from penstock.ledger.speed import left_is_known
 from penstock.ledger.state import MAX_EARLY_ESTIMATES, MAX_ENDED_REMEMBERED, CellState
+from penstock.ledger.succession import awaited
 from penstock.ledger.timers import compact_timers, drop_timers
 from penstock.model import external_events, ledger_events
 from penstock.model.estimates import EtaEstimated, JobEstimated
@@ -27,8 +28,9 @@ from penstock.model.transitions import (
     transition,
 )
 
-JOB_TIMERS = ("queue_timeout", "run_timeout", "launch_timeout", "stop_timeout", "backoff", "unschedulable")
-INFRASTRUCTURE = frozenset({"node_lost", "preempted", "migrated", "refused", "drained"})
+ATTEMPT_TIMERS = ("run_timeout", "launch_timeout", "stop_timeout", "predecessor_timeout")
+JOB_TIMERS = ("queue_timeout", "backoff", "unschedulable", *ATTEMPT_TIMERS)
+INFRASTRUCTURE = frozenset({"node_lost", "preempted", "migrated", "refused", "drained", "predecessor_late"})
 LOSSES = frozenset({"node_lost", "refused"})
 
 
@@ -60,6 +62,7 @@ def set_job(state: CellState, job: JobState, status: JobStatus) -> None:
 def job_submitted(state: CellState, fact: external_events.JobSubmitted) -> None:
     job = JobState(fact.job_id, fact.spec, state.seq, state.now_ms)
     state.jobs[job.job_id] = job
+    state.prelaunching += fact.spec.prelaunch
     estimate = state.early_estimates.pop(job.job_id, None)
     if estimate is not None:
         job.estimate = shared(estimate, job.spec, state.settings)
@@ -100,7 +103,11 @@ def placement_decided(state: CellState, fact: ledger_events.PlacementDecided) ->
     drop_timers(state, job.job_id, "queue_timeout")
     if state.failed_choices.in_a_row:
         state.failed_choices = replace(state.failed_choices, in_a_row=0)
-    job.tasks, job.sharing, job.after = {}, ALONE, fact.after
+    job.tasks, job.sharing, job.after, job.prelaunch = {}, ALONE, fact.after, fact.prelaunch
+    job.followed, job.false_ends = False, 0
+    for other_id in fact.after:
+        other = state.jobs[other_id]
+        other.followed = other.followed or other.status is not JobStatus.STOPPING
     if fact.group is not None:
         join(state, job, fact.group)
     for place in fact.tasks:
@@ -133,6 +140,9 @@ def stop_decided(state: CellState, fact: ledger_events.StopDecided) -> None:
         end_move(state, job, f"it is stopped: {fact.reason}")
     job.stop_reason = fact.reason
     job.stop_token = state.token
+    if fact.reason == "predecessor_late":
+        for other_id in awaited(state, job):
+            state.jobs[other_id].false_ends += 1
     for task in job.tasks.values():
         if task.status in (TaskStatus.ASSIGNED, TaskStatus.RUNNING):
             task.status = transition(TASK_TRANSITIONS, task.status, TaskStatus.STOPPING, task.place.task_id)
@@ -157,10 +167,10 @@ def job_requeued(state: CellState, fact: ledger_events.JobRequeued) -> None:
         end_move(state, job, f"it queues again: {fact.reason}")
     leave(state, job)
     _unname(state, job)
-    job.tasks, job.after = {}, ()
+    job.tasks, job.after, job.prelaunch, job.followed = {}, (), False, False
     job.workers = job.spec.fewest_workers
     job.stop_reason = None
-    drop_timers(state, job.job_id, "run_timeout", "launch_timeout", "stop_timeout")
+    drop_timers(state, job.job_id, *ATTEMPT_TIMERS)
     job.placed_ms = job.running_ms = None
     if fact.reason in INFRASTRUCTURE or fact.estimate_again:
         job.infrastructure_retries += 1
@@ -256,6 +266,7 @@ def _clear_unschedulable(state: CellState, job: JobState) -> None:
 
 def job_ended(state: CellState, fact: ledger_events.JobEnded) -> None:
     job = state.jobs.pop(fact.job_id)
+    state.prelaunching -= job.spec.prelaunch
     end_move(state, job, f"it has ended: {fact.outcome}")
     leave(state, job)
     _unname(state, job)

@@ -34,6 +34,9 @@ def task_started(state: CellState, fact: external_events.TaskStarted) -> None:
     task = job.tasks[fact.task_id]
     task.pid = fact.pid
     task.started_ms = state.now_ms
+    task.began_ms = fact.started_ms
+    if task.ready_ms is not None:
+        task.launch_ms = max(0, task.ready_ms - fact.started_ms)
     if task.status is TaskStatus.ASSIGNED:
         task.status = transition(TASK_TRANSITIONS, task.status, TaskStatus.RUNNING, fact.task_id)
     if job.status is JobStatus.LAUNCHING and all(
@@ -41,8 +44,23 @@ def task_started(state: CellState, fact: external_events.TaskStarted) -> None:
     ):
         set_job(state, job, JobStatus.RUNNING)
         job.running_ms = state.now_ms
-        drop_timers(state, job.job_id, "launch_timeout")
+        drop_timers(state, job.job_id, "launch_timeout", "predecessor_timeout")
     job.version += 1
+
+
+def phase_changed(state: CellState, fact: external_events.TaskPhaseChanged) -> None:
+    """Whether the task has come to the last phase of its run; one that trains on had only saved a checkpoint."""
+    job = job_of_task(state, fact.node_id, fact.task_id)
+    assert job is not None, fact.task_id
+    task = job.tasks[fact.task_id]
+    if task.saving and fact.phase != "save":
+        job.false_ends += 1
+    task.saving = fact.phase == "save"
+    if task.launch_ms is None and fact.phase != "launch":
+        if task.began_ms is not None:
+            task.launch_ms = max(0, fact.at_ms - task.began_ms)
+        elif fact.phase == "ready":
+            task.ready_ms = fact.at_ms
 
 
 def task_checkpointed(state: CellState, fact: external_events.TaskCheckpointed) -> None:

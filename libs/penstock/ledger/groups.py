@@ -47,7 +47,7 @@ def booked(
     """What this task of the job takes of its node beside the other members' (`others`), or beside those before and after it; else all of its place."""
     if job.group:
         return own_part(place, others(state, job, place.rank, gone))
-    if job.after or job.status is JobStatus.STOPPING:
+    if job.after or job.followed or job.status is JobStatus.STOPPING:
         return beyond(place, list(met(state, job, place, gone)))
     return place
 

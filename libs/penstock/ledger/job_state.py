@@ -43,6 +43,14 @@ class TaskState:
     """Its cap; None: it has none."""
     checkpoint_asked: Adjustment | None = None
     """The latest request to save that no checkpoint has answered."""
+    saving: bool = False
+    """Its script has reported the last phase of its run."""
+    began_ms: int | None = None
+    """When its process began, by its node's clock, as the two that follow; None: its start was not reported."""
+    ready_ms: int | None = None
+    """When it had launched, where it waited for its GPUs then."""
+    launch_ms: int | None = None
+    """How long it launched; None: its script has not reported that it is over."""
 
 
 @dataclass(slots=True)
@@ -120,7 +128,13 @@ class JobState:
     slowed_ms: float = 0.0
     """What it would have done more alone until then."""
     after: tuple[str, ...] = ()
-    """Jobs that were being stopped and that its attempt starts, or started, after (`penstock.ledger.succession`)."""
+    """Jobs that were being stopped, or came to their end, and that its attempt starts, or started, after (`penstock.ledger.succession`)."""
+    prelaunch: bool = False
+    """Its attempt launches before they have ended."""
+    followed: bool = False
+    """Others start, or were to start, when its attempt has ended, though nobody stops it."""
+    false_ends: int = 0
+    """How often the end of its attempt was expected in vain: it trained on after it had reported that it saves, or outlived who waited for it."""
     workers: int = 0
     """Of its attempt; while it has none the fewest that it can start with. 0: as in `spec`."""
 

@@ -114,6 +114,8 @@ class CellState:
     frozen: str = ""
     """Why nothing is placed or evicted; empty: not frozen."""
     jobs: dict[str, JobState] = field(default_factory=dict)
+    prelaunching: int = 0
+    """How many of them may launch before their GPUs are free: without any, nobody looks ahead."""
     ended: "OrderedDict[str, str]" = field(default_factory=OrderedDict)
     """Job id → outcome, oldest first, bounded."""
     early_estimates: "OrderedDict[str, Estimate]" = field(default_factory=OrderedDict)

@@ -1,4 +1,4 @@
-"""Next members of leases: a task that starts when those that are being stopped on its GPUs have ended.
+"""Next members of leases: a task that starts when those that are being stopped, or come to their end, on its GPUs have ended.
 
 Its order is at the node before (`PlacementDecided.after`), which lets it wait for whoever holds one of its GPUs. GPUs and cores that both have are
 held once; memory and bandwidth are those of both, so that it may start whichever of several ends first.
@@ -45,8 +45,8 @@ def meet(one: TaskPlacement, other: TaskPlacement) -> bool:
 def successors(
     state: CellState, job: JobState, place: TaskPlacement, gone: Container[str] = frozenset()
 ) -> Iterator[TaskPlacement]:
-    """Where tasks start when this one has ended. O(tasks of the node) for a job that is being stopped, else O(1). `gone`: jobs that do not count."""
-    if job.status is not JobStatus.STOPPING:
+    """Where tasks start when this one has ended. O(tasks of the node) for a job that is being stopped or followed, else O(1). `gone`: jobs that do not count."""
+    if job.status is not JobStatus.STOPPING and not job.followed:
         return
     for task_id, other_id in state.nodes[place.node_id].tasks.items():
         other = state.jobs[other_id]
@@ -74,6 +74,16 @@ def met(
     """Those before and after it."""
     yield from predecessors(state, job, place, gone)
     yield from successors(state, job, place, gone)
+
+
+def followers(state: CellState, job: JobState) -> tuple[str, ...]:
+    """Jobs that start when this attempt has ended, in the order of their submission; none for most. O(tasks of its nodes) where it is followed."""
+    if not job.followed:
+        return ()
+    nodes = dict.fromkeys(task.place.node_id for task in job.tasks.values())
+    named = {other_id for node_id in nodes for other_id in state.nodes[node_id].tasks.values()}
+    found = [other for other_id in named if comes_after(other := state.jobs[other_id], job)]
+    return tuple(other.job_id for other in sorted(found, key=lambda other: other.order))
 
 
 def awaited(state: CellState, job: JobState) -> tuple[str, ...]:

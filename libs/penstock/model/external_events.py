@@ -268,18 +268,24 @@ class TaskStarted(TaskEvent, frozen=True, kw_only=True):
     """A task's process is running."""
 
     TYPE = "penstock.task.started"
+    OMITTED = ("opened_ms",)
 
     pid: Annotated[int, Meta(ge=0)]
     started_ms: Milliseconds
+    opened_ms: Milliseconds | None = None
+    """When those before it on its GPUs were proven dead, where it launched beside them: it is reported then, and had no GPU before."""
 
 
 @event
 class TaskPhaseChanged(TaskEvent, frozen=True, kw_only=True):
-    """The training script reported its phase. Source: Liquid §3 eq. 1 (launch, train, save)."""
+    """The training script reported its phase. Source: Liquid §3 eq. 1 (launch, train, save).
+
+    `ready`: it has launched, and waits for its GPUs (`JobSpec.prelaunch`).
+    """
 
     TYPE = "penstock.task.phase_changed"
 
-    phase: Literal["launch", "train", "save"]
+    phase: Literal["launch", "ready", "train", "save"]
     at_ms: Milliseconds
 
 

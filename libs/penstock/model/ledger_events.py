@@ -84,7 +84,7 @@ class PlacementDecided(Event, frozen=True, kw_only=True):
     """A gang's tasks get their places, all or nothing; the orders' token is (epoch, this record's seq)."""
 
     TYPE = "penstock.placement.decided"
-    OMITTED = ("unit", "group", "after")
+    OMITTED = ("unit", "group", "after", "prelaunch")
 
     job_id: Identifier
     attempt: Attempt
@@ -94,7 +94,10 @@ class PlacementDecided(Event, frozen=True, kw_only=True):
     group: Identifier | None = None
     """It shares the GPUs of these places with the members of this group (`GroupDecided`); None: it has them alone."""
     after: Annotated[tuple[Identifier, ...], Meta(max_length=512)] = ()
-    """Jobs that are being stopped and still hold some of these GPUs and cores: its tasks start there as soon as theirs have ended."""
+    """Jobs that are being stopped, or come to their end, and still hold some of these GPUs and cores: its tasks start there as soon as theirs
+    have ended."""
+    prelaunch: bool = False
+    """Its tasks launch before that, and wait for their GPUs where they begin to train (`JobSpec.prelaunch`)."""
 
 
 @event
@@ -114,9 +117,10 @@ class StopDecided(Event, frozen=True, kw_only=True):
         "completed",
         "drained",
         "queue_timeout",
+        "predecessor_late",
     ]
     """`completed`: every worker succeeded; the parameter servers are no longer needed. `drained`: its node is emptied.
-    `queue_timeout`: no answer came to its start while it might wait."""
+    `queue_timeout`: no answer came to its start while it might wait. `predecessor_late`: who was to end before it did not, or not in time."""
     grace_ms: Annotated[int, Meta(ge=0)]
 
 
@@ -141,7 +145,7 @@ class JobRequeued(Event, frozen=True, kw_only=True):
 
     job_id: Identifier
     attempt: Attempt
-    reason: Literal["failed", "node_lost", "preempted", "migrated", "refused", "drained"]
+    reason: Literal["failed", "node_lost", "preempted", "migrated", "refused", "drained", "predecessor_late"]
     not_before_ms: Milliseconds | None = None
     estimate_again: bool = False
     """It ran out of memory under a cap that it had not asked for: it queues once it is estimated anew, and the attempt does not
@@ -322,6 +326,8 @@ class TimerSubject(Value, frozen=True, kw_only=True):
         "stop_timeout",
         "lease",
         "batch_window",
+        "predecessor_timeout",
+        "ending",
     ]
     id: Identifier
     attempt: Annotated[int, Meta(ge=0)] = 0

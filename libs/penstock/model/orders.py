@@ -156,6 +156,7 @@ class StartTask(TaskOrder, frozen=True, kw_only=True):
         "checkpoint_from",
         "global_batch_size",
         "companions",
+        "prelaunch",
     )
 
     job_id: Identifier
@@ -201,6 +202,8 @@ class StartTask(TaskOrder, frozen=True, kw_only=True):
     """Samples of all workers together; each is told its part."""
     companions: Annotated[tuple[Companion, ...], Meta(max_length=MAX_COMPANIONS)] = ()
     """Tasks of its group on this node: it starts on their GPUs though they live, and they beside it."""
+    prelaunch: bool = False
+    """It launches though others live on its GPUs, and gets them at its gate when they are proven dead."""
 
 
 @event

@@ -18,6 +18,7 @@ TIRESIAS_LIMITS_GPU_S = (3_250.0, 7_200.0)  # three queues. Source: the settings
 MAX_BACKFILL_WINDOW = 4_096
 MAX_OVERTAKES = 1_000_000
 MAX_BATCH_WINDOW_MS = 60_000
+MAX_PRELAUNCH_WAIT_MS = 3_600_000
 MAX_BATCH_ARRIVALS = 256  # whose times the state keeps
 MAX_TYPICAL_TASKS = 256  # openb's pod files need 33 groups for 95 % of their tasks
 
@@ -36,6 +37,20 @@ class TypicalTask(Value, frozen=True, kw_only=True):
     """How often it was seen; only ratios matter."""
 
 
+class Grouping(Value, frozen=True, kw_only=True):
+    """What of Muri's grouping is on, for profiles `muri-s` and `muri-l`: each can be left out, to show what it brings."""
+
+    OMITTED = ("split", "matching", "worst_order", "max_members")
+
+    split: bool = True
+    """A group whose iteration would take longer than its members' one after the other is not formed."""
+    matching: bool = True
+    """False: jobs are grouped as they come in order."""
+    worst_order: bool = False
+    """Members rotate in the worst order."""
+    max_members: Annotated[int, Meta(ge=2, le=4)] = 4
+
+
 class PlacerSettings(Value, frozen=True, kw_only=True):
     """Everything outside the log that a decision depends on; recorded at the start of each term."""
 
@@ -46,6 +61,8 @@ class PlacerSettings(Value, frozen=True, kw_only=True):
         "batch_window_ms",
         "batch_arrivals",
         "share_gpus",
+        "grouping",
+        "prelaunch_wait_ms",
     )
 
     profile: Identifier = "liquid"
@@ -67,6 +84,9 @@ class PlacerSettings(Value, frozen=True, kw_only=True):
     """Jobs that arrive fast wait for a batch plan, at most so long; 0: nobody does."""
     batch_arrivals: Annotated[int, Meta(ge=2, le=MAX_BATCH_ARRIVALS)] = 8
     """So many arrivals within `batch_window_ms` are fast."""
+    prelaunch_wait_ms: Annotated[int, Meta(ge=0, le=MAX_PRELAUNCH_WAIT_MS)] = 60_000
+    """A job with `prelaunch` that launches where another comes to its end waits at most so long beyond the end that was expected, and is
+    then given back to the queue; 0: none launches before its GPUs are free."""
     freeze_fraction: Annotated[float, Meta(gt=0, le=1)] = 0.5
     """If more than this share of nodes is lost within `freeze_window_ms`: freeze (LAW 5)."""
     freeze_window_ms: Annotated[int, Meta(ge=0)] = 60_000
@@ -80,3 +100,5 @@ class PlacerSettings(Value, frozen=True, kw_only=True):
     """Of profile `tiresias`: a job with so many GPU seconds leaves the first queue, the second, …; rising."""
     typical_tasks: Annotated[tuple[TypicalTask, ...], Meta(max_length=MAX_TYPICAL_TASKS)] = ()
     """Of profile `fgd`: the tasks for which nodes shall stay useful; empty: judged by the jobs in the cell."""
+    grouping: Grouping = Grouping()
+    """Of profiles `muri-s` and `muri-l`."""

@@ -236,6 +236,7 @@ class JobSpec(Value, frozen=True, kw_only=True):
         "min_workers",
         "global_batch_size",
         "priority",
+        "prelaunch",
     )
     RULES = {
         "command": _command_can_run,
@@ -286,6 +287,9 @@ class JobSpec(Value, frozen=True, kw_only=True):
     """The job is moldable: it starts with any number from this to `workers`. None: with `workers` exactly."""
     global_batch_size: Annotated[int, Meta(ge=1, le=1 << 30)] | None = None
     """Of all workers together, which share it as evenly as it goes; `batch_size` is of each. A moldable job has this one."""
+    prelaunch: bool = False
+    """Its script waits for its GPUs where the SDK's `phase("train")` stands, and uses none before: it may launch while those that hold
+    them end. Source: Liquid §6.1."""
 
     @property
     def fewest_workers(self) -> int:
@@ -481,7 +485,7 @@ class PairSpeed(Value, frozen=True, kw_only=True):
 class Estimate(Value, frozen=True, kw_only=True):
     """What a job needs, how sure that is and where it comes from."""
 
-    OMITTED = ("guessed", "first_of_kind", "options", "stages", "pairs")
+    OMITTED = ("guessed", "first_of_kind", "options", "stages", "pairs", "launch_ms")
     TIERS: ClassVar[tuple[str, ...]] = ("user", "history", "default")
 
     worker: ResourceVector
@@ -502,6 +506,8 @@ class Estimate(Value, frozen=True, kw_only=True):
     """With the GPUs that it asks for; None: not known, so it is grouped with nobody."""
     pairs: Annotated[tuple[PairSpeed, ...], Meta(max_length=MAX_PAIRS)] = ()
     """What jobs like it reached beside those of other kinds, the most often measured first; what is not in it was not measured."""
+    launch_ms: Annotated[int, Meta(ge=0, le=MAX_RUN_MS)] | None = None
+    """Until it trains, as earlier runs reported it; `run_ms` has it in it. None: not known. Source: Liquid §6.1 (T_l)."""
 
     def run_ms_with(self, workers: int, fewest: int) -> int | None:
         """`run_ms` with another number of workers than the fewest, as its step is longer or shorter; as it is where one of both is not known."""

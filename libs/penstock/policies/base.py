@@ -187,6 +187,8 @@ class Profile(NamedTuple):
     """Who runs and who shares GPUs is planned by the batcher (`penstock.policies.regroup`); the other stages serve until its plan comes, or where none comes."""
     batch: Batch | None = None
     """Where the jobs of a burst start is planned by the batcher (`penstock.policies.batch`) while a batch window is open."""
+    prelaunch: bool = False
+    """Whether jobs may launch where others come to their end by themselves (`penstock.policies.prelaunch`); False: as sources that do not know it."""
     beside_stops: bool = True
     """Whether jobs that fit beside others that are still being stopped start at once. False: as sources that know no stop that takes time."""
 

@@ -354,8 +354,11 @@ def _holding(state: CellState, job: JobState, now_ms: int) -> Explanation:
     where = f"on {', '.join(nodes[:5])}{' and others' if len(nodes) > 5 else ''}"
     before = awaited(state, job)
     if before:
-        text = f"It starts {where} as soon as it has ended there: {', '.join(before[:MAX_NAMED])}."
-        step = "Wait; those who are being stopped there may have to save."
+        names = ", ".join(before[:MAX_NAMED])
+        text = f"It starts {where} as soon as it has ended there: {names}."
+        if job.prelaunch:
+            text = f"It launches {where}, and has its GPUs as soon as it has ended there: {names}."
+        step = "Wait; those that end there may have to save."
     elif job.status is JobStatus.LAUNCHING:
         text, step = f"It is being started {where}.", "Wait; `penstock get nodes` shows whether they answer."
     elif job.status is JobStatus.RUNNING:

@@ -31,9 +31,10 @@ class _Part(NamedTuple):
     turns: Turns | None
 
 
-def plan(state: CellState, answer: Answer) -> GroupPlan:
+def group_plan(state: CellState, answer: Answer) -> GroupPlan:
     """Nothing in any part of it: everything stays as it is. The same state and answer give the same plan."""
-    groups = [part for group in answer.groups if (part := _split(state, group)) is not None]
+    taken: set[str] = set()
+    groups = [part for group in answer.groups if (part := _split(state, group, taken)) is not None]
     shall_run = {job.job_id for part in groups for job in part.stays}
     stops = [
         job
@@ -62,8 +63,8 @@ def plan(state: CellState, answer: Answer) -> GroupPlan:
     return GroupPlan(units, tuple(named[:MAX_PLANNED_STOPS]), ranks)
 
 
-def _split(state: CellState, group: PlannedGroup) -> _Part | None:
-    """The group as far as its members still live; None: nobody of it does, or who it is for is held."""
+def _split(state: CellState, group: PlannedGroup, taken: set[str]) -> _Part | None:
+    """The group as far as its members still live; None: nobody of it may run. `taken`: places, by group or by the one job there, where an earlier planned group stays."""
     jobs = [job for job_id in group.job_ids if (job := state.jobs.get(job_id)) is not None and _may_run(job)]
     if not jobs:
         return None
@@ -71,7 +72,12 @@ def _split(state: CellState, group: PlannedGroup) -> _Part | None:
     for job in jobs:
         if job.status in RUNS:
             parts.setdefault(job.group or job.job_id, []).append(job)
-    stays = max(parts.values(), key=lambda part: _worth(state, part), default=[])
+    place, stays = max(
+        ((place, part) for place, part in parts.items() if place not in taken),
+        key=lambda found: _worth(state, found[1]),
+        default=("", []),
+    )
+    taken.add(place)
     whole = len(jobs) == len(group.job_ids)
     comes = tuple(job for job in jobs if job not in stays)
     return _Part(tuple(stays), comes, group.turns if whole else None)

@@ -15,12 +15,17 @@ from penstock.policies.baselines import Even, FirstFit, MostFree, RandomFit
 from penstock.policies.drf import DominantResourceFairness
 from penstock.policies.fair import FairResponse
 from penstock.policies.fgd import FragmentationGradient
+from penstock.policies.group_plan import group_plan
 from penstock.policies.hived import BuddyCells
+from penstock.policies.interleave import Interleave
+from penstock.policies.key_order import KeyOrder
 from penstock.policies.kubernetes import MAX_SCORED, Kubeflow, LeastAndBalanced
 from penstock.policies.liquid import Liquid, PairCost
 from penstock.policies.moldable import ShortestStep
+from penstock.policies.muri import least_attained_service, muri_l, muri_s
 from penstock.policies.ordered import Key, Ordered, shortest_remaining_service, shortest_remaining_time
 from penstock.policies.packing import BestFit, Clustering, DotProduct, Packing
+from penstock.policies.regroup import Regroup
 from penstock.policies.reservation import Reservation
 from penstock.policies.scored import ScoredFit
 from penstock.policies.sharing import ByMeasuredPairs
@@ -30,12 +35,12 @@ from penstock.policies.together import Together
 Make = Callable[[PlacerSettings], Profile]
 
 
-def placed_by(policy: Callable[[PlacerSettings], Policy]) -> Make:
-    """First come, first served with backfill; only the place stage differs."""
+def placed_by(policy: Callable[[PlacerSettings], Policy], *, prelaunch: bool = False) -> Make:
+    """First come, first served with backfill; only the place stage differs. `prelaunch`: as `Profile.prelaunch`."""
 
     def make(settings: PlacerSettings) -> Profile:
         found = policy(settings)
-        return Profile(found.name, found)
+        return Profile(found.name, found, prelaunch=prelaunch)
 
     return make
 
@@ -69,15 +74,22 @@ def penstock(settings: PlacerSettings) -> Profile:
     """Gangs together; tenants below their share first, then who has waited longest for its run time; backfill behind a reservation;
     moldable jobs with the workers that make their iterations shortest and are worth their GPUs."""
     place = Together("penstock", settings.network_weight)
-    return Profile("penstock", place, order=FairResponse(), backfill=Reservation(place), shape=ShortestStep())
+    order, backfill = FairResponse(), Reservation(place)
+    return Profile("penstock", place, order=order, backfill=backfill, shape=ShortestStep(), prelaunch=True)
+
+
+def grouped(name: str, regroup: Callable[[PlacerSettings], Regroup], key: Key) -> Make:
+    """Who runs and who shares GPUs is planned; until a plan comes jobs are tried in order of the key, first fit, and nobody is stopped."""
+    return lambda settings: Profile(name, FirstFit(name), order=KeyOrder(key), regroup=regroup(settings))
 
 
 PROFILES: Mapping[str, Make] = MappingProxyType(
     {
         "penstock": penstock,
-        "liquid": placed_by(lambda settings: Liquid(settings.network_weight)),
+        "liquid": placed_by(lambda settings: Liquid(settings.network_weight), prelaunch=True),
         "liquid-levels": placed_by(
-            lambda settings: Liquid(settings.network_weight, PairCost.LEVELS, name="liquid-levels")
+            lambda settings: Liquid(settings.network_weight, PairCost.LEVELS, name="liquid-levels"),
+            prelaunch=True,
         ),
         "fifo": placed_by(lambda settings: FirstFit("fifo")),
         "fifo-strict": placed_by(lambda settings: FirstFit("fifo-strict")),
@@ -92,6 +104,17 @@ PROFILES: Mapping[str, Make] = MappingProxyType(
         "srsf": ordered_by("srsf", shortest_remaining_service, preemptive=True),
         "tiresias": least_attained("tiresias", FirstFit),
         "tiresias-fifo": least_attained("tiresias-fifo", MostFree, strict_fifo=True),
+        "muri-s": grouped(
+            "muri-s", lambda settings: muri_s(settings.grouping, group_plan), shortest_remaining_service
+        ),
+        "muri-l": grouped(
+            "muri-l", lambda settings: muri_l(settings.grouping, group_plan), least_attained_service
+        ),
+        "interleave": grouped(
+            "interleave",
+            lambda settings: Interleave(settings.queue_limits_gpu_s, group_plan),
+            shortest_remaining_service,
+        ),
         "hived": placed_by(lambda settings: BuddyCells()),
         "drf": own_order(DominantResourceFairness),
         "best-fit": placed_by(lambda settings: ScoredFit("best-fit", BestFit())),
@@ -104,7 +127,7 @@ PROFILES: Mapping[str, Make] = MappingProxyType(
 
 DEFAULT = "penstock"
 """Of a cell whose operator names none. `PlacerSettings.profile` keeps the default that ledgers were written with."""
-READ_DURATIONS = frozenset({"penstock", "sjf", "srtf", "srsf"})
+READ_DURATIONS = frozenset({"penstock", "sjf", "srtf", "srsf", "muri-s", "interleave"})
 """Profiles whose order rests on how long a job will run; the others choose the same whether that is known or not."""
 WANT_TYPICAL_TASKS = frozenset({"fgd"})
 """Profiles that read the setting `typical_tasks`: a simulation fills it from its trace."""
@@ -114,6 +137,9 @@ FIXED: Mapping[str, Mapping[str, object]] = MappingProxyType(
         "fifo-strict": MappingProxyType({"backfill_window": 1}),
         "kubeflow": ALL_ARE_TRIED,
         "drf": ALL_ARE_TRIED,
+        "muri-s": ALL_ARE_TRIED,
+        "muri-l": ALL_ARE_TRIED,
+        "interleave": ALL_ARE_TRIED,
         "penstock": MappingProxyType({"max_overtakes": MAX_OVERTAKES}),
     }
 )

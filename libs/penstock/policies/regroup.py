@@ -50,12 +50,14 @@ class Question(msgspec.Struct, frozen=True, gc=False, array_like=True):
     stage: str
     """Which `solve` answers it: the name of the profile."""
     jobs: tuple[Candidate, ...]
-    """By submission."""
+    """In the stage's order: who may not be stopped, then the first. Who comes too late to be planned is not listed."""
     node_gpus: tuple[int, ...]
     """Sound GPUs that may be used of each open node, by ordinal."""
     gpu_memory_mib: int
     """Of the smallest GPU; 0: not known, so memory does not bind."""
     now_ms: int
+    behind: int = 0
+    """So many more wait that are not listed; all of them come later."""
 
 
 class PlannedGroup(msgspec.Struct, frozen=True, gc=False, array_like=True):

@@ -1,10 +1,10 @@
-"""Places for gangs on nodes that have room when those that are being stopped there have ended: next members of their leases.
+"""Places for gangs on nodes that have room when those that are being stopped, or come to their end, have ended there: next members of their leases.
 
 Possible where each task has its memory and bandwidth beside them by now, and lacks GPUs alone, or cores of those whose GPUs it gets: the node makes a
 task wait for the GPUs that it gets, and for nothing else.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from penstock.ledger.groups import booked
@@ -22,7 +22,7 @@ MAX_RENDEZVOUS_MS = 60_000  # that tasks on other nodes wait for one whose prede
 
 @dataclass(slots=True)
 class _Leaving:
-    """What a task that is being stopped leaves, and nobody was given yet."""
+    """What a task that is being stopped, or comes to its end, leaves, and nobody was given yet."""
 
     job: JobState
     gpu_mask: int
@@ -40,10 +40,13 @@ class _Node:
         return _Node(self.node.copy(), [replace(leaving) for leaving in self.leaving])
 
 
-def _leaving(state: CellState, node: NodeState, job: JobState, task_id: str) -> _Leaving | None:
-    """None where nobody can come after the task: its end is not ordered, or it is not known to run, or others hold a GPU of it as well."""
+def _leaving(
+    state: CellState, node: NodeState, job: JobState, task_id: str, *, ending: bool
+) -> _Leaving | None:
+    """None where nobody can come after the task: its end is not ordered or near, or it is not known to run, or others hold a GPU of it as well."""
     task = job.tasks[task_id]
-    if job.status is not JobStatus.STOPPING or job.group or job.target or task.started_ms is None:
+    ends = job.status is JobStatus.STOPPING or (ending and job.status is JobStatus.RUNNING)
+    if not ends or job.group or job.target or task.started_ms is None:
         return None
     if not task.place.gpus or task.place.gpu_share_milli < WHOLE_GPU:
         return None
@@ -53,10 +56,14 @@ def _leaving(state: CellState, node: NodeState, job: JobState, task_id: str) -> 
 
 
 class NextMembers:
-    """Nodes of a cell with what those that are being stopped leave there; places are given out on trial, one unit after the other."""
+    """Nodes of a cell with what those that are being stopped leave there; places are given out on trial, one unit after the other.
 
-    def __init__(self, state: CellState) -> None:
+    `ending`: ids of jobs that run and come to their end by themselves: they count as such, too.
+    """
+
+    def __init__(self, state: CellState, ending: Container[str] = frozenset()) -> None:
         self._state = state
+        self._ending = ending
         self._nodes: dict[str, _Node] = {}
 
     def give(self, gangs: Gangs) -> tuple[Placed, ...] | None:
@@ -65,7 +72,8 @@ class NextMembers:
         found = [self._gang(job, nodes, trial) for job, nodes in gangs]
         placed = tuple(one for one in found if one is not None)
         after = {name for one in placed for name in one.after}
-        grace_ms = max((self._state.jobs[name].spec.grace_ms for name in after), default=0)
+        stopped = (job for name in after if (job := self._state.jobs[name]).status is JobStatus.STOPPING)
+        grace_ms = max((job.spec.grace_ms for job in stopped), default=0)
         if len(placed) < len(gangs) or not after or (len(trial) > 1 and grace_ms > MAX_RENDEZVOUS_MS):
             return None
         self._nodes |= trial
@@ -101,7 +109,10 @@ class NextMembers:
         if found is None:
             state, node = self._state, self._state.nodes[node_id]
             jobs = ((task_id, state.jobs[job_id]) for task_id, job_id in node.tasks.items())
-            left = (_leaving(state, node, job, task_id) for task_id, job in jobs)
+            left = (
+                _leaving(state, node, job, task_id, ending=job.job_id in self._ending)
+                for task_id, job in jobs
+            )
             found = self._nodes[node_id] = _Node(node.copy(), [one for one in left if one is not None])
         return found
 

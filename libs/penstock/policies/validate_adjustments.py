@@ -9,6 +9,7 @@ from penstock.ledger.masks import full_mask, mask_of, take_lowest
 from penstock.ledger.node_state import NodeState
 from penstock.ledger.plans import kept_nodes
 from penstock.ledger.state import CellState
+from penstock.ledger.succession import followers
 from penstock.model.proposals import CoresProposed, ThrottleProposed
 from penstock.model.transitions import NodeStatus, TaskStatus
 from penstock.policies.refusal import Refusal, frozen
@@ -33,6 +34,10 @@ def running(state: CellState, task_id: str) -> Running | Refusal:
     node = state.nodes[task.place.node_id]
     if task.status is not TaskStatus.RUNNING or job_of_task(state, task.place.node_id, task_id) is not job:
         return Refusal("wrong_state", f"{task_id} is {task.status}, not running")
+    if next_jobs := followers(state, job):
+        return Refusal(
+            "wrong_state", f"{job.job_id} comes to its end: {', '.join(next_jobs)} gets its cores then"
+        )
     if node.status is not NodeStatus.READY:
         return Refusal("wrong_state", f"{task_id} runs on {task.place.node_id}, which is {node.status}")
     return Running(job, task, node)

@@ -13,11 +13,12 @@ from penstock.ledger.job_state import JobState
 from penstock.ledger.masks import full_mask, mask_of, take_lowest
 from penstock.ledger.node_state import NodeState
 from penstock.ledger.state import CellState
-from penstock.ledger.succession import awaited
+from penstock.ledger.succession import awaited, followers
 from penstock.model.groups import MAX_GROUP_MEMBERS
 from penstock.model.transitions import JobStatus, TaskStatus
 from penstock.model.types import WHOLE_GPU, ResourceVector, TaskPlacement
 from penstock.policies.base import place_on
+from penstock.policies.gang_turns import why_no_turns
 from penstock.policies.overlay import Overlay, Placed, unusable
 from penstock.policies.refusal import Refusal, frozen, unknown
 
@@ -98,6 +99,10 @@ def _jobs(state: CellState, members: Members, overlay: Overlay) -> list[JobState
             return Refusal("wrong_state", f"{job_id} is {job.status}: a member runs or is queued")
         if not overlay.ended and (before := awaited(state, job)):
             return Refusal("wrong_state", f"{job_id} starts after {', '.join(before)}")
+        if next_jobs := followers(state, job):
+            return Refusal(
+                "wrong_state", f"{job_id} comes to its end: {', '.join(next_jobs)} starts after it"
+            )
         if job.status is JobStatus.QUEUED and job.held is not None:
             return Refusal("wrong_state", f"{job_id} is held")
         spec = job.spec
@@ -131,6 +136,8 @@ def _not_alike(jobs: Sequence[JobState], members: Members) -> Refusal | None:
             )
         shape = demand.workers, demand.worker.gpus, demand.parameter_servers, demand.parameter_server.gpus
         shapes[job.job_id] = shape
+        if why := why_no_turns(demand.workers, demand.parameter_servers, [first_nodes[0]]):
+            return Refusal("unsupported", f"{job.job_id}: {why}")
     if len(set(shapes.values())) > 1:
         texts = (
             f"{job_id} {workers} x {gpus} + {servers}"

@@ -8,6 +8,7 @@ from penstock.ledger.job_state import JobState
 from penstock.ledger.node_state import NodeState
 from penstock.ledger.plans import kept_nodes
 from penstock.ledger.state import CellState
+from penstock.ledger.succession import followers
 from penstock.model.proposals import MigrationProposed
 from penstock.model.transitions import JobStatus
 from penstock.model.types import WHOLE_GPU, TaskPlacement
@@ -29,7 +30,7 @@ def target_of(state: CellState, proposal: MigrationProposed) -> tuple[TaskPlacem
     job = state.jobs.get(proposal.job_id)
     if job is None:
         return unknown(state, proposal.job_id)
-    if (wrong := _cannot_move(job)) is not None:
+    if (wrong := _cannot_move(state, job)) is not None:
         return Refusal("wrong_state", f"{job.job_id} {wrong}")
     if job.spec.min_workers is not None and job.spec.min_workers <= len(proposal.nodes) <= job.spec.workers:
         job = job.shaped(len(proposal.nodes))
@@ -47,11 +48,13 @@ def target_of(state: CellState, proposal: MigrationProposed) -> tuple[TaskPlacem
     return _places(state, job, proposal.nodes)
 
 
-def _cannot_move(job: JobState) -> str | None:
+def _cannot_move(state: CellState, job: JobState) -> str | None:
     if job.status is not JobStatus.RUNNING:
         return f"is {job.status}, not running"
     if job.held is not None:
         return "is held: it would not start again"
+    if next_jobs := followers(state, job):
+        return f"comes to its end: {', '.join(next_jobs)} waits for its GPUs there"
     return None if job.spec.preemptible else "may not be stopped: preemptible is false"
 
 

@@ -17,8 +17,8 @@ import signal
 import time
 import traceback
 import warnings
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import SupportsInt
 
@@ -42,6 +42,7 @@ class Saver:
         self.asked = False
         self._write = write
         self._ends = False
+        self._idle = False
         self._save: Act | None = None
         self._folder = ""
         self._pid = 0
@@ -92,6 +93,19 @@ class Saver:
         elif self._save is not None:
             self._ends = self._ends or number == signal.SIGTERM
             self.asked = True
+            if self._idle and self._ends:
+                raise SystemExit(SAVED_STATUS)
+
+    @contextmanager
+    def nothing_to_save(self) -> Iterator[None]:
+        """Nothing was done yet, or since the last boundary: being stopped in here raises SystemExit at once."""
+        self._idle = True
+        try:
+            if self._ends:
+                raise SystemExit(SAVED_STATUS)
+            yield
+        finally:
+            self._idle = False
 
     def boundary(self, done: SupportsInt) -> None:
         """Between two iterations, `done` of which are over. Saves, and raises SystemExit where the job is stopped."""

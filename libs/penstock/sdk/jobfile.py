@@ -175,6 +175,10 @@ class JobFile(Section):
         description="How it saves when it is stopped: `sdk` (penstock.sdk.checkpoint), `signal` (on SIGTERM, in a place of its own), `none`.",
         examples=["sdk"],
     )
+    prelaunch: bool = Field(
+        False,
+        description='Its script waits for its GPUs at `phase("train")` and uses none before: it may launch while those that hold them end.',
+    )
     labels: dict[str, str] = Field(
         default_factory=dict,
         max_length=64,

@@ -5,9 +5,16 @@ Outside of Penstock, and without a reader, it does nothing. Source of the phases
 
 from typing import Literal
 
+from penstock.sdk.gate import pass_gate
 from penstock.sdk.lines import write_line
 
 
 def phase(name: Literal["launch", "train", "save"]) -> None:
-    """Reports that this phase begins now. Costs one small write; never blocks and never fails."""
+    """Reports that this phase begins now. Costs one small write; never fails, and never blocks, but for one thing:
+
+    in a job with `prelaunch: true`, `phase("train")` first waits until the GPUs are its own (`penstock.sdk.gate`). Say `phase("save")` once the
+    script needs its GPUs no more: who comes next may be started then.
+    """
+    if name == "train":
+        pass_gate()
     write_line(name)

@@ -5,7 +5,7 @@ One moment, in this order (ties inside a class: first scheduled, first served):
   1  jobs that arrive now are submitted and estimated
   2  nodes answer, at their latency
   3  the placer's timers that are due
-  4  running jobs report their steps, and services publish what they have planned
+  4  running jobs report their steps, and services publish what they have planned; last of all the batcher
 and again from 2 until nothing is left at this moment. The engine keeps exact time as seconds in doubles; the
 ledger's time is the same, rounded up to whole milliseconds, so a timer never fires before what it waits for.
 The engine itself uses no random numbers: they are seeded inside the cores.
@@ -29,6 +29,7 @@ from penstock.model.event import Event
 from penstock.model.settings import PlacerSettings
 from penstock.model.transitions import JobStatus
 from penstock.model.types import WHOLE_GPU, Estimate, JobSpec, NodeSpec
+from penstock.simulator.batcher_seat import BatcherSeat
 from penstock.simulator.cell import Cell
 from penstock.simulator.held_gpus import HeldGpus
 from penstock.simulator.job_models.model import Checkpoint, LossReport, PhaseChange, Work, allocations, capped
@@ -36,16 +37,19 @@ from penstock.simulator.learning import SimulatedEstimator
 from penstock.simulator.meter import Figures, Meter
 from penstock.simulator.nodes import Latency, SimulatedNodes
 from penstock.simulator.services import Attached, Services
+from penstock.simulator.stage_profiles import StageProfiles
 from penstock.simulator.step_reports import StepReports
 from penstock.simulator.submissions import Submissions
 from penstock.simulator.traces.jobs import TraceJob
 from penstock.simulator.traces.resources import COMMAND
+from penstock_services.batcher.core.batcher import plans
 from penstock_services.node_reporter.core.inputs import Gone, Input, OrderRead, Outcome
 from penstock_services.placer.core.recorder import Sink
 from penstock_services.placer.core.step import Step
 
 MAX_JOBS_PER_REPORT = 256  # as WorkProgressed holds
 DEFAULT_GRACE_MS = JobSpec(command=COMMAND).grace_ms
+WINDOW_MS = 5_000  # in which jobs wait for the batcher's plan, where the settings name no window
 MAX_STEPS_PER_MOMENT = 1_000_000  # far above any real one: a policy that undoes its own plan for ever
 
 
@@ -78,6 +82,12 @@ class Options(NamedTuple):
     """Further services of the cell."""
     predicts: Callable[[TraceJob, Estimate], Estimate] = lambda job, estimate: estimate
     """What the estimator predicts of a job beyond what its trace says that it asks for."""
+    planning_s: float | None = 0.0
+    """How long the batcher takes for a plan, under profiles for which it plans; None: as long as it really took."""
+    profile_noise: float = 0.0
+    """Largest relative error of stage times in estimates, 0 – 1; what runs is not changed by it. Source: Muri §6.4."""
+    prelaunch: bool = False
+    """Every job's script waits for its GPUs where it begins to train: it may launch while those that hold them end."""
 
 
 class Simulation:
@@ -102,6 +112,10 @@ class Simulation:
             attached.insert(0, Attached(estimator, planning_s=options.estimator_s))
         self._services = Services(attached, lambda: self.now_s) if attached else None
         self._step_reports = StepReports()
+        self._batcher = BatcherSeat(options.planning_s) if plans(settings) else None
+        if self._batcher is not None and not settings.batch_window_ms:
+            settings = msgspec.structs.replace(settings, batch_window_ms=WINDOW_MS)
+        self._stage_profiles = StageProfiles(settings.seed, options.profile_noise)
         self.cell = Cell(settings, sink if self._services is None else _both(self._services.hear, sink))
         self.meter = Meter(sum(len(node.gpus) for node in nodes))
         self._now_ms = 0
@@ -120,8 +134,11 @@ class Simulation:
             slices_per_core=options.slices_per_core,
             grace_ms=options.grace_ms,
             learns=self._learns,
+            prelaunch=options.prelaunch,
         )
         self._held_gpus = HeldGpus()
+        self._launching: set[str] = set()
+        """Tasks that launch and whose gangs do not as a whole."""
         self._alone_s: dict[str, float] = {}
         self._steps = 0
         for node in nodes:
@@ -192,6 +209,8 @@ class Simulation:
         if self._services is not None:
             own = self._services.next_s(), self._step_reports.next_s()
             times += [at_s for at_s in own if at_s is not None]
+        if self._batcher is not None and (at_s := self._batcher.next_s(self.cell.state)) is not None:
+            times.append(at_s)
         return max(self.now_s, self._tick(min(times))) if times else None
 
     def _tick(self, at_s: float) -> float:
@@ -215,8 +234,19 @@ class Simulation:
             due = self.cell.state.next_timer()
             if due is not None and due[0] <= self._now_ms:
                 self._after(self.cell.fire(due[1], self._now_ms))
-            elif self._services is None or not (self._report_steps() or self._serve(self._services)):
+            elif self._services is not None and (self._report_steps() or self._serve(self._services)):
+                continue
+            elif not self._propose():
                 return
+
+    def _propose(self) -> bool:
+        """What the batcher proposes at this moment; whether it is anything."""
+        if self._batcher is None:
+            return False
+        proposal = self._batcher.due(self.cell.state, self.now_s, self._now_ms)
+        if proposal is not None:
+            self._deliver(proposal)
+        return proposal is not None
 
     def _serve(self, services: Services) -> bool:
         """What a service publishes next at this moment; whether it is anything."""
@@ -319,6 +349,8 @@ class Simulation:
         progress = self._work.admit(job, self.now_s)
         spec, need = self._submissions.of(job)
         need = self._options.predicts(job, need)
+        if self._batcher is not None and job.stages is not None:
+            need = msgspec.structs.replace(need, stages=self._stage_profiles.of(job))
         if self._learns:
             self._unestimated[job.job_id] = need
         self._deliver(external_events.JobSubmitted(job_id=job.job_id, spec=spec))
@@ -333,6 +365,10 @@ class Simulation:
         alone_s = self._alone_s[job.job_id]
         if self._options.durations == "unknown" or alone_s <= 0:
             return need
+        if self._options.prelaunch:
+            launch_s = self._work.start_up_s(job)
+            alone_s += launch_s + self._work.save_s(job)
+            need = msgspec.structs.replace(need, launch_ms=ceil(launch_s * 1_000))
         return msgspec.structs.replace(need, run_ms=ceil(alone_s * 1_000))
 
     # ---------------------------------------------------------------------------------------- answers
@@ -352,6 +388,8 @@ class Simulation:
             problems = check(self.cell.state)
             if problems:
                 raise Unsound(f"seq {self.cell.head.seq}: {'; '.join(problems)}")
+        if self._batcher is not None:
+            self._batcher.see(step)
         if step.outcome == "committed":
             for fact in step.facts:
                 book = BOOKS.get(type(fact))
@@ -368,6 +406,21 @@ class Simulation:
     def checkpoint(self, task_id: str) -> None:
         """As the nodes ask; see `Programs`."""
         self._work.checkpoint(_job_of(task_id), self.now_s)
+
+    def launching(self, task_id: str) -> None:
+        """As the nodes report; see `Programs`. A gang launches once all of its tasks do."""
+        self._launching.add(task_id)
+        self._launches(self.cell.state.jobs.get(_job_of(task_id)))
+
+    def _launches(self, job: JobState | None) -> None:
+        if job is None or job.status is not JobStatus.LAUNCHING:
+            return
+        waiting = [task_id for task_id, task in job.tasks.items() if task.started_ms is None]
+        if waiting and self._launching.issuperset(waiting):
+            self._launching.difference_update(job.tasks)
+            self._work.launching(
+                job.job_id, allocations(task.place for task in job.tasks.values()), self.now_s
+            )
 
     def changed(self, task_id: str) -> None:
         """As the nodes report; see `Programs`. A task that starts with them is not heard of here."""
@@ -394,7 +447,9 @@ class Simulation:
     def _started(self, fact: external_events.TaskStarted) -> None:
         job_id = _job_of(fact.task_id)
         job = self.cell.state.jobs.get(job_id)
+        self._launching.discard(fact.task_id)
         if job is None or job.status is not JobStatus.RUNNING:
+            self._launches(job)
             return
         self._work.started(job_id, allocations(task.place for task in job.tasks.values()), self.now_s)
         if any(task.memory_bandwidth_percent is not None for task in job.tasks.values()):
@@ -405,6 +460,7 @@ class Simulation:
 
     def _exited(self, fact: external_events.TaskExited) -> None:
         self._freed(fact)
+        self._launching.discard(fact.task_id)
         if fact.cause == "stopped":
             self._work.gone(_job_of(fact.task_id), self.now_s, killed=fact.signal == SIGKILL)
 

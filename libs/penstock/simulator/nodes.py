@@ -45,6 +45,9 @@ class Programs(Protocol):
     def checkpoint(self, task_id: str) -> None:
         """It was asked for a checkpoint."""
 
+    def launching(self, task_id: str) -> None:
+        """It launches, and its GPUs are not its own yet."""
+
     def changed(self, task_id: str) -> None:
         """It has the cores, and the cap of memory bandwidth, that were decided for it."""
 
@@ -76,6 +79,10 @@ class SimulatedNodes:
                 sent.append(decision.event)
             else:
                 self._act(node_id, decision, now_ms)
+        if isinstance(given, Spawned):
+            task = self._nodes[node_id].tasks.get(given.task_id)
+            if task is not None and task.gated:
+                self._programs.launching(given.task_id)
         return sent
 
     def _act(self, node_id: str, decision: Decision, now_ms: int) -> None:

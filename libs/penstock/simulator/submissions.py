@@ -21,8 +21,10 @@ class Submissions:
         slices_per_core: int,
         grace_ms: int,
         learns: bool,
+        prelaunch: bool,
     ) -> None:
         """`gpus_per_node`: of the largest node; `learns`: jobs say how many iterations they have; else as `Options`."""
+        self._prelaunch = prelaunch
         self._gpus_per_node = gpus_per_node
         self._single_gpu_workers = single_gpu_workers
         self._slices_per_core = slices_per_core
@@ -67,6 +69,7 @@ class Submissions:
                 labels=dict(job.labels),
                 grace_ms=self._grace_ms,
                 iterations=iterations,
+                prelaunch=self._prelaunch,
                 queue_timeout_ms=None if job.patience_s is None else max(1, ceil(job.patience_s * 1_000)),
             )
         return msgspec.structs.replace(found, name=job.job_id)

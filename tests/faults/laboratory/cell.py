@@ -123,7 +123,12 @@ class Laboratory:
         self.profile = options.profile or NAMES[int(rng.integers(len(NAMES)))]
         specs = nodes_of(rng, options.nodes or int(rng.integers(3, 7)))
         self.jobs = jobs_of(
-            rng, options.jobs or int(rng.integers(8, 20)), specs, self.storm_s, saving="save" in faults
+            rng,
+            options.jobs or int(rng.integers(8, 20)),
+            specs,
+            self.storm_s,
+            saving="save" in faults,
+            early="prelaunch" in faults,
         )
         self.environment = {
             "PENSTOCK_PROFILE": self.profile,

@@ -42,22 +42,22 @@ class SimulatedLauncher:
         self._callbacks = callbacks
         self._spec = spec
         """As this reporter found the machine."""
-        self._launching: dict[Key, tuple[StartTask, float | None]] = {}
+        self._launching: dict[Key, tuple[StartTask, float | None, bool]] = {}
         self._attached: dict[Key, float] = {}
         """Since when, in seconds."""
         machine.launcher = self
 
-    def spawn(self, order: StartTask, until_s: float | None) -> None:
+    def spawn(self, order: StartTask, until_s: float | None, *, gated: bool) -> None:
         self._process.step("before it asks its launcher")
         key = (order.task_id, order.token)
-        self._launching[key] = (order, until_s)
+        self._launching[key] = (order, until_s, gated)
         longest_s = LONGEST_SLOW_LAUNCH_S if self._machine.slow_start else LONGEST_LAUNCH_S
         after_s = self._machine.world.within(0.01, longest_s)
         self._machine.world.at(after_s, lambda: self._launched(key))
 
     def launching(self) -> list[str]:
         """Jobs of which a task is about to start."""
-        return [order.job_id for order, _ in self._launching.values()]
+        return [order.job_id for order, _, _ in self._launching.values()]
 
     def watched_s(self, key: Key) -> float:
         """For so long it has had this task's shim; 0 if it has not."""
@@ -77,7 +77,7 @@ class SimulatedLauncher:
             self._attached[key] = self._machine.world.now_s
             self.gone(key)
 
-    def _launch(self, order: StartTask, until_s: float | None) -> None:
+    def _launch(self, order: StartTask, until_s: float | None, gated: bool) -> None:
         """With the GPUs that the environment names: what the program really gets."""
         visible = task_environment(order, self._spec, {}, {}, virtual=False)["CUDA_VISIBLE_DEVICES"]
         gpus = tuple(visible.split(",")) if visible else ()
@@ -85,7 +85,7 @@ class SimulatedLauncher:
         if absent:
             what = f"{order.task_id} starts on {absent}, which its reporter did not find"
             self._machine.world.fail(Violation("gpu", what))
-        self._machine.launch(order, gpus, until_s)
+        self._machine.launch(order, gpus, until_s, gated=gated)
 
     def attach(self, key: Key, shim: int, shim_start: int | None) -> bool:
         process = self._machine.processes.get(key)
@@ -105,6 +105,11 @@ class SimulatedLauncher:
             if number is not signal.SIGUSR1:
                 machine.world.guarded(lambda: machine.signalled(machine, key[0]))
             machine.signal(key, number)
+
+    def open_gate(self, key: Key) -> None:
+        self._process.step("before it opens a gate")
+        if key in self._attached:
+            self._machine.open_gate(key)
 
     def gone(self, key: Key) -> None:
         """A shim has ended."""
@@ -240,6 +245,9 @@ class SimulatedHost:
         self._process.step("before it pins a task")
         done = self._machine.pin(key, tuple(cores))
         return None if done is None else Enforced("affinity") if done else Enforced("", "Invalid argument")
+
+    def allow_gpus(self, key: Key, uuids: Sequence[str]) -> None:
+        self._process.step("before it lets a task open its GPUs")
 
     def cap_bandwidth(self, key: Key, percent: int | None) -> Enforced | None:
         self._process.step("before it caps a task")

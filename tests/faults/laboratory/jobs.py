@@ -46,6 +46,8 @@ class SimulatedJob(NamedTuple):
     polite: bool
     """Exits 0 on SIGTERM."""
     cancel_s: float | None
+    says_save: bool = False
+    """Its script reports the last phase, now and then too early."""
 
     @property
     def allowed(self) -> tuple[str, ...]:
@@ -81,9 +83,9 @@ def nodes_of(rng: np.random.Generator, count: int) -> list[NodeSpec]:
 
 
 def jobs_of(
-    rng: np.random.Generator, count: int, nodes: list[NodeSpec], span_s: float, *, saving: bool
+    rng: np.random.Generator, count: int, nodes: list[NodeSpec], span_s: float, *, saving: bool, early: bool
 ) -> list[SimulatedJob]:
-    """`saving`: every other one saves checkpoints. Each fits the whole empty cell, but for the huge ones."""
+    """`saving`: every other one saves checkpoints; `early`: two of three launch before their GPUs are free. Each fits the whole empty cell, but for the huge ones."""
     names = list(KINDS)
     weights = np.array([KINDS[name][0] for name in names], dtype=float)
     found: list[SimulatedJob] = []
@@ -97,6 +99,7 @@ def jobs_of(
                 spec=structs.replace(
                     _spec(rng, number, kind, nodes),
                     checkpoint="sdk" if saving and number % 2 == 0 else "none",
+                    prelaunch=early and number % 3 > 0,
                 ),
                 kind=kind,
                 submit_s=float(rng.uniform(0, span_s)) if rng.random() < 0.7 else 0.0,
@@ -106,6 +109,7 @@ def jobs_of(
                 stubborn=bool(rng.random() < 0.15),
                 polite=bool(rng.random() < 0.1),
                 cancel_s=cancel_s,
+                says_save=early,
             )
         )
     return found

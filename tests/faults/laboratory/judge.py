@@ -355,7 +355,8 @@ class Judge:
         if key not in self._disowned:
             owned = (found for found in self._processes_now() if not self._unknown(found))
             rules.no_other_attempt(new, map(_running, owned))
-        strangers = (found for found in machine.processes.values() if not self.companions(process, found))
+        others = (found for found in machine.processes.values() if found is not process)
+        strangers = (found for found in others if not self.companions(process, found))
         grouped = job is not None and job.token == order.token and bool(job.group)
         rules.gpus_are_free(new, map(_running, strangers), grouped=grouped)
         self.adjustments.starts(machine, process)

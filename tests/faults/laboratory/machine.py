@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 RANK_PAUSE_S = 0.01  # between the ends of a gang's workers
 CHECKPOINTED = 0.9  # of the work of an attempt that was stopped
+SAVES_AT = 0.7  # of the time of an attempt: then its script reports the last phase
+TRAINS_ON = 0.15  # of those that had: they had only saved a checkpoint
 WATCHED_S = 5.0  # after so long a launcher has passed on every signal that it was asked for
 STREAM_BYTES = 65_536
 SHIM_WAKES_S = 0.01
@@ -75,6 +77,8 @@ class TaskProcess:
     """The kernel refused the latest change of its cores."""
     resumed: str = ""
     """The checkpoint at which it went on; empty: it began at 0."""
+    gated: bool = False
+    """It launches, and waits for its GPUs."""
     signalled: bool = False
     """Its shim was asked to send a signal."""
     terminated: bool = False
@@ -161,8 +165,13 @@ class Machine:
 
     # ---------------------------------------------------------------------------------- programs
 
-    def launch(self, order: StartTask, gpus: tuple[str, ...], until_s: float | None) -> None:
-        """The shim starts the program with these GPUs (UUIDs), or writes down why it cannot. `until_s`: its lease at first."""
+    def launch(
+        self, order: StartTask, gpus: tuple[str, ...], until_s: float | None, *, gated: bool = False
+    ) -> None:
+        """The shim starts the program with these GPUs (UUIDs), or writes down why it cannot. `until_s`: its lease at first.
+
+        `gated`: it launches, and uses none of them before its gate is open.
+        """
         key = (order.task_id, order.token)
         if not self.up or key in self.started or key in self.exits:
             return
@@ -178,16 +187,37 @@ class Machine:
         self._pids += 2
         process = TaskProcess(order, self._pids, self.world.now_s, now_ms, gpus, order.place.cores)
         process.resumed = self.checkpoints.prepared.pop(key, "")
-        self.world.guarded(lambda: self._starting(self, process))
+        process.gated = gated
+        if not gated:
+            self.world.guarded(lambda: self._starting(self, process))
         self.started[key] = Started(*key, self._pids, self.boots, self._pids + 1, now_ms)
         self.processes[key] = process
         if until_s is not None:
             self._watch_lease(process, until_s)
-        after_s = self._ends_after_s(program, order)
         stream = self.streams[key] = Stream()
+        if gated:
+            stream.write(b"launch\nready\n")
+        else:
+            self._trains(process)
+
+    def open_gate(self, key: Key) -> None:
+        """By the shim, if it lives: the program uses its GPUs from now on."""
+        process = self.processes.get(key)
+        if process is not None and process.shim_alive and process.gated:
+            process.gated = False
+            self.world.guarded(lambda: self._starting(self, process))
+            self._trains(process)
+
+    def _trains(self, process: TaskProcess) -> None:
+        order, stream = process.order, self.streams[process.key]
         stream.write(b"train\nnot a line\n")
+        after_s = self._ends_after_s(self._programs[order.job_id], order)
         if after_s is not None:
             self.world.at(after_s / 2, lambda: stream.write(b'{"steps": {"done": 1, "total": 2}}\n'))
+            if self._programs[order.job_id].job.says_save:
+                self.world.at(SAVES_AT * after_s, lambda: stream.write(b"save\n"))
+                if self.world.happens(TRAINS_ON):
+                    self.world.at((1 + SAVES_AT) / 2 * after_s, lambda: stream.write(b"train\n"))
             self.world.at(after_s, lambda: self._ends(process))
 
     def _lease_end_s(self, order: StartTask, until_s: float) -> float:

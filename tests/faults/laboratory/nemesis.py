@@ -50,5 +50,6 @@ FAULTS: Mapping[str, Callable[[Nemesis], None]] = MappingProxyType(
             "duplicate", "cancel", "hold", "sleeper", "stranger", "propose", "stall", "adjust", "move", "group", "save", "overtake", "slow_start",
         )
     }
+    | {"prelaunch": _rate}
 )  # fmt: skip
 """All kinds of faults, by the names that `--faults` takes. `steps`: services are killed between any two steps."""

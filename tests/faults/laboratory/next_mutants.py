@@ -1,10 +1,14 @@
-"""Mutants of next members of leases: who starts too early, and books that forget one of the two."""
+"""Mutants of next members of leases: who starts or trains too early, and books that forget one of the two."""
 
 from typing import Any
 
-from penstock.ledger import evolve_tasks, succession
+from penstock.ledger import evolve_tasks, groups, succession
 from penstock.model.types import TaskPlacement
 from penstock.policies import succession as policy
+from penstock_services.node_reporter.core import gate, machine
+from penstock_services.node_reporter.core.state import Put
+from penstock_services.placer.core import prelaunching
+from tests.faults.laboratory.host import SimulatedLauncher
 from tests.faults.laboratory.patching import mutant, replace
 
 CELL: dict[str, Any] = {"jobs": 24, "nodes": 3, "profile": "srtf"}
@@ -43,11 +47,61 @@ def _() -> None:
 def _() -> None:
     real = policy._leaving
 
-    def leaving(state: Any, node: Any, job: Any, task_id: str) -> Any:
+    def leaving(state: Any, node: Any, job: Any, task_id: str, *, ending: bool) -> Any:
         place = job.tasks[task_id].place
-        found = real(state, node, job, task_id)
+        found = real(state, node, job, task_id, ending=ending)
         return found or (
             policy._Leaving(job, 1 << place.gpus[0], 0) if place.gpus and not job.group else None
         )
 
     replace(real, leaving)
+
+
+# ------------------------------------------------------------------------------------------------ before its GPUs are free
+
+EARLY: dict[str, Any] = {"jobs": 24, "nodes": 3, "profile": "liquid"}
+EARLY_FAULTS = "prelaunch,late,cancel"
+
+
+@mutant("a gate opens though somebody else lives on the GPU", faults=EARLY_FAULTS, **EARLY, first=3)
+def _() -> None:
+    vars(gate)["fits"] = lambda others, task: True
+
+
+@mutant("a task that launches early trains at once", faults=EARLY_FAULTS, **EARLY)
+def _() -> None:
+    real = SimulatedLauncher.spawn
+    replace(real, lambda self, order, until_s, *, gated: real(self, order, until_s, gated=False))
+
+
+@mutant("a gate is opened once and not again after a crash", faults=f"{EARLY_FAULTS},crash,steps", **EARLY)
+def _() -> None:
+    replace(gate.open_again, lambda state: iter(()))
+
+
+@mutant("who launches early waits for ever", faults=EARLY_FAULTS, **EARLY, first=11)
+def _() -> None:
+    replace(prelaunching.late, lambda state, job: iter(()))
+
+
+@mutant("the start of who waits at its gate is reported", faults=EARLY_FAULTS, **EARLY)
+def _() -> None:
+    real = machine._spawned
+
+    def spawned(state: Any, given: Any) -> Any:
+        for decision in real(state, given):
+            yield decision
+            if isinstance(decision, Put) and decision.task.gated:
+                yield machine._started(decision.task)
+
+    replace(real, spawned)
+
+
+@mutant("who is followed frees what its successor has, though nobody stops it", faults=EARLY_FAULTS, **EARLY)
+def _() -> None:
+    real = groups.booked
+
+    def booked(state: Any, job: Any, place: Any, gone: Any = frozenset()) -> Any:
+        return place if job.followed and not job.after else real(state, job, place, gone)
+
+    replace(real, booked)

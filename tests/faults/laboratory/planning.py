@@ -24,8 +24,11 @@ class PlanningWorker(Worker):
         self._former: tuple[str, Any] | None = None
         """Kind and answer of the question before."""
 
-    def warm_up(self) -> None:
+    def warm_up(self) -> "asyncio.Future[None]":
         """There is no process to start."""
+        done = self._world.loop.create_future()
+        done.set_result(None)
+        return done
 
     async def solve(self, work: Work) -> Any:
         world = self._world

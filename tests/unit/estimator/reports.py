@@ -42,8 +42,16 @@ class Reports(Cell):
     def node_ms(self) -> int:
         return self.now_ms - self.OFF_MS
 
-    def begin(self, job_id: str, ring: tuple[int, ...] = (2,), attempt: int = 1, spec: JobSpec = JOB) -> None:
-        """Submitted, placed with a worker per entry of the ring on a node each, and started."""
+    def begin(
+        self,
+        job_id: str,
+        ring: tuple[int, ...] = (2,),
+        attempt: int = 1,
+        spec: JobSpec = JOB,
+        early_ms: tuple[int, int] | None = None,
+    ) -> None:
+        """Submitted, placed with a worker per entry of the ring on a node each, and started. `early_ms`: how long it launched before its GPUs
+        were free, and then waited for them."""
         if attempt == 1:
             self.submit(job_id, spec)
             self.record(JobEstimated(job_id=job_id, estimate=estimate(spec, ())))
@@ -55,14 +63,21 @@ class Reports(Cell):
             for rank, gpus in enumerate(ring)
         )  # fmt: skip
         self.record(PlacementDecided(job_id=job_id, attempt=attempt, tasks=tasks))
+        started_ms, opened_ms = self.node_ms, None
+        if early_ms is not None:
+            launch_ms, wait_ms = early_ms
+            self.phase(job_id, "ready", launch_ms, attempt)
+            self.now_ms += wait_ms
+            opened_ms = self.node_ms
         for task in tasks:
             self.record(
                 TaskStarted(
-                    node_id=task.node_id, task_id=task.task_id, token=1, pid=1, started_ms=self.node_ms
+                    node_id=task.node_id, task_id=task.task_id, token=1, pid=1, started_ms=started_ms,
+                    opened_ms=opened_ms,
                 )
-            )
+            )  # fmt: skip
 
-    def phase(self, job_id: str, phase: Literal["launch", "train", "save"], after_ms: int = 0, attempt: int = 1, rank: int = 0) -> None:  # fmt: skip
+    def phase(self, job_id: str, phase: Literal["launch", "ready", "train", "save"], after_ms: int = 0, attempt: int = 1, rank: int = 0) -> None:  # fmt: skip
         self.now_ms += after_ms
         self.record(
             TaskPhaseChanged(

@@ -2,10 +2,16 @@
 
 import pytest
 
+from penstock.model.external_events import TaskExited
+from penstock.model.ledger_events import JobEnded
 from penstock.model.types import JobSpec
 from penstock_services.estimator.core.resources.history import Run, Runs
 from penstock_services.estimator.core.resources.nearest import Nearest, phase_ms
 from penstock_services.estimator.core.runs import job_info
+from tests.unit.estimator.reports import Reports
+from tests.unit.test_estimator import usage
+
+STEPS_MS = 5_000  # each record comes a second after the one before
 
 
 def job(owner: str = "bob", model: str | None = "bert") -> JobSpec:
@@ -47,3 +53,48 @@ def test_one_owner_does_not_move_it_beyond_two_others(lie_ms: float) -> None:
     for seq in range(100):
         nearest.add(job_info(job("mallory")), ran(seq, lie_ms))
     assert 5_000 <= phase_ms("launch_ms", job(), None, nearest) <= 6_000
+
+
+def ended(cell: Reports, job_id: str, started_ms: int) -> Run:
+    """By the node's own clock, like its phases; what was measured of it."""
+    cell.record(
+        TaskExited(
+            node_id="node-1", task_id=f"{job_id}/1/0", token=1, cause="exited", exit_code=0,
+            started_ms=started_ms, exited_ms=cell.node_ms, usage=usage(),
+        )
+    )  # fmt: skip
+    cell.record(JobEnded(job_id=job_id, outcome="succeeded"))
+    [run] = cell.stored
+    return run.measured
+
+
+def at_noon() -> Reports:
+    cell = Reports()
+    cell.now_ms = 43_200_000
+    return cell
+
+
+def test_a_launch_ends_where_the_gpus_are_waited_for() -> None:
+    """A job launches beside another for 20 s, waits 70 s for its end and trains for 30 s: it launched for 20 s and ran for 50."""
+    cell = at_noon()
+    began_ms = cell.node_ms
+    cell.begin("j1", ring=(2,), early_ms=(20_000, 70_000))
+    cell.phase("j1", "train", 0)
+    cell.phase("j1", "save", 30_000)
+    run = ended(cell, "j1", began_ms)
+    assert run.train_ms == pytest.approx(30_000, abs=STEPS_MS)
+    assert run.launch_ms == pytest.approx(20_000, abs=STEPS_MS)
+    assert run.run_ms == pytest.approx(cell.node_ms - began_ms - 70_000, abs=STEPS_MS)
+
+
+def test_one_that_has_its_gpus_while_it_launches_launched_until_it_trains() -> None:
+    """The one before it ended early: it trains as soon as it is ready, and nothing was waited for."""
+    cell = at_noon()
+    began_ms = cell.node_ms
+    cell.begin("j1", ring=(2,))
+    cell.phase("j1", "ready", 20_000)
+    cell.phase("j1", "train", 0)
+    cell.phase("j1", "save", 30_000)
+    run = ended(cell, "j1", began_ms)
+    assert run.launch_ms == pytest.approx(20_000, abs=STEPS_MS)
+    assert run.run_ms == pytest.approx(cell.node_ms - began_ms, abs=STEPS_MS)

@@ -164,6 +164,13 @@ class SimulationOptions:
     single_gpu_workers: Annotated[
         bool, typer.Option("--single-gpu-workers", help="A worker per GPU, free to spread over nodes.")
     ] = False
+    prelaunch: Annotated[
+        bool,
+        typer.Option(
+            "--prelaunch",
+            help="Scripts wait for their GPUs where they begin to train: they may launch while others come to their end.",
+        ),
+    ] = False
     ticks: Annotated[
         float,
         time_option("The placer reads its inputs only once in so long, as 60s, 5m or plain seconds."),
@@ -359,6 +366,7 @@ def judge(asked: SimulationOptions) -> Given:
         slices_per_core=cluster.slices_per_core,
         grace_ms=grace_of(asked.grace, restarts),
         estimator_s=_planning_s(asked.estimator_time),
+        prelaunch=asked.prelaunch,
     )
     path = Path(asked.trace) if generator is not None else locate(asked.trace)
     return Given(asked, cluster, options, job_model, path, restarts, generator)

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from penstock.counting import count
 from penstock.model.settings import PlacerSettings
 from penstock.model.types import NodeSpec
+from penstock.policies.muri import Muri
 from penstock.policies.profiles import profile_for
 from penstock.policies.tiresias import Tiresias
 from penstock.runtime.csv_import import BadFile, Problem
@@ -22,11 +23,20 @@ from penstock.simulator.job_models.cores import PARALLEL, Cpu
 from penstock.simulator.job_models.expression import UnknownJobModel as UnknownJobModel
 from penstock.simulator.job_models.expression import Wanted, parse
 from penstock.simulator.job_models.measured import read_model
+from penstock.simulator.job_models.measured_restarts import measured_costs
 from penstock.simulator.job_models.model import Constant, JobModel, NotMeasured, Work
 from penstock.simulator.job_models.muri import MuriWork
 from penstock.simulator.job_models.placement_table import Model, TableWork
 from penstock.simulator.job_models.restarts import CostOf, RestartingWork
-from penstock.simulator.job_models.sharing import LAUNCH_S, SAVE_S, Bandwidth, Links, Phases, SharedNode
+from penstock.simulator.job_models.sharing import (
+    LAUNCH_S,
+    SAVE_S,
+    Bandwidth,
+    Links,
+    MeasuredPhases,
+    Phases,
+    SharedNode,
+)
 from penstock.simulator.job_models.steady import SteadyWork
 from penstock.simulator.job_models.steps import StageTimes, StepTimes
 from penstock.simulator.job_models.tables import STAGE_PROFILES
@@ -112,9 +122,11 @@ def _muri(asked: Asked) -> Work:
     ]
     if unknown:
         raise BadFile(str(path), unknown)
-    stage = profile_for(asked.settings).preempt
-    limits: Sequence[float] = stage.limits_gpu_s if isinstance(stage, Tiresias) else ()
-    return MuriWork(start_up_s, limits)
+    profile = profile_for(asked.settings)
+    stage, regroup = profile.preempt, profile.regroup
+    if isinstance(regroup, Muri):
+        return MuriWork(start_up_s, as_submitted=regroup.expects, matched=regroup.grouping.matching)
+    return MuriWork(start_up_s, stage.limits_gpu_s if isinstance(stage, Tiresias) else ())
 
 
 def _start_up(path: Path) -> dict[tuple[str, int], float]:
@@ -192,6 +204,10 @@ def _phases(asked: Asked, inner: JobModel) -> JobModel:
     return Phases(inner, asked.number("launch_s", LAUNCH_S), asked.number("save_s", SAVE_S))
 
 
+def _measured_phases(asked: Asked, inner: JobModel) -> JobModel:
+    return MeasuredPhases(inner, measured_costs(_start_up(asked.path)))
+
+
 class Kind(NamedTuple):
     """How a job model is made; `around`: the default of the one inside, for those that stand around another."""
 
@@ -211,6 +227,7 @@ MODELS: Mapping[str, Kind] = MappingProxyType(
         "bandwidth": Kind(_bandwidth, around="cpu"),
         "convergence": Kind(_convergence, around="constant"),
         "links": Kind(lambda asked, inner: Links(inner), around="stages"),
+        "measured-phases": Kind(_measured_phases, around="constant"),
         "phases": Kind(_phases, ("launch_s", "save_s"), "constant"),
         "shared-node": Kind(lambda asked, inner: SharedNode(inner), around="constant"),
     }

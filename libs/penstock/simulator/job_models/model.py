@@ -13,7 +13,7 @@ from penstock.model.external_events import JobProgress
 from penstock.model.types import TaskPlacement
 from penstock.simulator.traces.jobs import WHOLE_GPU_MILLI, TraceJob
 
-Phase = Literal["train", "save"]
+Phase = Literal["ready", "train", "save"]
 
 
 class Allocation(NamedTuple):
@@ -218,6 +218,9 @@ class Work:
     def admit(self, job: TraceJob, now_s: float) -> JobProgress | None:
         """The job exists; the first progress it reports, if any."""
         return None
+
+    def launching(self, job_id: str, placement: Placement, now_s: float) -> None:
+        """All of its tasks launch, before their GPUs are free; `started` follows when they are, or `stopped`."""
 
     def started(self, job_id: str, placement: Placement, now_s: float) -> None:
         """All of its tasks run."""

@@ -8,14 +8,19 @@ The source departs from that, and its published numbers hang on each departure:
   runs, whether or not it was just started.
 - A completion is predicted without that loss, so a job may be called complete with work left.
 - Completions within a relative 1e-9 are one moment (with `limits_gpu_s`: only exactly equal ones).
+- Jobs that hold the same GPUs are a group: each of them needs the group's period, stretched by a factor of its size, for an iteration, and loses the
+  start-up times of all of them. Stage times in the period are as measured, not 1.5 % longer.
 JobModel doubles, in the order of operations of the source: ties decide, and they hang on the last bit.
 """
 
 from collections.abc import Mapping, Sequence
 from math import ceil
 
+import msgspec
+
 from penstock.model.external_events import JobProgress
 from penstock.simulator.job_models.model import End, Instant, Placement, Work
+from penstock.simulator.job_models.muri_period import iteration_together_s
 from penstock.simulator.traces.jobs import Stages, TraceJob
 
 SLOWER_THAN_MEASURED = 1.015
@@ -27,8 +32,24 @@ def iteration_s(stages: Stages) -> float:
     return stages.iteration_ms * SLOWER_THAN_MEASURED / 1_000
 
 
+Held = tuple[tuple[str, tuple[int, ...]], ...]
+"""Node and GPUs there, node by node."""
+
+
 class _Run:
-    __slots__ = ("attained_s", "gpus", "iteration_s", "job_id", "left", "level", "start_up_s")
+    __slots__ = (
+        "alone_s",
+        "attained_s",
+        "duration_s",
+        "gpus",
+        "iteration_s",
+        "job_id",
+        "left",
+        "level",
+        "lost_s",
+        "stages",
+        "start_up_s",
+    )
 
     def __init__(self, job: TraceJob, start_up_s: float) -> None:
         assert job.stages is not None, job
@@ -36,8 +57,12 @@ class _Run:
         self.job_id = job.job_id
         self.gpus = job.gpus
         self.left = float(job.iterations)
-        self.iteration_s = iteration_s(job.stages)
-        self.start_up_s = start_up_s
+        self.stages = job.stages
+        self.duration_s = job.duration_s
+        self.alone_s = self.iteration_s = iteration_s(job.stages)
+        """`iteration_s`: in its group, if it is in one."""
+        self.start_up_s = self.lost_s = start_up_s
+        """`lost_s`: at each moment, of its group together."""
         self.attained_s = 0.0
         self.level = 0
 
@@ -45,19 +70,31 @@ class _Run:
         return JobProgress(
             job_id=self.job_id,
             attained_s=self.attained_s,
-            remaining_s=self.left * self.iteration_s if self.left > 0 else 0.0,
+            remaining_s=self.left * self.alone_s if self.left > 0 else 0.0,
         )
 
 
 class MuriWork(Work):
-    """`start_up_s`: per (model, GPUs). `limits_gpu_s`: at which service jobs report, for Tiresias; () for none."""
+    """`start_up_s`: per (model, GPUs). `limits_gpu_s`: at which service jobs report, for Tiresias; () for none. `as_submitted`: a job that has not run yet
+    reports the trace's duration as what is left of it, as for Muri-S. `matched`: groups were found by matching; the source has another factor where not."""
 
     def __init__(
-        self, start_up_s: Mapping[tuple[str, int], float], limits_gpu_s: Sequence[float] = ()
+        self,
+        start_up_s: Mapping[tuple[str, int], float],
+        limits_gpu_s: Sequence[float] = (),
+        *,
+        as_submitted: bool = False,
+        matched: bool = True,
     ) -> None:
         super().__init__()
         self._start_up_s = start_up_s
         self._limits = tuple(limits_gpu_s)
+        self._as_submitted, self._matched = as_submitted, matched
+        self._groups: dict[Held, dict[str, _Run]] = {}
+        """Who holds these GPUs, in the order of their starts."""
+        self._places: dict[str, Held] = {}
+        self._regrouped: set[Held] = set()
+        """Where somebody came or went since the last moment."""
         self._all: dict[str, _Run] = {}
         self._running: dict[str, _Run] = {}
         self._moment_s = 0.0
@@ -74,15 +111,44 @@ class MuriWork(Work):
     def admit(self, job: TraceJob, now_s: float) -> JobProgress | None:
         run = _Run(job, self._start_up_s[job.model, job.gpus])
         self._all[job.job_id] = run
-        return run.progress()
+        first = run.progress()
+        return msgspec.structs.replace(first, remaining_s=run.duration_s) if self._as_submitted else first
 
     def started(self, job_id: str, placement: Placement, now_s: float) -> None:
-        self._running[job_id] = self._all[job_id]
+        run = self._running[job_id] = self._all[job_id]
+        held = self._places[job_id] = tuple((node_id, there.gpus) for node_id, there in placement.items())
+        self._groups.setdefault(held, {})[job_id] = run
+        self._regrouped.add(held)
         self._next = None
 
     def stopped(self, job_id: str, now_s: float) -> None:
-        self._running.pop(job_id, None)
+        if self._running.pop(job_id, None) is not None:
+            self._leave(job_id)
         self._next = None
+
+    def _leave(self, job_id: str) -> None:
+        held = self._places.pop(job_id)
+        members = self._groups[held]
+        del members[job_id]
+        if not members:
+            del self._groups[held]
+        self._regrouped.add(held)
+
+    def _take_turns(self) -> None:
+        """Iterations of groups that have changed."""
+        for held in self._regrouped:
+            runs = list(self._groups.get(held, {}).values())
+            alone = len(runs) == 1
+            together_s = (
+                0.0
+                if alone or not runs
+                else iteration_together_s(tuple(sorted(run.stages for run in runs)), matched=self._matched)
+            )
+            lost_s = sum(run.start_up_s for run in runs)
+            for run in runs:
+                run.iteration_s = run.alone_s if alone else together_s
+                run.lost_s = lost_s
+        self._regrouped.clear()
 
     def next_s(self) -> float | None:
         if not self._running:
@@ -92,6 +158,7 @@ class MuriWork(Work):
         return self._next[0]
 
     def _predict(self) -> tuple[float, list[str]]:
+        self._take_turns()
         batches: list[tuple[float, list[str]]] = []
         now_s = self._moment_s
         best_s = -1.0
@@ -116,14 +183,16 @@ class MuriWork(Work):
         return first
 
     def advance(self, now_s: float) -> Instant:
+        self._take_turns()
         found = self._next if self._running else None
         ended = found[1] if found is not None and found[0] <= now_s else []
         for job_id in ended:
             del self._running[job_id]
             del self._all[job_id]
+            self._leave(job_id)
         before_s = self._moment_s
         for run in self._running.values():
-            run.left -= max(0.0, now_s - before_s - run.start_up_s) / run.iteration_s
+            run.left -= max(0.0, now_s - before_s - run.lost_s) / run.iteration_s
             run.attained_s = (run.attained_s + now_s) - before_s
             if run.level < len(self._limits) and run.attained_s * run.gpus >= self._limits[run.level]:
                 run.level += 1

@@ -3,13 +3,15 @@
 - `links`: jobs that cross nodes share the links of these nodes;
 - `shared-node`: a node's cores are shared by all that compute there;
 - `bandwidth`: a node's memory bandwidth is overloaded;
-- `phases`: a run launches before it trains, and saves after it.
-Each leaves a job that is alone as the inner job model has it, except for `phases`.
+- `phases`: a run launches before it trains, and saves after it, equally long for all;
+- `measured-phases`: the same, with times that were measured.
+Each leaves a job that is alone as the inner job model has it, except for the last two.
 """
 
 from collections.abc import Mapping, Sequence
 
 from penstock.simulator.job_models.model import Allocation, Around, JobModel, Neighbour, Placement
+from penstock.simulator.job_models.restarts import CostOf
 from penstock.simulator.traces.jobs import TraceJob
 
 Flows = Mapping[str, int]
@@ -173,3 +175,23 @@ class Phases(Around):
 
     def save_s(self, job: TraceJob) -> float:
         return self._save_s + self.inner.save_s(job)
+
+
+class MeasuredPhases(Around):
+    """As `Phases`, with times that were measured: of each model how long a start takes, and to save a state of its size.
+
+    Departure: `cost_of` was measured of restarts; a first start is taken to be as long, and a last save as long as any.
+    """
+
+    name = "measured-phases"
+
+    def __init__(self, inner: JobModel, cost_of: CostOf) -> None:
+        super().__init__(inner)
+        self.neighbours_matter = inner.neighbours_matter
+        self._cost_of = cost_of
+
+    def start_up_s(self, job: TraceJob) -> float:
+        return self._cost_of(job).launch_s + self.inner.start_up_s(job)
+
+    def save_s(self, job: TraceJob) -> float:
+        return self._cost_of(job).save_s + self.inner.save_s(job)

@@ -28,6 +28,8 @@ class At(Enum):
 
     REST = auto()
     LAUNCH = auto()
+    READY = auto()
+    """Has launched, and waits for its GPUs."""
     TRAIN = auto()
     CHECKPOINT = auto()
     """Stands still until a checkpoint is saved, and trains on."""
@@ -38,7 +40,7 @@ class Run:
     """One job's work."""
 
     __slots__ = (
-        "at", "job", "left_s", "placement", "reports", "seen", "since_s", "speed", "to_report", "version", "work_s",
+        "at", "gated", "job", "left_s", "placement", "reports", "seen", "since_s", "speed", "to_report", "version", "work_s",
     )  # fmt: skip
 
     def __init__(self, job: TraceJob, work_s: float) -> None:
@@ -48,6 +50,8 @@ class Run:
         self.seen = Neighbour(job, {})
         """As others see it."""
         self.at = At.REST
+        self.gated = False
+        """Whether it launches before its GPUs are its own."""
         self.since_s = self.speed = 0.0
         self.reports = 0
         self.to_report = False
@@ -80,13 +84,27 @@ class SteadyWork(Work):
         self._runs[job.job_id] = Run(job, self._job_model.work_s(job))
         return None
 
+    def launching(self, job_id: str, placement: Placement, now_s: float) -> None:
+        run = self._runs[job_id]
+        run.gated = True
+        self._launch(run, placement, now_s)
+
     def started(self, job_id: str, placement: Placement, now_s: float) -> None:
         run = self._runs[job_id]
+        if not run.gated:
+            self._launch(run, placement, now_s)
+            return
+        run.gated = False
+        if run.at is At.READY:
+            run.at = At.LAUNCH
+            self._at(run, now_s)
+
+    def _launch(self, run: Run, placement: Placement, now_s: float) -> None:
         run.placement = placement
         run.seen = Neighbour(run.job, placement)
         start_up_s = self._launch_s(run, now_s)
-        if start_up_s > 0:
-            run.at = At.LAUNCH
+        run.at = At.LAUNCH
+        if start_up_s > 0 or run.gated:
             self._at(run, now_s + start_up_s)
         else:
             self._train(run, now_s)
@@ -120,6 +138,7 @@ class SteadyWork(Work):
             self._settle(run, now_s)
             self._compute_no_more(run, now_s)
         run.at = At.REST
+        run.gated = False
         run.version += 1
 
     def next_s(self) -> float | None:
@@ -137,7 +156,11 @@ class SteadyWork(Work):
         phases: list[PhaseChange] = []
         while (due_s := self.next_s()) is not None and due_s <= now_s:
             run = self._runs[heapq.heappop(self._moments)[1]]
-            if run.at is At.LAUNCH:
+            if run.at is At.LAUNCH and run.gated:
+                phases.append(PhaseChange(run.job.job_id, "ready", due_s))
+                run.at = At.READY
+                run.version += 1
+            elif run.at is At.LAUNCH:
                 phases.append(PhaseChange(run.job.job_id, "train", due_s))
                 self._train(run, due_s)
             elif run.at is At.TRAIN and run.to_report:

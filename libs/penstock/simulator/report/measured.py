@@ -75,6 +75,11 @@ def _restarts(timeline: Timeline) -> str:
         )
     if timeline.saves_ms:
         parts.append(f"saving took {_spread(timeline.saves_ms)}")
+    if timeline.prelaunches:
+        early = f", {_spread(timeline.early_ms)} before" if timeline.early_ms else ""
+        parts.append(
+            f"{count(timeline.prelaunches, 'attempt')} launched before their GPUs were free{early}, {timeline.given_back:,} of them in vain"
+        )
     return f"Measured: {'; '.join(parts)}; {count(timeline.preemptions, 'preemption')}"  # fmt: skip
 
 

@@ -104,6 +104,11 @@ class Timeline:
     records: int = 0
     now_ms: int = 0
     preemptions: int = 0
+    prelaunches: int = 0
+    """Attempts that launched before their GPUs were free; `given_back`: of these, those that did so in vain."""
+    given_back: int = 0
+    early_ms: "array[int]" = field(default_factory=lambda: array("q"))
+    """Of their tasks, from the start of the process until it had its GPUs."""
     terms: list[Term] = field(default_factory=list)
     foreseen: bool = False
     """Whether a run time was given before any job had ended."""
@@ -235,6 +240,8 @@ class Timeline:
                 self._task_ends(job, job.tasks[event.task_id].place)
             before = job.status
             evolve(state, event)
+            if isinstance(event, external_events.TaskStarted) and event.opened_ms is not None:
+                self.early_ms.append(max(0, event.opened_ms - event.started_ms))
             if before is JobStatus.LAUNCHING and job.status is JobStatus.RUNNING:
                 self._job(job.job_id).running_since_ms = self.now_ms
                 self._gpus_held.starts(job)
@@ -260,8 +267,10 @@ class Timeline:
                 )
             case ledger.PlacementDecided():
                 self._placed(event)
+                self.prelaunches += event.prelaunch
             case ledger.StopDecided():
                 self._halt(self.state.jobs[event.job_id])
+                self.given_back += event.reason == "predecessor_late"
             case ledger.JobPreempted():
                 self.preemptions += 1
             case ledger.JobEnded():

@@ -11,8 +11,7 @@ One plan is under way at a time: from the question until the placer has answered
 
 - Under a profile with a *batch* stage it plans while the placer's window is open: towards its end, so that the whole burst is there,
   and at once where more wait than one plan holds. A plan that comes when the window is over is not sent.
-- Under a profile with a *regroup* stage it plans whenever something has happened that may change who runs (`triggers`), and while a
-  window is open towards its end, too.
+- Under a profile with a *regroup* stage it plans at once whenever something has happened that may change who runs (`triggers`).
 """
 
 from collections.abc import Callable
@@ -146,7 +145,7 @@ class Batcher:
         if not (self._due if stage.kind == "regroup" else new_window):
             return None
         at_ms = state.now_ms
-        if new_window and len(state.queue) < MAX_PROPOSED_UNITS:
+        if new_window and stage.kind == "batch" and len(state.queue) < MAX_PROPOSED_UNITS:
             lead_ms = min(MAX_LEAD_MS, int(state.settings.batch_window_ms * LEAD_SHARE))
             at_ms = max(at_ms, window_ms - lead_ms)
         return at_ms if self._sent is None else max(at_ms, self._sent.until_ms)

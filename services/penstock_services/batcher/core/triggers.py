@@ -5,7 +5,7 @@ stopped queue again, jobs that it placed start) is what it has planned already; 
 """
 
 from penstock.model import external_events, ledger_events
-from penstock.model.estimates import JobEstimated
+from penstock.model.estimates import JobEstimated, StagesProfiled
 from penstock.model.event import Event
 
 CHANGES: frozenset[type[Event]] = frozenset(
@@ -18,6 +18,8 @@ CHANGES: frozenset[type[Event]] = frozenset(
         # or left it
         external_events.JobHoldRequested,
         ledger_events.JobEnded,
+        # what jobs of a kind need, also of those that wait or run already
+        StagesProfiled,
         # capacity
         external_events.NodeJoined,
         external_events.NodeChanged,

@@ -34,6 +34,7 @@ LOG = logging.getLogger(__name__)
 
 SOURCE = "/penstock/batcher"
 MAX_VOIDS = 256  # of placers that are not in office any more; beyond, the ledger was restored from an older copy, and goes on otherwise
+WARM_WITHIN_S = 10.0  # else it serves without: the first plan may come too late
 BATCH_MS = 20  # under load a poll costs more than the records that it brings; after idle nothing waits
 
 
@@ -64,6 +65,8 @@ class Planner:
             while self._replica.offset < end:
                 self._fold(await reader.read(), new=False)
             LOG.info("folded the ledger to seq %d", self._replica.head.seq)
+            if plans(self._state.settings):
+                await asyncio.wait({self._worker.warm_up()}, timeout=WARM_WITHIN_S)
             ready.set()
             await self._follow(reader)
         finally:

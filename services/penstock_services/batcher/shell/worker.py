@@ -30,10 +30,11 @@ class Worker:
         self._pool = WorkerPool(niceness=NICENESS, idle_s=STAYS_S)
         self._warming: asyncio.Future[None] | None = None
 
-    def warm_up(self) -> None:
-        """There may be plans to make: the worker starts, imports what it needs, and waits. Nothing if it has done so."""
+    def warm_up(self) -> "asyncio.Future[None]":
+        """There may be plans to make: the worker starts, imports what it needs, and waits. Nothing if it has done so. Done when it is warm."""
         if self._warming is None:
             self._warming = asyncio.ensure_future(self._begin())
+        return self._warming
 
     async def _begin(self) -> None:
         try:

@@ -32,7 +32,7 @@ from penstock_services.estimator.core.step_time.placements import (
     why_rejected,
 )
 
-Phase = Literal["launch", "train", "save"]
+Phase = Literal["launch", "ready", "train", "save"]
 PHASES: tuple[Phase, ...] = ("launch", "train", "save")
 
 MAX_WINDOWS = 32  # enough for a mean and its wobble
@@ -68,13 +68,25 @@ class TaskPhases:
     reported: bool = False
     broken: bool = False
     """Its clock stepped back, or the fold began in the middle: nothing of this is known."""
+    ready_ms: int | None = None
+    """When it had launched, where that was before its start was reported: it waited for its GPUs."""
+
+    @property
+    def waited_ms(self) -> float:
+        """For its GPUs, with all launched."""
+        return self.spent_ms.get("ready", 0.0)
 
     def started(self, at_ms: int) -> None:
         self.began_ms = at_ms
         if self.phase is None:
             self.phase, self.since_ms = "launch", at_ms
+            if self.ready_ms is not None:
+                self.changed("ready", self.ready_ms)
 
     def changed(self, phase: Phase, at_ms: int) -> None:
+        if self.phase is None and phase in ("launch", "ready"):  # its start is reported when it has its GPUs
+            self.ready_ms = at_ms if phase == "ready" else None
+            return
         self._close(at_ms)
         self.phase, self.since_ms, self.reported = phase, at_ms, True
 

@@ -226,9 +226,11 @@ def _exited(state: State, at: At, fact: external_events.TaskExited) -> None:
         if not memory:
             _peak(job, fact.usage)
         return
+    used, run_ms = fact.usage, float(fact.exited_ms - fact.started_ms)
     if job.progress is not None:
-        job.progress.task(fact.task_id).exited(fact.exited_ms)
-    used, run_ms = fact.usage, fact.exited_ms - fact.started_ms
+        task = job.progress.task(fact.task_id)
+        task.exited(fact.exited_ms)
+        run_ms -= task.waited_ms
     job.exits.append(
         Run(
             ended_ms=at.now_ms,

@@ -17,6 +17,8 @@ class Emit(msgspec.Struct, frozen=True):
 
 
 class Spawn(msgspec.Struct, frozen=True):
+    """Up to its gate where the task is gated."""
+
     order: StartTask
 
 
@@ -24,6 +26,10 @@ class Signal(OfTask, frozen=True):
     """SIGTERM: to the process group. SIGKILL: to every process of the task. SIGUSR1: to the leader, if it listens."""
 
     number: signal.Signals
+
+
+class OpenGate(OfTask, frozen=True):
+    """It has its GPUs now, and goes on. Idempotent; nothing where the task has ended."""
 
 
 class KillAt(OfTask, frozen=True):
@@ -59,5 +65,17 @@ class Note(msgspec.Struct, frozen=True):
     text: str
 
 
-Action = Emit | Spawn | Signal | KillAt | SetAffinity | CapBandwidth | Discard | Note | JoinAgain | Fence
+Action = (
+    Emit
+    | Spawn
+    | Signal
+    | OpenGate
+    | KillAt
+    | SetAffinity
+    | CapBandwidth
+    | Discard
+    | Note
+    | JoinAgain
+    | Fence
+)
 Decision = Change | Action

@@ -4,14 +4,14 @@ The shell first makes the changes durable (fsync when an order was decided on, L
 
 | input | answer |
 |---|---|
-| `OrderRead` StartTask | refuse, wait for a predecessor, spawn, or repeat the earlier answer |
+| `OrderRead` StartTask | refuse, wait for a predecessor, spawn, spawn up to its gate (`gate`), or repeat the earlier answer |
 | `OrderRead` StopTask | SIGTERM now and SIGKILL after the grace, or make sure that the task never starts |
 | `OrderRead` SetCores, SetBandwidth | write it down, do it to a running task, report what became of it (`adjustments`) |
 | `OrderRead` CheckpointTask | do it to a running task, else a line in the service's log |
 | `OrderRead` HandOverCheckpoint | write it down: from now on that node may ask for it |
-| `Spawned` | report the start; if it was to be stopped or adjusted meanwhile, do that |
+| `Spawned` | report the start, unless its gate is closed; if it was to be stopped or adjusted meanwhile, do that |
 | `Resumed`, `Done` | adjust what was not confirmed; report what is |
-| `Gone` | the whole process tree is proven dead: report the exit, start whoever waited |
+| `Gone` | the whole process tree is proven dead: report the exit, open gates, start whoever waited |
 | `GraceOver` | SIGKILL |
 | `OrderRead` AnswerJoin | join again, or make way for the machine that has this node id |
 | `Drain` | stop everything |
@@ -22,6 +22,7 @@ The shell first makes the changes durable (fsync when an order was decided on, L
 
 import signal
 from collections.abc import Iterator
+from itertools import chain
 from typing import Literal
 
 from msgspec.structs import replace
@@ -44,10 +45,12 @@ from penstock_services.node_reporter.core.actions import (
     Emit,
     KillAt,
     Note,
+    OpenGate,
     Signal,
     Spawn,
 )
 from penstock_services.node_reporter.core.adjustments import adjust, done, unconfirmed
+from penstock_services.node_reporter.core.gate import launches, open_again, opened
 from penstock_services.node_reporter.core.gpu_shares import exclude, fits
 from penstock_services.node_reporter.core.inputs import (
     Done,
@@ -120,7 +123,7 @@ def decide(state: NodeState, given: Input) -> Iterator[Decision]:
         case Spawned():
             return _spawned(state, given)
         case Resumed():
-            return unconfirmed(state.live())
+            return chain(open_again(state), unconfirmed(state.live()))
         case Done():
             return done(state, given)
         case Gone():
@@ -196,7 +199,11 @@ def _start(state: NodeState, order: StartTask, context: Context) -> Iterator[Dec
         if other.token < order.token and exclude(other, task):
             yield from _supersede(other, order.token)
     if not fits(state.tasks.values(), task):
-        yield Put(task)
+        if not launches(state, task):
+            yield Put(task)
+            return
+        yield Put(replace(task, status=Status.STARTING, gated=True))
+        yield Spawn(order)
     else:
         yield Put(replace(task, status=Status.STARTING))
         yield Spawn(order)
@@ -264,7 +271,7 @@ def _repeat(task: Task) -> Iterator[Decision]:
     """The same order again: repeats what is known; of a task that has yet to start nothing is."""
     if task.answer is not None:
         yield Emit(task.answer, task.context)
-    elif task.started_ms is not None:
+    elif task.started_ms is not None and not task.gated:
         yield _started(task)
 
 
@@ -279,6 +286,7 @@ def _started(task: Task) -> Emit:
             token=task.token,
             pid=task.pid,
             started_ms=task.started_ms,
+            opened_ms=task.opened_ms,
         ),
         task.context,
     )
@@ -290,7 +298,10 @@ def _spawned(state: NodeState, given: Spawned) -> Iterator[Decision]:
         return
     task = replace(task, status=Status.RUNNING, pid=given.pid, started_ms=given.started_ms)
     yield Put(task)
-    yield _started(task)
+    if task.opened_ms is not None:
+        yield OpenGate(task.task_id, task.token)
+    if not task.gated:
+        yield _started(task)
     if task.stop_grace_ms is not None:
         yield from _terminate(task, task.stop_grace_ms, given.now_ms)
     else:
@@ -366,6 +377,11 @@ def _gone(state: NodeState, given: Gone) -> Iterator[Decision]:
     yield Emit(exited, task.context)
     if task.order is not None and _succeeds(state, task.order, exited):
         yield Discard(task.order)
+    for opening in opened(state, given.outcome.exited_ms):
+        yield opening
+        if opening.task.started_ms is not None:
+            yield OpenGate(opening.task.task_id, opening.task.token)
+            yield _started(opening.task)
     for successor in state.waiting():
         older = [task for task in state.waiting() if task.token < successor.token]
         if fits((*state.live(), *older), successor):

@@ -21,7 +21,7 @@ from penstock.model.external_events import (
 from penstock.model.validation import checked
 from penstock.sdk.lines import LINE_BYTES
 
-PHASES_KNOWN = frozenset({b"launch", b"train", b"save"})
+PHASES_KNOWN = frozenset({b"launch", b"ready", b"train", b"save"})
 MAX_CHANGES = 1_000  # of phase per task, for scripts that write their phase in every step
 MAX_STEPS = 200  # events per task and its last line: as many as 10^8 iterations have at distances that grow by a tenth
 GROWTH_TENTHS = 11

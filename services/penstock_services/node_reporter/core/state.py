@@ -74,6 +74,10 @@ class Task(msgspec.Struct, frozen=True, omit_defaults=True):
     """The highest token under which the same task was refused because this one was alive; never obeyed later."""
     cores: Adjusted | None = None
     bandwidth: Adjusted | None = None
+    gated: bool = False
+    """It launches, or is about to, while others live on its GPUs: these are not its own yet."""
+    opened_ms: int | None = None
+    """When it got them, where it was gated before."""
 
     @property
     def answer(self) -> TaskExited | OrderRefused | None:
@@ -223,7 +227,7 @@ def check(state: NodeState) -> None:
     """Raises AssertionError when an invariant is broken: no GPU given twice, no task older than its GPU's token."""
     holders: dict[str, list[Task]] = {}
     for task in state.live():
-        for gpu in task.gpus:
+        for gpu in () if task.gated else task.gpus:
             holders.setdefault(gpu, []).append(task)
     for gpu, tasks in holders.items():
         holders_text = " and ".join(f"{task.task_id} ({task.share_milli}/1000)" for task in tasks)

@@ -163,6 +163,15 @@ class Cgroups:
             if Path(group).parent == self._cpuset:
                 (Path(group) / "cpuset.cpus").write_text(",".join(map(str, cores)))
 
+    def allow_gpus(self, groups: Iterable[str], uuids: Iterable[str]) -> None:
+        """Lets a running task open these GPUs, where a cgroup keeps devices. A group that has gone had an ended task."""
+        minors = [minor for uuid in uuids if (minor := (self.gpu_minors or {}).get(uuid)) is not None]
+        for group in groups if self.keeps_devices else ():
+            if Path(group).parent == self._devices:
+                with suppress(FileNotFoundError):
+                    for minor in minors:
+                        (Path(group) / "devices.allow").write_text(f"c {GPU_MAJOR}:{minor} rwm")
+
     def sweep(self) -> None:
         """Removes groups that killed shims left behind; those with a living task stay."""
         for root in self._roots():

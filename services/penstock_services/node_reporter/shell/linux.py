@@ -22,6 +22,7 @@ from penstock.runtime.node_keys import NodeKeys
 from penstock.runtime.signatures import SEED_BYTES
 from penstock.runtime.task_logs import file_name, log_path
 from penstock.sdk.checkpoint import FOLDER as SAVES_VARIABLE
+from penstock.sdk.gate import GATE
 from penstock.sdk.lines import FIFO
 from penstock_services.node_reporter.core.environment import (
     base_environment,
@@ -47,6 +48,7 @@ from penstock_services.node_reporter.shell.containers import (
 )
 from penstock_services.node_reporter.shell.faults import watch_faults
 from penstock_services.node_reporter.shell.fifo import HeldFifos
+from penstock_services.node_reporter.shell.gang_files import PEERS, PEERS_FILE, GangFiles
 from penstock_services.node_reporter.shell.group_folders import GroupFolders
 from penstock_services.node_reporter.shell.inventory import BYTES_PER_MIB, find_node, gpu_minors
 from penstock_services.node_reporter.shell.journal import Journal, JournalFailed
@@ -70,9 +72,7 @@ from penstock_services.node_reporter.shell.task_folders import PHASES, WORK, Tas
 from penstock_services.node_reporter.shell.users import TaskUser, check_reach, find_task_user, own_name
 
 CODE = "code.tar.gz"
-PEERS = "peers.json"
-PEERS_VARIABLE, PEERS_FILE = "PENSTOCK_PEERS", "PENSTOCK_PEERS_FILE"
-MAX_PEERS_CHARS = 16_384  # in a variable, of which the kernel takes 128 KiB at most; about 190 members
+GATE_FILE = "gate"
 MS_PER_S = 1_000
 KEY_FILE = "node.key"  # in the state folder: the seed of the node's keys
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
@@ -112,6 +112,7 @@ class LinuxHost:
         """Set before the first task starts."""
         self._fifos = HeldFifos()
         self._folders = TaskFolders(options.state_dir)
+        self._gangs = GangFiles(options.state_dir / "gangs")
         self._groups = GroupFolders(options.state_dir / "groups", self._user)
         self._marks = {"PENSTOCK_NODE_ID": options.node_id, "PENSTOCK_STATE_DIR": str(options.state_dir)}
         """Environment variables that mark our processes."""
@@ -198,12 +199,9 @@ class LinuxHost:
 
     def forget(self, key: Key) -> None:
         """Leaves what the task itself wrote into its working folder."""
-        folder, gang = self._folder(key), self._gang_file(key)
+        folder = self._folder(key)
         self._groups.leave(folder)
-        with suppress(OSError):
-            (folder / PEERS).unlink()
-            if gang.stat().st_nlink == 1:
-                gang.unlink()
+        self._gangs.forget(key, folder)
         with suppress(OSError):
             (folder / WORK).rmdir()
         if not (folder / WORK).exists():
@@ -240,8 +238,8 @@ class LinuxHost:
         contact = self._lease if self._own_process else None
         return Spawner(lock, self._marks, plan, callbacks, self.request, contact)
 
-    def request(self, order: StartTask, until_s: float | None) -> dict[str, Any]:
-        """The launcher's request for a task, whose folder is made. Raises `SecretMissing`, `JournalFailed`."""
+    def request(self, order: StartTask, until_s: float | None, *, gated: bool) -> dict[str, Any]:
+        """The launcher's request for a task, whose folder is made. `gated`: it has no GPU yet. Raises `SecretMissing`, `JournalFailed`."""
         options, secrets = self.options, self._secrets.resolve(order.secrets, order.owner)
         folder = self._folder((order.task_id, order.token))
         work = None if order.workdir and order.code is None else folder / WORK
@@ -252,9 +250,14 @@ class LinuxHost:
             if self.archiver is not None:
                 self.archiver.starting(order.job_id, order.task_id, order.token)
         self._fifos.hold((order.task_id, order.token), folder / PHASES)
-        self._give(folder, [folder / PHASES] if work is None else [folder / PHASES, work])
-        peers = self._peers(order, folder)
-        visible = [PHASES, *([WORK] if work is not None else []), *([PEERS] if PEERS_FILE in peers else [])]
+        gate = folder / GATE_FILE
+        if gated:
+            with state_folder():
+                gate.touch(mode=0o600)
+        own = [folder / PHASES, *([] if work is None else [work]), *([gate] if gated else [])]
+        self._give(folder, own)
+        peers = self._gangs.peers((order.task_id, order.token), peers_json(gang_of(order, self.spec)), folder)
+        visible = [*(path.name for path in own), *([PEERS] if PEERS_FILE in peers else [])]
         if order.code is not None:
             self._link_code(order.code, folder)
             visible.append(CODE)
@@ -263,6 +266,7 @@ class LinuxHost:
         saves = self._checkpoints.environment(order, folder)
         meets = self._groups.environment(group, folder)
         env = secrets | variables | {FIFO: str(folder / PHASES)} | saves | meets
+        env |= {GATE: str(gate)} if gated else {}
         cwd = str(order.workdir if work is None else work / (order.workdir or ""))
         shown = [str(folder / name) for name in visible if name != CODE]
         shown += [*([saves[SAVES_VARIABLE]] if saves else []), *meets.values()]
@@ -281,7 +285,10 @@ class LinuxHost:
             "saves": bool(saves),
             "checkpoints": self._checkpoints.bound(order),
             "group": self._groups.bound(group),
-            **self._cgroups.request(order.place, real_cores(order.place.cores), order.gpu_uuids),
+            "gate": str(gate) if gated else None,
+            **self._cgroups.request(
+                order.place, real_cores(order.place.cores), () if gated else order.gpu_uuids
+            ),
             "cores": real_cores(order.place.cores),
             "lease": None
             if until_s is None
@@ -343,27 +350,6 @@ class LinuxHost:
             remove_unchanged(str(folder / WORK), None if cut_short else found.unpacked_ns)
             (folder / CODE).unlink()
 
-    def _peers(self, order: StartTask, folder: Path) -> dict[str, str]:
-        """The variable with the gang's peers; those of a large gang lie in a file, one on this node, of which each task has a link."""
-        text = peers_json(gang_of(order, self.spec))
-        if len(text) <= MAX_PEERS_CHARS:
-            return {PEERS_VARIABLE: text}
-        whole = self._gang_file((order.task_id, order.token))
-        with state_folder():
-            if not whole.exists():
-                make_folder(whole.parent)
-                part = whole.with_suffix(".part")
-                part.write_text(text)
-                part.chmod(0o444)
-                part.rename(whole)
-            with suppress(FileExistsError):
-                (folder / PEERS).hardlink_to(whole)
-        return {PEERS_FILE: str(folder / PEERS)}
-
-    def _gang_file(self, key: Key) -> Path:
-        task_id, token = key
-        return self.options.state_dir / "gangs" / f"{file_name(task_id.rsplit('.', 2)[0])}@{token}.json"
-
     def _give(self, folder: Path, paths: Sequence[Path]) -> None:
         """Makes these paths of a task's folder its user's; without mounts of its own it must be let through to them."""
         if self._user is None:
@@ -420,6 +406,10 @@ class LinuxHost:
         isolation = self.spec.isolation
         kept = "affinity" if isolation is None else isolation.cores
         return Enforced("" if wrong else kept, wrong)
+
+    def allow_gpus(self, key: Key, uuids: Sequence[str]) -> None:
+        if (started := self._alive(key)) is not None:
+            self._cgroups.allow_gpus(started.groups, uuids)
 
     def cap_bandwidth(self, key: Key, percent: int | None) -> Enforced | None:
         if (started := self._alive(key)) is None:

@@ -8,13 +8,11 @@ import asyncio
 import logging
 import signal
 from collections.abc import Coroutine, Mapping, Sequence
-from contextlib import suppress
 from typing import Any
 
 from msgspec.structs import asdict, replace
 
 from penstock.clock import wall_ms
-from penstock.errors import LogError
 from penstock.log.dead_letters import dead_letter
 from penstock.log.port import Log, Message, Partition, Record
 from penstock.model.adjustments import TaskAdjusted
@@ -25,7 +23,6 @@ from penstock.model.external_events import (
     CheckpointFetched,
     GpuFaulted,
     NodeLeft,
-    TelemetrySampled,
 )
 from penstock.model.orders import Order, ProbeNode, StartTask
 from penstock.model.topics import Topic, node_partition
@@ -41,6 +38,7 @@ from penstock_services.node_reporter.core.actions import (
     Emit,
     KillAt,
     Note,
+    OpenGate,
     SetAffinity,
     Signal,
     Spawn,
@@ -77,10 +75,10 @@ from penstock_services.node_reporter.shell.ports import (
 )
 from penstock_services.node_reporter.shell.progress_reader import ProgressReader
 from penstock_services.node_reporter.shell.sampler import Sampler
+from penstock_services.node_reporter.shell.samples import Samples
 from penstock_services.node_reporter.shell.spans import TaskSpans
 
 SERVICE = "node-reporter"
-MAX_SAMPLES_UNDER_WAY = 64
 SKIPPED_ORDERS = 1_000  # of other nodes, before the position is written down without an order of our own
 LEAVE_TIMEOUT_S = 10.0  # for the log to take the last events of a draining node
 SWEEP_PAUSE_S = 5.0  # between attempts to end what SIGKILL did not end
@@ -120,9 +118,8 @@ class Node:
         self._join_id = ""
         self._joined = asyncio.Event()
         self._skipped = 0
-        self._telemetry = Partition(Topic.TELEMETRY, node_partition(spec.node_id))
-        self._samples: set[asyncio.Task[None]] = set()
-        self._sampler = Sampler(host, self._publish)
+        self._samples = Samples(log, spec.node_id, self._envelope)
+        self._sampler = Sampler(host, self._samples.publish)
         self._progress = ProgressReader(self._on_progress)
         self._spans = TaskSpans(traces, spec.node_id)
         self.lease = Lease(self.state, host, log, self.orders, self._joined, self._spawn)
@@ -185,6 +182,8 @@ class Node:
             case Signal(task_id, token, number):
                 if not self._fetches.stop((task_id, token)):
                     self.launcher.signal((task_id, token), number)
+            case OpenGate(task_id, token):
+                self._open((task_id, token))
             case KillAt(task_id, token, at_ms):
                 self._kill_at((task_id, token), at_ms)
             case SetAffinity() | CapBandwidth():
@@ -245,9 +244,19 @@ class Node:
             return
         self._spans.asked(key)
         try:
-            self.launcher.spawn(order, self.lease.until_s(order))
+            gated = self.state.tasks[order.task_id].gated
+            self.launcher.spawn(order, self.lease.until_s(order), gated=gated)
         except NotStartable as error:
             self._later(Gone(*key, Outcome(exited_ms=wall_ms(), failure=str(error))))
+
+    def _open(self, key: Key) -> None:
+        """A task gets its GPUs. One whose device group cannot be changed runs without them, and says so itself."""
+        order = self._order(key)
+        try:
+            self.host.allow_gpus(key, () if order is None else order.gpu_uuids)
+        except OSError as error:
+            logger.error("task %s: its group does not let it open its GPUs: %s", key[0], error)
+        self.launcher.open_gate(key)
 
     def _on_fetched(self, came: CheckpointFetched) -> None:
         task = self.state.find(came.task_id)
@@ -309,19 +318,6 @@ class Node:
             fault = await faults.get()
             logger.error("GPU %s: %s %d", fault.uuid, fault.fault, fault.code)
             self.feed([Faulted(fault)], durable=True)
-
-    def _publish(self, sample: TelemetrySampled) -> None:
-        """At most once: a sample that the log does not take is no loss, the next one is fresher."""
-        if len(self._samples) < MAX_SAMPLES_UNDER_WAY:
-            id_ = event_id(self.spec.node_id, "sample", sample.task_id, sample.gpu, sample.at_ms)
-            message = self._envelope(id_, sample).message
-            task = self._loop.create_task(self._append_sample(replace(message, partition=self._telemetry)))
-            self._samples.add(task)
-            task.add_done_callback(self._samples.discard)
-
-    async def _append_sample(self, message: Message) -> None:
-        with suppress(LogError):
-            await self.log.append([message])
 
     def _order(self, key: Key) -> StartTask | None:
         task = self.state.tasks.get(key[0])
@@ -428,8 +424,9 @@ class Node:
         for timer in self._timers.values():
             timer.cancel()
         self._fetches.close()
-        for task in (*self._sweeps, *self._samples):
+        for task in self._sweeps:
             task.cancel()
+        self._samples.close()
         self._sampler.close()
         self._progress.close()
         self.journal.close()

@@ -114,8 +114,8 @@ class Launcher(Protocol):
     @property
     def pid(self) -> int: ...
 
-    def spawn(self, order: StartTask, until_s: float | None) -> None:
-        """Asks for one task. `until_s`: it is ended when no contact has been noted (`Host.renew`) before its lease ends, at this time
+    def spawn(self, order: StartTask, until_s: float | None, *, gated: bool) -> None:
+        """Asks for one task. `gated`: it stops at its gate until that is opened, and can open no GPU where devices are enforced. `until_s`: it is ended when no contact has been noted (`Host.renew`) before its lease ends, at this time
         of the boot-time clock at first; None: it has no lease. Raises `NotStartable`, and `JournalFailed` when its folder cannot be made."""
         ...
 
@@ -125,6 +125,10 @@ class Launcher(Protocol):
 
     def signal(self, key: Key, number: Signals) -> None:
         """SIGTERM: to the process group. SIGKILL: to every process of the task. SIGUSR1: to the leader, if it listens."""
+        ...
+
+    def open_gate(self, key: Key) -> None:
+        """Lets a task that was started gated go on. Idempotent."""
         ...
 
     def close(self) -> None:
@@ -224,6 +228,10 @@ class Host(Protocol):
 
     def set_affinity(self, key: Key, cores: Sequence[int]) -> Enforced | None:
         """Pins every thread of a task's processes, and reads it back. None: the task has ended."""
+        ...
+
+    def allow_gpus(self, key: Key, uuids: Sequence[str]) -> None:
+        """A task that was started gated may open these GPUs from now on. Idempotent. Raises OSError."""
         ...
 
     def cap_bandwidth(self, key: Key, percent: int | None) -> Enforced | None:

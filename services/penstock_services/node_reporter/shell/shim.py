@@ -1,7 +1,7 @@
 """One task's supervisor, from its fork to the last of its task's processes. Standard library only (see `confinement`).
 
 A shim takes one request, a JSON message on the SEQPACKET socket: `{folder, log, log_limit, argv, env, cwd, code, programs, cores,
-data_limit, settings, oom, oom_first, ended_by, visible, saves, checkpoints, group, lease, task_id, token}`; runs the program, waits for all of it and writes down how it
+data_limit, settings, oom, oom_first, ended_by, visible, saves, checkpoints, group, gate, lease, task_id, token}`; runs the program, waits for all of it and writes down how it
 ended.
 
 The folder of a task holds, each written whole (temporary name, then rename):
@@ -20,12 +20,14 @@ written. Who gets the lock therefore knows: nothing will be started any more tha
 `lease` is None or the arguments of `lease_watch.LeaseWatch`: when it ends, so does the task, whether or not a reporter is left.
 
 Signals to a shim: SIGTERM → SIGTERM to the process group, or to the leader alone if it then saves, for which it may need the others; SIGUSR1 → SIGKILL to every process of the task;
-SIGUSR2 → SIGUSR1 to the leader if it handles it (a request to save a checkpoint).
+SIGUSR2 → SIGUSR1 to the leader if it handles it (a request to save a checkpoint); SIGHUP → the gate opens.
+
+`gate` is None or the file that the shim locks before the program runs: the program waits for the lock before it uses a GPU (`penstock.sdk.gate`).
 """
 
 import contextlib
 import ctypes
-import errno
+import fcntl
 import json
 import os
 import resource
@@ -50,6 +52,7 @@ from penstock_services.node_reporter.shell.lease_watch import LeaseWatch, boot_s
 from penstock_services.node_reporter.shell.output import Output
 from penstock_services.node_reporter.shell.pids import catches, descendants, pid_of, start_ticks
 from penstock_services.node_reporter.shell.programs import enter, execute, find_program
+from penstock_services.node_reporter.shell.whole_files import put, write_whole
 
 MAX_MESSAGE_BYTES = 1 << 18  # argv, environment, peers, secrets; but for these the events behind are ≤ 64 KiB
 CHUNK_BYTES = 65_536  # a pipe's capacity
@@ -63,7 +66,7 @@ PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 PR_SET_NAME = 15
 PR_SET_CHILD_SUBREAPER = 36
 RESET_SIGNALS = (
-    signal.SIGTERM, signal.SIGINT, signal.SIGCHLD, signal.SIGUSR1, signal.SIGUSR2, signal.SIGPIPE, signal.SIGXFSZ,
+    signal.SIGTERM, signal.SIGINT, signal.SIGCHLD, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP, signal.SIGPIPE, signal.SIGXFSZ,
 )  # fmt: skip
 """What Python, the launcher or the shim changed; the program shall find the defaults."""
 
@@ -73,28 +76,6 @@ prctl = ctypes.CDLL(None, use_errno=True).prctl
 def now_ms() -> int:
     """Milliseconds since the epoch."""
     return time.time_ns() // 1_000_000
-
-
-def write_whole(folder: str, name: str, content: dict[str, Any]) -> None:
-    """Writes a file that is there whole or not at all, while the machine is up: nobody waits for the disk."""
-    temporary = f"{folder}/.{name}"
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    data = json.dumps(content).encode()
-    try:
-        if os.write(descriptor, data) != len(data):
-            raise OSError(errno.ENOSPC, "written in part")
-    finally:
-        os.close(descriptor)
-    os.rename(temporary, f"{folder}/{name}")
-
-
-def _put(path: str, text: str) -> None:
-    """Writes to a file of a cgroup, at once."""
-    descriptor = os.open(path, os.O_WRONLY)
-    try:
-        os.write(descriptor, text.encode())
-    finally:
-        os.close(descriptor)
 
 
 class Shim:
@@ -119,6 +100,7 @@ class Shim:
         self._lease: LeaseWatch | None = None
         self._lapsed = False
         self._unpacked_ns = 0
+        self._gate: int | None = None
 
     def prepare(self) -> None:
         """Everything that needs no request: signals, pipes, and the leader, which waits for its program."""
@@ -129,6 +111,7 @@ class Shim:
             (signal.SIGTERM, self._on_terminate),
             (signal.SIGUSR1, self._on_kill),
             (signal.SIGUSR2, self._on_checkpoint),
+            (signal.SIGHUP, self._on_open),
             (signal.SIGCHLD, self._on_child),
         ):
             signal.signal(number, handler)
@@ -166,6 +149,9 @@ class Shim:
             rest = rest[os.write(self._go_write, rest) :]
         self._request = json.loads(message)
         self._folder = self._request["folder"]
+        if self._request["gate"] is not None:
+            self._gate = os.open(self._request["gate"], os.O_RDONLY)
+            fcntl.flock(self._gate, fcntl.LOCK_EX)
         self._report({"event": "taken"})
         errors = os.open(f"{self._folder}/shim.err", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         os.dup2(errors, 2)
@@ -257,7 +243,7 @@ class Shim:
                 os.makedirs(group, exist_ok=True)
                 self._groups[root] = group
                 for name, value in (*settings, ("cgroup.procs", str(self._leader))):
-                    _put(f"{group}/{name}", value)
+                    put(f"{group}/{name}", value)
         except OSError as error:
             self._group_failure = error
 
@@ -267,7 +253,7 @@ class Shim:
             if self._group_failure is not None:
                 raise self._group_failure
             for root, name, value in self._request["settings"]:
-                _put(f"{self._groups[root]}/{name}", value)
+                put(f"{self._groups[root]}/{name}", value)
         except OSError as error:
             return {"stage": "cgroup", "errno": error.errno}
         return None
@@ -317,7 +303,7 @@ class Shim:
             resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
             if request["oom_first"]:
                 with contextlib.suppress(OSError):  # the cap holds all the same
-                    _put("/proc/self/oom_score_adj", str(OOM_FIRST))
+                    put("/proc/self/oom_score_adj", str(OOM_FIRST))
             stage = "user"
             become(self._plan)
             prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)  # which another user would be without
@@ -441,7 +427,7 @@ class Shim:
             with open(f"{group}/cgroup.events") as file:
                 if "populated 0" in file.read().splitlines():
                     return
-            _put(f"{group}/cgroup.kill", "1")
+            put(f"{group}/cgroup.kill", "1")
             time.sleep(REAP_PAUSE_MS / 1_000)
 
     def _out_of_memory(self) -> bool:
@@ -482,6 +468,11 @@ class Shim:
         with contextlib.suppress(OSError):
             if catches(self._pid, signal.SIGUSR1) and self._reaped is None:
                 os.kill(self._leader, signal.SIGUSR1)
+
+    def _on_open(self, _number: int, _frame: FrameType | None) -> None:
+        if self._gate is not None:
+            os.close(self._gate)  # which unlocks it: nobody else has this descriptor
+            self._gate = None
 
     def _on_child(self, _number: int, _frame: FrameType | None) -> None:
         """Adopted orphans are reaped as they end; the leader is left for `_reap_all`."""

@@ -10,10 +10,10 @@ import socket
 import subprocess
 import sys
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from penstock.errors import ConfigurationError
 from penstock.model.orders import StartTask
@@ -74,10 +74,16 @@ async def lock_state(state_dir: Path) -> int:
         ) from error
 
 
+class RequestOf(Protocol):
+    """The request for an order, see shim.py for its fields."""
+
+    def __call__(self, order: StartTask, until_s: float | None, *, gated: bool) -> Mapping[str, Any]: ...
+
+
 class Spawner:
     """The launcher's other end; adapter of `ports.Launcher`. `marks`: the launcher's environment.
 
-    `request_of`: the request for an order, see shim.py for its fields. `contact`: where contact is noted, if the launcher is to
+    `contact`: where contact is noted, if the launcher is to
     kill this process when it hangs.
     """
 
@@ -87,7 +93,7 @@ class Spawner:
         marks: Mapping[str, str],
         plan: Confinement,
         callbacks: Callbacks,
-        request_of: Callable[[StartTask, float | None], Mapping[str, Any]],
+        request_of: RequestOf,
         contact: Path | None = None,
     ) -> None:
         self._started, self._gone, self._lost = callbacks
@@ -132,8 +138,8 @@ class Spawner:
     def pid(self) -> int:
         return self._process.pid
 
-    def spawn(self, order: StartTask, until_s: float | None) -> None:
-        request = json.dumps(self._request_of(order, until_s)).encode()
+    def spawn(self, order: StartTask, until_s: float | None, *, gated: bool) -> None:
+        request = json.dumps(self._request_of(order, until_s, gated=gated)).encode()
         if len(request) > MAX_MESSAGE_BYTES:
             raise NotStartable(
                 f"command, environment and secrets take {len(request)} bytes of {MAX_MESSAGE_BYTES}; have the program read files"
@@ -149,12 +155,18 @@ class Spawner:
         self._loop.add_reader(descriptor, self._on_exit, key)
         return True
 
-    def signal(self, key: Key, number: signal.Signals) -> None:
-        """Through the shim; one that has ended needs none."""
+    def _tell(self, key: Key, number: signal.Signals) -> None:
+        """The shim; one that has ended needs nothing."""
         descriptor = self._pidfds.get(key)
         if descriptor is not None:
             with suppress(ProcessLookupError):
-                signal.pidfd_send_signal(descriptor, SHIM_SIGNALS[number])
+                signal.pidfd_send_signal(descriptor, number)
+
+    def signal(self, key: Key, number: signal.Signals) -> None:
+        self._tell(key, SHIM_SIGNALS[number])
+
+    def open_gate(self, key: Key) -> None:
+        self._tell(key, signal.SIGHUP)
 
     def close(self) -> None:
         if self._closed:

@@ -91,7 +91,7 @@ class Attempts:
                 )
             case "completed":
                 yield succeeded(job)
-            case "preempted" | "migrated" | "drained" as reason:
+            case "preempted" | "migrated" | "drained" | "predecessor_late" as reason:
                 if all(task.succeeded for task in job.tasks.values() if task.place.role == "worker"):
                     # It was done before the stop reached it; a script that exits 0 on SIGTERM has not succeeded.
                     yield succeeded(job)

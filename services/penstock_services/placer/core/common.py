@@ -1,6 +1,6 @@
 """Decisions of one line that several choosers take, and the cell's one timer for rescheduling."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from penstock.ledger.job_state import JobState
@@ -54,9 +54,17 @@ def stop(state: CellState, job: JobState, reason: Any) -> Iterator[Event]:
     yield from stop_deadline(state, job)
 
 
+def launches_early(state: CellState, job: JobState, after: Sequence[str]) -> bool:
+    """Whether a job that is placed after these launches before they have ended."""
+    return bool(after) and job.spec.prelaunch and state.settings.prelaunch_wait_ms > 0
+
+
 def start_deadline(state: CellState, job: JobState) -> ledger_events.TimerSet:
-    """When all nodes must have answered the orders to start it; where it starts after others, these may take their grace before."""
-    before = (state.jobs[job_id].spec.grace_ms for job_id in job.after if job_id in state.jobs)
+    """When all nodes must have answered the orders to start it; where it starts after others, these may take their grace before, or the time
+    that it waits for their end."""
+    before = [state.jobs[job_id].spec.grace_ms for job_id in job.after if job_id in state.jobs]
+    if (late := state.timers.get(timer_id(job.job_id, "predecessor_timeout"))) is not None:
+        before.append(late.at_ms - state.now_ms)
     after_ms = state.settings.launch_timeout_ms + max(before, default=0)
     return timer(state, job.job_id, "launch_timeout", after_ms, job.attempt)
 

@@ -28,7 +28,7 @@ from penstock.policies.capacity import never_fits
 from penstock.policies.moldable import place_moldable
 from penstock.policies.profiles import in_force, profile_for
 from penstock.policies.validate_groups import comes_back_to_queue
-from penstock_services.placer.core import lease, moves, proposals, units, window
+from penstock_services.placer.core import lease, moves, prelaunching, proposals, units, window
 from penstock_services.placer.core.adjustments import asked_to_save, frees
 from penstock_services.placer.core.attempts import Attempts
 from penstock_services.placer.core.backfilling import Kept
@@ -154,6 +154,8 @@ class Decider:
                 yield from self._place_waiting(state)
         elif not state.frozen and self._may_try(state, job):
             yield from self._try(state, job)
+        if job.spec.prelaunch and job.in_line:
+            yield from self._look_ahead(state)
 
     def _sweep_unschedulable(self, state: CellState) -> Iterator[Event]:
         """A replanning policy tries no head of the queue: a job that can never run is found when the cell changes."""
@@ -248,6 +250,7 @@ class Decider:
             if (planned := state.planned.get(job_id)) is not None and planned.proposed is not None:
                 continue  # it waits for stops, and starts with its unit
             if passed >= self.settings.backfill_window or (held_up and head is not job):
+                yield from self._look_ahead(state)
                 return
             key = job.demand.key if backfill is None else kept.alike(state, job)
             tried = key not in hopeless
@@ -279,12 +282,23 @@ class Decider:
             yield from kept.done(state)
         if parked and state.queue:
             yield continuation(state)
+        yield from self._look_ahead(state)
+
+    def _look_ahead(self, state: CellState) -> Iterator[Event]:
+        """Who may launch where another job comes to its end."""
+        yield from prelaunching.begin(state, self.profile, self.explanations.append)
+
+    def _phase_changed(self, state: CellState, event: external_events.TaskPhaseChanged) -> Iterator[Event]:
+        yield from prelaunching.phase_changed(state, event)
+        if event.phase == "save":
+            yield from self._look_ahead(state)
 
     def _progressed(
         self, state: CellState, event: external_events.WorkProgressed | EtaEstimated
     ) -> Iterator[Event]:
         if self.profile.preempt is not None:
             yield from request_plan(state)
+        yield from self._look_ahead(state)
 
     # ----------------------------------------------------------------------------------------- tasks
 
@@ -295,6 +309,8 @@ class Decider:
         if state.nodes[event.node_id].status is NodeStatus.SUSPECT:
             yield from self._node_recovered(state, event.node_id)
             yield from self._place_waiting(state)
+        elif job is not None and job.status is JobStatus.RUNNING:
+            yield from self._look_ahead(state)
 
     def _exited(
         self, state: CellState, event: external_events.TaskExited | external_events.OrderRefused
@@ -386,6 +402,9 @@ class Decider:
             yield from window.over(state)
             yield from self._place_waiting(state)
             return
+        if event.timer_id == prelaunching.ENDING:
+            yield from self._look_ahead(state)
+            return
         subject, _, kind = event.timer_id.rpartition(":")
         if kind == LEASE_TIMER:
             yield from lease.due(state, subject)
@@ -414,6 +433,8 @@ class Decider:
                 if silent and job.spec.queue_timeout_ms is not None and job.queued_ms is not None:
                     left_ms = job.queued_ms + job.spec.queue_timeout_ms - state.now_ms  # it waits on
                     yield timer(state, job.job_id, "queue_timeout", max(0, left_ms), job.attempt)
+            case "predecessor_timeout":
+                yield from prelaunching.late(state, job)
             case "stop_timeout" if job.status is JobStatus.STOPPING:
                 silent = {t.place.node_id for t in job.tasks.values() if t.status is TaskStatus.STOPPING}
                 for node_id in sorted(silent):
@@ -433,6 +454,7 @@ CHOICES: Mapping[type[Event], Callable[[Decider, CellState, Any], Iterator[Event
         external_events.JobReleaseRequested: Decider._submitted,
         external_events.JobCheckpointRequested: lambda _, state, event: asked_to_save(state, event),
         external_events.TaskStarted: Decider._started,
+        external_events.TaskPhaseChanged: Decider._phase_changed,
         external_events.TaskExited: Decider._exited,
         external_events.OrderRefused: Decider._exited,
         external_events.NodeJoined: Decider._joined,

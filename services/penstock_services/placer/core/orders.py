@@ -340,6 +340,7 @@ def _start(
         checkpoint_from=_source(state, job),
         companions=_companions(state, job, place.rank),
         global_batch_size=job.spec.global_batch_size,
+        prelaunch=job.prelaunch,
     )
 
 

@@ -16,7 +16,7 @@ from penstock.model.types import MAX_GANG_TASKS, MAX_TEXT
 from penstock.policies.base import Choose, LazyRng, Plan, Profile
 from penstock.policies.preemption import Start, Stop, arrange, keeps_room, node_ids, place_as_tried, set_of
 from penstock.policies.succession import NextMembers
-from penstock_services.placer.core.common import continuation, start_deadline, stop, wake_up
+from penstock_services.placer.core.common import continuation, launches_early, start_deadline, stop, wake_up
 from penstock_services.placer.core.explaining import Explain, explained
 
 MAX_PLACED = 32  # in one record, which must stay under 64 KiB
@@ -84,7 +84,11 @@ def _nexts(
         why = f"starts when it has ended there: {', '.join(found.after)}"
         explain(explained(state, job, found.tasks, "", why[:MAX_TEXT]))
         yield ledger_events.PlacementDecided(
-            job_id=job.job_id, attempt=job.attempt + 1, tasks=found.tasks, after=found.after
+            job_id=job.job_id,
+            attempt=job.attempt + 1,
+            tasks=found.tasks,
+            after=found.after,
+            prelaunch=launches_early(state, job, found.after),
         )
         yield start_deadline(state, job)
 

@@ -25,7 +25,7 @@ from penstock.policies.room import Room
 from penstock.policies.trial import Trial
 from penstock.policies.validate_groups import RUNS, Formed, comes_back_to_queue
 from penstock_services.placer.core import groups
-from penstock_services.placer.core.common import continuation, start_deadline
+from penstock_services.placer.core.common import continuation, launches_early, start_deadline
 from penstock_services.placer.core.explaining import Explain, explained
 
 
@@ -82,6 +82,7 @@ def start(
             unit=ref,
             group=group_id,
             after=found.after,
+            prelaunch=launches_early(state, job, found.after),
         )
         yield start_deadline(state, job)
 

@@ -61,6 +61,7 @@ class Guess(NamedTuple):
     gpu_memory_mib: int | None = None
     gpu_utilisation_percent: float | None = None
     run_ms: int | None = None
+    launch_ms: int | None = None
     model_version: str | None = None
     memory_confidence: float = 0.0
     """Of the tier that answered `host_memory_mib`; only in what was merged."""
@@ -140,6 +141,7 @@ def guess_from(runs: Runs) -> Guess:
         gpu_memory_mib=promised_memory_mib(_of(runs, "gpu_memory_mib", max)),
         gpu_utilisation_percent=_percent(_of(runs, "gpu_utilisation_percent", median)),
         run_ms=_whole(_of(runs, "run_ms", median), 0, MAX_VALUE),
+        launch_ms=_whole(_of(runs, "launch_ms", median), 0, MAX_VALUE),
     )
 
 
@@ -186,7 +188,15 @@ def _percent(value: float | None) -> float | None:
 
 ASKABLE = ("gpus", "cores", "host_memory_mib", "gpu_memory_mib")
 """What a request must name to leave nothing open. Bandwidth is no part of it: nothing measures it yet."""
-OPEN = ("gpus", "cores", "host_memory_mib", "gpu_memory_mib", "gpu_utilisation_percent", "run_ms")
+OPEN = (
+    "gpus",
+    "cores",
+    "host_memory_mib",
+    "gpu_memory_mib",
+    "gpu_utilisation_percent",
+    "run_ms",
+    "launch_ms",
+)
 """What a tier may leave to the next one."""
 
 
@@ -229,6 +239,7 @@ def estimate(
         model_version=None if all_asked and not found.partly else found.model_version,
         guessed=found.guessed,
         first_of_kind=first,
+        launch_ms=found.launch_ms if spec.prelaunch else None,
     )
 
 

@@ -120,7 +120,11 @@ class NearestTier:
 def _guess(model: str | None, found: tuple[tuple[str, Run], ...]) -> Guess:
     """By the same runs for near batch sizes, which are asked about again and again."""
     found = comparable_of_each(found)
-    caps = [(name, cap) for name in ("run_ms", "busy_cores") if (cap := believed(found, name)) is not None]
+    caps = [
+        (name, cap)
+        for name in ("run_ms", "launch_ms", "busy_cores")
+        if (cap := believed(found, name)) is not None
+    ]
     runs = []
     for _, run in found:
         above = {name: cap for name, cap in caps if getattr(run, name) > cap}

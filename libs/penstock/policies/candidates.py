@@ -1,0 +1,170 @@
+"""What a plan of who runs and who shares GPUs depends on, read from the state: the questions of regroup stages.
+
+Waiting jobs stand in sorted rows, one per shape, that change with the jobs only (`penstock.policies.job_rows`); a question takes the
+first of them and all that run: O(jobs that run + waiting jobs that are taken).
+"""
+
+from collections.abc import Iterable, Sequence
+from heapq import merge
+from itertools import islice
+from operator import itemgetter
+from typing import Any
+
+from penstock.ledger.job_state import JobState
+from penstock.ledger.state import CellState
+from penstock.model.types import WHOLE_GPU
+from penstock.policies.free_gpus import will_queue_again
+from penstock.policies.job_rows import CONTENDING, Changes, Entry, JobRows
+from penstock.policies.list_order import place_in_list
+from penstock.policies.ordered import Key
+from penstock.policies.regroup import Candidate, Question
+from penstock.policies.service import attained_s, remaining_s, stop_cost_s
+from penstock.policies.trial import held_places
+
+Shape = tuple[int, int, int, int]
+NO_SHAPE: Shape = (0, 0, 0, 0)  # of jobs that no regroup stage plans: without GPUs, or with a part of one
+
+
+def shape_of(job: JobState) -> Shape:
+    """(workers, GPUs of each, parameter servers, GPUs of each); `NO_SHAPE` for jobs without whole GPUs. Only for jobs with an estimate."""
+    estimate = job.estimate
+    if estimate is None or not estimate.worker.gpus or estimate.worker.gpu_share_milli != WHOLE_GPU:
+        return NO_SHAPE
+    servers = job.spec.parameter_servers
+    return job.workers, estimate.worker.gpus, servers, estimate.parameter_server.gpus if servers else 0
+
+
+def gpus_in(shape: Shape) -> int:
+    """Of all tasks."""
+    workers, gpus, servers, server_gpus = shape
+    return workers * gpus + servers * server_gpus
+
+
+class Candidates:
+    """Of one stage. `key`: the smallest comes first; ties: whom the stage has seen, most GPUs, position by rank, submission.
+
+    `in_all`: of those who wait so many are taken, whatever their shape, first first. None: of each shape `per_gpus` times as many as fit the
+    empty cell: more cannot be taken by a plan that fills the cell with groups of `per_gpus`.
+    """
+
+    def __init__(self, name: str, key: Key, *, per_gpus: int = 1, in_all: int | None = None) -> None:
+        self._name, self._key, self._per_gpus, self._in_all = name, key, per_gpus, in_all
+        self._rows: JobRows[Shape] = JobRows(self._row)
+        self._changes = Changes()
+        self._cached: dict[str, Candidate] = {}
+        """Of those who wait."""
+
+    def _row(self, state: CellState, job: JobState) -> tuple[Shape, Any]:
+        return shape_of(job), (self._key(state, job), *place_in_list(job.rank, job.order))
+
+    def question(self, state: CellState) -> Question | None:
+        """None: nobody waits and nobody shares GPUs, or there are no GPUs."""
+        self._rows.update(state)
+        changed, anew = self._changes.ids(state)
+        if anew:
+            self._cached.clear()
+        for job_id in changed:
+            self._cached.pop(job_id, None)
+        rows = [entries for shape, entries in self._rows.waiting.items() if shape != NO_SHAPE]
+        stopped = [job for job in state.stopping.values() if will_queue_again(job) and shape_of(job)[0]]
+        if not rows and not stopped and not state.groups:
+            return None
+        node_gpus = list(state.sound_gpus)
+        running = self._running(state, node_gpus)
+        gpus = sum(node_gpus)
+        if not gpus:
+            return None
+        listed = self._waiting(state, rows, gpus)
+        listed += [self._ranked(state, job, "") for job in (*running, *stopped)]
+        listed.sort(key=itemgetter(0))
+        jobs = tuple(candidate for _, candidate in listed)
+        return Question(
+            stage=self._name,
+            jobs=jobs,
+            node_gpus=tuple(node_gpus),
+            gpu_memory_mib=_memory(state),
+            now_ms=state.now_ms,
+            behind=max(0, sum(map(len, rows)) + len(stopped) + len(running) - len(jobs)),
+        )
+
+    def _waiting(
+        self, state: CellState, rows: Sequence[list[Entry[Shape]]], gpus: int
+    ) -> list[tuple[tuple[object, ...], Candidate]]:
+        taken: Iterable[tuple[Any, int, str, Shape]]
+        if self._in_all is not None:
+            taken = islice(merge(*rows), self._in_all)
+        else:
+            taken = (
+                entry
+                for entries in rows
+                for entry in entries[: self._per_gpus * (gpus // gpus_in(entries[0][3]))]
+            )
+        found = []
+        for key, _, job_id, _ in taken:
+            candidate = self._cached.get(job_id)
+            if candidate is None:
+                candidate = self._cached[job_id] = self._candidate(state, state.jobs[job_id], "")
+            found.append((self._place(key[0], candidate), candidate))
+        return found
+
+    def _running(self, state: CellState, node_gpus: list[int]) -> list[JobState]:
+        """Who runs and may be planned; the GPUs of all others that hold some are taken out of `node_gpus`."""
+        running: list[JobState] = []
+        others: set[tuple[int, int]] = set()
+        for order in sorted(state.holding):
+            job = state.holding[order]
+            if job.status in CONTENDING and not job.target and shape_of(job) != NO_SHAPE:
+                if all(state.nodes[task.place.node_id].placeable for task in job.tasks.values()):
+                    running.append(job)
+                    continue
+            elif will_queue_again(job):
+                continue
+            for place in held_places(job):
+                node = state.nodes.get(place.node_id)
+                if node is not None and node.placeable:
+                    others.update((node.ordinal, gpu) for gpu in place.gpus)
+        for ordinal, _ in others:
+            node_gpus[ordinal] = max(0, node_gpus[ordinal] - 1)
+        return running
+
+    def _ranked(self, state: CellState, job: JobState, group: str) -> tuple[tuple[object, ...], Candidate]:
+        runs = job.status in CONTENDING
+        candidate = self._candidate(state, job, job.group or f"{job.job_id}/alone" if runs else group)
+        return self._place(self._key(state, job), candidate), candidate
+
+    @staticmethod
+    def _place(key: float, job: Candidate) -> tuple[object, ...]:
+        new, position = place_in_list(job.rank, job.order)
+        return job.movable or not job.group, key, new, -job.gpus, position, job.order
+
+    @staticmethod
+    def _candidate(state: CellState, job: JobState, group: str) -> Candidate:
+        assert job.estimate is not None, job.job_id
+        shape = shape_of(job)
+        return Candidate(
+            job_id=job.job_id,
+            gpus=gpus_in(shape),
+            shape=shape,
+            stages=job.estimate.stages,
+            remaining_s=remaining_s(state, job),
+            attained_s=attained_s(state, job),
+            order=job.order,
+            rank=job.rank,
+            group=group,
+            movable=job.spec.preemptible,
+            stop_cost_s=stop_cost_s(state, job) if group else 0.0,
+            gpu_memory_mib=job.estimate.worker.gpu_memory_mib,
+        )
+
+
+def _memory(state: CellState) -> int:
+    """Of the smallest GPU that may be used; 0: none has any."""
+    return min(
+        (
+            node.gpu_memory_mib
+            for node, gpus in (
+                (state.node(ordinal), gpus) for ordinal, gpus in enumerate(state.sound_gpus) if gpus
+            )
+        ),
+        default=0,
+    )

@@ -1,0 +1,309 @@
+"""Muri's multi-round grouping (Alg. 1): which jobs share GPUs in turns, by rounds of maximum-weight matching.
+
+1. Candidates: jobs in order; one that fits an otherwise empty cell (first fit) is taken, and with it the next ones of its shape, as many as a
+   group may have.
+2. Rounds, while the candidates need more GPUs than there are: of the groups of each shape (at first of one job each) a matching with the
+   largest sum of γ is found, and its pairs merge one after the other until the GPUs suffice.
+3. Groups in order of their first member get GPUs, first fit; all others wait.
+
+Sources: Muri §4.2–4.3; what the published program does beyond that: after the rounds a group whose iteration takes longer than its members' one
+after the other is `split`; at last groups get nodes in descending order of GPUs. Departures: who may not be stopped comes first and is never
+matched with others who hold other GPUs; members' memory must fit together; jobs of unknown stages share with nobody; of equal matchings the
+one is taken whose members hold the same GPUs now.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+from penstock.model.groups import Turns
+from penstock.model.settings import Grouping
+from penstock.policies.interleaving import RESOURCES, Interleaving, Prediction, Times, times_of
+from penstock.policies.matching import Pairs, match_kinds
+from penstock.policies.regroup import Candidate, PlannedGroup
+
+MAX_ROUNDS = 4
+MAX_MATCHINGS_CACHED = 4_096
+
+Shape = tuple[int, int, int, int]
+
+
+class FirstFit:
+    """Free GPUs of nodes. Capacity only shrinks, so a shape that was refused once is refused for good."""
+
+    def __init__(self, node_gpus: Sequence[int]) -> None:
+        self._free = list(node_gpus)
+        self._first: dict[int, int] = {}
+        """GPUs of one task → the first node that may have so many."""
+        self._refused: set[Shape] = set()
+
+    def give(self, shape: Shape) -> bool:
+        """All tasks of a job, each on the first node with enough GPUs; or none."""
+        if shape in self._refused:
+            return False
+        workers, gpus, servers, server_gpus = shape
+        given: list[tuple[int, int]] = []
+        for tasks, each in ((workers, gpus), (servers, server_gpus)):
+            if each and not self._give(tasks, each, given):
+                for node, taken in given:
+                    self._free[node] += taken
+                self._first.clear()
+                self._refused.add(shape)
+                return False
+        return True
+
+    def _give(self, tasks: int, each: int, given: list[tuple[int, int]]) -> bool:
+        free = self._free
+        node = self._first.get(each, 0)
+        while tasks and node < len(free):
+            here = min(tasks, free[node] // each)
+            if here:
+                free[node] -= here * each
+                given.append((node, here * each))
+                tasks -= here
+            if tasks:
+                node += 1
+        self._first[each] = node
+        return not tasks
+
+
+class _Kind(NamedTuple):
+    """Groups of one are interchangeable for a matching."""
+
+    times: tuple[Times, ...]
+    """Of the members, ascending; empty: it shares with nobody."""
+    fixed: str
+    """The GPUs (`Candidate.group`) that it may not leave; empty: none."""
+    memory_mib: int
+
+
+class _Group(NamedTuple):
+    members: tuple[int, ...]
+    """Indexes into the list of jobs, ascending."""
+    kind: _Kind
+
+
+class Grouper:
+    """Alg. 1 with its caches. `interleaving`: predicts groups; `grouping`: what of the algorithm is on."""
+
+    def __init__(self, interleaving: Interleaving, grouping: Grouping) -> None:
+        self._interleaving, self._grouping = interleaving, grouping
+        self._weight = lru_cache(maxsize=65_536)(self._weight_of)
+        self._match = lru_cache(maxsize=MAX_MATCHINGS_CACHED)(self._matched)
+
+    def groups(
+        self, jobs: Sequence[Candidate], keys: Sequence[float], node_gpus: Sequence[int], memory_mib: int
+    ) -> list[tuple[int, ...]]:
+        """Who runs, as indexes of `jobs`, in the order in which they get nodes. `jobs`: in order, with `keys` ascending; `memory_mib`: of a GPU, 0: not bounded."""
+        gpus = sum(node_gpus)
+        first = FirstFit(node_gpus)
+        by_shape: dict[Shape, list[int]] = {}
+        for index, job in enumerate(jobs):
+            by_shape.setdefault(job.shape, []).append(index)
+        candidates = self._candidates(jobs, by_shape, first)
+        buckets = self._singles(jobs, candidates, memory_mib)
+        needed = sum(jobs[groups[0].members[0]].gpus * len(groups) for groups in buckets.values() if groups)
+        if self._grouping.matching:
+            for _ in range(MAX_ROUNDS):
+                if needed <= gpus:
+                    break
+                before = needed
+                for shape, groups in buckets.items():
+                    each = jobs[groups[0].members[0]].gpus
+                    most = -(-(needed - gpus) // each) if needed > gpus else 0
+                    buckets[shape] = merged = self._round(jobs, groups, most, memory_mib)
+                    needed -= each * (len(groups) - len(merged))
+                if needed == before:
+                    break
+        else:
+            for shape, groups in buckets.items():
+                each = jobs[groups[0].members[0]].gpus
+                buckets[shape] = cut = self._in_runs(groups, needed - gpus, each, memory_mib)
+                needed -= each * (len(groups) - len(cut))
+        found = [group for groups in buckets.values() for group in self._split(groups)]
+        return _placed(jobs, keys, found, node_gpus)
+
+    def planned(self, jobs: Sequence[Candidate], members: Sequence[int]) -> PlannedGroup:
+        """With the turns that its members are predicted to take."""
+        return planned_group(self._interleaving, [jobs[index] for index in members])
+
+    def _candidates(
+        self, jobs: Sequence[Candidate], by_shape: Mapping[Shape, Sequence[int]], first: FirstFit
+    ) -> list[int]:
+        """Step 1, in order."""
+        taken = [False] * len(jobs)
+        waiting = {shape: iter(indexes) for shape, indexes in by_shape.items()}
+        for index, job in enumerate(jobs):
+            if taken[index] or not first.give(job.shape):
+                continue
+            left = self._grouping.max_members
+            for other in waiting[job.shape]:
+                if taken[other]:
+                    continue
+                taken[other] = True
+                left -= 1
+                if not left:
+                    break
+        return [index for index, one in enumerate(taken) if one]
+
+    def _singles(
+        self, jobs: Sequence[Candidate], candidates: Sequence[int], memory_mib: int
+    ) -> dict[Shape, list[_Group]]:
+        """Groups of one; who may not be stopped together with whom it may not leave. Shapes in order of their first job."""
+        buckets: dict[Shape, list[_Group]] = {}
+        fixed: dict[str, list[int]] = {}
+        for index in candidates:
+            job = jobs[index]
+            if not job.movable and job.group:
+                fixed.setdefault(job.group, []).append(index)
+        for index in candidates:
+            job = jobs[index]
+            members: tuple[int, ...] = (index,)
+            if not job.movable and job.group:
+                members = tuple(fixed[job.group])
+                if members[0] != index:
+                    continue
+            known = all(jobs[member].stages is not None for member in members)
+            times = tuple(sorted(_times(jobs[member]) for member in members)) if known else ()
+            memory = sum(jobs[member].gpu_memory_mib for member in members) if memory_mib else 0
+            kind = _Kind(times, "" if job.movable else job.group, memory)
+            buckets.setdefault(job.shape, []).append(_Group(members, kind))
+        return buckets
+
+    def _weight_of(self, one: _Kind, other: _Kind, memory_mib: int) -> float:
+        """γ of the union; 0: they may not share."""
+        if not one.times or not other.times or (one.fixed and other.fixed):
+            return 0.0
+        if len(one.times) + len(other.times) > self._grouping.max_members:
+            return 0.0
+        if memory_mib and one.memory_mib + other.memory_mib > memory_mib:
+            return 0.0
+        return self._predict(tuple(sorted(one.times + other.times))).efficiency
+
+    def _predict(self, times: tuple[Times, ...]) -> Prediction:
+        return self._interleaving.predict(times)
+
+    def _matched(self, kinds: tuple[_Kind, ...], counts: tuple[int, ...], memory_mib: int) -> Pairs:
+        weights = [[self._weight(one, other, memory_mib) for other in kinds] for one in kinds]
+        return match_kinds(counts, weights)
+
+    def _round(
+        self, jobs: Sequence[Candidate], groups: Sequence[_Group], most: int, memory_mib: int
+    ) -> list[_Group]:
+        """One matching; of its pairs the first `most` merge, in order of their later member, and stand there."""
+        if most <= 0 or len(groups) < 2:
+            return list(groups)
+        of_kind: dict[_Kind, list[int]] = {}
+        for number, group in enumerate(groups):
+            of_kind.setdefault(group.kind, []).append(number)
+        kinds = tuple(sorted(of_kind))
+        pairs = self._match(kinds, tuple(len(of_kind[kind]) for kind in kinds), memory_mib)
+        partner: dict[int, int] = {}
+        for one, other in _choose(jobs, groups, [of_kind[kind] for kind in kinds], pairs):
+            partner[max(one, other)] = min(one, other)
+        merging = dict(sorted(partner.items())[:most])
+        gone = set(merging.values())
+        return [
+            _united(groups[merging[number]], group) if number in merging else group
+            for number, group in enumerate(groups)
+            if number not in gone
+        ]
+
+    def _in_runs(self, groups: Sequence[_Group], lacking: int, each: int, memory_mib: int) -> list[_Group]:
+        """Without a matching: in order, runs of as many as a group may have; each joins the first of its run while GPUs lack."""
+        found: list[_Group] = []
+        for start in range(0, len(groups), self._grouping.max_members):
+            first, *others = groups[start : start + self._grouping.max_members]
+            for group in others:
+                if lacking > 0 and self._weight(first.kind, group.kind, memory_mib) > 0:
+                    first = _united(first, group)
+                    lacking -= each
+                else:
+                    found.append(group)
+            found.append(first)
+        return found
+
+    def _split(self, groups: Sequence[_Group]) -> Iterator[_Group]:
+        """Who would be faster one after the other is split, except from whom it may not leave."""
+        for group in groups:
+            if self._grouping.split and len(group.members) > 1 and not group.kind.fixed:
+                found = self._predict(group.kind.times)
+                if found.period_ms > found.alone_ms:
+                    for member in group.members:
+                        yield _Group((member,), group.kind)
+                    continue
+            yield group
+
+
+def planned_group(interleaving: Interleaving, members: Sequence[Candidate]) -> PlannedGroup:
+    """With the turns that its members are predicted to take."""
+    by_kind = sorted(members, key=lambda job: (_times(job), job.order)) if len(members) > 1 else list(members)
+    ids = tuple(job.job_id for job in members)
+    if len(members) == 1 or any(job.stages is None for job in members):
+        return PlannedGroup(ids)
+    found = interleaving.predict(tuple(_times(job) for job in by_kind))
+    return PlannedGroup(
+        ids,
+        Turns(
+            job_ids=tuple(by_kind[index].job_id for index in found.order),
+            period_ms=found.period_ms,
+            efficiency=found.efficiency,
+            speeds=tuple(found.speeds[index] for index in found.order),
+            alternative=f"one after the other: {found.alone_ms:,.0f} ms",
+        ),
+    )
+
+
+def _times(job: Candidate) -> Times:
+    return (0.0,) * (RESOURCES + 1) if job.stages is None else times_of(job.stages)  # type: ignore[return-value]
+
+
+def _united(one: _Group, other: _Group) -> _Group:
+    return _Group(
+        tuple(sorted(one.members + other.members)),
+        _Kind(
+            tuple(sorted(one.kind.times + other.kind.times)),
+            one.kind.fixed or other.kind.fixed,
+            one.kind.memory_mib + other.kind.memory_mib,
+        ),
+    )
+
+
+def _choose(
+    jobs: Sequence[Candidate], groups: Sequence[_Group], of_kind: Sequence[list[int]], pairs: Pairs
+) -> Iterator[tuple[int, int]]:
+    """Which groups of two kinds meet: those that hold the same GPUs now, then the first in order."""
+    held = [{jobs[member].group for member in group.members} - {""} for group in groups]
+    left = [dict.fromkeys(numbers) for numbers in of_kind]
+    missing = dict(pairs)
+    for (kind, other), count in pairs.items():
+        by_group = {group: number for number in reversed(of_kind[other]) for group in held[number]}
+        for one in of_kind[kind]:
+            if not count:
+                break
+            if one not in left[kind]:
+                continue
+            mates = sorted(by_group[group] for group in held[one] if group in by_group)
+            mate = next((number for number in mates if number in left[other] and number != one), None)
+            if mate is not None:
+                count -= 1
+                del left[kind][one], left[other][mate]
+                yield one, mate
+        missing[kind, other] = count
+    for (kind, other), count in missing.items():
+        for _ in range(count):
+            one = next(iter(left[kind]))
+            del left[kind][one]
+            mate = next(iter(left[other]))
+            del left[other][mate]
+            yield one, mate
+
+
+def _placed(
+    jobs: Sequence[Candidate], keys: Sequence[float], groups: list[_Group], node_gpus: Sequence[int]
+) -> list[tuple[int, ...]]:
+    """Step 3."""
+    groups.sort(key=lambda group: min(keys[member] for member in group.members))
+    room = FirstFit(node_gpus)
+    chosen = [group.members for group in groups if room.give(jobs[group.members[0]].shape)]
+    return sorted(chosen, key=lambda members: (-jobs[members[0]].gpus, members[0]))

@@ -1,0 +1,165 @@
+"""Regroup stage `interleave`: jobs share GPUs in turns only where the predicted mean completion time falls.
+
+Ideal: of all ways to run and group the jobs, the one with the smallest sum of completion times. Departures: a local search by the rate at which that
+sum falls now (`penstock.policies.group_search`), over the first `MAX_IN_ORDER` jobs and all that run; speeds in a group are predicted (Muri §4.1
+eq. 3), stretched by what taking turns costs.
+
+Order: by time left × GPUs (SRSF). A job whose run time is not known is expected to need as much service as the limit of the queue that it
+would be in under Tiresias: a heavy tail, so who has run long runs on longer. Where no run time is known that is the order of Tiresias.
+"""
+
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from math import inf, log
+
+from penstock.ledger.job_state import JobState
+from penstock.ledger.state import CellState
+from penstock.policies.candidates import Candidates
+from penstock.policies.group_search import MAX_IN_ORDER, Job, Kinds, Tables, search
+from penstock.policies.grouping import FirstFit, planned_group
+from penstock.policies.interleaving import AUTHORS_FACTORS, Interleaving, Times, period, times_of
+from penstock.policies.list_order import first_seen
+from penstock.policies.ordered import gpus_of
+from penstock.policies.regroup import Answer, Candidate, GroupPlan, Question
+from penstock.policies.service import attained_s, remaining_s
+
+LOSS = (1.0, *(factor / AUTHORS_FACTORS[0] for factor in (max(AUTHORS_FACTORS),) * 3))
+"""By number of members: so much longer than by eq. 3 their iteration is expected to take. Source: the largest of what Muri's authors measured, whatever
+the number, since a group that is slower than predicted costs more than one that is not formed."""
+LAST_QUEUE = 4.0  # service of who is beyond the last limit, as a multiple of it
+ALIKE = 1.05  # stage times within 5 % are of one kind: profiles are not more exact
+LEAST_SHARE = 0.01  # of an iteration; a stage that is shorter counts as none
+MAX_KINDS = 4_096
+AFRESH_EVERY = 8  # plans, on average: from nothing, too; the others only go on from the present groups
+AFRESH_JOBS = 64  # so few are planned from nothing each time
+
+
+class Interleave:
+    """Implements `penstock.policies.regroup.Regroup`. `limits_gpu_s`: of the queues by attained service, rising; `plan`: as `Regroup.plan`."""
+
+    def __init__(self, limits_gpu_s: Sequence[float], plan: Callable[[CellState, Answer], GroupPlan]) -> None:
+        self._limits_gpu_s = (*limits_gpu_s, limits_gpu_s[-1] * LAST_QUEUE)
+        self._plan = plan
+        self._candidates = Candidates("interleave", self._key, in_all=MAX_IN_ORDER)
+        self._interleaving = Interleaving(period, LOSS)
+        self._kinds: dict[tuple[int, ...], int] = {}
+        self._times: list[Times] = []
+        self._tables = Tables(self._speeds)
+
+    def question(self, state: CellState) -> Question | None:
+        return self._candidates.question(state)
+
+    def solve(self, question: Question) -> Answer:
+        if len(self._kinds) > MAX_KINDS:
+            self._kinds, self._times, self._tables = {}, [], Tables(self._speeds)
+        candidates = question.jobs
+        jobs = [
+            Job(
+                job.gpus,
+                job.shape,
+                self._kind(job),
+                fixed=bool(job.group) and not job.movable,
+                memory_mib=job.gpu_memory_mib if question.gpu_memory_mib else 0,
+                new=job.rank is None,
+            )
+            for job in candidates
+        ]
+        gpus = sum(question.node_gpus)
+        found = search(
+            jobs,
+            _present(jobs, candidates, gpus),
+            gpus,
+            self._tables,
+            afresh=len(jobs) <= AFRESH_JOBS or question.now_ms % AFRESH_EVERY == 0,
+            behind=question.behind,
+            memory_mib=question.gpu_memory_mib,
+        )
+        groups = _placed(jobs, found, question.node_gpus)
+        planned = tuple(
+            planned_group(self._interleaving, [candidates[number] for number in members])
+            for members in groups
+        )
+        return Answer(planned, first_seen(question))
+
+    def plan(self, state: CellState, answer: Answer) -> GroupPlan:
+        return self._plan(state, answer)
+
+    def _key(self, state: CellState, job: JobState, cost_s: float = 0.0) -> float:
+        return self.key(remaining_s(state, job), attained_s(state, job), gpus_of(job))
+
+    def key(self, left_s: float, attained: float, gpus: int) -> float:
+        """GPU seconds that the job is expected to need, ≥ 0."""
+        if left_s < inf:
+            return left_s * gpus
+        level = bisect_right(self._limits_gpu_s, attained * gpus, hi=len(self._limits_gpu_s) - 1)
+        return self._limits_gpu_s[level]
+
+    def _kind(self, job: Candidate) -> int | None:
+        """None: its stages are not known, or it uses nothing that is."""
+        if job.stages is None:
+            return None
+        times = times_of(job.stages)
+        whole = times[-1]
+        key = tuple(
+            round(log(time / whole) / log(ALIKE)) if time > whole * LEAST_SHARE else -MAX_KINDS
+            for time in times[:-1]
+        )
+        key = (*key, round(log(whole) / log(ALIKE)))
+        found = self._kinds.get(key)
+        if found is None:
+            if not any(times[:-1]):
+                return None
+            found = self._kinds[key] = len(self._times)
+            self._times.append(times)
+        return found
+
+    def _speeds(self, kinds: Kinds) -> tuple[float, ...]:
+        """As `group_search.Speeds`."""
+        if len(kinds) == 1:
+            return (1.0,)
+        times = [self._times[kind] for kind in kinds]
+        order = sorted(range(len(kinds)), key=lambda index: (times[index], index))
+        found = self._interleaving.predict(tuple(times[index] for index in order)).speeds
+        speeds = [0.0] * len(kinds)
+        for index, speed in zip(order, found, strict=True):
+            speeds[index] = min(1.0, speed)
+        return tuple(speeds)
+
+
+def _present(jobs: Sequence[Job], candidates: Sequence[Candidate], gpus: int) -> list[tuple[int, ...]]:
+    """Who holds the same GPUs now; where there are fewer GPUs than they hold, not the last ones that may be stopped."""
+    groups: dict[str, list[int]] = {}
+    for number, job in enumerate(candidates):
+        if job.group:
+            groups.setdefault(job.group, []).append(number)
+    found = []
+    fixed_first = sorted(groups.values(), key=lambda members: not any(jobs[one].fixed for one in members))
+    for members in fixed_first:
+        if jobs[members[0]].gpus <= gpus:
+            gpus -= jobs[members[0]].gpus
+            found.append(tuple(members))
+    return found
+
+
+def _placed(
+    jobs: Sequence[Job], groups: Sequence[Sequence[int]], node_gpus: Sequence[int]
+) -> list[Sequence[int]]:
+    """Those that fit the nodes, first fit, most GPUs first, of equal ones who comes first; then others alone where GPUs are left."""
+    room = FirstFit(node_gpus)
+    by_gpus = sorted(
+        groups,
+        key=lambda members: (not any(jobs[one].fixed for one in members), -jobs[members[0]].gpus, members[0]),
+    )
+    found = [members for members in by_gpus if room.give(_shape(jobs[members[0]]))]
+    if len(found) < len(by_gpus):
+        runs = {number for members in found for number in members}
+        found += [
+            (number,) for number, job in enumerate(jobs) if number not in runs and room.give(_shape(job))
+        ]
+    return found
+
+
+def _shape(job: Job) -> tuple[int, int, int, int]:
+    assert isinstance(job.shape, tuple), job
+    workers, gpus, servers, server_gpus = job.shape
+    return workers, gpus, servers, server_gpus

@@ -1,0 +1,159 @@
+"""Interleaving of jobs that share GPUs in turns: how long an iteration of a group takes, and how well that uses the resources.
+
+While one member of a group reads from storage the next one uses the CPU, the next one the GPU, the next one the network; then all move
+on by one resource. With t_i^j the time for which member i uses resource j, k = 4 resources and p members, p ≤ k,
+
+    T = Σ_j max_i t_i^((i + j) mod k)                  Source: Muri §4.1 eq. 3
+    γ = 1 − 1/k · Σ_j (T − Σ_i t_i^j) / T              eq. 4; that is Σ_i Σ_j t_i^j / (k · T)
+
+for the best order of the members. Times are ms, ≥ 0.
+
+Departures: nobody's iteration gets shorter than alone, for some of it may use no resource; and a group whose members are not known to use
+anything takes the sum of their iterations, γ 0. The authors' program computes another period (`authors_period`) and stretches it by what they
+measured on their cluster; profiles that repeat their figures use it as it is.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from itertools import permutations
+from typing import NamedTuple
+
+from penstock.model.groups import MAX_GROUP_MEMBERS
+from penstock.model.types import StageTimes
+
+RESOURCES = 4
+MAX_CACHED = 65_536  # groups by their members' kinds
+SAME_PERIOD = 1e-3  # of the authors' program: a difference of two periods at which it takes the later one
+AUTHORS_STEPS = 8
+ALONE = 1.015  # an iteration alone as a multiple of the measured one; theirs
+AUTHORS_FACTORS = (ALONE, 1.33, 1.5, 1.37)
+"""By number of members: so much slower than their period they found a group, as ALONE is for one that is alone."""
+FACTORS_UNMATCHED = (ALONE, 1.33, 1.5, 1.30)
+"""The same where they group without a matching."""
+MAX_SPEED = 4.0  # bound of `Turns.speeds`
+
+Times = tuple[float, float, float, float, float]
+"""(storage, CPU, GPU, network, whole iteration) of a job alone, ms. Jobs with equal ones are of one kind."""
+Period = Callable[[Sequence[Times]], float]
+"""ms, ≥ 0, of members in this order of rotation; at most `MAX_GROUP_MEMBERS`."""
+
+
+def times_of(stages: StageTimes) -> Times:
+    return (stages.storage_ms, stages.cpu_ms, stages.gpu_ms, stages.network_ms, stages.iteration_ms)
+
+
+def period(members: Sequence[Times]) -> float:
+    """T of eq. 3 for members in this order."""
+    return sum(
+        max(times[(number + shift) % RESOURCES] for number, times in enumerate(members))
+        for shift in range(RESOURCES)
+    )
+
+
+def authors_period(members: Sequence[Times]) -> float:
+    """Of the program published with Muri: storage and CPU are one stage over two slots, and what is done early begins early.
+
+    f(0) = 0; f(i + 1) = the latest of f(i) + network of p(i + 1), f(i) + GPU of p(i + 2) and, for i ≥ 1, f(i − 1) + storage and CPU of
+    p(i + 3), indexes mod 4, absent members left out. The period is f(i + 1) − f(i − 3) once that hardly changes.
+    """
+    at = dict(enumerate(members))
+    ends = [0.0]
+    for step in range(AUTHORS_STEPS):
+        reached = []
+        if (one := at.get((step + 1) % RESOURCES)) is not None:
+            reached.append(ends[step] + one[3])
+        if (one := at.get((step + 2) % RESOURCES)) is not None:
+            reached.append(ends[step] + one[2])
+        if step and (one := at.get((step + 3) % RESOURCES)) is not None:
+            reached.append(ends[step - 1] + one[0] + one[1])
+        ends.append(max(reached, default=ends[step]))
+        if step >= RESOURCES:
+            now, before = ends[step + 1] - ends[step - 3], ends[step] - ends[step - 4]
+            if abs(now - before) <= SAME_PERIOD * before:
+                return now
+    return ends[AUTHORS_STEPS] - ends[AUTHORS_STEPS - RESOURCES]
+
+
+def pair_period(members: Sequence[Times]) -> float:
+    """Of two in their program: one loads while the other computes and synchronises, and the other way round."""
+    (storage0, cpu0, gpu0, network0, _), (storage1, cpu1, gpu1, network1, _) = members
+    return max(storage0 + cpu0, gpu1 + network1) + max(storage1 + cpu1, gpu0 + network0)
+
+
+def authors_period_or_pair(members: Sequence[Times]) -> float:
+    """The shorter of both where there are two."""
+    found = authors_period(members)
+    return min(found, pair_period(members)) if len(members) == 2 else found
+
+
+class Prediction(NamedTuple):
+    """Of a group whose members are given by kind, ascending."""
+
+    order: tuple[int, ...]
+    """Indexes of the members in the order of the rotation."""
+    period_ms: float
+    """> 0, of one iteration of each, losses included."""
+    efficiency: float
+    """γ by that period, 0 – 1."""
+    speeds: tuple[float, ...]
+    """Of each member relative to alone, in the order in which they were given; > 0, at most `MAX_SPEED`."""
+    alone_ms: float
+    """Sum of the members' iterations if each ran alone."""
+
+
+class Interleaving:
+    """Predicts groups by one period function. `factors`: by number of members, what period and iteration are multiplied by.
+
+    `worst`: the worst order instead of the best, to show what the order is worth. `bounded`: nobody's iteration gets shorter than alone.
+    """
+
+    def __init__(
+        self, period: Period, factors: Sequence[float], *, worst: bool = False, bounded: bool = True
+    ) -> None:
+        assert len(factors) == MAX_GROUP_MEMBERS, factors
+        self._period, self._factors = period, tuple(factors)
+        self._worst, self._bounded = worst, bounded
+        self.predict = lru_cache(maxsize=MAX_CACHED)(self._predict)
+        """For kinds in ascending order, 1 – 4 of them. Cached."""
+
+    def _predict(self, kinds: tuple[Times, ...]) -> Prediction:
+        assert 1 <= len(kinds) <= MAX_GROUP_MEMBERS, kinds
+        alone = [times[4] * self._factors[0] for times in kinds]
+        order: tuple[int, ...] = tuple(range(len(kinds)))
+        period_ms = alone[0]
+        if len(kinds) > 1:
+            period_ms, order = self._rotation(kinds)
+            period_ms *= self._factors[len(kinds) - 1]
+            if period_ms <= 0:
+                period_ms = sum(alone)
+            if self._bounded:
+                period_ms = max(period_ms, *alone)
+        used_ms = sum(sum(times[:RESOURCES]) for times in kinds)
+        return Prediction(
+            order,
+            period_ms,
+            min(1.0, used_ms / (RESOURCES * period_ms)),
+            tuple(min(MAX_SPEED, one / period_ms) for one in alone),
+            sum(alone),
+        )
+
+    def _rotation(self, kinds: tuple[Times, ...]) -> tuple[float, tuple[int, ...]]:
+        """The best order, of equal ones the first; (period, order)."""
+        found = [
+            (self._period([kinds[index] for index in order]), order)
+            for order in permutations(range(len(kinds)))
+        ]
+        if self._worst:
+            return max(found, key=lambda one: (one[0], [-index for index in one[1]]))
+        return min(found)
+
+
+def authors(*, matched: bool = True, worst: bool = False) -> Interleaving:
+    """As in the program published with Muri."""
+    factors = AUTHORS_FACTORS if matched else FACTORS_UNMATCHED
+    return Interleaving(
+        authors_period_or_pair,
+        (factors[0], *(factor / ALONE for factor in factors[1:])),
+        worst=worst,
+        bounded=False,
+    )

@@ -1,0 +1,466 @@
+"""Maximum-weight matching: which two of many groups to merge, cardinality not forced.
+
+`match_kinds`: nodes of a kind are interchangeable, so what counts is how many of each kind meet how many of each other (an integer b-matching over
+kinds). The relaxation over the bipartite double cover is a transportation problem with as many rows as kinds, solved by shortest augmenting
+paths that move many units at once; its optimum has halves only, and the few of them are rounded. `match_distinct`: all nodes differ; the
+same relaxation is an assignment problem, whose cycles are cut into pairs.
+
+Source: the relaxation is half-integral (Balinski 1965); shortest augmenting paths as in Jonker and Volgenant 1987. Departure from
+an exact matching (Muri §4.2 names Edmonds' blossoms): odd cycles of halves are broken by the best of few choices and pairs exchanged
+while that gains, so the weight may be less than the maximum by part of one pair. Weights are ≥ 0; a pair of weight 0 is never made.
+"""
+
+from collections.abc import Sequence
+from functools import lru_cache
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import linear_sum_assignment
+
+MAX_EXACT = 8  # nodes left over by rounding that are matched by trying everything; more are matched greedily
+MAX_EXCHANGES = 10_000  # while they gain; each gains, so the bound is for rounding errors alone
+MAX_CHAIN = 6  # pairs changed because one node is left over
+GAIN = 1e-12  # relative to the largest weight: less is no gain
+
+Pairs = dict[tuple[int, int], int]
+"""(kind, kind) with the smaller first → how many such pairs; all > 0."""
+Weights = Sequence[Sequence[float]]
+"""Shape (kinds, kinds), symmetric, ≥ 0."""
+
+
+def match_kinds(counts: Sequence[int], weights: Weights) -> Pairs:
+    """`counts`: nodes of each kind, ≥ 0. Deterministic; about O(kinds³)."""
+    kinds = [kind for kind, count in enumerate(counts) if count]
+    if not kinds:
+        return {}
+    left = [counts[kind] for kind in kinds]
+    table = [[weights[one][other] for other in kinds] for one in kinds]
+    for index, count in enumerate(left):
+        if count < 2:
+            table[index][index] = 0.0
+    flows = _transport(left, table)
+    pairs = _rounded(flows, table)
+    for (one, other), count in pairs.items():
+        left[one] -= count
+        left[other] -= count
+    _match_rest(left, table, pairs)
+    _exchange(left, table, pairs)
+    return {
+        (kinds[one], kinds[other]): count
+        for (one, other), count in sorted(pairs.items())
+        if count and table[one][other] > 0
+    }
+
+
+def _transport(counts: Sequence[int], weights: Weights) -> list[list[int]]:
+    """How many units of each row go to each column, for the largest Σ weight · units; rows and columns have `counts`, and may keep some."""
+    size = len(counts)
+    spare = list(counts)
+    flows = [[0] * size for _ in counts]
+    row_price = [max(row) for row in weights]
+    column_price = [0.0] * size
+    for source in range(size):
+        rest = counts[source]
+        while rest:
+            moved = _augment(source, rest, spare, flows, weights, row_price, column_price)
+            if not moved:
+                break
+            rest -= moved
+    return flows
+
+
+def _augment(
+    source: int,
+    rest: int,
+    spare: list[int],
+    flows: list[list[int]],
+    weights: Weights,
+    row_price: list[float],
+    column_price: list[float],
+) -> int:
+    """Moves units along one shortest path by reduced costs row_price + column_price − weight ≥ 0; how many, 0: the row keeps the rest.
+
+    A row's price is what its units are worth; at 0 they may as well stay, or those of another row on the path instead of them.
+    """
+    size = len(spare)
+    infinity = float("inf")
+    distance = [infinity] * size
+    through = [-1] * size
+    done = [False] * size
+    row_distance = {source: 0.0}
+    reached_by = {source: -1}
+    row, keep, keeper = source, row_price[source], source
+    while True:
+        base, price, of_row = row_distance[row], row_price[row], weights[row]
+        for column in range(size):
+            if not done[column]:
+                cost = base + price + column_price[column] - of_row[column]
+                if cost < distance[column]:
+                    distance[column], through[column] = cost, row
+        # rows that are reached at no further cost come first, then the nearest column
+        column = min(
+            (one for one in range(size) if not done[one]), key=lambda one: (distance[one], one), default=-1
+        )
+        nearest = distance[column] if column >= 0 else infinity
+        if keep <= nearest:
+            end, length = -1, keep
+            break
+        done[column] = True
+        if spare[column]:
+            end, length = column, nearest
+            break
+        fresh = [one for one in range(size) if flows[one][column] and one not in row_distance]
+        for one in fresh:
+            row_distance[one], reached_by[one] = nearest, column
+            if nearest + row_price[one] < keep:
+                keep, keeper = nearest + row_price[one], one
+        found = _relax(fresh, row_distance, row_price, column_price, weights, distance, through, done)
+        row = found if found >= 0 else row
+    for one, reached in row_distance.items():
+        row_price[one] -= max(0.0, length - reached)
+    for column in range(size):
+        if distance[column] < length:
+            column_price[column] += length - distance[column]
+    return _move(source, rest, end, keeper, spare, flows, through, reached_by)
+
+
+def _relax(
+    fresh: Sequence[int],
+    row_distance: dict[int, float],
+    row_price: list[float],
+    column_price: list[float],
+    weights: Weights,
+    distance: list[float],
+    through: list[int],
+    done: list[bool],
+) -> int:
+    """Columns beyond rows that were just reached; all but the last of them, which is returned (−1: none was)."""
+    for row in fresh[:-1]:
+        base, of_row = row_distance[row] + row_price[row], weights[row]
+        for column, price in enumerate(column_price):
+            if not done[column] and base + price - of_row[column] < distance[column]:
+                distance[column], through[column] = base + price - of_row[column], row
+    return fresh[-1] if fresh else -1
+
+
+def _move(
+    source: int,
+    rest: int,
+    end: int,
+    keeper: int,
+    spare: list[int],
+    flows: list[list[int]],
+    through: list[int],
+    reached_by: dict[int, int],
+) -> int:
+    """Along the path that was found; `end` −1: units of `keeper` stay where they are from."""
+    moved = rest if end < 0 else min(rest, spare[end])
+    path: list[tuple[int, int, int]] = []
+    """(row, column, 1 or −1)."""
+    if end < 0:
+        row = keeper
+    else:
+        row = through[end]
+        path.append((row, end, 1))
+    while row != source:
+        column = reached_by[row]
+        path.append((row, column, -1))
+        moved = min(moved, flows[row][column])
+        row = through[column]
+        path.append((row, column, 1))
+    if end < 0 and keeper == source:
+        return 0
+    for row, column, sign in path:
+        flows[row][column] += sign * moved
+    if end >= 0:
+        spare[end] -= moved
+    return moved
+
+
+def _rounded(flows: Sequence[Sequence[int]], weights: Weights) -> Pairs:
+    """Whole pairs from a flow and its mirror image, half of each. Halves form trails; along each every second one is rounded up."""
+    pairs: Pairs = {}
+    halves: list[tuple[int, int]] = []
+    for one in range(len(flows)):
+        for other in range(one, len(flows)):
+            twice = flows[one][other] if one == other else flows[one][other] + flows[other][one]
+            if not weights[one][other] > 0:
+                continue
+            if twice >= 2:
+                pairs[one, other] = twice // 2
+            if twice % 2:
+                halves.append((one, other))
+    for trail in _trails(halves):
+        edges = [(min(edge), max(edge)) for edge in pairwise(trail)]
+        closed, length = trail[0] == trail[-1], len(edges)
+        ways = length if closed and length % 2 else 2
+        most = length // 2 if closed else length
+        chosen: list[tuple[int, int]] = []
+        best = -1.0
+        for way in range(ways):
+            steps = range(way, way + 2 * most, 2) if closed else range(way, most, 2)
+            found = [edges[step % length] for step in steps]
+            weight = sum(weights[one][other] for one, other in found)
+            if weight > best:
+                best, chosen = weight, found
+        for edge in chosen:
+            pairs[edge] = pairs.get(edge, 0) + 1
+    return pairs
+
+
+def _trails(edges: Sequence[tuple[int, int]]) -> list[list[int]]:
+    """Every edge once, in as few trails as there are; given by the nodes that each visits. Source: Hierholzer 1873.
+
+    Open ones are closed by an edge to a node of their own, −1, and cut there.
+    """
+    at: dict[int, list[int]] = {}
+    both = list(edges)
+    for number, (one, other) in enumerate(both):
+        at.setdefault(one, []).append(number)
+        if other != one:
+            at.setdefault(other, []).append(number)
+    for node in sorted(at):
+        if sum(2 if both[number][0] == both[number][1] else 1 for number in at[node]) % 2:
+            both.append((-1, node))
+            at[node].append(len(both) - 1)
+            at.setdefault(-1, []).append(len(both) - 1)
+    used = [False] * len(both)
+    trails: list[list[int]] = []
+    for start in sorted(at):
+        stack, circuit = [start], []
+        while stack:
+            node = stack[-1]
+            while at[node] and used[at[node][-1]]:
+                at[node].pop()
+            if at[node]:
+                number = at[node].pop()
+                used[number] = True
+                one, other = both[number]
+                stack.append(other if node == one else one)
+            else:
+                circuit.append(stack.pop())
+        trail: list[int] = []
+        for node in circuit:
+            if node >= 0:
+                trail.append(node)
+                continue
+            if len(trail) > 1:
+                trails.append(trail)
+            trail = []
+        if len(trail) > 1:
+            trails.append(trail)
+    return trails
+
+
+def _match_rest(left: list[int], weights: Weights, pairs: Pairs) -> None:
+    """Pairs of nodes that rounding left over: the heaviest first while there are many, then the best of all ways."""
+    kinds = range(len(left))
+    heaviest = sorted(
+        ((weights[one][other], -one, -other) for one in kinds for other in range(one, len(left))),
+        reverse=True,
+    )
+    for weight, one, other in heaviest:
+        if sum(left) <= MAX_EXACT or weight <= 0:
+            break
+        while sum(left) > MAX_EXACT and _both(left, -one, -other):
+            _pair(left, pairs, -one, -other)
+    if 2 <= sum(left) <= MAX_EXACT:
+
+        @lru_cache(None)
+        def best(rest: tuple[int, ...]) -> tuple[float, tuple[tuple[int, int], ...]]:
+            first = next((kind for kind in kinds if rest[kind]), None)
+            if first is None:
+                return 0.0, ()
+            without = list(rest)
+            without[first] -= 1
+            found = best(tuple(without))
+            for other in kinds:
+                if without[other] and weights[first][other] > 0:
+                    both = list(without)
+                    both[other] -= 1
+                    weight, chosen = best(tuple(both))
+                    if weight + weights[first][other] > found[0]:
+                        found = weight + weights[first][other], (*chosen, (first, other))
+            return found
+
+        for one, other in best(tuple(left))[1]:
+            _pair(left, pairs, one, other)
+
+
+def _both(left: Sequence[int], one: int, other: int) -> bool:
+    return left[one] >= 2 if one == other else left[one] > 0 and left[other] > 0
+
+
+def _pair(left: list[int], pairs: Pairs, one: int, other: int) -> None:
+    left[one] -= 1
+    left[other] -= 1
+    key = (one, other) if one <= other else (other, one)
+    pairs[key] = pairs.get(key, 0) + 1
+
+
+def _unpair(left: list[int], pairs: Pairs, one: int, other: int) -> None:
+    left[one] += 1
+    left[other] += 1
+    pairs[one, other] -= 1
+    if not pairs[one, other]:
+        del pairs[one, other]
+
+
+def _exchange(left: list[int], weights: Weights, pairs: Pairs) -> None:
+    """Two pairs exchange partners, or one left over sets off a chain of changes, while that gains."""
+    least = GAIN * max((max(row) for row in weights), default=0.0)
+    for _ in range(MAX_EXCHANGES):
+        if not (_swap(left, weights, pairs, least) or _chain(left, weights, pairs, least)):
+            return
+
+
+def _swap(left: list[int], weights: Weights, pairs: Pairs, least: float) -> bool:
+    found = sorted(pairs)
+    for number, (a, b) in enumerate(found):
+        of_a, of_b, apart = weights[a], weights[b], weights[a][b]
+        for c, d in found[number:]:
+            before = apart + weights[c][d] + least
+            if of_a[c] + of_b[d] > before:
+                new = ((a, c), (b, d))
+            elif of_a[d] + of_b[c] > before:
+                new = ((a, d), (b, c))
+            else:
+                continue
+            if (a, b) == (c, d) and pairs[a, b] < 2:
+                continue
+            _unpair(left, pairs, a, b)
+            _unpair(left, pairs, c, d)
+            for one, other in new:
+                _pair(left, pairs, one, other)
+            return True
+    return False
+
+
+class _Chain(NamedTuple):
+    """One node of `free` is without a partner after these steps: in each, `taker` has left it, taken `taken`, and freed `freed`."""
+
+    gain: float
+    start: int
+    free: int
+    steps: tuple[tuple[int, int, int], ...]
+
+
+def _chain(left: list[int], weights: Weights, pairs: Pairs, least: float) -> bool:
+    """One left over takes a partner from a pair, whose other member takes one from a further pair, and so on, while that gains.
+
+    The last one stays without, or goes to another one left over. Of each length and last kind only the best chain is followed.
+    """
+    ends = [kind for kind, count in enumerate(left) if count]
+    layer = {kind: _Chain(0.0, kind, kind, ()) for kind in ends}
+    both = sorted({*pairs, *((other, one) for one, other in pairs)})
+    for _ in range(MAX_CHAIN):
+        for chain in layer.values():
+            if chain.gain > least:
+                _follow(left, pairs, chain)
+                return True
+            for end in ends:
+                if chain.gain + weights[chain.free][end] > least and left[end] > (end == chain.start):
+                    _follow(left, pairs, chain)
+                    _pair(left, pairs, chain.free, end)
+                    return True
+        following: dict[int, _Chain] = {}
+        for chain in layer.values():
+            of_free = weights[chain.free]
+            for taken, freed in both:
+                gain = chain.gain + of_free[taken] - weights[taken][freed]
+                known = following.get(freed)
+                if known is not None and known.gain >= gain:
+                    continue
+                apart = {(taken, freed), (freed, taken)}
+                uses = sum((was_taken, was_freed) in apart for _, was_taken, was_freed in chain.steps)
+                if uses < pairs[min(taken, freed), max(taken, freed)]:
+                    steps = (*chain.steps, (chain.free, taken, freed))
+                    following[freed] = _Chain(gain, chain.start, freed, steps)
+        layer = following
+    return False
+
+
+def _follow(left: list[int], pairs: Pairs, chain: _Chain) -> None:
+    for taker, taken, freed in chain.steps:
+        _unpair(left, pairs, min(taken, freed), max(taken, freed))
+        _pair(left, pairs, taker, taken)
+
+
+def match_distinct(weights: NDArray[np.float64]) -> list[tuple[int, int]]:
+    """Pairs of nodes, the smaller first, ascending. `weights`: shape (nodes, nodes), symmetric, ≥ 0; the diagonal is not read."""
+    weights = np.array(weights, dtype=np.float64)
+    np.fill_diagonal(weights, 0.0)
+    pairs: list[tuple[int, int]] = []
+    rest = np.arange(len(weights))
+    while len(rest) > 1:
+        found, over = _assign(weights[np.ix_(rest, rest)])
+        pairs += [(int(rest[one]), int(rest[other])) for one, other in found]
+        if not found:
+            break
+        rest = rest[over]
+    pairs = _improve(weights, pairs)
+    return sorted((min(pair), max(pair)) for pair in pairs if weights[pair] > 0)
+
+
+def _assign(weights: NDArray[np.float64]) -> tuple[list[tuple[int, int]], list[int]]:
+    """(pairs, who is left over) of one assignment: cycles of an even length are cut in two ways, of odd ones one node is left out."""
+    _, partners = linear_sum_assignment(weights, maximize=True)
+    pairs: list[tuple[int, int]] = []
+    over: list[int] = []
+    seen = [False] * len(weights)
+    for start in range(len(weights)):
+        cycle: list[int] = []
+        node = start
+        while not seen[node]:
+            seen[node] = True
+            cycle.append(node)
+            node = int(partners[node])
+        if len(cycle) < 2:
+            over += cycle
+        else:
+            _cut(weights, cycle, pairs, over)
+    return pairs, sorted(over)
+
+
+def _cut(
+    weights: NDArray[np.float64], cycle: list[int], pairs: list[tuple[int, int]], over: list[int]
+) -> None:
+    """Every second edge; the heavier of both ways, or of all ways to leave one out."""
+    length = len(cycle)
+    ways = 2 if length % 2 == 0 else length
+    edges = [float(weights[cycle[index], cycle[(index + 1) % length]]) for index in range(length)]
+    best, first = max(
+        (sum(edges[(way + 2 * step) % length] for step in range(length // 2)), -way) for way in range(ways)
+    )
+    del best
+    for step in range(length // 2):
+        at = (-first + 2 * step) % length
+        pairs.append((cycle[at], cycle[(at + 1) % length]))
+    if length % 2:
+        over.append(cycle[(-first + length - 1) % length])
+
+
+def _improve(weights: NDArray[np.float64], pairs: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Two pairs exchange partners where that gains, as often as there are pairs."""
+    if len(pairs) < 2:
+        return pairs
+    a, b = (np.array(side) for side in zip(*pairs, strict=True))
+    for _ in range(len(pairs)):
+        now = weights[a, b]
+        together = now[:, None] + now[None, :]
+        straight = weights[np.ix_(a, a)] + weights[np.ix_(b, b)] - together
+        crossed = weights[np.ix_(a, b)] + weights[np.ix_(b, a)] - together
+        for gains in (straight, crossed):
+            np.fill_diagonal(gains, 0.0)
+        best = max(float(straight.max()), float(crossed.max()))
+        if best <= GAIN * float(weights.max()):
+            break
+        way = straight if float(straight.max()) == best else crossed
+        one, other = divmod(int(np.argmax(way)), len(pairs))
+        if way is straight:
+            b[one], a[other] = a[other], b[one]
+        else:
+            b[one], b[other] = b[other], b[one]
+    return list(zip(a.tolist(), b.tolist(), strict=True))

@@ -1,0 +1,82 @@
+"""Muri's regroup stages: `muri-s`, where run times are known, and `muri-l`, where they are not.
+
+Source: Muri §4.2 and the published program; the algorithm is `penstock.policies.grouping`. Jobs come in order of time left × GPUs (SRSF), or of
+time attained × GPUs (2D-LAS). Ties keep the order of the list, which each plan of the program leaves sorted by GPUs, most first: so among equal
+keys come those that an earlier plan has seen, of these who needs most GPUs, then by the order of the list. That an earlier plan has seen a job is written
+down as its rank, and so is the order in which keys last differed: with a rank of its own for each job that has passed another one with as many GPUs.
+Departure: of those that wait only jobs that might be taken are ranked.
+"""
+
+from collections.abc import Callable
+
+from penstock.ledger.job_state import JobState
+from penstock.ledger.state import CellState
+from penstock.model.settings import Grouping
+from penstock.policies.candidates import Candidates
+from penstock.policies.grouping import Grouper
+from penstock.policies.interleaving import authors
+from penstock.policies.list_order import list_order
+from penstock.policies.ordered import Key, gpus_of, shortest_remaining_service
+from penstock.policies.regroup import Answer, Candidate, GroupPlan, Question
+from penstock.policies.service import attained_s
+
+Plan = Callable[[CellState, Answer], GroupPlan]
+"""As `Regroup.plan`."""
+
+
+def least_attained_service(state: CellState, job: JobState, cost_s: float = 0.0) -> float:
+    """GPU seconds: time attained × GPUs of the gang."""
+    return attained_s(state, job) * gpus_of(job)
+
+
+class Muri:
+    """Implements `penstock.policies.regroup.Regroup`. `key`: by which jobs come; `candidate_key`: the same, of what a question lists."""
+
+    def __init__(
+        self,
+        name: str,
+        key: Key,
+        candidate_key: Callable[[Candidate], float],
+        grouping: Grouping,
+        plan: Plan,
+        *,
+        expects: bool,
+    ) -> None:
+        self.expects = expects
+        """Whether a job that has not run yet comes by the run time that was expected of it."""
+        self.grouping = grouping
+        self._candidates = Candidates(name, key, per_gpus=grouping.max_members)
+        self._key = candidate_key
+        self._grouper = Grouper(authors(matched=grouping.matching, worst=grouping.worst_order), grouping)
+        self._plan = plan
+
+    def question(self, state: CellState) -> Question | None:
+        return self._candidates.question(state)
+
+    def solve(self, question: Question) -> Answer:
+        jobs = question.jobs
+        keys = [self._key(job) if job.movable or not job.group else -1.0 for job in jobs]
+        groups = self._grouper.groups(jobs, keys, question.node_gpus, question.gpu_memory_mib)
+        return Answer(tuple(self._grouper.planned(jobs, members) for members in groups), list_order(question))
+
+    def plan(self, state: CellState, answer: Answer) -> GroupPlan:
+        return self._plan(state, answer)
+
+
+def muri_s(grouping: Grouping, plan: Plan) -> Muri:
+    """By time left × GPUs; a job that has not run yet: by its expected run time."""
+    return Muri(
+        "muri-s",
+        shortest_remaining_service,
+        lambda job: job.remaining_s * job.gpus,
+        grouping,
+        plan,
+        expects=True,
+    )
+
+
+def muri_l(grouping: Grouping, plan: Plan) -> Muri:
+    """By time attained × GPUs."""
+    return Muri(
+        "muri-l", least_attained_service, lambda job: job.attained_s * job.gpus, grouping, plan, expects=False
+    )

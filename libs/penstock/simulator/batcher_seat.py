@@ -1,0 +1,59 @@
+"""The batcher of a simulated cell: its own core, beside the placer's state, with simulated planning time.
+
+A service folds the ledger's bytes itself. This one reads the placer's state instead, which is the same at the moment at which it reads, and takes
+no time to fold. It plans once nothing else is left at a moment, so a moment has one plan for all that has happened in it.
+"""
+
+from time import perf_counter
+
+from penstock.ledger.state import CellState
+from penstock.model.proposals import PlanProposed
+from penstock_services.batcher.core.batcher import Batcher, Work, plans, solve
+from penstock_services.placer.core.step import Step
+
+
+class BatcherSeat:
+    """`planning_s`: from a question to its answer, ≥ 0; None: as long as it really took, so that no run repeats."""
+
+    def __init__(self, planning_s: float | None = 0.0) -> None:
+        self._batcher = Batcher()
+        self._planning_s = planning_s
+        self._under_way: tuple[float, Work, object] | None = None
+        """Until when, what was asked, and the answer."""
+        self.planned = 0
+        """Questions answered."""
+        self.planning_s = 0.0
+        """Real time spent on them."""
+
+    def see(self, step: Step) -> None:
+        """A record that was folded."""
+        if step.outcome == "committed":
+            for fact in step.facts:
+                self._batcher.see(fact)
+
+    def next_s(self, state: CellState) -> float | None:
+        """When it has something to do, though nothing else happens; never before the present."""
+        if self._under_way is not None:
+            return self._under_way[0]
+        due_ms = self._batcher.due_ms(state) if plans(state.settings) else None
+        return None if due_ms is None else due_ms / 1_000
+
+    def due(self, state: CellState, now_s: float, now_ms: int) -> PlanProposed | None:
+        """What it proposes now; None: nothing at this moment."""
+        while True:
+            if self._under_way is None:
+                if (work := self._batcher.next(state, now_ms)) is None:
+                    return None
+                began_s = perf_counter()
+                answer = solve(work)
+                took_s = perf_counter() - began_s
+                self.planned, self.planning_s = self.planned + 1, self.planning_s + took_s
+                ends_s = now_s + (took_s if self._planning_s is None else self._planning_s)
+                self._under_way = (ends_s, work, answer)
+            ends_s, work, answer = self._under_way
+            if ends_s > now_s:
+                return None
+            self._under_way = None
+            proposal = self._batcher.answered(state, work, answer)
+            if proposal is not None:
+                return proposal

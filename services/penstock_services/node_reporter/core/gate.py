@@ -1,0 +1,40 @@
+"""The gate of a task that launches while others live on its GPUs (`StartTask.prelaunch`): it gets them when these are proven dead.
+
+Its process runs up to the gate, which is a lock that its shim holds (`penstock.sdk.gate`); the start is reported when the gate opens. At most one
+task is gated on a GPU, and what is ordered after it waits for it.
+"""
+
+from collections.abc import Iterator
+
+from msgspec.structs import replace
+
+from penstock_services.node_reporter.core.actions import OpenGate
+from penstock_services.node_reporter.core.gpu_shares import fits
+from penstock_services.node_reporter.core.state import LIVE, NodeState, Put, Status, Task
+
+
+def launches(state: NodeState, task: Task) -> bool:
+    """Whether a task that has to wait for its GPUs may launch meanwhile: only those that have them live, and nobody else waits."""
+    waiting = (other for other in state.tasks.values() if other.gated or other.status is Status.WAITING)
+    return task.order is not None and task.order.prelaunch and fits(waiting, task)
+
+
+def opened(state: NodeState, at_ms: int) -> Iterator[Put]:
+    """Those that get their GPUs, since somebody is proven dead at this time."""
+    for task in state.live():
+        if not task.gated or task.status is Status.STOPPING:
+            continue
+        before = [
+            other
+            for other in state.tasks.values()
+            if other is not task and (other.token < task.token or (other.status in LIVE and not other.gated))
+        ]
+        if fits(before, task):
+            yield Put(replace(task, gated=False, opened_ms=at_ms))
+
+
+def open_again(state: NodeState) -> Iterator[OpenGate]:
+    """A reporter that has just begun: the one before may have died between writing it down and opening."""
+    for task in state.live():
+        if task.opened_ms is not None and task.started_ms is not None:
+            yield OpenGate(task.task_id, task.token)

@@ -1,0 +1,84 @@
+"""Pre-scheduling in `penstock up`, with real processes: the next job launches while the one before saves, trains after it, and waits for none that goes on."""
+
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.conftest import new_place
+from tests.support.phased_job import phased, times
+from tests.support.system import PATIENCE_S, Gateway, installation
+
+pytestmark = pytest.mark.postgres
+
+NEED = {"gpus": 1, "cores": 1, "host_memory_mib": 64, "gpu_memory_mib": 1}
+TRAINS_ON = """
+import os, sys, time
+from penstock.sdk.phases import phase
+phase("train")
+while not os.path.exists(sys.argv[1]):
+    time.sleep(0.05)
+phase("save")
+while not os.path.exists(sys.argv[2]):
+    time.sleep(0.05)
+phase("train")
+while not os.path.exists(sys.argv[3]):
+    time.sleep(0.05)
+"""
+
+
+@pytest.fixture(scope="module")
+def place() -> Iterator[Path]:
+    found = new_place()
+    yield found
+    shutil.rmtree(found, ignore_errors=True)
+
+
+@pytest.fixture(scope="module")
+def gateway(place: Path) -> Iterator[Gateway]:
+    with installation(place / "up", "--nodes", "1", "--virtual-gpus", "1") as found:
+        found.until_nodes(1)
+        yield found
+
+
+def events(gateway: Gateway, job_id: str, kind: str) -> list[dict[str, object]]:
+    found = gateway.get(f"/v1/jobs/{job_id}/events?limit=1000")["events"]
+    return [event["data"] for event in found if event["type"] == f"penstock.{kind}"]
+
+
+def test_a_launch_overlaps_the_save_and_the_training_does_not(gateway: Gateway) -> None:
+    """The first job saves for three seconds. The second one's process begins meanwhile; it trains when the first one's last process is gone."""
+    ids = [
+        gateway.submit(phased(0.1, 0.5, save_s), name=name, resources=NEED, prelaunch=True)
+        for name, save_s in (("first", 3.0), ("second", 0.0))
+    ]
+    for job_id in ids:
+        assert gateway.until_ended(job_id)["outcome"] == "succeeded"
+    first, second = (times(gateway, job_id) for job_id in ids)
+    assert first.save_ms <= second.started_ms < first.exited_ms
+    assert second.opened_ms == first.exited_ms <= second.train_ms
+    [placed] = events(gateway, ids[1], "placement.decided")
+    assert (placed["after"], placed["prelaunch"]) == ([ids[0]], True)
+
+
+def test_who_waits_for_one_that_goes_on_is_given_back(gateway: Gateway, place: Path) -> None:
+    """The first job had only saved a checkpoint: the second one, which has launched by then, gives its place up, and runs when the first has ended."""
+    marks = [place / name for name in ("save", "train", "end")]
+    command = [sys.executable, "-c", TRAINS_ON, *map(str, marks)]
+    first = gateway.submit(command, name="first", resources=NEED)
+    gateway.until(first, "running")
+    second = gateway.submit(phased(0.1, 0.2, 0.0), name="second", resources=NEED, prelaunch=True)
+    marks[0].touch()
+    gateway.until(second, "launching")
+    assert "launches" in gateway.get(f"/v1/jobs/{second}/why")["text"]
+    marks[1].touch()
+    gateway.until(second, "queued")
+    [stopped] = events(gateway, second, "stop.decided")
+    assert stopped["reason"] == "predecessor_late"
+    assert gateway.job(first)["status"] == "running"
+    marks[2].touch()
+    assert gateway.until_ended(first)["outcome"] == "succeeded"
+    assert gateway.until_ended(second, PATIENCE_S)["outcome"] == "succeeded"
+    assert times(gateway, second).opened_ms is None
