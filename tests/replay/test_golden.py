@@ -106,7 +106,7 @@ def expected_state() -> Any:
     """What the earlier version folded, with the fields of today."""
     state = ADDED | renamed(read("state.json.gz"))
     state["settings"] |= {"lease_ms": 600_000, "batch_window_ms": 0, "batch_arrivals": 8}
-    state["settings"] |= {"prelaunch_wait_ms": 60_000}
+    state["settings"] |= {"share_gpus": "never", "prelaunch_wait_ms": 60_000}
     grouping = {"split": True, "matching": True, "worst_order": False, "max_members": 4}
     state["settings"] |= {"grouping": grouping}
     for job in state["jobs"].values():

@@ -5,6 +5,7 @@ from msgspec.structs import replace
 from penstock.ledger import evolve_sharing
 from penstock.ledger.evolve_groups import join, leave
 from penstock.ledger.evolve_moves import end_move
+from penstock.ledger.gpu_shares import shared
 from penstock.ledger.groups import booked
 from penstock.ledger.job_state import HOLDING, JobState, TaskState
 from penstock.ledger.memory import limit_mib, short_key
@@ -64,7 +65,7 @@ def job_submitted(state: CellState, fact: external_events.JobSubmitted) -> None:
     state.prelaunching += fact.spec.prelaunch
     estimate = state.early_estimates.pop(job.job_id, None)
     if estimate is not None:
-        job.estimate = estimate
+        job.estimate = shared(estimate, job.spec, state.settings)
         set_job(state, job, JobStatus.QUEUED)
         arrived(state)
 
@@ -76,7 +77,8 @@ def job_estimated(state: CellState, fact: JobEstimated) -> None:
         if len(state.early_estimates) > MAX_EARLY_ESTIMATES:
             state.early_estimates.popitem(last=False)
         return
-    job.estimate, job.estimated_attempt = fact.estimate, fact.attempt
+    job.estimate = shared(fact.estimate, job.spec, state.settings)
+    job.estimated_attempt = fact.attempt
     if job.status is JobStatus.BACKOFF:
         job.version += 1
     else:

@@ -1,6 +1,6 @@
 """Settings of a cell: what a decision depends on and stands in no log."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from msgspec import Meta
 
@@ -60,6 +60,7 @@ class PlacerSettings(Value, frozen=True, kw_only=True):
         "lease_ms",
         "batch_window_ms",
         "batch_arrivals",
+        "share_gpus",
         "grouping",
         "prelaunch_wait_ms",
     )
@@ -89,6 +90,9 @@ class PlacerSettings(Value, frozen=True, kw_only=True):
     freeze_fraction: Annotated[float, Meta(gt=0, le=1)] = 0.5
     """If more than this share of nodes is lost within `freeze_window_ms`: freeze (LAW 5)."""
     freeze_window_ms: Annotated[int, Meta(ge=0)] = 60_000
+    share_gpus: Literal["never", "fits", "learned"] = "never"
+    """Jobs that did not say how much of a GPU they want get a part of one where their estimate says so (`penstock.ledger.gpu_shares`).
+    never: whole ones. fits: whoever fits meets. learned: not those of whom it was measured that they slow each other too much (`penstock.policies.sharing`)."""
     queue_limits_gpu_s: Annotated[
         tuple[Annotated[float, Meta(gt=0)], ...],
         Meta(min_length=1, max_length=15),

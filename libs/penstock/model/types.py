@@ -17,6 +17,7 @@ MAX_GANG_TASKS = 512
 MAX_WORKERS = 256
 MAX_RUN_MS = 1 << 53
 MAX_OPTIONS = 16  # shapes in an estimate, which stays below 3 KiB with them
+MAX_PAIRS = 32  # pairs of kinds in an estimate
 MAX_ARGV_BYTES = 16_384  # a record must stay far below 64 KiB
 MAX_ENV_ENTRIES = 128
 MAX_TEXT = 1_024
@@ -468,10 +469,23 @@ class StageTimes(Value, frozen=True, kw_only=True):
     """From one iteration to the next: more than the sum where some of it uses nothing, less where stages overlap."""
 
 
+class PairSpeed(Value, frozen=True, kw_only=True):
+    """Measured: two jobs alone with each other on one GPU. Speeds are shares of those alone on such a GPU; noise lifts some above 1."""
+
+    model: Identifier | Literal[""] = ""
+    """Of the other job; empty: it named none."""
+    batch_size: Annotated[int, Meta(ge=1, le=1 << 30)] | None = None
+    """Of the other job."""
+    gpu_model: Identifier
+    own: Annotated[float, Meta(gt=0, le=2)]
+    other: Annotated[float, Meta(gt=0, le=2)]
+    runs: Annotated[int, Meta(ge=1, le=1 << 30)]
+
+
 class Estimate(Value, frozen=True, kw_only=True):
     """What a job needs, how sure that is and where it comes from."""
 
-    OMITTED = ("guessed", "first_of_kind", "options", "stages", "launch_ms")
+    OMITTED = ("guessed", "first_of_kind", "options", "stages", "pairs", "launch_ms")
     TIERS: ClassVar[tuple[str, ...]] = ("user", "history", "default")
 
     worker: ResourceVector
@@ -490,6 +504,8 @@ class Estimate(Value, frozen=True, kw_only=True):
     """Of a moldable job, the fewest workers first; `run_ms` is with the fewest. Empty: nothing is known of its iterations."""
     stages: StageTimes | None = None
     """With the GPUs that it asks for; None: not known, so it is grouped with nobody."""
+    pairs: Annotated[tuple[PairSpeed, ...], Meta(max_length=MAX_PAIRS)] = ()
+    """What jobs like it reached beside those of other kinds, the most often measured first; what is not in it was not measured."""
     launch_ms: Annotated[int, Meta(ge=0, le=MAX_RUN_MS)] | None = None
     """Until it trains, as earlier runs reported it; `run_ms` has it in it. None: not known. Source: Liquid §6.1 (T_l)."""
 

@@ -30,6 +30,7 @@ from penstock.policies.gang import tasks_that_fit
 from penstock.policies.preemption import set_of
 from penstock.policies.profiles import in_force
 from penstock.policies.reasons import ADVICE, Reason, refusals
+from penstock.policies.sharing import apart_text, sharing_text
 from penstock.policies.trial import Trial, living_places
 from penstock.policies.turns import Line, line_of
 
@@ -274,6 +275,8 @@ def _lack(state: CellState, job: JobState) -> tuple[Reason, str]:
         if not index.candidates(need, demand.gpu_models):
             return _dominant(index, role, need, demand.gpu_models)
     fit = tasks_that_fit(state, demand)
+    if fit == demand.tasks and (apart := apart_text(state, job)):
+        return Reason.GPU_NEIGHBOURS, apart
     if fit == demand.tasks:
         return Reason.GANG_INCOMPLETE, "a plan exists, but not in the order in which the profile places"
     return Reason.GANG_INCOMPLETE, f"{fit} of {demand.tasks} tasks fit now, and all must start together"
@@ -368,6 +371,8 @@ def _holding(state: CellState, job: JobState, now_ms: int) -> Explanation:
             step = "Wait; it starts there when every exit is proven."
         elif outcome := ENDS_AS.get(job.stop_reason or ""):
             text += f" It ends as {outcome} when every exit is proven."
+    if shares := sharing_text(state, job):
+        text += f" {shares}"
     if job.held is not None:
         text += f" It is held ({hold_text(job.held)}): it does not start again."
     cordoned = [f"{name} {cordon_text(cordon)}" for name in nodes if (cordon := state.nodes[name].cordon)]

@@ -28,6 +28,7 @@ from penstock.policies.packing import BestFit, Clustering, DotProduct, Packing
 from penstock.policies.regroup import Regroup
 from penstock.policies.reservation import Reservation
 from penstock.policies.scored import ScoredFit
+from penstock.policies.sharing import ByMeasuredPairs
 from penstock.policies.tiresias import Tiresias
 from penstock.policies.together import Together
 
@@ -160,4 +161,9 @@ def profile_for(settings: PlacerSettings) -> Profile:
     make = PROFILES.get(settings.profile)
     if make is None:
         raise UnknownProfile(f"{settings.profile!r} is no profile; there are {', '.join(sorted(PROFILES))}")
-    return make(settings)
+    profile = make(settings)
+    return (
+        profile._replace(place=ByMeasuredPairs(profile.place))
+        if settings.share_gpus == "learned"
+        else profile
+    )

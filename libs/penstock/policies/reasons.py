@@ -36,6 +36,7 @@ class Reason(StrEnum):
     CORES = "cores"
     HOST_MEMORY = "host_memory"
     BANDWIDTH = "bandwidth"
+    GPU_NEIGHBOURS = "gpu_neighbours"
     GANG_INCOMPLETE = "gang_incomplete"
     NEVER_FITS_GPUS = "never_fits_gpus"
     NEVER_FITS_GPU_MODEL = "never_fits_gpu_model"
@@ -142,6 +143,10 @@ ADVICE: Mapping[Reason, Advice] = MappingProxyType(
         Reason.BANDWIDTH: Advice(
             "Nodes with free GPUs have too little free network bandwidth.",
             "Ask for less bandwidth per task, or wait.",
+        ),
+        Reason.GPU_NEIGHBOURS: Advice(
+            "Partly given GPUs have room for it, but it does not join the jobs there.",
+            "Wait until one of them ends, or ask for a share yourself (`gpu_share`), which is given wherever it fits.",
         ),
         Reason.GANG_INCOMPLETE: Advice(
             "Some of its tasks fit now, but not all; a gang starts whole or not at all.",

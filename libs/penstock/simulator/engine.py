@@ -80,6 +80,8 @@ class Options(NamedTuple):
     """How long the estimator takes for an answer, where run times are learned; None: as long as it really took."""
     services: Sequence[Attached] = ()
     """Further services of the cell."""
+    predicts: Callable[[TraceJob, Estimate], Estimate] = lambda job, estimate: estimate
+    """What the estimator predicts of a job beyond what its trace says that it asks for."""
     planning_s: float | None = 0.0
     """How long the batcher takes for a plan, under profiles for which it plans; None: as long as it really took."""
     profile_noise: float = 0.0
@@ -346,6 +348,7 @@ class Simulation:
         self._alone_s[job.job_id] = self._work.alone_s(job)
         progress = self._work.admit(job, self.now_s)
         spec, need = self._submissions.of(job)
+        need = self._options.predicts(job, need)
         if self._batcher is not None and job.stages is not None:
             need = msgspec.structs.replace(need, stages=self._stage_profiles.of(job))
         if self._learns:

@@ -4,10 +4,12 @@ O(GPUs of the tasks that come or go, and jobs on them) per fact.
 """
 
 from collections.abc import Iterable, Mapping
+from math import nan
 
 from penstock.model.adjustments import BandwidthDecided, CoresDecided
 from penstock.model.types import TaskPlacement
 from penstock_services.estimator.core.conditions import Conditions, Holders
+from penstock_services.estimator.core.interference import Interference, Measured, kind_of
 from penstock_services.estimator.core.live import LiveJob
 
 
@@ -25,6 +27,33 @@ def left(live: Mapping[str, LiveJob], holders: Holders, tasks: Iterable[str], no
     """These tasks hold nothing any more; those that already did not are passed over."""
     for other in sorted({job_id for task_id in tasks for job_id in holders.give_back(task_id)}):
         _meet(live, holders, other, now_ms)
+
+
+def measured(live: Mapping[str, LiveJob], learned: Interference, job_id: str, job: LiveJob) -> None:
+    """An attempt is over: what its steps were alone, and beside each other job that still lives. Of two jobs the one that ends first teaches the pair."""
+    progress = job.progress
+    if progress is None or job.info.model is None or not progress.gpu or len(job.workers) != 1:
+        return
+    learned.alone(kind_of(job.info, progress.gpu), progress.undisturbed.mean_ms)
+    for conditions in progress.windows_of:
+        if len(conditions.neighbours) != 1:
+            continue
+        other_id = conditions.neighbours[0]
+        other = live.get(other_id)
+        if other is not None and other.info.model is not None and len(other.workers) == 1:
+            mine, its = _beside(job, other_id), _beside(other, job_id)
+            if mine is not None and its is not None and mine.kind.gpu_model == its.kind.gpu_model:
+                learned.together(mine, its)
+
+
+def _beside(job: LiveJob, other_id: str) -> Measured | None:
+    """Its steps alone, and while it shared its GPU with this job alone and was otherwise as placed; None: it has not run."""
+    progress = job.progress
+    if progress is None:
+        return None
+    windows = progress.windows_of.get(progress.placed._replace(neighbours=(other_id,)))
+    beside_ms = nan if windows is None else windows.mean_ms
+    return Measured(kind_of(job.info, progress.gpu), progress.undisturbed.mean_ms, beside_ms)
 
 
 def _meet(live: Mapping[str, LiveJob], holders: Holders, job_id: str, now_ms: int) -> None:

@@ -18,6 +18,7 @@ from penstock_services.estimator.core import disturbances
 from penstock_services.estimator.core.conditions import Disturbance, Holders
 from penstock_services.estimator.core.earlier import Peak, Saved
 from penstock_services.estimator.core.eta.remaining import Bounds
+from penstock_services.estimator.core.interference import Interference
 from penstock_services.estimator.core.live import At, LiveJob, info_of_attempt, without_texts
 from penstock_services.estimator.core.node_capacity import NodeCapacity
 from penstock_services.estimator.core.progress import (
@@ -60,6 +61,7 @@ class State:
     past_cores: PastCores = field(default_factory=PastCores)
     kills: Exhausted = field(default_factory=Exhausted)
     stages: StageRegistry = field(default_factory=StageRegistry)
+    interference: Interference = field(default_factory=Interference)
     nodes: NodeCapacity = field(default_factory=NodeCapacity)
     live: dict[str, LiveJob] = field(default_factory=dict)
     stepped: dict[str, str] = field(default_factory=dict)
@@ -186,7 +188,7 @@ def _placed(state: State, at: At, fact: ledger_events.PlacementDecided) -> None:
     job = state.live.get(fact.job_id)
     if job is None:
         return
-    _forget_attempt(state, at, job)
+    _forget_attempt(state, at, fact.job_id, job)
     job.earlier.begin({place.node_id for place in fact.tasks}, job.contract)
     workers = [place for place in fact.tasks if place.role == "worker"]
     job.info = info_of_attempt(job, len(workers))
@@ -303,7 +305,7 @@ def _ended(state: State, at: At, fact: ledger_events.JobEnded) -> None:
     teaches = fact.outcome == "succeeded" and state.learning and not job.partly
     if teaches and job.exits and job.allocation is not None:
         _succeeded(state, at, fact.job_id, job, job.allocation)
-    _forget_attempt(state, at, job)
+    _forget_attempt(state, at, fact.job_id, job)
     state.stepped.pop(fact.job_id, None)
 
 
@@ -344,7 +346,7 @@ def learn(state: State, run: FinishedRun) -> None:
         )
 
 
-def _forget_attempt(state: State, at: At, job: LiveJob) -> None:
+def _forget_attempt(state: State, at: At, job_id: str, job: LiveJob) -> None:
     disturbances.left(state.live, state.holders, job.workers, at.now_ms)
     for task_id in job.workers:
         state.job_of_task.pop(task_id, None)

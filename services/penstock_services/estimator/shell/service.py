@@ -202,6 +202,8 @@ class Estimator:
         found = estimate(spec, self._tiers, key_of(spec) if key is None else key, self._bounds)
         if spec.min_workers is not None:
             found = replace(found, options=self._steps.options(spec, found.worker.gpus))
+        if pairs := self.state.interference.of(spec):
+            found = replace(found, pairs=pairs)
         if found.worker.gpu_share_milli == WHOLE_GPU:
             found = replace(found, stages=self.state.stages.times(spec.least, found.worker.gpus))
         attributes: dict[str, Attribute] = {
