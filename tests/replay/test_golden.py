@@ -61,6 +61,7 @@ ADDED = {
     "proposals": {},
     "arrivals": [],
     "window_until_ms": 0,
+    "plan_stands": False,
     "last_inputs": LAST_INPUTS,
     "epoch": 0,
     "rejoin_offset": 0,

@@ -59,6 +59,7 @@ def window_opened(state: CellState, fact: BatchWindowOpened) -> None:
 def window_closed(state: CellState, fact: BatchWindowClosed) -> None:
     """Where no plan came the rate is measured anew: so many arrivals are placed one by one before others wait again."""
     state.window_until_ms = 0
+    state.plan_stands = fact.reason == "answered"
     drop_timers(state, "cell", "batch_window")
     if fact.reason == "over":
         state.arrivals.clear()

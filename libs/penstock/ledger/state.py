@@ -137,6 +137,8 @@ class CellState:
     """By `penstock.ledger.plans.proposal_key`, answered last at the end, bounded."""
     arrivals: list[int] = field(default_factory=list)
     """Ledger times at which the last `batch_arrivals` jobs came, in ms, rising; empty where nobody waits for batch plans."""
+    plan_stands: bool = False
+    """Whether the latest window ended with a plan, under a profile with a regroup stage: who runs is what it says, until the next window."""
     window_until_ms: int = 0
     """Ledger time up to which waiting jobs are left to a batch plan; 0: they are not."""
     change_log: ChangeLog = field(default_factory=ChangeLog)

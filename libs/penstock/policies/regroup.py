@@ -13,11 +13,18 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
+from penstock.ledger.demand import Demand
 from penstock.ledger.state import CellState
 from penstock.model.groups import Turns
 from penstock.model.ledger_events import JobRank
 from penstock.model.proposals import ProposedUnit
-from penstock.model.types import StageTimes
+from penstock.model.types import WHOLE_GPU, StageTimes
+
+
+def regroups(demand: Demand) -> bool:
+    """Whether a job with this demand is planned by regroup stages: others are placed as under a profile without one."""
+    worker = demand.worker
+    return worker.gpus > 0 and worker.gpu_share_milli == WHOLE_GPU
 
 
 class Candidate(msgspec.Struct, frozen=True, gc=False, array_like=True):

@@ -183,6 +183,10 @@ class Batcher:
             valid_ms = work.window_until_ms
         planned = _known(work).plan(state, answer)
         proposal, cut = proposal_of(state, planned, f"{work.kind}-{work.seq}", valid_ms)
+        if (
+            proposal is None and work.kind == "regroup" and state.in_window
+        ):  # it answers the window: everything stays
+            proposal = PlanProposed(proposal_id=f"{work.kind}-{work.seq}", proposer=PROPOSER, units=())
         if proposal is not None:
             until_ms = state.now_ms + ANSWER_WITHIN_MS
             self._sent = _Sent(proposal.proposal_id, until_ms, cut)

@@ -27,6 +27,7 @@ from penstock.policies.base import Choose, LazyRng, Plan, assign
 from penstock.policies.capacity import never_fits
 from penstock.policies.moldable import place_moldable
 from penstock.policies.profiles import in_force, profile_for
+from penstock.policies.regroup import regroups
 from penstock.policies.validate_groups import comes_back_to_queue
 from penstock_services.placer.core import lease, moves, prelaunching, proposals, units, window
 from penstock_services.placer.core.adjustments import asked_to_save, frees
@@ -119,7 +120,7 @@ class Decider:
         matters = state.head_of_queue() is job or job.job_id in state.planned
         yield ledger_events.JobEnded(job_id=job.job_id, outcome="cancelled", reason=event.reason)
         if matters:
-            yield from self._place_waiting(state)
+            yield from self._freed(state)
 
     def _proposed(self, state: CellState, event: Any) -> Iterator[Event]:
         freed = False
@@ -133,7 +134,9 @@ class Decider:
         elif not kept <= kept_nodes(state):
             yield continuation(state)
         if isinstance(event, PlanProposed) and not copy:
-            yield from window.answered(state)
+            answer = state.proposals[proposal_key(event.proposer, event.proposal_id)]
+            if self.profile.regroup is None or answer.verdict == "accepted":
+                yield from window.answered(state)
 
     # ----------------------------------------------------------------------------------------- queue
 
@@ -143,7 +146,9 @@ class Decider:
         if reason is not None:
             yield from self.attempts.park(state, job, reason)
             return
-        yield from window.arrived(state, regroups=self.profile.regroup is not None)
+        of_plan = self.profile.regroup is not None and regroups(job.demand)
+        if of_plan or self.profile.regroup is None:
+            yield from window.arrived(state, regroups=of_plan)
         if state.in_window:
             return
         if self.profile.preempt is not None:
@@ -222,6 +227,12 @@ class Decider:
         yield placement
         yield start_deadline(state, job)
 
+    def _freed(self, state: CellState) -> Iterator[Event]:
+        """Something was freed, and not by a plan that is being carried out. Where the profile regroups, the plan says who gets it."""
+        if self.profile.regroup is not None:
+            yield from window.freed(state)
+        yield from self._place_waiting(state)
+
     def _place_waiting(self, state: CellState) -> Iterator[Event]:
         """Something was freed: FIFO with a bounded backfill window, or the profile's own order; equal demands are tried once.
 
@@ -245,8 +256,11 @@ class Decider:
         head = state.head_of_queue()
         held_up = head is not None and self._holds_up(head)
         kept = Kept(backfill := self.profile.backfill)
+        of_plan = self.profile.regroup is not None and state.plan_stands
         for job_id in waiting:
             job = state.jobs[job_id]
+            if of_plan and regroups(job.demand):
+                continue
             if (planned := state.planned.get(job_id)) is not None and planned.proposed is not None:
                 continue  # it waits for stops, and starts with its unit
             if passed >= self.settings.backfill_window or (held_up and head is not job):
@@ -308,7 +322,7 @@ class Decider:
             yield timer(state, job.job_id, "run_timeout", job.spec.run_timeout_ms, job.attempt)
         if state.nodes[event.node_id].status is NodeStatus.SUSPECT:
             yield from self._node_recovered(state, event.node_id)
-            yield from self._place_waiting(state)
+            yield from self._freed(state)
         elif job is not None and job.status is JobStatus.RUNNING:
             yield from self._look_ahead(state)
 
@@ -323,14 +337,15 @@ class Decider:
         else:
             made_way = comes_back_to_queue(job)
             yield from self.attempts.after_exit(state, job)
-            if self.profile.regroup is not None and not made_way and job.status not in HOLDING:
-                yield from window.freed(state)
+            if not made_way and job.status not in HOLDING:
+                yield from self._freed(state)
+                return
         yield from self._place_waiting(state)
 
     def _suspected(self, state: CellState, event: external_events.NodeSuspected) -> Iterator[Event]:
         yield from lease.probe(state.nodes[event.node_id])
         if event.node_id in kept_nodes(state):
-            yield from self._place_waiting(state)
+            yield from self._freed(state)
 
     def _probe_sent(self, state: CellState, event: external_events.ProbeSent) -> Iterator[Event]:
         yield from lease.sent(state, event.node_id)
@@ -345,11 +360,11 @@ class Decider:
 
     def _joined(self, state: CellState, event: external_events.NodeJoined) -> Iterator[Event]:
         yield from self.membership.joined(state, event)
-        yield from self._place_waiting(state)
+        yield from self._freed(state)
 
     def _changed(self, state: CellState, event: external_events.NodeChanged) -> Iterator[Event]:
         yield from self.membership.reconsider(state)
-        yield from self._place_waiting(state)
+        yield from self._freed(state)
 
     def _cordoned(self, state: CellState, event: external_events.NodeCordoned) -> Iterator[Event]:
         if event.drain:
@@ -363,15 +378,15 @@ class Decider:
             given_up = True
             yield decision
         if given_up:
-            yield from self._place_waiting(state)
+            yield from self._freed(state)
 
     def _uncordoned(self, state: CellState, event: Any) -> Iterator[Event]:
-        yield from self._place_waiting(state)
+        yield from self._freed(state)
 
     def _left(self, state: CellState, event: external_events.NodeLeft) -> Iterator[Event]:
         yield from self.membership.left(state, event)
         if event.proof == "fenced" or not state.frozen:
-            yield from self._place_waiting(state)
+            yield from self._freed(state)
 
     # ---------------------------------------------------------------------------------------- timers
 
@@ -421,7 +436,7 @@ class Decider:
                 yield ledger_events.JobEnded(
                     job_id=job.job_id, outcome="timed_out_queued", reason="waited longer than queue_timeout"
                 )
-                yield from self._place_waiting(state)
+                yield from self._freed(state)
             case "queue_timeout" if job.status is JobStatus.LAUNCHING and job.held is None:
                 yield from stop(state, job, "queue_timeout")
             case "run_timeout" if job.status is JobStatus.RUNNING:

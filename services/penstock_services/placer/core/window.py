@@ -42,7 +42,7 @@ def _opened(state: CellState) -> Iterator[Event]:
 
 
 def answered(state: CellState) -> Iterator[Event]:
-    """A plan was answered: who still waits is tried at once."""
+    """A plan was answered: who still waits is tried at once, where the plan does not say who runs."""
     if state.window_until_ms:
         yield BatchWindowClosed(reason="answered")
         yield continuation(state)
