@@ -305,6 +305,27 @@ def test_two_who_share_move_apart(cell: CellDriver) -> None:
     assert cell.job("a").speed == cell.job("b").speed == 1.0
 
 
+def test_small_jobs_move_together_so_that_a_large_one_fits(cell: CellDriver) -> None:
+    """A GPU of each node is taken, so nowhere are four free, though six are: the plan moves one of the small jobs beside the other."""
+    running(cell, "a", gpus=1)
+    cell.submit("filler", need=estimate(3))
+    cell.start("filler")
+    running(cell, "b", gpus=1)
+    cell.exit("filler.1.w0")
+    cell.submit("big", need=estimate(4))
+    answer = Answer((PlannedGroup(("a",)), PlannedGroup(("b",)), PlannedGroup(("big",))))
+    found = nodes_and_stops(cell.state, answer)
+    assert len({task.place.node_id for job_id in "ab" for task in cell.job(job_id).tasks.values()}) == 2
+    [moved] = found.stops
+    [goes] = [job.nodes for one in found.units for job in one.jobs if job.job_id == moved]
+    stays = "b" if moved == "a" else "a"
+    assert goes == tuple(task.place.node_id for task in cell.job(stays).tasks.values())
+    cell.feed(plan(*found.units, stops=found.stops))
+    made_way(cell, moved)
+    for job_id in (moved, "big"):
+        cell.start(job_id)
+
+
 def test_an_answer_that_is_out_of_date_stops_nobody(cell: CellDriver) -> None:
     """Everybody whom it wants to run has ended: there is nothing to make way for."""
     running(cell, "a", "b")

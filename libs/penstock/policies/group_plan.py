@@ -2,22 +2,25 @@
 
 Members that hold the same GPUs and shall go on doing so stay. Of a group that changes the largest part stays where it is (ties: whose stop costs most, then the
 oldest), and the others join it. Everybody else who runs and shall not is stopped. Groups without a part that stays get nodes by first fit on a copy of the nodes on
-which the stopped ones have ended, those with the largest workers first.
+which the stopped ones have ended, those with the largest workers first; where free GPUs are spread over nodes, groups of one smaller task start elsewhere.
 """
 
 from collections.abc import Iterable, Sequence
+from heapq import heapify, heappop, heappush
 from typing import NamedTuple
 
+from penstock.ledger.demand import Demand
 from penstock.ledger.job_state import JobState
 from penstock.ledger.state import CellState
 from penstock.model.groups import Turns
 from penstock.model.ledger_events import MAX_RANKS
 from penstock.model.plans import MAX_PROPOSED_UNITS
 from penstock.model.proposals import MAX_PLANNED_STOPS, ProposedJob, ProposedUnit
+from penstock.model.types import ResourceVector
 from penstock.policies.preemption import node_ids
-from penstock.policies.regroup import Answer, GroupPlan, PlannedGroup
+from penstock.policies.regroup import Answer, GroupPlan, PlannedGroup, regroups
 from penstock.policies.service import stop_cost_s
-from penstock.policies.trial import Trial
+from penstock.policies.trial import Fit, Trial
 from penstock.policies.validate_groups import RUNS, comes_back_to_queue
 
 
@@ -29,6 +32,11 @@ class _Part(NamedTuple):
     comes: tuple[JobState, ...]
     """Who waits, or is stopped to join."""
     turns: Turns | None
+
+    @property
+    def first(self) -> JobState:
+        """One of the members: all have the same shape."""
+        return (*self.stays, *self.comes)[0]
 
 
 def group_plan(state: CellState, answer: Answer) -> GroupPlan:
@@ -42,15 +50,13 @@ def group_plan(state: CellState, answer: Answer) -> GroupPlan:
         if job.status in RUNS and job.job_id not in shall_run and job.spec.preemptible and not job.target
     ]
     trial = Trial(state, [*state.stopping.values(), *stops])
-    units = [unit for part in groups if part.stays and (unit := _joined(part)) is not None]
-    new = [part for part in groups if not part.stays]
-    new.sort(key=lambda part: -part.comes[0].demand.worker.gpus)  # else in the order of the answer
-    for part in new:
-        demand = part.comes[0].demand
-        fit = trial.fit(demand)
-        if fit is not None:
-            trial.claim(demand, fit)
-            units.append(_unit(part, node_ids(state, demand, fit)))
+    placed, cleared = _placed(state, trial, groups)
+    stops += [job for part in cleared for job in part.stays]
+    gone = {id(part) for part in cleared}
+    units = [
+        unit for part in groups if part.stays and id(part) not in gone and (unit := _joined(part)) is not None
+    ]
+    units += [_unit(part, node_ids(state, part.first.demand, fit)) for part, fit in placed]
     moved = {job.job_id for unit in units for job in unit.jobs}
     ranks = tuple(rank for rank in answer.ranks if rank.job_id in state.jobs)[:MAX_RANKS]
     units = units[:MAX_PROPOSED_UNITS]
@@ -61,6 +67,89 @@ def group_plan(state: CellState, answer: Answer) -> GroupPlan:
         if job.job_id in moved or any(task.place.node_id in helps for task in job.tasks.values())
     ]
     return GroupPlan(units, tuple(named[:MAX_PLANNED_STOPS]), ranks)
+
+
+def _placed(
+    state: CellState, trial: Trial, groups: Sequence[_Part]
+) -> tuple[list[tuple[_Part, Fit]], list[_Part]]:
+    """Nodes for those who do not stay, as far as they fit, and who of those that stay has to start elsewhere for it. Takes them on the trial."""
+    heap = [
+        (-part.first.demand.worker.gpus, number, part) for number, part in enumerate(groups) if not part.stays
+    ]
+    heapify(heap)
+    small = _Small(state, [part for part in groups if part.stays])
+    placed: list[tuple[_Part, Fit]] = []
+    cleared: list[_Part] = []
+    while heap:
+        _, _, part = heappop(heap)
+        demand = part.first.demand
+        fit = trial.fit(demand)
+        if fit is None and (moved := small.make_room(trial, demand)):
+            fit = trial.fit(demand)
+            for other in moved:
+                heappush(heap, (-other.first.demand.worker.gpus, len(groups) + len(cleared), other))
+                cleared.append(other)
+        if fit is not None:
+            trial.claim(demand, fit)
+            placed.append((part, fit))
+    return placed, cleared
+
+
+class _Small:
+    """Groups of one task that may start elsewhere, by the node on which they are: where free GPUs are spread, they make room for larger workers."""
+
+    def __init__(self, state: CellState, staying: Iterable[_Part]) -> None:
+        self._state = state
+        self._on: dict[int, list[_Part]] = {}
+        for part in staying:
+            tasks = part.stays[0].tasks
+            if len(tasks) == 1 and all(job.spec.preemptible and not job.target for job in part.stays):
+                [task] = tasks.values()
+                self._on.setdefault(state.nodes[task.place.node_id].ordinal, []).append(part)
+        for parts in self._on.values():
+            parts.sort(key=lambda part: (-part.first.demand.worker.gpus, part.first.order))
+
+    def make_room(self, trial: Trial, demand: Demand) -> list[_Part]:
+        """Of the nodes where that moves the fewest GPUs (ties: the lower ordinal), until the gang fits; empty, and nothing is released, where it cannot."""
+        need, moved = demand.worker, list[tuple[int, _Part]]()
+        if demand.parameter_servers or not regroups(demand):
+            return []
+        for _ in range(demand.workers):
+            if trial.fit(demand) is not None:
+                break
+            best = min(
+                (one for node in self._on if (one := self._cost(trial, node, need)) is not None), default=None
+            )
+            if best is None:
+                break
+            _, node, count = best
+            for part in self._on[node][:count] if count else ():
+                moved.append((node, part))
+                for job in part.stays:
+                    trial.release(job)
+        if trial.fit(demand) is None:
+            for _, part in reversed(moved):
+                for job in reversed(part.stays):
+                    trial.keep(job)
+            return []
+        for node, part in moved:
+            self._on[node].remove(part)
+        return [part for _, part in moved]
+
+    def _cost(self, trial: Trial, node: int, need: ResourceVector) -> tuple[int, int, int] | None:
+        """(GPUs that move, the node, how many groups of its list); None: it cannot be cleared, or has been by now."""
+        free = trial.free(node).gpus
+        cost = 0
+        if free >= need.gpus:
+            return None
+        for count, part in enumerate(self._on[node], start=1):
+            gpus = part.first.demand.worker.gpus
+            if gpus >= need.gpus or any(job.job_id in trial.released for job in part.stays):
+                return None
+            cost += gpus
+            if free + cost >= need.gpus:
+                return cost, node, count
+        return None
 
 
 def _split(state: CellState, group: PlannedGroup, taken: set[str]) -> _Part | None:
