@@ -75,7 +75,7 @@ async def _services(found: Servers) -> AsyncIterator[tuple[str, Path]]:
     bind = f"127.0.0.1:{free_port()}"
     env = {"PENSTOCK_GATEWAY_BIND": bind}
     async with contextlib.AsyncExitStack() as stack:
-        for name in ("placer", "estimator", "projector", "gateway"):
+        for name in ("placer", "estimator", "batcher", "projector", "gateway"):
             await stack.enter_async_context(process(name, ["-m", f"penstock_services.{name}"], found, env))
         argv = [
             "-m",

@@ -122,7 +122,7 @@ def _mean(windows: list[dict[str, Any]], name: str) -> float:
     return float(sum(one["steps"] * one.get(name, 0.0) for one in windows) / steps)
 
 
-def up(folder: Path) -> tuple[Child, Gateway]:
+def up(folder: Path, profile: str = "fifo") -> tuple[Child, Gateway]:
     """One node with one GPU."""
     port = free_port()
     argv = [
@@ -136,7 +136,7 @@ def up(folder: Path) -> tuple[Child, Gateway]:
         str(port),
     ]
     argv += ["--nodes", "1", "--virtual-gpus", "1"]
-    env = {**os.environ, "PENSTOCK_DSN": "", "PENSTOCK_LOG": "", "PENSTOCK_PROFILE": "fifo"}
+    env = {**os.environ, "PENSTOCK_DSN": "", "PENSTOCK_LOG": "", "PENSTOCK_PROFILE": profile}
     child = Child("up", argv, log_path=folder / "up.log", env=env)
     try:
         child.wait_ready(lambda: b"Ready" in child.log_path.read_bytes(), UP_TIMEOUT_S)

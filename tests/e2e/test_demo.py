@@ -16,11 +16,11 @@ DEMO_S = 120.0  # what the issue promises
 NAMES = ("digits-gang", "digits-ps", "diverges", "too-big", "softmax-endless", "digits-mlp-again")
 
 
-def start(place: Path) -> "subprocess.Popen[str]":
+def start(place: Path, *options: str) -> "subprocess.Popen[str]":
     """The demo in a folder and checkout of its own, so that its processes can be distinguished from all others."""
     shutil.copytree(ROOT / "tilt", place / "checkout" / "tilt", dirs_exist_ok=True)
     return subprocess.Popen(
-        [*PENSTOCK, "demo", "--folder", str(place / "state"), "--jobs", str(place / "checkout")],
+        [*PENSTOCK, "demo", "--folder", str(place / "state"), "--jobs", str(place / "checkout"), *options],
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=place / "checkout", env=environment(place / "home", PENSTOCK_TOKENS="/nowhere"),
     )  # fmt: skip
 
@@ -53,6 +53,20 @@ def test_the_demo_runs_real_jobs_to_their_expected_ends_and_explains_them(place:
     assert survivors(place) == []
     assert left_in(place / "home") == []
     assert [entry.name for entry in (place / "checkout").iterdir()] == ["tilt"]
+
+
+@pytest.mark.timeout(150)
+def test_the_batcher_lets_four_jobs_take_turns_on_one_gpu(place: Path) -> None:
+    """First each alone, so that its stages are known; then all at once. Nobody proposes anything but the batcher, and nobody is restarted."""
+    demo = start(place, "--turns")
+    output, _ = demo.communicate(timeout=DEMO_S + 20)
+    assert demo.returncode == 0, output
+    _, _, summary = output.partition("Summary")
+    assert "All 8 jobs ended as expected" in summary
+    assert summary.count("proposed by batcher: take turns") >= 2
+    assert "penstock why gpu-together" in summary
+    assert survivors(place) == []
+    assert left_in(place / "home") == []
 
 
 @pytest.mark.timeout(60)

@@ -54,6 +54,8 @@ def _was_bad(summary: Summary) -> None:
     assert happened["caps of memory bandwidth"] > summary.runs // 5
     assert happened["moves that arrived"] > summary.runs // 20
     assert happened["starts at checkpoints"] > summary.runs // 10
+    assert happened["processes of the batcher"] > summary.runs, "it was never killed"
+    assert happened["plans of who runs"] > summary.runs
     assert happened["checkpoints fetched"] > summary.runs // 40
     assert happened["processes of reporters"] > 8 * summary.runs
     assert summary.jobs > 8 * summary.runs

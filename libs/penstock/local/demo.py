@@ -10,7 +10,7 @@ from pathlib import Path
 
 from penstock.errors import ConfigurationError
 from penstock.local.demo_drive import DemoFailed, drive
-from penstock.local.demo_jobs import checkout, demo_jobs
+from penstock.local.demo_jobs import DEVICES, checkout, demo_jobs, turn_jobs
 from penstock.local.demo_screen import Show, print_summary, save_picture
 from penstock.local.lock import folder_lock
 from penstock.local.options import DemoOptions
@@ -26,7 +26,11 @@ ACCESS = ("PENSTOCK_TOKENS", "PENSTOCK_GATEWAY_TLS_CERT", "PENSTOCK_GATEWAY_TLS_
 
 async def demo(options: DemoOptions) -> int:
     """0 when every job ended as expected, else 1."""
-    jobs = demo_jobs(checkout(options.jobs))
+    folder = checkout(options.jobs)
+    jobs = turn_jobs(folder, options.folder) if options.turns else demo_jobs(folder)
+    if options.turns:
+        options = options.of_turns()
+        os.environ.setdefault("PENSTOCK_PROFILE", "interleave")
     _start_fresh(options.folder)
     console = make_console()
     for name in ACCESS:
@@ -34,7 +38,8 @@ async def demo(options: DemoOptions) -> int:
     os.environ.setdefault("PENSTOCK_UNSCHEDULABLE_GRACE_MS", str(UNSCHEDULABLE_GRACE_MS))
     began_s = time.perf_counter()
     console.print(
-        f"[bold]Penstock demo[/]: {len(jobs)} training jobs on {options.nodes} virtual nodes", markup=True
+        f"[bold]Penstock demo[/]: {len(jobs)} training jobs on {'one GPU' if options.turns else f'{options.nodes} virtual nodes'}",
+        markup=True,
     )
     console.print(f"[dim]everything is stored in {options.folder}[/]\n", soft_wrap=True)
     async with running(options, console) as stack:
@@ -57,7 +62,7 @@ def _start_fresh(folder: Path) -> None:
     """Removes an earlier demo. Raises `ConfigurationError` when it still runs, or the folder is not the demo's."""
     if not folder.exists():
         return
-    known = {"postgres", "nodes", "logs", "task-logs", "log", "up.lock", "keys", "operator.key"}
+    known = {"postgres", "nodes", "logs", "task-logs", "log", "up.lock", "keys", "operator.key", DEVICES}
     strange = sorted(entry.name for entry in folder.iterdir() if entry.name not in known)
     if strange:
         raise ConfigurationError(

@@ -14,6 +14,9 @@ from penstock.model.types import JobSpec
 from penstock.sdk.jobfile import parse_job
 
 OWNERS = ("alice", "bob", "carol")
+BOUNDS = ("storage", "cpu", "gpu", "network")
+ALONE_ITERATIONS, TOGETHER_ITERATIONS = 40, 80  # some tens show the stages of an iteration
+DEVICES = "devices"  # of the jobs that take turns, in the demo's folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +78,48 @@ def demo_jobs(folder: Path) -> list[DemoJob]:
     }
     found.append(DemoJob(parse_job(again), 0.0, after_job=first["name"]))  # its needs are known by then
     return found
+
+
+def turn_jobs(folder: Path, state: Path) -> list[DemoJob]:
+    """Four jobs, each bound by another resource: one after the other, so that their stages become known, then all at once on one GPU.
+
+    `state`: the demo's folder. Raises `ConfigurationError` when the sample jobs are not there.
+    """
+    if not (folder / "tilt" / "jobs" / "four_stages.py").is_file():
+        raise ConfigurationError(
+            f"the demo's training scripts are not in {folder}/tilt/jobs; run it from a checkout of Penstock, or name one with --jobs"
+        )
+    found: list[DemoJob] = []
+    for when, iterations in (("alone", ALONE_ITERATIONS), ("together", TOGETHER_ITERATIONS)):
+        before = found[-1].spec.name if found else None
+        for bound in BOUNDS:
+            spec = _four_stages(folder, state / DEVICES, f"{bound}-{when}", bound, iterations)
+            found.append(DemoJob(spec, 0.0, after_job=before))
+            before = spec.name if when == "alone" else before
+    return found
+
+
+def _four_stages(folder: Path, devices: Path, name: str, bound: str, iterations: int) -> JobSpec:
+    flags = {"--bound": bound, "--folder": str(devices), "--iterations": str(iterations)}
+    command = ["python", "tilt/jobs/four_stages.py", *(word for pair in flags.items() for word in pair)]
+    needs = {"gpus": 1, "cores": 2, "host_memory": "256MiB", "gpu_memory": "1MiB"}
+    fields: dict[str, Any] = {
+        "name": name,
+        "command": command,
+        "model": f"stages-{bound}",
+        "batch_size": 2_048,
+    }
+    ours = {} if sys.prefix == sys.base_prefix else {"environment": {"venv": sys.prefix}}
+    return parse_job(
+        {
+            "owner": OWNERS[0],
+            "resources": needs,
+            "checkpoint": "sdk",
+            "workdir": str(folder),
+            **fields,
+            **ours,
+        }
+    )
 
 
 def _expecting(spec: JobSpec, after_s: float) -> DemoJob:

@@ -131,6 +131,9 @@ def save_picture(show: Show, took_s: float, folder: Path, target: Path) -> None:
     target.write_text(re.sub(r"@font-face\s*{[^}]*}", "", picture))  # they would be fetched from elsewhere
 
 
+ABOUT_JOBS = ("penstock why ", "penstock events ", "penstock logs ")
+
+
 def print_summary(show: Show, took_s: float, folder: Path, out: Console) -> list[str]:
     """Where the time of each job went and why it went where it went; returns the differences."""
     out.print("\n[bold]Summary[/]\n")
@@ -168,13 +171,17 @@ def print_summary(show: Show, took_s: float, folder: Path, out: Console) -> list
             f"penstock up --folder {_near(folder)}",
             "start the same installation again, then in another terminal:",
         ),
+        ("penstock why gpu-together", "with whom it took turns, and how fast that was expected to be"),
         ("penstock why digits-gang", "the candidates and their scores"),
         ("penstock why too-big", "what would have to change"),
         ("penstock events diverges", "both attempts, step by step"),
         ("penstock logs digits-mlp", "what the training printed"),
         ("penstock replay", "decide everything again and compare"),
     ]
+    named = {job.spec.name for job in show.jobs.values()}
     for command, meaning in lines:
+        if command.startswith(ABOUT_JOBS) and command.split()[-1] not in named:
+            continue
         out.print(f"  {command:<42} [dim]{meaning}[/]", soft_wrap=True)
     return wrong
 

@@ -74,7 +74,17 @@ class DemoOptions(Options):
     jobs: Annotated[
         Path | None, typer.Option(metavar="CHECKOUT", help="The checkout that holds tilt/jobs.")
     ] = None
+    turns: Annotated[
+        bool,
+        typer.Option(
+            "--turns", help="Instead: four jobs, each bound by another resource, take turns on one GPU."
+        ),
+    ] = False
     keep: Annotated[bool, typer.Option("--keep", help="Stay up after the summary, until Ctrl-C.")] = False
     picture: Annotated[
         Path | None, typer.Option(metavar="FILE.svg", help="Write the screen there as a picture.")
     ] = None
+
+    def of_turns(self) -> Self:
+        """With one GPU in all, that four jobs have to share."""
+        return replace(self, nodes=1, virtual_gpus=1, real=False)

@@ -11,9 +11,12 @@ from operator import itemgetter
 from typing import Any
 
 from penstock.ledger.job_state import JobState
+from penstock.ledger.stages import latest_profile, stage_times
 from penstock.ledger.state import CellState
+from penstock.model.estimates import StagesProfiled
 from penstock.model.types import WHOLE_GPU
 from penstock.policies.free_gpus import will_queue_again
+from penstock.policies.gang_turns import why_no_turns
 from penstock.policies.job_rows import CONTENDING, Changes, Entry, JobRows
 from penstock.policies.list_order import place_in_list
 from penstock.policies.ordered import Key
@@ -53,6 +56,8 @@ class Candidates:
         self._changes = Changes()
         self._cached: dict[str, Candidate] = {}
         """Of those who wait."""
+        self._profile: StagesProfiled | None = None
+        """The latest when they were cached."""
 
     def _row(self, state: CellState, job: JobState) -> tuple[Shape, Any]:
         return shape_of(job), (self._key(state, job), *place_in_list(job.rank, job.order))
@@ -61,8 +66,10 @@ class Candidates:
         """None: nobody waits and nobody shares GPUs, or there are no GPUs."""
         self._rows.update(state)
         changed, anew = self._changes.ids(state)
-        if anew:
+        profile = latest_profile(state)
+        if anew or profile is not self._profile:
             self._cached.clear()
+            self._profile = profile
         for job_id in changed:
             self._cached.pop(job_id, None)
         rows = [entries for shape, entries in self._rows.waiting.items() if shape != NO_SHAPE]
@@ -145,7 +152,7 @@ class Candidates:
             job_id=job.job_id,
             gpus=gpus_in(shape),
             shape=shape,
-            stages=job.estimate.stages,
+            stages=None if why_no_turns(shape[0], shape[2], ()) else stage_times(state, job),
             remaining_s=remaining_s(state, job),
             attained_s=attained_s(state, job),
             order=job.order,
