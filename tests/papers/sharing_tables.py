@@ -130,9 +130,7 @@ def change(name: str, table: Throughputs, truth: Truth, share: Share, seeds: int
     found = []
     for seed in range(seeds):
         jobs = sequence(SEQUENCES[name], table, truth, seed)
-        found.append(
-            100 * (total_s(jobs, table, truth, share) / total_s(jobs, table, truth, "never") - 1)
-        )
+        found.append(100 * (total_s(jobs, table, truth, share) / total_s(jobs, table, truth, "never") - 1))
     return found
 
 
@@ -168,7 +166,9 @@ def _ablation(table: Throughputs, seeds: int) -> PaperTable:
     for label, truth in cases:
         for gpu in ("k80", "p100", "v100"):
             found = [
-                value for name in SEQUENCES for value in change(name, table, truth._replace(gpu=gpu), "fits", seeds)
+                value
+                for name in SEQUENCES
+                for value in change(name, table, truth._replace(gpu=gpu), "fits", seeds)
             ]
             rows.append(row(f"{gpu}: {label}", found, None, None, "three sequences"))
     return PaperTable("sharing-ablation", "Where the time is saved", "% change", rows)
