@@ -60,7 +60,8 @@ def test_torch_is_limited_to_the_promise_once_the_script_has_imported_it(
 
 
 @pytest.mark.parametrize(
-    ("share", "memory"), [("1", "4096"), ("0.5", "0"), ("0.5", "-1"), ("nan", "4096"), ("half", "4096"), ("0.5", "")]
+    ("share", "memory"),
+    [("1", "4096"), ("0.5", "0"), ("0.5", "-1"), ("nan", "4096"), ("half", "4096"), ("0.5", "")],
 )
 def test_who_has_the_gpu_alone_or_no_figure_is_not_limited(
     monkeypatch: pytest.MonkeyPatch, share: str, memory: str
@@ -131,7 +132,9 @@ async def watched(
     return killed, usage.gpu_memory_mib, evidence
 
 
-async def test_who_takes_more_than_promised_is_ended_with_both_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_who_takes_more_than_promised_is_ended_with_both_figures(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     killed, peak_mib, evidence = await watched([4_000, 6_000], 4_096, monkeypatch)
     assert killed
     assert set(killed) == {KEY}
@@ -141,7 +144,9 @@ async def test_who_takes_more_than_promised_is_ended_with_both_figures(monkeypat
     outcome = outcome_of(found, shared_order(), over=evidence)
     assert outcome is not None
     assert (outcome.exhausted, outcome.evidence) == ("gpu_memory", evidence)
-    ended_itself = outcome_of(msgspec.structs.replace(found, exit_code=0, signal=None), shared_order(), over=evidence)
+    ended_itself = outcome_of(
+        msgspec.structs.replace(found, exit_code=0, signal=None), shared_order(), over=evidence
+    )
     assert ended_itself is not None
     assert not ended_itself.exhausted
 
