@@ -18,6 +18,7 @@ from penstock.policies.reasons import Reason
 from tests.support import builders as b
 
 MEMORY_MIB = 6_000
+NOTHING_ASKED = ResourceRequest()
 
 
 def cell(share_gpus: str = "fits", gpus: int = 1, profile: str = "liquid") -> CellState:
@@ -31,7 +32,7 @@ def estimated(
     percent: float = 50.0,
     memory_mib: int = MEMORY_MIB,
     pairs: tuple[PairSpeed, ...] = (),
-    asked: ResourceRequest = ResourceRequest(),
+    asked: ResourceRequest = NOTHING_ASKED,
     model: str = "net",
     **more: object,
 ) -> JobState:
