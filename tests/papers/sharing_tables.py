@@ -190,7 +190,8 @@ def _refusals(table: Throughputs, seeds: int) -> PaperTable:
         ]
         bad = [refused(_pair(own, other)) for own, other in truth]
         rows.append(Row(f"{gpu}: pairs not worth it, all allowed by fit alone", 100 * fmean(bad)))
-        right, wrong = [], []
+        right: list[bool] = []
+        wrong: list[bool] = []
         for _ in range(seeds):
             for (own, other), is_bad in zip(truth, bad, strict=True):
                 noisy = np.exp(rng.normal(0.0, MEASURING_ERROR, 2))
