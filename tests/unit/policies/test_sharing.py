@@ -64,7 +64,7 @@ def speed(model: str, own: float, other: float, gpu_model: str = "V100") -> Pair
     return PairSpeed(model=model, batch_size=16, gpu_model=gpu_model, own=own, other=other, runs=3)
 
 
-def test_two_jobs_meet_whose_utilisations_and_memories_fit_and_a_third_waits():
+def test_two_jobs_meet_whose_utilisations_and_memories_fit_and_a_third_waits() -> None:
     state = cell()
     started(state, estimated(state, "a"))
     started(state, estimated(state, "b", 45.5))
@@ -76,14 +76,14 @@ def test_two_jobs_meet_whose_utilisations_and_memories_fit_and_a_third_waits():
     assert "Beside a how such a pair slows each other was not measured." in text
 
 
-def test_memory_that_does_not_fit_keeps_them_apart():
+def test_memory_that_does_not_fit_keeps_them_apart() -> None:
     state = cell()
     started(state, estimated(state, "a", 10.0, 9_000))
     assert plan(state, estimated(state, "b", 10.0, 9_000)) is None
 
 
 @pytest.mark.parametrize("percent", [0.0, 100.0])
-def test_a_job_without_a_believable_prediction_has_its_gpu_alone(percent: float):
+def test_a_job_without_a_believable_prediction_has_its_gpu_alone(percent: float) -> None:
     state = cell()
     job = estimated(state, "a", percent)
     assert job.demand.worker.gpu_share_milli == WHOLE_GPU
@@ -92,7 +92,7 @@ def test_a_job_without_a_believable_prediction_has_its_gpu_alone(percent: float)
     assert plan(state, waiting) is None
 
 
-def test_unknown_memory_first_of_kind_and_the_users_word_mean_a_whole_gpu():
+def test_unknown_memory_first_of_kind_and_the_users_word_mean_a_whole_gpu() -> None:
     state = cell(gpus=4)
     assert estimated(state, "a", memory_mib=0).demand.worker.gpu_share_milli == WHOLE_GPU
     assert estimated(state, "b", first_of_kind=("network",)).demand.worker.gpu_share_milli == WHOLE_GPU
@@ -103,7 +103,7 @@ def test_unknown_memory_first_of_kind_and_the_users_word_mean_a_whole_gpu():
     assert estimated(cell("never"), "e").demand.worker.gpu_share_milli == WHOLE_GPU
 
 
-def test_a_pair_that_slows_each_other_too_much_is_refused_with_its_figures():
+def test_a_pair_that_slows_each_other_too_much_is_refused_with_its_figures() -> None:
     """0.4 + 0.5: both would end later than one after the other. Liquid's rule alone would let them meet."""
     slow = (speed("net", 0.4, 0.5),)
     exact = cell("fits")
@@ -119,13 +119,13 @@ def test_a_pair_that_slows_each_other_too_much_is_refused_with_its_figures():
     )
 
 
-def test_what_the_running_job_knows_of_the_pair_counts_too():
+def test_what_the_running_job_knows_of_the_pair_counts_too() -> None:
     state = cell("learned")
     started(state, estimated(state, "a", pairs=(speed("other", 0.9, 0.2),)))
     assert plan(state, estimated(state, "b", model="other")) is None, "it would have a fifth of its speed"
 
 
-def test_a_good_pair_an_unknown_one_and_one_of_another_gpu_model_meet():
+def test_a_good_pair_an_unknown_one_and_one_of_another_gpu_model_meet() -> None:
     for pairs in ((speed("net", 0.8, 0.7),), (), (speed("net", 0.1, 0.1, "K80"),)):
         state = cell("learned")
         started(state, estimated(state, "a"))
@@ -133,7 +133,7 @@ def test_a_good_pair_an_unknown_one_and_one_of_another_gpu_model_meet():
         assert state.jobs["b"].sharing.jobs == ("a",)
 
 
-def test_a_refused_job_goes_to_a_free_gpu_and_three_never_meet():
+def test_a_refused_job_goes_to_a_free_gpu_and_three_never_meet() -> None:
     state = cell("learned", gpus=2)
     started(state, estimated(state, "a", 20.0, 2_000))
     started(state, estimated(state, "b", 20.0, 2_000, (speed("net", 0.4, 0.4),), model="slow"))
@@ -147,7 +147,7 @@ def test_a_refused_job_goes_to_a_free_gpu_and_three_never_meet():
 
 
 @pytest.mark.parametrize("profile", ["penstock", "fifo", "random", "fgd", "hived", "packing"])
-def test_under_any_profile_the_answer_can_be_carried_out(profile: str):
+def test_under_any_profile_the_answer_can_be_carried_out(profile: str) -> None:
     state = cell("learned", gpus=2, profile=profile)
     for job_id in "abcd":
         started(state, estimated(state, job_id))
@@ -155,13 +155,13 @@ def test_under_any_profile_the_answer_can_be_carried_out(profile: str):
 
 
 @pytest.mark.parametrize("bad", [float("nan"), 0.0, -1.0, 3.0])
-def test_impossible_speeds_are_refused_at_the_door(bad: float):
+def test_impossible_speeds_are_refused_at_the_door(bad: float) -> None:
     fields = {"model": "net", "gpu_model": "V100", "own": bad, "other": 0.5, "runs": 1}
     with pytest.raises(ValidationError, match="own"):
         checked(PairSpeed, fields)
 
 
 @pytest.mark.parametrize(("name", "bad"), [("gpu_utilisation_percent", 101.0), ("gpu_utilisation_percent", float("nan")), ("gpu_memory_mib", -1)])  # fmt: skip
-def test_impossible_needs_are_refused_at_the_door(name: str, bad: float):
+def test_impossible_needs_are_refused_at_the_door(name: str, bad: float) -> None:
     with pytest.raises(ValidationError, match=name):
         checked(ResourceVector, {"gpus": 1, name: bad})
