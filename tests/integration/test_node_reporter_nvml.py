@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from penstock.log.port import Partition
 from penstock.model import external_events
@@ -236,3 +237,23 @@ def test_only_broken_gpus_are_faults() -> None:
 def test_product_names_become_identifiers() -> None:
     assert identifier("NVIDIA H200 (PCIe)") == "NVIDIA-H200-PCIe"
     assert identifier("???") == "unknown"
+
+
+async def test_a_task_that_holds_more_of_a_shared_gpu_than_promised_is_stopped_with_both_figures(
+    dsn: str, cell: Cell, tmp_path: Path
+) -> None:
+    """By the driver's figures for its own processes; a neighbour's on the same GPU are not counted against it."""
+    holders = tmp_path / "holders"
+    holders.write_text("0 1 12000\n")
+    env = {"LD_LIBRARY_PATH": str(build_fake_nvml(tmp_path)), "FAKE_NVML_GPUS": "1", "FAKE_NVML_HOLDERS": str(holders)}  # fmt: skip
+    async with reporter_process(node_options(tmp_path, virtual_gpus=None), dsn, env=env):
+        joined = await cell.until(external_events.NodeJoined)
+        order = start_order(1, "sleep", "60", gpu_uuids=(joined.node.gpus[0].uuid,))
+        place = replace(order.place, gpu_share_milli=500, gpu_memory_mib=4_096)
+        await cell.order(replace(order, place=place))
+        started = await cell.until(external_events.TaskStarted)
+        holders.write_text(f"0 1 8000\n0 {started.pid} 6000\n")
+        exited = await cell.until(external_events.TaskExited)
+    assert exited.exhausted == "gpu_memory"
+    assert exited.detail == "stopped by its node: it held 6000 MiB of a shared GPU, and was promised 4096"
+    assert exited.usage.gpu_memory_mib == 6_000

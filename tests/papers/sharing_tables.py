@@ -8,7 +8,7 @@ order, all there from the start. Everything else is measured elsewhere or assume
   from those measured, as the paper repeats one job. T4 was not measured: P100 (9.5 TFLOPS against 8.1) and V100 (the generation before) stand in.
 - *Launch and save* leave the GPU idle and overlap with the neighbour's training: 18 + 5 s, as job model `phases` has them. Liquid Fig. 12a shows
   28 s without computing between two jobs, of which up to 5 s are its heartbeat. The rows without them ablate that.
-- *Training* takes 30 – 120 s alone, log-uniform: the paper's figures show jobs of minutes. This is an assumption, and `Ablation` gives the figure over it.
+- *Training* takes 30 – 120 s alone, log-uniform: the paper's figures show jobs of minutes. This is an assumption; the ablation gives the figure over it.
 - *Predictions*: the paper says that both programs use less than half a GPU in the mean, so that two fit. Taken as 50 % and 45 % of the memory.
 """
 
@@ -24,6 +24,7 @@ import numpy as np
 
 from penstock.model.settings import PlacerSettings
 from penstock.model.types import Estimate, PairSpeed
+from penstock.policies.sharing import refused
 from penstock.simulator.engine import Options, Simulation
 from penstock.simulator.job_models.colocation import Colocation, Config, Throughputs
 from penstock.simulator.job_models.model import JobModel
@@ -52,6 +53,9 @@ PUBLISHED = {
 """Percent. Source: Liquid §7.3.2; of the T4 for P100 and V100."""
 TRAIN_S = (30.0, 120.0)
 UTILISATION_PERCENT, MEMORY_MIB = 50.0, GPU_MEMORY_MIB * 45 // 100
+
+MEASURING_ERROR = 0.1
+"""Of a speed, relative, log-normal: step times of short windows scatter so much."""
 
 Share = Literal["never", "fits", "learned"]
 
@@ -153,6 +157,7 @@ def tables(quick: bool) -> Iterator[PaperTable]:
                 rows.append(row(f"{name}, {share}", found, published, published, ""))
         yield PaperTable(f"sharing-{gpu}", f"Sharing, total time on {gpu} for {stands_for}", "% change", rows)
     yield _ablation(table, seeds)
+    yield _refusals(table, seeds)
 
 
 def _ablation(table: Throughputs, seeds: int) -> PaperTable:
@@ -172,6 +177,33 @@ def _ablation(table: Throughputs, seeds: int) -> PaperTable:
             ]
             rows.append(row(f"{gpu}: {label}", found, None, None, "three sequences"))
     return PaperTable("sharing-ablation", "Where the time is saved", "% change", rows)
+
+
+def _refusals(table: Throughputs, seeds: int) -> PaperTable:
+    """Each measured pair of one-GPU jobs is run once, its speeds measured with an error, and judged by that the next time it comes."""
+    rng, rows = np.random.default_rng(0), []
+    for gpu in ("k80", "p100", "v100"):
+        truth = [
+            (own / table.consolidated[one], table.pairs[other, one] / table.consolidated[other])
+            for (one, other), own in sorted(table.pairs.items(), key=str)
+            if one.gpu == gpu and one.gpus == other.gpus == 1 and (other, one) in table.pairs
+        ]
+        bad = [refused(_pair(own, other)) for own, other in truth]
+        rows.append(Row(f"{gpu}: pairs not worth it, all allowed by fit alone", 100 * fmean(bad)))
+        right: list[bool] = []
+        wrong: list[bool] = []
+        for _ in range(seeds):
+            for (own, other), is_bad in zip(truth, bad, strict=True):
+                noisy = np.exp(rng.normal(0.0, MEASURING_ERROR, 2))
+                (right if is_bad else wrong).append(refused(_pair(own * noisy[0], other * noisy[1])))
+        rows.append(Row(f"{gpu}: of these refused after one run", 100 * fmean(right)))
+        rows.append(Row(f"{gpu}: of the others refused by mistake", 100 * fmean(wrong), better="lower"))
+    note = f"Measuring error {MEASURING_ERROR:.0%} of each speed. A pair that never ran is not refused."
+    return PaperTable("sharing-refused", "Pairs kept apart by what was learned", "%", rows, note)
+
+
+def _pair(own: float, other: float) -> PairSpeed:
+    return PairSpeed(gpu_model="gpu", own=own, other=other, runs=1)
 
 
 if __name__ == "__main__":

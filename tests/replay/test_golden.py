@@ -142,7 +142,7 @@ def expected_state() -> Any:
         }
         if job["estimate"] is not None:
             job["estimate"] |= {"guessed": [], "first_of_kind": [], "options": []}
-            job["estimate"] |= {"stages": None, "launch_ms": None}
+            job["estimate"] |= {"pairs": [], "stages": None, "launch_ms": None}
     for node_id, node in state["nodes"].items():
         node |= ADDED_TO_NODES | {"commanded_seq": FIRST_JOINED[node_id]}
         node["spec"] |= {"machine_id": None, "isolation": None, "logs": None}

@@ -440,6 +440,11 @@ class TaskPlacement(Value, frozen=True, kw_only=True):
     """What the node enforces, where that is more than what is promised; 0: `host_memory_mib` is the cap."""
 
     @property
+    def promised_gpu_memory_mib(self) -> int:
+        """Of each of its GPUs, all that it may hold; 0: it has them alone, or was promised no figure."""
+        return self.gpu_memory_mib if self.gpu_share_milli < WHOLE_GPU else 0
+
+    @property
     def cap_mib(self) -> int:
         """Host memory that the node enforces; 0: no cap."""
         return self.host_memory_cap_mib or self.host_memory_mib

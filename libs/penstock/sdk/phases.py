@@ -6,6 +6,7 @@ Outside of Penstock, and without a reader, it does nothing. Source of the phases
 from typing import Literal
 
 from penstock.sdk.gate import pass_gate
+from penstock.sdk.gpu_memory import keep_promise
 from penstock.sdk.lines import write_line
 
 
@@ -15,6 +16,7 @@ def phase(name: Literal["launch", "train", "save"]) -> None:
     in a job with `prelaunch: true`, `phase("train")` first waits until the GPUs are its own (`penstock.sdk.gate`). Say `phase("save")` once the
     script needs its GPUs no more: who comes next may be started then.
     """
+    keep_promise()
     if name == "train":
         pass_gate()
     write_line(name)

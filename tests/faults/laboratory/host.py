@@ -261,5 +261,8 @@ class SimulatedHost:
     def measure_gpu(self, uuid: str) -> tuple[float, int] | None:
         return 50.0, 1_000 + len(uuid)
 
+    def measure_gpu_of(self, shim: int, uuid: str) -> int | None:
+        return None
+
     def watch_gpus(self, deliver: Callable[[GpuFaulted], None]) -> None:
         self._machine.gpu_fault = deliver

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from math import nan
 
 from penstock.model.adjustments import BandwidthDecided, CoresDecided
-from penstock.model.types import TaskPlacement
+from penstock.model.types import WHOLE_GPU, TaskPlacement
 from penstock_services.estimator.core.conditions import Conditions, Holders
 from penstock_services.estimator.core.interference import Interference, Measured, kind_of
 from penstock_services.estimator.core.live import LiveJob
@@ -32,18 +32,31 @@ def left(live: Mapping[str, LiveJob], holders: Holders, tasks: Iterable[str], no
 def measured(live: Mapping[str, LiveJob], learned: Interference, job_id: str, job: LiveJob) -> None:
     """An attempt is over: what its steps were alone, and beside each other job that still lives. Of two jobs the one that ends first teaches the pair."""
     progress = job.progress
-    if progress is None or job.info.model is None or not progress.gpu or len(job.workers) != 1:
+    if progress is None or not _one_gpu(job):
         return
     learned.alone(kind_of(job.info, progress.gpu), progress.undisturbed.mean_ms)
-    for conditions in progress.windows_of:
+    for conditions in list(progress.windows_of) if _has_a_share(job) else ():
         if len(conditions.neighbours) != 1:
             continue
         other_id = conditions.neighbours[0]
         other = live.get(other_id)
-        if other is not None and other.info.model is not None and len(other.workers) == 1:
+        if other is not None and _one_gpu(other) and _has_a_share(other):
             mine, its = _beside(job, other_id), _beside(other, job_id)
+            if its is not None:
+                learned.alone(its.kind, its.alone_ms)
             if mine is not None and its is not None and mine.kind.gpu_model == its.kind.gpu_model:
                 learned.together(mine, its)
+
+
+def _one_gpu(job: LiveJob) -> bool:
+    """Whether it is one task with one GPU of a known model, or a part of it, and named its network."""
+    known = job.info.model is not None and job.progress is not None and job.progress.gpu
+    return bool(known) and len(job.workers) == 1 and job.allocation is not None and job.allocation.gpus == 1
+
+
+def _has_a_share(job: LiveJob) -> bool:
+    """Members of a group do not: they share whole GPUs in turns, which says nothing about those who compute at once."""
+    return job.allocation is not None and job.allocation.gpu_share_milli < WHOLE_GPU
 
 
 def _beside(job: LiveJob, other_id: str) -> Measured | None:

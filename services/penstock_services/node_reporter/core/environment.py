@@ -10,7 +10,7 @@ from penstock.model.types import WHOLE_GPU, NodeSpec
 
 INHERITED = (
     "PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "TMPDIR",
-    "VIRTUAL_ENV", "CONDA_PREFIX", "LD_LIBRARY_PATH", "CUDA_HOME", "SSL_CERT_FILE", "SSL_CERT_DIR",
+    "VIRTUAL_ENV", "CONDA_PREFIX", "LD_LIBRARY_PATH", "CUDA_HOME", "CUDA_MPS_PIPE_DIRECTORY", "SSL_CERT_FILE", "SSL_CERT_DIR",
 )  # fmt: skip
 """All that passes from the reporter to a task: no address, password or failpoint of ours."""
 DEFAULT_PATH = "/usr/local/bin:/usr/bin:/bin"
@@ -38,12 +38,18 @@ def peers_json(gang: Mapping[int, Peer]) -> str:
 
 
 def task_environment(
-    order: StartTask, node: NodeSpec, base: Mapping[str, str], peers: Mapping[str, str], *, virtual: bool
+    order: StartTask,
+    node: NodeSpec,
+    base: Mapping[str, str],
+    peers: Mapping[str, str],
+    *,
+    virtual: bool,
+    mps: bool = False,
 ) -> dict[str, str]:
     """`peers`: the variable that holds the gang's peers, or names their file. Base, then the job's own variables, then ours: a job cannot pretend to be another.
 
     RANK and WORLD_SIZE count workers; a parameter server's RANK is its rank in the whole gang. MASTER_ADDR
-    is rank 0's node. Thread pools follow the cores given unless the job says otherwise.
+    is rank 0's node. `mps`: a control daemon of CUDA's Multi-Process Service runs here. Thread pools follow the cores given unless the job says otherwise.
     """
     place = order.place
     gang = gang_of(order, node)
@@ -60,6 +66,7 @@ def task_environment(
         "OPENBLAS_NUM_THREADS": threads,
         "MKL_NUM_THREADS": threads,
         "PYTHONUNBUFFERED": "1",
+        **_memory_limits(order, node, mps=mps),
         **order.env,
         "CUDA_VISIBLE_DEVICES": ",".join(visible),
         "PENSTOCK_JOB_ID": order.job_id,
@@ -81,6 +88,25 @@ def task_environment(
         "MASTER_PORT": str(order.rendezvous_port),
         **_batch_sizes(order, workers),
     }
+
+
+def _memory_limits(order: StartTask, node: NodeSpec, *, mps: bool) -> dict[str, str]:
+    """What makes frameworks, and MPS, keep the promise of memory of a task with a part of a GPU; nothing for others.
+
+    PyTorch has no variable for it: `penstock.sdk.gpu_memory`. Of MPS's limits only that of memory: a share is a mean over the run, and a
+    limit of its threads would slow what computes in bursts even while the GPU is free.
+    """
+    place = order.place
+    total_mib = {gpu.uuid: gpu.memory_mib for gpu in node.gpus}.get(next(iter(order.gpu_uuids), ""), 0)
+    if place.gpu_share_milli == WHOLE_GPU or not place.gpu_memory_mib or not total_mib:
+        return {}
+    found = {
+        "XLA_PYTHON_CLIENT_MEM_FRACTION": f"{min(1.0, place.gpu_memory_mib / total_mib):.4f}",
+        "TF_FORCE_GPU_ALLOW_GROWTH": "true",
+    }
+    if mps:
+        found["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] = f"0={place.gpu_memory_mib}M"
+    return found
 
 
 def _batch_sizes(order: StartTask, workers: Sequence[int]) -> dict[str, str]:

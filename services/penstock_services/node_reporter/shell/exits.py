@@ -30,9 +30,10 @@ NEAR_CAP = 0.95  # killed with at least this share of its memory cap in use: tak
 
 
 def outcome_of(
-    found: Exit | None, order: StartTask | None, reported: tuple[str, str] = ("", "")
+    found: Exit | None, order: StartTask | None, reported: tuple[str, str] = ("", ""), over: str = ""
 ) -> Outcome | None:
-    """None: there is no exit record, so the outcome is not known (the shim was killed). `reported`: what the program itself reported as exhausted."""
+    """None: there is no exit record, so the outcome is not known (the shim was killed). `reported`: what the program itself reported as exhausted; `over`: the evidence for which its node killed it, that
+    it held more of a shared GPU than it was promised."""
     if found is None:
         return None
     usage = Usage(cpu_ms=found.cpu_ms, host_memory_mib=found.max_rss_kib // KIB_PER_MIB)
@@ -42,6 +43,8 @@ def outcome_of(
     exhausted, evidence = _reported(found, order, reported)
     if killed:
         exhausted, evidence = "host_memory", KERNEL
+    elif over and found.signal == signal.SIGKILL:
+        exhausted, evidence = "gpu_memory", over
     return Outcome(
         exited_ms=found.exited_ms,
         started_ms=found.started_ms,

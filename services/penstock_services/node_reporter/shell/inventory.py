@@ -3,7 +3,8 @@
 import logging
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
+from pathlib import Path
 
 import psutil
 import pynvml
@@ -19,6 +20,7 @@ from penstock_services.node_reporter.shell.address import LOOPBACK
 BYTES_PER_MIB = 1 << 20
 
 logger = logging.getLogger(__name__)
+MPS_PIPES = "CUDA_MPS_PIPE_DIRECTORY"
 
 
 def find_node(options: Options) -> NodeSpec:
@@ -53,6 +55,25 @@ def virtual_gpus(options: Options) -> tuple[Gpu, ...]:
         )
         for index in range(options.virtual_gpus or 0)
     )
+
+
+def mps_runs() -> bool:
+    """Whether a control daemon of CUDA's Multi-Process Service has its pipe here."""
+    return Path(os.environ.get(MPS_PIPES, "/tmp/nvidia-mps"), "control").exists()
+
+
+def memory_of(pids: Set[int], uuid: str) -> int | None:
+    """MiB of a GPU that these processes hold; None where the driver does not say so of each process."""
+    try:
+        handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
+        held = [
+            found.usedGpuMemory
+            for found in pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
+            if found.pid in pids
+        ]
+    except pynvml.NVMLError:
+        return None
+    return None if None in held else sum(held) // BYTES_PER_MIB
 
 
 def nvml_gpus() -> tuple[Gpu, ...]:

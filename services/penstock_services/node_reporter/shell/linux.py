@@ -50,7 +50,13 @@ from penstock_services.node_reporter.shell.faults import watch_faults
 from penstock_services.node_reporter.shell.fifo import HeldFifos
 from penstock_services.node_reporter.shell.gang_files import PEERS, PEERS_FILE, GangFiles
 from penstock_services.node_reporter.shell.group_folders import GroupFolders
-from penstock_services.node_reporter.shell.inventory import BYTES_PER_MIB, find_node, gpu_minors
+from penstock_services.node_reporter.shell.inventory import (
+    BYTES_PER_MIB,
+    find_node,
+    gpu_minors,
+    memory_of,
+    mps_runs,
+)
 from penstock_services.node_reporter.shell.journal import Journal, JournalFailed
 from penstock_services.node_reporter.shell.pinning import pin, real_cores
 from penstock_services.node_reporter.shell.ports import (
@@ -262,7 +268,7 @@ class LinuxHost:
             self._link_code(order.code, folder)
             visible.append(CODE)
         virtual = options.virtual_gpus is not None
-        variables = task_environment(order, self.spec, self._base, peers, virtual=virtual)
+        variables = task_environment(order, self.spec, self._base, peers, virtual=virtual, mps=mps_runs())
         saves = self._checkpoints.environment(order, folder)
         meets = self._groups.environment(group, folder)
         env = secrets | variables | {FIFO: str(folder / PHASES)} | saves | meets
@@ -439,6 +445,11 @@ class LinuxHost:
             return percent, pynvml.nvmlDeviceGetMemoryInfo(handle).used // BYTES_PER_MIB
         except pynvml.NVMLError:
             return None
+
+    def measure_gpu_of(self, shim: int, uuid: str) -> int | None:
+        if self.options.virtual_gpus is not None:
+            return None
+        return memory_of(set(processes.below(shim)), uuid)
 
     def watch_gpus(self, deliver: Callable[[GpuFaulted], None]) -> None:
         if self.options.virtual_gpus is None and self.spec.gpus:

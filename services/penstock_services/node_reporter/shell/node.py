@@ -119,7 +119,7 @@ class Node:
         self._joined = asyncio.Event()
         self._skipped = 0
         self._samples = Samples(log, spec.node_id, self._envelope)
-        self._sampler = Sampler(host, self._samples.publish)
+        self._sampler = Sampler(host, self._samples.publish, self._kill)
         self._progress = ProgressReader(self._on_progress)
         self._spans = TaskSpans(traces, spec.node_id)
         self.lease = Lease(self.state, host, log, self.orders, self._joined, self._spawn)
@@ -173,7 +173,8 @@ class Node:
             leads = order.place.rank == 0
             parser = ProgressParser(self.spec.node_id, *key, leads=leads, checkpoints=folder, shared=shared)
             self._progress.follow(key, self.host.progress(key), parser)
-            self._sampler.follow(key, started.shim, dict(zip(order.place.gpus, order.gpu_uuids, strict=True)))
+            gpus = dict(zip(order.place.gpus, order.gpu_uuids, strict=True))
+            self._sampler.follow(key, started.shim, gpus, order.place.promised_gpu_memory_mib)
 
     def _act(self, decision: Action | Forget) -> None:
         match decision:
@@ -283,12 +284,15 @@ class Node:
         if timer is not None:
             timer.cancel()
         exhausted = self._progress.forget(key)
-        sampled = self._sampler.forget(key)
-        outcome = outcome_of(self.host.exit(key), self._order(key), exhausted)
+        sampled, over = self._sampler.forget(key)
+        outcome = outcome_of(self.host.exit(key), self._order(key), exhausted, over)
         if outcome is not None:
             self._later(Gone(*key, replace(outcome, usage=merged(outcome.usage, sampled))))
             return
         self._background(self._sweeps, self._sweep(key))
+
+    def _kill(self, key: Key) -> None:
+        self.launcher.signal(key, signal.SIGKILL)
 
     def _background(self, tasks: set[asyncio.Task[None]], what: Coroutine[Any, Any, None]) -> None:
         """Goes on beside; held in `tasks` until it has ended."""

@@ -246,6 +246,10 @@ class Host(Protocol):
         """Utilisation in percent and used MiB of the GPU with this UUID; None where it cannot be measured."""
         ...
 
+    def measure_gpu_of(self, shim: int, uuid: str) -> int | None:
+        """MiB of the GPU with this UUID that processes below a shim hold; None where it cannot be measured."""
+        ...
+
     def watch_gpus(self, deliver: Callable[[GpuFaulted], None]) -> None:
         """Calls `deliver` on the running event loop for each fault of a GPU, as long as the process lives."""
         ...

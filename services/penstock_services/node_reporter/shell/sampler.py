@@ -18,6 +18,10 @@ from penstock_services.node_reporter.shell.ports import Host, Key
 PERIOD_S = 2.0
 MIN_CHANGE_POINTS = 10.0  # of utilisation, in percentage points
 MIN_CHANGE_SHARE = 0.05  # of memory, relative to what was published last
+PROMISE_MARGIN = (
+    1.1  # of the promise of memory on a shared GPU: a CUDA context is no part of what frameworks count
+)
+OVER_TICKS = 2  # in a row: one may fall into a moment of another process's
 MAX_SAMPLES = 4_096  # per task for mean and deviation; then every second one is dropped
 
 
@@ -25,6 +29,12 @@ MAX_SAMPLES = 4_096  # per task for mean and deviation; then every second one is
 class _Followed:
     shim: int
     gpus: Mapping[int, str]
+    promised_mib: int = 0
+    """Of each of its GPUs, which it shares; 0: it has them alone."""
+    over: int = 0
+    """Ticks in a row beyond its promise."""
+    evidence: str = ""
+    """That it was killed for this."""
     cpu_s: float = 0.0
     at_s: float = 0.0
     published: dict[str, float] = field(default_factory=dict)
@@ -34,35 +44,43 @@ class _Followed:
 
 
 class Sampler:
-    """Follows tasks from start to end. `publish` gets what has changed."""
+    """Follows tasks from start to end. `publish` gets what has changed; `kill` whoever holds more of a
+    shared GPU than it was promised, at each tick until it has ended: its neighbours were promised the rest."""
 
-    def __init__(self, host: Host, publish: Callable[[TelemetrySampled], None]) -> None:
+    def __init__(
+        self,
+        host: Host,
+        publish: Callable[[TelemetrySampled], None],
+        kill: Callable[[Key], None],
+    ) -> None:
+        self._kill = kill
         self._host = host
         self._publish = publish
         self._loop = asyncio.get_running_loop()
         self._followed: dict[Key, _Followed] = {}
         self._timer: asyncio.TimerHandle | None = None
 
-    def follow(self, key: Key, shim: int, gpus: Mapping[int, str]) -> None:
-        """A task runs under this shim. `gpus`: the slots that it holds, with their UUIDs."""
-        self._followed[key] = _Followed(shim, gpus, at_s=self._loop.time())
+    def follow(self, key: Key, shim: int, gpus: Mapping[int, str], promised_mib: int = 0) -> None:
+        """A task runs under this shim. `gpus`: the slots that it holds, with their UUIDs; `promised_mib`: of each, 0 where it has them alone."""
+        self._followed[key] = _Followed(shim, gpus, promised_mib, at_s=self._loop.time())
         if self._timer is None:
             self._timer = self._loop.call_later(PERIOD_S, self._tick)
 
-    def forget(self, key: Key) -> Usage:
-        """It has ended; what was measured of it, None where nothing was."""
+    def forget(self, key: Key) -> tuple[Usage, str]:
+        """It has ended; what was measured of it, None where nothing was, and why it was killed here; empty: it was not."""
         task = self._followed.pop(key, None)
         if not self._followed:
             self.close()
         if task is None:
-            return Usage()
+            return Usage(), ""
         samples = task.utilisation
-        return Usage(
+        usage = Usage(
             host_memory_mib=task.host_memory_mib or None,
             gpu_memory_mib=task.gpu_memory_mib if samples else None,
             gpu_utilisation_percent=statistics.fmean(samples) if samples else None,
             gpu_utilisation_std=statistics.pstdev(samples) if samples else None,
         )
+        return usage, task.evidence
 
     def close(self) -> None:
         """No more ticks."""
@@ -72,7 +90,7 @@ class Sampler:
 
     def _tick(self) -> None:
         self._timer = self._loop.call_later(PERIOD_S, self._tick)
-        for key, task in self._followed.items():
+        for key, task in list(self._followed.items()):
             now_s = self._loop.time()
             cpu_s, memory_mib = self._host.measure(task.shim)
             percent = 100 * max(0.0, cpu_s - task.cpu_s) / max(now_s - task.at_s, 1e-3)
@@ -82,12 +100,15 @@ class Sampler:
                 self._sample(key[0], cpu_percent=percent, host_memory_mib=memory_mib)
             for slot, uuid in task.gpus.items():
                 self._gpu(key[0], task, slot, uuid)
+            self._judge(key, task)
 
     def _gpu(self, task_id: str, task: _Followed, slot: int, uuid: str) -> None:
         measured = self._host.measure_gpu(uuid)
         if measured is None:
             return
         percent, memory_mib = measured
+        if task.promised_mib:
+            memory_mib = self._own(task, uuid, memory_mib)
         task.utilisation.append(percent)
         if len(task.utilisation) > MAX_SAMPLES:
             del task.utilisation[::2]
@@ -95,6 +116,19 @@ class Sampler:
         changed = _changed(task.published, f"gpu{slot}", percent)
         if _changed(task.published, f"memory{slot}", memory_mib) or changed:
             self._sample(task_id, gpu=slot, gpu_utilisation_percent=percent, gpu_memory_mib=memory_mib)
+
+    def _own(self, task: _Followed, uuid: str, device_mib: int) -> int:
+        """What it holds itself of a shared GPU, and a strike if that is too much; where that cannot be measured, what all hold."""
+        own_mib = self._host.measure_gpu_of(task.shim, uuid)
+        if own_mib is None:
+            return device_mib
+        task.over = task.over + 1 if own_mib > PROMISE_MARGIN * task.promised_mib else 0
+        return own_mib
+
+    def _judge(self, key: Key, task: _Followed) -> None:
+        if task.over >= OVER_TICKS:
+            task.evidence = f"stopped by its node: it held {task.gpu_memory_mib} MiB of a shared GPU, and was promised {task.promised_mib}"
+            self._kill(key)
 
     def _sample(self, task_id: str, **measured: float) -> None:
         fields = {"node_id": self._host.spec.node_id, "task_id": task_id, "at_ms": wall_ms(), **measured}
