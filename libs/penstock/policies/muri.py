@@ -35,7 +35,7 @@ class Muri:
     def __init__(
         self, name: str, key: Key, candidate_key: Callable[[Candidate], float], grouping: Grouping, plan: Plan
     ) -> None:
-        self._candidates = Candidates(name, key, per_gpus=grouping.max_members)
+        self._candidates = Candidates(name, key, listed=True, per_gpus=grouping.max_members)
         self._key = candidate_key
         self._grouper = Grouper(authors(matched=grouping.matching, worst=grouping.worst_order), grouping)
         self._plan = plan
