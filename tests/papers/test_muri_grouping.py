@@ -4,16 +4,15 @@ References: `data/muri/reference_results.csv` (the authors' plots) and reruns of
 """
 
 import os
-from math import inf
 from pathlib import Path
 
 import pytest
 
-from penstock.model.settings import TIRESIAS_LIMITS_GPU_S, Grouping
+from penstock.model.settings import Grouping
 from penstock.policies.group_plan import group_plan
-from penstock.policies.interleave import Interleave
 from penstock.policies.muri import muri_l, muri_s
 from tests.papers import muri_reference as reference
+from tests.papers.muri_interleave import ours
 from tests.papers.muri_mixes import mix
 from tests.papers.muri_planned import Planned, service_attained, service_left
 
@@ -33,15 +32,6 @@ def planned(known: bool, split: bool, *, matching: bool = True) -> Planned:
     truth = reference.Muri(known=known, match=reference.blossom if matching else None)
     key = service_left if known else service_attained
     return Planned(stage.solve, key, known=known, per_shape=grouping.max_members, truth=truth)
-
-
-def ours(known: bool) -> Planned:
-    stage = Interleave(TIRESIAS_LIMITS_GPU_S, group_plan)
-
-    def key(job: reference.Job) -> float:
-        return stage.key(job.time_left if known else inf, job.attained, job.gpus)
-
-    return Planned(stage.solve, key, known=known, listed=512, truth=reference.Muri(known=known))
 
 
 @pytest.mark.parametrize(

@@ -97,6 +97,19 @@ def test_few_nodes_are_matched_exactly(nodes: int) -> None:
         )
 
 
+def test_rounding_loses_nothing_on_random_problems() -> None:
+    """Few and many nodes, weights with many ties and with none: chains of changes mend what rounding halves has broken."""
+    rng = np.random.Generator(np.random.PCG64(1))
+    for number in range(300):
+        kinds = int(rng.integers(1, 10))
+        counts = rng.integers(0, int(rng.choice([1, 2, 3, 8])) + 1, kinds).tolist()
+        half = rng.random((kinds, kinds))
+        weights = np.round(half * 4) / 4 if number % 2 else half
+        weights = (weights + weights.T).tolist()
+        found = weight_of(match_kinds(counts, weights), weights)
+        assert found == pytest.approx(full_weight(expanded(counts, weights))), (counts, weights)
+
+
 @pytest.mark.parametrize("nodes", [2, 9, 100, 300, pytest.param(1_000, marks=pytest.mark.slow)])
 def test_nodes_that_all_differ(nodes: int) -> None:
     rng = np.random.Generator(np.random.PCG64(nodes))
