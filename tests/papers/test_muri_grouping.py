@@ -72,7 +72,12 @@ def test_groups_without_a_matching_are_the_published_ones(
 
 @pytest.mark.parametrize(
     ("known", "split", "mean"),
-    [(True, SPLIT, 83_242.5), (True, WHOLE, 85_502.55), (False, SPLIT, 88_687.0), (False, WHOLE, 89_025.2)],
+    [
+        (True, SPLIT, 83_242.5),
+        pytest.param(True, WHOLE, 85_502.55, marks=pytest.mark.slow),
+        pytest.param(False, SPLIT, 88_687.0, marks=pytest.mark.slow),
+        pytest.param(False, WHOLE, 89_025.2, marks=pytest.mark.slow),
+    ],
 )
 def test_groups_by_matching_come_as_near_as_equal_weights_let_them(
     known: bool, split: bool, mean: float
@@ -110,6 +115,7 @@ def test_groups_by_matching_on_a_long_trace(trace: str, known: bool, mean: float
     assert found.makespan == pytest.approx(makespan, rel=MAKESPAN)
 
 
+@pytest.mark.slow
 def test_our_default_beats_muri_and_both_baselines_on_trace3() -> None:
     """The default shares only where the predicted completion times fall: 80,000 s are the aim where run times are known."""
     known = reference.simulate(reference.read(DATA, "trace3"), ours(True))
