@@ -7,7 +7,7 @@ from statistics import median
 
 import uvloop
 
-from tests.bench import core, estimator, idle, pipeline, restart, simulator, steps, submit
+from tests.bench import core, estimator, idle, pipeline, planner, restart, simulator, steps, submit
 from tests.bench.machine import quantile
 
 Values = dict[str, float]
@@ -69,6 +69,15 @@ def run_simulator(size: Size) -> Values:
         values[f"simulator_events_per_s_{profile}"] = per_s
         values[f"simulator_10x_jobs_ratio_{profile}"] = ratio
     return values
+
+
+def run_planner(size: Size) -> Values:
+    exact_ms, ours_ms, share = planner.measure(size.jobs, size.repeats)
+    return {
+        "planner_muri_ms": exact_ms,
+        "planner_interleave_ms": ours_ms,
+        "planner_weight_ratio": share,
+    }
 
 
 def run_submit(log: str, size: Size) -> Values:
@@ -149,6 +158,7 @@ def run_idle(size: Size) -> Values:
 RUNS: dict[str, Callable[[Size], Values]] = {
     "core": run_core,
     "simulator": run_simulator,
+    "planner": run_planner,
     "submit_embedded": lambda size: run_submit("embedded", size),
     "pipeline_embedded": lambda size: run_pipeline("embedded", size),
     "submit_kafka": lambda size: run_submit("kafka", size),

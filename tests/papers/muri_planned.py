@@ -5,7 +5,7 @@ from itertools import islice
 from time import perf_counter
 
 from penstock.model.types import StageTimes
-from penstock.policies.list_order import place_in_list
+from penstock.policies.list_order import place_in_list, place_in_queue
 from penstock.policies.regroup import Answer, Candidate, Question
 from tests.papers.muri_reference import SAME, SAME_S, SLOWER, Filled, Job, Muri
 
@@ -47,12 +47,13 @@ class Planned:
         self._events = 0
         self.planning_s = 0.0
         self.ranks = 0
+        self._wake = float("inf")
 
     def iteration(self, group: Sequence[Job]) -> float:
         return self._truth.iteration(group)
 
     def wake(self, running: object, now: float) -> float:
-        return float("inf")
+        return self._wake if self._wake > now else float("inf")
 
     def fill(self, jobs: list[Job], now: float) -> Filled:
         self._events += 1
@@ -69,6 +70,7 @@ class Planned:
         began = perf_counter()
         answer = self._solve(question)
         self.planning_s += perf_counter() - began
+        self._wake = float("inf") if answer.wake_ms is None else answer.wake_ms / 1_000
         by_id = {str(job.number): job for job in listed}
         groups = [[by_id[job_id] for job_id in group.job_ids] for group in answer.groups]
         self.ranks += len(answer.ranks)
@@ -80,6 +82,9 @@ class Planned:
         return Filled(groups, jobs)
 
     def _place(self, job: Job) -> tuple[object, ...]:
+        if self._listed is not None:
+            place = place_in_queue(self._seen.get(job.number))
+            return self.key(job), job.number not in self._group, place, job.number
         new, position = place_in_list(self._seen.get(job.number), job.number)
         return self.key(job), new, -job.gpus, position, job.number
 

@@ -4,7 +4,7 @@ import pytest
 
 from tests.bench import core, estimator, idle, pipeline, restart
 from tests.bench.__main__ import into_readme
-from tests.bench.benches import RUNS, TINY, run_simulator, run_steps
+from tests.bench.benches import RUNS, TINY, run_planner, run_simulator, run_steps
 from tests.bench.figures import BENCHES, GOALS
 from tests.bench.machine import calibrate_ms, quantile
 
@@ -22,6 +22,12 @@ def test_the_simulator_bench_ends_every_job_and_reports_every_figure() -> None:
     values = run_simulator(TINY)
     assert set(values) == {name for name, goal in GOALS.items() if goal.bench == "simulator"}
     assert all(value > 0 for value in values.values())
+
+
+def test_the_bench_of_the_planner_reports_every_figure() -> None:
+    values = run_planner(TINY)
+    assert set(values) == {name for name, goal in GOALS.items() if goal.bench == "planner"}
+    assert values["planner_weight_ratio"] >= 0.999
 
 
 def test_the_bench_of_steps_reports_every_figure() -> None:

@@ -18,7 +18,7 @@ from penstock.model.types import WHOLE_GPU
 from penstock.policies.free_gpus import will_queue_again
 from penstock.policies.gang_turns import why_no_turns
 from penstock.policies.job_rows import CONTENDING, Changes, Entry, JobRows
-from penstock.policies.list_order import place_in_list
+from penstock.policies.list_order import place_in_list, place_in_queue
 from penstock.policies.ordered import Key
 from penstock.policies.regroup import Candidate, Question
 from penstock.policies.service import attained_s, remaining_s, stop_cost_s
@@ -44,14 +44,18 @@ def gpus_in(shape: Shape) -> int:
 
 
 class Candidates:
-    """Of one stage. `key`: the smallest comes first; ties: whom the stage has seen, most GPUs, position by rank, submission.
+    """Of one stage. `key`: the smallest comes first; ties: who runs, then who came to its queue first; or, with `listed`, as in a list (`penstock.policies.list_order`): whom the
+    stage has seen, most GPUs, position.
 
     `in_all`: of those who wait so many are taken, whatever their shape, first first. None: of each shape `per_gpus` times as many as fit the
     empty cell: more cannot be taken by a plan that fills the cell with groups of `per_gpus`.
     """
 
-    def __init__(self, name: str, key: Key, *, per_gpus: int = 1, in_all: int | None = None) -> None:
-        self._name, self._key, self._per_gpus, self._in_all = name, key, per_gpus, in_all
+    def __init__(
+        self, name: str, key: Key, *, listed: bool = False, per_gpus: int = 1, in_all: int | None = None
+    ) -> None:
+        self._name, self._key, self._listed = name, key, listed
+        self._per_gpus, self._in_all = per_gpus, in_all
         self._rows: JobRows[Shape] = JobRows(self._row)
         self._changes = Changes()
         self._cached: dict[str, Candidate] = {}
@@ -60,7 +64,10 @@ class Candidates:
         """The latest when they were cached."""
 
     def _row(self, state: CellState, job: JobState) -> tuple[Shape, Any]:
-        return shape_of(job), (self._key(state, job), *place_in_list(job.rank, job.order))
+        place: tuple[int, ...] = (place_in_queue(job.rank),)
+        if self._listed:
+            place = place_in_list(job.rank, job.order)
+        return shape_of(job), (self._key(state, job), *place)
 
     def question(self, state: CellState) -> Question | None:
         """None: nobody waits and nobody shares GPUs, or there are no GPUs."""
@@ -139,8 +146,10 @@ class Candidates:
         candidate = self._candidate(state, job, job.group or f"{job.job_id}/alone" if runs else group)
         return self._place(self._key(state, job), candidate), candidate
 
-    @staticmethod
-    def _place(key: float, job: Candidate) -> tuple[object, ...]:
+    def _place(self, key: float, job: Candidate) -> tuple[object, ...]:
+        if not self._listed:
+            place = place_in_queue(job.rank)
+            return job.movable or not job.group, key, not job.group, place, job.order
         new, position = place_in_list(job.rank, job.order)
         return job.movable or not job.group, key, new, -job.gpus, position, job.order
 

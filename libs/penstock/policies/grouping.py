@@ -16,14 +16,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
+import numpy as np
+
 from penstock.model.groups import Turns
 from penstock.model.settings import Grouping
 from penstock.policies.interleaving import RESOURCES, Interleaving, Prediction, Times, times_of
-from penstock.policies.matching import Pairs, match_kinds
+from penstock.policies.matching import Pairs, match_distinct, match_kinds
 from penstock.policies.regroup import Candidate, PlannedGroup
 
 MAX_ROUNDS = 4
 MAX_MATCHINGS_CACHED = 4_096
+MAX_KINDS_MATCHED = 64  # of which each has one group: more are matched as nodes that all differ
 
 Shape = tuple[int, int, int, int]
 
@@ -184,7 +187,13 @@ class Grouper:
         return self._interleaving.predict(times)
 
     def _matched(self, kinds: tuple[_Kind, ...], counts: tuple[int, ...], memory_mib: int) -> Pairs:
-        weights = [[self._weight(one, other, memory_mib) for other in kinds] for one in kinds]
+        size = len(kinds)
+        weights = [[0.0] * size for _ in kinds]
+        for one in range(size):
+            for other in range(one + 1):
+                weights[one][other] = weights[other][one] = self._weight(kinds[one], kinds[other], memory_mib)
+        if size > MAX_KINDS_MATCHED and max(counts) == 1:
+            return dict.fromkeys(match_distinct(np.array(weights)), 1)
         return match_kinds(counts, weights)
 
     def _round(

@@ -1,8 +1,8 @@
 """Regroup stage `interleave`: jobs share GPUs in turns only where the predicted mean completion time falls.
 
 Ideal: of all ways to run and group the jobs, the one with the smallest sum of completion times. Departures: a local search by the rate at which that
-sum falls now (`penstock.policies.group_search`), over the first `MAX_IN_ORDER` jobs and all that run; speeds in a group are predicted (Muri §4.1
-eq. 3), stretched by what taking turns costs.
+sum falls now (`penstock.policies.group_search`), over the first `MAX_IN_ORDER` jobs and all that run; speeds in a group are predicted
+(`interleaving.authors_period`: a member goes on as soon as its resource is free, so without the barriers of Muri's eq. 3), stretched by what taking turns costs.
 
 Order: by time left × GPUs (SRSF). A job whose run time is not known is expected to need as much service as the limit of the queue that it
 would be in under Tiresias: a heavy tail, so who has run long runs on longer. Where no run time is known that is the order of Tiresias.
@@ -10,38 +10,42 @@ would be in under Tiresias: a heavy tail, so who has run long runs on longer. Wh
 
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from math import inf, log
+from math import ceil, inf, log
 
 from penstock.ledger.job_state import JobState
 from penstock.ledger.state import CellState
+from penstock.model.ledger_events import MAX_RANKS, JobRank
 from penstock.policies.candidates import Candidates
 from penstock.policies.group_search import MAX_IN_ORDER, Job, Kinds, Tables, search
 from penstock.policies.grouping import FirstFit, planned_group
-from penstock.policies.interleaving import AUTHORS_FACTORS, Interleaving, Times, period, times_of
-from penstock.policies.list_order import first_seen
+from penstock.policies.interleaving import Interleaving, Times, authors_period_or_pair, times_of
 from penstock.policies.ordered import gpus_of
-from penstock.policies.regroup import Answer, Candidate, GroupPlan, Question
+from penstock.policies.regroup import Answer, Candidate, GroupPlan, PlannedGroup, Question
 from penstock.policies.service import attained_s, remaining_s
 
-LOSS = (1.0, *(factor / AUTHORS_FACTORS[0] for factor in (max(AUTHORS_FACTORS),) * 3))
-"""By number of members: so much longer than by eq. 3 their iteration is expected to take. Source: the largest of what Muri's authors measured, whatever
-the number, since a group that is slower than predicted costs more than one that is not formed."""
+LOSS = (1.0, 1.4, 1.4, 1.4)
+"""By number of members: so much longer than their stages alone allow their iteration is expected to take. Source: Muri's authors measured 1.33, 1.5 and 1.37;
+their mean, since what was measured on one cluster for one number of members says nothing of another."""
 LAST_QUEUE = 4.0  # service of who is beyond the last limit, as a multiple of it
 ALIKE = 1.05  # stage times within 5 % are of one kind: profiles are not more exact
 LEAST_SHARE = 0.01  # of an iteration; a stage that is shorter counts as none
 MAX_KINDS = 4_096
-AFRESH_EVERY = 8  # plans, on average: from nothing, too; the others only go on from the present groups
-AFRESH_JOBS = 64  # so few are planned from nothing each time
+AFRESH_EVERY = 16  # plans, on average: from nothing, too; the others only go on from the present groups
+AFRESH_JOBS = 16  # so few are planned from nothing each time
 
 
 class Interleave:
     """Implements `penstock.policies.regroup.Regroup`. `limits_gpu_s`: of the queues by attained service, rising; `plan`: as `Regroup.plan`."""
 
     def __init__(self, limits_gpu_s: Sequence[float], plan: Callable[[CellState, Answer], GroupPlan]) -> None:
-        self._limits_gpu_s = (*limits_gpu_s, limits_gpu_s[-1] * LAST_QUEUE)
+        self._limits_gpu_s = tuple(limits_gpu_s)
+        self._expected_gpu_s = (*limits_gpu_s, limits_gpu_s[-1] * LAST_QUEUE)
         self._plan = plan
         self._candidates = Candidates("interleave", self._key, in_all=MAX_IN_ORDER)
-        self._interleaving = Interleaving(period, LOSS)
+        self._interleaving = Interleaving(authors_period_or_pair, LOSS)
+        self._planned: dict[tuple[object, ...], PlannedGroup] = {}
+        """By members and their stages."""
+        self._known: dict[Times, int | None] = {}
         self._kinds: dict[tuple[int, ...], int] = {}
         self._times: list[Times] = []
         self._tables = Tables(self._speeds)
@@ -50,9 +54,16 @@ class Interleave:
         return self._candidates.question(state)
 
     def solve(self, question: Question) -> Answer:
-        if len(self._kinds) > MAX_KINDS:
-            self._kinds, self._times, self._tables = {}, [], Tables(self._speeds)
+        if len(self._known) > MAX_KINDS:
+            self._known, self._kinds, self._times = {}, {}, []
+            self._tables = Tables(self._speeds)
         candidates = question.jobs
+        keys = [self.key(job.remaining_s, job.attained_s, job.gpus) for job in candidates]
+        last: dict[object, float] = {}
+        """Shape → the largest key of who runs: who waits and comes before it may take its place."""
+        for job, key in zip(candidates, keys, strict=True):
+            if job.group:
+                last[job.shape] = max(last.get(job.shape, 0.0), key)
         jobs = [
             Job(
                 job.gpus,
@@ -60,9 +71,9 @@ class Interleave:
                 self._kind(job),
                 fixed=bool(job.group) and not job.movable,
                 memory_mib=job.gpu_memory_mib if question.gpu_memory_mib else 0,
-                new=job.rank is None,
+                new=job.rank is None or key < last.get(job.shape, 0.0),
             )
-            for job in candidates
+            for job, key in zip(candidates, keys, strict=True)
         ]
         gpus = sum(question.node_gpus)
         found = search(
@@ -75,14 +86,50 @@ class Interleave:
             memory_mib=question.gpu_memory_mib,
         )
         groups = _placed(jobs, found, question.node_gpus)
-        planned = tuple(
-            planned_group(self._interleaving, [candidates[number] for number in members])
-            for members in groups
-        )
-        return Answer(planned, first_seen(question))
+        planned = tuple(self._group([candidates[number] for number in members]) for members in groups)
+        return Answer(planned, self._entered(question), self._wake_ms(question, groups))
+
+    def _group(self, members: Sequence[Candidate]) -> PlannedGroup:
+        if len(members) == 1:
+            return PlannedGroup((members[0].job_id,))
+        key = (*(job.job_id for job in members), *(job.stages for job in members))
+        found = self._planned.get(key)
+        if found is None:
+            if len(self._planned) >= MAX_KINDS:
+                self._planned.clear()
+            found = self._planned[key] = planned_group(self._interleaving, members)
+        return found
 
     def plan(self, state: CellState, answer: Answer) -> GroupPlan:
         return self._plan(state, answer)
+
+    def _level(self, job: Candidate) -> int:
+        """Its queue by attained service, counted from 0; 0 where its run time is known."""
+        if job.remaining_s < inf:
+            return 0
+        return bisect_right(self._limits_gpu_s, job.attained_s * job.gpus)
+
+    def _entered(self, question: Question) -> tuple[JobRank, ...]:
+        """Ranks of those that are new in their queue: each stands at its end."""
+        found: list[JobRank] = []
+        for job in question.jobs:
+            level = self._level(job)
+            if (job.rank is None or job.rank[0] != level) and len(found) < MAX_RANKS:
+                position = question.now_ms * MAX_RANKS + len(found)
+                found.append(JobRank(job_id=job.job_id, level=level, chosen=False, position=position))
+        return tuple(found)
+
+    def _wake_ms(self, question: Question, groups: Sequence[Sequence[int]]) -> int | None:
+        """When the first of those who run, and of whom nobody knows for how long, comes to the next queue while somebody waits."""
+        running = [question.jobs[number] for members in groups for number in members]
+        if len(running) == len(question.jobs) and not question.behind:
+            return None
+        lefts = []
+        for job in running:
+            level = self._level(job)
+            if job.remaining_s == inf and level < len(self._limits_gpu_s):
+                lefts.append(self._limits_gpu_s[level] / job.gpus - job.attained_s)
+        return question.now_ms + max(1, ceil(min(lefts) * 1_000)) if lefts else None
 
     def _key(self, state: CellState, job: JobState, cost_s: float = 0.0) -> float:
         return self.key(remaining_s(state, job), attained_s(state, job), gpus_of(job))
@@ -91,14 +138,20 @@ class Interleave:
         """GPU seconds that the job is expected to need, ≥ 0."""
         if left_s < inf:
             return left_s * gpus
-        level = bisect_right(self._limits_gpu_s, attained * gpus, hi=len(self._limits_gpu_s) - 1)
-        return self._limits_gpu_s[level]
+        return self._expected_gpu_s[bisect_right(self._limits_gpu_s, attained * gpus)]
 
     def _kind(self, job: Candidate) -> int | None:
         """None: its stages are not known, or it uses nothing that is."""
         if job.stages is None:
             return None
         times = times_of(job.stages)
+        try:
+            return self._known[times]
+        except KeyError:
+            found = self._known[times] = self._new_kind(times)
+            return found
+
+    def _new_kind(self, times: Times) -> int | None:
         whole = times[-1]
         key = tuple(
             round(log(time / whole) / log(ALIKE)) if time > whole * LEAST_SHARE else -MAX_KINDS

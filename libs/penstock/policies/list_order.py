@@ -8,6 +8,7 @@ from penstock.policies.regroup import Candidate, Question
 
 APART = 1 << 20
 """Of two positions in the list, so that others find room between."""
+LAST = 1 << 53
 
 
 def place_in_list(rank: tuple[int, int, int] | None, order: int) -> tuple[bool, int]:
@@ -15,9 +16,9 @@ def place_in_list(rank: tuple[int, int, int] | None, order: int) -> tuple[bool, 
     return (True, order * APART) if rank is None else (False, rank[2])
 
 
-def first_seen(question: Question) -> tuple[JobRank, ...]:
-    """A rank for each job that no plan has seen yet, at most as many as one plan may have."""
-    return tuple(_rank(job, job.order * APART) for job in question.jobs if job.rank is None)[:MAX_RANKS]
+def place_in_queue(rank: tuple[int, int, int] | None) -> int:
+    """Position, of jobs with equal keys, where each comes to the end of its queue; who has none comes last."""
+    return LAST if rank is None else rank[2]
 
 
 def list_order(question: Question) -> tuple[JobRank, ...]:

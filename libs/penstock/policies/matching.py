@@ -312,8 +312,22 @@ def _exchange(left: list[int], weights: Weights, pairs: Pairs) -> None:
     """Two pairs exchange partners, or one left over sets off a chain of changes, while that gains."""
     least = GAIN * max((max(row) for row in weights), default=0.0)
     for _ in range(MAX_EXCHANGES):
-        if not (_swap(left, weights, pairs, least) or _chain(left, weights, pairs, least)):
+        if not (
+            _swap(left, weights, pairs, least)
+            or _chain(left, weights, pairs, least)
+            or _rematch(left, weights, pairs, least)
+        ):
             return
+
+
+def _rematch(left: list[int], weights: Weights, pairs: Pairs, least: float) -> bool:
+    """A pair that is alone of its kinds, as rounding leaves them, breaks up where a chain that begins with one of both gains more than it was worth."""
+    for one, other in sorted(pair for pair, count in pairs.items() if count == 1):
+        _unpair(left, pairs, one, other)
+        if _chain(left, weights, pairs, weights[one][other] + least):
+            return True
+        _pair(left, pairs, one, other)
+    return False
 
 
 def _swap(left: list[int], weights: Weights, pairs: Pairs, least: float) -> bool:

@@ -45,7 +45,7 @@ class Muri:
         self.expects = expects
         """Whether a job that has not run yet comes by the run time that was expected of it."""
         self.grouping = grouping
-        self._candidates = Candidates(name, key, per_gpus=grouping.max_members)
+        self._candidates = Candidates(name, key, listed=True, per_gpus=grouping.max_members)
         self._key = candidate_key
         self._grouper = Grouper(authors(matched=grouping.matching, worst=grouping.worst_order), grouping)
         self._plan = plan

@@ -82,6 +82,8 @@ class Answer(msgspec.Struct, frozen=True, gc=False, array_like=True):
     groups: tuple[PlannedGroup, ...]
     ranks: tuple[JobRank, ...] = ()
     """Changes of the stage's own order only."""
+    wake_ms: int | None = None
+    """Ledger time at which the answer may change although nothing happens; None: it does not."""
 
 
 class GroupPlan(NamedTuple):

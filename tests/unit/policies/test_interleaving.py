@@ -1,0 +1,121 @@
+"""How long an iteration of a group takes: T and γ against every rotation written out, and what must hold of any group."""
+
+from collections.abc import Sequence
+from itertools import permutations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.policies.interleaving import (
+    ALONE,
+    MAX_SPEED,
+    RESOURCES,
+    Interleaving,
+    Times,
+    authors,
+    authors_period,
+    pair_period,
+    period,
+)
+
+EQ3 = Interleaving(period, (1.0,) * 4)
+TIMES = st.floats(0, 1e6) | st.sampled_from([0.0, 1.0, 10.0])
+
+
+@st.composite
+def times(draw: st.DrawFn) -> Times:
+    storage, cpu, gpu, network = (draw(TIMES) for _ in range(RESOURCES))
+    return storage, cpu, gpu, network, draw(st.floats(0.1, 4e6))
+
+
+MEMBERS = st.lists(times(), min_size=2, max_size=4)
+
+
+def slowest_by_slot(members: Sequence[Times]) -> float:
+    """Slot after slot: each member is at the resource after the one it was at, and the slot ends when the last of them is done."""
+    total = 0.0
+    at = list(range(len(members)))
+    for _ in range(RESOURCES):
+        total += max(one[resource] for one, resource in zip(members, at, strict=True))
+        at = [(resource + 1) % RESOURCES for resource in at]
+    return total
+
+
+@given(MEMBERS)
+def test_t_is_that_of_the_best_rotation(members: list[Times]) -> None:
+    """Four jobs are to share a GPU; somebody tries every order by hand."""
+    members.sort()
+    best = min(slowest_by_slot(order) for order in permutations(members))
+    alone = [one[-1] for one in members]
+    expected = max(best, *alone) if best > 0 else sum(alone)
+    found = EQ3.predict(tuple(members))
+    assert found.period_ms == pytest.approx(expected)
+    used = sum(sum(one[:RESOURCES]) for one in members)
+    by_eq_4 = (
+        1
+        - sum(
+            (found.period_ms - sum(one[resource] for one in members)) / found.period_ms
+            for resource in range(RESOURCES)
+        )
+        / RESOURCES
+    )
+    assert found.efficiency == pytest.approx(min(1.0, used / (RESOURCES * found.period_ms)))
+    assert found.efficiency == pytest.approx(min(1.0, by_eq_4), abs=1e-9)
+
+
+@given(MEMBERS)
+def test_what_holds_of_any_group(members: list[Times]) -> None:
+    """Nobody is faster than alone, nothing is used more than all the time, the order has everybody once; the worst order is no better."""
+    members.sort()
+    for model in (EQ3, authors(), authors(matched=False), authors(worst=True)):
+        found = model.predict(tuple(members))
+        assert sorted(found.order) == list(range(len(members)))
+        assert found.period_ms > 0
+        assert 0 <= found.efficiency <= 1
+        assert all(0 < speed <= MAX_SPEED for speed in found.speeds)
+    assert all(speed <= 1 for speed in EQ3.predict(tuple(members)).speeds)
+    best, worst = (
+        EQ3.predict(tuple(members)),
+        Interleaving(period, (1.0,) * 4, worst=True).predict(tuple(members)),
+    )
+    assert worst.period_ms >= best.period_ms
+
+
+def test_four_that_each_use_another_resource_do_not_slow_each_other_down() -> None:
+    """Muri's picture of the idea (Fig. 2 there)."""
+    members = tuple(sorted((*(9.0 if at == mine else 1.0 for at in range(4)), 12.0) for mine in range(4)))
+    found = EQ3.predict(members)
+    assert found.period_ms == 12.0
+    assert found.speeds == (1.0,) * 4
+
+
+def test_alone_an_iteration_takes_what_it_takes() -> None:
+    assert EQ3.predict(((1.0, 2.0, 3.0, 4.0, 11.0),)).period_ms == 11.0
+    assert authors().predict(((1.0, 2.0, 3.0, 4.0, 10.0),)).period_ms == pytest.approx(10.0 * ALONE)
+
+
+def test_stages_that_take_no_time_give_no_gain() -> None:
+    """A profile that has seen nothing is no reason to share."""
+    nothing = (0.0, 0.0, 0.0, 0.0, 10.0)
+    for model in (EQ3, authors()):
+        found = model.predict((nothing, nothing))
+        assert found.efficiency == 0
+        assert found.period_ms == pytest.approx(found.alone_ms)
+
+
+@given(MEMBERS)
+def test_the_published_programs_period_is_between_the_busiest_stage_and_one_after_the_other(
+    members: list[Times],
+) -> None:
+    """Its recurrence overlaps stages of different members and never two stages of one."""
+    total = [(one[0] + one[1], one[2], one[3]) for one in members]
+    found = authors_period(members)
+    assert found <= sum(map(sum, total)) * (1 + 1e-9)
+    assert found >= max(map(max, total)) * (1 - 2e-3)
+
+
+@given(times(), times())
+def test_a_pair_overlaps_loading_with_the_rest(one: Times, other: Times) -> None:
+    assert pair_period([one, other]) == pytest.approx(pair_period([other, one]))
+    assert pair_period([one, other]) >= max(sum(one[:4]), sum(other[:4])) * (1 - 1e-9)
