@@ -19,6 +19,9 @@ from penstock.model.ledger_events import JobRank
 from penstock.model.proposals import ProposedUnit
 from penstock.model.types import StageTimes
 
+PROPOSER = "batcher"
+"""Who proposes what regroup stages plan: plans of others stop nobody."""
+
 
 class Candidate(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """A job that runs or could. Seconds are real, ≥ 0, and alone on its GPUs; infinite where they are not known."""
