@@ -13,9 +13,12 @@ from penstock.model.ledger_events import JobPreempted, JobRank, JobsRanked, Plac
 from penstock.model.plans import BatchWindowClosed, BatchWindowOpened, PlanAdopted
 from penstock.model.proposals import PlanProposed, ProposedJob, ProposedUnit
 from penstock.model.transitions import JobStatus
+from penstock.policies import plan_stops
+from penstock.policies.explain import explain
 from penstock.policies.group_plan import group_plan as nodes_and_stops
 from penstock.policies.regroup import Answer, PlannedGroup
 from penstock.policies.service import remaining_s
+from penstock_services.gateway.core.eta import ends_ms
 from penstock_services.placer.core.step import Step
 from tests.support.driver import CellDriver, estimate, job_spec, node_spec
 from tests.support.small_stages import FirstFitRegroup, known_as
@@ -118,6 +121,153 @@ def test_who_may_not_be_stopped_is_not(cell: CellDriver) -> None:
     step = cell.feed(plan(unit("short", nodes=["n1"]), stops=["firm"]))
     assert facts(step, JobPreempted) == []
     assert facts(step, ProposalAnswered)[0].verdict == "refused"
+
+
+def test_of_those_on_a_node_no_more_are_stopped_than_the_unit_needs(cell: CellDriver) -> None:
+    """Four small jobs have n1, and the plan names all of them, since it counted on a second unit that has ended meanwhile. One GPU is
+    wanted: the first one named makes way, and the answer says that the others run on."""
+    running(cell, "s1", "s2", "s3", "s4", gpus=1)
+    running(cell, "other")
+    cell.submit("short", need=estimate(1))
+    named = ["s3", "s1", "s2", "s4"]
+    step = cell.feed(plan(unit("short", nodes=["n1"]), unit("ghost", nodes=["n1"]), stops=named))
+    assert [fact.job_id for fact in facts(step, JobPreempted)] == ["s3"]
+    [answer] = facts(step, ProposalAnswered)
+    assert (answer.started, answer.stopped) == (1, 1)
+    assert [(found.job_id, found.reason) for found in answer.not_stopped] == [
+        (job_id, "infeasible") for job_id in ("s1", "s2", "s4")
+    ]
+    assert {found.detail for found in answer.not_stopped} == {"no unit that can start needs its place"}
+
+
+def test_all_members_of_a_group_make_way_where_their_gpus_are_wanted(cell: CellDriver) -> None:
+    """`a` and `b` take turns on n1. Who ends first frees no GPU; then `short` is ordered to start after the other."""
+    running(cell, "a", "other")
+    cell.submit("b", need=estimate(4))
+    cell.feed(plan(unit("a", "b", nodes=["n1"]), name="p0"))
+    cell.start("b")
+    cell.submit("short", need=estimate(4))
+    step = cell.feed(plan(unit("short", nodes=["n1"]), stops=["a", "b"]))
+    assert [fact.job_id for fact in facts(step, JobPreempted)] == ["a", "b"]
+    assert cell.job("short").in_line
+    made_way(cell, "a")
+    assert (cell.job("short").status, cell.job("short").after) == (JobStatus.LAUNCHING, ("b",))
+
+
+def test_of_a_group_the_member_makes_way_whose_place_is_wanted(cell: CellDriver) -> None:
+    """`c` is to take turns with `a` in place of `b`: `b` shares the GPUs, is not named in the unit, and is stopped though that frees no GPU.
+    `c` need not wait for it."""
+    running(cell, "a", "other")
+    for job_id in "bc":
+        cell.submit(job_id, need=estimate(4))
+    cell.feed(plan(unit("a", "b", nodes=["n1"]), name="p0"))
+    cell.start("b")
+    step = cell.feed(plan(unit("a", "c", nodes=["n1"]), stops=["b"]))
+    assert [(fact.job_id, fact.by_job_id) for fact in facts(step, JobPreempted)] == [("b", "a")]
+    [decided] = facts(step, GroupDecided)
+    assert decided.job_ids == ("a", "c")
+    made_way(cell, "b")
+    assert set(cell.state.groups[decided.group_id]) == {"a", "c"}
+    assert cell.job("a").attempt == 1
+
+
+def test_each_stop_that_is_refused_has_its_reason(cell: CellDriver) -> None:
+    """The plan was computed on another state: who is named has ended, waits, is being stopped already, or may not be stopped."""
+    cell.submit("firm", job_spec(preemptible=False), estimate(2))
+    cell.start("firm")
+    running(cell, "leaves", gpus=2)
+    running(cell, "long")
+    cell.feed(JobCancelRequested(job_id="leaves", reason="enough"))
+    cell.submit("short", need=estimate(4))
+    named = ["gone", "short", "leaves", "firm", "long"]
+    step = cell.feed(plan(unit("short", nodes=["n2"]), stops=named))
+    assert [fact.job_id for fact in facts(step, JobPreempted)] == ["long"]
+    [answer] = facts(step, ProposalAnswered)
+    assert [(found.reason, found.detail) for found in answer.not_stopped] == [
+        ("unknown_job", "gone is unknown"),
+        ("wrong_state", "short is queued, and does not run"),
+        ("wrong_state", "leaves is being stopped already: cancelled"),
+        ("wrong_state", "firm may not be stopped: preemptible is false"),
+    ]
+
+
+def test_a_plan_stops_no_more_than_one_record_holds(
+    cell: CellDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both nodes are to be cleared, and one stop is the bound here: the first unit gets its node, the second one is told to come again."""
+    monkeypatch.setattr(plan_stops, "MAX_STOPS", 1)
+    running(cell, "a", "b")
+    for job_id in "cd":
+        cell.submit(job_id, need=estimate(4))
+    both = unit("c", nodes=["n1"]), unit("d", nodes=["n2"])
+    step = cell.feed(plan(*both, stops=["a", "b"]))
+    assert [fact.job_id for fact in facts(step, JobPreempted)] == ["a"]
+    [answer] = facts(step, ProposalAnswered)
+    assert [found.unit for found in answer.refused] == [1]
+    assert answer.not_stopped[0].detail.endswith("are stopped in one record; propose it again")
+
+
+@pytest.mark.parametrize(
+    "more", [{"stops": ["long"]}, {"ranks": (JobRank(job_id="long", level=0, chosen=True, position=1),)}]
+)
+def test_only_the_batcher_says_who_runs(cell: CellDriver, more: dict[str, Any]) -> None:
+    """A plan of somebody else may start jobs as ever, and neither stops nor ranks any."""
+    running(cell, "long", "other")
+    cell.submit("short", need=estimate(4))
+    step = cell.feed(replace(plan(unit("short", nodes=["n1"]), **more), proposer="grouper"))
+    [answer] = facts(step, ProposalAnswered)
+    assert (answer.reason, answer.detail) == (
+        "unsupported",
+        "only plans of batcher stop running jobs, or rank jobs",
+    )
+    assert cell.job("long").status is JobStatus.RUNNING
+
+
+def test_turns_of_strangers_are_refused(cell: CellDriver) -> None:
+    """A batcher with a bug names a job that has ended, or that is in no group: the unit is refused, and the placer goes on."""
+    running(cell, "a", "other")
+    cell.submit("b", need=estimate(4))
+    ghost = replace(unit("a", "b", nodes=["n1"]), turns=turns("a", "ghost"))
+    alone = replace(unit("b", nodes=["n1"]), turns=turns("b", "a"))
+    for number, wrong in enumerate((ghost, alone)):
+        [answer] = facts(cell.feed(plan(wrong, name=f"wrong-{number}")), ProposalAnswered)
+        assert (answer.verdict, answer.reason) == ("refused", "invalid")
+    assert cell.job("b").in_line
+
+
+def test_the_same_turns_again_change_nothing(cell: CellDriver) -> None:
+    """The batcher proposes once more what has been done: refused, and no fact is written."""
+    running(cell, "a", "other")
+    cell.submit("b", need=estimate(4))
+    cell.feed(plan(unit("a", "b", nodes=["n1"]), name="p0"))
+    cell.start("b")
+    step = cell.feed(plan(unit("a", "b", nodes=["n1"]), name="p1"))
+    assert facts(step, GroupDecided) == []
+    assert facts(step, ProposalAnswered)[0].detail == "they share these GPUs already, in these turns"
+
+
+def test_people_are_told_with_whom_a_job_takes_turns(cell: CellDriver) -> None:
+    """`penstock why a`: the group, the rotation, the efficiency, its own speed, and what else was considered."""
+    running(cell, "a", "other")
+    cell.submit("b", need=estimate(4))
+    cell.feed(plan(unit("a", "b", nodes=["n1"]), name="p0"))
+    group = cell.job("a").group
+    assert explain(cell.state, "a").text == (
+        f"It runs on n1. It takes turns there with b, as {group}: in the order a, b, an iteration of each in 100 ms, efficiency 0.70; "
+        "it is expected to run at 50% of its speed alone. Considered: apart: 10 % less."
+    )
+
+
+def test_the_end_of_a_member_is_expected_by_its_speed(cell: CellDriver) -> None:
+    """`a` needs 100 s alone and runs at half speed from the beginning: it is expected to end after 200 s, also when half of that is over."""
+    running(cell, "other")
+    cell.submit("a", need=replace(estimate(4), run_ms=100_000))
+    cell.start("a")
+    cell.submit("b", need=estimate(4))
+    cell.feed(plan(unit("a", "b", nodes=["n2"]), name="p0"))
+    began_ms = cell.state.now_ms
+    assert ends_ms(cell.job("a"), began_ms) == began_ms + 200_000
+    assert ends_ms(cell.job("a"), began_ms + 100_000) == began_ms + 200_000
 
 
 def test_a_plan_with_stops_is_refused_where_the_profile_does_not_regroup() -> None:

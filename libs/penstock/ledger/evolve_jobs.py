@@ -235,8 +235,13 @@ def eta_estimated(state: CellState, fact: EtaEstimated) -> None:
 def jobs_ranked(state: CellState, fact: ledger_events.JobsRanked) -> None:
     for rank in fact.ranks:
         job = state.jobs[rank.job_id]
-        job.rank = (rank.level, 0 if rank.chosen else 1, rank.position)
+        job.rank = rank_of(rank)
         state.change_log.add(job.job_id)
+
+
+def rank_of(rank: ledger_events.JobRank) -> tuple[int, int, int]:
+    """As a job has it."""
+    return rank.level, 0 if rank.chosen else 1, rank.position
 
 
 def job_found_unschedulable(state: CellState, fact: ledger_events.JobFoundUnschedulable) -> None:

@@ -7,7 +7,7 @@ from msgspec import Meta
 
 from penstock.model.event import Event, event
 from penstock.model.external_events import Attempt, PublicKey, Token
-from penstock.model.plans import MAX_PROPOSED_UNITS, UnitRef
+from penstock.model.plans import MAX_PLANNED_STOPS, MAX_PROPOSED_UNITS, UnitRef
 from penstock.model.settings import PlacerSettings
 from penstock.model.token import MAX_EPOCH
 from penstock.model.topics import Topic
@@ -366,6 +366,14 @@ class UnitRefused(Value, frozen=True, kw_only=True):
     detail: Annotated[str, Meta(max_length=MAX_UNIT_DETAIL)]
 
 
+class StopRefused(Value, frozen=True, kw_only=True):
+    """A job that a proposed plan names among its stops, and that runs on."""
+
+    job_id: Identifier
+    reason: Refused
+    detail: Annotated[str, Meta(max_length=MAX_UNIT_DETAIL)]
+
+
 @event
 class ProposalAnswered(Event, frozen=True, kw_only=True):
     """The placer's answer to a proposal: done as asked, or refused with the reason (LAW 1).
@@ -375,7 +383,7 @@ class ProposalAnswered(Event, frozen=True, kw_only=True):
     """
 
     TYPE = "penstock.proposal.answered"
-    OMITTED = ("started", "waiting", "refused", "copy_of")
+    OMITTED = ("started", "waiting", "refused", "stopped", "not_stopped", "copy_of")
 
     proposal_id: Identifier
     proposer: Identifier
@@ -388,6 +396,10 @@ class ProposalAnswered(Event, frozen=True, kw_only=True):
     """Units of a plan for which nodes are kept (`PlanAdopted`)."""
     refused: Annotated[tuple[UnitRefused, ...], Meta(max_length=MAX_PROPOSED_UNITS)] = ()
     """Units of a plan, in its order."""
+    stopped: Annotated[int, Meta(ge=0, le=MAX_PLANNED_STOPS)] = 0
+    """Jobs that make way for units of the plan."""
+    not_stopped: Annotated[tuple[StopRefused, ...], Meta(max_length=MAX_PLANNED_STOPS)] = ()
+    """The others that it names, in its order."""
     copy_of: Annotated[int, Meta(ge=0)] = 0
     """Seq of the record that answered this proposal before, with the same verdict: nothing follows from a copy. 0: it is the first."""
 

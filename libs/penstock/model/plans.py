@@ -10,6 +10,7 @@ from penstock.model.types import MAX_GANG_TASKS, Identifier, Milliseconds, Short
 
 MAX_UNITS = MAX_GANG_TASKS
 MAX_PROPOSED_UNITS = 256
+MAX_PLANNED_STOPS = 512
 
 
 class UnitRef(Value, frozen=True, kw_only=True):

@@ -7,12 +7,11 @@ from msgspec import Meta
 from penstock.model.event import Event, event
 from penstock.model.groups import Turns
 from penstock.model.ledger_events import MAX_RANKS, JobRank
-from penstock.model.plans import MAX_PROPOSED_UNITS
+from penstock.model.plans import MAX_PLANNED_STOPS, MAX_PROPOSED_UNITS
 from penstock.model.topics import MAX_PLAN_BYTES, Topic
 from penstock.model.types import MAX_GANG_TASKS, Identifier, Milliseconds, ShortText, Value
 
 MAX_UNIT_JOBS = 256
-MAX_PLANNED_STOPS = 512
 
 
 class ReadVersion(Value, frozen=True, kw_only=True):

@@ -348,6 +348,19 @@ def _waiting(
     )
 
 
+def _turns_text(job: JobState) -> str:
+    """` It takes turns there with b, c, as group-7-0: …`; empty for a job that has its GPUs alone, or of whose turns nothing was predicted."""
+    turns = job.turns
+    if turns is None:
+        return ""
+    others = ", ".join(name for name in turns.job_ids if name != job.job_id)
+    found = (
+        f" It takes turns there with {others}, as {job.group}: in the order {', '.join(turns.job_ids)}, an iteration of each in {turns.period_ms:,.0f} ms, "
+        f"efficiency {turns.efficiency:.2f}; it is expected to run at {job.speed:.0%} of its speed alone."
+    )
+    return f"{found} Considered: {turns.alternative}." if turns.alternative else found
+
+
 def _holding(state: CellState, job: JobState, now_ms: int) -> Explanation:
     """It has its places: launching, running or stopping."""
     nodes = sorted({task.place.node_id for task in job.tasks.values()})
@@ -362,7 +375,7 @@ def _holding(state: CellState, job: JobState, now_ms: int) -> Explanation:
     elif job.status is JobStatus.LAUNCHING:
         text, step = f"It is being started {where}.", "Wait; `penstock get nodes` shows whether they answer."
     elif job.status is JobStatus.RUNNING:
-        text, step = f"It runs {where}.", "Follow it with `penstock logs -f`."
+        text, step = f"It runs {where}.{_turns_text(job)}", "Follow it with `penstock logs -f`."
     else:
         text = f"It is being stopped {where} ({job.stop_reason})."
         step = "Wait; its resources are freed when every exit is proven."

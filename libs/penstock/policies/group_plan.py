@@ -14,8 +14,8 @@ from penstock.ledger.job_state import JobState
 from penstock.ledger.state import CellState
 from penstock.model.groups import Turns
 from penstock.model.ledger_events import MAX_RANKS
-from penstock.model.plans import MAX_PROPOSED_UNITS
-from penstock.model.proposals import MAX_PLANNED_STOPS, ProposedJob, ProposedUnit
+from penstock.model.plans import MAX_PLANNED_STOPS, MAX_PROPOSED_UNITS
+from penstock.model.proposals import ProposedJob, ProposedUnit
 from penstock.model.types import ResourceVector
 from penstock.policies.preemption import node_ids
 from penstock.policies.regroup import Answer, GroupPlan, PlannedGroup, regroups

@@ -1,21 +1,29 @@
 """Which running jobs make way for a proposed plan: those that a unit needs which can then start, tried on a copy on which they have ended.
 
-A unit needs the stop of a job that runs where the unit goes, and of its own members that are to start elsewhere. Who is named, but stands in nobody's way, runs on.
+A unit needs the stop of its own members that are to start elsewhere, of who shares GPUs with those it joins and is not named, and of as many of the jobs on
+its nodes as leave it room: of those that the plan names later, as many as possible run on.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from penstock.ledger.groups import booked
 from penstock.ledger.job_state import JobState
+from penstock.ledger.masks import mask_of
 from penstock.ledger.state import CellState
 from penstock.ledger.succession import awaited
 from penstock.model.proposals import PlanProposed
-from penstock.model.types import MAX_GANG_TASKS
+from penstock.model.transitions import JobStatus
+from penstock.model.types import MAX_GANG_TASKS, WHOLE_GPU, TaskPlacement
 from penstock.policies.base import Profile
-from penstock.policies.refusal import Refusal
+from penstock.policies.overlay import Overlay
+from penstock.policies.refusal import Refusal, unknown
 from penstock.policies.trial import living_places
 from penstock.policies.validate_groups import RUNS
 from penstock.policies.validate_plans import Judged, JudgedUnit, judge
+
+MAX_STOPS = 256  # in one record, which has the plan and its placements, too
+NOT_NEEDED = Refusal("infeasible", "no unit that can start needs its place")
 
 
 class MakesWay(NamedTuple):
@@ -28,15 +36,35 @@ class MakesWay(NamedTuple):
     """As the unit explains itself."""
 
 
+class RunsOn(NamedTuple):
+    """A job that the plan names among its stops, and that is not stopped."""
+
+    job_id: str
+    refusal: Refusal
+
+
+class Stops(NamedTuple):
+    """What becomes of a plan's stops, both in its order."""
+
+    made: Sequence[MakesWay] = ()
+    refused: Sequence[RunsOn] = ()
+
+
 def judge_with_stops(
     state: CellState, proposal: PlanProposed, profile: Profile
-) -> tuple[Judged | Refusal, tuple[MakesWay, ...]]:
+) -> tuple[Judged | Refusal, Stops]:
     """What becomes of each unit if these make way. Nobody does where no unit needs it. Never changes the state."""
-    named = frozenset(job.job_id for job in _may_stop(state, proposal.stops))
-    judged = judge(state, proposal, profile, named)
-    if isinstance(judged, Refusal) or not named:
-        return judged, ()
-    return judged, tuple(_needed(state, judged.units, named))
+    named, refused = _may_stop(state, proposal.stops)
+    judged = judge(state, proposal, profile, frozenset(named))
+    if isinstance(judged, Refusal):
+        return judged, Stops()
+    made = _needed(state, judged, named)
+    refused |= {job_id: NOT_NEEDED for job_id in named if job_id not in made}
+    names = dict.fromkeys(proposal.stops)
+    return judged, Stops(
+        tuple(made[name] for name in names if name in made),
+        tuple(RunsOn(name, refused[name]) for name in names if name in refused),
+    )
 
 
 def judge_after_stops(
@@ -59,55 +87,127 @@ def judge_after_stops(
     if isinstance(found, Refusal):
         return found
     again = {number: unit._replace(number=number) for number, unit in zip(left, found.units, strict=True)}
-    return Judged(
-        tuple(refused.get(number) or again[number] for number in range(len(before.units))), found.full
-    )
+    judged = tuple(refused.get(number) or again[number] for number in range(len(before.units)))
+    return found._replace(units=judged)
 
 
-def _may_stop(state: CellState, names: Iterable[str]) -> Iterator[JobState]:
-    """Of those named: who runs, may be stopped, does not move and is followed by nobody. As many as one record holds."""
+def _may_stop(state: CellState, names: Sequence[str]) -> tuple[dict[str, JobState], dict[str, Refusal]]:
+    """Of those named who may be stopped, as many as one record holds; and why the others may not."""
+    found: dict[str, JobState] = {}
+    refused: dict[str, Refusal] = {}
     tasks = 0
     for name in dict.fromkeys(names):
         job = state.jobs.get(name)
-        if (
-            job is None
-            or job.status not in RUNS
-            or not job.spec.preemptible
-            or job.target
-            or awaited(state, job)
-        ):
-            continue
-        tasks += len(job.tasks)
-        if tasks > MAX_GANG_TASKS:
-            return
-        yield job
+        why = unknown(state, name) if job is None else _stays(state, job)
+        if job is not None and why is None:
+            tasks += len(job.tasks)
+            if len(found) < MAX_STOPS and (not found or tasks <= MAX_GANG_TASKS):
+                found[name] = job
+                continue
+            bound = f"{MAX_STOPS} jobs and {MAX_GANG_TASKS} tasks are stopped in one record; propose it again"
+            why = Refusal("infeasible", bound)
+        if why is not None:
+            refused[name] = why
+    return found, refused
 
 
-def _needed(state: CellState, units: Iterable[JudgedUnit], named: frozenset[str]) -> Iterator[MakesWay]:
-    on_node: dict[str, list[str]] = {}
-    for name in sorted(named, key=lambda name: state.jobs[name].order):
-        for node_id in dict.fromkeys(place.node_id for place in living_places(state.jobs[name])):
-            on_node.setdefault(node_id, []).append(name)
-    left = set(named)
-    for judged in units:
-        if judged.refusal is not None:
-            continue
-        for name in _needed_by(judged, on_node):
-            if name in left:
-                left.discard(name)
-                by = next((job.job_id for job in judged.unit.jobs if job.job_id != name), name)
-                yield MakesWay(state.jobs[name], by, judged.unit.explanation)
+def _stays(state: CellState, job: JobState) -> Refusal | None:
+    """Why no plan may stop it; None: one may. A member of a group may be stopped, for its place there."""
+    if job.target:
+        return Refusal("wrong_state", f"{job.job_id} moves")
+    if job.status is JobStatus.STOPPING:
+        return Refusal("wrong_state", f"{job.job_id} is being stopped already: {job.stop_reason}")
+    if job.status not in RUNS:
+        return Refusal("wrong_state", f"{job.job_id} is {job.status}, and does not run")
+    if not job.spec.preemptible:
+        return Refusal("wrong_state", f"{job.job_id} may not be stopped: preemptible is false")
+    if before := awaited(state, job):
+        return Refusal("wrong_state", f"{job.job_id} starts after {before[0]}, which has not ended")
+    return None
 
 
-def _needed_by(judged: JudgedUnit, on_node: dict[str, list[str]]) -> Iterator[str]:
-    """Of those who are to stop: its own members, and, where it does not start beside them, everybody on its nodes."""
-    unit = judged.unit
-    starts_now = bool(judged.placed) or judged.group is not None
-    nodes = dict.fromkeys(node_id for job in unit.jobs for node_id in job.nodes)
-    members = {job.job_id for job in unit.jobs}
+def _needed(state: CellState, judged: Judged, named: dict[str, JobState]) -> dict[str, MakesWay]:
+    accepted = [unit for unit in judged.units if unit.refusal is None] if named else []
+    waiting = [unit for unit in accepted if not unit.placed and unit.group is None]
+    found: dict[str, MakesWay] = {}
+    for unit in accepted:
+        for name in _own(state, unit, named):
+            found.setdefault(name, _makes_way(named[name], unit))
+    on_node: dict[str, JudgedUnit] = {}
+    for unit in waiting:
+        for job in unit.unit.jobs:
+            for node_id in job.nodes:
+                on_node.setdefault(node_id, unit)
+    left = _Left(state, judged.then, on_node, named)
+    for name, job in reversed(named.items()):
+        if name not in found and not left.runs_on(job):
+            there = next(place.node_id for place in living_places(job) if place.node_id in on_node)
+            found[name] = _makes_way(job, on_node[there])
+    return found
+
+
+def _own(state: CellState, judged: JudgedUnit, named: dict[str, JobState]) -> Iterator[str]:
+    """Members that are to start elsewhere, and, of those whom the unit joins, who is not to go on there."""
     stays = set() if judged.group is None else set(judged.group.running)
-    for names in on_node.values():
-        yield from (name for name in names if name in members and name not in stays)
-    if not starts_now:
-        for node_id in nodes:
-            yield from on_node.get(node_id, ())
+    members = [job.job_id for job in judged.unit.jobs if job.job_id not in stays]
+    yield from (name for name in members if name in named)
+    if judged.unit.kind != "group" or judged.group is not None:
+        return
+    for name in members:
+        job = state.jobs[name]
+        if job.group and name not in named:
+            yield from (other for other in state.groups[job.group] if other in named)
+
+
+def _makes_way(job: JobState, judged: JudgedUnit) -> MakesWay:
+    by = next((other.job_id for other in judged.unit.jobs if other.job_id != job.job_id), job.job_id)
+    return MakesWay(job, by, judged.unit.explanation)
+
+
+class _Left:
+    """What the units that wait leave of their nodes when everybody who is named has ended, by numbers. `nodes`: theirs."""
+
+    def __init__(
+        self, state: CellState, then: Overlay, nodes: dict[str, JudgedUnit], named: dict[str, JobState]
+    ) -> None:
+        self._state, self._then, self._nodes = state, then, nodes
+        self._gone = {*named, *(job.job_id for job in state.stopping.values())}
+        self._free: dict[str, tuple[int, int, int, int]] = {}
+
+    def runs_on(self, job: JobState) -> bool:
+        """Whether it fits beside them, and then it takes what it has."""
+        taken: dict[str, tuple[int, int, int, int]] = {}
+        for place in living_places(job):
+            if place.node_id not in self._nodes:
+                continue
+            free = taken.get(place.node_id) or self._of(place.node_id)
+            if place.gpu_share_milli < WHOLE_GPU:
+                return False  # what is left of each GPU is not counted here
+            part = self._part(job, place)
+            left = tuple(has - wants for has, wants in zip(free, part, strict=True))
+            if any(has < 0 < wants for has, wants in zip(left, part, strict=True)):
+                return False
+            taken[place.node_id] = (left[0], left[1], left[2], left[3])
+        self._free |= taken
+        self._gone.discard(job.job_id)
+        return True
+
+    def _part(self, job: JobState, place: TaskPlacement) -> tuple[int, int, int, int]:
+        """(GPUs without fault, cores, MiB, Mbit/s) beside those of its group who run on."""
+        node = self._state.nodes[place.node_id]
+        own = booked(self._state, job, place, self._gone)
+        sound = mask_of(own.gpus) & node.present_gpu_mask & ~node.faulted_gpu_mask
+        return sound.bit_count(), len(own.cores), own.host_memory_mib, own.bandwidth_mbps
+
+    def _of(self, node_id: str) -> tuple[int, int, int, int]:
+        found = self._free.get(node_id)
+        if found is not None:
+            return found
+        node = self._then.node(node_id)
+        assert node is not None, node_id
+        return (
+            node.healthy_gpu_mask.bit_count(),
+            node.free_core_mask.bit_count(),
+            node.free_host_memory_mib,
+            node.free_bandwidth_mbps,
+        )

@@ -26,6 +26,9 @@ def regroups(demand: Demand) -> bool:
     worker = demand.worker
     return worker.gpus > 0 and worker.gpu_share_milli == WHOLE_GPU
 
+PROPOSER = "batcher"
+"""Who proposes what regroup stages plan: plans of others stop nobody."""
+
 
 class Candidate(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """A job that runs or could. Seconds are real, ≥ 0, and alone on its GPUs; infinite where they are not known."""

@@ -23,12 +23,13 @@ class Room:
         self, state: CellState, *, next_members: bool = True, stops: frozenset[str] = frozenset()
     ) -> None:
         self._state = state
-        self._now = self._then = Overlay(state)
+        self._now = self.then = Overlay(state)
+        """`then`: when all that is being stopped has ended."""
         self._next: NextMembers | None = None
         self._stops = bool(state.stopping or stops)
         """Whether anybody is being stopped."""
         if self._stops:
-            self._then = Overlay(state, ended=True, stops=stops)
+            self.then = Overlay(state, ended=True, stops=stops)
             self._next = NextMembers(state) if next_members and not stops else None
         self._kept: set[str] = set()
         """Nodes with room that is kept."""
@@ -42,15 +43,15 @@ class Room:
         if not self._blocked(nodes) and all(job.status is JobStatus.QUEUED for job, _ in gangs):
             found = self._now.give(gangs)
             if not isinstance(found, str):
-                self._taken([place for placed in found for place in placed.tasks], self._next, self._then)
+                self._taken([place for placed in found for place in placed.tasks], self._next, self.then)
                 return found
             if not self._stops:
                 return found
             later = None if self._next is None else self._next.give(gangs)
             if later is not None:
-                self._taken([place for placed in later for place in placed.tasks], self._now, self._then)
+                self._taken([place for placed in later for place in placed.tasks], self._now, self.then)
                 return later
-        then = self._then.give(gangs)
+        then = self.then.give(gangs)
         if isinstance(then, str):
             return then
         self.keep(nodes)
@@ -62,11 +63,11 @@ class Room:
         blocked = self._blocked(nodes)
         found = Refusal("infeasible", blocked) if blocked else formed(self._state, members, self._now)
         if isinstance(found, Formed):
-            self._taken(found.parts, self._next, self._then)
+            self._taken(found.parts, self._next, self.then)
             return found
         if not waits or not (blocked or self._stops):
             return found
-        then = formed(self._state, members, self._then)
+        then = formed(self._state, members, self.then)
         if isinstance(then, Refusal):
             return then
         self.keep(nodes)

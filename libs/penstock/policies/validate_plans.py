@@ -13,9 +13,10 @@ from penstock.model.proposals import PlanProposed, ProposedJob, ProposedUnit, Re
 from penstock.model.transitions import JobStatus
 from penstock.model.types import MAX_GANG_TASKS
 from penstock.policies.base import Profile
-from penstock.policies.overlay import Placed
+from penstock.policies.overlay import Overlay, Placed
 from penstock.policies.profiles import in_force, profile_for
 from penstock.policies.refusal import Refusal, frozen, unknown
+from penstock.policies.regroup import PROPOSER
 from penstock.policies.room import Room
 from penstock.policies.validate_groups import RUNS, Formed, comes_back_to_queue, shared_already
 
@@ -36,10 +37,13 @@ class JudgedUnit(NamedTuple):
 
 
 class Judged(NamedTuple):
-    """Each unit, in the plan's order. `full`: some wait for the next record alone."""
+    """Each unit, in the plan's order."""
 
     units: tuple[JudgedUnit, ...]
     full: bool
+    """Some wait for the next record alone."""
+    then: Overlay
+    """The nodes, less what the units get, when all that is being stopped has ended."""
 
 
 def judge(
@@ -66,11 +70,22 @@ def judge(
             if name not in (jobs if kind == "job" else nodes):
                 return Refusal("stale", why)
     profile = profile or profile_for(state.settings)
-    if proposal.stops and profile.regroup is None:
-        return Refusal("unsupported", f"profile {profile.name} lets no plan stop running jobs")
+    if (refusal := _who_runs(proposal, profile)) is not None:
+        return refusal
     judging = _Judging(state, profile, stale, stops)
     units = tuple(judging.unit(number, unit) for number, unit in enumerate(proposal.units))
-    return Judged(units, judging.room.full)
+    return Judged(units, judging.room.full, judging.room.then)
+
+
+def _who_runs(proposal: PlanProposed, profile: Profile) -> Refusal | None:
+    """Whether it may say who runs, if it does."""
+    if not proposal.stops and not proposal.ranks:
+        return None
+    if profile.regroup is None:
+        return Refusal("unsupported", f"profile {profile.name} lets no plan stop running jobs, or rank jobs")
+    if proposal.proposer != PROPOSER:
+        return Refusal("unsupported", f"only plans of {PROPOSER} stop running jobs, or rank jobs")
+    return None
 
 
 def moved_on(state: CellState, read: ReadVersion) -> str:
@@ -85,6 +100,8 @@ def moved_on(state: CellState, read: ReadVersion) -> str:
 
 def _of_the_plan(state: CellState, proposal: PlanProposed) -> Refusal | None:
     jobs = [job for unit in proposal.units for job in unit.jobs]
+    if not jobs and not proposal.stops and not proposal.ranks:
+        return Refusal("invalid", "the plan is empty")
     if len({job.job_id for job in jobs}) < len(jobs):
         return Refusal("invalid", "a job is planned twice")
     if len(jobs) > MAX_UNITS:
@@ -128,6 +145,8 @@ class _Judging:
 
     def unit(self, number: int, unit: ProposedUnit) -> JudgedUnit:
         """Takes what it gets off the room for the next ones."""
+        if (wrong := _wrong_turns(unit)) is not None:
+            return JudgedUnit(number, unit, (), wrong)
         if unit.kind == "group":
             found = self._group(unit)
             if isinstance(found, Refusal):
@@ -162,6 +181,8 @@ class _Judging:
             return late
         members = [(job.job_id, job.nodes) for job in unit.jobs]
         if unit.turns is not None and (same := shared_already(state, members)) is not None:
+            if all(state.jobs[job_id].turns == unit.turns for job_id in same.running):
+                return Refusal("invalid", "they share these GPUs already, in these turns")
             return same
         return self.room.form(members, waits=late is None and self._claims is None)
 
@@ -220,6 +241,16 @@ class _Judging:
         if passed >= self._max_overtakes:
             why = f"{self._head} is first in the queue and {passed} plans have passed it: one has to start it first"
             yield Refusal("wrong_state", why)
+
+
+def _wrong_turns(unit: ProposedUnit) -> Refusal | None:
+    if unit.turns is None:
+        return None
+    if unit.kind != "group":
+        return Refusal("invalid", "turns are named for jobs that do not share GPUs")
+    if sorted(unit.turns.job_ids) != sorted(job.job_id for job in unit.jobs):
+        return Refusal("invalid", "the turns are not those of the group's members")
+    return None
 
 
 def _too_large(unit: ProposedUnit) -> Refusal | None:

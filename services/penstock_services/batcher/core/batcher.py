@@ -27,7 +27,8 @@ from penstock.model.plans import MAX_PROPOSED_UNITS
 from penstock.model.proposals import PlanProposed
 from penstock.model.settings import PlacerSettings
 from penstock.policies.profiles import UnknownProfile, profile_for
-from penstock_services.batcher.core.proposal import PROPOSER, Planned, proposal_of
+from penstock.policies.regroup import PROPOSER
+from penstock_services.batcher.core.proposal import Planned, proposal_of
 from penstock_services.batcher.core.triggers import asks_for_plan
 
 MAX_LEAD_MS = 2_000  # before a window's end: a cold worker starts in 1 s, 200 jobs on 128 nodes take 0.5 s

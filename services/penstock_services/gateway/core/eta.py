@@ -12,6 +12,7 @@ import msgspec
 
 from penstock.ledger.job_state import WAITING, JobState
 from penstock.ledger.remaining import Remaining
+from penstock.ledger.speed import slowed_ms
 from penstock.model.types import Estimate
 
 MAX_LEFT_MS = 100 * 366 * 86_400_000  # a century: no clock and no screen shows more
@@ -61,15 +62,20 @@ def remaining(
 
 
 def ends_ms(job: JobState, now_ms: int) -> int | None:
-    """When a job that holds resources is expected to end, as `remaining` answers; None: not known. Microseconds: many are asked for."""
+    """When a job that holds resources is expected to end, as `remaining` answers; None: not known. Microseconds: many are asked for.
+
+    In a group by the speed that it has there now.
+    """
+    slowed = slowed_ms(job, now_ms)
     if job.eta is not None and job.eta.attempt == job.attempt:
-        return now_ms + _whole(job.eta.left_ms.middle - job.eta.passed_ms(job.running_ms, now_ms))
+        left_ms = job.eta.left_ms.middle - job.eta.passed_ms(job.running_ms, now_ms) + slowed
+        return now_ms + _whole(left_ms / job.speed)
     estimate = job.estimate
     run_ms = None if estimate is None else estimate.run_ms_with(job.workers, job.spec.fewest_workers)
     if run_ms is None:
         return None
     ran_ms = 0 if job.running_ms is None else max(0, now_ms - job.running_ms)
-    return now_ms + max(0, run_ms - ran_ms)
+    return now_ms + _whole((run_ms - ran_ms + slowed) / job.speed)
 
 
 def _reported(eta: Remaining, running_ms: int | None, now_ms: int) -> Mapping[str, Any]:

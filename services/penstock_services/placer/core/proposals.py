@@ -3,14 +3,17 @@
 from collections.abc import Iterator
 from typing import Any
 
+from penstock.ledger.evolve_jobs import rank_of
 from penstock.ledger.plans import proposal_key
 from penstock.ledger.state import CellState
 from penstock.model.event import Event
 from penstock.model.ledger_events import (
     MAX_UNIT_DETAIL,
     JobPreempted,
+    JobRank,
     JobsRanked,
     ProposalAnswered,
+    StopRefused,
     UnitRefused,
 )
 from penstock.model.plans import PlanUnit, UnitRef
@@ -57,8 +60,8 @@ def _plan(state: CellState, event: PlanProposed, profile: Profile, explain: Expl
     """Units that may start do, nodes are kept for those that wait for stops; each is answered."""
     about: dict[str, Any] = {"proposal_id": event.proposal_id, "proposer": event.proposer}
     found, stops = judge_with_stops(state, event, profile)
-    if stops and not isinstance(found, Refusal):
-        for makes_way in stops:
+    if stops.made and not isinstance(found, Refusal):
+        for makes_way in stops.made:
             yield from _stop(state, event, makes_way)
         found = judge_after_stops(state, event, profile, found)
     if isinstance(found, Refusal):
@@ -78,7 +81,7 @@ def _plan(state: CellState, event: PlanProposed, profile: Profile, explain: Expl
             starting.append((judged, ref))
         else:
             waiting += units.waiting(state, judged.unit, ref, event.valid_until_ms)
-    if ranks := tuple(rank for rank in event.ranks if rank.job_id in state.jobs):
+    if ranks := _changed_ranks(state, event):
         yield JobsRanked(ranks=ranks)
     if len(refused) < len(found.units):
         yield from units.adopt(state, waiting)
@@ -94,9 +97,20 @@ def _plan(state: CellState, event: PlanProposed, profile: Profile, explain: Expl
         started=len(starting),
         waiting=len(found.units) - len(starting) - len(refused),
         refused=tuple(refused),
+        stopped=len(stops.made),
+        not_stopped=tuple(
+            StopRefused(job_id=job_id, reason=why.reason, detail=why.detail[:MAX_UNIT_DETAIL])
+            for job_id, why in stops.refused
+        ),
     )
     if found.full:
         yield continuation(state)
+
+
+def _changed_ranks(state: CellState, event: PlanProposed) -> tuple[JobRank, ...]:
+    """Of jobs that still live, where they stand otherwise by now; of several of one job the last."""
+    found = {rank.job_id: rank for rank in event.ranks if rank.job_id in state.jobs}
+    return tuple(rank for job_id, rank in found.items() if state.jobs[job_id].rank != rank_of(rank))
 
 
 def _stop(state: CellState, event: PlanProposed, found: MakesWay) -> Iterator[Event]:
