@@ -53,7 +53,7 @@ class Room:
         then = self._then.give(gangs)
         if isinstance(then, str):
             return then
-        self._keep(nodes)
+        self.keep(nodes)
         return None
 
     def form(self, members: Members, *, waits: bool) -> Formed | Refusal | None:
@@ -69,7 +69,7 @@ class Room:
         then = formed(self._state, members, self._then)
         if isinstance(then, Refusal):
             return then
-        self._keep(nodes)
+        self.keep(nodes)
         return None
 
     def _blocked(self, nodes: Sequence[str]) -> str:
@@ -86,7 +86,8 @@ class Room:
             if overlay is not None:
                 overlay.take(places)
 
-    def _keep(self, nodes: Sequence[str]) -> None:
+    def keep(self, nodes: Sequence[str]) -> None:
+        """What is free of these nodes is for a unit that waits."""
         self._kept.update(nodes)
         self.full |= self._too_many(nodes)
 

@@ -124,7 +124,10 @@ class _Tried(NamedTuple):
 
 
 def _tried(room: Room, unit: Waiting, gangs: Gangs) -> _Tried | None:
-    """None: it would not fit even when all stops are proven."""
+    """None: it would not fit even when all stops are proven. Who still has to make way itself is not judged before it has."""
+    if not all(job.in_line for job, _ in gangs):
+        room.keep([node_id for _, nodes in gangs for node_id in nodes])
+        return _Tried()
     if unit.group is None:
         placed = room.give(gangs)
         return None if isinstance(placed, str) else _Tried(placed or ())
