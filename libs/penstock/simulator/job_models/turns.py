@@ -52,12 +52,24 @@ class Turns(Around):
 
 @lru_cache(KNOWN_GROUPS)
 def speeds(members: tuple[Stages, ...]) -> tuple[float, ...]:
-    """Of each member beside the others, as a share of its speed alone, 0 – 1; equal members are equally fast."""
-    made, passed_ms = _Cycle([_stages(one) for one in members]).iterations()
+    """Of each member beside the others, as a share of its speed alone, > 0 – 1; equal members are equally fast."""
+    stages = [_stages(one) for one in members]
+    made, passed_ms = _Cycle(stages).iterations()
     found: dict[Stages, list[float]] = {}
     for one, iterations in zip(members, made, strict=True):
         found.setdefault(one, []).append(iterations * one.iteration_ms / passed_ms)
-    return tuple(min(1.0, sum(found[one]) / len(found[one])) for one in members)
+    played = {one: sum(each) / len(each) for one, each in found.items()}
+    return tuple(
+        min(1.0, max(played[one], _least(one, own, stages))) for one, own in zip(members, stages, strict=True)
+    )
+
+
+def _least(
+    one: Stages, own: Sequence[tuple[int, float]], members: Sequence[Sequence[tuple[int, float]]]
+) -> float:
+    """Its share where each other member has each lock before it has; bounds what is played with members of very different lengths."""
+    at_each = [sum(ms for stages in members for held, ms in stages if held == lock) for lock in range(LOCKS)]
+    return one.iteration_ms / sum(at_each[lock] if lock < LOCKS else ms for lock, ms in own)
 
 
 def _parts(job: TraceJob) -> Stages:
