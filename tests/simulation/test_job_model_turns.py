@@ -1,5 +1,8 @@
 """Job model `turns`: groups by hand, bounds for any group, and a group in a cell."""
 
+import json
+from pathlib import Path
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,8 +15,15 @@ from penstock.simulator.job_models.steady import SteadyWork
 from penstock.simulator.job_models.turns import Turns, speeds
 from penstock.simulator.traces.cluster import nodes_of
 from penstock.simulator.traces.jobs import Stages, TraceJob
+from tests.support.command_line import penstock
 
 from .scenarios import ends
+
+COLUMNS = (
+    "job_id,num_gpu,submit_time,iterations,model_name,batch_size,duration,interval,iteration_time,"
+    "resource_time_0,resource_time_1,resource_time_2,priority"
+)
+MIX = f"{COLUMNS}\n0,1,0,1000,loads,8,100000,0,100,100,0,0,0\n1,1,0,1000,trains,8,100000,0,100,0,100,0,0\n"
 
 STORAGE = Stages(100, 100, 0, 0)
 GPU = Stages(100, 0, 100, 0)
@@ -102,3 +112,21 @@ def test_a_job_that_is_regrouped_pays_its_restart() -> None:
     figures = found.figures(1, 1)
     started = sum(life.starts for life in found.meter.lives.values())
     assert figures.launch_gpu_h == pytest.approx((started - 3) * 20 / 3_600)
+
+
+def test_the_command_line_gives_the_batcher_its_time_and_wrong_stage_times(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Somebody asks what a slow batcher costs, and profiles that are wrong: both are said in the output; nonsense is refused."""
+    (tmp_path / "t.csv").write_text(MIX)
+    command = ("simulate", str(tmp_path / "t.csv"), "--cluster", "1x1", "--truth", "turns", "-o", "json")
+    options = ("--profile", "muri-s", "--durations", "known")
+    assert penstock(*command, *options, "--batcher-time", "30s", "--profile-noise", "0.5") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["makespan_s"] == pytest.approx(130, abs=1)
+    assert "the batcher plans for 30 s" in found["assumptions"]["latency"]
+    assert "up to 50% too large or too small" in found["assumptions"]["stage_times"]
+    assert penstock(*command, *options, "--profile-noise", "2") == 2
+    assert "--profile-noise: between 0 and 1" in capsys.readouterr().err
+    assert penstock(*command, *options, "--batcher-time", "soon") == 2
+    assert "--batcher-time: " in capsys.readouterr().err
