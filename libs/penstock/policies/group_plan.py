@@ -2,7 +2,7 @@
 
 Members that hold the same GPUs and shall go on doing so stay. Of a group that changes the largest part stays where it is (ties: whose stop costs most, then the
 oldest), and the others join it. Everybody else who runs and shall not is stopped. Groups without a part that stays get nodes by first fit on a copy of the nodes on
-which the stopped ones have ended, those with the largest workers first.
+which the stopped ones have ended, those with the largest workers first. Where that leaves one without nodes, groups with smaller workers move.
 """
 
 from collections.abc import Iterable, Sequence
@@ -31,10 +31,69 @@ class _Part(NamedTuple):
     turns: Turns | None
 
 
+class _Placed(NamedTuple):
+    stops: Sequence[JobState]
+    units: Sequence[ProposedUnit]
+    lacking: _Part | None
+    """The first that found no nodes."""
+
+
 def group_plan(state: CellState, answer: Answer) -> GroupPlan:
     """Nothing in any part of it: everything stays as it is. The same state and answer give the same plan."""
     taken: set[str] = set()
     groups = [part for group in answer.groups if (part := _split(state, group, taken)) is not None]
+    placed = _defragmented(state, groups)
+    moved = {job.job_id for unit in placed.units for job in unit.jobs}
+    ranks = tuple(rank for rank in answer.ranks if rank.job_id in state.jobs)[:MAX_RANKS]
+    units = placed.units[:MAX_PROPOSED_UNITS]
+    helps = _nodes(units)
+    named = [
+        job.job_id
+        for job in placed.stops
+        if job.job_id in moved or any(task.place.node_id in helps for task in job.tasks.values())
+    ]
+    return GroupPlan(units, tuple(named[:MAX_PLANNED_STOPS]), ranks)
+
+
+def _defragmented(state: CellState, groups: Sequence[_Part]) -> _Placed:
+    """Where a group finds no nodes, smaller ones move out of the nodes that they use least; nobody moves if that does not help."""
+    as_it_is = placed = _placed(state, groups)
+    while placed.lacking is not None:
+        mover = _mover(groups, placed.lacking)
+        if mover is None:
+            return as_it_is
+        groups = [_moving(part) if part is mover else part for part in groups]
+        placed = _placed(state, groups)
+    return placed
+
+
+def _mover(groups: Sequence[_Part], lacking: _Part) -> _Part | None:
+    """Of those that stay, with smaller workers than who lacks nodes, one on the node with least GPUs of such; ties: the last in order."""
+    wanted = lacking.comes[0].demand.worker.gpus
+    smaller = [
+        part
+        for part in groups
+        if part.stays and all(len(task.place.gpus) < wanted for task in part.stays[0].tasks.values())
+    ]
+    used: dict[str, int] = {}
+    for part in smaller:
+        for task in part.stays[0].tasks.values():
+            used[task.place.node_id] = used.get(task.place.node_id, 0) + len(task.place.gpus)
+    may_move = [
+        part for part in smaller if all(job.spec.preemptible and not job.target for job in part.stays)
+    ]
+    return min(
+        reversed(may_move),
+        key=lambda part: min(used[task.place.node_id] for task in part.stays[0].tasks.values()),
+        default=None,
+    )
+
+
+def _moving(part: _Part) -> _Part:
+    return part._replace(stays=(), comes=(*part.stays, *part.comes))
+
+
+def _placed(state: CellState, groups: Sequence[_Part]) -> _Placed:
     shall_run = {job.job_id for part in groups for job in part.stays}
     stops = [
         job
@@ -45,22 +104,16 @@ def group_plan(state: CellState, answer: Answer) -> GroupPlan:
     units = [unit for part in groups if part.stays and (unit := _joined(part)) is not None]
     new = [part for part in groups if not part.stays]
     new.sort(key=lambda part: -part.comes[0].demand.worker.gpus)  # else in the order of the answer
+    lacking: _Part | None = None
     for part in new:
         demand = part.comes[0].demand
         fit = trial.fit(demand)
         if fit is not None:
             trial.claim(demand, fit)
             units.append(_unit(part, node_ids(state, demand, fit)))
-    moved = {job.job_id for unit in units for job in unit.jobs}
-    ranks = tuple(rank for rank in answer.ranks if rank.job_id in state.jobs)[:MAX_RANKS]
-    units = units[:MAX_PROPOSED_UNITS]
-    helps = _nodes(units)
-    named = [
-        job.job_id
-        for job in stops
-        if job.job_id in moved or any(task.place.node_id in helps for task in job.tasks.values())
-    ]
-    return GroupPlan(units, tuple(named[:MAX_PLANNED_STOPS]), ranks)
+        else:
+            lacking = lacking or part
+    return _Placed(stops, units, lacking)
 
 
 def _split(state: CellState, group: PlannedGroup, taken: set[str]) -> _Part | None:
