@@ -47,7 +47,11 @@ def write_tables(root: Path) -> Path:
             rows = "progress,iteration,metric,grad_sqr,grad_var\n10,1,0.1,1,0\n20,2,0.5,1,0\n"
             (folder / f"validation-{batch}.csv").write_text(rows)
     files = {
-        "muri/stage_profiles.csv": "model,num_gpu,iteration_ms\nvgg16,1,100\nvgg16,2,150\nvgg16,16,400\n",
+        "muri/stage_profiles.csv": "model,num_gpu,batch_size,iteration_ms,storage_cpu_ms,gpu_ms,network_ms,startup_overhead_s\n"
+        + "".join(
+            f"vgg16,{gpus},16,{ms},50,40,{gpus},7\n"
+            for gpus, ms in ((1, 100), (2, 150), (4, 200), (8, 300), (16, 400))
+        ),
         "charrnn/charrnn_x_error.csv": "x_1,x_2,x_3\n4,8,5\n2,6,3\n1,5,2\n",
         "openb/openb_pod_list_default.csv": PODS,
         "synergy/cpu_mem_sensitivity.csv": "cpu_gpu_ratio_dir,model,num_gpu,cpus,mem_gb,relative_tput\n"

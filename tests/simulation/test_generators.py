@@ -70,6 +70,18 @@ def test_any_rate_of_a_plain_day_exists() -> None:
         assert generator_of(name) is None, name
 
 
+def test_any_mix_of_muri_s_models_asks_for_its_load() -> None:
+    """Somebody wants three quarters of the jobs on one GPU, and half as much again as the cluster has."""
+    found = generator_of("muri-mix/75-percent-1-gpu-load-150")
+    assert found is not None
+    jobs = found.make(0)
+    assert sum(job.gpus == 1 for job in jobs) / len(jobs) == pytest.approx(0.75, abs=0.07)
+    asked_s = sum(job.duration_s * job.gpus for job in jobs)
+    assert asked_s / jobs[-1].submit_s / 64 == pytest.approx(1.5)
+    for name in ("muri-mix/101-percent-1-gpu-load-100", "muri-mix/50-percent-1-gpu-load-0", "muri-mix/50"):
+        assert generator_of(name) is None, name
+
+
 def test_jobs_that_cannot_run_are_told() -> None:
     """A small cluster for a large workload: every job that is too large, by name."""
     generator = GENERATORS["poisson/10-per-hour"]

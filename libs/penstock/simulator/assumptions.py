@@ -53,15 +53,21 @@ def assumptions(
     """Key → sentence. `endless`: no job ends."""
     if endless:
         return {"run_times": "No job ends.", "restarts": "No job restarts.", "latency": _latency(options)}
-    return {
+    found = {
         "run_times": _run_times(variants),
         "restarts": _restarts(work, options, jobs),
         "latency": _latency(options),
     }
+    if options.profile_noise:
+        error = f"{options.profile_noise:.0%}"
+        found["stage_times"] = (
+            f"Stage times that policies are given are up to {error} too large or too small."
+        )
+    return found
 
 
 LABELS: Mapping[str, str] = MappingProxyType(
-    {"times": "Times", "decided_by": "Decided by", "run_times": "Run times", "restarts": "Restarts", "latency": "Latency"}
+    {"times": "Times", "decided_by": "Decided by", "run_times": "Run times", "restarts": "Restarts", "latency": "Latency", "stage_times": "Stage times"}
 )  # fmt: skip
 
 
@@ -122,6 +128,10 @@ def _latency(options: Options) -> str:
         text += "; the estimator answers as fast as it did here"
     elif options.estimator_s:
         text += f"; the estimator answers after {options.estimator_s:g} s"
+    if options.planning_s is None:
+        text += "; the batcher plans as fast as it did here"
+    elif options.planning_s:
+        text += f"; the batcher plans for {options.planning_s:g} s"
     start_s, stop_s = options.latency
     if not (start_s or stop_s):
         return f"{text}; a task starts with its order, and ends with its SIGTERM."

@@ -183,6 +183,21 @@ class SimulationOptions:
             "it really takes here, so that no run repeats.",
         ),
     ] = "0s"
+    batcher_time: Annotated[
+        str,
+        typer.Option(
+            metavar="TIME|measured",
+            help="How long the batcher takes for a plan, under profiles for which it plans. measured: as long as it really takes here, "
+            "so that no run repeats.",
+        ),
+    ] = "0s"
+    profile_noise: Annotated[
+        float,
+        typer.Option(
+            metavar="0…1",
+            help="Largest relative error of the stage times that policies are given, of each model and batch size; what runs is not changed.",
+        ),
+    ] = 0.0
     columns: Columns = None
     skip_bad: SkipBad = False
     check: Annotated[bool, typer.Option("--check", help="Check all invariants after every record.")] = False
@@ -357,6 +372,8 @@ def judge(asked: SimulationOptions) -> Given:
     for name in ("start_latency", "stop_latency", "ticks"):
         if not 0 <= getattr(asked, name) <= MAX_SECONDS:
             raise BadCommand(f"--{name.replace('_', '-')}: between 0 and {MAX_SECONDS:,} seconds")
+    if not 0 <= asked.profile_noise <= 1:
+        raise BadCommand("--profile-noise: between 0 and 1")
     restarts = restarts_of(asked.restart_cost)
     options = Options(
         latency=Latency(asked.start_latency, asked.stop_latency),
@@ -365,23 +382,25 @@ def judge(asked: SimulationOptions) -> Given:
         check_every_step=asked.check,
         slices_per_core=cluster.slices_per_core,
         grace_ms=grace_of(asked.grace, restarts),
-        estimator_s=_planning_s(asked.estimator_time),
+        estimator_s=_planning_s("estimator", asked.estimator_time),
+        planning_s=_planning_s("batcher", asked.batcher_time),
+        profile_noise=asked.profile_noise,
         prelaunch=asked.prelaunch,
     )
     path = Path(asked.trace) if generator is not None else locate(asked.trace)
     return Given(asked, cluster, options, job_model, path, restarts, generator)
 
 
-def _planning_s(text: str) -> float | None:
+def _planning_s(service: str, text: str) -> float | None:
     """None: measured. Raises `BadCommand`."""
     if text == "measured":
         return None
     try:
         found = duration_ms(text) / 1_000
     except ValueError as error:
-        raise BadCommand(f"--estimator-time: {error}, or measured") from error
+        raise BadCommand(f"--{service}-time: {error}, or measured") from error
     if found > MAX_SECONDS:
-        raise BadCommand(f"--estimator-time: between 0 and {MAX_SECONDS:,} seconds, or measured")
+        raise BadCommand(f"--{service}-time: between 0 and {MAX_SECONDS:,} seconds, or measured")
     return found
 
 

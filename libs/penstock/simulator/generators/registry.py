@@ -9,6 +9,7 @@ from penstock.simulator.generators.base import Generator
 from penstock.simulator.generators.coda import coda
 from penstock.simulator.generators.genie import RATES, genie
 from penstock.simulator.generators.liquid import NODES, batch, immediate
+from penstock.simulator.generators.muri_mix import muri_mix
 from penstock.simulator.generators.poisson import poisson
 from penstock.simulator.generators.specon import SCHEDULES, specon
 from penstock.simulator.generators.summary import generator_from, read_sums
@@ -16,6 +17,7 @@ from penstock.simulator.traces.importing import DATA_VARIABLE, SUMMARIES, Fits, 
 
 FORMAT = "generated"
 POISSON = re.compile(r"poisson/([1-9][0-9]{0,3})-per-hour")
+MURI_MIX = re.compile(r"muri-mix/(100|[1-9]?[0-9])-percent-1-gpu-load-([1-9][0-9]{0,2})")
 
 GENERATORS: Mapping[str, Generator] = MappingProxyType(
     {f"liquid/batch-{nodes}": batch(nodes) for nodes in NODES}
@@ -23,9 +25,10 @@ GENERATORS: Mapping[str, Generator] = MappingProxyType(
     | {f"genie/{per_hour}-per-hour": genie(per_hour) for per_hour in RATES}
     | {f"specon/{name}": specon(name) for name in SCHEDULES}
     | {"coda/default": coda()}
+    | {f"muri-mix/{share}-percent-1-gpu-load-100": muri_mix(share, 100) for share in (0, 50, 100)}
     | {f"poisson/{per_hour}-per-hour": poisson(per_hour) for per_hour in (10, 60)}
 )
-"""Those that are always there, though most need measured tables; any other rate of `poisson/…-per-hour` exists too."""
+"""Those that are always there, though most need measured tables; any other rate of `poisson/…-per-hour`, share and load of `muri-mix/…` exist too."""
 HELIOS = "helios"
 
 
@@ -51,6 +54,8 @@ def generator_of(name: str) -> Generator | None:
     found = GENERATORS.get(name)
     if found is None and (match := POISSON.fullmatch(name)) is not None:
         return poisson(int(match[1]))
+    if found is None and (match := MURI_MIX.fullmatch(name)) is not None:
+        return muri_mix(int(match[1]), int(match[2]))
     return found
 
 

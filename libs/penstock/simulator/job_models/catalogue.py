@@ -39,6 +39,7 @@ from penstock.simulator.job_models.sharing import (
 from penstock.simulator.job_models.steady import SteadyWork
 from penstock.simulator.job_models.steps import StageTimes, StepTimes
 from penstock.simulator.job_models.tables import STAGE_PROFILES
+from penstock.simulator.job_models.turns import Turns
 from penstock.simulator.traces.cluster import UNKNOWN_GPU
 from penstock.simulator.traces.importing import Trace, data_path, data_root
 from penstock.simulator.traces.jobs import TraceJob
@@ -226,6 +227,7 @@ MODELS: Mapping[str, Kind] = MappingProxyType(
         "bandwidth": Kind(_bandwidth, around="cpu"),
         "convergence": Kind(_convergence, around="constant"),
         "links": Kind(lambda asked, inner: Links(inner), around="stages"),
+        "turns": Kind(lambda asked, inner: Turns(inner), around="constant"),
         "measured-phases": Kind(_measured_phases, around="constant"),
         "phases": Kind(_phases, ("launch_s", "save_s"), "constant"),
         "shared-node": Kind(lambda asked, inner: SharedNode(inner), around="constant"),
