@@ -33,9 +33,10 @@ from penstock.model.envelope import Envelope, from_wire, to_wire
 from penstock.model.errors import EventError
 from penstock.model.event import Event
 from penstock.model.external_events import NodeJoined, OrderRefused, TaskExited, TaskStarted
+from penstock.model.nodes import Gpu, NodeSpec
 from penstock.model.orders import StartTask, StopTask
 from penstock.model.topics import Topic, node_partition
-from penstock.model.types import Gpu, NodeSpec, Usage
+from penstock.model.types import Usage
 from penstock.runtime.service import main as service_main
 from penstock.runtime.settings import Settings
 

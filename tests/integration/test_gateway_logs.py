@@ -16,7 +16,8 @@ from infra.devservers.kafka import make_certificates
 from penstock.cli import follow
 from penstock.client import AsyncClient, BadRequest, Client
 from penstock.model.external_events import NodeJoined, NodeLeft, RunningTask
-from penstock.model.types import JobSpec, LogServer, RetryPolicy
+from penstock.model.nodes import LogServer
+from penstock.model.types import JobSpec, RetryPolicy
 from penstock.runtime.log_archive import LogArchive
 from penstock.runtime.task_logs import log_name, log_path
 from penstock_services.gateway.shell import log_reader, logs

@@ -64,6 +64,7 @@ def batch_tables(quick: bool) -> Iterator[PaperTable]:
             rows = []
             for profile in OURS:
                 mine = [one[which] for one in runs[profile, True]]
+                others: list[tuple[str, list[tuple[float, float]], float | None]]
                 others = [(f"{profile} one after the other", runs[profile, False], None)]
                 others += [(other, runs[other, False], published[other]) for other in OTHERS]
                 for label, theirs, claimed in others:

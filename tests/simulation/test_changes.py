@@ -7,9 +7,9 @@ import pytest
 from msgspec.structs import replace
 
 from penstock.model.adjustments import TaskAdjusted
+from penstock.model.nodes import Isolation
 from penstock.model.proposals import CoresProposed, ThrottleProposed
 from penstock.model.settings import PlacerSettings
-from penstock.model.types import Isolation
 from penstock.simulator.engine import Options, Simulation
 from penstock.simulator.job_models.cores import Cpu, amdahl
 from penstock.simulator.job_models.model import Allocation, Constant, End, JobModel

@@ -13,7 +13,8 @@ from penstock.model import external_events, ledger_events
 from penstock.model.codec import encode
 from penstock.model.estimates import JobEstimated
 from penstock.model.event import Event
-from penstock.model.types import Estimate, Gpu, NodeSpec, ResourceVector, TaskPlacement
+from penstock.model.nodes import Gpu, NodeSpec
+from penstock.model.types import Estimate, ResourceVector, TaskPlacement
 from penstock.runtime.event_import import read_events, read_ledger
 from penstock.simulator.commands.export import lines_of
 from penstock.simulator.engine import Options

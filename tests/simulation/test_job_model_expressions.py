@@ -146,6 +146,8 @@ PURE = (
     "sharing",
     "steps",
     "muri",
+    "muri_period",
+    "turns",
     "placement_table",
 )
 

@@ -50,7 +50,7 @@ def test_muri_ends_equal_jobs_in_one_moment_and_reports_at_limits() -> None:
     work = MuriWork(START_UP_S, limits_gpu_s=(60.0,))
     for name, gpus in (("a", 1), ("b", 1), ("c", 2)):
         work.admit(muri_job(name, 50, gpus), 0.0)
-        work.started(name, {"n": Allocation(tuple(range(gpus)))}, 0.0)
+        work.started(name, {f"n-{name}": Allocation(tuple(range(gpus)))}, 0.0)
     assert work.next_s() == 30
     instant = work.advance(30.0)
     assert instant.ended == []

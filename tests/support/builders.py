@@ -11,8 +11,9 @@ from penstock.ledger.state import CellState
 from penstock.model import external_events, ledger_events
 from penstock.model.estimates import JobEstimated
 from penstock.model.event import Event
+from penstock.model.nodes import Gpu, NodeSpec
 from penstock.model.settings import PlacerSettings
-from penstock.model.types import Estimate, Gpu, JobSpec, NodeSpec, ResourceVector, RetryPolicy
+from penstock.model.types import Estimate, JobSpec, ResourceVector, RetryPolicy
 from penstock.policies.base import LazyRng, Plan, Policy, assign
 from penstock.policies.profiles import profile_for
 

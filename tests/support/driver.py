@@ -14,17 +14,10 @@ from penstock.model.estimates import JobEstimated
 from penstock.model.event import Event
 from penstock.model.external_events import JobSubmitted, NodeJoined, RunningTask, TaskExited, TaskStarted
 from penstock.model.ledger_events import PlacementExplanation, TermStarted, TimerFired
+from penstock.model.nodes import Gpu, NodeSpec
 from penstock.model.orders import Order
 from penstock.model.settings import PlacerSettings
-from penstock.model.types import (
-    Estimate,
-    Gpu,
-    JobSpec,
-    NodeSpec,
-    ResourceRequest,
-    ResourceVector,
-    RetryPolicy,
-)
+from penstock.model.types import Estimate, JobSpec, ResourceRequest, ResourceVector, RetryPolicy
 from penstock_services.placer.core.orders import outstanding
 from penstock_services.placer.core.recorder import Recorder
 from penstock_services.placer.core.step import Step

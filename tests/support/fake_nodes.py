@@ -17,9 +17,9 @@ from penstock.model.codec import encode
 from penstock.model.envelope import headers
 from penstock.model.event import Event
 from penstock.model.external_events import NodeJoined, OrderRefused, TaskExited, TaskStarted
+from penstock.model.nodes import NodeSpec
 from penstock.model.orders import StartTask, StopTask
 from penstock.model.topics import NODE_PARTITIONS, Topic
-from penstock.model.types import NodeSpec
 
 START_TASK = f"{StartTask.TYPE}.v{StartTask.VERSION}".encode()
 STOP_TASK = f"{StopTask.TYPE}.v{StopTask.VERSION}".encode()

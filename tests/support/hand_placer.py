@@ -19,10 +19,11 @@ from penstock.model.external_events import (
     TaskStarted,
 )
 from penstock.model.ledger_events import TermStarted, TimerFired
+from penstock.model.nodes import Gpu, LogServer, NodeSpec
 from penstock.model.settings import PlacerSettings
 from penstock.model.topics import Topic
 from penstock.model.transitions import JobStatus
-from penstock.model.types import Estimate, Gpu, JobSpec, LogServer, NodeSpec, ResourceVector, RetryPolicy
+from penstock.model.types import Estimate, JobSpec, ResourceVector, RetryPolicy
 from penstock_services.placer.core.recorder import Recorder
 
 MS_PER_INPUT = 10  # how far the ledger's time moves with each input

@@ -15,8 +15,8 @@ from penstock.model.external_events import (
     NodeLeft,
     TaskCheckpointed,
 )
+from penstock.model.nodes import LogServer
 from penstock.model.orders import CheckpointSource, CheckpointTask, HandOverCheckpoint, StartTask
-from penstock.model.types import LogServer
 from penstock_services.placer.core.orders import orders_of, start_orders
 from tests.support.driver import CellDriver, estimate, job_spec, kinds, node_spec
 

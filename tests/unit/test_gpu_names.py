@@ -19,10 +19,10 @@ from penstock.model.external_events import (
     OrderRefused,
     RunningTask,
 )
+from penstock.model.nodes import Gpu, NodeSpec
 from penstock.model.orders import AnswerJoin, StartTask
 from penstock.model.settings import PlacerSettings
 from penstock.model.transitions import JobStatus, NodeStatus
-from penstock.model.types import Gpu, NodeSpec
 from penstock_services.placer.core.orders import orders_of
 from tests.support.driver import CellDriver, estimate
 

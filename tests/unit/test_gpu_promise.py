@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from penstock.model.external_events import TelemetrySampled
-from penstock.model.types import Gpu, NodeSpec
+from penstock.model.nodes import Gpu, NodeSpec
 from penstock.sdk.gpu_memory import keep_promise, promised_mib
 from penstock.sdk.phases import phase
 from penstock_services.node_reporter.core.environment import task_environment

@@ -21,6 +21,7 @@ from penstock.model.external_events import (
 )
 from penstock.model.groups import GroupDecided
 from penstock.model.ledger_events import PlacementDecided, ProposalAnswered
+from penstock.model.nodes import Isolation
 from penstock.model.orders import Companion, StartTask
 from penstock.model.proposals import (
     CoresProposed,
@@ -31,7 +32,7 @@ from penstock.model.proposals import (
 )
 from penstock.model.settings import PlacerSettings
 from penstock.model.transitions import JobStatus
-from penstock.model.types import Estimate, Isolation, ResourceVector
+from penstock.model.types import Estimate, ResourceVector
 from penstock.policies.overlay import Overlay
 from penstock.policies.refusal import Refusal
 from penstock.policies.validate_groups import formed

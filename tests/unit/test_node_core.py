@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from penstock.model.event import Event
 from penstock.model.external_events import OrderRefused, TaskExited, TaskStarted
+from penstock.model.nodes import Gpu, NodeSpec
 from penstock.model.orders import (
     CheckpointTask,
     Peer,
@@ -18,7 +19,7 @@ from penstock.model.orders import (
     StopTask,
     pack_peers,
 )
-from penstock.model.types import Gpu, NodeSpec, TaskPlacement
+from penstock.model.types import TaskPlacement
 from penstock_services.node_reporter.core.actions import Discard, Emit, KillAt, Note, Signal, Spawn
 from penstock_services.node_reporter.core.environment import (
     base_environment,

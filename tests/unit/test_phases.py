@@ -23,8 +23,9 @@ from penstock.model.ledger_events import (
     PlacementDecided,
     PlacementExplanation,
 )
+from penstock.model.nodes import NodeSpec
 from penstock.model.plans import PlanAdopted, UnitRef
-from penstock.model.types import Estimate, JobSpec, NodeSpec, ResourceVector, TaskPlacement
+from penstock.model.types import Estimate, JobSpec, ResourceVector, TaskPlacement
 from penstock.runtime.settings import Settings
 from penstock.runtime.tracing.phases import (
     SHOWN_OTHERWISE,

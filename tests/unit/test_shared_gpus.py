@@ -13,9 +13,10 @@ from penstock.ledger.index import Share
 from penstock.ledger.sharing import ALONE, Sharing
 from penstock.ledger.snapshot import dump, load
 from penstock.model.external_events import GpuFaulted, NodeChanged
+from penstock.model.nodes import Gpu, Isolation
 from penstock.model.proposals import PlanProposed, ProposedJob, ProposedUnit
 from penstock.model.settings import PlacerSettings
-from penstock.model.types import Estimate, Gpu, Isolation, JobSpec, ResourceRequest, ResourceVector
+from penstock.model.types import Estimate, JobSpec, ResourceRequest, ResourceVector
 from penstock.policies.base import LazyRng, assign
 from penstock.policies.liquid import Liquid
 from penstock.policies.profiles import PROFILES

@@ -11,15 +11,14 @@ from pydantic import ValidationError
 
 from penstock.model import types
 from penstock.model.codec import encode
+from penstock.model.nodes import Gpu, NodeSpec
 from penstock.model.types import (
     MAX_ARGV_BYTES,
     MAX_ENV_ENTRIES,
     MAX_GANG_TASKS,
     MAX_GPUS_PER_NODE,
     Estimate,
-    Gpu,
     JobSpec,
-    NodeSpec,
     ResourceRequest,
     ResourceVector,
     RetryPolicy,

@@ -13,9 +13,10 @@ from penstock.ledger.state import MAX_REFUSED_JOINS, CellState, RefusedJoin, Tim
 from penstock.ledger.suspicion import Suspicion
 from penstock.model import external_events, ledger_events
 from penstock.model.ledger_events import TimerSubject
+from penstock.model.nodes import NodeSpec
 from penstock.model.topics import Topic
 from penstock.model.transitions import NODE_TRANSITIONS, NodeStatus, transition
-from penstock.model.types import MAX_GPUS_PER_NODE, NodeSpec
+from penstock.model.types import MAX_GPUS_PER_NODE
 
 
 def _enter_spec(state: CellState, node: NodeState, spec: NodeSpec) -> None:

@@ -11,7 +11,8 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
-from penstock.model.types import WHOLE_GPU, NodeSpec, ResourceVector
+from penstock.model.nodes import NodeSpec
+from penstock.model.types import WHOLE_GPU, ResourceVector
 
 
 def bits(mask: int) -> Iterator[int]:

@@ -8,8 +8,9 @@ from penstock.ledger.job_state import JobState, TaskState
 from penstock.ledger.node_state import NodeState
 from penstock.ledger.state import CellState
 from penstock.model.external_events import TaskExited
+from penstock.model.nodes import NodeSpec
 from penstock.model.transitions import NodeStatus
-from penstock.model.types import MAX_TEXT, WHOLE_GPU, Estimate, NodeSpec, ResourceVector, TaskPlacement
+from penstock.model.types import MAX_TEXT, WHOLE_GPU, Estimate, ResourceVector, TaskPlacement
 
 MAX_RAISES = (
     12  # attempts of one job that may end so; doublings from 8 GiB to beyond the largest machines are fewer

@@ -8,8 +8,9 @@ from penstock.ledger.holds import Cordon
 from penstock.ledger.index import NOT_PLACEABLE, Free, Share
 from penstock.ledger.masks import full_mask, mask_of
 from penstock.ledger.suspicion import Suspicion
+from penstock.model.nodes import NodeSpec
 from penstock.model.transitions import NodeStatus
-from penstock.model.types import WHOLE_GPU, NodeSpec, ResourceVector, TaskPlacement
+from penstock.model.types import WHOLE_GPU, ResourceVector, TaskPlacement
 
 
 @dataclass(slots=True)

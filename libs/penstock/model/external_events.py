@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 from msgspec import Meta, field
 
 from penstock.model.event import Event, event
+from penstock.model.nodes import NodeSpec
 from penstock.model.outline import MAX_OUTLINE_CHARS
 from penstock.model.topics import MAX_EVENT_BYTES, Topic
 from penstock.model.types import (
@@ -14,7 +15,6 @@ from penstock.model.types import (
     JobSpec,
     Mebibytes,
     Milliseconds,
-    NodeSpec,
     ShortText,
     Usage,
     Value,

@@ -26,6 +26,7 @@ def regroups(demand: Demand) -> bool:
     worker = demand.worker
     return worker.gpus > 0 and worker.gpu_share_milli == WHOLE_GPU
 
+
 PROPOSER = "batcher"
 """Who proposes what regroup stages plan: plans of others stop nobody."""
 

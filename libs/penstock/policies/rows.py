@@ -17,8 +17,9 @@ from penstock.ledger.job_state import JobState
 from penstock.ledger.masks import take_lowest
 from penstock.ledger.node_state import NodeState
 from penstock.ledger.state import CellState
+from penstock.model.nodes import NodeSpec
 from penstock.model.transitions import NodeStatus
-from penstock.model.types import MAX_GPUS_PER_NODE, WHOLE_GPU, NodeSpec, ResourceVector
+from penstock.model.types import MAX_GPUS_PER_NODE, WHOLE_GPU, ResourceVector
 from penstock.policies.base import Plan
 
 Ints = npt.NDArray[np.int64]

@@ -6,9 +6,9 @@ from time import perf_counter
 from penstock.model.event import Event
 from penstock.model.external_events import NodeJoined
 from penstock.model.ledger_events import TermStarted, TimerFired
+from penstock.model.nodes import NodeSpec
 from penstock.model.orders import Order
 from penstock.model.settings import PlacerSettings
-from penstock.model.types import NodeSpec
 from penstock_services.placer.core.orders import ORDERS
 from penstock_services.placer.core.recorder import Recorder, Sink
 from penstock_services.placer.core.step import Failure, PlacerCore, Step

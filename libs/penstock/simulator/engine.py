@@ -26,9 +26,10 @@ from penstock.ledger.job_state import JobState
 from penstock.model import external_events, ledger_events
 from penstock.model.estimates import JobEstimated
 from penstock.model.event import Event
+from penstock.model.nodes import NodeSpec
 from penstock.model.settings import PlacerSettings
 from penstock.model.transitions import JobStatus
-from penstock.model.types import WHOLE_GPU, Estimate, JobSpec, NodeSpec
+from penstock.model.types import WHOLE_GPU, Estimate, JobSpec
 from penstock.simulator.batcher_seat import BatcherSeat
 from penstock.simulator.cell import Cell
 from penstock.simulator.held_gpus import HeldGpus

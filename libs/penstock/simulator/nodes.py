@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, Protocol
 
 from penstock.model.event import Event
-from penstock.model.types import NodeSpec
+from penstock.model.nodes import NodeSpec
 from penstock_services.node_reporter.core.actions import (
     CapBandwidth,
     Decision,

@@ -19,8 +19,8 @@ from penstock.ledger.snapshot import dump, load
 from penstock.ledger.state import CellState
 from penstock.log.port import Log, Message, Partition, Record
 from penstock.model.external_events import JobCancelRequested, JobSubmitted
+from penstock.model.nodes import NodeSpec
 from penstock.model.topics import INPUT_TOPICS, Topic
-from penstock.model.types import NodeSpec
 from penstock.policies.profiles import PROFILES
 from penstock.runtime.settings import Settings
 from penstock.runtime.snapshots import Written, head_id_at

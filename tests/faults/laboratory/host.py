@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from penstock.model.external_events import CheckpointFetched, GpuFaulted
+from penstock.model.nodes import NodeSpec
 from penstock.model.orders import HandOverCheckpoint, StartTask
-from penstock.model.types import NodeSpec
 from penstock.runtime.node_keys import NodeKeys
 from penstock_services.node_reporter.core.environment import task_environment
 from penstock_services.node_reporter.shell.journal import Journal

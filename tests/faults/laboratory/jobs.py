@@ -5,7 +5,8 @@ from typing import NamedTuple
 import numpy as np
 from msgspec import structs
 
-from penstock.model.types import Gpu, Isolation, JobSpec, LogServer, NodeSpec, ResourceRequest, RetryPolicy
+from penstock.model.nodes import Gpu, Isolation, LogServer, NodeSpec
+from penstock.model.types import JobSpec, ResourceRequest, RetryPolicy
 
 SUCCEEDED, FAILED, CANCELLED = "succeeded", "failed", "cancelled"
 TIMED_OUT_RUNNING, TIMED_OUT_QUEUED, UNSCHEDULABLE = "timed_out_running", "timed_out_queued", "unschedulable"

@@ -9,9 +9,10 @@ from penstock.ledger.job_state import JobState
 from penstock.ledger.snapshot import dump, load
 from penstock.ledger.state import CellState
 from penstock.model.ledger_events import PlacementDecided
+from penstock.model.nodes import NodeSpec
 from penstock.model.settings import PlacerSettings
 from penstock.model.transitions import JobStatus, TaskStatus
-from penstock.model.types import Estimate, JobSpec, NodeSpec, ResourceVector
+from penstock.model.types import Estimate, JobSpec, ResourceVector
 from penstock.policies.explain import explain
 from penstock.policies.reasons import Reason
 from penstock_services.placer.core.step import Step

@@ -7,9 +7,9 @@ from penstock.ledger.succession import awaited
 from penstock.model.codec import as_written
 from penstock.model.external_events import JobCancelRequested, TaskStarted
 from penstock.model.ledger_events import PlacementDecided
+from penstock.model.nodes import NodeSpec
 from penstock.model.proposals import PlanProposed, ProposedJob, ProposedUnit
 from penstock.model.settings import PlacerSettings
-from penstock.model.types import NodeSpec
 from penstock.policies.explain import explain
 from penstock.policies.reasons import Reason
 from tests.support.driver import CellDriver, job_spec, node_spec

@@ -11,11 +11,12 @@ from penstock.ledger.succession import awaited
 from penstock.model.codec import as_written
 from penstock.model.external_events import JobCancelRequested, TaskPhaseChanged
 from penstock.model.ledger_events import JobRequeued, PlacementDecided, StopDecided
+from penstock.model.nodes import NodeSpec
 from penstock.model.orders import StartTask
 from penstock.model.proposals import CoresProposed, MigrationProposed
 from penstock.model.settings import PlacerSettings
 from penstock.model.transitions import JobStatus
-from penstock.model.types import Estimate, JobSpec, NodeSpec
+from penstock.model.types import Estimate, JobSpec
 from penstock.policies.explain import explain
 from penstock.policies.prelaunch import MAX_FALSE_ENDS
 from penstock_services.placer.core.step import Step

@@ -14,8 +14,8 @@ from pydantic import ValidationError
 from rich.console import Console
 
 from penstock.exits import BadCommand, Exit, Stop
+from penstock.model.nodes import NodeSpec
 from penstock.model.settings import PlacerSettings
-from penstock.model.types import NodeSpec
 from penstock.model.validation import checked, describe
 from penstock.policies.profiles import WANT_TYPICAL_TASKS, UnknownProfile, profile_for
 from penstock.runtime.csv_import import MAX_SHOWN, BadFile, Problem

@@ -10,8 +10,8 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from penstock.counting import count
+from penstock.model.nodes import NodeSpec
 from penstock.model.settings import PlacerSettings
-from penstock.model.types import NodeSpec
 from penstock.policies.muri import Muri
 from penstock.policies.profiles import profile_for
 from penstock.policies.tiresias import Tiresias

@@ -116,7 +116,8 @@ class MuriWork(Work):
 
     def started(self, job_id: str, placement: Placement, now_s: float) -> None:
         run = self._running[job_id] = self._all[job_id]
-        held = self._places[job_id] = tuple((node_id, there.gpus) for node_id, there in placement.items())
+        held = tuple((node_id, there.gpus) for node_id, there in placement.items() if there.gpus)
+        held = self._places[job_id] = held or ((job_id, ()),)
         self._groups.setdefault(held, {})[job_id] = run
         self._regrouped.add(held)
         self._next = None

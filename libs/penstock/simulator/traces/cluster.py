@@ -20,7 +20,8 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from penstock.model.types import MAX_CORES_PER_NODE, MAX_GPUS_PER_NODE, Gpu, NodeSpec
+from penstock.model.nodes import Gpu, NodeSpec
+from penstock.model.types import MAX_CORES_PER_NODE, MAX_GPUS_PER_NODE
 from penstock.runtime.csv_import import BadFile, Problem, Row, header_of, rows, text_of
 from penstock.simulator.traces.importing import data_path
 

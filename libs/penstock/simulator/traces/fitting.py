@@ -9,13 +9,8 @@ from collections.abc import Iterator, Sequence
 
 from penstock.counting import count
 from penstock.ledger.index import NodeShape, shape_of
-from penstock.model.types import (
-    MAX_CORES_PER_NODE,
-    MAX_GANG_TASKS,
-    MAX_GPUS_PER_NODE,
-    NodeSpec,
-    ResourceVector,
-)
+from penstock.model.nodes import NodeSpec
+from penstock.model.types import MAX_CORES_PER_NODE, MAX_GANG_TASKS, MAX_GPUS_PER_NODE, ResourceVector
 from penstock.policies.capacity import slots
 from penstock.simulator.traces.cluster import UNKNOWN_GPU
 from penstock.simulator.traces.jobs import TraceJob, gang_of

@@ -19,7 +19,8 @@ from penstock.model import external_events
 from penstock.model import ledger_events as ledger
 from penstock.model.estimates import JobEstimated
 from penstock.model.event import Event
-from penstock.model.types import JobSpec, NodeSpec, ResourceVector
+from penstock.model.nodes import NodeSpec
+from penstock.model.types import JobSpec, ResourceVector
 from penstock.simulator.traces.jobs import WHOLE_GPU_MILLI, TraceJob
 
 MIN_RUN_MS = 1  # a trace has no job of no length; the ledger counts whole milliseconds

@@ -27,7 +27,7 @@ from penstock.model.plans import MAX_PROPOSED_UNITS
 from penstock.model.proposals import PlanProposed
 from penstock.model.settings import PlacerSettings
 from penstock.policies.profiles import UnknownProfile, profile_for
-from penstock.policies.regroup import PROPOSER
+from penstock.policies.regroup import PROPOSER, Answer
 from penstock_services.batcher.core.proposal import Planned, proposal_of
 from penstock_services.batcher.core.triggers import asks_for_plan
 
@@ -116,6 +116,8 @@ class Batcher:
         """Whether something has happened since the latest question."""
         self._working = False
         self._sent: _Sent | None = None
+        self._wake_ms: int | None = None
+        """Ledger time at which the latest answer may change by itself; None: it does not."""
         self._planned_window_ms = 0
         """End of the latest window in which it planned."""
 
@@ -143,9 +145,11 @@ class Batcher:
             return None
         window_ms = state.window_until_ms if state.in_window else 0
         new_window = window_ms > 0 and window_ms != self._planned_window_ms
-        if not (self._due if stage.kind == "regroup" else new_window):
-            return None
         at_ms = state.now_ms
+        if stage.kind == "regroup" and not self._due and self._wake_ms is not None:
+            at_ms = max(at_ms, self._wake_ms)
+        elif not (self._due if stage.kind == "regroup" else new_window):
+            return None
         if new_window and stage.kind == "batch" and len(state.queue) < MAX_PROPOSED_UNITS:
             lead_ms = min(MAX_LEAD_MS, int(state.settings.batch_window_ms * LEAD_SHARE))
             at_ms = max(at_ms, window_ms - lead_ms)
@@ -158,7 +162,7 @@ class Batcher:
             return None
         stage = _stage(state.settings)
         assert stage is not None, "else it would not be due"
-        self._due, self._sent = False, None
+        self._due, self._sent, self._wake_ms = False, None, None
         window_ms = state.window_until_ms if state.in_window else 0
         self._planned_window_ms = window_ms or self._planned_window_ms
         question = stage.question(state)
@@ -182,6 +186,7 @@ class Batcher:
             if not state.in_window or state.window_until_ms != work.window_until_ms:
                 return None
             valid_ms = work.window_until_ms
+        self._wake_ms = answer.wake_ms if isinstance(answer, Answer) else None
         planned = _known(work).plan(state, answer)
         proposal, cut = proposal_of(state, planned, f"{work.kind}-{work.seq}", valid_ms)
         if (

@@ -5,7 +5,8 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from penstock.ledger.index import NodeShape, shape_of
-from penstock.model.types import JobSpec, NodeSpec, ResourceVector, TaskPlacement
+from penstock.model.nodes import NodeSpec
+from penstock.model.types import JobSpec, ResourceVector, TaskPlacement
 from penstock.policies.capacity import slots
 from penstock_services.estimator.core.runs import NO_CARD, Allocation, Card
 from penstock_services.estimator.core.step_time.placements import Placement, why_no_placement

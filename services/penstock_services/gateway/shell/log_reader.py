@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from penstock.errors import ConfigurationError, PenstockError
-from penstock.model.types import LogServer
+from penstock.model.nodes import LogServer
 from penstock.retry import Backoff
 from penstock.runtime.log_keys import VARIABLE, LogKey, key_in_file, key_of_token
 from penstock.runtime.race import first_of

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import msgspec
 
 from penstock.model.external_events import NodeJoined, RunningTask
+from penstock.model.nodes import NodeSpec
 from penstock.model.orders import AnswerJoin
-from penstock.model.types import NodeSpec
 from penstock_services.node_reporter.core.state import Accept, NodeState
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pynvml
 
 from penstock.model.external_events import GpuFaulted
-from penstock.model.types import Gpu
+from penstock.model.nodes import Gpu
 from penstock.model.validation import checked
 
 WAIT_MS = 3_600_000  # nothing depends on it: the wait begins again

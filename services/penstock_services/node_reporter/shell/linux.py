@@ -15,8 +15,9 @@ import pynvml
 
 from penstock.errors import ConfigurationError
 from penstock.model.external_events import CheckpointFetched, GpuFaulted
+from penstock.model.nodes import Isolation
 from penstock.model.orders import HandOverCheckpoint, StartTask
-from penstock.model.types import MAX_TEXT, Environment, Isolation
+from penstock.model.types import MAX_TEXT, Environment
 from penstock.runtime import failpoints
 from penstock.runtime.node_keys import NodeKeys
 from penstock.runtime.signatures import SEED_BYTES

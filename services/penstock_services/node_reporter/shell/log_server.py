@@ -21,7 +21,7 @@ import uvicorn
 from penstock.bearer import bearer_token
 from penstock.clock import wall_ms
 from penstock.errors import ConfigurationError, PenstockError
-from penstock.model.types import LogServer
+from penstock.model.nodes import LogServer
 from penstock.runtime.http_server import Server
 from penstock.runtime.inotify import Watcher
 from penstock.runtime.keepalive import keep_alive

@@ -12,8 +12,8 @@ import msgspec
 
 from penstock.errors import PenstockError
 from penstock.model.external_events import CheckpointFetched, GpuFaulted
+from penstock.model.nodes import NodeSpec
 from penstock.model.orders import HandOverCheckpoint, StartTask
-from penstock.model.types import NodeSpec
 from penstock.runtime.node_keys import NodeKeys
 from penstock_services.node_reporter.shell.journal import Journal
 

@@ -17,8 +17,9 @@ from penstock.model import external_events, ledger_events
 from penstock.model.adjustments import TaskAdjusted
 from penstock.model.estimates import EtaEstimated, JobEstimated
 from penstock.model.event import Event
+from penstock.model.nodes import NodeSpec
 from penstock.model.transitions import JobStatus, NodeStatus, TaskStatus
-from penstock.model.types import MAX_JOB_ID_CHARS, JoinRefusal, NodeSpec
+from penstock.model.types import MAX_JOB_ID_CHARS, JoinRefusal
 
 Command = external_events.JobHoldRequested | external_events.JobReleaseRequested
 FINAL_STOPS = frozenset({"cancelled", "completed", "run_timeout", "queue_timeout"})

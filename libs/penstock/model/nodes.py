@@ -1,0 +1,90 @@
+"""Nodes and their GPUs, as a node-reporter describes its machine."""
+
+from typing import Annotated, Literal
+
+from msgspec import Meta
+
+from penstock.model.types import (
+    MAX_CORES_PER_NODE,
+    MAX_GPUS_PER_NODE,
+    GpuIndex,
+    Identifier,
+    ShortText,
+    Value,
+)
+
+
+class Gpu(Value, frozen=True, kw_only=True):
+    """One GPU of a node. Its name is the UUID."""
+
+    index: GpuIndex
+    """What NVML calls it this time: it may change with a restart, a repair or a setting of the driver."""
+    uuid: Identifier
+    model: Identifier
+    memory_mib: Annotated[int, Meta(ge=1, le=1 << 30)]
+
+
+class Isolation(Value, frozen=True, kw_only=True):
+    """What a node enforces on its tasks, as its reporter found it by trying."""
+
+    OMITTED = ("reason", "memory", "cores", "devices", "user", "bandwidth")
+
+    exits: Literal["pid_namespace", "cgroup", "none"]
+    """How the end of all processes of a task is proven. `none`: one that hides may outlive its task, so a GPU has one."""
+    files: bool
+    """A task sees neither the reporter's folders nor other processes, and cannot write records in its shim's name."""
+    reason: ShortText = ""
+    """Why nothing better is to be had."""
+    memory: Literal["task", "process"] = "process"
+    """Whose memory the cap counts: of all processes of a task together, or of each."""
+    cores: Literal["cpuset", "affinity"] = "affinity"
+    """`affinity`: a task can widen it."""
+    devices: Literal["cgroup", "hint"] = "hint"
+    """`cgroup`: a task opens its own GPUs and no disk; `hint`: CUDA_VISIBLE_DEVICES, which a program can ignore."""
+    user: ShortText = ""
+    """As whom jobs run; empty: not reported."""
+    bandwidth: Literal["resctrl", "none"] = "none"
+    """`resctrl`: the memory bandwidth of a task can be capped."""
+
+
+class LogServer(Value, frozen=True, kw_only=True):
+    """Where a node-reporter serves its tasks' output: at the node's address."""
+
+    OMITTED = ("tls",)
+
+    port: Annotated[int, Meta(ge=1, le=65_535)]
+    key: Annotated[str, Meta(pattern="^[0-9a-f]{16}$")]
+    """Names the secret that proves who asks (`penstock.runtime.log_keys`)."""
+    tls: bool = False
+
+
+class NodeSpec(Value, frozen=True, kw_only=True):
+    """A node as its reporter found it."""
+
+    OMITTED = ("machine_id", "isolation", "logs")
+
+    node_id: Identifier
+    machine_id: Identifier | None = None
+    """Names the machine whatever its node is called and however often it boots. None: not known."""
+    boot_id: Identifier
+    """Changes when the machine boots: processes of an older boot are proven dead (LAW 5)."""
+    rack: Identifier = "rack-0"
+    domain: Identifier = "domain-0"
+    address: Annotated[str, Meta(min_length=1, max_length=255)] = "127.0.0.1"
+    cores: Annotated[int, Meta(ge=1, le=MAX_CORES_PER_NODE)]
+    host_memory_mib: Annotated[int, Meta(ge=1, le=1 << 30)]
+    bandwidth_mbps: Annotated[int, Meta(ge=1, le=10_000_000)] = 10_000
+    gpus: Annotated[tuple[Gpu, ...], Meta(max_length=MAX_GPUS_PER_NODE)] = ()
+    isolation: Isolation | None = None
+    """None: not reported."""
+    logs: LogServer | None = None
+    """None: it serves none."""
+
+    @property
+    def shares_gpus(self) -> bool:
+        """Whether several tasks may have a part of one GPU each."""
+        return self.isolation is None or self.isolation.exits != "none"
+
+    def __post_init__(self) -> None:
+        if [gpu.index for gpu in self.gpus] != list(range(len(self.gpus))):
+            raise ValueError("gpus: indexes must be 0, 1, 2, … in order")
