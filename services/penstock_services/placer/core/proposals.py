@@ -60,7 +60,7 @@ def _plan(state: CellState, event: PlanProposed, profile: Profile, explain: Expl
     """Units that may start do, nodes are kept for those that wait for stops; each is answered."""
     about: dict[str, Any] = {"proposal_id": event.proposal_id, "proposer": event.proposer}
     found, stops = judge_with_stops(state, event, profile)
-    if stops.made and not isinstance(found, Refusal):
+    if (stops.made or stops.refused) and not isinstance(found, Refusal):
         for makes_way in stops.made:
             yield from _stop(state, event, makes_way)
         found = judge_after_stops(state, event, profile, found)
