@@ -135,8 +135,8 @@ def _needed(state: CellState, judged: Judged, named: dict[str, JobState]) -> dic
             found.setdefault(name, _makes_way(named[name], unit))
     on_node: dict[str, JudgedUnit] = {}
     for unit in waiting:
-        for job in unit.unit.jobs:
-            for node_id in job.nodes:
+        for planned in unit.unit.jobs:
+            for node_id in planned.nodes:
                 on_node.setdefault(node_id, unit)
     left = _Left(state, judged.then, on_node, named)
     for name, job in reversed(named.items()):
