@@ -8,16 +8,14 @@ from penstock.ledger.plans import proposal_key
 from penstock.ledger.state import CellState
 from penstock.model.event import Event
 from penstock.model.ledger_events import (
-    MAX_UNIT_DETAIL,
     JobPreempted,
     JobRank,
     JobsRanked,
     ProposalAnswered,
-    StopRefused,
-    UnitRefused,
 )
 from penstock.model.plans import PlanUnit, UnitRef
 from penstock.model.proposals import MigrationProposed, PlanProposed
+from penstock.model.refusals import MAX_UNIT_DETAIL, StopRefused, UnitRefused
 from penstock.model.types import MAX_TEXT
 from penstock.policies.base import Profile
 from penstock.policies.plan_stops import MakesWay, judge_after_stops, judge_with_stops
