@@ -31,7 +31,11 @@ class PlanRules:
         self._over = False
         """Whether its timer has fired in the present record."""
         self.started = self.waited = self.copies = self.expired = self.windows = 0
-        self.groups_waited = self.next_members = 0
+        self.groups_waited = self.next_members = self.stops = 0
+        self._present: dict[str, Any] | None = None
+        """The plan that was proposed last, unless it is a copy."""
+        self._stops: set[str] = set()
+        """Jobs that were stopped for it."""
 
     def wrong(self, kind: str, fact: dict[str, Any]) -> str | None:
         """What is wrong with this fact, or with the whole record before; None: nothing."""
@@ -43,8 +47,10 @@ class PlanRules:
         match kind:
             case "penstock.plan.proposed":
                 key = fact["proposer"], fact["proposal_id"]
+                self._present = None
                 if key not in self._answers:
-                    self._plans[key] = fact
+                    self._plans[key] = self._present = fact
+                    self._stops = set()
             case "penstock.proposal.answered":
                 return self._answered(fact)
             case "penstock.plan.adopted":
@@ -53,6 +59,8 @@ class PlanRules:
                 return self._placed(fact, moves=job is not None and bool(job.target))
             case "penstock.move.decided":
                 return self._others(fact["job_id"], [place["node_id"] for place in fact["tasks"]])
+            case "penstock.job.preempted" if fact["reason"].startswith("plan of "):
+                return self._stopped(fact)
             case "penstock.job.ended":
                 self._kept.pop(fact["job_id"], None)
             case "penstock.batch_window.opened" | "penstock.batch_window.closed":
@@ -77,12 +85,41 @@ class PlanRules:
         key = fact["proposer"], fact["proposal_id"]
         former, copy_of = self._answers.get(key), fact.get("copy_of", 0)
         if former is None:
+            if (wrong := self._answered_stops(fact)) is not None:
+                return wrong
             self._answers[key] = self._seq, fact["verdict"]
             self.expired += fact["reason"] == "expired"
             return f"{key} is answered as a copy of seq {copy_of}" if copy_of else None
         self.copies += 1
         if (copy_of, fact["verdict"]) != former:
             return f"{key} was answered {former}, its copy {(copy_of, fact['verdict'])}"
+        return None
+
+    def _stopped(self, fact: dict[str, Any]) -> str | None:
+        """For a plan only whom it names may be stopped, for a job of it, and by the batcher alone."""
+        plan, job_id = self._present, fact["job_id"]
+        if plan is None or job_id not in plan.get("stops", ()) or plan["proposer"] != "batcher":
+            return f"{job_id} is stopped for a plan that does not say so"
+        if fact["by_job_id"] not in {job["job_id"] for unit in plan["units"] for job in unit["jobs"]}:
+            return f"{job_id} is stopped for {fact['by_job_id']}, which is in no unit of the plan"
+        if not self._book.jobs[job_id].living:
+            return f"{job_id} is stopped for a plan, and does not run"
+        self._stops.add(job_id)
+        self.stops += 1
+        return None
+
+    def _answered_stops(self, fact: dict[str, Any]) -> str | None:
+        """Each stop is made or refused, and none where no unit is accepted."""
+        plan = self._present
+        if plan is None or (plan["proposer"], plan["proposal_id"]) != (fact["proposer"], fact["proposal_id"]):
+            return None
+        refused = [found["job_id"] for found in fact.get("not_stopped", ())]
+        if fact.get("stopped", 0) != len(self._stops) or not self._stops.isdisjoint(refused):
+            return (
+                f"{len(self._stops)} jobs were stopped for a plan, its answer says {fact.get('stopped', 0)}"
+            )
+        if self._stops and not fact.get("started", 0) + fact.get("waiting", 0):
+            return f"{sorted(self._stops)} are stopped, and no unit starts or waits"
         return None
 
     def _adopted(self, fact: dict[str, Any]) -> str | None:

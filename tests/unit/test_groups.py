@@ -170,8 +170,8 @@ def test_a_stranger_never_gets_in(cell: Cell) -> None:
             cell.start("b")
         cell.exit(task)
     assert cell.job("x").status is JobStatus.LAUNCHING
-    [task] = cell.job("x").tasks.values()
-    assert task.place.node_id == "n1"
+    [placed] = cell.job("x").tasks.values()
+    assert placed.place.node_id == "n1"
 
 
 def behind_a_head() -> Cell:

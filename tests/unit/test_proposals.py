@@ -17,9 +17,10 @@ from penstock.model.external_events import (
     NodeCordoned,
     NodeSuspected,
 )
-from penstock.model.ledger_events import PlacementDecided, ProposalAnswered, UnitRefused
+from penstock.model.ledger_events import PlacementDecided, ProposalAnswered
 from penstock.model.plans import UnitRef
 from penstock.model.proposals import CoresProposed, MigrationProposed, PlanProposed, ProposedJob, ProposedUnit
+from penstock.model.refusals import UnitRefused
 from penstock.model.settings import PlacerSettings
 from penstock.model.topics import MAX_EVENT_BYTES, MAX_PLAN_BYTES
 from penstock.model.transitions import JobStatus

@@ -235,6 +235,27 @@ def test_turns_of_strangers_are_refused(cell: CellDriver) -> None:
     assert cell.job("b").in_line
 
 
+def test_who_stay_take_other_turns_when_one_of_them_leaves(cell: CellDriver) -> None:
+    """`a`, `b` and `c` take turns on n1, and n2 has become free: `c` moves there, and in the same record `a` and `b` have the turns of two. Where `c`
+    cannot move, it stays, and so do the turns of three."""
+    running(cell, "a", "other")
+    for job_id in "bc":
+        cell.submit(job_id, need=estimate(4))
+    cell.feed(plan(unit("a", "b", "c", nodes=["n1"]), name="p0"))
+    for job_id in "bc":
+        cell.start(job_id)
+    wanted = unit("a", "b", nodes=["n1"]), unit("c", nodes=["n2"])
+    step = cell.feed(plan(*wanted, stops=["c"], name="p1"))
+    assert facts(step, GroupDecided) == facts(step, JobPreempted) == []
+    cell.exit("other.1.w0")
+    step = cell.feed(plan(*wanted, stops=["c"], name="p2"))
+    assert [fact.job_ids for fact in facts(step, GroupDecided)] == [("a", "b")]
+    assert [fact.job_id for fact in facts(step, JobPreempted)] == ["c"]
+    assert cell.job("a").turns == turns("a", "b")
+    made_way(cell, "c")
+    assert cell.job("c").status is JobStatus.LAUNCHING
+
+
 def test_the_same_turns_again_change_nothing(cell: CellDriver) -> None:
     """The batcher proposes once more what has been done: refused, and no fact is written."""
     running(cell, "a", "other")

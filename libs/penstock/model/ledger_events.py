@@ -8,6 +8,7 @@ from msgspec import Meta
 from penstock.model.event import Event, event
 from penstock.model.external_events import Attempt, PublicKey, Token
 from penstock.model.plans import MAX_PLANNED_STOPS, MAX_PROPOSED_UNITS, UnitRef
+from penstock.model.refusals import Refused, StopRefused, UnitRefused
 from penstock.model.settings import PlacerSettings
 from penstock.model.token import MAX_EPOCH
 from penstock.model.topics import Topic
@@ -22,7 +23,6 @@ from penstock.model.types import (
 )
 
 MAX_RANKS = 1_024  # changes of the queue in one fact: a quarter of what a record may take
-MAX_UNIT_DETAIL = 256  # characters: 256 refused units stay far below what a record may take
 MAX_CANDIDATES = 5  # an explanation keeps the top five (issue: `why`)
 
 
@@ -351,27 +351,6 @@ class TimerFired(Event, frozen=True, kw_only=True):
     TYPE = "penstock.timer.fired"
 
     timer_id: Identifier
-
-
-Refused = Literal["stale", "infeasible", "unknown_job", "wrong_state", "unsupported", "invalid", "expired"]
-"""Why a proposal, or a unit of one, is not acted on."""
-
-
-class UnitRefused(Value, frozen=True, kw_only=True):
-    """A unit of a proposed plan that is not acted on."""
-
-    unit: Annotated[int, Meta(ge=0, lt=MAX_PROPOSED_UNITS)]
-    """Its place in the plan, from 0."""
-    reason: Refused
-    detail: Annotated[str, Meta(max_length=MAX_UNIT_DETAIL)]
-
-
-class StopRefused(Value, frozen=True, kw_only=True):
-    """A job that a proposed plan names among its stops, and that runs on."""
-
-    job_id: Identifier
-    reason: Refused
-    detail: Annotated[str, Meta(max_length=MAX_UNIT_DETAIL)]
 
 
 @event

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from penstock.ledger.demand import Demand
 from penstock.ledger.job_state import JobState
 from penstock.ledger.state import CellState
+from penstock.ledger.succession import awaited
 from penstock.model.groups import Turns
 from penstock.model.ledger_events import MAX_RANKS
 from penstock.model.plans import MAX_PLANNED_STOPS, MAX_PROPOSED_UNITS
@@ -47,7 +48,7 @@ def group_plan(state: CellState, answer: Answer) -> GroupPlan:
     stops = [
         job
         for job in state.holding.values()
-        if job.status in RUNS and job.job_id not in shall_run and job.spec.preemptible and not job.target
+        if job.status in RUNS and job.job_id not in shall_run and _may_stop(state, job)
     ]
     trial = Trial(state, [*state.stopping.values(), *stops])
     placed, cleared = _placed(state, trial, groups)
@@ -167,19 +168,28 @@ def _split(state: CellState, group: PlannedGroup, taken: set[str]) -> _Part | No
         default=("", []),
     )
     taken.add(place)
-    whole = len(jobs) == len(group.job_ids)
-    comes = tuple(job for job in jobs if job not in stays)
+    comes = tuple(
+        job for job in jobs if job not in stays and (job.status not in RUNS or _may_stop(state, job))
+    )
+    if not stays and not comes:
+        return None
+    whole = len(stays) + len(comes) == len(group.job_ids)
     return _Part(tuple(stays), comes, group.turns if whole else None)
 
 
 def _worth(state: CellState, part: Sequence[JobState]) -> tuple[int, float, int]:
     """Of staying where it is."""
-    fixed = sum(not job.spec.preemptible for job in part)
+    fixed = sum(not _may_stop(state, job) for job in part)
     return (
         fixed,
         len(part) + sum(stop_cost_s(state, job) for job in part) / 1e9,
         -min(job.order for job in part),
     )
+
+
+def _may_stop(state: CellState, job: JobState) -> bool:
+    """Who runs and may not goes on where it is, whatever was planned for it."""
+    return job.spec.preemptible and not job.target and not awaited(state, job)
 
 
 def _may_run(job: JobState) -> bool:

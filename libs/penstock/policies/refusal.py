@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 from penstock.ledger.state import CellState
-from penstock.model.ledger_events import Refused
+from penstock.model.refusals import Refused
 
 
 class Refusal(NamedTuple):

@@ -7,7 +7,6 @@ Conflicts are fine-grained: only the versions that a proposal names are compared
 from typing import Literal, NamedTuple
 
 from penstock.ledger.state import CellState
-from penstock.model.ledger_events import Refused
 from penstock.model.proposals import (
     CoresProposed,
     MigrationProposed,
@@ -15,6 +14,7 @@ from penstock.model.proposals import (
     Proposal,
     ThrottleProposed,
 )
+from penstock.model.refusals import Refused
 from penstock.policies import validate_adjustments, validate_moves, validate_plans
 from penstock.policies.refusal import Refusal
 

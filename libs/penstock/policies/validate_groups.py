@@ -70,12 +70,13 @@ def runs_on(job: JobState, overlay: Overlay) -> bool:
     return job.status in RUNS and job.job_id not in overlay.stops
 
 
-def shared_already(state: CellState, members: Members) -> Formed | None:
-    """The group, where those who run in it are exactly these."""
+def shared_already(state: CellState, members: Members, stops: frozenset[str] = frozenset()) -> Formed | None:
+    """The group, where those who run in it, and are not to be stopped, are exactly these."""
     first = state.jobs.get(members[0][0])
     if first is None or not first.group:
         return None
-    running = [job for job in state.groups[first.group].values() if job.status in RUNS]
+    present = state.groups[first.group].values()
+    running = [job for job in present if job.status in RUNS and job.job_id not in stops]
     if {job.job_id for job in running} != {job_id for job_id, _ in members}:
         return None
     in_order = sorted(running, key=lambda job: job.order)

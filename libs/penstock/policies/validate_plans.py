@@ -180,7 +180,7 @@ class _Judging:
         if not joins and late is not None:
             return late
         members = [(job.job_id, job.nodes) for job in unit.jobs]
-        if unit.turns is not None and (same := shared_already(state, members)) is not None:
+        if unit.turns is not None and (same := shared_already(state, members, self._stops)) is not None:
             if all(state.jobs[job_id].turns == unit.turns for job_id in same.running):
                 return Refusal("invalid", "they share these GPUs already, in these turns")
             return same

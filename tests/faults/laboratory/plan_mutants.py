@@ -9,7 +9,7 @@ from penstock.ledger import plans
 from penstock.ledger.state import CellState
 from penstock.model.ledger_events import PlacementDecided
 from penstock.model.plans import PlanUnit
-from penstock.policies import succession, validate_plans
+from penstock.policies import plan_stops, succession, validate_plans
 from penstock_services.placer.core import units, window
 from tests.faults.laboratory.patching import mutant, nothing, posing, replace
 
@@ -96,6 +96,30 @@ def _() -> None:
         return real(state, [found._replace(after=()) for found in placed], *given)
 
     replace(real, start)
+
+
+@mutant(
+    "whom a plan names is stopped, whether anybody needs the place or not",
+    faults=FAULTS,
+    first=11,
+    profile="muri-l",
+)
+def _() -> None:
+    def needed(state: CellState, judged: Any, named: Any) -> dict[str, plan_stops.MakesWay]:
+        by = next((unit.unit.jobs[0].job_id for unit in judged.units), "")
+        return {name: plan_stops.MakesWay(job, by, "") for name, job in named.items() if by}
+
+    replace(plan_stops._needed, needed)
+
+
+@mutant("for a plan a job is stopped that it does not name", faults=FAULTS, first=85, profile="muri-l")
+def _() -> None:
+    real = plan_stops._may_stop
+
+    def may_stop(state: CellState, names: Any) -> Any:
+        return real(state, [*names, *(job.job_id for job in state.holding.values())])
+
+    replace(real, may_stop)
 
 
 @mutant("what one unit gets after a stop the next one gets as well", faults=FAULTS)

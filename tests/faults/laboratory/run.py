@@ -71,6 +71,7 @@ async def _live(options: Options) -> Outcome:
             "of these after stops": judge.rules.plans.waited,
             "of these in groups": judge.rules.plans.groups_waited,
             "jobs of plans ordered beside stops": judge.rules.plans.next_members,
+            "jobs stopped for plans": judge.rules.plans.stops,
             "copies of plans": judge.rules.plans.copies,
             "plans that expired": judge.rules.plans.expired,
             "batch windows": judge.rules.plans.windows,

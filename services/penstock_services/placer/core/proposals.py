@@ -8,16 +8,14 @@ from penstock.ledger.plans import proposal_key
 from penstock.ledger.state import CellState
 from penstock.model.event import Event
 from penstock.model.ledger_events import (
-    MAX_UNIT_DETAIL,
     JobPreempted,
     JobRank,
     JobsRanked,
     ProposalAnswered,
-    StopRefused,
-    UnitRefused,
 )
 from penstock.model.plans import PlanUnit, UnitRef
 from penstock.model.proposals import MigrationProposed, PlanProposed
+from penstock.model.refusals import MAX_UNIT_DETAIL, StopRefused, UnitRefused
 from penstock.model.types import MAX_TEXT
 from penstock.policies.base import Profile
 from penstock.policies.plan_stops import MakesWay, judge_after_stops, judge_with_stops
@@ -60,7 +58,7 @@ def _plan(state: CellState, event: PlanProposed, profile: Profile, explain: Expl
     """Units that may start do, nodes are kept for those that wait for stops; each is answered."""
     about: dict[str, Any] = {"proposal_id": event.proposal_id, "proposer": event.proposer}
     found, stops = judge_with_stops(state, event, profile)
-    if stops.made and not isinstance(found, Refusal):
+    if (stops.made or stops.refused) and not isinstance(found, Refusal):
         for makes_way in stops.made:
             yield from _stop(state, event, makes_way)
         found = judge_after_stops(state, event, profile, found)
