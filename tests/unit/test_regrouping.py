@@ -10,7 +10,7 @@ from penstock.ledger.snapshot import dump, load
 from penstock.model.external_events import JobCancelRequested, JobProgress, WorkProgressed
 from penstock.model.groups import GroupDecided, Turns
 from penstock.model.ledger_events import JobPreempted, JobRank, JobsRanked, PlacementDecided, ProposalAnswered
-from penstock.model.plans import BatchWindowClosed, BatchWindowOpened, PlanAdopted
+from penstock.model.plans import PlanAdopted
 from penstock.model.proposals import PlanProposed, ProposedJob, ProposedUnit
 from penstock.model.transitions import JobStatus
 from penstock.policies import plan_stops
@@ -22,8 +22,6 @@ from penstock_services.gateway.core.eta import ends_ms
 from penstock_services.placer.core.step import Step
 from tests.support.driver import CellDriver, estimate, job_spec, node_spec
 from tests.support.small_stages import FirstFitRegroup, known_as
-
-WINDOW_MS = 5_000
 
 
 @pytest.fixture
@@ -401,47 +399,6 @@ def test_the_order_of_the_stage_is_written_down(cell: CellDriver) -> None:
     step = cell.feed(plan(ranks=tuple(ranks)))
     assert facts(step, JobsRanked) == [JobsRanked(ranks=(ranks[0],))]
     assert cell.job("a").rank == (0, 0, 7)
-
-
-def test_every_arrival_waits_for_the_plan_or_for_the_window_to_end() -> None:
-    """With a window the first job waits for the plan, which starts it; the second one's plan never comes: when the time is over it is placed as usual."""
-    with known_as("regroups", regroup=FirstFitRegroup()) as settings:
-        cell = CellDriver(replace(settings, batch_window_ms=WINDOW_MS))
-        cell.join(node_spec("n1"), node_spec("n2"))
-        step = cell.submit("a", need=estimate(4))
-        assert facts(step, BatchWindowOpened)
-        assert facts(step, PlacementDecided) == []
-        step = cell.feed(plan(unit("a", nodes=["n2"])))
-        assert facts(step, BatchWindowClosed)[0].reason == "answered"
-        assert [place.node_id for place in facts(step, PlacementDecided)[0].tasks] == ["n2"]
-        cell.at(0)
-        cell.start("a")
-        cell.submit("b", need=estimate(4))
-        assert cell.job("b").in_line
-        cell.at(WINDOW_MS)
-        assert cell.job("b").status is JobStatus.LAUNCHING
-
-
-def test_an_end_opens_a_window_only_while_somebody_waits_and_not_for_who_made_way() -> None:
-    """Two exits: the first with nobody waiting, the second with a job in the queue. What a stopped job leaves is the plan's by now."""
-    with known_as("regroups", regroup=FirstFitRegroup()) as settings:
-        cell = CellDriver(replace(settings, batch_window_ms=WINDOW_MS))
-        cell.join(node_spec("n1"))
-        cell.submit("a", need=estimate(4))
-        cell.feed(plan(unit("a", nodes=["n1"]), name="p1"))
-        cell.at(0)
-        cell.start("a")
-        assert facts(cell.exit("a.1.w0"), BatchWindowOpened) == []
-        cell.submit("b", need=estimate(4))
-        cell.feed(plan(unit("b", nodes=["n1"]), name="p2"))
-        cell.at(0)
-        cell.start("b")
-        cell.submit("c", need=estimate(4))
-        cell.feed(plan(unit("c", nodes=["n1"]), stops=["b"], name="p3"))
-        cell.at(0)
-        assert facts(made_way(cell, "b"), BatchWindowOpened) == []
-        cell.start("c")
-        assert facts(cell.exit("c.1.w0"), BatchWindowOpened)
 
 
 def test_groups_become_nodes_and_as_few_stops_as_possible(cell: CellDriver) -> None:

@@ -16,7 +16,8 @@ from penstock.ledger.job_state import JobState
 from penstock.ledger.state import CellState
 from penstock.model.ledger_events import MAX_RANKS, JobRank
 from penstock.policies.candidates import Candidates
-from penstock.policies.group_search import MAX_IN_ORDER, Job, Kinds, Tables, search
+from penstock.policies.group_search import MAX_IN_ORDER, Job, search
+from penstock.policies.group_speeds import Kinds, Tables
 from penstock.policies.grouping import FirstFit, planned_group
 from penstock.policies.interleaving import Interleaving, Times, authors_period_or_pair, times_of
 from penstock.policies.ordered import gpus_of

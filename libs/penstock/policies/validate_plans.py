@@ -100,8 +100,8 @@ def moved_on(state: CellState, read: ReadVersion) -> str:
 
 def _of_the_plan(state: CellState, proposal: PlanProposed) -> Refusal | None:
     jobs = [job for unit in proposal.units for job in unit.jobs]
-    if not jobs and not proposal.stops and not proposal.ranks:
-        return Refusal("invalid", "the plan is empty")
+    if not jobs and not proposal.stops and not proposal.ranks and not state.in_window:
+        return Refusal("invalid", "the plan is empty")  # in a window it says that everything stays
     if len({job.job_id for job in jobs}) < len(jobs):
         return Refusal("invalid", "a job is planned twice")
     if len(jobs) > MAX_UNITS:

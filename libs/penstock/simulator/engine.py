@@ -37,7 +37,7 @@ from penstock.simulator.job_models.model import Checkpoint, LossReport, PhaseCha
 from penstock.simulator.learning import SimulatedEstimator
 from penstock.simulator.meter import Figures, Meter
 from penstock.simulator.nodes import Latency, SimulatedNodes
-from penstock.simulator.services import Attached, Services
+from penstock.simulator.services import Attached, Services, heard_by_both
 from penstock.simulator.stage_profiles import StageProfiles
 from penstock.simulator.step_reports import StepReports
 from penstock.simulator.submissions import Submissions
@@ -117,7 +117,9 @@ class Simulation:
         if self._batcher is not None and not settings.batch_window_ms:
             settings = msgspec.structs.replace(settings, batch_window_ms=WINDOW_MS)
         self._stage_profiles = StageProfiles(settings.seed, options.profile_noise)
-        self.cell = Cell(settings, sink if self._services is None else _both(self._services.hear, sink))
+        self.cell = Cell(
+            settings, sink if self._services is None else heard_by_both(self._services.hear, sink)
+        )
         self.meter = Meter(sum(len(node.gpus) for node in nodes))
         self._now_ms = 0
         """The same in the ledger's time."""
@@ -480,18 +482,6 @@ class Simulation:
 
 def _job_of(task_id: str) -> str:
     return task_id.rsplit(".", 2)[0]
-
-
-def _both(first: Sink, second: Sink | None) -> Sink:
-    """Hands each record to both."""
-    if second is None:
-        return first
-
-    def take(value: bytes) -> None:
-        first(value)
-        second(value)
-
-    return take
 
 
 BOOKS: Mapping[type[Event], Callable[[Simulation, Any], None]] = MappingProxyType(

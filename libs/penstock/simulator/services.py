@@ -123,3 +123,17 @@ def _published(event: object, writes: Topic) -> Event | None:
         return decode(wire_type(type(event)), encode(event))
     except (EventError, TypeError, ValueError):
         return None
+
+
+def heard_by_both(
+    first: Callable[[bytes], object], second: Callable[[bytes], object] | None
+) -> Callable[[bytes], object]:
+    """Hands each record to both."""
+    if second is None:
+        return first
+
+    def take(value: bytes) -> None:
+        first(value)
+        second(value)
+
+    return take

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.policies.group_search import Job, Kinds, Tables, search
+from penstock.policies.group_search import Job, search
+from penstock.policies.group_speeds import Kinds, Tables
 
 GPUS = 4
 
