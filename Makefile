@@ -52,8 +52,9 @@ schemas: venv ## Generate schemas/ from the event models
 bench: venv ## Measure, write bench.json, print it as a table
 	$(BIN)/python -m tests.bench
 
-papers: venv ## Every published figure that PENSTOCK_DATA lets us reproduce (an hour; progress with -v)
+papers: venv ## Every published figure that PENSTOCK_DATA lets us reproduce, and papers.html and papers.json (hours; --quick: python -m tests.papers --quick)
 	$(BIN)/python -m pytest tests/papers -m "" -v
+	$(BIN)/python -m tests.papers --json papers.json --page papers.html
 
 faults: venv ## The long fault runs: more kills, more seeds than CI
 	$(BIN)/python -m pytest tests/faults -m "" --faults-scale 30
@@ -98,4 +99,4 @@ docs: venv ## Generate the diagrams and tables in the docs from the code
 	$(BIN)/python -m infra.codegen.docs
 
 clean: ## Remove what the targets made
-	rm -rf $(VENV) $(PYTORCH) .penstock bench.json
+	rm -rf $(VENV) $(PYTORCH) .penstock bench.json papers.json papers.html
