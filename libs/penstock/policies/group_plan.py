@@ -163,18 +163,31 @@ def _split(state: CellState, group: PlannedGroup, taken: set[str]) -> _Part | No
         if job.status in RUNS:
             parts.setdefault(job.group or job.job_id, []).append(job)
     place, stays = max(
-        ((place, part) for place, part in parts.items() if place not in taken),
+        (
+            (place, part)
+            for place, part in parts.items()
+            if place not in taken and not _kept_by_others(state, place, group)
+        ),
         key=lambda found: _worth(state, found[1]),
         default=("", []),
     )
     taken.add(place)
+    there = {job.job_id for job in stays}
     comes = tuple(
-        job for job in jobs if job not in stays and (job.status not in RUNS or _may_stop(state, job))
+        job for job in jobs if job.job_id not in there and (job.status not in RUNS or _may_stop(state, job))
     )
     if not stays and not comes:
         return None
     whole = len(stays) + len(comes) == len(group.job_ids)
     return _Part(tuple(stays), comes, group.turns if whole else None)
+
+
+def _kept_by_others(state: CellState, place: str, group: PlannedGroup) -> bool:
+    """Whether somebody runs there who is not of the planned group, and may not be stopped."""
+    return any(
+        other.status in RUNS and other.job_id not in group.job_ids and not _may_stop(state, other)
+        for other in state.groups.get(place, {}).values()
+    )
 
 
 def _worth(state: CellState, part: Sequence[JobState]) -> tuple[int, float, int]:
