@@ -12,6 +12,7 @@ import msgspec
 from penstock.model.settings import MAX_BACKFILL_WINDOW, MAX_OVERTAKES, PlacerSettings
 from penstock.policies.base import Policy, Profile
 from penstock.policies.baselines import Even, FirstFit, MostFree, RandomFit
+from penstock.policies.burst import Burst
 from penstock.policies.drf import DominantResourceFairness
 from penstock.policies.fair import FairResponse
 from penstock.policies.fgd import FragmentationGradient
@@ -74,7 +75,26 @@ def penstock(settings: PlacerSettings) -> Profile:
     moldable jobs with the workers that make their iterations shortest and are worth their GPUs."""
     place = Together("penstock", settings.network_weight)
     order, backfill = FairResponse(), Reservation(place)
-    return Profile("penstock", place, order=order, backfill=backfill, shape=ShortestStep(), prelaunch=True)
+    return Profile(
+        "penstock",
+        place,
+        order=order,
+        backfill=backfill,
+        shape=ShortestStep(),
+        prelaunch=True,
+        batch=Burst(place, order, settings.network_weight),
+    )
+
+
+def liquid(name: str, pair_cost: PairCost) -> Make:
+    """Best fit, and bursts by the grouping genetic algorithm."""
+
+    def make(settings: PlacerSettings) -> Profile:
+        place = Liquid(settings.network_weight, pair_cost, name=name)
+        batch = Burst(place, None, settings.network_weight, pair_cost)
+        return Profile(name, place, prelaunch=True, batch=batch)
+
+    return make
 
 
 def grouped(name: str, regroup: Callable[[PlacerSettings], Regroup], key: Key) -> Make:
@@ -85,11 +105,8 @@ def grouped(name: str, regroup: Callable[[PlacerSettings], Regroup], key: Key) -
 PROFILES: Mapping[str, Make] = MappingProxyType(
     {
         "penstock": penstock,
-        "liquid": placed_by(lambda settings: Liquid(settings.network_weight), prelaunch=True),
-        "liquid-levels": placed_by(
-            lambda settings: Liquid(settings.network_weight, PairCost.LEVELS, name="liquid-levels"),
-            prelaunch=True,
-        ),
+        "liquid": liquid("liquid", PairCost.SHARING),
+        "liquid-levels": liquid("liquid-levels", PairCost.LEVELS),
         "fifo": placed_by(lambda settings: FirstFit("fifo")),
         "fifo-strict": placed_by(lambda settings: FirstFit("fifo-strict")),
         "random": placed_by(lambda settings: RandomFit()),

@@ -1,0 +1,101 @@
+"""Liquid's batch and immediate runs through the real engine, beside Figs 18 and 19: `python -m tests.papers.liquid_tables`.
+
+The jobs are those of `penstock.simulator.generators.liquid`; a batch is planned by the batcher in the placer's window, which opens at the second
+arrival. Intervals: 95 % over seeds, resampled.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import msgspec
+import numpy as np
+
+from penstock.simulator.commands.options import judge
+from penstock.simulator.engine import Simulation
+from tests.papers.tables import PaperTable, Row, main
+from tests.support.command_line import simulate_options
+
+SEEDS, QUICK_SEEDS = 20, 2
+NODES, QUICK_NODES = (20, 5, 10, 15), (5,)
+WINDOW_MS = 1_000
+RESAMPLES = 2_000
+OURS = ("liquid", "penstock")
+OTHERS = ("random", "even", "k8s-default", "kubeflow", "hived")
+MAKESPAN: Mapping[str, float] = dict(zip(OTHERS, (24, 23, 23, 18, 22), strict=True))
+JCT: Mapping[str, float] = dict(zip(OTHERS, (24, 25, 22, 22, 18), strict=True))
+SPEED: Mapping[str, float] = dict(zip(OTHERS, (14, 32, 19, 16, 20), strict=True))
+"""Percent, at 20 nodes or of the immediate run."""
+
+
+def run(trace: str, profile: str, seed: int, *, batch: bool) -> tuple[float, float]:
+    """Mean completion time and makespan, s."""
+    given = judge(simulate_options(trace))
+    jobs = given.trace(seed)
+    settings = given.settings(profile, seed)
+    if batch:
+        settings = msgspec.structs.replace(settings, batch_window_ms=WINDOW_MS, batch_arrivals=2)
+    work = given.work(seed, jobs, settings)
+    simulation = Simulation(given.cluster.under(seed), settings, work, jobs.jobs, given.options)
+    while simulation.step():
+        pass
+    figures = simulation.figures(0, 0)
+    assert figures.unfinished_jobs == 0
+    return figures.avg_jct_s, figures.makespan_s
+
+
+def ratio(ours: Sequence[float], theirs: Sequence[float]) -> tuple[float, tuple[float, float]]:
+    """Sum over sum, and its 95 % interval over seeds."""
+    pairs = np.array([ours, theirs])
+    rng = np.random.default_rng(0)
+    drawn = pairs[:, rng.integers(pairs.shape[1], size=(RESAMPLES, pairs.shape[1]))].sum(axis=2)
+    low, high = np.quantile(drawn[0] / drawn[1], (0.025, 0.975))
+    whole = pairs.sum(axis=1)
+    return float(whole[0] / whole[1]), (float(low), float(high))
+
+
+def batch_tables(quick: bool) -> Iterator[PaperTable]:
+    seeds = range(QUICK_SEEDS if quick else SEEDS)
+    for nodes in QUICK_NODES if quick else NODES:
+        runs = {
+            (profile, planned): [run(f"liquid/batch-{nodes}", profile, seed, batch=planned) for seed in seeds]
+            for profile in (*OURS, *OTHERS)
+            for planned in ((False, True) if profile in OURS else (False,))
+        }
+        for which, what, published in ((0, "JCT", JCT), (1, "makespan", MAKESPAN)):
+            rows = []
+            for profile in OURS:
+                mine = [one[which] for one in runs[profile, True]]
+                others = [(f"{profile} one after the other", runs[profile, False], None)]
+                others += [(other, runs[other, False], published[other]) for other in OTHERS]
+                for label, theirs, claimed in others:
+                    found, (low, high) = ratio(mine, [one[which] for one in theirs])
+                    claim = claimed if nodes == max(NODES) and profile == OURS[0] else None
+                    less = (100 * (1 - high), 100 * (1 - low))
+                    rows.append(Row(f"{profile} vs {label}", 100 * (1 - found), claim, less, claim))
+            yield PaperTable(
+                f"liquid-batch-{nodes}-{what.lower()}", f"Batch on {nodes} nodes: {what}", "% less", rows
+            )
+
+
+def immediate_tables(quick: bool) -> Iterator[PaperTable]:
+    seeds = range(QUICK_SEEDS if quick else SEEDS)
+    runs = {
+        profile: [run("liquid/immediate", profile, seed, batch=False)[0] for seed in seeds]
+        for profile in (*OURS, *OTHERS)
+    }
+    rows = []
+    for profile in OURS:
+        for other in OTHERS:
+            found, (low, high) = ratio(runs[other], runs[profile])
+            claim = SPEED[other] if profile == OURS[0] else None
+            faster = (100 * (low - 1), 100 * (high - 1))
+            rows.append(Row(f"{profile} vs {other}", 100 * (found - 1), claim, faster, claim))
+    yield PaperTable("liquid-immediate", "Immediate mode: job speed", "% faster", rows)
+
+
+def tables(quick: bool) -> Iterator[PaperTable]:
+    yield from immediate_tables(quick)
+    yield from batch_tables(quick)
+
+
+if __name__ == "__main__":
+    main("tests.papers.liquid_tables", tables)
