@@ -325,6 +325,8 @@ class Decider:
             yield from self.attempts.after_exit(state, job)
             if self.profile.regroup is not None and not made_way and job.status not in HOLDING:
                 yield from window.freed(state)
+            elif self.profile.batch is not None and not made_way:
+                yield from window.freed_in_burst(state)
         yield from self._place_waiting(state)
 
     def _suspected(self, state: CellState, event: external_events.NodeSuspected) -> Iterator[Event]:
