@@ -15,6 +15,8 @@ from tests.papers.tables import PaperTable, Row, main
 from tests.support.command_line import simulate_options
 
 SEEDS, QUICK_SEEDS = 20, 2
+SERVER_GPUS = 1  # of the generator's parameter servers
+WEIGHTS = (0.1, 0.5, 0.9)
 NODES, QUICK_NODES = (20, 5, 10, 15), (5,)
 WINDOW_MS = 1_000
 RESAMPLES = 2_000
@@ -26,11 +28,22 @@ SPEED: Mapping[str, float] = dict(zip(OTHERS, (14, 32, 19, 16, 20), strict=True)
 """Percent, at 20 nodes or of the immediate run."""
 
 
-def run(trace: str, profile: str, seed: int, *, batch: bool) -> tuple[float, float]:
-    """Mean completion time and makespan, s."""
+def run(
+    trace: str,
+    profile: str,
+    seed: int,
+    *,
+    batch: bool,
+    server_gpus: int = SERVER_GPUS,
+    network_weight: float | None = None,
+) -> tuple[float, float]:
+    """Mean completion time and makespan, s. `network_weight`: λ other than the default."""
     given = judge(simulate_options(trace))
     jobs = given.trace(seed)
+    jobs = jobs._replace(jobs=[job._replace(server_gpus=server_gpus) for job in jobs.jobs])
     settings = given.settings(profile, seed)
+    if network_weight is not None:
+        settings = msgspec.structs.replace(settings, network_weight=network_weight)
     if batch:
         settings = msgspec.structs.replace(settings, batch_window_ms=WINDOW_MS, batch_arrivals=2)
     work = given.work(seed, jobs, settings)
@@ -93,8 +106,29 @@ def immediate_tables(quick: bool) -> Iterator[PaperTable]:
     yield PaperTable("liquid-immediate", "Immediate mode: job speed", "% faster", rows)
 
 
+def server_tables(quick: bool) -> Iterator[PaperTable]:
+    """What parameter servers without GPUs cost in mean completion time, jobs placed one after the other: eq. 6 likes the fullest node for all of them."""
+    seeds = range(QUICK_SEEDS if quick else SEEDS)
+    trace = f"liquid/batch-{max(QUICK_NODES if quick else NODES)}"
+
+    def mean_times(profile: str, weight: float | None = None) -> list[float]:
+        return [
+            run(trace, profile, seed, batch=False, server_gpus=0, network_weight=weight)[0] for seed in seeds
+        ]
+
+    other = mean_times("random")
+    rows = []
+    for profile in OURS:
+        for weight in WEIGHTS:
+            found, (low, high) = ratio(mean_times(profile, weight), other)
+            less = (100 * (1 - high), 100 * (1 - low))
+            rows.append(Row(f"{profile}, lambda {weight} vs random", 100 * (1 - found), None, less))
+    yield PaperTable("liquid-servers", "Parameter servers without GPUs: JCT", "% less", rows)
+
+
 def tables(quick: bool) -> Iterator[PaperTable]:
     yield from immediate_tables(quick)
+    yield from server_tables(quick)
     yield from batch_tables(quick)
 
 

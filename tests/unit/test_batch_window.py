@@ -13,7 +13,7 @@ from penstock.model.settings import PlacerSettings
 from penstock.policies.explain import explain
 from penstock.policies.reasons import Reason
 from penstock_services.placer.core.step import Step
-from tests.support.driver import CellDriver, estimate, kinds, node_spec
+from tests.support.driver import CellDriver, estimate, job_spec, kinds, node_spec
 
 WINDOW_MS = 1_000
 
@@ -135,3 +135,53 @@ def test_a_snapshot_in_a_window_folds_on() -> None:
     assert (again.window_until_ms, again.arrivals) == (cell.state.window_until_ms, cell.state.arrivals)
     cell.feed(JobCancelRequested(job_id="j0", reason=""))
     assert len(cell.state.arrivals) == 3
+
+
+def waiting_burst(profile: str) -> CellDriver:
+    """One node of four GPUs is full with `old` and `j0`; j1 … j4 of the same burst wait, their window is over with an answer."""
+    cell = CellDriver(PlacerSettings(profile=profile, batch_window_ms=WINDOW_MS, batch_arrivals=2))
+    cell.join(node_spec("n1"))
+    cell.submit("old", job_spec(workers=2), estimate(1))
+    cell.start("old")
+    cell.at(10_000)
+    for number in range(5):
+        cell.submit(f"j{number}", job_spec(workers=2), estimate(1))
+    cell.feed(plan(name="first"))
+    cell.at(10_500)
+    assert cell.job("j0").tasks
+    assert not cell.state.in_window
+    return cell
+
+
+def test_what_a_burst_still_waits_for_is_left_to_a_plan_again() -> None:
+    """A task of `old` ends: nobody takes its GPU before the plan or the end of the window; the profile without a batch stage tries at once."""
+    cell = waiting_burst("liquid")
+    step = cell.exit("old.1.w0")
+    assert "batch_window.opened" in kinds(step)
+    assert placed(cell.exit("old.1.w1")) == {}
+    assert placed(cell.feed(plan(("j3", "n1"), name="second"))) == {}, "it wants two places"
+    assert list(placed(*cell.at(11_000))) == ["j1"]
+    plain = waiting_burst("fifo")
+    assert "batch_window.opened" not in kinds(plain.exit("old.1.w0"))
+
+
+def test_without_an_answer_the_rest_of_a_burst_goes_the_usual_way() -> None:
+    """The batcher is down: its first window costs what it lasts, the next exit opens none."""
+    cell = waiting_burst("liquid")
+    for task in ("w0", "w1"):
+        cell.exit(f"old.1.{task}")
+    assert list(placed(*cell.at(12_000))) == ["j1"]
+    cell.start("j1")
+    assert "batch_window.opened" not in kinds(cell.exit("j1.1.w0"))
+
+
+def test_the_steady_queue_of_a_full_cell_opens_no_window() -> None:
+    """Jobs that came one by one wait: an exit places the first at once."""
+    cell = CellDriver(PlacerSettings(profile="liquid", batch_window_ms=WINDOW_MS, batch_arrivals=2))
+    cell.join(node_spec("n1"))
+    for number in range(6):
+        cell.submit(f"j{number}", job_spec(workers=2), estimate(1))
+        cell.at(2_000 * (number + 1))
+    cell.start("j0")
+    cell.exit("j0.1.w0")
+    assert list(placed(cell.exit("j0.1.w1"))) == ["j2"]

@@ -36,7 +36,13 @@ class Gang:
     )
 
     def __init__(
-        self, state: CellState, demand: Demand, *, distinct_nodes: bool = False, within: int = EVERYWHERE
+        self,
+        state: CellState,
+        demand: Demand,
+        *,
+        distinct_nodes: bool = False,
+        within: int = EVERYWHERE,
+        servers_within: int = EVERYWHERE,
     ) -> None:
         self.state = state
         self.demand = demand
@@ -46,7 +52,7 @@ class Gang:
         self._open_workers = self.fitting & within
         """`fitting`: where one worker fits before this plan takes anything."""
         self._open_servers = (
-            index.candidates(demand.parameter_server, demand.gpu_models) & within
+            index.candidates(demand.parameter_server, demand.gpu_models) & within & servers_within
             if demand.parameter_servers
             else 0
         )
@@ -146,16 +152,17 @@ def place_greedily(
     *,
     distinct_nodes: bool = False,
     within: int = EVERYWHERE,
+    servers_within: int = EVERYWHERE,
 ) -> Plan | None:
     """Parameter servers first, then workers, each on the best-ranked open node; None if one finds none.
 
     The explanation's alternatives are complete plans that differ from the winner in the task decided last:
     for a job of one task the five best nodes. They cost nothing extra, and the margin is ≥ 0 by construction.
 
-    `within`: set of the nodes that may be taken.
+    `within`: set of the nodes that may be taken; `servers_within`: of those for parameter servers.
     """
     demand = job.demand
-    gang = Gang(state, demand, distinct_nodes=distinct_nodes, within=within)
+    gang = Gang(state, demand, distinct_nodes=distinct_nodes, within=within, servers_within=servers_within)
     if not gang.may_hold_all_workers():
         return None
     for is_worker in (*repeat(False, demand.parameter_servers), *repeat(True, demand.workers - 1)):

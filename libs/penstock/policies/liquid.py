@@ -245,9 +245,17 @@ class Liquid:
         """See the module's docstring; no random choice."""
         return self.place_within(EVERYWHERE, state, job)
 
-    def place_within(self, nodes: int, state: CellState, job: JobState) -> Plan | None:
-        """On these nodes alone. `nodes`: a set."""
+    def place_within(
+        self, nodes: int, state: CellState, job: JobState, *, servers: int = EVERYWHERE
+    ) -> Plan | None:
+        """On these nodes alone, parameter servers on those of `servers`. Both are sets."""
         search = _Search(self, Network(state.index, self._pair_cost))
         return place_greedily(
-            self.name, state, job, search.rank, distinct_nodes=self._distinct_nodes, within=nodes
+            self.name,
+            state,
+            job,
+            search.rank,
+            distinct_nodes=self._distinct_nodes,
+            within=nodes,
+            servers_within=servers,
         )

@@ -13,6 +13,7 @@ from penstock.model.settings import MAX_BACKFILL_WINDOW, MAX_OVERTAKES, PlacerSe
 from penstock.policies.base import Policy, Profile
 from penstock.policies.baselines import Even, FirstFit, MostFree, RandomFit
 from penstock.policies.burst import Burst
+from penstock.policies.burst_order import CriticalThenShortest
 from penstock.policies.drf import DominantResourceFairness
 from penstock.policies.fair import FairResponse
 from penstock.policies.fgd import FragmentationGradient
@@ -88,11 +89,11 @@ def penstock(settings: PlacerSettings) -> Profile:
 
 
 def liquid(name: str, pair_cost: PairCost) -> Make:
-    """Best fit, and bursts by the grouping genetic algorithm."""
+    """Best fit, first come, first served; bursts by the grouping genetic algorithm, in an order of their own."""
 
     def make(settings: PlacerSettings) -> Profile:
         place = Liquid(settings.network_weight, pair_cost, name=name)
-        batch = Burst(place, None, settings.network_weight, pair_cost)
+        batch = Burst(place, CriticalThenShortest(), settings.network_weight, pair_cost)
         return Profile(name, place, prelaunch=True, batch=batch)
 
     return make

@@ -5,12 +5,15 @@ though a whole node is free. Here whole plans are compared first. Departure from
 
 - One node: of the nodes that hold all tasks the one that is fullest then (eq. 6 for the whole gang; the cost is 0). Ties: the lower ordinal.
 - One rack: of the racks with enough free GPUs those with the fewest, at most MAX_RACKS; the first in which Alg. 1 finds a place.
+- Parameter servers of a gang that no node holds: on the node that holds them with the most workers; of several the one that is fullest then. Alg. 1 puts servers
+  first and where least is free, so that all workers are elsewhere, and servers without GPUs of all jobs on one full node, whose link they share.
 - Else Alg. 1 over all nodes. A single task, and a gang that takes parts of GPUs, go there at once.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from penstock.ledger.demand import Demand
+from penstock.ledger.index import lowest
 from penstock.ledger.job_state import JobState
 from penstock.ledger.state import CellState
 from penstock.model.ledger_events import MAX_CANDIDATES
@@ -41,10 +44,17 @@ class Together:
             if plan is not None:
                 return plan
             for rack in racks(state, demand, nodes):
-                plan = self._liquid.place_within(rack, state, job)
+                plan = self._apart(rack, state, job, demand)
                 if plan is not None:
                     return plan
+            return self._apart(nodes, state, job, demand)
         return self._liquid.place_within(nodes, state, job)
+
+    def _apart(self, nodes: int, state: CellState, job: JobState, demand: Demand) -> Plan | None:
+        """On several of these nodes."""
+        home = _home_of_servers(state, demand, nodes) if demand.parameter_servers else 0
+        plan = self._liquid.place_within(nodes, state, job, servers=home) if home else None
+        return plan or self._liquid.place_within(nodes, state, job)
 
     def _on_one_node(self, nodes: int, state: CellState, job: JobState, demand: Demand) -> Plan | None:
         whole = whole_gang(demand)
@@ -68,9 +78,30 @@ class Together:
         )
 
 
+def _home_of_servers(state: CellState, demand: Demand, nodes: int) -> int:
+    """The node for all parameter servers and as many workers as fit beside them, as a set; empty: there is none for one worker."""
+    index = state.index
+    servers = (demand.parameter_server,) * demand.parameter_servers
+    fewest = sum(server.gpus for server in servers)
+    most = (MAX_GPUS_PER_NODE - fewest) // max(1, demand.worker.gpus)
+    for workers in range(min(demand.workers, most), 0, -1):
+        need = _together((demand.worker,) * workers + servers)
+        fitting = 0 if need is None else index.candidates(need, demand.gpu_models) & nodes
+        if fitting:
+            free = min(total - used for (used, total), there in index.load.items() if there & fitting)
+            fullest = sum(
+                there & fitting for (used, total), there in index.load.items() if total - used == free
+            )
+            return 1 << lowest(fullest)
+    return 0
+
+
 def whole_gang(demand: Demand) -> ResourceVector | None:
     """What a node must have free to hold all tasks; None where no node can have so many GPUs."""
-    needs = demand.needs()
+    return _together(demand.needs())
+
+
+def _together(needs: Sequence[ResourceVector]) -> ResourceVector | None:
     gpus = sum(need.gpus for need in needs)
     if gpus > MAX_GPUS_PER_NODE:
         return None

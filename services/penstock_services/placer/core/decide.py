@@ -337,6 +337,8 @@ class Decider:
         else:
             made_way = comes_back_to_queue(job)
             yield from self.attempts.after_exit(state, job)
+            if not made_way and self.profile.batch is not None:
+                yield from window.freed_in_burst(state)
             if not made_way and job.status not in HOLDING:
                 yield from self._freed(state)
                 return

@@ -1,6 +1,7 @@
 """Batch window: while jobs arrive fast those that wait are left to a batch plan, for a bounded time.
 
-The rate is the placer's own: `batch_arrivals` jobs within `batch_window_ms` are fast. Under a profile with a regroup stage every arrival opens one, and every end of
+The rate is the placer's own: `batch_arrivals` jobs within `batch_window_ms` are fast. A burst may need more than there is: under a profile with a batch stage
+the end of a task opens a window, too, while the first `batch_arrivals` of the queue are of one burst, unless no plan came for the latest. Under a profile with a regroup stage every arrival opens one, and every end of
 an attempt while somebody waits, but not that of a job which makes way for the plan: who runs is the plan's. The window ends when a plan was answered, whatever
 became of it, and by a timer where none came; then everybody is tried as usual. It counts as over at that moment of the ledger's time, also
 before the timer's record.
@@ -33,6 +34,21 @@ def freed(state: CellState) -> Iterator[Event]:
     """An attempt is over under a profile with a regroup stage: what it leaves is left to the plan, if anybody waits for it."""
     if state.settings.batch_window_ms and not state.window_until_ms and state.queue and not state.frozen:
         yield from _opened(state)
+
+
+def freed_in_burst(state: CellState) -> Iterator[Event]:
+    """A task is over under a profile with a batch stage: what its gang leaves is left to the plan, if a burst waits. O(`batch_arrivals`)."""
+    if state.settings.batch_window_ms and _burst_waits(state):
+        yield from freed(state)
+
+
+def _burst_waits(state: CellState) -> bool:
+    """Whether the first `batch_arrivals` that wait came fast. `arrivals` is short after a window in which no plan came."""
+    settings = state.settings
+    if min(len(state.arrivals), len(state.queue)) < settings.batch_arrivals:
+        return False
+    first, last = (state.jobs[state.queue.peekitem(at)[1]] for at in (0, settings.batch_arrivals - 1))
+    return last.submitted_ms - first.submitted_ms <= settings.batch_window_ms
 
 
 def _opened(state: CellState) -> Iterator[Event]:
