@@ -9,6 +9,7 @@ from penstock.policies.liquid import FITNESS_UNITS, fitness_units
 
 MAX_GAP = 0.03
 NODES, GPUS = 4, 4
+QUICK_SEEDS, SLOW_SEEDS = 4, range(4, 8)
 
 
 def small(seed: int) -> Problem:
@@ -97,7 +98,9 @@ def pairs(gang: Gang) -> list[tuple[int, int]]:
     return ring + ([(gang.workers - 1, 0)] if gang.workers > 2 else [])
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize(
+    "seed", [*range(QUICK_SEEDS), *(pytest.param(seed, marks=pytest.mark.slow) for seed in SLOW_SEEDS)]
+)
 def test_small_bursts_are_within_three_percent_of_the_optimum(seed: int) -> None:
     problem = small(seed)
     best = optimum(problem)
