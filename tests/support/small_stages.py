@@ -42,6 +42,8 @@ class FirstFitBatch:
 class FirstFitRegroup:
     """The same of one kind of question that a regroup stage is asked; it stops nobody and forms no group."""
 
+    fills = False
+
     def question(self, state: CellState) -> Question | None:
         return Question("small", (), (), 0, state.now_ms) if state.queue else None
 

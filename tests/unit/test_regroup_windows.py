@@ -58,7 +58,11 @@ def test_a_plan_that_changes_nothing_answers_the_window_and_leaves_the_queue_to_
     with known_as("regroups", regroup=FirstFitRegroup()) as settings:
         cell = CellDriver(replace(settings, batch_window_ms=WINDOW_MS))
         cell.join(node_spec("n1"))
-        cell.submit("a", need=estimate(2))
+        cell.submit("long", need=estimate(1))
+        cell.feed(plan(unit("long", nodes=["n1"]), name="first"))
+        cell.at(0)
+        cell.start("long")
+        cell.submit("a", need=estimate(1))
         step = cell.feed(plan(name="stay"))
         assert facts(step, BatchWindowClosed)[0].reason == "answered"
         cell.at(1_000)
@@ -66,6 +70,17 @@ def test_a_plan_that_changes_nothing_answers_the_window_and_leaves_the_queue_to_
         cell.submit("b", need=estimate(2))
         cell.at(1_000 + WINDOW_MS)
         assert {cell.job(name).status for name in "ab"} == {JobStatus.LAUNCHING}
+
+
+def test_a_plan_that_starts_nobody_in_an_empty_cell_holds_up_nobody() -> None:
+    """The stage finds no place for a job that fits: nothing would ever happen again, so it starts in the order of the profile."""
+    with known_as("regroups", regroup=FirstFitRegroup()) as settings:
+        cell = CellDriver(replace(settings, batch_window_ms=WINDOW_MS))
+        cell.join(node_spec("n1"))
+        cell.submit("a", need=estimate(1))
+        cell.feed(plan(name="nobody"))
+        cell.at(0)
+        assert cell.job("a").status is JobStatus.LAUNCHING
 
 
 def test_a_job_without_gpus_waits_for_no_plan() -> None:

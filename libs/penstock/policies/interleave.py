@@ -38,6 +38,8 @@ AFRESH_JOBS = 16  # so few are planned from nothing each time
 class Interleave:
     """Implements `penstock.policies.regroup.Regroup`. `limits_gpu_s`: of the queues by attained service, rising; `plan`: as `Regroup.plan`."""
 
+    fills = True
+
     def __init__(self, limits_gpu_s: Sequence[float], plan: Callable[[CellState, Answer], GroupPlan]) -> None:
         self._limits_gpu_s = tuple(limits_gpu_s)
         self._expected_gpu_s = (*limits_gpu_s, limits_gpu_s[-1] * LAST_QUEUE)

@@ -30,7 +30,9 @@ def least_attained_service(state: CellState, job: JobState, cost_s: float = 0.0)
 
 
 class Muri:
-    """Implements `penstock.policies.regroup.Regroup`. `key`: by which jobs come; `candidate_key`: the same, of what a question lists."""
+    """Implements `penstock.policies.regroup.Regroup`. As in the source nobody fills what a plan leaves idle. `key`: by which jobs come; `candidate_key`: the same, of what a question lists."""
+
+    fills = False
 
     def __init__(
         self,

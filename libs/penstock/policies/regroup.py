@@ -101,6 +101,9 @@ class GroupPlan(NamedTuple):
 class Regroup(Protocol):
     """A stage of a profile, see the module's docstring. The placer stops whom the plan stops only for units that can then start."""
 
+    fills: bool
+    """Whether others may start in the order of the profile where a plan leaves room: it counts GPUs alone, and may find none for a job that fits."""
+
     def question(self, state: CellState) -> Question | None:
         """None: nobody waits and nobody shares GPUs, so there is nothing to plan."""
         ...

@@ -281,7 +281,8 @@ class Judge:
             return
         fact, kind = orjson.loads(record.value), headers["ce_type"].decode().rpartition(".")[0]
         key = (fact.get("task_id", ""), fact.get("token", 0))
-        if kind == "penstock.task.started" and key not in self._processes.started:
+        launched = kind != "penstock.task.started" or key in self.machines[fact["node_id"]].launched
+        if not launched and key not in self._processes.started:
             raise Violation("report", f"{key} is reported started, and never was")
         if kind == "penstock.task.adjusted":
             self.adjustments.reported(self.machines[fact["node_id"]], fact)

@@ -117,6 +117,8 @@ class Machine:
         """It is destroyed, and no operator confirms it."""
         self.boots = 1
         self.processes: dict[Key, TaskProcess] = {}
+        self.launched: set[Key] = set()
+        """Every start whose program came as far as its gate, of all boots."""
         self.pulled: list[Gpu] = []
         """GPUs that were taken out."""
         self.broken: dict[str, None] = {}
@@ -188,6 +190,7 @@ class Machine:
         process = TaskProcess(order, self._pids, self.world.now_s, now_ms, gpus, order.place.cores)
         process.resumed = self.checkpoints.prepared.pop(key, "")
         process.gated = gated
+        self.launched.add(key)
         if not gated:
             self.world.guarded(lambda: self._starting(self, process))
         self.started[key] = Started(*key, self._pids, self.boots, self._pids + 1, now_ms)

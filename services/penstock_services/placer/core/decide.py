@@ -233,6 +233,11 @@ class Decider:
             yield from window.freed(state)
         yield from self._place_waiting(state)
 
+    def _waits_for_plan(self, state: CellState) -> bool:
+        """Whether nobody whom the regroup stage plans starts beside its latest plan; in a cell in which nothing runs somebody has to."""
+        regroup = self.profile.regroup
+        return regroup is not None and not regroup.fills and state.plan_stands and bool(state.holding)
+
     def _place_waiting(self, state: CellState) -> Iterator[Event]:
         """Something was freed: FIFO with a bounded backfill window, or the profile's own order; equal demands are tried once.
 
@@ -256,7 +261,7 @@ class Decider:
         head = state.head_of_queue()
         held_up = head is not None and self._holds_up(head)
         kept = Kept(backfill := self.profile.backfill)
-        of_plan = self.profile.regroup is not None and state.plan_stands
+        of_plan = self._waits_for_plan(state)
         for job_id in waiting:
             job = state.jobs[job_id]
             if of_plan and regroups(job.demand):
