@@ -52,7 +52,7 @@ def test_the_page_shows_the_job_file_and_the_script_as_they_are() -> None:
         if isinstance(node, ast.ImportFrom)
         for name in node.names
     }
-    rendezvous, progress = blocks("python")
+    rendezvous, progress, _turns = blocks("python")
     assert progress.splitlines()[0] in imported
     assert progress.splitlines()[-1].replace("iterations", "asked.iterations").strip() in script
     assert all(
