@@ -30,6 +30,7 @@ from penstock.policies.gang import tasks_that_fit
 from penstock.policies.preemption import set_of
 from penstock.policies.profiles import in_force
 from penstock.policies.reasons import ADVICE, Reason, refusals
+from penstock.policies.regroup import regroups, waits_for_plan
 from penstock.policies.sharing import apart_text, sharing_text
 from penstock.policies.trial import Trial, living_places
 from penstock.policies.turns import Line, line_of
@@ -166,6 +167,8 @@ def _reason(
         return (Reason.ABOUT_TO_START, "") if fits_now else _lack(state, job)
     if fits_now and state.window_until_ms > now_ms:
         return Reason.BATCH_WINDOW, f"the window is over in {state.window_until_ms - now_ms:,} ms"
+    if fits_now and waits_for_plan(state, profile.regroup) and regroups(job.demand):
+        return Reason.OUTRANKED, "the latest plan of who runs has room for others alone"
     if fits_now and (others := _kept_for_plans(state, job)):
         return Reason.KEPT_FOR_OTHERS, others
     if fits_now and profile.backfill is not None:

@@ -115,3 +115,8 @@ class Regroup(Protocol):
     def plan(self, state: CellState, answer: Answer) -> GroupPlan:
         """Members that hold the same GPUs now and shall go on doing so are not restarted. Who of the answer has ended meanwhile is left out."""
         ...
+
+
+def waits_for_plan(state: CellState, stage: Regroup | None) -> bool:
+    """Whether nobody whom the stage plans starts beside its latest plan. In a cell in which nothing runs somebody has to."""
+    return stage is not None and not stage.fills and state.plan_stands and bool(state.holding)

@@ -27,7 +27,7 @@ from penstock.policies.base import Choose, LazyRng, Plan, assign
 from penstock.policies.capacity import never_fits
 from penstock.policies.moldable import place_moldable
 from penstock.policies.profiles import in_force, profile_for
-from penstock.policies.regroup import regroups
+from penstock.policies.regroup import regroups, waits_for_plan
 from penstock.policies.validate_groups import comes_back_to_queue
 from penstock_services.placer.core import lease, moves, prelaunching, proposals, units, window
 from penstock_services.placer.core.adjustments import asked_to_save, frees
@@ -233,11 +233,6 @@ class Decider:
             yield from window.freed(state)
         yield from self._place_waiting(state)
 
-    def _waits_for_plan(self, state: CellState) -> bool:
-        """Whether nobody whom the regroup stage plans starts beside its latest plan; in a cell in which nothing runs somebody has to."""
-        regroup = self.profile.regroup
-        return regroup is not None and not regroup.fills and state.plan_stands and bool(state.holding)
-
     def _place_waiting(self, state: CellState) -> Iterator[Event]:
         """Something was freed: FIFO with a bounded backfill window, or the profile's own order; equal demands are tried once.
 
@@ -261,7 +256,7 @@ class Decider:
         head = state.head_of_queue()
         held_up = head is not None and self._holds_up(head)
         kept = Kept(backfill := self.profile.backfill)
-        of_plan = self._waits_for_plan(state)
+        of_plan = waits_for_plan(state, self.profile.regroup)
         for job_id in waiting:
             job = state.jobs[job_id]
             if of_plan and regroups(job.demand):
