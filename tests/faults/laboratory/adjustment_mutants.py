@@ -36,7 +36,7 @@ def _() -> None:
     replace(adjustments.adjust, adjust)
 
 
-@mutant("a node has one token for all adjustments of a task", faults="adjust,ledger", first=74)
+@mutant("a node has one token for all adjustments of a task", faults="adjust,ledger", first=9)
 def _() -> None:
     real = adjustments.adjust
 
@@ -74,7 +74,7 @@ def _() -> None:
     nothing(adjustments.done)
 
 
-@mutant("an order that is repeated is not obeyed again", faults="adjust", first=3)
+@mutant("an order that is repeated is not obeyed again", faults="adjust", first=9)
 def _() -> None:
     real = adjustments.adjust
 
@@ -88,13 +88,13 @@ def _() -> None:
     nothing(adjustments.unconfirmed)
 
 
-@mutant("a restarted reporter starts tasks before it adjusts others", faults="adjust", first=34)
+@mutant("a restarted reporter starts tasks before it adjusts others", faults="adjust", first=54)
 def _() -> None:
     nothing(adjustments.unconfirmed)
 
 
 @mutant(
-    "a restarted reporter adjusts tasks in the order of their starts", faults="adjust,late,steps", first=21
+    "a restarted reporter adjusts tasks in the order of their starts", faults="adjust,late,steps", first=57
 )
 def _() -> None:
     real = adjustments.unconfirmed
@@ -109,12 +109,12 @@ def _() -> None:
 # ------------------------------------------------------------------------------------------------- the placer
 
 
-@mutant("adjustments are not repeated", faults="adjust", log="kafka")
+@mutant("adjustments are not repeated", faults="adjust", log="kafka", first=1)
 def _() -> None:
     filtered(orders.outstanding, lambda order: not isinstance(order, SetCores | SetBandwidth))
 
 
-@mutant("adjustments are repeated after starts", faults="adjust", log="kafka", first=63)
+@mutant("adjustments are repeated after starts", faults="adjust", log="kafka", first=46)
 def _() -> None:
     real = orders.outstanding
 
@@ -167,7 +167,7 @@ def _() -> None:
     replace(real, running)
 
 
-@mutant("an answer to an earlier order counts", faults="adjust,steps,crash,late")
+@mutant("an answer to an earlier order counts", faults="adjust,steps,crash,late", first=9)
 def _() -> None:
     accepting(guard._adjusted, "stale_adjustment")
 

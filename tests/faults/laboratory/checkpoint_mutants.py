@@ -22,7 +22,7 @@ def _() -> None:
     replace(orders._source, lambda state, job: None)
 
 
-@mutant("a gang goes on at a checkpoint that one of its nodes has", faults=FAULTS)
+@mutant("a gang goes on at a checkpoint that one of its nodes has", faults=FAULTS, first=1)
 def _() -> None:
     def resumed(state: CellState, job: JobState) -> Any:
         return job.checkpoint if job.checkpoint is not None and job.checkpoint.path else None
@@ -84,7 +84,7 @@ def _() -> None:
     replace(real, job_requeued)
 
 
-@mutant("a task that is stopped while it fetches is forgotten", faults=FAULTS + ",cancel", first=54)
+@mutant("a task that is stopped while it fetches is forgotten", faults=FAULTS + ",cancel", first=47)
 def _() -> None:
     def ended(self: Fetches, order: Any, key: Any, task: Any) -> None:
         self._stopped.discard(key)

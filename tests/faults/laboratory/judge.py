@@ -371,7 +371,7 @@ class Judge:
         """Whether the ledger lets both have the same GPUs and cores."""
         for process in (one, other):
             job = self.book.jobs.get(process.order.job_id)
-            if job is None or job.token != process.order.token or not self.owns(process.key):
+            if job is None or job.token != process.order.token or process.key in self._disowned:
                 return False
         return self.book.together(one.order.task_id, other.order.task_id)
 

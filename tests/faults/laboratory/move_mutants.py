@@ -24,7 +24,7 @@ def _() -> None:
     replace(evolve_moves.let_go, lambda node, job: None)
 
 
-@mutant("what a task leaves of its own target is free", faults=FAULTS)
+@mutant("what a task leaves of its own target is free", faults=FAULTS, first=1)
 def _() -> None:
     real = evolve_moves.taken
 
@@ -40,7 +40,7 @@ def _() -> None:
     replace(real, taken)
 
 
-@mutant("what a job holds of its own target is taken twice", faults=FAULTS)
+@mutant("what a job holds of its own target is taken twice", faults=FAULTS, first=1)
 def _() -> None:
     real = evolve_moves.taken
 
@@ -52,7 +52,7 @@ def _() -> None:
     replace(real, taken)
 
 
-@mutant("a cancelled job keeps its target", faults=FAULTS)
+@mutant("a cancelled job keeps its target", faults=FAULTS, first=2)
 def _() -> None:
     real = evolve_jobs.stop_decided
 
@@ -64,7 +64,7 @@ def _() -> None:
     replace(real, stop_decided)
 
 
-@mutant("a job that was done before its stop keeps its target", faults=FAULTS, first=17)
+@mutant("a job that was done before its stop keeps its target", faults=FAULTS, first=50)
 def _() -> None:
     real = evolve_jobs.job_ended
 
@@ -121,7 +121,7 @@ def _() -> None:
     replace(real, decided)
 
 
-@mutant("a lost target is waited for", faults="move,cordon,gpu,cards,power,late", first=5)
+@mutant("a lost target is waited for", faults="move,cordon,gpu,cards,power,late", first=19)
 def _() -> None:
     nothing(moves.give_up_lost)
     replace(moves._lost, lambda state, job: "")
@@ -143,7 +143,7 @@ def _() -> None:
     nothing(moves.give_up_lost)
 
 
-@mutant("a job moves to cores and GPUs that others have", faults=FAULTS)
+@mutant("a job moves to cores and GPUs that others have", faults=FAULTS, first=1)
 def _() -> None:
     real = validate_moves._without
 

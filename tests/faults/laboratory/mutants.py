@@ -77,7 +77,7 @@ def _() -> None:
 # ------------------------------------------------------------------------------------------ guards of the placer
 
 
-@mutant("a task's event under an older token counts", faults="garbage")
+@mutant("a task's event under an older token counts", faults="garbage", first=1)
 def _() -> None:
     accepting(guard._of_living_task, "stale_token")
 
@@ -108,7 +108,7 @@ def _() -> None:
     accepting(guard._joined, "stale_join")
 
 
-@mutant("an older boot's departure counts", faults="power,vanish,twice,late", first=7)
+@mutant("an older boot's departure counts", faults="power,vanish,twice,late", first=1)
 def _() -> None:
     accepting(guard._left, "older_boot")
 
@@ -181,7 +181,7 @@ def _() -> None:
     replace(real, missing)
 
 
-@mutant("the cell never thaws", first=12)
+@mutant("the cell never thaws")
 def _() -> None:
     nothing(Membership.thaw)
 
@@ -304,7 +304,7 @@ def _() -> None:
     replace(real, placement_decided)
 
 
-@mutant("a suspect node is still used")
+@mutant("a suspect node is still used", first=1)
 def _() -> None:
     for real in (NodeState.free, NodeState.sound_gpus):
         replace(real, _as_ready(real))
@@ -363,12 +363,12 @@ def _() -> None:
     replace(real, free)
 
 
-@mutant("no answer reports to a node that its joining is stale", faults="disk,clock", first=1)
+@mutant("no answer reports to a node that its joining is stale", faults="disk,clock", first=25)
 def _() -> None:
     replace(guard.join_refusal, lambda state, event, reason: None)
 
 
-@mutant("a joining repairs GPUs", faults="gpu,crash", first=3)
+@mutant("a joining repairs GPUs", faults="gpu,crash")
 def _() -> None:
     real = evolve_nodes.node_joined
     replace(real, lambda state, fact: real(state, structs.replace(fact, faults=())))
@@ -393,7 +393,7 @@ def _() -> None:
     replace(real, take_back)
 
 
-@mutant("timers are lost with a snapshot", faults="steps,rival", first=2)
+@mutant("timers are lost with a snapshot", faults="steps,rival", first=9)
 def _() -> None:
     real = snapshot.load
 

@@ -26,13 +26,16 @@ def _() -> None:
 
 
 @mutant(
-    "who follows a job follows its next attempt, too", faults="group,late,cancel,gpu,propose,crash", **CELL
+    "who follows a job follows its next attempt, too",
+    faults="group,late,cancel,gpu,propose,crash",
+    **CELL,
+    first=1,
 )
 def _() -> None:
     replace(succession.comes_after, lambda one, other: other.job_id in one.after)
 
 
-@mutant("a next member takes cores of anybody who is being stopped", faults=FAULTS, **CELL, first=9)
+@mutant("a next member takes cores of anybody who is being stopped", faults=FAULTS, **CELL, first=4)
 def _() -> None:
     real = policy._give
 
@@ -63,7 +66,7 @@ EARLY: dict[str, Any] = {"jobs": 24, "nodes": 3, "profile": "liquid"}
 EARLY_FAULTS = "prelaunch,late,cancel"
 
 
-@mutant("a gate opens though somebody else lives on the GPU", faults=EARLY_FAULTS, **EARLY, first=3)
+@mutant("a gate opens though somebody else lives on the GPU", faults=EARLY_FAULTS, **EARLY)
 def _() -> None:
     vars(gate)["fits"] = lambda others, task: True
 
@@ -74,7 +77,12 @@ def _() -> None:
     replace(real, lambda self, order, until_s, *, gated: real(self, order, until_s, gated=False))
 
 
-@mutant("a gate is opened once and not again after a crash", faults=f"{EARLY_FAULTS},crash,steps", **EARLY)
+@mutant(
+    "a gate is opened once and not again after a crash",
+    faults=f"{EARLY_FAULTS},crash,steps",
+    **EARLY,
+    first=20,
+)
 def _() -> None:
     replace(gate.open_again, lambda state: iter(()))
 

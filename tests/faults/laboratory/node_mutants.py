@@ -60,7 +60,7 @@ def _() -> None:
     replace(gpu_shares.fits, lambda others, task: True)
 
 
-@mutant("a task that waits for its predecessor is never started", faults="false_report", first=2)
+@mutant("a task that waits for its predecessor is never started", faults="false_report")
 def _() -> None:
     cut_before(machine._gone, lambda decision: isinstance(decision, Put) and decision.task.order is not None)
 
@@ -83,7 +83,7 @@ def _() -> None:
 # ------------------------------------------------------------------------------------------------ the node's shell
 
 
-@mutant("the outbox gives up after one failure", faults="append", first=3)
+@mutant("the outbox gives up after one failure", faults="append", first=11)
 def _() -> None:
     async def append(self: Any, pending: Any) -> None:
         with suppress(LogError):
@@ -97,7 +97,7 @@ def _() -> None:
     replace(recovery._recover_task, lambda node, task: {100 + 2 * n for n in range(10_000)})
 
 
-@mutant("a task is begun whose GPU is gone", faults="cards,slow_start,steps", first=27)
+@mutant("a task is begun whose GPU is gone", faults="cards,slow_start,steps", first=5)
 def _() -> None:
     replace(recovery._give_up_if_impossible, lambda node, task: False)
 
@@ -107,7 +107,7 @@ def _() -> None:
     replace(recovery._resume, lambda node, task: None)
 
 
-@mutant("a killed guardian's task is not ended", first=15)
+@mutant("a killed guardian's task is not ended", first=4)
 def _() -> None:
     async def sweep(self: Node, key: Any) -> None:
         self._later(Gone(key[0], key[1], lost_outcome(0, wall_ms())))

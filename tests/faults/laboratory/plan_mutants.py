@@ -16,7 +16,7 @@ from tests.faults.laboratory.patching import mutant, nothing, posing, replace
 FAULTS = "propose,cancel,crash,late"
 
 
-@mutant("of a unit one job starts", faults=FAULTS, first=26)
+@mutant("of a unit one job starts", faults=FAULTS, first=4)
 def _() -> None:
     real = units.start
     replace(real, lambda state, placed, *given: real(state, placed[:1], *given))
@@ -27,7 +27,7 @@ def _() -> None:
     replace(plans.proposal_answered, lambda state, fact: None)
 
 
-@mutant("a plan is valid for ever", faults=FAULTS, first=7)
+@mutant("a plan is valid for ever", faults=FAULTS, first=11)
 def _() -> None:
     real = validate_plans._of_the_plan
 
@@ -37,7 +37,7 @@ def _() -> None:
     replace(real, of_the_plan)
 
 
-@mutant("a unit that waits does not expire", faults=FAULTS, first=6)
+@mutant("a unit that waits does not expire", faults=FAULTS, first=2)
 def _() -> None:
     real = units._gangs
 
@@ -50,7 +50,7 @@ def _() -> None:
     replace(real, gangs)
 
 
-@mutant("what is kept for a unit goes to who comes next", faults=FAULTS, first=250)
+@mutant("what is kept for a unit goes to who comes next", faults=FAULTS, first=17)
 def _() -> None:
     replace(units.beside, lambda state, profile, choose: choose)
 
@@ -88,7 +88,7 @@ def _() -> None:
     replace(real, arrived)
 
 
-@mutant("a unit is ordered beside a stop, and nobody is told after whom", faults=FAULTS)
+@mutant("a unit is ordered beside a stop, and nobody is told after whom", faults=FAULTS, first=1)
 def _() -> None:
     real = units.start
 
@@ -101,8 +101,8 @@ def _() -> None:
 @mutant(
     "whom a plan names is stopped, whether anybody needs the place or not",
     faults=FAULTS,
-    first=11,
     profile="muri-l",
+    first=11,
 )
 def _() -> None:
     def needed(state: CellState, judged: Any, named: Any) -> dict[str, plan_stops.MakesWay]:
@@ -112,7 +112,7 @@ def _() -> None:
     replace(plan_stops._needed, needed)
 
 
-@mutant("for a plan a job is stopped that it does not name", faults=FAULTS, first=85, profile="muri-l")
+@mutant("for a plan a job is stopped that it does not name", faults=FAULTS, profile="muri-l", first=4)
 def _() -> None:
     real = plan_stops._may_stop
 
@@ -122,7 +122,7 @@ def _() -> None:
     replace(real, may_stop)
 
 
-@mutant("what one unit gets after a stop the next one gets as well", faults=FAULTS)
+@mutant("what one unit gets after a stop the next one gets as well", faults=FAULTS, first=7)
 def _() -> None:
     real = succession.NextMembers.give
 

@@ -25,12 +25,12 @@ from tests.faults.laboratory.patching import filtered, mutant, posing, replace
 # -------------------------------------------------------------------------------------------------------- orders
 
 
-@mutant("orders are not repeated by a new term", faults="crash,rival")
+@mutant("orders are not repeated by a new term", faults="crash,rival", first=2)
 def _() -> None:
     filtered(orders.outstanding, lambda order: order.TYPE != StartTask.TYPE)
 
 
-@mutant("stops are not repeated by a new term", faults="cancel,rival,zombie,append", log="kafka", first=7)
+@mutant("stops are not repeated by a new term", faults="cancel,rival,zombie,append", log="kafka")
 def _() -> None:
     filtered(orders.outstanding, lambda order: order.TYPE != StopTask.TYPE)
 
@@ -78,7 +78,7 @@ def _() -> None:
 # -------------------------------------------------------------------------- record and orders in one commit (decision 19)
 
 
-@mutant("a placer appends at the log's end", faults="duel,late,rival", log="embedded", first=170)
+@mutant("a placer appends at the log's end", faults="duel,late,rival", log="embedded", first=110)
 def _() -> None:
     """Not behind the last record that it has folded: another placer's term may lie between."""
     real = service.Term.serve
@@ -159,7 +159,7 @@ def _() -> None:
     replace(CellState.awaits_nodes, lambda self: False)
 
 
-@mutant("joinings from before an acceptance count", faults="ledger", jobs=8, nodes=3, first=2)
+@mutant("joinings from before an acceptance count", faults="ledger", jobs=8, nodes=3, first=1)
 def _() -> None:
     def accepted(state: CellState, fact: LedgerAccepted) -> None:
         state.epoch = fact.epoch
@@ -167,7 +167,7 @@ def _() -> None:
     replace(evolve._ledger_accepted, accepted)
 
 
-@mutant("what a node ran of the lost records need not end", faults="ledger,late", jobs=8, nodes=3, first=3)
+@mutant("what a node ran of the lost records need not end", faults="ledger,late", jobs=8, nodes=3, first=5)
 def _() -> None:
     real = CellState.awaits_nodes
 
@@ -192,7 +192,7 @@ def _() -> None:
     replace(LedgerClock.now_ms, lambda self, last_ms=0: wall_ms())
 
 
-@mutant("a term begins by its machine's clock", faults="years,crash", jobs=8, nodes=3, first=1)
+@mutant("a term begins by its machine's clock", faults="years,crash", jobs=8, nodes=3)
 def _() -> None:
     def begin_time(state: CellState, before_ms: int | None, log_ms: int, ago_ms: int) -> LedgerClock:
         return LedgerClock(max(state.now_ms, wall_ms()))
@@ -205,7 +205,7 @@ def _() -> None:
     replace(State.unestimated, lambda self: [])
 
 
-@mutant("the estimator gives up after one failure", faults="append", first=10)
+@mutant("the estimator gives up after one failure", faults="append")
 def _() -> None:
     async def send(self: publisher.Publisher, messages: Any, what: str) -> None:
         with suppress(LogError):
