@@ -12,7 +12,7 @@ from tests.e2e.conftest import Installation, eventually, listed
 
 pytestmark = [pytest.mark.postgres, pytest.mark.usefixtures("no_job_stays")]
 
-PROCESSES = 8  # so many that what else runs on this machine hardly counts
+PROCESSES = 8
 STEPS = """
 import multiprocessing, sys, time
 
@@ -61,6 +61,13 @@ def affinities(pid: int) -> set[tuple[int, ...]]:
     return found
 
 
+def before_others(pid: int) -> None:
+    """Its session comes before what else runs on this machine: the kernel shares busy cores among sessions, and one has no more of two than of one."""
+    group = Path(f"/proc/{pid}/autogroup")
+    if group.exists() and os.geteuid() == 0:
+        group.write_text("-15")
+
+
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
 def test_a_running_jobs_step_time_follows_its_cores(up: Installation, tmp_path: Path) -> None:
     """Its loader starves on one core; the operator gives it another, and takes it back for somebody else."""
@@ -72,6 +79,7 @@ def test_a_running_jobs_step_time_follows_its_cores(up: Installation, tmp_path: 
     eventually(lambda: len(steps(times)) > 1, up.run("describe", "job", "starves").stdout)
     [task] = listed(up, "describe", "job", "starves")["tasks"]  # type: ignore[misc]
     pid = task["pid"]
+    before_others(pid)
     assert [len(found) for found in affinities(pid)] == [1]
     ratios: list[float] = []
     while max(ratios, default=0.0) < CHANGED:
