@@ -246,7 +246,8 @@ class _Search:
         if len(members) == 1:
             group = self.single(members[0])
         else:
-            by_kind = sorted((jobs[number].kind or 0, number) for number in members)
+            by_kind = sorted((kind, number) for number in members if (kind := jobs[number].kind) is not None)
+            assert len(by_kind) == len(members), members
             kinds = tuple(kind for kind, _ in by_kind)
             weights = tuple(self._weights[number] for _, number in by_kind)
             value = sum(map(mul, self._tables.speeds(kinds), weights))

@@ -183,7 +183,10 @@ class Interleave:
 
 
 def _present(jobs: Sequence[Job], candidates: Sequence[Candidate], gpus: int) -> list[tuple[int, ...]]:
-    """Who holds the same GPUs now; where there are fewer GPUs than they hold, not the last ones that may be stopped."""
+    """Who holds the same GPUs now; where there are fewer GPUs than they hold, not the last ones that may be stopped.
+
+    Of a group in which the stages of a member are not known any more only the others, or who may not be stopped.
+    """
     groups: dict[str, list[int]] = {}
     for number, job in enumerate(candidates):
         if job.group:
@@ -193,8 +196,18 @@ def _present(jobs: Sequence[Job], candidates: Sequence[Candidate], gpus: int) ->
     for members in fixed_first:
         if jobs[members[0]].gpus <= gpus:
             gpus -= jobs[members[0]].gpus
-            found.append(tuple(members))
+            found.append(tuple(members) if len(members) == 1 else _shares(jobs, members))
     return found
+
+
+def _shares(jobs: Sequence[Job], members: Sequence[int]) -> tuple[int, ...]:
+    """Of those who hold the same GPUs who may go on doing so."""
+    unknown = [one for one in members if jobs[one].kind is None]
+    if not unknown:
+        return tuple(members)
+    fixed = [one for one in unknown if jobs[one].fixed]
+    others = tuple(one for one in members if jobs[one].kind is not None)
+    return (fixed[0],) if fixed else others or (unknown[0],)
 
 
 def _placed(

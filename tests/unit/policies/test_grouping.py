@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock.model.groups import MAX_GROUP_MEMBERS
 from penstock.model.settings import Grouping, PlacerSettings
 from penstock.model.types import StageTimes
 from penstock.policies.group_plan import group_plan
@@ -69,8 +70,13 @@ def questions(draw: st.DrawFn) -> Question:
     room = list(nodes)
     for number in range(draw(st.integers(0, 40))):
         workers, gpus, servers, server_gpus = shape = draw(st.sampled_from(SHAPES))
-        holds = ""
-        if workers == 1 and not servers and draw(st.booleans()):
+        holds, memories = "", [0, 4_000, 9_000]
+        shared = [job for job in jobs if job.group and job.shape == shape]
+        if shared and draw(st.booleans()):
+            holds, memories = draw(st.sampled_from(shared)).group, [0]
+            if sum(job.group == holds for job in jobs) == MAX_GROUP_MEMBERS:
+                holds = ""
+        elif workers == 1 and not servers and draw(st.booleans()):
             at = next((node for node, free in enumerate(room) if free >= gpus), None)
             if at is not None:
                 room[at] -= gpus
@@ -86,7 +92,7 @@ def questions(draw: st.DrawFn) -> Question:
                 attained_s=draw(st.sampled_from([0.0, 100.0, 1e5])),
                 group=holds,
                 rank=draw(st.sampled_from([None, (0, 1, number)])),
-                gpu_memory_mib=draw(st.sampled_from([0, 4_000, 9_000])),
+                gpu_memory_mib=draw(st.sampled_from(memories)),
             )
         )
     return question(jobs, nodes, draw(st.sampled_from([0, 16_000])))
@@ -170,6 +176,18 @@ def test_who_may_not_be_stopped_keeps_its_gpus(stage: str) -> None:
     held = candidate(0, gpus=8, shape=(1, 8, 0, 0), group="held", movable=False, remaining_s=1e6)
     found = STAGES[stage].solve(question([held, *(candidate(number) for number in range(1, 9))]))
     assert [group.job_ids for group in found.groups if "job-0" in group.job_ids] == [("job-0",)]
+
+
+@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("movable", [True, False])
+def test_of_a_member_whose_stages_are_not_known_any_more(stage: str, movable: bool) -> None:
+    """Two take turns; a new estimate of the second has no stages. Who may not be stopped is planned, alone."""
+    first = candidate(0, group="held", movable=movable)
+    second = candidate(1, group="held", movable=movable, stages=None)
+    found = STAGES[stage].solve(question([first, second], (1,)))
+    [group] = found.groups
+    assert "job-1" in group.job_ids or movable
+    assert len(group.job_ids) == 1 or not movable
 
 
 def test_members_that_hold_the_same_gpus_stay_together() -> None:
