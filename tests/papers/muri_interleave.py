@@ -1,9 +1,10 @@
-"""Profile `interleave` under the rules of Muri's simulator, on generated mixes: `python -m tests.papers.muri_interleave` (minutes).
+"""Profile `interleave` under the rules of Muri's simulator, on traces and generated mixes: `python -m tests.papers.muri_interleave` (two minutes).
 
 Each line: average JCT without groups (SRSF where run times are known, else Tiresias) as a multiple of ours, and ours restarts per job.
 """
 
 import os
+from collections.abc import Iterator
 from itertools import product
 from math import exp, inf, log
 from pathlib import Path
@@ -17,7 +18,13 @@ from tests.papers.muri_mixes import mix, noisy
 from tests.papers.muri_planned import Planned, Profiled, measured
 
 DATA = Path(os.environ.get("PENSTOCK_DATA", Path(__file__).parents[2] / "../shared/data")) / "muri"
+TRACES = (
+    ("trace3", None), ("job_type_1", None), ("job_type_2", None), ("job_type_3", None), ("job_type_4", None),
+    ("trace1", 300), ("trace2", 300), ("trace4", 400), ("trace1_pr", 300), ("trace3_pr", 300),
+)  # fmt: skip
+"""Name, and of the long ones so many of the first jobs: without groups their queues grow for the whole trace."""
 ONE_GPU, LOADS, NOISES, JOBS = (0.0, 0.5, 0.9, 1.0), (0.5, 1.0, 1.5), (0.0, 0.5, 1.0), 200
+EQUAL = 0.999
 
 
 def ours(known: bool, profiled: Profiled = measured) -> Planned:
@@ -31,20 +38,44 @@ def ours(known: bool, profiled: Profiled = measured) -> Planned:
     return Planned(stage.solve, key, known=known, profiled=profiled, listed=MAX_IN_ORDER, truth=truth)
 
 
-def main() -> None:
-    found = []
+def without_groups(jobs: list[reference.Job], known: bool) -> float:
+    """Mean JCT, s."""
+    return reference.simulate(jobs, reference.srsf() if known else reference.Tiresias()).mean_jct
+
+
+def of_traces() -> Iterator[tuple[str, float, float]]:
+    """(what, ratio, restarts per job)."""
+    for (trace, first), known in product(TRACES, (True, False)):
+        alone = without_groups(reference.read(DATA, trace, first), known)
+        shared = reference.simulate(reference.read(DATA, trace, first), ours(known))
+        jobs = trace if first is None else f"{trace}, first {first}"
+        what = f"{jobs}, run times {'known' if known else 'unknown'}"
+        yield what, alone / shared.mean_jct, shared.restarts
+
+
+def of_mixes() -> Iterator[tuple[str, float, float]]:
+    """As `of_traces`."""
     for seed, (one_gpu, load, noise, known) in enumerate(product(ONE_GPU, LOADS, NOISES, (True, False))):
         mixes = [mix(DATA, seed, one_gpu=one_gpu, load=load, jobs=JOBS) for _ in range(2)]
-        alone = reference.simulate(mixes[0], reference.srsf() if known else reference.Tiresias())
+        alone = without_groups(mixes[0], known)
         shared = reference.simulate(mixes[1], ours(known, noisy(noise, seed)))
-        found.append(alone.mean_jct / shared.mean_jct)
         what = (
             f"one GPU {one_gpu:.0%}, load {load}, noise {noise}, run times {'known' if known else 'unknown'}"
         )
-        print(f"{what}: {found[-1]:.3f}, {shared.restarts:.2f} restarts", flush=True)
-    mean = exp(sum(map(log, found)) / len(found))
-    below = sum(ratio < 1 for ratio in found)
-    print(f"geometric mean {mean:.3f}, least {min(found):.3f}, {below} of {len(found)} below 1")
+        yield what, alone / shared.mean_jct, shared.restarts
+
+
+def main() -> None:
+    for name, rows in (("traces", of_traces()), ("mixes", of_mixes())):
+        found = []
+        for what, ratio, restarts in rows:
+            found.append(ratio)
+            print(f"{what}: {ratio:.3f}, {restarts:.2f} restarts", flush=True)
+        mean = exp(sum(map(log, found)) / len(found))
+        below = sum(ratio < EQUAL for ratio in found)
+        print(
+            f"{name}: geometric mean {mean:.3f}, least {min(found):.3f}, {below} of {len(found)} below {EQUAL}"
+        )
 
 
 if __name__ == "__main__":

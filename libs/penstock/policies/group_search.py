@@ -6,7 +6,9 @@ GPUs become free for them. So a job that runs at `speed` (relative to alone) is 
     w_i = 1 + g_i / G · (jobs behind i)
 
 and the search looks for groups with the largest Σ speed · w that fit on G GPUs. Alone a job has speed 1: sharing is chosen only where it gains by this measure, and nobody
-shares while GPUs are free. Source: own; Muri §4.2 maximises the efficiency γ whatever the order, and so loses to no grouping where few jobs complement each other.
+shares while GPUs are free. Where nobody knows how long a job runs, √g_i stands for the 1: the chance that it ends soon is the same per GPU (Gittins' index), which makes it g_i,
+but who counted g_i would stop others for each larger gang that comes. Source: own; Muri §4.2 maximises the efficiency γ whatever the order, and so loses to no grouping
+where few jobs complement each other.
 
 The search starts from the groups that are there, and from nothing if asked to; what it finds from nothing is taken only if it is worth more than `STAY` more, for
 restarts cost. Steps, each only while it gains:
@@ -19,6 +21,7 @@ Of groups with members of the same kinds only the one with the least weight is l
 
 from bisect import insort
 from collections.abc import Hashable, Iterator, Mapping, Sequence
+from math import sqrt
 from operator import mul
 from typing import NamedTuple
 
@@ -43,6 +46,8 @@ class Job(NamedTuple):
     """It runs and may not be stopped."""
     memory_mib: int = 0
     """On each of its GPUs."""
+    known: bool = True
+    """How long it runs."""
     new: bool = True
     """It came since the plan by which the groups run that are there."""
 
@@ -199,7 +204,10 @@ class _Search:
     ) -> None:
         self._jobs, self._tables, self._memory_mib, self._most = jobs, tables, memory_mib, most
         behind += len(jobs) - 1
-        self._weights = [1.0 + job.gpus / gpus * (behind - number) for number, job in enumerate(jobs)]
+        self._weights = [
+            (1.0 if job.known else sqrt(job.gpus)) + job.gpus / gpus * (behind - number)
+            for number, job in enumerate(jobs)
+        ]
         self.free = gpus
         self.buckets: dict[Hashable, _Bucket] = {}
         self._waiting: dict[Hashable, dict[int | None, list[int]]] = {}

@@ -12,7 +12,7 @@ matched with others who hold other GPUs; members' memory must fit together; jobs
 one is taken whose members hold the same GPUs now.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -20,6 +20,7 @@ import numpy as np
 
 from penstock.model.groups import Turns
 from penstock.model.settings import Grouping
+from penstock.model.types import StageTimes
 from penstock.policies.interleaving import RESOURCES, Interleaving, Prediction, Times, times_of
 from penstock.policies.matching import Pairs, match_distinct, match_kinds
 from penstock.policies.regroup import Candidate, PlannedGroup
@@ -244,13 +245,19 @@ class Grouper:
             yield group
 
 
-def planned_group(interleaving: Interleaving, members: Sequence[Candidate]) -> PlannedGroup:
+def planned_group(
+    interleaving: Interleaving,
+    members: Sequence[Candidate],
+    times: Callable[[StageTimes], Times] = times_of,
+) -> PlannedGroup:
     """With the turns that its members are predicted to take."""
-    by_kind = sorted(members, key=lambda job: (_times(job), job.order)) if len(members) > 1 else list(members)
     ids = tuple(job.job_id for job in members)
     if len(members) == 1 or any(job.stages is None for job in members):
         return PlannedGroup(ids)
-    found = interleaving.predict(tuple(_times(job) for job in by_kind))
+    known = [(times(job.stages), job.order, job) for job in members if job.stages is not None]
+    known.sort(key=lambda one: one[:2])
+    by_kind = [job for _, _, job in known]
+    found = interleaving.predict(tuple(one for one, _, _ in known))
     return PlannedGroup(
         ids,
         Turns(

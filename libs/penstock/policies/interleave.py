@@ -19,7 +19,7 @@ from penstock.policies.candidates import Candidates
 from penstock.policies.group_search import MAX_IN_ORDER, Job, search
 from penstock.policies.group_speeds import Kinds, Tables
 from penstock.policies.grouping import FirstFit, planned_group
-from penstock.policies.interleaving import Interleaving, Times, authors_period_or_pair, times_of
+from penstock.policies.interleaving import Interleaving, Times, authors_period_or_pair, credible_times
 from penstock.policies.ordered import gpus_of
 from penstock.policies.regroup import Answer, Candidate, GroupPlan, PlannedGroup, Question
 from penstock.policies.service import attained_s, remaining_s
@@ -74,6 +74,7 @@ class Interleave:
                 self._kind(job),
                 fixed=bool(job.group) and not job.movable,
                 memory_mib=job.gpu_memory_mib if question.gpu_memory_mib else 0,
+                known=job.remaining_s < inf,
                 new=job.rank is None or key < last.get(job.shape, 0.0),
             )
             for job, key in zip(candidates, keys, strict=True)
@@ -100,7 +101,7 @@ class Interleave:
         if found is None:
             if len(self._planned) >= MAX_KINDS:
                 self._planned.clear()
-            found = self._planned[key] = planned_group(self._interleaving, members)
+            found = self._planned[key] = planned_group(self._interleaving, members, credible_times)
         return found
 
     def plan(self, state: CellState, answer: Answer) -> GroupPlan:
@@ -147,7 +148,7 @@ class Interleave:
         """None: its stages are not known, or it uses nothing that is."""
         if job.stages is None:
             return None
-        times = times_of(job.stages)
+        times = credible_times(job.stages)
         try:
             return self._known[times]
         except KeyError:

@@ -32,13 +32,15 @@ def value(jobs: Sequence[Job], plan: Sequence[Sequence[int]], behind: int = 0) -
     for members in plan:
         of_kind = sorted(members, key=lambda number: (jobs[number].kind, number))
         for number, speed in zip(of_kind, speeds(tuple(jobs[one].kind or 0 for one in of_kind)), strict=True):
-            total += speed * (1 + jobs[number].gpus / GPUS * (last - number))
+            own = 1 if jobs[number].known else jobs[number].gpus ** 0.5
+            total += speed * (own + jobs[number].gpus / GPUS * (last - number))
     return total
 
 
 def unshared(jobs: Sequence[Job]) -> list[tuple[int, ...]]:
     """In order, each alone, as long as GPUs are free."""
-    free, plan = GPUS, []
+    free = GPUS
+    plan: list[tuple[int, ...]] = []
     for number, job in enumerate(jobs):
         if job.gpus <= free:
             free -= job.gpus
@@ -62,12 +64,15 @@ def all_plans(jobs: Sequence[Job], numbers: tuple[int, ...], free: int) -> Itera
                     yield [(first, *others), *plan]
 
 
-def job(gpus: int, kind: int | None, *, fixed: bool = False, memory_mib: int = 0) -> Job:
-    return Job(gpus, gpus, kind, fixed, memory_mib)
+def job(gpus: int, kind: int | None, *, fixed: bool = False, memory_mib: int = 0, known: bool = True) -> Job:
+    return Job(gpus, gpus, kind, fixed, memory_mib, known)
 
 
 jobs_strategy = st.lists(
-    st.builds(job, st.sampled_from([1, 1, 2, 4, 8]), st.sampled_from([0, 1, 2, 3, None])), max_size=12
+    st.builds(
+        job, st.sampled_from([1, 1, 2, 4, 8]), st.sampled_from([0, 1, 2, 3, None]), known=st.booleans()
+    ),
+    max_size=12,
 )
 
 
@@ -113,6 +118,14 @@ def test_jobs_that_slow_each_other_down_do_not_share() -> None:
     """A queue of one kind that uses everything: the first four run alone, in order."""
     jobs = [job(1, 3) for _ in range(40)]
     assert search(jobs, [], GPUS, TABLES, afresh=True) == [(0,), (1,), (2,), (3,)]
+
+
+def test_a_gang_of_unknown_run_time_takes_the_place_of_smaller_ones_sooner() -> None:
+    """A gang of four comes and is first in order, four small jobs run: it may last as long as any of them, and all four would wait for it."""
+    for known, starts in ((True, False), (False, True)):
+        jobs = [job(4, 3, known=known), *(job(1, 3, known=known) for _ in range(4))]
+        found = search(jobs, [(1,), (2,), (3,), (4,)], GPUS, TABLES, afresh=False)
+        assert ((0,) in found) is starts
 
 
 def test_nobody_shares_while_gpus_are_free() -> None:

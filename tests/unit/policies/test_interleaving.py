@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.model.types import StageTimes
 from penstock.policies.interleaving import (
     ALONE,
     MAX_SPEED,
@@ -15,8 +16,10 @@ from penstock.policies.interleaving import (
     Times,
     authors,
     authors_period,
+    credible_times,
     pair_period,
     period,
+    times_of,
 )
 
 EQ3 = Interleaving(period, (1.0,) * 4)
@@ -119,3 +122,33 @@ def test_the_published_programs_period_is_between_the_busiest_stage_and_one_afte
 def test_a_pair_overlaps_loading_with_the_rest(one: Times, other: Times) -> None:
     assert pair_period([one, other]) == pytest.approx(pair_period([other, one]))
     assert pair_period([one, other]) >= max(sum(one[:4]), sum(other[:4])) * (1 - 1e-9)
+
+
+@given(
+    st.builds(
+        StageTimes,
+        storage_ms=TIMES,
+        cpu_ms=TIMES,
+        gpu_ms=TIMES,
+        network_ms=TIMES,
+        iteration_ms=st.floats(0.1, 4e6),
+    )
+)
+def test_stages_that_miss_much_of_the_iteration_are_stretched_to_it(stages: StageTimes) -> None:
+    """Whoever profiled it for a moment saw its loader idle: in proportion, and never beyond what an iteration takes."""
+    *read, whole = times_of(stages)
+    *found, iteration = credible_times(stages)
+    assert iteration == whole
+    if 0 < sum(read) < 0.8 * whole:
+        assert sum(found) == pytest.approx(whole)
+        assert [one * sum(read) for one in found] == pytest.approx([one * whole for one in read])
+    else:
+        assert found == read
+
+
+def test_a_profile_that_has_seen_half_of_an_iteration_promises_less() -> None:
+    """Alone 100 ms, of which 40 ms were seen: two such jobs would fit into one iteration, if that were all."""
+    seen = StageTimes(storage_ms=30.0, cpu_ms=0.0, gpu_ms=10.0, network_ms=0.0, iteration_ms=100.0)
+    trusting = EQ3.predict((times_of(seen), times_of(seen))).speeds
+    wary = EQ3.predict((credible_times(seen), credible_times(seen))).speeds
+    assert wary < trusting
