@@ -77,6 +77,8 @@ def run_planner(size: Size) -> Values:
         "planner_muri_ms": exact_ms,
         "planner_interleave_ms": ours_ms,
         "planner_weight_ratio": share,
+        "planner_distinct_ms": planner.plan_ms(None, size.jobs, 1, size.jobs),
+        "planner_distinct_weight_ratio": planner.weight_distinct(planner.MATCHED),
     }
 
 

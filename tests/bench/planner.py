@@ -1,7 +1,7 @@
-"""The planner of groups: one plan for jobs of few kinds, by Muri's algorithm and by ours, in ms of the processor. `python -m tests.bench.planner`.
+"""The planner of groups: one plan for many jobs, by Muri's algorithm and by ours, in ms of the processor. `python -m tests.bench.planner`.
 
 `few kinds`: 1,000 jobs of one GPU and 8 stage profiles on as many GPUs as a fourth of them needs, so that all are candidates and two rounds of matching are
-needed. `weight`: of one matching of 200 such jobs, as a share of what rustworkx's matching of all jobs has.
+needed. `all different`: as many of which no two have the same profile. `weight`: of one matching of 200 such jobs, as a share of what rustworkx's matching of all jobs has.
 """
 
 from time import process_time
@@ -9,20 +9,23 @@ from time import process_time
 import numpy as np
 import rustworkx
 
+from penstock.model.groups import MAX_GROUP_MEMBERS
 from penstock.model.settings import TIRESIAS_LIMITS_GPU_S, Grouping
 from penstock.model.types import StageTimes
 from penstock.policies.group_plan import group_plan
 from penstock.policies.interleave import Interleave
-from penstock.policies.matching import match_kinds
+from penstock.policies.interleaving import authors, times_of
+from penstock.policies.matching import match_distinct, match_kinds
 from penstock.policies.muri import muri_s
 from penstock.policies.regroup import Candidate, Question, Regroup
+from penstock.policies.union_efficiencies import Unit, union_efficiencies
 
 KINDS = 8
 GPUS_PER_NODE = 8
 MATCHED = 200
 
 
-def question(jobs: int) -> Question:
+def question(jobs: int, kinds_of_jobs: int = KINDS) -> Question:
     """The same in every run."""
     rng = np.random.Generator(np.random.PCG64(1))
     kinds = [
@@ -33,7 +36,7 @@ def question(jobs: int) -> Question:
             network_ms=network,
             iteration_ms=storage + cpu + gpu + network,
         )
-        for storage, cpu, gpu, network in rng.uniform(1, 100, (KINDS, 4)).tolist()
+        for storage, cpu, gpu, network in rng.uniform(1, 100, (kinds_of_jobs, 4)).tolist()
     ]
     nodes = max(1, jobs // 4 // GPUS_PER_NODE)
     return Question(
@@ -43,7 +46,7 @@ def question(jobs: int) -> Question:
                 job_id=f"job-{number}",
                 gpus=1,
                 shape=(1, 1, 0, 0),
-                stages=kinds[number % KINDS],
+                stages=kinds[number % kinds_of_jobs],
                 remaining_s=100.0 + number,
                 attained_s=0.0,
                 order=number,
@@ -61,14 +64,14 @@ def question(jobs: int) -> Question:
     )
 
 
-def plan_ms(make: type[Interleave] | None, jobs: int, repeats: int) -> float:
+def plan_ms(make: type[Interleave] | None, jobs: int, repeats: int, kinds: int = KINDS) -> float:
     """The best of several first plans, each by a stage that has cached nothing. `make` None: Muri's."""
     found = []
     for _ in range(repeats):
         stage: Regroup = (
             muri_s(Grouping(), group_plan) if make is None else make(TIRESIAS_LIMITS_GPU_S, group_plan)
         )
-        asked = question(jobs)
+        asked = question(jobs, kinds)
         began = process_time()
         answer = stage.solve(asked)
         found.append((process_time() - began) * 1_000)
@@ -109,9 +112,28 @@ def measure(jobs: int, repeats: int) -> tuple[float, float, float]:
     )
 
 
+def weight_distinct(nodes: int) -> float:
+    """As `weight`, of a matching of nodes that all differ: γ of pairs of jobs, as the planner has them."""
+    units = [Unit((times_of(job.stages),), False, 0) for job in question(nodes, nodes).jobs if job.stages]
+    weights = union_efficiencies(authors(), units, MAX_GROUP_MEMBERS, 0)
+    graph = rustworkx.PyGraph()
+    graph.add_nodes_from(range(nodes))
+    graph.add_edges_from(
+        [
+            (one, other, round(float(weights[one, other]) * 1e9))
+            for one in range(nodes)
+            for other in range(one)
+        ]
+    )
+    full = sum(weights[pair] for pair in rustworkx.max_weight_matching(graph, weight_fn=int))
+    return float(sum(weights[pair] for pair in match_distinct(weights)) / full)
+
+
 def main() -> None:
     exact, ours, share = measure(1_000, 3)
     print(f"1,000 jobs of {KINDS} kinds: muri-s {exact:.1f} ms, interleave {ours:.1f} ms; weight {share:.4%}")
+    distinct = plan_ms(None, 1_000, 1, 1_000)
+    print(f"1,000 jobs, all different: muri-s {distinct:.0f} ms; weight {weight_distinct(MATCHED):.4%}")
 
 
 if __name__ == "__main__":

@@ -16,14 +16,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-import numpy as np
-
 from penstock.model.groups import Turns
 from penstock.model.settings import Grouping
 from penstock.model.types import StageTimes
 from penstock.policies.interleaving import RESOURCES, Interleaving, Prediction, Times, times_of
 from penstock.policies.matching import Pairs, match_distinct, match_kinds
 from penstock.policies.regroup import Candidate, PlannedGroup
+from penstock.policies.union_efficiencies import Unit, union_efficiencies
 
 MAX_ROUNDS = 4
 MAX_MATCHINGS_CACHED = 4_096
@@ -189,12 +188,14 @@ class Grouper:
 
     def _matched(self, kinds: tuple[_Kind, ...], counts: tuple[int, ...], memory_mib: int) -> Pairs:
         size = len(kinds)
+        if size > MAX_KINDS_MATCHED and max(counts) == 1:
+            units = [Unit(kind.times, bool(kind.fixed), kind.memory_mib) for kind in kinds]
+            found = union_efficiencies(self._interleaving, units, self._grouping.max_members, memory_mib)
+            return dict.fromkeys(match_distinct(found), 1)
         weights = [[0.0] * size for _ in kinds]
         for one in range(size):
             for other in range(one + 1):
                 weights[one][other] = weights[other][one] = self._weight(kinds[one], kinds[other], memory_mib)
-        if size > MAX_KINDS_MATCHED and max(counts) == 1:
-            return dict.fromkeys(match_distinct(np.array(weights)), 1)
         return match_kinds(counts, weights)
 
     def _round(

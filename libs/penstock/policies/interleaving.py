@@ -125,22 +125,22 @@ class Interleaving:
         self, period: Period, factors: Sequence[float], *, worst: bool = False, bounded: bool = True
     ) -> None:
         assert len(factors) == MAX_GROUP_MEMBERS, factors
-        self._period, self._factors = period, tuple(factors)
-        self._worst, self._bounded = worst, bounded
+        self.period, self.factors = period, tuple(factors)
+        self.worst, self.bounded = worst, bounded
         self.predict = lru_cache(maxsize=MAX_CACHED)(self._predict)
         """For kinds in ascending order, 1 – 4 of them. Cached."""
 
     def _predict(self, kinds: tuple[Times, ...]) -> Prediction:
         assert 1 <= len(kinds) <= MAX_GROUP_MEMBERS, kinds
-        alone = [times[4] * self._factors[0] for times in kinds]
+        alone = [times[4] * self.factors[0] for times in kinds]
         order: tuple[int, ...] = tuple(range(len(kinds)))
         period_ms = alone[0]
         if len(kinds) > 1:
             period_ms, order = self._rotation(kinds)
-            period_ms *= self._factors[len(kinds) - 1]
+            period_ms *= self.factors[len(kinds) - 1]
             if period_ms <= 0:
                 period_ms = sum(alone)
-            if self._bounded:
+            if self.bounded:
                 period_ms = max(period_ms, *alone)
         used_ms = sum(sum(times[:RESOURCES]) for times in kinds)
         return Prediction(
@@ -154,10 +154,10 @@ class Interleaving:
     def _rotation(self, kinds: tuple[Times, ...]) -> tuple[float, tuple[int, ...]]:
         """The best order, of equal ones the first; (period, order)."""
         found = [
-            (self._period([kinds[index] for index in order]), order)
+            (self.period([kinds[index] for index in order]), order)
             for order in permutations(range(len(kinds)))
         ]
-        if self._worst:
+        if self.worst:
             return max(found, key=lambda one: (one[0], [-index for index in one[1]]))
         return min(found)
 

@@ -1,0 +1,155 @@
+"""γ of many unions of two groups at once, for matchings of groups that all differ: what `Interleaving.predict` gives, over arrays.
+
+A thousand groups have half a million unions; one by one, each with all its rotations, they take seconds.
+"""
+
+from collections.abc import Callable, Sequence
+from itertools import combinations_with_replacement, permutations
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.policies.interleaving import (
+    AUTHORS_STEPS,
+    RESOURCES,
+    SAME_PERIOD,
+    Interleaving,
+    Period,
+    Times,
+    authors_period,
+    authors_period_or_pair,
+    pair_period,
+    period,
+)
+
+ROWS = 8_192  # unions at a time, so that what is worked on stays in the processor's cache
+
+Array = NDArray[np.float64]
+Periods = Callable[[Sequence[Array]], Array]
+"""As `Period`: of each member in the order of rotation an array of shape (5, unions); ms, shape (unions,)."""
+
+
+def _periods(members: Sequence[Array]) -> Array:
+    """As `interleaving.period`."""
+    total: Array = np.zeros(members[0].shape[1])
+    for shift in range(RESOURCES):
+        total += np.max([one[(number + shift) % RESOURCES] for number, one in enumerate(members)], axis=0)
+    return total
+
+
+def _authors_periods(members: Sequence[Array]) -> Array:
+    """As `interleaving.authors_period`."""
+    at = dict(enumerate(members))
+    ends = [np.zeros(members[0].shape[1])]
+    found: Array = np.full(members[0].shape[1], np.nan)
+    for step in range(AUTHORS_STEPS):
+        reached = []
+        if (one := at.get((step + 1) % RESOURCES)) is not None:
+            reached.append(ends[step] + one[3])
+        if (one := at.get((step + 2) % RESOURCES)) is not None:
+            reached.append(ends[step] + one[2])
+        if step and (one := at.get((step + 3) % RESOURCES)) is not None:
+            reached.append(ends[step - 1] + one[0] + one[1])
+        ends.append(np.maximum.reduce(reached) if reached else ends[step])
+        if step >= RESOURCES:
+            now, before = ends[step + 1] - ends[step - 3], ends[step] - ends[step - 4]
+            steady = np.isnan(found) & (np.abs(now - before) <= SAME_PERIOD * before)
+            found[steady] = now[steady]
+    last, rest = ends[AUTHORS_STEPS] - ends[AUTHORS_STEPS - RESOURCES], np.isnan(found)
+    found[rest] = last[rest]
+    return found
+
+
+def _pair_periods(members: Sequence[Array]) -> Array:
+    """As `interleaving.pair_period`."""
+    one, other = members
+    return np.maximum(one[0] + one[1], other[2] + other[3]) + np.maximum(other[0] + other[1], one[2] + one[3])
+
+
+def _authors_periods_or_pairs(members: Sequence[Array]) -> Array:
+    """As `interleaving.authors_period_or_pair`."""
+    found = _authors_periods(members)
+    return np.minimum(found, _pair_periods(members)) if len(members) == 2 else found
+
+
+PERIODS: dict[Period, Periods] = {
+    period: _periods,
+    authors_period: _authors_periods,
+    pair_period: _pair_periods,
+    authors_period_or_pair: _authors_periods_or_pairs,
+}
+
+
+class Unit(NamedTuple):
+    """A group that may become part of a union."""
+
+    times: tuple[Times, ...]
+    """Of its members; empty: it shares with nobody."""
+    fixed: bool
+    """Its members may not leave where they are: no two such units meet."""
+    memory_mib: int
+
+
+def union_efficiencies(
+    interleaving: Interleaving, units: Sequence[Unit], max_members: int, memory_mib: int
+) -> Array:
+    """γ, shape (units, units), symmetric, 0 – 1; 0 where two may not share, and on the diagonal. `memory_mib`: of a GPU; 0: not bounded."""
+    found: Array = np.zeros((len(units), len(units)))
+    of_size: dict[int, list[int]] = {}
+    for number, unit in enumerate(units):
+        if unit.times:
+            of_size.setdefault(len(unit.times), []).append(number)
+    for one, other in combinations_with_replacement(sorted(of_size), 2):
+        if one + other <= max_members:
+            _fill(found, interleaving, units, of_size[one], of_size[other])
+    fixed = np.array([unit.fixed for unit in units], dtype=bool)
+    found[np.ix_(fixed, fixed)] = 0.0
+    if memory_mib:
+        memories = np.array([unit.memory_mib for unit in units])
+        found[memories[:, None] + memories[None, :] > memory_mib] = 0.0
+    np.fill_diagonal(found, 0.0)
+    return found
+
+
+def _fill(
+    found: Array,
+    interleaving: Interleaving,
+    units: Sequence[Unit],
+    ones: Sequence[int],
+    others: Sequence[int],
+) -> None:
+    """Unions of those of one size with those of another one, or of one size."""
+    first, second = (np.array([units[number].times for number in numbers]) for numbers in (ones, others))
+    rows, columns = np.triu_indices(len(ones), 1) if ones is others else _all(len(ones), len(others))
+    at, by = np.array(ones), np.array(others)
+    for start in range(0, len(rows), ROWS):
+        row, column = rows[start : start + ROWS], columns[start : start + ROWS]
+        both = np.concatenate((first[row], second[column]), axis=1)
+        efficiencies = _efficiencies(interleaving, np.ascontiguousarray(both.transpose(1, 2, 0)))
+        found[at[row], by[column]] = efficiencies
+        found[by[column], at[row]] = efficiencies
+
+
+def _all(rows: int, columns: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    grid = np.indices((rows, columns))
+    return grid[0].ravel(), grid[1].ravel()
+
+
+def _efficiencies(interleaving: Interleaving, members: Array) -> Array:
+    """`members`: shape (members, 5, unions); as `Interleaving.predict`."""
+    periods = PERIODS[interleaving.period]
+    choose = np.maximum if interleaving.worst else np.minimum
+    period_ms: Array | None = None
+    for order in permutations(range(len(members))):
+        one = periods([members[index] for index in order])
+        period_ms = one if period_ms is None else choose(period_ms, one)
+    assert period_ms is not None
+    period_ms = period_ms * interleaving.factors[len(members) - 1]
+    alone = members[:, RESOURCES] * interleaving.factors[0]
+    period_ms = np.where(period_ms <= 0, alone.sum(axis=0), period_ms)
+    if interleaving.bounded:
+        period_ms = np.maximum(period_ms, alone.max(axis=0))
+    used_ms = members[:, :RESOURCES].sum(axis=(0, 1))
+    found: Array = np.minimum(1.0, used_ms / (RESOURCES * period_ms))
+    return found
