@@ -58,6 +58,8 @@ GOALS: dict[str, Goal] = {
     "planner_muri_ms": Goal("ms", "planner", "≤", 50),
     "planner_interleave_ms": Goal("ms", "planner", "≤", 50),
     "planner_weight_ratio": Goal("×", "planner", "≥", 0.999),
+    "planner_distinct_ms": Goal("ms", "planner", "≤", 1_000.0),
+    "planner_distinct_weight_ratio": Goal("×", "planner", "≥", 0.999),
     **_per_log("embedded", 12, 40),
     **_per_log("kafka", 20, 60),
     "placer_restart_s": Goal("s", "restart", "≤", 2),

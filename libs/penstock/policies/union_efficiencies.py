@@ -51,7 +51,7 @@ def _authors_periods(members: Sequence[Array]) -> Array:
             reached.append(ends[step] + one[2])
         if step and (one := at.get((step + 3) % RESOURCES)) is not None:
             reached.append(ends[step - 1] + one[0] + one[1])
-        ends.append(np.maximum.reduce(reached) if reached else ends[step])
+        ends.append(np.max(reached, axis=0) if reached else ends[step])
         if step >= RESOURCES:
             now, before = ends[step + 1] - ends[step - 3], ends[step] - ends[step - 4]
             steady = np.isnan(found) & (np.abs(now - before) <= SAME_PERIOD * before)
@@ -64,7 +64,9 @@ def _authors_periods(members: Sequence[Array]) -> Array:
 def _pair_periods(members: Sequence[Array]) -> Array:
     """As `interleaving.pair_period`."""
     one, other = members
-    return np.maximum(one[0] + one[1], other[2] + other[3]) + np.maximum(other[0] + other[1], one[2] + one[3])
+    loads: Array = np.maximum(one[0] + one[1], other[2] + other[3])
+    loads += np.maximum(other[0] + other[1], one[2] + one[3])
+    return loads
 
 
 def _authors_periods_or_pairs(members: Sequence[Array]) -> Array:
