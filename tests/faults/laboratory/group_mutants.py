@@ -132,7 +132,7 @@ def _() -> None:
     )
 
 
-@mutant("a group that waits forgets who runs", faults="group,late,cancel,gpu", **CELL, first=1)
+@mutant("a group that waits forgets who runs", faults="group,late,cancel,gpu", **CELL, first=31)
 def _() -> None:
     real = units.waiting
 

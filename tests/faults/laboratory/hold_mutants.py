@@ -59,6 +59,6 @@ def _() -> None:
     replace(real, job_released)
 
 
-@mutant("a command that was sent again is obeyed again", faults="hold,duplicate,twice", first=1)
+@mutant("a command that was sent again is obeyed again", faults="hold,duplicate,twice", first=2)
 def _() -> None:
     accepting(guard._command, "old_command")

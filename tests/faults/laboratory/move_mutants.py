@@ -127,7 +127,7 @@ def _() -> None:
     replace(moves._lost, lambda state, job: "")
 
 
-@mutant("a job starts on a target that is silent", faults="move,silence,hang,crash,late", first=4)
+@mutant("a job starts on a target that is silent", faults="move,silence,hang,crash,late", first=3)
 def _() -> None:
     replace(moves._not_now, lambda state, job: "")
 

@@ -77,7 +77,7 @@ def _() -> None:
 # ------------------------------------------------------------------------------------------ guards of the placer
 
 
-@mutant("a task's event under an older token counts", faults="garbage", first=1)
+@mutant("a task's event under an older token counts", faults="garbage", first=3)
 def _() -> None:
     accepting(guard._of_living_task, "stale_token")
 

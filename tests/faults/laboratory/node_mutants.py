@@ -38,7 +38,7 @@ def _() -> None:
     replace(real, start)
 
 
-@mutant("a node obeys orders of before it joined", first=4)
+@mutant("a node obeys orders of before it joined", first=69)
 def _() -> None:
     real = machine._start
 
@@ -107,7 +107,7 @@ def _() -> None:
     replace(recovery._resume, lambda node, task: None)
 
 
-@mutant("a killed guardian's task is not ended", first=4)
+@mutant("a killed guardian's task is not ended", first=29)
 def _() -> None:
     async def sweep(self: Node, key: Any) -> None:
         self._later(Gone(key[0], key[1], lost_outcome(0, wall_ms())))
