@@ -56,12 +56,17 @@ def credible_times(stages: StageTimes) -> Times:
     return storage, cpu, gpu, network, iteration_ms
 
 
-def period(members: Sequence[Times]) -> float:
-    """T of eq. 3 for members in this order."""
-    return sum(
+def slots(members: Sequence[Times]) -> list[float]:
+    """ms of each of the `RESOURCES` slots of a period: in slot s member n, in this order, uses resource (n + s) mod 4. Source: Muri §4.1 eq. 3."""
+    return [
         max(times[(number + shift) % RESOURCES] for number, times in enumerate(members))
         for shift in range(RESOURCES)
-    )
+    ]
+
+
+def period(members: Sequence[Times]) -> float:
+    """T of eq. 3 for members in this order."""
+    return sum(slots(members))
 
 
 def authors_period(members: Sequence[Times]) -> float:

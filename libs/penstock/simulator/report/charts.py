@@ -26,7 +26,8 @@ from penstock.charts.report import Chart, Drawing, Panel, Section
 from penstock.counting import count
 from penstock.simulator.report.metrics import duration
 from penstock.simulator.report.series import MAX_DETAILED, RunSeries, cdf_of, smooth
-from penstock.simulator.report.timeline import EXITED, STOPPED
+from penstock.simulator.report.timeline import EXITED, SHARED, STOPPED
+from penstock.simulator.report.turns_chart import shares, turns_section
 
 PALETTE = (*CATEGORICAL[:6], "#B8A800", "#7A4B2B")
 """For owners and jobs: no grey, which stands for all others."""
@@ -42,7 +43,7 @@ FEW_JOBS = 5  # up to here a queue's axis has whole numbers only
 MIN_S = 1.0  # where logarithmic axes of time begin
 SMOOTH_BINS = 160  # of a line with many steps, where several cross
 MIN_DIFFERENCE = 0.01  # between two curves, for both to be shown
-ENDS = {EXITED: "done", STOPPED: "stopped"}
+ENDS = {EXITED: "done", STOPPED: "stopped", SHARED: "goes on, with others or without"}
 
 
 class TimeUnit(NamedTuple):
@@ -87,6 +88,7 @@ def sections(runs: Sequence[RunSeries], assumed: str = "") -> list[Section]:
         ]
         return Section(key, title, caption, drawings) if drawings else None
 
+    shared = any(run.gantt.sharings for run in detailed)
     meanings = dict.fromkeys(_groups(run).meaning for run in detailed if len(run.gantt.job))
     found = [
         _load(runs, unit),
@@ -117,9 +119,11 @@ def sections(runs: Sequence[RunSeries], assumed: str = "") -> list[Section]:
             "gantt",
             "Who runs where and when",
             "A row per GPU, in blocks of one node each (its GPUs in brackets); a bar is a job from its placement to its "
-            f"proven end. Colour: {' or '.join(meanings)}. What is blank is idle.",
+            f"proven end. Colour: {' or '.join(meanings)}. What is blank is idle."
+            + (" Jobs that share GPUs lie beside each other in their rows." if shared else ""),
             lambda run: len(run.gantt.job), _gantt, _excerpt,
         ),
+        turns_section(detailed),
     ]  # fmt: skip
     return [section for section in found if section is not None]
 
@@ -295,17 +299,16 @@ def _gantt(run: RunSeries) -> Chart:
     heights = np.array([max(1, gpus) + GAP for _, gpus in gantt.rows])
     tops = np.concatenate(([0.0], np.cumsum(heights)))
     groups = _groups(run)
-    top = tops[gantt.node] + gantt.y
-    thickness = np.maximum(
-        0.6 * gantt.height, gantt.height - 0.14
-    )  # a little less, so that neighbours stay apart
+    part = gantt.height / gantt.parts
+    top = tops[gantt.node] + gantt.y + part * gantt.place
+    thickness = np.maximum(0.6 * part, part - 0.14)  # a little less, so that neighbours stay apart
     notes = [run.jobs[int(job)] for job in gantt.job]
     named = any(note.label != note.job_id for note in notes)
     bars = table(
         x=gantt.start_s / unit.seconds,
         x2=gantt.end_s / unit.seconds,
-        y=top + (gantt.height - thickness) / 2,
-        y2=top + (gantt.height + thickness) / 2,
+        y=top + (part - thickness) / 2,
+        y2=top + (part + thickness) / 2,
         group=groups.of_bar,
         owner=[note.owner or "–" for note in notes],
         job=[note.job_id for note in notes],
@@ -315,6 +318,7 @@ def _gantt(run: RunSeries) -> Chart:
         node=[gantt.rows[node][0] for node in gantt.node],
         end=[_end(run, bar) for bar in range(len(notes))],
         **({"name": [note.label for note in notes]} if named else {}),
+        **({"turns": shared} if any(shared := shares(gantt, run.jobs)) else {}),
     )
     scale = alt.Scale(domain=[value / unit.seconds for value in gantt.window_s], nice=False)
     x = alt.X("x:Q", title=f"time since the start ({unit.name})", scale=scale)
@@ -339,8 +343,9 @@ def _gantt(run: RunSeries) -> Chart:
             scale=alt.Scale(domain=list(groups.colours), range=list(groups.colours.values())),
             legend=legend(list(groups.colours)) if groups.legend else None,
         ),
-        tooltip=[*(["name:N"] if named else []), "job:N", "owner:N", "model:N", "size:N", "time:N", "end:N"],
-    )
+        tooltip=[*(["name:N"] if named else []), "job:N", "owner:N", "model:N", "size:N", "time:N", "end:N",
+                 *(["turns:N"] if gantt.sharings else [])],
+    )  # fmt: skip
     edges, names = _nodes(run, heights, tops)
     layers = [
         edges.encode(y=y),

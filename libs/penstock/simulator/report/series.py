@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from penstock.model.transitions import NodeStatus
 from penstock.model.types import WHOLE_GPU
+from penstock.simulator.report.sharings import ALONE, Sharing, longest
 from penstock.simulator.report.timeline import SIZES, Job, Rows, Timeline
 from penstock.simulator.traces.jobs import Shape
 
@@ -30,6 +31,7 @@ HEAT_BINS = 320
 QUANTILES = (0.5, 0.9, 0.99, 1.0)
 CDF_POINTS = 600
 ID_CHARACTERS = 12  # of a job's id beside a name that several have
+MAX_TURNS = 4  # groups whose turns are drawn
 MAX_DETAILED = 6  # policies with charts of their own, so that a page stays below its bound
 
 
@@ -56,6 +58,12 @@ class Gantt(NamedTuple):
     end_s: Reals
     attempt: Integers
     how: Integers
+    sharing: Integers
+    """`ALONE`, or the key in `sharings`."""
+    place: Integers
+    parts: Integers
+    """Of its height it has this part: `place` of so many."""
+    sharings: Mapping[int, Sharing]
     window_s: tuple[float, float]
     left_out: int
 
@@ -124,6 +132,8 @@ class RunSeries:
     latencies: Sequence[Latency] = ()
     shapes: Mapping[int, Shape] = field(default_factory=dict)
     """Size of a job → its gang on this cluster's largest nodes."""
+    turns: Sequence[tuple[Sharing, Sequence[str]]] = ()
+    """Of those who took turns some that did so for long, and what people call their members."""
 
 
 @dataclass(slots=True)
@@ -185,6 +195,7 @@ def series_of(
         largest_job=max((job.gpus for job in timeline.jobs), default=0.0),
         latencies=stopwatch.latencies() if stopwatch is not None else (),
         shapes=timeline.shapes,
+        turns=_turns(timeline),
     )
 
 
@@ -227,6 +238,12 @@ def cdf_of(values: Reals) -> Curve:
     return Curve(np.append(values[at[:1]], values[at]), np.append(0.0, (at + 1) / max(1, count)))
 
 
+def _turns(timeline: Timeline) -> Sequence[tuple[Sharing, Sequence[str]]]:
+    names = {job.job_id: job.name or job.model or job.job_id for job in timeline.jobs}
+    chosen = longest(timeline.sharings.found, timeline.now_ms, MAX_TURNS)
+    return [(sharing, [names[job_id] for job_id in sharing.members]) for sharing in chosen]
+
+
 # ------------------------------------------------------------------------------------------------ bars
 
 
@@ -251,6 +268,14 @@ def _gantt(timeline: Timeline, end_s: float, max_bars: int) -> Gantt:
         end_s=bars["end_ms"] / 1_000,
         attempt=bars["attempt"],
         how=bars["how"],
+        sharing=bars["sharing"],
+        place=bars["place"],
+        parts=bars["parts"],
+        sharings={
+            int(number): timeline.sharings.found[number]
+            for number in np.unique(bars["sharing"])
+            if number != ALONE
+        },
         window_s=(window_ms[0] / 1_000, window_ms[1] / 1_000),
         left_out=len(everything) - len(bars),
     )
@@ -285,7 +310,7 @@ def _nodes_that_fit(bars: Rows, gpus: Sequence[int], max_bars: int) -> int:
 
 def _merged(bars: Rows) -> Rows:
     """Neighbouring GPUs that one job held from and to the same moment become one rectangle."""
-    same = ("job", "node", "start_ms", "end_ms", "attempt", "how")
+    same = ("job", "node", "start_ms", "end_ms", "attempt", "how", "sharing")
     bars = bars[np.lexsort([bars[name] for name in ("y", *reversed(same))])]
     if not len(bars):
         return bars

@@ -23,22 +23,29 @@ from penstock.model import external_events
 from penstock.model import ledger_events as ledger
 from penstock.model.estimates import JobEstimated
 from penstock.model.event import Event
+from penstock.model.groups import GroupDecided
 from penstock.model.transitions import JobStatus, NodeStatus
 from penstock.model.types import WHOLE_GPU, TaskPlacement
 from penstock.simulator.held_gpus import HeldGpus
+from penstock.simulator.report.sharings import Sharings
 from penstock.simulator.traces.jobs import Shape, shape_of
 
 SIZES = (1, 2, 4, 8, 16, 32, 64)  # GPUs of the jobs whose free capacity is counted: the sizes in traces
-EXITED, STOPPED, STILL = 0, 1, 2
-"""How a bar ends: its task exited by itself; its job was ordered to stop; it has not ended yet."""
+EXITED, STOPPED, STILL, SHARED = 0, 1, 2, 3
+"""How a bar ends: its task exited by itself; its job was ordered to stop; it has not ended yet; who shares its GPUs changes, and it goes on."""
 NEVER = -1
 QUEUED = frozenset({JobStatus.SUBMITTED, JobStatus.QUEUED})
 TASK_ENDS = external_events.TaskExited | external_events.OrderRefused | ledger.TaskLost
 
 BAR = np.dtype(
-    [(name, np.int64) for name in ("job", "node", "y", "height", "start_ms", "end_ms", "attempt", "how")]
-)
-"""A rectangle of the Gantt chart: `job` counts in `Timeline.jobs`, `node` is its ordinal, `y` and `height` as in `Block`."""
+    [
+        (name, np.int64)
+        for name in (
+            "job", "node", "y", "height", "start_ms", "end_ms", "attempt", "how", "sharing", "place", "parts",
+        )
+    ]
+)  # fmt: skip
+"""A rectangle of the Gantt chart: `job` counts in `Timeline.jobs`, `node` is its ordinal, `y` and `height` as in `Block`, `sharing`, `place` and `parts` as in `Piece`."""
 STEP = np.dtype(
     [(name, np.float64) for name in ("at_ms", "held", "working", "waiting", "gpus")]
     + [("startable", np.float64, (len(SIZES),))]
@@ -119,6 +126,7 @@ class Timeline:
     saves_ms: "array[int]" = field(default_factory=lambda: array("q"))
     """Of each save that a task reported."""
     jobs: list[Job] = field(default_factory=list)
+    sharings: Sharings = field(default_factory=Sharings)
     _bars: "array[int]" = field(default_factory=lambda: array("q"))
     _steps: "array[float]" = field(default_factory=lambda: array("d"))
     _zero_ms: int | None = None
@@ -238,8 +246,9 @@ class Timeline:
                 raise KeyError(event.task_id)
             if isinstance(event, TASK_ENDS):
                 self._task_ends(job, job.tasks[event.task_id].place)
-            before = job.status
+            before, groups = job.status, {job.group}
             evolve(state, event)
+            self._regrouped(groups)
             if isinstance(event, external_events.TaskStarted) and event.opened_ms is not None:
                 self.early_ms.append(max(0, event.opened_ms - event.started_ms))
             if before is JobStatus.LAUNCHING and job.status is JobStatus.RUNNING:
@@ -247,7 +256,9 @@ class Timeline:
                 self._gpus_held.starts(job)
                 self._began(job, self.starts_ms)
             return
+        groups = self._groups(event)
         evolve(state, event)
+        self._regrouped(groups)
         match event:
             case external_events.JobSubmitted():
                 self._job_at[event.job_id] = len(self.jobs)
@@ -280,6 +291,19 @@ class Timeline:
         job_id = getattr(event, "job_id", None)
         if job_id in self._job_at:
             self._wait(job_id)
+
+    def _groups(self, event: Event) -> set[str]:
+        """Which it may change."""
+        if isinstance(event, GroupDecided):
+            return {event.group_id, *(self.state.jobs[job_id].group for job_id in event.job_ids)}
+        if isinstance(event, ledger.PlacementDecided):
+            return {event.group or ""}
+        job = self.state.jobs.get(getattr(event, "job_id", ""))
+        return set() if job is None else {job.group}
+
+    def _regrouped(self, groups: set[str]) -> None:
+        for group_id in sorted(groups - {""}):
+            self.sharings.note(self.state, group_id, self.now_ms)
 
     def _job(self, job_id: str) -> Job:
         return self.jobs[self._job_at[job_id]]
@@ -357,8 +381,13 @@ class Timeline:
             return  # it never had these GPUs
         at, node = self._job_at[job.job_id], self.state.nodes[place.node_id].ordinal
         times = begun_ms - self._zero_ms, self.now_ms
-        for y, height in blocks:
-            self._bars.extend((at, node, y, height, *times, job.attempt, how))
+        for piece in self.sharings.pieces(job.job_id, *times):
+            ends = how if piece.end_ms == times[1] else SHARED
+            parts = piece.sharing, piece.place, piece.parts
+            for y, height in blocks:
+                self._bars.extend(
+                    (at, node, y, height, piece.start_ms, piece.end_ms, job.attempt, ends, *parts)
+                )
 
     def _give(self, place: TaskPlacement) -> Sequence[Block]:
         """The rectangles that show what a task holds; neighbouring whole GPUs are one."""
