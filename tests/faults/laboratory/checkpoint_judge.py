@@ -45,6 +45,9 @@ class CheckpointJudge:
         latest = None if placed is None else rules.fetched_by.get(key, placed.latest)
         if latest is None or placed is None or {latest.node_id} != {machine.node_id, *placed.nodes}:
             return
+        succeeded = machine.checkpoints.discarded.get(order.job_id)
+        if succeeded is not None and not self._judge.owns(succeeded):
+            return  # on a machine that was given up falsely: nobody can know that this job is done
         if self._judge.owns(process.key) and not machine.checkpoints.lost and age(name) < age(latest.name):
             raise Violation("checkpoint", f"{at}; {latest.name} is here and in the ledger")
 

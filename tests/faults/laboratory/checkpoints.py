@@ -36,12 +36,18 @@ class Checkpoints:
         """Task that is about to start → where it goes on; empty: at 0."""
         self.handovers: Mapping[str, HandOverCheckpoint] | None = None
         """As the reporter that runs has them. None: none runs."""
+        self.discarded: dict[str, Key] = {}
+        """Job → the task that succeeded, and took the job's checkpoints with it."""
         self.lost = False
         """The disk was once replaced."""
         self._machine = machine
 
     def lose(self) -> None:
         self.newest, self.prepared, self.lost = {}, {}, True
+
+    def discard(self, order: StartTask) -> None:
+        self.newest.pop(order.job_id, None)
+        self.discarded[order.job_id] = order.task_id, order.token
 
     def save(self, process: "TaskProcess", saves: dict[str, None]) -> None:
         """The program begins to save; it may be killed before it is done. `saves`: of all its attempts."""

@@ -198,7 +198,7 @@ class SimulatedHost:
         return found
 
     def discard(self, order: StartTask) -> None:
-        self._machine.checkpoints.newest.pop(order.job_id, None)
+        self._machine.checkpoints.discard(order)
 
     def checkpoints(self, order: StartTask) -> str:
         return "" if order.checkpoint is None else f"{FOLDER}/{order.job_id}"
