@@ -18,6 +18,8 @@ class GroupRules:
         """Job that runs on as a member → seq of the record that says so."""
         self.joined = 0
         """Jobs that joined somebody who ran already."""
+        self.rotations = 0
+        """Groups that were given a rotation, by a plan."""
 
     def wrong(self, kind: str, fact: dict[str, Any]) -> str | None:
         """What is wrong with this fact; None: nothing."""
@@ -31,6 +33,7 @@ class GroupRules:
 
     def _decided(self, fact: dict[str, Any]) -> str | None:
         group_id, job_ids = fact["group_id"], fact["job_ids"]
+        self.rotations += bool(fact.get("turns"))
         at = f"group {group_id} of {job_ids}"
         if self._book.frozen:
             return f"{at} is formed while the cell is frozen"

@@ -56,6 +56,7 @@ def _was_bad(summary: Summary) -> None:
     assert happened["starts at checkpoints"] > summary.runs // 10
     assert happened["processes of the batcher"] > summary.runs, "it was never killed"
     assert happened["plans of who runs"] > summary.runs
+    assert happened["groups that take turns"] > summary.runs // 20
     assert happened["bursts planned"] > 0
     assert happened["checkpoints fetched"] > summary.runs // 40
     assert happened["processes of reporters"] > 8 * summary.runs

@@ -295,3 +295,26 @@ def test_a_proposal_keeps_to_its_bounds(planned: Planned, units: int | None, cut
 
 def test_nothing_to_change_is_not_proposed() -> None:
     assert proposal_of(CellDriver().state, Planned(), "p1", 1) == (None, False)
+
+
+def test_time_passes_for_it_though_no_record_comes() -> None:
+    """Two jobs of unknown run time, one GPU, and a log that takes nothing: it asks anew when who runs comes to its next queue, and not again before the one after."""
+    cell = PlannedCell(PlacerSettings(profile="interleave"))
+    cell.join(node_spec("n0", gpus=1))
+    for node_id in ("n1", "n2"):
+        cell.feed(NodeCordoned(node_id=node_id, by="ana/console", reason="one GPU is enough"))
+    for job_id in ("first", "second"):
+        cell.submit(job_id, need=estimate(1))
+    proposal = cell.plan()
+    assert proposal is not None
+    cell.feed(proposal)
+    cell.start("first")
+    cell.plan()
+    woken: list[int] = []
+    while len(woken) < 4 and (due_ms := cell.batcher.due_ms(cell.state)) is not None:
+        work = cell.batcher.next(cell.state, due_ms)
+        assert work is not None
+        assert not woken or due_ms >= woken[-1] + 1_000, woken
+        woken.append(due_ms)
+        cell.batcher.answered(cell.state, work, solve(work))
+    assert woken

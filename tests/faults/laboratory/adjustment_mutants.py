@@ -24,7 +24,7 @@ from tests.faults.laboratory.patching import accepting, filtered, mutant, nothin
 # ------------------------------------------------------------------------------------------------- the node-reporter
 
 
-@mutant("a node compares no tokens of adjustments", faults="adjust,duplicate,rival", first=4)
+@mutant("a node compares no tokens of adjustments", faults="adjust,duplicate,rival", first=6)
 def _() -> None:
     def adjust(state: Any, order: Any) -> Iterator[Any]:
         task = state.tasks.get(order.task_id)
@@ -69,7 +69,7 @@ def _() -> None:
     replace(carry_out, done)
 
 
-@mutant("a node does not answer an adjustment", faults="adjust", first=3)
+@mutant("a node does not answer an adjustment", faults="adjust", first=1)
 def _() -> None:
     nothing(adjustments.done)
 
@@ -114,7 +114,7 @@ def _() -> None:
     filtered(orders.outstanding, lambda order: not isinstance(order, SetCores | SetBandwidth))
 
 
-@mutant("adjustments are repeated after starts", faults="adjust", log="kafka", first=46)
+@mutant("adjustments are repeated after starts", faults="adjust", log="kafka", first=374)
 def _() -> None:
     real = orders.outstanding
 
@@ -152,7 +152,7 @@ def _() -> None:
     replace(real, cores_of)
 
 
-@mutant("a task that is to be stopped is adjusted", faults="adjust,cancel", first=3)
+@mutant("a task that is to be stopped is adjusted", faults="adjust,cancel")
 def _() -> None:
     real = validate_adjustments.running
 

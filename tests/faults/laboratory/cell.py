@@ -20,8 +20,9 @@ from penstock.ledger.state import CellState
 from penstock.log.port import Log, Message, Partition, Record
 from penstock.model.external_events import JobCancelRequested, JobSubmitted
 from penstock.model.nodes import NodeSpec
+from penstock.model.settings import PlacerSettings
 from penstock.model.topics import INPUT_TOPICS, Topic
-from penstock.policies.profiles import PROFILES
+from penstock.policies.profiles import PROFILES, profile_for
 from penstock.runtime.settings import Settings
 from penstock.runtime.snapshots import Written, head_id_at
 from penstock_services.batcher.shell import service as batcher
@@ -129,6 +130,7 @@ class Laboratory:
             self.storm_s,
             saving="save" in faults,
             early="prelaunch" in faults,
+            alike=profile_for(PlacerSettings(profile=self.profile)).regroup is not None,
         )
         self.environment = {
             "PENSTOCK_PROFILE": self.profile,

@@ -71,7 +71,7 @@ def _() -> None:
     replace(real, task_checkpointed)
 
 
-@mutant("kept work is added again at each end", faults=FAULTS, first=4)
+@mutant("kept work is added again at each end", faults=FAULTS, first=1)
 def _() -> None:
     real = evolve_jobs.job_requeued
 

@@ -11,6 +11,7 @@ from penstock.model.types import JobSpec, ResourceRequest, RetryPolicy
 SUCCEEDED, FAILED, CANCELLED = "succeeded", "failed", "cancelled"
 TIMED_OUT_RUNNING, TIMED_OUT_QUEUED, UNSCHEDULABLE = "timed_out_running", "timed_out_queued", "unschedulable"
 MODELS = ("A", "B")
+CONFIGURATIONS = ("config-0", "config-1", "config-2", "config-3")
 CORES_PER_GPU = 4
 SPARE_CORES = 4
 MEMORY_PER_GPU_MIB = 16_384
@@ -84,9 +85,17 @@ def nodes_of(rng: np.random.Generator, count: int) -> list[NodeSpec]:
 
 
 def jobs_of(
-    rng: np.random.Generator, count: int, nodes: list[NodeSpec], span_s: float, *, saving: bool, early: bool
+    rng: np.random.Generator,
+    count: int,
+    nodes: list[NodeSpec],
+    span_s: float,
+    *,
+    saving: bool,
+    early: bool,
+    alike: bool,
 ) -> list[SimulatedJob]:
-    """`saving`: every other one saves checkpoints; `early`: two of three launch before their GPUs are free. Each fits the whole empty cell, but for the huge ones."""
+    """`saving`: every other one saves checkpoints; `early`: two of three launch before their GPUs are free; `alike`: three of four are one worker with a GPU, so that
+    they may share it. Each fits the whole empty cell, but for the huge ones."""
     names = list(KINDS)
     weights = np.array([KINDS[name][0] for name in names], dtype=float)
     found: list[SimulatedJob] = []
@@ -98,7 +107,7 @@ def jobs_of(
             SimulatedJob(
                 job_id=f"j{number:02}",
                 spec=structs.replace(
-                    _spec(rng, number, kind, nodes),
+                    _spec(rng, number, kind, nodes, alike=alike and number % 4 > 0),
                     checkpoint="sdk" if saving and number % 2 == 0 else "none",
                     prelaunch=early and number % 3 > 0,
                 ),
@@ -116,17 +125,17 @@ def jobs_of(
     return found
 
 
-def _spec(rng: np.random.Generator, number: int, kind: str, nodes: list[NodeSpec]) -> JobSpec:
-    workers, gpus, share, servers = _shape(rng, nodes)
+def _spec(rng: np.random.Generator, number: int, kind: str, nodes: list[NodeSpec], *, alike: bool) -> JobSpec:
+    workers, gpus, share, servers = (1, 1, None, 0) if alike else _shape(rng, nodes)
     if kind == "huge":
         workers, gpus, share, servers = 3 * len(nodes) + 1, 4, None, 0
-    moldable = not servers and kind != "huge" and number % 3 == 2
+    moldable = not servers and not alike and kind != "huge" and number % 3 == 2
     return JobSpec(
         min_workers=max(1, workers - 1) if moldable else None,
         global_batch_size=512 if moldable else None,
         name=f"j{number:02}",
         owner=f"u{number % 3}",
-        command=("train", f"config-{number % 4}"),
+        command=("train", CONFIGURATIONS[number % len(CONFIGURATIONS)]),
         workers=workers + 2 * moldable,
         parameter_servers=servers,
         resources=ResourceRequest(

@@ -54,7 +54,7 @@ def _() -> None:
     replace(wait_ms, lambda lease_ms: lease_ms)
 
 
-@mutant("a probe's time goes on over terms", faults="gone,crash", first=18)
+@mutant("a probe's time goes on over terms", faults="gone,crash")
 def _() -> None:
     def proven_ms(node: NodeState, state: CellState) -> int | None:
         lease_ms, doubt = lease_of(node, state), node.suspicion

@@ -24,7 +24,7 @@ def _() -> None:
     replace(evolve_moves.let_go, lambda node, job: None)
 
 
-@mutant("what a task leaves of its own target is free", faults=FAULTS, first=1)
+@mutant("what a task leaves of its own target is free", faults=FAULTS, first=4)
 def _() -> None:
     real = evolve_moves.taken
 
@@ -40,7 +40,7 @@ def _() -> None:
     replace(real, taken)
 
 
-@mutant("what a job holds of its own target is taken twice", faults=FAULTS, first=1)
+@mutant("what a job holds of its own target is taken twice", faults=FAULTS, first=4)
 def _() -> None:
     real = evolve_moves.taken
 
@@ -127,7 +127,7 @@ def _() -> None:
     replace(moves._lost, lambda state, job: "")
 
 
-@mutant("a job starts on a target that is silent", faults="move,silence,hang,crash,late", first=3)
+@mutant("a job starts on a target that is silent", faults="move,silence,hang,crash,late", first=7)
 def _() -> None:
     replace(moves._not_now, lambda state, job: "")
 

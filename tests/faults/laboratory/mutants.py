@@ -108,7 +108,7 @@ def _() -> None:
     accepting(guard._joined, "stale_join")
 
 
-@mutant("an older boot's departure counts", faults="power,vanish,twice,late", first=1)
+@mutant("an older boot's departure counts", faults="power,vanish,twice,late", first=10)
 def _() -> None:
     accepting(guard._left, "older_boot")
 
@@ -304,7 +304,7 @@ def _() -> None:
     replace(real, placement_decided)
 
 
-@mutant("a suspect node is still used", first=1)
+@mutant("a suspect node is still used", first=3)
 def _() -> None:
     for real in (NodeState.free, NodeState.sound_gpus):
         replace(real, _as_ready(real))
@@ -333,7 +333,7 @@ def _uncordoned(real: Function) -> Function:
     return broken
 
 
-@mutant("a joining ends a cordon", faults="cordon,reboot,upgrade", first=1)
+@mutant("a joining ends a cordon", faults="cordon,reboot,upgrade", first=5)
 def _() -> None:
     real = evolve_nodes.node_joined
 

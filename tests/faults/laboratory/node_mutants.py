@@ -102,7 +102,7 @@ def _() -> None:
     replace(recovery._give_up_if_impossible, lambda node, task: False)
 
 
-@mutant("a restarted reporter does not go on stopping", faults="cancel,steps,upgrade", first=1)
+@mutant("a restarted reporter does not go on stopping", faults="cancel,steps,upgrade", first=2)
 def _() -> None:
     replace(recovery._resume, lambda node, task: None)
 

@@ -1,6 +1,7 @@
 """Mutants of proposed plans: half a unit, copies that act, plans out of time, room that others get, windows without an end."""
 
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import msgspec
@@ -10,6 +11,7 @@ from penstock.ledger.state import CellState
 from penstock.model.ledger_events import PlacementDecided
 from penstock.model.plans import PlanUnit
 from penstock.policies import plan_stops, succession, validate_plans
+from penstock_services.batcher.core import batcher
 from penstock_services.placer.core import units, window
 from tests.faults.laboratory.patching import mutant, nothing, posing, replace
 
@@ -88,7 +90,7 @@ def _() -> None:
     replace(real, arrived)
 
 
-@mutant("a unit is ordered beside a stop, and nobody is told after whom", faults=FAULTS, first=1)
+@mutant("a unit is ordered beside a stop, and nobody is told after whom", faults=FAULTS, first=2)
 def _() -> None:
     real = units.start
 
@@ -102,7 +104,7 @@ def _() -> None:
     "whom a plan names is stopped, whether anybody needs the place or not",
     faults=FAULTS,
     profile="muri-l",
-    first=11,
+    first=14,
 )
 def _() -> None:
     def needed(state: CellState, judged: Any, named: Any) -> dict[str, plan_stops.MakesWay]:
@@ -110,6 +112,11 @@ def _() -> None:
         return {name: plan_stops.MakesWay(job, by, "") for name, job in named.items() if by}
 
     replace(plan_stops._needed, needed)
+
+
+@mutant("for the batcher no time passes while no record comes", profile="interleave", first=4)
+def _() -> None:
+    replace(batcher._at, lambda state, now_ms: nullcontext())
 
 
 @mutant("for a plan a job is stopped that it does not name", faults=FAULTS, profile="muri-l", first=4)

@@ -66,6 +66,7 @@ async def _live(options: Options) -> Outcome:
             "caps of memory bandwidth": judge.adjustments.caps,
             "moves that arrived": judge.rules.moves.arrived,
             "jobs that joined a group": judge.rules.groups.joined,
+            "groups that take turns": judge.rules.groups.rotations,
             "moves given up": judge.rules.moves.given_up,
             "jobs placed by plans": judge.rules.plans.started,
             "of these after stops": judge.rules.plans.waited,

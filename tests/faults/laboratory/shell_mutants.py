@@ -78,7 +78,7 @@ def _() -> None:
 # -------------------------------------------------------------------------- record and orders in one commit (decision 19)
 
 
-@mutant("a placer appends at the log's end", faults="duel,late,rival", log="embedded", first=110)
+@mutant("a placer appends at the log's end", faults="duel,late,rival", log="embedded", first=477)
 def _() -> None:
     """Not behind the last record that it has folded: another placer's term may lie between."""
     real = service.Term.serve

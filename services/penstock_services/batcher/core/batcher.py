@@ -14,7 +14,8 @@ One plan is under way at a time: from the question until the placer has answered
 - Under a profile with a *regroup* stage it plans at once whenever something has happened that may change who runs (`triggers`).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
@@ -48,6 +49,8 @@ class Work(msgspec.Struct, frozen=True):
     kind: Kind
     seq: int
     """Of the state that it was read from."""
+    now_ms: int
+    """The ledger's time when it was asked."""
     window_until_ms: int
     """Of the window in which it was asked; 0: none was open."""
     settings: PlacerSettings
@@ -108,6 +111,16 @@ def _known(work: Work) -> _Stage:
     return stage
 
 
+@contextmanager
+def _at(state: CellState, now_ms: int) -> Iterator[None]:
+    """The state as it is at a time since when no record has come: jobs run on, and what was due is."""
+    was_ms, state.now_ms = state.now_ms, max(state.now_ms, now_ms)
+    try:
+        yield
+    finally:
+        state.now_ms = was_ms
+
+
 class Batcher:
     """Starts as if something had happened just before: a restart plans once."""
 
@@ -165,11 +178,12 @@ class Batcher:
         self._due, self._sent, self._wake_ms = False, None, None
         window_ms = state.window_until_ms if state.in_window else 0
         self._planned_window_ms = window_ms or self._planned_window_ms
-        question = stage.question(state)
+        with _at(state, now_ms):
+            question = stage.question(state)
         if question is None:
             return None
         self._working = True
-        return Work(stage.kind, state.seq, window_ms, state.settings, question)
+        return Work(stage.kind, state.seq, now_ms, window_ms, state.settings, question)
 
     def failed(self) -> None:
         """The work has no answer: its plan is lost, and the next change asks again."""
@@ -181,7 +195,8 @@ class Batcher:
         if state.frozen or work.settings != state.settings:
             self._due = True
             return None
-        valid_ms = state.now_ms + VALID_MS
+        now_ms = max(state.now_ms, work.now_ms)
+        valid_ms = now_ms + VALID_MS
         if work.kind == "batch":
             if not state.in_window or state.window_until_ms != work.window_until_ms:
                 return None
@@ -194,6 +209,6 @@ class Batcher:
         ):  # it answers the window: everything stays
             proposal = PlanProposed(proposal_id=f"{work.kind}-{work.seq}", proposer=PROPOSER, units=())
         if proposal is not None:
-            until_ms = state.now_ms + ANSWER_WITHIN_MS
+            until_ms = now_ms + ANSWER_WITHIN_MS
             self._sent = _Sent(proposal.proposal_id, until_ms, cut)
         return proposal
