@@ -239,9 +239,11 @@ def cdf_of(values: Reals) -> Curve:
 
 
 def _turns(timeline: Timeline) -> Sequence[tuple[Sharing, Sequence[str]]]:
-    names = {job.job_id: job.name or job.model or job.job_id for job in timeline.jobs}
     chosen = longest(timeline.sharings.found, timeline.now_ms, MAX_TURNS)
-    return [(sharing, [names[job_id] for job_id in sharing.members]) for sharing in chosen]
+    members = {job_id for sharing in chosen for job_id in sharing.members}
+    notes = _notes({index: job for index, job in enumerate(timeline.jobs) if job.job_id in members})
+    labels = {note.job_id: note.label for note in notes.values()}
+    return [(sharing, [labels[job_id] for job_id in sharing.members]) for sharing in chosen]
 
 
 # ------------------------------------------------------------------------------------------------ bars
