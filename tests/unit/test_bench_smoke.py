@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.bench import core, estimator, idle, pipeline, restart
+from tests.bench import bursts, core, estimator, idle, pipeline, restart, window
 from tests.bench.__main__ import into_readme
 from tests.bench.benches import RUNS, TINY, run_planner, run_simulator, run_steps
 from tests.bench.figures import BENCHES, GOALS
@@ -28,6 +28,17 @@ def test_the_bench_of_the_planner_reports_every_figure() -> None:
     values = run_planner(TINY)
     assert set(values) == {name for name, goal in GOALS.items() if goal.bench == "planner"}
     assert values["planner_weight_ratio"] >= 0.999
+
+
+def test_a_burst_is_planned_no_worse_than_it_was_given() -> None:
+    found = bursts.measure(8, 5)
+    assert found.share <= 1
+    assert found.placed >= found.given
+
+
+def test_the_bench_of_windows_opens_one() -> None:
+    assert window.measure(window=True).in_window
+    assert not window.measure(window=False).in_window
 
 
 def test_the_bench_of_steps_reports_every_figure() -> None:
