@@ -30,6 +30,7 @@ from penstock.simulator.report.series import (
     RunSeries,
     series_of,
 )
+from penstock.simulator.report.sharings import ALONE
 from penstock.simulator.report.timeline import SIZES, Timeline
 
 from .scenarios import BUSY, CLUSTER, SLOW_NODES, ends, job, simulation, watched
@@ -227,6 +228,10 @@ def test_twenty_policies_on_a_large_trace_still_make_one_page() -> None:
         *(rng.uniform(0, 8, count), rng.uniform(0, 8, count)),
         *(rng.uniform(0, 1e7, count), rng.uniform(0, 1e7, count)),
         *(np.full(count, 1_000), np.zeros(count, dtype=np.int64)),
+        sharing=np.full(count, ALONE),
+        place=np.zeros(count, dtype=np.int64),
+        parts=np.ones(count, dtype=np.int64),
+        sharings={},
         window_s=(0.0, 1e7),
         left_out=10**6,
     )
