@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import itertools
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import Any
 
 import pytest
@@ -18,6 +18,7 @@ from infra.devservers.kafka import KafkaBroker, KafkaCluster, kafka_cluster
 from penstock.errors import ConfigurationError
 from penstock.log.aiokafka_gaps import alter_topic_configs
 from penstock.log.kafka import KafkaLog
+from penstock.log.kafka_topics import Difference, Found
 from penstock.log.open import open_log
 from penstock.log.port import Log, Partition, Record
 from penstock.model.topics import Topic
@@ -159,7 +160,7 @@ async def test_a_topic_of_three_brokers_has_three_copies_and_counts_two(cluster:
         await alter_topic_configs(admin, {Topic.LEDGER: {"min.insync.replicas": "1"}})
     with pytest.raises(ConfigurationError, match=r"ledger.v1: min.insync.replicas is 1, must be 2"):
         await until_refused(log)
-    [corrected] = await log.topics.correct(found)
+    corrected = await until_corrected(log, found)
     assert (corrected.found, corrected.wanted) == ("1", "2")
     await retry(
         lambda: log.create({Topic.LEDGER: 1}),
@@ -169,6 +170,15 @@ async def test_a_topic_of_three_brokers_has_three_copies_and_counts_two(cluster:
         limit_s=PATIENCE_S,
     )
     await log.close()
+
+
+async def until_corrected(log: KafkaLog, topics: Mapping[str, Found]) -> Difference:
+    """A broker that has not followed yet has nothing to correct."""
+    async with asyncio.timeout(PATIENCE_S):
+        while not (corrected := await log.topics.correct(topics)):
+            await asyncio.sleep(0.1)
+    [difference] = corrected
+    return difference
 
 
 async def until_refused(log: KafkaLog) -> None:
