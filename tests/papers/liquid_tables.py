@@ -1,21 +1,25 @@
 """Liquid's batch and immediate runs through the real engine, beside Figs 18 and 19: `python -m tests.papers.liquid_tables`.
 
 The jobs are those of `penstock.simulator.generators.liquid`; a batch is planned by the batcher in the placer's window, which opens at the second
-arrival. Intervals: 95 % over seeds, resampled.
+arrival. Intervals: 95 % over seeds, resampled. Rows `bound` say what no placement and no schedule can do better (`tests.papers.liquid_bounds`).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from statistics import fmean
 
 import msgspec
 import numpy as np
 
 from penstock.simulator.commands.options import judge
 from penstock.simulator.engine import Simulation
+from penstock.simulator.job_models.steps import StageTimes
+from tests.papers.liquid_bounds import least_makespan_s, least_mean_s, shortest_s
 from tests.papers.tables import PaperTable, Row, main
 from tests.support.command_line import simulate_options
 
 SEEDS, QUICK_SEEDS = 20, 2
 SERVER_GPUS = 1  # of the generator's parameter servers
+NODE_GPUS, GANG_GPUS = 2, 3
 WEIGHTS = (0.1, 0.5, 0.9)
 NODES, QUICK_NODES = (20, 5, 10, 15), (5,)
 WINDOW_MS = 1_000
@@ -55,6 +59,19 @@ def run(
     return figures.avg_jct_s, figures.makespan_s
 
 
+def shortest_times(trace: str, seed: int) -> list[float]:
+    """Of each job, s: alone at its best placement."""
+    jobs = judge(simulate_options(trace)).trace(seed).jobs
+    return [shortest_s(StageTimes(), job._replace(server_gpus=SERVER_GPUS), NODE_GPUS) for job in jobs]
+
+
+def bounds(nodes: int, seed: int) -> tuple[float, float]:
+    """Least mean completion time and makespan, s, of a batch."""
+    times = shortest_times(f"liquid/batch-{nodes}", seed)
+    at_once = nodes * NODE_GPUS // GANG_GPUS
+    return least_mean_s(times, at_once), least_makespan_s(times, at_once)
+
+
 def ratio(ours: Sequence[float], theirs: Sequence[float]) -> tuple[float, tuple[float, float]]:
     """Sum over sum, and its 95 % interval over seeds."""
     pairs = np.array([ours, theirs])
@@ -73,6 +90,7 @@ def batch_tables(quick: bool) -> Iterator[PaperTable]:
             for profile in (*OURS, *OTHERS)
             for planned in ((False, True) if profile in OURS else (False,))
         }
+        least = [bounds(nodes, seed) for seed in seeds]
         for which, what, published in ((0, "JCT", JCT), (1, "makespan", MAKESPAN)):
             rows = []
             for profile in OURS:
@@ -85,6 +103,13 @@ def batch_tables(quick: bool) -> Iterator[PaperTable]:
                     claim = claimed if nodes == max(NODES) and profile == OURS[0] else None
                     less = (100 * (1 - high), 100 * (1 - low))
                     rows.append(Row(f"{profile} vs {label}", 100 * (1 - found), claim, less, claim))
+            for other in OTHERS:
+                found, (low, high) = ratio(
+                    [one[which] for one in least], [one[which] for one in runs[other, False]]
+                )
+                rows.append(
+                    Row(f"bound vs {other}", 100 * (1 - found), None, (100 * (1 - high), 100 * (1 - low)))
+                )
             yield PaperTable(
                 f"liquid-batch-{nodes}-{what.lower()}", f"Batch on {nodes} nodes: {what}", "% less", rows
             )
@@ -103,6 +128,10 @@ def immediate_tables(quick: bool) -> Iterator[PaperTable]:
             claim = SPEED[other] if profile == OURS[0] else None
             faster = (100 * (low - 1), 100 * (high - 1))
             rows.append(Row(f"{profile} vs {other}", 100 * (found - 1), claim, faster, claim))
+    least = [fmean(shortest_times("liquid/immediate", seed)) for seed in seeds]
+    for other in OTHERS:
+        found, (low, high) = ratio(runs[other], least)
+        rows.append(Row(f"bound vs {other}", 100 * (found - 1), None, (100 * (low - 1), 100 * (high - 1))))
     yield PaperTable("liquid-immediate", "Immediate mode: job speed", "% faster", rows)
 
 

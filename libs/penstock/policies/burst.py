@@ -24,7 +24,8 @@ from penstock.model.plans import MAX_PROPOSED_UNITS
 from penstock.model.proposals import ProposedJob, ProposedUnit
 from penstock.model.types import MAX_GANG_TASKS, WHOLE_GPU, ResourceVector, TaskPlacement
 from penstock.policies.base import LazyRng, Order, Policy, assign
-from penstock.policies.gga import MAX_CHILDREN, Costs, Found, Gang, Machine, Need, Problem, gga
+from penstock.policies.burst_plans import Costs, Gang, Machine, Need, Problem
+from penstock.policies.gga import MAX_CHILDREN, Found, gga
 from penstock.policies.liquid import Network, PairCost
 from penstock.policies.overlay import Overlay
 

@@ -16,14 +16,16 @@ Readings and departures:
 - Containers are placed again by first fit, on the plan's nodes and then on unused ones. In every other child those beside which their
   partners are come first (`near`; the paper has first fit alone: `near=False`).
 - A child costs what its changed nodes cost. Children are bounded by CHILD_CONTAINERS / containers, so that the time stays flat as jobs and nodes grow.
+- A population that finds nothing better for long is followed by a new one. The best plan of each is improved by exchanges of tasks between nodes
+  (`penstock.policies.exchanges`): operators on whole nodes cannot mend two nodes that both stay in use. The paper has one population and no such step.
 """
 
-from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from penstock.policies.liquid import FITNESS_UNITS, fitness_units
+from penstock.policies.burst_plans import Change, Instance, Need, Place, Plan, Problem
+from penstock.policies.exchanges import improved
 
 POPULATION = 16
 TOURNAMENT = 3
@@ -31,58 +33,11 @@ CROSSOVER_SHARE = 0.6
 MAX_CHILDREN = 2_000
 CHILD_CONTAINERS = 300_000  # children × containers of one run
 MIN_CHILDREN = 100
-STALE_CHILDREN = 800  # without a better best plan: it ends
+STALE_CHILDREN = 200  # without a better plan: a new population takes over
+MAX_IN_VAIN = 2  # populations in a row that found nothing better
+MAX_EXCHANGES = 10_000  # looked at, at the end of each population
 MAX_TRIED_AGAIN = 16  # jobs that are left out are tried again in each child
-UNPLACED = 1e6  # of a job
-UNFAIR = 1e9
 DRAWS = 4_096
-
-Need = tuple[int, int, int, int]
-"""GPUs, cores, host memory in MiB, bandwidth in Mbit/s."""
-Place = tuple[int, ...]
-"""Number of the node of each task in rank order: workers, then parameter servers."""
-
-
-class Machine(NamedTuple):
-    """A node. `rack` is unique over domains."""
-
-    rack: int
-    domain: int
-    total_gpus: int
-    used_gpus: int
-    free: Need
-
-
-class Gang(NamedTuple):
-    """A job of the burst."""
-
-    workers: int
-    worker: Need
-    servers: int
-    server: Need
-    worker_nodes: int
-    """Set of the nodes whose kind suits a worker."""
-    server_nodes: int
-
-
-class Costs(NamedTuple):
-    """Eq. 2 between two nodes: of one rack, of one domain, beyond."""
-
-    rack: tuple[int, ...]
-    """By rack."""
-    domain: tuple[int, ...]
-    """By domain."""
-    beyond: int
-
-
-class Problem(NamedTuple):
-    """What the burst is placed on. `given`: where each job goes by the immediate path; empty where it does not start."""
-
-    machines: Sequence[Machine]
-    gangs: Sequence[Gang]
-    costs: Costs
-    network_weight: float
-    given: Sequence[Place]
 
 
 class Found(NamedTuple):
@@ -93,198 +48,6 @@ class Found(NamedTuple):
     given_fitness: float
     nodes: int
     children: int
-
-
-class _Plan:
-    """A chromosome. Copies share what has not changed: the values of all lists are immutable."""
-
-    __slots__ = ("at", "cost", "free", "left_out", "load", "nodes", "on", "total_cost")
-
-    def __init__(self, problem: "_Problem") -> None:
-        self.at = [-1] * len(problem.job_of)
-        """Container → node; -1: its job is left out."""
-        self.free = list(problem.free)
-        self.on: list[tuple[int, ...]] = [()] * len(problem.free)
-        """Node → containers."""
-        self.cost = [0] * len(problem.first)
-        """Job → eq. 5."""
-        self.total_cost = 0
-        self.load = 0
-        """Eq. 6 over all jobs and nodes, in 1/720,720."""
-        self.nodes = 0
-        self.left_out: set[int] = set(range(len(problem.first)))
-
-    def copy(self) -> "_Plan":
-        other = object.__new__(_Plan)
-        other.at, other.free, other.on, other.cost = self.at[:], self.free[:], self.on[:], self.cost[:]
-        other.total_cost, other.load, other.nodes = self.total_cost, self.load, self.nodes
-        other.left_out = set(self.left_out)
-        return other
-
-
-class _Problem:
-    """The problem as tables."""
-
-    def __init__(self, problem: Problem) -> None:
-        self.machines, self.costs = problem.machines, problem.costs
-        self.weight = problem.network_weight
-        self.free = [machine.free for machine in problem.machines]
-        self.given = problem.given
-        self.first: list[range] = []
-        """Job → its containers, in rank order."""
-        self.job_of: list[int] = []
-        self.need: list[Need] = []
-        self.suits: list[int] = []
-        self.partners: list[tuple[int, ...]] = []
-        for number, gang in enumerate(problem.gangs):
-            begin, tasks = len(self.job_of), gang.workers + gang.servers
-            self.first.append(range(begin, begin + tasks))
-            self.job_of += [number] * tasks
-            self.need += [gang.worker] * gang.workers + [gang.server] * gang.servers
-            self.suits += [gang.worker_nodes] * gang.workers + [gang.server_nodes] * gang.servers
-            self.partners += _partners(gang, begin)
-        self.placed_by_given = [bool(place) for place in problem.given]
-
-    def pair(self, a: int, b: int) -> int:
-        """Eq. 2."""
-        if a == b:
-            return 0
-        one, other = self.machines[a], self.machines[b]
-        if one.rack == other.rack:
-            return self.costs.rack[one.rack]
-        return self.costs.domain[one.domain] if one.domain == other.domain else self.costs.beyond
-
-    def cost_of(self, job: int, at: Sequence[int]) -> int:
-        """Eq. 5; each pair is in the lists of both."""
-        pair, partners = self.pair, self.partners
-        return sum(pair(at[one], at[other]) for one in self.first[job] for other in partners[one]) // 2
-
-    def load_of(self, node: int, containers: Iterable[int]) -> int:
-        """Eq. 6 of the node, for each job that is on it."""
-        jobs = {self.job_of[one] for one in containers}
-        if not jobs:
-            return 0
-        machine = self.machines[node]
-        asked = sum(self.need[one][0] for one in containers)
-        return len(jobs) * fitness_units(machine.used_gpus + asked, machine.total_gpus)
-
-    def fitness(self, plan: _Plan) -> float:
-        """Eq. 8."""
-        score = self.weight * plan.total_cost + (1 - self.weight) * (plan.load / FITNESS_UNITS)
-        return -score - plan.nodes
-
-    def rank(self, plan: _Plan) -> float:
-        """Eq. 8, and what is left out."""
-        held_back = sum(self.placed_by_given[job] for job in plan.left_out)
-        return self.fitness(plan) - UNPLACED * len(plan.left_out) - UNFAIR * held_back
-
-
-def _partners(gang: Gang, begin: int) -> list[tuple[int, ...]]:
-    """Whom each task exchanges gradients with: workers and servers each other, or the neighbours on the ring of workers."""
-    workers = range(begin, begin + gang.workers)
-    if gang.servers:
-        servers = range(begin + gang.workers, begin + gang.workers + gang.servers)
-        return [tuple(servers)] * gang.workers + [tuple(workers)] * gang.servers
-    count = gang.workers
-    if count == 1:
-        return [()]
-    if count == 2:
-        return [(begin + 1,), (begin,)]
-    return [(begin + (i - 1) % count, begin + (i + 1) % count) for i in range(count)]
-
-
-class _Change:
-    """A plan being changed: what its touched nodes and jobs add is brought up to date at the end."""
-
-    def __init__(self, problem: _Problem, plan: _Plan) -> None:
-        self.problem, self.plan = problem, plan
-        self._nodes: dict[int, tuple[int, ...]] = {}
-        """Touched node → containers before."""
-        self._jobs: set[int] = set()
-
-    def clear(self, node: int) -> tuple[int, ...]:
-        """Takes all containers off the node."""
-        plan = self.plan
-        gone = plan.on[node]
-        self._nodes.setdefault(node, gone)
-        plan.on[node], plan.free[node] = (), self.problem.free[node]
-        for one in gone:
-            plan.at[one] = -1
-            self._jobs.add(self.problem.job_of[one])
-        return gone
-
-    def fits(self, node: int, one: int) -> bool:
-        free, need = self.plan.free[node], self.problem.need[one]
-        return (
-            free[0] >= need[0]
-            and free[1] >= need[1]
-            and free[2] >= need[2]
-            and free[3] >= need[3]
-            and bool(self.problem.suits[one] >> node & 1)
-        )
-
-    def put(self, node: int, one: int) -> None:
-        plan, free, need = self.plan, self.plan.free[node], self.problem.need[one]
-        self._nodes.setdefault(node, plan.on[node])
-        plan.free[node] = (free[0] - need[0], free[1] - need[1], free[2] - need[2], free[3] - need[3])
-        plan.on[node] += (one,)
-        plan.at[one] = node
-        self._jobs.add(self.problem.job_of[one])
-
-    def drop(self, job: int) -> None:
-        """The job is left out as a whole."""
-        plan = self.plan
-        for one in self.problem.first[job]:
-            node = plan.at[one]
-            if node >= 0:
-                self._nodes.setdefault(node, plan.on[node])
-                free, need = plan.free[node], self.problem.need[one]
-                plan.free[node] = (free[0] + need[0], free[1] + need[1], free[2] + need[2], free[3] + need[3])
-                plan.on[node] = tuple(other for other in plan.on[node] if other != one)
-                plan.at[one] = -1
-        self._jobs.add(job)
-        plan.left_out.add(job)
-
-    def place(self, one: int, nodes: Sequence[int], *, near: bool) -> bool:
-        """On the first of the nodes on which it fits; with `near` its partners' nodes and then their racks come first."""
-        if near:
-            at, machines = self.plan.at, self.problem.machines
-            hosts = [at[other] for other in self.problem.partners[one] if at[other] >= 0]
-            for node in sorted(set(hosts), key=lambda host: (-hosts.count(host), host)):
-                if self.fits(node, one):
-                    self.put(node, one)
-                    return True
-            racks = {machines[host].rack for host in hosts}
-            for node in nodes if racks else ():
-                if machines[node].rack in racks and self.fits(node, one):
-                    self.put(node, one)
-                    return True
-        for node in nodes:
-            if self.fits(node, one):
-                self.put(node, one)
-                return True
-        return False
-
-    def place_job(self, job: int, nodes: Sequence[int], *, near: bool) -> bool:
-        """The whole gang or nothing of it."""
-        self.plan.left_out.discard(job)
-        containers = self.problem.first[job]
-        if all(self.place(one, nodes, near=near) for one in containers):
-            return True
-        self.drop(job)
-        return False
-
-    def done(self) -> _Plan:
-        plan, problem = self.plan, self.problem
-        for job in self._jobs:
-            now = 0 if job in plan.left_out else problem.cost_of(job, plan.at)
-            plan.total_cost += now - plan.cost[job]
-            plan.cost[job] = now
-        for node, before in self._nodes.items():
-            now_on = plan.on[node]
-            plan.load += problem.load_of(node, now_on) - problem.load_of(node, before)
-            plan.nodes += bool(now_on) - bool(before)
-        return plan
 
 
 class _Draws:
@@ -310,14 +73,16 @@ class _Run:
     """One run of the algorithm."""
 
     def __init__(self, problem: Problem, rng: np.random.Generator, *, near: bool) -> None:
-        self.problem, self.draws, self.near = _Problem(problem), _Draws(rng), near
+        self.problem, self.draws, self.near = Instance(problem), _Draws(rng), near
         self.given = self._given()
-        self.population = [self.given]
-        self.ranks = [self.problem.rank(self.given)]
+        self.found = self.given
+        """The best plan of all populations."""
+        self.population: list[Plan] = []
+        self.ranks: list[float] = []
         self.best = 0
 
-    def _given(self) -> _Plan:
-        change = _Change(self.problem, _Plan(self.problem))
+    def _given(self) -> Plan:
+        change = Change(self.problem, Plan(self.problem))
         for job, place in enumerate(self.problem.given):
             if place:
                 change.plan.left_out.discard(job)
@@ -326,10 +91,11 @@ class _Run:
         return change.done()
 
     def populate(self) -> None:
-        """First fit in the burst's order, then first fit and random fit in turn, in orders drawn anew."""
+        """A new population: the given plan, first fit in the burst's order, then first fit and random fit in turn, in orders drawn anew."""
         jobs, nodes = len(self.problem.first), len(self.problem.free)
+        self.population, self.ranks = [self.given], [self.problem.rank(self.given)]
         for number in range(POPULATION - 1):
-            change = _Change(self.problem, _Plan(self.problem))
+            change = Change(self.problem, Plan(self.problem))
             order = list(range(jobs)) if number == 0 else self.draws.shuffled(jobs)
             order.sort(key=lambda job: not self.problem.placed_by_given[job])
             where = list(range(nodes)) if number == 0 else self.draws.shuffled(nodes)
@@ -350,6 +116,14 @@ class _Run:
             self.ranks.append(self.problem.rank(plan))
         self.best = max(range(POPULATION), key=lambda one: (self.ranks[one], -one))
 
+    def settle(self) -> bool:
+        """The population's best plan, improved by exchanges, is kept if no population has had a better one; whether it is."""
+        plan, _ = improved(self.problem, self.population[self.best], MAX_EXCHANGES)
+        if self.problem.rank(plan) <= self.problem.rank(self.found):
+            return False
+        self.found = plan
+        return True
+
     def select(self, *, worst: bool = False) -> int:
         """The winner of a tournament, or its loser, which is never the best plan."""
         drawn = [self.draws.below(POPULATION) for _ in range(TOURNAMENT)]
@@ -358,9 +132,9 @@ class _Run:
         others = [one for one in drawn if one != self.best] or [(self.best + 1) % POPULATION]
         return min(others, key=lambda one: self.ranks[one])
 
-    def child(self) -> _Plan:
+    def child(self) -> Plan:
         y = self.population[self.select()]
-        change = _Change(self.problem, y.copy())
+        change = Change(self.problem, y.copy())
         if self.draws.unit() < CROSSOVER_SHARE:
             x = self.population[self.select()]
             orphans, avoid = self._insert(change, x)
@@ -369,10 +143,10 @@ class _Run:
         self._repair(change, orphans, avoid, near=self.near and self.draws.unit() < 0.5)
         return change.done()
 
-    def _used(self, plan: _Plan) -> list[int]:
+    def _used(self, plan: Plan) -> list[int]:
         return [node for node, containers in enumerate(plan.on) if containers]
 
-    def _insert(self, change: _Change, x: _Plan) -> tuple[list[int], set[int]]:
+    def _insert(self, change: Change, x: Plan) -> tuple[list[int], set[int]]:
         """Fig. 8 (a) and (b)."""
         used = self._used(x)
         if not used:
@@ -390,7 +164,7 @@ class _Run:
                 orphans.update(self.problem.first[self.problem.job_of[one]])
         return sorted(orphans.difference(inserted)), cleared - {node}
 
-    def _delete(self, change: _Change) -> tuple[list[int], set[int]]:
+    def _delete(self, change: Change) -> tuple[list[int], set[int]]:
         """Fig. 9."""
         used = self._used(change.plan)
         if not used:
@@ -398,7 +172,7 @@ class _Run:
         node = used[self.draws.below(len(used))]
         return sorted(change.clear(node)), {node}
 
-    def _repair(self, change: _Change, orphans: list[int], avoid: set[int], *, near: bool) -> None:
+    def _repair(self, change: Change, orphans: list[int], avoid: set[int], *, near: bool) -> None:
         """Fig. 8 (c): first fit on the remaining nodes, unused ones last; then who is left out is tried again."""
         plan, problem = change.plan, self.problem
         used = [node for node, on in enumerate(plan.on) if on and node not in avoid]
@@ -413,11 +187,15 @@ class _Run:
             change.place_job(job, nodes, near=near)
 
     def evolve(self, children: int) -> int:
-        """Returns how many were made."""
-        stale = 0
+        """Returns how many were made. Populations that find nothing better for long make way for others, of which `MAX_IN_VAIN` in a row may do no better."""
+        stale = in_vain = 0
         for made in range(children):
-            if stale >= STALE_CHILDREN:
-                return made
+            if stale >= STALE_CHILDREN and made + STALE_CHILDREN < children:
+                in_vain = 0 if self.settle() else in_vain + 1
+                if in_vain == MAX_IN_VAIN:
+                    return made
+                self.populate()
+                stale = 0
             plan = self.child()
             rank = self.problem.rank(plan)
             loser = self.select(worst=True)
@@ -428,6 +206,7 @@ class _Run:
             stale += 1
             if rank > self.ranks[self.best]:
                 self.best, stale = loser, 0
+        self.settle()
         return children
 
 
@@ -445,7 +224,7 @@ def gga(
         containers = len(run.problem.job_of)
         children = max(MIN_CHILDREN, CHILD_CONTAINERS // (containers + len(problem.machines)))
         made = run.evolve(min(children, max_children))
-    best = run.population[run.best]
+    best = run.found
     places = tuple(
         () if job in best.left_out else tuple(best.at[one] for one in first)
         for job, first in enumerate(run.problem.first)

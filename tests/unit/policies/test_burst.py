@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from penstock.model.proposals import ProposedUnit
 from penstock.model.settings import PlacerSettings
-from penstock.policies.gga import Costs, Gang, Machine, Place, Problem, gga
+from penstock.policies.burst_plans import Costs, Gang, Machine, Place, Problem
+from penstock.policies.gga import gga
 from penstock.policies.profiles import profile_for
 from tests.support.driver import CellDriver, estimate, job_spec, node_spec
 

@@ -4,12 +4,17 @@ import numpy as np
 import pytest
 from ortools.sat.python import cp_model
 
-from penstock.policies.gga import Costs, Gang, Machine, Problem, gga
+from penstock.policies.burst_plans import Costs, Gang, Machine, Problem
+from penstock.policies.gga import gga
 from penstock.policies.liquid import FITNESS_UNITS, fitness_units
 
 MAX_GAP = 0.03
+LEAST = 0.5  # of a fitness that the gap refers to: eq. 8 has no zero of its own
 NODES, GPUS = 4, 4
-QUICK_SEEDS, SLOW_SEEDS = 4, range(4, 8)
+QUICK_SEEDS, SLOW_SEEDS = (
+    (0, 1, 2, 17, 18, 44),
+    range(50),
+)  # 17, 18 and 44 need tasks that change places between nodes that both stay in use
 
 
 def small(seed: int) -> Problem:
@@ -99,12 +104,16 @@ def pairs(gang: Gang) -> list[tuple[int, int]]:
 
 
 @pytest.mark.parametrize(
-    "seed", [*range(QUICK_SEEDS), *(pytest.param(seed, marks=pytest.mark.slow) for seed in SLOW_SEEDS)]
+    "seed",
+    [
+        *QUICK_SEEDS,
+        *(pytest.param(seed, marks=pytest.mark.slow) for seed in SLOW_SEEDS if seed not in QUICK_SEEDS),
+    ],
 )
 def test_small_bursts_are_within_three_percent_of_the_optimum(seed: int) -> None:
     problem = small(seed)
     best = optimum(problem)
     found = gga(problem, np.random.default_rng(seed))
     assert all(found.places)
-    assert best - found.fitness <= MAX_GAP * abs(best) + 1e-6, (best, found)
+    assert best - found.fitness <= MAX_GAP * max(abs(best), LEAST) + 1e-6, (best, found)
     assert found.fitness <= best + 1e-6, "the model of the judge is the same objective"

@@ -1,0 +1,257 @@
+"""Plans of a burst, where every task of every gang goes, and what changes of a plan cost: for `penstock.policies.gga` and `penstock.policies.exchanges`.
+
+A plan's worth is eq. 8 of Liquid §5.3, see `penstock.policies.gga`. It is kept up to date by the nodes and jobs that a change touches, so that a change costs
+what it touches, not the plan.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from penstock.policies.liquid import FITNESS_UNITS, fitness_units
+
+UNPLACED = 1e6  # of a job that is left out
+UNFAIR = 1e9  # and that the given plan places
+
+Need = tuple[int, int, int, int]
+"""GPUs, cores, host memory in MiB, bandwidth in Mbit/s."""
+Place = tuple[int, ...]
+"""Number of the node of each task in rank order: workers, then parameter servers."""
+
+
+class Machine(NamedTuple):
+    """A node. `rack` is unique over domains."""
+
+    rack: int
+    domain: int
+    total_gpus: int
+    used_gpus: int
+    free: Need
+
+
+class Gang(NamedTuple):
+    """A job of the burst."""
+
+    workers: int
+    worker: Need
+    servers: int
+    server: Need
+    worker_nodes: int
+    """Set of the nodes whose kind suits a worker."""
+    server_nodes: int
+
+
+class Costs(NamedTuple):
+    """Eq. 2 between two nodes: of one rack, of one domain, beyond."""
+
+    rack: tuple[int, ...]
+    """By rack."""
+    domain: tuple[int, ...]
+    """By domain."""
+    beyond: int
+
+
+class Problem(NamedTuple):
+    """What the burst is placed on. `given`: where each job goes by the immediate path; empty where it does not start."""
+
+    machines: Sequence[Machine]
+    gangs: Sequence[Gang]
+    costs: Costs
+    network_weight: float
+    given: Sequence[Place]
+
+
+class Plan:
+    """A chromosome. Copies share what has not changed: the values of all lists are immutable."""
+
+    __slots__ = ("at", "cost", "free", "left_out", "load", "nodes", "on", "total_cost")
+
+    def __init__(self, problem: "Instance") -> None:
+        self.at = [-1] * len(problem.job_of)
+        """Container → node; -1: its job is left out."""
+        self.free = list(problem.free)
+        self.on: list[tuple[int, ...]] = [()] * len(problem.free)
+        """Node → containers."""
+        self.cost = [0] * len(problem.first)
+        """Job → eq. 5."""
+        self.total_cost = 0
+        self.load = 0
+        """Eq. 6 over all jobs and nodes, in 1/720,720."""
+        self.nodes = 0
+        self.left_out: set[int] = set(range(len(problem.first)))
+
+    def copy(self) -> "Plan":
+        other = object.__new__(Plan)
+        other.at, other.free, other.on, other.cost = self.at[:], self.free[:], self.on[:], self.cost[:]
+        other.total_cost, other.load, other.nodes = self.total_cost, self.load, self.nodes
+        other.left_out = set(self.left_out)
+        return other
+
+
+class Instance:
+    """A problem as tables."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.machines, self.costs = problem.machines, problem.costs
+        self.weight = problem.network_weight
+        self.free = [machine.free for machine in problem.machines]
+        self.given = problem.given
+        self.first: list[range] = []
+        """Job → its containers, in rank order."""
+        self.job_of: list[int] = []
+        self.need: list[Need] = []
+        self.suits: list[int] = []
+        self.partners: list[tuple[int, ...]] = []
+        for number, gang in enumerate(problem.gangs):
+            begin, tasks = len(self.job_of), gang.workers + gang.servers
+            self.first.append(range(begin, begin + tasks))
+            self.job_of += [number] * tasks
+            self.need += [gang.worker] * gang.workers + [gang.server] * gang.servers
+            self.suits += [gang.worker_nodes] * gang.workers + [gang.server_nodes] * gang.servers
+            self.partners += _partners(gang, begin)
+        self.placed_by_given = [bool(place) for place in problem.given]
+
+    def pair(self, a: int, b: int) -> int:
+        """Eq. 2."""
+        if a == b:
+            return 0
+        one, other = self.machines[a], self.machines[b]
+        if one.rack == other.rack:
+            return self.costs.rack[one.rack]
+        return self.costs.domain[one.domain] if one.domain == other.domain else self.costs.beyond
+
+    def cost_of(self, job: int, at: Sequence[int]) -> int:
+        """Eq. 5; each pair is in the lists of both."""
+        pair, partners = self.pair, self.partners
+        return sum(pair(at[one], at[other]) for one in self.first[job] for other in partners[one]) // 2
+
+    def load_of(self, node: int, containers: Iterable[int]) -> int:
+        """Eq. 6 of the node, for each job that is on it."""
+        jobs = {self.job_of[one] for one in containers}
+        if not jobs:
+            return 0
+        machine = self.machines[node]
+        asked = sum(self.need[one][0] for one in containers)
+        return len(jobs) * fitness_units(machine.used_gpus + asked, machine.total_gpus)
+
+    def fitness(self, plan: Plan) -> float:
+        """Eq. 8."""
+        score = self.weight * plan.total_cost + (1 - self.weight) * (plan.load / FITNESS_UNITS)
+        return -score - plan.nodes
+
+    def rank(self, plan: Plan) -> float:
+        """Eq. 8, and what is left out."""
+        held_back = sum(self.placed_by_given[job] for job in plan.left_out)
+        return self.fitness(plan) - UNPLACED * len(plan.left_out) - UNFAIR * held_back
+
+
+def _partners(gang: Gang, begin: int) -> list[tuple[int, ...]]:
+    """Whom each task exchanges gradients with: workers and servers each other, or the neighbours on the ring of workers."""
+    workers = range(begin, begin + gang.workers)
+    if gang.servers:
+        servers = range(begin + gang.workers, begin + gang.workers + gang.servers)
+        return [tuple(servers)] * gang.workers + [tuple(workers)] * gang.servers
+    count = gang.workers
+    if count == 1:
+        return [()]
+    if count == 2:
+        return [(begin + 1,), (begin,)]
+    return [(begin + (i - 1) % count, begin + (i + 1) % count) for i in range(count)]
+
+
+class Change:
+    """A plan being changed: what its touched nodes and jobs add is brought up to date at the end."""
+
+    def __init__(self, problem: Instance, plan: Plan) -> None:
+        self.problem, self.plan = problem, plan
+        self._nodes: dict[int, tuple[int, ...]] = {}
+        """Touched node → containers before."""
+        self._jobs: set[int] = set()
+
+    def clear(self, node: int) -> tuple[int, ...]:
+        """Takes all containers off the node."""
+        plan = self.plan
+        gone = plan.on[node]
+        self._nodes.setdefault(node, gone)
+        plan.on[node], plan.free[node] = (), self.problem.free[node]
+        for one in gone:
+            plan.at[one] = -1
+            self._jobs.add(self.problem.job_of[one])
+        return gone
+
+    def fits(self, node: int, one: int) -> bool:
+        free, need = self.plan.free[node], self.problem.need[one]
+        return (
+            free[0] >= need[0]
+            and free[1] >= need[1]
+            and free[2] >= need[2]
+            and free[3] >= need[3]
+            and bool(self.problem.suits[one] >> node & 1)
+        )
+
+    def put(self, node: int, one: int) -> None:
+        plan, free, need = self.plan, self.plan.free[node], self.problem.need[one]
+        self._nodes.setdefault(node, plan.on[node])
+        plan.free[node] = (free[0] - need[0], free[1] - need[1], free[2] - need[2], free[3] - need[3])
+        plan.on[node] += (one,)
+        plan.at[one] = node
+        self._jobs.add(self.problem.job_of[one])
+
+    def take(self, one: int) -> None:
+        """The container off its node."""
+        plan, need = self.plan, self.problem.need[one]
+        node = plan.at[one]
+        self._nodes.setdefault(node, plan.on[node])
+        free = plan.free[node]
+        plan.free[node] = (free[0] + need[0], free[1] + need[1], free[2] + need[2], free[3] + need[3])
+        plan.on[node] = tuple(other for other in plan.on[node] if other != one)
+        plan.at[one] = -1
+        self._jobs.add(self.problem.job_of[one])
+
+    def drop(self, job: int) -> None:
+        """The job is left out as a whole."""
+        for one in self.problem.first[job]:
+            if self.plan.at[one] >= 0:
+                self.take(one)
+        self._jobs.add(job)
+        self.plan.left_out.add(job)
+
+    def place(self, one: int, nodes: Sequence[int], *, near: bool) -> bool:
+        """On the first of the nodes on which it fits; with `near` its partners' nodes and then their racks come first."""
+        if near:
+            at, machines = self.plan.at, self.problem.machines
+            hosts = [at[other] for other in self.problem.partners[one] if at[other] >= 0]
+            for node in sorted(set(hosts), key=lambda host: (-hosts.count(host), host)):
+                if self.fits(node, one):
+                    self.put(node, one)
+                    return True
+            racks = {machines[host].rack for host in hosts}
+            for node in nodes if racks else ():
+                if machines[node].rack in racks and self.fits(node, one):
+                    self.put(node, one)
+                    return True
+        for node in nodes:
+            if self.fits(node, one):
+                self.put(node, one)
+                return True
+        return False
+
+    def place_job(self, job: int, nodes: Sequence[int], *, near: bool) -> bool:
+        """The whole gang or nothing of it."""
+        self.plan.left_out.discard(job)
+        containers = self.problem.first[job]
+        if all(self.place(one, nodes, near=near) for one in containers):
+            return True
+        self.drop(job)
+        return False
+
+    def done(self) -> Plan:
+        plan, problem = self.plan, self.problem
+        for job in self._jobs:
+            now = 0 if job in plan.left_out else problem.cost_of(job, plan.at)
+            plan.total_cost += now - plan.cost[job]
+            plan.cost[job] = now
+        for node, before in self._nodes.items():
+            now_on = plan.on[node]
+            plan.load += problem.load_of(node, now_on) - problem.load_of(node, before)
+            plan.nodes += bool(now_on) - bool(before)
+        return plan

@@ -1,0 +1,106 @@
+"""Local search by exchanges: brings tasks of a planned burst to their partners' nodes, in place of others where these are full.
+
+Source: own, beside Liquid §5.3, whose operators move whole nodes: two half-used nodes whose tasks should change places are out of their reach. Moves are those of
+the assignment problem: one task goes where there is room, or two of different nodes change places. Only nodes of the task's own partners are looked at, for
+what eq. 8 charges most is the distance to them; of others none is nearer. The first move that gains is made, until none does.
+"""
+
+from collections.abc import Iterator
+
+from penstock.policies.burst_plans import Change, Instance, Need, Plan
+from penstock.policies.liquid import FITNESS_UNITS
+
+LEAST_GAIN = 1e-9
+
+
+def improved(problem: Instance, plan: Plan, most: int) -> tuple[Plan, int]:
+    """A plan that is at least as good by eq. 8 and leaves out the same jobs, and how many moves were looked at, at most about `most`.
+
+    O(moves · containers of a gang).
+    """
+    search = _Exchanges(problem, plan.copy(), most)
+    while search.sweep():
+        pass
+    return search.plan, search.looked
+
+
+class _Exchanges:
+    def __init__(self, problem: Instance, plan: Plan, most: int) -> None:
+        self._problem, self.plan, self._most = problem, plan, most
+        self.looked = 0
+
+    def sweep(self) -> bool:
+        """Once through all jobs whose tasks are apart; whether anything moved."""
+        moved = False
+        for job, containers in enumerate(self._problem.first):
+            if self.plan.cost[job]:
+                for one in containers:
+                    while self.looked < self._most and self._move(one):
+                        moved = True
+        return moved and self.looked < self._most
+
+    def _move(self, one: int) -> bool:
+        at = self.plan.at
+        nodes = {at[partner] for partner in self._problem.partners[one]} - {at[one]}
+        for node in sorted(nodes):
+            for other in self._instead(one, node):
+                self.looked += 1
+                if self._gain(one, node, other) > LEAST_GAIN:
+                    self._make(one, node, other)
+                    return True
+        return False
+
+    def _instead(self, one: int, node: int) -> Iterator[int | None]:
+        """Who could change places with the task; None: nobody has to. Of tasks of one gang with the same needs and role the first stands for all."""
+        problem, plan = self._problem, self.plan
+        source, need = plan.at[one], problem.need[one]
+        if not problem.suits[one] >> node & 1:
+            return
+        if _within(need, plan.free[node], (0, 0, 0, 0)):
+            yield None
+        seen: set[tuple[int, tuple[int, ...]]] = set()
+        for other in plan.on[node]:
+            kind = problem.job_of[other], problem.partners[other]
+            if kind in seen or kind == (problem.job_of[one], problem.partners[one]):
+                continue
+            seen.add(kind)
+            theirs = problem.need[other]
+            if (
+                problem.suits[other] >> source & 1
+                and _within(need, plan.free[node], theirs)
+                and _within(theirs, plan.free[source], need)
+            ):
+                yield other
+
+    def _gain(self, one: int, node: int, other: int | None) -> float:
+        """Of eq. 8."""
+        problem, plan = self._problem, self.plan
+        at, source = plan.at, plan.at[one]
+        jobs = {problem.job_of[one]} | (set() if other is None else {problem.job_of[other]})
+        here = tuple(task for task in plan.on[source] if task != one)
+        there = (*tuple(task for task in plan.on[node] if task != other), one)
+        at[one] = node
+        if other is not None:
+            at[other] = source
+            here += (other,)
+        cost = sum(problem.cost_of(job, at) - plan.cost[job] for job in jobs)
+        at[one] = source
+        if other is not None:
+            at[other] = node
+        load = problem.load_of(source, here) - problem.load_of(source, plan.on[source])
+        load += problem.load_of(node, there) - problem.load_of(node, plan.on[node])
+        nodes = bool(here) - 1  # the task's partner is on the other one already
+        return -problem.weight * cost - (1 - problem.weight) * load / FITNESS_UNITS - nodes
+
+    def _make(self, one: int, node: int, other: int | None) -> None:
+        change, source = Change(self._problem, self.plan), self.plan.at[one]
+        change.take(one)
+        if other is not None:
+            change.take(other)
+            change.put(source, other)
+        change.put(node, one)
+        change.done()
+
+
+def _within(need: Need, free: Need, given_back: Need) -> bool:
+    return all(asked <= left + back for asked, left, back in zip(need, free, given_back, strict=True))
