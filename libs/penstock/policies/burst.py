@@ -64,12 +64,11 @@ class Burst:
         network_weight: float,
         pair_cost: PairCost = PairCost.SHARING,
         *,
-        near: bool = True,
         max_children: int = MAX_CHILDREN,
     ) -> None:
         self._place, self._order = place, order
         self._weight, self._pair_cost = network_weight, pair_cost
-        self._near, self._max_children = near, max_children
+        self._max_children = max_children
 
     def question(self, state: CellState) -> BurstQuestion | None:
         """See the module's docstring. O(jobs) placements of the immediate path."""
@@ -171,7 +170,7 @@ class Burst:
     def solve(self, question: BurstQuestion) -> BurstAnswer:
         """Pure; the same question gives the same answer."""
         rng = np.random.default_rng(question.seed)
-        found = gga(question.problem, rng, near=self._near, max_children=question.max_children)
+        found = gga(question.problem, rng, max_children=question.max_children)
         return BurstAnswer(
             tuple(
                 (job_id, tuple(question.node_ids[node] for node in place))

@@ -14,10 +14,10 @@ Readings and departures:
 - The paper calls a plan with an unplaced container invalid. A burst may need more than there is, so a job may be left out as a whole, at UNPLACED;
   leaving out one that the given plan places costs UNFAIR: who would start at once is never held back for others.
 - Containers are placed again by first fit, on the plan's nodes and then on unused ones. In every other child those beside which their
-  partners are come first (`near`; the paper has first fit alone: `near=False`).
+  partners are come first (`exact`: first fit alone, as in the paper).
 - A child costs what its changed nodes cost. Children are bounded by CHILD_CONTAINERS / containers, so that the time stays flat as jobs and nodes grow.
 - A population that finds nothing better for long is followed by a new one. The best plan of each is improved by exchanges of tasks between nodes
-  (`penstock.policies.exchanges`): operators on whole nodes cannot mend two nodes that both stay in use. The paper has one population and no such step.
+  (`penstock.policies.exchanges`): operators on whole nodes cannot mend two nodes that both stay in use. The paper has one population and no such step (`exact`).
 """
 
 from typing import NamedTuple
@@ -72,8 +72,8 @@ class _Draws:
 class _Run:
     """One run of the algorithm."""
 
-    def __init__(self, problem: Problem, rng: np.random.Generator, *, near: bool) -> None:
-        self.problem, self.draws, self.near = Instance(problem), _Draws(rng), near
+    def __init__(self, problem: Problem, rng: np.random.Generator, *, exact: bool) -> None:
+        self.problem, self.draws, self.exact = Instance(problem), _Draws(rng), exact
         self.given = self._given()
         self.found = self.given
         """The best plan of all populations."""
@@ -109,7 +109,7 @@ class _Run:
                 if random_fit and nodes > 1:
                     begin = self.draws.below(nodes)
                     where = where[begin:] + where[:begin]
-                if not change.place_job(job, where, near=number % 4 >= 2 and self.near):
+                if not change.place_job(job, where, near=number % 4 >= 2 and not self.exact):
                     full.add(kind)
             plan = change.done()
             self.population.append(plan)
@@ -118,7 +118,9 @@ class _Run:
 
     def settle(self) -> bool:
         """The population's best plan, improved by exchanges, is kept if no population has had a better one; whether it is."""
-        plan, _ = improved(self.problem, self.population[self.best], MAX_EXCHANGES)
+        plan = self.population[self.best]
+        if not self.exact:
+            plan, _ = improved(self.problem, plan, MAX_EXCHANGES)
         if self.problem.rank(plan) <= self.problem.rank(self.found):
             return False
         self.found = plan
@@ -140,7 +142,7 @@ class _Run:
             orphans, avoid = self._insert(change, x)
         else:
             orphans, avoid = self._delete(change)
-        self._repair(change, orphans, avoid, near=self.near and self.draws.unit() < 0.5)
+        self._repair(change, orphans, avoid, near=not self.exact and self.draws.unit() < 0.5)
         return change.done()
 
     def _used(self, plan: Plan) -> list[int]:
@@ -190,7 +192,7 @@ class _Run:
         """Returns how many were made. Populations that find nothing better for long make way for others, of which `MAX_IN_VAIN` in a row may do no better."""
         stale = in_vain = 0
         for made in range(children):
-            if stale >= STALE_CHILDREN and made + STALE_CHILDREN < children:
+            if stale >= STALE_CHILDREN and made + STALE_CHILDREN < children and not self.exact:
                 in_vain = 0 if self.settle() else in_vain + 1
                 if in_vain == MAX_IN_VAIN:
                     return made
@@ -211,13 +213,14 @@ class _Run:
 
 
 def gga(
-    problem: Problem, rng: np.random.Generator, *, near: bool = True, max_children: int = MAX_CHILDREN
+    problem: Problem, rng: np.random.Generator, *, exact: bool = False, max_children: int = MAX_CHILDREN
 ) -> Found:
     """The best plan found; never worse than the given one. The same problem and generator give the same plan.
 
-    `max_children` ≥ 0 bounds the work from outside. O(children · (nodes + containers)).
+    `exact`: as in the paper, for comparison, see the module's docstring. `max_children` ≥ 0 bounds the work from outside.
+    O(children · (nodes + containers)).
     """
-    run = _Run(problem, rng, near=near)
+    run = _Run(problem, rng, exact=exact)
     made = 0
     if problem.gangs and problem.machines:
         run.populate()

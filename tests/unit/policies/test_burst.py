@@ -105,11 +105,13 @@ def problems(draw: st.DrawFn) -> Problem:
 
 
 @settings(max_examples=60, deadline=None)
-@given(problems())
-def test_plans_keep_to_what_is_free_and_are_never_worse_than_the_given_one(problem: Problem) -> None:
+@given(problems(), st.booleans())
+def test_plans_keep_to_what_is_free_and_are_never_worse_than_the_given_one(
+    problem: Problem, exact: bool
+) -> None:
     """Gangs are placed as a whole, no node over what it has free, none on a node that does not suit; whom the given plan starts starts."""
-    found = gga(problem, rng(), max_children=60)
-    assert found == gga(problem, rng(), max_children=60)
+    found = gga(problem, rng(), exact=exact, max_children=60)
+    assert found == gga(problem, rng(), exact=exact, max_children=60)
     free = [list(machine.free) for machine in problem.machines]
     for gang, place in zip(problem.gangs, found.places, strict=True):
         assert len(place) in (0, gang.workers + gang.servers)
