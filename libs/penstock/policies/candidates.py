@@ -8,13 +8,13 @@ from collections.abc import Iterable, Sequence
 from heapq import merge
 from itertools import islice
 from operator import itemgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 from penstock.ledger.job_state import JobState
 from penstock.ledger.stages import latest_profile, stage_times
 from penstock.ledger.state import CellState
 from penstock.model.estimates import StagesProfiled
-from penstock.model.types import WHOLE_GPU
+from penstock.model.types import WHOLE_GPU, Estimate, StageTimes
 from penstock.policies.free_gpus import will_queue_again
 from penstock.policies.gang_turns import why_no_turns
 from penstock.policies.job_rows import CONTENDING, Changes, Entry, JobRows
@@ -25,6 +25,7 @@ from penstock.policies.service import attained_s, remaining_s, stop_cost_s
 from penstock.policies.trial import held_places
 
 Shape = tuple[int, int, int, int]
+MAX_NEEDS = 16_384  # jobs of which they are kept
 NO_SHAPE: Shape = (0, 0, 0, 0)  # of jobs that no regroup stage plans: without GPUs, or with a part of one
 
 
@@ -41,6 +42,17 @@ def gpus_in(shape: Shape) -> int:
     """Of all tasks."""
     workers, gpus, servers, server_gpus = shape
     return workers * gpus + servers * server_gpus
+
+
+class _Needs(NamedTuple):
+    """What is the same of a candidate as long as its estimate, its workers and the profiles are."""
+
+    estimate: Estimate
+    workers: int
+    gpus: int
+    shape: Shape
+    stages: StageTimes | None
+    gpu_memory_mib: int
 
 
 class Candidates:
@@ -60,6 +72,7 @@ class Candidates:
         self._changes = Changes()
         self._cached: dict[str, Candidate] = {}
         """Of those who wait."""
+        self._needs: dict[str, _Needs] = {}
         self._profile: StagesProfiled | None = None
         """The latest when they were cached."""
 
@@ -76,6 +89,7 @@ class Candidates:
         profile = latest_profile(state)
         if anew or profile is not self._profile:
             self._cached.clear()
+            self._needs.clear()
             self._profile = profile
         for job_id in changed:
             self._cached.pop(job_id, None)
@@ -153,24 +167,35 @@ class Candidates:
         new, position = place_in_list(job.rank, job.order)
         return job.movable or not job.group, key, new, -job.gpus, position, job.order
 
-    @staticmethod
-    def _candidate(state: CellState, job: JobState, group: str) -> Candidate:
-        assert job.estimate is not None, job.job_id
-        shape = shape_of(job)
+    def _candidate(self, state: CellState, job: JobState, group: str) -> Candidate:
+        needs = self._needs.get(job.job_id)
+        if needs is None or needs.estimate is not job.estimate or needs.workers != job.workers:
+            if len(self._needs) > MAX_NEEDS:
+                self._needs.clear()
+            needs = self._needs[job.job_id] = _needs(state, job)
         return Candidate(
-            job_id=job.job_id,
-            gpus=gpus_in(shape),
-            shape=shape,
-            stages=None if why_no_turns(shape[0], shape[2], ()) else stage_times(state, job),
-            remaining_s=remaining_s(state, job),
-            attained_s=attained_s(state, job),
-            order=job.order,
-            rank=job.rank,
-            group=group,
-            movable=job.spec.preemptible,
-            stop_cost_s=stop_cost_s(state, job) if group else 0.0,
-            gpu_memory_mib=job.estimate.worker.gpu_memory_mib,
+            job.job_id,
+            needs.gpus,
+            needs.shape,
+            needs.stages,
+            remaining_s(state, job),
+            attained_s(state, job),
+            job.order,
+            job.rank,
+            group,
+            job.spec.preemptible,
+            stop_cost_s(state, job) if group else 0.0,
+            needs.gpu_memory_mib,
         )
+
+
+def _needs(state: CellState, job: JobState) -> _Needs:
+    assert job.estimate is not None, job.job_id
+    shape = shape_of(job)
+    stages = None if why_no_turns(shape[0], shape[2], ()) else stage_times(state, job)
+    return _Needs(
+        job.estimate, job.workers, gpus_in(shape), shape, stages, job.estimate.worker.gpu_memory_mib
+    )
 
 
 def _memory(state: CellState) -> int:

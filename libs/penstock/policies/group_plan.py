@@ -162,14 +162,15 @@ def _split(state: CellState, group: PlannedGroup, taken: set[str]) -> _Part | No
     for job in jobs:
         if job.status in RUNS:
             parts.setdefault(job.group or job.job_id, []).append(job)
-    place, stays = max(
-        (
-            (place, part)
-            for place, part in parts.items()
-            if place not in taken and not _kept_by_others(state, place, group)
-        ),
-        key=lambda found: _worth(state, found[1]),
-        default=("", []),
+    stayable = [
+        (place, part)
+        for place, part in parts.items()
+        if place not in taken and not _kept_by_others(state, place, group)
+    ]
+    place, stays = (
+        stayable[0]
+        if len(stayable) == 1
+        else max(stayable, key=lambda found: _worth(state, found[1]), default=("", []))
     )
     taken.add(place)
     there = {job.job_id for job in stays}

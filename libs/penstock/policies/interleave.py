@@ -15,6 +15,7 @@ from math import ceil, inf, log
 from penstock.ledger.job_state import JobState
 from penstock.ledger.state import CellState
 from penstock.model.ledger_events import MAX_RANKS, JobRank
+from penstock.model.types import StageTimes
 from penstock.policies.candidates import Candidates
 from penstock.policies.group_search import MAX_IN_ORDER, Job, search
 from penstock.policies.group_speeds import Kinds, Tables
@@ -48,7 +49,7 @@ class Interleave:
         self._interleaving = Interleaving(authors_period_or_pair, LOSS)
         self._planned: dict[tuple[object, ...], PlannedGroup] = {}
         """By members and their stages."""
-        self._known: dict[Times, int | None] = {}
+        self._known: dict[StageTimes, int | None] = {}
         self._kinds: dict[tuple[int, ...], int] = {}
         self._times: list[Times] = []
         self._tables = Tables(self._speeds)
@@ -148,11 +149,10 @@ class Interleave:
         """None: its stages are not known, or it uses nothing that is."""
         if job.stages is None:
             return None
-        times = credible_times(job.stages)
         try:
-            return self._known[times]
+            return self._known[job.stages]
         except KeyError:
-            found = self._known[times] = self._new_kind(times)
+            found = self._known[job.stages] = self._new_kind(credible_times(job.stages))
             return found
 
     def _new_kind(self, times: Times) -> int | None:

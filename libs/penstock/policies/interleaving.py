@@ -52,7 +52,7 @@ def credible_times(stages: StageTimes) -> Times:
     profiled_ms, iteration_ms = sum(times[:RESOURCES]), times[RESOURCES]
     if not 0 < profiled_ms < iteration_ms * LEAST_PROFILED:
         return times
-    storage, cpu, gpu, network = (time * iteration_ms / profiled_ms for time in times[:RESOURCES])
+    storage, cpu, gpu, network = (time / profiled_ms * iteration_ms for time in times[:RESOURCES])
     return storage, cpu, gpu, network, iteration_ms
 
 

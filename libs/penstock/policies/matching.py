@@ -10,9 +10,10 @@ an exact matching (Muri §4.2 names Edmonds' blossoms): odd cycles of halves are
 while that gains, so the weight may be less than the maximum by part of one pair. Weights are ≥ 0; a pair of weight 0 is never made.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from itertools import pairwise
+from math import inf
 from typing import NamedTuple
 
 import numpy as np
@@ -368,7 +369,11 @@ def _chain(left: list[int], weights: Weights, pairs: Pairs, least: float) -> boo
     """
     ends = [kind for kind, count in enumerate(left) if count]
     layer = {kind: _Chain(0.0, kind, kind, ()) for kind in ends}
-    both = sorted({*pairs, *((other, one) for one, other in pairs)})
+    both = sorted(
+        (taken, freed, weights[taken][freed], count)
+        for (one, other), count in pairs.items()
+        for taken, freed in {(one, other), (other, one)}
+    )
     for _ in range(MAX_CHAIN):
         for chain in layer.values():
             if chain.gain > least:
@@ -380,20 +385,24 @@ def _chain(left: list[int], weights: Weights, pairs: Pairs, least: float) -> boo
                     _pair(left, pairs, chain.free, end)
                     return True
         following: dict[int, _Chain] = {}
+        gains: dict[int, float] = {}
         for chain in layer.values():
-            of_free = weights[chain.free]
-            for taken, freed in both:
-                gain = chain.gain + of_free[taken] - weights[taken][freed]
-                known = following.get(freed)
-                if known is not None and known.gain >= gain:
+            of_free, so_far, steps = weights[chain.free], chain.gain, chain.steps
+            for taken, freed, weight, count in both:
+                gain = so_far + of_free[taken] - weight
+                if gain <= gains.get(freed, -inf):
                     continue
-                apart = {(taken, freed), (freed, taken)}
-                uses = sum((was_taken, was_freed) in apart for _, was_taken, was_freed in chain.steps)
-                if uses < pairs[min(taken, freed), max(taken, freed)]:
-                    steps = (*chain.steps, (chain.free, taken, freed))
-                    following[freed] = _Chain(gain, chain.start, freed, steps)
+                if not steps or count > _uses(steps, taken, freed):
+                    gains[freed] = gain
+                    following[freed] = _Chain(gain, chain.start, freed, (*steps, (chain.free, taken, freed)))
         layer = following
     return False
+
+
+def _uses(steps: Iterable[tuple[int, int, int]], one: int, other: int) -> int:
+    """How many pairs of these kinds a chain breaks up."""
+    apart = {(one, other), (other, one)}
+    return sum((taken, freed) in apart for _, taken, freed in steps)
 
 
 def _follow(left: list[int], pairs: Pairs, chain: _Chain) -> None:
