@@ -14,6 +14,7 @@ from penstock.simulator.commands.options import judge
 from penstock.simulator.engine import Simulation
 from penstock.simulator.job_models.steps import StageTimes
 from tests.papers.liquid_bounds import least_makespan_s, least_mean_s, shortest_s
+from tests.papers.parallel_runs import simulated
 from tests.papers.tables import PaperTable, Row, main
 from tests.support.command_line import simulate_options
 
@@ -32,6 +33,7 @@ SPEED: Mapping[str, float] = dict(zip(OTHERS, (14, 32, 19, 16, 20), strict=True)
 """Percent, at 20 nodes or of the immediate run."""
 
 
+@simulated((1.0, 1.0))
 def run(
     trace: str,
     profile: str,

@@ -5,9 +5,11 @@ seeds and traces, in a minute or two.
 """
 
 import json
+import os
 import sys
 from argparse import ArgumentParser
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,6 +18,7 @@ from rich.table import Table as Printed
 
 from penstock.charts.render import html
 from penstock.charts.report import Cell, Page, Section, Table
+from tests.papers.parallel_runs import begin, workers
 
 COLUMNS = ("", "published", "here", "95 % interval", "reach", "")
 
@@ -62,12 +65,16 @@ def main(name: str, *modules: Make) -> None:
     options = parser.parse_args()
     found: list[PaperTable] = []
     screen = Console(width=140)
-    for make in modules:
-        for table in make(options.quick):
-            found.append(table)
-            screen.print(printed(table))
-            if options.json is not None:
-                options.json.write_text(json.dumps(as_json(found), indent=1) + "\n")
+    with workers() as pool:
+        for make in modules:
+            count = begin(make.__module__, partial(make, options.quick), pool)
+            if count:
+                print(f"{make.__module__}: {count} simulations on {os.cpu_count()} cores", file=sys.stderr)
+            for table in make(options.quick):
+                found.append(table)
+                screen.print(printed(table))
+                if options.json is not None:
+                    options.json.write_text(json.dumps(as_json(found), indent=1) + "\n")
     if options.page is not None:
         options.page.write_text(html(page(found, f"python -m {name}")), encoding="utf-8")
     short = [f"{table.key}: {row.label}" for table in found for row in table.rows if row.reached is False]
