@@ -1,6 +1,7 @@
-"""What the estimator must not forget over a restart: kills for memory and stages; and that stages are told once."""
+"""What the estimator must not forget over a restart: kills for memory, stages, and what jobs take from each other; and that stages are told once."""
 
 import asyncio
+from math import nan
 
 import pytest
 
@@ -12,6 +13,7 @@ from penstock.model.ledger_events import JobEnded, PlacementDecided
 from penstock.model.topics import Topic
 from penstock.model.types import Estimate, JobSpec, TaskPlacement
 from penstock.runtime.settings import Settings
+from penstock_services.estimator.core.interference import Interference, Kind, Learned, Measured
 from penstock_services.estimator.core.resources.memory_kills import FIRST_WORKER_MIB
 from penstock_services.estimator.core.stages.profile import StageKey, StageProfile
 from penstock_services.estimator.core.stages.registry import Owned
@@ -207,4 +209,48 @@ async def test_stages_come_back_in_order_and_old_ones_go(dsn: str, monkeypatch: 
     monkeypatch.setattr(module, "MAX_STAGES", 2)
     await store.forget()
     assert await store.stages() == [*later]
+    await store.close()
+
+
+@pytest.mark.postgres
+async def test_what_jobs_take_from_each_other_is_not_forgotten_over_a_restart(dsn: str) -> None:
+    """Two kinds shared a GPU; the estimator restarts, and the next job of one of them is answered with what it has beside the other."""
+    log: Log = MemoryLog(MemoryBroker())
+    settings = Settings(log_url="unused", cell_index=1, dsn=dsn)
+    placer = await prepared(log)
+    async with serving(log, settings):
+        assert (await ask(placer, log, "job-1", TRAINING)).pairs == ()
+    store = await RunStore.open(dsn, settings.cell)
+    await store.add([], await store.position(), (), taught(50.0))
+    await store.close()
+    async with serving(log, settings):
+        (pair,) = (await ask(placer, log, "job-2", TRAINING)).pairs
+    assert (pair.model, pair.batch_size, pair.own, pair.other, pair.runs) == ("vgg16", None, 0.5, 0.4, 1)
+
+
+TRAINS, OTHER = Kind("ada", "resnet18", 64, "T4"), Kind("eve", "vgg16", None, "T4")
+
+
+def taught(alone_ms: float) -> Learned:
+    learned = Interference()
+    learned.alone(TRAINS, alone_ms)
+    assert learned.together(Measured(TRAINS, nan, 2 * alone_ms), Measured(OTHER, 40.0, 100.0))
+    return learned.take()
+
+
+@pytest.mark.postgres
+async def test_pairs_come_back_as_they_were_and_old_ones_go(
+    dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = await RunStore.open(dsn, "default")
+    first, later = taught(50.0), taught(60.0)
+    await store.add([], 5, (), first)
+    assert await store.pairs() == first
+    lone = Learned({OTHER: 7.0}, {})
+    await store.add([], 6, (), lone)
+    await store.add([], 7, (), later)
+    assert await store.pairs() == lone.then(later)
+    monkeypatch.setattr(module, "MAX_PAIR_ROWS", 1)
+    await store.forget()
+    assert (await store.pairs()).alone_ms == later.alone_ms
     await store.close()

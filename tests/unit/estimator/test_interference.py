@@ -5,15 +5,28 @@ import math
 import pytest
 from msgspec.structs import replace
 
+from penstock.model.ledger_events import JobEnded
 from penstock.model.types import MAX_PAIRS
 from penstock_services.estimator.core.interference import Interference, Kind, Measured
 from tests.unit.estimator.reports import JOB
-from tests.unit.estimator.test_comparable import Disturbed
+from tests.unit.estimator.test_comparable import USED, Disturbed
 
 
-def met(milli: int, *, guest_steps: bool = True) -> Disturbed:
+class Shared(Disturbed):
+    """`known`: its records were folded before, and what they taught is stored."""
+
+    def __init__(self, known: bool = False) -> None:
+        super().__init__()
+        self.ledger.learning = not known
+
+    def ends(self, job_id: str, run_ms: int) -> None:
+        self.exit(job_id, USED, run_ms, rank=0, attempt=1)
+        self.record(JobEnded(job_id=job_id, outcome="succeeded"))
+
+
+def met(milli: int, *, guest_steps: bool = True, known: bool = False) -> Shared:
     """Alone the job takes 100 ms for a step; beside a guest of its kind 200 ms, and the guest 250 ms."""
-    cell = Disturbed()
+    cell = Shared(known)
     cell.start("job", milli=milli)
     cell.report("job", 1)
     cell.report("job", 101, steps=100, step_ms=100.0)
@@ -23,8 +36,8 @@ def met(milli: int, *, guest_steps: bool = True) -> Disturbed:
     cell.report("job", 211, steps=100, step_ms=200.0)
     if guest_steps:
         cell.report("guest", 81, steps=80, step_ms=250.0)
-    cell.finish("guest", 60_000)
-    cell.finish("job", 90_000)
+    cell.ends("guest", 60_000)
+    cell.ends("job", 90_000)
     return cell
 
 
@@ -43,6 +56,14 @@ def test_members_of_a_group_teach_no_pair() -> None:
 def test_a_guest_without_steps_teaches_no_pair_and_other_owners_learn_nothing() -> None:
     assert met(500, guest_steps=False).ledger.interference.of(JOB) == ()
     assert met(500).ledger.interference.of(replace(JOB, owner="eve")) == ()
+
+
+def test_what_is_stored_already_is_not_learned_again_as_the_ledger_is_folded_again() -> None:
+    again = met(500, known=True).ledger.interference
+    assert again.of(JOB) == ()
+    again.put(met(500).ledger.interference.take())
+    assert again.of(JOB) == met(500).ledger.interference.of(JOB)
+    assert again.take().rows == 0, "nothing new is to be stored"
 
 
 @pytest.mark.parametrize("bad", [0.0, -1.0, math.nan, math.inf, 1e-9])

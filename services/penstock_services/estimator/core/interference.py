@@ -52,20 +52,53 @@ class Mean(NamedTuple):
         )
 
 
+class Learned(NamedTuple):
+    """Rows of the tables, as they are stored; measured longest ago first."""
+
+    alone_ms: dict[Kind, float]
+    pairs: dict[tuple[Kind, Kind], Mean]
+    """What the first has beside the second, and what it leaves it."""
+
+    def then(self, later: "Learned") -> "Learned":
+        """With what later ones say of the same."""
+        return Learned(self.alone_ms | later.alone_ms, self.pairs | later.pairs)
+
+    @property
+    def rows(self) -> int:
+        return len(self.alone_ms) + len(self.pairs)
+
+
 class Interference:
     """Folded by the estimator's state."""
 
     def __init__(self) -> None:
         self._alone_ms: OrderedDict[Kind, float] = OrderedDict()
         self._pairs: OrderedDict[Kind, OrderedDict[Kind, Mean]] = OrderedDict()
+        self._new = Learned({}, {})
+
+    def take(self) -> Learned:
+        """Rows that have changed since the last call; whoever stores them takes them."""
+        new, self._new = self._new, Learned({}, {})
+        return new
+
+    def put(self, stored: Learned) -> None:
+        """Rows that were stored. Only before anything is measured."""
+        for kind, step_ms in stored.alone_ms.items():
+            self._put_alone(kind, step_ms)
+        for (kind, other), mean in stored.pairs.items():
+            self._put(kind, other, mean)
 
     def alone(self, kind: Kind, step_ms: float) -> None:
         """A job of this kind had a GPU to itself; NaN: its steps were not measured, and nothing is learned."""
         if isfinite(step_ms) and step_ms > 0:
-            self._alone_ms[kind] = step_ms
-            self._alone_ms.move_to_end(kind)
-            if len(self._alone_ms) > MAX_KINDS:
-                self._alone_ms.popitem(last=False)
+            self._put_alone(kind, step_ms)
+            self._new.alone_ms[kind] = step_ms
+
+    def _put_alone(self, kind: Kind, step_ms: float) -> None:
+        self._alone_ms[kind] = step_ms
+        self._alone_ms.move_to_end(kind)
+        if len(self._alone_ms) > MAX_KINDS:
+            self._alone_ms.popitem(last=False)
 
     def together(self, one: Measured, other: Measured) -> bool:
         """Two jobs shared a GPU; whether their speeds are known."""
@@ -87,9 +120,16 @@ class Interference:
         return speed if 0 < speed <= MAX_SPEED else None
 
     def _add(self, kind: Kind, other: Kind, own: float, its: float) -> None:
+        known = self._pairs.get(kind)
+        before = None if known is None else known.get(other)
+        mean = (before or Mean(0.0, 0.0, 0)).with_run(own, its)
+        self._put(kind, other, mean)
+        self._new.pairs[kind, other] = mean
+
+    def _put(self, kind: Kind, other: Kind, mean: Mean) -> None:
         of_kind = self._pairs.setdefault(kind, OrderedDict())
         self._pairs.move_to_end(kind)
-        of_kind[other] = of_kind.get(other, Mean(0.0, 0.0, 0)).with_run(own, its)
+        of_kind[other] = mean
         of_kind.move_to_end(other)
         if len(of_kind) > MAX_PAIRS:
             of_kind.popitem(last=False)

@@ -347,7 +347,8 @@ def learn(state: State, run: FinishedRun) -> None:
 
 
 def _forget_attempt(state: State, at: At, job_id: str, job: LiveJob) -> None:
-    disturbances.measured(state.live, state.interference, job_id, job)
+    if state.learning:
+        disturbances.measured(state.live, state.interference, job_id, job)
     disturbances.left(state.live, state.holders, job.workers, at.now_ms)
     for task_id in job.workers:
         state.job_of_task.pop(task_id, None)

@@ -18,6 +18,7 @@ from penstock.runtime.failpoints import hit
 from penstock.runtime.pool import WorkerPool
 from penstock.runtime.snapshots import Until, load_latest_from
 from penstock_services.estimator.core.from_snapshot import begin_at
+from penstock_services.estimator.core.interference import Learned
 from penstock_services.estimator.core.limits import STEP_RUNS, STEP_RUNS_OF_ONE
 from penstock_services.estimator.core.model_lifecycle import Due, InUse, ModelKind, Trained
 from penstock_services.estimator.core.resource_model.training import RESOURCES
@@ -67,6 +68,7 @@ class Learner:
         self._store: RunStore | None = None
         self._runs: list[FinishedRun] = []
         self._stages: dict[tuple[StageKey, str], Owned] = {}
+        self._pairs = Learned({}, {})
         self._wake = asyncio.Event()
         self._offset = self._written = 0
         self._gap = False
@@ -81,13 +83,16 @@ class Learner:
         """The ledger was folded so far; what is to be stored is taken out of the state."""
         runs, state.finished = state.finished, []
         stages, state.stage_rows = state.stage_rows, []
-        if len(self._runs) + len(self._stages) + len(runs) + len(stages) > MAX_PENDING:
+        pairs = state.interference.take()
+        pending = len(self._runs) + len(self._stages) + self._pairs.rows
+        if pending + len(runs) + len(stages) + pairs.rows > MAX_PENDING:
             self._gap = True
         else:
             self._runs += runs
             self._stages |= {(one.key, one.owner): one for one in stages}
+            self._pairs = self._pairs.then(pairs)
         self._offset = next_offset
-        if self._runs or self._stages or next_offset - self._written >= POSITION_RECORDS:
+        if self._runs or self._stages or self._pairs.rows or next_offset - self._written >= POSITION_RECORDS:
             self._wake.set()
 
     async def begin(self, state: State, log: Log, ledger: Partition) -> int:
@@ -115,6 +120,7 @@ class Learner:
                     due.seen([run])
         for row in await store.stages():
             state.stages.put(row)
+        state.interference.put(await store.pairs())
         for due in self._due:
             await self._load_model(store, due)
         LOG.info("%d runs known up to ledger offset %d", known, self.learned_from)
@@ -153,10 +159,12 @@ class Learner:
             self._store = await RunStore.open(self._dsn, self._cell)
         runs, offset = tuple(self._runs), self._written if self._gap else self._offset
         stages, self._stages = self._stages, {}
+        pairs, self._pairs = self._pairs, Learned({}, {})
         try:
-            await self._store.add(runs, offset, stages.values())
+            await self._store.add(runs, offset, stages.values(), pairs)
         except StoreError:
             self._stages = stages | self._stages
+            self._pairs = pairs.then(self._pairs)
             await self._drop_store()
             raise
         hit("estimator.runs_written")

@@ -142,6 +142,7 @@ class Estimator:
         else:  # nobody stores what ended
             self.state.finished.clear()
             self.state.stage_rows.clear()
+            self.state.interference.take()
 
     async def work(self, reader: Reader) -> None:
         """For ever: one read, one append."""

@@ -13,6 +13,7 @@ import orjson
 
 from penstock.errors import StoreError
 from penstock.runtime.migrations import load_migrations, migrate, schema_of
+from penstock_services.estimator.core.interference import MAX_KINDS, Kind, Learned, Mean
 from penstock_services.estimator.core.limits import STAGE_KEYS, STAGE_OWNERS
 from penstock_services.estimator.core.model_lifecycle import Trained
 from penstock_services.estimator.core.runs import (
@@ -30,6 +31,8 @@ MAX_RUNS = 200_000  # older ones are of other code; about 60 MB
 MAX_MODELS = 32
 FETCHED = 1_000  # rows at once, of many
 
+MAX_PAIR_ROWS = 4 * MAX_KINDS  # the memory holds more of few kinds; of many the oldest are of other code
+NOTHING_LEARNED = Learned({}, {})
 MAX_STAGES = STAGE_KEYS * (STAGE_OWNERS + 1)  # as many as the memory holds
 
 _STAGE_COLUMNS = ("model", "batch_size", "gpus", "owner", "first_seq", "last_seq", *StageProfile._fields)
@@ -40,6 +43,15 @@ INSERT_STAGES = (
     + ", ".join(f"{name} = excluded.{name}" for name in ("last_seq", *StageProfile._fields))
 )
 """Of a row that exists, only `first_seq` stays."""
+INSERT_PAIRS = (
+    "INSERT INTO pairs VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11) "
+    "ON CONFLICT (owner, model, batch_size, gpu_model, other_owner, other_model, other_batch_size) DO UPDATE "
+    "SET own = excluded.own, other = excluded.other, runs = excluded.runs, last_seq = excluded.last_seq"
+)
+INSERT_ALONE = (
+    "INSERT INTO steps_alone VALUES ($1, $2, $3, $4, $5, $6) ON CONFLICT (owner, model, batch_size, gpu_model) DO UPDATE "
+    "SET step_ms = excluded.step_ms, last_seq = excluded.last_seq"
+)
 
 
 @contextmanager
@@ -109,14 +121,31 @@ class RunStore:
         )
         return found
 
-    async def add(self, runs: Sequence[FinishedRun], next_offset: int, stages: Iterable[Owned] = ()) -> None:
-        """Runs, stages and position together; a run that is there already stays as it is. Raises `StoreError`."""
+    async def add(
+        self,
+        runs: Sequence[FinishedRun],
+        next_offset: int,
+        stages: Iterable[Owned] = (),
+        pairs: Learned = NOTHING_LEARNED,
+    ) -> None:
+        """Runs, stages, pairs and position together; a run that is there already stays as it is. Raises `StoreError`."""
         with store_errors(f"{len(runs)} runs were not written"):
             async with self._connection.transaction():
                 await self._connection.executemany(INSERT_RUN, [_row(run) for run in runs])
                 await self._connection.executemany(
                     INSERT_STAGES,
                     [(*one.key, one.owner, one.seq, one.seq, *one.profile) for one in stages],
+                )
+                await self._connection.executemany(
+                    INSERT_PAIRS,
+                    [
+                        (*_key(kind), *_key(other)[:3], *mean, next_offset)
+                        for (kind, other), mean in pairs.pairs.items()
+                    ],
+                )
+                await self._connection.executemany(
+                    INSERT_ALONE,
+                    [(*_key(kind), step_ms, next_offset) for kind, step_ms in pairs.alone_ms.items()],
                 )
                 await self._connection.execute(
                     "UPDATE positions SET next_offset = greatest(next_offset, $2) WHERE cell = $1",
@@ -125,7 +154,7 @@ class RunStore:
                 )
 
     async def forget(self) -> None:
-        """Removes runs, stages, and models of each kind, beyond their maximum; the newest promoted models stay.
+        """Removes runs, stages, pairs, and models of each kind, beyond their maximum; the newest promoted models stay.
 
         Raises `StoreError`.
         """
@@ -139,6 +168,12 @@ class RunStore:
                 "(SELECT last_seq FROM stages ORDER BY last_seq DESC OFFSET $1 LIMIT 1)",
                 MAX_STAGES,
             )
+            for table in ("pairs", "steps_alone"):
+                await self._connection.execute(
+                    f"DELETE FROM {table} WHERE last_seq <= "
+                    f"(SELECT last_seq FROM {table} ORDER BY last_seq DESC OFFSET $1 LIMIT 1)",
+                    MAX_PAIR_ROWS,
+                )
             await self._connection.execute(
                 "DELETE FROM models WHERE version IN (SELECT version FROM (SELECT version, promoted, row_number() OVER "
                 "(PARTITION BY kind ORDER BY trained_seq DESC) AS age, row_number() OVER "
@@ -180,6 +215,26 @@ class RunStore:
             )
             for row in rows
         ]
+
+    async def pairs(self) -> Learned:
+        """For `Interference.put`. Raises `StoreError`."""
+        with store_errors("pairs could not be read"):
+            alone = await self._connection.fetch(
+                "SELECT owner, model, batch_size, gpu_model, step_ms FROM steps_alone ORDER BY last_seq, owner, model"
+            )
+            pairs = await self._connection.fetch(
+                "SELECT owner, model, batch_size, gpu_model, other_owner, other_model, other_batch_size, own, other, runs "
+                "FROM pairs ORDER BY last_seq, owner, model"
+            )
+        return Learned(
+            {_kind(owner, model, batch, gpu): step_ms for owner, model, batch, gpu, step_ms in alone},
+            {
+                (_kind(owner, model, batch, gpu), _kind(other_owner, other_model, other_batch, gpu)): Mean(
+                    *mean
+                )
+                for owner, model, batch, gpu, other_owner, other_model, other_batch, *mean in pairs
+            },
+        )
 
     async def latest(self, count: int) -> list[FinishedRun]:
         """The newest sound runs, oldest first. Raises `StoreError`."""
@@ -225,6 +280,14 @@ class RunStore:
         """Idempotent."""
         if not self._connection.is_closed():
             await self._connection.close(timeout=CONNECT_TIMEOUT_S)
+
+
+def _key(kind: Kind) -> tuple[str, str, int, str]:
+    return kind.owner, kind.model, kind.batch_size or 0, kind.gpu_model
+
+
+def _kind(owner: str, model: str, batch_size: int, gpu_model: str) -> Kind:
+    return Kind(owner, model, batch_size or None, gpu_model)
 
 
 def _row(run: FinishedRun) -> tuple[Any, ...]:
