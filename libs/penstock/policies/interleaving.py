@@ -16,6 +16,7 @@ measured on their cluster; profiles that repeat their figures use it as it is.
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from itertools import permutations
+from math import inf
 from typing import NamedTuple
 
 from penstock.model.groups import MAX_GROUP_MEMBERS
@@ -31,6 +32,7 @@ AUTHORS_FACTORS = (ALONE, 1.33, 1.5, 1.37)
 FACTORS_UNMATCHED = (ALONE, 1.33, 1.5, 1.30)
 """The same where they group without a matching."""
 LEAST_PROFILED = 0.8
+NOBODY = (-inf, -inf, -inf, -inf, -inf)  # in the place of an absent member
 MAX_SPEED = 4.0  # bound of `Turns.speeds`
 
 Times = tuple[float, float, float, float, float]
@@ -75,19 +77,22 @@ def authors_period(members: Sequence[Times]) -> float:
     f(0) = 0; f(i + 1) = the latest of f(i) + network of p(i + 1), f(i) + GPU of p(i + 2) and, for i ≥ 1, f(i − 1) + storage and CPU of
     p(i + 3), indexes mod 4, absent members left out. The period is f(i + 1) − f(i − 3) once that hardly changes.
     """
-    at = dict(enumerate(members))
+    at = (*members, *(NOBODY,) * (RESOURCES - len(members)))
     ends = [0.0]
     for step in range(AUTHORS_STEPS):
-        reached = []
-        if (one := at.get((step + 1) % RESOURCES)) is not None:
-            reached.append(ends[step] + one[3])
-        if (one := at.get((step + 2) % RESOURCES)) is not None:
-            reached.append(ends[step] + one[2])
-        if step and (one := at.get((step + 3) % RESOURCES)) is not None:
-            reached.append(ends[step - 1] + one[0] + one[1])
-        ends.append(max(reached, default=ends[step]))
+        end = ends[step]
+        latest = end + at[(step + 1) % RESOURCES][3]
+        gpu_end = end + at[(step + 2) % RESOURCES][2]
+        if gpu_end > latest:
+            latest = gpu_end
+        if step:
+            loader = at[(step + 3) % RESOURCES]
+            loaded = ends[step - 1] + loader[0] + loader[1]
+            if loaded > latest:
+                latest = loaded
+        ends.append(latest if latest > -inf else end)
         if step >= RESOURCES:
-            now, before = ends[step + 1] - ends[step - 3], ends[step] - ends[step - 4]
+            now, before = ends[step + 1] - ends[step - 3], end - ends[step - 4]
             if abs(now - before) <= SAME_PERIOD * before:
                 return now
     return ends[AUTHORS_STEPS] - ends[AUTHORS_STEPS - RESOURCES]
