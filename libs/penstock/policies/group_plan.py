@@ -119,12 +119,14 @@ class _Small:
             if trial.fit(demand) is not None:
                 break
             best = min(
-                (one for node in self._on if (one := self._cost(trial, node, need)) is not None), default=None
+                (one for node in self._on if (one := self._clears(trial, node, need)) is not None),
+                key=lambda found: found[:2],
+                default=None,
             )
             if best is None:
                 break
-            _, node, count = best
-            for part in self._on[node][:count] if count else ():
+            _, node, parts = best
+            for part in parts:
                 moved.append((node, part))
                 for job in part.stays:
                     trial.release(job)
@@ -137,19 +139,22 @@ class _Small:
             self._on[node].remove(part)
         return [part for _, part in moved]
 
-    def _cost(self, trial: Trial, node: int, need: ResourceVector) -> tuple[int, int, int] | None:
-        """(GPUs that move, the node, how many groups of its list); None: it cannot be cleared, or has been by now."""
+    def _clears(self, trial: Trial, node: int, need: ResourceVector) -> tuple[int, int, list[_Part]] | None:
+        """(GPUs that move, the node, which groups), the largest of those that are smaller than the task first; None: it cannot be cleared, or has been by now."""
         free = trial.free(node).gpus
-        cost = 0
+        cost, chosen = 0, list[_Part]()
         if free >= need.gpus:
             return None
-        for count, part in enumerate(self._on[node], start=1):
+        for part in self._on[node]:
             gpus = part.first.demand.worker.gpus
-            if gpus >= need.gpus or any(job.job_id in trial.released for job in part.stays):
+            if gpus >= need.gpus:
+                continue
+            if any(job.job_id in trial.released for job in part.stays):
                 return None
+            chosen.append(part)
             cost += gpus
             if free + cost >= need.gpus:
-                return cost, node, count
+                return cost, node, chosen
         return None
 
 

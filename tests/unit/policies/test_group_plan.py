@@ -112,3 +112,25 @@ def test_plans_are_accepted_carried_out_and_then_ask_for_nothing(data: Any) -> N
             else:
                 raise AssertionError(f"plans do not end: {group_plan(cell.state, answer)}")
         assert check(cell.state) == []
+
+
+def test_a_small_job_makes_room_beside_a_large_one_that_stays() -> None:
+    """Two nodes, on each a job of two GPUs, one of one, and a free GPU: a further job of two fits once one of the small ones moves."""
+    with known_as("regroups", regroup=FirstFitRegroup()) as given_settings:
+        cell = CellDriver(given_settings)
+        cell.join(node_spec("n0", 4), node_spec("n1", 4))
+        for job_id, size in (("a", 2), ("b", 1), ("c", 1), ("d", 2), ("e", 1), ("f", 1)):
+            cell.submit(job_id, job_spec(), needs(size, gpu_memory_mib=1_000, host_memory_mib=100, cores=1))
+            carried_out(cell)
+        for job_id in ("c", "f"):
+            [task_id] = cell.job(job_id).tasks
+            cell.exit(task_id, 0)
+        cell.submit("g", job_spec(), needs(2, gpu_memory_mib=1_000, host_memory_mib=100, cores=1))
+        answer = answer_of([("a", 2), ("b", 1), ("d", 2), ("e", 1), ("g", 2)], (1,) * 5)
+        for number in range(MAX_ROUNDS):
+            if propose(cell, number, answer) is None:
+                break
+            carried_out(cell)
+        runs = {job.job_id for job in cell.state.holding.values() if job.status is JobStatus.RUNNING}
+        assert runs == {"a", "b", "d", "e", "g"}
+        assert sorted(cell.job(job_id).attempt for job_id in runs) == [1, 1, 1, 1, 2], "one has moved"
