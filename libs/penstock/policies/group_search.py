@@ -178,8 +178,9 @@ class _Bucket:
             dropped = next((group for group in groups if not group.fixed), None)
             if dropped is not None and dropped.value < least:
                 least, best = dropped.value, _Merge(dropped.value, dropped, None)
-        for groups in self.of_kinds.values():
-            heads += groups[: 2 if 2 * len(groups[0].kinds) <= self._most else 1]
+        for kinds, groups in self.of_kinds.items():
+            if len(kinds) < self._most:
+                heads += groups[: 2 if 2 * len(kinds) <= self._most else 1]
         for number, one in enumerate(heads):
             for other in heads[:number]:
                 if len(one.kinds) + len(other.kinds) > self._most or (one.fixed and other.fixed):
