@@ -294,17 +294,19 @@ class _Search:
         """Step 2: the first waiting job of each kind takes the place of the member for which that gains most."""
         for shape, of_kind in self._waiting.items():
             bucket = self.buckets[shape]
-            for kind in list(of_kind):
+            tried = [kind for kind, numbers in of_kind.items() if anew or self._jobs[numbers[0]].new]
+            self._tables.foresee(Tables.parts(bucket.of_kinds), tried)
+            for place, kind in enumerate(tried):
                 number = of_kind[kind][0]
-                if not (anew or self._jobs[number].new):
-                    continue
                 found = self._replaced(bucket, self.single(number))
                 if found is None:
                     continue
                 group, rest, out = found
                 bucket.remove(group)
                 new = self.single(number)
-                bucket.add(new if rest is None else bucket.united(rest, new))
+                changed = new if rest is None else bucket.united(rest, new)
+                bucket.add(changed)
+                self._tables.foresee(Tables.parts([changed.kinds]), tried[place:])
                 of_kind[kind].remove(number)
                 if not of_kind[kind]:
                     del of_kind[kind]
@@ -399,6 +401,7 @@ class _Search:
         group = self.single(first)
         while group.kinds and len(group.members) < self._most:
             best, found = 1e-9, None
+            self._tables.foresee([group.kinds], of_kind)
             for numbers in of_kind.values():
                 number = next((one for one in numbers if one not in group.members), None)
                 if number is None or self._jobs[number].kind is None:

@@ -1,6 +1,6 @@
 """Speeds of jobs that share GPUs, by their kinds: cached tables for the search of groups (`penstock.policies.group_search`)."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -8,6 +8,10 @@ Kinds = tuple[int, ...]
 """Of a group's members, ascending."""
 Speeds = Callable[[Kinds], tuple[float, ...]]
 """Relative speeds in a group, > 0, of each kind in that order; of one kind (1.0,). Equal kinds have equal speeds."""
+ManySpeeds = Callable[[Sequence[Kinds]], Sequence[tuple[float, ...]]]
+"""Of many groups at once, as `Speeds` has them."""
+MAX_KNOWN = 262_144  # groups; 80 MB
+MANY = 64  # fewer are as quick one by one
 
 
 class Union(NamedTuple):
@@ -23,13 +27,38 @@ class Union(NamedTuple):
 
 
 class Tables:
-    """Speeds of unions of kinds, cached. `speeds`: pure."""
+    """Speeds of unions of kinds, cached. `speeds` and `many_speeds`: pure."""
 
-    def __init__(self, speeds: Speeds) -> None:
-        self.speeds = lru_cache(maxsize=65_536)(speeds)
+    def __init__(self, speeds: Speeds, many_speeds: ManySpeeds | None = None) -> None:
+        """`many_speeds` None: there is no quicker way for many."""
+        self._speeds, self._many_speeds = speeds, many_speeds
+        self._known: dict[Kinds, tuple[float, ...]] = {}
         self.union = lru_cache(maxsize=65_536)(self._union)
         self.without = lru_cache(maxsize=65_536)(self._without)
         self.total_instead = lru_cache(maxsize=65_536)(self._total_instead)
+
+    def speeds(self, kinds: Kinds) -> tuple[float, ...]:
+        found = self._known.get(kinds)
+        if found is None:
+            found = self._known[kinds] = self._speeds(kinds)
+            if len(self._known) > MAX_KNOWN:
+                self._known.clear()
+        return found
+
+    def foresee(self, parts: Iterable[Kinds], others: Iterable[int | None]) -> None:
+        """It will be asked for each of these parts of groups together with each other kind."""
+        if self._many_speeds is None:
+            return
+        kinds = [kind for kind in others if kind is not None]
+        asked = {tuple(sorted((*part, kind))) for part in parts if part for kind in kinds}
+        missing = sorted(asked.difference(self._known))
+        if MANY <= len(missing) and len(missing) + len(self._known) <= MAX_KNOWN:
+            self._known.update(zip(missing, self._many_speeds(missing), strict=True))
+
+    @staticmethod
+    def parts(groups: Iterable[Kinds]) -> Iterator[Kinds]:
+        """Each group without each of its members."""
+        return (kinds[:index] + kinds[index + 1 :] for kinds in groups for index in range(len(kinds)))
 
     def _union(self, first: Kinds, second: Kinds) -> Union:
         both = first + second

@@ -20,9 +20,9 @@ from penstock.model.groups import Turns
 from penstock.model.settings import Grouping
 from penstock.model.types import StageTimes
 from penstock.policies.interleaving import RESOURCES, Interleaving, Prediction, Times, times_of
+from penstock.policies.many_groups import Unit, union_efficiencies
 from penstock.policies.matching import Pairs, match_distinct, match_kinds
 from penstock.policies.regroup import Candidate, PlannedGroup
-from penstock.policies.union_efficiencies import Unit, union_efficiencies
 
 MAX_ROUNDS = 4
 MAX_MATCHINGS_CACHED = 4_096

@@ -21,6 +21,7 @@ from penstock.policies.group_search import MAX_IN_ORDER, Job, search
 from penstock.policies.group_speeds import Kinds, Tables
 from penstock.policies.grouping import FirstFit, planned_group
 from penstock.policies.interleaving import Interleaving, Times, authors_period_or_pair, credible_times
+from penstock.policies.many_groups import many_speeds
 from penstock.policies.ordered import gpus_of
 from penstock.policies.regroup import Answer, Candidate, GroupPlan, PlannedGroup, Question
 from penstock.policies.service import attained_s, remaining_s
@@ -52,7 +53,7 @@ class Interleave:
         self._known: dict[StageTimes, int | None] = {}
         self._kinds: dict[tuple[int, ...], int] = {}
         self._times: list[Times] = []
-        self._tables = Tables(self._speeds)
+        self._tables = Tables(self._speeds, self._many_speeds)
 
     def question(self, state: CellState) -> Question | None:
         return self._candidates.question(state)
@@ -60,7 +61,7 @@ class Interleave:
     def solve(self, question: Question) -> Answer:
         if len(self._known) > MAX_KINDS:
             self._known, self._kinds, self._times = {}, {}, []
-            self._tables = Tables(self._speeds)
+            self._tables = Tables(self._speeds, self._many_speeds)
         candidates = question.jobs
         keys = [self.key(job.remaining_s, job.attained_s, job.gpus) for job in candidates]
         last: dict[object, float] = {}
@@ -181,6 +182,18 @@ class Interleave:
         for index, speed in zip(order, found, strict=True):
             speeds[index] = min(1.0, speed)
         return tuple(speeds)
+
+    def _many_speeds(self, groups: Sequence[Kinds]) -> list[tuple[float, ...]]:
+        """As `group_search.ManySpeeds`, of two members or more."""
+        found: dict[Kinds, tuple[float, ...]] = {}
+        of_size: dict[int, list[Kinds]] = {}
+        for kinds in groups:
+            of_size.setdefault(len(kinds), []).append(kinds)
+        for alike in of_size.values():
+            times = [[self._times[kind] for kind in kinds] for kinds in alike]
+            for kinds, speeds in zip(alike, many_speeds(self._interleaving, times), strict=True):
+                found[kinds] = tuple([min(1.0, speed) for speed in speeds])
+        return [found[kinds] for kinds in groups]
 
 
 def _present(jobs: Sequence[Job], candidates: Sequence[Candidate], gpus: int) -> list[tuple[int, ...]]:

@@ -5,6 +5,7 @@ from itertools import pairwise
 from math import inf
 
 import msgspec
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from penstock.model.groups import MAX_GROUP_MEMBERS
 from penstock.model.settings import Grouping, PlacerSettings
 from penstock.model.types import StageTimes
+from penstock.policies import group_speeds
 from penstock.policies.group_plan import group_plan
 from penstock.policies.interleave import Interleave
 from penstock.policies.list_order import rising
@@ -251,3 +253,27 @@ def test_who_runs_and_is_not_planned_is_stopped_where_its_place_is_needed() -> N
     b.queued(state, "waits", worker=b.need(gpus=1))
     assert list(group_plan(state, Answer((PlannedGroup(("waits",), None),))).stops) == ["running"]
     assert not group_plan(state, Answer(())).stops
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_plan_does_not_depend_on_how_many_groups_are_predicted_at_once(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two hundred jobs that all differ: one by one, all at once, and by a stage that has planned them before."""
+    rng = np.random.default_rng(seed)
+    jobs = []
+    for number in range(200):
+        storage, cpu, gpu, network = rng.uniform(1, 200, 4).tolist()
+        whole = storage + cpu + gpu + network
+        stages = StageTimes(
+            storage_ms=storage, cpu_ms=cpu, gpu_ms=gpu, network_ms=network, iteration_ms=whole
+        )
+        jobs.append(candidate(number, stages=stages, gpu_memory_mib=0))
+    asked = question(jobs, (8, 8))
+    answers = []
+    for many in (1, 10**9):
+        monkeypatch.setattr(group_speeds, "MANY", many)
+        stage = Interleave((3_250.0, 7_200.0), group_plan)
+        answers += [stage.solve(asked), stage.solve(asked)]
+    assert all(answer == answers[0] for answer in answers)
+    assert any(len(group.job_ids) > 1 for group in answers[0].groups)

@@ -1,6 +1,6 @@
-"""γ of many unions of two groups at once, for matchings of groups that all differ: what `Interleaving.predict` gives, over arrays.
+"""Many groups at once: what `Interleaving.predict` gives for one, over arrays, for plans of jobs that all differ.
 
-A thousand groups have half a million unions; one by one, each with all its rotations, they take seconds.
+A thousand jobs have half a million pairs; one by one, each with all its rotations, they take seconds.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from penstock.policies.interleaving import (
     AUTHORS_STEPS,
+    MAX_SPEED,
     RESOURCES,
     SAME_PERIOD,
     Interleaving,
@@ -139,7 +140,15 @@ def _all(rows: int, columns: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
 
 
 def _efficiencies(interleaving: Interleaving, members: Array) -> Array:
-    """`members`: shape (members, 5, unions); as `Interleaving.predict`."""
+    """`members`: shape (members, 5, unions)."""
+    period_ms = _predicted_ms(interleaving, members, members[:, RESOURCES] * interleaving.factors[0])
+    used_ms = members[:, :RESOURCES].sum(axis=(0, 1))
+    found: Array = np.minimum(1.0, used_ms / (RESOURCES * period_ms))
+    return found
+
+
+def _predicted_ms(interleaving: Interleaving, members: Array, alone: Array) -> Array:
+    """`Prediction.period_ms`. `alone`: iterations of each member, shape (members, unions)."""
     periods = PERIODS[interleaving.period]
     choose = np.maximum if interleaving.worst else np.minimum
     period_ms: Array | None = None
@@ -148,10 +157,18 @@ def _efficiencies(interleaving: Interleaving, members: Array) -> Array:
         period_ms = one if period_ms is None else choose(period_ms, one)
     assert period_ms is not None
     period_ms = period_ms * interleaving.factors[len(members) - 1]
-    alone = members[:, RESOURCES] * interleaving.factors[0]
     period_ms = np.where(period_ms <= 0, alone.sum(axis=0), period_ms)
     if interleaving.bounded:
         period_ms = np.maximum(period_ms, alone.max(axis=0))
-    used_ms = members[:, :RESOURCES].sum(axis=(0, 1))
-    found: Array = np.minimum(1.0, used_ms / (RESOURCES * period_ms))
+    return period_ms
+
+
+def many_speeds(interleaving: Interleaving, groups: Sequence[Sequence[Times]]) -> list[tuple[float, ...]]:
+    """`Prediction.speeds` of each, to the last bit; all groups have equally many members, at least two."""
+    found: list[tuple[float, ...]] = []
+    for start in range(0, len(groups), ROWS):
+        members = np.ascontiguousarray(np.array(groups[start : start + ROWS]).transpose(1, 2, 0))
+        alone = members[:, RESOURCES] * interleaving.factors[0]
+        speeds = np.minimum(MAX_SPEED, alone / _predicted_ms(interleaving, members, alone))
+        found += map(tuple, speeds.T.tolist())
     return found

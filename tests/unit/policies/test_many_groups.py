@@ -1,4 +1,4 @@
-"""γ of many unions at once against one prediction after the other."""
+"""γ and speeds of many groups at once against one prediction after the other."""
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ from penstock.policies.interleaving import (
     pair_period,
     period,
 )
-from penstock.policies.union_efficiencies import PERIODS, Unit, union_efficiencies
+from penstock.policies.many_groups import PERIODS, Unit, many_speeds, union_efficiencies
 
 FACTORS = (1.0, 1.2, 1.3, 1.4)
 MODELS = {
@@ -65,6 +65,20 @@ def test_each_union_is_worth_what_it_is_worth_alone(model: str, units: list[Unit
                 interleaving.predict(tuple(sorted(one.times + other.times))).efficiency if shares else 0.0
             )
             assert found[row, column] == pytest.approx(expected, rel=1e-9, abs=1e-12)
+
+
+@pytest.mark.parametrize("model", MODELS)
+@settings(max_examples=40, deadline=None)
+@given(data=st.data())
+def test_speeds_are_those_of_each_group_alone_to_the_last_bit(model: str, data: st.DataObject) -> None:
+    """A plan must not depend on whether somebody has asked for a group before, or for many at once."""
+    interleaving, size = MODELS[model], data.draw(st.integers(2, 2 if model == "pairs" else 4))
+    groups = data.draw(
+        st.lists(
+            st.lists(times(), min_size=size, max_size=size).map(sorted).map(tuple), min_size=1, max_size=6
+        )
+    )
+    assert many_speeds(interleaving, groups) == [interleaving.predict(group).speeds for group in groups]
 
 
 def test_every_period_has_one_for_many() -> None:
