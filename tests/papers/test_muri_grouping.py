@@ -15,6 +15,7 @@ from tests.papers import muri_reference as reference
 from tests.papers.muri_interleave import ours
 from tests.papers.muri_mixes import mix
 from tests.papers.muri_planned import Planned, service_attained, service_left
+from tests.papers.test_muri_groups import simulate
 
 DATA = Path(os.environ.get("PENSTOCK_DATA", Path(__file__).parents[2] / "../shared/data")) / "muri"
 EXACT, JCT, MAKESPAN = 1e-4, 0.02, 0.025
@@ -135,3 +136,12 @@ def test_our_default_loses_nothing_where_nobody_should_share(load: float) -> Non
     alone = reference.simulate(jobs(), reference.srsf())
     shared = reference.simulate(jobs(), ours(True))
     assert shared.mean_jct <= alone.mean_jct * 1.005
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_placer_and_ledger_lose_nothing_of_what_was_planned(known: bool) -> None:
+    """Stops, places and proofs of exit take no time here, so whoever is planned has to run at once, however the free GPUs are spread over the nodes."""
+    first = 300
+    judged = reference.simulate(reference.read(DATA, "trace4", first), planned(known, WHOLE))
+    found = simulate("trace4", "muri-s" if known else "muri-l", Grouping(split=WHOLE), first)
+    assert (found.avg_jct_s, found.makespan_s, found.p99_jct_s) == pytest.approx(judged[:3], rel=EXACT)
