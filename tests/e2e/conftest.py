@@ -17,8 +17,8 @@ from tests.support.processes import processes_with
 
 ROOT = Path(__file__).resolve().parents[2]
 PENSTOCK = (sys.executable, "-c", "from penstock.cli.main import main; main()")
-READY_S = 60.0
-PATIENCE_S = 60.0
+READY_S = 120.0
+PATIENCE_S = 120.0
 FAILED = pytest.StashKey[bool]()
 STOP_S = 15.0  # `penstock up` ends within 5 s on a quiet machine; a busy one must not fail the test
 
@@ -101,7 +101,7 @@ class Installation:
         self.output.flush()
         return Path(self.output.name).read_text()
 
-    def run(self, *arguments: str, timeout_s: float = 60, **env: str) -> "subprocess.CompletedProcess[str]":
+    def run(self, *arguments: str, timeout_s: float = 180, **env: str) -> "subprocess.CompletedProcess[str]":
         """A command as a script runs it."""
         return subprocess.run(
             [*PENSTOCK, *arguments], capture_output=True, text=True, timeout=timeout_s, check=False, cwd=ROOT,

@@ -269,7 +269,6 @@ def losses(job_id: str, path: Path, known: Known) -> tuple[Counter[str], list[Lo
 
 
 @pytest.mark.postgres
-@pytest.mark.timeout(180)
 async def test_kills_during_saves_and_moves(
     make_cell: MakeCell, dsn: str, scale: int, tmp_path: Path
 ) -> None:

@@ -185,7 +185,6 @@ async def survive(cell: FaultCell, log_url: str, dsn: str) -> None:
 
 
 @pytest.mark.postgres
-@pytest.mark.timeout(180)
 async def test_garbage_on_the_embedded_log(make_cell: MakeCell, dsn: str) -> None:
     """A broken client, a broken node and a curious user, all at once."""
     cell = await make_cell(dsn, dsn)
@@ -194,7 +193,6 @@ async def test_garbage_on_the_embedded_log(make_cell: MakeCell, dsn: str) -> Non
 
 @pytest.mark.kafka
 @pytest.mark.postgres
-@pytest.mark.timeout(180)
 async def test_garbage_on_kafka(make_cell: MakeCell, broker: KafkaBroker, dsn: str) -> None:
     """The same through a real broker, which also carries headers as it likes."""
     cell = await make_cell(broker.url(), dsn)

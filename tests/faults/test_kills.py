@@ -64,7 +64,6 @@ async def kill_and_judge(
 
 
 @pytest.mark.postgres
-@pytest.mark.timeout(240)
 async def test_kills_on_the_embedded_log(make_cell: MakeCell, dsn: str, scale: int) -> None:
     """A machine room with a bad day: something dies several times a second, for half a minute."""
     cell = await make_cell(dsn, dsn)
@@ -72,7 +71,6 @@ async def test_kills_on_the_embedded_log(make_cell: MakeCell, dsn: str, scale: i
 
 
 @pytest.mark.postgres
-@pytest.mark.timeout(240)
 async def test_kills_of_node_reporters(make_cell: MakeCell, dsn: str, scale: int) -> None:
     """The real node-reporters die as often as the rest; their tasks run on and are found again."""
     cell = await make_cell(dsn, dsn)
@@ -81,7 +79,6 @@ async def test_kills_of_node_reporters(make_cell: MakeCell, dsn: str, scale: int
 
 @pytest.mark.kafka
 @pytest.mark.postgres
-@pytest.mark.timeout(240)
 async def test_kills_on_kafka(make_cell: MakeCell, broker: KafkaBroker, dsn: str, scale: int) -> None:
     """The same on the log that clusters use."""
     cell = await make_cell(broker.url(), dsn)

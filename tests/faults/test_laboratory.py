@@ -23,7 +23,7 @@ print([(o.ledger_hash, o.rule, o.happened) for o in map(live, map(Options, (3, 4
 """
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(1_200)
 def test_every_run_is_sound_and_every_job_comes_to_its_end(scale: int) -> None:
     """A year of bad luck on small clusters: services die anywhere, machines vanish, zombies decide, disks do not sync.
 

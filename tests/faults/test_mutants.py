@@ -66,7 +66,6 @@ NOTICED_BY = {
 
 
 @pytest.mark.postgres
-@pytest.mark.timeout(240)
 def test_every_missing_guard_is_noticed(postgres_dsn: str) -> None:
     """Somebody simplifies a line that looked superfluous."""
     assert len(NOTICED_BY) >= PROMISED

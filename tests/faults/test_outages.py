@@ -52,7 +52,6 @@ async def live_through(
 
 
 @pytest.mark.postgres
-@pytest.mark.timeout(200)
 async def test_postgres_dies_under_load(make_cell: MakeCell, postgres_folder: Path, scale: int) -> None:
     """The out-of-memory killer takes the database that is log and store at once."""
     server = PostgresServer()
@@ -74,7 +73,6 @@ async def test_postgres_dies_under_load(make_cell: MakeCell, postgres_folder: Pa
 
 @pytest.mark.kafka
 @pytest.mark.postgres
-@pytest.mark.timeout(200)
 async def test_the_broker_dies_under_load(
     make_cell: MakeCell, broker: KafkaBroker, dsn: str, scale: int
 ) -> None:

@@ -187,7 +187,6 @@ async def until_refused(log: KafkaLog) -> None:
             await log.create({Topic.LEDGER: 1})
 
 
-@pytest.mark.timeout(180)
 async def test_a_broker_is_killed_and_leaders_move_under_load(cluster: KafkaCluster, scale: int) -> None:
     """Its machine dies, another one leads, the first comes back and leads again; then one is stopped for an upgrade."""
     async with under_load(cluster) as load:
@@ -207,7 +206,6 @@ async def test_a_broker_is_killed_and_leaders_move_under_load(cluster: KafkaClus
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(180)
 async def test_two_brokers_die_at_once(cluster: KafkaCluster, scale: int) -> None:
     """A rack loses its power: the copy that is left does not count alone, and goes on when another one is back."""
     async with under_load(cluster) as load:

@@ -111,7 +111,6 @@ async def rest_and_judge(cell: FaultCell) -> int:
     return verdict.void
 
 
-@pytest.mark.timeout(120)
 async def test_a_zombie_wakes_up(cell: FaultCell) -> None:
     """The machine of placer A swaps itself to death in the middle of work; B takes over; A's machine recovers.
 
@@ -155,7 +154,6 @@ async def test_a_zombie_wakes_up(cell: FaultCell) -> None:
         assert void > 0, "no zombie wrote anything after it was replaced: this showed nothing"
 
 
-@pytest.mark.timeout(120)
 async def test_a_standby_takes_over_from_the_dead(cell: FaultCell) -> None:
     """Placer A is gone for good. Nobody sends heartbeats: B notices because an input stays unanswered."""
     await cell.start(placer("a"))

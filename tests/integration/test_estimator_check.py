@@ -25,7 +25,7 @@ from tests.support.driver import CellDriver, node_spec
 from tests.support.gateway_cell import Cell, problem, running
 from tests.unit.estimator.month import month
 
-pytestmark = [pytest.mark.postgres, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.postgres
 
 JOBS = 70  # enough for a first model
 WITHIN_S = 90.0

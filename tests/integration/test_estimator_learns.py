@@ -21,7 +21,7 @@ from tests.integration.test_estimator_service import ESTIMATES, Placer, prepared
 from tests.support.driver import node_spec
 from tests.support.memory_log import MemoryBroker, MemoryLog
 
-pytestmark = [pytest.mark.postgres, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.postgres
 
 MIB_PER_SAMPLE = {"resnet50": 90, "bert": 220, "vgg16": 120}
 TRAINING_S = 60.0

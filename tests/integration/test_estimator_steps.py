@@ -37,7 +37,7 @@ from tests.integration.test_estimator_service import ESTIMATES, LEDGER, Placer, 
 from tests.support.driver import node_spec
 from tests.support.memory_log import MemoryBroker, MemoryLog
 
-pytestmark = [pytest.mark.postgres, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.postgres
 
 Kind = TypeVar("Kind", bound=Event)
 

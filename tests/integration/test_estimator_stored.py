@@ -33,8 +33,6 @@ from tests.integration.test_estimator_service import (
 )
 from tests.support.memory_log import MemoryBroker, MemoryLog
 
-pytestmark = pytest.mark.timeout(60)
-
 TRAINING = JobSpec(owner="ada", command=("python", "train.py"), model="resnet18", batch_size=64)
 
 

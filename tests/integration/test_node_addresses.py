@@ -147,7 +147,6 @@ def outputs(folders: Sequence[Path]) -> str:
     return "\n".join(path.read_text() for folder in folders for path in folder.rglob("*.log"))
 
 
-@pytest.mark.timeout(120)
 async def test_a_gang_over_two_machines_meets_at_the_address_of_rank_0(dsn: str, tmp_path: Path) -> None:
     """Neither machine has a setting for its address. A third, whose administrator wrote loopback, is refused at its start."""
     with network(2) as (here, machines):

@@ -10,6 +10,8 @@ from collections.abc import Callable, Hashable, Iterable
 from concurrent.futures import Future, ProcessPoolExecutor
 from typing import Any, ParamSpec, TypeVar
 
+from tests.support.background import give_way
+
 Asked = ParamSpec("Asked")
 Answer = TypeVar("Answer")
 
@@ -61,4 +63,4 @@ def begin(module: str, learn: Callable[[], Iterable[object]], pool: ProcessPoolE
 
 
 def workers() -> ProcessPoolExecutor:
-    return ProcessPoolExecutor(os.cpu_count())
+    return ProcessPoolExecutor(os.cpu_count(), initializer=give_way)

@@ -21,6 +21,7 @@ from tests.faults.laboratory import hold_mutants, lease_mutants, mutants, node_m
 from tests.faults.laboratory.cell import Options
 from tests.faults.laboratory.patching import FIRST_SEEDS, MUTANTS, SCENARIOS
 from tests.faults.laboratory.run import Outcome, live
+from tests.support.background import give_way
 
 MAX_RUN_CPU_S = 60.0  # a run takes half a second; a service that never returns would stop everything
 MUTANT_CPU_S = 8.0  # of a run in which a mutant goes round in circles
@@ -97,6 +98,7 @@ def _pool(workers: int, **given: Any) -> Iterator[Pool]:
 
 def _set_up_worker() -> None:
     """Ctrl-C is for the process that gathers the outcomes. A run makes little garbage: look for cycles rarely."""
+    give_way()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     gc.set_threshold(GC_THRESHOLD)
 
