@@ -1,4 +1,4 @@
-"""Real servers for the tests: one Postgres and, where asked for, Kafka per test session.
+"""Real servers for the tests: one Postgres per test session and, where asked for, one Kafka per module.
 
 `dsn` is a fresh database for each test; `kafka` (see tests/integration/conftest.py for variants with
 identities) is the running broker. Both are started on first use and leave nothing behind.
@@ -164,14 +164,17 @@ async def _execute(dsn: str, statement: str) -> None:
         await connection.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def kafka() -> Iterator[KafkaBroker]:
-    """One plain broker for the whole session, without topics; tests take names of their own (`topic_name`)."""
+    """One plain broker for a module, without topics; tests take names of their own (`topic_name`).
+
+    Not for the session: a broker without work still takes 4 % of a core.
+    """
     with kafka_broker() as broker:
         yield broker
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def kafka_bootstrap(kafka: KafkaBroker) -> str:
     return kafka.bootstrap
 

@@ -7,25 +7,24 @@ from tests.faults.laboratory.patching import MUTANTS, replace
 
 ENOUGH = 0.95  # of the mutants
 PROMISED = 50
+CI_STEP = 3  # the CI run hunts every third, two hundred take minutes
 
 
 @pytest.mark.timeout(1_200)
 def test_nearly_every_bug_is_noticed(scale: int) -> None:
     """Somebody simplifies a line that looked superfluous, and all other tests still pass.
 
-    The CI run directs each hunt by the mutant's scenario, and must notice all; `make faults` hunts among runs with
-    all kinds of faults.
+    The CI run directs each hunt by the mutant's scenario, and must notice all that it hunts; `make faults` hunts all of them,
+    among runs with all kinds of faults.
     """
-    found = hunt_all(list(MUTANTS), MUTANT_SEEDS, lambda hunt: None, directed=scale == 1)
+    names = list(MUTANTS)[:: CI_STEP if scale == 1 else 1]
+    assert len(names) >= PROMISED
+    found = hunt_all(names, MUTANT_SEEDS, lambda hunt: None, directed=scale == 1)
     for hunt in found:
         print(f"{hunt.name:60} {hunt.rule or 'SURVIVED':10} seed {hunt.seed}")
     survivors = [hunt.name for hunt in found if not hunt.rule]
     allowed = 0 if scale == 1 else (1 - ENOUGH) * len(found)
     assert len(survivors) <= allowed, survivors
-
-
-def test_there_are_as_many_mutants_as_were_promised() -> None:
-    assert len(MUTANTS) >= PROMISED
 
 
 def test_every_mutant_fits_the_code() -> None:

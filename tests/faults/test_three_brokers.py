@@ -153,8 +153,7 @@ async def test_a_topic_of_three_brokers_has_three_copies_and_counts_two(cluster:
     A changed setting reaches the brokers one after the other, and any of them answers.
     """
     log = await KafkaLog(cluster.url().removeprefix("kafka://"), "admin").start()
-    await log.create({Topic.LEDGER: 1})
-    found = await log.topics.describe([Topic.LEDGER])
+    found = await log.topics.create({Topic.LEDGER: 1})
     assert (found[Topic.LEDGER].replicas, found[Topic.LEDGER].partitions) == (3, 1)
     async with raw_admin(cluster) as admin:
         await alter_topic_configs(admin, {Topic.LEDGER: {"min.insync.replicas": "1"}})

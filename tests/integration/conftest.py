@@ -1,4 +1,4 @@
-"""Real servers, started once per test session and only by the tests that ask for them."""
+"""Real servers, started once per module and only by the tests that ask for them."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,7 +9,7 @@ from infra.devservers.jaeger import JaegerServer, jaeger_server
 from infra.devservers.kafka import KafkaBroker, kafka_broker
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def guarded_kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaBroker]:
     """A broker that knows every service by name and password, with Penstock's topics and rights."""
     folder: Path = tmp_path_factory.mktemp("guarded-kafka")
@@ -18,8 +18,8 @@ def guarded_kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaBro
         yield broker
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def jaeger() -> Iterator[JaegerServer]:
-    """A Jaeger for the session: tests identify their traces by id."""
+    """A Jaeger for a module: tests identify their traces by id."""
     with jaeger_server() as server:
         yield server
