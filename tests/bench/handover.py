@@ -18,7 +18,7 @@ from tests.support.system import Gateway
 
 PREEMPTIONS = 25
 LEARNING = 2  # runs of the short job before
-PATIENCE_S = 60.0
+PATIENCE_S = 120.0
 UP_TIMEOUT_S = 60.0
 NEED = {"gpus": 1, "cores": 1, "host_memory_mib": 64, "gpu_memory_mib": 1}
 LONG, SHORT = ["sleep", "1000"], ["sleep", "0.3"]

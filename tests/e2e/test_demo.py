@@ -88,7 +88,7 @@ def test_the_demo_empties_no_folder_that_is_not_its_own(place: Path) -> None:
     precious.parent.mkdir()
     precious.write_text("42")
     demo = start(place)
-    output, _ = demo.communicate(timeout=30)
+    output, _ = demo.communicate(timeout=180)
     assert demo.returncode == 2
     assert "thesis.tex" in output
     assert precious.read_text() == "42"

@@ -24,7 +24,7 @@ DEPLOY = INFRA / "deploy"
 PAGE = (DEPLOY / "README.md").read_text()
 NAMES = ("store", "control", "gpu-1", "gpu-2", "gpu-3")
 NODES = NAMES[2:]
-WITHIN_S = 90.0
+WITHIN_S = 120.0
 PROGRAMS = Path("/opt/penstock/bin")
 OF_A_RELEASE = ("libs", "services", "pyproject.toml", "requirements.lock")
 FORMER, LATTER = "0.0.1", "999.0.0"
@@ -101,7 +101,7 @@ def test_the_units_are_what_systemd_takes(tmp_path: Path) -> None:
         there = tmp_path / unit.name.replace("@", "-placer")
         there.write_text(text.replace(str(PROGRAMS), str(own)).replace("User=penstock", "User=root"))
         argv = ["systemd-analyze", "verify", "--man=no", "--recursive-errors=no", str(there)]
-        checked = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
+        checked = subprocess.run(argv, capture_output=True, text=True, timeout=180, check=False)
         ours = [line for line in checked.stderr.splitlines() if there.name in line]
         assert (checked.returncode, ours) == (0, []), checked.stderr
 

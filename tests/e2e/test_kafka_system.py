@@ -114,7 +114,7 @@ def step(command: str, replaced: Mapping[str, str]) -> int:
     argv = [sys.executable, *words[len(variables) + 1 :]]
     env = clean_environment(**variables)
     done = subprocess.run(
-        argv, cwd=REPOSITORY, env=env, capture_output=True, text=True, timeout=60, check=False
+        argv, cwd=REPOSITORY, env=env, capture_output=True, text=True, timeout=180, check=False
     )
     assert "Traceback" not in done.stderr
     return done.returncode
@@ -204,7 +204,7 @@ def test_the_read_models_equal_a_replay(system: System) -> None:
     assert "give an administrator's URL" in refused["error"], "the gateway's own role may not"
     argv = [sys.executable, "-m", "penstock_services.projector", "verify"]
     env = {**system.environment("projector"), "PENSTOCK_DSN_FILE": str(system.folder / "admin.url")}
-    done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=30, check=False)
+    done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=180, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert json.loads(done.stdout)["ok"]
 
@@ -240,7 +240,7 @@ def test_a_service_under_a_wrong_identity_says_so_and_ends(system: System) -> No
     """Two secrets were mixed up in a deployment: the first line of the log must be enough to see it."""
     argv = [sys.executable, "-m", "penstock_services.placer"]
     done = subprocess.run(
-        argv, env=system.environment("estimator"), capture_output=True, text=True, timeout=30, check=False
+        argv, env=system.environment("estimator"), capture_output=True, text=True, timeout=180, check=False
     )
     assert done.returncode == 1
     assert done.stderr == "placer: placer (as estimator) may neither read nor write penstock.nodes.v1\n"
@@ -252,7 +252,7 @@ def test_a_certificate_of_a_stranger_is_refused_at_once(system: System, tmp_path
     url = system.broker.url("projector").replace(str(system.broker.ca), str(tmp_path / "ca.pem"))
     argv = [sys.executable, "-m", "penstock_services.projector"]
     env = system.environment("projector") | {"PENSTOCK_LOG": url}
-    done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=30, check=False)
+    done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=180, check=False)
     assert done.returncode == 2, done.stderr
     assert f"the certificate of {system.broker.bootstrap} is not accepted" in done.stderr
     assert str(tmp_path / "ca.pem") in done.stderr

@@ -120,7 +120,7 @@ def described(gateway: Gateway, job_id: str) -> str:
         "job",
         job_id,
     ]
-    return subprocess.run(argv, capture_output=True, text=True, timeout=30, check=True).stdout
+    return subprocess.run(argv, capture_output=True, text=True, timeout=180, check=True).stdout
 
 
 @contextlib.contextmanager

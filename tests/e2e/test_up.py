@@ -137,7 +137,7 @@ def test_ctrl_c_stops_following_and_the_job_goes_on(up: Installation, tmp_path: 
         if "started" in line:
             break
     following.send_signal(signal.SIGINT)
-    _, output = following.communicate(timeout=60)
+    _, output = following.communicate(timeout=180)
     assert following.returncode == 130
     assert f"penstock watch {job_id}" in output
     assert f"penstock cancel {job_id}" in output
@@ -159,7 +159,7 @@ def test_a_cancelled_pipeline_cancels_its_job_where_it_is_asked_to(
         assert following.stdout is not None
         job_id = following.stdout.readline().strip()
         following.send_signal(stop)
-        _, output = following.communicate(timeout=60)
+        _, output = following.communicate(timeout=180)
         assert following.returncode == 128 + stop, output
         assert "Traceback" not in output
         assert (f"Cancelled {job_id}" in output) == bool(flags), output
@@ -207,7 +207,7 @@ def test_wait_ends_with_the_jobs(up: Installation, tmp_path: Path) -> None:
     lines = [waiting.stdout.readline() for _ in range(2)]
     assert ["succeeded" in lines[0], "failed" in lines[1]] == [True, True]
     gate.touch()
-    rest, _ = waiting.communicate(timeout=60)
+    rest, _ = waiting.communicate(timeout=180)
     assert "succeeded" in rest
     assert waiting.returncode == 10
     assert up.run("wait", "no-such-job").returncode == 1

@@ -39,7 +39,7 @@ TOPICS: dict[str, int] = {
     Topic.DEAD_LETTERS: 1,
 }
 LEDGER = Partition(Topic.LEDGER, 0)
-READY_S = 20.0
+READY_S = 120.0
 NODE_MODULES = frozenset({"tests.faults.judge_node", "penstock_services.node_reporter"})
 STOP_S = 10.0
 TASKS_S = 0.5  # to print the stacks of a process that does not end

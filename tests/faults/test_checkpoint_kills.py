@@ -40,7 +40,7 @@ from .conftest import MakeCell
 KILLS = 4  # in the CI run; `make faults` multiplies by 30
 JOBS = 3
 S_PER_KILL = 3.0  # on two busy cores
-PATIENCE_S = 60.0
+PATIENCE_S = 120.0
 MAX_LAST_MOVES = 1_000  # the last kill may have met the task that is to move: then its next attempt
 LINE_CHARS = 600
 LONGEST_MOVE_S = 0.8  # from the proposal of a move until the task has begun elsewhere, mostly

@@ -17,7 +17,7 @@ EMBEDDED_KILLS = 60  # in the CI run; `make faults` multiplies by 30
 KAFKA_KILLS = 30
 NODE_KILLS = 20
 AT_ONCE = 24
-PATIENCE_S = 60.0
+PATIENCE_S = 120.0
 S_PER_KILL = 1.0  # on two busy cores; usually a quarter of that
 SERVICES = ("placer", "estimator", "projector", "gateway")
 

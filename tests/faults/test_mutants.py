@@ -13,7 +13,7 @@ import pytest
 
 from tests.faults.mutate import MUTANTS
 
-TIMEOUT_S = 200.0
+TIMEOUT_S = 500.0
 TESTS_FAILED = 1  # pytest's exit status
 PROMISED = 26
 

@@ -19,7 +19,7 @@ from .conftest import MakeCell
 
 AT_ONCE = 24
 OUTAGES = 1  # in the CI run; `make faults` multiplies by 30
-PATIENCE_S = 60.0
+PATIENCE_S = 120.0
 SERVICES = ("placer", "estimator", "projector", "gateway")
 
 

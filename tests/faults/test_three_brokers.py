@@ -33,7 +33,7 @@ pytestmark = pytest.mark.kafka
 
 LEDGER = Partition(Topic.LEDGER, 0)
 UNAVAILABLE_S = 10.0  # reach: a dead broker's session ends after 2 s, a controller's after as long again
-PATIENCE_S = 60.0
+PATIENCE_S = 120.0
 DEAD_S = 4.0  # a broker's session ends after 2 s; then its leaders are elsewhere
 FLOWING = 200  # acknowledged records that show that writes go on
 

@@ -38,7 +38,7 @@ from penstock_services.projector.shell.service import run as run_projector
 from tests.support.hand_placer import estimate, node_spec
 
 pytestmark = pytest.mark.postgres
-WITHIN_S = 60.0
+WITHIN_S = 120.0
 _cells = itertools.count(
     58
 )  # below those of other modules: the broker makes a partition of each topic for every lower one

@@ -29,7 +29,7 @@ from penstock_services.placer.shell.service import run as run_placer
 from tests.integration.test_placer_service import SETTINGS, Cell
 
 JOBS = Partition(Topic.JOBS, 0)
-WITHIN_S = 40.0
+WITHIN_S = 120.0
 _cells = itertools.count(60)
 
 

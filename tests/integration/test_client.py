@@ -422,7 +422,7 @@ async def test_the_shell_completes_names_of_jobs_and_is_silent_without_a_gateway
         }
         done = subprocess.run(
             [sys.executable, "-c", "from penstock.cli.main import main; main()"], capture_output=True, text=True,
-            timeout=60, check=False, env=env | {"COMP_CWORD": str(len(words) - 1)},
+            timeout=180, check=False, env=env | {"COMP_CWORD": str(len(words) - 1)},
         )  # fmt: skip
         assert done.stderr == ""
         return done.stdout.split()

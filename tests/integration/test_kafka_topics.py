@@ -196,7 +196,7 @@ async def delete_ours(broker: KafkaBroker) -> None:
 def run_module(module: str, *arguments: str, **environment: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(
         [sys.executable, "-m", module, *arguments],
-        cwd=REPOSITORY, env=clean_environment(**environment), capture_output=True, text=True, timeout=60, check=False,
+        cwd=REPOSITORY, env=clean_environment(**environment), capture_output=True, text=True, timeout=180, check=False,
     )  # fmt: skip
 
 

@@ -31,7 +31,7 @@ from tests.support.system import clean_environment
 
 pytestmark = pytest.mark.postgres
 
-WITHIN_S = 40.0
+WITHIN_S = 120.0
 LEDGER = Partition(Topic.LEDGER, 0)
 RENDEZVOUS = """
 import os, socket, sys, time

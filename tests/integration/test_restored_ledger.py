@@ -38,7 +38,7 @@ from tests.support.driver import node_spec
 from tests.support.projector_cell import projecting, reached
 
 LEDGER = Partition(Topic.LEDGER, 0)
-WITHIN_S = 60.0
+WITHIN_S = 120.0
 
 
 async def test_it_is_restored_under_a_running_placer(cell: Cell) -> None:  # noqa: F811 - the fixture

@@ -237,7 +237,7 @@ def test_a_stopped_simulation_gives_the_report_so_far(tmp_path: Path, number: in
             assert run.poll() is None, "it ended before it could be stopped"
             time.sleep(0.05)
         run.send_signal(number)
-        out, errors = run.communicate(timeout=60)
+        out, errors = run.communicate(timeout=180)
     assert run.returncode == 130, errors
     found = json.loads(out)
     assert found["interrupted"]
@@ -272,7 +272,7 @@ def test_a_stopped_comparison_keeps_the_figures_of_the_runs_in_progress(
     with started(*arguments) as run:
         running_children(run, 2, 0.5)
         (os.killpg if group else os.kill)(run.pid, number)
-        out, errors = run.communicate(timeout=60)
+        out, errors = run.communicate(timeout=180)
     assert run.returncode == 130, errors
     found = json.loads(out)
     assert (found["interrupted"], found["profiles"]) == (True, {}), "no mean mixes them with whole runs"

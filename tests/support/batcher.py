@@ -15,7 +15,7 @@ from penstock.model.proposals import PlanProposed, ProposedJob, ProposedUnit
 from penstock.model.topics import Topic
 
 LEDGER, PROPOSALS = Partition(Topic.LEDGER, 0), Partition(Topic.PROPOSALS, 0)
-PATIENCE_S = 30.0
+PATIENCE_S = 120.0
 NAME = "batcher"
 
 

@@ -13,6 +13,6 @@ def run(*arguments: str, stdin: str = "", **env: str) -> "subprocess.CompletedPr
     """The command as a pipeline would run it: no terminal, nobody at the gateway's port."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_")}
     return subprocess.run(
-        [*PENSTOCK, *arguments], input=stdin, capture_output=True, text=True, timeout=60, check=False,
+        [*PENSTOCK, *arguments], input=stdin, capture_output=True, text=True, timeout=180, check=False,
         env={**clean, "PENSTOCK_SERVER": "http://127.0.0.1:9", **env}, cwd=ROOT,
     )  # fmt: skip

@@ -22,7 +22,7 @@ from penstock_services.projector.shell import service as projector_service
 from tests.support.forgeries import GATEWAYS
 from tests.support.hand_placer import HandPlacer
 
-WITHIN_S = 60.0
+WITHIN_S = 120.0
 JSON = {"content-type": "application/json"}
 SPEC = {"command": ["true"], "name": "digits", "owner": "ana"}
 

@@ -14,7 +14,7 @@ from penstock.errors import LogError, OffsetOutOfRange, OffsetTaken, TooLarge
 from penstock.log.port import MAX_RECORD_BYTES, Log, Message, Partition, Reader, Record
 
 LogFactory = Callable[[str], Awaitable[Log]]
-PATIENCE_S = 30.0  # for what must happen: a loaded machine may be slow
+PATIENCE_S = 120.0  # for what must happen: a loaded machine may be slow
 SILENCE_MS = 200  # for what must not happen
 PROMPT_S = 4.0  # below the five seconds for which a Kafka broker may hold a fetch
 BACKLOG_TURNS = 5

@@ -15,7 +15,7 @@ import pytest
 
 from tests.support.namespaces import network
 
-UP_WITHIN_S = 30.0
+UP_WITHIN_S = 120.0
 SYSTEMD = Path("/usr/lib/systemd/systemd")
 GROUP = "penstock-machine"
 HOME = pwd.getpwuid(0).pw_dir  # of root, in a machine as beside it

@@ -17,7 +17,7 @@ from penstock_services.projector.shell import service
 from penstock_services.projector.shell.rebuild import verify
 from tests.support.hand_placer import HandPlacer, node_spec
 
-WITHIN_S = 60.0
+WITHIN_S = 120.0
 LEDGER = Partition(Topic.LEDGER, 0)
 
 

@@ -109,7 +109,7 @@ def test_the_command_answers_for_ci() -> None:
         [sys.executable, "-m", "infra.codegen.schemas", "--check"],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=180,
         check=False,
     )
     assert (done.returncode, done.stderr) == (0, "")

@@ -64,7 +64,7 @@ class Script:
         return self.process.stdout.readline().strip()
 
     def ends(self) -> tuple[int, str, str]:
-        out, err = self.process.communicate(timeout=30)
+        out, err = self.process.communicate(timeout=180)
         return self.process.returncode, out, err
 
     def complete(self) -> list[str]:

@@ -162,7 +162,7 @@ def test_gangs_have_equal_workers() -> None:
 
 def simulate(*arguments: str) -> subprocess.CompletedProcess[bytes]:
     return subprocess.run(
-        [sys.executable, "-m", "penstock.cli.main", "simulate", *arguments], capture_output=True, timeout=60
+        [sys.executable, "-m", "penstock.cli.main", "simulate", *arguments], capture_output=True, timeout=180
     )
 
 
