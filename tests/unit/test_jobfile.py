@@ -349,6 +349,23 @@ NAMES = st.sampled_from([*JobFile.model_fields, "gpus", "max_attempts", "backoff
 )
 
 
+@pytest.mark.parametrize(
+    ("data", "field"),
+    [
+        ({"[key]": {}}, "[key]"),
+        ({"resources": {"[key]": 1}}, "resources.[key]"),
+        ({"env": {"[key]": 1}}, "env.[key]"),
+        ({"workers": {"min": 1, "max": 2, "number": 3}}, "workers.number"),
+        ({"workers": {"min": 1, "max": 2, "range": 3}}, "workers.range"),
+    ],
+)
+def test_words_that_the_validator_uses_itself_are_the_user_s(data: dict[str, Any], field: str) -> None:
+    """A generator writes its placeholders unfilled: they are shown where they stand."""
+    with pytest.raises(BadJob) as refused:
+        parse_job({"command": ["true"], **data})
+    assert [problem.field for problem in refused.value.problems] == [field]
+
+
 @settings(max_examples=600, deadline=None, derandomize=True)
 @given(st.dictionaries(NAMES, ANYTHING | st.dictionaries(NAMES, ANYTHING, max_size=3), max_size=6))
 def test_whatever_the_file_holds_the_answer_is_a_job_or_a_list_of_problems(data: dict[str, Any]) -> None:

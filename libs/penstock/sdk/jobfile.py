@@ -355,9 +355,11 @@ def _unknown(path: tuple[int | str, ...]) -> str:
 
 def _problem(detail: ErrorDetails, fields: Mapping[Any, Any]) -> Problem:
     """One of pydantic's findings as text: field, what is wrong, remedy."""
-    path = tuple(part for part in detail["loc"] if part != "[key]")
-    if path[:1] == ("workers",):
-        path = tuple(part for part in path if part not in (NUMBER, RANGE))
+    path = detail["loc"]
+    if path[2:] == ("[key]",) and path[0] in ("env", "secrets"):  # pydantic's mark of a wrong name, not the user's word
+        path = path[:2]
+    if path[:1] == ("workers",) and path[1:2] in ((NUMBER,), (RANGE,)):  # which form it took it for
+        path = path[:1] + path[2:]
     given = detail.get("input") if len(path) < len(detail["loc"]) else _written_at(fields, path)
     return Problem(".".join(str(part) for part in path) or "job", _text(path, detail["type"], given, detail))
 
