@@ -12,7 +12,7 @@ UV := $(BIN)/uv pip install --quiet --python $(BIN)/python
 # Three test processes for two cores, each with servers of its own; the tests of one module stay together, longest first.
 PYTEST := $(BIN)/python -m pytest -n auto --dist loadscope --no-loadscope-reorder --durations 20
 
-.PHONY: help venv lock demo test pytest-command lint schemas docs bench papers faults wheels deploy-check chaos pytorch up kafka jaeger roles clean
+.PHONY: help venv lock demo test pytest-command lint schemas docs bench papers faults wheels deploy-check chaos live pytorch up kafka jaeger roles clean
 
 pytest-command:
 	@echo $(PYTEST)
@@ -71,6 +71,9 @@ deploy-check: venv ## Follow infra/deploy/README.md, block by block, on six mach
 
 chaos: venv ## The fault laboratory: SEEDS runs of the real services (SEEDS=500); failures print their replay
 	$(BIN)/python -m tests.faults.laboratory --seeds $(SEEDS)
+
+live: venv ## Promised figures of real processes: step times follow cores, four jobs in turns on one GPU (2 minutes)
+	$(BIN)/python -m pytest tests/e2e/test_cores.py tests/e2e/test_turns.py -m "" -v
 
 pytorch: venv ## Install PyTorch (3.2 GB) into .venv-pytorch; run libs/penstock/sdk/PYTORCH.md line by line
 	$(PYTHON) -m venv $(PYTORCH)

@@ -29,6 +29,7 @@ if __name__ == "__main__":
             time.sleep(0.1)  # others need the cores, too: this session comes before theirs
 """
 CHANGED = 1.25  # at least; it is nearly 2 on an idle machine
+needs_two_cores = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
 PAIRS = 20  # of measurements; what else runs on this machine may begin or end between the two of one
 
 
@@ -69,30 +70,41 @@ def before_others(pid: int) -> None:
         group.write_text("-15")
 
 
-@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
-def test_a_running_jobs_step_time_follows_its_cores(up: Installation, tmp_path: Path) -> None:
-    """Its loader starves on one core; the operator gives it another, and takes it back for somebody else."""
-    times, program = tmp_path / "steps", tmp_path / "steps.py"
+def submitted(up: Installation, times: Path, program: Path) -> int:
+    """The job on one core; its process, with some steps done."""
     program.write_text(STEPS)
     program.chmod(0o644)
     job = ("--", "python3", str(program), str(times), str(PROCESSES))
     assert up.run("submit", "-d", "--name", "starves", "--cores", "1", *job).returncode == 0
     eventually(lambda: len(steps(times)) > 1, up.run("describe", "job", "starves").stdout)
     [task] = listed(up, "describe", "job", "starves")["tasks"]  # type: ignore[misc]
-    pid = task["pid"]
-    before_others(pid)
-    assert [len(found) for found in affinities(pid)] == [1]
+    assert [len(found) for found in affinities(task["pid"])] == [1]
+    return int(task["pid"])
+
+
+@pytest.mark.slow
+@needs_two_cores
+def test_a_running_jobs_step_time_follows_its_cores(up: Installation, tmp_path: Path) -> None:
+    """Its loader starves on one core; the operator gives it another, and takes it back for somebody else."""
+    times = tmp_path / "steps"
+    before_others(submitted(up, times, tmp_path / "steps.py"))
     ratios: list[float] = []
     while max(ratios, default=0.0) < CHANGED:
         assert len(ratios) < PAIRS, ratios
         slow_s = step_s(times)
-        row = given(up, 2, "its loader starves")
-        assert [len(found) for found in affinities(pid)] == [2], "all of them, also the pool's"
+        given(up, 2, "its loader starves")
         fast_s = step_s(times)
         given(up, 1, "somebody else needs it")
-        assert [len(found) for found in affinities(pid)] == [1]
         ratios.append(min(slow_s, step_s(times)) / fast_s)
+    assert up.run("cancel", "starves").returncode == 0
+
+
+@needs_two_cores
+def test_a_running_job_gets_another_core_and_gives_it_back(up: Installation, tmp_path: Path) -> None:
+    """The operator takes it back for somebody else. Everybody sees who asked and why."""
+    pid = submitted(up, tmp_path / "steps", tmp_path / "steps.py")
     row = given(up, 2, "its loader starves")
+    assert [len(found) for found in affinities(pid)] == [2], "all of them, also the pool's"
 
     for look in ("describe", "why"):
         shown = " ".join(
@@ -109,6 +121,7 @@ def test_a_running_jobs_step_time_follows_its_cores(up: Installation, tmp_path: 
 
     back = up.run("cores", "starves", "1", "--task", "w0", "--reason", "somebody else needs it")
     assert (back.returncode, "w0: 1 core" in back.stdout) == (0, True), back.stdout + back.stderr
+    assert [len(found) for found in affinities(pid)] == [1]
     assert up.run("cancel", "starves").returncode == 0
 
 

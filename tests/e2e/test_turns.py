@@ -36,6 +36,7 @@ def one_gpu() -> Iterator[tuple[Gateway, Path]]:
         shutil.rmtree(place, ignore_errors=True)
 
 
+@pytest.mark.slow
 def test_four_jobs_on_one_gpu_do_more_than_in_turn(one_gpu: tuple[Gateway, Path]) -> None:
     """One runs, three wait; a plan makes them a group. None of them is restarted, none starves, and none waits in vain."""
     gateway, folder = one_gpu

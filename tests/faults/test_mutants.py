@@ -16,6 +16,7 @@ from tests.faults.mutate import MUTANTS
 TIMEOUT_S = 500.0
 TESTS_FAILED = 1  # pytest's exit status
 PROMISED = 26
+CI_STEP = 3
 
 GUARDS = "tests/faults/test_guards.py"
 DISK = "tests/faults/test_disk.py"
@@ -66,11 +67,13 @@ NOTICED_BY = {
 
 
 @pytest.mark.postgres
-def test_every_missing_guard_is_noticed(postgres_dsn: str) -> None:
-    """Somebody simplifies a line that looked superfluous."""
+def test_every_missing_guard_is_noticed(postgres_dsn: str, scale: int) -> None:
+    """Somebody simplifies a line that looked superfluous. The CI run breaks every third guard, `make faults` all of them."""
     assert len(NOTICED_BY) >= PROMISED
     assert set(NOTICED_BY) <= set(MUTANTS)
-    wanted = [("", sorted(set(NOTICED_BY.values()))), *((name, [test]) for name, test in NOTICED_BY.items())]
+    broken = list(NOTICED_BY)[:: CI_STEP if scale == 1 else 1]
+    tests = sorted({NOTICED_BY[name] for name in broken})
+    wanted = [("", tests), *((name, [NOTICED_BY[name]]) for name in broken)]
     env = {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_")}
     done = subprocess.run(
         [sys.executable, "-m", "tests.faults.mutate"],

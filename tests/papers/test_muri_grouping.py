@@ -138,7 +138,7 @@ def test_our_default_loses_nothing_where_nobody_should_share(load: float) -> Non
     assert shared.mean_jct <= alone.mean_jct * 1.005
 
 
-@pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize("known", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_placer_and_ledger_lose_nothing_of_what_was_planned(known: bool) -> None:
     """Stops, places and proofs of exit take no time here, so whoever is planned has to run at once, however the free GPUs are spread over the nodes."""
     first = 300

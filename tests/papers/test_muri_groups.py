@@ -59,7 +59,8 @@ def near(found: Figures, right: Mapping[str, float]) -> None:
 
 
 @needs_data
-@pytest.mark.parametrize("profile", [pytest.param("muri-l", marks=pytest.mark.slow), "muri-s"])
+@pytest.mark.slow
+@pytest.mark.parametrize("profile", ["muri-l", "muri-s"])
 def test_the_released_program_s_figures_come_out(profile: str) -> None:
     """992 jobs on 64 GPUs, as somebody runs them who clones the authors' program."""
     near(simulate("trace3", profile), RERUN[profile])

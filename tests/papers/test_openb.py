@@ -59,13 +59,8 @@ def allocated(pods: str, profile: str, seed: int) -> float:
     return 100 * simulation.figures(0, 0).full_load_allocation
 
 
-@pytest.mark.parametrize(
-    "profile",
-    [
-        profile if profile == "best-fit" else pytest.param(profile, marks=pytest.mark.slow)
-        for profile in POLICIES
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("profile", POLICIES)
 def test_one_seed_allocates_what_the_reference_does(profile: str) -> None:
     """8,300 pods for 6,212 GPUs: what does not fit is lost, and a packing policy loses less."""
     right = reference("default", profile)

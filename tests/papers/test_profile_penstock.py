@@ -17,7 +17,8 @@ def judge(path: Path) -> None:
 
 
 @needs_data
-@pytest.mark.parametrize("trace", [QUICK[0], pytest.param(QUICK[1], marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("trace", QUICK)
 def test_it_is_never_worse_on_the_traces(trace: str) -> None:
     """A cell of 64 GPUs with the jobs of a month."""
     judge(Path(f"muri/{trace}"))

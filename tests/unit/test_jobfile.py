@@ -366,7 +366,7 @@ def test_words_that_the_validator_uses_itself_are_the_user_s(data: dict[str, Any
     assert [problem.field for problem in refused.value.problems] == [field]
 
 
-@settings(max_examples=600, deadline=None, derandomize=True)
+@settings(max_examples=200, deadline=None, derandomize=True)
 @given(st.dictionaries(NAMES, ANYTHING | st.dictionaries(NAMES, ANYTHING, max_size=3), max_size=6))
 def test_whatever_the_file_holds_the_answer_is_a_job_or_a_list_of_problems(data: dict[str, Any]) -> None:
     """Files come from generators, editors and mistakes; a traceback is never the answer."""

@@ -356,7 +356,10 @@ def _unknown(path: tuple[int | str, ...]) -> str:
 def _problem(detail: ErrorDetails, fields: Mapping[Any, Any]) -> Problem:
     """One of pydantic's findings as text: field, what is wrong, remedy."""
     path = detail["loc"]
-    if path[2:] == ("[key]",) and path[0] in ("env", "secrets"):  # pydantic's mark of a wrong name, not the user's word
+    if path[2:] == ("[key]",) and path[0] in (
+        "env",
+        "secrets",
+    ):  # pydantic's mark of a wrong name, not the user's word
         path = path[:2]
     if path[:1] == ("workers",) and path[1:2] in ((NUMBER,), (RANGE,)):  # which form it took it for
         path = path[:1] + path[2:]
