@@ -37,7 +37,7 @@ pytestmark = [pytest.mark.kafka, pytest.mark.postgres]
 
 NODES = ("n0", "n1")
 LEDGER = Partition(Topic.LEDGER, 0)
-STOP_S = 15.0  # eight processes that end at once on two cores; 2 s on an idle machine
+STOP_S = 60.0  # eight processes that end at once on two cores; 2 s on an idle machine
 
 
 class System:
@@ -329,6 +329,7 @@ async def test_a_plan_is_carried_out_unit_by_unit(system: System) -> None:
         assert (answered(again).copy_of, answered(again).verdict) == (first.seq, "accepted")
         assert len(again.facts) == 2, "the proposal and the answer, nothing else"
         for job_id in (gang, one, two):
+            await asyncio.to_thread(gateway.until, job_id, "launching")
             why = gateway.get(f"/v1/jobs/{job_id}/why")
             assert (why["status"], why["reason"]) == ("launching", "awaiting_stops")
         gate.touch()

@@ -21,7 +21,7 @@ from typing import Any
 from infra.devservers.processes import Child, LaunchError, free_port
 
 START_TIMEOUT_S = 120.0  # longer than the bounds of what is started, whose errors are more exact
-STOP_GRACE_S = 10.0
+STOP_GRACE_S = 60.0
 REQUEST_TIMEOUT_S = 15.0
 POLL_S = 0.03
 PATIENCE_S = 120.0  # for what takes a second or two on an idle machine
