@@ -19,7 +19,7 @@ from penstock.model import ledger_events
 from penstock.model.adjustments import BandwidthDecided, CheckpointDecided, CoresDecided
 from penstock.model.event import Event
 from penstock.model.groups import GroupDecided
-from penstock.model.moves import MoveDecided, MoveGivenUp
+from penstock.model.moves import JobConverged, MoveDecided, MoveGivenUp
 from penstock.model.plans import BatchWindowClosed, BatchWindowOpened, PlanAdopted, PlanUnit
 from penstock.model.settings import PlacerSettings
 from penstock.model.topics import Topic
@@ -71,6 +71,13 @@ DECISIONS: tuple[Event, ...] = (
         reason="one computes while the other reads its data: 1.6 times the work of both in turn",
     ),
     MoveGivenUp(job_id=JOB, attempt=1, reason=f"{NEXT_NODE} is cordoned"),
+    JobConverged(
+        job_id=JOB,
+        attempt=1,
+        moves=False,
+        by="migrator",
+        reason=f"converged; {NODE} has the lowest score, 3.5",
+    ),
     CheckpointDecided(
         job_id=JOB,
         attempt=1,

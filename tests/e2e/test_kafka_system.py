@@ -53,7 +53,7 @@ class System:
         with ThreadPoolExecutor() as pool:
             services = [
                 pool.submit(self._service, name, name)
-                for name in ("placer", "estimator", "batcher", "projector", "gateway")
+                for name in ("placer", "estimator", "batcher", "migrator", "projector", "gateway")
             ]
             nodes = [pool.submit(self._node, node_id) for node_id in NODES]
         self.children = [started.result() for started in (*services, *nodes)]
@@ -355,5 +355,5 @@ async def test_a_plan_is_carried_out_unit_by_unit(system: System) -> None:
 def test_sigterm_ends_everything_in_order(system: System) -> None:
     """The machines shut down."""
     assert system.stop() == dict.fromkeys(
-        ("placer", "estimator", "batcher", "projector", "gateway", *NODES), 0
+        ("placer", "estimator", "batcher", "migrator", "projector", "gateway", *NODES), 0
     )

@@ -109,7 +109,7 @@ def expected_state() -> Any:
     state["settings"] |= {"lease_ms": 600_000, "batch_window_ms": 0, "batch_arrivals": 8}
     state["settings"] |= {"share_gpus": "never", "prelaunch_wait_ms": 60_000}
     grouping = {"split": True, "matching": True, "worst_order": False, "max_members": 4}
-    state["settings"] |= {"grouping": grouping}
+    state["settings"] |= {"grouping": grouping, "convergence": {"alpha": 0.01, "interval_ms": 30_000}}
     for job in state["jobs"].values():
         for task in job["tasks"].values():
             task |= {"lease_ms": 0, "exhausted": "", "cores_adjusted": None, "bandwidth_adjusted": None}
@@ -122,6 +122,7 @@ def expected_state() -> Any:
         job["spec"] |= {"priority": 0, "prelaunch": False}
         job |= {"sharing": {"jobs": [], "since_ms": 0, "ever": False}}
         job |= {"memory_retries": 0, "short_of": {}, "estimated_attempt": 0, "held": None, "commanded_seq": 0}
+        job |= {"converged_ms": None, "rebalanced": False, "migrations": 0}
         job |= {
             "eta": None,
             "kept_ms": 0,

@@ -103,7 +103,7 @@ def test_phases_and_losses_reach_those_who_listen() -> None:
     service, and the job holds its GPUs from the first launch to the last save."""
     listener = Listener()
     curve = LossCurve([(0.0, 2.0), (1.0, 0.0)])
-    work = SteadyWork(Phases(Convergence(Constant(), {"m": curve}), 18.0, 5.0), loss_reports=4)
+    work = SteadyWork(Phases(Convergence(Constant(), {"m": curve}), 18.0, 5.0), loss_every_s=25.0)
     values: list[bytes] = []
     found = Simulation(
         nodes_of("2x4"),
@@ -117,9 +117,9 @@ def test_phases_and_losses_reach_those_who_listen() -> None:
     heard = [value for batch in listener.batches for value in batch]
     samples = [value for value in heard if isinstance(value, TelemetrySampled)]
     assert [(sample.at_ms, sample.loss) for sample in samples] == [
-        (43_000, 0.75),
-        (68_000, 0.5),
-        (93_000, 0.25),
+        (43_000, 1.5),
+        (68_000, 1.0),
+        (93_000, 0.5),
     ]
     assert {sample.task_id for sample in samples} == {"a.1.w0"}
     phases = [value for value in values if b"penstock.task.phase_changed" in value]

@@ -177,26 +177,28 @@ def test_who_launches_or_saves_slows_nobody_down() -> None:
     ]  # b had 15 of 20 at 42, then 5 s alone, then it saves
 
 
-def test_losses_are_told_by_progress_and_not_by_time() -> None:
-    """Five times in the course of the work, the last time but one at 80 %: the end is no report."""
-    work = SteadyWork(SharedNode(Falling()), loss_reports=5)
+def test_losses_are_reported_by_time_and_not_by_progress() -> None:
+    """Every 20 s while it trains, however fast; a new start counts anew, and the end is no report."""
+    work = SteadyWork(SharedNode(Falling()), loss_every_s=20.0)
     work.admit(job("a", 0, 100), 0.0)
     work.started("a", ON_N, 0.0)
     losses = list(work.advance(20.0).losses)
-    assert losses == [LossReport("a", 0.8, 0.2, 20.0)]
+    assert losses == [LossReport("a", 0.8, pytest.approx(0.2), 20.0)]
     work.admit(job("b", 0, 1_000), 20.0)
     work.started("b", ON_N, 20.0)  # from here on a goes at half speed
     losses = list(work.advance(60.0).losses)
-    assert [(loss.job_id, loss.progress, loss.at_s) for loss in losses] == [("a", 0.4, 60.0)]
+    assert [(loss.job_id, loss.at_s) for loss in losses] == [("a", 40), ("b", 40), ("a", 60), ("b", 60)]
+    assert [loss.progress for loss in losses if loss.job_id == "a"] == pytest.approx([0.3, 0.4])
     work.stopped("a", 70.0)
     work.stopped("b", 70.0)
     work.started("a", ON_N, 100.0)  # 45 of 100 are done
     losses = list(work.advance(200.0).losses)
-    assert [(loss.progress, loss.at_s) for loss in losses] == [(0.6, 115.0), (0.8, 135.0)]
+    assert [loss.at_s for loss in losses] == [120, 140]
+    assert [loss.progress for loss in losses] == pytest.approx([0.65, 0.85])
 
 
 def test_nobody_tells_a_loss_where_there_is_none() -> None:
-    work = SteadyWork(Constant(), loss_reports=5)
+    work = SteadyWork(Constant(), loss_every_s=5.0)
     work.admit(job("a", 0, 100), 0.0)
     work.started("a", ON_N, 0.0)
     assert work.next_s() == 100

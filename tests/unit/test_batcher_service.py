@@ -11,11 +11,12 @@ from penstock.ledger.replica import Replica
 from penstock.log.port import Message, Partition
 from penstock.log.topic_settings import topic_partitions
 from penstock.model.topics import Topic
+from penstock.runtime.ledger_follower import MAX_VOIDS
 from penstock.runtime.settings import Settings
 from penstock.runtime.tracing.tracer import Tracing
 from penstock_services.batcher.core.batcher import Work, solve
 from penstock_services.batcher.shell import service
-from penstock_services.batcher.shell.service import MAX_VOIDS, Planner
+from penstock_services.batcher.shell.service import Planner
 from penstock_services.batcher.shell.worker import Worker
 from tests.support.driver import CellDriver, estimate, node_spec
 from tests.support.memory_log import MemoryBroker, MemoryLog

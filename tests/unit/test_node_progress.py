@@ -7,7 +7,7 @@ import logging
 import os
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -21,6 +21,7 @@ from penstock.model.external_events import (
     StepsMeasured,
     TaskCheckpointed,
     TaskPhaseChanged,
+    TelemetrySampled,
 )
 from penstock.model.validation import checked
 from penstock.sdk.lines import LINE_BYTES
@@ -62,6 +63,7 @@ def test_lines_become_events_with_names_of_their_own() -> None:
             "steps/4",
             checked(StepsMeasured, {**ABOUT, "done": 4, "total": 9, "steps": 3, "step_ms": 2.5, "loss": 1.0}),
         ),
+        Report(f"loss/{NOW_MS}", TelemetrySampled(node_id="n1", task_id=KEY[0], at_ms=NOW_MS, loss=1.0)),
         Report(
             f"stages/{NOW_MS}/1",
             checked(
@@ -88,6 +90,7 @@ def test_the_lines_in_the_readme_are_understood() -> None:
     assert [type(one.event) for one in reports] == [
         TaskPhaseChanged,
         StepsMeasured,
+        TelemetrySampled,
         StagesMeasured,
         TaskCheckpointed,
     ]
@@ -231,7 +234,7 @@ def test_it_does_not_matter_where_reads_cut_the_lines(cuts: list[int]) -> None:
     reports += one_task.end(NOW_MS)
     whole = parser()
     assert reports == whole.parse(SOURCE, NOW_MS)
-    assert (len(reports), one_task.garbage) == (6, 2)
+    assert (len(reports), one_task.garbage) == (7, 2)
 
 
 @settings(max_examples=150, deadline=None, derandomize=True)
@@ -302,6 +305,44 @@ def test_of_a_gang_rank_0_alone_is_believed_for_all() -> None:
     reports = one_task.parse(b"train\n" + steps(1) + STAGES + b"save\n", NOW_MS) + one_task.end(NOW_MS)
     assert [type(one.event) for one in reports] == [TaskPhaseChanged, TaskPhaseChanged]
     assert one_task.dropped == 2
+
+
+def losses_of(reports: Iterable[Report]) -> list[float]:
+    return [one.event.loss for one in reports if isinstance(one.event, TelemetrySampled)]  # type: ignore[misc]
+
+
+def test_losses_go_out_when_they_may_matter() -> None:
+    """The first one; later ones five seconds apart at least, if they differ from the last by more than a thousandth of all that it has gained."""
+    one_task = parser()
+    told = [(0, 4.0), (1, 3.0), (5, 2.0), (10, 1.999), (15, 1.99), (20, 2.5), (30, 1.0)]
+    reports = [
+        report
+        for at_s, loss in told
+        for report in one_task.parse(b'{"loss":{"done":7,"loss":%f}}\n' % loss, NOW_MS + 1_000 * at_s)
+    ]
+    assert losses_of(reports) == [4.0, 2.0, 1.99, 2.5, 1.0]
+    assert one_task.garbage == 0
+
+
+def test_losses_of_a_storm_of_lines_are_bounded() -> None:
+    """10,000 lines a second for an hour: the node reads what it must and passes on a hundred; its clock is set back an hour meanwhile."""
+    one_task, reports = parser(), []
+    for second in range(3_600):
+        now_ms = NOW_MS + 1_000 * second - (3_600_000 if second > 1_800 else 0)
+        lines = b"".join(b'{"loss":{"done":1,"loss":%d}}\n' % (second * 7 % 100 + i) for i in range(10))
+        reports += one_task.parse(lines, now_ms)
+    assert 100 < len(losses_of(reports)) < 600
+    assert len(losses_of(parser(leads=False).parse(b'{"loss":{"done":1,"loss":1}}\n', NOW_MS))) == 0
+
+
+@pytest.mark.parametrize(
+    "line", ['{"done":1,"loss":NaN}', '{"done":0,"loss":1}', '{"loss":1}', '{"done":1,"loss":1e200}']
+)
+def test_a_loss_that_is_none_is_garbage(line: str) -> None:
+    """A script has diverged, or writes nonsense: counted, and nothing else."""
+    one_task = parser()
+    assert one_task.parse(b'{"loss":' + line.encode() + b"}\n", NOW_MS) == []
+    assert one_task.garbage == 1
 
 
 # ----------------------------------------------------------------------------------------------- reader

@@ -152,6 +152,45 @@ def test_the_loss_is_only_looked_at_when_a_line_is_written(fifo: Pipe, clock: Cl
     assert {line["loss"] for line in reported} == {0.25}
 
 
+def test_between_lines_of_progress_the_loss_is_reported_by_time(
+    fifo: Pipe, clock: Clock, meter: Meter
+) -> None:
+    """An hour of iterations of 10 ms: whether its loss still falls is seen every few seconds, though a tenth more takes minutes by then."""
+    for done in range(1, 360_001):
+        clock.pass_(0.01)
+        meter.step(done, None, 1.0 / done)
+        if done == 350_000:
+            fifo.text()
+    losses = [line for line in fifo.lines() if "step_ms" not in line]
+    assert 15 <= len(losses) <= 25
+    for before, line in itertools.pairwise(losses):
+        assert 2.5 <= 0.01 * (line["done"] - before["done"]) <= 10
+    assert all(line["loss"] == 1.0 / line["done"] for line in losses)
+
+
+def test_a_script_that_stalls_reports_its_loss_again_soon(fifo: Pipe, clock: Clock, meter: Meter) -> None:
+    """Steps of a millisecond, then of ten seconds: the number of iterations to wait shrinks with them."""
+    for done in range(1, 20_001):
+        clock.pass_(0.001)
+        meter.step(done, None, 1.0)
+    fifo.text()
+    seen = []
+    for done in range(20_001, 26_001):
+        clock.pass_(10.0)
+        meter.step(done, None, 1.0)
+        seen += [line["done"] for line in fifo.lines()]
+    assert len(seen) > 900
+    assert seen[0] <= 26_000
+
+
+def test_without_a_loss_nothing_is_written_between(fifo: Pipe, clock: Clock, meter: Meter) -> None:
+    """And a loss that cannot be is left out."""
+    for done in range(1, 5_001):
+        clock.pass_(1.0)
+        meter.step(done, None, None if done % 2 else float("nan"))
+    assert all("step_ms" in line or line["done"] == 1 for line in fifo.lines())
+
+
 def test_a_tensor_is_read_without_its_gradient(fifo: Pipe, meter: Meter) -> None:
     """PyTorch warns in the job's output of each `float(loss)` of a loss that has a gradient."""
 
@@ -471,7 +510,7 @@ def test_the_node_understands_what_the_sdk_writes(fifo: Pipe, clock: Clock, mete
     meter.step(1, 500, 0.75)
     clock.pass_(3.0)
     meter.step(4, 500, float("nan"))
-    first, second = ProgressParser("n1", "job-1.1.0", 9, leads=True).parse(fifo.text(), 77)
+    first, _, second = ProgressParser("n1", "job-1.1.0", 9, leads=True).parse(fifo.text(), 77)
     about = {"node_id": "n1", "task_id": "job-1.1.0", "token": 9, "at_ms": 77, "total": 500}
     assert first.event == checked(StepsMeasured, {**about, "done": 1, "loss": 0.75})
     assert second.event == checked(StepsMeasured, {**about, "done": 4, "steps": 3, "step_ms": 1_000.0})

@@ -13,6 +13,7 @@ EXTRAS = {
     "charts",
     "placer",
     "batcher",
+    "migrator",
     "projector",
     "estimator",
     "node-reporter",

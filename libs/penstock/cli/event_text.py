@@ -228,6 +228,10 @@ TEXTS: Mapping[str, tuple[str, Callable[[Data], str]]] = MappingProxyType(
         "penstock.task.checkpointed": ("checkpoint", _checkpointed),
         "penstock.task.checkpoint_fetched": ("fetched", _fetched),
         "penstock.move.decided": ("moving", lambda d: f"to {places(d['tasks'])}, asked for by {d['by']}: {d['reason']}"),
+        "penstock.job.converged": (
+            "converged",
+            lambda d: f"{'moves' if d['moves'] else 'stays'}: {d['reason']}",
+        ),
         "penstock.move.given_up": ("not moved", lambda d: str(d["reason"])),
         "penstock.cores.decided": ("cores", lambda d: f"{_short(d)}: {len(d['cores'])} cores, asked for by {d['by']}: {d['reason']}"),
         "penstock.bandwidth.decided": ("bandwidth", lambda d: f"{_short(d)}: {_cap(d)}, asked for by {d['by']}: {d['reason']}"),

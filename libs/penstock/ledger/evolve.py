@@ -28,11 +28,11 @@ from penstock.model import adjustments, external_events, ledger_events
 from penstock.model.estimates import EtaEstimated, JobEstimated, StagesProfiled
 from penstock.model.event import Event
 from penstock.model.groups import GroupDecided
-from penstock.model.moves import MoveDecided, MoveGivenUp
+from penstock.model.moves import JobConverged, MoveDecided, MoveGivenUp
 from penstock.model.plans import BatchWindowClosed, BatchWindowOpened, PlanAdopted
 from penstock.model.topics import Topic
 
-FOLD_VERSION = 39
+FOLD_VERSION = 40
 """Raised whenever a ledger folds to another state than before, so that nothing goes on from a snapshot of the former
 meaning. Terms record it. `tests/replay/test_golden.py` fails where it was forgotten."""
 
@@ -155,6 +155,7 @@ HANDLERS: Mapping[type[Event], Callable[[CellState, Any], None]] = MappingProxyT
         GroupDecided: evolve_groups.group_decided,
         MoveDecided: evolve_moves.move_decided,
         MoveGivenUp: evolve_moves.move_given_up,
+        JobConverged: evolve_moves.job_converged,
         adjustments.CoresDecided: evolve_adjustments.cores_decided,
         adjustments.BandwidthDecided: evolve_adjustments.bandwidth_decided,
         adjustments.CheckpointDecided: evolve_adjustments.checkpoint_decided,

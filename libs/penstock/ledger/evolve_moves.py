@@ -11,7 +11,7 @@ from penstock.ledger.job_state import JobState
 from penstock.ledger.moves import Move
 from penstock.ledger.node_state import NodeState
 from penstock.ledger.state import CellState
-from penstock.model.moves import MoveDecided, MoveGivenUp
+from penstock.model.moves import JobConverged, MoveDecided, MoveGivenUp
 from penstock.model.transitions import TaskStatus
 from penstock.model.types import WHOLE_GPU, TaskPlacement
 
@@ -63,6 +63,15 @@ def move_decided(state: CellState, fact: MoveDecided) -> None:
         node.reserved.add(job.job_id)
         keep(node, job)
         state.rebook(node)
+    if fact.cause:
+        job.migrations += 1
+    job.rebalanced |= fact.cause == "rebalance"
+    job.version += 1
+
+
+def job_converged(state: CellState, fact: JobConverged) -> None:
+    job = state.jobs[fact.job_id]
+    job.converged_ms = state.now_ms
     job.version += 1
 
 

@@ -114,6 +114,12 @@ class JobState:
     """Work of earlier attempts on which the present or the next one goes on, ≥ 0: its checkpoint has it."""
     move: Move | None = None
     """The latest, of whichever attempt."""
+    converged_ms: int | None = None
+    """When its place was judged by its convergence, which happens once (`JobConverged`); None: it has not been."""
+    rebalanced: bool = False
+    """Whether it was moved for the balance of nodes, which happens once."""
+    migrations: int = 0
+    """How often a service has moved it by its own rules (`MoveDecided.cause`)."""
     sharing: Sharing = ALONE
     rank: tuple[int, int, int] | None = None
     """(level, 0 if chosen else 1, position) in a policy that keeps an order; None: as it came."""

@@ -16,7 +16,7 @@ from penstock.runtime.settings import Settings
 
 logger = logging.getLogger(__name__)
 
-NAMES = ("placer", "estimator", "batcher", "projector", "gateway")
+NAMES = ("placer", "estimator", "batcher", "migrator", "projector", "gateway")
 START_TIMEOUT_S = 30.0  # a placer folds its whole ledger first
 STOP_TIMEOUT_S = 1.5  # then it is cancelled; all of `up` must end within 5 s
 

@@ -7,7 +7,7 @@ from penstock.model import ledger_events
 from penstock.model.adjustments import BandwidthDecided, CheckpointDecided, CoresDecided
 from penstock.model.event import Event
 from penstock.model.groups import GroupDecided
-from penstock.model.moves import MoveDecided, MoveGivenUp
+from penstock.model.moves import JobConverged, MoveDecided, MoveGivenUp
 from penstock.model.plans import BatchWindowClosed, BatchWindowOpened, PlanAdopted
 
 DECISIONS: frozenset[type[Event]] = frozenset(
@@ -23,6 +23,7 @@ DECISIONS: frozenset[type[Event]] = frozenset(
         GroupDecided,
         MoveDecided,
         MoveGivenUp,
+        JobConverged,
         PlanAdopted,
         BatchWindowOpened,
         BatchWindowClosed,

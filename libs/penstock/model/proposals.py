@@ -7,6 +7,7 @@ from msgspec import Meta
 from penstock.model.event import Event, event
 from penstock.model.groups import Turns
 from penstock.model.ledger_events import MAX_RANKS, JobRank
+from penstock.model.moves import MoveCause
 from penstock.model.plans import MAX_PLANNED_STOPS, MAX_PROPOSED_UNITS
 from penstock.model.topics import MAX_PLAN_BYTES, Topic
 from penstock.model.types import MAX_GANG_TASKS, Identifier, Milliseconds, ShortText, Value
@@ -77,11 +78,14 @@ class PlanProposed(Proposal, frozen=True, kw_only=True):
 
 @event
 class MigrationProposed(Proposal, frozen=True, kw_only=True):
-    """Stop this running job, which saves what it has done, and start it on these nodes. GPUs and cores are chosen when it is committed."""
+    """Stop this running job, which saves what it has done, and start it on these nodes. GPUs and cores are chosen when it is committed.
+
+    With cause `converged` and the nodes on which it runs: it stays there, and is not judged by its convergence again.
+    """
 
     TYPE = "penstock.migration.proposed"
     VERSION = 2
-    OMITTED = ("by",)
+    OMITTED = ("by", "cause")
 
     job_id: Identifier
     nodes: Annotated[tuple[Identifier, ...], Meta(min_length=1, max_length=MAX_GANG_TASKS)]
@@ -89,6 +93,7 @@ class MigrationProposed(Proposal, frozen=True, kw_only=True):
     reason: ShortText
     by: ShortText = ""
     """The operator who asks for it, as `Operator`; empty: the proposer decided by itself."""
+    cause: MoveCause = ""
 
 
 @event

@@ -51,6 +51,16 @@ class Grouping(Value, frozen=True, kw_only=True):
     max_members: Annotated[int, Meta(ge=2, le=4)] = 4
 
 
+class Convergence(Value, frozen=True, kw_only=True):
+    """When a job's loss counts as converging, for profile `specon`. Source: SpeCon §VI-C, the settings of most experiments."""
+
+    OMITTED = ("alpha", "interval_ms")
+
+    alpha: Annotated[float, Meta(gt=0, le=1)] = 0.01
+    """Of the range of losses seen so far: who gains more within an interval progresses."""
+    interval_ms: Annotated[int, Meta(ge=1_000, le=86_400_000)] = 30_000
+
+
 class PlacerSettings(Value, frozen=True, kw_only=True):
     """Everything outside the log that a decision depends on; recorded at the start of each term."""
 
@@ -62,6 +72,7 @@ class PlacerSettings(Value, frozen=True, kw_only=True):
         "batch_arrivals",
         "share_gpus",
         "grouping",
+        "convergence",
         "prelaunch_wait_ms",
     )
 
@@ -102,3 +113,5 @@ class PlacerSettings(Value, frozen=True, kw_only=True):
     """Of profile `fgd`: the tasks for which nodes shall stay useful; empty: judged by the jobs in the cell."""
     grouping: Grouping = Grouping()
     """Of profiles `muri-s` and `muri-l`."""
+    convergence: Convergence = Convergence()
+    """Of profile `specon`."""

@@ -21,6 +21,7 @@ from penstock.model.ledger_events import JobRank, PlacementDecided, PlacementExp
 from penstock.model.plans import PlanUnit
 from penstock.model.types import WHOLE_GPU, ResourceVector, Role, TaskPlacement
 from penstock.policies.batch import Batch
+from penstock.policies.migrate import Migrate
 from penstock.policies.regroup import Regroup
 
 
@@ -187,6 +188,8 @@ class Profile(NamedTuple):
     """Who runs and who shares GPUs is planned by the batcher (`penstock.policies.regroup`); the other stages serve until its plan comes, or where none comes."""
     batch: Batch | None = None
     """Where the jobs of a burst start is planned by the batcher (`penstock.policies.batch`) while a batch window is open."""
+    migrate: Migrate | None = None
+    """Who of those that run goes on elsewhere is proposed by the migrator (`penstock.policies.migrate`)."""
     prelaunch: bool = False
     """Whether jobs may launch where others come to their end by themselves (`penstock.policies.prelaunch`); False: as sources that do not know it."""
     beside_stops: bool = True

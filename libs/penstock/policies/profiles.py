@@ -23,6 +23,7 @@ from penstock.policies.interleave import Interleave
 from penstock.policies.key_order import KeyOrder
 from penstock.policies.kubernetes import MAX_SCORED, Kubeflow, LeastAndBalanced
 from penstock.policies.liquid import Liquid, PairCost
+from penstock.policies.load_balance import LoadBalance
 from penstock.policies.moldable import ShortestStep
 from penstock.policies.muri import least_attained_service, muri_l, muri_s
 from penstock.policies.ordered import Key, Ordered, shortest_remaining_service, shortest_remaining_time
@@ -31,6 +32,7 @@ from penstock.policies.regroup import Regroup
 from penstock.policies.reservation import Reservation
 from penstock.policies.scored import ScoredFit
 from penstock.policies.sharing import ByMeasuredPairs
+from penstock.policies.specon import SpeCon
 from penstock.policies.tiresias import Tiresias
 from penstock.policies.together import Together
 
@@ -104,6 +106,11 @@ def grouped(name: str, regroup: Callable[[PlacerSettings], Regroup], key: Key) -
     return lambda settings: Profile(name, FirstFit(name), order=KeyOrder(key), regroup=regroup(settings))
 
 
+def specon(settings: PlacerSettings) -> Profile:
+    """Evenly spread, first come, first served; converged jobs move. Source: SpeCon §VI-A2 (the same first placement for both schedulers)."""
+    return Profile("specon", Even("specon"), migrate=SpeCon(settings.convergence))
+
+
 PROFILES: Mapping[str, Make] = MappingProxyType(
     {
         "penstock": penstock,
@@ -132,6 +139,10 @@ PROFILES: Mapping[str, Make] = MappingProxyType(
             "interleave",
             lambda settings: Interleave(settings.queue_limits_gpu_s, group_plan),
             shortest_remaining_service,
+        ),
+        "specon": specon,
+        "balance": lambda settings: Profile(
+            "balance", Even("balance"), migrate=LoadBalance(settings.convergence)
         ),
         "hived": placed_by(lambda settings: BuddyCells()),
         "drf": own_order(DominantResourceFairness),

@@ -58,7 +58,7 @@ def _adjustment(state: CellState, proposal: CoresProposed | ThrottleProposed) ->
 
 
 def _move(state: CellState, proposal: MigrationProposed) -> Verdict:
-    found = validate_moves.target_of(state, proposal)
+    found = validate_moves.judge(state, proposal)
     return _refused(*found) if isinstance(found, Refusal) else ACCEPTED
 
 

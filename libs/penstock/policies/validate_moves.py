@@ -1,6 +1,7 @@
 """Whether a running job may be moved as proposed, on this very state; and the places that it then gets."""
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
@@ -9,6 +10,7 @@ from penstock.ledger.node_state import NodeState
 from penstock.ledger.plans import kept_nodes
 from penstock.ledger.state import CellState
 from penstock.ledger.succession import followers
+from penstock.model.moves import MAX_MIGRATIONS
 from penstock.model.proposals import MigrationProposed
 from penstock.model.transitions import JobStatus
 from penstock.model.types import WHOLE_GPU, TaskPlacement
@@ -16,6 +18,41 @@ from penstock.policies.base import place_on
 from penstock.policies.overlay import lacking_of
 from penstock.policies.refusal import Refusal, frozen, unknown
 from penstock.policies.trial import living_places
+
+
+class Stays(NamedTuple):
+    """It was judged by its convergence, and keeps its place."""
+
+    nodes: tuple[str, ...]
+
+
+def judge(state: CellState, proposal: MigrationProposed) -> tuple[TaskPlacement, ...] | Stays | Refusal:
+    """As `target_of`; a proposal with cause `converged` may also name the nodes on which the job runs."""
+    job = state.jobs.get(proposal.job_id)
+    if job is not None and proposal.cause and (wrong := _moved_enough(job, proposal)):
+        return Refusal("wrong_state", f"{job.job_id} {wrong}")
+    if job is not None and proposal.cause == "converged" and nodes_of(job) == proposal.nodes:
+        if (still := frozen(state)) is not None:
+            return still
+        if job.status is not JobStatus.RUNNING:
+            return Refusal("wrong_state", f"{job.job_id} is {job.status}, not running")
+        return Stays(proposal.nodes)
+    return target_of(state, proposal)
+
+
+def _moved_enough(job: JobState, proposal: MigrationProposed) -> str | None:
+    if proposal.cause == "converged" and job.converged_ms is not None:
+        return "was judged by its convergence before: that happens once"
+    if proposal.cause == "rebalance" and job.rebalanced:
+        return "was moved for the balance of nodes before: that happens once"
+    if job.migrations >= MAX_MIGRATIONS:
+        return f"was moved {job.migrations} times by services: no more than {MAX_MIGRATIONS} are allowed"
+    return None
+
+
+def nodes_of(job: JobState) -> tuple[str, ...]:
+    """Where its attempt runs, per task in rank order."""
+    return tuple(task.place.node_id for task in job.tasks.values())
 
 
 def target_of(state: CellState, proposal: MigrationProposed) -> tuple[TaskPlacement, ...] | Refusal:
@@ -37,7 +74,7 @@ def target_of(state: CellState, proposal: MigrationProposed) -> tuple[TaskPlacem
     if len(proposal.nodes) != job.demand.tasks:
         detail = f"{job.job_id} has {job.demand.tasks} tasks, and {len(proposal.nodes)} nodes are named"
         return Refusal("invalid", detail)
-    if tuple(task.place.node_id for task in job.tasks.values()) == proposal.nodes:
+    if nodes_of(job) == proposal.nodes:
         return Refusal("invalid", f"{job.job_id} runs on these nodes already")
     here = {task.place.node_id for task in job.tasks.values()}
     if job.group and (same := sorted(here & set(proposal.nodes))):

@@ -19,6 +19,8 @@ NAMES = frozenset(
         "batcher.question_asked",
         "batcher.plan_solved",
         "batcher.plan_sent",
+        "migrator.proposed",
+        "migrator.sent",
         "projector.batch_read",
         "projector.before_commit",
         "projector.after_commit",

@@ -3,6 +3,8 @@
 Most calls cost a comparison. A line is written at the first one, then whenever the distance from the first has grown
 by a tenth, half a second apart at least, at iteration `total`, and when the script ends. Ideal: every iteration is
 reported; departure: a job of 10 million of them writes 170 lines, and what lies between two is their mean.
+
+The loss matters by time and not by iterations (whether it still falls): about every `LOSS_S` seconds a line has the loss alone.
 """
 
 import atexit
@@ -20,6 +22,7 @@ from penstock.sdk.turns import Waits
 
 GROWTH_TENTHS = 11  # a line when the iterations since the first one are 1.1 times those of the last line
 LEAST_S = 0.5  # between lines; a shorter window measures the time of a step badly
+LOSS_S = 5.0  # between losses, as far as the time of a step is steady
 MAX_DONE = 1 << 53
 MAX_LOSS = 1e100  # what an event takes; NaN, infinities and more are left out
 MAX_STEP_MS = 1e9
@@ -49,6 +52,9 @@ class Meter:
         self._tried_at = -LEAST_S
         self._seen = 0
         self._total: Any = None
+        self._loss_due = 0
+        """Iteration at which the loss is looked at next; 0: not before the first line."""
+        self._looked, self._looked_at = 0, 0.0
 
     def step(self, done: int, total: int | None, loss: SupportsFloat | SupportsIndex | None) -> None:
         """As `progress`."""
@@ -57,11 +63,14 @@ class Meter:
         try:
             if done > self._seen:
                 self._seen, self._total = done, total
-            if done < self._due and done != total:
+            if done < self._due and done < self._loss_due and done != total:
                 return
             now = self._clock()
-            if done > self._reported and (done == total or now - self._tried_at >= LEAST_S):
+            due = done == total or (done >= self._due and now - self._tried_at >= LEAST_S)
+            if done > self._reported and due:
                 self._report(int(done), total, loss, now)
+            elif done >= self._loss_due > 0:
+                self._report_loss(int(done), loss, now)
         except UNFIT:
             return
 
@@ -96,8 +105,24 @@ class Meter:
         if not self._reported:
             self._begun = done - 1
             atexit.register(self.finish)
+            self._look_again(done, now)
         self._reported, self._reported_at, self._waited = done, now, waited
         self._due = self._begun + (GROWTH_TENTHS * (done - self._begun) + 9) // 10
+
+    def _report_loss(self, done: int, loss: Any, now: float) -> None:
+        """Between two lines of progress; not where the last look was just now, or there is no loss."""
+        if now - self._looked_at >= LOSS_S / 2:
+            reached = _number(loss, float)
+            if reached is not None and abs(reached) <= MAX_LOSS:
+                self._write(json.dumps({"loss": {"done": done, "loss": reached}}, separators=(",", ":")))
+        self._look_again(done, now)
+
+    def _look_again(self, done: int, now: float) -> None:
+        """After so many iterations as lately took `LOSS_S`; a comparison of numbers is all that the others cost."""
+        passed_s, steps = now - self._looked_at, done - self._looked
+        ahead = steps if passed_s <= 0 else int(LOSS_S * steps / passed_s)
+        self._loss_due = done + max(1, min(ahead, 2 * steps))
+        self._looked, self._looked_at = done, now
 
 
 def _number(value: Any, kind: type[Number]) -> Number | None:

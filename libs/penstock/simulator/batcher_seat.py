@@ -1,12 +1,9 @@
-"""The batcher of a simulated cell: its own core, beside the placer's state, with simulated planning time.
-
-A service folds the ledger's bytes itself. This one reads the placer's state instead, which is the same at the moment at which it reads, and takes
-no time to fold. It plans once nothing else is left at a moment, so a moment has one plan for all that has happened in it.
-"""
+"""The batcher of a simulated cell, with simulated planning time; it plans once nothing else is left at a moment."""
 
 from time import perf_counter
 
 from penstock.ledger.state import CellState
+from penstock.model.external_events import TelemetrySampled
 from penstock.model.proposals import PlanProposed
 from penstock_services.batcher.core.batcher import Batcher, Work, plans, solve
 from penstock_services.placer.core.step import Step
@@ -25,21 +22,24 @@ class BatcherSeat:
         self.planning_s = 0.0
         """Real time spent on them."""
 
-    def see(self, step: Step) -> None:
-        """A record that was folded."""
+    def see(self, state: CellState, step: Step) -> None:
+        """As `Seat`."""
         if step.outcome == "committed":
             for fact in step.facts:
                 self._batcher.see(fact)
 
+    def hear(self, state: CellState, sample: TelemetrySampled, now_ms: int) -> None:
+        """It reads no telemetry."""
+
     def next_s(self, state: CellState) -> float | None:
-        """When it has something to do, though nothing else happens; never before the present."""
+        """As `Seat`."""
         if self._under_way is not None:
             return self._under_way[0]
         due_ms = self._batcher.due_ms(state) if plans(state.settings) else None
         return None if due_ms is None else due_ms / 1_000
 
     def due(self, state: CellState, now_s: float, now_ms: int) -> PlanProposed | None:
-        """What it proposes now; None: nothing at this moment."""
+        """As `Seat`."""
         while True:
             if self._under_way is None:
                 if (work := self._batcher.next(state, now_ms)) is None:

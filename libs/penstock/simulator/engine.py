@@ -30,13 +30,14 @@ from penstock.model.nodes import NodeSpec
 from penstock.model.settings import PlacerSettings
 from penstock.model.transitions import JobStatus
 from penstock.model.types import WHOLE_GPU, Estimate, JobSpec
-from penstock.simulator.batcher_seat import BatcherSeat
 from penstock.simulator.cell import Cell
 from penstock.simulator.held_gpus import HeldGpus
 from penstock.simulator.job_models.model import Checkpoint, LossReport, PhaseChange, Work, allocations, capped
 from penstock.simulator.learning import SimulatedEstimator
+from penstock.simulator.loss_reports import LossReports
 from penstock.simulator.meter import Figures, Meter
 from penstock.simulator.nodes import Latency, SimulatedNodes
+from penstock.simulator.seats import seats_for
 from penstock.simulator.services import Attached, Services, heard_by_both
 from penstock.simulator.stage_profiles import StageProfiles
 from penstock.simulator.step_reports import StepReports
@@ -44,6 +45,7 @@ from penstock.simulator.submissions import Submissions
 from penstock.simulator.traces.jobs import TraceJob
 from penstock.simulator.traces.resources import COMMAND
 from penstock_services.batcher.core.batcher import plans
+from penstock_services.migrator.core.migrator import migrates
 from penstock_services.node_reporter.core.inputs import Gone, Input, OrderRead, Outcome
 from penstock_services.placer.core.recorder import Sink
 from penstock_services.placer.core.step import Step
@@ -113,8 +115,11 @@ class Simulation:
             attached.insert(0, Attached(estimator, planning_s=options.estimator_s))
         self._services = Services(attached, lambda: self.now_s) if attached else None
         self._step_reports = StepReports()
-        self._batcher = BatcherSeat(options.planning_s) if plans(settings) else None
-        if self._batcher is not None and not settings.batch_window_ms:
+        self._loss_reports = LossReports()
+        self._plans = plans(settings)
+        self._reports_steps = self._learns or migrates(settings)
+        self._seats = seats_for(settings, options.planning_s)
+        if self._plans and not settings.batch_window_ms:
             settings = msgspec.structs.replace(settings, batch_window_ms=WINDOW_MS)
         self._stage_profiles = StageProfiles(settings.seed, options.profile_noise)
         self.cell = Cell(
@@ -136,7 +141,8 @@ class Simulation:
             single_gpu_workers=options.single_gpu_workers,
             slices_per_core=options.slices_per_core,
             grace_ms=options.grace_ms,
-            learns=self._learns,
+            learns=self._reports_steps,
+            saves=migrates(settings),
             prelaunch=options.prelaunch,
         )
         self._held_gpus = HeldGpus()
@@ -209,11 +215,9 @@ class Simulation:
         due = self.cell.state.next_timer()
         if due is not None:
             times.append(due[0] / 1_000)
-        if self._services is not None:
-            own = self._services.next_s(), self._step_reports.next_s()
-            times += [at_s for at_s in own if at_s is not None]
-        if self._batcher is not None and (at_s := self._batcher.next_s(self.cell.state)) is not None:
-            times.append(at_s)
+        own = None if self._services is None else self._services.next_s(), self._step_reports.next_s()
+        times += [at_s for at_s in own if at_s is not None]
+        times += [at_s for seat in self._seats if (at_s := seat.next_s(self.cell.state)) is not None]
         return max(self.now_s, self._tick(min(times))) if times else None
 
     def _tick(self, at_s: float) -> float:
@@ -237,19 +241,18 @@ class Simulation:
             due = self.cell.state.next_timer()
             if due is not None and due[0] <= self._now_ms:
                 self._after(self.cell.fire(due[1], self._now_ms))
-            elif self._services is not None and (self._report_steps() or self._serve(self._services)):
+            elif self._report_steps() or (self._services is not None and self._serve(self._services)):
                 continue
             elif not self._propose():
                 return
 
     def _propose(self) -> bool:
-        """What the batcher proposes at this moment; whether it is anything."""
-        if self._batcher is None:
-            return False
-        proposal = self._batcher.due(self.cell.state, self.now_s, self._now_ms)
-        if proposal is not None:
-            self._deliver(proposal)
-        return proposal is not None
+        """What a seat proposes next at this moment; whether it is anything."""
+        for seat in self._seats:
+            if (proposal := seat.due(self.cell.state, self.now_s, self._now_ms)) is not None:
+                self._deliver(proposal)
+                return True
+        return False
 
     def _serve(self, services: Services) -> bool:
         """What a service publishes next at this moment; whether it is anything."""
@@ -272,7 +275,7 @@ class Simulation:
         for job_id, at_s in instant.ended:
             self.meter.finished_work(job_id, at_s)
             job = self.cell.state.jobs[job_id]
-            if self._learns:
+            if self._reports_steps:
                 self._report_step(job, 1.0)
                 self._step_reports.over(job_id)
             for task_id, task in list(job.tasks.items()):
@@ -305,15 +308,14 @@ class Simulation:
             )
 
     def _report_loss(self, report: LossReport) -> None:
-        """The chief reports it. The placer does not read telemetry: it goes to services, if there are any."""
+        """The chief reports it. The placer does not read telemetry: it goes to services."""
+        sample = self._loss_reports.sample(report, self.cell.state.jobs[report.job_id])
+        if sample is None:
+            return
+        for seat in self._seats:
+            seat.hear(self.cell.state, sample, self._now_ms)
         if self._services is not None:
-            task_id, task = next(iter(self.cell.state.jobs[report.job_id].tasks.items()))
-            at_ms = ceil(report.at_s * 1_000)
-            self._services.hear(
-                external_events.TelemetrySampled(
-                    node_id=task.place.node_id, task_id=task_id, at_ms=at_ms, loss=report.loss
-                )
-            )
+            self._services.hear(sample)
 
     def _report_steps(self) -> bool:
         """The next job whose turn it is; whether there was one."""
@@ -352,7 +354,7 @@ class Simulation:
         progress = self._work.admit(job, self.now_s)
         spec, need = self._submissions.of(job)
         need = self._options.predicts(job, need)
-        if self._batcher is not None and job.stages is not None:
+        if self._plans and job.stages is not None:
             need = msgspec.structs.replace(need, stages=self._stage_profiles.of(job))
         if self._learns:
             self._unestimated[job.job_id] = need
@@ -391,8 +393,8 @@ class Simulation:
             problems = check(self.cell.state)
             if problems:
                 raise Unsound(f"seq {self.cell.head.seq}: {'; '.join(problems)}")
-        if self._batcher is not None:
-            self._batcher.see(step)
+        for seat in self._seats:
+            seat.see(self.cell.state, step)
         if step.outcome == "committed":
             for fact in step.facts:
                 book = BOOKS.get(type(fact))
@@ -458,12 +460,13 @@ class Simulation:
         if any(task.memory_bandwidth_percent is not None for task in job.tasks.values()):
             self.changed(fact.task_id)
         self.meter.started(job_id, self.now_s)
-        if self._learns:
+        if self._reports_steps:
             self._step_reports.started(self.meter.lives[job_id].job, job.token, self.now_s)
 
     def _exited(self, fact: external_events.TaskExited) -> None:
         self._freed(fact)
         self._launching.discard(fact.task_id)
+        self._loss_reports.over(fact.task_id)
         if fact.cause == "stopped":
             self._work.gone(_job_of(fact.task_id), self.now_s, killed=fact.signal == SIGKILL)
 

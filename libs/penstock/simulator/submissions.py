@@ -21,9 +21,12 @@ class Submissions:
         slices_per_core: int,
         grace_ms: int,
         learns: bool,
+        saves: bool,
         prelaunch: bool,
     ) -> None:
-        """`gpus_per_node`: of the largest node; `learns`: jobs say how many iterations they have; else as `Options`."""
+        """`gpus_per_node`: of the largest node; `learns`: jobs say how many iterations they have; `saves`: and that they save when
+        they are stopped; else as `Options`."""
+        self._saves = saves
         self._prelaunch = prelaunch
         self._gpus_per_node = gpus_per_node
         self._single_gpu_workers = single_gpu_workers
@@ -70,6 +73,7 @@ class Submissions:
                 grace_ms=self._grace_ms,
                 iterations=iterations,
                 prelaunch=self._prelaunch,
+                checkpoint="signal" if self._saves else "none",
                 queue_timeout_ms=None if job.patience_s is None else max(1, ceil(job.patience_s * 1_000)),
             )
         return msgspec.structs.replace(found, name=job.job_id)

@@ -22,6 +22,7 @@ from penstock.model.estimates import JobEstimated
 from penstock.model.event import Event
 from penstock.model.moves import MoveDecided
 from penstock.model.plans import PlanAdopted
+from penstock.model.proposals import MigrationProposed
 from penstock.runtime.tracing.tracer import Attribute, Tracing
 
 if TYPE_CHECKING:
@@ -153,12 +154,13 @@ def decide_placements(
     explanations: Iterable[ledger_events.PlacementExplanation],
     record_facts: Iterable[Event],
 ) -> None:
-    """`decide_placement` for each of a record; those of units of a proposed plan link to its span."""
-    plans = {
-        fact.job_id: (fact.unit.proposer, fact.unit.proposal_id)
-        for fact in record_facts
-        if isinstance(fact, ledger_events.PlacementDecided) and fact.unit is not None
-    }
+    """`decide_placement` for each of a record; those of units of a proposed plan, and moves that a service proposed, link to its span."""
+    plans: dict[str, tuple[str, str]] = {}
+    for fact in record_facts:
+        if isinstance(fact, ledger_events.PlacementDecided) and fact.unit is not None:
+            plans[fact.job_id] = (fact.unit.proposer, fact.unit.proposal_id)
+        elif isinstance(fact, MigrationProposed) and not fact.by:
+            plans[fact.job_id] = (fact.proposer, fact.proposal_id)
     for why in explanations:
         decide_placement(tracing, seq, now_ms, why, plans.get(why.job_id))
 

@@ -5,6 +5,7 @@ other (`MODELS`). What a trace lacks for a job model is reported before anything
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from math import inf
 from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
@@ -48,6 +49,7 @@ MEASURED = "pollux/traces"
 GAVEL, SYNERGY = "gavel", "synergy"
 DEFAULT_GPU = "v100"  # of nodes without a GPU model: the newest that Gavel measured
 MOST_S = 86_400.0
+LOSS_EVERY_S = 5.0  # between two losses of a training script, where anybody listens
 
 
 class Run(NamedTuple):
@@ -58,8 +60,6 @@ class Run(NamedTuple):
     nodes: Sequence[NodeSpec] = ()
     slices_per_core: int = 1
     """What the nodes count as a core."""
-    loss_reports: int = 0
-    """How often a job reports its training loss; 0: never."""
     cost_of: CostOf | None = None
     """What a job's restarts cost; None: nothing."""
 
@@ -274,9 +274,10 @@ def work_for(job_model: str, trace: Trace, path: Path, settings: PlacerSettings,
         return WORKS[wanted.name](asked)
     model = _model(asked)
     _judge(model, asked)
+    loss_every_s = inf if profile_for(settings).migrate is None else LOSS_EVERY_S
     if run.cost_of is not None:
-        return RestartingWork(model, run.cost_of, run.loss_reports)
-    return SteadyWork(model, run.loss_reports)
+        return RestartingWork(model, run.cost_of, loss_every_s)
+    return SteadyWork(model, loss_every_s)
 
 
 def _model(asked: Asked) -> JobModel:

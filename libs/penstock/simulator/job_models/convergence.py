@@ -1,8 +1,7 @@
 """Job model `convergence`: how the loss of a job falls while it runs, from measured curves.
 
 It stands around another job model, which determines how fast the job runs: `convergence(shared-node)`. A job's model is the
-name of a curve; its run is the curve, stretched to the job's work. Losses are reported as the sources that were read
-for this normalise them: 1 at the first point, 0 at the best that was ever measured; in between linear.
+name of a curve; its run is the curve, stretched to the job's work. Losses are reported as they were measured.
 
 | curves | source | what falls |
 |---|---|---|
@@ -31,15 +30,6 @@ class LossCurve:
         """The loss as measured, linear between points."""
         return interpolate(self.points, progress)[0]
 
-    @property
-    def best(self) -> float:
-        return min(loss for _, loss in self.points)
-
-    def normalised(self, progress: float) -> float:
-        """1 at the start, 0 at the best; above 1 where it got worse than at the start."""
-        first, best = self.points[0][1], self.best
-        return (self.at(progress) - best) / (first - best) if first > best else 0.0
-
 
 class Convergence(Around):
     """`curves` by name. Neighbours matter where they matter for the inner job model."""
@@ -52,7 +42,7 @@ class Convergence(Around):
         self._curves = curves
 
     def loss(self, job: TraceJob, progress: float) -> float:
-        return self._curve(job).normalised(progress)
+        return self._curve(job).at(progress)
 
     def _curve(self, job: TraceJob) -> LossCurve:
         found = self._curves.get(job.model)

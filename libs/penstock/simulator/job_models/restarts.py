@@ -10,7 +10,7 @@ A job that has done nothing since its last checkpoint, as one that still launche
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from math import floor
+from math import floor, inf
 from typing import NamedTuple
 
 from penstock.simulator.job_models.model import Checkpoint, Instant, JobModel
@@ -49,8 +49,8 @@ class _Saved:
 class RestartingWork(SteadyWork):
     """Steady work of jobs whose restarts cost something. `cost_of` is asked once for each job, when it arrives."""
 
-    def __init__(self, job_model: JobModel, cost_of: CostOf, loss_reports: int = 0) -> None:
-        super().__init__(job_model, loss_reports)
+    def __init__(self, job_model: JobModel, cost_of: CostOf, loss_every_s: float = inf) -> None:
+        super().__init__(job_model, loss_every_s)
         self._cost_of = cost_of
         self._saved: dict[str, _Saved] = {}
         self._checkpoints: list[Checkpoint] = []

@@ -8,6 +8,7 @@ stopped while it saved has only to save again.
 
 import heapq
 from enum import Enum, auto
+from math import inf
 
 from penstock.model.external_events import JobProgress
 from penstock.simulator.job_models.model import (
@@ -40,7 +41,7 @@ class Run:
     """One job's work."""
 
     __slots__ = (
-        "at", "gated", "job", "left_s", "placement", "reports", "seen", "since_s", "speed", "to_report", "version", "work_s",
+        "at", "gated", "job", "left_s", "placement", "report_s", "seen", "since_s", "speed", "to_report", "version", "work_s",
     )  # fmt: skip
 
     def __init__(self, job: TraceJob, work_s: float) -> None:
@@ -53,19 +54,20 @@ class Run:
         self.gated = False
         """Whether it launches before its GPUs are its own."""
         self.since_s = self.speed = 0.0
-        self.reports = 0
+        self.report_s = inf
+        """When it reports its loss next."""
         self.to_report = False
         """Whether its next moment is a report, not the end of its work."""
         self.version = 0
 
 
 class SteadyWork(Work):
-    """`loss_reports`: how often a job reports its training loss, evenly over its work; 0: never."""
+    """`loss_every_s`: time between two reports of a job's training loss while it trains; infinite: it reports none."""
 
-    def __init__(self, job_model: JobModel, loss_reports: int = 0) -> None:
+    def __init__(self, job_model: JobModel, loss_every_s: float = inf) -> None:
         super().__init__()
         self._job_model = job_model
-        self._loss_reports = loss_reports
+        self._loss_every_s = loss_every_s
         self._runs: dict[str, Run] = {}
         self._on_node: dict[str, dict[str, None]] = {}
         """Node → the jobs that compute on it; empty unless neighbours matter."""
@@ -188,6 +190,8 @@ class SteadyWork(Work):
     def _train(self, run: Run, now_s: float) -> None:
         run.at = At.TRAIN
         run.since_s = now_s
+        if self._loss_every_s < inf and self._job_model.loss(run.job, 0.0) is not None:
+            run.report_s = now_s + self._loss_every_s
         if self._job_model.neighbours_matter:
             for node_id in run.placement:
                 self._on_node.setdefault(node_id, {})[run.job.job_id] = None
@@ -202,8 +206,8 @@ class SteadyWork(Work):
 
     def _report(self, run: Run, now_s: float) -> LossReport:
         self._settle(run, now_s)
-        run.reports += 1
-        progress = run.reports / self._loss_reports
+        run.report_s = now_s + self._loss_every_s
+        progress = 1.0 - run.left_s / run.work_s
         loss = self._job_model.loss(run.job, progress)
         assert loss is not None, run.job
         self._set_moment(run)
@@ -223,14 +227,9 @@ class SteadyWork(Work):
 
     def _set_moment(self, run: Run) -> None:
         """When its work ends, or when it reports its loss before that."""
-        until_s = run.left_s
-        run.to_report = False
-        if self._loss_reports and run.reports + 1 < self._loss_reports:
-            to_report_s = run.left_s - run.work_s * (1 - (run.reports + 1) / self._loss_reports)
-            if to_report_s < run.left_s and self._job_model.loss(run.job, 0.0) is not None:
-                until_s = max(0.0, to_report_s)
-                run.to_report = True
-        self._at(run, run.since_s + until_s / run.speed)
+        end_s = run.since_s + run.left_s / run.speed
+        run.to_report = run.report_s < end_s
+        self._at(run, min(run.report_s, end_s))
 
     def _compute_no_more(self, run: Run, now_s: float) -> None:
         if self._job_model.neighbours_matter:

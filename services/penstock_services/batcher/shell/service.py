@@ -6,23 +6,19 @@ has the same id, and the placer answers the second as it answered the first. Nob
 
 import asyncio
 import logging
-from functools import partial
 from typing import Any
 
-from penstock.clock import ReadersClock, wall_ms
-from penstock.errors import LogError
-from penstock.ledger.evolve import evolve
-from penstock.ledger.record import RawRecord
+from penstock.clock import wall_ms
 from penstock.ledger.replica import Replica
 from penstock.ledger.state import CellState
 from penstock.log.open import open_log
-from penstock.log.port import Log, Message, Partition, Reader, Record
+from penstock.log.port import Log, Message, Partition, Reader
 from penstock.model.envelope import Envelope, to_wire
-from penstock.model.event import Event
 from penstock.model.proposals import PlanProposed
 from penstock.model.topics import Topic
-from penstock.runtime.crash_only import applying, crash_only
+from penstock.runtime.crash_only import crash_only
 from penstock.runtime.failpoints import hit
+from penstock.runtime.ledger_follower import LedgerFollower
 from penstock.runtime.settings import Settings
 from penstock.runtime.snapshots import load_replica
 from penstock.runtime.tracing.phases import MAX_NAMED
@@ -33,7 +29,6 @@ from penstock_services.batcher.shell.worker import Worker
 LOG = logging.getLogger(__name__)
 
 SOURCE = "/penstock/batcher"
-MAX_VOIDS = 256  # of placers that are not in office any more; beyond, the ledger was restored from an older copy, and goes on otherwise
 WARM_WITHIN_S = 10.0  # else it serves without: the first plan may come too late
 BATCH_MS = 20  # under load a poll costs more than the records that it brings; after idle nothing waits
 
@@ -44,27 +39,25 @@ class Planner:
     def __init__(
         self, settings: Settings, log: Log, traces: Tracing, worker: Worker, replica: Replica
     ) -> None:
-        self._log, self._traces, self._worker, self._replica = log, traces, worker, replica
+        self._log, self._traces, self._worker = log, traces, worker
         self._ledger = Partition(Topic.LEDGER, settings.cell_index)
         self._proposals = Partition(Topic.PROPOSALS, settings.cell_index)
         self._key = settings.cell.encode()
         self._batcher = Batcher()
-        self._clock = ReadersClock()
-        self._voids = 0
-        """Void records in a row, since the latest valid one."""
+        self._follower = LedgerFollower(replica, lambda state, fact: self._batcher.see(fact))
 
     @property
     def _state(self) -> CellState:
-        return self._replica.state
+        return self._follower.state
 
     async def work(self, ready: asyncio.Event) -> None:
         """For ever: folds what comes, and plans meanwhile."""
         end = (await self._log.end_offsets([self._ledger]))[self._ledger]
-        reader = self._log.reader({self._ledger: self._replica.offset}, batch_ms=BATCH_MS)
+        reader = self._log.reader({self._ledger: self._follower.offset}, batch_ms=BATCH_MS)
         try:
-            while self._replica.offset < end:
-                self._fold(await reader.read(), new=False)
-            LOG.info("folded the ledger to seq %d", self._replica.head.seq)
+            while self._follower.offset < end:
+                self._follower.fold(await reader.read(), new=False)
+            LOG.info("folded the ledger to seq %d", self._follower.seq)
             if plans(self._state.settings):
                 await asyncio.wait({self._worker.warm_up()}, timeout=WARM_WITHIN_S)
             ready.set()
@@ -86,7 +79,7 @@ class Planner:
                 timeout_s = self._due_in_s() if planning is None else None
                 await asyncio.wait(pending, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
                 if reading.done():
-                    self._fold(reading.result(), new=True)
+                    self._follower.fold(reading.result(), new=True)
                     reading = asyncio.ensure_future(reader.read())
                 if planning is not None and planning.done():
                     planning.result()
@@ -97,30 +90,14 @@ class Planner:
                 task.cancel()
             await asyncio.gather(*unfinished, return_exceptions=True)
 
-    def _fold(self, records: list[Record], *, new: bool) -> None:
-        for record in records:
-            place = f"ledger offset {record.offset}"
-            take = partial(self._replica.take, record.value, record.offset, self._fold_fact)
-            if applying(place, take) is not None:
-                self._clock.read(self._state.now_ms, None if new else record.timestamp_ms)
-                self._voids = 0
-            else:
-                self._voids += 1
-        if self._voids > MAX_VOIDS:
-            raise LogError(f"{self._voids} records in a row do not follow seq {self._replica.head.seq}")
-
-    def _fold_fact(self, record: RawRecord, n: int, fact: Event) -> None:
-        evolve(self._state, fact)
-        self._batcher.see(fact)
-
     def _due_in_s(self) -> float | None:
         """Until the core wants to be asked although nothing happens."""
         due_ms = self._batcher.due_ms(self._state)
-        return None if due_ms is None else max(0.0, (due_ms - self._clock.now_ms()) / 1_000)
+        return None if due_ms is None else max(0.0, (due_ms - self._follower.clock.now_ms()) / 1_000)
 
     def _next(self) -> Work | None:
         try:
-            return self._batcher.next(self._state, self._clock.now_ms())
+            return self._batcher.next(self._state, self._follower.clock.now_ms())
         except Exception:  # a bug in a policy costs the plan: who waits is placed without one
             LOG.exception("nothing can be asked at seq %d", self._state.seq)
             return None

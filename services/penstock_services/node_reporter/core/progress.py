@@ -17,9 +17,11 @@ from penstock.model.external_events import (
     StepsMeasured,
     TaskCheckpointed,
     TaskPhaseChanged,
+    TelemetrySampled,
 )
 from penstock.model.validation import checked
 from penstock.sdk.lines import LINE_BYTES
+from penstock_services.node_reporter.core.losses import LossFilter
 
 PHASES_KNOWN = frozenset({b"launch", b"ready", b"train", b"save"})
 MAX_CHANGES = 1_000  # of phase per task, for scripts that write their phase in every step
@@ -32,7 +34,7 @@ MS_PER_S = 1_000
 
 
 class Report(NamedTuple):
-    """An event that a script's line became; `name`: what its id ends with."""
+    """An event that a script's line became; `name`: what its id ends with. Losses go to the telemetry topic, the rest to the nodes' own."""
 
     name: str
     event: Event
@@ -99,6 +101,7 @@ class ProgressParser:
         self._steps = 0
         self._held: StepsMeasured | None = None
         self._stages = 0
+        self._losses = LossFilter()
         self._folder, self._shared = checkpoints, shared
         self._checkpoints = 0
         self._saved: TaskCheckpointed | None = None
@@ -123,34 +126,48 @@ class ProgressParser:
         return reports
 
     def _parsed(self, lines: list[bytes], now_ms: int) -> list[Report]:
-        parsed = (self._line(line.strip(), now_ms) for line in lines)
-        return [report for report in parsed if report is not None]
+        return [report for line in lines for report in self._line(line.strip(), now_ms) if report is not None]
 
-    def _line(self, line: bytes, now_ms: int) -> Report | None:
+    def _line(self, line: bytes, now_ms: int) -> tuple[Report | None, ...]:
         if line in PHASES_KNOWN:
-            return self._on_phase(line, now_ms)
+            return (self._on_phase(line, now_ms),)
         if not line:
-            return None
+            return ()
         event = _event_of(
             line, {**self._task, "at_ms": now_ms}, {"folder": self._folder, "shared": self._shared}
         )
         if isinstance(event, _Exhausted):
             self.exhausted = (event.memory, event.error)
-            return None
+            return ()
         if event is None:
             self.garbage += 1
-            return None
-        report = None
+            return ()
+        if isinstance(event, _Loss):
+            return (self._on_loss(event.loss, now_ms),) if self._leads else ()
+        report = loss = None
         if self._leads:
             match event:
                 case StepsMeasured():
                     report = self._on_steps(event)
+                    loss = None if event.loss is None else self._on_loss(event.loss, now_ms)
                 case StagesMeasured():
                     report = self._on_stages(event)
                 case TaskCheckpointed():
                     report = self._on_checkpoint(event)
         self.dropped += report is None
-        return report
+        return report, loss
+
+    def _on_loss(self, loss: float, now_ms: int) -> Report | None:
+        """A sample of telemetry, where it may matter for the job's convergence."""
+        if not self._losses.passes(loss, now_ms):
+            return None
+        fields = {
+            "node_id": self._task["node_id"],
+            "task_id": self._task["task_id"],
+            "at_ms": now_ms,
+            "loss": loss,
+        }
+        return Report(f"loss/{now_ms}", checked(TelemetrySampled, fields))
 
     def _on_phase(self, phase: bytes, now_ms: int) -> Report | None:
         """Each change, while there are few enough."""
@@ -230,6 +247,11 @@ class _Checkpoint(msgspec.Struct, forbid_unknown_fields=True):
     seconds: Annotated[float, msgspec.Meta(ge=0, le=86_400)] = 0.0
 
 
+class _Loss(msgspec.Struct, forbid_unknown_fields=True):
+    done: Annotated[int, msgspec.Meta(ge=1, le=1 << 53)]
+    loss: Annotated[float, msgspec.Meta(ge=-1e100, le=1e100)]
+
+
 class _Line(msgspec.Struct, forbid_unknown_fields=True):
     """One of them."""
 
@@ -237,6 +259,7 @@ class _Line(msgspec.Struct, forbid_unknown_fields=True):
     stages: _Stages | None = None
     checkpoint: _Checkpoint | None = None
     exhausted: _Exhausted | None = None
+    loss: _Loss | None = None
 
 
 _DECODER = msgspec.json.Decoder(_Line)
@@ -244,17 +267,17 @@ _DECODER = msgspec.json.Decoder(_Line)
 
 def _event_of(
     line: bytes, task: dict[str, object], checkpoints: dict[str, object]
-) -> StepsMeasured | StagesMeasured | TaskCheckpointed | _Exhausted | None:
+) -> StepsMeasured | StagesMeasured | TaskCheckpointed | _Exhausted | _Loss | None:
     """None for what is not one of our lines. `checkpoints`: the job's folder of them, and whether it is shared."""
     try:
         found = _DECODER.decode(line)
-        given = (found.steps, found.stages, found.checkpoint, found.exhausted)
+        given = (found.steps, found.stages, found.checkpoint, found.exhausted, found.loss)
         if sum(field is not None for field in given) != 1:
             return None
         if found.checkpoint is not None:
             return _checkpointed(found.checkpoint, task, **checkpoints)
-        if found.exhausted is not None:
-            return found.exhausted
+        if found.exhausted is not None or found.loss is not None:
+            return found.exhausted or found.loss
         if found.steps is not None:
             return checked(StepsMeasured, msgspec.structs.asdict(found.steps) | task)
         if found.stages is not None:

@@ -23,6 +23,7 @@ from penstock.model.external_events import (
     CheckpointFetched,
     GpuFaulted,
     NodeLeft,
+    TelemetrySampled,
 )
 from penstock.model.orders import Order, ProbeNode, StartTask
 from penstock.model.topics import Topic, node_partition
@@ -313,6 +314,9 @@ class Node:
                 return
 
     def _on_progress(self, key: Key, report: Report) -> None:
+        if isinstance(report.event, TelemetrySampled):
+            self._samples.publish(report.event)
+            return
         task = self.state.find(key[0])
         id_ = event_id(self.spec.node_id, *key, report.name)
         self._later(self._envelope(id_, report.event, NO_CONTEXT if task is None else task.context))

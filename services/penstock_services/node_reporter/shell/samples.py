@@ -29,7 +29,8 @@ class Samples:
 
     def publish(self, sample: TelemetrySampled) -> None:
         if len(self._under_way) < MAX_UNDER_WAY:
-            id_ = event_id(self._node_id, "sample", sample.task_id, sample.gpu, sample.at_ms)
+            what = "sample" if sample.loss is None else "loss"
+            id_ = event_id(self._node_id, what, sample.task_id, sample.gpu, sample.at_ms)
             message = self._envelope(id_, sample).message
             task = asyncio.get_running_loop().create_task(
                 self._append(replace(message, partition=self._partition))

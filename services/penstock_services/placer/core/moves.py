@@ -7,21 +7,26 @@ from penstock.ledger.masks import full_mask, mask_of
 from penstock.ledger.state import CellState
 from penstock.model import ledger_events
 from penstock.model.event import Event
-from penstock.model.moves import MoveDecided, MoveGivenUp
+from penstock.model.moves import JobConverged, MoveDecided, MoveGivenUp
 from penstock.model.proposals import MigrationProposed
 from penstock.model.transitions import NodeStatus
 from penstock.model.types import MAX_TEXT, TaskPlacement
 from penstock.policies.refusal import Refusal
-from penstock.policies.validate_moves import target_of
+from penstock.policies.validate_moves import Stays, judge
 from penstock_services.placer.core.common import start_deadline, stop
 from penstock_services.placer.core.explaining import Explain, Stopped, explained, leaving
 
 
 def decided(state: CellState, proposal: MigrationProposed, explain: Explain) -> Iterator[Event]:
     """For a proposal that `validate` has accepted on this state."""
-    job, target = state.jobs[proposal.job_id], target_of(state, proposal)
+    job, target = state.jobs[proposal.job_id], judge(state, proposal)
     assert not isinstance(target, Refusal), target
     by = proposal.by or proposal.proposer
+    if proposal.cause == "converged":
+        moves = not isinstance(target, Stays)
+        yield JobConverged(job_id=job.job_id, attempt=job.attempt, moves=moves, by=by, reason=proposal.reason)
+    if isinstance(target, Stays):
+        return
     explain(explained(state, job, target, by, proposal.reason, leaving(state, job)))
     yield MoveDecided(
         job_id=job.job_id,
@@ -29,6 +34,7 @@ def decided(state: CellState, proposal: MigrationProposed, explain: Explain) -> 
         tasks=target,
         by=by,
         reason=proposal.reason,
+        cause=proposal.cause,
     )
     yield from stop(state, job, "migrated")
 

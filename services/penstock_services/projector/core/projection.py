@@ -34,7 +34,7 @@ from penstock.model.adjustments import CoresDecided
 from penstock.model.decisions import DECISIONS
 from penstock.model.estimates import JobEstimated
 from penstock.model.event import Event
-from penstock.model.moves import MoveDecided, MoveGivenUp
+from penstock.model.moves import JobConverged, MoveDecided, MoveGivenUp
 
 REJECTED = "penstock.input.rejected"
 DEAD_LETTERED = "penstock.input.dead_lettered"
@@ -373,6 +373,7 @@ TOUCHES: Mapping[type[Event], Touch] = MappingProxyType(
         ledger_events.StopDecided: _stopped,
         MoveDecided: _moved,
         MoveGivenUp: _moved,
+        JobConverged: _job,
         ledger_events.JobRequeued: _moved,
         ledger_events.JobQueued: _job,
         ledger_events.JobFoundUnschedulable: _job,

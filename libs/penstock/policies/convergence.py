@@ -1,0 +1,111 @@
+"""Convergence categories of training jobs: progressing, watching, converged. Source: SpeCon §V-A, Alg. 1.
+
+A job's loss is looked at once per categorisation interval of its running time. What it changed by since the last look is its *growth*.
+Nothing but losses that were reported before the look counts, so a category never changes afterwards.
+"""
+
+from enum import StrEnum
+from math import isfinite, ulp
+
+FIRST_GROWTH = 1.0
+"""Before the first look: nothing was evaluated, and a whole range of loss was gained at the first value."""
+
+
+class Category(StrEnum):
+    """Of a running job. Source: SpeCon §V-A."""
+
+    PROGRESSING = "progressing"
+    WATCHING = "watching"
+    CONVERGED = "converged"
+
+
+class Monitor:
+    """Alg. 1 for one job: `alpha`, the threshold, a share of the range of losses seen so far, > 0; `interval_ms` between two looks, > 0.
+
+    The printed lines 10–12 repeat lines 7–9; the text has what is meant: from watching to converged.
+
+    Departures: losses are normalised by the range seen until the look, where the source leaves open by what; a loss that is not finite is
+    ignored; time in which the job does not run is left out (`pause`, `resume`); each look leads to at most one change, as in the source, and
+    looks that have been missed are made up for, since no loss came between them.
+    """
+
+    __slots__ = (
+        "_alpha", "_growth", "_high", "_interval_ms", "_last", "_loss", "_low", "_next_ms", "_rest_ms", "category", "looks",
+    )  # fmt: skip
+
+    def __init__(self, alpha: float, interval_ms: int) -> None:
+        self._alpha = alpha
+        self._interval_ms = interval_ms
+        self.category = Category.PROGRESSING
+        self.looks = 0
+        """How many so far."""
+        self._loss: float | None = None
+        """The latest; None: none was reported."""
+        self._last = 0.0
+        """That of the latest look, or the first."""
+        self._low = self._high = 0.0
+        self._growth = FIRST_GROWTH
+        self._next_ms: int | None = None
+        """When it is looked at next; None: it does not run, or has reported nothing."""
+        self._rest_ms = interval_ms
+        """While it does not run: what is left until then."""
+
+    @property
+    def reports(self) -> bool:
+        """Whether the job has ever reported a loss."""
+        return self._loss is not None
+
+    @property
+    def due_ms(self) -> int | None:
+        """When it is to be looked at; None: not before something else happens."""
+        return self._next_ms
+
+    def hear(self, loss: float, now_ms: int) -> bool:
+        """The job reports its loss; looks that were due before are made first. Whether one of them asks, as `look`."""
+        if not isfinite(loss):
+            return False
+        asks = self.look(now_ms)
+        if self._loss is None:
+            self._last = self._low = self._high = loss
+            self._next_ms = now_ms + self._interval_ms
+        self._loss = loss
+        self._low, self._high = min(self._low, loss), max(self._high, loss)
+        return asks
+
+    def look(self, now_ms: int) -> bool:
+        """All looks that are due at `now_ms`. True: the job has converged and grows still less, so that it may give up its place (lines 13–16)."""
+        asks = False
+        while self._next_ms is not None and self._next_ms <= now_ms:
+            self._next_ms += self._interval_ms
+            before = self._growth
+            asks = self._look() or (asks and self.category is Category.CONVERGED)
+            if self._growth == before == 0.0:  # nothing has come since: all looks until now end the same way
+                missed = max(0, (now_ms - self._next_ms) // self._interval_ms)
+                self._next_ms += missed * self._interval_ms
+        return asks
+
+    def pause(self, now_ms: int) -> None:
+        """The job does not run any more."""
+        if self._next_ms is not None:
+            self._rest_ms, self._next_ms = max(0, self._next_ms - now_ms), None
+
+    def resume(self, now_ms: int) -> None:
+        """It runs again."""
+        if self._loss is not None and self._next_ms is None:
+            self._next_ms = now_ms + self._rest_ms
+
+    def _look(self) -> bool:
+        """Lines 4–22; whether it asks for a reallocation."""
+        assert self._loss is not None, "it is due only after a report"
+        self.looks += 1
+        span = self._high - self._low
+        change = abs(self._loss - self._last)
+        growth = change / span if span > ulp(max(abs(self._high), abs(self._low))) else 0.0
+        falls, self._growth, self._last = growth < self._growth, growth, self._loss
+        if growth > self._alpha:
+            self.category = Category.PROGRESSING
+        elif growth < self._alpha and falls:
+            if self.category is Category.CONVERGED:
+                return True
+            self.category = Category.WATCHING if self.category is Category.PROGRESSING else Category.CONVERGED
+        return False

@@ -1,0 +1,179 @@
+"""Slowdown of jobs by their neighbours on a node, learned from measured step times.
+
+Model: a job that has the share s of a node's given cores (its own over all that run there) makes its steps s^-e times as long as with the
+node alone. The exponent e is 0 where cores are enough for everybody, as with tasks pinned to cores of their own, and 1 where all take
+turns on the same cores. It is fitted by least squares to logarithms: each job's step times in two windows in a row, against its mean
+share in them; a job is only ever compared with itself. Jobs with and without GPUs have an exponent each. Pure: fed with facts, no clock.
+"""
+
+from math import exp, log
+from typing import NamedTuple
+
+from penstock.ledger.job_state import JobState
+from penstock.ledger.state import CellState
+from penstock.model.external_events import StepsMeasured
+from penstock.model.transitions import JobStatus, TaskStatus
+
+PRIOR = 0.25  # of evidence that neighbours do not matter, in squared logarithms: three changes by a third of the share outweigh it
+LEAST_CHANGE = 0.05  # of the logarithm of the share: less is noise of the step times
+
+
+class Progress(NamedTuple):
+    """How far a job is."""
+
+    left_s: float
+    """Alone on its node, ≥ 0."""
+    share: float
+    """Of its most crowded node's given cores, 0 – 1."""
+
+
+class _Followed:
+    """One attempt of a job that runs."""
+
+    __slots__ = (
+        "area",
+        "done",
+        "done_s",
+        "log_share",
+        "log_step",
+        "mean",
+        "since_ms",
+        "step_s",
+        "token",
+        "total",
+        "window_ms",
+    )
+
+    def __init__(self, token: int, log_share: float, now_ms: int) -> None:
+        self.token = token
+        self.log_share = log_share
+        self.since_ms = self.window_ms = now_ms
+        """Since when the share is that; when the window began."""
+        self.area = 0.0
+        """Integral of the logarithm of the share over the window, in ms."""
+        self.mean = self.log_step = 0.0
+        """Of the window before: mean logarithm of the share, logarithm of the step time; `step_s` 0: there was none."""
+        self.step_s = 0.0
+        """Of a step alone on the node."""
+        self.done = 0
+        self.total = 0
+        """Steps at the latest report, and all that it means to do; 0: not reported."""
+        self.done_s = 0.0
+        """Work done since then, or since its start, in seconds alone."""
+
+
+class Crowding:
+    """Follows all running jobs of a cell."""
+
+    def __init__(self) -> None:
+        self._jobs: dict[str, _Followed] = {}
+        self._fit: dict[bool, tuple[float, float]] = {}
+        """Whether the job has GPUs → sums of the regression."""
+
+    def exponent(self, *, gpus: bool) -> float:
+        """0 – 1, of jobs with or without GPUs; 0 until it is measured."""
+        xy, xx = self._fit.get(gpus, (0.0, 0.0))
+        return min(1.0, max(0.0, xy / (xx + PRIOR)))
+
+    def matters(self) -> bool:
+        """Whether neighbours were ever seen to slow anybody down."""
+        return any(self.exponent(gpus=gpus) > 0.0 for gpus in self._fit)
+
+    def changed(self, state: CellState, job_id: str, now_ms: int) -> None:
+        """The job started, stopped, or has other cores: its own share and its neighbours' have changed."""
+        job = state.jobs.get(job_id)
+        if job is None or job.status is not JobStatus.RUNNING:
+            self._jobs.pop(job_id, None)
+        around = set() if job is None else {task.place.node_id for task in job.tasks.values()}
+        for node_id in around:
+            for other in set(state.nodes[node_id].tasks.values()):
+                self._settle(state, other, now_ms)
+
+    def left(self, state: CellState, node_ids: set[str], now_ms: int) -> None:
+        """Somebody has left these nodes."""
+        for node_id in node_ids & state.nodes.keys():
+            for other in set(state.nodes[node_id].tasks.values()):
+                self._settle(state, other, now_ms)
+
+    def _settle(self, state: CellState, job_id: str, now_ms: int) -> None:
+        """Books what was until now, and looks at the share anew."""
+        job = state.jobs.get(job_id)
+        if job is None or job.status is not JobStatus.RUNNING:
+            self._jobs.pop(job_id, None)
+            return
+        share = log(share_of(state, job))
+        known = self._jobs.get(job_id)
+        if known is None or known.token != job.token:
+            self._jobs[job_id] = _Followed(job.token, share, now_ms)
+            return
+        self._pass(job, known, now_ms)
+        known.log_share = share
+
+    def _pass(self, job: JobState, known: _Followed, now_ms: int) -> None:
+        passed_ms = max(0, now_ms - known.since_ms)
+        known.area += known.log_share * passed_ms
+        known.done_s += passed_ms / 1_000 * exp(self.exponent(gpus=has_gpus(job)) * known.log_share)
+        known.since_ms = now_ms
+
+    def measured(self, state: CellState, steps: StepsMeasured, now_ms: int) -> None:
+        """A job reports its steps: its window ends."""
+        job = state.jobs.get(steps.task_id.rsplit(".", 2)[0])
+        known = None if job is None else self._jobs.get(job.job_id)
+        if job is None or known is None or steps.token != known.token or job.group:
+            return
+        self._pass(job, known, now_ms)
+        window_ms = now_ms - known.window_ms
+        if steps.steps and steps.step_ms > 0 and window_ms > 0:
+            mean, log_step = known.area / window_ms, log(steps.step_ms / 1_000)
+            if known.step_s:
+                self._learn(has_gpus(job), mean - known.mean, log_step - known.log_step)
+            known.mean, known.log_step = mean, log_step
+            known.step_s = exp(log_step + self.exponent(gpus=has_gpus(job)) * mean)
+        known.area, known.window_ms, known.done_s = 0.0, now_ms, 0.0
+        known.done, known.total = steps.done, steps.total or 0
+
+    def _learn(self, gpus: bool, share: float, step: float) -> None:
+        """Changes of two logarithms."""
+        if abs(share) >= LEAST_CHANGE:
+            xy, xx = self._fit.get(gpus, (0.0, 0.0))
+            self._fit[gpus] = (xy - share * step, xx + share * share)
+
+    def progress(self, state: CellState, job: JobState, now_ms: int) -> Progress | None:
+        """Of a job that runs; None: it is not followed.
+
+        What is left: the steps that it has not done, each as long as alone; where it reports none, its estimated run time less the work done;
+        where that is not known either, as much as it has done: of long-tailed run times the half is over at any moment.
+        """
+        known = self._jobs.get(job.job_id)
+        if known is None:
+            return None
+        exponent = self.exponent(gpus=has_gpus(job))
+        done_s = known.done_s + max(0, now_ms - known.since_ms) / 1_000 * exp(exponent * known.log_share)
+        share = exp(known.log_share)
+        if known.total and known.step_s:
+            return Progress(max(0.0, (known.total - known.done) * known.step_s - done_s), share)
+        done_s += job.served_ms / 1_000
+        run_ms = None if job.estimate is None else job.estimate.run_ms
+        return Progress(done_s if run_ms is None else max(0.0, run_ms / 1_000 - done_s), share)
+
+
+def has_gpus(job: JobState) -> bool:
+    return any(task.place.gpus for task in job.tasks.values())
+
+
+def share_of(state: CellState, job: JobState) -> float:
+    """Its cores over those of all tasks that run on the node, on its most crowded node; > 0, at most 1."""
+    found = 1.0
+    own: dict[str, int] = {}
+    for task in job.tasks.values():
+        own[task.place.node_id] = own.get(task.place.node_id, 0) + max(1, len(task.place.cores))
+    for node_id, cores in own.items():
+        everybody = sum(
+            max(1, len(beside.place.cores))
+            for task_id, other_id in state.nodes[node_id].tasks.items()
+            if (other := state.jobs.get(other_id)) is not None
+            and (beside := other.tasks.get(task_id)) is not None
+            and beside.status is TaskStatus.RUNNING
+        )
+        found = min(found, cores / max(cores, everybody))
+    return found

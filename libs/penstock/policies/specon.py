@@ -1,0 +1,200 @@
+"""SpeCon: speculative migration by convergence. Source: SpeCon §V-B Alg. 2 (a host for a converged job), §V-C Alg. 3 (rebalancing).
+
+Both are pure functions of how many jobs of which category each node runs; `SpeCon` reads that from a cell's state.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
+from typing import NamedTuple
+
+from penstock.ledger.job_state import JobState
+from penstock.ledger.node_state import NodeState
+from penstock.ledger.state import CellState
+from penstock.model.proposals import MigrationProposed
+from penstock.model.settings import Convergence
+from penstock.model.transitions import JobStatus
+from penstock.policies.convergence import Category, Monitor
+from penstock.policies.crowding import Crowding
+from penstock.policies.migrate import PROPOSER, Categories, Migration
+from penstock.policies.refusal import Refusal
+from penstock.policies.validate_moves import nodes_of, target_of
+
+WEIGHTS: Mapping[Category, float] = MappingProxyType(
+    {Category.PROGRESSING: 2.0, Category.WATCHING: 1.5, Category.CONVERGED: 1.0}
+)
+"""w_pc, w_wc, w_cc. Source: SpeCon §VI-A2."""
+
+
+class Host(NamedTuple):
+    """A node, and what runs there."""
+
+    node_id: str
+    jobs: Mapping[str, Category]
+    """By job id."""
+    consumption: float
+    """R(w, t): share of its cores that is given out, 0 – 1."""
+
+    @property
+    def score(self) -> float:
+        """S_w, ≥ 0. Source: Alg. 2, line 3."""
+        return sum(WEIGHTS[category] for category in self.jobs.values())
+
+
+def host_for(current: str, hosts: Sequence[Host]) -> str:
+    """Where a converged job of node `current` goes; `current`: it stays. Source: SpeCon Alg. 2.
+
+    `hosts`: all that could take it, `current` among them. Ties that the source leaves open go to the first of them.
+    """
+    lowest = min(host.score for host in hosts)
+    candidates = [host for host in hosts if host.score == lowest]
+    if any(host.node_id == current for host in candidates):
+        return current
+    return min(candidates, key=lambda host: host.consumption).node_id
+
+
+def rebalanced(hosts: Sequence[Host], judged_ms: Mapping[str, int]) -> list[tuple[str, str]]:
+    """Moves (job id, node id) once every job has been judged. Source: SpeCon Alg. 3.
+
+    `judged_ms`: when each of the jobs that may be moved was marked as migrated; the duration d is smallest where that is latest. Equal
+    durations: the lower job id. Line 27 prints the source's node, the text has the target: its room counts.
+
+    Departure: a job that was rebalanced before is left out by the caller, so that two nodes cannot pass a job to and fro.
+    """
+    if not hosts:
+        return []
+    loads = {host.node_id: len(host.jobs) for host in hosts}
+    factor = sum(loads.values()) // len(loads)
+    latest_first = sorted(judged_ms, key=lambda job_id: (-judged_ms[job_id], job_id))
+    idle = [node_id for node_id, load in loads.items() if load == 0]
+    if idle:
+        takes = idle if factor > 0 else []
+        return list(zip(latest_first, takes, strict=False))
+    takes = [node_id for node_id, load in loads.items() if load < factor - 1]
+    elsewhere = {job_id for host in hosts if host.node_id not in takes for job_id in host.jobs}
+    leaves = next((job_id for job_id in latest_first if job_id in elsewhere), None)
+    return [] if leaves is None or not takes else [(leaves, takes[0])]
+
+
+class SpeCon:
+    """A migrate stage, exactly as its source has it where the source says anything.
+
+    Departures: only nodes with room for the job are candidates, and only jobs of one task on one node move, where containers of the source
+    have no limits; who may not be stopped, holds its place in a group or has successors stays where it is.
+    """
+
+    def __init__(self, settings: Convergence) -> None:
+        self._settings = settings
+
+    def monitor(self) -> Monitor:
+        return Monitor(self._settings.alpha, self._settings.interval_ms)
+
+    def migrations(
+        self,
+        state: CellState,
+        now_ms: int,
+        categories: Categories,
+        crowding: Crowding,
+        asking: Sequence[str],
+    ) -> Sequence[Migration]:
+        if state.frozen:
+            return ()
+        hosts: Sequence[Host] | None = None
+        for job_id in asking:
+            job = state.jobs.get(job_id)
+            if job is None or job.status is not JobStatus.RUNNING or job.converged_ms is not None:
+                continue
+            hosts = hosts or hosts_of(state, categories)
+            if (found := self._judge(state, job, hosts)) is not None:
+                return (found,)
+        if state.moving or any(job.converged_ms is None for job in state.holding.values()):
+            return ()
+        return self._rebalance(state, hosts or hosts_of(state, categories))
+
+    def _judge(self, state: CellState, job: JobState, hosts: Sequence[Host]) -> Migration | None:
+        """Alg. 1, line 15, and Alg. 2. None: it is not judged now."""
+        here = nodes_of(job)
+        if len(here) != 1:
+            return None
+        (current,) = here
+        own = next(host for host in hosts if host.node_id == current)
+        if sum(category is not Category.CONVERGED for category in own.jobs.values()) <= 1:
+            return None
+        able = [host for host in hosts if host is own or can_go(state, job, (host.node_id,))]
+        chosen = host_for(current, able)
+        scores = ", ".join(f"{host.node_id} {host.score:g}" for host in _few(able, own, chosen))
+        return Migration(
+            job.job_id,
+            (chosen,),
+            "converged",
+            f"its loss falls slower and slower, and {count_of(own)} on {current} still gain; scores: {scores}",
+        )
+
+    def _rebalance(self, state: CellState, hosts: Sequence[Host]) -> Sequence[Migration]:
+        """Alg. 3, once all jobs that run have been judged."""
+        running = {job_id for host in hosts for job_id in host.jobs}
+        jobs = [state.jobs[job_id] for job_id in sorted(running)]
+        judged_ms = {
+            job.job_id: job.converged_ms
+            for job in jobs
+            if job.converged_ms is not None and not job.rebalanced and len(job.tasks) == 1
+        }
+        loads = {host.node_id: len(host.jobs) for host in hosts}
+        return [
+            Migration(
+                job_id,
+                (node_id,),
+                "rebalance",
+                f"all jobs have converged; {nodes_of(state.jobs[job_id])[0]} runs {loads[nodes_of(state.jobs[job_id])[0]]}, {node_id} {loads[node_id]}",
+            )
+            for job_id, node_id in rebalanced(hosts, judged_ms)
+            if can_go(state, state.jobs[job_id], (node_id,))
+        ]
+
+
+MAX_SHOWN = 4  # scores in a reason
+
+
+def _few(able: Sequence[Host], own: Host, chosen: str) -> Iterable[Host]:
+    """The two that matter, and the next best."""
+    first = [host for host in able if host is own or host.node_id == chosen]
+    rest = sorted((host for host in able if host not in first), key=lambda host: host.score)
+    return [*first, *rest][:MAX_SHOWN]
+
+
+def count_of(host: Host) -> str:
+    """How many of its jobs have not converged, in words."""
+    gain = sum(category is not Category.CONVERGED for category in host.jobs.values())
+    return f"{gain} of {len(host.jobs)} jobs"
+
+
+def hosts_of(state: CellState, categories: Categories) -> Sequence[Host]:
+    """Nodes on which jobs may start, by ordinal, with the jobs that run there, or are to go on there. O(nodes + tasks)."""
+    jobs: dict[str, dict[str, Category]] = {}
+    for job in state.holding.values():
+        for node_id in [place.node_id for place in job.target] or nodes_of(job):
+            jobs.setdefault(node_id, {})[job.job_id] = category_of(job, categories)
+    return [
+        Host(node.spec.node_id, jobs.get(node.spec.node_id, {}), consumption_of(node))
+        for node in sorted(state.nodes.values(), key=lambda node: node.ordinal)
+        if node.placeable
+    ]
+
+
+def category_of(job: JobState, categories: Categories) -> Category:
+    """Of a running job; one that has been judged had converged then."""
+    return (
+        Category.CONVERGED
+        if job.converged_ms is not None
+        else categories.get(job.job_id, Category.PROGRESSING)
+    )
+
+
+def consumption_of(node: NodeState) -> float:
+    """Share of the node's cores that is given out, 0 – 1."""
+    return 1.0 - node.free_core_mask.bit_count() / max(1, node.spec.cores)
+
+
+def can_go(state: CellState, job: JobState, nodes: tuple[str, ...]) -> bool:
+    """Whether the placer would move it there on this state."""
+    asked = MigrationProposed(proposal_id="-", proposer=PROPOSER, job_id=job.job_id, nodes=nodes, reason="")
+    return not isinstance(target_of(state, asked), Refusal)

@@ -1,0 +1,28 @@
+"""Losses that simulated training scripts report, as their nodes publish them: through the node-reporter's own filter."""
+
+from math import ceil
+
+from penstock.ledger.job_state import JobState
+from penstock.model.external_events import TelemetrySampled
+from penstock.simulator.job_models.model import LossReport
+from penstock_services.node_reporter.core.losses import LossFilter
+
+
+class LossReports:
+    """Of all running tasks; each attempt's filter begins anew."""
+
+    def __init__(self) -> None:
+        self._filters: dict[str, LossFilter] = {}
+        """By task id."""
+
+    def sample(self, report: LossReport, job: JobState) -> TelemetrySampled | None:
+        """What the chief's node publishes; None: nothing, it would not matter."""
+        task_id, task = next(iter(job.tasks.items()))
+        at_ms = ceil(report.at_s * 1_000)
+        if not self._filters.setdefault(task_id, LossFilter()).passes(report.loss, at_ms):
+            return None
+        return TelemetrySampled(node_id=task.place.node_id, task_id=task_id, at_ms=at_ms, loss=report.loss)
+
+    def over(self, task_id: str) -> None:
+        """The task has ended."""
+        self._filters.pop(task_id, None)

@@ -1,0 +1,1 @@
+"""When jobs are judged, and what is proposed: pure."""

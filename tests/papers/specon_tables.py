@@ -1,0 +1,156 @@
+"""SpeCon's four schedules through the real engine, beside §VI-B and §VI-C: `python -m tests.papers.specon_tables`.
+
+Jobs, curves and nodes are those of `penstock.simulator.generators.specon`; a move saves and restores in 5 s together (§III-C measured less). The baseline is
+the source's: the same first placement, evenly spread, and no migration. Intervals: 95 % over seeds, resampled.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+
+from penstock.model.settings import Convergence
+from penstock.simulator.commands.options import judge
+from penstock.simulator.engine import Simulation
+from tests.papers.parallel_runs import simulated
+from tests.papers.tables import PaperTable, Row, main
+from tests.support.command_line import simulate_options
+
+SEEDS, QUICK_SEEDS = 20, 3
+RESTART_COST = "2500ms,2500ms,0s"
+RESAMPLES = 2_000
+BASELINE = "even"
+PROFILES = {"specon": "SpeCon as published", "balance": "By predicted completion times"}
+
+
+class Published(NamedTuple):
+    """Reductions in percent. Source: SpeCon §VI-B, §VI-C2, §VI-D."""
+
+    average: float
+    makespan: float
+    best: float | None = None
+
+
+SCHEDULES: Mapping[str, Published] = {
+    "fixed": Published(14.7, 5.6, 37.6),
+    "random-20": Published(13.6, 24.7, 31.6),
+    "random-30": Published(7.6, 14.8, 28.8),
+    "random-50": Published(7.2, 11.1, 41.5),
+}
+PARAMETERS: Mapping[tuple[float, int], Published] = {
+    (0.05, 20): Published(5.7, 6.1, 29.1),
+    (0.05, 25): Published(6.8, 7.5, 27.8),
+    (0.05, 30): Published(3.2, 4.0, 21.3),
+    (0.01, 30): Published(9.6, 8.2, 31.0),
+    (0.1, 30): Published(6.4, 3.1, 23.9),
+}
+"""α and interval in s. Source: SpeCon table III."""
+
+
+class Outcome(NamedTuple):
+    """Of one run, s: completion time of each job by id, and the makespan."""
+
+    jct_s: Mapping[str, float]
+    makespan_s: float
+    moves: int
+
+
+@simulated(Outcome({"a": 1.0}, 1.0, 0))
+def run(
+    schedule: str,
+    profile: str,
+    seed: int,
+    convergence: Convergence = Convergence(),  # noqa: B008 - immutable
+    restart_cost: str = RESTART_COST,
+) -> Outcome:
+    given = judge(simulate_options(f"specon/{schedule}", "--restart-cost", restart_cost))
+    jobs = given.trace(seed)
+    settings = msgspec.structs.replace(given.settings(profile, seed), convergence=convergence)
+    work = given.work(seed, jobs, settings)
+    simulation = Simulation(given.cluster.under(seed), settings, work, jobs.jobs, given.options)
+    moves: dict[str, int] = {}
+    while simulation.step():
+        moves |= {job.job_id: job.migrations for job in simulation.cell.state.holding.values()}
+    figures = simulation.figures(0, 0)
+    assert figures.unfinished_jobs == 0
+    jct_s = {job_id: life.jct_s for job_id, life in simulation.meter.lives.items()}
+    return Outcome(jct_s, figures.makespan_s, sum(moves.values()))
+
+
+def less(ours: Sequence[float], theirs: Sequence[float]) -> tuple[float, tuple[float, float]]:
+    """Reduction of the sum in percent, and its 95 % interval over seeds."""
+    pairs = np.array([ours, theirs])
+    rng = np.random.default_rng(0)
+    drawn = pairs[:, rng.integers(pairs.shape[1], size=(RESAMPLES, pairs.shape[1]))].sum(axis=2)
+    low, high = np.quantile(100 * (1 - drawn[0] / drawn[1]), (0.025, 0.975))
+    whole = pairs.sum(axis=1)
+    return float(100 * (1 - whole[0] / whole[1])), (float(low), float(high))
+
+
+def rows(
+    label: str, ours: Sequence[Outcome], theirs: Sequence[Outcome], published: Published | None, reach: bool
+) -> Iterator[Row]:
+    for what, of in (("average", _mean), ("makespan", _makespan)):
+        here, interval = less([of(one) for one in ours], [of(one) for one in theirs])
+        value = None if published is None else getattr(published, what)
+        remark = ""
+        if what == "average":
+            faster = np.mean(
+                [
+                    one.jct_s[job] < other.jct_s[job] - 1e-6
+                    for one, other in zip(ours, theirs, strict=True)
+                    for job in one.jct_s
+                ]
+            )
+            remark = f"{100 * faster:.0f} % of jobs faster; {np.mean([one.moves for one in ours]):.1f} moves per run"
+        yield Row(f"{label}: {what}", here, value, interval, value if reach else None, remark=remark)
+    best = [
+        max(100 * (1 - one.jct_s[job] / other.jct_s[job]) for job in one.jct_s)
+        for one, other in zip(ours, theirs, strict=True)
+    ]
+    value = None if published is None else published.best
+    yield Row(f"{label}: best job", float(np.mean(best)), value, reach=value if reach else None)
+
+
+def _mean(one: Outcome) -> float:
+    return float(np.mean(list(one.jct_s.values())))
+
+
+def _makespan(one: Outcome) -> float:
+    return one.makespan_s
+
+
+def tables(quick: bool) -> Iterator[PaperTable]:
+    seeds = range(QUICK_SEEDS if quick else SEEDS)
+    base = {name: [run(name, BASELINE, seed) for seed in seeds] for name in SCHEDULES}
+    for profile, title in PROFILES.items():
+        found: list[Row] = []
+        for name, published in SCHEDULES.items():
+            ours = [run(name, profile, seed) for seed in seeds]
+            found += rows(name, ours, base[name], published, reach=profile == "balance")
+        yield PaperTable(profile, f"{title} against no migration: reductions", "% less", found)
+    found = []
+    for name in SCHEDULES:
+        free = [run(name, "balance", seed, restart_cost="0s,0s,0s") for seed in seeds]
+        found += rows(name, free, base[name], None, reach=False)
+    yield PaperTable(
+        "balance-bound",
+        "The same where moves cost nothing: what more moves could bring",
+        "% less",
+        found,
+        "Under proportional sharing a move only evens out loads, so it ends where all nodes are equally busy.",
+    )
+    found = []
+    base_one = [run("random-20-one", BASELINE, seed) for seed in seeds]
+    for (alpha, interval_s), published in PARAMETERS.items():
+        convergence = Convergence(alpha=alpha, interval_ms=1_000 * interval_s)
+        ours = [run("random-20-one", "specon", seed, convergence) for seed in seeds]
+        found += rows(f"α {alpha:g}, {interval_s} s", ours, base_one, published, reach=False)
+    yield PaperTable(
+        "specon-parameters", "SpeCon's threshold and interval (table III): reductions", "% less", found
+    )
+
+
+if __name__ == "__main__":
+    main("tests.papers.specon_tables", tables)

@@ -1,0 +1,160 @@
+"""Categories of convergence (SpeCon Alg. 1) on losses by hand, and against the algorithm as its text has it."""
+
+from collections.abc import Sequence
+from math import inf, nan
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.policies.convergence import Category, Monitor
+
+INTERVAL_MS = 30_000
+P, W, C = Category.PROGRESSING, Category.WATCHING, Category.CONVERGED
+
+
+def looked(losses: Sequence[float], alpha: float = 0.01) -> list[tuple[Category, bool]]:
+    """Category and whether it asks after each look; a loss is reported just after each look."""
+    monitor = Monitor(alpha, INTERVAL_MS)
+    found = []
+    for number, loss in enumerate(losses):
+        monitor.hear(loss, number * INTERVAL_MS + 1)
+        asks = monitor.look((number + 1) * INTERVAL_MS + 1)
+        found.append((monitor.category, asks))
+    return found
+
+
+def test_a_job_that_slows_down_converges_and_asks() -> None:
+    """It gains half of its range, then less and less: two small gains make it watched and converged, the third lets it ask."""
+    found = looked([1.0, 0.5, 0.25, 0.246, 0.243, 0.241, 0.2405, 0.2405])
+    assert [category for category, _ in found] == [W, P, P, W, C, C, C, C]
+    assert [asks for _, asks in found] == [False, False, False, False, False, True, True, True]
+
+
+def test_one_that_bounces_stays_where_it_is() -> None:
+    """Below the threshold, but more than before: the category stays (line 17)."""
+    found = looked([1.0, 0.5, 0.496, 0.4915, 0.4868, 0.4820])
+    assert [category for category, _ in found] == [W, P, W, W, W, W]
+
+
+def test_a_sudden_gain_begins_anew() -> None:
+    """The learning rate falls at last: more than the threshold in one interval, and it progresses (lines 19–22)."""
+    found = looked([1.0, 0.5, 0.496, 0.493, 0.2, 0.199])
+    assert [category for category, _ in found] == [W, P, W, C, P, W]
+
+
+def test_a_constant_loss_is_watched_and_never_moves() -> None:
+    """Nothing is gained, but nothing falls either: the source's rule needs a growth that falls."""
+    monitor = Monitor(0.01, INTERVAL_MS)
+    monitor.hear(3.0, 0)
+    assert not monitor.look(100 * INTERVAL_MS)
+    assert monitor.category is W
+    assert monitor.due_ms == 101 * INTERVAL_MS
+
+
+def test_what_is_no_number_is_not_heard() -> None:
+    """A diverged training reports NaN: its category stays, and so does the time of its next look."""
+    monitor = Monitor(0.01, INTERVAL_MS)
+    for loss in (nan, inf, -inf):
+        assert not monitor.hear(loss, 0)
+    assert (monitor.reports, monitor.due_ms) == (False, None)
+    monitor.hear(1.0, 0)
+    monitor.hear(nan, 10)
+    assert monitor.due_ms == INTERVAL_MS
+
+
+def test_time_in_which_it_does_not_run_is_left_out() -> None:
+    """It was stopped 10 s before a look and ran again an hour later: it is looked at 10 s after that."""
+    monitor = Monitor(0.01, INTERVAL_MS)
+    monitor.hear(1.0, 0)
+    monitor.pause(20_000)
+    monitor.pause(21_000)
+    assert monitor.due_ms is None
+    assert not monitor.look(1_000_000)
+    monitor.resume(3_600_000)
+    monitor.resume(3_700_000)
+    assert monitor.due_ms == 3_610_000
+
+
+def test_a_rising_loss_is_progress_too() -> None:
+    """The source takes the absolute value: whatever changes much is not converged."""
+    assert [category for category, _ in looked([1.0, 2.0, 4.0, 8.0])] == [W, P, P, P]
+
+
+class AsPrinted:
+    """Alg. 1 as its text has it, over sets, on growths that were computed beforehand."""
+
+    def __init__(self, alpha: float) -> None:
+        self.alpha = alpha
+        self.sets: dict[Category, set[str]] = {P: {"c"}, W: set(), C: set()}
+        self.before = 1.0
+
+    def look(self, growth: float) -> bool:
+        sets, asks = self.sets, False
+        if growth < self.before and growth < self.alpha:
+            if "c" in sets[P]:
+                sets[P].remove("c")
+                sets[W].add("c")
+            elif "c" in sets[W]:
+                sets[W].remove("c")
+                sets[C].add("c")
+            else:
+                asks = True
+        elif growth > self.alpha:
+            for members in sets.values():
+                members.discard("c")
+            sets[P].add("c")
+        self.before = growth
+        return asks
+
+    @property
+    def category(self) -> Category:
+        [found] = [category for category, members in self.sets.items() if members]
+        return found
+
+
+@given(
+    st.lists(st.integers(-1_000, 1_000).map(float), min_size=2, max_size=30),
+    st.sampled_from([0.001, 0.01, 0.1, 1.0]),
+    st.lists(st.integers(0, 3), min_size=30, max_size=30),
+)
+def test_it_is_the_printed_algorithm(losses: list[float], alpha: float, gaps: list[int]) -> None:
+    """Whatever is reported, in whichever intervals: the same categories and requests as the text's, look by look."""
+    monitor, printed = Monitor(alpha, INTERVAL_MS), AsPrinted(alpha)
+    monitor.hear(losses[0], 0)
+    low = high = held = last = losses[0]
+    now_ms = 0
+    for loss, gap in zip(losses[1:], gaps, strict=False):
+        for _ in range(gap):
+            now_ms += INTERVAL_MS
+            span = high - low
+            growth = abs(held - last) / span if span else 0.0
+            last = held
+            asks = monitor.look(now_ms)
+            assert asks is printed.look(growth)
+            assert monitor.category is printed.category
+        monitor.hear(loss, now_ms)
+        held, low, high = loss, min(low, loss), max(high, loss)
+
+
+@given(st.integers(1, 50))
+def test_looks_that_were_missed_are_made_up_for(intervals: int) -> None:
+    """The migrator was away: it comes to the same category as one that looked in time."""
+    late, prompt = Monitor(0.01, INTERVAL_MS), Monitor(0.01, INTERVAL_MS)
+    for monitor in (late, prompt):
+        monitor.hear(1.0, 0)
+        monitor.hear(0.5, 1_000)
+    for number in range(1, intervals + 1):
+        prompt.look(number * INTERVAL_MS)
+    late.look(intervals * INTERVAL_MS)
+    assert (late.category, late.due_ms) == (prompt.category, prompt.due_ms)
+
+
+@pytest.mark.parametrize("loss", [1e300, -1e300, 1e-300])
+def test_losses_of_any_size(loss: float) -> None:
+    """Neither overflow nor a division by zero."""
+    monitor = Monitor(0.01, INTERVAL_MS)
+    monitor.hear(loss, 0)
+    monitor.hear(-loss, 1)
+    monitor.look(10 * INTERVAL_MS)
+    assert monitor.category in Category
