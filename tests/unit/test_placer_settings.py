@@ -27,7 +27,9 @@ def test_a_ledger_that_names_no_profile_is_still_read_as_it_was_written() -> Non
     [
         ("PENSTOCK_PROFILE", "tiresia", "'tiresia' is no profile; there are "),
         ("PENSTOCK_SEED", "-1", "greater than or equal to 0"),
-        ("PENSTOCK_QUEUE_LIMITS_GPU_S", "[1,", "is no JSON list"),
+        ("PENSTOCK_QUEUE_LIMITS_GPU_S", "[1,", "is no JSON list or object"),
+        ("PENSTOCK_CONVERGENCE", "{interval", "is no JSON list or object"),
+        ("PENSTOCK_CONVERGENCE", '{"alpha": 2}', "alpha"),
         ("PENSTOCK_QUEUE_LIMITS_GPU_S", "3250", "tuple"),
         ("PENSTOCK_FREEZE_FRACTION", "half", "number"),
     ],

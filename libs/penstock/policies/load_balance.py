@@ -29,7 +29,7 @@ CAUTION: Mapping[Category, float] = {
     Category.CONVERGED: 1.0,
 }
 """How many times its cost a move has to gain."""
-LEAST_GAIN = 0.005  # of the sum of completion times on both nodes: predictions are no better than that
+LEAST_GAIN = 0.05  # of the sum of completion times on both nodes: whoever comes later is not predicted
 MAX_TRIED = 8  # jobs, those whose leaving gains most
 
 

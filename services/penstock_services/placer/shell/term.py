@@ -44,7 +44,7 @@ LEDGER_TYPE = f"{LedgerRecord.TYPE}.v{LedgerRecord.VERSION}"
 ENVIRONMENT: Mapping[str, str] = MappingProxyType(
     {f"PENSTOCK_{name.upper()}": name for name in PlacerSettings.__struct_fields__}
 )
-"""Environment variable → field of `PlacerSettings`. Lists are written as JSON."""
+"""Environment variable → field of `PlacerSettings`. Lists and objects are written as JSON."""
 
 
 def placer_settings(env: Mapping[str, str] = os.environ) -> PlacerSettings:
@@ -55,11 +55,13 @@ def placer_settings(env: Mapping[str, str] = os.environ) -> PlacerSettings:
         if not text:
             continue
         given[field] = text
-        if text.lstrip().startswith("["):
+        if text.lstrip().startswith(("[", "{")):
             try:
                 given[field] = orjson.loads(text)
             except orjson.JSONDecodeError as error:
-                raise ConfigurationError(f"{variable}: {text[:80]!r} is no JSON list: {error}") from error
+                raise ConfigurationError(
+                    f"{variable}: {text[:80]!r} is no JSON list or object: {error}"
+                ) from error
     try:
         settings = checked(PlacerSettings, given)
         profile_for(settings)
