@@ -6,6 +6,7 @@ from tests.faults.ledger_book import Book, Job
 
 PLACEMENT = "penstock.placement.decided"
 WHOLE_GPU = 1_000
+MOST_MOVES, ONCE = 4, ("converged", "rebalance")
 
 
 class MoveRules:
@@ -15,7 +16,10 @@ class MoveRules:
         self._book = book
         self._arriving = ""
         """The job whose placement must be the next fact."""
-        self.arrived = self.given_up = 0
+        self.arrived = self.given_up = self.converged = self.by_convergence = 0
+        self._judged: set[str] = set()
+        self._caused: dict[str, list[str]] = {}
+        """Job → causes of the moves that services have asked for."""
 
     def wrong(self, kind: str, fact: dict[str, Any]) -> str | None:
         """What is wrong with this fact; None: nothing."""
@@ -26,8 +30,13 @@ class MoveRules:
         if job is None:
             return None
         match kind:
+            case "penstock.job.converged":
+                self.converged += 1
+                again = fact["job_id"] in self._judged
+                self._judged.add(fact["job_id"])
+                return f"{fact['job_id']} is judged by its convergence again" if again else None
             case "penstock.move.decided":
-                return self._decided(job, fact)
+                return self._decided(job, fact) or self._too_often(fact)
             case "penstock.move.given_up":
                 self.given_up += 1
                 return None if self._lost(job) else f"{fact['job_id']} gives up a target that is sound"
@@ -46,6 +55,17 @@ class MoveRules:
                 mates = (other for other in self._book.jobs.values() if group and other.group == group)
                 beside = {task_id: None for mate in mates for task_id in mate.living}
                 return self._after(fact) or self._others(fact, beside | self._leaving(fact))
+        return None
+
+    def _too_often(self, fact: dict[str, Any]) -> str | None:
+        """Once by its convergence, once for the balance, and four times in all: whatever a service asks."""
+        if not (cause := fact.get("cause", "")):
+            return None
+        causes = self._caused.setdefault(fact["job_id"], [])
+        causes.append(cause)
+        self.by_convergence += 1
+        if len(causes) > MOST_MOVES or (cause in ONCE and causes.count(cause) > 1):
+            return f"{fact['job_id']} is moved by services for {', '.join(causes)}"
         return None
 
     def _leaving(self, fact: dict[str, Any]) -> dict[str, None]:

@@ -3,7 +3,7 @@
 import pytest
 
 from penstock.model.event import Event
-from penstock.model.external_events import TelemetrySampled
+from penstock.model.external_events import NodeCordoned, TelemetrySampled
 from penstock.model.ledger_events import ProposalAnswered
 from penstock.model.moves import MAX_MIGRATIONS, JobConverged, MoveDecided
 from penstock.model.proposals import MigrationProposed
@@ -107,6 +107,13 @@ def test_alone_among_converged_jobs_it_is_left_alone(cell: WatchedCell) -> None:
     assert cell.where("c") == "n1"
     assert cell.converge("a") is None
     assert cell.migrator.category("a") is Category.CONVERGED
+
+
+def test_on_a_node_where_nothing_may_start_nobody_makes_room(cell: WatchedCell) -> None:
+    """An operator has cordoned its node: it stays, and the migrator goes on."""
+    cell.runs("d", "e")
+    cell.feed(NodeCordoned(node_id="n1", by="ops/ana", reason="a fan"))
+    assert cell.converge("a") is None
 
 
 def test_who_does_not_run_is_not_watched(cell: WatchedCell) -> None:

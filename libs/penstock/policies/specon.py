@@ -116,7 +116,9 @@ class SpeCon:
         if len(here) != 1:
             return None
         (current,) = here
-        own = next(host for host in hosts if host.node_id == current)
+        own = next((host for host in hosts if host.node_id == current), None)
+        if own is None:  # nothing may be placed there, so it makes room for nobody
+            return None
         if sum(category is not Category.CONVERGED for category in own.jobs.values()) <= 1:
             return None
         able = [host for host in hosts if host is own or can_go(state, job, (host.node_id,))]

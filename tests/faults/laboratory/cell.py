@@ -1,6 +1,6 @@
 """A small cell of real services under faults, then a calm phase in which everything must come to its end.
 
-Real are the placer's, the estimator's, the batcher's and the node-reporter's shells and cores with all that they call; simulated are
+Real are the placer's, the estimator's, the batcher's, the migrator's and the node-reporter's shells and cores with all that they call; simulated are
 the log, the machines under the node-reporters and the users.
 """
 
@@ -27,6 +27,7 @@ from penstock.runtime.settings import Settings
 from penstock.runtime.snapshots import Written, head_id_at
 from penstock_services.batcher.shell import service as batcher
 from penstock_services.estimator.shell import service as estimator
+from penstock_services.migrator.shell import service as migrator
 from penstock_services.node_reporter.options import Options as NodeOptions
 from penstock_services.node_reporter.shell.run import runner
 from penstock_services.placer.shell import service as placer
@@ -50,7 +51,10 @@ from tests.faults.laboratory.world import Rates, World
 from tests.faults.ledger_rules import Violation
 from tests.support.forgeries import GATEWAYS
 
-NAMES = tuple(sorted(PROFILES))
+MIGRATING = ("specon", "balance")
+MIGRATING_EVERY = 8  # seeds; the others draw from the other profiles, so that they are the runs that they were
+NAMES = tuple(sorted(set(PROFILES) - set(MIGRATING)))
+CONVERGENCE = '{"alpha": 1.0, "interval_ms": 3000}'
 PLACERS = 3
 SETTINGS = Settings(log_url="memory", trace_ratio=0.0)
 PATIENCE_S = 1_500.0  # of calm: sound runs take 340 s at most
@@ -122,6 +126,8 @@ class Laboratory:
             rates = rates._replace(policy=POLICY_RATES[options.seed % len(POLICY_RATES)])
         self.world = World(options.seed, rates)
         self.profile = options.profile or NAMES[int(rng.integers(len(NAMES)))]
+        if options.profile is None and options.seed % MIGRATING_EVERY == MIGRATING_EVERY - 1:
+            self.profile = MIGRATING[options.seed // MIGRATING_EVERY % len(MIGRATING)]
         specs = nodes_of(rng, options.nodes or int(rng.integers(3, 7)))
         self.jobs = jobs_of(
             rng,
@@ -144,6 +150,8 @@ class Laboratory:
             "PENSTOCK_BACKFILL_WINDOW": str(int(rng.choice([1, 8, 64]))),
             "PENSTOCK_MAX_OVERTAKES": str(int(rng.choice([1, 4, 256]))),
         }
+        if moves := self.profile in MIGRATING:
+            self.environment["PENSTOCK_CONVERGENCE"] = CONVERGENCE
         self.judge = Judge(self.world)
         log = options.log or LOGS[options.seed % len(LOGS)]
         self.broker = self.judge.broker = Broker(self.world, self._landed, conditional=log == "embedded")
@@ -162,10 +170,13 @@ class Laboratory:
         """Whether inputs that the ledger names are gone: it cannot be decided again."""
         self.estimator = Service(self.world, "estimator", self.clocks[PLACERS], self._estimate, 30.0)
         self.batcher = Service(self.world, "batcher", self.clocks[PLACERS + 1], self._batch, 30.0)
+        self.migrator = Service(self.world, "migrator", _clock(rng, "clock" in faults), self._migrate, 30.0) if moves else None
         self.nodes: dict[str, Node] = {}
         for spec, clock in zip(specs, self.clocks[PLACERS + 2 :], strict=True):
             clock.rate = float(rng.uniform(SLOWEST_CLOCK, 1.0)) if "clock" in faults else 1.0
             self._add_node(spec, clock, drain=bool(rng.random() < 0.5))
+        for node in self.nodes.values():
+            node.machine.reports_losses = moves
         self.judge.machines = {node_id: node.machine for node_id, node in self.nodes.items()}
         self.proposer = Proposer(self.world, self.broker, active="propose" in faults)
         self.adjuster = Adjuster(self.world, self.broker)
@@ -229,6 +240,14 @@ class Laboratory:
         worker = PlanningWorker(self.world, process, self.planned)
         await batcher.run(SETTINGS, process.stop, log=Connection(self.broker, process), worker=worker)
 
+    async def _migrate(self, process: Process) -> None:
+        await migrator.run(SETTINGS, process.stop, log=Connection(self.broker, process))
+
+    @property
+    def planners(self) -> tuple[Service, ...]:
+        """Services that propose."""
+        return (self.batcher,) if self.migrator is None else (self.batcher, self.migrator)
+
     def _add_node(self, spec: NodeSpec, clock: Clock, *, drain: bool) -> None:
         judge = self.judge
         machine = Machine(
@@ -261,7 +280,7 @@ class Laboratory:
     # ---------------------------------------------------------------------------------------- users
 
     def _start(self) -> None:
-        for service in (*self.placers[:2], self.estimator, self.batcher):
+        for service in (*self.placers[:2], self.estimator, *self.planners):
             service.start()
         for node in self.nodes.values():
             self.world.at(self.world.within(0, 5), node.reporter.start)

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 RANK_PAUSE_S = 0.01  # between the ends of a gang's workers
 CHECKPOINTED = 0.9  # of the work of an attempt that was stopped
+LOSS_EVERY_S = 5.5  # a little more than the node lets pass
 SAVES_AT = 0.7  # of the time of an attempt: then its script reports the last phase
 TRAINS_ON = 0.15  # of those that had: they had only saved a checkpoint
 WATCHED_S = 5.0  # after so long a launcher has passed on every signal that it was asked for
@@ -141,6 +142,8 @@ class Machine:
         self.signalled = signalled
         self._unstopped = unstopped
         self._adjusted = adjusted
+        self.reports_losses = False
+        """Whether every other program reports how its loss falls."""
         self.slow_start = False
         self.dies_pinning = False
         """Its reporter is killed when it next changes a task's cores."""
@@ -215,6 +218,8 @@ class Machine:
         order, stream = process.order, self.streams[process.key]
         stream.write(b"train\nnot a line\n")
         after_s = self._ends_after_s(self._programs[order.job_id], order)
+        if self.reports_losses and ord(order.job_id[-1]) % 2:
+            self._reports_loss(process, stream, 1.0)
         if after_s is not None:
             self.world.at(after_s / 2, lambda: stream.write(b'{"steps": {"done": 1, "total": 2}}\n'))
             if self._programs[order.job_id].job.says_save:
@@ -222,6 +227,13 @@ class Machine:
                 if self.world.happens(TRAINS_ON):
                     self.world.at((1 + SAVES_AT) / 2 * after_s, lambda: stream.write(b"train\n"))
             self.world.at(after_s, lambda: self._ends(process))
+
+    def _reports_loss(self, process: TaskProcess, stream: "Stream", loss: float) -> None:
+        """Every few seconds while it lives, always less and less than before."""
+        if self.processes.get(process.key) is not process:
+            return
+        stream.write(b'{"loss": {"done": 1, "loss": %f}}\n' % loss)
+        self.world.at(LOSS_EVERY_S, lambda: self._reports_loss(process, stream, 0.4 * loss))
 
     def _lease_end_s(self, order: StartTask, until_s: float) -> float:
         """As the shim knows it, from its request and what the reporter has noted since."""

@@ -56,6 +56,9 @@ async def _live(options: Options) -> Outcome:
             "processes of placers": sum(service.processes for service in laboratory.placers),
             "processes of the estimator": laboratory.estimator.processes,
             "processes of the batcher": laboratory.batcher.processes,
+            "processes of the migrator": 0 if laboratory.migrator is None else laboratory.migrator.processes,
+            "jobs judged by convergence": judge.rules.moves.converged,
+            "moves by convergence": judge.rules.moves.by_convergence,
             "bursts planned": laboratory.planned.count("batch"),
             "plans of who runs": laboratory.planned.count("regroup"),
             "processes of reporters": sum(service.processes for service in reporters),
@@ -83,7 +86,7 @@ async def _live(options: Options) -> Outcome:
             "accepted by operators": laboratory.administrator.accepted,
         }
         world.calm = True
-        for service in (*laboratory.placers, laboratory.estimator, laboratory.batcher, *reporters):
+        for service in (*laboratory.placers, laboratory.estimator, *laboratory.planners, *reporters):
             service.enabled = False
             service.kill("the run is over")
         return Outcome(

@@ -29,7 +29,7 @@ class ServiceFaults(Injector):
         lab = self._lab
         reporters = [node.reporter for node in lab.nodes.values()]
         alive = [
-            service for service in (*lab.placers, lab.estimator, lab.batcher, *reporters) if service.alive
+            service for service in (*lab.placers, lab.estimator, *lab.planners, *reporters) if service.alive
         ]
         if alive:
             alive[int(self._world.rng.integers(len(alive)))].kill("a crash")
@@ -38,7 +38,7 @@ class ServiceFaults(Injector):
         """One service is stopped in good order and started again; a node's tasks run on meanwhile."""
         lab = self._lab
         reporters = [node.reporter for node in lab.nodes.values() if not node.drains]
-        services = (*lab.placers, lab.estimator, lab.batcher, *reporters)
+        services = (*lab.placers, lab.estimator, *lab.planners, *reporters)
         services[int(self._world.rng.integers(len(services)))].terminate()
 
     def zombie(self) -> None:
