@@ -110,6 +110,7 @@ def expected_state() -> Any:
     state["settings"] |= {"share_gpus": "never", "prelaunch_wait_ms": 60_000}
     grouping = {"split": True, "matching": True, "worst_order": False, "max_members": 4}
     state["settings"] |= {"grouping": grouping, "convergence": {"alpha": 0.01, "interval_ms": 30_000}}
+    state["settings"] |= {"genie": {"choose": "qos", "theta": 0.5}}
     for job in state["jobs"].values():
         for task in job["tasks"].values():
             task |= {"lease_ms": 0, "exhausted": "", "cores_adjusted": None, "bandwidth_adjusted": None}
@@ -119,7 +120,7 @@ def expected_state() -> Any:
             task["place"] |= {"host_memory_cap_mib": 0}
         job["spec"] |= {"secrets": {}, "environment": None, "code": None, "checkpoint": "none"}
         job["spec"] |= {"preemptible": True, "min_workers": None, "global_batch_size": None}
-        job["spec"] |= {"priority": 0, "prelaunch": False}
+        job["spec"] |= {"priority": 0, "prelaunch": False, "qos": None, "deadline_ms": None}
         job |= {"sharing": {"jobs": [], "since_ms": 0, "ever": False}}
         job |= {"memory_retries": 0, "short_of": {}, "estimated_attempt": 0, "held": None, "commanded_seq": 0}
         job |= {"converged_ms": None, "rebalanced": False, "migrations": 0}

@@ -26,6 +26,8 @@ resources: {gpus: 1, cores: 4, host_memory: 8GiB, gpu_memory: 10GiB, bandwidth: 
 retry: {max_attempts: 3, backoff: 5s, backoff_max: 2m}
 queue_timeout: 10m
 run_timeout: 2h
+deadline: 1d
+qos: prior
 grace: 30
 gpu_models: [NVIDIA-A100-40GB]
 category: cv
@@ -59,6 +61,8 @@ def test_a_dozen_lines_say_it_all() -> None:
         retry=RetryPolicy(max_attempts=3, backoff_ms=5_000, backoff_max_ms=120_000),
         queue_timeout_ms=600_000,
         run_timeout_ms=7_200_000,
+        deadline_ms=86_400_000,
+        qos="prior",
         grace_ms=30_000,
         gpu_models=("NVIDIA-A100-40GB",),
         category="cv",

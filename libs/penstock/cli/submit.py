@@ -149,6 +149,12 @@ def submit(
     max_attempts: Annotated[int | None, typer.Option(help="Tries in all, when it fails.")] = None,
     queue_timeout: QueueTimeoutFlag = None,
     run_timeout: Annotated[str | None, typer.Option(metavar="2h", help="Stop after running so long.")] = None,
+    qos: Annotated[
+        str | None, typer.Option(metavar="CLASS", help="Service class: urgent, prior or normal.")
+    ] = None,
+    deadline: Annotated[
+        str | None, typer.Option(metavar="6h", help="So long from now it should be done.")
+    ] = None,
     grace: Annotated[str | None, typer.Option(metavar="10s", help="Between SIGTERM and SIGKILL.")] = None,
     preemptible: PreemptibleFlag = None,
     prelaunch: PrelaunchFlag = None,
@@ -168,7 +174,7 @@ def submit(
         "name": name, "owner": owner, "workers": _workers(fields, min_workers, workers), "parameter_servers": parameter_servers,
         "model": model, "batch_size": batch_size, "global_batch_size": global_batch_size, "category": category, "traits": trait, "iterations": iterations,
         "target_loss": target_loss, "gpu_models": gpu_model, "workdir": workdir, "sync": sync,
-        "queue_timeout": queue_timeout, "run_timeout": run_timeout, "grace": grace, "checkpoint": checkpoint,
+        "queue_timeout": queue_timeout, "run_timeout": run_timeout, "qos": qos, "deadline": deadline, "grace": grace, "checkpoint": checkpoint,
         "preemptible": preemptible, "prelaunch": prelaunch, "priority": priority,
         "environment": jobspec.environment(venv, conda, container, path=path),
     }  # fmt: skip

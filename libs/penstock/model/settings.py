@@ -61,6 +61,17 @@ class Convergence(Value, frozen=True, kw_only=True):
     interval_ms: Annotated[int, Meta(ge=1_000, le=86_400_000)] = 30_000
 
 
+class Genie(Value, frozen=True, kw_only=True):
+    """How profile `genie` chooses ⟨nodes, GPUs⟩: Alg. 1, or one of its baselines."""
+
+    OMITTED = ("choose", "theta")
+
+    choose: Literal["qos", "ratio", "performance", "most", "least"] = "qos"
+    """qos: Alg. 1. ratio, performance, most, least: CERPre, PerfPre, MaxOcc, MinOcc. Source: GENIE §IV-A."""
+    theta: Annotated[float, Meta(ge=0, le=1_000)] = 0.5
+    """θ of eq. 5: what another node costs, beside its GPUs. The source gives none."""
+
+
 class PlacerSettings(Value, frozen=True, kw_only=True):
     """Everything outside the log that a decision depends on; recorded at the start of each term."""
 
@@ -73,6 +84,7 @@ class PlacerSettings(Value, frozen=True, kw_only=True):
         "share_gpus",
         "grouping",
         "convergence",
+        "genie",
         "prelaunch_wait_ms",
     )
 
@@ -114,4 +126,6 @@ class PlacerSettings(Value, frozen=True, kw_only=True):
     grouping: Grouping = Grouping()
     """Of profiles `muri-s` and `muri-l`."""
     convergence: Convergence = Convergence()
-    """Of profile `specon`."""
+    """Of profiles `specon` and `balance`."""
+    genie: Genie = Genie()
+    """Of profile `genie`."""

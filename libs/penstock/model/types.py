@@ -49,6 +49,8 @@ Category = Literal["cv", "nlp", "speech"]
 Trait = Literal["pipelined", "many_weights", "heavy_preprocessing"]
 """What a training does that changes how many cores it needs. Source: CODA §V-B1."""
 Priority = Annotated[int, Meta(ge=-10, le=10)]
+Qos = Literal["urgent", "prior", "normal"]
+"""Service class: how soon a job is expected to be done. Source: GENIE §III-A."""
 CheckpointKind = Literal["none", "sdk", "signal"]
 """How a job saves what it has done. `sdk`: by `penstock.sdk.checkpoint`, or as it does, in a folder that its node gives it; `signal`: on SIGTERM
 and SIGUSR1, in a place of its own; `none`: a stop costs all of it."""
@@ -237,6 +239,8 @@ class JobSpec(Value, frozen=True, kw_only=True):
         "global_batch_size",
         "priority",
         "prelaunch",
+        "qos",
+        "deadline_ms",
     )
     RULES = {
         "command": _command_can_run,
@@ -290,6 +294,11 @@ class JobSpec(Value, frozen=True, kw_only=True):
     prelaunch: bool = False
     """Its script waits for its GPUs where the SDK's `phase("train")` stands, and uses none before: it may launch while those that hold
     them end. Source: Liquid §6.1."""
+
+    qos: Qos | None = None
+    """Its service class; None: normal."""
+    deadline_ms: Annotated[int, Meta(ge=1, le=1 << 40)] | None = None
+    """So long after its submission it should be done; None: as its class has it."""
 
     @property
     def fewest_workers(self) -> int:
@@ -440,7 +449,11 @@ class Estimate(Value, frozen=True, kw_only=True):
 
     def run_ms_with(self, workers: int, fewest: int) -> int | None:
         """`run_ms` with another number of workers than the fewest, as its step is longer or shorter; as it is where one of both is not known."""
-        steps_ms = {option.workers: option.step_ms for option in self.options}
+        steps_ms: dict[int, float] = {}
+        for (
+            option
+        ) in self.options:  # of several placements of so many workers the first, which is the densest
+            steps_ms.setdefault(option.workers, option.step_ms)
         here_ms, least_ms = steps_ms.get(workers), steps_ms.get(fewest)
         if self.run_ms is None or here_ms is None or least_ms is None:
             return self.run_ms

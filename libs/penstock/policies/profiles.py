@@ -17,6 +17,7 @@ from penstock.policies.burst_order import CriticalThenShortest
 from penstock.policies.drf import DominantResourceFairness
 from penstock.policies.fair import FairResponse
 from penstock.policies.fgd import FragmentationGradient
+from penstock.policies.genie import Genie
 from penstock.policies.group_plan import group_plan
 from penstock.policies.hived import BuddyCells
 from penstock.policies.interleave import Interleave
@@ -106,6 +107,12 @@ def grouped(name: str, regroup: Callable[[PlacerSettings], Regroup], key: Key) -
     return lambda settings: Profile(name, FirstFit(name), order=KeyOrder(key), regroup=regroup(settings))
 
 
+def genie(settings: PlacerSettings) -> Profile:
+    """Deadlines and shapes: who may wait least first, on the ⟨nodes, GPUs⟩ with the best ratio that is in time."""
+    both = Genie("genie", settings.genie, Together("genie", settings.network_weight))
+    return Profile("genie", both, order=both, shape=both)
+
+
 def specon(settings: PlacerSettings) -> Profile:
     """Evenly spread, first come, first served; converged jobs move. Source: SpeCon §VI-A2 (the same first placement for both schedulers)."""
     return Profile("specon", Even("specon"), migrate=SpeCon(settings.convergence))
@@ -140,6 +147,7 @@ PROFILES: Mapping[str, Make] = MappingProxyType(
             lambda settings: Interleave(settings.queue_limits_gpu_s, group_plan),
             shortest_remaining_service,
         ),
+        "genie": genie,
         "specon": specon,
         "balance": lambda settings: Profile(
             "balance", Even("balance"), migrate=LoadBalance(settings.convergence)
@@ -156,7 +164,7 @@ PROFILES: Mapping[str, Make] = MappingProxyType(
 
 DEFAULT = "penstock"
 """Of a cell whose operator names none. `PlacerSettings.profile` keeps the default that ledgers were written with."""
-READ_DURATIONS = frozenset({"penstock", "sjf", "srtf", "srsf", "muri-s", "interleave"})
+READ_DURATIONS = frozenset({"penstock", "genie", "sjf", "srtf", "srsf", "muri-s", "interleave"})
 """Profiles whose order rests on how long a job will run; the others choose the same whether that is known or not."""
 WANT_TYPICAL_TASKS = frozenset({"fgd"})
 """Profiles that read the setting `typical_tasks`: a simulation fills it from its trace."""

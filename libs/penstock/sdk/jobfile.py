@@ -19,6 +19,7 @@ from penstock.model.types import (
     Category,
     CheckpointKind,
     JobSpec,
+    Qos,
     Trait,
     wrong_shape,
 )
@@ -170,6 +171,18 @@ class JobFile(Section):
         description="Among your own jobs, the larger the earlier; it passes nobody else's. Read by the profile `penstock`.",
         examples=[5],
     )
+    qos: Qos | None = Field(
+        None,
+        description="Service class: urgent, prior (as soon as alone on one GPU) or normal (twice that). Read by the profile `genie`.",
+        examples=["prior"],
+    )
+    deadline: Duration | None = Field(
+        None,
+        ge=1,
+        le=1 << 40,
+        description="So long after its submission it should be done, in place of its class. Read by the profile `genie`.",
+        examples=["6h"],
+    )
     checkpoint: CheckpointKind = Field(
         "none",
         description="How it saves when it is stopped: `sdk` (penstock.sdk.checkpoint), `signal` (on SIGTERM, in a place of its own), `none`.",
@@ -222,6 +235,7 @@ class JobFile(Section):
                 "environment": self.environment and self.environment.asked(),
                 "queue_timeout_ms": self.queue_timeout,
                 "run_timeout_ms": self.run_timeout,
+                "deadline_ms": self.deadline,
                 "grace_ms": self.grace,
             },
         )

@@ -4,10 +4,19 @@ from math import ceil
 
 import msgspec
 
-from penstock.model.types import WHOLE_GPU, Estimate, JobSpec, ResourceRequest
+from penstock.model.types import WHOLE_GPU, Estimate, JobSpec, Qos, ResourceRequest
 from penstock.simulator.traces.jobs import Shape, TraceJob, gang_of
 from penstock.simulator.traces.resources import COMMAND, request_of
 from penstock_services.estimator.core.resources.estimate import estimate
+
+CLASSES: tuple[Qos, ...] = ("urgent", "prior", "normal")
+
+
+def _service_class(job: TraceJob) -> Qos | None:
+    """As its label `qos` has it."""
+    return next(
+        (found for name, label in job.labels for found in CLASSES if (name, label) == ("qos", found)), None
+    )
 
 
 class Submissions:
@@ -70,6 +79,7 @@ class Submissions:
                 global_batch_size=None if job.min_workers is None else job.batch_size,
                 gpu_models=job.gpu_models,
                 labels=dict(job.labels),
+                qos=_service_class(job),
                 grace_ms=self._grace_ms,
                 iterations=iterations,
                 prelaunch=self._prelaunch,

@@ -52,8 +52,9 @@ from tests.faults.ledger_rules import Violation
 from tests.support.forgeries import GATEWAYS
 
 MIGRATING = ("specon", "balance")
-MIGRATING_EVERY = 8  # seeds; the others draw from the other profiles, so that they are the runs that they were
-NAMES = tuple(sorted(set(PROFILES) - set(MIGRATING)))
+NEWER_EVERY = 8  # seeds; the others draw from the other profiles, so that they are the runs that they were
+NEWER = (*MIGRATING, "genie")
+NAMES = tuple(sorted(set(PROFILES) - set(NEWER)))
 CONVERGENCE = '{"alpha": 1.0, "interval_ms": 3000}'
 PLACERS = 3
 SETTINGS = Settings(log_url="memory", trace_ratio=0.0)
@@ -126,8 +127,8 @@ class Laboratory:
             rates = rates._replace(policy=POLICY_RATES[options.seed % len(POLICY_RATES)])
         self.world = World(options.seed, rates)
         self.profile = options.profile or NAMES[int(rng.integers(len(NAMES)))]
-        if options.profile is None and options.seed % MIGRATING_EVERY == MIGRATING_EVERY - 1:
-            self.profile = MIGRATING[options.seed // MIGRATING_EVERY % len(MIGRATING)]
+        if options.profile is None and options.seed % NEWER_EVERY == NEWER_EVERY - 1:
+            self.profile = NEWER[options.seed // NEWER_EVERY % len(NEWER)]
         specs = nodes_of(rng, options.nodes or int(rng.integers(3, 7)))
         self.jobs = jobs_of(
             rng,
@@ -170,7 +171,11 @@ class Laboratory:
         """Whether inputs that the ledger names are gone: it cannot be decided again."""
         self.estimator = Service(self.world, "estimator", self.clocks[PLACERS], self._estimate, 30.0)
         self.batcher = Service(self.world, "batcher", self.clocks[PLACERS + 1], self._batch, 30.0)
-        self.migrator = Service(self.world, "migrator", _clock(rng, "clock" in faults), self._migrate, 30.0) if moves else None
+        self.migrator = (
+            Service(self.world, "migrator", _clock(rng, "clock" in faults), self._migrate, 30.0)
+            if moves
+            else None
+        )
         self.nodes: dict[str, Node] = {}
         for spec, clock in zip(specs, self.clocks[PLACERS + 2 :], strict=True):
             clock.rate = float(rng.uniform(SLOWEST_CLOCK, 1.0)) if "clock" in faults else 1.0

@@ -1,0 +1,228 @@
+"""GENIE's Alg. 1 by hand and against brute force, and what becomes of it in a cell."""
+
+from math import inf
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.ledger.job_state import JobState
+from penstock.model.ledger_events import PlacementDecided
+from penstock.model.settings import Genie as Settings
+from penstock.model.settings import PlacerSettings
+from penstock.model.types import Estimate, JobSpec, ResourceVector, ShapeOption
+from penstock.policies.base import LazyRng
+from penstock.policies.genie import Genie, cost, expected_ms, latency_ms
+from penstock.policies.profiles import profile_for
+from penstock_services.placer.core.step import Step
+from tests.support.driver import CellDriver, node_spec
+
+LAUNCH_MS, ALONE_MS = 30_000, 600_000
+STEPS = {(1, 1): 100.0, (1, 2): 52.0, (1, 4): 28.0, (2, 1): 60.0, (2, 2): 34.0, (2, 4): 20.0}
+"""⟨n, g⟩ → ms of an iteration."""
+
+
+def options(steps: dict[tuple[int, int], float] = STEPS) -> tuple[ShapeOption, ...]:
+    return tuple(
+        ShapeOption(workers=n * g, nodes=n, gpus_per_node=g, step_ms=ms, low_ms=ms, high_ms=ms)
+        for (n, g), ms in steps.items()
+    )
+
+
+def estimate(**more: Any) -> Estimate:
+    fields: dict[str, Any] = {
+        "worker": ResourceVector(gpus=1),
+        "confidence": 1.0,
+        "tier": "user",
+        "source": "test",
+        "run_ms": ALONE_MS,
+        "launch_ms": LAUNCH_MS,
+        "options": options(),
+    }
+    return Estimate(**fields | more)
+
+
+def spec(**more: Any) -> JobSpec:
+    fields: dict[str, Any] = {"command": ("x",), "workers": 8, "min_workers": 1, "global_batch_size": 64}
+    return JobSpec(**fields | more)
+
+
+def job(found: Estimate | None = None, **more: Any) -> JobState:
+    return JobState("j", spec(**more), 1, submitted_ms=0, estimate=found or estimate())
+
+
+class Cell(CellDriver):
+    """Two nodes of four GPUs."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(PlacerSettings(profile="genie", genie=Settings(**settings)))
+        self.join(node_spec("n1"), node_spec("n2"))
+
+    def submitted(self, job_id: str, need: Estimate | None = None, **more: Any) -> dict[str, list[str]]:
+        return placed(self.submit(job_id, spec(**more), need or estimate()))
+
+    @property
+    def genie(self) -> Genie:
+        return profile_for(self.state.settings).place  # type: ignore[return-value]
+
+
+def placed(step: Step) -> dict[str, list[str]]:
+    return {
+        fact.job_id: [task.node_id for task in fact.tasks]
+        for fact in step.facts
+        if isinstance(fact, PlacementDecided)
+    }
+
+
+def test_cost_and_expected_completion_are_the_printed_equations() -> None:
+    """Eq. 5 and eq. 4: ⟨2, 3⟩ on 4 × 4 GPUs with θ 0.5; nothing, once and twice the latency alone; a user's deadline wins."""
+    assert cost(2, 3, 4, 4, 0.5) == pytest.approx(6 / 16 + 0.5 * 2 / 4)
+    expected = {qos: expected_ms(spec(qos=qos), 1_000.0) for qos in ("urgent", "prior", "normal", None)}
+    assert expected == {"urgent": 0.0, "prior": 1_000.0, "normal": 2_000.0, None: 2_000.0}
+    assert expected_ms(spec(qos="urgent", deadline_ms=7), 1_000.0) == 7
+    assert expected_ms(spec(qos="urgent"), inf) == 0
+
+
+def test_latency_has_the_launch_once() -> None:
+    """Eq. 2: ν is 30 s whatever the shape, the iterations take as long as they do there."""
+    four = options()[2]
+    assert latency_ms(job(), four) == pytest.approx(LAUNCH_MS + (ALONE_MS - LAUNCH_MS) * 0.28)
+    assert latency_ms(job(estimate(run_ms=None)), four) == inf
+
+
+def test_the_best_ratio_in_time_then_the_best_of_all() -> None:
+    """A normal job takes the best ratio of all as long as that is in time; as its time runs out, what is fast enough; late, the best ratio again."""
+    cell = Cell(theta=0.0)
+    assert cell.genie.name == "genie"
+    waits = job()
+    found = [shape_at(cell, waits, now_ms) for now_ms in (0, 700_000, 900_000, 1_050_000, 1_100_000)]
+    assert found == [(1, 1), (1, 2), (1, 4), (2, 4), (1, 1)]
+    assert shape_at(cell, job(qos="urgent"), 0) == (1, 1), "nothing is in time for it"
+    allowance = cell.genie.choice(cell.state, waits).allowance_ms
+    assert allowance == 2 * ALONE_MS - ALONE_MS
+
+
+def shape_at(cell: Cell, waits: JobState, now_ms: int) -> tuple[int, int]:
+    cell.state.now_ms = now_ms
+    option = cell.genie.choice(cell.state, waits).option
+    assert option is not None
+    return option.nodes, option.gpus_per_node
+
+
+def test_who_may_wait_least_comes_first() -> None:
+    """The cell is full; an urgent, a prior and a normal job wait in the reverse order. When it is free they start in the order of their allowance."""
+    cell = Cell()
+    cell.submitted("full", estimate(options=options({(1, 1): 100.0, (2, 4): 1.0})))
+    cell.start("full")
+    for name, qos in (("normal", "normal"), ("prior", "prior"), ("urgent", "urgent")):
+        assert cell.submitted(name, qos=qos) == {}
+    order = list(cell.genie.order(cell.state))
+    assert order == ["urgent", "prior", "normal"]
+    assert "it is late by" in cell.genie.claim(cell.state, cell.job("urgent"))
+
+
+def test_a_job_waits_for_its_choice_and_others_pass() -> None:
+    """Its best ratio is a whole node; both have a GPU in use, so it waits, and a job of one GPU goes on."""
+    cell = Cell()
+    whole = estimate(options=options({(1, 1): 100.0, (1, 4): 1.0}))
+    single = estimate(options=options({(1, 1): 100.0}))
+    first = cell.submitted("a", single) | cell.submitted("b", single)
+    assert first == {"a": ["n1"], "b": ["n1"]}
+    assert cell.submitted("whole", whole) == {"whole": ["n2"] * 4}
+    assert cell.submitted("next", whole) == {}
+    assert cell.submitted("small", single) == {"small": ["n1"]}
+
+
+def test_it_gets_exactly_its_nodes_and_gpus() -> None:
+    """⟨2, 2⟩: two workers on each of two nodes, the fullest that have room first."""
+    cell = Cell()
+    cell.join(node_spec("n3"))
+    cell.submitted("a", estimate(options=options({(1, 1): 1.0})))
+    assert cell.submitted("b", estimate(options=options({(1, 1): 100.0, (2, 2): 1.0}))) == {
+        "b": ["n1", "n1", "n2", "n2"]
+    }
+
+
+@pytest.mark.parametrize(
+    ("choose", "shape"),
+    [("most", (2, 4)), ("least", (1, 1)), ("performance", (2, 4)), ("ratio", (1, 4)), ("qos", (1, 4))],
+)
+def test_the_baselines(choose: str, shape: tuple[int, int]) -> None:
+    """MaxOcc, MinOcc, PerfPre, CERPre. Source: GENIE §IV-A."""
+    cell = Cell(choose=choose)
+    assert len(cell.submitted("a")["a"]) == shape[0] * shape[1]
+
+
+def test_what_is_not_known_comes_last_and_runs_all_the_same() -> None:
+    """No run time, no options, one shape only, options outside of its range: defined, and nobody is stuck."""
+    cell = Cell()
+    assert cell.submitted("unknown", estimate(options=(), run_ms=None)) == {
+        "unknown": ["n1"] * 4 + ["n2"] * 4
+    }
+    waiting = {
+        "no-options": (estimate(options=()), {}),
+        "one-shape": (estimate(options=()), {"workers": 2, "min_workers": None, "global_batch_size": None}),
+        "outside": (estimate(), {"min_workers": 5, "workers": 7, "global_batch_size": 64}),
+        "past": (estimate(), {"deadline_ms": 1}),
+    }
+    for name, (need, more) in waiting.items():
+        assert cell.submitted(name, need, **more) == {}
+    assert next(cell.genie.order(cell.state)) == "past"
+    for name in waiting:
+        assert cell.genie.claim(cell.state, cell.job(name))
+        cell.genie.place(cell.state, cell.job(name), LazyRng(0))
+
+
+class AsPrinted:
+    """Alg. 1, line by line, over plain numbers."""
+
+    def __init__(self, steps: dict[tuple[int, int], float], theta: float) -> None:
+        self.steps, self.theta = steps, theta
+
+    def latency(self, shape: tuple[int, int]) -> float:
+        return LAUNCH_MS + (ALONE_MS - LAUNCH_MS) * self.steps[shape] / self.steps[(1, 1)]
+
+    def ratio(self, shape: tuple[int, int]) -> float:
+        n, g = shape
+        return (1 / self.steps[shape]) / (n * g / (2 * 4) + self.theta * n / 2)
+
+    def chosen(self, due_ms: float, now_ms: int) -> tuple[float, float]:
+        """(best ratio, allowance)."""
+        in_time = [shape for shape in self.steps if self.latency(shape) + now_ms <= due_ms]
+        best = max(self.ratio(shape) for shape in in_time or self.steps)
+        return best, max(
+            due_ms - (self.latency(shape) + now_ms)
+            for shape in in_time or self.steps
+            if self.ratio(shape) == best
+        )
+
+
+@given(
+    st.dictionaries(st.sampled_from(sorted(STEPS)), st.integers(1, 400).map(float), min_size=1),
+    st.integers(0, 2_000_000),
+    st.sampled_from([0.0, 0.5, 3.0]),
+    st.sampled_from(["prior", "normal", "urgent"]),
+)
+def test_it_is_the_printed_algorithm(
+    steps: dict[tuple[int, int], float], now_ms: int, theta: float, qos: str
+) -> None:
+    """Whatever the step times: the ratio of its choice is that of the text, at any time."""
+    steps = dict(sorted(({(1, 1): 100.0} | steps).items()))
+    cell, printed = Cell(theta=theta), AsPrinted(steps, theta)
+    cell.state.now_ms = now_ms
+    waits = job(estimate(options=options(steps)), qos=qos)
+    found = cell.genie.choice(cell.state, waits)
+    assert found.option is not None
+    due_ms = expected_ms(waits.spec, printed.latency((1, 1)))
+    best, _ = printed.chosen(due_ms, now_ms)
+    shape = (found.option.nodes, found.option.gpus_per_node)
+    assert printed.ratio(shape) == pytest.approx(best)
+    assert found.allowance_ms == pytest.approx(due_ms - (printed.latency(shape) + now_ms))
+
+
+def test_why_names_the_allowance() -> None:
+    """A user asks why a job waits: how long it may, on what it would run, and for how long."""
+    cell = Cell()
+    cell.state.now_ms = 0
+    assert cell.genie.claim(cell.state, job()) == "it may wait 1,010 s on 1 × 4 GPUs, 190 s"
