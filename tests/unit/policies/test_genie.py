@@ -13,7 +13,7 @@ from penstock.model.settings import Genie as Settings
 from penstock.model.settings import PlacerSettings
 from penstock.model.types import Estimate, JobSpec, ResourceVector, ShapeOption
 from penstock.policies.base import LazyRng
-from penstock.policies.genie import Genie, cost, expected_ms, latency_ms
+from penstock.policies.genie import Genie, cost, expected_ms, latency_ms, odds
 from penstock.policies.profiles import profile_for
 from penstock_services.placer.core.step import Step
 from tests.support.driver import CellDriver, node_spec
@@ -174,6 +174,19 @@ def test_what_is_not_known_comes_last_and_runs_all_the_same() -> None:
         cell.genie.place(cell.state, cell.job(name), LazyRng(0))
 
 
+def test_odds_follow_the_interval() -> None:
+    """A step of 100 ms, nine in ten between 80 and 125: at its middle the odds are even, at its ends one in twenty and nineteen in twenty."""
+    wide = ShapeOption(workers=1, nodes=1, gpus_per_node=1, step_ms=100, low_ms=80, high_ms=125)
+    found = job(estimate(options=(wide,)))
+    work_ms = ALONE_MS - LAUNCH_MS
+    for times, expected in ((1.0, 0.5), (0.8, 0.05), (1.25, 0.95), (0.0, 0.0), (10.0, 1.0)):
+        assert odds(found, wide, LAUNCH_MS + times * work_ms, 0) == pytest.approx(expected, abs=1e-3)
+    sure = options()[0]
+    assert [odds(job(), sure, ALONE_MS + late, 0) for late in (-1, 0)] == [0, 1]
+    assert odds(job(estimate(run_ms=None)), sure, 1e12, 0) == 0
+    assert odds(job(), sure, -1e12, 5) == 0
+
+
 class AsPrinted:
     """Alg. 1, line by line, over plain numbers."""
 
@@ -225,4 +238,7 @@ def test_why_names_the_allowance() -> None:
     """A user asks why a job waits: how long it may, on what it would run, and for how long."""
     cell = Cell()
     cell.state.now_ms = 0
-    assert cell.genie.claim(cell.state, job()) == "it may wait 1,010 s on 1 × 4 GPUs, 190 s"
+    assert (
+        cell.genie.claim(cell.state, job())
+        == "it may wait 1,010 s on 1 × 4 GPUs, 190 s; if it starts now it is in time with a probability of 100 %"
+    )
