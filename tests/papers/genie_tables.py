@@ -49,6 +49,7 @@ NAMES: Mapping[str, str] = {
     "performance": "PerfPre",
     "ratio": "CERPre",
     "qos": "GENIE",
+    "protect": "ours",
 }
 THETAS = (0.0, 0.5, 2.0)
 THETA = 0.5
@@ -251,11 +252,11 @@ def rows(label: str, per_hour: int, seeds: Sequence[int], nodes: int = NODES) ->
     met: list[Row] = []
     makespans: list[Row] = []
     best = {"met": 0.0, "makespan": float("inf")}
-    for choose in (*BASELINES, "qos"):
+    for choose in (*BASELINES, "qos", "protect"):
         found = [run(per_hour, choose, seed, nodes) for seed in seeds]
         share = [100 * one.met for one in found]
         hours = [one.makespan_s / 3_600 for one in found]
-        ours = choose == "qos"
+        ours = choose not in BASELINES
         met.append(
             Row(
                 f"{label}: {NAMES[choose]}",

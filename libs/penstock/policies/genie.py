@@ -24,6 +24,7 @@ LATENCIES: dict[Qos, float] = {"urgent": 0.0, "prior": 1.0, "normal": 2.0}
 """Expected completion, in latencies alone on one GPU. Source: eq. 4."""
 
 
+SERVING = ("qos", "protect")
 NINE_IN_TEN = 1.6449  # standard deviations on either side that hold nine in ten of a normal distribution
 
 
@@ -83,7 +84,8 @@ def odds(job: JobState, option: ShapeOption, due_ms: float, start_ms: float) -> 
 class Genie:
     """A place, order and shape stage in one. Implements `Policy`, `Order` and `Shape` of `penstock.policies.base`.
 
-    `settings.choose`: `qos` is Alg. 1; the others are the source's baselines, which serve in order of arrival: `ratio` (CERPre), `performance` (PerfPre),
+    `settings.choose`: `qos` is Alg. 1; `protect` differs from it for jobs that cannot be in time any more, urgent ones apart: they take the placement with the
+    fewest GPU seconds and come after all others, since what they would gain is lost and what they use keeps others from being in time; the others are the source's baselines, which serve in order of arrival: `ratio` (CERPre), `performance` (PerfPre),
     `most` (MaxOcc: what fits now), `least` (MinOcc). `elsewhere`: places jobs of one shape.
     """
 
@@ -136,9 +138,13 @@ class Genie:
                 return max(fitting or options[:1], key=lambda option: (option.workers, -option.nodes))
             case "performance":
                 return min(options, key=lambda option: (option.step_ms, option.workers, option.nodes))
-        if self._settings.choose == "qos":
+        if self._settings.choose in SERVING:
             due_ms = job.submitted_ms + expected_ms(job.spec, alone_ms)
             in_time = [one for one in options if state.now_ms + latencies[id(one)] <= due_ms]
+            if not in_time and self._settings.choose == "protect" and not _urgent(job):
+                return min(
+                    options, key=lambda option: (option.workers * latencies[id(option)], option.workers)
+                )
             options = in_time or options
         return max(options, key=lambda option: (self._ratio(state, option), -option.workers, -option.nodes))
 
@@ -171,9 +177,12 @@ class Genie:
         for job in sorted(jobs, key=lambda job: self._key(state, job)):
             yield job.job_id
 
-    def _key(self, state: CellState, job: JobState) -> tuple[float, int]:
-        allowance = self.choice(state, job).allowance_ms if self._settings.choose == "qos" else 0.0
-        return allowance, job.order
+    def _key(self, state: CellState, job: JobState) -> tuple[int, float, int]:
+        if self._settings.choose not in SERVING:
+            return 0, 0.0, job.order
+        allowance = self.choice(state, job).allowance_ms
+        late = self._settings.choose == "protect" and allowance < 0 and not _urgent(job)
+        return int(late), allowance, job.order
 
     def ranking(
         self, state: CellState, waiting: Iterable[JobState], holding: Iterable[JobState], at_ms: int
@@ -229,6 +238,11 @@ class Genie:
             return ()
         ordinals = sorted(bits(fitting), key=lambda ordinal: (state.node(ordinal).entered.gpus, ordinal))
         return [state.node_at[ordinal] for ordinal in ordinals[: option.nodes]]
+
+
+def _urgent(job: JobState) -> bool:
+    """Whether nobody expects it to be in time (eq. 4), but as soon as can be."""
+    return job.spec.qos == "urgent" and job.spec.deadline_ms is None
 
 
 def _times(demand: Demand, option: ShapeOption) -> ResourceVector | None:

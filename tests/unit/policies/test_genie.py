@@ -122,6 +122,18 @@ def test_who_may_wait_least_comes_first() -> None:
     assert "it is late by" in cell.genie.claim(cell.state, cell.job("urgent"))
 
 
+def test_who_is_late_protects_the_others() -> None:
+    """Under `protect` a late job takes the placement with the fewest GPU seconds and comes after one that can still be in time; an urgent one comes first."""
+    cell = Cell(choose="protect")
+    cell.submitted("full", estimate(options=options({(1, 1): 100.0, (2, 4): 1.0})))
+    cell.start("full")
+    for name, more in (("late", {"deadline_ms": 1}), ("normal", {}), ("urgent", {"qos": "urgent"})):
+        assert cell.submitted(name, **more) == {}
+    assert list(cell.genie.order(cell.state)) == ["urgent", "normal", "late"]
+    found = {name: cell.genie.choice(cell.state, cell.job(name)).option for name in ("late", "urgent")}
+    assert [(one.nodes, one.gpus_per_node) for one in found.values() if one is not None] == [(1, 1), (1, 4)]
+
+
 def test_a_job_waits_for_its_choice_and_others_pass() -> None:
     """Its best ratio is a whole node; both have a GPU in use, so it waits, and a job of one GPU goes on."""
     cell = Cell()
@@ -146,7 +158,14 @@ def test_it_gets_exactly_its_nodes_and_gpus() -> None:
 
 @pytest.mark.parametrize(
     ("choose", "shape"),
-    [("most", (2, 4)), ("least", (1, 1)), ("performance", (2, 4)), ("ratio", (1, 4)), ("qos", (1, 4))],
+    [
+        ("most", (2, 4)),
+        ("least", (1, 1)),
+        ("performance", (2, 4)),
+        ("ratio", (1, 4)),
+        ("qos", (1, 4)),
+        ("protect", (1, 4)),
+    ],
 )
 def test_the_baselines(choose: str, shape: tuple[int, int]) -> None:
     """MaxOcc, MinOcc, PerfPre, CERPre. Source: GENIE §IV-A."""
