@@ -4,7 +4,8 @@ A moldable job runs on n nodes with g GPUs each; `Estimate.options` has how long
 estimates). Alg. 1 is asked anew whenever somebody is to start: the choice of a waiting job changes as its time runs out.
 
 Departures: a job passes others whose choice does not fit now (the source leaves open whether its queue blocks); a job in one shape only has that one choice; one
-of which no time is known has no expected completion, and comes last. Among placements of equal ratio the one with fewer GPUs, then fewer nodes.
+of which no time is known has no expected completion, and comes last. Where its range begins above one worker,
+the fewest stand for ⟨1, 1⟩ in eq. 4. Among placements of equal ratio the one with fewer GPUs, then fewer nodes.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -25,6 +26,7 @@ LATENCIES: dict[Qos, float] = {"urgent": 0.0, "prior": 1.0, "normal": 2.0}
 
 
 SERVING = ("qos", "protect")
+SURE = 0.95  # odds with which a placement counts as in time under `protect`; where none has them, Alg. 1's own rule
 NINE_IN_TEN = 1.6449  # standard deviations on either side that hold nine in ten of a normal distribution
 
 
@@ -84,7 +86,8 @@ def odds(job: JobState, option: ShapeOption, due_ms: float, start_ms: float) -> 
 class Genie:
     """A place, order and shape stage in one. Implements `Policy`, `Order` and `Shape` of `penstock.policies.base`.
 
-    `settings.choose`: `qos` is Alg. 1; `protect` differs from it for jobs that cannot be in time any more, urgent ones apart: they take the placement with the
+    `settings.choose`: `qos` is Alg. 1; `protect` differs from it in two things. A placement is in time only with
+    odds of `SURE`, where one has them. And jobs that cannot be in time any more, urgent ones apart, take the placement with the
     fewest GPU seconds and come after all others, since what they would gain is lost and what they use keeps others from being in time; the others are the source's baselines, which serve in order of arrival: `ratio` (CERPre), `performance` (PerfPre),
     `most` (MaxOcc: what fits now), `least` (MinOcc). `elsewhere`: places jobs of one shape.
     """
@@ -141,10 +144,10 @@ class Genie:
         if self._settings.choose in SERVING:
             due_ms = job.submitted_ms + expected_ms(job.spec, alone_ms)
             in_time = [one for one in options if state.now_ms + latencies[id(one)] <= due_ms]
-            if not in_time and self._settings.choose == "protect" and not _urgent(job):
-                return min(
-                    options, key=lambda option: (option.workers * latencies[id(option)], option.workers)
-                )
+            if self._settings.choose == "protect":
+                in_time = [one for one in in_time if odds(job, one, due_ms, state.now_ms) >= SURE] or in_time
+                if not in_time and not _urgent(job):
+                    return min(options, key=lambda one: (one.workers * latencies[id(one)], one.workers))
             options = in_time or options
         return max(options, key=lambda option: (self._ratio(state, option), -option.workers, -option.nodes))
 
