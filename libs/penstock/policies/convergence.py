@@ -5,7 +5,7 @@ Nothing but losses that were reported before the look counts, so a category neve
 """
 
 from enum import StrEnum
-from math import isfinite, ulp
+from math import isfinite, sqrt, ulp
 
 FIRST_GROWTH = 1.0
 """Before the first look: nothing was evaluated, and a whole range of loss was gained at the first value."""
@@ -76,13 +76,21 @@ class Monitor:
         """All looks that are due at `now_ms`. True: the job has converged and grows still less, so that it may give up its place (lines 13–16)."""
         asks = False
         while self._next_ms is not None and self._next_ms <= now_ms:
-            self._next_ms += self._interval_ms
+            self._next_ms += self.interval_ms()
             before = self._growth
             asks = self._look() or (asks and self.category is Category.CONVERGED)
             if self._growth == before == 0.0:  # nothing has come since: all looks until now end the same way
-                missed = max(0, (now_ms - self._next_ms) // self._interval_ms)
-                self._next_ms += missed * self._interval_ms
+                missed = max(0, (now_ms - self._next_ms) // self.interval_ms())
+                self._next_ms += missed * self.interval_ms()
         return asks
+
+    def threshold(self, span: float) -> float:
+        """α: growth below it, a share of the range `span`, converges."""
+        return self._alpha
+
+    def interval_ms(self) -> int:
+        """From a look to the next."""
+        return self._interval_ms
 
     def pause(self, now_ms: int) -> None:
         """The job does not run any more."""
@@ -102,10 +110,58 @@ class Monitor:
         change = abs(self._loss - self._last)
         growth = change / span if span > ulp(max(abs(self._high), abs(self._low))) else 0.0
         falls, self._growth, self._last = growth < self._growth, growth, self._loss
-        if growth > self._alpha:
+        threshold = self.threshold(span)
+        if growth > threshold:
             self.category = Category.PROGRESSING
-        elif growth < self._alpha and falls:
+        elif growth < threshold and falls:
             if self.category is Category.CONVERGED:
                 return True
             self.category = Category.WATCHING if self.category is Category.PROGRESSING else Category.CONVERGED
         return False
+
+
+SIGMAS = 3.0  # standard deviations of a difference by which it stands out from noise
+WEIGHT = 0.04  # of the newest three losses in the noise: it rests on some fifty, so that a calm stretch does not lower it
+LONGEST = 8  # intervals of the source between two looks at a noisy curve
+
+
+class NoiseMonitor(Monitor):
+    """As `Monitor`, with α and interval from the noise of the loss itself. Ours: the source has one α for all models, and on a noisy curve the jitter alone is more.
+
+    Noise is what a loss is off the middle of its neighbours. Growth converges where it is within `SIGMAS` standard deviations of a difference of two losses, and never
+    less than α for each interval; the interval doubles while growth is lost in noise, up to `LONGEST`, so that a slow gain adds up to more than it, and is that of the source again after one that stands out.
+    """
+
+    __slots__ = ("_before", "_factor", "_two_before", "_variance")
+
+    def __init__(self, alpha: float, interval_ms: int) -> None:
+        super().__init__(alpha, interval_ms)
+        self._before: float | None = None
+        self._two_before: float | None = None
+        self._variance: float | None = None
+        """Of one loss around its curve."""
+        self._factor = 1
+
+    def hear(self, loss: float, now_ms: int) -> bool:
+        """As of `Monitor`."""
+        asks = super().hear(loss, now_ms)
+        if isfinite(loss):
+            if self._before is not None and self._two_before is not None:
+                off = self._before - (self._two_before + loss) / 2
+                square = off * off / 1.5  # the variance of such a difference is 3/2 that of a loss
+                known = self._variance
+                self._variance = square if known is None else known + WEIGHT * (square - known)
+            self._two_before, self._before = self._before, loss
+        return asks
+
+    def threshold(self, span: float) -> float:
+        """As of `Monitor`."""
+        if not self._variance or span <= 0:
+            return self._alpha
+        found = max(self._factor * self._alpha, SIGMAS * sqrt(2 * self._variance) / span)
+        self._factor = 1 if self._growth > found else min(LONGEST, 2 * self._factor)
+        return found
+
+    def interval_ms(self) -> int:
+        """As of `Monitor`."""
+        return self._factor * self._interval_ms

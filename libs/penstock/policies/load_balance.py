@@ -15,7 +15,7 @@ from penstock.ledger.state import CellState
 from penstock.model.moves import MAX_MIGRATIONS
 from penstock.model.settings import Convergence
 from penstock.model.transitions import JobStatus
-from penstock.policies.convergence import Category, Monitor
+from penstock.policies.convergence import Category, Monitor, NoiseMonitor
 from penstock.policies.crowding import Crowding, has_gpus
 from penstock.policies.migrate import Categories, Migration
 from penstock.policies.service import loses, stop_cost_s
@@ -69,7 +69,7 @@ class LoadBalance:
         self._settings = settings
 
     def monitor(self) -> Monitor:
-        return Monitor(self._settings.alpha, self._settings.interval_ms)
+        return NoiseMonitor(self._settings.alpha, self._settings.interval_ms)
 
     def migrations(
         self,

@@ -3,11 +3,12 @@
 from collections.abc import Sequence
 from math import inf, nan
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.policies.convergence import Category, Monitor
+from penstock.policies.convergence import Category, Monitor, NoiseMonitor
 
 INTERVAL_MS = 30_000
 P, W, C = Category.PROGRESSING, Category.WATCHING, Category.CONVERGED
@@ -148,6 +149,52 @@ def test_looks_that_were_missed_are_made_up_for(intervals: int) -> None:
         prompt.look(number * INTERVAL_MS)
     late.look(intervals * INTERVAL_MS)
     assert (late.category, late.due_ms) == (prompt.category, prompt.due_ms)
+
+
+def falling(number: int, noise: float, seed: int = 0) -> float:
+    """A curve that gains fast, then slowly for ever, with normal noise."""
+    rng = np.random.default_rng((seed, number))
+    return float(2.0 ** (-number / 3) + 0.5 * 2.0 ** (-number / 60) + noise * rng.standard_normal())
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.005, 0.02])
+def test_a_noisy_curve_converges_by_its_own_noise(noise: float) -> None:
+    """The jitter of a small batch is more than α: the source's rule sees progress for ever, ours the same convergence as without noise."""
+    found: dict[type[Monitor], float] = {}
+    for kind in (Monitor, NoiseMonitor):
+        monitor, converged = kind(0.01, INTERVAL_MS), 0
+        for number in range(400):
+            monitor.hear(falling(number, noise), number * INTERVAL_MS // 3)
+            converged += number >= 200 and monitor.category is C
+        found[kind] = converged / 200
+    assert found[NoiseMonitor] > 0.9
+    if noise == 0.02:
+        assert found[Monitor] < 0.5
+
+
+def test_a_gain_that_stands_out_of_the_noise_is_progress_again() -> None:
+    """The learning rate is lowered after long: the curve falls by a fifth of its range, ten times its jitter."""
+    monitor = NoiseMonitor(0.01, INTERVAL_MS)
+    for number in range(300):
+        monitor.hear(falling(number, 0.01), number * INTERVAL_MS // 3)
+    assert monitor.category is C
+    for number in range(300, 330):
+        monitor.hear(falling(number, 0.01) - 0.25 - 0.01 * (number - 300), number * INTERVAL_MS // 3)
+        if monitor.category is P:
+            return
+    raise AssertionError(monitor.category)
+
+
+@given(st.lists(st.floats(allow_nan=True, allow_infinity=True), max_size=40), st.integers(1, 100))
+def test_whatever_is_reported_its_interval_is_bounded(losses: list[float], gap: int) -> None:
+    """Nonsense, overflow, anything: a look is never further away than eight intervals."""
+    monitor = NoiseMonitor(0.01, INTERVAL_MS)
+    for number, loss in enumerate(losses):
+        now_ms = number * gap * 1_000
+        monitor.hear(loss, now_ms)
+        monitor.look(now_ms)
+        assert monitor.due_ms is None or now_ms < monitor.due_ms <= now_ms + 8 * INTERVAL_MS
+        assert monitor.category in Category
 
 
 @pytest.mark.parametrize("loss", [1e300, -1e300, 1e-300])
