@@ -104,10 +104,17 @@ class Crowding:
         share = log(share_of(state, job))
         known = self._jobs.get(job_id)
         if known is None or known.token != job.token:
-            self._jobs[job_id] = _Followed(job.token, share, now_ms)
+            self._follow(job, share, now_ms)
             return
         self._pass(job, known, now_ms)
         known.log_share = share
+
+    def _follow(self, job: JobState, log_share: float, now_ms: int) -> _Followed:
+        """From now on; what it has done in this attempt, it did at the share that it has now: nobody saw the others."""
+        found = self._jobs[job.job_id] = _Followed(job.token, log_share, now_ms)
+        ran_ms = 0 if job.running_ms is None else max(0, now_ms - job.running_ms)
+        found.done_s = ran_ms / 1_000 * exp(self.exponent(gpus=has_gpus(job)) * log_share)
+        return found
 
     def _pass(self, job: JobState, known: _Followed, now_ms: int) -> None:
         passed_ms = max(0, now_ms - known.since_ms)
@@ -139,14 +146,16 @@ class Crowding:
             self._fit[gpus] = (xy - share * step, xx + share * share)
 
     def progress(self, state: CellState, job: JobState, now_ms: int) -> Progress | None:
-        """Of a job that runs; None: it is not followed.
+        """Of a job; None: it does not run.
 
         What is left: the steps that it has not done, each as long as alone; where it reports none, its estimated run time less the work done;
         where that is not known either, as much as it has done: of long-tailed run times the half is over at any moment.
         """
-        known = self._jobs.get(job.job_id)
-        if known is None:
+        if job.status is not JobStatus.RUNNING:
             return None
+        known = self._jobs.get(job.job_id)
+        if known is None or known.token != job.token:  # whoever asks has begun after it
+            known = self._follow(job, log(share_of(state, job)), now_ms)
         exponent = self.exponent(gpus=has_gpus(job))
         done_s = known.done_s + max(0, now_ms - known.since_ms) / 1_000 * exp(exponent * known.log_share)
         share = exp(known.log_share)
