@@ -48,6 +48,7 @@ HTTP_S = 15.0  # the gateway itself answers within 10 s, or answers "unknown out
 MAX_PASSAGE = 12  # a failpoint kills at its 1st … 12th passage
 EARLY_PASSAGE = 3  # the latest at which it kills for the first time: so each point is visited soon
 ONCE = frozenset({"placer.term_appended"})  # passed once in a process's life
+LANDS_WITHIN_S = 1.0  # an append whose process has ended: its database may commit it all the same
 WATCH_S = 0.02
 TAIL_CHARS = 3_000
 
@@ -420,11 +421,13 @@ class FaultCell:
 
     async def rest(self, patience_s: float) -> None:
         """Settles for good: who was killed last is back, for a placer then writes a record; nodes stop first, for they
-        may still repeat themselves; then all is answered.
+        may still repeat themselves; then all is answered, also what the log had still under way for them when they ended.
         """
         await self.settle(patience_s)
         await self.until(lambda: all(slot.settled for slot in self.slots.values()), READY_S, "all are ready")
         await self.stop(*(name for name, slot in self.slots.items() if slot.module in NODE_MODULES))
+        await self._answered(patience_s)
+        await asyncio.sleep(LANDS_WITHIN_S)
         await self._answered(patience_s)
 
     async def _answered(self, patience_s: float) -> None:
