@@ -9,6 +9,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -128,6 +129,21 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
     if report.failed:
         item.stash[FAILED] = True
     return report
+
+
+@contextmanager
+def installed(*arguments: str, **env: str) -> Iterator[Installation]:
+    """One for this test alone."""
+    place = new_place()
+    running = Installation(place, *arguments, **env)
+    try:
+        yield running
+        running.stop()
+    finally:
+        running.process.kill()
+        running.process.wait()
+        running.output.close()
+        shutil.rmtree(place, ignore_errors=True)
 
 
 @pytest.fixture(scope="module")

@@ -1,58 +1,23 @@
 """A long job makes way for a short one on a live cell under `srtf`, saves within its grace and goes on where it was."""
 
 import json
-import shutil
 import sys
 from collections.abc import Iterator
 
 import pytest
 
 from penstock.sdk.checkpoint import SAVED_STATUS
-from tests.e2e.conftest import ROOT, Installation, eventually, listed, new_place, until_there
-from tests.support.loss_file import check_losses, rows
+from tests.e2e.conftest import ROOT, Installation, eventually, installed, listed, until_there
+from tests.support.loss_file import TRAIN, check_losses, rows
 
 pytestmark = pytest.mark.postgres
-
-TRAIN = """
-import json, os, pathlib, sys, time
-from penstock.sdk.checkpoint import checkpoint
-from penstock.sdk.progress import progress
-
-losses, end = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2])
-state = {"done": 0, "weight": 1.0}
-
-def save(path):
-    pathlib.Path(path, "state.json").write_text(json.dumps(state))
-
-def restore(path):
-    state.update(json.loads(pathlib.Path(path, "state.json").read_text()))
-
-checkpoint(save, restore)
-while not end.exists():
-    state["weight"] -= 0.01 * state["weight"]
-    state["done"] += 1
-    with losses.open("a") as file:
-        print(os.environ["PENSTOCK_ATTEMPT"], state["done"], state["weight"] ** 2, file=file)
-    time.sleep(0.02)
-    progress(state["done"], loss=state["weight"] ** 2)
-"""
 
 
 @pytest.fixture(params=[1])
 def srtf(request: pytest.FixtureRequest) -> Iterator[Installation]:
     """Nodes with one GPU each."""
-    place = new_place()
-    running = Installation(
-        place, "--nodes", str(request.param), "--virtual-gpus", "1", PENSTOCK_PROFILE="srtf"
-    )
-    try:
+    with installed("--nodes", str(request.param), "--virtual-gpus", "1", PENSTOCK_PROFILE="srtf") as running:
         yield running
-        running.stop()
-    finally:
-        running.process.kill()
-        running.process.wait()
-        running.output.close()
-        shutil.rmtree(place, ignore_errors=True)
 
 
 def test_a_preempted_job_loses_nothing(srtf: Installation) -> None:

@@ -1,61 +1,26 @@
 """A job whose loss hardly falls any more makes room on a live cell under `specon`: the migrator proposes it, the placer carries it out."""
 
 import json
-import shutil
 import sys
 from collections.abc import Iterator
 
 import pytest
 
-from tests.e2e.conftest import ROOT, Installation, eventually, listed, new_place
-from tests.support.loss_file import check_losses, rows
+from tests.e2e.conftest import ROOT, Installation, eventually, installed, listed
+from tests.support.loss_file import TRAIN, check_losses, rows
 
 pytestmark = pytest.mark.postgres
 
 INTERVAL_MS = 5_000
-TRAIN = """
-import json, os, pathlib, sys, time
-from penstock.sdk.checkpoint import checkpoint
-from penstock.sdk.progress import progress
-
-losses, end, converges = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2]), sys.argv[3] == "converges"
-state = {"done": 0, "weight": 1.0}
-
-def save(path):
-    pathlib.Path(path, "state.json").write_text(json.dumps(state))
-
-def restore(path):
-    state.update(json.loads(pathlib.Path(path, "state.json").read_text()))
-
-checkpoint(save, restore)
-while not end.exists():
-    # One falls fast and then by less and less, the others by the same share of what they began with.
-    state["weight"] -= 0.01 * state["weight"]
-    state["done"] += 1
-    with losses.open("a") as file:
-        print(os.environ["PENSTOCK_ATTEMPT"], state["done"], state["weight"] ** 2, file=file)
-    time.sleep(0.05)
-    progress(state["done"], loss=state["weight"] ** 2 if converges else -state["done"])
-"""
 
 
 @pytest.fixture
 def specon() -> Iterator[Installation]:
     """Two nodes with three GPUs each."""
-    place = new_place()
     convergence = json.dumps({"interval_ms": INTERVAL_MS})
-    running = Installation(
-        place, "--nodes", "2", "--virtual-gpus", "3",
-        PENSTOCK_PROFILE="specon", PENSTOCK_CONVERGENCE=convergence,
-    )  # fmt: skip
-    try:
+    env = {"PENSTOCK_PROFILE": "specon", "PENSTOCK_CONVERGENCE": convergence}
+    with installed("--nodes", "2", "--virtual-gpus", "3", **env) as running:
         yield running
-        running.stop()
-    finally:
-        running.process.kill()
-        running.process.wait()
-        running.output.close()
-        shutil.rmtree(place, ignore_errors=True)
 
 
 def test_a_converged_job_goes_on_elsewhere_and_loses_nothing(specon: Installation) -> None:
@@ -65,8 +30,8 @@ def test_a_converged_job_goes_on_elsewhere_and_loses_nothing(specon: Installatio
     library = f"PYTHONPATH={ROOT / 'libs'}"
     for number, name in enumerate(("slow", "b", "c", "d", "e")):
         flags = ("--name", name, "--gpus", "1", "--checkpoint", "sdk", "--grace", "30s", "--env", library)
-        kind = "converges" if name == "slow" else "gains"
-        command = ("--", sys.executable, "-c", TRAIN, str(specon.home / name), str(end), kind)
+        kind = () if name == "slow" else ("gains",)
+        command = ("--", sys.executable, "-c", TRAIN, str(specon.home / name), str(end), *kind)
         answer = specon.run("submit", "-d", *flags, *command)
         assert answer.returncode == 0, answer.stderr
         eventually(lambda name=name: len(rows(specon.home / name)) > 1, f"{number} does not train")  # type: ignore[misc]

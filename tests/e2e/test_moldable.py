@@ -1,14 +1,13 @@
 """A moldable job on a live cell: two workers beside another job, four in its next attempt, which goes on at the checkpoint of the first."""
 
 import json
-import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.e2e.conftest import ROOT, Installation, eventually, listed, new_place
+from tests.e2e.conftest import ROOT, Installation, eventually, installed, listed
 
 pytestmark = pytest.mark.postgres
 
@@ -44,16 +43,8 @@ while not (place / "end").exists():
 
 @pytest.fixture
 def four_gpus() -> Iterator[Installation]:
-    place = new_place()
-    running = Installation(place, "--nodes", "1", "--virtual-gpus", "4")
-    try:
+    with installed("--nodes", "1", "--virtual-gpus", "4") as running:
         yield running
-        running.stop()
-    finally:
-        running.process.kill()
-        running.process.wait()
-        running.output.close()
-        shutil.rmtree(place, ignore_errors=True)
 
 
 def workers(place: Path, attempt: int) -> list[dict[str, int]]:

@@ -1,12 +1,11 @@
 """An operator moves a running job on a live cell: it is stopped, and goes on where a place was kept for it."""
 
 import json
-import shutil
 from collections.abc import Iterator
 
 import pytest
 
-from tests.e2e.conftest import Installation, eventually, listed, new_place
+from tests.e2e.conftest import Installation, eventually, installed, listed
 
 pytestmark = pytest.mark.postgres
 
@@ -14,16 +13,8 @@ pytestmark = pytest.mark.postgres
 @pytest.fixture
 def two() -> Iterator[Installation]:
     """Two nodes with one GPU each."""
-    place = new_place()
-    running = Installation(place, "--nodes", "2", "--virtual-gpus", "1")
-    try:
+    with installed("--nodes", "2", "--virtual-gpus", "1") as running:
         yield running
-        running.stop()
-    finally:
-        running.process.kill()
-        running.process.wait()
-        running.output.close()
-        shutil.rmtree(place, ignore_errors=True)
 
 
 def test_a_running_job_goes_on_at_its_target(two: Installation) -> None:

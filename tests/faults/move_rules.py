@@ -16,7 +16,7 @@ class MoveRules:
         self._book = book
         self._arriving = ""
         """The job whose placement must be the next fact."""
-        self.arrived = self.given_up = self.converged = self.by_convergence = 0
+        self.arrived = self.given_up = self.converged = self.for_services = 0
         self._judged: set[str] = set()
         self._caused: dict[str, list[str]] = {}
         """Job → causes of the moves that services have asked for."""
@@ -63,7 +63,7 @@ class MoveRules:
             return None
         causes = self._caused.setdefault(fact["job_id"], [])
         causes.append(cause)
-        self.by_convergence += 1
+        self.for_services += 1
         if len(causes) > MOST_MOVES or (cause in ONCE and causes.count(cause) > 1):
             return f"{fact['job_id']} is moved by services for {', '.join(causes)}"
         return None

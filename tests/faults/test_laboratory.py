@@ -53,13 +53,13 @@ def _was_bad(summary: Summary) -> None:
     assert happened["freezes"] > summary.runs // 10
     assert happened["undecided records"] > 4 * summary.runs
     assert happened["changes of cores"] > summary.runs // 2
-    assert happened["caps of memory bandwidth"] > summary.runs // 8
+    assert happened["caps of memory bandwidth"] > summary.runs // 5
     assert happened["moves that arrived"] > summary.runs // 20
     assert happened["starts at checkpoints"] > summary.runs // 10
     assert happened["processes of the batcher"] > summary.runs, "it was never killed"
     assert happened["processes of the migrator"] > summary.runs // 8, "it was never killed"
     assert happened["jobs judged by convergence"] > 0
-    assert happened["moves by convergence"] > 0
+    assert happened["moves for services"] > 0
     assert happened["plans of who runs"] > summary.runs
     assert happened["groups that take turns"] > summary.runs // 20
     assert happened["bursts planned"] > 0

@@ -118,9 +118,9 @@ async def test_a_restart_hears_what_was_reported_and_comes_to_the_same(broker: M
         telemetry(broker, number, sample(loss, at_ms=(1 << 40) - number))
         await asyncio.sleep(INTERVAL_MS / 1_000)
     async with watcher(broker) as first:
-        kind = first._migrator.category("a")
+        kind = first._migrator.categories().get("a")
         async with watcher(broker) as second:
-            assert second._migrator.category("a") is kind
+            assert second._migrator.categories().get("a") is kind
     assert kind is not Category.PROGRESSING
 
 
@@ -132,7 +132,7 @@ async def test_what_it_cannot_read_is_passed_over(broker: MemoryBroker) -> None:
     telemetry(broker, 3, TelemetrySampled(node_id="n1", task_id="a.1.w0", at_ms=0, cpu_percent=9.0))
     telemetry(broker, 4, sample(1.0))
     async with watcher(broker) as found:
-        assert found._migrator.category("a") is Category.PROGRESSING
+        assert found._migrator.categories().get("a") is Category.PROGRESSING
         assert found._unreadable == 1
         assert not proposed(broker)
 

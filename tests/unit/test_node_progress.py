@@ -314,10 +314,10 @@ def losses_of(reports: Iterable[Report]) -> list[float]:
 def test_losses_go_out_when_they_may_matter() -> None:
     """The first one; later ones five seconds apart at least, if they are not the same again."""
     one_task = parser()
-    told = [(0, 4.0), (1, 3.0), (5, 2.0), (10, 2.0), (15, 1.99), (20, 2.5), (30, 1.0)]
+    reported = [(0, 4.0), (1, 3.0), (5, 2.0), (10, 2.0), (15, 1.99), (20, 2.5), (30, 1.0)]
     reports = [
         report
-        for at_s, loss in told
+        for at_s, loss in reported
         for report in one_task.parse(b'{"loss":{"done":7,"loss":%f}}\n' % loss, NOW_MS + 1_000 * at_s)
     ]
     assert losses_of(reports) == [4.0, 2.0, 1.99, 2.5, 1.0]

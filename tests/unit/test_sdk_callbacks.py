@@ -13,7 +13,7 @@ import pytest
 from sklearn.ensemble import GradientBoostingRegressor
 
 from penstock.sdk.lines import FIFO
-from tests.unit.test_sdk_reports import Pipe
+from tests.support.training_script import Pipe
 
 ROOT = Path(__file__).resolve().parents[2]
 PLAYED_KERAS = '''

@@ -22,42 +22,7 @@ from penstock.sdk.phases import phase
 from penstock.sdk.progress import Meter
 from penstock.sdk.stages import MAX_LINES, STAGES, Recorder
 from penstock_services.node_reporter.core.progress import ProgressParser
-
-
-class Clock:
-    """Seconds, moved by hand."""
-
-    def __init__(self) -> None:
-        self.now = 1_000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-    def pass_(self, seconds: float) -> None:
-        self.now += seconds
-
-
-class Pipe:
-    """A task's FIFO, held open as its shim does."""
-
-    def __init__(self, path: Path) -> None:
-        os.mkfifo(path)
-        self.path = path
-        self.descriptor = os.open(path, os.O_RDWR | os.O_NONBLOCK)
-
-    def text(self) -> bytes:
-        try:
-            return os.read(self.descriptor, 1 << 20)
-        except BlockingIOError:
-            return b""
-
-    def lines(self) -> list[dict[str, Any]]:
-        """What was written since the last look: the only field of each line."""
-        found = []
-        for line in self.text().splitlines():
-            ((_, value),) = json.loads(line).items()
-            found.append(value)
-        return found
+from tests.support.training_script import Clock, Pipe
 
 
 @pytest.fixture
@@ -150,45 +115,6 @@ def test_the_loss_is_only_looked_at_when_a_line_is_written(fifo: Pipe, clock: Cl
     reported = fifo.lines()
     assert len(reported) == OnGpu.looked_at < 20
     assert {line["loss"] for line in reported} == {0.25}
-
-
-def test_between_lines_of_progress_the_loss_is_reported_by_time(
-    fifo: Pipe, clock: Clock, meter: Meter
-) -> None:
-    """An hour of iterations of 10 ms: whether its loss still falls is seen every few seconds, though a tenth more takes minutes by then."""
-    for done in range(1, 360_001):
-        clock.pass_(0.01)
-        meter.step(done, None, 1.0 / done)
-        if done == 350_000:
-            fifo.text()
-    losses = [line for line in fifo.lines() if "step_ms" not in line]
-    assert 15 <= len(losses) <= 25
-    for before, line in itertools.pairwise(losses):
-        assert 2.5 <= 0.01 * (line["done"] - before["done"]) <= 10
-    assert all(line["loss"] == 1.0 / line["done"] for line in losses)
-
-
-def test_a_script_that_stalls_reports_its_loss_again_soon(fifo: Pipe, clock: Clock, meter: Meter) -> None:
-    """Steps of a millisecond, then of ten seconds: the number of iterations to wait shrinks with them."""
-    for done in range(1, 20_001):
-        clock.pass_(0.001)
-        meter.step(done, None, 1.0)
-    fifo.text()
-    seen = []
-    for done in range(20_001, 26_001):
-        clock.pass_(10.0)
-        meter.step(done, None, 1.0)
-        seen += [line["done"] for line in fifo.lines()]
-    assert len(seen) > 900
-    assert seen[0] <= 26_000
-
-
-def test_without_a_loss_nothing_is_written_between(fifo: Pipe, clock: Clock, meter: Meter) -> None:
-    """And a loss that cannot be is left out."""
-    for done in range(1, 5_001):
-        clock.pass_(1.0)
-        meter.step(done, None, None if done % 2 else float("nan"))
-    assert all("step_ms" in line or line["done"] == 1 for line in fifo.lines())
 
 
 def test_a_tensor_is_read_without_its_gradient(fifo: Pipe, meter: Meter) -> None:

@@ -102,6 +102,8 @@ MinWorkersFlag = Annotated[
 GlobalBatchSizeFlag = Annotated[
     int | None, typer.Option(help="Of all workers together, in place of --batch-size.")
 ]
+QosFlag = Annotated[str | None, typer.Option(metavar="CLASS", help="Service class: urgent, prior or normal.")]
+DeadlineFlag = Annotated[str | None, typer.Option(metavar="6h", help="So long from now it should be done.")]
 DetachFlag = Annotated[bool, typer.Option("--detach", "-d", help="Print the job's id and end at once.")]
 QuietFlag = Annotated[
     bool, typer.Option("--quiet", "-q", help="Print what becomes of the job, not its output.")
@@ -149,12 +151,8 @@ def submit(
     max_attempts: Annotated[int | None, typer.Option(help="Tries in all, when it fails.")] = None,
     queue_timeout: QueueTimeoutFlag = None,
     run_timeout: Annotated[str | None, typer.Option(metavar="2h", help="Stop after running so long.")] = None,
-    qos: Annotated[
-        str | None, typer.Option(metavar="CLASS", help="Service class: urgent, prior or normal.")
-    ] = None,
-    deadline: Annotated[
-        str | None, typer.Option(metavar="6h", help="So long from now it should be done.")
-    ] = None,
+    qos: QosFlag = None,
+    deadline: DeadlineFlag = None,
     grace: Annotated[str | None, typer.Option(metavar="10s", help="Between SIGTERM and SIGKILL.")] = None,
     preemptible: PreemptibleFlag = None,
     prelaunch: PrelaunchFlag = None,
@@ -179,19 +177,14 @@ def submit(
         "environment": jobspec.environment(venv, conda, container, path=path),
     }  # fmt: skip
     fields |= jobspec.located(_given(flags), os.getcwd())
-    needs = {
-        "gpus": gpus, "cores": cores, "host_memory": host_memory, "gpu_memory": gpu_memory, "bandwidth": bandwidth,
-    }  # fmt: skip
+    needs = {"gpus": gpus, "cores": cores, "host_memory": host_memory, "gpu_memory": gpu_memory, "bandwidth": bandwidth}  # fmt: skip
     sections = _sections(needs, max_attempts, env or [], secret or [], label or [])
     fields, code = jobspec.synced(fields)
     spec = _spec(fields, sections, command, file or "command line")
     if dry_run:
         return _show(spec, output)
-    connect = partial(gateway, ctx)
-    sent = Submission(
-        connect, spec, idempotency_key, output, detach, propagate, cancel_on_interrupt, quiet, code
-    )
-    raise typer.Exit(sent.run())
+    how = (idempotency_key, output, detach, propagate, cancel_on_interrupt, quiet)
+    raise typer.Exit(Submission(partial(gateway, ctx), spec, *how, code).run())
 
 
 def _workers(fields: Mapping[str, Any], fewest: int | None, most: int | None) -> int | dict[str, Any] | None:

@@ -10,15 +10,15 @@ from penstock.model.types import MAX_GANG_TASKS, Identifier, ShortText, TaskPlac
 
 MAX_MIGRATIONS = 4
 """Of one job, by services: a policy that errs, or telemetry that misleads it, costs a job no more restarts than these."""
-MoveCause = Literal["", "converged", "rebalance", "faster"]
+MoveCause = Literal["", "converged", "rebalance", "faster", "other"]
 """Why a service moves a job. `converged`: its loss falls slower and slower, and others on its node gain more (SpeCon Alg. 2), once per job;
 `rebalance`: all have converged, and nodes are unevenly full (SpeCon Alg. 3), once per job; `faster`: all in all jobs end earlier, by more than the
-move costs. All together at most `MAX_MIGRATIONS` times. Empty: none of these, as of operators."""
+move costs; `other`: it names none. All together at most `MAX_MIGRATIONS` times. Empty: an operator asks for it."""
 
 
 @event
 class MoveDecided(Event, frozen=True, kw_only=True):
-    """A running job is to go on elsewhere; `StopDecided` follows. Nobody else gets the target until the job is there, ends or gives it up."""
+    """A running job is to go on elsewhere; `StopDecided` follows. No other job gets the target until the job is there, ends or gives it up."""
 
     TYPE = "penstock.move.decided"
     OMITTED = ("cause",)

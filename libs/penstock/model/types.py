@@ -450,10 +450,10 @@ class Estimate(Value, frozen=True, kw_only=True):
     def run_ms_with(self, workers: int, fewest: int) -> int | None:
         """`run_ms` with another number of workers than the fewest, as its step is longer or shorter; as it is where one of both is not known."""
         steps_ms: dict[int, float] = {}
-        for (
-            option
-        ) in self.options:  # of several placements of so many workers the first, which is the densest
-            steps_ms.setdefault(option.workers, option.step_ms)
+        for option in self.options:
+            steps_ms.setdefault(
+                option.workers, option.step_ms
+            )  # the densest of several placements comes first
         here_ms, least_ms = steps_ms.get(workers), steps_ms.get(fewest)
         if self.run_ms is None or here_ms is None or least_ms is None:
             return self.run_ms

@@ -30,15 +30,13 @@ class Monitor:
     """
 
     __slots__ = (
-        "_alpha", "_growth", "_high", "_interval_ms", "_last", "_loss", "_low", "_next_ms", "_rest_ms", "category", "looks",
+        "_alpha", "_growth", "_high", "_interval_ms", "_last", "_loss", "_low", "_next_ms", "_rest_ms", "category",
     )  # fmt: skip
 
     def __init__(self, alpha: float, interval_ms: int) -> None:
         self._alpha = alpha
         self._interval_ms = interval_ms
         self.category = Category.PROGRESSING
-        self.looks = 0
-        """How many so far."""
         self._loss: float | None = None
         """The latest; None: none was reported."""
         self._last = 0.0
@@ -49,11 +47,6 @@ class Monitor:
         """When it is looked at next; None: it does not run, or has reported nothing."""
         self._rest_ms = interval_ms
         """While it does not run: what is left until then."""
-
-    @property
-    def reports(self) -> bool:
-        """Whether the job has ever reported a loss."""
-        return self._loss is not None
 
     @property
     def due_ms(self) -> int | None:
@@ -105,7 +98,6 @@ class Monitor:
     def _look(self) -> bool:
         """Lines 4–22; whether it asks for a reallocation."""
         assert self._loss is not None, "it is due only after a report"
-        self.looks += 1
         span = self._high - self._low
         change = abs(self._loss - self._last)
         growth = change / span if span > ulp(max(abs(self._high), abs(self._low))) else 0.0
@@ -158,9 +150,14 @@ class NoiseMonitor(Monitor):
         """As of `Monitor`."""
         if not self._variance or span <= 0:
             return self._alpha
-        found = max(self._factor * self._alpha, SIGMAS * sqrt(2 * self._variance) / span)
-        self._factor = 1 if self._growth > found else min(LONGEST, 2 * self._factor)
-        return found
+        return max(self._factor * self._alpha, SIGMAS * sqrt(2 * self._variance) / span)
+
+    def _look(self) -> bool:
+        threshold = self.threshold(self._high - self._low)
+        asks = super()._look()
+        if self._variance:
+            self._factor = 1 if self._growth > threshold else min(LONGEST, 2 * self._factor)
+        return asks
 
     def interval_ms(self) -> int:
         """As of `Monitor`."""

@@ -79,21 +79,16 @@ class Crowding:
         """Whether neighbours were ever seen to slow anybody down."""
         return any(self.exponent(gpus=gpus) > 0.0 for gpus in self._fit)
 
-    def changed(self, state: CellState, job_id: str, now_ms: int) -> None:
-        """The job started, stopped, or has other cores: its own share and its neighbours' have changed."""
+    def changed(self, state: CellState, job_id: str, now_ms: int, node_id: str = "") -> None:
+        """The job started, stopped, or has other cores, and perhaps has left a node: its share and those of its neighbours are others now."""
         job = state.jobs.get(job_id)
         if job is None or job.status is not JobStatus.RUNNING:
             self._jobs.pop(job_id, None)
-        around = set() if job is None else {task.place.node_id for task in job.tasks.values()}
-        for node_id in around:
-            for other in set(state.nodes[node_id].tasks.values()):
-                self._settle(state, other, now_ms)
-
-    def left(self, state: CellState, node_ids: set[str], now_ms: int) -> None:
-        """Somebody has left these nodes."""
-        for node_id in node_ids & state.nodes.keys():
-            for other in set(state.nodes[node_id].tasks.values()):
-                self._settle(state, other, now_ms)
+        around = {node_id} if job is None else {node_id, *(task.place.node_id for task in job.tasks.values())}
+        for other in {
+            other for one in around & state.nodes.keys() for other in state.nodes[one].tasks.values()
+        }:
+            self._settle(state, other, now_ms)
 
     def _settle(self, state: CellState, job_id: str, now_ms: int) -> None:
         """Books what was until now, and looks at the share anew."""
@@ -110,7 +105,7 @@ class Crowding:
         known.log_share = share
 
     def _follow(self, job: JobState, log_share: float, now_ms: int) -> _Followed:
-        """From now on; what it has done in this attempt, it did at the share that it has now: nobody saw the others."""
+        """From now on; what it has done in this attempt, it did at the share that it has now: its neighbours were not seen."""
         found = self._jobs[job.job_id] = _Followed(job.token, log_share, now_ms)
         ran_ms = 0 if job.running_ms is None else max(0, now_ms - job.running_ms)
         found.done_s = ran_ms / 1_000 * exp(self.exponent(gpus=has_gpus(job)) * log_share)
@@ -154,7 +149,7 @@ class Crowding:
         if job.status is not JobStatus.RUNNING:
             return None
         known = self._jobs.get(job.job_id)
-        if known is None or known.token != job.token:  # whoever asks has begun after it
+        if known is None or known.token != job.token:  # it ran before the first report of a change
             known = self._follow(job, log(share_of(state, job)), now_ms)
         exponent = self.exponent(gpus=has_gpus(job))
         done_s = known.done_s + max(0, now_ms - known.since_ms) / 1_000 * exp(exponent * known.log_share)

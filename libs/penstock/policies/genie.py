@@ -1,7 +1,7 @@
 """GENIE: deadlines and shapes. Source: GENIE §III, eq. 4 and 5, Alg. 1.
 
-A moldable job runs on n nodes with g GPUs each; `Estimate.options` has how long an iteration takes on each ⟨n, g⟩ (eq. 1 – 3, fitted by whoever
-estimates). Alg. 1 is asked anew whenever somebody is to start: the choice of a waiting job changes as its time runs out.
+A moldable job runs on n nodes with g GPUs each; `Estimate.options` has how long an iteration takes on each ⟨n, g⟩ (eq. 1 – 3, fitted by the
+estimator). Alg. 1 is asked anew whenever a job is to start: the choice of a waiting job changes as its time runs out.
 
 Departures: a job passes others whose choice does not fit now (the source leaves open whether its queue blocks); a job in one shape only has that one choice; one
 of which no time is known has no expected completion, and comes last. Where its range begins above one worker,
@@ -12,14 +12,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from math import erf, inf, log, sqrt
 from typing import NamedTuple
 
-from penstock.ledger.demand import Demand
+from penstock.ledger.demand import DemandKey, vector_key
 from penstock.ledger.index import bits
 from penstock.ledger.job_state import JobState
 from penstock.ledger.state import CellState
 from penstock.model.settings import Genie as Settings
-from penstock.model.types import MAX_GPUS_PER_NODE, JobSpec, Qos, ResourceVector, ShapeOption
+from penstock.model.types import WHOLE_GPU, JobSpec, Qos, ResourceVector, ShapeOption
 from penstock.policies.base import LazyRng, Plan, Policy, Turns
 from penstock.policies.gang import Gang, explanation
+from penstock.policies.together import whole_gang
 
 LATENCIES: dict[Qos, float] = {"urgent": 0.0, "prior": 1.0, "normal": 2.0}
 """Expected completion, in latencies alone on one GPU. Source: eq. 4."""
@@ -30,17 +31,23 @@ SURE = 0.95  # odds with which a placement counts as in time under `protect`; wh
 NINE_IN_TEN = 1.6449  # standard deviations on either side that hold nine in ten of a normal distribution
 
 
+class Placement(NamedTuple):
+    """One s_ij of a job. `latency_ms`: l_ij, eq. 2, from its start to its end; infinite where nothing is known."""
+
+    option: ShapeOption
+    latency_ms: float
+
+
 class Choice(NamedTuple):
-    """What Alg. 1 finds for a job at a time. Milliseconds."""
+    """What Alg. 1 finds for a job at a time. Milliseconds, by the ledger's time."""
 
     option: ShapeOption | None
     """None: it has one shape only."""
     latency_ms: float
-    """l_ij, eq. 2: from its start to its end; infinite where nothing is known."""
+    due_ms: float
+    """e_i; infinite where no completion is expected."""
     allowance_ms: float
-    """w_i, line 12: how long it may still wait; negative: the expected completion cannot be met. Infinite where it has none."""
-    odds: float = 0.0
-    """That it is met if the job starts now."""
+    """w_i, line 12: how long it may still wait; negative: the expected completion cannot be met. Infinite where there is none."""
 
 
 def cost(nodes: int, gpus_per_node: int, most_nodes: int, most_gpus: int, theta: float) -> float:
@@ -96,81 +103,92 @@ class Genie:
         self.name = name
         self._settings = settings
         self._elsewhere = elsewhere
-        self._capacity = (-1, 1, 1)
+        self._capacity_version = -1
+        self._limits = (1, 1)
+        """N̂ and Ĝ: nodes with sound GPUs, and most of these on one of them."""
+        self._could_hold: dict[DemandKey, int] = {}
+        """What a node's part of a gang needs → how many of the cell's nodes hold that when they are empty."""
 
     # ------------------------------------------------------------------------------------- Algorithm 1
 
     def choice(self, state: CellState, job: JobState) -> Choice:
         """Lines 2 – 12 for one job, now."""
-        options = self._offered(job)
+        self._see_capacity(state)
+        found = [Placement(option, latency_ms(job, option)) for option in self._offered(state, job)]
+        if found:
+            due_ms = job.submitted_ms + expected_ms(job.spec, found[0].latency_ms)
+            option, latency = self._best(state, job, found, due_ms)
+            return Choice(option, latency, due_ms, _allowance(state, due_ms, latency))
         estimate = job.estimate
-        if not options:
-            run_ms = inf if estimate is None or estimate.run_ms is None else float(estimate.run_ms)
-            return Choice(None, run_ms, self._allowance(state, job, run_ms, run_ms))
-        latencies = {id(option): latency_ms(job, option) for option in options}
-        alone_ms = latencies[id(options[0])]
-        best = self._best(state, job, options, latencies, alone_ms)
-        allowance_ms = self._allowance(state, job, alone_ms, latencies[id(best)])
-        due_ms = job.submitted_ms + expected_ms(job.spec, alone_ms)
-        return Choice(best, latencies[id(best)], allowance_ms, odds(job, best, due_ms, state.now_ms))
+        run_ms = inf if estimate is None or estimate.run_ms is None else float(estimate.run_ms)
+        due_ms = job.submitted_ms + expected_ms(job.spec, run_ms)
+        return Choice(None, run_ms, due_ms, _allowance(state, due_ms, run_ms))
 
-    def _offered(self, job: JobState) -> Sequence[ShapeOption]:
-        """M_i, line 3: of a moldable job, within its range."""
-        if job.estimate is None or job.spec.min_workers is None:
+    def _see_capacity(self, state: CellState) -> None:
+        """Nodes may have come or gone since."""
+        if self._capacity_version != state.capacity_version:
+            self._capacity_version = state.capacity_version
+            self._could_hold.clear()
+            self._limits = max(1, sum(count > 0 for count in state.sound_gpus)), max([1, *state.sound_gpus])
+
+    def _offered(self, state: CellState, job: JobState) -> Sequence[ShapeOption]:
+        """M_i, line 3: of a moldable job, within its range and what the cell could ever hold, with the same number of GPUs on each node."""
+        estimate, fewest = job.estimate, job.spec.min_workers
+        if estimate is None or fewest is None:
             return ()
         return [
             option
-            for option in job.estimate.options
-            if job.spec.min_workers <= option.workers <= job.spec.workers
+            for option in estimate.options
+            if fewest <= option.workers <= job.spec.workers and self._ever_fits(state, job, option)
         ]
 
-    def _best(
-        self,
-        state: CellState,
-        job: JobState,
-        options: Sequence[ShapeOption],
-        latencies: dict[int, float],
-        alone_ms: float,
-    ) -> ShapeOption:
+    def _ever_fits(self, state: CellState, job: JobState, option: ShapeOption) -> bool:
+        """Whether the cell has enough nodes for it when they are empty."""
+        need = _on_each_node(job, option)
+        if need is None:
+            return False
+        key = (*vector_key(need), *job.spec.gpu_models)
+        found = self._could_hold.get(key)
+        if found is None:
+            suits = [state.node(ordinal) for ordinal in bits(state.index.eligible(need, job.spec.gpu_models))]
+            found = self._could_hold[key] = sum(
+                need.gpus <= state.sound_gpus[node.ordinal]
+                and need.cores <= node.spec.cores
+                and need.host_memory_mib <= node.spec.host_memory_mib
+                and need.bandwidth_mbps <= node.spec.bandwidth_mbps
+                for node in suits
+            )
+        return found >= option.nodes
+
+    def _best(self, state: CellState, job: JobState, found: Sequence[Placement], due_ms: float) -> Placement:
         """Lines 4 – 11."""
-        match self._settings.choose:
+        choose = self._settings.choose
+        match choose:
             case "least":
-                return min(options, key=lambda option: (option.workers, option.nodes))
+                return min(found, key=lambda one: (one.option.workers, one.option.nodes))
             case "most":
-                fitting = [one for one in options if self._nodes_for(state, job, one)]
-                return max(fitting or options[:1], key=lambda option: (option.workers, -option.nodes))
+                fitting = [one for one in found if self._nodes_for(state, job, one.option)]
+                return max(fitting or found[:1], key=lambda one: (one.option.workers, -one.option.nodes))
             case "performance":
-                return min(options, key=lambda option: (option.step_ms, option.workers, option.nodes))
-        if self._settings.choose in SERVING:
-            due_ms = job.submitted_ms + expected_ms(job.spec, alone_ms)
-            in_time = [one for one in options if state.now_ms + latencies[id(one)] <= due_ms]
-            if self._settings.choose == "protect":
-                in_time = [one for one in in_time if odds(job, one, due_ms, state.now_ms) >= SURE] or in_time
+                return min(found, key=lambda one: (one.option.step_ms, one.option.workers, one.option.nodes))
+        if choose in SERVING:
+            in_time = [one for one in found if state.now_ms + one.latency_ms <= due_ms]
+            if choose == "protect":
+                in_time = [
+                    one for one in in_time if odds(job, one.option, due_ms, state.now_ms) >= SURE
+                ] or in_time
                 if not in_time and not _urgent(job):
-                    return min(options, key=lambda one: (one.workers * latencies[id(one)], one.workers))
-            options = in_time or options
-        return max(options, key=lambda option: (self._ratio(state, option), -option.workers, -option.nodes))
+                    return min(
+                        found, key=lambda one: (one.option.workers * one.latency_ms, one.option.workers)
+                    )
+            found = in_time or found
 
-    def _ratio(self, state: CellState, option: ShapeOption) -> float:
-        """r_ij: performance over cost; iterations per millisecond, since all of one job have the same samples."""
-        most_nodes, most_gpus = self._limits(state)
-        price = cost(option.nodes, option.gpus_per_node, most_nodes, most_gpus, self._settings.theta)
-        return 1.0 / (option.step_ms * price)
+        def ratio(option: ShapeOption) -> float:
+            """r_ij, in iterations per millisecond: all placements of a job have the same samples."""
+            price = cost(option.nodes, option.gpus_per_node, *self._limits, self._settings.theta)
+            return 1.0 / (option.step_ms * price)
 
-    def _limits(self, state: CellState) -> tuple[int, int]:
-        """N̂ and Ĝ: nodes with sound GPUs, and most of these on one of them."""
-        version, nodes, gpus = self._capacity
-        if version != state.capacity_version:
-            nodes = max(1, sum(count > 0 for count in state.sound_gpus))
-            gpus = max([1, *state.sound_gpus])
-            self._capacity = state.capacity_version, nodes, gpus
-        return nodes, gpus
-
-    def _allowance(self, state: CellState, job: JobState, alone_ms: float, found_ms: float) -> float:
-        expected = expected_ms(job.spec, alone_ms)
-        if expected == inf or found_ms == inf:
-            return inf
-        return job.submitted_ms + expected - (found_ms + state.now_ms)
+        return max(found, key=lambda one: (ratio(one.option), -one.option.workers, -one.option.nodes))
 
     # ------------------------------------------------------------------------------------------ stages
 
@@ -203,8 +221,8 @@ class Genie:
         shape = (
             ""
             if found.option is None
-            else f" on {found.option.nodes} × {found.option.gpus_per_node} GPUs, {found.latency_ms / 1_000:,.0f} s; "
-            f"if it starts now it is in time with a probability of {100 * found.odds:.0f} %"
+            else f" on {found.option.nodes} × {found.option.gpus_per_node} GPUs, {found.latency_ms / 1_000:,.0f} s; if it starts now it is in time "
+            f"with a probability of {100 * odds(job, found.option, found.due_ms, state.now_ms):.0f} %"
         )
         late = "it may wait" if found.allowance_ms >= 0 else "it is late by"
         return f"{late} {abs(found.allowance_ms) / 1_000:,.0f} s{shape}"
@@ -232,11 +250,10 @@ class Genie:
 
     def _nodes_for(self, state: CellState, job: JobState, option: ShapeOption) -> Sequence[str]:
         """n nodes with g GPUs each for its workers, those with the fewest free first; empty: there are not so many."""
-        demand = job.shaped(option.workers).demand
-        need = _times(demand, option)
+        need = _on_each_node(job, option)
         if need is None:
             return ()
-        fitting = state.index.candidates(need, demand.gpu_models)
+        fitting = state.index.candidates(need, job.spec.gpu_models)
         if fitting.bit_count() < option.nodes:
             return ()
         ordinals = sorted(bits(fitting), key=lambda ordinal: (state.node(ordinal).entered.gpus, ordinal))
@@ -244,19 +261,18 @@ class Genie:
 
 
 def _urgent(job: JobState) -> bool:
-    """Whether nobody expects it to be in time (eq. 4), but as soon as can be."""
+    """Whether it has no expected completion (eq. 4), and is to end as soon as can be."""
     return job.spec.qos == "urgent" and job.spec.deadline_ms is None
 
 
-def _times(demand: Demand, option: ShapeOption) -> ResourceVector | None:
-    """What a node must have free for its part; None where no node can, or the workers do not have a GPU each."""
-    worker, count = demand.worker, option.gpus_per_node
-    if worker.gpus != 1 or count > MAX_GPUS_PER_NODE or option.nodes * count != option.workers:
+def _allowance(state: CellState, due_ms: float, latency: float) -> float:
+    """Line 12."""
+    return inf if inf in (due_ms, latency) else due_ms - (latency + state.now_ms)
+
+
+def _on_each_node(job: JobState, option: ShapeOption) -> ResourceVector | None:
+    """What a node must have free for its part; None where the parts are uneven, or the workers do not have a whole GPU each."""
+    count, worker = option.gpus_per_node, job.demand.worker
+    if option.nodes * count != option.workers or worker.gpus != 1 or worker.gpu_share_milli < WHOLE_GPU:
         return None
-    return ResourceVector(
-        gpus=count,
-        cores=count * worker.cores,
-        host_memory_mib=count * worker.host_memory_mib,
-        gpu_memory_mib=worker.gpu_memory_mib,
-        bandwidth_mbps=count * worker.bandwidth_mbps,
-    )
+    return whole_gang(job.shaped(count).demand)

@@ -1,13 +1,13 @@
 """Load balancing of running jobs by predicted completion times: a migrate stage that moves a job only where all in all jobs end earlier.
 
 Ideal: the schedule of moves with the least sum of completion times. Departure: one move at a time, the best; it is asked again when
-something has changed. Jobs on a node share its speed as `penstock.policies.crowding` has measured it; nobody moves where neighbours were never
+something has changed. Jobs on a node share its speed as `penstock.policies.crowding` has measured it; no job moves where neighbours were never
 seen to matter. What a move costs (save, launch, what it does twice) counts as work of the moved job, and its gain has to be more than that:
 twice as much for a job that still gains much, since what stands still then is worth more (the source's own reason to move converged jobs).
 Source: the categories and the rule that converged jobs make room are SpeCon's; the gain is ours.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from penstock.ledger.job_state import JobState
@@ -16,8 +16,8 @@ from penstock.model.moves import MAX_MIGRATIONS
 from penstock.model.settings import Convergence
 from penstock.model.transitions import JobStatus
 from penstock.policies.convergence import Category, Monitor, NoiseMonitor
-from penstock.policies.crowding import Crowding, has_gpus
-from penstock.policies.migrate import Categories, Migration
+from penstock.policies.crowding import has_gpus
+from penstock.policies.migrate import Migration, Seen
 from penstock.policies.service import loses, stop_cost_s
 from penstock.policies.specon import can_go, category_of
 from penstock.policies.validate_moves import nodes_of
@@ -29,7 +29,7 @@ CAUTION: Mapping[Category, float] = {
     Category.CONVERGED: 1.0,
 }
 """How many times its cost a move has to gain."""
-LEAST_GAIN = 0.05  # of the sum of completion times on both nodes: whoever comes later is not predicted
+LEAST_GAIN = 0.05  # of the sum of completion times on both nodes: jobs that come later are not predicted
 MAX_TRIED = 8  # jobs, those whose leaving gains most
 
 
@@ -40,26 +40,35 @@ class Sharer(NamedTuple):
     cores: float
     left_s: float
     """Alone on the node."""
+    exponent: float
+    """Of its slowdown by neighbours (`Crowding.exponent`)."""
 
 
-def sum_of_completions_s(sharers: Sequence[Sharer], exponent: float) -> float:
-    """Of jobs that share a node from now on until each has ended; nobody else comes. Job i goes at (cores_i / all cores)^exponent. O(n²)."""
-    left = [[one.left_s, max(one.cores, 1e-9)] for one in sharers]
+def sum_of_completions_s(sharers: Sequence[Sharer]) -> float:
+    """Of jobs that share a node from now on until each has ended; no other comes. Job i goes at (cores_i / all cores)^exponent_i. O(n²)."""
+    left = list(sharers)
     total_s = now_s = 0.0
     while left:
-        cores = sum(each[1] for each in left)
-        speeds = [(each[1] / cores) ** exponent for each in left]
-        next_s = min(each[0] / speed for each, speed in zip(left, speeds, strict=True))
+        cores = sum(one.cores for one in left)
+        speeds = [(one.cores / cores) ** one.exponent for one in left]
+        next_s = min(one.left_s / speed for one, speed in zip(left, speeds, strict=True))
         now_s += next_s
-        kept = []
-        for each, speed in zip(left, speeds, strict=True):
-            each[0] -= next_s * speed
-            if each[0] <= 1e-9 * max(1.0, now_s):
-                total_s += now_s
-            else:
-                kept.append(each)
-        left = kept
+        after = [
+            one._replace(left_s=one.left_s - next_s * speed) for one, speed in zip(left, speeds, strict=True)
+        ]
+        left = [one for one in after if one.left_s > 1e-9 * max(1.0, now_s)]
+        total_s += (len(after) - len(left)) * now_s
     return total_s
+
+
+class Leaving(NamedTuple):
+    """A job that could leave its node."""
+
+    gain_s: float
+    """By which the others on its node end earlier then, with its own completion there."""
+    job: JobState
+    node_id: str
+    sharer: Sharer
 
 
 class LoadBalance:
@@ -71,57 +80,46 @@ class LoadBalance:
     def monitor(self) -> Monitor:
         return NoiseMonitor(self._settings.alpha, self._settings.interval_ms)
 
-    def migrations(
-        self,
-        state: CellState,
-        now_ms: int,
-        categories: Categories,
-        crowding: Crowding,
-        asking: Sequence[str],
-    ) -> Sequence[Migration]:
-        if state.frozen or state.moving or not crowding.matters():
+    def migrations(self, state: CellState, seen: Seen) -> Sequence[Migration]:
+        if state.frozen or state.moving or not seen.crowding.matters():
             return ()
-        hosts = _hosts(state, crowding, now_ms)
-        found = self._best(state, categories, crowding, hosts)
-        return () if found is None else (found,)
+        hosts = _hosts(state, seen)
+        sums_s = {node_id: sum_of_completions_s(sharers) for node_id, sharers in hosts.items()}
+        leaving = sorted(_leaving(state, hosts, sums_s), key=lambda one: (-one.gain_s, one.job.order))
+        found = [move for one in leaving[:MAX_TRIED] for move in _moves(state, seen, one, hosts, sums_s)]
+        for _, migration in sorted(found, key=lambda one: -one[0]):
+            if can_go(state, state.jobs[migration.job_id], migration.nodes):
+                return (migration,)
+        return ()
 
-    def _best(
-        self, state: CellState, categories: Categories, crowding: Crowding, hosts: Mapping[str, list[Sharer]]
-    ) -> Migration | None:
-        sums = {
-            (node_id, gpus): sum_of_completions_s(sharers, crowding.exponent(gpus=gpus))
-            for node_id, sharers in hosts.items()
-            for gpus in (False, True)
-        }
-        leaving: list[tuple[float, JobState, str, Sharer]] = []
-        for node_id, sharers in hosts.items():
-            for sharer in sharers:
-                job = state.jobs[sharer.job_id]
-                if not _movable(job):
-                    continue
-                rest = [other for other in sharers if other is not sharer]
-                gpus = has_gpus(job)
-                gain_s = sums[node_id, gpus] - sum_of_completions_s(rest, crowding.exponent(gpus=gpus))
-                leaving.append((gain_s, job, node_id, sharer))
-        leaving.sort(key=lambda one: (-one[0], one[1].order))
-        best: tuple[float, Migration] | None = None
-        for gain_s, job, here, sharer in leaving[:MAX_TRIED]:
-            cost_s = stop_cost_s(state, job) + (0.0 if job.checkpoint is not None else SAVE_S)
-            category = category_of(job, categories)
-            gpus = has_gpus(job)
-            moved = sharer._replace(left_s=sharer.left_s + cost_s)
-            for node_id, sharers in hosts.items():
-                if node_id == here:
-                    continue
-                after_s = sum_of_completions_s([*sharers, moved], crowding.exponent(gpus=gpus))
-                both_s = sums[here, gpus] + sums[node_id, gpus]
-                net_s = gain_s - (after_s - sums[node_id, gpus])
-                enough_s = max((CAUTION[category] - 1.0) * cost_s, LEAST_GAIN * both_s)
-                if net_s <= enough_s or (best is not None and net_s <= best[0]):
-                    continue
-                if can_go(state, job, (node_id,)):
-                    best = net_s, _migration(job, here, node_id, net_s, cost_s, category)
-        return None if best is None else best[1]
+
+Hosts = Mapping[str, Sequence[Sharer]]
+
+
+def _leaving(state: CellState, hosts: Hosts, sums_s: Mapping[str, float]) -> Iterator[Leaving]:
+    for node_id, sharers in hosts.items():
+        for sharer in sharers:
+            job = state.jobs[sharer.job_id]
+            if _movable(job):
+                rest_s = sum_of_completions_s([other for other in sharers if other is not sharer])
+                yield Leaving(sums_s[node_id] - rest_s, job, node_id, sharer)
+
+
+def _moves(
+    state: CellState, seen: Seen, leaving: Leaving, hosts: Hosts, sums_s: Mapping[str, float]
+) -> Iterator[tuple[float, Migration]]:
+    """To where it gains enough, each with what it gains in s."""
+    job, here = leaving.job, leaving.node_id
+    cost_s = stop_cost_s(state, job) + (0.0 if job.checkpoint is not None else SAVE_S)
+    category = category_of(job, seen.categories)
+    moved = leaving.sharer._replace(left_s=leaving.sharer.left_s + cost_s)
+    for there, sharers in hosts.items():
+        if there == here:
+            continue
+        net_s = leaving.gain_s - (sum_of_completions_s([*sharers, moved]) - sums_s[there])
+        enough_s = max((CAUTION[category] - 1.0) * cost_s, LEAST_GAIN * (sums_s[here] + sums_s[there]))
+        if net_s > enough_s:
+            yield net_s, _migration(job, here, there, net_s, cost_s, category)
 
 
 def _migration(
@@ -147,15 +145,18 @@ def _movable(job: JobState) -> bool:
     )
 
 
-def _hosts(state: CellState, crowding: Crowding, now_ms: int) -> dict[str, list[Sharer]]:
+def _hosts(state: CellState, seen: Seen) -> Hosts:
     """Open nodes with the jobs of one task that run there. O(nodes + tasks)."""
     found: dict[str, list[Sharer]] = {node_id: [] for node_id, node in state.nodes.items() if node.placeable}
     for job in sorted(state.holding.values(), key=lambda job: job.order):
-        progress = crowding.progress(state, job, now_ms)
+        progress = seen.crowding.progress(state, job, seen.now_ms)
         if progress is None or len(job.tasks) != 1:
             continue
         (node_id,) = nodes_of(job)
         if node_id in found:
             (task,) = job.tasks.values()
-            found[node_id].append(Sharer(job.job_id, max(1, len(task.place.cores)), progress.left_s))
+            exponent = seen.crowding.exponent(gpus=has_gpus(job))
+            found[node_id].append(
+                Sharer(job.job_id, max(1, len(task.place.cores)), progress.left_s, exponent)
+            )
     return found

@@ -30,6 +30,17 @@ Categories = Mapping[str, Category]
 """By job id, of running jobs that have reported a loss; the others count as progressing (SpeCon Alg. 1, line 2)."""
 
 
+class Seen(NamedTuple):
+    """What the migrator has beside the state."""
+
+    now_ms: int
+    """The ledger's time, also while no record comes."""
+    categories: Categories
+    crowding: Crowding
+    asking: Sequence[str]
+    """Ids of jobs that may give up their place (`Monitor.look`), first asked first."""
+
+
 class Migrate(Protocol):
     """A stage of a profile, see the module's docstring. Pure: the same state and categories give the same answer."""
 
@@ -37,13 +48,6 @@ class Migrate(Protocol):
         """Of a job that reports its first loss."""
         ...
 
-    def migrations(
-        self,
-        state: CellState,
-        now_ms: int,
-        categories: Categories,
-        crowding: Crowding,
-        asking: Sequence[str],
-    ) -> Sequence[Migration]:
-        """What to propose at `now_ms`, first first. `asking`: ids of jobs that may give up their place (`Monitor.look`), first asked first."""
+    def migrations(self, state: CellState, seen: Seen) -> Sequence[Migration]:
+        """What to propose, first first."""
         ...

@@ -10,15 +10,14 @@ from typing import NamedTuple
 from penstock.ledger.job_state import JobState
 from penstock.ledger.node_state import NodeState
 from penstock.ledger.state import CellState
-from penstock.model.proposals import MigrationProposed
 from penstock.model.settings import Convergence
 from penstock.model.transitions import JobStatus
 from penstock.policies.convergence import Category, Monitor
-from penstock.policies.crowding import Crowding
-from penstock.policies.migrate import PROPOSER, Categories, Migration
+from penstock.policies.migrate import Categories, Migration, Seen
 from penstock.policies.refusal import Refusal
 from penstock.policies.validate_moves import nodes_of, target_of
 
+MAX_SHOWN = 4  # scores in a reason
 WEIGHTS: Mapping[Category, float] = MappingProxyType(
     {Category.PROGRESSING: 2.0, Category.WATCHING: 1.5, Category.CONVERGED: 1.0}
 )
@@ -76,7 +75,7 @@ def rebalanced(hosts: Sequence[Host], judged_ms: Mapping[str, int]) -> list[tupl
 
 
 class SpeCon:
-    """A migrate stage, exactly as its source has it where the source says anything.
+    """A migrate stage, exactly as its source has it.
 
     Departures: only nodes with room for the job are candidates, and only jobs of one task on one node move, where containers of the source
     have no limits; who may not be stopped, holds its place in a group or has successors stays where it is.
@@ -88,27 +87,20 @@ class SpeCon:
     def monitor(self) -> Monitor:
         return Monitor(self._settings.alpha, self._settings.interval_ms)
 
-    def migrations(
-        self,
-        state: CellState,
-        now_ms: int,
-        categories: Categories,
-        crowding: Crowding,
-        asking: Sequence[str],
-    ) -> Sequence[Migration]:
+    def migrations(self, state: CellState, seen: Seen) -> Sequence[Migration]:
         if state.frozen:
             return ()
         hosts: Sequence[Host] | None = None
-        for job_id in asking:
+        for job_id in seen.asking:
             job = state.jobs.get(job_id)
             if job is None or job.status is not JobStatus.RUNNING or job.converged_ms is not None:
                 continue
-            hosts = hosts or hosts_of(state, categories)
+            hosts = hosts or hosts_of(state, seen.categories)
             if (found := self._judge(state, job, hosts)) is not None:
                 return (found,)
         if state.moving or any(job.converged_ms is None for job in state.holding.values()):
             return ()
-        return self._rebalance(state, hosts or hosts_of(state, categories))
+        return self._rebalance(state, hosts or hosts_of(state, seen.categories))
 
     def _judge(self, state: CellState, job: JobState, hosts: Sequence[Host]) -> Migration | None:
         """Alg. 1, line 15, and Alg. 2. None: it is not judged now."""
@@ -117,7 +109,7 @@ class SpeCon:
             return None
         (current,) = here
         own = next((host for host in hosts if host.node_id == current), None)
-        if own is None:  # nothing may be placed there, so it makes room for nobody
+        if own is None:  # nothing may be placed there, so it makes no room
             return None
         if sum(category is not Category.CONVERGED for category in own.jobs.values()) <= 1:
             return None
@@ -141,19 +133,13 @@ class SpeCon:
             if job.converged_ms is not None and not job.rebalanced and len(job.tasks) == 1
         }
         loads = {host.node_id: len(host.jobs) for host in hosts}
-        return [
-            Migration(
-                job_id,
-                (node_id,),
-                "rebalance",
-                f"all jobs have converged; {nodes_of(state.jobs[job_id])[0]} runs {loads[nodes_of(state.jobs[job_id])[0]]}, {node_id} {loads[node_id]}",
-            )
-            for job_id, node_id in rebalanced(hosts, judged_ms)
-            if can_go(state, state.jobs[job_id], (node_id,))
-        ]
-
-
-MAX_SHOWN = 4  # scores in a reason
+        found = []
+        for job_id, there in rebalanced(hosts, judged_ms):
+            (here,) = nodes_of(state.jobs[job_id])
+            if can_go(state, state.jobs[job_id], (there,)):
+                why = f"all jobs have converged; {here} runs {loads[here]}, {there} {loads[there]}"
+                found.append(Migration(job_id, (there,), "rebalance", why))
+        return found
 
 
 def _few(able: Sequence[Host], own: Host, chosen: str) -> Iterable[Host]:
@@ -198,5 +184,4 @@ def consumption_of(node: NodeState) -> float:
 
 def can_go(state: CellState, job: JobState, nodes: tuple[str, ...]) -> bool:
     """Whether the placer would move it there on this state."""
-    asked = MigrationProposed(proposal_id="-", proposer=PROPOSER, job_id=job.job_id, nodes=nodes, reason="")
-    return not isinstance(target_of(state, asked), Refusal)
+    return not isinstance(target_of(state, job.job_id, nodes), Refusal)

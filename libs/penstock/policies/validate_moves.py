@@ -1,7 +1,6 @@
 """Whether a running job may be moved as proposed, on this very state; and the places that it then gets."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from msgspec.structs import replace
 
@@ -10,7 +9,7 @@ from penstock.ledger.node_state import NodeState
 from penstock.ledger.plans import kept_nodes
 from penstock.ledger.state import CellState
 from penstock.ledger.succession import followers
-from penstock.model.moves import MAX_MIGRATIONS
+from penstock.model.moves import MAX_MIGRATIONS, MoveCause
 from penstock.model.proposals import MigrationProposed
 from penstock.model.transitions import JobStatus
 from penstock.model.types import WHOLE_GPU, TaskPlacement
@@ -20,24 +19,23 @@ from penstock.policies.refusal import Refusal, frozen, unknown
 from penstock.policies.trial import living_places
 
 
-class Stays(NamedTuple):
-    """It was judged by its convergence, and keeps its place."""
-
-    nodes: tuple[str, ...]
-
-
-def judge(state: CellState, proposal: MigrationProposed) -> tuple[TaskPlacement, ...] | Stays | Refusal:
-    """As `target_of`; a proposal with cause `converged` may also name the nodes on which the job runs."""
+def judge(state: CellState, proposal: MigrationProposed) -> tuple[TaskPlacement, ...] | Refusal:
+    """As `target_of`; a proposal with cause `converged` may also name the nodes on which the job runs: no places then, it stays."""
     job = state.jobs.get(proposal.job_id)
-    if job is not None and proposal.cause and (wrong := _moved_enough(job, proposal)):
+    if job is not None and cause_of(proposal) and (wrong := _moved_enough(job, proposal)):
         return Refusal("wrong_state", f"{job.job_id} {wrong}")
     if job is not None and proposal.cause == "converged" and nodes_of(job) == proposal.nodes:
         if (still := frozen(state)) is not None:
             return still
         if job.status is not JobStatus.RUNNING:
             return Refusal("wrong_state", f"{job.job_id} is {job.status}, not running")
-        return Stays(proposal.nodes)
-    return target_of(state, proposal)
+        return ()
+    return target_of(state, proposal.job_id, proposal.nodes)
+
+
+def cause_of(proposal: MigrationProposed) -> MoveCause:
+    """What the decision has: a service that names no cause is bounded as one that does."""
+    return proposal.cause or ("" if proposal.by else "other")
 
 
 def _moved_enough(job: JobState, proposal: MigrationProposed) -> str | None:
@@ -55,7 +53,7 @@ def nodes_of(job: JobState) -> tuple[str, ...]:
     return tuple(task.place.node_id for task in job.tasks.values())
 
 
-def target_of(state: CellState, proposal: MigrationProposed) -> tuple[TaskPlacement, ...] | Refusal:
+def target_of(state: CellState, job_id: str, nodes: tuple[str, ...]) -> tuple[TaskPlacement, ...] | Refusal:
     """The places of the job's next attempt, in rank order: what is free now or held by the job itself, lowest first.
 
     A moldable job has as many workers then as nodes are named.
@@ -64,25 +62,25 @@ def target_of(state: CellState, proposal: MigrationProposed) -> tuple[TaskPlacem
     """
     if (still := frozen(state)) is not None:
         return still
-    job = state.jobs.get(proposal.job_id)
+    job = state.jobs.get(job_id)
     if job is None:
-        return unknown(state, proposal.job_id)
+        return unknown(state, job_id)
     if (wrong := _cannot_move(state, job)) is not None:
         return Refusal("wrong_state", f"{job.job_id} {wrong}")
-    if job.spec.min_workers is not None and job.spec.min_workers <= len(proposal.nodes) <= job.spec.workers:
-        job = job.shaped(len(proposal.nodes))
-    if len(proposal.nodes) != job.demand.tasks:
-        detail = f"{job.job_id} has {job.demand.tasks} tasks, and {len(proposal.nodes)} nodes are named"
+    if job.spec.min_workers is not None and job.spec.min_workers <= len(nodes) <= job.spec.workers:
+        job = job.shaped(len(nodes))
+    if len(nodes) != job.demand.tasks:
+        detail = f"{job.job_id} has {job.demand.tasks} tasks, and {len(nodes)} nodes are named"
         return Refusal("invalid", detail)
-    if nodes_of(job) == proposal.nodes:
+    if nodes_of(job) == nodes:
         return Refusal("invalid", f"{job.job_id} runs on these nodes already")
     here = {task.place.node_id for task in job.tasks.values()}
-    if job.group and (same := sorted(here & set(proposal.nodes))):
+    if job.group and (same := sorted(here & set(nodes))):
         detail = (
             f"{job.job_id} shares GPUs of {', '.join(same)} with its group: it can move to other nodes only"
         )
         return Refusal("invalid", detail)
-    return _places(state, job, proposal.nodes)
+    return _places(state, job, nodes)
 
 
 def _cannot_move(state: CellState, job: JobState) -> str | None:

@@ -1,4 +1,4 @@
-"""Follows a cell's ledger: folds what comes into a replica, shows each fact to somebody, and counts the ledger's time on.
+"""Follows a cell's ledger: folds what comes into a replica, shows each fact to its owner, and counts the ledger's time on.
 
 For services that hold nothing that the log does not have: after any failure they fold anew (crash-only).
 """

@@ -22,7 +22,7 @@ from penstock.model.external_events import JobCancelRequested, JobSubmitted
 from penstock.model.nodes import NodeSpec
 from penstock.model.settings import PlacerSettings
 from penstock.model.topics import INPUT_TOPICS, Topic
-from penstock.policies.profiles import PROFILES, profile_for
+from penstock.policies.profiles import profile_for
 from penstock.runtime.settings import Settings
 from penstock.runtime.snapshots import Written, head_id_at
 from penstock_services.batcher.shell import service as batcher
@@ -44,6 +44,7 @@ from tests.faults.laboratory.mover import Mover
 from tests.faults.laboratory.nemesis import FAULTS, Nemesis
 from tests.faults.laboratory.planning import PlanningWorker
 from tests.faults.laboratory.process import Clock, Process, Service
+from tests.faults.laboratory.profiles import CONVERGENCE, MIGRATING, profile_of
 from tests.faults.laboratory.proposer import Proposer
 from tests.faults.laboratory.service_faults import HOUR_MS
 from tests.faults.laboratory.wire import message
@@ -51,11 +52,6 @@ from tests.faults.laboratory.world import Rates, World
 from tests.faults.ledger_rules import Violation
 from tests.support.forgeries import GATEWAYS
 
-MIGRATING = ("specon", "balance")
-NEWER_EVERY = 8  # seeds; the others draw from the other profiles, so that they are the runs that they were
-NEWER = (*MIGRATING, "genie")
-NAMES = tuple(sorted(set(PROFILES) - set(NEWER)))
-CONVERGENCE = '{"alpha": 1.0, "interval_ms": 3000}'
 PLACERS = 3
 SETTINGS = Settings(log_url="memory", trace_ratio=0.0)
 PATIENCE_S = 1_500.0  # of calm: sound runs take 340 s at most
@@ -126,9 +122,7 @@ class Laboratory:
         if "policy" in faults:
             rates = rates._replace(policy=POLICY_RATES[options.seed % len(POLICY_RATES)])
         self.world = World(options.seed, rates)
-        self.profile = options.profile or NAMES[int(rng.integers(len(NAMES)))]
-        if options.profile is None and options.seed % NEWER_EVERY == NEWER_EVERY - 1:
-            self.profile = NEWER[options.seed // NEWER_EVERY % len(NEWER)]
+        self.profile = profile_of(rng, options.seed, options.profile)
         specs = nodes_of(rng, options.nodes or int(rng.integers(3, 7)))
         self.jobs = jobs_of(
             rng,
@@ -171,11 +165,10 @@ class Laboratory:
         """Whether inputs that the ledger names are gone: it cannot be decided again."""
         self.estimator = Service(self.world, "estimator", self.clocks[PLACERS], self._estimate, 30.0)
         self.batcher = Service(self.world, "batcher", self.clocks[PLACERS + 1], self._batch, 30.0)
-        self.migrator = (
-            Service(self.world, "migrator", _clock(rng, "clock" in faults), self._migrate, 30.0)
-            if moves
-            else None
-        )
+        self.migrator: Service | None = None
+        if moves:
+            clock = _clock(rng, "clock" in faults)
+            self.migrator = Service(self.world, "migrator", clock, self._migrate, 30.0)
         self.nodes: dict[str, Node] = {}
         for spec, clock in zip(specs, self.clocks[PLACERS + 2 :], strict=True):
             clock.rate = float(rng.uniform(SLOWEST_CLOCK, 1.0)) if "clock" in faults else 1.0

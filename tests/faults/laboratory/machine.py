@@ -19,7 +19,8 @@ from penstock_services.node_reporter.shell.ports import Exit, Failure, Immortal,
 from tests.faults.laboratory.checkpoints import Checkpoints
 from tests.faults.laboratory.disk import Disk
 from tests.faults.laboratory.jobs import SimulatedJob
-from tests.faults.laboratory.process import Clock, Process, Service
+from tests.faults.laboratory.process import Clock, Service
+from tests.faults.laboratory.streams import Stream
 from tests.faults.laboratory.world import World
 from tests.support.virtual_time import EPOCH_MS
 
@@ -32,7 +33,6 @@ LOSS_EVERY_S = 5.5  # a little more than the node lets pass
 SAVES_AT = 0.7  # of the time of an attempt: then its script reports the last phase
 TRAINS_ON = 0.15  # of those that had: they had only saved a checkpoint
 WATCHED_S = 5.0  # after so long a launcher has passed on every signal that it was asked for
-STREAM_BYTES = 65_536
 SHIM_WAKES_S = 0.01
 PIN_REFUSED = 0.03
 RSS_KIB = 200 * 1_024
@@ -228,7 +228,7 @@ class Machine:
                     self.world.at((1 + SAVES_AT) / 2 * after_s, lambda: stream.write(b"train\n"))
             self.world.at(after_s, lambda: self._ends(process))
 
-    def _reports_loss(self, process: TaskProcess, stream: "Stream", loss: float) -> None:
+    def _reports_loss(self, process: TaskProcess, stream: Stream, loss: float) -> None:
         """Every few seconds while it lives, always less and less than before."""
         if self.processes.get(process.key) is not process:
             return
@@ -445,46 +445,6 @@ class Machine:
         self.broken = {}
         self.spec = structs.replace(self.spec, boot_id=f"{self.node_id}-b{self.boots}")
         self.world.trace(f"{self.node_id} boots as {self.spec.boot_id}")
-
-
-class Stream:
-    """A task's progress; bytes wait until they are read. Adapter of `ports.ProgressStream`."""
-
-    def __init__(self) -> None:
-        self._bytes = b""
-        self._readable: Callable[[], None] | None = None
-        self._process: Process | None = None
-
-    def write(self, data: bytes) -> None:
-        self._bytes += data
-        self._call()
-
-    def _call(self) -> None:
-        if self._bytes and self._readable is not None and self._process is not None and self._process.alive:
-            self._process.world.loop.call_soon(self._check, context=self._process.context)
-
-    def _check(self) -> None:
-        if self._bytes and self._readable is not None:
-            self._readable()
-
-    def of(self, process: Process) -> "Stream":
-        """As this process has it open."""
-        self._process = process
-        return self
-
-    def read(self) -> bytes:
-        found, self._bytes = self._bytes[:STREAM_BYTES], self._bytes[STREAM_BYTES:]
-        return found
-
-    def watch(self, readable: Callable[[], None]) -> None:
-        self._readable = readable
-        self._call()
-
-    def unwatch(self) -> None:
-        self._readable = None
-
-    def close(self) -> None:
-        self.unwatch()
 
 
 class Node:

@@ -58,7 +58,7 @@ async def _live(options: Options) -> Outcome:
             "processes of the batcher": laboratory.batcher.processes,
             "processes of the migrator": 0 if laboratory.migrator is None else laboratory.migrator.processes,
             "jobs judged by convergence": judge.rules.moves.converged,
-            "moves by convergence": judge.rules.moves.by_convergence,
+            "moves for services": judge.rules.moves.for_services,
             "bursts planned": laboratory.planned.count("batch"),
             "plans of who runs": laboratory.planned.count("regroup"),
             "processes of reporters": sum(service.processes for service in reporters),

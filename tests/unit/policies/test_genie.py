@@ -23,6 +23,9 @@ STEPS = {(1, 1): 100.0, (1, 2): 52.0, (1, 4): 28.0, (2, 1): 60.0, (2, 2): 34.0, 
 """⟨n, g⟩ → ms of an iteration."""
 
 
+UNEVEN = ShapeOption(workers=5, nodes=2, gpus_per_node=4, step_ms=1, low_ms=1, high_ms=1)
+
+
 def options(steps: dict[tuple[int, int], float] = STEPS) -> tuple[ShapeOption, ...]:
     return tuple(
         ShapeOption(workers=n * g, nodes=n, gpus_per_node=g, step_ms=ms, low_ms=ms, high_ms=ms)
@@ -204,6 +207,32 @@ def test_odds_follow_the_interval() -> None:
     assert [odds(job(), sure, ALONE_MS + late, 0) for late in (-1, 0)] == [0, 1]
     assert odds(job(estimate(run_ms=None)), sure, 1e12, 0) == 0
     assert odds(job(), sure, -1e12, 5) == 0
+
+
+@pytest.mark.parametrize(
+    ("need", "nodes"),
+    [
+        (options({(1, 1): 100.0, (4, 2): 0.001}), 1),  # more nodes than there are
+        (options({(1, 1): 100.0, (1, 8): 0.001}), 1),  # more GPUs than any has
+        (
+            (*options({(1, 1): 100.0}), UNEVEN),
+            1,
+        ),
+        ((UNEVEN,), 8),
+    ],
+)
+def test_what_the_cell_can_never_hold_is_no_choice(need: tuple[ShapeOption, ...], nodes: int) -> None:
+    """The best ratio is of a placement that no node of the cell could ever hold, or that is uneven, as the estimator packs five workers: the job does not wait for it
+    for ever. Where that leaves nothing, it is placed as one of which no iterations are known."""
+    cell = Cell(theta=0.0)
+    assert len(cell.submitted("a", estimate(options=need))["a"]) == nodes
+
+
+def test_workers_of_several_gpus_are_placed_elsewhere() -> None:
+    """⟨n, g⟩ counts workers with a GPU each; one with two of them is placed as one of which no iterations are known."""
+    cell = Cell()
+    two = estimate(worker=ResourceVector(gpus=2))
+    assert len(cell.submitted("a", two)["a"]) == 4
 
 
 class AsPrinted:

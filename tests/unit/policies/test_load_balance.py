@@ -12,7 +12,7 @@ from penstock.model.moves import MAX_MIGRATIONS
 from penstock.model.settings import Convergence, PlacerSettings
 from penstock.policies.crowding import Crowding, share_of
 from penstock.policies.load_balance import LoadBalance, Sharer, sum_of_completions_s
-from penstock.policies.migrate import Migration
+from penstock.policies.migrate import Migration, Seen
 from tests.support.driver import CellDriver, estimate, job_spec, node_spec
 
 STEP_MS = 100.0
@@ -36,8 +36,7 @@ class Crowded(CellDriver):
     def ends(self, job_id: str) -> None:
         node = self.where(job_id)
         self.exit(next(iter(self.job(job_id).tasks)))
-        self.crowding.changed(self.state, job_id, self.now_ms)
-        self.crowding.left(self.state, {node}, self.now_ms)
+        self.crowding.changed(self.state, job_id, self.now_ms, node)
 
     def where(self, job_id: str) -> str:
         return next(iter(self.job(job_id).tasks.values())).place.node_id
@@ -69,7 +68,9 @@ class Crowded(CellDriver):
                 self.ends(other)
 
     def moves(self) -> list[Migration]:
-        return list(LoadBalance(Convergence()).migrations(self.state, self.now_ms, {}, self.crowding, ()))
+        return list(
+            LoadBalance(Convergence()).migrations(self.state, Seen(self.now_ms, {}, self.crowding, ()))
+        )
 
 
 @pytest.mark.parametrize("exponent", [0.0, 0.5, 1.0])
@@ -143,10 +144,10 @@ def test_a_watcher_that_begins_late_knows_all_who_run() -> None:
 
 def test_three_jobs_end_when_processor_sharing_has_them_end() -> None:
     """10, 20 and 30 s alone, equal cores: at 30, 50 and 60 s; where neighbours do not matter at 10, 20 and 30 s."""
-    sharers = [Sharer("a", 1, 10), Sharer("b", 1, 20), Sharer("c", 1, 30)]
-    assert sum_of_completions_s(sharers, 1.0) == pytest.approx(30 + 50 + 60)
-    assert sum_of_completions_s(sharers, 0.0) == pytest.approx(60)
-    assert sum_of_completions_s([], 1.0) == 0
+    for exponent, expected in ((1.0, 30 + 50 + 60), (0.0, 60)):
+        sharers = [Sharer(name, 1, left_s, exponent) for name, left_s in (("a", 10), ("b", 20), ("c", 30))]
+        assert sum_of_completions_s(sharers) == pytest.approx(expected)
+    assert sum_of_completions_s([]) == 0
 
 
 @given(
@@ -155,8 +156,8 @@ def test_three_jobs_end_when_processor_sharing_has_them_end() -> None:
 )
 def test_sums_of_completions_are_bounded(found: list[tuple[float, int]], exponent: float) -> None:
     """Between all at once alone and one after the other for everybody; never endless."""
-    sharers = [Sharer(str(number), cores, left_s) for number, (left_s, cores) in enumerate(found)]
-    total = sum_of_completions_s(sharers, exponent)
+    sharers = [Sharer(str(number), cores, left_s, exponent) for number, (left_s, cores) in enumerate(found)]
+    total = sum_of_completions_s(sharers)
     alone = sum(one.left_s for one in sharers)
     assert alone * (1 - 1e-6) - 1e-6 <= total <= len(sharers) * alone * 64 + 1e-6
     assert total < inf

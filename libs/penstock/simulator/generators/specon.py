@@ -9,10 +9,8 @@
 | `random-50` | 50 | in [0, 1,200] s | any | 8 |
 
 A model is one of the measured loss curves of a character model, its run the curve stretched to 1 – 6.5 minutes alone on
-a node, sampled evenly, once for each model (the source's own five models were not published). So completion times without
-migration are those of the source, 5 – 25 minutes: 275, 866 and 596 s on average there in `fixed`, `random-30` and `random-50`,
-391, 1,218 and 428 s here. Nodes have 8 cores; each job asks for one, and has the node's speed in proportion while it runs (job model
-`shared-node`). `random-20-one` is the workload of table III.
+a node, sampled evenly, once for each model (decision 93). Nodes have 8 cores; each job asks for one, and has the node's speed
+in proportion while it runs (job model `shared-node`). `random-20-one` is the workload of table III.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,6 +1,6 @@
 """When the batcher plans, what it asks, and what it proposes: a state machine beside the fold of the ledger.
 
-Whoever drives it (the service's shell, or a simulation) folds the ledger and shows it each fact after that was folded:
+Its driver (the service's shell, or a simulation) folds the ledger and shows it each fact after that was folded:
 
     batcher.see(fact)                                   # each, in order
     while (work := batcher.next(state, now_ms)) is not None:

@@ -12,13 +12,13 @@ from penstock.clock import wall_ms
 from penstock.ledger.replica import Replica
 from penstock.ledger.state import CellState
 from penstock.log.open import open_log
-from penstock.log.port import Log, Message, Partition, Reader
-from penstock.model.envelope import Envelope, to_wire
+from penstock.log.port import Log, Partition, Reader
 from penstock.model.proposals import PlanProposed
 from penstock.model.topics import Topic
 from penstock.runtime.crash_only import crash_only
 from penstock.runtime.failpoints import hit
 from penstock.runtime.ledger_follower import LedgerFollower
+from penstock.runtime.proposals import ProposalWriter
 from penstock.runtime.settings import Settings
 from penstock.runtime.snapshots import load_replica
 from penstock.runtime.tracing.phases import MAX_NAMED
@@ -41,8 +41,7 @@ class Planner:
     ) -> None:
         self._log, self._traces, self._worker = log, traces, worker
         self._ledger = Partition(Topic.LEDGER, settings.cell_index)
-        self._proposals = Partition(Topic.PROPOSALS, settings.cell_index)
-        self._key = settings.cell.encode()
+        self._proposals = ProposalWriter(settings, log, traces, SOURCE)
         self._batcher = Batcher()
         self._follower = LedgerFollower(replica, lambda state, fact: self._batcher.see(fact))
 
@@ -118,20 +117,9 @@ class Planner:
         if proposal is None:
             LOG.debug("nothing to propose at seq %d", work.seq)
             return
-        await self._log.append([self._message(proposal)])
+        await self._proposals.write(proposal)
         hit("batcher.plan_sent")
         self._trace(work, proposal, began_ms, solved_ms)
-
-    def _message(self, proposal: PlanProposed) -> Message:
-        envelope = Envelope(
-            id=proposal.proposal_id,
-            source=SOURCE,
-            time_ms=wall_ms(),
-            data=proposal,
-            traceparent=self._traces.plan_context(proposal.proposer, proposal.proposal_id),
-        )
-        headers, value = to_wire(envelope)
-        return Message(self._proposals, value, headers, self._key)
 
     def _trace(self, work: Work, proposal: PlanProposed, began_ms: int, solved_ms: int) -> None:
         jobs = [job.job_id for unit in proposal.units for job in unit.jobs]

@@ -1,6 +1,6 @@
 """When jobs are judged by their convergence, and what is proposed: a state machine beside the fold of the ledger.
 
-Whoever drives it (the service's shell, or a simulation) folds the ledger and shows it each fact after that was folded, and each loss
+Its driver (the service's shell, or a simulation) folds the ledger and shows it each fact after that was folded, and each loss
 that it reads from telemetry:
 
     migrator.see(state, fact, now_ms)
@@ -32,7 +32,7 @@ from penstock.model.transitions import JobStatus
 from penstock.model.types import MAX_TEXT
 from penstock.policies.convergence import Category, Monitor
 from penstock.policies.crowding import Crowding
-from penstock.policies.migrate import PROPOSER, Migrate
+from penstock.policies.migrate import PROPOSER, Migrate, Seen
 from penstock.policies.profiles import UnknownProfile, profile_for
 
 ANSWER_WITHIN_MS = (
@@ -77,10 +77,9 @@ class Migrator:
         self._crowding = Crowding()
         self.heard = 0
 
-    def category(self, job_id: str) -> Category | None:
-        """Of a job that has reported a loss."""
-        monitor = self._monitors.get(job_id)
-        return None if monitor is None else monitor.category
+    def categories(self) -> Mapping[str, Category]:
+        """By job id, of jobs that have reported a loss."""
+        return {job_id: monitor.category for job_id, monitor in self._monitors.items()}
 
     def see(self, state: CellState, fact: Event, now_ms: int) -> None:
         """A fact that has just been folded."""
@@ -97,9 +96,7 @@ class Migrator:
         elif (subject := CHANGES.get(type(fact))) is not None:
             self._changed = True
             job_id = subject(fact)
-            self._crowding.changed(state, job_id, now_ms)
-            if (node_id := getattr(fact, "node_id", None)) is not None:
-                self._crowding.left(state, {node_id}, now_ms)
+            self._crowding.changed(state, job_id, now_ms, getattr(fact, "node_id", ""))
             self._follow(state, job_id, now_ms)
 
     def _follow(self, state: CellState, job_id: str, now_ms: int) -> None:
@@ -172,10 +169,9 @@ class Migrator:
     def _propose(self, state: CellState, now_ms: int) -> MigrationProposed | None:
         stage = _stage(state.settings)
         assert stage is not None, "else nothing would be due"
-        categories = {job_id: monitor.category for job_id, monitor in self._monitors.items()}
         asking, self._asking = list(self._asking), {}
         self._changed, self._sent = False, None
-        found = stage.migrations(state, now_ms, categories, self._crowding, asking)
+        found = stage.migrations(state, Seen(now_ms, self.categories(), self._crowding, asking))
         if not found:
             return None
         first = found[0]

@@ -1,7 +1,7 @@
 """The migrator's loop: fold the ledger, hear losses from telemetry, ask the core, append its proposals.
 
 It holds nothing that the log does not have. After any failure it folds anew, and hears anew what the running tasks have reported
-(crash-only): categories follow from that. A proposal that was sent twice is answered once, and nobody waits for a migrator.
+(crash-only): categories follow from that. A proposal that was sent twice is answered once, and no service waits for a migrator.
 """
 
 import asyncio
@@ -12,9 +12,8 @@ from penstock.clock import wall_ms
 from penstock.ledger.replica import Replica
 from penstock.ledger.state import CellState
 from penstock.log.open import open_log
-from penstock.log.port import Log, Message, Partition, Reader, Record
+from penstock.log.port import Log, Partition, Reader, Record
 from penstock.model.codec import decode
-from penstock.model.envelope import Envelope, to_wire
 from penstock.model.errors import EventError
 from penstock.model.event import Event, wire_type
 from penstock.model.external_events import TelemetrySampled
@@ -23,6 +22,7 @@ from penstock.model.topics import NODE_PARTITIONS, Topic
 from penstock.runtime.crash_only import crash_only
 from penstock.runtime.failpoints import hit
 from penstock.runtime.ledger_follower import LedgerFollower
+from penstock.runtime.proposals import ProposalWriter
 from penstock.runtime.settings import Settings
 from penstock.runtime.snapshots import load_replica
 from penstock.runtime.tracing.tracer import Tracing, tracing
@@ -41,9 +41,8 @@ class Watcher:
     def __init__(self, settings: Settings, log: Log, traces: Tracing, replica: Replica) -> None:
         self._log, self._traces = log, traces
         self._ledger = Partition(Topic.LEDGER, settings.cell_index)
-        self._proposals = Partition(Topic.PROPOSALS, settings.cell_index)
+        self._proposals = ProposalWriter(settings, log, traces, SOURCE)
         self._telemetry = [Partition(Topic.TELEMETRY, index) for index in range(NODE_PARTITIONS)]
-        self._key = settings.cell.encode()
         self._migrator = Migrator()
         self._follower = LedgerFollower(replica, self._see)
         self._unreadable = 0
@@ -57,7 +56,7 @@ class Watcher:
         self._migrator.see(state, fact, state.now_ms)
 
     async def work(self, ready: asyncio.Event) -> None:
-        """Until the profile begins or ceases to move jobs: who reads telemetry for nobody reads it in vain."""
+        """Until the profile begins or ceases to move jobs: telemetry is only read where the profile uses it."""
         reader = self._log.reader({self._ledger: self._follower.offset}, batch_ms=BATCH_MS)
         readers = [reader]
         try:
@@ -145,15 +144,7 @@ class Watcher:
         """Raises `LogError`."""
         began_ms = wall_ms()
         hit("migrator.proposed")
-        envelope = Envelope(
-            id=proposal.proposal_id,
-            source=SOURCE,
-            time_ms=began_ms,
-            data=proposal,
-            traceparent=self._traces.plan_context(proposal.proposer, proposal.proposal_id),
-        )
-        headers, value = to_wire(envelope)
-        await self._log.append([Message(self._proposals, value, headers, self._key)])
+        await self._proposals.write(proposal)
         hit("migrator.sent")
         LOG.info("%s: %s to %s: %s", proposal.proposal_id, proposal.job_id, proposal.nodes, proposal.reason)
         self._traces.plan(

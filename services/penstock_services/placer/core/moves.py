@@ -12,7 +12,7 @@ from penstock.model.proposals import MigrationProposed
 from penstock.model.transitions import NodeStatus
 from penstock.model.types import MAX_TEXT, TaskPlacement
 from penstock.policies.refusal import Refusal
-from penstock.policies.validate_moves import Stays, judge
+from penstock.policies.validate_moves import cause_of, judge
 from penstock_services.placer.core.common import start_deadline, stop
 from penstock_services.placer.core.explaining import Explain, Stopped, explained, leaving
 
@@ -23,9 +23,9 @@ def decided(state: CellState, proposal: MigrationProposed, explain: Explain) -> 
     assert not isinstance(target, Refusal), target
     by = proposal.by or proposal.proposer
     if proposal.cause == "converged":
-        moves = not isinstance(target, Stays)
+        moves = bool(target)
         yield JobConverged(job_id=job.job_id, attempt=job.attempt, moves=moves, by=by, reason=proposal.reason)
-    if isinstance(target, Stays):
+    if not target:
         return
     explain(explained(state, job, target, by, proposal.reason, leaving(state, job)))
     yield MoveDecided(
@@ -34,7 +34,7 @@ def decided(state: CellState, proposal: MigrationProposed, explain: Explain) -> 
         tasks=target,
         by=by,
         reason=proposal.reason,
-        cause=proposal.cause,
+        cause=cause_of(proposal),
     )
     yield from stop(state, job, "migrated")
 

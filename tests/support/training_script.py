@@ -1,0 +1,42 @@
+"""What a training script of the SDK has around it in tests: a clock, and the FIFO of its task."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+
+class Clock:
+    """Seconds, moved by hand."""
+
+    def __init__(self) -> None:
+        self.now = 1_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def pass_(self, seconds: float) -> None:
+        self.now += seconds
+
+
+class Pipe:
+    """A task's FIFO, held open as its shim does."""
+
+    def __init__(self, path: Path) -> None:
+        os.mkfifo(path)
+        self.path = path
+        self.descriptor = os.open(path, os.O_RDWR | os.O_NONBLOCK)
+
+    def text(self) -> bytes:
+        try:
+            return os.read(self.descriptor, 1 << 20)
+        except BlockingIOError:
+            return b""
+
+    def lines(self) -> list[dict[str, Any]]:
+        """What was written since the last look: the only field of each line."""
+        found = []
+        for line in self.text().splitlines():
+            ((_, value),) = json.loads(line).items()
+            found.append(value)
+        return found
