@@ -5,6 +5,7 @@ the source's: the same first placement, evenly spread, and no migration. Interva
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from statistics import fmean
 from typing import NamedTuple
 
 import msgspec
@@ -121,7 +122,7 @@ def rows(
 
 
 def _mean(one: Outcome) -> float:
-    return float(np.mean(list(one.jct_s.values())))
+    return fmean(one.jct_s.values())
 
 
 def _makespan(one: Outcome) -> float:

@@ -4,7 +4,7 @@ A moldable job runs on n nodes with g GPUs each; `Estimate.options` has how long
 estimator). Alg. 1 is asked anew whenever a job is to start: the choice of a waiting job changes as its time runs out.
 
 Departures: a job passes others whose choice does not fit now (the source leaves open whether its queue blocks); a job in one shape only has that one choice; one
-of which no time is known has no expected completion, and comes last. Where its range begins above one worker,
+of which no time is known comes last, whatever is expected of it. Where its range begins above one worker,
 the fewest stand for ⟨1, 1⟩ in eq. 4. Among placements of equal ratio the one with fewer GPUs, then fewer nodes.
 """
 
@@ -217,7 +217,10 @@ class Genie:
         """How long it may still wait."""
         found = self.choice(state, job)
         if found.allowance_ms == inf:
-            return "no completion is expected of it: its run time is not known"
+            if found.due_ms == inf:
+                return "it comes last: no completion is expected of it, since its run time is not known"
+            left_s = (found.due_ms - state.now_ms) / 1_000
+            return f"it comes last: it is due in {left_s:,.0f} s, but its run time is not known"
         shape = (
             ""
             if found.option is None

@@ -196,6 +196,21 @@ def test_what_is_not_known_comes_last_and_runs_all_the_same() -> None:
         cell.genie.place(cell.state, cell.job(name), LazyRng(0))
 
 
+@pytest.mark.parametrize(
+    ("more", "claim"),
+    [
+        ({}, "it comes last: no completion is expected of it, since its run time is not known"),
+        ({"deadline_ms": 90_000}, "it comes last: it is due in 90 s, but its run time is not known"),
+        ({"qos": "urgent"}, "it comes last: it is due in 0 s, but its run time is not known"),
+    ],
+)
+def test_without_a_run_time_the_reason_names_what_is_expected(more: dict[str, Any], claim: str) -> None:
+    cell = Cell()
+    cell.submitted("first")
+    cell.submitted("unknown", estimate(options=(), run_ms=None), **more)
+    assert cell.genie.claim(cell.state, cell.job("unknown")) == claim
+
+
 def test_odds_follow_the_interval() -> None:
     """A step of 100 ms, nine in ten between 80 and 125: at its middle the odds are even, at its ends one in twenty and nineteen in twenty."""
     wide = ShapeOption(workers=1, nodes=1, gpus_per_node=1, step_ms=100, low_ms=80, high_ms=125)
