@@ -431,9 +431,11 @@ class TelemetrySampled(Event, frozen=True, kw_only=True):
 
     TYPE = "penstock.telemetry.sampled"
     TOPIC = Topic.TELEMETRY
+    OMITTED = ("step_ms", "cpu_stalled_percent", "memory_bandwidth_percent")
 
     node_id: Identifier
     task_id: Identifier | None = None
+    """None: of the node as a whole."""
     at_ms: Milliseconds
     gpu: GpuIndex | None = None
     gpu_utilisation_percent: Annotated[float, Meta(ge=0, le=100)] | None = None
@@ -441,6 +443,12 @@ class TelemetrySampled(Event, frozen=True, kw_only=True):
     host_memory_mib: Mebibytes | None = None
     cpu_percent: Annotated[float, Meta(ge=0)] | None = None
     loss: float | None = None
+    step_ms: Annotated[float, Meta(gt=0, le=1e9)] | None = None
+    """Mean time of an iteration in the latest window of the training script; rank 0 reports it for its gang."""
+    cpu_stalled_percent: Annotated[float, Meta(ge=0, le=100)] | None = None
+    """Part of the time in which some thread of the task, or of the node, waited for a core (pressure stall information, `cpu.pressure`, some)."""
+    memory_bandwidth_percent: Annotated[float, Meta(ge=0)] | None = None
+    """Memory traffic of the task, or of the node, in percent of what the node can do (resctrl, MBM)."""
 
 
 @event

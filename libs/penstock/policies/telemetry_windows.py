@@ -1,0 +1,106 @@
+"""Tumbling windows of telemetry per node: what the contention-guard reads instead of single samples.
+
+A window merges the samples of one node whose time falls into it. Merging is idempotent, commutative and associative, so samples that are
+delivered twice, late or in another order give the same window (at-least-once delivery): maxima of what harms, and the latest of what is
+compared, where the latest is the one with the greatest (time, event id).
+"""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import NamedTuple
+
+from penstock.model.external_events import TelemetrySampled
+
+WINDOW_MS = 2_000
+"""Length of a window, as long as the kernel's windows of pressure stall information are."""
+MAX_TASKS = 256
+"""Tasks in one window; samples of further ones are left out, the greatest ids first."""
+
+
+class Latest(NamedTuple):
+    """The latest value of something, and which sample had it."""
+
+    at_ms: int
+    event_id: str
+    value: float
+
+
+class TaskWindow(NamedTuple):
+    """What was sampled of one task within a window."""
+
+    step_ms: Latest | None = None
+    """Mean time of an iteration."""
+    gpu_utilisation_percent: Latest | None = None
+    cpu_stalled_percent: float | None = None
+    """Maximum, 0 – 100."""
+    memory_bandwidth_percent: float | None = None
+    """Maximum, of what the node can do."""
+
+
+class NodeWindow(NamedTuple):
+    """One window of one node."""
+
+    node_id: str
+    begin_ms: int
+    """A multiple of `WINDOW_MS`, in the log's time."""
+    cpu_stalled_percent: float | None = None
+    """Of the node as a whole, maximum."""
+    memory_bandwidth_percent: float | None = None
+    """Of the node as a whole, maximum."""
+    tasks: Mapping[str, TaskWindow] = MappingProxyType({})
+    """By task id."""
+
+
+def window_of(at_ms: int) -> int:
+    """Begin of the window into which this time falls. `at_ms`: time at which the log took the sample, ≥ 0."""
+    return at_ms - at_ms % WINDOW_MS
+
+
+def matters(sample: TelemetrySampled) -> bool:
+    """Whether the sample has anything that a window holds; losses and memory are not part of it."""
+    return any(
+        value is not None
+        for value in (
+            sample.step_ms,
+            sample.gpu_utilisation_percent,
+            sample.cpu_stalled_percent,
+            sample.memory_bandwidth_percent,
+        )
+    )
+
+
+def merged(window: NodeWindow, event_id: str, at_ms: int, sample: TelemetrySampled) -> NodeWindow:
+    """The window with this sample, which belongs to its node and time. O(tasks of the node)."""
+    if sample.task_id is None:
+        return window._replace(
+            cpu_stalled_percent=_greater(window.cpu_stalled_percent, sample.cpu_stalled_percent),
+            memory_bandwidth_percent=_greater(
+                window.memory_bandwidth_percent, sample.memory_bandwidth_percent
+            ),
+        )
+    task = window.tasks.get(sample.task_id, TaskWindow())
+    task = TaskWindow(
+        step_ms=_later(task.step_ms, at_ms, event_id, sample.step_ms),
+        gpu_utilisation_percent=_later(
+            task.gpu_utilisation_percent, at_ms, event_id, sample.gpu_utilisation_percent
+        ),
+        cpu_stalled_percent=_greater(task.cpu_stalled_percent, sample.cpu_stalled_percent),
+        memory_bandwidth_percent=_greater(task.memory_bandwidth_percent, sample.memory_bandwidth_percent),
+    )
+    tasks = {**window.tasks, sample.task_id: task}
+    if len(tasks) > MAX_TASKS:
+        del tasks[max(tasks)]
+    return window._replace(tasks=tasks)
+
+
+def _greater(one: float | None, other: float | None) -> float | None:
+    if one is None or other is None:
+        return other if one is None else one
+    return max(one, other)
+
+
+def _later(known: Latest | None, at_ms: int, event_id: str, value: float | None) -> Latest | None:
+    if value is None:
+        return known
+    found = Latest(at_ms, event_id, value)
+    return found if known is None else max(known, found)
