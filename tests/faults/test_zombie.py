@@ -20,7 +20,7 @@ from tests.faults.ledger_book import Book
 
 from .conftest import TAKEOVER_MS, MakeCell
 
-AT_ONCE = 24
+AT_ONCE = 8
 PATIENCE_S = 120.0
 SLACK_MS = (
     5_000  # two loaded cores: reading, folding, appending and our own look at it; half a second on idle ones

@@ -22,7 +22,9 @@ HEADER = (
 CLUSTER = "2x4+1x8+1x2"
 DRAWING = frozenset({"random"})
 """Profiles whose decisions depend on the seed in a cell of this size."""
-REPEATED = ("random", "drf", "fgd", "hived", "kubeflow", "clustering")
+REPEATED = (
+    "random", "drf", "fgd", "hived", "kubeflow", "clustering", "srtf", "tiresias", "liquid", "k8s-default", "even",
+)  # fmt: skip
 
 
 def rows() -> list[str]:
@@ -64,13 +66,12 @@ def run(trace: Path, profile: str, *more: str, cluster: str = CLUSTER) -> Simula
 
 @pytest.mark.parametrize("profile", sorted(PROFILES))
 def test_every_profile_ends_every_job(profile: str, trace: Path) -> None:
-    """Whatever a policy prefers, nobody waits for ever, nothing is given twice, and a second run is the same."""
+    """Whatever a policy prefers, nobody waits for ever and nothing is given twice. That a second run is the same, `tests/replay/test_golden.py` shows."""
     first = run(trace, profile, "--check")
     figures = first.figures(1, 1)
     assert (figures.finished_jobs, figures.unfinished_jobs) == (60, 0)
     assert first.meter.held == pytest.approx(0)
     assert not first.cell.state.jobs
-    assert run(trace, profile).cell.head.id == first.cell.head.id
     differs = run(trace, profile, "--seed", "1").meter.lives != first.meter.lives
     assert differs == (profile in DRAWING)
 
