@@ -32,12 +32,11 @@ AT_WORK_S = 0.05  # after the burst is in the log
 LEDGER = Partition(Topic.LEDGER, 0)
 
 
-@pytest_asyncio.fixture(
-    params=[
-        pytest.param("embedded", marks=pytest.mark.postgres),
-        pytest.param("kafka", marks=[pytest.mark.postgres, pytest.mark.kafka]),
-    ]
-)
+EMBEDDED, KAFKA = [pytest.mark.postgres], [pytest.mark.postgres, pytest.mark.kafka]
+SLOW = pytest.mark.slow
+
+
+@pytest_asyncio.fixture
 async def cell(request: pytest.FixtureRequest, make_cell: MakeCell, dsn: str) -> AsyncIterator[FaultCell]:
     """A cell with judges and an estimator; no placer yet."""
     url = dsn
@@ -111,6 +110,11 @@ async def rest_and_judge(cell: FaultCell) -> int:
     return verdict.void
 
 
+@pytest.mark.parametrize(
+    "cell",
+    [pytest.param("embedded", marks=[*EMBEDDED, SLOW]), pytest.param("kafka", marks=KAFKA)],
+    indirect=True,
+)
 async def test_a_zombie_wakes_up(cell: FaultCell) -> None:
     """The machine of placer A swaps itself to death in the middle of work; B takes over; A's machine recovers.
 
@@ -154,6 +158,11 @@ async def test_a_zombie_wakes_up(cell: FaultCell) -> None:
         assert void > 0, "no zombie wrote anything after it was replaced: this showed nothing"
 
 
+@pytest.mark.parametrize(
+    "cell",
+    [pytest.param("embedded", marks=EMBEDDED), pytest.param("kafka", marks=[*KAFKA, SLOW])],
+    indirect=True,
+)
 async def test_a_standby_takes_over_from_the_dead(cell: FaultCell) -> None:
     """Placer A is gone for good. Nobody sends heartbeats: B notices because an input stays unanswered."""
     await cell.start(placer("a"))

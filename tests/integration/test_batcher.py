@@ -178,7 +178,7 @@ def kafka_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[st
 
 
 @pytest_asyncio.fixture(
-    params=["embedded", pytest.param("kafka", marks=pytest.mark.kafka)],
+    params=["embedded", pytest.param("kafka", marks=[pytest.mark.kafka, pytest.mark.slow])]
 )
 async def cell(
     request: pytest.FixtureRequest, dsn: str, monkeypatch: pytest.MonkeyPatch
@@ -200,6 +200,7 @@ async def cell(
         yield cell
 
 
+@pytest.mark.parametrize("cell", ["embedded", pytest.param("kafka", marks=pytest.mark.kafka)], indirect=True)
 async def test_a_burst_is_planned_by_the_batcher(cell: Cell) -> None:
     """Six jobs at once: from the fourth on they wait, and one plan places them before the window is over. SIGTERM ends it with 0."""
     async with cell.batcher() as batcher:
