@@ -213,7 +213,14 @@ async def test_a_burst_is_planned_by_the_batcher(cell: Cell) -> None:
         assert await asyncio.wait_for(batcher.wait(), WAIT_S) == 0
 
 
-@pytest.mark.parametrize("failpoint", ["batcher.question_asked", "batcher.plan_solved", "batcher.plan_sent"])
+@pytest.mark.parametrize(
+    "failpoint",
+    [
+        pytest.param("batcher.question_asked", marks=pytest.mark.slow),
+        "batcher.plan_solved",
+        "batcher.plan_sent",
+    ],
+)
 async def test_a_batcher_that_dies_costs_its_window_and_no_more(cell: Cell, failpoint: str) -> None:
     """kill -9 while it plans, or right after: everybody runs when the window is over at the latest. The next one plans the next burst."""
     async with cell.batcher(PENSTOCK_FAILPOINT=f"{failpoint}:1") as victim:
