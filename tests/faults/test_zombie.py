@@ -167,20 +167,24 @@ async def test_a_standby_takes_over_from_the_dead(cell: FaultCell) -> None:
     """Placer A is gone for good. Nobody sends heartbeats: B notices because an input stays unanswered."""
     await cell.start(placer("a"))
     await cell.start(placer("b", standby=True))
+    loop = asyncio.get_running_loop()
+    began_s = loop.time()
     for _ in range(5):
         await cell.users.submit(("/bin/sleep", "0.01"))
     await cell.settle(PATIENCE_S)
+    usual_ms = (loop.time() - began_s) * 1_000
     quiet = [(await cell.log.end_offsets([Partition(topic, 0)])) for topic in Topic if topic != Topic.LEDGER]
     cell.slots["a"].keep = False
     cell.kill("a")
     await asyncio.sleep(3 * TAKEOVER_MS / 1_000)
     assert cell.follower.replica.state.term == 1, "nothing waits, so nobody needs to take over"
     assert quiet == [(await cell.log.end_offsets([Partition(t, 0)])) for t in Topic if t != Topic.LEDGER]
-    loop = asyncio.get_running_loop()
     asked_s = loop.time()
     await cell.users.submit(("/bin/sleep", "0.01"))
     await cell.until(lambda: cell.follower.replica.state.term == 2, PATIENCE_S, "B takes over")
     took_ms = (loop.time() - asked_s) * 1_000
     print(f"\ntook over {took_ms:.0f} ms after the first unanswered input (patience {TAKEOVER_MS} ms)")
-    assert took_ms < TAKEOVER_MS + SLACK_MS
+    assert took_ms < TAKEOVER_MS + SLACK_MS + usual_ms, (
+        "what five jobs took just before is how busy the machine is"
+    )
     await rest_and_judge(cell)
