@@ -9,7 +9,7 @@ ROLES := .penstock/roles
 ADMINISTRATOR ?= postgresql://penstock:penstock@127.0.0.1:5432/penstock
 # The locked uv installs the other packages in a third of pip's time; both refuse a package whose hash is not in the lock.
 UV := $(BIN)/uv pip install --quiet --python $(BIN)/python
-# Four test processes for two cores, each with servers of its own; the tests of one module stay together, longest first.
+# Six test processes for two cores, each with servers of its own; the tests of one module stay together, longest first.
 PYTEST := $(BIN)/python -m pytest -n auto --dist loadscope --no-loadscope-reorder --durations 20
 
 .PHONY: help venv lock demo test pytest-command lint schemas docs bench papers faults wheels deploy-check chaos long live pytorch up kafka jaeger roles clean
