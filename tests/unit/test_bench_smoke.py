@@ -17,6 +17,7 @@ def test_the_core_bench_leaves_a_sound_cell() -> None:
     assert core.fold_rate(bench.ledger) > 0
 
 
+@pytest.mark.slow
 def test_the_simulator_bench_ends_every_job_and_reports_every_figure() -> None:
     """A profile that is renamed, or one that leaves a job waiting, must be noticed here."""
     values = run_simulator(TINY)
@@ -41,6 +42,7 @@ def test_the_bench_of_windows_opens_one() -> None:
     assert not window.measure(window=False).in_window
 
 
+@pytest.mark.slow
 def test_the_bench_of_steps_reports_every_figure() -> None:
     values = run_steps(TINY)
     assert set(values) == {name for name, goal in GOALS.items() if goal.bench == "steps"}
