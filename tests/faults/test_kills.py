@@ -70,6 +70,7 @@ async def test_kills_on_the_embedded_log(make_cell: MakeCell, dsn: str, scale: i
     await kill_and_judge(cell, EMBEDDED_KILLS * scale, cell.judges(3), names_of(*SERVICES), dsn, dsn)
 
 
+@pytest.mark.slow  # tests/integration/test_node_reporter_kills.py kills one at each of its failpoints
 @pytest.mark.postgres
 async def test_kills_of_node_reporters(make_cell: MakeCell, dsn: str, scale: int) -> None:
     """The real node-reporters die as often as the rest; their tasks run on and are found again."""

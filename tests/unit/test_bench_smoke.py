@@ -102,6 +102,7 @@ def test_every_figure_has_a_bench_and_every_bench_runs_somewhere() -> None:
     assert 0 < best_ms <= median_ms
 
 
+@pytest.mark.slow
 @pytest.mark.postgres
 async def test_a_restarted_placer_answers_on_the_bench_ledger() -> None:
     """The bench's ledger must be one that a placer accepts, with and without a snapshot."""
@@ -118,6 +119,7 @@ async def test_everything_runs_in_one_process_for_the_idle_bench() -> None:
     assert found.messages_per_min >= 0
 
 
+@pytest.mark.slow
 @pytest.mark.postgres
 async def test_the_estimator_bench_watches_the_service_learn_and_answer() -> None:
     """The bench replaces names of the service's shell; it must still see every estimate, alone, together and meanwhile."""
