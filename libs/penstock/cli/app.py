@@ -133,6 +133,7 @@ PANELS: Mapping[str, Mapping[str, Entry]] = MappingProxyType({
             "jobs": Entry("List jobs, the latest last.", "penstock.cli.inspect:get_jobs", examples=(
                 "penstock get jobs --state running --label sweep=first",
                 "penstock get jobs --owner alice --watch",
+                "penstock get jobs --deadline",
             )),
             "job": Entry("One job as a line of the list; --watch follows it to its end.", "penstock.cli.inspect:get_job"),
             "groups": Entry("List groups: jobs that take turns on the same GPUs.", "penstock.cli.groups:get_groups"),

@@ -79,6 +79,11 @@ class Policy(Protocol):
 class Shape(Protocol):
     """A stage of a profile: how many workers a moldable job starts with."""
 
+    @property
+    def waits(self) -> bool:
+        """Whether a job waits for that many though it could start with fewer; for forecasts."""
+        ...
+
     def shape(self, state: CellState, job: JobState, fitting: int) -> tuple[int, str]:
         """(workers, why in words), for a job that is about to be placed: from its fewest to `fitting`, the most that fit now."""
         ...

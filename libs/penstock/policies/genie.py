@@ -9,7 +9,7 @@ the fewest stand for ⟨1, 1⟩ in eq. 4. Among placements of equal ratio the on
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from math import erf, inf, log, sqrt
+from math import inf
 from typing import NamedTuple
 
 from penstock.ledger.demand import DemandKey, vector_key
@@ -17,18 +17,13 @@ from penstock.ledger.index import bits
 from penstock.ledger.job_state import JobState
 from penstock.ledger.state import CellState
 from penstock.model.settings import Genie as Settings
-from penstock.model.types import WHOLE_GPU, JobSpec, Qos, ResourceVector, ShapeOption
+from penstock.model.types import WHOLE_GPU, ResourceVector, ShapeOption
 from penstock.policies.base import LazyRng, Plan, Policy, Turns
+from penstock.policies.deadlines import SURE, expected_ms, latency_ms, odds, urgent
 from penstock.policies.gang import Gang, explanation
 from penstock.policies.together import whole_gang
 
-LATENCIES: dict[Qos, float] = {"urgent": 0.0, "prior": 1.0, "normal": 2.0}
-"""Expected completion, in latencies alone on one GPU. Source: eq. 4."""
-
-
 SERVING = ("qos", "protect")
-SURE = 0.95  # odds with which a placement counts as in time under `protect`; where none has them, Alg. 1's own rule
-NINE_IN_TEN = 1.6449  # standard deviations on either side that hold nine in ten of a normal distribution
 
 
 class Placement(NamedTuple):
@@ -55,41 +50,6 @@ def cost(nodes: int, gpus_per_node: int, most_nodes: int, most_gpus: int, theta:
     return nodes * gpus_per_node / (most_nodes * most_gpus) + theta * nodes / most_nodes
 
 
-def expected_ms(spec: JobSpec, alone_ms: float) -> float:
-    """e_i after the submission: the user's own deadline, else by class. `alone_ms`: l̄ of the job on ⟨1, 1⟩; infinite where not known. Source: eq. 4."""
-    if spec.deadline_ms is not None:
-        return float(spec.deadline_ms)
-    times = LATENCIES[spec.qos or "normal"]
-    return times * alone_ms if times else 0.0
-
-
-def latency_ms(job: JobState, option: ShapeOption) -> float:
-    """l_ij with ν, the launch: iterations take as much longer or shorter as the option's do against those with the fewest GPUs. Source: eq. 2."""
-    estimate = job.estimate
-    if estimate is None or estimate.run_ms is None:
-        return inf
-    startup_ms = min(estimate.launch_ms or 0, estimate.run_ms)
-    return startup_ms + (estimate.run_ms - startup_ms) * option.step_ms / estimate.options[0].step_ms
-
-
-def odds(job: JobState, option: ShapeOption, due_ms: float, start_ms: float) -> float:
-    """Probability that the job is done by `due_ms` if it starts on this option at `start_ms`, 0 – 1. Ours; the source has none.
-
-    The iteration's time is taken as log-normal, with the option's interval holding nine in ten. 0 where no time is known.
-    """
-    estimate = job.estimate
-    middle_ms = latency_ms(job, option)
-    if estimate is None or middle_ms == inf:
-        return 0.0
-    startup_ms = min(estimate.launch_ms or 0, estimate.run_ms or 0)
-    left_ms, work_ms = due_ms - start_ms - startup_ms, middle_ms - startup_ms
-    if left_ms <= 0 or work_ms <= 0:
-        return float(left_ms >= work_ms)
-    spread = log(option.high_ms / option.low_ms) / (2 * NINE_IN_TEN)
-    ahead = log(left_ms / work_ms)
-    return float(ahead >= 0) if spread <= 0 else 0.5 * (1.0 + erf(ahead / spread / sqrt(2)))
-
-
 class Genie:
     """A place, order and shape stage in one. Implements `Policy`, `Order` and `Shape` of `penstock.policies.base`.
 
@@ -98,6 +58,8 @@ class Genie:
     fewest GPU seconds and come after all others, since what they would gain is lost and what they use keeps others from being in time; the others are the source's baselines, which serve in order of arrival: `ratio` (CERPre), `performance` (PerfPre),
     `most` (MaxOcc: what fits now), `least` (MinOcc). `elsewhere`: places jobs of one shape.
     """
+
+    waits = True
 
     def __init__(self, name: str, settings: Settings, elsewhere: Policy) -> None:
         self.name = name
@@ -177,7 +139,7 @@ class Genie:
                 in_time = [
                     one for one in in_time if odds(job, one.option, due_ms, state.now_ms) >= SURE
                 ] or in_time
-                if not in_time and not _urgent(job):
+                if not in_time and not urgent(job.spec):
                     return min(
                         found, key=lambda one: (one.option.workers * one.latency_ms, one.option.workers)
                     )
@@ -202,7 +164,7 @@ class Genie:
         if self._settings.choose not in SERVING:
             return 0, 0.0, job.order
         allowance = self.choice(state, job).allowance_ms
-        late = self._settings.choose == "protect" and allowance < 0 and not _urgent(job)
+        late = self._settings.choose == "protect" and allowance < 0 and not urgent(job.spec)
         return int(late), allowance, job.order
 
     def ranking(
@@ -261,11 +223,6 @@ class Genie:
             return ()
         ordinals = sorted(bits(fitting), key=lambda ordinal: (state.node(ordinal).entered.gpus, ordinal))
         return [state.node_at[ordinal] for ordinal in ordinals[: option.nodes]]
-
-
-def _urgent(job: JobState) -> bool:
-    """Whether it has no expected completion (eq. 4), and is to end as soon as can be."""
-    return job.spec.qos == "urgent" and job.spec.deadline_ms is None
 
 
 def _allowance(state: CellState, due_ms: float, latency: float) -> float:

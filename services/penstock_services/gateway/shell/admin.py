@@ -7,8 +7,7 @@ While a worker is busy, blanks are sent ahead of it, so that no proxy in between
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from functools import partial
-from importlib.util import find_spec
-from typing import Annotated, Any
+from typing import Annotated
 
 import orjson
 from fastapi import APIRouter, Query, Request
@@ -23,6 +22,7 @@ from penstock_services.gateway.core.access import Role
 from penstock_services.gateway.core.problems import Problem
 from penstock_services.gateway.shell.gateway import Exclusive, Gateway, gateway_of
 from penstock_services.gateway.shell.jobs import own_job
+from penstock_services.gateway.shell.models import Answer, answer_of, failed, require_free_models
 from penstock_services.gateway.shell.roles import needs
 from penstock_services.placer.shell.replay import replay as replay_ledger
 from penstock_services.projector.shell.admin import perform
@@ -30,8 +30,6 @@ from penstock_services.projector.shell.admin import perform
 router = APIRouter(prefix="/v1", tags=["checking"])
 
 BLANK_EVERY_S = 2.0
-
-Answer = dict[str, Any]
 
 
 @router.post("/projections/verify", response_class=StreamingResponse, dependencies=[needs(Role.OPERATE)])
@@ -74,7 +72,7 @@ async def check(job_id: str, request: Request) -> StreamingResponse:
     `ok` is null where no model was asked.
     """
     gateway = gateway_of(request)
-    _require_free_models(gateway)
+    require_free_models(gateway)
     await own_job(request, job_id, "estimate")
     await gateway.fresh()
     rows = await gateway.store.rows(
@@ -111,17 +109,8 @@ def _over_ledger(request: Request, name: str, work: Callable[[Settings], Answer]
 
 def _of_models(gateway: Gateway, work: Callable[[Settings], Answer]) -> StreamingResponse:
     """A question to the estimator; it does not wait for a replay. Raises `Problem`."""
-    _require_free_models(gateway)
+    require_free_models(gateway)
     return _stream(gateway.settings, "penstock", gateway.models, work)
-
-
-def _require_free_models(gateway: Gateway) -> None:
-    """Raises `Problem`."""
-    if find_spec("scipy") is None or find_spec("penstock_services.estimator") is None:
-        remedy = "models can be read where the estimator is installed; pip install 'penstock[estimator]' beside the gateway"
-        raise Problem(503, "no_estimator", remedy)
-    if gateway.models.lock.locked():
-        raise Problem(429, "overloaded", "another question about models is being answered", retry_after_s=1)
 
 
 def ask_estimator(recorded: bytes | None, settings: Settings) -> Answer:
@@ -136,19 +125,6 @@ def ask_estimator(recorded: bytes | None, settings: Settings) -> Answer:
             await log.close()
 
     return asyncio.run(registry.models(settings) if recorded is None else check(registry.recorded(recorded)))
-
-
-def answer_of(name: str, work: Callable[[Settings], Answer], settings: Settings) -> bytes:
-    """JSON of the answer, or of what went wrong. For a worker."""
-    try:
-        found = work(settings)
-    except (PenstockError, LookupError, ValueError) as error:
-        found = _failed(name, error)
-    return orjson.dumps(found)
-
-
-def _failed(name: str, error: Exception) -> Answer:
-    return {"ok": False, "error": f"{name}: {error}"}
 
 
 def _stream(
@@ -167,6 +143,6 @@ def _stream(
             try:
                 yield working.result()
             except PenstockError as error:  # the worker was killed
-                yield orjson.dumps(_failed(name, error))
+                yield orjson.dumps(failed(name, error))
 
     return StreamingResponse(chunks(), media_type="application/json")
