@@ -189,7 +189,7 @@ def submit(
     needs = {"gpus": gpus, "cores": cores, "host_memory": host_memory, "gpu_memory": gpu_memory, "bandwidth": bandwidth}  # fmt: skip
     sections = _sections(needs, max_attempts, env or [], secret or [], label or [])
     fields, code = jobspec.synced(fields)
-    spec = _spec(fields, sections, command, file or "command line")
+    spec = spec_of(fields, sections, command, file or "command line")
     if dry_run:
         return _show(partial(gateway, ctx), spec, output)
     how = (idempotency_key, output, detach, propagate, cancel_on_interrupt, quiet, strict_deadline)
@@ -354,7 +354,7 @@ def _show_deadline(connect: Callable[[], Client], spec: JobSpec) -> None:
             remark(f"warning: {warning['field']} {warning['message']}; {warning['remedy']}")
 
 
-def _spec(
+def spec_of(
     fields: dict[str, Any], sections: dict[str, dict[str, Any]], command: list[str] | None, source: str
 ) -> JobSpec:
     """The job of file and flags together. Raises `Stop` with every problem."""

@@ -3,7 +3,7 @@
 The same code as the service's: its tables and models, with the ledger folded to its end. Nothing is written but tables that do not exist yet.
 """
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -12,6 +12,7 @@ from penstock.model.codec import as_written
 from penstock.model.types import JobSpec
 from penstock.runtime.settings import Settings
 from penstock.runtime.tracing.tracer import Tracing
+from penstock_services.estimator.core.step_time.profiling import Asked
 from penstock_services.estimator.shell.service import Estimator
 
 
@@ -39,3 +40,9 @@ async def estimate_now(settings: Settings, spec: JobSpec) -> dict[str, Any]:
             "seq": estimator.state.seq,
             "estimate": as_written(estimator.estimate(spec)),
         }
+
+
+async def profile_now(settings: Settings, asked: Mapping[str, Any]) -> dict[str, Any]:
+    """`{"ok": true, "seq": …}` and the answer of `profiling.profile`. Raises as `folded`, and `NothingFits`."""
+    async with folded(settings) as estimator:
+        return {"ok": True, "seq": estimator.state.seq, **await estimator.profile(Asked(**asked))}

@@ -28,7 +28,7 @@ from tests.papers.estimator.genie import (
     startup_s,
     throughput,
 )
-from tests.papers.estimator.profile_plan import profile_plan
+from penstock_services.estimator.core.step_time.profile_plan import profile_plan
 
 BATCHES = (8, 16, 32, 64)
 EVEN: list[Placement] = [(gpus,) * nodes for nodes in (1, 2, 3, 4) for gpus in (1, 2, 3, 4)]

@@ -40,6 +40,8 @@ from penstock_services.estimator.core.resources.estimate import HistoryTier, Tie
 from penstock_services.estimator.core.resources.history import key_of
 from penstock_services.estimator.core.resources.nearest import NearestTier
 from penstock_services.estimator.core.state import State
+from penstock_services.estimator.core.step_time.prior import WIDE
+from penstock_services.estimator.core.step_time.profiling import Asked, profile
 from penstock_services.estimator.core.step_time.tier import StepTier
 from penstock_services.estimator.core.step_time.training import STEPS
 from penstock_services.estimator.shell.eta_publisher import EtaPublisher
@@ -231,6 +233,12 @@ class Estimator:
         if found.worker.gpu_share_milli == WHOLE_GPU:
             found = replace(found, stages=self.state.stages.times(spec.least, found.worker.gpus))
         return found
+
+    async def profile(self, asked: Asked) -> dict[str, Any]:
+        """As `profiling.profile`, by what is known now. Raises `NothingFits`, `StoreError`."""
+        runs = [] if self.learner is None else await self.learner.runs()
+        model = self._steps.model
+        return profile(asked, self.state.nodes, runs, WIDE if model is None else model.model.prior)
 
     def _stages(self) -> list[Message]:
         """Stages that the cell does not know yet. Their id is their content's, so that a repeat is known as one."""

@@ -23,7 +23,7 @@ from penstock_services.estimator.core.step_time.training import (
 from penstock_services.estimator.core.step_time.training_set import cell_of
 
 MAX_CACHED = 4_096  # answers of the model
-RUNS_APART = 1.1  # a single measurement lies off its own mean by 12 % at p95 (tests/papers/README.md)
+RUNS_APART = 0.1  # a single measurement lies off its own mean by 12 % at p95 (tests/papers/README.md)
 MAX_SPREAD = 1.0  # of ln step: more is no knowledge, but what all networks have in common
 
 
@@ -164,7 +164,8 @@ def _measured_ms(runs: Runs | None, gpus: int) -> Interval | None:
     if not steps_ms:
         return None
     middle = median(steps_ms)
-    return Interval(middle, min(*steps_ms, middle / RUNS_APART), max(*steps_ms, middle * RUNS_APART))
+    apart = RUNS_APART * middle
+    return Interval(middle, min(*steps_ms, middle - apart), max(*steps_ms, middle + apart))
 
 
 def _shape(ring: Placement) -> str:
