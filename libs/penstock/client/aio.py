@@ -315,6 +315,8 @@ class AsyncJobHandle:
         self.job_id = submitted.accepted.job_id
         self.repeated = submitted.repeated
         self.warnings: Sequence[Warned] = submitted.accepted.warnings
+        self.deadline = submitted.accepted.deadline
+        """As expected when it was submitted; None: it does not name when it should be done."""
 
     async def refresh(self) -> Job:
         return await self._client.job(self.job_id)

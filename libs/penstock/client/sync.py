@@ -347,6 +347,8 @@ class JobHandle:
         self.repeated = submitted.repeated
         """The key was seen before with the same job: this is that one."""
         self.warnings: Sequence[Warned] = submitted.accepted.warnings
+        self.deadline = submitted.accepted.deadline
+        """As expected when it was submitted; None: it does not name when it should be done."""
 
     def refresh(self) -> Job:
         """What is known of it now."""
