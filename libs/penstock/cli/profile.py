@@ -70,9 +70,9 @@ def profile(
     dry_run: Annotated[bool, typer.Option(help="Only list the runs and what they would lessen.")] = False,
     output: Output = Format.TABLE,
 ) -> None:
-    """Measure how long a network's iterations take, by few short runs that tell most; ends with the code of the first that did not succeed.
+    """Measure how long a network's iterations take, by few short runs that tell most.
 
-    The job is that of -f FILE or after --. Its script calls the SDK's `progress` once per iteration and is ended after the given number of
+    Ends with the code of the first run that did not succeed. The job is that of -f FILE or after --. Its script calls the SDK's `progress` once per iteration and is ended after the given number of
     them; it finds its batch in PENSTOCK_BATCH_SIZE, and {batch} and {iterations} in the command are replaced.
     """
     fields = jobspec.read_job_file(file) if file is not None else {}

@@ -104,6 +104,13 @@ def odds(job: JobState, option: ShapeOption, due_ms: float, start_ms: float) -> 
     return 0.0 if found is None else found.odds(due_ms)
 
 
+def sure_ms(job: JobState, option: ShapeOption) -> float:
+    """From its start on this option to its end, with odds of `SURE`; infinite where no time is known."""
+    found = run_time(job, option, 0.0)
+    by_ms = None if found is None else found.by_ms(SURE)
+    return inf if by_ms is None else by_ms
+
+
 def run_time(job: JobState, option: ShapeOption, start_ms: float) -> RunTime | None:
     """From this start on this option; None where no time is known. The launch is taken as known."""
     estimate, middle_ms = job.estimate, latency_ms(job, option)

@@ -17,20 +17,32 @@ from penstock.ledger.index import bits
 from penstock.ledger.job_state import JobState
 from penstock.ledger.state import CellState
 from penstock.model.settings import Genie as Settings
-from penstock.model.types import WHOLE_GPU, ResourceVector, ShapeOption
+from penstock.model.types import WHOLE_GPU, Estimate, ResourceVector, ShapeOption
 from penstock.policies.base import LazyRng, Plan, Policy, Turns
-from penstock.policies.deadlines import SURE, expected_ms, latency_ms, odds, urgent
+from penstock.policies.deadlines import expected_ms, latency_ms, odds, sure_ms, urgent
 from penstock.policies.gang import Gang, explanation
 from penstock.policies.together import whole_gang
 
 SERVING = ("qos", "protect")
+MIN_CACHED = 64  # jobs whose placements are not looked for again, beside those that live
 
 
 class Placement(NamedTuple):
-    """One s_ij of a job. `latency_ms`: l_ij, eq. 2, from its start to its end; infinite where nothing is known."""
+    """One s_ij of a job. `latency_ms`: l_ij, eq. 2, from its start to its end; infinite where nothing is known. `sure_ms`: the same with odds of `SURE`."""
 
     option: ShapeOption
     latency_ms: float
+    sure_ms: float
+
+
+class Offers(NamedTuple):
+    """The placements of a job, which stay the same as long as its estimate and the cell's nodes do."""
+
+    estimate: Estimate | None
+    found: Sequence[Placement]
+    """M_i, in the order of the estimate."""
+    ranked: Sequence[Placement]
+    """Best ratio first."""
 
 
 class Choice(NamedTuple):
@@ -68,6 +80,7 @@ class Genie:
         self._capacity_version = -1
         self._limits = (1, 1)
         """N̂ and Ĝ: nodes with sound GPUs, and most of these on one of them."""
+        self._offers: dict[str, Offers] = {}
         self._could_hold: dict[DemandKey, int] = {}
         """What a node's part of a gang needs → how many of the cell's nodes hold that when they are empty."""
 
@@ -75,11 +88,10 @@ class Genie:
 
     def choice(self, state: CellState, job: JobState) -> Choice:
         """Lines 2 – 12 for one job, now."""
-        self._see_capacity(state)
-        found = [Placement(option, latency_ms(job, option)) for option in self._offered(state, job)]
-        if found:
-            due_ms = job.submitted_ms + expected_ms(job.spec, found[0].latency_ms)
-            option, latency = self._best(state, job, found, due_ms)
+        offers = self._offers_of(state, job)
+        if offers.found:
+            due_ms = job.submitted_ms + expected_ms(job.spec, offers.found[0].latency_ms)
+            option, latency, _ = self._best(state, job, offers, due_ms)
             return Choice(option, latency, due_ms, _allowance(state, due_ms, latency))
         estimate = job.estimate
         run_ms = inf if estimate is None or estimate.run_ms is None else float(estimate.run_ms)
@@ -91,7 +103,31 @@ class Genie:
         if self._capacity_version != state.capacity_version:
             self._capacity_version = state.capacity_version
             self._could_hold.clear()
+            self._offers.clear()
             self._limits = max(1, sum(count > 0 for count in state.sound_gpus)), max([1, *state.sound_gpus])
+
+    def _offers_of(self, state: CellState, job: JobState) -> Offers:
+        """From the cache where its estimate is the same; that of jobs which have ended leave it once they are more than those that live."""
+        self._see_capacity(state)
+        known = self._offers.get(job.job_id)
+        if known is not None and known.estimate is job.estimate:
+            return known
+        if len(self._offers) > MIN_CACHED + 2 * len(state.jobs):
+            self._offers = {name: known for name, known in self._offers.items() if name in state.jobs}
+        found = [
+            Placement(option, latency_ms(job, option), sure_ms(job, option))
+            for option in self._offered(state, job)
+        ]
+        ranked = sorted(
+            found, key=lambda one: (-self._ratio(one.option), one.option.workers, one.option.nodes)
+        )
+        offers = self._offers[job.job_id] = Offers(job.estimate, found, ranked)
+        return offers
+
+    def _ratio(self, option: ShapeOption) -> float:
+        """r_ij, in iterations per millisecond: all placements of a job have the same samples."""
+        price = cost(option.nodes, option.gpus_per_node, *self._limits, self._settings.theta)
+        return 1.0 / (option.step_ms * price)
 
     def _offered(self, state: CellState, job: JobState) -> Sequence[ShapeOption]:
         """M_i, line 3: of a moldable job, within its range and what the cell could ever hold, with the same number of GPUs on each node."""
@@ -122,9 +158,9 @@ class Genie:
             )
         return found >= option.nodes
 
-    def _best(self, state: CellState, job: JobState, found: Sequence[Placement], due_ms: float) -> Placement:
+    def _best(self, state: CellState, job: JobState, offers: Offers, due_ms: float) -> Placement:
         """Lines 4 – 11."""
-        choose = self._settings.choose
+        found, choose = offers.found, self._settings.choose
         match choose:
             case "least":
                 return min(found, key=lambda one: (one.option.workers, one.option.nodes))
@@ -133,24 +169,17 @@ class Genie:
                 return max(fitting or found[:1], key=lambda one: (one.option.workers, -one.option.nodes))
             case "performance":
                 return min(found, key=lambda one: (one.option.step_ms, one.option.workers, one.option.nodes))
+        best, left_ms = offers.ranked[0], due_ms - state.now_ms
         if choose in SERVING:
-            in_time = [one for one in found if state.now_ms + one.latency_ms <= due_ms]
+            in_time = next((one for one in offers.ranked if one.latency_ms <= left_ms), None)
             if choose == "protect":
-                in_time = [
-                    one for one in in_time if odds(job, one.option, due_ms, state.now_ms) >= SURE
-                ] or in_time
-                if not in_time and not urgent(job.spec):
+                in_time = next((one for one in offers.ranked if one.sure_ms <= left_ms), in_time)
+                if in_time is None and not urgent(job.spec):
                     return min(
                         found, key=lambda one: (one.option.workers * one.latency_ms, one.option.workers)
                     )
-            found = in_time or found
-
-        def ratio(option: ShapeOption) -> float:
-            """r_ij, in iterations per millisecond: all placements of a job have the same samples."""
-            price = cost(option.nodes, option.gpus_per_node, *self._limits, self._settings.theta)
-            return 1.0 / (option.step_ms * price)
-
-        return max(found, key=lambda one: (ratio(one.option), -one.option.workers, -one.option.nodes))
+            best = in_time or best
+        return best
 
     # ------------------------------------------------------------------------------------------ stages
 
