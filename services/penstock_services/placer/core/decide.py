@@ -266,7 +266,7 @@ class Decider:
             if passed >= self.settings.backfill_window or (held_up and head is not job):
                 yield from self._look_ahead(state)
                 return
-            key = job.demand.key if backfill is None else kept.alike(state, job)
+            key = self._alike(state, job, kept)
             tried = key not in hopeless
             if tried:
                 full = placed == MAX_PLACEMENTS_PER_RECORD
@@ -297,6 +297,12 @@ class Decider:
         if parked and state.queue:
             yield continuation(state)
         yield from self._look_ahead(state)
+
+    def _alike(self, state: CellState, job: JobState, kept: Kept) -> tuple[object, ...]:
+        """Equal for jobs of which none fits where one does not. Those that wait for a number of workers of their own are like no other."""
+        if (shape := self.profile.shape) is not None and shape.waits and job.spec.min_workers is not None:
+            return (job.order,)
+        return kept.alike(state, job)
 
     def _look_ahead(self, state: CellState) -> Iterator[Event]:
         """Who may launch where another job comes to its end."""
