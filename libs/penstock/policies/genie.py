@@ -169,11 +169,11 @@ class Genie:
                 return max(fitting or found[:1], key=lambda one: (one.option.workers, -one.option.nodes))
             case "performance":
                 return min(found, key=lambda one: (one.option.step_ms, one.option.workers, one.option.nodes))
-        best, left_ms = offers.ranked[0], due_ms - state.now_ms
+        best, now_ms = offers.ranked[0], state.now_ms
         if choose in SERVING:
-            in_time = next((one for one in offers.ranked if one.latency_ms <= left_ms), None)
+            in_time = next((one for one in offers.ranked if now_ms + one.latency_ms <= due_ms), None)
             if choose == "protect":
-                in_time = next((one for one in offers.ranked if one.sure_ms <= left_ms), in_time)
+                in_time = next((one for one in offers.ranked if now_ms + one.sure_ms <= due_ms), in_time)
                 if in_time is None and not urgent(job.spec):
                     return min(
                         found, key=lambda one: (one.option.workers * one.latency_ms, one.option.workers)
