@@ -88,7 +88,7 @@ class Genie:
 
     def choice(self, state: CellState, job: JobState) -> Choice:
         """Lines 2 – 12 for one job, now."""
-        offers = self._offers_of(state, job)
+        offers = self.offers(state, job)
         if offers.found:
             due_ms = job.submitted_ms + expected_ms(job.spec, offers.found[0].latency_ms)
             option, latency, _ = self._best(state, job, offers, due_ms)
@@ -106,7 +106,7 @@ class Genie:
             self._offers.clear()
             self._limits = max(1, sum(count > 0 for count in state.sound_gpus)), max([1, *state.sound_gpus])
 
-    def _offers_of(self, state: CellState, job: JobState) -> Offers:
+    def offers(self, state: CellState, job: JobState) -> Offers:
         """From the cache where its estimate is the same; that of jobs which have ended leave it once they are more than those that live."""
         self._see_capacity(state)
         known = self._offers.get(job.job_id)
@@ -142,7 +142,7 @@ class Genie:
 
     def _ever_fits(self, state: CellState, job: JobState, option: ShapeOption) -> bool:
         """Whether the cell has enough nodes for it when they are empty."""
-        need = _on_each_node(job, option)
+        need = on_each_node(job, option)
         if need is None:
             return False
         key = (*vector_key(need), *job.spec.gpu_models)
@@ -244,7 +244,7 @@ class Genie:
 
     def _nodes_for(self, state: CellState, job: JobState, option: ShapeOption) -> Sequence[str]:
         """n nodes with g GPUs each for its workers, those with the fewest free first; empty: there are not so many."""
-        need = _on_each_node(job, option)
+        need = on_each_node(job, option)
         if need is None:
             return ()
         fitting = state.index.candidates(need, job.spec.gpu_models)
@@ -259,7 +259,7 @@ def _allowance(state: CellState, due_ms: float, latency: float) -> float:
     return inf if inf in (due_ms, latency) else due_ms - (latency + state.now_ms)
 
 
-def _on_each_node(job: JobState, option: ShapeOption) -> ResourceVector | None:
+def on_each_node(job: JobState, option: ShapeOption) -> ResourceVector | None:
     """What a node must have free for its part; None where the parts are uneven, or the workers do not have a whole GPU each."""
     count, worker = option.gpus_per_node, job.demand.worker
     if option.nodes * count != option.workers or worker.gpus != 1 or worker.gpu_share_milli < WHOLE_GPU:

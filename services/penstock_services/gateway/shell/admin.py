@@ -128,7 +128,7 @@ PROFILE_BODY: dict[str, Any] = {
 }
 
 
-@router.post("/estimator/profile", openapi_extra=PROFILE_BODY, dependencies=[needs(Role.READ)])
+@router.post("/estimator/profile", openapi_extra=PROFILE_BODY, dependencies=[needs(Role.SUBMIT)])
 async def profile(request: Request) -> Response:
     """What is known of a network's iterations with these numbers of workers and batches, and which runs would lessen the doubt most.
 

@@ -29,7 +29,7 @@ from penstock.policies.moldable import place_moldable
 from penstock.policies.profiles import in_force, profile_for
 from penstock.policies.regroup import regroups, waits_for_plan
 from penstock.policies.validate_groups import comes_back_to_queue
-from penstock_services.placer.core import lease, moves, prelaunching, proposals, units, window
+from penstock_services.placer.core import lease, making_way, moves, prelaunching, proposals, units, window
 from penstock_services.placer.core.adjustments import asked_to_save, frees
 from penstock_services.placer.core.attempts import Attempts
 from penstock_services.placer.core.backfilling import Kept
@@ -305,7 +305,8 @@ class Decider:
         return kept.alike(state, job)
 
     def _look_ahead(self, state: CellState) -> Iterator[Event]:
-        """Who may launch where another job comes to its end."""
+        """Who makes way for whom, and who may launch where another job comes to its end."""
+        yield from making_way.begin(state, self.profile, self.explanations.append, self.failed)
         yield from prelaunching.begin(state, self.profile, self.explanations.append)
 
     def _phase_changed(self, state: CellState, event: external_events.TaskPhaseChanged) -> Iterator[Event]:
