@@ -6,7 +6,7 @@ from penstock.model.types import JobSpec
 from penstock_services.gateway.core.deadline import NO_ESTIMATE, Outlook, failed, outlook
 from penstock_services.gateway.shell.gateway import Gateway
 
-ESTIMATED_WITHIN_S = 1.0  # estimator and placer answer a submission within milliseconds
+ESTIMATED_WITHIN_S = 0.5  # estimator and placer answer a submission within milliseconds
 
 
 def outlook_of(gateway: Gateway, job_id: str) -> Outlook | None:
