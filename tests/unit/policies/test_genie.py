@@ -322,3 +322,17 @@ def test_when_gpus_come_free_those_that_fit_pass_the_one_that_waits_for_more() -
     assert order is not None
     assert list(order.order(cell.state)) == ["wide", "small"]
     assert placed(cell.exit("a.1.w0")) == {"small": ["n1"]}
+
+
+def test_no_bound_on_overtaking_holds_up_the_profiles_own_order() -> None:
+    """The job that came first waits for a whole node and may wait longest. Others are first in the order of their allowances, however often they have passed it: a
+    bound on that would let nobody start, since it is not its turn either."""
+    cell = CellDriver(PlacerSettings(profile="genie", max_overtakes=1))
+    cell.join(node_spec("n1"))
+    single = estimate(options=options({(1, 1): 100.0}))
+    cell.submit("a", spec(), single)
+    cell.submit(
+        "wide", spec(deadline_ms=900_000_000), estimate(options=options({(1, 1): 100.0, (1, 4): 1.0}))
+    )
+    for name in ("b", "c", "d"):
+        assert placed(cell.submit(name, spec(deadline_ms=9_000_000), single)) == {name: ["n1"]}
