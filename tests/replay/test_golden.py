@@ -102,7 +102,7 @@ def expected_state() -> Any:
     state["settings"] |= {"share_gpus": "never", "prelaunch_wait_ms": 60_000}
     grouping = {"split": True, "matching": True, "worst_order": False, "max_members": 4}
     state["settings"] |= {"grouping": grouping, "convergence": {"alpha": 0.01, "interval_ms": 30_000}}
-    state["settings"] |= {"genie": {"choose": "qos", "theta": 0.5}}
+    state["settings"] |= {"genie": {"choose": "qos", "theta": 0.5, "make_way": False}}
     for job in state["jobs"].values():
         for task in job["tasks"].values():
             task |= {"lease_ms": 0, "exhausted": "", "cores_adjusted": None, "bandwidth_adjusted": None}
