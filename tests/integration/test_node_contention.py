@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
@@ -18,10 +19,22 @@ from penstock.model.envelope import from_wire
 from penstock.model.external_events import TelemetrySampled
 from penstock.model.topics import Topic, node_partition
 from penstock_services.node_reporter.options import Options
+from penstock_services.node_reporter.shell import meters, pressure
 from penstock_services.node_reporter.shell.pinning import real_cores
+from penstock_services.node_reporter.shell.ports import Started
+from penstock_services.node_reporter.shell.records import read_record
 from tests.support import node_fixtures
 from tests.support.memory_log import MemoryBroker, MemoryLog
-from tests.support.node_cell import NODE, WAIT_S, Cell, reporter_process, start_order, stop_order
+from tests.support.node_cell import (
+    NODE,
+    WAIT_S,
+    Cell,
+    eventually,
+    reporter_process,
+    start_order,
+    stop_order,
+    working,
+)
 
 options, embedded_cell = node_fixtures.options, node_fixtures.embedded_cell
 broker, cell, node = node_fixtures.broker, node_fixtures.cell, node_fixtures.node
@@ -150,6 +163,28 @@ async def test_the_kernel_wakes_the_node_when_a_task_waits_and_one_sample_ends_i
     joined = await cell.until(external_events.NodeJoined)
     if joined.node.measures.contention != "pressure":
         pytest.skip("here tasks have no cgroup v2 with pressure stall information")
+    await seen_to_wait(cell, broker)
+    started = read_record(node.state_dir / "tasks/job-1.1.0@1/started.json", Started)
+    assert started is not None
+    await eventually(lambda: not any(Path(group).exists() for group in started.groups))
+
+
+async def test_without_pressure_stall_information_the_waiting_of_threads_is_read(
+    options: Options, cell: Cell, broker: MemoryBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kernel that was built, or started, without it."""
+    monkeypatch.setattr(pressure, "triggers", lambda path: False)
+    monkeypatch.setattr(meters, "arm", lambda path: None)
+    async with working(options, MemoryLog(broker, "node-reporter")):
+        joined = await cell.until(external_events.NodeJoined)
+        if joined.node.measures.contention == "none":
+            pytest.skip("this kernel does not report what threads have waited (schedstat)")
+        assert joined.node.measures.contention == "schedstat"
+        await seen_to_wait(cell, broker)
+
+
+async def seen_to_wait(cell: Cell, broker: MemoryBroker) -> None:
+    """Runs the loaders, and ends them once the node has said that they wait, and that they wait no more."""
     telemetry = Telemetry(MemoryLog(broker, "guard").reader({TELEMETRY: 0}))
     await cell.order(start_order(1, sys.executable, "-c", LOADERS))
     started = await cell.until(external_events.TaskStarted)

@@ -109,6 +109,12 @@ class Story:
         self.published: Published = []
         self.contention = Contention(self.meters, self._sample, 100_000)
 
+    def begin(self, *keys: Key) -> None:
+        """Tasks run, and the sampler ticks for the first time."""
+        for shim, key in enumerate(keys, 7):
+            self.contention.follow(key, shim, GROUP)
+        self.contention.tick()
+
     def _sample(self, task_id: str | None, **measured: float) -> None:
         self.published.append((asyncio.get_running_loop().time(), task_id, measured))
 
@@ -129,7 +135,7 @@ def test_nothing_is_published_while_nobody_waits_and_one_sample_ends_it() -> Non
 
     async def story() -> None:
         it = Story(GROUP, None)
-        it.contention.follow(KEY, 7, GROUP)
+        it.begin(KEY)
         await asyncio.sleep(3_600)
         assert it.published == []
         it.triggers[GROUP].turn(0.5)
@@ -153,7 +159,7 @@ def test_a_window_that_the_kernel_leaves_out_does_not_end_it() -> None:
 
     async def story() -> None:
         it = Story(GROUP, leaves_out=2)
-        it.contention.follow(KEY, 7, GROUP)
+        it.begin(KEY)
         it.triggers[GROUP].turn(0.8)
         await asyncio.sleep(60)
         assert min(percent for _, percent in it.stalls()[1:]) == 80.0
@@ -167,7 +173,7 @@ def test_what_changes_is_published_at_most_once_a_window() -> None:
 
     async def story() -> None:
         it = Story(GROUP)
-        it.contention.follow(KEY, 7, GROUP)
+        it.begin(KEY)
         for number in range(300):
             it.triggers[GROUP].turn(0.2 + 0.7 * (number % 2))
             await asyncio.sleep(1.7)
@@ -183,7 +189,7 @@ def test_a_task_whose_group_has_gone_is_watched_no_more() -> None:
 
     async def story() -> None:
         it = Story(GROUP)
-        it.contention.follow(KEY, 7, GROUP)
+        it.begin(KEY)
         it.triggers[GROUP].turn(0.9)
         await asyncio.sleep(5)
         it.triggers[GROUP].remove()
@@ -201,10 +207,8 @@ def test_with_its_last_task_a_node_waits_no_more() -> None:
 
     async def story() -> None:
         it = Story(GROUP, None)
-        it.contention.follow(KEY, 7, GROUP)
-        it.contention.follow(OTHER, 8, GROUP)
         it.meters.bytes[None] = {"0": 0}
-        it.contention.tick()
+        it.begin(KEY, OTHER)
         it.triggers[None].turn(0.9)
         await asyncio.sleep(10)
         it.meters.bytes[None] = {"0": 500_000_000_000}
@@ -228,8 +232,7 @@ def test_without_triggers_it_is_read_what_threads_have_waited() -> None:
     async def story() -> None:
         it = Story()
         it.meters.threads = {7: {1: 50_000_000_000, 2: 0}, 8: {3: 0}}
-        it.contention.follow(KEY, 7, ())
-        it.contention.follow(OTHER, 8, ())
+        it.begin(KEY, OTHER)
         for second in range(1, 30):
             await asyncio.sleep(2)
             waited = 500_000_000 * min(second, 10)
@@ -260,6 +263,21 @@ def test_traffic_is_published_where_it_changes_by_ten_points() -> None:
         found = [(who, what["memory_bandwidth_percent"]) for _, who, what in it.published]
         assert [percent for who, percent in found if who is None] == [30.0, 80.0]
         assert [percent for who, percent in found if who == KEY[0]] == [15.0, 40.0]
+
+    play(story)
+
+
+def test_a_task_that_ends_before_the_first_tick_has_no_trigger() -> None:
+    """Of short tasks there are many, and a trigger takes the kernel longer than some of them run."""
+
+    async def story() -> None:
+        it = Story(GROUP, None)
+        it.contention.follow(KEY, 7, GROUP)
+        it.contention.forget(KEY)
+        assert not any(trigger.closed for trigger in it.triggers.values())
+        it.triggers[GROUP].turn(0.9)
+        await asyncio.sleep(60)
+        assert it.published == []
 
     play(story)
 
