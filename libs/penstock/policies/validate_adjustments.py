@@ -84,8 +84,8 @@ def cause_of(proposal: Adjusting) -> AdjustmentCause:
 def _adjusted_enough(found: Running, proposal: Adjusting) -> str | None:
     """Why a service may not do that (again), whatever it has measured. What it gives back is always allowed: it was taken by one that counts."""
     task, cause = found.task, cause_of(proposal)
-    if cause == "contention" and task.place.gpus:
-        return "has GPUs: such jobs are not slowed for others"
+    if cause == "contention" and any(one.place.gpus for one in found.job.tasks.values()):
+        return f"belongs to {found.job.job_id}, which has GPUs: such jobs are not slowed for others"
     if isinstance(proposal, ThrottleProposed):
         return None if proposal.memory_bandwidth_percent is None else _throttled_enough(found.job)
     cores = len(task.used_cores)

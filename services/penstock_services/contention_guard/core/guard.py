@@ -106,6 +106,16 @@ class ContentionGuard:
         """By job id, of jobs whose cores are being searched for."""
         return MappingProxyType(self._searches)
 
+    def seen_of(self, state: CellState, task_id: str) -> Mapping[str, float]:
+        """What is known of the node on which a task runs, for a trace."""
+        node = self._nodes.get(self._node_of(state, task_id), Node())
+        found = {
+            "penstock.memory_bandwidth": node.bandwidth,
+            "penstock.cpu_stalled": node.stalled,
+            "penstock.window_ms": float(node.heard_ms),
+        }
+        return {name: value for name, value in found.items() if value is not None}
+
     # ------------------------------------------------------------------------------------------ what comes
 
     def see(self, state: CellState, fact: Event, now_ms: int) -> None:
