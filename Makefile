@@ -64,7 +64,7 @@ wheels: venv ## Build the wheel and download what it needs into deploy/wheels (i
 	$(BIN)/python -m hatchling build -t wheel -d deploy/wheels
 	sed -n 's/^\([a-z0-9][^ ;]*==[^ ;]*\).*/\1/p' requirements.lock > deploy/wheels/constraints.txt
 	$(BIN)/python -m pip download --quiet --only-binary :all: -d deploy/wheels -c deploy/wheels/constraints.txt $(WHEELS_FOR) \
-	  "$$(echo deploy/wheels/penstock-*.whl)[placer,estimator,batcher,migrator,projector,gateway,node-reporter,cli,s3]"
+	  "$$(echo deploy/wheels/penstock-*.whl)[placer,estimator,batcher,migrator,contention-guard,projector,gateway,node-reporter,cli,s3]"
 
 deploy-check: venv ## Follow infra/deploy/README.md, block by block, on six machines made of namespaces (root, systemd; some minutes)
 	$(BIN)/python -m pytest tests/e2e/test_deploy.py -m "" -v -s

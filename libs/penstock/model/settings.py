@@ -73,6 +73,20 @@ class Genie(Value, frozen=True, kw_only=True):
     """θ of eq. 5: what another node costs, beside its GPUs. The source gives none."""
 
 
+class Contention(Value, frozen=True, kw_only=True):
+    """What the contention-guard does. Source: CODA §V-B, V-D."""
+
+    OMITTED = ("search", "users_cores", "eliminate")
+
+    search: Literal["doubling", "walk", "none"] = "doubling"
+    """How the cores of running trainings are searched for. walk: in steps of one, as in the source. doubling: ours, the fewest that keep 95 % of the
+    speed. none: they stay as they were placed."""
+    users_cores: Literal["respect", "override"] = "respect"
+    """Whether cores that a user named are changed, too. override: as in the source."""
+    eliminate: bool = True
+    """Jobs without GPUs are slowed where they slow a training."""
+
+
 class PlacerSettings(Value, frozen=True, kw_only=True):
     """Everything outside the log that a decision depends on; recorded at the start of each term."""
 
@@ -87,6 +101,7 @@ class PlacerSettings(Value, frozen=True, kw_only=True):
         "convergence",
         "genie",
         "prelaunch_wait_ms",
+        "contention",
     )
 
     profile: Identifier = "liquid"
@@ -130,3 +145,5 @@ class PlacerSettings(Value, frozen=True, kw_only=True):
     """Of profiles `specon` and `balance`."""
     genie: Genie = Genie()
     """Of profile `genie`."""
+    contention: Contention | None = None
+    """Of any profile: the contention-guard acts, and how. None: as the profile has it."""

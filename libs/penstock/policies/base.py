@@ -21,6 +21,7 @@ from penstock.model.ledger_events import JobRank, PlacementDecided, PlacementExp
 from penstock.model.plans import PlanUnit
 from penstock.model.types import WHOLE_GPU, ResourceVector, Role, TaskPlacement
 from penstock.policies.batch import Batch
+from penstock.policies.guard import Guard
 from penstock.policies.migrate import Migrate
 from penstock.policies.regroup import Regroup
 
@@ -190,6 +191,8 @@ class Profile(NamedTuple):
     """Where the jobs of a burst start is planned by the batcher (`penstock.policies.batch`) while a batch window is open."""
     migrate: Migrate | None = None
     """Who of those that run goes on elsewhere is proposed by the migrator (`penstock.policies.migrate`)."""
+    guard: Guard | None = None
+    """Whose cores and memory bandwidth the contention-guard changes while they run (`penstock.policies.guard`); the setting `contention` goes before it."""
     prelaunch: bool = False
     """Whether jobs may launch where others come to their end by themselves (`penstock.policies.prelaunch`); False: as sources that do not know it."""
     beside_stops: bool = True

@@ -433,7 +433,7 @@ class Simulation:
         if job is None or job.status is not JobStatus.RUNNING:
             return
         tasks = list(job.tasks.values())
-        placement = allocations(task.place for task in tasks)
+        placement = allocations(task.used_place for task in tasks)
         caps = [(task.place.node_id, task.memory_bandwidth_percent) for task in tasks]
         self._work.changed(job.job_id, capped(placement, caps), self.now_s)
 

@@ -17,6 +17,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from penstock.model.types import Category, JobSpec
+from penstock.policies.core_search import ACROSS_NODES
 from penstock_services.estimator.core.limits import CORE_OWNERS, CORE_RUNS_OF_ONE
 from penstock_services.estimator.core.node_capacity import NodeCapacity
 from penstock_services.estimator.core.owner_table import OwnerTable
@@ -32,7 +33,6 @@ MOVES = (
     ("heavy_preprocessing", +1),  # between iterations
 )
 """Trait of the job → cores more or less. Source: CODA §V-B1."""
-ACROSS_NODES = 2  # a job on several nodes needs no more, the network holds it back. Source: CODA §IV-B2
 MAX_CORES = 1_024
 
 
