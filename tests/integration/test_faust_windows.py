@@ -1,24 +1,26 @@
 """Windows of telemetry by Faust on real Kafka are those that the plain reader makes of the same telemetry, also after a kill."""
 
 import asyncio
-import sys
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import asynccontextmanager
 from itertools import count
+from pathlib import Path
 
-import msgspec
 import numpy as np
+import psutil
 import pytest
 from aiokafka import AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient
 
-from infra.devservers.kafka import KafkaBroker
+from infra.devservers.kafka import ADMIN, KafkaBroker, kafka_broker
+from penstock.errors import ConfigurationError, LogError, NotAllowed
 from penstock.log.aiokafka_gaps import alter_topic_configs
 from penstock.log.kafka import KafkaLog
+from penstock.log.open import open_log
 from penstock.log.port import Message, Partition
-from penstock.model.topics import GUARD_GROUPS, NODE_PARTITIONS, Topic, node_partition
+from penstock.model.topics import GUARD_GROUPS, NODE_PARTITIONS, Topic
 from penstock.policies.telemetry_windows import WINDOW_MS, NodeWindow
-from penstock_services.contention_guard.shell.faust_windows import FaustWindows
+from penstock_services.contention_guard.shell.faust_windows import PROCESS, FaustWindows
 from penstock_services.contention_guard.shell.windows import HELD_WINDOWS, LogWindows
 from tests.support.telemetry import garbage, load, message, sample
 
@@ -27,8 +29,12 @@ pytestmark = pytest.mark.kafka
 BEGIN_MS = 1_700_000_000_000
 TELEMETRY = [Partition(Topic.TELEMETRY, index) for index in range(NODE_PARTITIONS)]
 CHANGELOG = [Partition(Topic.GUARD_WINDOWS, index) for index in range(NODE_PARTITIONS)]
-PROCESS = "tests.support.window_process"
+POSITIONS = [Partition("__consumer_offsets", index) for index in range(4)]
+COMMIT_S = 2.0  # as in faust_table, which imports Faust
 LONG_S = 60.0
+
+Windows = dict[tuple[str, int], NodeWindow]
+"""By node and begin."""
 
 _cells = count()
 
@@ -76,75 +82,173 @@ def over_time(messages: Iterable[Message], seed: int, windows: int = 12) -> Iter
 
 
 @asynccontextmanager
-async def by_faust(broker: KafkaBroker, cell: int) -> AsyncIterator[tuple[FaustWindows, Sequence[NodeWindow]]]:
-    windows = FaustWindows(KafkaLog(broker.bootstrap, "contention-guard"), cell)
+async def by_faust(url: str, cell: int) -> AsyncIterator[tuple[FaustWindows, Windows]]:
+    windows = FaustWindows(url, cell)
     try:
-        yield windows, await asyncio.wait_for(windows.begin(), LONG_S)
+        yield windows, by_key(await asyncio.wait_for(windows.begin(), LONG_S))
     finally:
         await windows.close()
 
 
-async def plain(broker: KafkaBroker) -> dict[tuple[str, int], NodeWindow]:
-    log = await KafkaLog(broker.bootstrap, "contention-guard").start()
-    windows = LogWindows(log)
+@asynccontextmanager
+async def kafka_log(url: str) -> AsyncIterator[KafkaLog]:
+    log = open_log(url, "contention-guard")
+    assert isinstance(log, KafkaLog)
+    await log.start()
     try:
-        return by_key(await windows.begin())
+        yield log
     finally:
-        await windows.close()
         await log.close()
 
 
-def by_key(windows: Iterable[NodeWindow]) -> dict[tuple[str, int], NodeWindow]:
+async def plain(url: str) -> Windows:
+    async with kafka_log(url) as log:
+        windows = LogWindows(log)
+        try:
+            return by_key(await windows.begin())
+        finally:
+            await windows.close()
+
+
+def by_key(windows: Iterable[NodeWindow]) -> Windows:
     return {(window.node_id, window.begin_ms): window for window in windows}
 
 
-async def test_the_same_telemetry_gives_the_same_windows(broker: KafkaBroker, cell: int) -> None:
-    """Nodes report, resend after outages, some late, and one reporter is broken: a guard starts on that and then follows."""
+def reading_process() -> psutil.Process:
+    """The one that runs Faust for this test."""
+    [found] = [child for child in psutil.Process().children(recursive=True) if PROCESS in child.cmdline()]
+    return found
+
+
+async def test_the_same_telemetry_gives_the_same_windows(
+    broker: KafkaBroker, cell: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nodes report, resend after outages, some late, and one reporter is broken: a guard starts on that and then follows.
+
+    Variables that Faust would take for its own settings change nothing.
+    """
+    monkeypatch.setenv("BROKER_URL", "kafka://127.0.0.1:1")
+    monkeypatch.setenv("WEB_ENABLED", "1")
     nodes = [f"equal{number}" for number in range(20)]
     await append(broker, over_time(load(1, 2_000, nodes), 1))
     await append(broker, over_time(garbage(nodes[0]), 2))
-    expected = await plain(broker)
+    expected = await plain(broker.url())
     assert {node for node, _ in expected} >= set(nodes)
     assert len([key for key in expected if key[0] == nodes[1]]) == HELD_WINDOWS
-    async with by_faust(broker, cell) as (windows, found):
-        assert by_key(found) == expected
-        assert windows.unreadable == 4
-        seen = by_key(found)
+    async with by_faust(broker.url(), cell) as (windows, seen):
+        assert seen == expected
         await append(broker, over_time(load(2, 500, nodes), 3))
-        expected = await plain(broker)
+        expected = await plain(broker.url())
         async with asyncio.timeout(LONG_S):
             while any(seen.get(key) != window for key, window in expected.items()):
                 seen |= by_key(await windows.read())
 
 
-@asynccontextmanager
-async def process(broker: KafkaBroker, cell: int) -> AsyncIterator[asyncio.subprocess.Process]:
-    """Killed at the end, without a warning."""
-    started = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", PROCESS, broker.url(), str(cell), stdout=asyncio.subprocess.PIPE, limit=1 << 26
-    )
-    try:
-        yield started
-    finally:
-        started.kill()
-        await started.wait()
+async def until_it_ends(windows: FaustWindows) -> None:
+    async with asyncio.timeout(LONG_S):
+        while True:
+            await windows.read()
 
 
-async def printed(started: asyncio.subprocess.Process) -> dict[tuple[str, int], NodeWindow]:
-    assert started.stdout is not None
-    line = await asyncio.wait_for(started.stdout.readline(), LONG_S)
-    return by_key(msgspec.json.decode(line, type=list[NodeWindow]))
-
-
-async def test_a_guard_that_is_killed_again_and_again_loses_no_sample(broker: KafkaBroker, cell: int) -> None:
-    """A guard's machine fails under load, three times: each time in the middle of what it reads and writes."""
+async def test_a_guard_that_is_killed_under_load_loses_no_sample(broker: KafkaBroker, cell: int) -> None:
+    """Out of memory, twice: each time in the middle of what it reads and writes."""
     nodes = [f"killed{number}" for number in range(20)]
-    for seed in range(3):
-        async with process(broker, cell) as started:
-            found = await printed(started)
-            assert found == await plain(broker)
-            await append(broker, over_time(load(10 + seed, 3_000, nodes), seed))
-            for _ in range(3):
-                await printed(started)
-    async with by_faust(broker, cell) as (_, after):
-        assert by_key(after) == await plain(broker)
+    for seed in range(2):
+        async with by_faust(broker.url(), cell) as (windows, found):
+            assert found == await plain(broker.url())
+            await append(broker, over_time(load(10 + seed, 2_000, nodes), seed))
+            await windows.read()
+            reading_process().kill()
+            with pytest.raises(LogError, match="has ended"):
+                await until_it_ends(windows)
+    async with by_faust(broker.url(), cell) as (_, after):
+        assert after == await plain(broker.url())
+
+
+async def test_after_a_kill_the_changelog_has_the_windows(broker: KafkaBroker, cell: int) -> None:
+    """A guard was away for longer than telemetry is retained: what it had merged is read from its own topic."""
+    await append(broker, over_time(load(20, 500, [f"quiet{number}" for number in range(5)]), 20))
+    expected = await plain(broker.url())
+    async with by_faust(broker.url(), cell) as (_, found):
+        assert found == expected
+        async with kafka_log(broker.url()) as log, asyncio.timeout(LONG_S):
+            end = await log.end_offsets(TELEMETRY)
+            while (
+                not {place: offset for place, offset in end.items() if offset}.items()
+                <= (await log.committed(f"{GUARD_GROUPS}{cell}")).items()
+            ):
+                await asyncio.sleep(0.1)
+            await log.delete_before(end)
+        reading_process().kill()
+    assert not await plain(broker.url())
+    async with by_faust(broker.url(), cell) as (_, after):
+        assert after == expected
+
+
+async def test_nothing_is_written_while_nothing_happens(broker: KafkaBroker, cell: int) -> None:
+    """A cell without news: Kafka's own heartbeats go on underneath, and the log does not grow."""
+    await append(broker, over_time(load(30, 100, ["idle"]), 30))
+    async with by_faust(broker.url(), cell) as (windows, found), kafka_log(broker.url()) as log:
+        assert found
+        await asyncio.sleep(5 * COMMIT_S / 2)  # positions of what was read
+        before = await log.end_offsets([*CHANGELOG, *TELEMETRY, *POSITIONS])
+        reading = asyncio.ensure_future(windows.read())
+        await asyncio.sleep(3 * COMMIT_S)
+        assert await log.end_offsets([*CHANGELOG, *TELEMETRY, *POSITIONS]) == before
+        assert not reading.done()
+        reading.cancel()
+
+
+async def test_a_guard_ends_soon_though_the_broker_is_away(folder: Path, cell: int) -> None:
+    """Kafka fails under load, then the guard is stopped: Faust alone would wait for its last writes for ever."""
+    with kafka_broker(folder) as own:
+        own.create_topics()
+        await append(own, over_time(load(40, 200, ["a", "b"]), 40))
+        async with by_faust(own.url(), cell) as (windows, found):
+            assert found
+            process = reading_process()
+            await append(own, over_time(load(41, 3_000, ["a", "b"]), 41))
+            await windows.read()
+            await asyncio.to_thread(own.kill9)
+        assert not process.is_running()
+
+
+async def test_the_guards_identity_may_do_exactly_this(folder: Path, cell: int) -> None:
+    """A broker that refuses what acls.yaml does not name, over TLS: the guard needs no more, and others may not do it."""
+    with kafka_broker(folder, security="tls") as own:
+        await asyncio.to_thread(own.create_topics)
+        async with kafka_log(own.url("node-reporter")) as node:
+            await node.append([message("s1", sample(step_ms=100.0))])
+        url = own.url("contention-guard")
+        async with by_faust(url, cell) as (windows, found):
+            assert found == await plain(url)
+            assert [node_id for node_id, _ in found] == ["n1"]
+            async with kafka_log(own.url("node-reporter")) as node:
+                await node.append([message("s2", sample("n2", step_ms=50.0))])
+            [changed] = await asyncio.wait_for(windows.read(), LONG_S)
+            assert changed.node_id == "n2"
+        async with kafka_log(url) as log:
+            assert await log.committed(f"{GUARD_GROUPS}{cell}")
+            with pytest.raises(NotAllowed):
+                await log.committed("another-group")
+        migrators = FaustWindows(own.url("migrator"), cell)
+        with pytest.raises(NotAllowed, match="migrator"):
+            await asyncio.wait_for(migrators.begin(), LONG_S)
+        await migrators.close()
+        async with kafka_log(own.url(ADMIN)) as admin:
+            topics = await admin.topics.describe([Topic.GUARD_WINDOWS])
+            assert not await admin.topics.differences(topics)
+
+
+async def test_a_changelog_that_forgets_is_refused(folder: Path, cell: int) -> None:
+    """An administrator made the topic by hand, with Kafka's defaults."""
+    with kafka_broker(folder) as own:
+        own.create_topics()
+        admin = AIOKafkaAdminClient(**own.client_settings())
+        await admin.start()
+        await alter_topic_configs(admin, {Topic.GUARD_WINDOWS: {"cleanup.policy": "delete"}})
+        await admin.close()
+        windows = FaustWindows(own.url(), cell)
+        with pytest.raises(ConfigurationError, match=r"cleanup\.policy is delete, must be compact"):
+            await asyncio.wait_for(windows.begin(), LONG_S)
+        await windows.close()

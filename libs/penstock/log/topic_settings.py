@@ -6,7 +6,14 @@ One table for creating topics, for verifying those that exist, and for the docum
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from penstock.model.topics import CELL_TOPICS, COMPACTED_TOPICS, INPUT_TOPICS, NODE_PARTITIONS, NODE_TOPICS, Topic
+from penstock.model.topics import (
+    CELL_TOPICS,
+    COMPACTED_TOPICS,
+    INPUT_TOPICS,
+    NODE_PARTITIONS,
+    NODE_TOPICS,
+    Topic,
+)
 
 Rights = Mapping[str, Mapping[str, list[str]]]
 """Service → "read" | "write" → topics, and "join" → prefixes of consumer groups, as infra/kafka/acls.yaml."""
@@ -28,7 +35,9 @@ RETENTION_MS: Mapping[str, int] = MappingProxyType(
         str(Topic.ORDERS): 7 * DAY_MS,
         str(Topic.TELEMETRY): 7 * DAY_MS,  # only looked at
         str(Topic.DEAD_LETTERS): 90 * DAY_MS,  # only looked at, by people
-        **dict.fromkeys(map(str, COMPACTED_TOPICS), FOR_EVER),  # by time; compaction takes what is overwritten
+        **dict.fromkeys(
+            map(str, COMPACTED_TOPICS), FOR_EVER
+        ),  # by time; compaction takes what is overwritten
     }
 )
 """Topic → how long a record stays at least, in ms, or `FOR_EVER`."""
