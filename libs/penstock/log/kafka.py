@@ -1,4 +1,4 @@
-"""The log on Kafka. The only file that constructs aiokafka objects (`_Clients`).
+"""The log on Kafka. The only file that constructs aiokafka objects (`_Clients`); Faust constructs its own (decision 102).
 
 Ideal: as many writes in flight as there are. Departure: aiokafka keeps one produce request per broker and
 producer in flight, so the ledger, the orders and everything else have a producer each (speed.md rule 3), and

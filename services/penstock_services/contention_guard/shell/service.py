@@ -35,6 +35,7 @@ SOURCE = "/penstock/contention-guard"
 KAFKA = "kafka://"
 BATCH_MS = 20  # under load a poll costs more than the records that it brings; after idle nothing waits
 
+
 def new_windows(settings: Settings, log: Log) -> Windows:
     """On Kafka by Faust, in a process of its own; on the embedded log by the log's own reader."""
     if settings.log_url.startswith(KAFKA):
