@@ -14,14 +14,22 @@ from aiokafka.admin import AIOKafkaAdminClient
 
 from infra.devservers.kafka import ADMIN, KafkaBroker, kafka_broker
 from penstock.errors import ConfigurationError, LogError, NotAllowed
+from penstock.ledger.replica import Replica
 from penstock.log.aiokafka_gaps import alter_topic_configs
 from penstock.log.kafka import KafkaLog
 from penstock.log.open import open_log
 from penstock.log.port import Message, Partition
+from penstock.model.envelope import from_wire
+from penstock.model.proposals import CoresProposed
+from penstock.model.settings import Contention, PlacerSettings
 from penstock.model.topics import GUARD_GROUPS, NODE_PARTITIONS, Topic
 from penstock.policies.telemetry_windows import WINDOW_MS, NodeWindow
+from penstock.runtime.settings import Settings
+from penstock.runtime.tracing.tracer import Tracing
 from penstock_services.contention_guard.shell.faust_windows import PROCESS, FaustWindows
+from penstock_services.contention_guard.shell.service import Watcher
 from penstock_services.contention_guard.shell.windows import HELD_WINDOWS, LogWindows
+from tests.support.driver import CellDriver, estimate, node_spec
 from tests.support.telemetry import garbage, load, message, sample
 
 pytestmark = pytest.mark.kafka
@@ -36,7 +44,7 @@ LONG_S = 60.0
 Windows = dict[tuple[str, int], NodeWindow]
 """By node and begin."""
 
-_cells = count()
+_cells = count(1)
 
 
 @pytest.fixture(scope="module")
@@ -252,3 +260,31 @@ async def test_a_changelog_that_forgets_is_refused(folder: Path, cell: int) -> N
         with pytest.raises(ConfigurationError, match=r"cleanup\.policy is delete, must be compact"):
             await asyncio.wait_for(windows.begin(), LONG_S)
         await windows.close()
+
+
+async def test_the_service_on_kafka_hears_by_faust(broker: KafkaBroker) -> None:
+    """A training reports its step times: the guard's process asks for other cores, and Faust's ends with its attempt."""
+    cell = CellDriver(PlacerSettings(profile="fifo", contention=Contention()))
+    cell.join(node_spec("n1", cores=24))
+    cell.submit("a", need=estimate(1, cores=4))
+    cell.start("a")
+    async with kafka_log(broker.url()) as log:
+        await log.append([Message(Partition(Topic.LEDGER, 0), value) for value in cell.values])
+        ready = asyncio.Event()
+        working = asyncio.ensure_future(
+            Watcher(Settings(log_url=broker.url()), log, Tracing(), Replica()).work(ready)
+        )
+        await asyncio.wait_for(ready.wait(), LONG_S)
+        process = reading_process()
+        for number in range(3):
+            await log.append([message(f"s{number}", sample(step_ms=100.0))])
+            await asyncio.sleep(0.5)
+        reader = log.reader({Partition(Topic.PROPOSALS, 0): 0})
+        [found] = await asyncio.wait_for(reader.read(), LONG_S)
+        proposal = from_wire(found.headers, found.value).data
+        assert isinstance(proposal, CoresProposed)
+        assert (proposal.task_id, proposal.cause) == ("a.1.w0", "probe")
+        working.cancel()
+        await asyncio.gather(working, return_exceptions=True)
+        await reader.close()
+    assert not process.is_running()

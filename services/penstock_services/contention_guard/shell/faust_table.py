@@ -231,7 +231,7 @@ class WindowTable:
             try:
                 cell_index, _, place = msgspec.json.decode(key, type=tuple[int, str, int])
                 window = msgspec.json.decode(value, type=NodeWindow)
-            except (msgspec.DecodeError, TypeError) as error:  # TypeError: a record without a key
+            except msgspec.DecodeError as error:
                 LOG.warning("%s, key %.100r: %s", Topic.GUARD_WINDOWS, key, error)
                 continue
             if cell_index == self._cell_index:
@@ -350,8 +350,10 @@ def main() -> None:
     logging.basicConfig(
         level=logging.WARNING, format="%(asctime)s contention-guard %(levelname)s %(name)s: %(message)s"
     )
-    # A group is without a coordinator when it begins; what lasts is an error of the log, which ends the process.
-    logging.getLogger("aiokafka.consumer.group_coordinator").setLevel(logging.CRITICAL)
+    for name in ("faust", "mode", "aiokafka.consumer.group_coordinator"):
+        logging.getLogger(name).setLevel(
+            logging.CRITICAL
+        )  # what matters ends the process, with its reason as the last frame
     asked = msgspec.json.decode(sys.stdin.buffer.readline(), type=Asked)
     uvloop.run(_Process(asked, out).work())
 
