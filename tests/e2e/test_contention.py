@@ -24,7 +24,7 @@ pytestmark = [
 
 TRAINS = """
 import multiprocessing, sys, time
-from penstock.sdk import progress
+from penstock.sdk.progress import progress
 
 def work(_):
     return sum(range(100_000))

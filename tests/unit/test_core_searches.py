@@ -125,13 +125,13 @@ def test_a_probe_ends_when_the_speed_has_settled_and_not_before(cell: GuardedCel
 
 
 def test_a_job_that_never_settles_keeps_the_cores_of_its_start(cell: GuardedCell) -> None:
-    """Every other of its steps also evaluates."""
+    """Its steps become longer and longer."""
     cell.runs("a", cores=4)
     cell.trains(A, lambda cores: 100.0, windows=SETTLES)
     assert cell.cores(A) == 8
     for number in range(MAX_REPORTS):
         cell.passes()
-        cell.sends("n1", A, step_ms=100.0 if number % 2 else 200.0)
+        cell.sends("n1", A, step_ms=100.0 * 1.3**number)
         cell.acts()
     assert cell.cores(A) == 4
     assert "does not settle" in settled(cell).reason

@@ -2,8 +2,11 @@
 
 A probe of a number of cores ends when speed and utilisation have settled, not after a fixed time: a job with steps of 50 ms is known after seconds, one
 with steps of a minute after minutes. Source: CODA §VI-F, whose probes last 90 s each. Nodes publish what changes, so silence says that nothing did.
+Steps that vary all the time are measured by their mean: it has settled when that of four reports is that of the four before.
 """
 
+from collections import deque
+from collections.abc import Collection
 from typing import NamedTuple
 
 from penstock.policies.telemetry_windows import WINDOW_MS, TaskWindow
@@ -15,8 +18,10 @@ AGREES_POINTS = 10.0
 QUIET_MS = 3 * WINDOW_MS
 """So long no news come, and for three steps, until a speed has settled: the windows of the SDK and of the node are two seconds each."""
 QUIET_STEPS = 3
-MAX_REPORTS = 12
-"""A task with so many news in a row never settles: its steps are of several kinds."""
+OF_A_MEAN = 4
+"""News of which a mean is taken."""
+MAX_REPORTS = 16
+"""A task with so many news in a row never settles: its steps become longer and longer, or are of all kinds."""
 
 
 class Speed(NamedTuple):
@@ -55,6 +60,7 @@ class Settling:
         self.speed: Speed | None = None
         """The latest reported. None: nothing was."""
         self.news = 0
+        self._recent: deque[Speed] = deque(maxlen=2 * OF_A_MEAN)
 
     @property
     def gave_up(self) -> bool:
@@ -68,7 +74,16 @@ class Settling:
 
     def settled(self, now_ms: int) -> Speed | None:
         """None: not yet."""
-        return None if self.due_ms is None or now_ms < self.due_ms else self.speed
+        if self.due_ms is None:
+            return None
+        return self.speed if now_ms >= self.due_ms else self._steady()
+
+    def _steady(self) -> Speed | None:
+        """The mean of the latest news, if it is that of those before."""
+        if len(self._recent) < 2 * OF_A_MEAN:
+            return None
+        before, after = mean(list(self._recent)[:OF_A_MEAN]), mean(list(self._recent)[OF_A_MEAN:])
+        return mean(self._recent) if agree(before, after) else None
 
     def hear(self, begin_ms: int, window: TaskWindow, now_ms: int) -> bool:
         """A window, or more of one that was heard before. Whether it has news."""
@@ -81,12 +96,23 @@ class Settling:
         same = self.speed is not None and agree(self.speed, found) and _agree_points(self._used, used)
         if not same and self.settled(now_ms) is not None:
             self.news = 0
+            self._recent.clear()
         self.speed, self._used = found, self._used if used is None else used
         if same:
             return False
         self._since_ms = now_ms
         self.news += 1
+        if self._recent and self._recent[-1].by_steps != found.by_steps:
+            self._recent.clear()
+        self._recent.append(found)
         return True
+
+
+def mean(speeds: Collection[Speed]) -> Speed:
+    """Of reports of one kind, one at least: of iterations per second the harmonic one, which is that of the time that they take."""
+    if not next(iter(speeds)).by_steps:
+        return Speed(sum(one.per_s for one in speeds) / len(speeds), by_steps=False)
+    return Speed(len(speeds) / sum(1 / one.per_s for one in speeds), by_steps=True)
 
 
 def agree(one: Speed, other: Speed) -> bool:

@@ -379,7 +379,7 @@ class ContentionGuard:
     def _other(self, state: CellState, job: JobState, task_id: str, traffic: float | None) -> Other:
         task, found = job.tasks[task_id], running(state, task_id)
         cores = len(task.place.cores)
-        left = MAX_THROTTLES * job.workers - job.throttles
+        left = MAX_THROTTLES * job.spec.workers - job.throttles
         return Other(
             task_id,
             cores,

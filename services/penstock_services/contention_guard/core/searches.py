@@ -167,7 +167,7 @@ def search_of(state: CellState, job: JobState, guard: Guard, heard_ms: int) -> S
         found.end(tasks[0].placed_cores, "the search was interrupted")
         return found
     cores = {len(task.used_cores) for task in tasks}
-    left = MAX_CORE_CHANGES * job.workers - job.core_changes
+    left = MAX_CORE_CHANGES * job.spec.workers - job.core_changes
     if len(cores) != 1 or left < len(workers) * (MAX_CORE_PROBES + 1) or not 0 < min(cores) <= most:
         return None
     (start,) = cores
