@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.model.external_events import StagesMeasured, StepsMeasured
+from penstock.model.external_events import StagesMeasured, StepsMeasured, TelemetrySampled
 from penstock.model.validation import checked
 from penstock.sdk.lines import FIFO, LINE_BYTES, write_line
 from penstock.sdk.phases import phase
@@ -59,7 +59,7 @@ def test_the_first_iteration_is_reported_then_the_mean_of_windows(
     for done in range(1, 6):
         clock.pass_(60.0 if done == 1 else 2.0)
         meter.step(done, 100, 3.5 / done)
-    assert fifo.lines() == [
+    assert fifo.lines("steps") == [
         {"done": 1, "total": 100, "loss": 3.5},
         *({"done": n, "total": 100, "steps": 1, "step_ms": 2_000.0, "loss": 3.5 / n} for n in range(2, 6)),
     ]
@@ -436,11 +436,12 @@ def test_the_node_understands_what_the_sdk_writes(fifo: Pipe, clock: Clock, mete
     meter.step(1, 500, 0.75)
     clock.pass_(3.0)
     meter.step(4, 500, float("nan"))
-    first, _, second = ProgressParser("n1", "job-1.1.0", 9, leads=True).parse(fifo.text(), 77)
+    first, _, second, window = ProgressParser("n1", "job-1.1.0", 9, leads=True).parse(fifo.text(), 77)
     about = {"node_id": "n1", "task_id": "job-1.1.0", "token": 9, "at_ms": 77, "total": 500}
     assert first.event == checked(StepsMeasured, {**about, "done": 1, "loss": 0.75})
     assert second.event == checked(StepsMeasured, {**about, "done": 4, "steps": 3, "step_ms": 1_000.0})
     assert (first.name, second.name) == ("steps/1", "steps/4")
+    assert window.event == TelemetrySampled(node_id="n1", task_id="job-1.1.0", at_ms=77, step_ms=1_000.0)
 
 
 def test_a_line_too_long_to_be_whole_is_not_written(fifo: Pipe) -> None:

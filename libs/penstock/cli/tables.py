@@ -191,7 +191,7 @@ def isolation(node: Row) -> str:
 
 CONTENTION = {
     "pressure": "waiting for cores by the kernel's triggers",
-    "schedstat": "waiting for cores by reading its threads",
+    "schedstat": "waiting for cores by reading what threads have waited",
 }
 
 

@@ -86,7 +86,7 @@ class Meter:
             due = done == total or (done >= self._due and now - self._tried_at >= LEAST_S)
             if done > self._reported and due:
                 self._report(int(done), total, loss, now)
-            elif done >= self._look_due > 0:
+            if done >= self._look_due > 0:
                 self._look(int(done), loss, now)
         except UNFIT:
             return
@@ -122,10 +122,9 @@ class Meter:
         if not self._reported:
             self._begun = done - 1
             atexit.register(self.finish)
-            self._loss_at = now
             self._begin_window(done, now)
             self._look_again(done, now)
-        self._reported, self._reported_at, self._waited = done, now, waited
+        self._reported, self._reported_at, self._waited, self._loss_at = done, now, waited, now
         self._due = self._begun + (GROWTH_TENTHS * (done - self._begun) + 9) // 10
 
     def interrupted(self) -> None:

@@ -99,23 +99,29 @@ class _Waits:
     """Of the threads of one task, or of the node, where there is no trigger."""
 
     filter: StallFilter = field(default_factory=StallFilter)
-    before: Mapping[int, int] = field(default_factory=dict)
+    before: Mapping[int, int] | None = None
     at_s: float = 0.0
 
-    def percent(self, waits: Mapping[int, int], now_s: float) -> float:
-        """Of the time since the last look. Ideal: that in which some thread waited. Departure: the sum over threads, at most all of it, which is more where several
+    def percent(self, waits: Mapping[int, int], now_s: float) -> float | None:
+        """Of the time since the last look; None: this is the first. Ideal: that in which some thread waited. Departure: the sum over threads, at most all of it, which is more where several
         wait at the same time."""
-        grown = sum(max(0, waited - self.before.get(thread, 0)) for thread, waited in waits.items())
-        percent = 100 * grown / NS_PER_S / max(now_s - self.at_s, LEAST_S)
+        before, passed_s = self.before, now_s - self.at_s
         self.before, self.at_s = waits, now_s
-        return min(100.0, percent)
+        if before is None:
+            return None
+        grown = sum(max(0, waited - before.get(thread, 0)) for thread, waited in waits.items())
+        return min(100.0, 100 * grown / NS_PER_S / max(passed_s, LEAST_S))
 
 
 @dataclass(slots=True)
 class _Followed:
-    shim: int
-    watch: PressureWatch | None
-    waits: _Waits
+    shim: int = 0
+    groups: tuple[str, ...] | None = None
+    """None: the node."""
+    seen: bool = False
+    """In a tick."""
+    watch: PressureWatch | None = None
+    waits: _Waits = field(default_factory=_Waits)
     traffic: Rate = field(default_factory=Rate)
     traffic_percent: float | None = None
     """Published last."""
@@ -137,10 +143,9 @@ class Contention:
         self._node: _Followed | None = None
 
     def follow(self, key: Key, shim: int, groups: tuple[str, ...]) -> None:
-        """A task runs, in these cgroups."""
-        if self._node is None:
-            self._node = self._followed(0, None, None)
-        self._tasks[key] = self._followed(shim, key[0], groups)
+        """A task runs, in these cgroups. It is watched from the next tick on: a trigger costs the kernel 16 ms at a task's end."""
+        self._node = self._node or _Followed()
+        self._tasks[key] = _Followed(shim, groups)
         self._meters.follow_traffic(key, shim)
 
     def forget(self, key: Key) -> None:
@@ -168,26 +173,30 @@ class Contention:
         """Measures what has no trigger."""
         now_s, highest = self._loop.time(), None
         for key, task in self._tasks.items():
+            self._see(task, key[0])
             if task.watch is None:
                 percent = task.waits.percent(self._meters.waits(task.shim), now_s)
-                highest = percent if highest is None else max(highest, percent)
+                highest = percent if highest is None or percent is None else max(highest, percent)
                 self._stalled(task, key[0], percent, now_s)
             self._traffic(task, key, now_s)
         if self._node is not None:
+            self._see(self._node, None)
             if self._node.watch is None and highest is not None:
                 self._stalled(self._node, None, highest, now_s)
             self._traffic(self._node, None, now_s)
 
-    def _followed(self, shim: int, task_id: str | None, groups: tuple[str, ...] | None) -> _Followed:
-        trigger, now_s = self._meters.pressure(groups), self._loop.time()
-        if trigger is None:
-            waits = {} if task_id is None else self._meters.waits(shim)
-            return _Followed(shim, None, _Waits(before=waits, at_s=now_s))
-        publish = lambda percent: self._sample(task_id, cpu_stalled_percent=percent)  # noqa: E731
-        return _Followed(shim, PressureWatch(trigger, publish), _Waits())
+    def _see(self, task: _Followed, task_id: str | None) -> None:
+        """At the first tick a trigger is armed, where there is one."""
+        if task.seen:
+            return
+        task.seen = True
+        if (trigger := self._meters.pressure(task.groups)) is not None:
+            task.watch = PressureWatch(
+                trigger, lambda percent: self._sample(task_id, cpu_stalled_percent=percent)
+            )
 
-    def _stalled(self, task: _Followed, task_id: str | None, percent: float, now_s: float) -> None:
-        if task.waits.filter.passes(percent, now_s):
+    def _stalled(self, task: _Followed, task_id: str | None, percent: float | None, now_s: float) -> None:
+        if percent is not None and task.waits.filter.passes(percent, now_s):
             self._sample(task_id, cpu_stalled_percent=percent)
 
     def _traffic(self, task: _Followed, key: Key | None, now_s: float) -> None:

@@ -199,6 +199,7 @@ class LinuxHost:
         found = read_record(self._folder(key) / "exit.json", Exit)
         if found is not None:
             self._groups.leave(folder := self._folder(key))
+            asyncio.get_running_loop().run_in_executor(None, self._remove_watched, key)
             self._resctrl.sweep()
             self._traffic.sweep()
             if self.archiver is not None:
@@ -206,6 +207,11 @@ class LinuxHost:
             if (folder / CODE).exists():
                 asyncio.get_running_loop().run_in_executor(None, self._remove_code, folder, found)
         return found
+
+    def _remove_watched(self, key: Key) -> None:
+        """In a thread."""
+        if (started := self.started(key)) is not None:
+            self._cgroups.remove_watched(started.groups)
 
     def forget(self, key: Key) -> None:
         """Leaves what the task itself wrote into its working folder."""
@@ -245,6 +251,7 @@ class LinuxHost:
             hidden=[str(folder) for folder in hidden],
             name=self._cgroups.name,
             groups=self._cgroups.plan(),
+            watched=self._cgroups.watched,
         )
         contact = self._lease if self._own_process else None
         return Spawner(lock, self._marks, plan, callbacks, self.request, contact)

@@ -51,12 +51,16 @@ class Trigger:
         return None if found is None else Pressure(int(found[2]), float(found[1]))
 
     def close(self) -> None:
+        """The kernel waits for some 20 ms when its last descriptor goes, so that happens in a thread beside the event loop."""
         if self._ready.closed:
             return
         if self._loop is not None:
             self._loop.remove_reader(self._ready.fileno())
         self._ready.close()
-        os.close(self._descriptor)
+        if self._loop is not None:
+            self._loop.run_in_executor(None, os.close, self._descriptor)
+        else:
+            os.close(self._descriptor)
 
 
 def arm(path: Path) -> Trigger | None:
