@@ -72,8 +72,8 @@ deploy-check: venv ## Follow infra/deploy/README.md, block by block, on six mach
 chaos: venv ## The fault laboratory: SEEDS runs of the real services (SEEDS=500); failures print their replay
 	$(BIN)/python -m tests.faults.laboratory --seeds $(SEEDS)
 
-live: venv ## Promised figures of real processes: step times follow cores, four jobs in turns on one GPU (2 minutes)
-	$(BIN)/python -m pytest tests/e2e/test_cores.py tests/e2e/test_turns.py -m "" -v
+live: venv ## Promised figures of real processes: step times follow cores, four jobs in turns on one GPU, cores and contention of trainings (5 minutes)
+	$(BIN)/python -m pytest tests/e2e/test_cores.py tests/e2e/test_turns.py tests/e2e/test_contention.py -m "" -v
 
 pytorch: venv ## Install PyTorch (3.2 GB) into .venv-pytorch; run libs/penstock/sdk/PYTORCH.md line by line
 	$(PYTHON) -m venv $(PYTORCH)

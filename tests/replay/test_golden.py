@@ -149,7 +149,7 @@ def expected_state() -> Any:
             job["estimate"] |= {"pairs": [], "stages": None, "launch_ms": None}
     for node_id, node in state["nodes"].items():
         node |= ADDED_TO_NODES | {"commanded_seq": FIRST_JOINED[node_id]}
-        node["spec"] |= {"machine_id": None, "isolation": None, "logs": None}
+        node["spec"] |= {"machine_id": None, "isolation": None, "logs": None, "measures": None}
     return state
 
 

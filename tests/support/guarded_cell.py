@@ -91,7 +91,7 @@ class GuardedCell(CellDriver):
         """Time passes for the ledger, too."""
         self.at(self.now_ms - 1_000_000)
 
-    def trains(self, task_id: str, step_ms: Callable[[int], float], windows: int = 60) -> None:
+    def trains(self, task_id: str, step_ms: Callable[[int], float], windows: int = 90) -> None:
         """It reports a step time in each window, by the cores that it may use; the guard acts after each."""
         for _ in range(windows):
             self.passes()
@@ -100,7 +100,6 @@ class GuardedCell(CellDriver):
             self.acts()
 
 
-def node(node_id: str = "n1", cores: int = 24, *, resctrl: bool = False) -> NodeSpec:
-    """With four GPUs."""
-    found = node_spec(node_id, cores=cores)
+def node(node_id: str = "n1", cores: int = 24, gpus: int = 4, *, resctrl: bool = False) -> NodeSpec:
+    found = node_spec(node_id, gpus, cores=cores)
     return replace(found, isolation=RESCTRL) if resctrl else found

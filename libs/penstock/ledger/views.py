@@ -207,6 +207,7 @@ def node_row(node: NodeState, seq: int) -> Row:
         "bandwidth_mbps": spec.bandwidth_mbps,
         "bandwidth_free_mbps": node.free_bandwidth_mbps,
         "isolation": fragment(spec.isolation),
+        "measures": fragment(spec.measures),
         "shares_gpus": spec.shares_gpus,
         "leaving": node.leaving,
         "cordon": fragment(node.cordon),

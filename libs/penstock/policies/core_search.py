@@ -32,24 +32,24 @@ ACROSS_NODES = 2
 """Cores of each worker of a job on several nodes: the network holds it back. Source: CODA §IV-B2."""
 
 
-def across_nodes(start: int, seen: Sequence[Seen], most: int) -> Next:
-    """For a job on several nodes: two cores per worker, if that keeps 95 % of its speed; else those that it has.
+def across_nodes(start: int, seen: Sequence[Seen], most: int, least: int = 1) -> Next:
+    """For a job on several nodes: two cores per worker, `least` at least, if that keeps 95 % of its speed; else those that it has.
 
     Departure: the source gives two to all; what was never measured here is measured first, which is one probe.
     """
-    speed = _speeds(start, seen, most)
-    if not speed:
-        return Next(start, settled=start <= ACROSS_NODES)
+    speed, few = _speeds(start, seen, most), max(ACROSS_NODES, least)
+    if not speed or start <= few:
+        return Next(start, settled=start <= few)
     if len(speed) == 1:
-        return Next(ACROSS_NODES, settled=False)
-    return Next(ACROSS_NODES if speed[ACROSS_NODES] >= KEEPS * speed[start] else start, settled=True)
+        return Next(few, settled=False)
+    return Next(few if speed[few] >= KEEPS * speed[start] else start, settled=True)
 
 
-def walk(start: int, seen: Sequence[Seen], most: int, probes: int = MAX_CORE_PROBES) -> Next:
+def walk(start: int, seen: Sequence[Seen], most: int, least: int = 1, probes: int = MAX_CORE_PROBES) -> Next:
     """CODA's walk in steps of one core. Source: CODA §V-B2.
 
     First fewer, while speed improves; if the first step down did not help, more, while it improves. `seen`: in
-    the order tried, the start first. Empty: the start is yet to be measured, which is no probe.
+    the order tried, the start first. Empty: the start is yet to be measured, which is no probe. `least`: fewer are not tried.
     """
     speed = _speeds(start, seen, most)
     if not speed:
@@ -58,7 +58,7 @@ def walk(start: int, seen: Sequence[Seen], most: int, probes: int = MAX_CORE_PRO
         return Next(_fastest(speed, start), settled=True)
     for direction in (-1, +1):
         cores = start
-        while 1 <= cores + direction <= most:
+        while least <= cores + direction <= most:
             after = cores + direction
             if after not in speed:
                 return Next(after, settled=False)
@@ -70,7 +70,9 @@ def walk(start: int, seen: Sequence[Seen], most: int, probes: int = MAX_CORE_PRO
     return Next(start, settled=True)
 
 
-def search(start: int, seen: Sequence[Seen], most: int, probes: int = MAX_CORE_PROBES) -> Next:
+def search(
+    start: int, seen: Sequence[Seen], most: int, least: int = 1, probes: int = MAX_CORE_PROBES
+) -> Next:
     """Our default: the fewest cores that keep 95 % of the best speed, found by doubling and halving.
 
     Ideal: measure every count. Departure from CODA's steps of one: speed is close to linear up to the best count,
@@ -90,7 +92,7 @@ def search(start: int, seen: Sequence[Seen], most: int, probes: int = MAX_CORE_P
     gains = len(tried) == 1 or speed[widest] * KEEPS > speed[tried[-2]]
     if gains and widest < most:
         return Next(min(2 * widest, most), settled=False)
-    short = max((cores for cores in tried if cores < enough), default=0)
+    short = max((cores for cores in tried if cores < enough), default=least - 1)
     if enough - short <= 1:
         return Next(enough, settled=True)
     return Next((enough + short) // 2, settled=False)

@@ -20,7 +20,8 @@ BANDWIDTH_HIGH = 75.0
 BANDWIDTH_LOW = 60.0
 STALLED_HIGH = 10.0
 """Percent of the time in which some thread of a training waits for a core. A training alone on its cores has next to none."""
-STALLED_LOW = 5.0
+STALLED_LOW = 10.0
+"""Nodes publish of waiting that it begins, and once that it is over, which is below that: what separates the two bounds is time alone."""
 FALLS = 0.10
 """A training that has lost this part of its best speed is slow."""
 CAPS = (50, 25, 10)

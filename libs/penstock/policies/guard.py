@@ -13,8 +13,8 @@ from penstock.model.settings import Contention
 from penstock.policies.core_search import Next, Seen, across_nodes, search, walk
 
 PROPOSER = "contention-guard"
-Step = Callable[[int, Sequence[Seen], int], Next]
-"""(start, what was measured, most that it can have) → what to try next."""
+Step = Callable[[int, Sequence[Seen], int, int], Next]
+"""(start, what was measured, most that it can have, fewest that are tried) → what to try next."""
 SEARCHES: Mapping[str, Step] = MappingProxyType({"doubling": search, "walk": walk})
 
 

@@ -1,19 +1,27 @@
-"""When the speed of a running training has settled: two reports in a row that agree.
+"""When the speed of a running training has settled: a report came, and for a while none that differs.
 
 A probe of a number of cores ends when speed and utilisation have settled, not after a fixed time: a job with steps of 50 ms is known after seconds, one
-with steps of a minute after minutes. Source: CODA §VI-F, whose probes last 90 s each.
+with steps of a minute after minutes. Source: CODA §VI-F, whose probes last 90 s each. Nodes publish what changes, so silence says that nothing did.
+Steps that vary all the time are measured by their mean: it has settled when that of four reports is that of the four before.
 """
 
+from collections import deque
+from collections.abc import Collection
 from typing import NamedTuple
 
-from penstock.policies.telemetry_windows import Latest, TaskWindow
+from penstock.policies.telemetry_windows import WINDOW_MS, TaskWindow
 
 AGREES = 0.05
-"""Reports whose values are apart by no more than this part of the greater one agree."""
-AGREES_POINTS = 5.0
+"""A report whose speed is apart by less than this part of the latest one's is no news."""
+AGREES_POINTS = 10.0
 """Likewise of utilisation, in percent of a GPU."""
-MAX_REPORTS = 12
-"""A task whose reports do not agree within so many never settles: its steps are of several kinds."""
+QUIET_MS = 3 * WINDOW_MS
+"""So long no news come, and for three steps, until a speed has settled: the windows of the SDK and of the node are two seconds each."""
+QUIET_STEPS = 3
+OF_A_MEAN = 4
+"""News of which a mean is taken."""
+MAX_REPORTS = 16
+"""A task with so many news in a row never settles: its steps become longer and longer, or are of all kinds."""
 
 
 class Speed(NamedTuple):
@@ -23,14 +31,22 @@ class Speed(NamedTuple):
     """Iterations per second; of a task that reports no steps its GPU utilisation in percent. ≥ 0."""
     by_steps: bool
 
+    @property
+    def quiet_ms(self) -> int:
+        """How long no news come until it has settled."""
+        steps_ms = QUIET_STEPS * 1_000 / self.per_s if self.by_steps else 0.0
+        return QUIET_MS + int(min(steps_ms, MAX_STEPS_MS))
 
-def speed_of(window: TaskWindow) -> tuple[Latest, Speed] | None:
-    """The latest report of a task in a window, and its speed; None: it has none."""
+
+MAX_STEPS_MS = 1e10
+
+
+def speed_of(window: TaskWindow) -> Speed | None:
+    """Of the latest report in a window; None: it has none."""
     if (step := window.step_ms) is not None:
-        return (step, Speed(1_000 / step.value, by_steps=True)) if step.value > 0 else None
-    if (used := window.gpu_utilisation_percent) is not None:
-        return used, Speed(used.value, by_steps=False)
-    return None
+        return Speed(1_000 / step.value, by_steps=True) if step.value > 0 else None
+    used = window.gpu_utilisation_percent
+    return None if used is None else Speed(used.value, by_steps=False)
 
 
 class Settling:
@@ -38,45 +54,75 @@ class Settling:
 
     def __init__(self, after_ms: int = -1) -> None:
         self._after_ms = after_ms
-        self._latest: Latest | None = None
-        self._last: Speed | None = None
         self._used: float | None = None
-        self.settled: Speed | None = None
-        """The mean of the latest two reports that agreed. None: there were none yet."""
-        self.reports = 0
-        """Since two agreed last."""
+        self._since_ms = 0
+        """When the latest news came, by the reader's clock."""
+        self.speed: Speed | None = None
+        """The latest reported. None: nothing was."""
+        self.news = 0
+        self._recent: deque[Speed] = deque(maxlen=2 * OF_A_MEAN)
 
     @property
     def gave_up(self) -> bool:
         """Whether it reports and does not settle."""
-        return self.settled is None and self.reports >= MAX_REPORTS
+        return self.news >= MAX_REPORTS
 
-    def hear(self, begin_ms: int, window: TaskWindow) -> bool:
-        """A window, or more of one that was heard before. Whether two reports agree that have not been compared before."""
+    @property
+    def due_ms(self) -> int | None:
+        """When it will have settled unless news come; None: nothing was reported."""
+        return None if self.speed is None else self._since_ms + self.speed.quiet_ms
+
+    def settled(self, now_ms: int) -> Speed | None:
+        """None: not yet."""
+        if self.due_ms is None:
+            return None
+        return self.speed if now_ms >= self.due_ms else self._steady()
+
+    def _steady(self) -> Speed | None:
+        """The mean of the latest news, if it is that of those before."""
+        if len(self._recent) < 2 * OF_A_MEAN:
+            return None
+        before, after = mean(list(self._recent)[:OF_A_MEAN]), mean(list(self._recent)[OF_A_MEAN:])
+        return mean(self._recent) if agree(before, after) else None
+
+    def hear(self, begin_ms: int, window: TaskWindow, now_ms: int) -> bool:
+        """A window, or more of one that was heard before. Whether it has news."""
         found = speed_of(window)
         if found is None or begin_ms <= self._after_ms:
             return False
-        latest, speed = found
-        if self._latest is not None and latest <= self._latest:
+        used = None if window.gpu_utilisation_percent is None else window.gpu_utilisation_percent.value
+        if self.speed is not None and self.speed.by_steps and not found.by_steps:
+            found = self.speed  # a window without steps
+        same = self.speed is not None and agree(self.speed, found) and _agree_points(self._used, used)
+        if not same and self.settled(now_ms) is not None:
+            self.news = 0
+            self._recent.clear()
+        self.speed, self._used = found, self._used if used is None else used
+        if same:
             return False
-        used = window.gpu_utilisation_percent
-        before, used_before = self._last, self._used
-        self._latest, self._last, self._used = latest, speed, None if used is None else used.value
-        self.reports += 1
-        if before is None or not _agree(before, speed) or not _agree_points(used_before, self._used):
-            return False
-        self.settled = Speed((before.per_s + speed.per_s) / 2, speed.by_steps)
-        self.reports = 0
+        self._since_ms = now_ms
+        self.news += 1
+        if self._recent and self._recent[-1].by_steps != found.by_steps:
+            self._recent.clear()
+        self._recent.append(found)
         return True
 
 
-def _agree(one: Speed, other: Speed) -> bool:
+def mean(speeds: Collection[Speed]) -> Speed:
+    """Of reports of one kind, one at least: of iterations per second the harmonic one, which is that of the time that they take."""
+    if not next(iter(speeds)).by_steps:
+        return Speed(sum(one.per_s for one in speeds) / len(speeds), by_steps=False)
+    return Speed(len(speeds) / sum(1 / one.per_s for one in speeds), by_steps=True)
+
+
+def agree(one: Speed, other: Speed) -> bool:
+    """Whether two reports say the same."""
     if one.by_steps != other.by_steps:
         return False
     if one.by_steps:
-        return abs(one.per_s - other.per_s) <= AGREES * max(one.per_s, other.per_s)
-    return abs(one.per_s - other.per_s) <= AGREES_POINTS
+        return abs(one.per_s - other.per_s) < AGREES * max(one.per_s, other.per_s)
+    return abs(one.per_s - other.per_s) < AGREES_POINTS
 
 
 def _agree_points(one: float | None, other: float | None) -> bool:
-    return one is None or other is None or abs(one - other) <= AGREES_POINTS
+    return one is None or other is None or abs(one - other) < AGREES_POINTS

@@ -112,13 +112,13 @@ def _adjusted_enough(found: Running, proposal: Adjusting) -> str | None:
         )
     if cause != "probe" and proposal.cores in (cores, task.placed_cores):
         return None
-    if found.job.core_changes >= MAX_CORE_CHANGES * found.job.workers:
+    if found.job.core_changes >= MAX_CORE_CHANGES * found.job.spec.workers:
         return f"belongs to a job whose cores services have changed {found.job.core_changes} times: no more are allowed"
     return None
 
 
 def _throttled_enough(job: JobState) -> str | None:
-    if job.throttles < MAX_THROTTLES * job.workers:
+    if job.throttles < MAX_THROTTLES * job.spec.workers:
         return None
     return f"belongs to a job that services have slowed {job.throttles} times: no more are allowed"
 

@@ -1,13 +1,23 @@
 """Under which profile a run is: from its seed."""
 
+from collections.abc import Mapping
+
 import numpy as np
 
 from penstock.policies.profiles import PROFILES
+from penstock.runtime.service import Run
+from penstock_services.contention_guard.shell import service as contention_guard
+from penstock_services.migrator.shell import service as migrator
 
 MIGRATING = ("specon", "balance")
+GUARDED = ("coda",)
 CONVERGENCE = '{"alpha": 1.0, "interval_ms": 3000}'
 """Of these: a job that reports its loss converges within its minute."""
-NEWER = (*MIGRATING, "genie")
+NEWER = (*MIGRATING, "genie", *GUARDED)
+POLICY_RATES = (0.0, 0.025, 0.375)
+"""How often a policy raises, by seed."""
+WINDOWS_MS = (0, 20_000, 0)
+"""Batch windows, by seed."""
 NEWER_EVERY, NEWER_AT = 8, 1
 """Seeds under the newer ones. The others draw from the other profiles, so that they are the runs that they were."""
 NAMES = tuple(sorted(set(PROFILES) - set(NEWER)))
@@ -19,3 +29,10 @@ def profile_of(rng: np.random.Generator, seed: int, given: str | None) -> str:
         return given
     found = NAMES[int(rng.integers(len(NAMES)))]
     return NEWER[seed // NEWER_EVERY % len(NEWER)] if seed % NEWER_EVERY == NEWER_AT else found
+
+
+def watching(profile: str) -> Mapping[str, Run]:
+    """Services that propose by what telemetry says, by name: those that this profile has anything for."""
+    if profile in MIGRATING:
+        return {"migrator": migrator.run}
+    return {"contention-guard": contention_guard.run} if profile in GUARDED else {}

@@ -41,7 +41,6 @@ from penstock.policies.eliminator import (
 )
 from penstock.policies.guard import PROPOSER, Guard
 from penstock.policies.profiles import UnknownProfile, profile_for
-from penstock.policies.settling import Settling
 from penstock.policies.telemetry_windows import NodeWindow
 from penstock.policies.validate import validate
 from penstock.policies.validate_adjustments import Running, running, usable_cores
@@ -52,8 +51,6 @@ ANSWER_WITHIN_MS = 10_000
 """A proposal without an answer for so long, by the ledger's time, never reached the placer."""
 RETRY_MS = 30_000
 """A refused change of a task is not asked for again for so long."""
-HELD_COUNTS_MS = 10_000
-"""A training from which nothing was heard for so long after a change runs on as before it: nodes send what changes."""
 RESERVE = 12
 """Steps down that are left to a job for the time after it was let go: from 1,024 cores to one takes ten."""
 KNOWN_PROFILES = 4  # whose stages are retained
@@ -166,8 +163,7 @@ class ContentionGuard:
         node = self._nodes.setdefault(fact.node_id, Node())
         if isinstance(fact, CoresDecided):
             if (pace := self._paces.get(fact.task_id)) is not None:
-                pace.after_ms, pace.best, pace.now = node.heard_ms, None, None
-                pace.settling = Settling(node.heard_ms)
+                pace.begin(node.heard_ms)
             if fact.by != PROPOSER:
                 self._searches.pop(fact.job_id, None)
         self._jobs_due[fact.job_id] = None
@@ -177,7 +173,7 @@ class ContentionGuard:
         node = self._nodes.setdefault(fact.node_id, Node())
         node.after_ms, node.changed_ms = node.heard_ms, now_ms
         if (pace := self._paces.get(fact.task_id)) is not None and fact.what == "cores":
-            pace.after_ms, pace.settling = node.heard_ms, Settling(node.heard_ms)
+            pace.begin(node.heard_ms)
         self._jobs_due[_job_id(fact.task_id)] = None
         self._nodes_due[fact.node_id] = None
 
@@ -211,13 +207,13 @@ class ContentionGuard:
             task = None if job is None else job.tasks.get(task_id)
             if job is None or task is None or not _runs(task) or task.place.node_id != window.node_id:
                 continue
-            self._paces.setdefault(task_id, Pace()).hear(window.begin_ms, window.tasks[task_id])
+            self._paces.setdefault(task_id, Pace()).hear(window.begin_ms, window.tasks[task_id], now_ms)
             search = self._searches.get(job.job_id)
             if search is None:
                 search = self._search(state, job)
             if search is not None and search.workers[0] == task_id:
                 search.most = most_of(state, search.workers) or search.most
-                search.hear(window.begin_ms, window.tasks[task_id])
+                search.hear(window.begin_ms, window.tasks[task_id], now_ms)
                 self._jobs_due[job.job_id] = None
         self._nodes_due[window.node_id] = None
         view = self._view(state, state.nodes[window.node_id], node, now_ms)
@@ -289,7 +285,7 @@ class ContentionGuard:
         job, search = state.jobs.get(job_id), self._searches.get(job_id)
         if job is None or search is None or job.attempt != search.attempt:
             return None
-        search.due(now_ms)
+        search.advance(now_ms)
         node_id = job.tasks[search.workers[0]].place.node_id
         search.answered(job, self._nodes.setdefault(node_id, Node()).heard_ms, now_ms)
         wanted = search.wanted(state, job)
@@ -309,8 +305,8 @@ class ContentionGuard:
                 return proposal
             if search.ended and one.cause == "probe":  # it was refused here
                 return self._of_job(state, job_id, now_ms)
-        if search.until_ms is not None:
-            heapq.heappush(self._timers, (search.until_ms, job_id, ""))
+        if search.due_ms is not None:
+            heapq.heappush(self._timers, (search.due_ms, job_id, ""))
         return None
 
     def _of_node(self, state: CellState, node_id: str, now_ms: int) -> Adjusting | None:
@@ -351,19 +347,21 @@ class ContentionGuard:
             heapq.heappush(self._timers, (calm_ms, "", view.node_id))
         if not calm:
             yield from throttled(view)
-        if view.high and now_ms < node.changed_ms + HELD_COUNTS_MS and view.others:
-            heapq.heappush(self._timers, (node.changed_ms + HELD_COUNTS_MS, "", view.node_id))
+        if view.high and view.others:
+            for training in view.trainings:
+                pace = self._paces.get(training.task_id)
+                if pace is not None and (at_ms := pace.counts_ms(node)) > now_ms:
+                    heapq.heappush(self._timers, (at_ms, "", view.node_id))
 
     def _view(self, state: CellState, spec: NodeState, node: Node, now_ms: int) -> NodeView:
         trainings, others, stalled = [], [], []
-        after_ms = node.after_ms if now_ms < node.changed_ms + HELD_COUNTS_MS else -1
         for task_id in sorted(spec.tasks):
             job = state.jobs.get(spec.tasks[task_id])
             if job is None or task_id not in job.tasks or not _runs(job.tasks[task_id]):
                 continue
             pace = self._paces.get(task_id)
             if job.tasks[task_id].place.gpus:
-                trainings.append(Training(task_id, None if pace is None else pace.lost(after_ms)))
+                trainings.append(Training(task_id, None if pace is None else pace.lost(node, now_ms)))
                 if pace is not None and pace.stalled is not None:
                     stalled.append(pace.stalled)
             elif job.demand.worker.gpus == 0:
@@ -381,7 +379,7 @@ class ContentionGuard:
     def _other(self, state: CellState, job: JobState, task_id: str, traffic: float | None) -> Other:
         task, found = job.tasks[task_id], running(state, task_id)
         cores = len(task.place.cores)
-        left = MAX_THROTTLES * job.workers - job.throttles
+        left = MAX_THROTTLES * job.spec.workers - job.throttles
         return Other(
             task_id,
             cores,

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from penstock.policies.settling import Settling, Speed, speed_of
+from penstock.policies.settling import Settling, Speed
 from penstock.policies.telemetry_windows import NodeWindow, TaskWindow
 
 
@@ -10,39 +10,53 @@ from penstock.policies.telemetry_windows import NodeWindow, TaskWindow
 class Pace:
     """One running task."""
 
-    after_ms: int = -1
-    """Windows that begin by then are of before its cores were changed."""
     settling: Settling = field(default_factory=Settling)
+    """With its present cores."""
     best: Speed | None = None
-    """The greatest that settled with these cores."""
-    now: Speed | None = None
-    now_ms: int = -1
-    """Begin of the window that had it."""
+    """The greatest speed that settled with these cores."""
+    heard_ms: int = -1
+    """Begin of the latest window that had a speed."""
     stalled: float | None = None
     traffic: float | None = None
 
-    def hear(self, begin_ms: int, window: TaskWindow) -> None:
+    def hear(self, begin_ms: int, window: TaskWindow, now_ms: int) -> None:
         """A window that is not older than those before."""
         if window.cpu_stalled_percent is not None:
             self.stalled = window.cpu_stalled_percent
         if window.memory_bandwidth_percent is not None:
             self.traffic = window.memory_bandwidth_percent
-        if begin_ms <= self.after_ms or (found := speed_of(window)) is None:
-            return
-        self.now, self.now_ms = found[1], begin_ms
-        self.settling.hear(begin_ms, window)
-        if (settled := self.settling.settled) is None:
+        self._learn(now_ms)
+        before = self.settling.speed
+        self.settling.hear(begin_ms, window, now_ms)
+        if self.settling.speed is not before:
+            self.heard_ms = begin_ms
+
+    def _learn(self, now_ms: int) -> None:
+        settled = self.settling.settled(now_ms)
+        if settled is None:
             return
         if self.best is None or self.best.by_steps != settled.by_steps or settled.per_s > self.best.per_s:
             self.best = settled
 
-    def lost(self, after_ms: int) -> float | None:
-        """Part of its best speed that it has lost, 0 – 1, by what was heard of windows that begin after `after_ms`. None: not known."""
-        if self.best is None or self.now is None or self.now_ms <= after_ms:
+    def begin(self, after_ms: int) -> None:
+        """It has other cores from now on."""
+        self.settling, self.best, self.heard_ms = Settling(after_ms), None, -1
+
+    def counts_ms(self, node: "Node") -> int:
+        """From when on its speed is of after the latest change on its node, by the ledger's time: at once where it was heard since, else
+        when it would have reported another one. 0: at once."""
+        speed = self.settling.speed
+        return 0 if self.heard_ms > node.after_ms or speed is None else node.changed_ms + speed.quiet_ms
+
+    def lost(self, node: "Node", now_ms: int) -> float | None:
+        """Part of its best speed that it has lost, 0 – 1, since the latest change on its node. None: not known (yet)."""
+        self._learn(now_ms)
+        speed = self.settling.speed
+        if self.best is None or speed is None or now_ms < self.counts_ms(node):
             return None
-        if self.best.by_steps != self.now.by_steps or self.best.per_s <= 0:
+        if self.best.by_steps != speed.by_steps or self.best.per_s <= 0:
             return None
-        return max(0.0, 1 - self.now.per_s / self.best.per_s)
+        return max(0.0, 1 - speed.per_s / self.best.per_s)
 
 
 @dataclass(slots=True)

@@ -44,6 +44,8 @@ class Search:
     """Ids of the tasks with GPUs, in order of rank; the first one's speed counts."""
     step: Step
     start: int
+    least: int
+    """A core per GPU, unless it began with fewer."""
     most: int
     """Cores that each could have when it was asked last."""
     settling: Settling | None
@@ -60,22 +62,29 @@ class Search:
     def __post_init__(self) -> None:
         self.cores = self.cores or self.start
 
-    def hear(self, begin_ms: int, window: TaskWindow) -> None:
+    def hear(self, begin_ms: int, window: TaskWindow, now_ms: int) -> None:
         """A window of its first worker."""
+        if self.settling is not None and not self.ended:
+            self.settling.hear(begin_ms, window, now_ms)
+
+    def advance(self, now_ms: int) -> None:
+        """Goes on where the speed has settled, never will, or not in time."""
         if self.settling is None or self.ended:
             return
-        self.settling.hear(begin_ms, window)
-        speed = self.settling.settled
+        speed = self.settling.settled(now_ms)
         if speed is None:
             if self.settling.gave_up:
                 self.end(self.start, f"its speed does not settle at {self.cores} cores")
+            elif self.until_ms is not None and now_ms >= self.until_ms:
+                self.end(self.start, f"no speed settled at {self.cores} cores in time")
             return
         if self.by_steps not in (None, speed.by_steps):
             self.end(self.start, "it reports its steps no more")
             return
         self.by_steps = speed.by_steps
         self.seen.append(Seen(self.cores, speed.per_s))
-        self._go_on(self.step(self.start, self.seen, max(self.most, *(one.cores for one in self.seen))))
+        most = max(self.most, *(one.cores for one in self.seen))
+        self._go_on(self.step(self.start, self.seen, most, self.least))
 
     def _go_on(self, following: Next) -> None:
         self.settling, self.until_ms = None, None
@@ -96,12 +105,12 @@ class Search:
         """It settles there."""
         self.cores, self.ended, self.settling, self.until_ms = cores, why, None, None
 
-    def due(self, now_ms: int) -> bool:
-        """Whether the present probe has taken too long; it ends then."""
-        if self.until_ms is None or now_ms < self.until_ms:
-            return False
-        self.end(self.start, f"no speed settled at {self.cores} cores in time")
-        return True
+    @property
+    def due_ms(self) -> int | None:
+        """When `advance` has something to do, unless news come before; None: nothing."""
+        settles_ms = None if self.settling is None or self.ended else self.settling.due_ms
+        times = [at_ms for at_ms in (settles_ms, self.until_ms) if at_ms is not None]
+        return min(times, default=None)
 
     def wanted(self, state: CellState, job: JobState) -> list[Wanted]:
         """What its workers do not have yet."""
@@ -154,14 +163,16 @@ def search_of(state: CellState, job: JobState, guard: Guard, heard_ms: int) -> S
         return None
     most = most_of(state, workers)
     if any(task.core_probes for task in tasks):
-        found = Search(job.job_id, job.attempt, workers, step, tasks[0].placed_cores, most, None)
+        found = Search(job.job_id, job.attempt, workers, step, tasks[0].placed_cores, 1, most, None)
         found.end(tasks[0].placed_cores, "the search was interrupted")
         return found
     cores = {len(task.used_cores) for task in tasks}
-    left = MAX_CORE_CHANGES * job.workers - job.core_changes
+    left = MAX_CORE_CHANGES * job.spec.workers - job.core_changes
     if len(cores) != 1 or left < len(workers) * (MAX_CORE_PROBES + 1) or not 0 < min(cores) <= most:
         return None
-    return Search(job.job_id, job.attempt, workers, step, min(cores), most, Settling(heard_ms))
+    (start,) = cores
+    least = min(start, max(len(task.place.gpus) for task in tasks))
+    return Search(job.job_id, job.attempt, workers, step, start, least, most, Settling(heard_ms))
 
 
 def _may_change(state: CellState, job: JobState) -> bool:
