@@ -1,8 +1,8 @@
 """Windows of telemetry by Faust on real Kafka are those that the plain reader makes of the same telemetry, also after a kill."""
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Iterable, Iterator
-from contextlib import asynccontextmanager
 from itertools import count
 from pathlib import Path
 
@@ -89,7 +89,7 @@ def over_time(messages: Iterable[Message], seed: int, windows: int = 12) -> Iter
         yield BEGIN_MS + number * windows * WINDOW_MS // len(together) + int(jump_ms), one
 
 
-@asynccontextmanager
+@contextlib.asynccontextmanager
 async def by_faust(url: str, cell: int) -> AsyncIterator[tuple[FaustWindows, Windows]]:
     windows = FaustWindows(url, cell)
     try:
@@ -98,7 +98,7 @@ async def by_faust(url: str, cell: int) -> AsyncIterator[tuple[FaustWindows, Win
         await windows.close()
 
 
-@asynccontextmanager
+@contextlib.asynccontextmanager
 async def kafka_log(url: str) -> AsyncIterator[KafkaLog]:
     log = open_log(url, "contention-guard")
     assert isinstance(log, KafkaLog)
@@ -122,9 +122,14 @@ def by_key(windows: Iterable[NodeWindow]) -> Windows:
     return {(window.node_id, window.begin_ms): window for window in windows}
 
 
+def reading_processes() -> list[psutil.Process]:
+    """Those that run Faust for this test."""
+    return [child for child in psutil.Process().children(recursive=True) if PROCESS in child.cmdline()]
+
+
 def reading_process() -> psutil.Process:
-    """The one that runs Faust for this test."""
-    [found] = [child for child in psutil.Process().children(recursive=True) if PROCESS in child.cmdline()]
+    """The only one."""
+    [found] = reading_processes()
     return found
 
 
@@ -191,6 +196,38 @@ async def test_after_a_kill_the_changelog_has_the_windows(broker: KafkaBroker, c
     assert not await plain(broker.url())
     async with by_faust(broker.url(), cell) as (_, after):
         assert after == expected
+
+
+async def follow(windows: FaustWindows, seen: Windows) -> None:
+    """Until it is cancelled, or its process is killed."""
+    with contextlib.suppress(LogError):
+        while True:
+            seen |= by_key(await windows.read())
+
+
+async def until_seen(expected: Windows, *seen: Windows) -> None:
+    """Each window by one of them, as it is in the end."""
+    async with asyncio.timeout(LONG_S):
+        while not all(any(each.get(key) == window for each in seen) for key, window in expected.items()):
+            await asyncio.sleep(0.1)
+
+
+async def test_two_guards_of_a_cell_share_its_nodes(broker: KafkaBroker, cell: int) -> None:
+    """A new version is started beside the old one, and fails: the old one goes on with the windows of both."""
+    nodes = [f"shared{number}" for number in range(20)]
+    async with by_faust(broker.url(), cell) as (old, by_old):
+        first = reading_process()
+        async with by_faust(broker.url(), cell) as (new, by_new):
+            following = [asyncio.create_task(follow(*each)) for each in ((old, by_old), (new, by_new))]
+            await append(broker, over_time(load(50, 500, nodes), 50))
+            await until_seen(await plain(broker.url()), by_old, by_new)
+            for process in reading_processes():
+                if process != first:
+                    process.kill()
+            await append(broker, over_time(load(51, 500, nodes), 51))
+            await until_seen(await plain(broker.url()), by_old)
+            for task in following:
+                task.cancel()
 
 
 async def test_nothing_is_written_while_nothing_happens(broker: KafkaBroker, cell: int) -> None:

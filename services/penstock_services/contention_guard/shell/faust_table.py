@@ -220,12 +220,19 @@ class WindowTable:
         if one is None or (window := self._held.add(one)) is None:
             return None
         self._table[_key(self._cell_index, window.node_id, self._places.of(window))] = encoded(window)
-        self._changed[window.node_id, window.begin_ms] = window
-        self._news.set()
+        self._report(window)
         return self._table.written
 
+    def _report(self, window: NodeWindow) -> None:
+        self._changed[window.node_id, window.begin_ms] = window
+        self._news.set()
+
     async def _rebuild(self) -> None:
-        """The table is as its changelog has it: at the start, and whenever partitions were given out anew."""
+        """The table is as its changelog has it: at the start, and whenever partitions were given out anew.
+
+        What another guard of the cell has merged meanwhile has changed for this one.
+        """
+        before = {(window.node_id, window.begin_ms): window for window in self._held.all()}
         self._held, self._places = Held(), _Places()
         for key, value in self._table.data.items():
             try:
@@ -237,6 +244,8 @@ class WindowTable:
             if cell_index == self._cell_index:
                 self._held.restore(window)
                 self._places.restore(window, place)
+                if before.get((window.node_id, window.begin_ms)) != window:
+                    self._report(window)
         committed = await self._kafka.committed(self._group)
         ours = {Partition(*place) for place in self._app.consumer.assignment()} & self._end.keys()
         self._behind = {
