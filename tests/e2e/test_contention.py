@@ -8,7 +8,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator
-from statistics import median
+from statistics import mean
 from typing import Any
 
 import pytest
@@ -27,7 +27,7 @@ import multiprocessing, sys, time
 from penstock.sdk.progress import progress
 
 def work(_):
-    return sum(range(100_000))
+    return sum(range(int(sys.argv[4])))
 
 if __name__ == "__main__":
     threads = int(sys.argv[3])
@@ -55,19 +55,20 @@ if __name__ == "__main__":
 """
 WITHIN = 1.10
 BACK_S = 10.0
+SPAN_S = 2.0  # of means
 
 
 class Training:
     """One job with a GPU; it ends when it is told to."""
 
-    def __init__(self, up: Installation, name: str, threads: int, *flags: str) -> None:
+    def __init__(self, up: Installation, name: str, threads: int, work: int, *flags: str) -> None:
         self.up, self.name = up, name
         self.file, self.end = up.home / f"{name}.steps", up.home / f"{name}.end"
         program = up.home / f"{name}.py"
         program.write_text(TRAINS)
         program.chmod(0o644)
         library = ("--env", f"PYTHONPATH={ROOT / 'libs'}")
-        command = ("--", sys.executable, str(program), str(self.file), str(self.end), str(threads))
+        command = ("--", sys.executable, str(program), str(self.file), str(self.end), str(threads), str(work))
         answer = up.run("submit", "-d", "--name", name, "--gpus", "1", *library, *flags, *command)
         assert answer.returncode == 0, answer.stderr
         eventually(lambda: len(self.steps()) > 10, f"it does not train: {up.run('logs', name).stdout}")
@@ -80,9 +81,9 @@ class Training:
         return [(float(at_s), float(took_s)) for at_s, took_s in map(str.split, lines)]
 
     def recent_s(self, since_s: float) -> float | None:
-        """The median of the last ten steps that ended after this moment; None: they are fewer."""
-        found = [took_s for at_s, took_s in self.steps() if at_s > since_s]
-        return None if len(found) < 10 else median(found[-10:])
+        """The mean of the steps of the last seconds that began after this moment; None: there are none."""
+        steps = [(at_s, took_s) for at_s, took_s in self.steps() if at_s - took_s > since_s]
+        return mean_until(steps, steps[-1][0]) if steps else None
 
     def pid(self) -> int:
         [task] = listed(self.up, "describe", "job", self.name)["tasks"]  # type: ignore[misc]
@@ -113,7 +114,7 @@ def eliminating() -> Iterator[Installation]:
 
 def test_a_starved_training_gets_the_cores_that_it_needs(searching: Installation) -> None:
     """Nobody said how many it needs, so it begins with one. Its loader could use more than the node has: within four probes it has them."""
-    training = Training(searching, "starves", 8)
+    training = Training(searching, "starves", 8, 300_000)
     before_others(training.pid())
     began_s = time.monotonic()
     eventually(
@@ -134,12 +135,11 @@ def test_a_starved_training_gets_the_cores_that_it_needs(searching: Installation
 def test_what_slows_a_training_is_slowed_until_it_has_ended(eliminating: Installation) -> None:
     """A preprocessing job keeps every core of the machine busy beside a training. Its cores are halved until the training is as fast as alone; it gets
     them back when the training has ended."""
-    training = Training(eliminating, "trains", 1, "--cores", "1")
+    training = Training(eliminating, "trains", 1, 1_500_000, "--cores", "1")
     before_others(training.pid())
     alone_from_s = time.monotonic()
     time.sleep(15)
-    alone_s = training.recent_s(alone_from_s)
-    assert alone_s is not None
+    alone_s = mean(took_s for at_s, took_s in training.steps() if at_s > alone_from_s)
     cores = 4 * len(os.sched_getaffinity(0)) - 1
     program = eliminating.home / "hogs.py"
     program.write_text(HOGS)
@@ -171,13 +171,14 @@ def test_what_slows_a_training_is_slowed_until_it_has_ended(eliminating: Install
     eliminating.run("cancel", "hogs")
 
 
+def mean_until(steps: list[tuple[float, float]], until_s: float) -> float:
+    """Of the steps that ended in the seconds before."""
+    return mean(took_s for at_s, took_s in steps if until_s - SPAN_S < at_s <= until_s)
+
+
 def back_after_s(steps: list[tuple[float, float]], since_s: float, bound_s: float) -> float:
-    """From the first of ten steps in a row whose median is slow until the first of ten whose median is not."""
-    after = [(at_s, took_s) for at_s, took_s in steps if at_s > since_s]
-    medians = [
-        (after[n][0], median(took_s for _, took_s in after[n - 9 : n + 1])) for n in range(9, len(after))
-    ]
-    slow_s = next((at_s for at_s, middle_s in medians if middle_s > bound_s), None)
-    if slow_s is None:
-        return 0.0
-    return next(at_s for at_s, middle_s in medians if at_s > slow_s and middle_s <= bound_s) - slow_s
+    """From the moment at which it is slow until it is not, by means over `SPAN_S`. Raises where it was never slow."""
+    after = [(at_s, took_s) for at_s, took_s in steps if at_s - took_s > since_s]
+    means = [(at_s, mean_until(after, at_s)) for at_s, _ in after if at_s > after[0][0] + SPAN_S]
+    slow_s = next(at_s for at_s, found_s in means if found_s > bound_s)
+    return next(at_s for at_s, found_s in means if at_s > slow_s and found_s <= bound_s) - slow_s
