@@ -13,6 +13,8 @@ from penstock.simulator.job_models.cores import Cpu
 from penstock.simulator.job_models.model import Constant, JobModel
 from penstock.simulator.job_models.sharing import Bandwidth
 from penstock.simulator.job_models.steady import SteadyWork
+from penstock.simulator.report.measured import _restarts
+from penstock.simulator.report.timeline import Timeline
 from penstock.simulator.traces.cluster import nodes_of
 from penstock.simulator.traces.jobs import TraceJob
 
@@ -51,6 +53,11 @@ def test_a_training_finds_the_cores_that_it_needs() -> None:
     assert [one["cause"] for one in changes][:-1] == ["probe"] * (len(changes) - 1)
     assert len(changes) <= 5
     assert changes[-1]["cause"] == "settled"
+    timeline = Timeline()
+    for value in values:
+        timeline.take(value)
+    assert (timeline.core_changes, timeline.slowed) == (len(changes), 0)
+    assert f"cores of running tasks changed {len(changes)} times" in _restarts(timeline)
 
 
 @pytest.mark.parametrize("resctrl", [True, False])
@@ -69,6 +76,10 @@ def test_who_takes_the_bandwidth_of_a_training_is_slowed_until_it_ends(resctrl: 
     assert {one["job_id"] for one in changes} == {"b"}
     assert changes[0]["cause"] == "contention"
     assert changes[-1]["cause"] == "released"
+    timeline = Timeline()
+    for value in values:
+        timeline.take(value)
+    assert timeline.slowed == sum(one["cause"] == "contention" for one in changes)
 
 
 def test_without_a_guard_nothing_listens() -> None:
