@@ -68,3 +68,23 @@ def test_without_a_loss_nothing_is_written_between(fifo: Pipe, clock: Clock, met
         clock.pass_(1.0)
         meter.step(done, None, None if done % 2 else float("nan"))
     assert all("step_ms" in line or line["done"] == 1 for line in fifo.lines("steps", "loss"))
+
+
+def test_another_number_of_cores_begins_a_new_window_which_is_written_whatever_it_is(
+    fifo: Pipe, clock: Clock
+) -> None:
+    """The contention-guard tries a job with more cores that do not help: without a line it could not know that it has been tried."""
+    cores = [4]
+    meter = Meter(clock, count=lambda: cores[0])
+    for done in range(1, 2_000):
+        clock.pass_(0.01)
+        meter.step(done, None, None)
+    [first] = fifo.lines("window")
+    assert (first["step_ms"], first["cores"]) == (pytest.approx(10), 4)
+    cores[0] = 8
+    for done in range(2_000, 3_000):
+        clock.pass_(0.01)
+        meter.step(done, None, None)
+    [second] = fifo.lines("window")
+    assert (second["step_ms"], second["cores"]) == (pytest.approx(10), 8)
+    assert second["steps"] >= 200, "nothing of the time with four cores is in it"

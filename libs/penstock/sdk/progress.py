@@ -6,7 +6,8 @@ reported; departure: a job of 10 million of them writes 170 lines, and what lies
 
 Two things matter by time and not by iterations. Whether the loss still falls: about every `LOSS_S` seconds a line has the loss alone. Whether
 others slow the training down: the mean step time of about every `WINDOW_S` seconds is compared with the last one that was written, and written
-where it differs. What was waited for turns, or spent on a checkpoint, is no part of it.
+where it differs, or the script has another number of cores since: by that the cores that it needs are found. What was waited for turns, or spent on a
+checkpoint, is no part of it.
 """
 
 import atexit
@@ -18,7 +19,7 @@ from contextlib import suppress
 from typing import Any, SupportsFloat, SupportsIndex, TypeVar
 
 from penstock.sdk.checkpoint import SAVER
-from penstock.sdk.cores import look
+from penstock.sdk.cores import cores, look
 from penstock.sdk.lines import leads, write_line
 from penstock.sdk.stages import waits, yield_turn
 from penstock.sdk.turns import Waits
@@ -41,17 +42,22 @@ UNFIT = (ArithmeticError, AttributeError, RuntimeError, TypeError, ValueError)
 
 
 class Meter:
-    """Decides when to write a line. `clock`: monotonic seconds; `write`: takes a line, returns whether it was written; `waits`: for turns, so far."""
+    """Decides when to write a line. `clock`: monotonic seconds; `write`: takes a line, returns whether it was written; `waits`: for turns, so far; `count`: cores
+    that it may use now."""
 
     def __init__(
         self,
         clock: Callable[[], float] = time.monotonic,
         write: Callable[[str], bool] = write_line,
         waits: Callable[[], Waits] = waits,
+        count: Callable[[], int] = cores,
     ) -> None:
         self._clock = clock
         self._write = write
         self._waits = waits
+        self._count = count
+        self._cores = 0
+        """When the window of the step time began."""
         self._waited = Waits()
         self._off = False
         self._begun = 0  # iterations before the first one reported
@@ -131,7 +137,10 @@ class Meter:
 
     def _look(self, done: int, loss: Any, now: float) -> None:
         """Between two lines of progress."""
-        if now - self._window_at >= WINDOW_S:
+        if self._count() != self._cores:  # a window of both numbers of cores says nothing of either
+            self._begin_window(done, now)
+            self._step_ms = 0.0
+        elif now - self._window_at >= WINDOW_S:
             self._report_window(done, now)
         if now - self._loss_at >= LOSS_S:
             self._loss_at = now
@@ -150,12 +159,13 @@ class Meter:
         same = abs(step_ms - self._step_ms) < CHANGED * self._step_ms
         if same and now - self._step_ms_at < REPEAT_S:
             return
-        line = {"window": {"steps": steps, "step_ms": step_ms}}
+        line = {"window": {"steps": steps, "step_ms": step_ms, "cores": self._cores}}
         if self._write(json.dumps(line, separators=(",", ":"))):
             self._step_ms, self._step_ms_at = step_ms, now
 
     def _begin_window(self, done: int, now: float) -> None:
         self._window, self._window_at, self._window_waited_s = done, now, self._waits().seconds
+        self._cores = self._count()
 
     def _look_again(self, done: int, now: float) -> None:
         """After so many iterations as lately took `LOOK_S`; a comparison of numbers is all that the others cost."""
@@ -214,5 +224,5 @@ def progress(done: int, total: int | None = None, loss: SupportsFloat | Supports
     if SAVER.asked:
         yield_turn()
         SAVER.boundary(done)
-    _LIMIT.step()
         _METER.interrupted()
+    _LIMIT.step()

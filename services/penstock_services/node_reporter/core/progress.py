@@ -147,7 +147,7 @@ class ProgressParser:
         if isinstance(event, _Loss):
             return (self._on_loss(event.loss, now_ms),) if self._leads else ()
         if isinstance(event, _Window):
-            return (self._on_window(event.step_ms, now_ms),) if self._leads else ()
+            return (self._on_window(event, now_ms),) if self._leads else ()
         report = loss = None
         if self._leads:
             match event:
@@ -165,12 +165,12 @@ class ProgressParser:
         """A sample of telemetry, where it may matter for the job's convergence."""
         return self._sample("loss", loss, now_ms) if self._losses.passes(loss, now_ms) else None
 
-    def _on_window(self, step_ms: float, now_ms: int) -> Report | None:
-        """A sample of telemetry, where it differs from the last one."""
-        if not self._step_times.passes(step_ms, now_ms):
+    def _on_window(self, window: "_Window", now_ms: int) -> Report | None:
+        """A sample of telemetry, where it differs from the last one, or is the first with other cores."""
+        if not self._step_times.passes(window.step_ms, now_ms, window.cores):
             self.dropped += 1
             return None
-        return self._sample("step_ms", step_ms, now_ms)
+        return self._sample("step_ms", window.step_ms, now_ms)
 
     def _sample(self, name: str, value: float, now_ms: int) -> Report:
         task = {"node_id": self._task["node_id"], "task_id": self._task["task_id"]}
@@ -262,6 +262,7 @@ class _Loss(msgspec.Struct, forbid_unknown_fields=True):
 class _Window(msgspec.Struct, forbid_unknown_fields=True):
     steps: Annotated[int, msgspec.Meta(ge=1, le=1 << 53)]
     step_ms: Annotated[float, msgspec.Meta(gt=0, le=1e9)]
+    cores: Annotated[int, msgspec.Meta(ge=0, le=1 << 20)] = 0
 
 
 class _Line(msgspec.Struct, forbid_unknown_fields=True):
