@@ -22,6 +22,7 @@ from penstock.model.plans import PlanUnit
 from penstock.model.types import WHOLE_GPU, ResourceVector, Role, TaskPlacement
 from penstock.policies.batch import Batch
 from penstock.policies.migrate import Migrate
+from penstock.policies.reclaim import Reclaim
 from penstock.policies.regroup import Regroup
 
 
@@ -33,6 +34,8 @@ class Plan(msgspec.Struct, frozen=True, gc=False):
     explanation: PlacementExplanation
     gpus: tuple[tuple[int, ...], ...] | None = None
     """The GPUs of each task in rank order, if the policy chooses them; else `assign` does."""
+    borrows: bool = False
+    """As `PlacementDecided.borrows`."""
 
 
 class LazyRng:
@@ -190,6 +193,8 @@ class Profile(NamedTuple):
     """Where the jobs of a burst start is planned by the batcher (`penstock.policies.batch`) while a batch window is open."""
     migrate: Migrate | None = None
     """Who of those that run goes on elsewhere is proposed by the migrator (`penstock.policies.migrate`)."""
+    reclaim: Reclaim | None = None
+    """Who gives back what it has borrowed for a job that does not fit (`penstock.policies.reclaim`); beside `order`."""
     prelaunch: bool = False
     """Whether jobs may launch where others come to their end by themselves (`penstock.policies.prelaunch`); False: as sources that do not know it."""
     beside_stops: bool = True
@@ -221,7 +226,9 @@ def assign(state: CellState, job: JobState, plan: Plan) -> PlacementDecided:
         if meet:
             nodes[node_id] = nodes.get(node_id) or node.copy()
             nodes[node_id].give(place)
-    return PlacementDecided(job_id=job.job_id, attempt=job.attempt + 1, tasks=tuple(tasks))
+    return PlacementDecided(
+        job_id=job.job_id, attempt=job.attempt + 1, tasks=tuple(tasks), borrows=plan.borrows
+    )
 
 
 def place_on(

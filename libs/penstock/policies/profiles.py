@@ -10,6 +10,9 @@ from typing import Any
 import msgspec
 
 from penstock.model.settings import MAX_BACKFILL_WINDOW, MAX_OVERTAKES, PlacerSettings
+from penstock.policies.array_order import ArrayOrder
+from penstock.policies.array_place import ArrayPlace
+from penstock.policies.array_reclaim import ArrayReclaim
 from penstock.policies.base import Policy, Profile
 from penstock.policies.baselines import Even, FirstFit, MostFree, RandomFit
 from penstock.policies.burst import Burst
@@ -118,6 +121,13 @@ def specon(settings: PlacerSettings) -> Profile:
     return Profile("specon", Even("specon"), migrate=SpeCon(settings.convergence))
 
 
+def coda(settings: PlacerSettings) -> Profile:
+    """Resource arrays with borrowing; dominant resource fairness inside each (`penstock.policies.arrays`)."""
+    order = ArrayOrder()
+    place = ArrayPlace("coda", order)
+    return Profile("coda", place, order=order, reclaim=ArrayReclaim(settings.coda))
+
+
 PROFILES: Mapping[str, Make] = MappingProxyType(
     {
         "penstock": penstock,
@@ -149,6 +159,7 @@ PROFILES: Mapping[str, Make] = MappingProxyType(
         ),
         "genie": genie,
         "specon": specon,
+        "coda": coda,
         "balance": lambda settings: Profile(
             "balance", Even("balance"), migrate=LoadBalance(settings.convergence)
         ),
@@ -174,6 +185,7 @@ FIXED: Mapping[str, Mapping[str, object]] = MappingProxyType(
         "fifo-strict": MappingProxyType({"backfill_window": 1}),
         "kubeflow": ALL_ARE_TRIED,
         "drf": ALL_ARE_TRIED,
+        "coda": ALL_ARE_TRIED,
         "muri-s": ALL_ARE_TRIED,
         "muri-l": ALL_ARE_TRIED,
         "interleave": ALL_ARE_TRIED,

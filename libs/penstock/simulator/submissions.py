@@ -4,7 +4,9 @@ from math import ceil
 
 import msgspec
 
+from penstock.model.settings import PlacerSettings
 from penstock.model.types import WHOLE_GPU, Estimate, JobSpec, Qos, ResourceRequest
+from penstock.policies.profiles import profile_for
 from penstock.simulator.traces.jobs import Shape, TraceJob, gang_of
 from penstock.simulator.traces.resources import COMMAND, request_of
 from penstock_services.estimator.core.resources.estimate import estimate
@@ -17,6 +19,12 @@ def _service_class(job: TraceJob) -> Qos | None:
     return next(
         (found for name, label in job.labels for found in CLASSES if (name, label) == ("qos", found)), None
     )
+
+
+def saves_when_stopped(settings: PlacerSettings) -> bool:
+    """Whether jobs with GPUs go on from where they were when they are stopped: under profiles that move running jobs."""
+    profile = profile_for(settings)
+    return profile.migrate is not None or profile.reclaim is not None
 
 
 class Submissions:
@@ -83,7 +91,7 @@ class Submissions:
                 grace_ms=self._grace_ms,
                 iterations=iterations,
                 prelaunch=self._prelaunch,
-                checkpoint="signal" if self._saves else "none",
+                checkpoint="signal" if self._saves and job.gpus else "none",
                 queue_timeout_ms=None if job.patience_s is None else max(1, ceil(job.patience_s * 1_000)),
             )
         return msgspec.structs.replace(found, name=job.job_id)
