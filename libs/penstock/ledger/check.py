@@ -57,7 +57,9 @@ def _node(state: CellState, node: NodeState) -> Iterator[str]:
         tuple(
             core
             for task_id, job_id in node.tasks.items()
-            if job_id in state.jobs and task_id in state.jobs[job_id].tasks and without_gpus(state.jobs[job_id])
+            if job_id in state.jobs
+            and task_id in state.jobs[job_id].tasks
+            and without_gpus(state.jobs[job_id])
             for core in state.jobs[job_id].tasks[task_id].place.cores
         )
     )

@@ -1,9 +1,11 @@
 """Order stage of profile `coda`: dominant resource fairness inside each array. Source: CODA §V-C.
 
 Those come first for whom nodes are kept, then the 4-GPU sub-array, the 1-GPU sub-array and the CPU array: training has the higher priority (§V-A). In an array the next
-job is the earliest of the owner who holds least of what is dominant there: GPUs in the GPU array, both sub-arrays together; cores held by jobs without GPUs
-in the CPU array. Ties: whose next job was submitted first. Inside an owner nothing overtakes, as in `penstock.policies.drf`; an owner whose next job does not
-fit is passed over. Jobs whose cores were reclaimed stand at the head of the CPU array, before all owners, by submission.
+job is one of the owner who holds least of what is dominant there: GPUs in the GPU array, both sub-arrays together; cores held by jobs without GPUs
+in the CPU array. Ties, and between the jobs of an owner: who was submitted first. Jobs whose cores were reclaimed stand at the head of the CPU array, before all owners.
+
+Departure from DRF: who does not fit is passed over, with all that need the same; the owner's other jobs are tried, and may overtake. That nobody starves is the reclaim
+stage's (`penstock.policies.array_reclaim`).
 """
 
 from collections.abc import Iterable, Iterator
@@ -20,7 +22,8 @@ from penstock.policies.job_rows import Changes, Entry, JobRows, goes_on
 ARRAYS: tuple[Array, ...] = (LARGE, SMALL, CPU)
 HEAD = ""
 """In place of an owner: the head of the CPU array."""
-Row = tuple[Array, str]
+Row = tuple[object, ...]
+"""(array, owner, what it needs)."""
 Holder = tuple[bool, str]
 """(whether with GPUs, owner)."""
 
@@ -50,28 +53,35 @@ class ArrayOrder:
     def _array(
         self, state: CellState, array: Array, held: dict[Holder, int], passed: frozenset[str]
     ) -> Iterator[str]:
-        heap: list[tuple[int, int, str, str, Iterator[Entry[Row]]]] = []
+        heap: list[tuple[int, int, str, Row, Iterator[Entry[Row]]]] = []
+        refused: set[Row] = set()
 
-        def enter(owner: str, following: Iterator[Entry[Row]]) -> None:
+        def enter(row: Row, following: Iterator[Entry[Row]]) -> None:
             upcoming = next((one for one in following if one[2] not in passed), None)
             if upcoming is not None:
-                share = -1 if owner == HEAD else held.get((array != CPU, owner), 0)
-                heappush(heap, (share, upcoming[1], upcoming[2], owner, following))
+                heappush(heap, (_share(held, row), int(upcoming[1]), upcoming[2], row, following))
 
-        for (of, owner), entries in list(self.rows.waiting.items()):
-            if of == array:
-                enter(owner, iter(list(entries)))
+        for row, entries in list(self.rows.waiting.items()):
+            if row[0] == array:
+                enter(row, iter(list(entries)))
         while heap:
-            _, _, job_id, owner, following = heappop(heap)
+            share, order, job_id, row, following = heappop(heap)
+            if row[2:] in refused:
+                continue
+            if share < (now := _share(held, row)):
+                heappush(heap, (now, order, job_id, row, following))
+                continue
             yield job_id
             if goes_on(state, job_id):
                 held = self._holdings.of(state)
-                enter(owner, following)
+                enter(row, following)
+            else:
+                refused.add(row[2:])
 
     def ranking(
         self, state: CellState, waiting: Iterable[JobState], holding: Iterable[JobState], at_ms: int
     ) -> Turns:
-        """An owner whose next job does not start is passed over."""
+        """Who does not start is passed over, and the owner's others that need the same."""
         del at_ms
         held: dict[Holder, int] = {}
         for job in holding:
@@ -83,7 +93,10 @@ class ArrayOrder:
             heap = [_entry(held, row, line) for row, line in lines.items() if row[0] == array]
             heapify(heap)
             while heap:
-                row = heappop(heap)[-1]
+                share, order, job_id, row = heappop(heap)
+                if share < (now := _share(held, row)):
+                    heappush(heap, (now, order, job_id, row))
+                    continue
                 job = lines[row].pop()
                 if (yield job):
                     _add(held, job, _wants(job))
@@ -104,12 +117,16 @@ class ArrayOrder:
 def _row(state: CellState, job: JobState) -> tuple[Row, float]:
     array = array_of(job)
     owner = HEAD if array == CPU and job.reclaims else job.spec.owner
-    return (array, owner), float(job.order)
+    return (array, owner, *job.demand.key), float(job.order)
 
 
-def _entry(held: dict[Holder, int], row: Row, line: list[JobState]) -> tuple[int, int, Row]:
-    array, owner = row
-    return -1 if owner == HEAD else held.get((array != CPU, owner), 0), line[-1].order, row
+def _share(held: dict[Holder, int], row: Row) -> int:
+    array, owner = row[0], row[1]
+    return -1 if owner == HEAD else held.get((array != CPU, str(owner)), 0)
+
+
+def _entry(held: dict[Holder, int], row: Row, line: list[JobState]) -> tuple[int, int, str, Row]:
+    return _share(held, row), line[-1].order, line[-1].job_id, row
 
 
 def _add(held: dict[Holder, int], job: JobState, amount: int) -> None:

@@ -1,7 +1,7 @@
 """Place stage of profile `coda`: nodes by array, with borrowing between arrays. Source: CODA §V-C.
 
-- *Jobs without GPUs* go where cores of the CPU array are free; else they borrow reserved cores that idle. Departure: while any job with GPUs waits they borrow only
-  on nodes without a free GPU, since a GPU whose cores are lent can take no job at once; the source says "if the GPU resource array is relatively idle".
+- *Jobs without GPUs* go where cores of the CPU array are free; else they borrow reserved cores that idle. Source: "if the GPU resource
+  array is relatively idle"; departure: also while jobs with GPUs wait, since what idles is of no use to those, and those that come get it back.
 - *Jobs of four GPUs and more* go to the 4-GPU sub-array, then to other nodes that fit.
 - *Jobs of fewer GPUs* go to the 1-GPU sub-array; then, of the 4-GPU sub-array, to GPUs beyond multiples of four, which no job of four could use; then they borrow there,
   unless a job of four or more waits.
@@ -70,12 +70,11 @@ class ArrayPlace:
     def _rank(self, state: CellState, array: Array) -> Rank:
         large = large_nodes(state)
         waits = self._order.waits(state, LARGE)
-        no_loan = array == CPU and (waits or self._order.waits(state, SMALL))
 
         def rank(gang: Gang, is_worker: bool, limit: int) -> list[tuple[float, int]]:
             nodes = gang.open(is_worker)
             if array == CPU:
-                classes = _for_cores(gang, nodes, gang.need(is_worker).cores, no_loan=no_loan)
+                classes = _for_cores(gang, nodes, gang.need(is_worker).cores)
             elif array == LARGE or not is_worker:
                 classes = _for_large(gang, nodes, large if is_worker else 0)
             else:
@@ -110,7 +109,7 @@ def _by_load(gang: Gang, nodes: int) -> Iterator[tuple[int, int]]:
         yield gang.free(ordinal).gpus, 1 << ordinal
 
 
-def _for_cores(gang: Gang, nodes: int, cores: int, *, no_loan: bool) -> Classes:
+def _for_cores(gang: Gang, nodes: int, cores: int) -> Classes:
     index = gang.state.index
     within = index.unreserved_cores.having(cores) if gang.state.arrays.cores_per_gpu_milli >= 0 else nodes
     for ordinal in bits(gang.used & nodes):
@@ -119,7 +118,7 @@ def _for_cores(gang: Gang, nodes: int, cores: int, *, no_loan: bool) -> Classes:
     for free, having in _by_load(gang, nodes):
         if here := having & within:
             yield FIRST, free, here
-        if (here := having & ~within) and not (no_loan and free):
+        if here := having & ~within:
             yield BORROWED, free, here
 
 

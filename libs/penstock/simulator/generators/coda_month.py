@@ -3,7 +3,8 @@
 From the source: 80 nodes with 5 GPUs and 28 cores; 25,000 training and 75,000 CPU jobs in 30 days; twenty users, of which 15 – 20 submit CPU jobs only; 68.5 % of the
 trainings run for more than an hour and 39.6 % for more than two; 76.1 % ask for one or two cores, 15.3 % for more than ten; the use of GPUs is steady, that of cores goes
 by day and night and reaches 100 % at peaks; 0.5 % of the CPU jobs have a high demand for memory bandwidth. The source gives no trace, so the rest is assumed:
-- run times of trainings are log-uniform below one hour and between one and two, and fall off as a power of `TAIL` beyond, up to five days;
+- run times of trainings are log-uniform below one hour and between one and two, and fall off as a power of `TAIL` beyond, up to five days; those that had
+  come before and still run are there at the start, beside the 25,000;
 - trainings have 1, 2, 4 or 5 GPUs (`GPUS`); `TAIL` and `GPUS` are chosen so that first come, first served holds about as many GPUs as published (83.5 %);
 - one or two cores are per GPU (§VI-D has them so), other requests of the whole job, of no fewer than one per GPU and at most a node's; the model is sampled evenly from Synergy's twelve;
 - trainings come evenly; the rate of CPU jobs swings by `SWING` of its mean within a day, and half of them come in bursts of one user, `BURST` jobs on average within
@@ -34,12 +35,12 @@ GPU_JOBS_PER_DAY, CPU_JOBS_PER_DAY = 25_000 / 30, 75_000 / 30
 UP_TO_1_H, UP_TO_2_H = 1 - 0.685, 1 - 0.396
 SHORTEST_S, LONGEST_S = 60.0, 5 * DAY_S
 TAIL = 1.15
-GPUS, OF_GPU_JOBS = (1, 2, 4, 5), (0.45, 0.20, 0.30, 0.05)
+GPUS, OF_GPU_JOBS = (1, 2, 4, 5), (0.38, 0.18, 0.39, 0.05)
 FEW, SOME, MANY = 0.761, 0.086, 0.153
 SWING = 0.6
 BURST, BURST_S = 40, 600.0
 CPU_CORES, OF_CPU_JOBS = (1, 2, 4, 8, 16), (0.30, 0.25, 0.25, 0.15, 0.05)
-CPU_RUN_S = 3_600.0
+CPU_RUN_S = 4500.0
 HIGH_DEMAND = 0.005
 
 
@@ -57,13 +58,27 @@ def coda_month(days: int) -> Generator:
 def make(seed: int, days: int) -> Sequence[TraceJob]:
     rng = rng_of(seed, f"coda/{days}-days")
     span_s = days * DAY_S
-    jobs = [_training(rng, span_s) for _ in range(round(days * GPU_JOBS_PER_DAY))]
+    jobs = [_training(rng, rng.uniform(0.0, span_s)) for _ in range(round(days * GPU_JOBS_PER_DAY))]
+    jobs += _running(rng)
     jobs += _cpu_jobs(rng, days)
     jobs.sort(key=lambda job: job.submit_s)
     return [job._replace(job_id=f"coda-{place}") for place, job in enumerate(jobs)]
 
 
-def _training(rng: np.random.Generator, span_s: float) -> TraceJob:
+def _running(rng: np.random.Generator) -> list[TraceJob]:
+    """Trainings that came before and would still run if all had started at once, with what is left of them."""
+    before = [
+        _training(rng, -rng.uniform(0.0, LONGEST_S))
+        for _ in range(round(LONGEST_S / DAY_S * GPU_JOBS_PER_DAY))
+    ]
+    return [
+        job._replace(submit_s=0.0, duration_s=job.submit_s + job.duration_s)
+        for job in before
+        if job.submit_s + job.duration_s > 1.0
+    ]
+
+
+def _training(rng: np.random.Generator, at_s: float) -> TraceJob:
     gpus = int(rng.choice(GPUS, p=OF_GPU_JOBS))
     kind = rng.random()
     if kind < FEW:
@@ -72,7 +87,7 @@ def _training(rng: np.random.Generator, span_s: float) -> TraceJob:
         cores = int(rng.integers(3, 11) if kind < FEW + SOME else rng.integers(11, 21))
     return TraceJob(
         job_id="",
-        submit_s=float(rng.uniform(0.0, span_s)),
+        submit_s=at_s,
         duration_s=_run_s(float(rng.random())),
         gpus=gpus,
         model=MODELS[int(rng.integers(len(MODELS)))],
