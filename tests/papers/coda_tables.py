@@ -2,7 +2,7 @@
 
 Jobs are those of `penstock.simulator.generators.coda_month`, speeds those of Synergy's table with contention for memory bandwidth. A save or launch of a training that moves takes
 2.5 and 20 s; a CPU job that is aborted begins anew. The utilisation of a GPU is the speed of its training relative to that on the best number of cores: the source's is that of the
-hardware, which is below 1 at its best. Figures are sampled each minute (of the month each ten) from half a day on until the last arrival. Intervals: 95 % over seeds, resampled.
+hardware, which is below 1 at its best. Figures are sampled each five minutes (of the month each twenty) from half a day on until the last arrival. Intervals: 95 % over seeds, resampled.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -119,7 +119,7 @@ def run(trace: str, variant: Variant, seed: int) -> Outcome:
     assert isinstance(work, RestartingWork)
     options = given.options._replace(predicts=with_best) if variant.best_cores else given.options
     simulation = Simulation(given.cluster.under(seed), settings, work, jobs.jobs, options)
-    meter = Samples(simulation, work, 60.0 if trace == DAYS else 600.0, jobs.jobs[-1].submit_s)
+    meter = Samples(simulation, work, 300.0 if trace == DAYS else 1_200.0, jobs.jobs[-1].submit_s)
     while meter.step():
         pass
     return meter.outcome()

@@ -16,6 +16,7 @@ from itertools import islice
 
 from penstock.ledger.arrays import LARGE_GPUS
 from penstock.ledger.demand import Demand
+from penstock.ledger.evolve_arrays import gpus_of
 from penstock.ledger.index import bits
 from penstock.ledger.job_state import JobState
 from penstock.ledger.plans import units_of_profile
@@ -125,10 +126,17 @@ class _Taking:
 
     def _worth(self, nodes: int, *, may_move: bool) -> Iterator[int]:
         """Those from which something could be taken back."""
+        need = self._job.demand.worker
         for ordinal in bits(nodes):
-            small = may_move and self._large >> ordinal & 1
-            if small or self._state.node(ordinal).borrowed_cores > 0:
-                yield ordinal
+            node = self._state.node(ordinal)
+            lacks = need.gpus - node.entered.gpus
+            if lacks <= 0 or need.gpu_share_milli < WHOLE_GPU:
+                if node.borrowed_cores > 0:
+                    yield ordinal
+            elif may_move and self._large >> ordinal & 1:
+                small = (gpus_of(self._state.jobs[job_id]) for job_id in node.tasks.values())
+                if sum(gpus for gpus in small if gpus < LARGE_GPUS) >= lacks:
+                    yield ordinal
 
     def _fit_of(self, move: MovesOut) -> Fit:
         return tuple(self._state.nodes[node_id].ordinal for node_id in move.nodes)
@@ -142,7 +150,7 @@ class _Taking:
         moves: list[MovesOut] = []
         stops: list[JobState] = []
         moved_gpus = 0
-        if may_move:
+        if may_move and trial.free(ordinal).gpus < need.gpus:
             for job in self._movable(ordinal):
                 if trial.free(ordinal).gpus >= need.gpus:
                     break
@@ -181,8 +189,9 @@ class _Taking:
         found = []
         for job_id in state.node(ordinal).tasks.values():
             job = state.jobs[job_id]
-            whole = job.demand.tasks == 1 and job.demand.worker.gpu_share_milli == WHOLE_GPU
-            if array_of(job) != SMALL or not whole or job_id in self._trial.released:
+            if array_of(job) != SMALL or job_id in self._trial.released:
+                continue
+            if job.demand.tasks > 1 or job.demand.worker.gpu_share_milli < WHOLE_GPU:
                 continue
             saves = (
                 job.spec.checkpoint != "none" and job.preemptible and job.held is None and not job.followed

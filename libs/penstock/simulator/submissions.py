@@ -1,5 +1,6 @@
 """What is submitted for a job of a trace: its job spec, and what the estimator core says that it needs."""
 
+from collections.abc import Callable
 from math import ceil
 
 import msgspec
@@ -21,10 +22,13 @@ def _service_class(job: TraceJob) -> Qos | None:
     )
 
 
-def saves_when_stopped(settings: PlacerSettings) -> bool:
-    """Whether jobs with GPUs go on from where they were when they are stopped: under profiles that move running jobs."""
+def saves_when_stopped(settings: PlacerSettings) -> Callable[[TraceJob], bool]:
+    """Which jobs go on from where they were when they are stopped: all under profiles whose services move running jobs, those with GPUs where cores are
+    reclaimed, none under others."""
     profile = profile_for(settings)
-    return profile.migrate is not None or profile.reclaim is not None
+    if profile.migrate is not None:
+        return lambda job: True
+    return lambda job: profile.reclaim is not None and job.gpus > 0
 
 
 class Submissions:
@@ -38,7 +42,7 @@ class Submissions:
         slices_per_core: int,
         grace_ms: int,
         learns: bool,
-        saves: bool,
+        saves: Callable[[TraceJob], bool],
         prelaunch: bool,
     ) -> None:
         """`gpus_per_node`: of the largest node; `learns`: jobs say how many iterations they have; `saves`: and that they save when
@@ -91,7 +95,7 @@ class Submissions:
                 grace_ms=self._grace_ms,
                 iterations=iterations,
                 prelaunch=self._prelaunch,
-                checkpoint="signal" if self._saves and job.gpus else "none",
+                checkpoint="signal" if self._saves(job) else "none",
                 queue_timeout_ms=None if job.patience_s is None else max(1, ceil(job.patience_s * 1_000)),
             )
         return msgspec.structs.replace(found, name=job.job_id)

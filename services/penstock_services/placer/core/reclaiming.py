@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
+from penstock.ledger.evolve_arrays import without_gpus
 from penstock.ledger.job_state import JobState
 from penstock.ledger.state import CellState
 from penstock.model.arrays import CoresReclaimed
@@ -18,6 +19,7 @@ from penstock_services.placer.core.explaining import Explain, explained, leaving
 
 MAX_RECLAIMS_PER_RECORD = 8  # jobs for which something is taken back
 MAX_STOPS = 64  # jobs stopped for them
+MAX_TRIED = 8  # jobs with GPUs of one walk for which that is tried, first in order first
 
 
 class Reclaiming:
@@ -28,7 +30,7 @@ class Reclaiming:
         self._stage = profile.reclaim
         self._explain = explain
         self._made: set[str] = set()
-        self._stopped = 0
+        self._stopped = self._tried = 0
 
     def begin(self, state: CellState) -> Iterator[Event]:
         """New sizes, where they have to change."""
@@ -69,7 +71,8 @@ class Reclaiming:
         return len(self._made) >= MAX_RECLAIMS_PER_RECORD or self._stopped >= MAX_STOPS
 
     def _found(self, stage: Reclaim, state: CellState, job: JobState) -> Reclaimed | None:
-        return None if self._full else stage.reclaim(state, job)
+        self._tried += not without_gpus(job)
+        return None if self._full or self._tried > MAX_TRIED else stage.reclaim(state, job)
 
     def _moves(
         self, state: CellState, job: JobState, nodes: Sequence[str], found: Reclaimed
