@@ -226,7 +226,9 @@ def test_owners_share_the_cores_of_the_cpu_array_and_the_gpus_of_the_other() -> 
         submit(driver, f"{name}-gpu", 1, 2, owner=owner)
         submit(driver, f"{name}-cpu", 0, 2, owner=owner)
     assert driver.job("a1-gpu").status is JobStatus.QUEUED
-    line = [explain(driver.state, f"{name}-{kind}").position for kind in ("gpu", "cpu") for name in ("b1", "a1")]
+    line = [
+        explain(driver.state, f"{name}-{kind}").position for kind in ("gpu", "cpu") for name in ("b1", "a1")
+    ]
     assert line == [1, 2, 4, 3]
 
 
@@ -274,7 +276,9 @@ def test_cells_of_every_kind() -> None:
 
 
 JOBS = st.lists(
-    st.tuples(st.sampled_from([0, 0, 0, 1, 1, 2, 4, 5]), st.integers(1, 16), st.sampled_from(["ada", "bob", "eve"])),
+    st.tuples(
+        st.sampled_from([0, 0, 0, 1, 1, 2, 4, 5]), st.integers(1, 16), st.sampled_from(["ada", "bob", "eve"])
+    ),
     min_size=4,
     max_size=30,
 )

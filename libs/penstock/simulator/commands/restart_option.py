@@ -45,7 +45,8 @@ def restarts_of(text: str) -> Restarts:
         if not 0 <= value <= most_s:
             raise BadCommand(f"--restart-cost {text}: {name} is between 0 and {most_s:,.0f} seconds")
         times.append(value)
-    cost = RestartCost(*times)
+    save_s, launch_s, interval_s = times
+    cost = RestartCost(save_s, launch_s, interval_s)
     return Restarts(lambda job: cost, cost.save_s)
 
 
