@@ -19,6 +19,7 @@ from penstock_services.placer.core.explaining import Explain, explained, leaving
 
 MAX_RECLAIMS_PER_RECORD = 8  # jobs for which something is taken back
 MAX_STOPS = 64  # jobs stopped for them
+MAX_KEPT = 128  # jobs for which nodes are kept at once
 MAX_TRIED = 8  # jobs with GPUs of one walk for which that is tried, first in order first
 
 
@@ -40,7 +41,7 @@ class Reclaiming:
 
     def refused(self, state: CellState, job: JobState) -> Iterator[Event]:
         """The job does not fit."""
-        if self._stage is None or job.job_id in state.planned:
+        if self._stage is None or job.job_id in state.planned or len(state.planned) >= MAX_KEPT:
             return
         found = self._found(self._stage, state, job)
         if found is None:
