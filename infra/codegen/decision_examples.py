@@ -17,6 +17,7 @@ from infra.codegen.scenario import (
 )
 from penstock.model import ledger_events
 from penstock.model.adjustments import BandwidthDecided, CheckpointDecided, CoresDecided
+from penstock.model.arrays import ArraysSized, CoresReclaimed
 from penstock.model.event import Event
 from penstock.model.groups import GroupDecided
 from penstock.model.moves import JobConverged, MoveDecided, MoveGivenUp
@@ -78,6 +79,17 @@ DECISIONS: tuple[Event, ...] = (
         moves=False,
         by="migrator",
         reason=f"converged; {NODE} has the lowest score, 3.5",
+    ),
+    ArraysSized(
+        cores_per_gpu_milli=2_600,
+        large_nodes=12,
+        reason="2.6 cores per GPU; up to 48 GPUs at once for jobs of 4 and more",
+    ),
+    CoresReclaimed(
+        job_id=JOB,
+        attempt=1,
+        by_job_id=OTHER_JOB,
+        reason=f"{OTHER_JOB} needs 4 of the cores that it had borrowed on {NODE}",
     ),
     CheckpointDecided(
         job_id=JOB,

@@ -45,6 +45,8 @@ ADDED_TO_NODES = {
     "overdrawn_bandwidth_mbps": 0,
     "leases": False,
     "suspicion": None,
+    "reserved_cores": -1,
+    "cpu_core_mask": 0,
 }
 """Fields of a node that the earlier version had not, as they are where slots are indexes and nothing has shrunk."""
 LAST_INPUTS = [
@@ -66,6 +68,15 @@ ADDED = {
     "rejoin_offset": 0,
     "stages": {},
     "prelaunching": 0,
+    "arrays": {
+        "cores_per_gpu_milli": -1,
+        "large_nodes": 0,
+        "large_gpus": 16,
+        "small_gpus": 1,
+        "since_ms": 1_795_305_600_000,
+        "now": {"gpu_ms": 6_961, "core_ms": 3_631, "large_peak": 32, "small_peak": 8},
+        "before": {"gpu_ms": 0, "core_ms": 0, "large_peak": 0, "small_peak": 0},
+    },
 }
 """Fields of the state that the earlier version had not, as they are in a cell to which nothing else of them happened."""
 FIRST_JOINED = {"n0": 2, "n1": 3, "n2": 4}
@@ -103,7 +114,11 @@ def expected_state() -> Any:
     grouping = {"split": True, "matching": True, "worst_order": False, "max_members": 4}
     state["settings"] |= {"grouping": grouping, "convergence": {"alpha": 0.01, "interval_ms": 30_000}}
     state["settings"] |= {"genie": {"choose": "qos", "theta": 0.5, "make_way": False}, "contention": None}
+    coda = {"cores_per_gpu": 3.0, "history_ms": 86_400_000, "max_reclaims": 3, "patience_ms": 3_600_000}
+    state["settings"] |= {"coda": coda}
+    counted = {"open-running": 4, "open-waiting": 12, "second-term": 1}
     for job in state["jobs"].values():
+        job |= {"reclaims": 0, "borrows": False, "counted_gpus": counted.get(job["job_id"], 0)}
         for task in job["tasks"].values():
             task |= {"lease_ms": 0, "exhausted": "", "cores_adjusted": None, "bandwidth_adjusted": None}
             task |= {"memory_bandwidth_percent": None, "checkpoint_asked": None, "saving": False}

@@ -24,7 +24,10 @@ DATA = Path(os.environ.get("PENSTOCK_DATA", Path(__file__).parents[2] / "../shar
 needs_data = pytest.mark.skipif(
     not (DATA / "pollux").is_dir(), reason=f"no measured tables in {DATA}; set PENSTOCK_DATA to their folder"
 )
-WITHOUT_TABLES = ("poisson/10-per-hour", "poisson/60-per-hour")
+LARGE = frozenset({"coda/default", "coda/3-days"})
+LARGEST = "coda/month"
+"""Run by `tests.papers.coda_tables`."""
+WITHOUT_TABLES = ("poisson/10-per-hour", "poisson/60-per-hour", "coda/3-days", "coda/month")
 
 
 @pytest.fixture(autouse=True)
@@ -105,7 +108,7 @@ def test_without_tables_a_generator_says_what_it_lacks(
                 jobs_of(name)
 
 
-@pytest.mark.parametrize("name", GENERATORS)
+@pytest.mark.parametrize("name", sorted(GENERATORS.keys() - {LARGEST}))
 def test_the_same_seed_gives_the_same_jobs(name: str) -> None:
     """And another seed gives others; jobs come in order of arrival, each with an id of its own."""
     jobs = jobs_of(name, 3)
@@ -135,17 +138,19 @@ def run_twice(name: str) -> None:
     assert len(heads) == 1
 
 
-LARGE = "coda/default"
-
-
-@pytest.mark.parametrize("name", [name for name in GENERATORS if name != LARGE])
+@pytest.mark.parametrize("name", sorted(GENERATORS.keys() - LARGE - {LARGEST}))
 def test_a_workload_runs_to_its_end_on_its_own_cluster(name: str) -> None:
     run_twice(name)
 
 
 @needs_data
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow if name == LARGE else ()) for name in GENERATORS]
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow if name in LARGE else ())
+        for name in GENERATORS
+        if name != LARGEST
+    ],
 )
 def test_it_does_so_on_the_measured_tables(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """No task of any workload comes to a placement that nobody measured."""
@@ -236,6 +241,25 @@ def test_codas_mix_asks_for_what_it_should() -> None:
     assert all((job.cores or 0) >= job.gpus and job.gpus <= 5 for job in with_gpus)
     owners = {job.owner for job in with_gpus}
     assert owners.isdisjoint(f"user-{user}" for user in range(15, 21))
+
+
+def test_codas_month_is_as_published() -> None:
+    """Three days of it: how long trainings run, what they ask for, who submits, and that CPU jobs go by day and night and trainings do not."""
+    jobs = jobs_of("coda/3-days")
+    new = [job for job in jobs if job.gpus and job.submit_s > 0]
+    without = [job for job in jobs if not job.gpus]
+    assert (len(new), len(without)) == (2_500, 7_500)
+    assert fmean(job.duration_s > 3_600 for job in new) == pytest.approx(0.685, abs=0.03)
+    assert fmean(job.duration_s > 7_200 for job in new) == pytest.approx(0.396, abs=0.03)
+    per_gpu = [(job.cores or 0) / job.gpus for job in new]
+    assert fmean((job.cores or 0) > 10 for job in new) == pytest.approx(0.153, abs=0.03)
+    assert fmean(cores in (1, 2) for cores in per_gpu) == pytest.approx(0.761, abs=0.06)
+    assert {job.owner for job in new}.isdisjoint(f"user-{user}" for user in range(15, 21))
+    days = Counter(job.submit_s % 86_400 < 43_200 for job in without)
+    assert days[True] > 1.5 * days[False]
+    halves = Counter(job.submit_s % 86_400 < 43_200 for job in new)
+    assert halves[True] == pytest.approx(halves[False], rel=0.15)
+    assert fmean(job.memory_bandwidth >= 0.5 for job in without) == pytest.approx(0.005, abs=0.004)
 
 
 def test_a_clusters_text_tells_cores_and_gpu_model() -> None:

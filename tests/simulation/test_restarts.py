@@ -65,6 +65,13 @@ def test_a_job_that_is_killed_while_it_saves_goes_back_to_its_last_checkpoint() 
     assert figures.save_gpu_h * 3_600 == pytest.approx(4 * 2)
 
 
+def test_a_job_that_never_saves_begins_anew() -> None:
+    """A CPU job is aborted after 10 of its 100 s: it gives way at once, and has all of them before it."""
+    found = costly(PREEMPTED, RestartCost(begins_anew=True))
+    assert ends(found) == {"b": 30, "a": 30 + 100}
+    assert found.figures(1, 1).lost_gpu_h * 3_600 == pytest.approx(4 * 10)
+
+
 def test_without_checkpoints_of_its_own_a_killed_job_begins_again() -> None:
     """Its script saves only when it is asked to."""
     found = costly([job("a", 0, 100, 4), job("b", 40, 20, 4)], COST._replace(interval_s=0), grace_ms=2_000)

@@ -232,6 +232,7 @@ TEXTS: Mapping[str, tuple[str, Callable[[Data], str]]] = MappingProxyType(
             "converged",
             lambda d: f"{'moves' if d['moves'] else 'stays'}: {d['reason']}",
         ),
+        "penstock.cores.reclaimed": ("reclaimed", lambda d: f"for {d['by_job_id']}: {d['reason']}"),
         "penstock.move.given_up": ("not moved", lambda d: str(d["reason"])),
         "penstock.cores.decided": ("cores", lambda d: f"{_short(d)}: {len(d['cores'])} cores, asked for by {d['by']}: {d['reason']}"),
         "penstock.bandwidth.decided": ("bandwidth", lambda d: f"{_short(d)}: {_cap(d)}, asked for by {d['by']}: {d['reason']}"),

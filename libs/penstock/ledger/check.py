@@ -7,7 +7,9 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
+from penstock.ledger.arrays import LARGE_GPUS
 from penstock.ledger.check_groups import Lease, group_problems, lease_of, leases_on
+from penstock.ledger.evolve_arrays import gpus_of, without_gpus
 from penstock.ledger.evolve_moves import taken
 from penstock.ledger.evolve_sharing import present
 from penstock.ledger.index import NOT_PLACEABLE, NodeIndex, Share, Thermometer
@@ -29,6 +31,7 @@ def check(state: CellState) -> list[str]:
     found = [problem for node in state.nodes.values() for problem in _node(state, node)]
     found += [problem for job in state.jobs.values() for problem in _job(state, job)]
     found += _queue(state)
+    found += _arrays(state)
     found += _moves(state)
     found += _sharing(state)
     found += _plans(state)
@@ -51,6 +54,18 @@ def _node(state: CellState, node: NodeState) -> Iterator[str]:
         leases += (lease_of([place])._replace(holder=f"{place.task_id} (kept)") for place in kept)
     yield from _given(node, leases)
     yield from _booked(node, leases)
+    cpu = mask_of(
+        tuple(
+            core
+            for task_id, job_id in node.tasks.items()
+            if job_id in state.jobs
+            and task_id in state.jobs[job_id].tasks
+            and without_gpus(state.jobs[job_id])
+            for core in state.jobs[job_id].tasks[task_id].place.cores
+        )
+    )
+    if cpu != node.cpu_core_mask:
+        yield f"node {name} counts cores {node.cpu_core_mask:b} of jobs without GPUs, they hold {cpu:b}"
     if node.status is NodeStatus.GONE and node.tasks:
         yield f"node {name} is gone but holds {', '.join(node.tasks)}"
 
@@ -199,6 +214,18 @@ def _plans(state: CellState) -> Iterator[str]:
         yield f"a batch window is open until {state.window_until_ms}, without a timer"
     if len(state.arrivals) > MAX_BATCH_ARRIVALS or sorted(state.arrivals) != state.arrivals:
         yield f"the arrivals {state.arrivals} are too many or not in order"
+
+
+def _arrays(state: CellState) -> Iterator[str]:
+    """What jobs ask for is counted, and each node reserves what the sizes say."""
+    asked = [gpus_of(job) for job in state.jobs.values()]
+    large = sum(gpus for gpus in asked if gpus >= LARGE_GPUS)
+    counted = state.arrays.large_gpus, state.arrays.small_gpus
+    if [job.counted_gpus for job in state.jobs.values()] == asked and counted != (large, sum(asked) - large):
+        yield f"the arrays count {counted} GPUs, jobs ask for {large} and {sum(asked) - large}"
+    for node in state.nodes.values():
+        if (node.reserved_cores < 0) != (state.arrays.cores_per_gpu_milli < 0):
+            yield f"node {node.spec.node_id} reserves {node.reserved_cores} cores"
 
 
 def _index(state: CellState) -> Iterator[str]:

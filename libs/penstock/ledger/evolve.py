@@ -11,6 +11,7 @@ from typing import Any
 from penstock.ledger import (
     departed,
     evolve_adjustments,
+    evolve_arrays,
     evolve_groups,
     evolve_holds,
     evolve_jobs,
@@ -25,6 +26,7 @@ from penstock.ledger import (
 from penstock.ledger.record import RawRecord
 from penstock.ledger.state import CellState, FailedChoices
 from penstock.model import adjustments, external_events, ledger_events
+from penstock.model.arrays import ArraysSized, CoresReclaimed
 from penstock.model.estimates import EtaEstimated, JobEstimated, StagesProfiled
 from penstock.model.event import Event
 from penstock.model.groups import GroupDecided
@@ -138,6 +140,8 @@ HANDLERS: Mapping[type[Event], Callable[[CellState, Any], None]] = MappingProxyT
         external_events.JobHoldRequested: evolve_holds.job_held,
         external_events.JobReleaseRequested: evolve_holds.job_released,
         ledger_events.JobsRanked: evolve_jobs.jobs_ranked,
+        ArraysSized: evolve_arrays.arrays_sized,
+        CoresReclaimed: evolve_arrays.cores_reclaimed,
         PlanAdopted: plans.plan_adopted,
         ledger_events.ProposalAnswered: plans.proposal_answered,
         BatchWindowOpened: plans.window_opened,

@@ -6,6 +6,7 @@ and a node obeys its orders in their order (decision 63). A probe with fewer cor
 
 from msgspec.structs import replace
 
+from penstock.ledger import evolve_arrays
 from penstock.ledger.adjusted import Adjustment
 from penstock.ledger.groups import booked
 from penstock.ledger.job_state import JobState, TaskState
@@ -32,6 +33,7 @@ def cores_decided(state: CellState, fact: CoresDecided) -> None:
     node.take_back_cores(booked(state, job, task.place).cores)
     task.place = replace(task.place, cores=fact.cores)
     node.take_cores(booked(state, job, task.place).cores)
+    evolve_arrays.hold_cores(node, job, task.place.cores)
     state.rebook(node)
 
 

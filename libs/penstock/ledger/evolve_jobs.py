@@ -2,7 +2,7 @@
 
 from msgspec.structs import replace
 
-from penstock.ledger import evolve_sharing
+from penstock.ledger import evolve_arrays, evolve_sharing
 from penstock.ledger.evolve_groups import join, leave
 from penstock.ledger.evolve_moves import end_move
 from penstock.ledger.gpu_shares import shared
@@ -66,6 +66,7 @@ def job_submitted(state: CellState, fact: external_events.JobSubmitted) -> None:
     estimate = state.early_estimates.pop(job.job_id, None)
     if estimate is not None:
         job.estimate = shared(estimate, job.spec, state.settings)
+        evolve_arrays.asked(state, job)
         set_job(state, job, JobStatus.QUEUED)
         arrived(state)
 
@@ -79,6 +80,7 @@ def job_estimated(state: CellState, fact: JobEstimated) -> None:
         return
     job.estimate = shared(fact.estimate, job.spec, state.settings)
     job.estimated_attempt = fact.attempt
+    evolve_arrays.asked(state, job)
     if job.status is JobStatus.BACKOFF:
         job.version += 1
     else:
@@ -104,7 +106,7 @@ def placement_decided(state: CellState, fact: ledger_events.PlacementDecided) ->
     if state.failed_choices.in_a_row:
         state.failed_choices = replace(state.failed_choices, in_a_row=0)
     job.tasks, job.sharing, job.after, job.prelaunch = {}, ALONE, fact.after, fact.prelaunch
-    job.followed, job.false_ends = False, 0
+    job.followed, job.false_ends, job.borrows = False, 0, fact.borrows
     for other_id in fact.after:
         other = state.jobs[other_id]
         other.followed = other.followed or other.status is not JobStatus.STOPPING
@@ -115,6 +117,7 @@ def placement_decided(state: CellState, fact: ledger_events.PlacementDecided) ->
         lease_ms = state.settings.lease_ms if node.leases else 0
         job.tasks[place.task_id] = TaskState(place, lease_ms=lease_ms, placed_cores=len(place.cores))
         node.give(booked(state, job, place))
+        evolve_arrays.hold_cores(node, job, place.cores)
         node.tasks[place.task_id] = job.job_id
         node.named += 1
         state.rebook(node)
@@ -166,10 +169,11 @@ def job_requeued(state: CellState, fact: ledger_events.JobRequeued) -> None:
     if fact.reason != "migrated":
         end_move(state, job, f"it queues again: {fact.reason}")
     leave(state, job)
+    evolve_arrays.attempt_over(state, job)
     _unname(state, job)
     job.tasks, job.after, job.prelaunch, job.followed = {}, (), False, False
     job.workers = job.spec.fewest_workers
-    job.stop_reason = None
+    job.stop_reason, job.borrows = None, False
     drop_timers(state, job.job_id, *ATTEMPT_TIMERS)
     job.placed_ms = job.running_ms = None
     if fact.reason in INFRASTRUCTURE or fact.estimate_again:
@@ -178,6 +182,7 @@ def job_requeued(state: CellState, fact: ledger_events.JobRequeued) -> None:
         job.memory_retries += fact.estimate_again
     if fact.estimate_again:
         job.estimate = None
+        evolve_arrays.asked(state, job)
         set_job(state, job, JobStatus.SUBMITTED)
     else:
         set_job(state, job, JobStatus.QUEUED if fact.not_before_ms is None else JobStatus.BACKOFF)
@@ -249,6 +254,7 @@ def job_found_unschedulable(state: CellState, fact: ledger_events.JobFoundUnsche
     job = state.jobs[fact.job_id]
     job.unschedulable = fact.reason
     state.unschedulable[job.job_id] = None
+    evolve_arrays.asked(state, job)
     state.queue.pop(job.order, None)
     state.change_log.add(job.job_id)
     job.version += 1
@@ -257,6 +263,7 @@ def job_found_unschedulable(state: CellState, fact: ledger_events.JobFoundUnsche
 def job_found_schedulable(state: CellState, fact: ledger_events.JobFoundSchedulable) -> None:
     job = state.jobs[fact.job_id]
     _clear_unschedulable(state, job)
+    evolve_arrays.asked(state, job)
     state.queue[job.order] = job.job_id
     state.change_log.add(job.job_id)
     job.version += 1
@@ -274,6 +281,8 @@ def job_ended(state: CellState, fact: ledger_events.JobEnded) -> None:
     state.prelaunching -= job.spec.prelaunch
     end_move(state, job, f"it has ended: {fact.outcome}")
     leave(state, job)
+    evolve_arrays.attempt_over(state, job)
+    evolve_arrays.asked(state, job)
     _unname(state, job)
     _clear_unschedulable(state, job)
     drop_timers(state, job.job_id, *JOB_TIMERS)

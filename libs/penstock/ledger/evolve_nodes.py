@@ -2,7 +2,7 @@
 
 import heapq
 
-from penstock.ledger import lease
+from penstock.ledger import evolve_arrays, lease
 from penstock.ledger.departed import free_ordinal, withdraw
 from penstock.ledger.evolve_moves import taken
 from penstock.ledger.groups import own_parts
@@ -36,6 +36,7 @@ def _enter_spec(state: CellState, node: NodeState, spec: NodeSpec) -> None:
     node.shared = {}
     for place in places:
         node.give(place)
+    evolve_arrays.reserve(state, node)
     node.overdrawn_memory_mib = max(0, -node.free_host_memory_mib)
     node.overdrawn_bandwidth_mbps = max(0, -node.free_bandwidth_mbps)
     state.index.describe(node.bit, spec)

@@ -129,6 +129,8 @@ class Free(msgspec.Struct, frozen=True, gc=False):
     bandwidth_mbps: int = -1
     shares: tuple[Share, ...] = ()
     """What is left of each partly given GPU, ascending."""
+    unreserved_cores: int = -1
+    """Of `cores` those of the CPU array; -1: the cell has no arrays, or nothing may be placed."""
 
     def fits(self, need: ResourceVector) -> bool:
         """Exact for these; GPU model and memory of wholly free GPUs are judged by the index."""
@@ -164,6 +166,7 @@ class Free(msgspec.Struct, frozen=True, gc=False):
             self.host_memory_mib - need.host_memory_mib,
             self.bandwidth_mbps - need.bandwidth_mbps,
             shares,
+            self.unreserved_cores if need.gpus else max(-1, self.unreserved_cores - need.cores),
         )
 
 
@@ -211,6 +214,8 @@ class NodeIndex:
     shape: dict[NodeShape, int] = field(default_factory=dict)
     gpus: Thermometer = field(default_factory=Thermometer)
     cores: Thermometer = field(default_factory=Thermometer)
+    unreserved_cores: Thermometer = field(default_factory=Thermometer)
+    """Free cores of the CPU array; of nodes in a cell that has arrays."""
     host_memory: Thermometer = field(default_factory=lambda: Thermometer(4_096))
     bandwidth: Thermometer = field(default_factory=lambda: Thermometer(1_000))
     gpu_model: dict[str, int] = field(default_factory=dict)
@@ -267,6 +272,8 @@ class NodeIndex:
         """The node's free resources changed from `old` to `new`."""
         if old.cores != new.cores:
             self.cores.change(bit, old.cores, new.cores)
+        if old.unreserved_cores != new.unreserved_cores:
+            self.unreserved_cores.change(bit, old.unreserved_cores, new.unreserved_cores)
         if old.host_memory_mib != new.host_memory_mib:
             self.host_memory.change(bit, old.host_memory_mib, new.host_memory_mib)
         if old.bandwidth_mbps != new.bandwidth_mbps:

@@ -138,6 +138,12 @@ class JobState:
     """When its place was judged by its convergence, which happens once (`JobConverged`); None: it has not been."""
     rebalanced: bool = False
     """Whether it was moved for the balance of nodes, which happens once."""
+    reclaims: int = 0
+    """How often it gave back cores that it had borrowed (`CoresReclaimed`): it is at the head of its array then."""
+    borrows: bool = False
+    """Its attempt was placed with cores that are reserved for jobs with GPUs."""
+    counted_gpus: int = 0
+    """That the cell's `arrays` count for it."""
     migrations: int = 0
     """How often a service has moved it by its own rules (`MoveDecided.cause`)."""
     core_changes: int = 0

@@ -61,6 +61,10 @@ class NodeState:
     """Whether its reporter ends tasks whose lease has run out."""
     suspicion: Suspicion | None = None
     """While it is Suspect."""
+    reserved_cores: int = -1
+    """Of its cores so many are the GPU array's (`penstock.ledger.arrays`); -1: the cell has no arrays."""
+    cpu_core_mask: int = 0
+    """Cores that jobs without GPUs hold."""
     named: int = 0
     """Tasks of living attempts that were placed here, ended ones too."""
     version: int = 0
@@ -162,7 +166,13 @@ class NodeState:
 
     def take_back_cores(self, cores: tuple[int, ...]) -> None:
         """They are free, as far as the node still has them."""
+        self.cpu_core_mask &= ~mask_of(cores)
         self.free_core_mask |= mask_of(cores) & full_mask(self.spec.cores)
+
+    @property
+    def borrowed_cores(self) -> int:
+        """Cores of the GPU array that jobs without GPUs hold; negative: so many of the CPU array they do not hold."""
+        return self.cpu_core_mask.bit_count() + self.reserved_cores - self.spec.cores
 
     @property
     def placeable(self) -> bool:
@@ -179,9 +189,10 @@ class NodeState:
         """What may be given out now. A node that shrank below what its tasks hold has nothing free."""
         if not self.placeable:
             return NOT_PLACEABLE
+        cores = self.free_core_mask.bit_count()
         return Free(
             self.healthy_gpu_mask.bit_count(),
-            self.free_core_mask.bit_count(),
+            cores,
             max(0, self.free_host_memory_mib),
             max(0, self.free_bandwidth_mbps),
             tuple(
@@ -193,6 +204,7 @@ class NodeState:
             )
             if self.shared
             else (),
+            -1 if self.reserved_cores < 0 else min(cores, max(0, -self.borrowed_cores)),
         )
 
 

@@ -10,6 +10,7 @@ from itertools import islice
 
 from sortedcontainers import SortedDict
 
+from penstock.ledger.arrays import Arrays
 from penstock.ledger.index import NodeIndex
 from penstock.ledger.job_state import JobState
 from penstock.ledger.node_state import NodeState
@@ -163,6 +164,7 @@ class CellState:
     index: NodeIndex = field(default_factory=NodeIndex)
     timers: dict[str, Timer] = field(default_factory=dict)
     timer_heap: list[tuple[int, str]] = field(default_factory=list)
+    arrays: Arrays = field(default_factory=Arrays)
     failed_choices: FailedChoices = field(default_factory=FailedChoices)
     positions: dict[tuple[str, int], int] = field(default_factory=dict)
     """(input topic, partition) → offset of the next record to read."""

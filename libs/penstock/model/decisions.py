@@ -5,6 +5,7 @@ Every event that exists only inside ledger records is one, but for those in `BOO
 
 from penstock.model import ledger_events
 from penstock.model.adjustments import BandwidthDecided, CheckpointDecided, CoresDecided
+from penstock.model.arrays import ArraysSized, CoresReclaimed
 from penstock.model.event import Event
 from penstock.model.groups import GroupDecided
 from penstock.model.moves import JobConverged, MoveDecided, MoveGivenUp
@@ -24,6 +25,8 @@ DECISIONS: frozenset[type[Event]] = frozenset(
         MoveDecided,
         MoveGivenUp,
         JobConverged,
+        ArraysSized,
+        CoresReclaimed,
         PlanAdopted,
         BatchWindowOpened,
         BatchWindowClosed,

@@ -84,7 +84,7 @@ class PlacementDecided(Event, frozen=True, kw_only=True):
     """A gang's tasks get their places, all or nothing; the orders' token is (epoch, this record's seq)."""
 
     TYPE = "penstock.placement.decided"
-    OMITTED = ("unit", "group", "after", "prelaunch")
+    OMITTED = ("unit", "group", "after", "prelaunch", "borrows")
 
     job_id: Identifier
     attempt: Attempt
@@ -98,6 +98,8 @@ class PlacementDecided(Event, frozen=True, kw_only=True):
     have ended."""
     prelaunch: bool = False
     """Its tasks launch before that, and wait for their GPUs where they begin to train (`JobSpec.prelaunch`)."""
+    borrows: bool = False
+    """It has no GPUs, and some of its cores are reserved for jobs that have: they may be reclaimed (`penstock.model.arrays`)."""
 
 
 @event

@@ -89,6 +89,21 @@ class Contention(Value, frozen=True, kw_only=True):
     """Jobs without GPUs are slowed where they slow a training."""
 
 
+class Coda(Value, frozen=True, kw_only=True):
+    """Resource arrays, for profile `coda`. Source: CODA §V-C; it gives no numbers."""
+
+    OMITTED = ("cores_per_gpu", "history_ms", "max_reclaims", "patience_ms")
+
+    cores_per_gpu: Annotated[float, Meta(ge=0, le=MAX_CORES_PER_NODE)] = 3.0
+    """Cores reserved for each GPU until there is a history."""
+    history_ms: Annotated[int, Meta(ge=60_000, le=31 * 86_400_000)] = 86_400_000
+    """Length of a window of the history; sizes rest on the present one and the one before."""
+    max_reclaims: Annotated[int, Meta(ge=0, le=100)] = 3
+    """A job without GPUs gives back borrowed cores at most so often; then it keeps what it is given."""
+    patience_ms: Annotated[int, Meta(ge=0, le=31 * 86_400_000)] = 3_600_000
+    """The first in an array that has waited so long without finding room gets nodes kept."""
+
+
 class PlacerSettings(Value, frozen=True, kw_only=True):
     """Everything outside the log that a decision depends on; recorded at the start of each term."""
 
@@ -102,6 +117,7 @@ class PlacerSettings(Value, frozen=True, kw_only=True):
         "grouping",
         "convergence",
         "genie",
+        "coda",
         "prelaunch_wait_ms",
         "contention",
     )
@@ -149,3 +165,5 @@ class PlacerSettings(Value, frozen=True, kw_only=True):
     """Of profile `genie`."""
     contention: Contention | None = None
     """Of any profile: the contention-guard acts, and how. None: as the profile has it."""
+    coda: Coda = Coda()
+    """Of profile `coda`."""

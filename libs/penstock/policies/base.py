@@ -24,6 +24,7 @@ from penstock.model.types import WHOLE_GPU, ResourceVector, Role, TaskPlacement
 from penstock.policies.batch import Batch
 from penstock.policies.guard import Guard
 from penstock.policies.migrate import Migrate
+from penstock.policies.reclaim import Reclaim
 from penstock.policies.regroup import Regroup
 
 
@@ -35,6 +36,8 @@ class Plan(msgspec.Struct, frozen=True, gc=False):
     explanation: PlacementExplanation
     gpus: tuple[tuple[int, ...], ...] | None = None
     """The GPUs of each task in rank order, if the policy chooses them; else `assign` does."""
+    borrows: bool = False
+    """As `PlacementDecided.borrows`."""
 
 
 class LazyRng:
@@ -209,6 +212,8 @@ class Profile(NamedTuple):
     """Who of those that run makes way for one that waits. Not beside `preempt` or `regroup`, which stop jobs by themselves."""
     guard: Guard | None = None
     """Whose cores and memory bandwidth the contention-guard changes while they run (`penstock.policies.guard`); the setting `contention` goes before it."""
+    reclaim: Reclaim | None = None
+    """Who gives back what it has borrowed for a job that does not fit (`penstock.policies.reclaim`); beside `order`."""
     prelaunch: bool = False
     """Whether jobs may launch where others come to their end by themselves (`penstock.policies.prelaunch`); False: as sources that do not know it."""
     beside_stops: bool = True
@@ -240,7 +245,9 @@ def assign(state: CellState, job: JobState, plan: Plan) -> PlacementDecided:
         if meet:
             nodes[node_id] = nodes.get(node_id) or node.copy()
             nodes[node_id].give(place)
-    return PlacementDecided(job_id=job.job_id, attempt=job.attempt + 1, tasks=tuple(tasks))
+    return PlacementDecided(
+        job_id=job.job_id, attempt=job.attempt + 1, tasks=tuple(tasks), borrows=plan.borrows
+    )
 
 
 def place_on(

@@ -10,6 +10,9 @@ from typing import Any
 import msgspec
 
 from penstock.model.settings import MAX_BACKFILL_WINDOW, MAX_OVERTAKES, Contention, PlacerSettings
+from penstock.policies.array_order import ArrayOrder
+from penstock.policies.array_place import ArrayPlace
+from penstock.policies.array_reclaim import ArrayReclaim
 from penstock.policies.base import Policy, Profile
 from penstock.policies.baselines import Even, FirstFit, MostFree, RandomFit
 from penstock.policies.burst import Burst
@@ -122,10 +125,11 @@ def specon(settings: PlacerSettings) -> Profile:
 
 
 def coda(settings: PlacerSettings) -> Profile:
-    """Dominant resource fairness; the cores of running trainings are searched for by CODA's walk, whoever named them, and what slows them is slowed.
-    Source: CODA §V."""
-    both = DominantResourceFairness("coda")
-    return Profile("coda", both, order=both, guard=guard_of(CODA))
+    """Resource arrays with borrowing, dominant resource fairness inside each (`penstock.policies.arrays`); the cores of running trainings are searched for by
+    CODA's walk, whoever named them, and what slows them is slowed. Source: CODA §V."""
+    order = ArrayOrder()
+    place = ArrayPlace("coda", order)
+    return Profile("coda", place, order=order, reclaim=ArrayReclaim(settings.coda), guard=guard_of(CODA))
 
 
 CODA = Contention(search="walk", users_cores="override")
@@ -160,8 +164,8 @@ PROFILES: Mapping[str, Make] = MappingProxyType(
             shortest_remaining_service,
         ),
         "genie": genie,
-        "coda": coda,
         "specon": specon,
+        "coda": coda,
         "balance": lambda settings: Profile(
             "balance", Even("balance"), migrate=LoadBalance(settings.convergence)
         ),

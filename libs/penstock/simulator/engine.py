@@ -24,6 +24,7 @@ import msgspec
 from penstock.ledger.check import check
 from penstock.ledger.job_state import JobState
 from penstock.model import external_events, ledger_events
+from penstock.model.arrays import CoresReclaimed
 from penstock.model.estimates import JobEstimated
 from penstock.model.event import Event
 from penstock.model.nodes import NodeSpec
@@ -40,7 +41,7 @@ from penstock.simulator.seats import seats_for
 from penstock.simulator.services import Attached, Services, heard_by_both
 from penstock.simulator.stage_profiles import StageProfiles
 from penstock.simulator.step_reports import StepReports
-from penstock.simulator.submissions import Submissions
+from penstock.simulator.submissions import Submissions, saves_when_stopped
 from penstock.simulator.telemetry import Telemetry
 from penstock.simulator.traces.jobs import TraceJob
 from penstock.simulator.traces.resources import COMMAND
@@ -142,7 +143,7 @@ class Simulation:
             slices_per_core=options.slices_per_core,
             grace_ms=options.grace_ms,
             learns=self._reports_steps,
-            saves=migrates(settings) or settings.genie.make_way,
+            saves=saves_when_stopped(settings),
             prelaunch=options.prelaunch,
         )
         self._held_gpus = HeldGpus()
@@ -164,8 +165,8 @@ class Simulation:
 
     def figures(self, wall_s: float, cpu_s: float) -> Figures:
         """What came of it so far; real time and processor time as the caller measured them."""
-        head, charges = self.cell.head, self._work.charges
-        return self.meter.figures(self._alone_s, head.id, head.seq, wall_s, cpu_s, charges)
+        head = self.cell.head
+        return self.meter.figures(self._alone_s, head.id, head.seq, wall_s, cpu_s, self._work.charges)
 
     def step(self) -> bool:
         """Goes to the next moment and works it off; False when there is none."""
@@ -181,10 +182,7 @@ class Simulation:
         reports: list[external_events.JobProgress] = []
         if arriving or (work_s is not None and work_s <= now_s):
             reports += self._flow()
-        for job in arriving:
-            first = self._submit(job)
-            if first is not None:
-                reports.append(first)
+        reports += [first for job in arriving if (first := self._submit(job)) is not None]
         self._report(reports)
         self._settle()
         self.meter.waiting = len(self.cell.state.queue)
@@ -471,7 +469,7 @@ class Simulation:
         self._held_gpus.ends(fact.task_id)
         self.meter.held = self._held_gpus.held / WHOLE_GPU
 
-    def _preempted(self, fact: ledger_events.JobPreempted) -> None:
+    def _preempted(self, fact: Event) -> None:
         self.meter.preemptions += 1
 
     def _ended(self, fact: ledger_events.JobEnded) -> None:
@@ -490,6 +488,7 @@ BOOKS: Mapping[type[Event], Callable[[Simulation, Any], None]] = MappingProxyTyp
         ledger_events.TaskLost: Simulation._freed,
         external_events.OrderRefused: Simulation._freed,
         ledger_events.JobPreempted: Simulation._preempted,
+        CoresReclaimed: Simulation._preempted,
         ledger_events.JobEnded: Simulation._ended,
     }
 )

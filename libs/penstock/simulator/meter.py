@@ -62,6 +62,7 @@ class Life:
     running_since_s: float | None = None
     end_s: float | None = None
     starts: int = 0
+    first_start_s: float | None = None
 
     @property
     def jct_s(self) -> float:
@@ -120,6 +121,8 @@ class Meter:
         life = self.lives[job_id]
         life.running_since_s = now_s
         life.starts += 1
+        if life.first_start_s is None:
+            life.first_start_s = now_s
 
     def stopped(self, job_id: str, now_s: float) -> None:
         life = self.lives[job_id]

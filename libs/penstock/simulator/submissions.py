@@ -1,10 +1,13 @@
 """What is submitted for a job of a trace: its job spec, and what the estimator core says that it needs."""
 
+from collections.abc import Callable
 from math import ceil
 
 import msgspec
 
+from penstock.model.settings import PlacerSettings
 from penstock.model.types import WHOLE_GPU, Estimate, JobSpec, Qos, ResourceRequest
+from penstock.policies.profiles import profile_for
 from penstock.simulator.traces.jobs import Shape, TraceJob, gang_of
 from penstock.simulator.traces.resources import COMMAND, request_of
 from penstock_services.estimator.core.resources.estimate import estimate
@@ -19,6 +22,15 @@ def _service_class(job: TraceJob) -> Qos | None:
     )
 
 
+def saves_when_stopped(settings: PlacerSettings) -> Callable[[TraceJob], bool]:
+    """Which jobs go on from where they were when they are stopped: all under profiles whose services move running jobs, those with GPUs where cores are
+    reclaimed, none under others."""
+    profile = profile_for(settings)
+    if profile.migrate is not None or profile.make_way is not None:
+        return lambda job: True
+    return lambda job: profile.reclaim is not None and job.gpus > 0
+
+
 class Submissions:
     """Of one run. Jobs that ask for the same share one spec and one estimate, but for their names."""
 
@@ -30,7 +42,7 @@ class Submissions:
         slices_per_core: int,
         grace_ms: int,
         learns: bool,
-        saves: bool,
+        saves: Callable[[TraceJob], bool],
         prelaunch: bool,
     ) -> None:
         """`gpus_per_node`: of the largest node; `learns`: jobs say how many iterations they have; `saves`: and that they save when
@@ -83,7 +95,7 @@ class Submissions:
                 grace_ms=self._grace_ms,
                 iterations=iterations,
                 prelaunch=self._prelaunch,
-                checkpoint="signal" if self._saves else "none",
+                checkpoint="signal" if self._saves(job) else "none",
                 queue_timeout_ms=None if job.patience_s is None else max(1, ceil(job.patience_s * 1_000)),
             )
         return msgspec.structs.replace(found, name=job.job_id)

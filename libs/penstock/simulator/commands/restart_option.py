@@ -14,6 +14,7 @@ from penstock.simulator.traces.importing import data_path
 NONE, MEASURED = "none", "measured"
 MAX_GRACE_S = 600.0  # as `JobSpec.grace_ms` has it: a longer save would always be killed
 MAX_S = 86_400.0
+NAMES = ("SAVE", "LAUNCH", "INTERVAL")
 
 
 class Restarts(NamedTuple):
@@ -31,14 +32,12 @@ def restarts_of(text: str) -> Restarts:
         table = data_path(f"muri/{STAGE_PROFILES}", f"--restart-cost {MEASURED}", "command line")
         return Restarts(measured_costs(read_start_ups(table)), longest_save_s())
     parts = text.split(",")
-    if len(parts) != len(RestartCost._fields):
+    if len(parts) != len(NAMES):
         raise BadCommand(
             f"--restart-cost {text}: {NONE}, {MEASURED}, or SAVE,LAUNCH,INTERVAL as in 5s,20s,10m"
         )
     times: list[float] = []
-    for name, part, most_s in zip(
-        ("SAVE", "LAUNCH", "INTERVAL"), parts, (MAX_GRACE_S, MAX_S, MAX_S), strict=True
-    ):
+    for name, part, most_s in zip(NAMES, parts, (MAX_GRACE_S, MAX_S, MAX_S), strict=True):
         try:
             value = duration_ms(part.strip()) / 1_000
         except ValueError as error:
@@ -46,7 +45,8 @@ def restarts_of(text: str) -> Restarts:
         if not 0 <= value <= most_s:
             raise BadCommand(f"--restart-cost {text}: {name} is between 0 and {most_s:,.0f} seconds")
         times.append(value)
-    cost = RestartCost(*times)
+    save_s, launch_s, interval_s = times
+    cost = RestartCost(save_s, launch_s, interval_s)
     return Restarts(lambda job: cost, cost.save_s)
 
 

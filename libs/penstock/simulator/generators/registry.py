@@ -7,6 +7,7 @@ from types import MappingProxyType
 from penstock.runtime.csv_import import BadFile, Problem
 from penstock.simulator.generators.base import Generator
 from penstock.simulator.generators.coda import coda
+from penstock.simulator.generators.coda_month import coda_month
 from penstock.simulator.generators.genie import RATES, genie
 from penstock.simulator.generators.liquid import NODES, batch, immediate
 from penstock.simulator.generators.muri_mix import muri_mix
@@ -24,7 +25,7 @@ GENERATORS: Mapping[str, Generator] = MappingProxyType(
     | {"liquid/immediate": immediate()}
     | {f"genie/{per_hour}-per-hour": genie(per_hour) for per_hour in RATES}
     | {f"specon/{name}": specon(name) for name in SCHEDULES}
-    | {"coda/default": coda()}
+    | {"coda/default": coda(), "coda/month": coda_month(30), "coda/3-days": coda_month(3)}
     | {f"muri-mix/{share}-percent-1-gpu-load-100": muri_mix(share, 100) for share in (0, 50, 100)}
     | {f"poisson/{per_hour}-per-hour": poisson(per_hour) for per_hour in (10, 60)}
 )

@@ -25,6 +25,8 @@ class RestartCost(NamedTuple):
     launch_s: float = 0.0
     interval_s: float = 0.0
     """Between two checkpoints of the script's own; 0: it saves only when it is asked to."""
+    begins_anew: bool = False
+    """It never saves: whenever it is stopped, all its work is lost."""
 
 
 CostOf = Callable[[TraceJob], RestartCost]
@@ -75,6 +77,9 @@ class RestartingWork(SteadyWork):
         self._charge_launch(run, now_s)
         super().stopped(job_id, now_s)
         saved.saving_s = now_s if saves else None
+        if saved.cost.begins_anew:
+            self.charges.lost_gpu_s += (run.work_s - run.left_s) * run.job.whole_gpus
+            run.left_s = run.work_s
         if not saves:
             saved.left_s = run.left_s
 
@@ -83,6 +88,8 @@ class RestartingWork(SteadyWork):
         if run is None:
             return 0.0
         saved = self._saved[job_id]
+        if saved.cost.begins_anew:
+            return 0.0
         if run.at is At.REST:
             return 0.0 if saved.saving_s is None else max(0.0, saved.saving_s + saved.cost.save_s - now_s)
         self._own_checkpoint(run, now_s)

@@ -22,6 +22,7 @@ from penstock.ledger.succession import predecessors, successors
 from penstock.model import external_events
 from penstock.model import ledger_events as ledger
 from penstock.model.adjustments import BandwidthDecided, CoresDecided
+from penstock.model.arrays import CoresReclaimed
 from penstock.model.estimates import JobEstimated
 from penstock.model.event import Event
 from penstock.model.groups import GroupDecided
@@ -286,7 +287,7 @@ class Timeline:
             case ledger.StopDecided():
                 self._halt(self.state.jobs[event.job_id])
                 self.given_back += event.reason == "predecessor_late"
-            case ledger.JobPreempted():
+            case ledger.JobPreempted() | CoresReclaimed():
                 self.preemptions += 1
             case CoresDecided() | BandwidthDecided():
                 slows = event.cause == "contention"

@@ -43,6 +43,7 @@ from penstock_services.placer.core.common import (
 )
 from penstock_services.placer.core.membership import MAX_RECONSIDERED_PER_RECORD, Membership
 from penstock_services.placer.core.plans import carry_out_plan
+from penstock_services.placer.core.reclaiming import Reclaiming
 
 MAX_PLACEMENTS_PER_RECORD = 32  # keeps a record of single-task jobs under 64 KiB
 MAX_TASKS_PER_RECORD = MAX_GANG_TASKS  # placed or lost at once: a record of the largest gang stays under 1 MB
@@ -244,6 +245,8 @@ class Decider:
             yield from request_plan(state)
             return
         yield from units.carry_on(state, self.explanations.append)
+        reclaiming = Reclaiming(self.profile, self.explanations.append)
+        yield from reclaiming.begin(state)
         if state.frozen or not state.queue or state.in_window:
             return
         hopeless: set[tuple[object, ...]] = set()
@@ -267,6 +270,8 @@ class Decider:
                 yield from self._look_ahead(state)
                 return
             key = self._alike(state, job, kept)
+            if planned is not None and self.profile.reclaim is not None:
+                key = (job_id,)  # it is tried on nodes that are kept from others
             tried = key not in hopeless
             if tried:
                 full = placed == MAX_PLACEMENTS_PER_RECORD
@@ -289,11 +294,13 @@ class Decider:
                 passed += 1
                 if backfill is not None:
                     yield from kept.refused(state, job)
+                yield from reclaiming.refused(state, job)
             if tried or head is job:
                 head = state.head_of_queue()
                 held_up = head is not None and self._holds_up(head)
         if backfill is not None:
             yield from kept.done(state)
+        yield from reclaiming.done(state)
         if parked and state.queue:
             yield continuation(state)
         yield from self._look_ahead(state)

@@ -1,0 +1,39 @@
+"""Facts of resource arrays: how a cell is divided between jobs with and without GPUs, and which cores are taken back. Source: CODA §V-C."""
+
+from typing import Annotated
+
+from msgspec import Meta
+
+from penstock.model.event import Event, event
+from penstock.model.external_events import Attempt
+from penstock.model.types import MAX_CORES_PER_NODE, Identifier, ShortText
+
+MAX_CORES_PER_GPU_MILLI = 1_000 * MAX_CORES_PER_NODE
+MAX_NODES = 1_000_000
+
+
+@event
+class ArraysSized(Event, frozen=True, kw_only=True):
+    """From now on the arrays have these sizes, as the history of the cell's jobs asks for. Nothing that runs is stopped for it."""
+
+    TYPE = "penstock.arrays.sized"
+
+    cores_per_gpu_milli: Annotated[int, Meta(ge=0, le=MAX_CORES_PER_GPU_MILLI)]
+    """Thousandths of a core that each node reserves for each of its GPUs; all others are the CPU array's."""
+    large_nodes: Annotated[int, Meta(ge=0, le=MAX_NODES)]
+    """Nodes of the 4-GPU sub-array: of those with at least four GPUs the ones that joined last."""
+    reason: ShortText
+
+
+@event
+class CoresReclaimed(Event, frozen=True, kw_only=True):
+    """A running job without GPUs gives back cores that it had borrowed, because a job with GPUs needs them; `StopDecided` follows.
+
+    It will queue again, at the head of the CPU array."""
+
+    TYPE = "penstock.cores.reclaimed"
+
+    job_id: Identifier
+    attempt: Attempt
+    by_job_id: Identifier
+    reason: ShortText

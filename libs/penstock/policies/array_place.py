@@ -1,0 +1,188 @@
+"""Place stage of profile `coda`: nodes by array, with borrowing between arrays. Source: CODA §V-C.
+
+- *Jobs without GPUs* go where cores of the CPU array are free; else they borrow reserved cores that idle. Source: "if the GPU resource
+  array is relatively idle"; departure: also while jobs with GPUs wait, since what idles is of no use to those, and those that come get it back.
+- *Jobs of four GPUs and more* go to the 4-GPU sub-array, then to other nodes that fit.
+- *Jobs of fewer GPUs* go to the 1-GPU sub-array; then, of the 4-GPU sub-array, to GPUs beyond multiples of four, which no job of four could use; then they borrow there,
+  unless a job of four or more waits.
+- Jobs with GPUs take idle cores of either array, and keep them.
+
+Inside each step: fewest free GPUs first, then fewest cores left (best fit), so that whole nodes and nodes with many cores stay; ties: the lowest ordinal. The source
+names no choice there. Nodes that are kept for others (`PlanUnit`) are left out. Score: 100 × step + free GPUs + part of cores left.
+"""
+
+from collections.abc import Iterable, Iterator
+from itertools import islice
+
+from msgspec.structs import replace
+
+from penstock.ledger.arrays import LARGE_GPUS
+from penstock.ledger.index import Free, bits
+from penstock.ledger.job_state import JobState
+from penstock.ledger.state import CellState
+from penstock.policies.array_order import ArrayOrder
+from penstock.policies.arrays import CPU, LARGE, SMALL, Array, array_of, large_nodes
+from penstock.policies.base import LazyRng, Plan
+from penstock.policies.gang import EVERYWHERE, Gang, Rank, place_greedily
+from penstock.policies.preemption import set_of
+
+MAX_LOOKED_AT = 64  # nodes of one class, the lowest ordinals first
+OWN, FIRST, SPARE, BORROWED = range(
+    4
+)  # steps, in this order; OWN: nodes on which the gang has a task already
+PER_STEP = 100.0
+PER_CORE = 1 / 2_048  # below one GPU for any node
+
+
+class ArrayPlace:
+    """Implements `penstock.policies.base.Policy`."""
+
+    def __init__(self, name: str, order: ArrayOrder) -> None:
+        self.name = name
+        self._order = order
+
+    def place(self, state: CellState, job: JobState, rng: LazyRng) -> Plan | None:
+        """On nodes kept for it where it fits there, else on nodes kept for nobody."""
+        del rng
+        own, others = kept_for(state, job)
+        if own:
+            found = self.place_within(own, state, job)
+            if found is not None:
+                return found
+        return self.place_within(EVERYWHERE & ~others, state, job)
+
+    def place_within(self, within: int, state: CellState, job: JobState) -> Plan | None:
+        """On nodes of this set."""
+        demand = job.demand
+        index = state.index
+        if not index.candidates(demand.worker, demand.gpu_models) & within:
+            return None
+        array = array_of(job)
+        plan = place_greedily(self.name, state, job, self._rank(state, array), within=within)
+        if plan is None or array != CPU:
+            return plan
+        lent = _borrowed(state, job, plan)
+        if not lent:
+            return plan
+        why = f"borrows {lent} cores that are reserved for GPUs"
+        return replace(plan, borrows=True, explanation=replace(plan.explanation, reason=why))
+
+    def _rank(self, state: CellState, array: Array) -> Rank:
+        large = large_nodes(state)
+        waits = self._order.waits(state, LARGE)
+
+        def rank(gang: Gang, is_worker: bool, limit: int) -> list[tuple[float, int]]:
+            nodes = gang.open(is_worker)
+            if array == CPU:
+                classes = _for_cores(gang, nodes, gang.need(is_worker).cores)
+            elif array == LARGE or not is_worker:
+                classes = _for_large(gang, nodes, large if is_worker else 0)
+            else:
+                classes = _for_small(gang, nodes, large, gang.need(is_worker).gpus, waits=waits)
+            return _best(gang, classes, array, limit)
+
+        return rank
+
+
+def kept_for(state: CellState, job: JobState) -> tuple[int, int]:
+    """(set of the nodes kept for this job, of those kept for others)."""
+    own = others = 0
+    for unit in state.planned.values():
+        found = set_of(state.nodes[node_id].ordinal for node_id in unit.nodes if node_id in state.nodes)
+        if unit.job_id == job.job_id:
+            own |= found
+        else:
+            others |= found
+    return own, others
+
+
+Classes = Iterable[tuple[int, int, int]]
+"""(step, free GPUs, nodes)."""
+
+
+def _by_load(gang: Gang, nodes: int) -> Iterator[tuple[int, int]]:
+    """(free GPUs, nodes), with what this plan has taken of them."""
+    for (used, total), having in gang.state.index.load.items():
+        if here := having & nodes & ~gang.used:
+            yield total - used, here
+    for ordinal in bits(nodes & gang.used):
+        yield gang.free(ordinal).gpus, 1 << ordinal
+
+
+def _for_cores(gang: Gang, nodes: int, cores: int) -> Classes:
+    index = gang.state.index
+    within = index.unreserved_cores.having(cores) if gang.state.arrays.cores_per_gpu_milli >= 0 else nodes
+    for ordinal in bits(gang.used & nodes):
+        if 0 <= gang.free(ordinal).unreserved_cores < cores:
+            within &= ~(1 << ordinal)
+    for free, having in _by_load(gang, nodes):
+        if here := having & within:
+            yield FIRST, free, here
+        if here := having & ~within:
+            yield BORROWED, free, here
+
+
+def _for_large(gang: Gang, nodes: int, large: int) -> Classes:
+    for free, having in _by_load(gang, nodes):
+        if here := having & large:
+            yield OWN if here & gang.used else FIRST, free, here
+        if here := having & ~large:
+            yield OWN if here & gang.used else BORROWED, free, here
+
+
+def _for_small(gang: Gang, nodes: int, large: int, gpus: int, *, waits: bool) -> Classes:
+    for free, having in _by_load(gang, nodes):
+        if here := having & ~large:
+            yield OWN if here & gang.used else FIRST, free, here
+        if not (here := having & large):
+            continue
+        if waits:
+            here = set_of(ordinal for ordinal in bits(here) if _spare(gang.state, ordinal, gpus))
+            if here:
+                yield SPARE, free, here
+        elif (free - gpus) // LARGE_GPUS == free // LARGE_GPUS:
+            yield SPARE, free, here
+        else:
+            yield BORROWED, free, here
+
+
+def _spare(state: CellState, ordinal: int, gpus: int) -> bool:
+    """Whether so many GPUs more of small jobs leave the node all multiples of four."""
+    node = state.node(ordinal)
+    total = len(node.spec.gpus)
+    held = 0
+    for task_id, job_id in node.tasks.items():
+        job = state.jobs[job_id]
+        if array_of(job) == SMALL:
+            held += len(job.tasks[task_id].place.gpus)
+    return held + gpus <= total % LARGE_GPUS
+
+
+def _best(gang: Gang, classes: Classes, array: Array, limit: int) -> list[tuple[float, int]]:
+    found: list[tuple[float, int]] = []
+    for step, free, nodes in sorted(classes):
+        if len(found) >= limit:
+            break
+        base = PER_STEP * step + free
+        found += [
+            (base + PER_CORE * _cores(gang.free(ordinal), array), ordinal)
+            for ordinal in islice(bits(nodes), MAX_LOOKED_AT)
+        ]
+    found.sort()
+    return found[:limit]
+
+
+def _cores(free: Free, array: Array) -> int:
+    return free.cores if array != CPU or free.unreserved_cores < 0 else free.unreserved_cores
+
+
+def _borrowed(state: CellState, job: JobState, plan: Plan) -> int:
+    """Cores of the GPU array that the job gets."""
+    taken: dict[str, int] = {}
+    for node_id, need in zip(plan.nodes, job.demand.needs(), strict=True):
+        taken[node_id] = taken.get(node_id, 0) + need.cores
+    lent = 0
+    for node_id, cores in taken.items():
+        unreserved = state.nodes[node_id].entered.unreserved_cores
+        lent += max(0, cores - unreserved) if unreserved >= 0 else 0
+    return lent

@@ -1,0 +1,271 @@
+"""Reclaim stage of profile `coda`: borrowed cores are given back, and small jobs leave the 4-GPU sub-array. Source: CODA §V-C.
+
+- A job with GPUs that fits nowhere gets a node on which enough GPUs are free and cores are lent: jobs without GPUs that borrow there are aborted, those placed last
+  first and as few as that takes, until the CPU array holds no more there than is its own. They go to the head of the CPU array.
+- A job of four GPUs or more gets a node of the 4-GPU sub-array from which small jobs move out (checkpoint, stop, start elsewhere), largest first. A node costs the GPUs
+  that have to move, then the core time that is lost; ties: the lowest ordinal.
+- Training is never stopped but to go on elsewhere at once: only who saves, runs, was moved fewer than `MAX_MIGRATIONS` times and fits in the 1-GPU
+  sub-array now. Departure: the source moves whoever is in the way.
+- Departure: a job gives back cores at most `max_reclaims` times, and keeps after that what it is given: the source knows no bound, and a job could be aborted for ever.
+- Departure, so that nobody starves: who does not fit and has waited `patience_ms` since it queued, one job of each array, gets nodes kept, those with most of what it lacks free;
+  nobody else starts there. The source names no rule.
+"""
+
+from collections.abc import Iterator
+from itertools import islice
+
+from penstock.ledger.arrays import LARGE_GPUS
+from penstock.ledger.demand import Demand
+from penstock.ledger.evolve_arrays import gpus_of
+from penstock.ledger.index import bits
+from penstock.ledger.job_state import JobState
+from penstock.ledger.plans import units_of_profile
+from penstock.ledger.state import CellState
+from penstock.model.arrays import ArraysSized
+from penstock.model.moves import MAX_MIGRATIONS
+from penstock.model.plans import PlanUnit
+from penstock.model.settings import Coda
+from penstock.model.transitions import JobStatus
+from penstock.model.types import MAX_TEXT, WHOLE_GPU
+from penstock.policies.array_place import kept_for
+from penstock.policies.arrays import CPU, LARGE, SMALL, array_of, large_nodes, sized
+from penstock.policies.preemption import node_ids
+from penstock.policies.reclaim import MovesOut, Reclaimed
+from penstock.policies.trial import Fit, Trial
+
+MAX_LOOKED_AT = 64  # nodes from which something is taken back, on trial
+
+
+class ArrayReclaim:
+    """Implements `penstock.policies.reclaim.Reclaim`."""
+
+    def __init__(self, settings: Coda) -> None:
+        self._settings = settings
+
+    def sizes(self, state: CellState) -> ArraysSized | None:
+        return sized(state, self._settings)
+
+    def reclaim(self, state: CellState, job: JobState) -> Reclaimed | None:
+        """O(nodes looked at × tasks there)."""
+        array = array_of(job)
+        if array != CPU:
+            found = _Taking(state, job, self._settings).all()
+            if found is not None:
+                return found
+        waited_ms = state.now_ms - (job.queued_ms or 0)
+        if waited_ms < self._settings.patience_ms:
+            return None
+        for unit in units_of_profile(state):
+            other = state.jobs.get(unit.job_id)
+            if other is not None and array_of(other) == array:
+                return None
+        return _kept(state, job)
+
+
+class _Taking:
+    """What is taken back for one job, on trial."""
+
+    def __init__(self, state: CellState, job: JobState, settings: Coda) -> None:
+        self._state, self._job, self._settings = state, job, settings
+        self._trial = Trial(state)
+        self._stops: list[JobState] = []
+        self._moves: list[MovesOut] = []
+        self._large = large_nodes(state)
+        self._others = kept_for(state, job)[1]
+
+    def all(self) -> Reclaimed | None:
+        """Each worker goes where that costs least."""
+        demand = self._job.demand
+        if demand.parameter_servers:
+            return None  # its servers need no GPU, and find room without
+        fit: list[int] = []
+        for _ in range(demand.workers):
+            ordinal = self._worker()
+            if ordinal is None:
+                return None
+            self._trial.claim(Demand(1, demand.worker, gpu_models=demand.gpu_models), (ordinal,))
+            fit.append(ordinal)
+        if not self._stops and not self._moves:
+            return None
+        unit = PlanUnit(job_id=self._job.job_id, nodes=node_ids(self._state, demand, tuple(fit)))
+        return Reclaimed(unit, self._stops, self._moves, self._why(fit))
+
+    def _why(self, fit: list[int]) -> str:
+        where = ", ".join(dict.fromkeys(self._state.node_at[ordinal] for ordinal in fit))
+        parts = []
+        if self._stops:
+            parts.append("cores reserved for GPUs are given back")
+        if self._moves:
+            parts.append(f"small jobs leave the {LARGE}")
+        return f"{' and '.join(parts)} on {where}"[:MAX_TEXT]
+
+    def _worker(self) -> int | None:
+        """The node for the next worker; what has to go from there is released."""
+        state, demand = self._state, self._job.demand
+        need, index = demand.worker, state.index
+        free = self._trial.candidates(need, demand.gpu_models) & ~self._others
+        if free:
+            return next(bits(free))
+        suited = index.eligible(need, demand.gpu_models) & index.placeable & ~self._others
+        may_move = array_of(self._job) == LARGE and need.gpus >= LARGE_GPUS
+        nodes = suited & (index.sharing(need) | (self._large if may_move else 0))
+        best: tuple[tuple[int, int, int], list[JobState], list[MovesOut]] | None = None
+        for ordinal in islice(self._worth(nodes, may_move=may_move), MAX_LOOKED_AT):
+            found = self._node(ordinal, may_move=may_move and bool(self._large >> ordinal & 1))
+            if found is not None and (best is None or found[0] < best[0]):
+                best = found
+        if best is None:
+            return None
+        for job in (*best[1], *(move.job for move in best[2])):
+            self._trial.release(job)
+        for move in best[2]:
+            self._trial.claim(move.job.demand, self._fit_of(move))
+        self._stops += best[1]
+        self._moves += best[2]
+        return best[0][2]
+
+    def _worth(self, nodes: int, *, may_move: bool) -> Iterator[int]:
+        """Those from which something could be taken back."""
+        need = self._job.demand.worker
+        for ordinal in bits(nodes):
+            node = self._state.node(ordinal)
+            lacks = need.gpus - node.entered.gpus
+            if lacks <= 0 or need.gpu_share_milli < WHOLE_GPU:
+                if node.borrowed_cores > 0:
+                    yield ordinal
+            elif may_move and self._large >> ordinal & 1:
+                small = (gpus_of(self._state.jobs[job_id]) for job_id in node.tasks.values())
+                if sum(gpus for gpus in small if gpus < LARGE_GPUS) >= lacks:
+                    yield ordinal
+
+    def _fit_of(self, move: MovesOut) -> Fit:
+        return tuple(self._state.nodes[node_id].ordinal for node_id in move.nodes)
+
+    def _node(
+        self, ordinal: int, *, may_move: bool
+    ) -> tuple[tuple[int, int, int], list[JobState], list[MovesOut]] | None:
+        """((GPUs moved, core seconds lost, ordinal), who stops, who moves) so that a worker fits; None: it would not. The trial stays as it is."""
+        trial, need = self._trial, self._job.demand.worker
+        released: list[JobState] = []
+        moves: list[MovesOut] = []
+        stops: list[JobState] = []
+        moved_gpus = 0
+        if may_move and trial.free(ordinal).gpus < need.gpus:
+            for job in self._movable(ordinal):
+                if trial.free(ordinal).gpus >= need.gpus:
+                    break
+                trial.release(job)
+                released.append(job)
+        if trial.free(ordinal).gpus >= need.gpus or need.gpu_share_milli < WHOLE_GPU:
+            over = self._state.node(ordinal).borrowed_cores
+            for job in self._borrowers(ordinal):
+                if over <= 0 or trial.free(ordinal).fits(need):
+                    break
+                over -= _cores_on(self._state, job, ordinal)
+                trial.release(job)
+                stops.append(job)
+        fits = trial.free(ordinal).fits(need)
+        if fits:
+            for job in list(reversed(stops)):
+                trial.keep(job)
+                if trial.free(ordinal).fits(need):
+                    stops.remove(job)
+                else:
+                    trial.release(job)
+            found = self._elsewhere(released)
+            fits = found is not None
+            moves = found or []
+            moved_gpus = sum(move.job.demand.worker.gpus for move in moves)
+        for job in reversed([*released, *stops]):
+            trial.keep(job)
+        if not fits:
+            return None
+        lost = sum(_lost(self._state, job) for job in stops)
+        return (moved_gpus, lost, ordinal), stops, moves
+
+    def _movable(self, ordinal: int) -> list[JobState]:
+        """Small jobs of one task that may go on elsewhere, largest first."""
+        state = self._state
+        found = []
+        for job_id in state.node(ordinal).tasks.values():
+            job = state.jobs[job_id]
+            if array_of(job) != SMALL or job_id in self._trial.released:
+                continue
+            if job.demand.tasks > 1 or job.demand.worker.gpu_share_milli < WHOLE_GPU:
+                continue
+            saves = (
+                job.spec.checkpoint != "none" and job.preemptible and job.held is None and not job.followed
+            )
+            if job.status is JobStatus.RUNNING and saves and job.migrations < MAX_MIGRATIONS:
+                found.append(job)
+        return sorted(found, key=lambda job: (-job.demand.worker.gpus, job.order))
+
+    def _borrowers(self, ordinal: int) -> list[JobState]:
+        """Jobs without GPUs that hold borrowed cores there and may be aborted, placed last first."""
+        state = self._state
+        jobs = {job_id: state.jobs[job_id] for job_id in state.node(ordinal).tasks.values()}
+        found = [
+            job
+            for job in jobs.values()
+            if job.borrows
+            and job.status in (JobStatus.LAUNCHING, JobStatus.RUNNING)
+            and job.preemptible
+            and job.reclaims < self._settings.max_reclaims
+            and job.job_id not in self._trial.released
+        ]
+        return sorted(found, key=lambda job: (-(job.placed_ms or 0), -job.order))
+
+    def _elsewhere(self, jobs: list[JobState]) -> list[MovesOut] | None:
+        """A node of the 1-GPU sub-array for each; None: one has none."""
+        trial, found = Trial(self._state), []
+        avoid = self._large | kept_for(self._state, self._job)[0] | self._others
+        for move in self._moves:
+            trial.claim(move.job.demand, self._fit_of(move))
+        for job in jobs:
+            fit = trial.fit(job.demand, avoid)
+            if fit is None:
+                return None
+            trial.claim(job.demand, fit)
+            found.append(MovesOut(job, node_ids(self._state, job.demand, fit)))
+        return found
+
+
+def _cores_on(state: CellState, job: JobState, ordinal: int) -> int:
+    node_id = state.node_at[ordinal]
+    return sum(len(task.place.cores) for task in job.tasks.values() if task.place.node_id == node_id)
+
+
+def _lost(state: CellState, job: JobState) -> int:
+    """Core seconds of the attempt."""
+    ran_s = (state.now_ms - (job.placed_ms or state.now_ms)) // 1_000
+    return job.demand.workers * job.demand.worker.cores * ran_s
+
+
+def _kept(state: CellState, job: JobState) -> Reclaimed | None:
+    """Nodes of which enough is free or will be, for each worker the one with most free of what it lacks; None: no placeable node could hold one."""
+    demand, index = job.demand, state.index
+    need = demand.worker
+    if demand.parameter_servers:
+        return None
+    suited = index.eligible(need, demand.gpu_models) & index.placeable & ~kept_for(state, job)[1]
+    rooms: list[tuple[int, int, int, int]] = []
+    for ordinal in bits(suited):
+        node = state.node(ordinal)
+        per = min(
+            len(node.spec.gpus) // need.gpus if need.gpus else MANY,
+            node.spec.cores // need.cores if need.cores else MANY,
+            node.spec.host_memory_mib // need.host_memory_mib if need.host_memory_mib else MANY,
+        )
+        if per:
+            free = node.entered
+            rooms.append((-min(free.gpus, need.gpus), -free.cores, ordinal, per))
+    nodes: list[str] = []
+    for _, _, ordinal, per in sorted(rooms):
+        nodes += [state.node_at[ordinal]] * min(per, demand.workers - len(nodes))
+    if len(nodes) < demand.workers:
+        return None
+    unit = PlanUnit(job_id=job.job_id, nodes=tuple(nodes), expected_ms=state.now_ms)
+    return Reclaimed(unit, why=f"has waited {(state.now_ms - (job.queued_ms or 0)) // 1_000:,} s")
+
+
+MANY = 1 << 20

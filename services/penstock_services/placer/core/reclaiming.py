@@ -1,0 +1,108 @@
+"""What is taken back for a job that does not fit: stops and moves go out, and its nodes are kept until it starts."""
+
+from collections.abc import Iterator, Sequence
+
+from penstock.ledger.evolve_arrays import without_gpus
+from penstock.ledger.job_state import JobState
+from penstock.ledger.state import CellState
+from penstock.model.arrays import CoresReclaimed
+from penstock.model.event import Event
+from penstock.model.moves import MoveDecided
+from penstock.model.plans import PlanAdopted, PlanUnit
+from penstock.policies.base import Profile
+from penstock.policies.reclaim import Reclaim, Reclaimed
+from penstock.policies.refusal import Refusal
+from penstock.policies.trial import living_places
+from penstock.policies.validate_moves import target_of
+from penstock_services.placer.core.common import continuation, stop
+from penstock_services.placer.core.explaining import Explain, explained, leaving
+
+MAX_RECLAIMS_PER_RECORD = 8  # jobs for which something is taken back
+MAX_STOPS = 64  # jobs stopped for them
+MAX_KEPT = 128  # jobs for which nodes are kept at once
+MAX_TRIED = 8  # jobs with GPUs of one walk for which that is tried, first in order first
+
+
+class Reclaiming:
+    """One walk through those who wait. `profile.reclaim` None: nothing is ever taken back."""
+
+    def __init__(self, profile: Profile, explain: Explain) -> None:
+        self._name = profile.name
+        self._stage = profile.reclaim
+        self._explain = explain
+        self._made: set[str] = set()
+        self._stopped = self._tried = 0
+
+    def begin(self, state: CellState) -> Iterator[Event]:
+        """New sizes, where they have to change."""
+        fact = None if self._stage is None else self._stage.sizes(state)
+        if fact is not None:
+            yield fact
+
+    def refused(self, state: CellState, job: JobState) -> Iterator[Event]:
+        """The job does not fit."""
+        if self._stage is None or job.job_id in state.planned or len(state.planned) >= MAX_KEPT:
+            return
+        found = self._found(self._stage, state, job)
+        if found is None:
+            return
+        self._made.add(job.job_id)
+        yield PlanAdopted(units=(*state.planned.values(), found.unit))
+        for move in found.moves:
+            yield from self._moves(state, move.job, move.nodes, found)
+        for victim in found.stops:
+            yield CoresReclaimed(
+                job_id=victim.job_id, attempt=victim.attempt, by_job_id=job.job_id, reason=found.why
+            )
+            yield from stop(state, victim, "preempted")
+        self._stopped += len(found.stops) + len(found.moves)
+
+    def done(self, state: CellState) -> Iterator[Event]:
+        """All were tried: nodes are no longer kept where nothing is awaited that would bring the job there."""
+        if self._stage is None:
+            return
+        vain = {unit.job_id for unit in state.planned.values() if self._vain(state, unit)}
+        if vain:
+            yield PlanAdopted(units=tuple(unit for unit in state.planned.values() if unit.job_id not in vain))
+        if self._full or vain - self._made:
+            yield continuation(state)
+
+    @property
+    def _full(self) -> bool:
+        return len(self._made) >= MAX_RECLAIMS_PER_RECORD or self._stopped >= MAX_STOPS
+
+    def _found(self, stage: Reclaim, state: CellState, job: JobState) -> Reclaimed | None:
+        self._tried += not without_gpus(job)
+        return None if self._full or self._tried > MAX_TRIED else stage.reclaim(state, job)
+
+    def _moves(
+        self, state: CellState, job: JobState, nodes: Sequence[str], found: Reclaimed
+    ) -> Iterator[Event]:
+        target = target_of(state, job.job_id, tuple(nodes))
+        if isinstance(target, Refusal):
+            return
+        self._explain(explained(state, job, target, self._name, found.why, leaving(state, job)))
+        yield MoveDecided(
+            job_id=job.job_id,
+            attempt=job.attempt,
+            tasks=target,
+            by=f"profile {self._name}",
+            reason=f"for {found.unit.job_id}: {found.why}",
+            cause="other",
+        )
+        yield from stop(state, job, "migrated")
+
+    def _vain(self, state: CellState, unit: PlanUnit) -> bool:
+        """Of units of the profile: nobody is being stopped there any more, or a node cannot be used, and the job was tried."""
+        if unit.proposed is not None:
+            return False
+        nodes = [state.nodes.get(node_id) for node_id in unit.nodes]
+        if any(node is None or not node.placeable for node in nodes):
+            return True
+        if unit.expected_ms is not None:
+            return False
+        kept = set(unit.nodes)
+        leaving_there = (
+            place.node_id in kept for job in state.stopping.values() for place in living_places(job)
+        )
+        return not any(leaving_there)
