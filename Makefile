@@ -64,7 +64,7 @@ wheels: venv ## Build the wheel and download what it needs into deploy/wheels (i
 	$(BIN)/python -m hatchling build -t wheel -d deploy/wheels
 	sed -n 's/^\([a-z0-9][^ ;]*==[^ ;]*\).*/\1/p' requirements.lock > deploy/wheels/constraints.txt
 	$(BIN)/python -m pip download --quiet --only-binary :all: -d deploy/wheels -c deploy/wheels/constraints.txt $(WHEELS_FOR) \
-	  "$$(echo deploy/wheels/penstock-*.whl)[placer,estimator,batcher,migrator,projector,gateway,node-reporter,cli,s3]"
+	  "$$(echo deploy/wheels/penstock-*.whl)[placer,estimator,batcher,migrator,contention-guard,projector,gateway,node-reporter,cli,s3]"
 
 deploy-check: venv ## Follow infra/deploy/README.md, block by block, on six machines made of namespaces (root, systemd; some minutes)
 	$(BIN)/python -m pytest tests/e2e/test_deploy.py -m "" -v -s
@@ -74,10 +74,10 @@ chaos: venv ## The fault laboratory: SEEDS runs of the real services (SEEDS=500)
 
 long: venv ## The tests that the CI run leaves out, but for those of papers, faults, deploy-check and live (half an hour)
 	$(PYTEST) tests/unit tests/simulation tests/integration tests/e2e -m slow \
-	  --deselect tests/e2e/test_deploy.py --deselect tests/e2e/test_cores.py --deselect tests/e2e/test_turns.py
+	  --deselect tests/e2e/test_deploy.py --deselect tests/e2e/test_cores.py --deselect tests/e2e/test_turns.py --deselect tests/e2e/test_contention.py
 
-live: venv ## Promised figures of real processes: step times follow cores, four jobs in turns on one GPU (2 minutes)
-	$(BIN)/python -m pytest tests/e2e/test_cores.py tests/e2e/test_turns.py -m "" -v
+live: venv ## Promised figures of real processes: step times follow cores, four jobs in turns on one GPU, cores and contention of trainings (5 minutes)
+	$(BIN)/python -m pytest tests/e2e/test_cores.py tests/e2e/test_turns.py tests/e2e/test_contention.py -m "" -v
 
 pytorch: venv ## Install PyTorch (3.2 GB) into .venv-pytorch; run libs/penstock/sdk/PYTORCH.md line by line
 	$(PYTHON) -m venv $(PYTORCH)

@@ -56,6 +56,8 @@ def _was_bad(summary: Summary) -> None:
     assert happened["starts at checkpoints"] > summary.runs // 10
     assert happened["processes of the batcher"] > summary.runs, "it was never killed"
     assert happened["processes of the migrator"] > summary.runs // 8, "it was never killed"
+    assert happened["processes of the contention-guard"] > summary.runs // 8, "it was never killed"
+    assert happened["cores tried"] > 0
     assert happened["jobs judged by convergence"] > 0
     assert happened["moves for services"] > 0
     assert happened["plans of who runs"] > summary.runs

@@ -102,13 +102,14 @@ def expected_state() -> Any:
     state["settings"] |= {"share_gpus": "never", "prelaunch_wait_ms": 60_000}
     grouping = {"split": True, "matching": True, "worst_order": False, "max_members": 4}
     state["settings"] |= {"grouping": grouping, "convergence": {"alpha": 0.01, "interval_ms": 30_000}}
-    state["settings"] |= {"genie": {"choose": "qos", "theta": 0.5, "make_way": False}}
+    state["settings"] |= {"genie": {"choose": "qos", "theta": 0.5, "make_way": False}, "contention": None}
     for job in state["jobs"].values():
         for task in job["tasks"].values():
             task |= {"lease_ms": 0, "exhausted": "", "cores_adjusted": None, "bandwidth_adjusted": None}
             task |= {"memory_bandwidth_percent": None, "checkpoint_asked": None, "saving": False}
             task |= {"began_ms": task["started_ms"] and BEGAN_MS, "ready_ms": None, "launch_ms": None}
             task |= {"placed_cores": len(task["place"]["cores"])}
+            task |= {"trial_cores": [], "core_probes": 0, "cores_settled": False, "throttled_from": 0}
             task["place"] |= {"host_memory_cap_mib": 0}
         job["spec"] |= {"secrets": {}, "environment": None, "code": None, "checkpoint": "none"}
         job["spec"] |= {"preemptible": True, "min_workers": None, "global_batch_size": None}
@@ -116,6 +117,7 @@ def expected_state() -> Any:
         job |= {"sharing": {"jobs": [], "since_ms": 0, "ever": False}}
         job |= {"memory_retries": 0, "short_of": {}, "estimated_attempt": 0, "held": None, "commanded_seq": 0}
         job |= {"converged_ms": None, "rebalanced": False, "migrations": 0}
+        job |= {"core_changes": 0, "throttles": 0}
         job |= {
             "eta": None,
             "kept_ms": 0,
@@ -139,7 +141,7 @@ def expected_state() -> Any:
             job["estimate"] |= {"pairs": [], "stages": None, "launch_ms": None}
     for node_id, node in state["nodes"].items():
         node |= ADDED_TO_NODES | {"commanded_seq": FIRST_JOINED[node_id]}
-        node["spec"] |= {"machine_id": None, "isolation": None, "logs": None}
+        node["spec"] |= {"machine_id": None, "isolation": None, "logs": None, "measures": None}
     return state
 
 

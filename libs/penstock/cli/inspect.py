@@ -35,6 +35,7 @@ from penstock.cli.tables import (
     gpus_table,
     isolation,
     jobs_table,
+    measures,
     node_state,
     nodes_table,
     status_of,
@@ -284,6 +285,7 @@ def describe_node(ctx: typer.Context, node: NodeArgument, output: Output = Forma
         "Memory": f"{memory(found['host_memory_free_mib'])} of {memory(found['host_memory_mib'])} free",
         "Network": f"{found['bandwidth_free_mbps'] / 1_000:g} of {found['bandwidth_mbps'] / 1_000:g} Gbit/s free",
         "Isolation": escape(isolation(found)),
+        "Measures": escape(measures(found)),
         "Boot": escape(found["boot_id"]),
     }
     whole = {**found, "gpu_list": gpus}

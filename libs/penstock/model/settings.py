@@ -75,6 +75,20 @@ class Genie(Value, frozen=True, kw_only=True):
     """Whether a running job of class normal that saves goes on elsewhere, or with fewer workers, for one that is urgent, prior or has a deadline, where that pays."""
 
 
+class Contention(Value, frozen=True, kw_only=True):
+    """What the contention-guard does. Source: CODA §V-B, V-D."""
+
+    OMITTED = ("search", "users_cores", "eliminate")
+
+    search: Literal["doubling", "walk", "none"] = "doubling"
+    """How the cores of running trainings are searched for. walk: in steps of one, as in the source. doubling: ours, the fewest that keep 95 % of the
+    speed. none: they stay as they were placed."""
+    users_cores: Literal["respect", "override"] = "respect"
+    """Whether cores that a user named are changed, too. override: as in the source."""
+    eliminate: bool = True
+    """Jobs without GPUs are slowed where they slow a training."""
+
+
 class PlacerSettings(Value, frozen=True, kw_only=True):
     """Everything outside the log that a decision depends on; recorded at the start of each term."""
 
@@ -89,6 +103,7 @@ class PlacerSettings(Value, frozen=True, kw_only=True):
         "convergence",
         "genie",
         "prelaunch_wait_ms",
+        "contention",
     )
 
     profile: Identifier = "liquid"
@@ -132,3 +147,5 @@ class PlacerSettings(Value, frozen=True, kw_only=True):
     """Of profiles `specon` and `balance`."""
     genie: Genie = Genie()
     """Of profile `genie`."""
+    contention: Contention | None = None
+    """Of any profile: the contention-guard acts, and how. None: as the profile has it."""

@@ -22,6 +22,7 @@ from penstock.model.plans import PlanUnit
 from penstock.model.proposals import PlanProposed
 from penstock.model.types import WHOLE_GPU, ResourceVector, Role, TaskPlacement
 from penstock.policies.batch import Batch
+from penstock.policies.guard import Guard
 from penstock.policies.migrate import Migrate
 from penstock.policies.regroup import Regroup
 
@@ -206,6 +207,8 @@ class Profile(NamedTuple):
     """Who of those that run goes on elsewhere is proposed by the migrator (`penstock.policies.migrate`)."""
     make_way: GiveWay | None = None
     """Who of those that run makes way for one that waits. Not beside `preempt` or `regroup`, which stop jobs by themselves."""
+    guard: Guard | None = None
+    """Whose cores and memory bandwidth the contention-guard changes while they run (`penstock.policies.guard`); the setting `contention` goes before it."""
     prelaunch: bool = False
     """Whether jobs may launch where others come to their end by themselves (`penstock.policies.prelaunch`); False: as sources that do not know it."""
     beside_stops: bool = True

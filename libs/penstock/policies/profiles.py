@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from penstock.model.settings import MAX_BACKFILL_WINDOW, MAX_OVERTAKES, PlacerSettings
+from penstock.model.settings import MAX_BACKFILL_WINDOW, MAX_OVERTAKES, Contention, PlacerSettings
 from penstock.policies.base import Policy, Profile
 from penstock.policies.baselines import Even, FirstFit, MostFree, RandomFit
 from penstock.policies.burst import Burst
@@ -19,6 +19,7 @@ from penstock.policies.fair import FairResponse
 from penstock.policies.fgd import FragmentationGradient
 from penstock.policies.genie import Genie
 from penstock.policies.group_plan import group_plan
+from penstock.policies.guard import guard_of
 from penstock.policies.hived import BuddyCells
 from penstock.policies.interleave import Interleave
 from penstock.policies.key_order import KeyOrder
@@ -120,6 +121,15 @@ def specon(settings: PlacerSettings) -> Profile:
     return Profile("specon", Even("specon"), migrate=SpeCon(settings.convergence))
 
 
+def coda(settings: PlacerSettings) -> Profile:
+    """Dominant resource fairness; the cores of running trainings are searched for by CODA's walk, whoever named them, and what slows them is slowed.
+    Source: CODA §V."""
+    both = DominantResourceFairness("coda")
+    return Profile("coda", both, order=both, guard=guard_of(CODA))
+
+
+CODA = Contention(search="walk", users_cores="override")
+"""As in the source, where nothing else is set."""
 PROFILES: Mapping[str, Make] = MappingProxyType(
     {
         "penstock": penstock,
@@ -150,6 +160,7 @@ PROFILES: Mapping[str, Make] = MappingProxyType(
             shortest_remaining_service,
         ),
         "genie": genie,
+        "coda": coda,
         "specon": specon,
         "balance": lambda settings: Profile(
             "balance", Even("balance"), migrate=LoadBalance(settings.convergence)
@@ -176,6 +187,7 @@ FIXED: Mapping[str, Mapping[str, object]] = MappingProxyType(
         "fifo-strict": MappingProxyType({"backfill_window": 1}),
         "kubeflow": ALL_ARE_TRIED,
         "drf": ALL_ARE_TRIED,
+        "coda": ALL_ARE_TRIED,
         "muri-s": ALL_ARE_TRIED,
         "muri-l": ALL_ARE_TRIED,
         "interleave": ALL_ARE_TRIED,
@@ -202,6 +214,8 @@ def profile_for(settings: PlacerSettings) -> Profile:
     if make is None:
         raise UnknownProfile(f"{settings.profile!r} is no profile; there are {', '.join(sorted(PROFILES))}")
     profile = make(settings)
+    if settings.contention is not None:
+        profile = profile._replace(guard=guard_of(settings.contention))
     return (
         profile._replace(place=ByMeasuredPairs(profile.place))
         if settings.share_gpus == "learned"
