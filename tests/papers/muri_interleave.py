@@ -1,9 +1,13 @@
 """Profile `interleave` under the rules of Muri's simulator, on traces and generated mixes: `python -m tests.papers.muri_interleave` (two minutes).
 
 Each line: average JCT without groups (SRSF where run times are known, else Tiresias) as a multiple of ours, and ours restarts per job.
+
+What is due to what: `--alone`: no stages are known, so nobody shares, and only the order differs; `--few`: the mixes in which hardly anybody waits, run times known, over several seeds, with stage
+times that are right or wrong, and with starts that cost or cost nothing.
 """
 
 import os
+import sys
 from collections.abc import Iterator
 from itertools import product
 from math import exp, inf, log
@@ -25,6 +29,12 @@ TRACES = (
 """Name, and of the long ones so many of the first jobs: without groups their queues grow for the whole trace."""
 ONE_GPU, LOADS, NOISES, JOBS = (0.0, 0.5, 0.9, 1.0), (0.5, 1.0, 1.5), (0.0, 0.5, 1.0), 200
 EQUAL = 0.999
+FEW, FEW_SEEDS = ((1.0, 46), (1.5, 52)), range(5_000, 5_005)
+"""(load, seed of `of_mixes`) of mixes with 90 % one-GPU jobs, and the further seeds."""
+
+
+def no_stages(job: reference.Job) -> tuple[float, float, float, float]:
+    return 0.0, 0.0, 0.0, 0.0
 
 
 def ours(known: bool, profiled: Profiled = measured) -> Planned:
@@ -43,11 +53,11 @@ def without_groups(jobs: list[reference.Job], known: bool) -> float:
     return reference.simulate(jobs, reference.srsf() if known else reference.Tiresias()).mean_jct
 
 
-def of_traces() -> Iterator[tuple[str, float, float]]:
+def of_traces(profiled: Profiled = measured) -> Iterator[tuple[str, float, float]]:
     """(what, ratio, restarts per job)."""
     for (trace, first), known in product(TRACES, (True, False)):
         alone = without_groups(reference.read(DATA, trace, first), known)
-        shared = reference.simulate(reference.read(DATA, trace, first), ours(known))
+        shared = reference.simulate(reference.read(DATA, trace, first), ours(known, profiled))
         jobs = trace if first is None else f"{trace}, first {first}"
         what = f"{jobs}, run times {'known' if known else 'unknown'}"
         yield what, alone / shared.mean_jct, shared.restarts
@@ -65,8 +75,26 @@ def of_mixes() -> Iterator[tuple[str, float, float]]:
         yield what, alone / shared.mean_jct, shared.restarts
 
 
-def main() -> None:
-    for name, rows in (("traces", of_traces()), ("mixes", of_mixes())):
+def of_few() -> Iterator[tuple[str, float, float]]:
+    """As `of_traces`."""
+    for (load, first), costs, noise in product(FEW, (True, False), (0.0, 1.0)):
+        for seed in (first, *FEW_SEEDS):
+            mixes = [mix(DATA, seed, one_gpu=0.9, load=load, jobs=JOBS) for _ in range(2)]
+            for job in (*mixes[0], *mixes[1]):
+                job.overhead *= costs
+            alone = without_groups(mixes[0], known=True)
+            shared = reference.simulate(mixes[1], ours(True, noisy(noise, seed)))
+            what = f"one GPU 90%, load {load}, noise {noise}, starts {'cost' if costs else 'cost nothing'}, seed {seed}"
+            yield what, alone / shared.mean_jct, shared.restarts
+
+
+def main(option: str = "") -> None:
+    tables = {
+        "": (("traces", of_traces()), ("mixes", of_mixes())),
+        "--alone": (("traces without stages", of_traces(no_stages)),),
+        "--few": (("mixes in which few wait", of_few()),),
+    }
+    for name, rows in tables[option]:
         found = []
         for what, ratio, restarts in rows:
             found.append(ratio)
@@ -79,4 +107,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(*sys.argv[1:])

@@ -3,12 +3,11 @@
 Jobs are given in order of priority. In the fluid limit a job that ends dt earlier gains dt for itself, and g/G · dt for each job behind it in the order, for g of G
 GPUs become free for them. So a job that runs at `speed` (relative to alone) is worth speed · w per second, with
 
-    w_i = 1 + g_i / G · (jobs behind i)
+    w_i = own_i + g_i / G · (jobs behind i), own_i = 1
 
 and the search looks for groups with the largest Σ speed · w that fit on G GPUs. Alone a job has speed 1: sharing is chosen only where it gains by this measure, and nobody
-shares while GPUs are free. Where nobody knows how long a job runs, √g_i stands for the 1: the chance that it ends soon is the same per GPU (Gittins' index), which makes it g_i,
-but who counted g_i would stop others for each larger gang that comes. Source: own; Muri §4.2 maximises the efficiency γ whatever the order, and so loses to no grouping
-where few jobs complement each other.
+shares while GPUs are free. What the weights are of jobs whose run time is not known: `penstock.policies.group_weights`. Source: own; Muri §4.2 maximises the efficiency γ
+whatever the order, and so loses to no grouping where few jobs complement each other.
 
 The search starts from the groups that are there, and from nothing if asked to; what it finds from nothing is taken only if it is worth more than `STAY` more, for
 restarts cost. Steps, each only while it gains:
@@ -21,35 +20,16 @@ Of groups with members of the same kinds only the one with the least weight is l
 
 from bisect import insort
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from math import sqrt
 from operator import mul
 from typing import NamedTuple
 
 from penstock.model.groups import MAX_GROUP_MEMBERS
 from penstock.policies.group_speeds import Kinds, Tables
+from penstock.policies.group_weights import Job, weights
 
 STAY = 0.03  # a plan made from nothing must be worth so much more than what goes on from the present groups
 MAX_IN_ORDER = 512  # jobs that are looked at
 MAX_ADMITTED = 8  # groups admitted in one search
-
-
-class Job(NamedTuple):
-    """One that runs or could."""
-
-    gpus: int
-    """≥ 1."""
-    shape: Hashable
-    """Only jobs of the same one share; the same number of GPUs in each."""
-    kind: int | None
-    """As `Speeds` knows it; None: it shares with nobody."""
-    fixed: bool = False
-    """It runs and may not be stopped."""
-    memory_mib: int = 0
-    """On each of its GPUs."""
-    known: bool = True
-    """How long it runs."""
-    new: bool = True
-    """It came since the plan by which the groups run that are there."""
 
 
 class _Group:
@@ -204,11 +184,7 @@ class _Search:
         self, jobs: Sequence[Job], behind: int, gpus: int, tables: Tables, memory_mib: int, most: int
     ) -> None:
         self._jobs, self._tables, self._memory_mib, self._most = jobs, tables, memory_mib, most
-        behind += len(jobs) - 1
-        self._weights = [
-            (1.0 if job.known else sqrt(job.gpus)) + job.gpus / gpus * (behind - number)
-            for number, job in enumerate(jobs)
-        ]
+        self._weights = weights(jobs, behind, gpus)
         self.free = gpus
         self.buckets: dict[Hashable, _Bucket] = {}
         self._waiting: dict[Hashable, dict[int | None, list[int]]] = {}

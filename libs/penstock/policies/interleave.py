@@ -17,8 +17,9 @@ from penstock.ledger.state import CellState
 from penstock.model.ledger_events import MAX_RANKS, JobRank
 from penstock.model.types import StageTimes
 from penstock.policies.candidates import Candidates
-from penstock.policies.group_search import MAX_IN_ORDER, Job, search
+from penstock.policies.group_search import MAX_IN_ORDER, search
 from penstock.policies.group_speeds import Kinds, Tables
+from penstock.policies.group_weights import Job
 from penstock.policies.grouping import FirstFit, planned_group
 from penstock.policies.interleaving import Interleaving, Times, authors_period_or_pair, credible_times
 from penstock.policies.many_groups import many_speeds
@@ -76,7 +77,8 @@ class Interleave:
                 self._kind(job),
                 fixed=bool(job.group) and not job.movable,
                 memory_mib=job.gpu_memory_mib if question.gpu_memory_mib else 0,
-                known=job.remaining_s < inf,
+                queue=None if job.remaining_s < inf else self._level(job),
+                soon=1.0 if job.remaining_s < inf else self._expected_gpu_s[-1] / key,
                 new=job.rank is None or key < last.get(job.shape, 0.0),
             )
             for job, key in zip(candidates, keys, strict=True)
