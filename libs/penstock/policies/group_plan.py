@@ -48,7 +48,7 @@ def group_plan(state: CellState, answer: Answer) -> GroupPlan:
     stops = [
         job
         for job in state.holding.values()
-        if job.status in RUNS and job.job_id not in shall_run and _may_stop(state, job)
+        if job.status in RUNS and job.job_id not in shall_run and regroups(job.demand) and _may_stop(state, job)
     ]
     trial = Trial(state, [*state.stopping.values(), *stops])
     placed, cleared = _placed(state, trial, groups)
