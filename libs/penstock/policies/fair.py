@@ -213,10 +213,16 @@ def patience(state: CellState, job: JobState) -> float:
 
 
 def _ratio(job: JobState, at_ms: int, power: int) -> float:
-    service_s = float(1 << power)
-    large = gpus_of(job) >= LARGE_GPUS
-    r_s: float = LARGE_S * (service_s / LARGE_S) ** LARGE_EXPONENT if large else sqrt(HOUR_S * service_s)
+    r_s = response_r_s(float(1 << power), gpus_of(job) >= LARGE_GPUS)
     return ((at_ms - job.submitted_ms) / 1_000 + r_s) / r_s
+
+
+def response_r_s(service_s: float, large: bool) -> float:
+    """r in s, > 0, of a job of so many GPU seconds, ≥ 1; see the module's docstring. `large`: a gang of `LARGE_GPUS` or more."""
+    service_s = max(1.0, service_s)
+    if large:
+        return float(LARGE_S * (service_s / LARGE_S) ** LARGE_EXPONENT)
+    return sqrt(HOUR_S * service_s)
 
 
 def _overdue(job: JobState, ratio: float) -> bool:

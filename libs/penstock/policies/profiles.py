@@ -16,6 +16,7 @@ from penstock.policies.burst import Burst
 from penstock.policies.burst_order import CriticalThenShortest
 from penstock.policies.drf import DominantResourceFairness
 from penstock.policies.fair import FairResponse
+from penstock.policies.fair_interleave import FairInterleave
 from penstock.policies.fgd import FragmentationGradient
 from penstock.policies.genie import Genie
 from penstock.policies.group_plan import group_plan
@@ -88,6 +89,8 @@ def penstock(settings: PlacerSettings) -> Profile:
         shape=ShortestStep(),
         prelaunch=True,
         batch=Burst(place, order, settings.network_weight),
+        regroup=FairInterleave(settings.queue_limits_gpu_s),
+        migrate=LoadBalance(settings.convergence),
     )
 
 
