@@ -162,7 +162,9 @@ def _plan(state: CellState, answer: Answer) -> GroupPlan:
     units = [
         unit
         for unit in found.units
-        if unit.kind == "group" or any(node_id in stopped for job in unit.jobs for node_id in job.nodes)
+        if unit.kind == "group"
+        or len(unit.jobs[0].nodes) == 1
+        or any(node_id in stopped for job in unit.jobs for node_id in job.nodes)
     ]
     return found._replace(units=units)
 
