@@ -178,7 +178,13 @@ def predicts(job: TraceJob, estimate: Estimate, most_nodes: int, learner: str) -
 
 @simulated(Outcome(1.0, 1.0))
 def run(
-    per_hour: int, choose: str, seed: int, nodes: int = NODES, theta: float = THETA, learner: str = OURS
+    per_hour: int,
+    choose: str,
+    seed: int,
+    nodes: int = NODES,
+    theta: float = THETA,
+    learner: str = OURS,
+    profile: str = "genie",
 ) -> Outcome:
     whole = min(NODES, nodes) * GPUS
     tasks = [
@@ -187,7 +193,7 @@ def run(
         )
         for job in GENERATORS[f"genie/{per_hour}-per-hour"].make(seed)
     ]
-    settings = PlacerSettings(profile="genie", genie=Genie(choose=choose, theta=theta))  # type: ignore[arg-type]
+    settings = PlacerSettings(profile=profile, genie=Genie(choose=choose, theta=theta))  # type: ignore[arg-type]
     options = Options(
         durations="unknown", predicts=lambda job, estimate: predicts(job, estimate, nodes, learner)
     )

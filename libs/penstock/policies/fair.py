@@ -136,6 +136,13 @@ class FairResponse:
                 del rows[row]  # nobody alike starts either, or there is none
             descend(row[0])
 
+    def below_share(self, state: CellState, owner: str) -> bool:
+        """Whether its jobs hold less than its share now."""
+        self._rows.update(state)
+        self._held.update(state)
+        tenants = {row[0] for row in self._rows.waiting} | self._held.by_owner.keys() | {owner}
+        return dominant(self._held.by_owner.get(owner, NOTHING), capacity(state)) < 1.0 / len(tenants)
+
     def claim(self, state: CellState, job: JobState) -> str:
         """`ada is below 1 / 3 of the cell, priority 5, has waited 2.1 times its r`."""
         self._rows.update(state)

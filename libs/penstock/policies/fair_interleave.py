@@ -25,6 +25,7 @@ from penstock.ledger.job_state import JobState
 from penstock.ledger.state import CellState
 from penstock.model.types import WHOLE_GPU
 from penstock.policies.candidates import NO_SHAPE, Candidates, Shape
+from penstock.policies.deadlines import has_deadline
 from penstock.policies.fair import LARGE_GPUS, PATIENCE, response_r_s
 from penstock.policies.group_plan import group_plan
 from penstock.policies.interleave import Interleave
@@ -37,11 +38,6 @@ STAYS = 4.0  # times shorter has to be who takes the place of a job that runs
 MAX_OTHERS = 64  # jobs that wait and are not regrouped, for which room is left in one plan
 FairRow = tuple[Shape, str]
 """(shape, owner)."""
-
-
-def has_deadline(job: JobState) -> bool:
-    """Whether its user expects it to be done by some time."""
-    return job.spec.deadline_ms is not None or job.spec.qos is not None
 
 
 SCOPE = Scope(

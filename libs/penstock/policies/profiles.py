@@ -14,6 +14,7 @@ from penstock.policies.base import Policy, Profile
 from penstock.policies.baselines import Even, FirstFit, MostFree, RandomFit
 from penstock.policies.burst import Burst
 from penstock.policies.burst_order import CriticalThenShortest
+from penstock.policies.deadlines import Deadlines
 from penstock.policies.drf import DominantResourceFairness
 from penstock.policies.fair import FairResponse
 from penstock.policies.fair_interleave import FairInterleave
@@ -77,18 +78,18 @@ def least_attained(name: str, where: Callable[[str], Policy], *, strict_fifo: bo
 
 
 def penstock(settings: PlacerSettings) -> Profile:
-    """Gangs together; tenants below their share first, then who has waited longest for its run time; backfill behind a reservation;
-    moldable jobs with the workers that make their iterations shortest and are worth their GPUs."""
-    place = Together("penstock", settings.network_weight)
-    order, backfill = FairResponse(), Reservation(place)
+    """All at once: who may wait least for its deadline, tenants below their share, who has waited longest for its run time; gangs together; backfill behind
+    a reservation; bursts by the grouping genetic algorithm; interleaving when the cell is saturated; moves where all jobs end earlier."""
+    together, fair = Together("penstock", settings.network_weight), FairResponse()
+    stages = Deadlines("penstock", settings.genie, together, fair, ShortestStep())
     return Profile(
         "penstock",
-        place,
-        order=order,
-        backfill=backfill,
-        shape=ShortestStep(),
+        stages,
+        order=stages,
+        backfill=Reservation(together),
+        shape=stages,
         prelaunch=True,
-        batch=Burst(place, order, settings.network_weight),
+        batch=Burst(together, stages, settings.network_weight),
         regroup=FairInterleave(settings.queue_limits_gpu_s),
         migrate=LoadBalance(settings.convergence),
     )
