@@ -15,14 +15,9 @@ from penstock.ledger.state import CellState
 from penstock.model.settings import Genie as Settings
 from penstock.policies.base import LazyRng, Plan, Shape, Turns
 from penstock.policies.drf import NOTHING, amounts, capacity, dominant, plus, wanted
-from penstock.policies.fair import FairResponse
+from penstock.policies.fair import FairResponse, has_deadline
 from penstock.policies.genie import Genie
 from penstock.policies.together import Together
-
-
-def has_deadline(job: JobState) -> bool:
-    """Whether its user expects it to be done by some time."""
-    return job.spec.deadline_ms is not None or job.spec.qos is not None
 
 
 class Deadlines:

@@ -18,7 +18,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from heapq import heappop, heappush
 from math import inf, sqrt
 
-from penstock.ledger.demand import DemandKey
 from penstock.ledger.job_state import HOLDING, JobState
 from penstock.ledger.state import CellState
 from penstock.model.types import WHOLE_GPU
@@ -34,7 +33,7 @@ LARGE_GPUS = 8  # of a large gang, at least: few nodes have more
 LARGE_S, LARGE_EXPONENT = 360.0, 0.4  # of a large gang's r; see above
 PATIENCE = 6.0  # response ratio from which on nodes are kept for a job, and a large gang waits for no share
 WIDE_PART, MAX_WIDE = 0.25, 4.0  # see `patience`
-Row = tuple[str, int, DemandKey, int]
+Row = tuple[str, int, tuple[object, ...], int]
 """(owner, priority, demand, run time × GPUs as a power of two in s)."""
 
 
@@ -156,6 +155,11 @@ class FairResponse:
         return f"{share}; priority {job.spec.priority} among its jobs; has waited {waited:.1f} times what jobs like it should"
 
 
+def has_deadline(job: JobState) -> bool:
+    """Whether its user expects it to be done by some time."""
+    return job.spec.deadline_ms is not None or job.spec.qos is not None
+
+
 def _levels(rows: Mapping[Row, list[Entry[Row]]]) -> dict[str, list[list[list[Entry[Row]]]]]:
     """Owner → its rows by priority, the highest last."""
     found: dict[str, dict[int, list[list[Entry[Row]]]]] = {}
@@ -201,7 +205,10 @@ def _row(state: CellState, job: JobState) -> tuple[Row, float]:
     left_s = remaining_s(state, job)
     seconds = UNKNOWN_RUN_S if left_s == inf else left_s
     power = int(seconds * max(1, gpus_of(job))).bit_length()
-    return (job.spec.owner, job.spec.priority, job.demand.key, power), job.order
+    key: tuple[object, ...] = job.demand.key
+    if job.spec.min_workers is not None and has_deadline(job):
+        key = (*key, job.job_id)  # it waits for a shape of its own
+    return (job.spec.owner, job.spec.priority, key, power), job.order
 
 
 def response_ratio(state: CellState, job: JobState) -> float:

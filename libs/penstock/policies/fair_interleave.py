@@ -25,8 +25,7 @@ from penstock.ledger.job_state import JobState
 from penstock.ledger.state import CellState
 from penstock.model.types import WHOLE_GPU
 from penstock.policies.candidates import NO_SHAPE, Candidates, Shape
-from penstock.policies.deadlines import has_deadline
-from penstock.policies.fair import LARGE_GPUS, PATIENCE, response_r_s
+from penstock.policies.fair import LARGE_GPUS, PATIENCE, has_deadline, response_r_s
 from penstock.policies.group_plan import group_plan
 from penstock.policies.interleave import Interleave
 from penstock.policies.job_rows import Entry

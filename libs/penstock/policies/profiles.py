@@ -16,7 +16,7 @@ from penstock.policies.burst import Burst
 from penstock.policies.burst_order import CriticalThenShortest
 from penstock.policies.deadlines import Deadlines
 from penstock.policies.drf import DominantResourceFairness
-from penstock.policies.fair import FairResponse
+from penstock.policies.fair import FairResponse, has_deadline
 from penstock.policies.fair_interleave import FairInterleave
 from penstock.policies.fgd import FragmentationGradient
 from penstock.policies.genie import Genie
@@ -86,7 +86,7 @@ def penstock(settings: PlacerSettings) -> Profile:
         "penstock",
         stages,
         order=stages,
-        backfill=Reservation(together),
+        backfill=Reservation(together, lambda job: not has_deadline(job)),
         shape=stages,
         prelaunch=True,
         batch=Burst(together, stages, settings.network_weight),
