@@ -155,11 +155,6 @@ class FairResponse:
         return f"{share}; priority {job.spec.priority} among its jobs; has waited {waited:.1f} times what jobs like it should"
 
 
-def has_deadline(job: JobState) -> bool:
-    """Whether its user expects it to be done by some time."""
-    return job.spec.deadline_ms is not None or job.spec.qos is not None
-
-
 def _levels(rows: Mapping[Row, list[Entry[Row]]]) -> dict[str, list[list[list[Entry[Row]]]]]:
     """Owner → its rows by priority, the highest last."""
     found: dict[str, dict[int, list[list[Entry[Row]]]]] = {}
@@ -206,7 +201,7 @@ def _row(state: CellState, job: JobState) -> tuple[Row, float]:
     seconds = UNKNOWN_RUN_S if left_s == inf else left_s
     power = int(seconds * max(1, gpus_of(job))).bit_length()
     key: tuple[object, ...] = job.demand.key
-    if job.spec.min_workers is not None and has_deadline(job):
+    if job.spec.min_workers is not None and job.spec.timed:
         key = (*key, job.job_id)  # it waits for a shape of its own
     return (job.spec.owner, job.spec.priority, key, power), job.order
 

@@ -25,7 +25,7 @@ from penstock.ledger.job_state import JobState
 from penstock.ledger.state import CellState
 from penstock.model.types import WHOLE_GPU
 from penstock.policies.candidates import NO_SHAPE, Candidates, Shape
-from penstock.policies.fair import LARGE_GPUS, PATIENCE, has_deadline, response_r_s
+from penstock.policies.fair import LARGE_GPUS, PATIENCE, response_r_s
 from penstock.policies.group_plan import group_plan
 from penstock.policies.interleave import Interleave
 from penstock.policies.job_rows import Entry
@@ -40,7 +40,7 @@ FairRow = tuple[Shape, str]
 
 
 SCOPE = Scope(
-    plans=lambda job: not has_deadline(job),
+    plans=lambda job: not job.spec.timed,
     stops=lambda job: job.spec.preemptible and job.spec.checkpoint != "none",
 )
 
@@ -131,7 +131,7 @@ class FairInterleave(Interleave):
     def _claim(self, state: CellState, job: JobState, gpus: int, candidate: Candidate | None) -> _Claim:
         fixed = candidate is not None and bool(candidate.group) and not candidate.movable
         service = self._key(state, job)
-        if candidate is None and has_deadline(job):
+        if candidate is None and job.spec.timed:
             service = 0.0
         if candidate is not None and candidate.group:
             service = max(0.0, service - candidate.stop_cost_s * gpus) / STAYS
@@ -170,7 +170,7 @@ def _others(state: CellState) -> Iterator[tuple[JobState, int]]:
     for job_id in state.queue.values():
         job = state.jobs[job_id]
         worker = job.demand.worker
-        if worker.gpus and (has_deadline(job) or worker.gpu_share_milli != WHOLE_GPU):
+        if worker.gpus and (job.spec.timed or worker.gpu_share_milli != WHOLE_GPU):
             yield job, ceil(job.workers * worker.gpus * worker.gpu_share_milli / WHOLE_GPU)
             found += 1
             if found == MAX_OTHERS:

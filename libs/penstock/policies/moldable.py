@@ -54,6 +54,8 @@ class ShortestStep:
     nobody stays with the first number that was measured.
     """
 
+    waits = False
+
     def shape(self, state: CellState, job: JobState, fitting: int) -> tuple[int, str]:
         offered = [workers for workers in job.spec.offered if workers <= fitting]
         fewest = offered[0]

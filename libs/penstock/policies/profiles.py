@@ -14,9 +14,9 @@ from penstock.policies.base import Policy, Profile
 from penstock.policies.baselines import Even, FirstFit, MostFree, RandomFit
 from penstock.policies.burst import Burst
 from penstock.policies.burst_order import CriticalThenShortest
-from penstock.policies.deadlines import Deadlines
+from penstock.policies.deadline_order import DeadlineOrder
 from penstock.policies.drf import DominantResourceFairness
-from penstock.policies.fair import FairResponse, has_deadline
+from penstock.policies.fair import FairResponse
 from penstock.policies.fair_interleave import FairInterleave
 from penstock.policies.fgd import FragmentationGradient
 from penstock.policies.genie import Genie
@@ -27,6 +27,7 @@ from penstock.policies.key_order import KeyOrder
 from penstock.policies.kubernetes import MAX_SCORED, Kubeflow, LeastAndBalanced
 from penstock.policies.liquid import Liquid, PairCost
 from penstock.policies.load_balance import LoadBalance
+from penstock.policies.make_way import MakeWay
 from penstock.policies.moldable import ShortestStep
 from penstock.policies.muri import least_attained_service, muri_l, muri_s
 from penstock.policies.ordered import Key, Ordered, shortest_remaining_service, shortest_remaining_time
@@ -81,12 +82,12 @@ def penstock(settings: PlacerSettings) -> Profile:
     """All at once: who may wait least for its deadline, tenants below their share, who has waited longest for its run time; gangs together; backfill behind
     a reservation; bursts by the grouping genetic algorithm; interleaving when the cell is saturated; moves where all jobs end earlier."""
     together, fair = Together("penstock", settings.network_weight), FairResponse()
-    stages = Deadlines("penstock", settings.genie, together, fair, ShortestStep())
+    stages = DeadlineOrder("penstock", settings.genie, together, fair, ShortestStep())
     return Profile(
         "penstock",
         stages,
         order=stages,
-        backfill=Reservation(together, lambda job: not has_deadline(job)),
+        backfill=Reservation(together, lambda job: not job.spec.timed),
         shape=stages,
         prelaunch=True,
         batch=Burst(together, stages, settings.network_weight),
@@ -114,7 +115,8 @@ def grouped(name: str, regroup: Callable[[PlacerSettings], Regroup], key: Key) -
 def genie(settings: PlacerSettings) -> Profile:
     """Deadlines and shapes: who may wait least first, on the ⟨nodes, GPUs⟩ with the best ratio that is in time."""
     both = Genie("genie", settings.genie, Together("genie", settings.network_weight))
-    return Profile("genie", both, order=both, shape=both)
+    way = MakeWay("genie", both) if settings.genie.make_way else None
+    return Profile("genie", both, order=both, shape=both, make_way=way)
 
 
 def specon(settings: PlacerSettings) -> Profile:

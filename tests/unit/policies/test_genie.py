@@ -305,3 +305,20 @@ def test_why_names_the_allowance() -> None:
         cell.genie.claim(cell.state, job())
         == "it may wait 1,010 s on 1 × 4 GPUs, 190 s; if it starts now it is in time with a probability of 100 %"
     )
+
+
+def test_when_gpus_come_free_those_that_fit_pass_the_one_that_waits_for_more() -> None:
+    """All have one worker at least and so the same smallest demand. One GPU of four is freed: the first in order waits for a whole node, the next one starts."""
+    cell = CellDriver(PlacerSettings(profile="genie"))
+    cell.join(node_spec("n1"))
+    single = estimate(options=options({(1, 1): 100.0}))
+    whole = estimate(options=options({(1, 1): 100.0, (1, 4): 1.0}))
+    for name in ("a", "b", "c", "d"):
+        cell.submit(name, spec(), single)
+        cell.start(name)
+    cell.submit("wide", spec(deadline_ms=1_200_000), whole)
+    cell.submit("small", spec(deadline_ms=9_000_000), single)
+    order = profile_for(cell.state.settings).order
+    assert order is not None
+    assert list(order.order(cell.state)) == ["wide", "small"]
+    assert placed(cell.exit("a.1.w0")) == {"small": ["n1"]}
