@@ -24,6 +24,8 @@ from penstock.policies.together import Together
 class DeadlineOrder:
     """A place, order and shape stage in one, around those for jobs without a deadline. Implements `Policy`, `Order` and `Shape` of `penstock.policies.base`."""
 
+    waits = True
+
     def __init__(
         self, name: str, settings: Settings, place: Together, order: FairResponse, shape: Shape
     ) -> None:
