@@ -75,6 +75,10 @@ class Genie(Value, frozen=True, kw_only=True):
     """Whether a running job of class normal that saves goes on elsewhere, or with fewer workers, for one that is urgent, prior or has a deadline, where that pays."""
 
 
+Stage = Literal["deadlines", "backfill", "bursts", "groups", "moves", "prelaunch"]
+"""Of profile `penstock`, each of which can be left out."""
+
+
 class PlacerSettings(Value, frozen=True, kw_only=True):
     """Everything outside the log that a decision depends on; recorded at the start of each term."""
 
@@ -89,6 +93,7 @@ class PlacerSettings(Value, frozen=True, kw_only=True):
         "convergence",
         "genie",
         "prelaunch_wait_ms",
+        "without",
     )
 
     profile: Identifier = "liquid"
@@ -132,3 +137,6 @@ class PlacerSettings(Value, frozen=True, kw_only=True):
     """Of profiles `specon` and `balance`."""
     genie: Genie = Genie()
     """Of profile `genie`."""
+    without: Annotated[tuple[Stage, ...], Meta(max_length=16)] = ()
+    """Stages that profile `penstock` leaves out, to show what each brings. deadlines: GENIE's order and shapes; backfill: nodes kept for who waits longest; bursts: plans by
+    the grouping genetic algorithm; groups: interleaving, and stops for it; moves: load balancing; prelaunch: launches before GPUs are free."""

@@ -81,18 +81,20 @@ def least_attained(name: str, where: Callable[[str], Policy], *, strict_fifo: bo
 def penstock(settings: PlacerSettings) -> Profile:
     """All at once: who may wait least for its deadline, tenants below their share, who has waited longest for its run time; gangs together; backfill behind
     a reservation; bursts by the grouping genetic algorithm; interleaving when the cell is saturated; moves where all jobs end earlier."""
-    together, fair = Together("penstock", settings.network_weight), FairResponse()
-    stages = DeadlineOrder("penstock", settings.genie, together, fair, ShortestStep())
+    together, fair, shape = Together("penstock", settings.network_weight), FairResponse(), ShortestStep()
+    stages = DeadlineOrder("penstock", settings.genie, together, fair, shape)
+    without = settings.without
+    place, order, shaped = (together, fair, shape) if "deadlines" in without else (stages, stages, stages)
     return Profile(
         "penstock",
-        stages,
-        order=stages,
-        backfill=Reservation(together, lambda job: not job.spec.timed),
-        shape=stages,
-        prelaunch=True,
-        batch=Burst(together, stages, settings.network_weight),
-        regroup=FairInterleave(settings.queue_limits_gpu_s),
-        migrate=LoadBalance(settings.convergence),
+        place,
+        order=order,
+        backfill=None if "backfill" in without else Reservation(together, lambda job: not job.spec.timed),
+        shape=shaped,
+        prelaunch="prelaunch" not in without,
+        batch=None if "bursts" in without else Burst(together, order, settings.network_weight),
+        regroup=None if "groups" in without else FairInterleave(settings.queue_limits_gpu_s),
+        migrate=None if "moves" in without else LoadBalance(settings.convergence),
     )
 
 
