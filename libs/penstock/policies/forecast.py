@@ -23,7 +23,8 @@ from penstock.ledger.node_state import NodeState
 from penstock.ledger.state import CellState
 from penstock.model.settings import MAX_OVERTAKES
 from penstock.model.types import MAX_GANG_TASKS, WHOLE_GPU, ResourceVector, TaskPlacement
-from penstock.policies.base import Profile, Turns
+from penstock.policies.base import Turns
+from penstock.policies.moldable import as_it_waits
 from penstock.policies.profiles import in_force
 from penstock.policies.service import remaining_s
 from penstock.policies.trial import held_places
@@ -343,19 +344,12 @@ def _looked_at(state: CellState, asked: Sequence[JobState], line: Line) -> dict[
     wanted = {job.job_id: job for job in asked}
     found: dict[str, JobState] = {}
     for job_id in islice(ids, MAX_AHEAD):
-        found[job_id] = wanted.get(job_id) or _shaped(state, state.jobs[job_id], line.profile)
+        found[job_id] = wanted.get(job_id) or as_it_waits(state, state.jobs[job_id], line.profile.shape)
         if job_id in wanted and line.profile.preempt is not None:
             break
     if not wanted.keys() & found.keys():
         raise TooFar
     return found
-
-
-def _shaped(state: CellState, job: JobState, profile: Profile) -> JobState:
-    """With the workers that it waits for."""
-    if job.spec.min_workers is None or profile.shape is None or not profile.shape.waits:
-        return job
-    return job.shaped(profile.shape.shape(state, job, job.spec.workers)[0])
 
 
 def suits_node(node: NodeState, need: ResourceVector, gpu_models: tuple[str, ...]) -> bool:

@@ -186,6 +186,7 @@ FIXED: Mapping[str, Mapping[str, object]] = MappingProxyType(
         "muri-l": ALL_ARE_TRIED,
         "interleave": ALL_ARE_TRIED,
         "penstock": MappingProxyType({"max_overtakes": MAX_OVERTAKES}),
+        "genie": MappingProxyType({"max_overtakes": MAX_OVERTAKES}),
     }
 )
 """Profile → settings that it fixes, whatever was given."""

@@ -48,6 +48,8 @@ def openapi(app: FastAPI) -> dict[str, Any]:
         schemas["Environment"]["oneOf"] = [_just(name, pattern) for name, pattern in ENVIRONMENTS.items()]
         schemas["Accepted"] = _ACCEPTED
         schemas["Expected"] = _EXPECTED
+        both = [{"$ref": REFERENCE.format(model=name)} for name in ("Accepted", "Expected")]
+        schemas["AcceptedOrExpected"] = {"anyOf": both}
         schemas["Deadline"] = _DEADLINE
         schemas["Problem"] = _PROBLEM
         app.openapi_schema = orjson.loads(orjson.dumps(document))

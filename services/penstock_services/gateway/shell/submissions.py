@@ -72,17 +72,12 @@ SPEC_BODY: dict[str, Any] = {
 }
 
 
-ACCEPTED_SCHEMA = {"$ref": "#/components/schemas/Accepted"}
-ACCEPTED: dict[str, Any] = {"application/json": {"schema": ACCEPTED_SCHEMA}}
+ACCEPTED: dict[str, Any] = {"application/json": {"schema": {"$ref": "#/components/schemas/Accepted"}}}
 ANSWERS: dict[int | str, dict[str, Any]] = {
     202: {"description": "It is in the log.", "content": ACCEPTED},
     200: {
         "description": "A repetition: this key and job were seen before. Or, with `dry_run`, what is expected.",
-        "content": {
-            "application/json": {
-                "schema": {"anyOf": [ACCEPTED_SCHEMA, {"$ref": "#/components/schemas/Expected"}]}
-            }
-        },
+        "content": {"application/json": {"schema": {"$ref": "#/components/schemas/AcceptedOrExpected"}}},
     },
 }
 
