@@ -4,7 +4,15 @@ import importlib
 
 from tests.papers.tables import main
 
-MODULES = ("muri_tables", "liquid_tables", "sharing_tables", "idle_tables", "specon_tables", "genie_tables")
+MODULES = (
+    "muri_tables",
+    "liquid_tables",
+    "sharing_tables",
+    "idle_tables",
+    "specon_tables",
+    "genie_tables",
+    "composed_tables",
+)
 """Each has `tables(quick)`."""
 
 if __name__ == "__main__":
