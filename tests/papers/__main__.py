@@ -12,6 +12,7 @@ MODULES = (
     "specon_tables",
     "genie_tables",
     "coda_tables",
+    "composed_tables",
 )
 """Each has `tables(quick)`."""
 

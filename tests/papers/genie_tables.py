@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 
 from penstock.ledger.job_state import JobState
-from penstock.model.settings import Genie, PlacerSettings
+from penstock.model.settings import Genie, PlacerSettings, Stage
 from penstock.model.types import Estimate, ShapeOption
 from penstock.policies.deadlines import odds
 from penstock.simulator.engine import Options, Simulation
@@ -189,6 +189,8 @@ def run(
     learner: str = OURS,
     restarts: bool = False,
     make_way: bool = False,
+    profile: str = "genie",
+    without: tuple[Stage, ...] = (),
 ) -> Outcome:
     """`restarts`: a stop costs a save, and the next start a launch; else nothing."""
     whole = min(NODES, nodes) * GPUS
@@ -199,7 +201,7 @@ def run(
         for job in GENERATORS[f"genie/{per_hour}-per-hour"].make(seed)
     ]
     genie = Genie(choose=choose, theta=theta, make_way=make_way)  # type: ignore[arg-type]
-    settings = PlacerSettings(profile="genie", genie=genie)
+    settings = PlacerSettings(profile=profile, genie=genie, without=without)
     options = Options(
         durations="unknown", predicts=lambda job, estimate: predicts(job, estimate, nodes, learner)
     )

@@ -10,6 +10,7 @@ from statistics import fmean
 import msgspec
 import numpy as np
 
+from penstock.model.settings import Stage
 from penstock.simulator.commands.options import judge
 from penstock.simulator.engine import Simulation
 from penstock.simulator.job_models.steps import StageTimes
@@ -42,12 +43,13 @@ def run(
     batch: bool,
     server_gpus: int = SERVER_GPUS,
     network_weight: float | None = None,
+    without: tuple[Stage, ...] = (),
 ) -> tuple[float, float]:
-    """Mean completion time and makespan, s. `network_weight`: λ other than the default."""
+    """Mean completion time and makespan, s. `network_weight`: λ other than the default; `without`: as `PlacerSettings`."""
     given = judge(simulate_options(trace))
     jobs = given.trace(seed)
     jobs = jobs._replace(jobs=[job._replace(server_gpus=server_gpus) for job in jobs.jobs])
-    settings = given.settings(profile, seed)
+    settings = msgspec.structs.replace(given.settings(profile, seed), without=without)
     if network_weight is not None:
         settings = msgspec.structs.replace(settings, network_weight=network_weight)
     if batch:

@@ -14,7 +14,7 @@ from functools import lru_cache
 from pathlib import Path
 from statistics import fmean, geometric_mean
 
-from penstock.model.settings import Grouping, PlacerSettings
+from penstock.model.settings import Grouping, PlacerSettings, Stage
 from penstock.simulator.engine import Durations, Options, Simulation
 from penstock.simulator.generators.registry import generate, generator_of
 from penstock.simulator.job_models.catalogue import work_for
@@ -42,12 +42,20 @@ NOISY_MIX = "muri-mix/50-percent-1-gpu-load-150"
 
 
 @simulated(PLACEHOLDER)
-def simulate(trace: str, profile: str, grouping: Grouping = PLAIN) -> Figures:
-    """Of the authors' trace, under their job model, run times known."""
+def simulate(
+    trace: str,
+    profile: str,
+    grouping: Grouping = PLAIN,
+    first: int | None = None,
+    without: tuple[Stage, ...] = (),
+) -> Figures:
+    """Of the authors' trace, or so many of its first jobs, under their job model, run times known."""
     path = DATA / "trace-data" / f"{trace}.csv"
-    settings = PlacerSettings(profile=profile, grouping=grouping)
+    settings = PlacerSettings(profile=profile, grouping=grouping, without=without)
     read = read_trace(path, fits=ClusterCapacity(nodes_of("8x8")).problems)
-    return _run(Simulation(nodes_of("8x8"), settings, work_for("muri", read, path, settings), read.jobs))
+    return _run(
+        Simulation(nodes_of("8x8"), settings, work_for("muri", read, path, settings), read.jobs[:first])
+    )
 
 
 @simulated(PLACEHOLDER)

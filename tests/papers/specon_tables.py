@@ -11,7 +11,7 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from penstock.model.settings import Convergence
+from penstock.model.settings import Convergence, Stage
 from penstock.simulator.commands.options import judge
 from penstock.simulator.engine import Simulation
 from tests.papers.parallel_runs import simulated
@@ -71,10 +71,13 @@ def run(
     seed: int,
     convergence: Convergence = Convergence(),  # noqa: B008 - immutable
     restart_cost: str = RESTART_COST,
+    without: tuple[Stage, ...] = (),
 ) -> Outcome:
     given = judge(simulate_options(f"specon/{schedule}", "--restart-cost", restart_cost))
     jobs = given.trace(seed)
-    settings = msgspec.structs.replace(given.settings(profile, seed), convergence=convergence)
+    settings = msgspec.structs.replace(
+        given.settings(profile, seed), convergence=convergence, without=without
+    )
     work = given.work(seed, jobs, settings)
     simulation = Simulation(given.cluster.under(seed), settings, work, jobs.jobs, given.options)
     moves: dict[str, int] = {}
@@ -99,7 +102,7 @@ def less(ours: Sequence[float], theirs: Sequence[float]) -> tuple[float, tuple[f
 def rows(
     label: str, ours: Sequence[Outcome], theirs: Sequence[Outcome], published: Published | None, reach: bool
 ) -> Iterator[Row]:
-    for what, of in (("average", _mean), ("makespan", _makespan)):
+    for what, of in (("average", mean_s), ("makespan", makespan_s)):
         here, interval = less([of(one) for one in ours], [of(one) for one in theirs])
         value = None if published is None else getattr(published, what)
         remark = ""
@@ -117,15 +120,15 @@ def rows(
     best = [max(100 * (1 - one.jct_s[job] / other.jct_s[job]) for job in one.jct_s) for one, other in pairs]
     value = None if published is None else published.best
     yield Row(f"{label}: best job", float(np.mean(best)), value, reach=value if reach else None)
-    worst = min(100 * (1 - _mean(one) / _mean(other)) for one, other in pairs)
+    worst = min(100 * (1 - mean_s(one) / mean_s(other)) for one, other in pairs)
     yield Row(f"{label}: average of the worst run", worst, reach=0.0 if reach else None)
 
 
-def _mean(one: Outcome) -> float:
+def mean_s(one: Outcome) -> float:
     return fmean(one.jct_s.values())
 
 
-def _makespan(one: Outcome) -> float:
+def makespan_s(one: Outcome) -> float:
     return one.makespan_s
 
 
@@ -133,10 +136,10 @@ def tables(quick: bool) -> Iterator[PaperTable]:
     seeds = range(QUICK_SEEDS if quick else SEEDS)
     base = {name: [run(name, BASELINE, seed) for seed in seeds] for name in SCHEDULES}
     found: list[Row] = []
-    for name, (average_s, makespan_s) in WITHOUT.items():
-        found.append(Row(f"{name}: average", float(np.mean([_mean(one) for one in base[name]])), average_s))
+    for name, (average_s, whole_s) in WITHOUT.items():
+        found.append(Row(f"{name}: average", float(np.mean([mean_s(one) for one in base[name]])), average_s))
         found.append(
-            Row(f"{name}: makespan", float(np.mean([_makespan(one) for one in base[name]])), makespan_s)
+            Row(f"{name}: makespan", float(np.mean([makespan_s(one) for one in base[name]])), whole_s)
         )
     yield PaperTable("specon-baseline", "Without migration", "s", found)
     for profile, title in PROFILES.items():

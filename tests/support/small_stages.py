@@ -43,6 +43,7 @@ class FirstFitRegroup:
     """The same of one kind of question that a regroup stage is asked; it stops nobody and forms no group."""
 
     fills = False
+    beside = False
 
     def question(self, state: CellState) -> Question | None:
         return Question("small", (), (), 0, state.now_ms) if state.queue else None

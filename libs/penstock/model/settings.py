@@ -104,6 +104,10 @@ class Coda(Value, frozen=True, kw_only=True):
     """The first in an array that has waited so long without finding room gets nodes kept."""
 
 
+Stage = Literal["deadlines", "backfill", "bursts", "groups", "moves", "prelaunch"]
+"""Of profile `penstock`, each of which can be left out."""
+
+
 class PlacerSettings(Value, frozen=True, kw_only=True):
     """Everything outside the log that a decision depends on; recorded at the start of each term."""
 
@@ -120,6 +124,7 @@ class PlacerSettings(Value, frozen=True, kw_only=True):
         "coda",
         "prelaunch_wait_ms",
         "contention",
+        "without",
     )
 
     profile: Identifier = "liquid"
@@ -167,3 +172,6 @@ class PlacerSettings(Value, frozen=True, kw_only=True):
     """Of any profile: the contention-guard acts, and how. None: as the profile has it."""
     coda: Coda = Coda()
     """Of profile `coda`."""
+    without: Annotated[tuple[Stage, ...], Meta(max_length=16)] = ()
+    """Stages that profile `penstock` leaves out, to show what each brings. deadlines: GENIE's order and shapes; backfill: nodes kept for who waits longest; bursts: plans by
+    the grouping genetic algorithm; groups: interleaving, and stops for it; moves: load balancing; prelaunch: launches before GPUs are free."""

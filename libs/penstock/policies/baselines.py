@@ -89,7 +89,7 @@ class Even(Greedy):
         own, others = open_nodes & gang.used, open_nodes & ~gang.used
         if not gang.need(is_worker).gpus:
             classes = [(float(-gang.free(ordinal).cores), 1 << ordinal) for ordinal in bits(own)]
-            return best_of([*classes, *_by_free_cores(gang, others, limit)], limit)
+            return best_of([*classes, *by_free_cores(gang, others, limit)], limit)
         classes = []
         for ordinal in bits(own):
             total = len(gang.state.node(ordinal).spec.gpus)
@@ -100,7 +100,7 @@ class Even(Greedy):
         return best_of(classes, limit)
 
 
-def _by_free_cores(gang: Gang, nodes: int, limit: int) -> Iterator[tuple[float, int]]:
+def by_free_cores(gang: Gang, nodes: int, limit: int) -> Iterator[tuple[float, int]]:
     """(minus the free cores, nodes), most free first, until `limit` nodes have come."""
     at_least = gang.state.index.cores.at_least
     found = more = 0

@@ -20,7 +20,7 @@ from penstock.policies.gang_turns import why_no_turns
 from penstock.policies.job_rows import CONTENDING, Changes, Entry, JobRows
 from penstock.policies.list_order import place_in_list, place_in_queue
 from penstock.policies.ordered import Key
-from penstock.policies.regroup import Candidate, Question
+from penstock.policies.regroup import ALL_JOBS, Candidate, Question, Scope
 from penstock.policies.service import attained_s, remaining_s, stop_cost_s
 from penstock.policies.trial import held_places
 
@@ -72,12 +72,14 @@ class Candidates:
         listed: bool = False,
         per_gpus: int = 1,
         in_all: int | None = None,
+        scope: Scope = ALL_JOBS,
     ) -> None:
         """`key_of`: the same as `key`, by what a candidate has: remaining and attained time in s, and its workers' GPUs."""
         self._name, self._key, self._listed = name, key, listed
         self._key_of = key_of
         self._per_gpus, self._in_all = per_gpus, in_all
-        self._rows: JobRows[Shape] = JobRows(self._row)
+        self._scope = scope
+        self._rows: JobRows[Any] = JobRows(self._row)
         self._changes = Changes()
         self._cached: dict[str, Candidate] = {}
         """Of those who wait."""
@@ -85,11 +87,14 @@ class Candidates:
         self._profile: StagesProfiled | None = None
         """The latest when they were cached."""
 
-    def _row(self, state: CellState, job: JobState) -> tuple[Shape, Any]:
+    def _row(self, state: CellState, job: JobState) -> tuple[Any, Any]:
         place: tuple[int, ...] = (place_in_queue(job.rank),)
         if self._listed:
             place = place_in_list(job.rank, job.order)
-        return shape_of(job), (self._key(state, job), *place)
+        return self._shape(job), (self._key(state, job), *place)
+
+    def _shape(self, job: JobState) -> Shape:
+        return shape_of(job) if self._scope.plans(job) else NO_SHAPE
 
     def question(self, state: CellState) -> Question | None:
         """None: nobody waits and nobody shares GPUs, or there are no GPUs."""
@@ -102,8 +107,8 @@ class Candidates:
             self._profile = profile
         for job_id in changed:
             self._cached.pop(job_id, None)
-        rows = [entries for shape, entries in self._rows.waiting.items() if shape != NO_SHAPE]
-        stopped = [job for job in state.stopping.values() if will_queue_again(job) and shape_of(job)[0]]
+        rows = self._waiting_rows()
+        stopped = [job for job in state.stopping.values() if will_queue_again(job) and self._shape(job)[0]]
         if not rows and not stopped and not state.groups:
             return None
         node_gpus = list(state.sound_gpus)
@@ -124,25 +129,30 @@ class Candidates:
             behind=max(0, sum(map(len, rows)) + len(stopped) + len(running) - len(jobs)),
         )
 
+    def _waiting_rows(self) -> Sequence[list[Entry[Any]]]:
+        """Of jobs that are planned."""
+        return [entries for shape, entries in self._rows.waiting.items() if shape != NO_SHAPE]
+
     def _waiting(
-        self, state: CellState, rows: Sequence[list[Entry[Shape]]], gpus: int
+        self, state: CellState, rows: Sequence[list[Entry[Any]]], gpus: int
     ) -> list[tuple[tuple[object, ...], Candidate]]:
-        taken: Iterable[tuple[Any, int, str, Shape]]
-        if self._in_all is not None:
-            taken = islice(merge(*rows), self._in_all)
-        else:
-            taken = (
-                entry
-                for entries in rows
-                for entry in entries[: self._per_gpus * (gpus // gpus_in(entries[0][3]))]
-            )
         found = []
-        for key, _, job_id, _ in taken:
+        for key, _, job_id, _ in self._taken(rows, gpus):
             candidate = self._cached.get(job_id)
             if candidate is None:
                 candidate = self._cached[job_id] = self._candidate(state, state.jobs[job_id], "")
             found.append((self._place(key[0], candidate), candidate))
         return found
+
+    def _taken(self, rows: Sequence[list[Entry[Any]]], gpus: int) -> Iterable[tuple[Any, int, str, Any]]:
+        """Of those who wait the ones that are looked at."""
+        if self._in_all is not None:
+            return islice(merge(*rows), self._in_all)
+        return (
+            entry
+            for entries in rows
+            for entry in entries[: self._per_gpus * (gpus // gpus_in(entries[0][3]))]
+        )
 
     def _running(self, state: CellState, node_gpus: list[int]) -> list[JobState]:
         """Who runs and may be planned; the GPUs of all others that hold some are taken out of `node_gpus`."""
@@ -151,7 +161,7 @@ class Candidates:
         closed = {node_id for node_id, node in state.nodes.items() if not node.placeable}
         for order in sorted(state.holding):
             job = state.holding[order]
-            if job.status in CONTENDING and not job.target and shape_of(job) != NO_SHAPE:
+            if job.status in CONTENDING and not job.target and self._shape(job) != NO_SHAPE:
                 if not closed or not any(task.place.node_id in closed for task in job.tasks.values()):
                     running.append(job)
                     continue
@@ -198,7 +208,7 @@ class Candidates:
             job.order,
             job.rank,
             group,
-            job.spec.preemptible,
+            self._scope.stops(job),
             stop_cost_s(state, job) if group else 0.0,
             needs.gpu_memory_mib,
         )

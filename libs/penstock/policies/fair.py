@@ -18,7 +18,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from heapq import heappop, heappush
 from math import inf, sqrt
 
-from penstock.ledger.demand import DemandKey
 from penstock.ledger.job_state import HOLDING, JobState
 from penstock.ledger.state import CellState
 from penstock.model.types import WHOLE_GPU
@@ -34,7 +33,7 @@ LARGE_GPUS = 8  # of a large gang, at least: few nodes have more
 LARGE_S, LARGE_EXPONENT = 360.0, 0.4  # of a large gang's r; see above
 PATIENCE = 6.0  # response ratio from which on nodes are kept for a job, and a large gang waits for no share
 WIDE_PART, MAX_WIDE = 0.25, 4.0  # see `patience`
-Row = tuple[str, int, DemandKey, int]
+Row = tuple[str, int, tuple[object, ...], int]
 """(owner, priority, demand, run time × GPUs as a power of two in s)."""
 
 
@@ -136,6 +135,13 @@ class FairResponse:
                 del rows[row]  # nobody alike starts either, or there is none
             descend(row[0])
 
+    def below_share(self, state: CellState, owner: str) -> bool:
+        """Whether its jobs hold less than its share now."""
+        self._rows.update(state)
+        self._held.update(state)
+        tenants = {row[0] for row in self._rows.waiting} | self._held.by_owner.keys() | {owner}
+        return dominant(self._held.by_owner.get(owner, NOTHING), capacity(state)) < 1.0 / len(tenants)
+
     def claim(self, state: CellState, job: JobState) -> str:
         """`ada is below 1 / 3 of the cell, priority 5, has waited 2.1 times its r`."""
         self._rows.update(state)
@@ -194,7 +200,10 @@ def _row(state: CellState, job: JobState) -> tuple[Row, float]:
     left_s = remaining_s(state, job)
     seconds = UNKNOWN_RUN_S if left_s == inf else left_s
     power = int(seconds * max(1, gpus_of(job))).bit_length()
-    return (job.spec.owner, job.spec.priority, job.demand.key, power), job.order
+    key: tuple[object, ...] = job.demand.key
+    if job.spec.min_workers is not None and job.spec.timed:
+        key = (*key, job.job_id)  # it waits for a shape of its own
+    return (job.spec.owner, job.spec.priority, key, power), job.order
 
 
 def response_ratio(state: CellState, job: JobState) -> float:
@@ -213,10 +222,16 @@ def patience(state: CellState, job: JobState) -> float:
 
 
 def _ratio(job: JobState, at_ms: int, power: int) -> float:
-    service_s = float(1 << power)
-    large = gpus_of(job) >= LARGE_GPUS
-    r_s: float = LARGE_S * (service_s / LARGE_S) ** LARGE_EXPONENT if large else sqrt(HOUR_S * service_s)
+    r_s = response_r_s(float(1 << power), gpus_of(job) >= LARGE_GPUS)
     return ((at_ms - job.submitted_ms) / 1_000 + r_s) / r_s
+
+
+def response_r_s(service_s: float, large: bool) -> float:
+    """r in s, > 0, of a job of so many GPU seconds, ≥ 1; see the module's docstring. `large`: a gang of `LARGE_GPUS` or more."""
+    service_s = max(1.0, service_s)
+    if large:
+        return float(LARGE_S * (service_s / LARGE_S) ** LARGE_EXPONENT)
+    return sqrt(HOUR_S * service_s)
 
 
 def _overdue(job: JobState, ratio: float) -> bool:

@@ -19,7 +19,7 @@ from penstock.model.plans import MAX_PLANNED_STOPS, MAX_PROPOSED_UNITS
 from penstock.model.proposals import ProposedJob, ProposedUnit
 from penstock.model.types import ResourceVector
 from penstock.policies.preemption import node_ids
-from penstock.policies.regroup import Answer, GroupPlan, PlannedGroup, regroups
+from penstock.policies.regroup import ALL_JOBS, Answer, GroupPlan, PlannedGroup, Scope, regroups
 from penstock.policies.service import stop_cost_s
 from penstock.policies.trial import Fit, Trial
 from penstock.policies.validate_groups import RUNS, comes_back_to_queue
@@ -40,18 +40,21 @@ class _Part(NamedTuple):
         return (*self.stays, *self.comes)[0]
 
 
-def group_plan(state: CellState, answer: Answer) -> GroupPlan:
+def group_plan(state: CellState, answer: Answer, scope: Scope = ALL_JOBS) -> GroupPlan:
     """Nothing in any part of it: everything stays as it is. The same state and answer give the same plan."""
     taken: set[str] = set()
-    groups = [part for group in answer.groups if (part := _split(state, group, taken)) is not None]
+    groups = [part for group in answer.groups if (part := _split(state, scope, group, taken)) is not None]
     shall_run = {job.job_id for part in groups for job in part.stays}
     stops = [
         job
         for job in state.holding.values()
-        if job.status in RUNS and job.job_id not in shall_run and _may_stop(state, job)
+        if job.status in RUNS
+        and job.job_id not in shall_run
+        and regroups(job.demand)
+        and _may_stop(state, scope, job)
     ]
     trial = Trial(state, [*state.stopping.values(), *stops])
-    placed, cleared = _placed(state, trial, groups)
+    placed, cleared = _placed(state, scope, trial, groups)
     stops += [job for part in cleared for job in part.stays]
     gone = {id(part) for part in cleared}
     units = [
@@ -71,7 +74,7 @@ def group_plan(state: CellState, answer: Answer) -> GroupPlan:
 
 
 def _placed(
-    state: CellState, trial: Trial, groups: Sequence[_Part]
+    state: CellState, scope: Scope, trial: Trial, groups: Sequence[_Part]
 ) -> tuple[list[tuple[_Part, Fit]], list[_Part]]:
     """Nodes for those who do not stay, as far as they fit, and who of those that stay has to start elsewhere for it. Takes them on the trial."""
     heap = [
@@ -86,7 +89,7 @@ def _placed(
         demand = part.first.demand
         fit = trial.fit(demand)
         if fit is None:
-            small = small or _Small(state, [part for part in groups if part.stays])
+            small = small or _Small(state, scope, [part for part in groups if part.stays])
         if fit is None and small is not None and (moved := small.make_room(trial, demand)):
             fit = trial.fit(demand)
             for other in moved:
@@ -101,12 +104,12 @@ def _placed(
 class _Small:
     """Groups of one task that may start elsewhere, by the node on which they are: where free GPUs are spread, they make room for larger workers."""
 
-    def __init__(self, state: CellState, staying: Iterable[_Part]) -> None:
+    def __init__(self, state: CellState, scope: Scope, staying: Iterable[_Part]) -> None:
         self._state = state
         self._on: dict[int, list[_Part]] = {}
         for part in staying:
             tasks = part.stays[0].tasks
-            if len(tasks) == 1 and all(job.spec.preemptible and not job.target for job in part.stays):
+            if len(tasks) == 1 and all(scope.stops(job) and not job.target for job in part.stays):
                 [task] = tasks.values()
                 self._on.setdefault(state.nodes[task.place.node_id].ordinal, []).append(part)
         for parts in self._on.values():
@@ -160,7 +163,7 @@ class _Small:
         return None
 
 
-def _split(state: CellState, group: PlannedGroup, taken: set[str]) -> _Part | None:
+def _split(state: CellState, scope: Scope, group: PlannedGroup, taken: set[str]) -> _Part | None:
     """The group as far as its members still live; None: nobody of it may run. `taken`: places, by group or by the one job there, where an earlier planned group stays."""
     jobs = [job for job_id in group.job_ids if (job := state.jobs.get(job_id)) is not None and _may_run(job)]
     if not jobs:
@@ -175,17 +178,19 @@ def _split(state: CellState, group: PlannedGroup, taken: set[str]) -> _Part | No
     stayable = [
         (place, part)
         for place, part in parts.items()
-        if place not in taken and not _kept_by_others(state, place, group)
+        if place not in taken and not _kept_by_others(state, scope, place, group)
     ]
     place, stays = (
         stayable[0]
         if len(stayable) == 1
-        else max(stayable, key=lambda found: _worth(state, found[1]), default=("", []))
+        else max(stayable, key=lambda found: _worth(state, scope, found[1]), default=("", []))
     )
     taken.add(place)
     there = {job.job_id for job in stays}
     comes = tuple(
-        job for job in jobs if job.job_id not in there and (job.status not in RUNS or _may_stop(state, job))
+        job
+        for job in jobs
+        if job.job_id not in there and (job.status not in RUNS or _may_stop(state, scope, job))
     )
     if not stays and not comes:
         return None
@@ -193,17 +198,17 @@ def _split(state: CellState, group: PlannedGroup, taken: set[str]) -> _Part | No
     return _Part(tuple(stays), comes, group.turns if whole else None)
 
 
-def _kept_by_others(state: CellState, place: str, group: PlannedGroup) -> bool:
+def _kept_by_others(state: CellState, scope: Scope, place: str, group: PlannedGroup) -> bool:
     """Whether somebody runs there who is not of the planned group, and may not be stopped."""
     return any(
-        other.status in RUNS and other.job_id not in group.job_ids and not _may_stop(state, other)
+        other.status in RUNS and other.job_id not in group.job_ids and not _may_stop(state, scope, other)
         for other in state.groups.get(place, {}).values()
     )
 
 
-def _worth(state: CellState, part: Sequence[JobState]) -> tuple[int, float, int]:
+def _worth(state: CellState, scope: Scope, part: Sequence[JobState]) -> tuple[int, float, int]:
     """Of staying where it is."""
-    fixed = sum(not _may_stop(state, job) for job in part)
+    fixed = sum(not _may_stop(state, scope, job) for job in part)
     return (
         fixed,
         len(part) + sum(stop_cost_s(state, job) for job in part) / 1e9,
@@ -211,9 +216,9 @@ def _worth(state: CellState, part: Sequence[JobState]) -> tuple[int, float, int]
     )
 
 
-def _may_stop(state: CellState, job: JobState) -> bool:
+def _may_stop(state: CellState, scope: Scope, job: JobState) -> bool:
     """Who runs and may not goes on where it is, whatever was planned for it."""
-    return job.spec.preemptible and not job.target and not awaited(state, job)
+    return scope.plans(job) and scope.stops(job) and not job.target and not awaited(state, job)
 
 
 def _may_run(job: JobState) -> bool:

@@ -42,12 +42,19 @@ class Interleave:
     """Implements `penstock.policies.regroup.Regroup`. `limits_gpu_s`: of the queues by attained service, rising; `plan`: as `Regroup.plan`."""
 
     fills = True
+    beside = False
 
-    def __init__(self, limits_gpu_s: Sequence[float], plan: Callable[[CellState, Answer], GroupPlan]) -> None:
+    def __init__(
+        self,
+        limits_gpu_s: Sequence[float],
+        plan: Callable[[CellState, Answer], GroupPlan],
+        candidates: Callable[..., Candidates] = Candidates,
+        name: str = "interleave",
+    ) -> None:
         self._limits_gpu_s = tuple(limits_gpu_s)
         self._expected_gpu_s = (*limits_gpu_s, limits_gpu_s[-1] * LAST_QUEUE)
         self._plan = plan
-        self._candidates = Candidates("interleave", self._key, key_of=self.key, in_all=MAX_IN_ORDER)
+        self._candidates = candidates(name, self._key, key_of=self.key, in_all=MAX_IN_ORDER)
         self._interleaving = Interleaving(authors_period_or_pair, LOSS)
         self._planned: dict[tuple[object, ...], PlannedGroup] = {}
         """By members and their stages."""
@@ -64,7 +71,7 @@ class Interleave:
             self._known, self._kinds, self._times = {}, {}, []
             self._tables = Tables(self._speeds, self._many_speeds)
         candidates = question.jobs
-        keys = [self.key(job.remaining_s, job.attained_s, job.gpus) for job in candidates]
+        keys = self.keys(candidates)
         last: dict[object, float] = {}
         """Shape → the largest key of who runs: who waits and comes before it may take its place."""
         for job, key in zip(candidates, keys, strict=True):
@@ -78,7 +85,9 @@ class Interleave:
                 fixed=bool(job.group) and not job.movable,
                 memory_mib=job.gpu_memory_mib if question.gpu_memory_mib else 0,
                 queue=None if job.remaining_s < inf else self._level(job),
-                soon=1.0 if job.remaining_s < inf else self._expected_gpu_s[-1] / key,
+                soon=1.0
+                if job.remaining_s < inf
+                else self._expected_gpu_s[-1] / self.key(job.remaining_s, job.attained_s, job.gpus),
                 new=job.rank is None or key < last.get(job.shape, 0.0),
             )
             for job, key in zip(candidates, keys, strict=True)
@@ -138,6 +147,10 @@ class Interleave:
             if job.remaining_s == inf and level < len(self._limits_gpu_s):
                 lefts.append(self._limits_gpu_s[level] / job.gpus - job.attained_s)
         return question.now_ms + max(1, ceil(min(lefts) * 1_000)) if lefts else None
+
+    def keys(self, candidates: Sequence[Candidate]) -> Sequence[float]:
+        """By what the question is ordered: who waits may take the place of who runs with a larger one."""
+        return [self.key(job.remaining_s, job.attained_s, job.gpus) for job in candidates]
 
     def _key(self, state: CellState, job: JobState, cost_s: float = 0.0) -> float:
         return self.key(remaining_s(state, job), attained_s(state, job), gpus_of(job))

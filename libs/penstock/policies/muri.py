@@ -33,6 +33,7 @@ class Muri:
     """Implements `penstock.policies.regroup.Regroup`. As in the source nobody fills what a plan leaves idle. `key`: by which jobs come; `candidate_key`: the same, of what a question lists; `key_of`: as of `Candidates`."""
 
     fills = False
+    beside = False
 
     def __init__(
         self,

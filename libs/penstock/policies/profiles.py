@@ -17,8 +17,10 @@ from penstock.policies.base import Policy, Profile
 from penstock.policies.baselines import Even, FirstFit, MostFree, RandomFit
 from penstock.policies.burst import Burst
 from penstock.policies.burst_order import CriticalThenShortest
+from penstock.policies.deadline_order import DeadlineOrder
 from penstock.policies.drf import DominantResourceFairness
 from penstock.policies.fair import FairResponse
+from penstock.policies.fair_interleave import FairInterleave
 from penstock.policies.fgd import FragmentationGradient
 from penstock.policies.genie import Genie
 from penstock.policies.group_plan import group_plan
@@ -81,18 +83,22 @@ def least_attained(name: str, where: Callable[[str], Policy], *, strict_fifo: bo
 
 
 def penstock(settings: PlacerSettings) -> Profile:
-    """Gangs together; tenants below their share first, then who has waited longest for its run time; backfill behind a reservation;
-    moldable jobs with the workers that make their iterations shortest and are worth their GPUs."""
-    place = Together("penstock", settings.network_weight)
-    order, backfill = FairResponse(), Reservation(place)
+    """All at once: who may wait least for its deadline, tenants below their share, who has waited longest for its run time; gangs together; backfill behind
+    a reservation; bursts by the grouping genetic algorithm; interleaving when the cell is saturated; moves where all jobs end earlier."""
+    together, fair, shape = Together("penstock", settings.network_weight), FairResponse(), ShortestStep()
+    stages = DeadlineOrder("penstock", settings.genie, together, fair, shape)
+    without = settings.without
+    place, order, shaped = (together, fair, shape) if "deadlines" in without else (stages, stages, stages)
     return Profile(
         "penstock",
         place,
         order=order,
-        backfill=backfill,
-        shape=ShortestStep(),
-        prelaunch=True,
-        batch=Burst(place, order, settings.network_weight),
+        backfill=None if "backfill" in without else Reservation(together, lambda job: not job.spec.timed),
+        shape=shaped,
+        prelaunch="prelaunch" not in without,
+        batch=None if "bursts" in without else Burst(together, order, settings.network_weight),
+        regroup=None if "groups" in without else FairInterleave(settings.queue_limits_gpu_s),
+        migrate=None if "moves" in without else LoadBalance(settings.convergence),
     )
 
 

@@ -8,12 +8,13 @@ proposes what comes out (`PlanProposed` with `stops`, `ranks` and units of kind 
     plan = stage.plan(state, answer)       # nodes, and as few stops as possible, on a state that may have moved on
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 import msgspec
 
 from penstock.ledger.demand import Demand
+from penstock.ledger.job_state import JobState
 from penstock.ledger.state import CellState
 from penstock.model.groups import Turns
 from penstock.model.ledger_events import JobRank
@@ -30,6 +31,15 @@ def has_whole_gpus(worker: ResourceVector) -> bool:
     """As `regroups`, by what a worker needs."""
     return worker.gpus > 0 and worker.gpu_share_milli == WHOLE_GPU
 
+
+class Scope(NamedTuple):
+    """Which jobs with whole GPUs a stage plans, and which of them it may stop; the others keep what they have."""
+
+    plans: Callable[[JobState], bool]
+    stops: Callable[[JobState], bool]
+
+
+ALL_JOBS = Scope(lambda job: True, lambda job: job.spec.preemptible)
 
 PROPOSER = "batcher"
 """Who proposes what regroup stages plan: plans of others stop nobody."""
@@ -107,6 +117,8 @@ class Regroup(Protocol):
 
     fills: bool
     """Whether others may start in the order of the profile where a plan leaves room: it counts GPUs alone, and may find none for a job that fits."""
+    beside: bool
+    """Whether a job that fits starts at once, and the plan is only waited for where one does not."""
 
     def question(self, state: CellState) -> Question | None:
         """None: nobody waits and nobody shares GPUs, so there is nothing to plan."""

@@ -10,7 +10,7 @@ if what runs ended as expected. Who is expected to end before that may start the
 - A job that nodes in use now could not hold even when empty (it waits for a Suspect node, a faulted GPU, a cordoned node) keeps nothing and holds up nobody.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from heapq import merge
 from math import inf
 
@@ -32,17 +32,17 @@ MAX_ENDS = 256  # ends that are looked at
 
 
 class Reservation:
-    """Implements `penstock.policies.base.Backfill`."""
+    """Implements `penstock.policies.base.Backfill`. `waits`: for which jobs nodes are kept at all."""
 
-    def __init__(self, place: Together) -> None:
-        self._place = place
+    def __init__(self, place: Together, waits: Callable[[JobState], bool] = lambda job: True) -> None:
+        self._place, self._waits = place, waits
         self._made_for: tuple[int, PlanUnit] | None = None
         self._trial: Trial | None = None
         self._ends: JobRows[tuple[int]] = JobRows(runs=_by_end)
 
     def unit(self, state: CellState, job: JobState) -> PlanUnit | None:
         """Nodes for a job that does not fit now; None where it has not waited long enough, or that is not known."""
-        if response_ratio(state, job) < patience(state, job):
+        if not self._waits(job) or response_ratio(state, job) < patience(state, job):
             return None
         kept = state.planned.get(job.job_id)
         if kept is not None and all(_in_use(state, node_id) for node_id in kept.nodes):

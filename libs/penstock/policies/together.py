@@ -8,18 +8,21 @@ though a whole node is free. Here whole plans are compared first. Departure from
 - Parameter servers of a gang that no node holds: on the node that holds them with the most workers; of several the one that is fullest then. Alg. 1 puts servers
   first and where least is free, so that all workers are elsewhere, and servers without GPUs of all jobs on one full node, whose link they share.
 - Else Alg. 1 over all nodes. A single task, and a gang that takes parts of GPUs, go there at once.
+- Jobs without GPUs, one task after the other: where most cores are left beside those that the node's free GPUs will want (`spare_cores`). Alg. 1 packs
+  them, and then GPUs are free whose cores are not.
 """
 
 from collections.abc import Iterator, Sequence
 
 from penstock.ledger.demand import Demand
-from penstock.ledger.index import lowest
+from penstock.ledger.index import bits, lowest
 from penstock.ledger.job_state import JobState
 from penstock.ledger.state import CellState
 from penstock.model.ledger_events import MAX_CANDIDATES
 from penstock.model.types import MAX_GPUS_PER_NODE, WHOLE_GPU, ResourceVector
 from penstock.policies.base import LazyRng, Plan
-from penstock.policies.gang import EVERYWHERE, Gang, best_of, explanation
+from penstock.policies.baselines import by_free_cores
+from penstock.policies.gang import EVERYWHERE, Gang, best_of, explanation, place_greedily
 from penstock.policies.liquid import Liquid, fitness_units
 
 MAX_RACKS = 8
@@ -39,6 +42,8 @@ class Together:
     def place_within(self, nodes: int, state: CellState, job: JobState) -> Plan | None:
         """On these nodes alone. `nodes`: a set."""
         demand = job.demand
+        if not any(need.gpus for need in demand.needs()):
+            return place_greedily(self.name, state, job, spare_cores, within=nodes)
         if demand.tasks > 1 and demand.worker.gpu_share_milli == WHOLE_GPU:
             plan = self._on_one_node(nodes, state, job, demand)
             if plan is not None:
@@ -76,6 +81,26 @@ class Together:
         return Plan(
             plans[0], explanation(self.name, job.job_id, Gang(state, demand, within=nodes), ranked, plans)
         )
+
+
+def spare_cores(gang: Gang, is_worker: bool, limit: int) -> list[tuple[float, int]]:
+    """Score: cores that free GPUs will want, each as many as the node has per GPU, minus free cores. Ties: the lower ordinal. As `penstock.policies.gang.Rank`.
+
+    Source: CODA §V-C reserves cores for GPUs; differs: nothing is reserved, it only comes last.
+    """
+    nodes = gang.open(is_worker)
+    own = nodes & gang.used
+    found = [(_wanted(gang, ordinal) - gang.free(ordinal).cores, 1 << ordinal) for ordinal in bits(own)]
+    for loaded in gang.state.index.load.values():
+        if here := nodes & loaded & ~own:
+            wanted = _wanted(gang, lowest(here))
+            found += [(wanted + score, alike) for score, alike in by_free_cores(gang, here, limit)]
+    return best_of(found, limit)
+
+
+def _wanted(gang: Gang, ordinal: int) -> float:
+    spec = gang.state.node(ordinal).spec
+    return gang.free(ordinal).gpus * spec.cores / max(1, len(spec.gpus))
 
 
 def _home_of_servers(state: CellState, demand: Demand, nodes: int) -> int:

@@ -134,3 +134,23 @@ def test_a_small_job_makes_room_beside_a_large_one_that_stays() -> None:
         runs = {job.job_id for job in cell.state.holding.values() if job.status is JobStatus.RUNNING}
         assert runs == {"a", "b", "d", "e", "g"}
         assert sorted(cell.job(job_id).attempt for job_id in runs) == [1, 1, 1, 1, 2], "one has moved"
+
+
+def test_a_job_without_gpus_runs_on_beside_whatever_is_planned() -> None:
+    """Regroup stages plan jobs with whole GPUs. A plan that changed who has the node's GPUs counted the cores of a
+    preprocessing job there as free, and named it to be stopped."""
+    with known_as("regroups", regroup=FirstFitRegroup()) as given_settings:
+        cell = CellDriver(given_settings)
+        cell.join(node_spec("n0", 4))
+        cell.submit("prepares", job_spec(), needs(0, host_memory_mib=100, cores=1))
+        cell.submit("long", job_spec(), needs(4, gpu_memory_mib=1_000, host_memory_mib=100, cores=1))
+        carried_out(cell)
+        cell.submit("short", job_spec(), needs(4, gpu_memory_mib=1_000, host_memory_mib=100, cores=1))
+        answer = answer_of([("short", 4)], (1,))
+        assert list(group_plan(cell.state, answer).stops) == ["long"]
+        for number in range(MAX_ROUNDS):
+            if propose(cell, number, answer) is None:
+                break
+            carried_out(cell)
+        assert cell.job("short").status is JobStatus.RUNNING
+        assert (cell.job("prepares").status, cell.job("prepares").attempt) == (JobStatus.RUNNING, 1)

@@ -12,11 +12,13 @@ One plan is under way at a time: from the question until the placer has answered
 - Under a profile with a *batch* stage it plans while the placer's window is open: towards its end, so that the whole burst is there,
   and at once where more wait than one plan holds. A plan that comes when the window is over is not sent.
 - Under a profile with a *regroup* stage it plans at once whenever something has happened that may change who runs (`triggers`).
+- Under a profile with both, the batch stage plans a window in which the regroup stage found nobody to stop and nobody to share.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 import msgspec
@@ -38,6 +40,7 @@ ANSWER_WITHIN_MS = (
     10_000  # a proposal without an answer for so long, by the ledger's time, never reached the placer
 )
 VALID_MS = 60_000  # of a plan outside a window: a batcher that hung proposes nothing from before
+LEAST_BURST = 2  # jobs; one is placed as well by the place stage
 KNOWN_PROFILES = 4  # whose stages are retained, and what they have cached
 
 Kind = Literal["batch", "regroup"]
@@ -66,38 +69,37 @@ class _Sent(NamedTuple):
 
 
 class _Stage(NamedTuple):
-    """The stage of a profile that plans, whichever it is."""
+    """A stage of a profile that plans."""
 
-    kind: Kind
     question: Callable[[CellState], Any | None]
     solve: Callable[[Any], Any]
     plan: Callable[[CellState, Any], Planned]
 
 
 @lru_cache(KNOWN_PROFILES)
-def _stage(settings: PlacerSettings) -> _Stage | None:
-    """None: under these settings nothing is planned, or they are a newer placer's, whose profile is not known here."""
+def _stages(settings: PlacerSettings) -> Mapping[Kind, _Stage]:
+    """Empty: under these settings nothing is planned, or they are a newer placer's, whose profile is not known here."""
     try:
         profile = profile_for(settings)
     except UnknownProfile:
-        return None
+        return MappingProxyType({})
+    found: dict[Kind, _Stage] = {}
     if (regroup := profile.regroup) is not None:
-        return _Stage(
-            "regroup",
+        found["regroup"] = _Stage(
             regroup.question,
             regroup.solve,
             lambda state, answer: Planned(*regroup.plan(state, answer)),
         )
     if (batch := profile.batch) is not None and settings.batch_window_ms:
-        return _Stage(
-            "batch", batch.question, batch.solve, lambda state, answer: Planned(batch.units(state, answer))
+        found["batch"] = _Stage(
+            batch.question, batch.solve, lambda state, answer: Planned(batch.units(state, answer))
         )
-    return None
+    return MappingProxyType(found)
 
 
 def plans(settings: PlacerSettings) -> bool:
     """Whether there is anything for a batcher to do under these settings."""
-    return _stage(settings) is not None
+    return bool(_stages(settings))
 
 
 def solve(work: Work) -> Any:
@@ -106,9 +108,7 @@ def solve(work: Work) -> Any:
 
 
 def _known(work: Work) -> _Stage:
-    stage = _stage(work.settings)
-    assert stage is not None, f"{work.settings.profile} plans nothing"
-    return stage
+    return _stages(work.settings)[work.kind]
 
 
 @contextmanager
@@ -119,6 +119,11 @@ def _at(state: CellState, now_ms: int) -> Iterator[None]:
         yield
     finally:
         state.now_ms = was_ms
+
+
+def _window_ms(state: CellState) -> int:
+    """Until when a window is open; 0: none is."""
+    return state.window_until_ms if state.in_window else 0
 
 
 class Batcher:
@@ -153,37 +158,66 @@ class Batcher:
         """Ledger time from which `next` has work; None: it has none before something else happens."""
         if self._working or state.frozen:
             return None
-        stage = _stage(state.settings)
-        if stage is None:
+        stages = _stages(state.settings)
+        found = [
+            at_ms
+            for at_ms in (
+                self._regroup_ms(state) if "regroup" in stages else None,
+                self._batch_ms(state) if "batch" in stages else None,
+            )
+            if at_ms is not None
+        ]
+        if not found:
             return None
-        window_ms = state.window_until_ms if state.in_window else 0
-        new_window = window_ms > 0 and window_ms != self._planned_window_ms
-        at_ms = state.now_ms
-        if stage.kind == "regroup" and not self._due and self._wake_ms is not None:
-            at_ms = max(at_ms, self._wake_ms)
-        elif not (self._due if stage.kind == "regroup" else new_window):
+        return min(found) if self._sent is None else max(min(found), self._sent.until_ms)
+
+    def _regroup_ms(self, state: CellState) -> int | None:
+        if self._due:
+            return state.now_ms
+        return None if self._wake_ms is None else max(state.now_ms, self._wake_ms)
+
+    def _batch_ms(self, state: CellState) -> int | None:
+        window_ms = _window_ms(state)
+        if not window_ms or window_ms == self._planned_window_ms:
             return None
-        if new_window and stage.kind == "batch" and len(state.queue) < MAX_PROPOSED_UNITS:
-            lead_ms = min(MAX_LEAD_MS, int(state.settings.batch_window_ms * LEAD_SHARE))
-            at_ms = max(at_ms, window_ms - lead_ms)
-        return at_ms if self._sent is None else max(at_ms, self._sent.until_ms)
+        if len(state.queue) >= MAX_PROPOSED_UNITS:
+            return state.now_ms
+        lead_ms = min(MAX_LEAD_MS, int(state.settings.batch_window_ms * LEAD_SHARE))
+        return max(state.now_ms, window_ms - lead_ms)
 
     def next(self, state: CellState, now_ms: int) -> Work | None:
         """The next question, if it is time; `answered` or `failed` follows. `now_ms`: the ledger's time, also while no record comes."""
         due_ms = self.due_ms(state)
         if due_ms is None or due_ms > now_ms:
             return None
-        stage = _stage(state.settings)
-        assert stage is not None, "else it would not be due"
-        self._due, self._sent, self._wake_ms = False, None, None
-        window_ms = state.window_until_ms if state.in_window else 0
-        self._planned_window_ms = window_ms or self._planned_window_ms
-        with _at(state, now_ms):
-            question = stage.question(state)
-        if question is None:
-            return None
-        self._working = True
-        return Work(stage.kind, state.seq, now_ms, window_ms, state.settings, question)
+        stages, window_ms = _stages(state.settings), _window_ms(state)
+        self._sent = None
+        kinds: tuple[tuple[Kind, Callable[[CellState], int | None]], ...] = (
+            ("regroup", self._regroup_ms),
+            ("batch", self._batch_ms),
+        )
+        for kind, at_ms in kinds:
+            stage = stages.get(kind)
+            if stage is None or (due_ms := at_ms(state)) is None or due_ms > now_ms:
+                continue
+            if kind == "regroup":
+                self._due, self._wake_ms = False, None
+            else:
+                self._planned_window_ms = window_ms
+            with _at(state, now_ms):
+                question = stage.question(state)
+            if question is not None:
+                self._working = True
+                return Work(kind, state.seq, now_ms, window_ms, state.settings, question)
+        return None
+
+    def _batch_follows(self, state: CellState) -> bool:
+        """Whether nobody shares or stops, so that where the jobs of this window start is left to the batch stage."""
+        return (
+            "batch" in _stages(state.settings)
+            and len(state.queue) >= LEAST_BURST
+            and self._batch_ms(state) is not None
+        )
 
     def failed(self) -> None:
         """The work has no answer: its plan is lost, and the next change asks again."""
@@ -203,6 +237,8 @@ class Batcher:
             valid_ms = work.window_until_ms
         self._wake_ms = answer.wake_ms if isinstance(answer, Answer) else None
         planned = _known(work).plan(state, answer)
+        if work.kind == "regroup" and not planned.units and not planned.stops and self._batch_follows(state):
+            return None
         proposal, cut = proposal_of(state, planned, f"{work.kind}-{work.seq}", valid_ms)
         if (
             proposal is None and work.kind == "regroup" and state.in_window

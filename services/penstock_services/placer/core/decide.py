@@ -25,6 +25,7 @@ from penstock.model.transitions import JobStatus, NodeStatus, TaskStatus
 from penstock.model.types import MAX_GANG_TASKS
 from penstock.policies.base import Choose, LazyRng, Plan, assign
 from penstock.policies.capacity import never_fits
+from penstock.policies.gang import tasks_that_fit
 from penstock.policies.moldable import place_moldable
 from penstock.policies.profiles import in_force, profile_for
 from penstock.policies.regroup import has_whole_gpus, regroups, waits_for_plan
@@ -149,8 +150,11 @@ class Decider:
         if reason is not None:
             yield from self.attempts.park(state, job, reason)
             return
-        of_plan = self.profile.regroup is not None and regroups(job.demand)
-        if of_plan or self.profile.regroup is None:
+        regroup = self.profile.regroup
+        of_plan = regroup is not None and regroups(job.demand)
+        if of_plan and regroup is not None and regroup.beside:
+            of_plan = tasks_that_fit(state, job.demand) < job.demand.tasks
+        if of_plan or regroup is None or regroup.beside:
             yield from window.arrived(state, regroups=of_plan)
         if state.in_window:
             return

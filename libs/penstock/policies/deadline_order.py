@@ -1,0 +1,87 @@
+"""Stages of profile `penstock` for jobs with a deadline or a service class: GENIE's order and shapes, within tenants' shares.
+
+Jobs that can still be in time, and urgent ones, come before all others of tenants that are below their share, who may wait least first (`penstock.policies.genie`,
+`protect`). Who is late already, or belongs to a tenant at its share, waits in the usual order (`penstock.policies.fair`): a deadline gives nobody more than its share. Moldable
+ones run on the ⟨nodes, GPUs⟩ with the best ratio of speed to cost that is in time, all others as without this stage.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from math import inf
+
+from msgspec.structs import replace
+
+from penstock.ledger.job_state import JobState
+from penstock.ledger.state import CellState
+from penstock.model.settings import Genie as Settings
+from penstock.policies.base import LazyRng, Plan, Shape, Turns
+from penstock.policies.deadlines import urgent
+from penstock.policies.drf import NOTHING, amounts, capacity, dominant, plus, wanted
+from penstock.policies.fair import FairResponse
+from penstock.policies.genie import Genie
+from penstock.policies.together import Together
+
+
+class DeadlineOrder:
+    """A place, order and shape stage in one, around those for jobs without a deadline. Implements `Policy`, `Order` and `Shape` of `penstock.policies.base`."""
+
+    waits = True
+
+    def __init__(
+        self, name: str, settings: Settings, place: Together, order: FairResponse, shape: Shape
+    ) -> None:
+        self.name = name
+        self._place, self._order, self._shape = place, order, shape
+        self._genie = Genie(name, replace(settings, choose="protect"), place)
+
+    def place(self, state: CellState, job: JobState, rng: LazyRng) -> Plan | None:
+        """As `Policy`."""
+        return (self._genie if job.spec.timed else self._place).place(state, job, rng)
+
+    def shape(self, state: CellState, job: JobState, fitting: int) -> tuple[int, str]:
+        """As `Shape`."""
+        return (self._genie if job.spec.timed else self._shape).shape(state, job, fitting)
+
+    def order(self, state: CellState) -> Iterator[str]:
+        """As `Order`. O(jobs that wait with a deadline × options) beside the usual order."""
+        tried: set[str] = set()
+        for job in self._pressing(state, (state.jobs[job_id] for job_id in state.queue.values())):
+            if self._order.below_share(state, job.spec.owner):
+                tried.add(job.job_id)
+                yield job.job_id
+        for job_id in self._order.order(state):
+            if job_id not in tried:
+                yield job_id
+
+    def ranking(
+        self, state: CellState, waiting: Iterable[JobState], holding: Iterable[JobState], at_ms: int
+    ) -> Turns:
+        """As `Order`."""
+        left = {job.job_id: job for job in waiting}
+        holds = list(holding)
+        total, held = capacity(state), wanted(holds)
+        share = 1.0 / max(1, len({job.spec.owner for job in left.values()} | held.keys()))
+        for job in self._pressing(state, list(left.values())):
+            owner = job.spec.owner
+            if dominant(held.get(owner, NOTHING), total) >= share:
+                continue
+            del left[job.job_id]
+            if (yield job):
+                holds.append(job)
+                held[owner] = plus(held.get(owner, NOTHING), amounts(job))
+        yield from self._order.ranking(state, left.values(), holds, at_ms)
+
+    def claim(self, state: CellState, job: JobState) -> str:
+        """As `Order`."""
+        usual = self._order.claim(state, job)
+        return f"{self._genie.claim(state, job)}; {usual}" if job.spec.timed else usual
+
+    def _pressing(self, state: CellState, jobs: Iterable[JobState]) -> Sequence[JobState]:
+        """Of those with a deadline the urgent ones and those that can be in time, who may wait least first."""
+        found = []
+        for job in jobs:
+            if not job.spec.timed:
+                continue
+            allowance = self._genie.choice(state, job).allowance_ms
+            if urgent(job.spec) or 0 <= allowance < inf:
+                found.append((allowance, job.order, job))
+        return [job for _, _, job in sorted(found, key=lambda one: one[:2])]

@@ -1,0 +1,204 @@
+"""Regroup stage of profile `penstock`: interleaving in a saturated cell, between tenants by their shares.
+
+As `penstock.policies.interleave`, with a list of its own, since that search looks for the smallest mean completion time in the order of the list:
+
+- Nobody is regrouped while there are GPUs for all who wait: jobs start where the other stages place them.
+- A tenant's first jobs, up to its share of the GPUs (1 / tenants), come before all that is beyond any tenant's share. A large gang that has waited too long
+  (`penstock.policies.fair`) waits for no share.
+- Within both parts: expected service (GPU seconds) over the response ratio, so that who waits comes earlier and nobody waits for ever. A tenant's jobs of a higher
+  priority take the places of its others.
+- Only jobs that save are stopped (`checkpoint` of the job's specification). Others may get company on their GPUs.
+- Jobs with a deadline or a service class are not regrouped, nor are jobs with parts of GPUs: they start in the profile's order, on GPUs for which the plan leaves room when they
+  come first.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from functools import partial
+from heapq import merge
+from itertools import islice
+from math import ceil
+from typing import Any, NamedTuple
+
+from msgspec.structs import replace
+
+from penstock.ledger.job_state import JobState
+from penstock.ledger.state import CellState
+from penstock.model.types import WHOLE_GPU
+from penstock.policies.candidates import NO_SHAPE, Candidates, Shape
+from penstock.policies.fair import LARGE_GPUS, PATIENCE, response_r_s
+from penstock.policies.group_plan import group_plan
+from penstock.policies.interleave import Interleave
+from penstock.policies.job_rows import Entry
+from penstock.policies.ordered import gpus_of
+from penstock.policies.regroup import Answer, Candidate, GroupPlan, Question, Scope
+from penstock.policies.service import attained_s
+
+STAYS = 4.0  # times less service has who takes the place of a job that runs
+STAYS_SHARING = (
+    1.5  # the same, where the stages of its iteration are known: who takes its place may share with others
+)
+MAX_OTHERS = 64  # jobs that wait and are not regrouped, for which room is left in one plan
+FairRow = tuple[Shape, str]
+"""(shape, owner)."""
+
+
+SCOPE = Scope(
+    plans=lambda job: not job.spec.timed,
+    stops=lambda job: job.spec.preemptible and job.spec.checkpoint != "none",
+)
+
+
+class FairCandidates(Candidates):
+    """Of each tenant equally many of those who wait."""
+
+    def _row(self, state: CellState, job: JobState) -> tuple[Any, Any]:
+        shape, key = super()._row(state, job)
+        return (shape, job.spec.owner), key
+
+    def _waiting_rows(self) -> Sequence[list[Entry[Any]]]:
+        return [entries for (shape, _), entries in self._rows.waiting.items() if shape != NO_SHAPE]
+
+    def _taken(self, rows: Sequence[list[Entry[Any]]], gpus: int) -> Iterator[Entry[Any]]:
+        by_owner: dict[str, list[list[Entry[Any]]]] = {}
+        for entries in rows:
+            by_owner.setdefault(entries[0][3][1], []).append(entries)
+        each = max(1, (self._in_all or 1) // max(1, len(by_owner)))
+        for theirs in by_owner.values():
+            yield from islice(merge(*theirs), each)
+
+
+class _Claim(NamedTuple):
+    """A job's place before shares. `candidate`: None: it is not regrouped."""
+
+    fixed: bool
+    aged: float
+    order: int
+    job: JobState
+    gpus: int
+    candidate: Candidate | None
+
+
+class FairInterleave(Interleave):
+    """Implements `penstock.policies.regroup.Regroup`."""
+
+    fills = True
+    beside = True
+
+    def __init__(self, limits_gpu_s: Sequence[float], name: str = "penstock") -> None:
+        super().__init__(limits_gpu_s, _plan, partial(FairCandidates, scope=SCOPE), name)
+
+    def question(self, state: CellState) -> Question | None:
+        """None also while the cell has room for all who wait, and nobody shares GPUs."""
+        found = super().question(state)
+        if found is None:
+            return None
+        gpus = sum(found.node_gpus)
+        waiting = sum(job.gpus for job in found.jobs if not job.group)
+        running = {job.group: job.gpus for job in found.jobs if job.group}
+        if not found.behind and not state.groups and waiting + sum(running.values()) <= gpus:
+            return None
+        listed, room = self._shared_out(state, found, gpus)
+        return replace(found, jobs=tuple(listed), node_gpus=_less(found.node_gpus, room))
+
+    def keys(self, candidates: Sequence[Candidate]) -> Sequence[float]:
+        """Their places: shares and waiting times are in the list."""
+        return range(len(candidates))
+
+    def _shared_out(self, state: CellState, found: Question, gpus: int) -> tuple[list[Candidate], int]:
+        """The list in its order, and how many GPUs are left to jobs that are not regrouped."""
+        claims = [self._claim(state, state.jobs[one.job_id], one.gpus, one) for one in found.jobs]
+        claims += [self._claim(state, job, job_gpus, None) for job, job_gpus in _others(state)]
+        claims.sort(key=lambda claim: (not claim.fixed, claim.aged, claim.order))
+        claims = _by_priority(claims)
+        owners = {claim.job.spec.owner for claim in claims}
+        share = gpus / max(1, len(owners))
+        held: Counter[str] = Counter()
+        first, beyond = list[_Claim](), list[_Claim]()
+        for claim in claims:
+            owner = claim.job.spec.owner
+            over = held[owner] >= share and not claim.fixed and not self._overdue(state, claim)
+            held[owner] += claim.gpus
+            (beyond if over else first).append(claim)
+        listed, room, taken = list[Candidate](), 0, 0
+        for claim in (*first, *beyond):
+            if claim.candidate is not None:
+                listed.append(claim.candidate)
+            elif taken + claim.gpus <= gpus:
+                room += claim.gpus
+            taken += claim.gpus
+        return listed, room
+
+    def _claim(self, state: CellState, job: JobState, gpus: int, candidate: Candidate | None) -> _Claim:
+        fixed = candidate is not None and bool(candidate.group) and not candidate.movable
+        service = self._key(state, job)
+        if candidate is None and job.spec.timed:
+            service = 0.0
+        if candidate is not None and candidate.group:
+            stays = STAYS if candidate.stages is None else STAYS_SHARING
+            service = max(0.0, service - candidate.stop_cost_s * gpus) / stays
+        return _Claim(fixed, service / self._ratio(state, job, service), job.order, job, gpus, candidate)
+
+    def _ratio(self, state: CellState, job: JobState, service: float) -> float:
+        """(waited + r) / r, ≥ 1; time in which it ran is no waiting."""
+        waited_s = max(0.0, (state.now_ms - job.submitted_ms) / 1_000 - attained_s(state, job))
+        r_s = response_r_s(service, gpus_of(job) >= LARGE_GPUS)
+        return (waited_s + r_s) / r_s
+
+    def _overdue(self, state: CellState, claim: _Claim) -> bool:
+        return (
+            claim.gpus >= LARGE_GPUS
+            and self._ratio(state, claim.job, self._key(state, claim.job)) >= PATIENCE
+        )
+
+
+def _plan(state: CellState, answer: Answer) -> GroupPlan:
+    """Groups, and who gets GPUs of jobs that stop for it. Who needs neither starts where the place stage finds the best nodes, not by first fit."""
+    found = group_plan(state, answer, SCOPE)
+    stopped = {task.place.node_id for job_id in found.stops for task in state.jobs[job_id].tasks.values()}
+    units = [
+        unit
+        for unit in found.units
+        if unit.kind == "group"
+        or len(unit.jobs[0].nodes) == 1
+        or any(node_id in stopped for job in unit.jobs for node_id in job.nodes)
+    ]
+    return found._replace(units=units)
+
+
+def _others(state: CellState) -> Iterator[tuple[JobState, int]]:
+    """Who waits for GPUs and is not regrouped, oldest first, with as many whole GPUs as it takes at least."""
+    found = 0
+    for job_id in state.queue.values():
+        job = state.jobs[job_id]
+        worker = job.demand.worker
+        if worker.gpus and (job.spec.timed or worker.gpu_share_milli != WHOLE_GPU):
+            yield job, ceil(job.workers * worker.gpus * worker.gpu_share_milli / WHOLE_GPU)
+            found += 1
+            if found == MAX_OTHERS:
+                return
+
+
+def _by_priority(claims: Sequence[_Claim]) -> list[_Claim]:
+    """The same places for each tenant, but its jobs of higher priority in the earlier ones. Who may not be stopped stays where it is."""
+    places: dict[str, list[int]] = {}
+    for number, claim in enumerate(claims):
+        if not claim.fixed:
+            places.setdefault(claim.job.spec.owner, []).append(number)
+    found = list(claims)
+    for theirs in places.values():
+        ranked = sorted(theirs, key=lambda number: (-claims[number].job.spec.priority, number))
+        for place, number in zip(theirs, ranked, strict=True):
+            found[place] = claims[number]
+    return found
+
+
+def _less(node_gpus: Sequence[int], room: int) -> tuple[int, ...]:
+    """Taken from the nodes with the most."""
+    found = list(node_gpus)
+    while room > 0 and any(found):
+        most = max(range(len(found)), key=lambda node: (found[node], -node))
+        taken = min(room, found[most])
+        found[most] -= taken
+        room -= taken
+    return tuple(found)

@@ -1,0 +1,132 @@
+"""Profile `penstock` on each of the five papers' workloads, beside that paper's own policy: `python -m tests.papers.composed_tables`.
+
+A figure is how many times better `penstock` is than the policy of the paper, in the paper's own measure; it has to reach 0.98 everywhere, and to be above 1.05 on three
+workloads. The ablation leaves out one stage after the other (`PlacerSettings.without`) on the workload on which it matters. Intervals: 95 % over seeds, resampled.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from statistics import fmean
+from typing import NamedTuple, get_args
+
+import numpy as np
+
+from penstock.model.settings import Stage
+from tests.papers import genie_tables, liquid_tables, muri_tables, specon_tables
+from tests.papers.tables import PaperTable, Row, main
+
+SEEDS, QUICK_SEEDS = 20, 2
+LEAST, MORE, WORKLOADS_WITH_MORE = 0.98, 1.05, 3
+RESAMPLES = 2_000
+OURS = "penstock"
+Measure = Callable[[str, int, tuple[Stage, ...]], float]
+"""(profile, seed, stages left out) → a figure, > 0."""
+
+
+class Workload(NamedTuple):
+    """One measure of one workload. `seeded`: False: there is nothing random in it."""
+
+    paper: str
+    label: str
+    own: str
+    measure: Measure
+    higher_is_better: bool = False
+    seeded: bool = True
+
+
+def _liquid(trace: str, which: int, *, batch: bool) -> Measure:
+    return lambda profile, seed, without: liquid_tables.run(
+        trace, profile, seed, batch=batch, without=without
+    )[which]
+
+
+def _specon(schedule: str, of: Callable[[specon_tables.Outcome], float]) -> Measure:
+    return lambda profile, seed, without: of(specon_tables.run(schedule, profile, seed, without=without))
+
+
+def _genie(per_hour: int) -> Measure:
+    return lambda profile, seed, without: (
+        genie_tables.run(per_hour, "qos", seed, profile=profile, without=without).met
+    )
+
+
+def _muri(trace: str, first: int | None) -> Measure:
+    return lambda profile, _seed, without: (
+        muri_tables.simulate(trace, profile, first=first, without=without).avg_jct_s
+    )
+
+
+WORKLOADS = (
+    Workload("Liquid", "batch on 5 nodes, mean JCT", "liquid", _liquid("liquid/batch-5", 0, batch=True)),
+    Workload("Liquid", "batch on 5 nodes, makespan", "liquid", _liquid("liquid/batch-5", 1, batch=True)),
+    Workload("Liquid", "one job at a time, JCT", "liquid", _liquid("liquid/immediate", 0, batch=False)),
+    Workload("SpeCon", "fixed schedule, mean JCT", "specon", _specon("fixed", specon_tables.mean_s)),
+    Workload("SpeCon", "20 at random, mean JCT", "specon", _specon("random-20", specon_tables.mean_s)),
+    Workload("SpeCon", "30 at random, mean JCT", "specon", _specon("random-30", specon_tables.mean_s)),
+    Workload(
+        "SpeCon", "50 at random on 8 nodes, mean JCT", "specon", _specon("random-50", specon_tables.mean_s)
+    ),
+    Workload("SpeCon", "20 at random, makespan", "specon", _specon("random-20", specon_tables.makespan_s)),
+    Workload("GENIE", "5 an hour, share in time", "genie", _genie(5), higher_is_better=True),
+    Workload("GENIE", "10 an hour, share in time", "genie", _genie(10), higher_is_better=True),
+    Workload("GENIE", "20 an hour, share in time", "genie", _genie(20), higher_is_better=True),
+    Workload("Muri", "trace3, mean JCT", "muri-s", _muri("trace3", None), seeded=False),
+    Workload("Muri", "trace1, first 300 jobs, mean JCT", "muri-s", _muri("trace1", 300), seeded=False),
+    Workload("Muri", "trace2, first 300 jobs, mean JCT", "muri-s", _muri("trace2", 300), seeded=False),
+    Workload("Muri", "trace4, first 400 jobs, mean JCT", "muri-s", _muri("trace4", 400), seeded=False),
+)
+
+
+def better(
+    workload: Workload, ours: Sequence[float], theirs: Sequence[float]
+) -> tuple[float, tuple[float, float] | None]:
+    """How many times, as a ratio of means, and its 95 % interval over seeds."""
+    pairs = np.array([ours, theirs] if workload.higher_is_better else [theirs, ours])
+    whole = float(pairs[0].sum() / pairs[1].sum())
+    if len(ours) == 1:
+        return whole, None
+    rng = np.random.default_rng(0)
+    drawn = pairs[:, rng.integers(pairs.shape[1], size=(RESAMPLES, pairs.shape[1]))].sum(axis=2)
+    low, high = np.quantile(drawn[0] / drawn[1], (0.025, 0.975))
+    return whole, (float(low), float(high))
+
+
+def tables(quick: bool) -> Iterator[PaperTable]:
+    rows: list[Row] = []
+    by_paper: dict[str, list[float]] = {}
+    figures: dict[Workload, list[float]] = {}
+    for workload in WORKLOADS:
+        seeds = range((QUICK_SEEDS if quick else SEEDS) if workload.seeded else 1)
+        ours = figures[workload] = [workload.measure(OURS, seed, ()) for seed in seeds]
+        theirs = [workload.measure(workload.own, seed, ()) for seed in seeds]
+        found, interval = better(workload, ours, theirs)
+        by_paper.setdefault(workload.paper, []).append(found)
+        rows.append(
+            Row(
+                f"{workload.paper}, {workload.label}: vs {workload.own}",
+                found,
+                interval=interval,
+                reach=LEAST,
+            )
+        )
+    more = sum(max(found) > MORE for found in by_paper.values())
+    rows.append(Row(f"workloads with more than {MORE}", more, reach=WORKLOADS_WITH_MORE))
+    yield PaperTable(
+        "composed", "One profile on all workloads: better than each paper's own policy", "times", rows
+    )
+    rows = []
+    for workload in WORKLOADS:
+        ours = figures[workload][:QUICK_SEEDS]
+        for stage in get_args(Stage):
+            left_out = [workload.measure(OURS, seed, (stage,)) for seed in range(len(ours))]
+            if not np.allclose(left_out, ours):
+                found, _ = better(workload, ours, left_out)
+                rows.append(Row(f"{workload.paper}, {workload.label}: {stage}", found))
+    yield PaperTable(
+        "composed-ablation", "What each stage of `penstock` brings: with it against without it", "times", rows,
+        f"The first {QUICK_SEEDS} seeds; stages that change nothing are left out. Mean figure with all stages: "
+        + "; ".join(f"{one.paper}, {one.label} {fmean(found):,.4g}" for one, found in figures.items()),
+    )  # fmt: skip
+
+
+if __name__ == "__main__":
+    main("tests.papers.composed_tables", tables)

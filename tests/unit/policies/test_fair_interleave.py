@@ -1,0 +1,111 @@
+"""Interleaving in a saturated cell of several tenants: who is listed for the search, and in which order."""
+
+from typing import Any
+
+from penstock.model.settings import PlacerSettings
+from penstock.model.types import JobSpec
+from penstock.policies.fair_interleave import FairInterleave
+from penstock.policies.regroup import Question
+from tests.support.driver import CellDriver, node_spec
+from tests.unit.policies.test_preemption import needing
+
+LIMITS_GPU_S = (3_250.0, 7_200.0)
+HOUR_MS = 3_600_000
+
+
+def cell(gpus: int = 4) -> CellDriver:
+    driver = CellDriver(PlacerSettings(profile="penstock"))
+    driver.join(node_spec("n0", gpus))
+    return driver
+
+
+def job(driver: CellDriver, job_id: str, gpus: int, run_s: float, *, runs: bool = False, **more: Any) -> None:
+    fields: dict[str, Any] = {"command": ("x",), "checkpoint": "signal"}
+    driver.submit(job_id, JobSpec(**fields | more), needing(gpus, run_s))
+    if runs:
+        driver.start(job_id)
+
+
+def asked(driver: CellDriver) -> Question | None:
+    return FairInterleave(LIMITS_GPU_S).question(driver.state)
+
+
+def listed(driver: CellDriver) -> list[str]:
+    found = asked(driver)
+    assert found is not None
+    return [one.job_id for one in found.jobs]
+
+
+def test_nobody_is_regrouped_while_there_are_gpus_for_all() -> None:
+    driver = cell()
+    job(driver, "one", 1, 600, runs=True)
+    assert asked(driver) is None
+    job(driver, "four", 4, 600)
+    assert listed(driver) == ["one", "four"]
+
+
+def test_a_tenant_with_many_short_jobs_does_not_keep_another_from_its_share() -> None:
+    """Ada's CI has filled the cell with short jobs, and more of them wait. Bob's training takes two hours: by run times alone it would come last for as long as CI runs."""
+    driver = cell()
+    for number in range(4):
+        job(driver, f"ci{number}", 1, 300, runs=True, owner="ada")
+    for number in range(4, 8):
+        job(driver, f"ci{number}", 1, 300, owner="ada")
+    job(driver, "training", 2, 7_200, owner="bob")
+    order = listed(driver)
+    assert order.index("training") == 2, "after as many of Ada's as are half of the GPUs"
+    assert set(order[:2]) <= {"ci0", "ci1", "ci2", "ci3"}
+
+
+def test_within_a_tenant_the_higher_priority_comes_first() -> None:
+    driver = cell()
+    job(driver, "runs", 4, 36_000, runs=True)
+    job(driver, "brief", 1, 60)
+    job(driver, "important", 1, 600, priority=5)
+    assert listed(driver) == ["important", "brief", "runs"]
+
+
+def test_who_waits_comes_earlier_with_time() -> None:
+    """A long job waits; short ones go on coming. By run times alone it would never run."""
+    driver = cell()
+    job(driver, "runs", 4, 360_000, runs=True)
+    job(driver, "long", 4, 7_200)
+    driver.at(driver.now_ms + 48 * HOUR_MS)
+    job(driver, "short", 4, 900)
+    assert listed(driver)[0] == "long"
+
+
+def test_a_job_that_does_not_save_is_not_stopped_and_may_get_company() -> None:
+    driver = cell()
+    job(driver, "loses", 4, 36_000, runs=True, checkpoint="none")
+    job(driver, "short", 4, 60)
+    found = asked(driver)
+    assert found is not None
+    assert [(one.job_id, one.movable) for one in found.jobs] == [("loses", False), ("short", True)]
+    answer = FairInterleave(LIMITS_GPU_S).solve(found)
+    assert "loses" in {job_id for group in answer.groups for job_id in group.job_ids}
+
+
+def test_a_job_that_runs_gives_way_only_to_one_that_is_much_shorter() -> None:
+    driver = cell()
+    job(driver, "runs", 4, 3_600, runs=True)
+    job(driver, "half", 4, 1_800)
+    assert listed(driver) == ["runs", "half"]
+    job(driver, "tenth", 4, 360)
+    assert listed(driver) == ["tenth", "runs", "half"]
+
+
+def test_room_is_left_for_a_job_with_a_deadline() -> None:
+    """It is placed by deadlines and not by the search, so the search must not plan with its GPUs."""
+    driver = cell()
+    for number in range(4):
+        job(driver, f"j{number}", 1, 36_000, runs=True)
+    job(driver, "waits", 1, 36_000)
+    found = asked(driver)
+    assert found is not None
+    assert sum(found.node_gpus) == 4
+    job(driver, "due", 2, 600, deadline_ms=HOUR_MS)
+    found = asked(driver)
+    assert found is not None
+    assert "due" not in {one.job_id for one in found.jobs}
+    assert sum(found.node_gpus) == 2
