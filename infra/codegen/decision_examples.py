@@ -48,6 +48,7 @@ DECISIONS: tuple[Event, ...] = (
         by="guard-1",
         reason="its GPU waits for data: utilisation 34.5 % at 4 cores",
         cores=(0, 1, 2, 3, 8, 9),
+        cause="probe",
     ),
     MoveDecided(
         job_id=JOB,

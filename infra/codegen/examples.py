@@ -276,6 +276,7 @@ _PROPOSALS: tuple[Event, ...] = (
         task_id=WORKER,
         cores=6,
         reason="its GPU waits for data: utilisation 34.5 % at 4 cores",
+        cause="probe",
     ),
     ThrottleProposed(
         proposal_id="throttle-000018",

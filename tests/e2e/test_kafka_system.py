@@ -53,7 +53,15 @@ class System:
         with ThreadPoolExecutor() as pool:
             services = [
                 pool.submit(self._service, name, name)
-                for name in ("placer", "estimator", "batcher", "migrator", "projector", "gateway")
+                for name in (
+                    "placer",
+                    "estimator",
+                    "batcher",
+                    "migrator",
+                    "contention-guard",
+                    "projector",
+                    "gateway",
+                )
             ]
             nodes = [pool.submit(self._node, node_id) for node_id in NODES]
         self.children = [started.result() for started in (*services, *nodes)]
@@ -81,7 +89,9 @@ class System:
 
     def _service(self, name: str, identity: str, *arguments: str, log: str | None = None) -> Child:
         path = self.folder / f"{log or name}.log"
-        return python_service(name, arguments, log_path=path, env=self.environment(identity))
+        return python_service(
+            name.replace("-", "_"), arguments, log_path=path, env=self.environment(identity)
+        )
 
     def _node(self, node_id: str) -> Child:
         arguments = ["--node-id", node_id, "--virtual-gpus", "2", "--cores", "4", "--host-memory", "8GiB"]
@@ -355,5 +365,5 @@ async def test_a_plan_is_carried_out_unit_by_unit(system: System) -> None:
 def test_sigterm_ends_everything_in_order(system: System) -> None:
     """The machines shut down."""
     assert system.stop() == dict.fromkeys(
-        ("placer", "estimator", "batcher", "migrator", "projector", "gateway", *NODES), 0
+        ("placer", "estimator", "batcher", "migrator", "contention-guard", "projector", "gateway", *NODES), 0
     )

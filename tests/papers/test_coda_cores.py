@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from penstock.model.types import Category
+from penstock.policies.core_search import Next, Seen, search, walk
 from penstock_services.estimator.core.resources.cores import PastJob, n_start
-from tests.papers.estimator.core_search import Next, Seen, search, walk
 
 FILE = (
     Path(os.environ.get("PENSTOCK_DATA", Path(__file__).parents[2] / "../shared/data"))

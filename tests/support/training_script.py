@@ -33,10 +33,11 @@ class Pipe:
         except BlockingIOError:
             return b""
 
-    def lines(self) -> list[dict[str, Any]]:
-        """What was written since the last look: the only field of each line."""
+    def lines(self, *kinds: str) -> list[dict[str, Any]]:
+        """What was written since the last look: the only field of each line. `kinds`: only of lines that have one of these fields."""
         found = []
         for line in self.text().splitlines():
-            ((_, value),) = json.loads(line).items()
-            found.append(value)
+            ((kind, value),) = json.loads(line).items()
+            if not kinds or kind in kinds:
+                found.append(value)
         return found

@@ -56,7 +56,14 @@ def test_a_task_keeps_its_lowest_cores_and_gets_the_lowest_free_ones(cell: CellD
     step = cell.feed(asks(A, 2))
     assert kinds(step) == ["cores.proposed", "cores.decided", "proposal.answered"]
     assert step.facts[1] == CoresDecided(
-        job_id="a", attempt=1, task_id=A, node_id="n1", by="guard", reason="starved", cores=(0, 1)
+        job_id="a",
+        attempt=1,
+        task_id=A,
+        node_id="n1",
+        by="guard",
+        reason="starved",
+        cores=(0, 1),
+        cause="other",
     )
     cell.submit("b", need=estimate(cores=1))
     assert cores(cell, B) == (2,)
@@ -144,7 +151,14 @@ def test_orders_are_repeated_until_the_node_has_answered(cell: CellDriver) -> No
     [order] = cell.orders()
     assert order == SetCores(token=cell.state.seq, node_id="n1", task_id=A, cores=(0, 1, 2))
     overtaken = CoresDecided(
-        job_id="a", attempt=1, task_id=A, node_id="n1", by="guard", reason="starved", cores=(0, 1)
+        job_id="a",
+        attempt=1,
+        task_id=A,
+        node_id="n1",
+        by="guard",
+        reason="starved",
+        cores=(0, 1),
+        cause="other",
     )
     assert orders_of(cell.state, overtaken, first) == []
     late = adjusted(cell, A, order_token=first)
@@ -186,7 +200,14 @@ def test_a_cancelled_task_gives_up_what_it_was_to_give_up_before_it_is_stopped(c
     assert isinstance(repeated[1], SetCores)
     assert not set(repeated[0].cores) & set(repeated[1].cores)
     decided = CoresDecided(
-        job_id="a", attempt=1, task_id=A, node_id="n1", by="guard", reason="starved", cores=(0, 1)
+        job_id="a",
+        attempt=1,
+        task_id=A,
+        node_id="n1",
+        by="guard",
+        reason="starved",
+        cores=(0, 1),
+        cause="other",
     )
     assert orders_of(cell.state, decided, first) == repeated[:1], "also where the state has run ahead"
 

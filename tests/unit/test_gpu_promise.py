@@ -2,6 +2,7 @@
 
 import asyncio
 import sys
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,7 +16,7 @@ from penstock.sdk.phases import phase
 from penstock_services.node_reporter.core.environment import task_environment
 from penstock_services.node_reporter.shell import sampler as sampler_module
 from penstock_services.node_reporter.shell.exits import outcome_of
-from penstock_services.node_reporter.shell.ports import Exit
+from penstock_services.node_reporter.shell.ports import Exit, Key
 from penstock_services.node_reporter.shell.sampler import Sampler
 from tests.support.node_cell import start_order
 
@@ -100,22 +101,35 @@ def test_frameworks_that_read_variables_are_told_and_a_job_may_say_otherwise() -
     assert task_environment(shared_order(env=own), NODE, {}, {}, virtual=False).items() >= own.items()
 
 
-class Host:
+class Meters:
     """16 GiB in use on the device; `own` of it by the task."""
-
-    spec = NODE
 
     def __init__(self, own: list[int | None]) -> None:
         self._own = own
 
-    def measure(self, shim: int) -> tuple[float, int]:
+    def use(self, shim: int) -> tuple[float, int]:
         return 0.0, 100
 
-    def measure_gpu(self, uuid: str) -> tuple[float, int]:
+    def gpu(self, uuid: str) -> tuple[float, int]:
         return 90.0, 16_000
 
-    def measure_gpu_of(self, shim: int, uuid: str) -> int | None:
+    def gpu_memory_of(self, shim: int, uuid: str) -> int | None:
         return self._own.pop(0) if len(self._own) > 1 else self._own[0]
+
+    def pressure(self, groups: Sequence[str] | None) -> None:
+        return None
+
+    def waits(self, shim: int) -> dict[int, int]:
+        return {}
+
+    def traffic(self, key: Key | None) -> dict[str, int]:
+        return {}
+
+    def follow_traffic(self, key: Key, shim: int) -> None:
+        del key, shim
+
+    def forget_traffic(self, key: Key) -> None:
+        del key
 
 
 async def watched(
@@ -125,7 +139,7 @@ async def watched(
     monkeypatch.setattr(sampler_module, "PERIOD_S", 0.005)
     killed: list[Any] = []
     published: list[TelemetrySampled] = []
-    sampler = Sampler(Host(own), published.append, killed.append)  # type: ignore[arg-type] # what it uses of one
+    sampler = Sampler("n1", Meters(own), published.append, killed.append)
     sampler.follow(KEY, 1, {0: GPU}, promised_mib)
     await asyncio.sleep(0.1)
     usage, evidence = sampler.forget(KEY)

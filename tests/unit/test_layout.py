@@ -75,7 +75,7 @@ def test_services_load_clients_only_where_one_is_used() -> None:
     """An HTTP client costs 7 MiB in each process, and file systems of an archive one more."""
     services = [
         f"penstock_services.{name}.shell.service"
-        for name in ("batcher", "estimator", "gateway", "migrator", "placer", "projector")
+        for name in ("batcher", "contention_guard", "estimator", "gateway", "migrator", "placer", "projector")
     ]
     reporter = [f"penstock_services.node_reporter.shell.{name}" for name in ("run", "linux")]
     code = f"import sys, {', '.join([*services, *reporter])}; print(*sys.modules)"

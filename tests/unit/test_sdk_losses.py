@@ -40,7 +40,7 @@ def test_between_lines_of_progress_the_loss_is_reported_by_time(
         meter.step(done, None, 1.0 / done)
         if done == 350_000:
             fifo.text()
-    losses = [line for line in fifo.lines() if "step_ms" not in line]
+    losses = [line for line in fifo.lines("steps", "loss") if "step_ms" not in line]
     assert 15 <= len(losses) <= 25
     for before, line in itertools.pairwise(losses):
         assert 2.5 <= 0.01 * (line["done"] - before["done"]) <= 10
@@ -57,7 +57,7 @@ def test_a_script_that_stalls_reports_its_loss_again_soon(fifo: Pipe, clock: Clo
     for done in range(20_001, 26_001):
         clock.pass_(10.0)
         meter.step(done, None, 1.0)
-        seen += [line["done"] for line in fifo.lines()]
+        seen += [line["done"] for line in fifo.lines("steps", "loss")]
     assert len(seen) > 900
     assert seen[0] <= 26_000
 
@@ -67,4 +67,24 @@ def test_without_a_loss_nothing_is_written_between(fifo: Pipe, clock: Clock, met
     for done in range(1, 5_001):
         clock.pass_(1.0)
         meter.step(done, None, None if done % 2 else float("nan"))
-    assert all("step_ms" in line or line["done"] == 1 for line in fifo.lines())
+    assert all("step_ms" in line or line["done"] == 1 for line in fifo.lines("steps", "loss"))
+
+
+def test_another_number_of_cores_begins_a_new_window_which_is_written_whatever_it_is(
+    fifo: Pipe, clock: Clock
+) -> None:
+    """The contention-guard tries a job with more cores that do not help: without a line it could not know that it has been tried."""
+    cores = [4]
+    meter = Meter(clock, count=lambda: cores[0])
+    for done in range(1, 2_000):
+        clock.pass_(0.01)
+        meter.step(done, None, None)
+    [first] = fifo.lines("window")
+    assert (first["step_ms"], first["cores"]) == (pytest.approx(10), 4)
+    cores[0] = 8
+    for done in range(2_000, 3_000):
+        clock.pass_(0.01)
+        meter.step(done, None, None)
+    [second] = fifo.lines("window")
+    assert (second["step_ms"], second["cores"]) == (pytest.approx(10), 8)
+    assert second["steps"] >= 200, "nothing of the time with four cores is in it"

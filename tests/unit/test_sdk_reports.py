@@ -15,11 +15,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.model.external_events import StagesMeasured, StepsMeasured
+from penstock.model.external_events import StagesMeasured, StepsMeasured, TelemetrySampled
 from penstock.model.validation import checked
 from penstock.sdk.lines import FIFO, LINE_BYTES, write_line
 from penstock.sdk.phases import phase
-from penstock.sdk.progress import Meter
+from penstock.sdk.progress import PROFILE_ITERATIONS, Meter
 from penstock.sdk.stages import MAX_LINES, STAGES, Recorder
 from penstock_services.node_reporter.core.progress import ProgressParser
 from tests.support.training_script import Clock, Pipe
@@ -59,7 +59,7 @@ def test_the_first_iteration_is_reported_then_the_mean_of_windows(
     for done in range(1, 6):
         clock.pass_(60.0 if done == 1 else 2.0)
         meter.step(done, 100, 3.5 / done)
-    assert fifo.lines() == [
+    assert fifo.lines("steps") == [
         {"done": 1, "total": 100, "loss": 3.5},
         *({"done": n, "total": 100, "steps": 1, "step_ms": 2_000.0, "loss": 3.5 / n} for n in range(2, 6)),
     ]
@@ -72,7 +72,7 @@ def test_a_long_training_is_reported_in_few_lines(fifo: Pipe, clock: Clock, mete
         clock.pass_(0.002)
         meter.step(done, 1_000_000, None)
         if done % 10_000 == 0 or done == 300:
-            reported += fifo.lines()
+            reported += fifo.lines("steps")
     assert 60 <= len(reported) <= 120
     assert reported[-1]["done"] == 1_000_000
     for before, line in itertools.pairwise(reported[:-1]):
@@ -86,7 +86,7 @@ def test_a_resumed_script_is_reported_from_where_it_resumes(fifo: Pipe, clock: C
     for done in range(90_001, 90_101):
         clock.pass_(1.0)
         meter.step(done, 100_000, None)
-    reported = [line["done"] - 90_000 for line in fifo.lines()]
+    reported = [line["done"] - 90_000 for line in fifo.lines("steps")]
     assert reported[:12] == [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 13]
     assert reported[-1] > 90
 
@@ -96,7 +96,7 @@ def test_what_is_not_more_than_before_is_not_reported(fifo: Pipe, clock: Clock, 
     for done in (1, 1, 5, 2, 3, 4, 5, 6):
         clock.pass_(1.0)
         meter.step(done, None, None)
-    assert [(line["done"], line.get("steps")) for line in fifo.lines()] == [(1, None), (5, 4), (6, 1)]
+    assert [(line["done"], line.get("steps")) for line in fifo.lines("steps")] == [(1, None), (5, 4), (6, 1)]
 
 
 def test_the_loss_is_only_looked_at_when_a_line_is_written(fifo: Pipe, clock: Clock, meter: Meter) -> None:
@@ -112,7 +112,7 @@ def test_the_loss_is_only_looked_at_when_a_line_is_written(fifo: Pipe, clock: Cl
     for done in range(1, 1_001):
         clock.pass_(0.01)
         meter.step(done, None, OnGpu())
-    reported = fifo.lines()
+    reported = fifo.lines("steps", "loss")
     assert len(reported) == OnGpu.looked_at < 20
     assert {line["loss"] for line in reported} == {0.25}
 
@@ -128,14 +128,14 @@ def test_a_tensor_is_read_without_its_gradient(fifo: Pipe, meter: Meter) -> None
             raise AssertionError("a warning")
 
     meter.step(1, 10, Tensor())
-    assert fifo.lines() == [{"done": 1, "total": 10, "loss": 0.5}]
+    assert fifo.lines("steps") == [{"done": 1, "total": 10, "loss": 0.5}]
 
 
 @pytest.mark.parametrize("loss", [float("nan"), float("inf"), -float("inf"), 1e200, "much", [1, 2], 10**400])
 def test_a_loss_that_is_no_number_is_left_out(fifo: Pipe, meter: Meter, loss: Any) -> None:
     """The training diverges: that it goes on is still reported."""
     meter.step(1, 10, loss)
-    assert fifo.lines() == [{"done": 1, "total": 10}]
+    assert fifo.lines("steps") == [{"done": 1, "total": 10}]
 
 
 @pytest.mark.parametrize("done", [0, -3, None, "7", float("nan"), float("inf"), [], 1 << 60])
@@ -158,13 +158,13 @@ def test_a_total_that_cannot_be_is_left_out(
 ) -> None:
     """More was done than was planned; a total from a config file as text."""
     meter.step(4, total, None)
-    assert [line.get("total") for line in fifo.lines()] == [reported]
+    assert [line.get("total") for line in fifo.lines("steps")] == [reported]
 
 
 def test_a_full_fifo_costs_lines_and_never_blocks(fifo: Pipe, clock: Clock, meter: Meter) -> None:
     """The reporter is down for a day: what does not fit is lost, the next line counts from the last one that got away."""
     meter.step(1, None, None)
-    assert len(fifo.lines()) == 1
+    assert len(fifo.lines("steps")) == 1
     while write_line("x" * (LINE_BYTES - 1)):
         pass
     for done in range(2, 50):
@@ -174,7 +174,7 @@ def test_a_full_fifo_costs_lines_and_never_blocks(fifo: Pipe, clock: Clock, mete
         pass
     clock.pass_(1.0)
     meter.step(50, None, None)
-    assert fifo.lines() == [{"done": 50, "steps": 49, "step_ms": 1_000.0}]
+    assert fifo.lines("steps") == [{"done": 50, "steps": 49, "step_ms": 1_000.0}]
 
 
 @pytest.mark.parametrize("rank", ["1", "7"])
@@ -191,7 +191,7 @@ def test_of_a_gang_only_rank_0_tells(
     assert fifo.text() == b""
     monkeypatch.setenv("RANK", "0")
     Meter(clock).step(1, None, None)
-    assert len(fifo.lines()) == 1
+    assert len(fifo.lines("steps")) == 1
 
 
 SCRIPT = """
@@ -436,11 +436,12 @@ def test_the_node_understands_what_the_sdk_writes(fifo: Pipe, clock: Clock, mete
     meter.step(1, 500, 0.75)
     clock.pass_(3.0)
     meter.step(4, 500, float("nan"))
-    first, _, second = ProgressParser("n1", "job-1.1.0", 9, leads=True).parse(fifo.text(), 77)
+    first, _, second, window = ProgressParser("n1", "job-1.1.0", 9, leads=True).parse(fifo.text(), 77)
     about = {"node_id": "n1", "task_id": "job-1.1.0", "token": 9, "at_ms": 77, "total": 500}
     assert first.event == checked(StepsMeasured, {**about, "done": 1, "loss": 0.75})
     assert second.event == checked(StepsMeasured, {**about, "done": 4, "steps": 3, "step_ms": 1_000.0})
     assert (first.name, second.name) == ("steps/1", "steps/4")
+    assert window.event == TelemetrySampled(node_id="n1", task_id="job-1.1.0", at_ms=77, step_ms=1_000.0)
 
 
 def test_a_line_too_long_to_be_whole_is_not_written(fifo: Pipe) -> None:
@@ -448,3 +449,13 @@ def test_a_line_too_long_to_be_whole_is_not_written(fifo: Pipe) -> None:
     assert not write_line("x" * LINE_BYTES)
     assert write_line("x" * (LINE_BYTES - 1))
     assert len(fifo.text()) == LINE_BYTES
+
+
+def test_a_run_that_only_measures_ends_after_its_iterations(fifo: Pipe) -> None:
+    """`penstock profile` starts a script of 105 iterations, which has no option for it, and wants 20: it ends well, with its last one reported."""
+    done = run(SCRIPT.format(end="sys.exit(3)"), {FIFO: str(fifo.path), PROFILE_ITERATIONS: "20"})
+    assert (done.returncode, done.stderr) == (0, "")
+    reported = [json.loads(line)["steps"] for line in fifo.text().splitlines()[1:]]
+    assert [line["done"] for line in reported] == [1, 20]
+    for wrong in ("", "0", "many", "-1"):
+        assert run(SCRIPT.format(end="sys.exit(3)"), {PROFILE_ITERATIONS: wrong}).returncode == 3

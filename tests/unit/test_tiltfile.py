@@ -41,9 +41,17 @@ def test_every_sample_job_can_be_submitted_from_tilt() -> None:
 def test_every_service_of_its_own_has_its_own_role_and_no_other() -> None:
     """A developer starts the services one by one: a copied line would give one of them the rights of another, or the superuser's."""
     services = service_environments(Path("urls"))
-    assert {"placer", "estimator", "batcher", "migrator", "projector", "gateway", "node-0", "node-1"} == set(
-        services
-    )
+    assert {
+        "placer",
+        "estimator",
+        "batcher",
+        "migrator",
+        "contention-guard",
+        "projector",
+        "gateway",
+        "node-0",
+        "node-1",
+    } == set(services)
     for name, environment in services.items():
         resource = tilts_resources()[name]
         module, *arguments = shlex.split(resource["serve_cmd"].removeprefix(SERVICE))
@@ -52,7 +60,7 @@ def test_every_service_of_its_own_has_its_own_role_and_no_other() -> None:
             assert arguments[:2] == ["--node-id", name]
             own = {"PENSTOCK_LOG_FILE": f"urls/nodes/{name}.url"}
         else:
-            assert module == name
+            assert module == name.replace("-", "_")
         if name in ("placer", "gateway"):
             own["PENSTOCK_OPERATOR_KEY"] = "urls/operator.key"
         rights = {variable for variable in environment if not variable.startswith("PENSTOCK_GATEWAY")}

@@ -14,6 +14,7 @@ EXTRAS = {
     "placer",
     "batcher",
     "migrator",
+    "contention-guard",
     "projector",
     "estimator",
     "node-reporter",

@@ -189,6 +189,25 @@ def isolation(node: Row) -> str:
     return ", ".join(part for part in parts if part)
 
 
+CONTENTION = {
+    "pressure": "waiting for cores by the kernel's triggers",
+    "schedstat": "waiting for cores by reading what threads have waited",
+}
+
+
+def measures(node: Row) -> str:
+    """What the node can measure of contention: `waiting for cores by the kernel's triggers, memory traffic not at all`."""
+    found = node.get("measures")
+    if not found:
+        return "not reported"
+    traffic = "memory traffic not at all"
+    if found["memory_bandwidth"] != "none":
+        limit = found.get("memory_mb_s")
+        of = f"of {limit / 1_000:g} GB/s" if limit else "in percent of the largest seen"
+        traffic = f"memory traffic by {found['memory_bandwidth']}, {of}"
+    return f"{CONTENTION.get(found['contention'], 'waiting for cores not at all')}, {traffic}"
+
+
 def gpus_table(gpus: Iterable[Row], *, wide: bool = False) -> Table:
     """By node and slot, a line per GPU and job on it; SHARE: what the job has of the GPU."""
     columns = ["NODE", "GPU", "UUID", "MODEL", "MEMORY", "STATE", "SHARE", "JOB"]

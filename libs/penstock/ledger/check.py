@@ -18,6 +18,7 @@ from penstock.ledger.masks import full_mask, mask_of
 from penstock.ledger.node_state import NodeState
 from penstock.ledger.state import CellState
 from penstock.ledger.timers import timer_id
+from penstock.model.adjustments import MAX_CORE_CHANGES, MAX_CORE_PROBES, MAX_THROTTLES
 from penstock.model.settings import MAX_BATCH_ARRIVALS
 from penstock.model.transitions import TERMINAL, JobStatus, NodeStatus, TaskStatus
 from penstock.model.types import WHOLE_GPU
@@ -131,6 +132,21 @@ def _by_gpu(leases: list[Lease]) -> dict[int, list[Lease]]:
     return holders
 
 
+def _adjusted(job: JobState) -> Iterator[str]:
+    """What services have changed of its tasks is bounded, and a probe of fewer cores takes none away."""
+    for task_id, task in job.tasks.items():
+        if task.core_probes > MAX_CORE_PROBES:
+            yield f"{task_id} was tried with {task.core_probes} numbers of cores"
+        if not set(task.trial_cores) <= set(task.place.cores):
+            yield f"{task_id} may use cores {task.trial_cores}, and holds {task.place.cores}"
+    for counted, most, what in (
+        (job.core_changes, MAX_CORE_CHANGES, "changed the cores"),
+        (job.throttles, MAX_THROTTLES, "slowed tasks"),
+    ):
+        if counted > most * job.spec.workers:
+            yield f"services have {what} of job {job.job_id} {counted} times"
+
+
 def _job(state: CellState, job: JobState) -> Iterator[str]:
     live = {task_id for task_id, task in job.tasks.items() if task.status in LIVE}
     if job.status in TERMINAL:
@@ -141,6 +157,7 @@ def _job(state: CellState, job: JobState) -> Iterator[str]:
         yield f"job {job.job_id} is both live and ended"
     if job.status in (JobStatus.LAUNCHING, JobStatus.RUNNING) and len(job.tasks) != job.demand.tasks:
         yield f"job {job.job_id} has {len(job.tasks)} of {job.demand.tasks} tasks: a gang is all or nothing"
+    yield from _adjusted(job)
     if not job.spec.fewest_workers <= job.workers <= job.spec.workers:
         yield f"job {job.job_id} has {job.workers} workers, not {job.spec.fewest_workers} to {job.spec.workers}"
     for task_id in live:

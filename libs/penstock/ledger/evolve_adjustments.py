@@ -1,7 +1,7 @@
 """Fold of adjustments: cores and memory bandwidth of running tasks, as decided and as their nodes answered.
 
 What a task gives up is free at once: the order to shrink it stands in its node's partition before any order that needs the room,
-and a node obeys its orders in their order (decision 63).
+and a node obeys its orders in their order (decision 63). A probe with fewer cores gives up nothing (decision 99).
 """
 
 from msgspec.structs import replace
@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from penstock.ledger import evolve_arrays
 from penstock.ledger.adjusted import Adjustment
 from penstock.ledger.groups import booked
-from penstock.ledger.job_state import TaskState
+from penstock.ledger.job_state import JobState, TaskState
 from penstock.ledger.state import CellState
 from penstock.model.adjustments import (
     AdjustmentDecided,
@@ -23,17 +23,40 @@ from penstock.model.adjustments import (
 def cores_decided(state: CellState, fact: CoresDecided) -> None:
     node, task = state.nodes[fact.node_id], _task(state, fact)
     job = state.jobs[fact.job_id]
+    _count_cores(job, task, fact)
+    task.cores_adjusted = _decided(state, fact)
+    job.version += 1
+    task.trial_cores = ()
+    if fact.cause == "probe" and set(fact.cores) <= set(task.place.cores):
+        task.trial_cores = fact.cores if len(fact.cores) < len(task.place.cores) else ()
+        return
     node.take_back_cores(booked(state, job, task.place).cores)
     task.place = replace(task.place, cores=fact.cores)
     node.take_cores(booked(state, job, task.place).cores)
     evolve_arrays.hold_cores(node, job, task.place.cores)
-    task.cores_adjusted = _decided(state, fact)
     state.rebook(node)
-    job.version += 1
+
+
+def _count_cores(job: JobState, task: TaskState, fact: CoresDecided) -> None:
+    """What bounds a service's changes (`penstock.policies.validate_adjustments`). Cores that an operator chose are not given back."""
+    before, after = len(task.used_cores), len(fact.cores)
+    if fact.cause == "contention":
+        job.throttles += 1
+        task.throttled_from = task.throttled_from or before
+        return
+    if not (fact.cause == "released" and after < task.throttled_from):
+        task.throttled_from = 0
+    if fact.cause in ("", "released"):
+        return
+    task.core_probes += fact.cause == "probe"
+    task.cores_settled |= fact.cause == "settled"
+    job.core_changes += after not in (before, task.placed_cores)
 
 
 def bandwidth_decided(state: CellState, fact: BandwidthDecided) -> None:
     task = _task(state, fact)
+    if fact.cause and fact.memory_bandwidth_percent is not None:
+        state.jobs[fact.job_id].throttles += 1
     task.memory_bandwidth_percent = fact.memory_bandwidth_percent
     task.bandwidth_adjusted = _decided(state, fact)
     state.jobs[fact.job_id].version += 1

@@ -3,6 +3,8 @@
 from copy import copy
 from dataclasses import dataclass, field
 
+from msgspec.structs import replace
+
 from penstock.ledger.adjusted import Adjustment
 from penstock.ledger.checkpoints import Checkpoint
 from penstock.ledger.demand import Demand
@@ -38,6 +40,14 @@ class TaskState:
     """The latest change of its cores since it was placed; `place` has the cores."""
     placed_cores: int = 0
     """How many it was placed with."""
+    trial_cores: tuple[int, ...] = ()
+    """Those of its cores that it may use for now: fewer, as a probe. It holds all of its place's, so that it can have them again. Empty: all."""
+    core_probes: int = 0
+    """How many numbers of cores services have tried it with."""
+    cores_settled: bool = False
+    """Whether a service's search for its cores has ended, which happens once."""
+    throttled_from: int = 0
+    """How many cores it had before services took some because of contention; 0: they took none, or gave them back."""
     bandwidth_adjusted: Adjustment | None = None
     memory_bandwidth_percent: int | None = None
     """Its cap; None: it has none."""
@@ -51,6 +61,16 @@ class TaskState:
     """When it had launched, where it waited for its GPUs then."""
     launch_ms: int | None = None
     """How long it launched; None: its script has not reported that it is over."""
+
+    @property
+    def used_cores(self) -> tuple[int, ...]:
+        """Which it may use."""
+        return self.trial_cores or self.place.cores
+
+    @property
+    def used_place(self) -> TaskPlacement:
+        """Its place with the cores that it may use."""
+        return replace(self.place, cores=self.trial_cores) if self.trial_cores else self.place
 
 
 @dataclass(slots=True)
@@ -126,6 +146,10 @@ class JobState:
     """That the cell's `arrays` count for it."""
     migrations: int = 0
     """How often a service has moved it by its own rules (`MoveDecided.cause`)."""
+    core_changes: int = 0
+    """How often a service has changed the cores of one of its tasks; what gave back those of the placement is not counted."""
+    throttles: int = 0
+    """How often a service has slowed one of its tasks because of contention."""
     sharing: Sharing = ALONE
     rank: tuple[int, int, int] | None = None
     """(level, 0 if chosen else 1, position) in a policy that keeps an order; None: as it came."""

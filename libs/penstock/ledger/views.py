@@ -82,7 +82,7 @@ def adjustments(job: JobState) -> list[Row]:
     found = []
     for task_id, task in sorted(job.tasks.items()):
         about: tuple[tuple[str, Adjustment | None, Any], ...] = (
-            ("cores", task.cores_adjusted, list(task.place.cores)),
+            ("cores", task.cores_adjusted, list(task.used_cores)),
             ("memory_bandwidth", task.bandwidth_adjusted, task.memory_bandwidth_percent),
         )
         for what, known, value in about:
@@ -207,6 +207,7 @@ def node_row(node: NodeState, seq: int) -> Row:
         "bandwidth_mbps": spec.bandwidth_mbps,
         "bandwidth_free_mbps": node.free_bandwidth_mbps,
         "isolation": fragment(spec.isolation),
+        "measures": fragment(spec.measures),
         "shares_gpus": spec.shares_gpus,
         "leaving": node.leaving,
         "cordon": fragment(node.cordon),

@@ -34,7 +34,7 @@ from penstock_services.estimator.shell.store import estimator_schema
 from penstock_services.gateway.shell.store import gateway_schema
 
 SERVICE_NAME = re.compile(r"[a-z][a-z-]{0,40}")
-READERS = ("batcher", "estimator", "gateway", "migrator", "placer")
+READERS = ("batcher", "contention-guard", "estimator", "gateway", "migrator", "placer")
 """Of the read models and snapshots. All of them read the ledger, from which these follow."""
 
 

@@ -223,7 +223,7 @@ async def _log_tables(connection: asyncpg.Connection) -> Finding:
 
 
 async def _read_models(connection: asyncpg.Connection, cell: str) -> Finding:
-    """Of the projector: read by the placer, the estimator, the batcher, the migrator and the gateway."""
+    """Of the projector: read by the placer, the estimator, the batcher, the migrator, the contention-guard and the gateway."""
     what, schema = "read models", schema_of(cell)
     if await connection.fetchval("SELECT to_regclass($1)", f"{schema}.migrations") is None:
         return Finding(what, f"{schema} has no tables yet", "start the projector and look at its log")

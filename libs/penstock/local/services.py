@@ -16,7 +16,7 @@ from penstock.runtime.settings import Settings
 
 logger = logging.getLogger(__name__)
 
-NAMES = ("placer", "estimator", "batcher", "migrator", "projector", "gateway")
+NAMES = ("placer", "estimator", "batcher", "migrator", "contention-guard", "projector", "gateway")
 START_TIMEOUT_S = 30.0  # a placer folds its whole ledger first
 STOP_TIMEOUT_S = 1.5  # then it is cancelled; all of `up` must end within 5 s
 
@@ -27,7 +27,7 @@ class ServiceFailed(PenstockError):
 
 def entry(name: str) -> Run:
     """The `run` of a service."""
-    return cast(Run, importlib.import_module(f"penstock_services.{name}.shell.service").run)
+    return cast(Run, importlib.import_module(f"penstock_services.{name.replace('-', '_')}.shell.service").run)
 
 
 def check_settings(env: Mapping[str, str]) -> None:

@@ -47,6 +47,19 @@ class Isolation(Value, frozen=True, kw_only=True):
     """`resctrl`: the memory bandwidth of a task can be capped."""
 
 
+class Measures(Value, frozen=True, kw_only=True):
+    """What a node can measure of the contention between its tasks, as its reporter found it by trying."""
+
+    OMITTED = ("memory_mb_s",)
+
+    contention: Literal["pressure", "schedstat", "none"]
+    """How tasks that wait for cores are found. `pressure`: by the kernel's triggers (PSI); `schedstat`: by what their threads have waited, read while they run."""
+    memory_bandwidth: Literal["resctrl", "none"]
+    """`resctrl`: traffic of the memory is counted (MBM)."""
+    memory_mb_s: Annotated[int, Meta(ge=1, le=1 << 40)] | None = None
+    """What the node's memory can do, as its operator gives it; None: traffic is in percent of the largest seen, 20,000 MB/s at least."""
+
+
 class LogServer(Value, frozen=True, kw_only=True):
     """Where a node-reporter serves its tasks' output: at the node's address."""
 
@@ -61,7 +74,7 @@ class LogServer(Value, frozen=True, kw_only=True):
 class NodeSpec(Value, frozen=True, kw_only=True):
     """A node as its reporter found it."""
 
-    OMITTED = ("machine_id", "isolation", "logs")
+    OMITTED = ("machine_id", "isolation", "logs", "measures")
 
     node_id: Identifier
     machine_id: Identifier | None = None
@@ -79,6 +92,8 @@ class NodeSpec(Value, frozen=True, kw_only=True):
     """None: not reported."""
     logs: LogServer | None = None
     """None: it serves none."""
+    measures: Measures | None = None
+    """None: not reported."""
 
     @property
     def shares_gpus(self) -> bool:

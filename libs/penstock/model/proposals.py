@@ -4,6 +4,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
+from penstock.model.adjustments import AdjustmentCause
 from penstock.model.event import Event, event
 from penstock.model.groups import Turns
 from penstock.model.ledger_events import MAX_RANKS, JobRank
@@ -101,13 +102,14 @@ class CoresProposed(Proposal, frozen=True, kw_only=True):
     """Give a running task so many cores."""
 
     TYPE = "penstock.cores.proposed"
-    OMITTED = ("by",)
+    OMITTED = ("by", "cause")
 
     task_id: Identifier
     cores: Annotated[int, Meta(ge=1, le=1_024)]
     reason: ShortText
     by: ShortText = ""
     """The operator who asks for it, as `Operator`; empty: the proposer decided by itself."""
+    cause: AdjustmentCause = ""
 
 
 @event
@@ -115,10 +117,11 @@ class ThrottleProposed(Proposal, frozen=True, kw_only=True):
     """Cap a task's memory bandwidth; None lifts the cap. Source: CODA §5c."""
 
     TYPE = "penstock.throttle.proposed"
-    OMITTED = ("by",)
+    OMITTED = ("by", "cause")
 
     task_id: Identifier
     memory_bandwidth_percent: Annotated[int, Meta(ge=1, le=100)] | None
     reason: ShortText
     by: ShortText = ""
     """The operator who asks for it, as `Operator`; empty: the proposer decided by itself."""
+    cause: AdjustmentCause = ""

@@ -64,13 +64,29 @@ class Convergence(Value, frozen=True, kw_only=True):
 class Genie(Value, frozen=True, kw_only=True):
     """How profile `genie` chooses ⟨nodes, GPUs⟩: Alg. 1, or one of its baselines."""
 
-    OMITTED = ("choose", "theta")
+    OMITTED = ("choose", "theta", "make_way")
 
     choose: Literal["qos", "protect", "ratio", "performance", "most", "least"] = "qos"
     """qos: Alg. 1. protect: ours, who is late already takes few GPUs and lets those pass who can still be in time. ratio, performance, most, least: CERPre,
     PerfPre, MaxOcc, MinOcc. Source: GENIE §IV-A."""
     theta: Annotated[float, Meta(ge=0, le=1_000)] = 0.5
     """θ of eq. 5: what another node costs, beside its GPUs. The source gives none."""
+    make_way: bool = False
+    """Whether a running job of class normal that saves goes on elsewhere, or with fewer workers, for one that is urgent, prior or has a deadline, where that pays."""
+
+
+class Contention(Value, frozen=True, kw_only=True):
+    """What the contention-guard does. Source: CODA §V-B, V-D."""
+
+    OMITTED = ("search", "users_cores", "eliminate")
+
+    search: Literal["doubling", "walk", "none"] = "doubling"
+    """How the cores of running trainings are searched for. walk: in steps of one, as in the source. doubling: ours, the fewest that keep 95 % of the
+    speed. none: they stay as they were placed."""
+    users_cores: Literal["respect", "override"] = "respect"
+    """Whether cores that a user named are changed, too. override: as in the source."""
+    eliminate: bool = True
+    """Jobs without GPUs are slowed where they slow a training."""
 
 
 class Coda(Value, frozen=True, kw_only=True):
@@ -103,6 +119,7 @@ class PlacerSettings(Value, frozen=True, kw_only=True):
         "genie",
         "coda",
         "prelaunch_wait_ms",
+        "contention",
     )
 
     profile: Identifier = "liquid"
@@ -148,3 +165,5 @@ class PlacerSettings(Value, frozen=True, kw_only=True):
     """Of profile `genie`."""
     coda: Coda = Coda()
     """Of profile `coda`."""
+    contention: Contention | None = None
+    """Of any profile: the contention-guard acts, and how. None: as the profile has it."""

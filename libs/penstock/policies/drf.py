@@ -30,8 +30,8 @@ Amounts = tuple[int, int, int, int]
 class DominantResourceFairness(FirstFit):
     """Implements `penstock.policies.base.Order`."""
 
-    def __init__(self) -> None:
-        super().__init__("drf")
+    def __init__(self, name: str = "drf") -> None:
+        super().__init__(name)
         self._rows = JobRows(by_owner)
 
     def order(self, state: CellState) -> Iterator[str]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from penstock.model.settings import MAX_BACKFILL_WINDOW, MAX_OVERTAKES, PlacerSettings
+from penstock.model.settings import MAX_BACKFILL_WINDOW, MAX_OVERTAKES, Contention, PlacerSettings
 from penstock.policies.array_order import ArrayOrder
 from penstock.policies.array_place import ArrayPlace
 from penstock.policies.array_reclaim import ArrayReclaim
@@ -22,12 +22,14 @@ from penstock.policies.fair import FairResponse
 from penstock.policies.fgd import FragmentationGradient
 from penstock.policies.genie import Genie
 from penstock.policies.group_plan import group_plan
+from penstock.policies.guard import guard_of
 from penstock.policies.hived import BuddyCells
 from penstock.policies.interleave import Interleave
 from penstock.policies.key_order import KeyOrder
 from penstock.policies.kubernetes import MAX_SCORED, Kubeflow, LeastAndBalanced
 from penstock.policies.liquid import Liquid, PairCost
 from penstock.policies.load_balance import LoadBalance
+from penstock.policies.make_way import MakeWay
 from penstock.policies.moldable import ShortestStep
 from penstock.policies.muri import least_attained_service, muri_l, muri_s
 from penstock.policies.ordered import Key, Ordered, shortest_remaining_service, shortest_remaining_time
@@ -113,7 +115,8 @@ def grouped(name: str, regroup: Callable[[PlacerSettings], Regroup], key: Key) -
 def genie(settings: PlacerSettings) -> Profile:
     """Deadlines and shapes: who may wait least first, on the ⟨nodes, GPUs⟩ with the best ratio that is in time."""
     both = Genie("genie", settings.genie, Together("genie", settings.network_weight))
-    return Profile("genie", both, order=both, shape=both)
+    way = MakeWay("genie", both) if settings.genie.make_way else None
+    return Profile("genie", both, order=both, shape=both, make_way=way)
 
 
 def specon(settings: PlacerSettings) -> Profile:
@@ -122,12 +125,15 @@ def specon(settings: PlacerSettings) -> Profile:
 
 
 def coda(settings: PlacerSettings) -> Profile:
-    """Resource arrays with borrowing; dominant resource fairness inside each (`penstock.policies.arrays`)."""
+    """Resource arrays with borrowing, dominant resource fairness inside each (`penstock.policies.arrays`); the cores of running trainings are searched for by
+    CODA's walk, whoever named them, and what slows them is slowed. Source: CODA §V."""
     order = ArrayOrder()
     place = ArrayPlace("coda", order)
-    return Profile("coda", place, order=order, reclaim=ArrayReclaim(settings.coda))
+    return Profile("coda", place, order=order, reclaim=ArrayReclaim(settings.coda), guard=guard_of(CODA))
 
 
+CODA = Contention(search="walk", users_cores="override")
+"""As in the source, where nothing else is set."""
 PROFILES: Mapping[str, Make] = MappingProxyType(
     {
         "penstock": penstock,
@@ -190,6 +196,7 @@ FIXED: Mapping[str, Mapping[str, object]] = MappingProxyType(
         "muri-l": ALL_ARE_TRIED,
         "interleave": ALL_ARE_TRIED,
         "penstock": MappingProxyType({"max_overtakes": MAX_OVERTAKES}),
+        "genie": MappingProxyType({"max_overtakes": MAX_OVERTAKES}),
     }
 )
 """Profile → settings that it fixes, whatever was given."""
@@ -211,6 +218,8 @@ def profile_for(settings: PlacerSettings) -> Profile:
     if make is None:
         raise UnknownProfile(f"{settings.profile!r} is no profile; there are {', '.join(sorted(PROFILES))}")
     profile = make(settings)
+    if settings.contention is not None:
+        profile = profile._replace(guard=guard_of(settings.contention))
     return (
         profile._replace(place=ByMeasuredPairs(profile.place))
         if settings.share_gpus == "learned"

@@ -10,6 +10,12 @@ from penstock.ledger.node_state import NodeState
 from penstock.ledger.plans import kept_nodes
 from penstock.ledger.state import CellState
 from penstock.ledger.succession import followers
+from penstock.model.adjustments import (
+    MAX_CORE_CHANGES,
+    MAX_CORE_PROBES,
+    MAX_THROTTLES,
+    AdjustmentCause,
+)
 from penstock.model.proposals import CoresProposed, ThrottleProposed
 from penstock.model.transitions import NodeStatus, TaskStatus
 from penstock.policies.refusal import Refusal, frozen
@@ -51,6 +57,8 @@ def refused(state: CellState, proposal: Adjusting) -> Refusal | None:
     if isinstance(found, Refusal):
         return found
     node_id = found.task.place.node_id
+    if not proposal.by and (wrong := _adjusted_enough(found, proposal)) is not None:
+        return Refusal("wrong_state", f"{proposal.task_id} {wrong}")
     if isinstance(proposal, ThrottleProposed):
         isolation = found.node.spec.isolation
         if isolation is None or isolation.bandwidth == "none":
@@ -66,6 +74,53 @@ def refused(state: CellState, proposal: Adjusting) -> Refusal | None:
             f"{proposal.task_id} has {len(found.task.place.cores)} cores and {node_id} {free} free: it can have {room} at most",
         )
     return None
+
+
+def cause_of(proposal: Adjusting) -> AdjustmentCause:
+    """What the decision has: a service that names no cause is bounded as one that does, and an operator has none."""
+    return "" if proposal.by else proposal.cause or "other"
+
+
+def _adjusted_enough(found: Running, proposal: Adjusting) -> str | None:
+    """Why a service may not do that (again), whatever it has measured. What it gives back is always allowed: it was taken by one that counts."""
+    task, cause = found.task, cause_of(proposal)
+    if cause == "contention" and any(one.place.gpus for one in found.job.tasks.values()):
+        return f"belongs to {found.job.job_id}, which has GPUs: such jobs are not slowed for others"
+    if isinstance(proposal, ThrottleProposed):
+        return None if proposal.memory_bandwidth_percent is None else _throttled_enough(found.job)
+    cores = len(task.used_cores)
+    if cause == "contention":
+        return (
+            f"has {cores} cores: slowing it means fewer"
+            if proposal.cores >= cores
+            else _throttled_enough(found.job)
+        )
+    if cause == "released":
+        within = cores < proposal.cores <= task.throttled_from
+        return (
+            None
+            if within
+            else f"has {cores} cores, and had {task.throttled_from or cores} before it was slowed"
+        )
+    if cause == "probe" and found.job.group:
+        return "is a member of a group, whose cores are held together"
+    if cause in ("probe", "settled") and task.cores_settled:
+        return "has had its cores settled: that happens once per attempt"
+    if cause == "probe" and task.core_probes >= MAX_CORE_PROBES:
+        return (
+            f"was tried with {task.core_probes} numbers of cores: no more than {MAX_CORE_PROBES} are allowed"
+        )
+    if cause != "probe" and proposal.cores in (cores, task.placed_cores):
+        return None
+    if found.job.core_changes >= MAX_CORE_CHANGES * found.job.spec.workers:
+        return f"belongs to a job whose cores services have changed {found.job.core_changes} times: no more are allowed"
+    return None
+
+
+def _throttled_enough(job: JobState) -> str | None:
+    if job.throttles < MAX_THROTTLES * job.spec.workers:
+        return None
+    return f"belongs to a job that services have slowed {job.throttles} times: no more are allowed"
 
 
 def usable_cores(state: CellState, found: Running) -> int:

@@ -21,6 +21,8 @@ NAMES = frozenset(
         "batcher.plan_sent",
         "migrator.proposed",
         "migrator.sent",
+        "contention_guard.proposed",
+        "contention_guard.sent",
         "projector.batch_read",
         "projector.before_commit",
         "projector.after_commit",

@@ -1,7 +1,7 @@
 """Lines that a training script writes to its node-reporter: what `phases`, `progress` and `stages` have in common.
 
 Penstock names a FIFO in PENSTOCK_PHASE_FILE. A line in it is a phase's name, or a JSON object with one field,
-`steps`, `stages`, `checkpoint` or `exhausted` (`README.md` shows them). A write never blocks and never fails: without a
+`steps`, `window`, `loss`, `stages`, `checkpoint` or `exhausted` (`README.md` shows them). A write never blocks and never fails: without a
 reader, or when the FIFO is full, the line is lost.
 """
 

@@ -4,25 +4,35 @@ Most calls cost a comparison. A line is written at the first one, then whenever 
 by a tenth, half a second apart at least, at iteration `total`, and when the script ends. Ideal: every iteration is
 reported; departure: a job of 10 million of them writes 170 lines, and what lies between two is their mean.
 
-The loss matters by time and not by iterations (whether it still falls): about every `LOSS_S` seconds a line has the loss alone.
+Two things matter by time and not by iterations. Whether the loss still falls: about every `LOSS_S` seconds a line has the loss alone. Whether
+others slow the training down: the mean step time of about every `WINDOW_S` seconds is compared with the last one that was written, and written
+where it differs, or the script has another number of cores since: by that the cores that it needs are found. What was waited for turns, or spent on a
+checkpoint, is no part of it.
 """
 
 import atexit
 import json
+import os
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, SupportsFloat, SupportsIndex, TypeVar
 
 from penstock.sdk.checkpoint import SAVER
-from penstock.sdk.cores import look
+from penstock.sdk.cores import cores, look
 from penstock.sdk.lines import leads, write_line
 from penstock.sdk.stages import waits, yield_turn
 from penstock.sdk.turns import Waits
 
 GROWTH_TENTHS = 11  # a line when the iterations since the first one are 1.1 times those of the last line
+PROFILE_ITERATIONS = "PENSTOCK_PROFILE_ITERATIONS"
+"""Variable of a run that measures the job's steps: it ends after so many."""
 LEAST_S = 0.5  # between lines; a shorter window measures the time of a step badly
-LOSS_S = 5.0  # between losses, as far as the time of a step is steady
+LOOK_S = 0.5  # between looks at the clock, as far as the time of a step is steady; when steps take four times as long, within a window
+LOSS_S = 5.0  # between losses
+WINDOW_S = 2.0  # of a step time; as long as the kernel's windows of pressure stall information
+CHANGED = 0.05  # of a step time, to write it again
+REPEAT_S = 30.0  # an unchanged one: a line, or what became of it, may be lost
 MAX_DONE = 1 << 53
 MAX_LOSS = 1e100  # what an event takes; NaN, infinities and more are left out
 MAX_STEP_MS = 1e9
@@ -32,17 +42,22 @@ UNFIT = (ArithmeticError, AttributeError, RuntimeError, TypeError, ValueError)
 
 
 class Meter:
-    """Decides when to write a line. `clock`: monotonic seconds; `write`: takes a line, returns whether it was written; `waits`: for turns, so far."""
+    """Decides when to write a line. `clock`: monotonic seconds; `write`: takes a line, returns whether it was written; `waits`: for turns, so far; `count`: cores
+    that it may use now."""
 
     def __init__(
         self,
         clock: Callable[[], float] = time.monotonic,
         write: Callable[[str], bool] = write_line,
         waits: Callable[[], Waits] = waits,
+        count: Callable[[], int] = cores,
     ) -> None:
         self._clock = clock
         self._write = write
         self._waits = waits
+        self._count = count
+        self._cores = 0
+        """When the window of the step time began."""
         self._waited = Waits()
         self._off = False
         self._begun = 0  # iterations before the first one reported
@@ -52,9 +67,14 @@ class Meter:
         self._tried_at = -LEAST_S
         self._seen = 0
         self._total: Any = None
-        self._loss_due = 0
-        """Iteration at which the loss is looked at next; 0: not before the first line."""
+        self._look_due = 0
+        """Iteration at which the clock is looked at next; 0: not before the first line."""
         self._looked, self._looked_at = 0, 0.0
+        self._loss_at = 0.0
+        self._window, self._window_at, self._window_waited_s = 0, 0.0, 0.0
+        """Iteration, time and waits so far at which the window of the step time began."""
+        self._step_ms, self._step_ms_at = 0.0, 0.0
+        """Of the last window that was written; 0: none was."""
 
     def step(self, done: int, total: int | None, loss: SupportsFloat | SupportsIndex | None) -> None:
         """As `progress`."""
@@ -63,14 +83,14 @@ class Meter:
         try:
             if done > self._seen:
                 self._seen, self._total = done, total
-            if done < self._due and done < self._loss_due and done != total:
+            if done < self._due and done < self._look_due and done != total:
                 return
             now = self._clock()
             due = done == total or (done >= self._due and now - self._tried_at >= LEAST_S)
             if done > self._reported and due:
                 self._report(int(done), total, loss, now)
-            elif done >= self._loss_due > 0:
-                self._report_loss(int(done), loss, now)
+            if done >= self._look_due > 0:
+                self._look(int(done), loss, now)
         except UNFIT:
             return
 
@@ -105,23 +125,53 @@ class Meter:
         if not self._reported:
             self._begun = done - 1
             atexit.register(self.finish)
+            self._begin_window(done, now)
             self._look_again(done, now)
-        self._reported, self._reported_at, self._waited = done, now, waited
+        self._reported, self._reported_at, self._waited, self._loss_at = done, now, waited, now
         self._due = self._begun + (GROWTH_TENTHS * (done - self._begun) + 9) // 10
 
-    def _report_loss(self, done: int, loss: Any, now: float) -> None:
-        """Between two lines of progress; not where the last look was just now, or there is no loss."""
-        if now - self._looked_at >= LOSS_S / 2:
+    def interrupted(self) -> None:
+        """Something that is no part of an iteration has just taken time: the window of the step time begins anew."""
+        if self._look_due:
+            self._begin_window(self._seen, self._clock())
+
+    def _look(self, done: int, loss: Any, now: float) -> None:
+        """Between two lines of progress."""
+        if self._count() != self._cores:  # a window of both numbers of cores says nothing of either
+            self._begin_window(done, now)
+            self._step_ms = 0.0
+        elif now - self._window_at >= WINDOW_S:
+            self._report_window(done, now)
+        if now - self._loss_at >= LOSS_S:
+            self._loss_at = now
             reached = _number(loss, float)
             if reached is not None and abs(reached) <= MAX_LOSS:
                 self._write(json.dumps({"loss": {"done": done, "loss": reached}}, separators=(",", ":")))
         self._look_again(done, now)
 
+    def _report_window(self, done: int, now: float) -> None:
+        steps, passed_s = done - self._window, now - self._window_at
+        waited_s = self._waits().seconds - self._window_waited_s
+        self._begin_window(done, now)
+        step_ms = round(1_000 * (passed_s - waited_s) / steps, 6) if steps > 0 else 0.0
+        if not 0 < step_ms <= MAX_STEP_MS:
+            return
+        same = abs(step_ms - self._step_ms) < CHANGED * self._step_ms
+        if same and now - self._step_ms_at < REPEAT_S:
+            return
+        line = {"window": {"steps": steps, "step_ms": step_ms, "cores": self._cores}}
+        if self._write(json.dumps(line, separators=(",", ":"))):
+            self._step_ms, self._step_ms_at = step_ms, now
+
+    def _begin_window(self, done: int, now: float) -> None:
+        self._window, self._window_at, self._window_waited_s = done, now, self._waits().seconds
+        self._cores = self._count()
+
     def _look_again(self, done: int, now: float) -> None:
-        """After so many iterations as lately took `LOSS_S`; a comparison of numbers is all that the others cost."""
+        """After so many iterations as lately took `LOOK_S`; a comparison of numbers is all that the others cost."""
         passed_s, steps = now - self._looked_at, done - self._looked
-        ahead = steps if passed_s <= 0 else int(LOSS_S * steps / passed_s)
-        self._loss_due = done + max(1, min(ahead, 2 * steps))
+        ahead = steps if passed_s <= 0 else int(LOOK_S * steps / passed_s)
+        self._look_due = done + max(1, min(ahead, 2 * steps))
         self._looked, self._looked_at = done, now
 
 
@@ -136,7 +186,27 @@ def _number(value: Any, kind: type[Number]) -> Number | None:
         return None
 
 
+class Limit:
+    """Ends a run that only measures. `most`: iterations; 0: it is no such run."""
+
+    def __init__(self, most: int) -> None:
+        self._left = most
+
+    @classmethod
+    def of(cls, text: str) -> "Limit":
+        """From the variable's text; what is no number is none."""
+        return cls(int(text) if text.isdecimal() else 0)
+
+    def step(self) -> None:
+        """One more is over. Raises `SystemExit` at the last one, in every worker of a gang."""
+        if self._left:
+            self._left -= 1
+            if not self._left:
+                raise SystemExit(0)
+
+
 _METER = Meter()
+_LIMIT = Limit.of(os.environ.get(PROFILE_ITERATIONS, ""))
 
 
 def progress(done: int, total: int | None = None, loss: SupportsFloat | SupportsIndex | None = None) -> None:
@@ -144,7 +214,7 @@ def progress(done: int, total: int | None = None, loss: SupportsFloat | Supports
 
     `done` counts since the job began: a script that resumes goes on counting from its checkpoint. A count that is not
     higher than before is not reported. `loss` may be whatever `float` takes; it is looked at only when a line is written, so
-    that a loss on a GPU is not waited for in every iteration.
+    that a loss on a GPU is not waited for in every iteration. Under `penstock profile` it ends the script after the iterations that are measured.
 
     Costs less than a microsecond, and some ten where a line is written. Never blocks, never fails, but for what `on_cores` was given; does nothing outside of
     Penstock, and in all workers of a gang but rank 0. Where a checkpoint is asked for (`penstock.sdk.checkpoint`) it is saved here.
@@ -154,3 +224,5 @@ def progress(done: int, total: int | None = None, loss: SupportsFloat | Supports
     if SAVER.asked:
         yield_turn()
         SAVER.boundary(done)
+        _METER.interrupted()
+    _LIMIT.step()

@@ -33,9 +33,8 @@ from penstock.model.transitions import JobStatus
 from penstock.model.types import WHOLE_GPU, Estimate, JobSpec
 from penstock.simulator.cell import Cell
 from penstock.simulator.held_gpus import HeldGpus
-from penstock.simulator.job_models.model import Checkpoint, LossReport, PhaseChange, Work, allocations, capped
+from penstock.simulator.job_models.model import Checkpoint, PhaseChange, Work, allocations, capped
 from penstock.simulator.learning import SimulatedEstimator
-from penstock.simulator.loss_reports import LossReports
 from penstock.simulator.meter import Figures, Meter
 from penstock.simulator.nodes import Latency, SimulatedNodes
 from penstock.simulator.seats import seats_for
@@ -43,6 +42,7 @@ from penstock.simulator.services import Attached, Services, heard_by_both
 from penstock.simulator.stage_profiles import StageProfiles
 from penstock.simulator.step_reports import StepReports
 from penstock.simulator.submissions import Submissions, saves_when_stopped
+from penstock.simulator.telemetry import Telemetry
 from penstock.simulator.traces.jobs import TraceJob
 from penstock.simulator.traces.resources import COMMAND
 from penstock_services.batcher.core.batcher import plans
@@ -116,10 +116,10 @@ class Simulation:
             attached.insert(0, Attached(estimator, planning_s=options.estimator_s))
         self._services = Services(attached, lambda: self.now_s) if attached else None
         self._step_reports = StepReports()
-        self._loss_reports = LossReports()
         self._plans = plans(settings)
         self._reports_steps = self._learns or migrates(settings)
         self._seats = seats_for(settings, options.planning_s)
+        self._telemetry = Telemetry(self._seats, self._services)
         if self._plans and not settings.batch_window_ms:
             settings = msgspec.structs.replace(settings, batch_window_ms=WINDOW_MS)
         self._stage_profiles = StageProfiles(settings.seed, options.profile_noise)
@@ -213,7 +213,8 @@ class Simulation:
         due = self.cell.state.next_timer()
         if due is not None:
             times.append(due[0] / 1_000)
-        own = None if self._services is None else self._services.next_s(), self._step_reports.next_s()
+        service_s = None if self._services is None else self._services.next_s()
+        own = service_s, self._step_reports.next_s(), self._telemetry.next_s()
         times += [at_s for at_s in own if at_s is not None]
         times += [at_s for seat in self._seats if (at_s := seat.next_s(self.cell.state)) is not None]
         return max(self.now_s, self._tick(min(times))) if times else None
@@ -241,6 +242,10 @@ class Simulation:
                 self._after(self.cell.fire(due[1], self._now_ms))
             elif self._report_steps() or (self._services is not None and self._serve(self._services)):
                 continue
+            elif paces := self._work.paces():
+                self._telemetry.paces(paces, self.cell.state, self.now_s, self._now_ms)
+            elif self._telemetry.due(self.cell.state, self.now_s, self._now_ms):
+                continue
             elif not self._propose():
                 return
 
@@ -267,7 +272,7 @@ class Simulation:
         for change in instant.phases:
             self._report_phase(change)
         for loss in instant.losses:
-            self._report_loss(loss)
+            self._telemetry.loss(loss, self.cell.state, self._now_ms)
         for checkpoint in instant.checkpoints:
             self._report_checkpoint(checkpoint)
         for job_id, at_s in instant.ended:
@@ -304,16 +309,6 @@ class Simulation:
                     node_id=task.place.node_id, task_id=task_id, token=job.token, at_ms=at_ms
                 )
             )
-
-    def _report_loss(self, report: LossReport) -> None:
-        """The chief reports it. The placer does not read telemetry: it goes to services."""
-        sample = self._loss_reports.sample(report, self.cell.state.jobs[report.job_id])
-        if sample is None:
-            return
-        for seat in self._seats:
-            seat.hear(self.cell.state, sample, self._now_ms)
-        if self._services is not None:
-            self._services.hear(sample)
 
     def _report_steps(self) -> bool:
         """The next job whose turn it is; whether there was one."""
@@ -431,7 +426,7 @@ class Simulation:
         if job is None or job.status is not JobStatus.RUNNING:
             return
         tasks = list(job.tasks.values())
-        placement = allocations(task.place for task in tasks)
+        placement = allocations(task.used_place for task in tasks)
         caps = [(task.place.node_id, task.memory_bandwidth_percent) for task in tasks]
         self._work.changed(job.job_id, capped(placement, caps), self.now_s)
 
@@ -464,7 +459,7 @@ class Simulation:
     def _exited(self, fact: external_events.TaskExited) -> None:
         self._freed(fact)
         self._launching.discard(fact.task_id)
-        self._loss_reports.over(fact.task_id)
+        self._telemetry.over(fact.task_id)
         if fact.cause == "stopped":
             self._work.gone(_job_of(fact.task_id), self.now_s, killed=fact.signal == SIGKILL)
 

@@ -12,8 +12,10 @@ from penstock.model.event import Event
 from penstock.model.external_events import TelemetrySampled
 from penstock.model.settings import PlacerSettings
 from penstock.simulator.batcher_seat import BatcherSeat
+from penstock.simulator.guard_seat import GuardSeat
 from penstock.simulator.migrator_seat import MigratorSeat
 from penstock_services.batcher.core.batcher import plans
+from penstock_services.contention_guard.core.guard import guards
 from penstock_services.migrator.core.migrator import migrates
 from penstock_services.placer.core.step import Step
 
@@ -45,4 +47,6 @@ def seats_for(settings: PlacerSettings, planning_s: float | None) -> Sequence[Se
         found.append(BatcherSeat(planning_s))
     if migrates(settings):
         found.append(MigratorSeat())
+    if guards(settings):
+        found.append(GuardSeat())
     return found

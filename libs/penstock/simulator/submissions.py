@@ -26,7 +26,7 @@ def saves_when_stopped(settings: PlacerSettings) -> Callable[[TraceJob], bool]:
     """Which jobs go on from where they were when they are stopped: all under profiles whose services move running jobs, those with GPUs where cores are
     reclaimed, none under others."""
     profile = profile_for(settings)
-    if profile.migrate is not None:
+    if profile.migrate is not None or settings.genie.make_way:
         return lambda job: True
     return lambda job: profile.reclaim is not None and job.gpus > 0
 

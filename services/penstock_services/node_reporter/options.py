@@ -82,6 +82,13 @@ class Options:
         ),
     ] = None
     bandwidth_mbps: Annotated[int, typer.Option(help="Of its network, for tasks; Mbit/s.")] = 10_000
+    memory_bandwidth_mb_s: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Of its memory, all sockets together, MB/s, as STREAM measures it; default: traffic is in percent of the largest seen.",
+        ),
+    ] = None
     gateway: Annotated[
         str | None,
         typer.Option(

@@ -1,10 +1,11 @@
 """A proposer of adjustments: cores and memory bandwidth of running tasks, asked for on a view of the cell that may be out of date."""
 
-from typing import Any
+from typing import Any, get_args
 
 from penstock.ledger.job_state import TaskState
 from penstock.ledger.state import CellState
 from penstock.log.port import Message
+from penstock.model.adjustments import AdjustmentCause
 from penstock.model.proposals import CoresProposed, ThrottleProposed
 from penstock.model.transitions import TaskStatus
 from tests.faults.laboratory.log import Broker
@@ -17,10 +18,15 @@ STALE_AFTER_S = 20.0
 LIFTED = 0.3  # of the caps
 
 
-class Adjuster:
-    """Looks at one node, asks for changes of what runs there: shrinks, and growths into the room that these leave."""
+CAUSES = get_args(AdjustmentCause)
 
-    def __init__(self, world: World, broker: Broker) -> None:
+
+class Adjuster:
+    """Looks at one node, asks for changes of what runs there: shrinks, and growths into the room that these leave. `named`: each with a cause,
+    as a contention-guard that errs would."""
+
+    def __init__(self, world: World, broker: Broker, *, named: bool = False) -> None:
+        self._named = named
         self._world = world
         self._broker = broker
         self._asked = 0
@@ -45,6 +51,8 @@ class Adjuster:
             "task_id": task.place.task_id,
             "reason": "it waits for its loader",
         }
+        if self._named:
+            about["cause"] = CAUSES[int(rng.integers(len(CAUSES)))]
         proposal: CoresProposed | ThrottleProposed
         if rng.random() < 0.3:
             percent = None if rng.random() < LIFTED else int(rng.integers(1, 101))

@@ -32,11 +32,14 @@ class AdjustmentJudge:
         """Called once, when the next decision lands."""
         self.cores = self.caps = self.refused = 0
         """Changes that were really made, and those that the kernel refused."""
+        self.tried = 0
+        """Numbers of cores, to measure a job's speed."""
 
     # ---------------------------------------------------------------------------------- the ledger
 
     def decided(self, fact: Fact) -> None:
         """Before the rules of the ledger have booked it."""
+        self.tried += fact.get("cause") == "probe" and fact["by"] == "contention-guard"
         epoch, token = fact.get("epoch"), self._judge.book.token
         self._decided_s[token] = self._judge.world.now_s
         if epoch is not None:  # everything is ordered anew, under tokens of that epoch

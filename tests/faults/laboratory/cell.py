@@ -1,10 +1,11 @@
 """A small cell of real services under faults, then a calm phase in which everything must come to its end.
 
-Real are the placer's, the estimator's, the batcher's, the migrator's and the node-reporter's shells and cores with all that they call; simulated are
+Real are the placer's, the estimator's, the batcher's, the migrator's, the contention-guard's and the node-reporter's shells and cores with all that they call; simulated are
 the log, the machines under the node-reporters and the users.
 """
 
 import asyncio
+from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
@@ -23,15 +24,16 @@ from penstock.model.nodes import NodeSpec
 from penstock.model.settings import PlacerSettings
 from penstock.model.topics import INPUT_TOPICS, Topic
 from penstock.policies.profiles import profile_for
+from penstock.runtime.service import Run
 from penstock.runtime.settings import Settings
 from penstock.runtime.snapshots import Written, head_id_at
 from penstock_services.batcher.shell import service as batcher
 from penstock_services.estimator.shell import service as estimator
-from penstock_services.migrator.shell import service as migrator
 from penstock_services.node_reporter.options import Options as NodeOptions
 from penstock_services.node_reporter.shell.run import runner
 from penstock_services.placer.shell import service as placer
 from penstock_services.placer.shell.replay import Replayer
+from tests.faults.laboratory import profiles
 from tests.faults.laboratory.adjuster import Adjuster
 from tests.faults.laboratory.administrator import Administrator
 from tests.faults.laboratory.grouper import Grouper
@@ -44,7 +46,6 @@ from tests.faults.laboratory.mover import Mover
 from tests.faults.laboratory.nemesis import FAULTS, Nemesis
 from tests.faults.laboratory.planning import PlanningWorker
 from tests.faults.laboratory.process import Clock, Process, Service
-from tests.faults.laboratory.profiles import CONVERGENCE, MIGRATING, profile_of
 from tests.faults.laboratory.proposer import Proposer
 from tests.faults.laboratory.service_faults import HOUR_MS
 from tests.faults.laboratory.wire import message
@@ -66,8 +67,6 @@ SLOWEST_CLOCK = 0.846  # of a node: `penstock.ledger.lease.wait_ms`
 LEDGER = Partition(Topic.LEDGER, 0)
 LOGS = ("kafka", "embedded", "kafka")
 """What the log behaves as, by seed: see `laboratory.log`. Their number is prime to `run.REPLAY_EVERY`."""
-POLICY_RATES = (0.0, 0.025, 0.375)
-"""How often a policy raises, by seed."""
 
 
 class Options(NamedTuple):
@@ -98,9 +97,6 @@ class Options(NamedTuple):
         return " ".join(parts)
 
 
-WINDOWS_MS = (0, 20_000, 0)
-
-
 class Snapshot(NamedTuple):
     """A state as it was written down, and where in the ledger that was."""
 
@@ -120,9 +116,9 @@ class Laboratory:
         self.storm_s = float(rng.uniform(60, 300)) if options.storm_s is None else options.storm_s
         rates = _rates(rng, faults)
         if "policy" in faults:
-            rates = rates._replace(policy=POLICY_RATES[options.seed % len(POLICY_RATES)])
+            rates = rates._replace(policy=profiles.POLICY_RATES[options.seed % len(profiles.POLICY_RATES)])
         self.world = World(options.seed, rates)
-        self.profile = profile_of(rng, options.seed, options.profile)
+        self.profile = profiles.profile_of(rng, options.seed, options.profile)
         specs = nodes_of(rng, options.nodes or int(rng.integers(3, 7)))
         self.jobs = jobs_of(
             rng,
@@ -140,13 +136,14 @@ class Laboratory:
             "PENSTOCK_LAUNCH_TIMEOUT_MS": "30000",
             "PENSTOCK_UNSCHEDULABLE_GRACE_MS": str(int(rng.integers(10_000, 120_000))),
             "PENSTOCK_LEASE_MS": str(int(rng.integers(*LEASES_MS))),
-            "PENSTOCK_BATCH_WINDOW_MS": str(WINDOWS_MS[options.seed % len(WINDOWS_MS)]),
+            "PENSTOCK_BATCH_WINDOW_MS": str(profiles.WINDOWS_MS[options.seed % len(profiles.WINDOWS_MS)]),
             "PENSTOCK_BATCH_ARRIVALS": "2",
             "PENSTOCK_BACKFILL_WINDOW": str(int(rng.choice([1, 8, 64]))),
             "PENSTOCK_MAX_OVERTAKES": str(int(rng.choice([1, 4, 256]))),
         }
-        if moves := self.profile in MIGRATING:
-            self.environment["PENSTOCK_CONVERGENCE"] = CONVERGENCE
+        guarded = self.profile in profiles.GUARDED
+        if moves := self.profile in profiles.MIGRATING:
+            self.environment["PENSTOCK_CONVERGENCE"] = profiles.CONVERGENCE
         self.judge = Judge(self.world)
         log = options.log or LOGS[options.seed % len(LOGS)]
         self.broker = self.judge.broker = Broker(self.world, self._landed, conditional=log == "embedded")
@@ -158,26 +155,25 @@ class Laboratory:
         self.placers = [self._placer(number) for number in range(PLACERS)]
         self.projected: Written | None = None
         """The head of read models that are always up to date."""
-        self.planned: list[str] = []
-        """Kind of each question that the batcher's worker has answered."""
+        self.planned: list[str] = []  # kind of each question that the batcher's worker has answered
         self.administrator = Administrator(self)
         self.inputs_lost = self.nodes_lost = False
         """Whether inputs that the ledger names are gone: it cannot be decided again."""
         self.estimator = Service(self.world, "estimator", self.clocks[PLACERS], self._estimate, 30.0)
         self.batcher = Service(self.world, "batcher", self.clocks[PLACERS + 1], self._batch, 30.0)
-        self.migrator: Service | None = None
-        if moves:
-            clock = _clock(rng, "clock" in faults)
-            self.migrator = Service(self.world, "migrator", clock, self._migrate, 30.0)
+        self.watchers = {
+            name: Service(self.world, name, _clock(rng, "clock" in faults), self._watches(run), 30.0)
+            for name, run in profiles.watching(self.profile).items()
+        }
         self.nodes: dict[str, Node] = {}
         for spec, clock in zip(specs, self.clocks[PLACERS + 2 :], strict=True):
             clock.rate = float(rng.uniform(SLOWEST_CLOCK, 1.0)) if "clock" in faults else 1.0
             self._add_node(spec, clock, drain=bool(rng.random() < 0.5))
         for node in self.nodes.values():
-            node.machine.reports_losses = moves
+            node.machine.reports_losses, node.machine.reports_steps = moves, guarded
         self.judge.machines = {node_id: node.machine for node_id, node in self.nodes.items()}
         self.proposer = Proposer(self.world, self.broker, active="propose" in faults)
-        self.adjuster = Adjuster(self.world, self.broker)
+        self.adjuster = Adjuster(self.world, self.broker, named=guarded)
         self.mover = Mover(self.world, self.broker)
         self.grouper = Grouper(self.world, self.broker)
         self._standing_by = {"placer-1"}
@@ -238,13 +234,16 @@ class Laboratory:
         worker = PlanningWorker(self.world, process, self.planned)
         await batcher.run(SETTINGS, process.stop, log=Connection(self.broker, process), worker=worker)
 
-    async def _migrate(self, process: Process) -> None:
-        await migrator.run(SETTINGS, process.stop, log=Connection(self.broker, process))
+    def _watches(self, run: Run) -> Callable[[Process], Coroutine[object, object, None]]:
+        async def work(process: Process) -> None:
+            await run(SETTINGS, process.stop, log=Connection(self.broker, process))
+
+        return work
 
     @property
     def planners(self) -> tuple[Service, ...]:
         """Services that propose."""
-        return (self.batcher,) if self.migrator is None else (self.batcher, self.migrator)
+        return (self.batcher, *self.watchers.values())
 
     def _add_node(self, spec: NodeSpec, clock: Clock, *, drain: bool) -> None:
         judge = self.judge

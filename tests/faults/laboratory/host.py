@@ -17,6 +17,7 @@ from penstock_services.node_reporter.shell.ports import (
     Exit,
     Key,
     NotStartable,
+    PressureTrigger,
     ProgressStream,
     Started,
 )
@@ -143,11 +144,44 @@ class SimulatedLauncher:
             callback()
 
 
+class SimulatedMeters:
+    """What a machine measures of its tasks. Adapter of `ports.Meters`."""
+
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
+
+    def use(self, shim: int) -> tuple[float, int]:
+        process = next((found for found in self._machine.processes.values() if found.shim == shim), None)
+        return (0.0, 0) if process is None else (self._machine.world.now_s - process.started_s, 200)
+
+    def gpu(self, uuid: str) -> tuple[float, int] | None:
+        return 50.0, 1_000 + len(uuid)
+
+    def gpu_memory_of(self, shim: int, uuid: str) -> int | None:
+        return None
+
+    def pressure(self, groups: Sequence[str] | None) -> PressureTrigger | None:
+        return None
+
+    def waits(self, shim: int) -> Mapping[int, int]:
+        return {}
+
+    def traffic(self, key: Key | None) -> Mapping[str, int]:
+        return {}
+
+    def follow_traffic(self, key: Key, shim: int) -> None:
+        del key, shim
+
+    def forget_traffic(self, key: Key) -> None:
+        del key
+
+
 class SimulatedHost:
     """A machine as one process of its node-reporter sees it. Adapter of `ports.Host`."""
 
     def __init__(self, machine: Machine, process: Process) -> None:
         self.spec = machine.spec
+        self.meters = SimulatedMeters(machine)
         self._machine = machine
         self._process = process
         machine.disk.step = process.step
@@ -253,16 +287,6 @@ class SimulatedHost:
         self._process.step("before it caps a task")
         done = self._machine.cap(key, percent)
         return None if done is None else Enforced("resctrl") if done else Enforced("", "it has no resctrl")
-
-    def measure(self, shim: int) -> tuple[float, int]:
-        process = next((found for found in self._machine.processes.values() if found.shim == shim), None)
-        return (0.0, 0) if process is None else (self._machine.world.now_s - process.started_s, 200)
-
-    def measure_gpu(self, uuid: str) -> tuple[float, int] | None:
-        return 50.0, 1_000 + len(uuid)
-
-    def measure_gpu_of(self, shim: int, uuid: str) -> int | None:
-        return None
 
     def watch_gpus(self, deliver: Callable[[GpuFaulted], None]) -> None:
         self._machine.gpu_fault = deliver

@@ -5,6 +5,7 @@ whether or not a node-reporter watches.
 """
 
 import errno
+import json
 import signal
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 RANK_PAUSE_S = 0.01  # between the ends of a gang's workers
 CHECKPOINTED = 0.9  # of the work of an attempt that was stopped
+STEPS_EVERY_S = 2.0
 LOSS_EVERY_S = 5.5  # a little more than the node lets pass
 SAVES_AT = 0.7  # of the time of an attempt: then its script reports the last phase
 TRAINS_ON = 0.15  # of those that had: they had only saved a checkpoint
@@ -144,6 +146,8 @@ class Machine:
         self._adjusted = adjusted
         self.reports_losses = False
         """Whether every other program reports how its loss falls."""
+        self.reports_steps = False
+        """Whether programs report their step times; those of every third one never settle."""
         self.slow_start = False
         self.dies_pinning = False
         """Its reporter is killed when it next changes a task's cores."""
@@ -220,6 +224,9 @@ class Machine:
         after_s = self._ends_after_s(self._programs[order.job_id], order)
         if self.reports_losses and ord(order.job_id[-1]) % 2:
             self._reports_loss(process, stream, 1.0)
+        if self.reports_steps:
+            stream.write(b'{"steps": {"done": 1}}\n')
+            self._reports_steps(process, stream, 0)
         if after_s is not None:
             self.world.at(after_s / 2, lambda: stream.write(b'{"steps": {"done": 1, "total": 2}}\n'))
             if self._programs[order.job_id].job.says_save:
@@ -234,6 +241,16 @@ class Machine:
             return
         stream.write(b'{"loss": {"done": 1, "loss": %f}}\n' % loss)
         self.world.at(LOSS_EVERY_S, lambda: self._reports_loss(process, stream, 0.4 * loss))
+
+    def _reports_steps(self, process: TaskProcess, stream: Stream, number: int) -> None:
+        """Every few seconds while it lives, faster with more cores."""
+        if self.processes.get(process.key) is not process:
+            return
+        cores = max(1, len(process.cores))
+        step_ms = 100 / min(cores, 3) * (1 + (number % 2 if ord(process.order.job_id[-1]) % 3 == 0 else 0))
+        line = {"window": {"steps": 10, "step_ms": step_ms, "cores": cores}}
+        stream.write(f"{json.dumps(line)}\n".encode())
+        self.world.at(STEPS_EVERY_S, lambda: self._reports_steps(process, stream, number + 1))
 
     def _lease_end_s(self, order: StartTask, until_s: float) -> float:
         """As the shim knows it, from its request and what the reporter has noted since."""

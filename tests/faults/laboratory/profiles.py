@@ -1,16 +1,26 @@
 """Under which profile a run is: from its seed."""
 
+from collections.abc import Mapping
+
 import numpy as np
 
 from penstock.policies.profiles import PROFILES
+from penstock.runtime.service import Run
+from penstock_services.contention_guard.shell import service as contention_guard
+from penstock_services.migrator.shell import service as migrator
 
 MIGRATING = ("specon", "balance")
+GUARDED = ("coda",)
 CONVERGENCE = '{"alpha": 1.0, "interval_ms": 3000}'
 """Of these: a job that reports its loss converges within its minute."""
 NEWER = (*MIGRATING, "genie")
-NEWER_EVERY, NEWER_AT = 8, 1
+POLICY_RATES = (0.0, 0.025, 0.375)
+"""How often a policy raises, by seed."""
+WINDOWS_MS = (0, 20_000, 0)
+"""Batch windows, by seed."""
+NEWER_EVERY, NEWER_AT, GUARDED_AT = 8, 1, 5
 """Seeds under the newer ones. The others draw from the other profiles, so that they are the runs that they were."""
-NAMES = tuple(sorted(set(PROFILES) - set(NEWER)))
+NAMES = tuple(sorted(set(PROFILES) - {*NEWER, *GUARDED}))
 
 
 def profile_of(rng: np.random.Generator, seed: int, given: str | None) -> str:
@@ -18,4 +28,13 @@ def profile_of(rng: np.random.Generator, seed: int, given: str | None) -> str:
     if given is not None:
         return given
     found = NAMES[int(rng.integers(len(NAMES)))]
+    if seed % NEWER_EVERY == GUARDED_AT:
+        return GUARDED[seed // NEWER_EVERY % len(GUARDED)]
     return NEWER[seed // NEWER_EVERY % len(NEWER)] if seed % NEWER_EVERY == NEWER_AT else found
+
+
+def watching(profile: str) -> Mapping[str, Run]:
+    """Services that propose by what telemetry says, by name: those that this profile has anything for."""
+    if profile in MIGRATING:
+        return {"migrator": migrator.run}
+    return {"contention-guard": contention_guard.run} if profile in GUARDED else {}

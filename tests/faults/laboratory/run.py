@@ -56,7 +56,10 @@ async def _live(options: Options) -> Outcome:
             "processes of placers": sum(service.processes for service in laboratory.placers),
             "processes of the estimator": laboratory.estimator.processes,
             "processes of the batcher": laboratory.batcher.processes,
-            "processes of the migrator": 0 if laboratory.migrator is None else laboratory.migrator.processes,
+            **{
+                f"processes of the {name}": service.processes for name, service in laboratory.watchers.items()
+            },
+            "cores tried": judge.adjustments.tried,
             "jobs judged by convergence": judge.rules.moves.converged,
             "moves for services": judge.rules.moves.for_services,
             "bursts planned": laboratory.planned.count("batch"),

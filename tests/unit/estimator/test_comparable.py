@@ -287,6 +287,20 @@ def test_changed_cores_are_other_conditions() -> None:
     assert found.step_s == pytest.approx(0.1)
 
 
+def test_cores_that_were_changed_are_not_what_the_owners_jobs_needed() -> None:
+    """The contention-guard tries a training with one core, then with sixteen. What was busy then says what it was given: its owner's next job
+    does not begin with it (CODA's N_start)."""
+    cell = Disturbed()
+    busy = replace(USED, cpu_ms=16 * 220_000)
+    cell.start("job", cores=16)
+    cell.record(cell.cores("job", 1))
+    cell.finish("job", 220_000, used=busy)
+    assert cell.ledger.past_cores.of(JOB.owner) == ()
+    cell.start("next")
+    cell.finish("next", 220_000, used=busy)
+    assert [past.cores for past in cell.ledger.past_cores.of(JOB.owner)] == [20]
+
+
 def test_throttled_from_the_beginning_it_teaches_no_step() -> None:
     """Memory bandwidth capped at half before the first window; iterations and losses count all the same."""
     cell = Disturbed()

@@ -5,8 +5,8 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from penstock.model.types import Category
+from penstock.policies.core_search import Next, Seen, search, walk
 from penstock_services.estimator.core.resources.cores import PastJob, n_start
-from tests.papers.estimator.core_search import Next, Seen, search, walk
 
 Speed = Callable[[int], float]
 Step = Callable[[int, Sequence[Seen], int], Next]

@@ -17,12 +17,13 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from penstock.model import external_events, ledger_events
+from penstock.model.adjustments import AdjustmentDecided, CoresDecided
 from penstock.model.decisions import DECISIONS
 from penstock.model.estimates import JobEstimated
 from penstock.model.event import Event
 from penstock.model.moves import MoveDecided
 from penstock.model.plans import PlanAdopted
-from penstock.model.proposals import MigrationProposed
+from penstock.model.proposals import CoresProposed, MigrationProposed, ThrottleProposed
 from penstock.runtime.tracing.tracer import Attribute, Tracing
 
 if TYPE_CHECKING:
@@ -215,8 +216,12 @@ SHOWN_OTHERWISE: frozenset[type[Event]] = frozenset(
 
 
 def trace_decisions(tracing: Tracing, seq: int, now_ms: int, record_facts: Iterable[Event]) -> None:
-    """Writes a span for each decision of a record that no other span shows, named as its event without `penstock.`."""
+    """Writes a span for each decision of a record that no other span shows, named as its event without `penstock.`; adjustments that a service
+    proposed link to its span."""
+    plan: tuple[str, str] | None = None
     for n, fact in enumerate(record_facts):
+        if isinstance(fact, CoresProposed | ThrottleProposed) and not fact.by:
+            plan = fact.proposer, fact.proposal_id
         if type(fact) not in DECISIONS or type(fact) in SHOWN_OTHERWISE:
             continue
         found: dict[str, Attribute] = {}
@@ -230,15 +235,20 @@ def trace_decisions(tracing: Tracing, seq: int, now_ms: int, record_facts: Itera
             "proposal_id",
             "group_id",
             "error",
+            "cause",
+            "memory_bandwidth_percent",
         ):
             value = getattr(fact, name, None)
             if isinstance(value, str | int):
                 found[f"penstock.{name}"] = value
+        if isinstance(fact, CoresDecided):
+            found["penstock.cores"] = len(fact.cores)
         if isinstance(fact, PlanAdopted):
             found["penstock.jobs"] = tuple(unit.job_id for unit in fact.units[:MAX_NAMED])
             found["penstock.units"] = len(fact.units)
         job_id = getattr(fact, "job_id", None)
-        tracing.decision(job_id, seq, n, now_ms, fact.TYPE.removeprefix("penstock."), found)
+        link = plan if isinstance(fact, AdjustmentDecided) else None
+        tracing.decision(job_id, seq, n, now_ms, fact.TYPE.removeprefix("penstock."), found, link)
 
 
 _HANDLERS: Mapping[type[Event], Callable[[JobSpans, int, Any], None]] = MappingProxyType(

@@ -292,10 +292,17 @@ class Tracing:
         self._sink.put(Finished("decide", context, parent, at_ms, at_ms, found, None, links))
 
     def decision(
-        self, job_id: str | None, ledger_seq: int, n: int, at_ms: float, name: str, attributes: Attributes
+        self,
+        job_id: str | None,
+        ledger_seq: int,
+        n: int,
+        at_ms: float,
+        name: str,
+        attributes: Attributes,
+        plan: tuple[str, str] | None = None,
     ) -> None:
         """Writes the span of one decision other than a placement, without length: fact `n` of its record. `job_id`: under its root if
-        it is sampled; None: the decision is about the cell, and the only span of a trace of its own."""
+        it is sampled; None: the decision is about the cell, and the only span of a trace of its own. `plan`: as for `decide`."""
         if self._sink is None:
             return
         root = (
@@ -305,9 +312,9 @@ class Tracing:
             return
         found = {"penstock.job_id": job_id, "penstock.ledger_seq": ledger_seq, **attributes}
         parent = None if job_id is None else root
-        self._sink.put(
-            Finished(name, child(root, name, f"{ledger_seq}.{n}"), parent, at_ms, at_ms, found, None)
-        )
+        links = () if plan is None else (_plan_context(*plan),)
+        context = child(root, name, f"{ledger_seq}.{n}")
+        self._sink.put(Finished(name, context, parent, at_ms, at_ms, found, None, links))
 
     def phase(
         self,

@@ -275,9 +275,10 @@ def work_for(job_model: str, trace: Trace, path: Path, settings: PlacerSettings,
     model = _model(asked)
     _judge(model, asked)
     loss_every_s = inf if profile_for(settings).migrate is None else LOSS_EVERY_S
+    watched = profile_for(settings).guard is not None
     if run.cost_of is not None:
-        return RestartingWork(model, run.cost_of, loss_every_s)
-    return SteadyWork(model, loss_every_s)
+        return RestartingWork(model, run.cost_of, loss_every_s, watched=watched)
+    return SteadyWork(model, loss_every_s, watched=watched)
 
 
 def _model(asked: Asked) -> JobModel:

@@ -98,6 +98,10 @@ class JobModel:
         """How much of its time alone here it sends over links between nodes, 0 – 1."""
         return 0.0
 
+    def traffic(self, job: TraceJob, placement: Placement) -> Mapping[str, float]:
+        """Node → what it takes of that node's memory bandwidth, 0 – 1; nodes of which that is not known are left out."""
+        return {}
+
     def start_up_s(self, job: TraceJob) -> float:
         """Seconds after each start in which nothing is done and its GPUs idle, ≥ 0."""
         return 0.0
@@ -134,6 +138,9 @@ class Around(JobModel):
 
     def network_share(self, job: TraceJob, placement: Placement) -> float:
         return self.inner.network_share(job, placement)
+
+    def traffic(self, job: TraceJob, placement: Placement) -> Mapping[str, float]:
+        return self.inner.traffic(job, placement)
 
     def start_up_s(self, job: TraceJob) -> float:
         return self.inner.start_up_s(job)
@@ -184,6 +191,19 @@ class Charges:
     launch_gpu_s: float = 0.0
     lost_gpu_s: float = 0.0
     """Work that was done and has to be done again, at the jobs' speed alone."""
+
+
+class Pace(NamedTuple):
+    """How fast a job runs from now on."""
+
+    job_id: str
+    job: TraceJob
+    work_s: float
+    """Its size: seconds alone on what it asked for."""
+    speed: float
+    """Seconds of work per second; 0: it does not compute."""
+    traffic: Mapping[str, float]
+    """As `JobModel.traffic`."""
 
 
 class Instant(NamedTuple):
@@ -244,6 +264,10 @@ class Work:
 
     def checkpoint(self, job_id: str, now_s: float) -> None:
         """It is ordered to save its state; ignored by jobs that do not train."""
+
+    def paces(self) -> Sequence[Pace]:
+        """Of jobs whose speed was set since the last call, where anybody listens (`watched`)."""
+        return ()
 
     def next_s(self) -> float | None:
         """The next moment at which something happens by itself; None while nothing runs."""

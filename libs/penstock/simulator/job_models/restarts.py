@@ -51,8 +51,10 @@ class _Saved:
 class RestartingWork(SteadyWork):
     """Steady work of jobs whose restarts cost something. `cost_of` is asked once for each job, when it arrives."""
 
-    def __init__(self, job_model: JobModel, cost_of: CostOf, loss_every_s: float = inf) -> None:
-        super().__init__(job_model, loss_every_s)
+    def __init__(
+        self, job_model: JobModel, cost_of: CostOf, loss_every_s: float = inf, *, watched: bool = False
+    ) -> None:
+        super().__init__(job_model, loss_every_s, watched=watched)
         self._cost_of = cost_of
         self._saved: dict[str, _Saved] = {}
         self._checkpoints: list[Checkpoint] = []

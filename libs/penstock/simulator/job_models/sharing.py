@@ -132,6 +132,9 @@ class Bandwidth(Around):
         capped = max(self._cut(job, placement, node_id) for node_id in placement)
         return speed * (1.0 - suffers * capped)
 
+    def traffic(self, job: TraceJob, placement: Placement) -> Mapping[str, float]:
+        return {node_id: self._demand(job, placement, node_id) for node_id in placement}
+
     def _demand(self, job: TraceJob, placement: Placement, node_id: str) -> float:
         """Of the node's bandwidth, 0 – 1, as far as it is capped."""
         allocation = placement.get(node_id)

@@ -7,6 +7,7 @@ stopped while it saved has only to save again.
 """
 
 import heapq
+from collections.abc import Sequence
 from enum import Enum, auto
 from math import inf
 
@@ -17,6 +18,7 @@ from penstock.simulator.job_models.model import (
     JobModel,
     LossReport,
     Neighbour,
+    Pace,
     PhaseChange,
     Placement,
     Work,
@@ -62,10 +64,13 @@ class Run:
 
 
 class SteadyWork(Work):
-    """`loss_every_s`: time between two reports of a job's training loss while it trains; infinite: it reports none."""
+    """`loss_every_s`: time between two reports of a job's training loss while it trains; infinite: it reports none. `watched`: as `Work.paces`."""
 
-    def __init__(self, job_model: JobModel, loss_every_s: float = inf) -> None:
+    def __init__(self, job_model: JobModel, loss_every_s: float = inf, *, watched: bool = False) -> None:
         super().__init__()
+        self._watched = watched
+        self._paced: dict[str, TraceJob] = {}
+        """Whose speed was set since it was asked last."""
         self._job_model = job_model
         self._loss_every_s = loss_every_s
         self._runs: dict[str, Run] = {}
@@ -142,6 +147,20 @@ class SteadyWork(Work):
         run.at = At.REST
         run.gated = False
         run.version += 1
+
+    def paces(self) -> Sequence[Pace]:
+        if not self._paced:
+            return ()
+        paced, self._paced = self._paced, {}
+        found = []
+        for job_id, job in paced.items():
+            run = self._runs.get(job_id)
+            if run is not None and run.at is At.TRAIN:
+                traffic = self._job_model.traffic(job, run.placement)
+                found.append(Pace(job_id, job, run.work_s, run.speed, traffic))
+            else:
+                found.append(Pace(job_id, job, 0.0, 0.0, {}))
+        return found
 
     def next_s(self) -> float | None:
         while self._moments:
@@ -223,6 +242,8 @@ class SteadyWork(Work):
         if self._job_model.neighbours_matter:
             neighbours = [self._runs[other].seen for other in self._others(run)]
         run.speed = self._job_model.speed(run.job, run.placement, neighbours)
+        if self._watched:
+            self._paced[run.job.job_id] = run.job
         self._set_moment(run)
 
     def _set_moment(self, run: Run) -> None:
@@ -232,6 +253,8 @@ class SteadyWork(Work):
         self._at(run, min(run.report_s, end_s))
 
     def _compute_no_more(self, run: Run, now_s: float) -> None:
+        if self._watched:
+            self._paced[run.job.job_id] = run.job
         if self._job_model.neighbours_matter:
             for node_id in run.placement:
                 del self._on_node[node_id][run.job.job_id]

@@ -80,6 +80,10 @@ def _restarts(timeline: Timeline) -> str:
         parts.append(
             f"{count(timeline.prelaunches, 'attempt')} launched before their GPUs were free{early}, {timeline.given_back:,} of them in vain"
         )
+    if timeline.core_changes:
+        parts.append(f"cores of running tasks changed {timeline.core_changes:,} times")
+    if timeline.slowed:
+        parts.append(f"{count(timeline.slowed, 'step')} slowed a job beside a training")
     return f"Measured: {'; '.join(parts)}; {count(timeline.preemptions, 'preemption')}"  # fmt: skip
 
 

@@ -21,6 +21,7 @@ from penstock.ledger.state import CellState
 from penstock.ledger.succession import predecessors, successors
 from penstock.model import external_events
 from penstock.model import ledger_events as ledger
+from penstock.model.adjustments import BandwidthDecided, CoresDecided
 from penstock.model.arrays import CoresReclaimed
 from penstock.model.estimates import JobEstimated
 from penstock.model.event import Event
@@ -112,6 +113,9 @@ class Timeline:
     records: int = 0
     now_ms: int = 0
     preemptions: int = 0
+    core_changes: int = 0
+    """Of running tasks, but for those to slow one; `slowed`: steps to slow a task for a training beside it, by cores or bandwidth."""
+    slowed: int = 0
     prelaunches: int = 0
     """Attempts that launched before their GPUs were free; `given_back`: of these, those that did so in vain."""
     given_back: int = 0
@@ -285,6 +289,10 @@ class Timeline:
                 self.given_back += event.reason == "predecessor_late"
             case ledger.JobPreempted() | CoresReclaimed():
                 self.preemptions += 1
+            case CoresDecided() | BandwidthDecided():
+                slows = event.cause == "contention"
+                self.slowed += slows
+                self.core_changes += isinstance(event, CoresDecided) and not slows
             case ledger.JobEnded():
                 ended = self._job(event.job_id)
                 ended.ended_ms, ended.outcome = self.now_ms, event.outcome

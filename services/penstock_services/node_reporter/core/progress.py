@@ -22,6 +22,7 @@ from penstock.model.external_events import (
 from penstock.model.validation import checked
 from penstock.sdk.lines import LINE_BYTES
 from penstock_services.node_reporter.core.losses import LossFilter
+from penstock_services.node_reporter.core.step_times import StepFilter
 
 PHASES_KNOWN = frozenset({b"launch", b"ready", b"train", b"save"})
 MAX_CHANGES = 1_000  # of phase per task, for scripts that write their phase in every step
@@ -34,7 +35,7 @@ MS_PER_S = 1_000
 
 
 class Report(NamedTuple):
-    """An event that a script's line became; `name`: what its id ends with. Losses go to the telemetry topic, the rest to the nodes' own."""
+    """An event that a script's line became; `name`: what its id ends with. Losses and step times go to the telemetry topic, the rest to the nodes' own."""
 
     name: str
     event: Event
@@ -102,6 +103,7 @@ class ProgressParser:
         self._held: StepsMeasured | None = None
         self._stages = 0
         self._losses = LossFilter()
+        self._step_times = StepFilter()
         self._folder, self._shared = checkpoints, shared
         self._checkpoints = 0
         self._saved: TaskCheckpointed | None = None
@@ -144,6 +146,8 @@ class ProgressParser:
             return ()
         if isinstance(event, _Loss):
             return (self._on_loss(event.loss, now_ms),) if self._leads else ()
+        if isinstance(event, _Window):
+            return (self._on_window(event, now_ms),) if self._leads else ()
         report = loss = None
         if self._leads:
             match event:
@@ -159,15 +163,18 @@ class ProgressParser:
 
     def _on_loss(self, loss: float, now_ms: int) -> Report | None:
         """A sample of telemetry, where it may matter for the job's convergence."""
-        if not self._losses.passes(loss, now_ms):
+        return self._sample("loss", loss, now_ms) if self._losses.passes(loss, now_ms) else None
+
+    def _on_window(self, window: "_Window", now_ms: int) -> Report | None:
+        """A sample of telemetry, where it differs from the last one, or is the first with other cores."""
+        if not self._step_times.passes(window.step_ms, now_ms, window.cores):
+            self.dropped += 1
             return None
-        fields = {
-            "node_id": self._task["node_id"],
-            "task_id": self._task["task_id"],
-            "at_ms": now_ms,
-            "loss": loss,
-        }
-        return Report(f"loss/{now_ms}", checked(TelemetrySampled, fields))
+        return self._sample("step_ms", window.step_ms, now_ms)
+
+    def _sample(self, name: str, value: float, now_ms: int) -> Report:
+        task = {"node_id": self._task["node_id"], "task_id": self._task["task_id"]}
+        return Report(f"{name}/{now_ms}", checked(TelemetrySampled, {**task, "at_ms": now_ms, name: value}))
 
     def _on_phase(self, phase: bytes, now_ms: int) -> Report | None:
         """Each change, while there are few enough."""
@@ -252,6 +259,12 @@ class _Loss(msgspec.Struct, forbid_unknown_fields=True):
     loss: Annotated[float, msgspec.Meta(ge=-1e100, le=1e100)]
 
 
+class _Window(msgspec.Struct, forbid_unknown_fields=True):
+    steps: Annotated[int, msgspec.Meta(ge=1, le=1 << 53)]
+    step_ms: Annotated[float, msgspec.Meta(gt=0, le=1e9)]
+    cores: Annotated[int, msgspec.Meta(ge=0, le=1 << 20)] = 0
+
+
 class _Line(msgspec.Struct, forbid_unknown_fields=True):
     """One of them."""
 
@@ -260,6 +273,7 @@ class _Line(msgspec.Struct, forbid_unknown_fields=True):
     checkpoint: _Checkpoint | None = None
     exhausted: _Exhausted | None = None
     loss: _Loss | None = None
+    window: _Window | None = None
 
 
 _DECODER = msgspec.json.Decoder(_Line)
@@ -267,17 +281,17 @@ _DECODER = msgspec.json.Decoder(_Line)
 
 def _event_of(
     line: bytes, task: dict[str, object], checkpoints: dict[str, object]
-) -> StepsMeasured | StagesMeasured | TaskCheckpointed | _Exhausted | _Loss | None:
+) -> StepsMeasured | StagesMeasured | TaskCheckpointed | _Exhausted | _Loss | _Window | None:
     """None for what is not one of our lines. `checkpoints`: the job's folder of them, and whether it is shared."""
     try:
         found = _DECODER.decode(line)
-        given = (found.steps, found.stages, found.checkpoint, found.exhausted, found.loss)
+        given = (found.steps, found.stages, found.checkpoint, found.exhausted, found.loss, found.window)
         if sum(field is not None for field in given) != 1:
             return None
         if found.checkpoint is not None:
             return _checkpointed(found.checkpoint, task, **checkpoints)
-        if found.exhausted is not None or found.loss is not None:
-            return found.exhausted or found.loss
+        if (own := found.exhausted or found.loss or found.window) is not None:
+            return own
         if found.steps is not None:
             return checked(StepsMeasured, msgspec.structs.asdict(found.steps) | task)
         if found.stages is not None:

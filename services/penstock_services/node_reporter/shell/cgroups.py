@@ -1,4 +1,4 @@
-"""Control groups of tasks: memory caps, cores, devices, and the proof of an end where there is no PID namespace.
+"""Control groups of tasks: memory caps, cores, devices, pressure stall information, and the proof of an end where there is no PID namespace.
 
 A task's groups are folders named after node and shim under a *root* per purpose, in the hierarchy of cgroup v2 or
 in one of v1. A shim makes them before it has a task, and removes them at the end; an order sets their limits.
@@ -7,13 +7,14 @@ in one of v1. A shim makes them before it has a task, and removes them at the en
 import os
 import signal
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from penstock.errors import ConfigurationError
 from penstock.model.types import TaskPlacement
+from penstock_services.node_reporter.shell import pressure
 from penstock_services.node_reporter.shell.ports import Immortal
 
 BYTES_PER_MIB = 1 << 20
@@ -58,8 +59,12 @@ def own_groups(mounts: str, memberships: str) -> dict[str, Path]:
     return found
 
 
-def gives(root: Path | None, file: str) -> bool:
-    """Whether groups can be made in this one, and have this file."""
+def _writable(path: Path) -> bool:
+    return os.access(path, os.W_OK)
+
+
+def gives(root: Path | None, file: str, works: Callable[[Path], bool] = _writable) -> bool:
+    """Whether groups can be made in this one, and have this file, which works."""
     if root is None:
         return False
     trial = root / f"penstock-trial-{os.getpid()}"
@@ -68,7 +73,7 @@ def gives(root: Path | None, file: str) -> bool:
     except OSError:
         return False
     try:
-        return os.access(trial / file, os.W_OK)
+        return works(trial / file)
     finally:
         with suppress(OSError):
             trial.rmdir()
@@ -87,6 +92,7 @@ class Cgroups:
         self.unified = unified if gives(unified, "cgroup.kill") else None
         """Where ends can be proven."""
         self.proves_ends = False
+        self._pressure = unified if gives(unified, pressure.CPU, pressure.triggers) else None
         candidates = [given] if given else [own.get(MEMORY), own.get(UNIFIED)]
         self._memory = next(
             ((root, cap) for root in candidates for cap in CAPS if root is not None and gives(root, cap)),
@@ -116,6 +122,26 @@ class Cgroups:
     def caps_memory(self) -> bool:
         """Of all processes of a task together; else of each."""
         return self._memory is not None
+
+    @property
+    def has_pressure(self) -> bool:
+        """Whether the kernel reports which tasks wait for cores."""
+        return self._pressure is not None
+
+    def pressure_of(self, groups: Iterable[str]) -> Path | None:
+        """The one of a task's groups that has its pressure stall information; None: none has."""
+        return next((group for group in map(Path, groups) if group.parent == self._pressure), None)
+
+    @property
+    def watched(self) -> str:
+        """Where `remove_watched` removes groups; "": nowhere."""
+        return "" if self._pressure is None else str(self._pressure)
+
+    def remove_watched(self, groups: Iterable[str]) -> None:
+        """Removes the group that an ended task's shim has left. In a thread: with a trigger it takes some 20 ms."""
+        if (group := self.pressure_of(groups)) is not None:
+            with suppress(OSError):
+                group.rmdir()
 
     def plan(self) -> list[tuple[str, list[tuple[str, str]]]]:
         """The roots, each with what a group there needs before anybody may enter it. See `Confinement.groups`."""
@@ -185,7 +211,13 @@ class Cgroups:
 
     def _roots(self) -> list[Path]:
         memory = None if self._memory is None else self._memory[0]
-        roots = [self.unified if self.proves_ends else None, memory, self._cpuset, self._devices]
+        roots = [
+            self.unified if self.proves_ends else None,
+            memory,
+            self._cpuset,
+            self._devices,
+            self._pressure,
+        ]
         return [root for root in dict.fromkeys(roots) if root is not None]
 
     def _end(self, group: Path) -> int:

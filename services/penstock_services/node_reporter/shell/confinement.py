@@ -57,6 +57,8 @@ class Confinement(NamedTuple):
     """Of the node, in the names of its tasks' cgroups."""
     groups: Sequence[tuple[str, Sequence[tuple[str, str]]]] = ()
     """In which cgroups each task gets one of its own, and what is written there before anybody may enter."""
+    watched: str = ""
+    """Of the roots of `groups`, the one whose groups the reporter removes, since it may have triggers there: removing them costs the kernel 16 ms."""
     checkpoints: str = ""
     """The folder of the jobs' folders of checkpoints, if it is in a hidden one."""
     members: str = ""

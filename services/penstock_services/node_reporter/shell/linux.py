@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import pynvml
 
 from penstock.errors import ConfigurationError
 from penstock.model.external_events import CheckpointFetched, GpuFaulted
@@ -51,14 +50,9 @@ from penstock_services.node_reporter.shell.faults import watch_faults
 from penstock_services.node_reporter.shell.fifo import HeldFifos
 from penstock_services.node_reporter.shell.gang_files import PEERS, PEERS_FILE, GangFiles
 from penstock_services.node_reporter.shell.group_folders import GroupFolders
-from penstock_services.node_reporter.shell.inventory import (
-    BYTES_PER_MIB,
-    find_node,
-    gpu_minors,
-    memory_of,
-    mps_runs,
-)
+from penstock_services.node_reporter.shell.inventory import find_node, gpu_minors, mps_runs
 from penstock_services.node_reporter.shell.journal import Journal, JournalFailed
+from penstock_services.node_reporter.shell.meters import LinuxMeters
 from penstock_services.node_reporter.shell.pinning import pin, real_cores
 from penstock_services.node_reporter.shell.ports import (
     Callbacks,
@@ -72,6 +66,7 @@ from penstock_services.node_reporter.shell.ports import (
 from penstock_services.node_reporter.shell.programs import conda_folders, own_environment
 from penstock_services.node_reporter.shell.records import read_record
 from penstock_services.node_reporter.shell.resctrl import Resctrl
+from penstock_services.node_reporter.shell.resctrl_monitor import TrafficMonitor
 from penstock_services.node_reporter.shell.secrets import Secrets
 from penstock_services.node_reporter.shell.spawner import Spawner, find_confinement, lock_state
 from penstock_services.node_reporter.shell.state_folder import make_folder, state_folder
@@ -82,8 +77,6 @@ CODE = "code.tar.gz"
 GATE_FILE = "gate"
 MS_PER_S = 1_000
 KEY_FILE = "node.key"  # in the state folder: the seed of the node's keys
-TICKS_PER_S = os.sysconf("SC_CLK_TCK")
-PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 logger = logging.getLogger(__name__)
 
@@ -103,11 +96,20 @@ class LinuxHost:
         own = sha256(str(options.state_dir).encode()).hexdigest()[:8]
         self._cgroups = Cgroups(f"{file_name(options.node_id)}-{own}", options.cgroup)
         self._resctrl = Resctrl(self._cgroups.name)
+        self._traffic = TrafficMonitor(self._cgroups.name)
+        self.meters = LinuxMeters(
+            self._cgroups,
+            self._traffic,
+            virtual=options.virtual_gpus is not None,
+            memory_mb_s=options.memory_bandwidth_mb_s,
+        )
         self._confinement, why = confine(options.isolation, self._cgroups, self._user)
         spec = find_node(options)
         if options.virtual_gpus is None:
             self._cgroups.gpu_minors = gpu_minors(spec.gpus)
-        self.spec = msgspec.structs.replace(spec, isolation=self._isolation(why))
+        self.spec = msgspec.structs.replace(
+            spec, isolation=self._isolation(why), measures=self.meters.measures
+        )
         self._checkpoints = CheckpointFolders(options, self._user)
         self._fetcher = CheckpointFetcher(options, self._checkpoints, self.keys)
         self._handovers: Mapping[str, HandOverCheckpoint] = {}
@@ -197,12 +199,19 @@ class LinuxHost:
         found = read_record(self._folder(key) / "exit.json", Exit)
         if found is not None:
             self._groups.leave(folder := self._folder(key))
+            asyncio.get_running_loop().run_in_executor(None, self._remove_watched, key)
             self._resctrl.sweep()
+            self._traffic.sweep()
             if self.archiver is not None:
                 self.archiver.ended(*key)
             if (folder / CODE).exists():
                 asyncio.get_running_loop().run_in_executor(None, self._remove_code, folder, found)
         return found
+
+    def _remove_watched(self, key: Key) -> None:
+        """In a thread."""
+        if (started := self.started(key)) is not None:
+            self._cgroups.remove_watched(started.groups)
 
     def forget(self, key: Key) -> None:
         """Leaves what the task itself wrote into its working folder."""
@@ -234,6 +243,7 @@ class LinuxHost:
         self._cgroups.sweep()
         self._folders.prepare()
         self._resctrl.sweep()
+        self._traffic.sweep()
         plan = self._confinement._replace(
             tasks=str(tasks),
             checkpoints=self._checkpoints.hidden(hidden if self._confinement.mounts else ()),
@@ -241,6 +251,7 @@ class LinuxHost:
             hidden=[str(folder) for folder in hidden],
             name=self._cgroups.name,
             groups=self._cgroups.plan(),
+            watched=self._cgroups.watched,
         )
         contact = self._lease if self._own_process else None
         return Spawner(lock, self._marks, plan, callbacks, self.request, contact)
@@ -423,34 +434,6 @@ class LinuxHost:
             return None
         wrong = self._resctrl.cap(self._folder(key).name, started.shim, percent)
         return Enforced("" if wrong else "resctrl", wrong)
-
-    # ------------------------------------------------------------------------------- measurements
-
-    def measure(self, shim: int) -> tuple[float, int]:
-        """Looks at no other process than those below the shim."""
-        ticks = pages = 0
-        for pid in processes.below(shim):
-            with suppress(OSError):
-                with open(f"/proc/{pid}/stat", "rb") as stat:
-                    fields = stat.read().rpartition(b")")[2].split()
-                ticks += sum(map(int, fields[11:15]))
-                pages += int(fields[21])
-        return ticks / TICKS_PER_S, pages * PAGE_BYTES // BYTES_PER_MIB
-
-    def measure_gpu(self, uuid: str) -> tuple[float, int] | None:
-        if self.options.virtual_gpus is not None:
-            return None
-        try:
-            handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
-            percent = float(pynvml.nvmlDeviceGetUtilizationRates(handle).gpu)
-            return percent, pynvml.nvmlDeviceGetMemoryInfo(handle).used // BYTES_PER_MIB
-        except pynvml.NVMLError:
-            return None
-
-    def measure_gpu_of(self, shim: int, uuid: str) -> int | None:
-        if self.options.virtual_gpus is not None:
-            return None
-        return memory_of(set(processes.below(shim)), uuid)
 
     def watch_gpus(self, deliver: Callable[[GpuFaulted], None]) -> None:
         if self.options.virtual_gpus is None and self.spec.gpus:

@@ -120,7 +120,8 @@ class Node:
         self._joined = asyncio.Event()
         self._skipped = 0
         self._samples = Samples(log, spec.node_id, self._envelope)
-        self._sampler = Sampler(host, self._samples.publish, self._kill)
+        publish, memory_mb_s = self._samples.publish, options.memory_bandwidth_mb_s
+        self._sampler = Sampler(spec.node_id, host.meters, publish, self._kill, memory_mb_s)
         self._progress = ProgressReader(self._on_progress)
         self._spans = TaskSpans(traces, spec.node_id)
         self.lease = Lease(self.state, host, log, self.orders, self._joined, self._spawn)
@@ -175,7 +176,8 @@ class Node:
             parser = ProgressParser(self.spec.node_id, *key, leads=leads, checkpoints=folder, shared=shared)
             self._progress.follow(key, self.host.progress(key), parser)
             gpus = dict(zip(order.place.gpus, order.gpu_uuids, strict=True))
-            self._sampler.follow(key, started.shim, gpus, order.place.promised_gpu_memory_mib)
+            promised_mib = order.place.promised_gpu_memory_mib
+            self._sampler.follow(key, started.shim, gpus, promised_mib, started.groups)
 
     def _act(self, decision: Action | Forget) -> None:
         match decision:

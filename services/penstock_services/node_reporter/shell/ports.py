@@ -152,11 +152,75 @@ class ProgressStream(Protocol):
     def close(self) -> None: ...
 
 
+class Pressure(NamedTuple):
+    """Of the processor: how long some thread has waited for a core. Source: the kernel's accounting/psi.rst."""
+
+    waited_us: int
+    """In all."""
+    avg10: float
+    """Percent of the last 10 s, a moving average."""
+
+
+class PressureTrigger(Protocol):
+    """Fires when threads of a group of tasks, or of the machine, have waited for cores: `core.stalls.LEAST_PERCENT` of the last window."""
+
+    def watch(self, fired: Callable[[], None]) -> None:
+        """Calls `fired` on the event loop, at most once a window, as long as it goes on."""
+        ...
+
+    def read(self) -> Pressure | None:
+        """None: the group has gone."""
+        ...
+
+    def close(self) -> None:
+        """Idempotent."""
+        ...
+
+
+class Meters(Protocol):
+    """What one machine can measure of its tasks."""
+
+    def use(self, shim: int) -> tuple[float, int]:
+        """CPU seconds used by, and resident MiB of, everything below a shim."""
+        ...
+
+    def gpu(self, uuid: str) -> tuple[float, int] | None:
+        """Utilisation in percent and used MiB of the GPU with this UUID; None where it cannot be measured."""
+        ...
+
+    def gpu_memory_of(self, shim: int, uuid: str) -> int | None:
+        """MiB of the GPU with this UUID that processes below a shim hold; None where it cannot be measured."""
+        ...
+
+    def pressure(self, groups: Sequence[str] | None) -> PressureTrigger | None:
+        """Of the task with these cgroups; `groups` None: of the machine. None: not to be had."""
+        ...
+
+    def waits(self, shim: int) -> Mapping[int, int]:
+        """Thread → ns for which it has waited for a core, of everything below a shim."""
+        ...
+
+    def traffic(self, key: Key | None) -> Mapping[str, int]:
+        """Bytes by memory controller that this followed task has moved, or the machine (None). Empty: not to be had, now or at all."""
+        ...
+
+    def follow_traffic(self, key: Key, shim: int) -> None:
+        """Counts the traffic of everything below this shim, where there is a counter left."""
+        ...
+
+    def forget_traffic(self, key: Key) -> None:
+        """Frees its counter. Idempotent."""
+        ...
+
+
 class Host(Protocol):
     """One machine, from a boot to the next."""
 
     @property
     def spec(self) -> NodeSpec: ...
+
+    @property
+    def meters(self) -> Meters: ...
 
     async def lock(self) -> int:
         """Takes the state folder's lock. Who has it knows: nothing will start any more without a `started.json`.
@@ -236,18 +300,6 @@ class Host(Protocol):
 
     def cap_bandwidth(self, key: Key, percent: int | None) -> Enforced | None:
         """Caps the memory bandwidth of a task's processes, or lifts the cap, and reads it back. None: the task has ended."""
-        ...
-
-    def measure(self, shim: int) -> tuple[float, int]:
-        """CPU seconds used by, and resident MiB of, everything below a shim."""
-        ...
-
-    def measure_gpu(self, uuid: str) -> tuple[float, int] | None:
-        """Utilisation in percent and used MiB of the GPU with this UUID; None where it cannot be measured."""
-        ...
-
-    def measure_gpu_of(self, shim: int, uuid: str) -> int | None:
-        """MiB of the GPU with this UUID that processes below a shim hold; None where it cannot be measured."""
         ...
 
     def watch_gpus(self, deliver: Callable[[GpuFaulted], None]) -> None:

@@ -22,8 +22,8 @@ class Resctrl:
     def __init__(self, name: str, root: Path = ROOT) -> None:
         self._name = name
         self._root = root
-        self._min = _number(root / "info/MB/min_bandwidth")
-        self._step = _number(root / "info/MB/bandwidth_gran")
+        self._min = number_in(root / "info/MB/min_bandwidth")
+        self._step = number_in(root / "info/MB/bandwidth_gran")
         self.usable = self._min is not None and bool(self._domains()) and os.access(root, os.W_OK)
         """Whether memory bandwidth can be capped here."""
 
@@ -43,7 +43,7 @@ class Resctrl:
             group.mkdir(exist_ok=True)
             wanted = max(percent, self._min or 0)
             _put(group / "schemata", "MB:" + ";".join(f"{domain}={wanted}" for domain in self._domains()))
-            wrong = each_thread(shim, lambda thread: self._enter(group, thread))
+            wrong = each_thread(shim, lambda thread: enter(group, thread))
         except OSError as error:
             return f"{group}: {error.strerror}; a processor has few such groups (info/MB/num_closids)"
         got = _bandwidths(group / "schemata")
@@ -59,15 +59,16 @@ class Resctrl:
                 if not (group / "tasks").read_text().strip():
                     group.rmdir()
 
-    def _enter(self, group: Path, thread: int) -> bool:
-        """Whether it had to be moved. Raises OSError."""
-        if str(thread) in (group / "tasks").read_text().split() if (group / "tasks").exists() else False:
-            return False
-        _put(group / "tasks", str(thread))
-        return True
-
     def _domains(self) -> list[str]:
         return list(_bandwidths(self._root / "schemata"))
+
+
+def enter(group: Path, thread: int) -> bool:
+    """Whether the thread had to be moved into the group. Raises OSError."""
+    if str(thread) in (group / "tasks").read_text().split() if (group / "tasks").exists() else False:
+        return False
+    _put(group / "tasks", str(thread))
+    return True
 
 
 def _bandwidths(path: Path) -> dict[str, int]:
@@ -80,7 +81,8 @@ def _bandwidths(path: Path) -> dict[str, int]:
     return {domain.strip(): int(value) for domain, value in pairs}
 
 
-def _number(path: Path) -> int | None:
+def number_in(path: Path) -> int | None:
+    """The number that is all of this file; None where there is none."""
     try:
         return int(path.read_text())
     except (OSError, ValueError):

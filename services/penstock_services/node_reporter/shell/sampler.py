@@ -1,7 +1,7 @@
 """Utilisation of running tasks: sampled on the node while tasks run, published when it has changed.
 
 There is no event for utilisation, so this is the one thing that is polled (architecture §8); a node without
-tasks has no timer.
+tasks has no timer. Who waits for cores the kernel reports by itself where it can (`contention`).
 """
 
 import asyncio
@@ -13,7 +13,8 @@ from penstock.clock import wall_ms
 from penstock.model.external_events import TelemetrySampled
 from penstock.model.types import Usage
 from penstock.model.validation import checked
-from penstock_services.node_reporter.shell.ports import Host, Key
+from penstock_services.node_reporter.shell.contention import Contention
+from penstock_services.node_reporter.shell.ports import Key, Meters
 
 PERIOD_S = 2.0
 MIN_CHANGE_POINTS = 10.0  # of utilisation, in percentage points
@@ -44,24 +45,37 @@ class _Followed:
 
 
 class Sampler:
-    """Follows tasks from start to end. `publish` gets what has changed; `kill` whoever holds more of a
-    shared GPU than it was promised, at each tick until it has ended: its neighbours were promised the rest."""
+    """Follows tasks of this node from start to end. `publish` gets what has changed; `kill` whoever holds more of a
+    shared GPU than it was promised, at each tick until it has ended: its neighbours were promised the rest. `memory_mb_s`: what the
+    node's memory can do; None: not known."""
 
     def __init__(
         self,
-        host: Host,
+        node_id: str,
+        meters: Meters,
         publish: Callable[[TelemetrySampled], None],
         kill: Callable[[Key], None],
+        memory_mb_s: float | None = None,
     ) -> None:
         self._kill = kill
-        self._host = host
+        self._node_id = node_id
+        self._meters = meters
+        self._contention = Contention(meters, self._sample, memory_mb_s)
         self._publish = publish
         self._loop = asyncio.get_running_loop()
         self._followed: dict[Key, _Followed] = {}
         self._timer: asyncio.TimerHandle | None = None
 
-    def follow(self, key: Key, shim: int, gpus: Mapping[int, str], promised_mib: int = 0) -> None:
-        """A task runs under this shim. `gpus`: the slots that it holds, with their UUIDs; `promised_mib`: of each, 0 where it has them alone."""
+    def follow(
+        self,
+        key: Key,
+        shim: int,
+        gpus: Mapping[int, str],
+        promised_mib: int = 0,
+        groups: tuple[str, ...] = (),
+    ) -> None:
+        """A task runs under this shim, in these cgroups. `gpus`: the slots that it holds, with their UUIDs; `promised_mib`: of each, 0 where it has them alone."""
+        self._contention.follow(key, shim, groups)
         self._followed[key] = _Followed(shim, gpus, promised_mib, at_s=self._loop.time())
         if self._timer is None:
             self._timer = self._loop.call_later(PERIOD_S, self._tick)
@@ -69,6 +83,7 @@ class Sampler:
     def forget(self, key: Key) -> tuple[Usage, str]:
         """It has ended; what was measured of it, None where nothing was, and why it was killed here; empty: it was not."""
         task = self._followed.pop(key, None)
+        self._contention.forget(key)
         if not self._followed:
             self.close()
         if task is None:
@@ -83,7 +98,8 @@ class Sampler:
         return usage, task.evidence
 
     def close(self) -> None:
-        """No more ticks."""
+        """No more samples."""
+        self._contention.close()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -92,7 +108,7 @@ class Sampler:
         self._timer = self._loop.call_later(PERIOD_S, self._tick)
         for key, task in list(self._followed.items()):
             now_s = self._loop.time()
-            cpu_s, memory_mib = self._host.measure(task.shim)
+            cpu_s, memory_mib = self._meters.use(task.shim)
             percent = 100 * max(0.0, cpu_s - task.cpu_s) / max(now_s - task.at_s, 1e-3)
             task.cpu_s, task.at_s = cpu_s, now_s
             task.host_memory_mib = max(task.host_memory_mib, memory_mib)
@@ -101,9 +117,10 @@ class Sampler:
             for slot, uuid in task.gpus.items():
                 self._gpu(key[0], task, slot, uuid)
             self._judge(key, task)
+        self._contention.tick()
 
     def _gpu(self, task_id: str, task: _Followed, slot: int, uuid: str) -> None:
-        measured = self._host.measure_gpu(uuid)
+        measured = self._meters.gpu(uuid)
         if measured is None:
             return
         percent, memory_mib = measured
@@ -119,7 +136,7 @@ class Sampler:
 
     def _own(self, task: _Followed, uuid: str, device_mib: int) -> int:
         """What it holds itself of a shared GPU, and a strike if that is too much; where that cannot be measured, what all hold."""
-        own_mib = self._host.measure_gpu_of(task.shim, uuid)
+        own_mib = self._meters.gpu_memory_of(task.shim, uuid)
         if own_mib is None:
             return device_mib
         task.over = task.over + 1 if own_mib > PROMISE_MARGIN * task.promised_mib else 0
@@ -130,8 +147,8 @@ class Sampler:
             task.evidence = f"stopped by its node: it held {task.gpu_memory_mib} MiB of a shared GPU, and was promised {task.promised_mib}"
             self._kill(key)
 
-    def _sample(self, task_id: str, **measured: float) -> None:
-        fields = {"node_id": self._host.spec.node_id, "task_id": task_id, "at_ms": wall_ms(), **measured}
+    def _sample(self, task_id: str | None, **measured: float) -> None:
+        fields = {"node_id": self._node_id, "task_id": task_id, "at_ms": wall_ms(), **measured}
         self._publish(checked(TelemetrySampled, fields))
 
 

@@ -167,7 +167,7 @@ class Shim:
         self._output.close()
         os.close(phases)
         self._write_exit(failure)
-        self._remove_groups()
+        self._remove_groups(but=self._plan.watched)
 
     def _start(self) -> dict[str, Any] | None:
         """Writes down who will run, lets the leader go on; the failure when the program could not be executed."""
@@ -258,10 +258,12 @@ class Shim:
             return {"stage": "cgroup", "errno": error.errno}
         return None
 
-    def _remove_groups(self) -> None:
-        for group in self._groups.values():
+    def _remove_groups(self, but: str = "") -> None:
+        """All but that in this root."""
+        for root, group in self._groups.items():
             with contextlib.suppress(OSError):
-                os.rmdir(group)
+                if root != but:
+                    os.rmdir(group)
 
     def _become_program(self, output: int, go: int, failed: int, shim: int) -> NoReturn:
         """In the child: wait for the request, prepare, exec. Whatever fails is reported through `failed`."""

@@ -9,11 +9,12 @@ from penstock.model.event import Event
 from penstock.model.external_events import JobCheckpointRequested
 from penstock.model.proposals import CoresProposed
 from penstock.model.transitions import TaskStatus
-from penstock.policies.validate_adjustments import Adjusting, Running, cores_of, running
+from penstock.policies.validate_adjustments import Adjusting, Running, cause_of, cores_of, running
 
 
 def decided(state: CellState, proposal: Adjusting) -> Iterator[CoresDecided | BandwidthDecided]:
-    """For a proposal that `validate` has accepted on this state. Nothing where the task has it so already, and its node knows."""
+    """For a proposal that `validate` has accepted on this state. Nothing where the task has it so already, and its node knows; but that
+    a search for cores ends with those that it has is a fact, too."""
     found = running(state, proposal.task_id)
     assert isinstance(found, Running), found
     job, task, _ = found
@@ -24,10 +25,11 @@ def decided(state: CellState, proposal: Adjusting) -> Iterator[CoresDecided | Ba
         "node_id": task.place.node_id,
         "by": proposal.by or proposal.proposer,
         "reason": proposal.reason,
+        "cause": cause_of(proposal),
     }
     if isinstance(proposal, CoresProposed):
         cores = cores_of(state, found, proposal.cores)
-        if set(cores) != set(task.place.cores):
+        if set(cores) != set(task.used_cores) or cause_of(proposal) == "settled":
             yield CoresDecided(**about, cores=cores)
     elif proposal.memory_bandwidth_percent != task.memory_bandwidth_percent:
         yield BandwidthDecided(**about, memory_bandwidth_percent=proposal.memory_bandwidth_percent)
@@ -50,6 +52,6 @@ def asked_to_save(state: CellState, event: JobCheckpointRequested) -> Iterator[C
 
 def frees(state: CellState, decision: Event) -> bool:
     """Whether a decision that is not folded yet leaves room for others."""
-    if not isinstance(decision, CoresDecided):
+    if not isinstance(decision, CoresDecided) or decision.cause == "probe":
         return False
     return len(decision.cores) < len(state.jobs[decision.job_id].tasks[decision.task_id].place.cores)

@@ -29,7 +29,7 @@ from penstock.policies.moldable import place_moldable
 from penstock.policies.profiles import in_force, profile_for
 from penstock.policies.regroup import regroups, waits_for_plan
 from penstock.policies.validate_groups import comes_back_to_queue
-from penstock_services.placer.core import lease, moves, prelaunching, proposals, units, window
+from penstock_services.placer.core import lease, making_way, moves, prelaunching, proposals, units, window
 from penstock_services.placer.core.adjustments import asked_to_save, frees
 from penstock_services.placer.core.attempts import Attempts
 from penstock_services.placer.core.backfilling import Kept
@@ -188,19 +188,17 @@ class Decider:
 
     def _may_try(self, state: CellState, job: JobState) -> bool:
         head = state.head_of_queue()
-        if head is job:
-            return True
-        if head is None or self._holds_up(head):
-            return False
-        return state.queue.bisect_left(job.order) < self.settings.backfill_window
+        held_up = head is None or self._holds_up(head)
+        return head is job or (
+            not held_up and state.queue.bisect_left(job.order) < self.settings.backfill_window
+        )
 
     def _try(self, state: CellState, job: JobState, choose: Choose | None = None) -> Iterator[Event]:
         """Places the job if it fits. If its policy raises, this job waits on; that choice is lost and no other.
 
         `choose`: instead of the place stage alone.
         """
-        plan = placement = None
-        error = self._known_failures.get(job.job_id)
+        plan, placement, error = None, None, self._known_failures.get(job.job_id)
         if error is None:
             try:
                 choose = choose or self.profile.place.place
@@ -235,10 +233,8 @@ class Decider:
         yield from self._place_waiting(state)
 
     def _place_waiting(self, state: CellState) -> Iterator[Event]:
-        """Something was freed: FIFO with a bounded backfill window, or the profile's own order; equal demands are tried once.
-
-        The cell may have become smaller since the head of the queue was judged: it must not wait for ever.
-        """
+        """Something was freed: FIFO with a bounded backfill window, or the profile's own order; equal demands are tried once. The cell may have
+        become smaller since the head of the queue was judged: it must not wait for ever."""
         if state.moving:
             yield from moves.give_up_lost(state)
         if self.profile.preempt is not None:
@@ -269,9 +265,7 @@ class Decider:
             if passed >= self.settings.backfill_window or (held_up and head is not job):
                 yield from self._look_ahead(state)
                 return
-            key = job.demand.key if backfill is None else kept.alike(state, job)
-            if planned is not None and self.profile.reclaim is not None:
-                key = (job_id,)  # it is tried on nodes that are kept from others
+            key = self._alike(state, job, kept)
             tried = key not in hopeless
             if tried:
                 full = placed == MAX_PLACEMENTS_PER_RECORD
@@ -292,8 +286,7 @@ class Decider:
             else:
                 hopeless.add(key)
                 passed += 1
-                if backfill is not None:
-                    yield from kept.refused(state, job)
+                yield from kept.refused(state, job)
                 yield from reclaiming.refused(state, job)
             if tried or head is job:
                 head = state.head_of_queue()
@@ -305,8 +298,15 @@ class Decider:
             yield continuation(state)
         yield from self._look_ahead(state)
 
+    def _alike(self, state: CellState, job: JobState, kept: Kept) -> tuple[object, ...]:
+        """Equal for jobs of which none fits where one does not. Those that wait for a number of workers of their own, or for whom nodes are kept, are like no other."""
+        shape, planned = self.profile.shape, self.profile.reclaim is not None and job.job_id in state.planned
+        own = planned or (shape is not None and shape.waits and job.spec.min_workers is not None)
+        return (job.order,) if own else kept.alike(state, job)
+
     def _look_ahead(self, state: CellState) -> Iterator[Event]:
-        """Who may launch where another job comes to its end."""
+        """Who makes way for whom, and who may launch where another job comes to its end."""
+        yield from making_way.begin(state, self.profile, self.explanations.append, self.failed)
         yield from prelaunching.begin(state, self.profile, self.explanations.append)
 
     def _phase_changed(self, state: CellState, event: external_events.TaskPhaseChanged) -> Iterator[Event]:

@@ -17,6 +17,8 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from penstock.model.types import Category, JobSpec
+from penstock.policies.core_search import ACROSS_NODES
+from penstock_services.estimator.core.conditions import comparable
 from penstock_services.estimator.core.limits import CORE_OWNERS, CORE_RUNS_OF_ONE
 from penstock_services.estimator.core.node_capacity import NodeCapacity
 from penstock_services.estimator.core.owner_table import OwnerTable
@@ -32,7 +34,6 @@ MOVES = (
     ("heavy_preprocessing", +1),  # between iterations
 )
 """Trait of the job → cores more or less. Source: CODA §V-B1."""
-ACROSS_NODES = 2  # a job on several nodes needs no more, the network holds it back. Source: CODA §IV-B2
 MAX_CORES = 1_024
 
 
@@ -94,7 +95,9 @@ class PastCores:
         return len(self._owners)
 
     def add(self, info: JobInfo, allocation: Allocation, run: Run) -> None:
-        """A sound run; one without GPUs is no training."""
+        """A sound run; one without GPUs is no training, and one whose cores were changed, or that was slowed, shows what it was given."""
+        if not comparable("busy_cores", run.disturbed):
+            return
         busy = run.busy_cores
         cores = math.ceil(busy * CORES_HEADROOM) if 0 < busy <= MAX_CORES else allocation.cores
         if allocation.gpus < 1 or not 1 <= cores <= MAX_CORES:

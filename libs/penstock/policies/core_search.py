@@ -1,16 +1,16 @@
 """Which number of cores to try next while a training runs: CODA's walk in single steps, and a search by doubling.
 
 Source: CODA §V-B2. Pure functions of what was measured so far: the caller gives the job the cores that they name, measures
-its speed, and asks again.
+its speed, and asks again. Departure: the source probes for 90 s each; here a probe ends when the speed has settled (`penstock.policies.settling`).
 """
 
 from collections.abc import Sequence
 from math import isfinite
 from typing import NamedTuple
 
-from penstock_services.estimator.core.resources.cores import MAX_CORES
+from penstock.model.adjustments import MAX_CORE_PROBES
+from penstock.model.types import MAX_CORES_PER_NODE
 
-MAX_PROBES = 4  # Source: CODA §VI-F, 3 to 4 of 90 s each
 KEEPS = 0.95  # of the best speed seen: what `search` takes for as good as the best
 
 
@@ -28,11 +28,28 @@ class Next(NamedTuple):
     settled: bool
 
 
-def walk(start: int, seen: Sequence[Seen], most: int, probes: int = MAX_PROBES) -> Next:
+ACROSS_NODES = 2
+"""Cores of each worker of a job on several nodes: the network holds it back. Source: CODA §IV-B2."""
+
+
+def across_nodes(start: int, seen: Sequence[Seen], most: int, least: int = 1) -> Next:
+    """For a job on several nodes: two cores per worker, `least` at least, if that keeps 95 % of its speed; else those that it has.
+
+    Departure: the source gives two to all; what was never measured here is measured first, which is one probe.
+    """
+    speed, few = _speeds(start, seen, most), max(ACROSS_NODES, least)
+    if not speed or start <= few:
+        return Next(start, settled=start <= few)
+    if len(speed) == 1:
+        return Next(few, settled=False)
+    return Next(few if speed[few] >= KEEPS * speed[start] else start, settled=True)
+
+
+def walk(start: int, seen: Sequence[Seen], most: int, least: int = 1, probes: int = MAX_CORE_PROBES) -> Next:
     """CODA's walk in steps of one core. Source: CODA §V-B2.
 
     First fewer, while speed improves; if the first step down did not help, more, while it improves. `seen`: in
-    the order tried, the start first. Empty: the start is yet to be measured, which is no probe.
+    the order tried, the start first. Empty: the start is yet to be measured, which is no probe. `least`: fewer are not tried.
     """
     speed = _speeds(start, seen, most)
     if not speed:
@@ -41,7 +58,7 @@ def walk(start: int, seen: Sequence[Seen], most: int, probes: int = MAX_PROBES) 
         return Next(_fastest(speed, start), settled=True)
     for direction in (-1, +1):
         cores = start
-        while 1 <= cores + direction <= most:
+        while least <= cores + direction <= most:
             after = cores + direction
             if after not in speed:
                 return Next(after, settled=False)
@@ -53,7 +70,9 @@ def walk(start: int, seen: Sequence[Seen], most: int, probes: int = MAX_PROBES) 
     return Next(start, settled=True)
 
 
-def search(start: int, seen: Sequence[Seen], most: int, probes: int = MAX_PROBES) -> Next:
+def search(
+    start: int, seen: Sequence[Seen], most: int, least: int = 1, probes: int = MAX_CORE_PROBES
+) -> Next:
     """Our default: the fewest cores that keep 95 % of the best speed, found by doubling and halving.
 
     Ideal: measure every count. Departure from CODA's steps of one: speed is close to linear up to the best count,
@@ -73,7 +92,7 @@ def search(start: int, seen: Sequence[Seen], most: int, probes: int = MAX_PROBES
     gains = len(tried) == 1 or speed[widest] * KEEPS > speed[tried[-2]]
     if gains and widest < most:
         return Next(min(2 * widest, most), settled=False)
-    short = max((cores for cores in tried if cores < enough), default=0)
+    short = max((cores for cores in tried if cores < enough), default=least - 1)
     if enough - short <= 1:
         return Next(enough, settled=True)
     return Next((enough + short) // 2, settled=False)
@@ -81,8 +100,8 @@ def search(start: int, seen: Sequence[Seen], most: int, probes: int = MAX_PROBES
 
 def _speeds(start: int, seen: Sequence[Seen], most: int) -> dict[int, float]:
     """Cores → speed; the last word counts. Raises `ValueError` with everything that is wrong."""
-    if not 1 <= most <= MAX_CORES:
-        raise ValueError(f"at most {most} cores: must be 1 to {MAX_CORES}")
+    if not 1 <= most <= MAX_CORES_PER_NODE:
+        raise ValueError(f"at most {most} cores: must be 1 to {MAX_CORES_PER_NODE}")
     problems = [
         f"{one.cores} cores at speed {one.speed}: cores must be 1 to {most} and the speed a number ≥ 0"
         for one in seen

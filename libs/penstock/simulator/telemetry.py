@@ -1,0 +1,126 @@
+"""Telemetry of simulated nodes: losses, step times and memory traffic, as node-reporters publish them: what changes.
+
+The placer does not read telemetry: it goes to the seats and services of the cell.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from penstock.ledger.state import CellState
+from penstock.model.external_events import TelemetrySampled
+from penstock.policies.settling import AGREES
+from penstock.simulator.job_models.model import LossReport, Pace
+from penstock.simulator.loss_reports import LossReports
+from penstock.simulator.seats import Seat
+from penstock.simulator.services import Services
+
+STEP_MS = 1_000.0
+"""Of a job whose trace counts no iterations, with what it asked for. An assumption: only its ratio to others matters."""
+TRAFFIC_POINTS = 5.0
+"""Percent of a node's memory bandwidth, by which it differs from what was published last. An assumption."""
+
+
+WINDOW_S = 2.0
+"""After a change, until a training has measured its step time: a window of the SDK (`penstock.sdk.progress`)."""
+
+
+class _Published(NamedTuple):
+    """Of one task, last."""
+
+    step_ms: float
+    cores: int
+
+
+class Telemetry:
+    """Of all nodes."""
+
+    def __init__(self, seats: Sequence[Seat], services: Services | None) -> None:
+        self._seats, self._services = seats, services
+        self._losses = LossReports()
+        self._steps: dict[str, _Published] = {}
+        """By task id."""
+        self._measured: dict[str, tuple[float, Pace]] = {}
+        """Job → when its present step time is measured, in the order of that."""
+        self._takes: dict[str, dict[str, float]] = {}
+        """Node → job → what it takes of the bandwidth."""
+        self._traffic: dict[str, float] = {}
+        """Node → percent, published last."""
+
+    def over(self, task_id: str) -> None:
+        """The task has ended."""
+        self._losses.over(task_id)
+        self._steps.pop(task_id, None)
+
+    def loss(self, report: LossReport, state: CellState, now_ms: int) -> None:
+        """The chief reports it."""
+        sample = self._losses.sample(report, state.jobs[report.job_id])
+        if sample is not None:
+            self._send(sample, state, now_ms)
+
+    def next_s(self) -> float | None:
+        """When a step time is measured next."""
+        return next((at_s for at_s, _ in self._measured.values()), None)
+
+    def due(self, state: CellState, now_s: float, now_ms: int) -> bool:
+        """The next step time that is measured by now; whether there was one."""
+        job_id = next(iter(self._measured), "")
+        if not job_id or self._measured[job_id][0] > now_s:
+            return False
+        self._task(self._measured.pop(job_id)[1], state, now_ms)
+        return True
+
+    def paces(self, paces: Sequence[Pace], state: CellState, now_s: float, now_ms: int) -> None:
+        """How fast jobs run from now on, and what they take of their nodes."""
+        touched: dict[str, None] = {}
+        for pace in paces:
+            for node_id in [node_id for node_id, takes in self._takes.items() if pace.job_id in takes]:
+                del self._takes[node_id][pace.job_id]
+                touched[node_id] = None
+            for node_id, takes in pace.traffic.items():
+                self._takes.setdefault(node_id, {})[pace.job_id] = takes
+                touched[node_id] = None
+        for node_id in touched:
+            self._node(node_id, state, now_ms)
+        for pace in paces:
+            self._measured.pop(pace.job_id, None)
+            if pace.job.gpus and pace.speed > 0:
+                self._measured[pace.job_id] = now_s + WINDOW_S, pace
+
+    def _node(self, node_id: str, state: CellState, now_ms: int) -> None:
+        percent = 100 * sum(self._takes[node_id].values())
+        if abs(percent - self._traffic.get(node_id, 0.0)) < TRAFFIC_POINTS:
+            return
+        self._traffic[node_id] = percent
+        self._send(
+            TelemetrySampled(node_id=node_id, at_ms=now_ms, memory_bandwidth_percent=percent), state, now_ms
+        )
+
+    def _task(self, pace: Pace, state: CellState, now_ms: int) -> None:
+        """The chief of a training reports its steps: once after each change of its cores, else where they differ."""
+        job = state.jobs.get(pace.job_id)
+        if job is None or not job.tasks:
+            return
+        task_id, task = next(iter(job.tasks.items()))
+        alone_ms = 1_000 * pace.work_s / pace.job.iterations if pace.job.iterations else STEP_MS
+        found = _Published(alone_ms / pace.speed, len(task.used_cores))
+        last = self._steps.get(task_id)
+        if (
+            last is not None
+            and last.cores == found.cores
+            and abs(found.step_ms - last.step_ms) < AGREES * last.step_ms
+        ):
+            return
+        self._steps[task_id] = found
+        self._send(
+            TelemetrySampled(
+                node_id=task.place.node_id, task_id=task_id, at_ms=now_ms, step_ms=found.step_ms
+            ),
+            state,
+            now_ms,
+        )
+
+    def _send(self, sample: TelemetrySampled, state: CellState, now_ms: int) -> None:
+        for seat in self._seats:
+            seat.hear(state, sample, now_ms)
+        if self._services is not None:
+            self._services.hear(sample)

@@ -1,0 +1,1 @@
+"""Which cores and caps are proposed, and when: pure."""

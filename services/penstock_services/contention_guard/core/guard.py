@@ -1,0 +1,452 @@
+"""When cores and caps of running tasks are changed, and how: a state machine beside the fold of the ledger.
+
+Its driver (the service's shell, or a simulation) folds the ledger and shows it each fact after that was folded, and each window of telemetry
+that has changed:
+
+    guard.see(state, fact, now_ms)
+    guard.hear(state, window, now_ms)
+    while (proposal := guard.next(state, now_ms)) is not None: ...  # send it
+    guard.due_ms(state)                       # call `next` again then, though nothing happens
+
+One proposal per task is under way at a time. What it holds beside the ledger's state follows from telemetry, and is lost with it: a search that a restart
+interrupts gives back what the placement had, and a training's best speed is learned anew.
+"""
+
+import heapq
+from collections.abc import Callable, Iterator, Mapping
+from functools import lru_cache
+from hashlib import blake2b
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from penstock.ledger.job_state import JobState, TaskState
+from penstock.ledger.node_state import NodeState
+from penstock.ledger.state import CellState
+from penstock.model import external_events, ledger_events
+from penstock.model.adjustments import MAX_THROTTLES, BandwidthDecided, CoresDecided, TaskAdjusted
+from penstock.model.event import Event
+from penstock.model.ledger_events import ProposalAnswered
+from penstock.model.proposals import CoresProposed, ThrottleProposed
+from penstock.model.settings import PlacerSettings
+from penstock.model.transitions import JobStatus, TaskStatus
+from penstock.model.types import MAX_TEXT
+from penstock.policies.eliminator import (
+    Change,
+    NodeView,
+    Other,
+    Training,
+    calm_after_ms,
+    released,
+    throttled,
+)
+from penstock.policies.guard import PROPOSER, Guard
+from penstock.policies.profiles import UnknownProfile, profile_for
+from penstock.policies.telemetry_windows import NodeWindow
+from penstock.policies.validate import validate
+from penstock.policies.validate_adjustments import Running, running, usable_cores
+from penstock_services.contention_guard.core.paces import Node, Pace
+from penstock_services.contention_guard.core.searches import Search, most_of, search_of
+
+ANSWER_WITHIN_MS = 10_000
+"""A proposal without an answer for so long, by the ledger's time, never reached the placer."""
+RETRY_MS = 30_000
+"""A refused change of a task is not asked for again for so long."""
+RESERVE = 12
+"""Steps down that are left to a job for the time after it was let go: from 1,024 cores to one takes ten."""
+KNOWN_PROFILES = 4  # whose stages are retained
+
+Adjusting = CoresProposed | ThrottleProposed
+
+
+class _Sent(NamedTuple):
+    """A proposal that the placer has not answered yet, or has refused: nothing is asked for the task until then."""
+
+    proposal_id: str
+    until_ms: int
+    probe: bool = False
+
+
+@lru_cache(KNOWN_PROFILES)
+def _stage(settings: PlacerSettings) -> Guard | None:
+    """None: under these settings nothing is adjusted, or they are a newer placer's, whose profile is not known here."""
+    try:
+        return profile_for(settings).guard
+    except UnknownProfile:
+        return None
+
+
+def guards(settings: PlacerSettings) -> bool:
+    """Whether there is anything for a contention-guard to do under these settings."""
+    return _stage(settings) is not None
+
+
+class ContentionGuard:
+    """`heard`: how many windows were used; `unsettled`: how many searches ended without a speed that settled."""
+
+    def __init__(self) -> None:
+        self._nodes: dict[str, Node] = {}
+        self._paces: dict[str, Pace] = {}
+        """By task id, of running tasks of which something was heard."""
+        self._searches: dict[str, Search] = {}
+        """By job id."""
+        self._jobs_due: dict[str, None] = {}
+        self._nodes_due: dict[str, None] = {}
+        self._sent: dict[str, _Sent] = {}
+        """By task id."""
+        self._timers: list[tuple[int, str, str]] = []
+        """(at ms, job id or empty, node id or empty)."""
+        self._begun = False
+        self.heard = 0
+
+    @property
+    def searches(self) -> Mapping[str, Search]:
+        """By job id, of jobs whose cores are being searched for."""
+        return MappingProxyType(self._searches)
+
+    def seen_of(self, state: CellState, task_id: str) -> Mapping[str, float]:
+        """What is known of the node on which a task runs, for a trace."""
+        node = self._nodes.get(self._node_of(state, task_id), Node())
+        found = {
+            "penstock.memory_bandwidth": node.bandwidth,
+            "penstock.cpu_stalled": node.stalled,
+            "penstock.window_ms": float(node.heard_ms),
+        }
+        return {name: value for name, value in found.items() if value is not None}
+
+    # ------------------------------------------------------------------------------------------ what comes
+
+    def see(self, state: CellState, fact: Event, now_ms: int) -> None:
+        """A fact that has just been folded."""
+        if isinstance(fact, ProposalAnswered):
+            if fact.proposer == PROPOSER:
+                self._answered(state, fact, now_ms)
+        elif isinstance(fact, CoresDecided | BandwidthDecided):
+            self._decided(state, fact, now_ms)
+        elif isinstance(fact, TaskAdjusted):
+            self._adjusted(state, fact, now_ms)
+        elif (subject := CHANGES.get(type(fact))) is not None:
+            self._changed(state, subject(fact), getattr(fact, "node_id", ""), getattr(fact, "task_id", ""))
+
+    def _answered(self, state: CellState, fact: ProposalAnswered, now_ms: int) -> None:
+        task_id = next(
+            (key for key, sent in self._sent.items() if sent.proposal_id == fact.proposal_id), None
+        )
+        if task_id is None:
+            return
+        sent = self._sent.pop(task_id)
+        job_id = _job_id(task_id)
+        if fact.verdict == "refused":
+            self._refused(state, task_id, sent.probe, fact.detail, now_ms)
+        self._jobs_due[job_id] = None
+        self._nodes_due[self._node_of(state, task_id)] = None
+
+    def _refused(self, state: CellState, task_id: str, probe: bool, why: str, now_ms: int) -> None:
+        """A probe is not repeated; what else is asked for waits."""
+        if probe and (search := self._searches.get(_job_id(task_id))) is not None:
+            search.refused(why)
+        else:
+            self._waits(state, task_id, _Sent("", now_ms + RETRY_MS))
+
+    def _waits(self, state: CellState, task_id: str, sent: _Sent) -> None:
+        """Nothing is asked for the task until then."""
+        self._sent[task_id] = sent
+        heapq.heappush(self._timers, (sent.until_ms, _job_id(task_id), self._node_of(state, task_id)))
+
+    def _node_of(self, state: CellState, task_id: str) -> str:
+        """Empty: the task is not there any more."""
+        job = state.jobs.get(_job_id(task_id))
+        task = None if job is None else job.tasks.get(task_id)
+        return "" if task is None else task.place.node_id
+
+    def _decided(self, state: CellState, fact: CoresDecided | BandwidthDecided, now_ms: int) -> None:
+        """A training has other cores: its speed is another one from now on. One that an operator gave them is left alone."""
+        node = self._nodes.setdefault(fact.node_id, Node())
+        if isinstance(fact, CoresDecided):
+            if (pace := self._paces.get(fact.task_id)) is not None:
+                pace.begin(node.heard_ms)
+            if fact.by != PROPOSER:
+                self._searches.pop(fact.job_id, None)
+        self._jobs_due[fact.job_id] = None
+        node.changed_ms = now_ms
+
+    def _adjusted(self, state: CellState, fact: TaskAdjusted, now_ms: int) -> None:
+        node = self._nodes.setdefault(fact.node_id, Node())
+        node.after_ms, node.changed_ms = node.heard_ms, now_ms
+        if (pace := self._paces.get(fact.task_id)) is not None and fact.what == "cores":
+            pace.begin(node.heard_ms)
+        self._jobs_due[_job_id(fact.task_id)] = None
+        self._nodes_due[fact.node_id] = None
+
+    def _changed(self, state: CellState, job_id: str, node_id: str, task_id: str) -> None:
+        job = state.jobs.get(job_id)
+        search = self._searches.get(job_id)
+        if search is not None and (
+            job is None or job.attempt != search.attempt or job.status is not JobStatus.RUNNING
+        ):
+            del self._searches[job_id]
+        if task_id and (job is None or task_id not in job.tasks or not _runs(job.tasks[task_id])):
+            self._paces.pop(task_id, None)
+            self._sent.pop(task_id, None)
+        self._jobs_due[job_id] = None
+        if node_id:
+            self._nodes_due[node_id] = None
+        elif job is not None:
+            self._nodes_due.update(dict.fromkeys(task.place.node_id for task in job.tasks.values()))
+
+    def hear(self, state: CellState, window: NodeWindow, now_ms: int) -> None:
+        """A window that has changed, or comes again. What it has of tasks that do not run is ignored; the reader's clock counts, no node's."""
+        if _stage(state.settings) is None or window.node_id not in state.nodes:
+            return
+        node = self._nodes.setdefault(window.node_id, Node())
+        if window.begin_ms < node.heard_ms:
+            return
+        self.heard += 1
+        node.hear(window)
+        for task_id in sorted(window.tasks):
+            job = state.jobs.get(_job_id(task_id))
+            task = None if job is None else job.tasks.get(task_id)
+            if job is None or task is None or not _runs(task) or task.place.node_id != window.node_id:
+                continue
+            self._paces.setdefault(task_id, Pace()).hear(window.begin_ms, window.tasks[task_id], now_ms)
+            search = self._searches.get(job.job_id)
+            if search is None:
+                search = self._search(state, job)
+            if search is not None and search.workers[0] == task_id:
+                search.most = most_of(state, search.workers) or search.most
+                search.hear(window.begin_ms, window.tasks[task_id], now_ms)
+                self._jobs_due[job.job_id] = None
+        self._nodes_due[window.node_id] = None
+        view = self._view(state, state.nodes[window.node_id], node, now_ms)
+        if not view.low:
+            node.calm_since_ms = None
+        elif node.calm_since_ms is None:
+            node.calm_since_ms = now_ms
+
+    def _search(self, state: CellState, job: JobState) -> Search | None:
+        """Begins with the first report of a job whose cores may be searched for."""
+        stage = _stage(state.settings)
+        if stage is None or job.status is not JobStatus.RUNNING:
+            return None
+        first = next(iter(job.tasks.values())).place.node_id
+        found = search_of(state, job, stage, self._nodes.setdefault(first, Node()).heard_ms - 1)
+        if found is not None:
+            self._searches[job.job_id] = found
+        return found
+
+    # ------------------------------------------------------------------------------------------ what follows
+
+    def due_ms(self, state: CellState) -> int | None:
+        """Ledger time from which `next` has something to do; None: nothing before something else happens."""
+        if state.frozen or _stage(state.settings) is None:
+            return None
+        if self._jobs_due or self._nodes_due or not self._begun:
+            return state.now_ms
+        return self._timers[0][0] if self._timers else None
+
+    def next(self, state: CellState, now_ms: int) -> Adjusting | None:
+        """What to propose. `now_ms`: the ledger's time, also while no record comes."""
+        stage = _stage(state.settings)
+        if state.frozen or stage is None:
+            return None
+        self._begin(state)
+        self._fire(now_ms)
+        while self._jobs_due:
+            job_id = next(iter(self._jobs_due))
+            if (proposal := self._of_job(state, job_id, now_ms)) is not None:
+                return proposal
+            del self._jobs_due[job_id]
+        while self._nodes_due:
+            node_id = next(iter(self._nodes_due))
+            if stage.eliminates and (proposal := self._of_node(state, node_id, now_ms)) is not None:
+                return proposal
+            del self._nodes_due[node_id]
+        return None
+
+    def _begin(self, state: CellState) -> None:
+        """What a snapshot held before the first fact was seen."""
+        if self._begun:
+            return
+        self._begun = True
+        for job in state.holding.values():
+            self._jobs_due[job.job_id] = None
+            if any(task.core_probes and not task.cores_settled for task in job.tasks.values()):
+                self._search(state, job)
+        self._nodes_due.update(dict.fromkeys(state.nodes))
+
+    def _fire(self, now_ms: int) -> None:
+        while self._timers and self._timers[0][0] <= now_ms:
+            _, job_id, node_id = heapq.heappop(self._timers)
+            if job_id:
+                self._jobs_due[job_id] = None
+            if node_id:
+                self._nodes_due[node_id] = None
+
+    def _of_job(self, state: CellState, job_id: str, now_ms: int) -> Adjusting | None:
+        job, search = state.jobs.get(job_id), self._searches.get(job_id)
+        if job is None or search is None or job.attempt != search.attempt:
+            return None
+        search.advance(now_ms)
+        node_id = job.tasks[search.workers[0]].place.node_id
+        search.answered(job, self._nodes.setdefault(node_id, Node()).heard_ms, now_ms)
+        wanted = search.wanted(state, job)
+        if search.ended and not wanted:
+            del self._searches[job_id]
+            return None
+        for one in wanted:
+            proposal = self._proposed(
+                state,
+                one.task_id,
+                now_ms,
+                cores=one.cores,
+                cause=one.cause,
+                reason=one.reason,
+            )
+            if proposal is not None:
+                return proposal
+            if search.ended and one.cause == "probe":  # it was refused here
+                return self._of_job(state, job_id, now_ms)
+        if search.due_ms is not None:
+            heapq.heappush(self._timers, (search.due_ms, job_id, ""))
+        return None
+
+    def _of_node(self, state: CellState, node_id: str, now_ms: int) -> Adjusting | None:
+        spec = state.nodes.get(node_id)
+        if spec is None:
+            self._nodes.pop(node_id, None)
+            return None
+        node = self._nodes.setdefault(node_id, Node())
+        view = self._view(state, spec, node, now_ms)
+        for change in self._changes(node, view, now_ms):
+            proposal = self._proposed(
+                state,
+                change.task_id,
+                now_ms,
+                cores=change.cores,
+                cap=change.cap,
+                cause=change.cause,
+                reason=change.reason,
+            )
+            if proposal is not None:
+                return proposal
+        return None
+
+    def _changes(self, node: Node, view: NodeView, now_ms: int) -> Iterator[Change]:
+        """Who is let go, else who is slowed; sets when to look again."""
+        held = [other for other in view.others if other.throttled]
+        calm_ms = None
+        if held and view.trainings and node.calm_since_ms is not None:
+            calm_ms = max(node.calm_since_ms, node.changed_ms) + calm_after_ms(node.releases)
+        calm = calm_ms is not None and now_ms >= calm_ms
+        if held and (calm or not view.trainings):
+            found = released(view, calm=calm)
+            if found and calm and view.trainings:
+                node.releases += 1
+                node.calm_since_ms = None
+            yield from found
+        elif calm_ms is not None:
+            heapq.heappush(self._timers, (calm_ms, "", view.node_id))
+        if not calm:
+            yield from throttled(view)
+        if view.high and view.others:
+            for training in view.trainings:
+                pace = self._paces.get(training.task_id)
+                if pace is not None and (at_ms := pace.counts_ms(node)) > now_ms:
+                    heapq.heappush(self._timers, (at_ms, "", view.node_id))
+
+    def _view(self, state: CellState, spec: NodeState, node: Node, now_ms: int) -> NodeView:
+        trainings, others, stalled = [], [], []
+        for task_id in sorted(spec.tasks):
+            job = state.jobs.get(spec.tasks[task_id])
+            if job is None or task_id not in job.tasks or not _runs(job.tasks[task_id]):
+                continue
+            pace = self._paces.get(task_id)
+            if job.tasks[task_id].place.gpus:
+                trainings.append(Training(task_id, None if pace is None else pace.lost(node, now_ms)))
+                if pace is not None and pace.stalled is not None:
+                    stalled.append(pace.stalled)
+            elif job.demand.worker.gpus == 0:
+                others.append(self._other(state, job, task_id, None if pace is None else pace.traffic))
+        isolation = spec.spec.isolation
+        return NodeView(
+            spec.spec.node_id,
+            isolation is not None and isolation.bandwidth == "resctrl",
+            node.bandwidth,
+            max(stalled) if stalled else node.stalled,
+            trainings,
+            others,
+        )
+
+    def _other(self, state: CellState, job: JobState, task_id: str, traffic: float | None) -> Other:
+        task, found = job.tasks[task_id], running(state, task_id)
+        cores = len(task.place.cores)
+        left = MAX_THROTTLES * job.spec.workers - job.throttles
+        return Other(
+            task_id,
+            cores,
+            task.memory_bandwidth_percent,
+            task.throttled_from,
+            traffic,
+            usable_cores(state, found) if isinstance(found, Running) else cores,
+            may_throttle=left > 0,
+            may_return=left >= RESERVE,
+        )
+
+    # ------------------------------------------------------------------------------------------ proposals
+
+    def _proposed(
+        self, state: CellState, task_id: str, now_ms: int, *, cores: int | None, **more: Any
+    ) -> Adjusting | None:
+        """The proposal, unless one is under way for the task; one that the placer would refuse on this state is not sent."""
+        sent = self._sent.get(task_id)
+        if sent is not None and now_ms < sent.until_ms:
+            return None
+        kind = "throttle" if cores is None else "cores"
+        cap = more.pop("cap", None)
+        about: dict[str, Any] = {
+            "proposal_id": f"{kind}-{state.seq}-{blake2b(task_id.encode(), digest_size=6).hexdigest()}",
+            "proposer": PROPOSER,
+            "task_id": task_id,
+            "cause": more["cause"],
+            "reason": more["reason"][:MAX_TEXT],
+        }
+        proposal: Adjusting = (
+            ThrottleProposed(**about, memory_bandwidth_percent=cap)
+            if cores is None
+            else CoresProposed(**about, cores=cores)
+        )
+        probe = proposal.cause == "probe"
+        verdict = validate(state, proposal)
+        if not verdict.accepted:
+            self._refused(state, task_id, probe, verdict.detail, now_ms)
+            return None
+        self._waits(state, task_id, _Sent(proposal.proposal_id, now_ms + ANSWER_WITHIN_MS, probe))
+        return proposal
+
+
+def _runs(task: TaskState) -> bool:
+    return task.status is TaskStatus.RUNNING
+
+
+def _job_id(task_id: str) -> str:
+    return task_id.rsplit(".", 2)[0]
+
+
+def _job_of_task(fact: Any) -> str:
+    return _job_id(str(fact.task_id))
+
+
+def _job(fact: Any) -> str:
+    return str(fact.job_id)
+
+
+CHANGES: Mapping[type[Event], Callable[[Any], str]] = MappingProxyType(
+    {
+        external_events.TaskStarted: _job_of_task,
+        external_events.TaskExited: _job_of_task,
+        ledger_events.TaskLost: _job_of_task,
+        ledger_events.StopDecided: _job,
+        ledger_events.JobRequeued: _job,
+        ledger_events.JobEnded: _job,
+    }
+)
+"""Ledger events after which a job is measured or not, or its node has others beside it, and whose."""

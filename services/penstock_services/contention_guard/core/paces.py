@@ -1,0 +1,85 @@
+"""What was heard of nodes and their tasks: present pressure, and how fast trainings run beside their best with the same cores."""
+
+from dataclasses import dataclass, field
+
+from penstock.policies.settling import Settling, Speed
+from penstock.policies.telemetry_windows import NodeWindow, TaskWindow
+
+
+@dataclass(slots=True)
+class Pace:
+    """One running task."""
+
+    settling: Settling = field(default_factory=Settling)
+    """With its present cores."""
+    best: Speed | None = None
+    """The greatest speed that settled with these cores."""
+    heard_ms: int = -1
+    """Begin of the latest window that had a speed."""
+    stalled: float | None = None
+    traffic: float | None = None
+
+    def hear(self, begin_ms: int, window: TaskWindow, now_ms: int) -> None:
+        """A window that is not older than those before."""
+        if window.cpu_stalled_percent is not None:
+            self.stalled = window.cpu_stalled_percent
+        if window.memory_bandwidth_percent is not None:
+            self.traffic = window.memory_bandwidth_percent
+        self._learn(now_ms)
+        before = self.settling.speed
+        self.settling.hear(begin_ms, window, now_ms)
+        if self.settling.speed is not before:
+            self.heard_ms = begin_ms
+
+    def _learn(self, now_ms: int) -> None:
+        settled = self.settling.settled(now_ms)
+        if settled is None:
+            return
+        if self.best is None or self.best.by_steps != settled.by_steps or settled.per_s > self.best.per_s:
+            self.best = settled
+
+    def begin(self, after_ms: int) -> None:
+        """It has other cores from now on."""
+        self.settling, self.best, self.heard_ms = Settling(after_ms), None, -1
+
+    def counts_ms(self, node: "Node") -> int:
+        """From when on its speed is of after the latest change on its node, by the ledger's time: at once where it was heard since, else
+        when it would have reported another one. 0: at once."""
+        speed = self.settling.speed
+        return 0 if self.heard_ms > node.after_ms or speed is None else node.changed_ms + speed.quiet_ms
+
+    def lost(self, node: "Node", now_ms: int) -> float | None:
+        """Part of its best speed that it has lost, 0 – 1, since the latest change on its node. None: not known (yet)."""
+        self._learn(now_ms)
+        speed = self.settling.speed
+        if self.best is None or speed is None or now_ms < self.counts_ms(node):
+            return None
+        if self.best.by_steps != speed.by_steps or self.best.per_s <= 0:
+            return None
+        return max(0.0, 1 - speed.per_s / self.best.per_s)
+
+
+@dataclass(slots=True)
+class Node:
+    """One node. A value holds until another one comes: nodes send what changes."""
+
+    bandwidth: float | None = None
+    stalled: float | None = None
+    heard_ms: int = -1
+    """Begin of the latest window, in the log's time."""
+    after_ms: int = -1
+    """Windows that begin by then are of before the latest change of what runs beside its trainings."""
+    changed_ms: int = 0
+    """When that was, in the ledger's time."""
+    calm_since_ms: int | None = None
+    """Since when nothing is short; None: something is, or nothing is known."""
+    releases: int = 0
+    """How often jobs were let go while trainings ran on."""
+
+    def hear(self, window: NodeWindow) -> None:
+        """A window that is not older than those before."""
+        self.heard_ms = window.begin_ms
+        if window.cpu_stalled_percent is not None:
+            self.stalled = window.cpu_stalled_percent
+        if window.memory_bandwidth_percent is not None:
+            self.bandwidth = window.memory_bandwidth_percent

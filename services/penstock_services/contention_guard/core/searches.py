@@ -1,0 +1,202 @@
+"""The search for the cores of one running training: which number its workers have, what is measured there, and how it ends.
+
+A search changes nothing before the speed at the start has settled. After a probe it waits for its nodes' answers, then for the speed to settle
+(`penstock.policies.settling`). It ends where the stage says so, or at the start's cores: when the speed never settles, a node cannot obey,
+or a probe is refused. A restart in between gives back what the placement had.
+"""
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from penstock.ledger.job_state import JobState
+from penstock.ledger.state import CellState
+from penstock.ledger.succession import followers
+from penstock.model.adjustments import MAX_CORE_CHANGES, MAX_CORE_PROBES, AdjustmentCause
+from penstock.model.transitions import JobStatus, TaskStatus
+from penstock.model.types import WHOLE_GPU
+from penstock.policies.core_search import Next, Seen
+from penstock.policies.guard import PROPOSER, Guard, Step
+from penstock.policies.settling import Settling
+from penstock.policies.telemetry_windows import TaskWindow
+from penstock.policies.validate_adjustments import Running, running, usable_cores
+
+MEASURES_MS = 120_000
+"""A probe whose speed has not settled after so long, and after `MEASURES_STEPS` steps, never does."""
+MEASURES_STEPS = 32
+
+
+class Wanted(NamedTuple):
+    """The next change of one of its tasks."""
+
+    task_id: str
+    cores: int
+    cause: AdjustmentCause
+    reason: str
+
+
+@dataclass(slots=True)
+class Search:
+    """Of one attempt. All of its workers have the same number of cores."""
+
+    job_id: str
+    attempt: int
+    workers: tuple[str, ...]
+    """Ids of the tasks with GPUs, in order of rank; the first one's speed counts."""
+    step: Step
+    start: int
+    least: int
+    """A core per GPU, unless it began with fewer."""
+    most: int
+    """Cores that each could have when it was asked last."""
+    settling: Settling | None
+    """None: what is wanted is not in force yet."""
+    cores: int = 0
+    """What is in force or wanted."""
+    seen: list[Seen] = field(default_factory=list)
+    ended: str = ""
+    """Why; empty: it goes on."""
+    by_steps: bool | None = None
+    until_ms: int | None = None
+    """The probe ends then, settled or not; None: nothing was changed yet, so waiting costs nothing."""
+
+    def __post_init__(self) -> None:
+        self.cores = self.cores or self.start
+
+    def hear(self, begin_ms: int, window: TaskWindow, now_ms: int) -> None:
+        """A window of its first worker."""
+        if self.settling is not None and not self.ended:
+            self.settling.hear(begin_ms, window, now_ms)
+
+    def advance(self, now_ms: int) -> None:
+        """Goes on where the speed has settled, never will, or not in time."""
+        if self.settling is None or self.ended:
+            return
+        speed = self.settling.settled(now_ms)
+        if speed is None:
+            if self.settling.gave_up:
+                self.end(self.start, f"its speed does not settle at {self.cores} cores")
+            elif self.until_ms is not None and now_ms >= self.until_ms:
+                self.end(self.start, f"no speed settled at {self.cores} cores in time")
+            return
+        if self.by_steps not in (None, speed.by_steps):
+            self.end(self.start, "it reports its steps no more")
+            return
+        self.by_steps = speed.by_steps
+        self.seen.append(Seen(self.cores, speed.per_s))
+        most = max(self.most, *(one.cores for one in self.seen))
+        self._go_on(self.step(self.start, self.seen, most, self.least))
+
+    def _go_on(self, following: Next) -> None:
+        self.settling, self.until_ms = None, None
+        if following.settled or len(self.seen) > MAX_CORE_PROBES or following.cores > self.most:
+            cores = following.cores if following.settled else self._best()
+            self.end(cores, f"it ran with {self._measured()}")
+        else:
+            self.cores = following.cores
+
+    def _best(self) -> int:
+        return min(self.seen, key=lambda one: (-one.speed, one.cores)).cores
+
+    def _measured(self) -> str:
+        unit = "iterations/s" if self.by_steps else "% of its GPU"
+        return ", ".join(f"{one.cores} cores at {one.speed:.4g} {unit}" for one in self.seen)
+
+    def end(self, cores: int, why: str) -> None:
+        """It settles there."""
+        self.cores, self.ended, self.settling, self.until_ms = cores, why, None, None
+
+    @property
+    def due_ms(self) -> int | None:
+        """When `advance` has something to do, unless news come before; None: nothing."""
+        settles_ms = None if self.settling is None or self.ended else self.settling.due_ms
+        times = [at_ms for at_ms in (settles_ms, self.until_ms) if at_ms is not None]
+        return min(times, default=None)
+
+    def wanted(self, state: CellState, job: JobState) -> list[Wanted]:
+        """What its workers do not have yet."""
+        tasks = [(task_id, job.tasks[task_id]) for task_id in self.workers]
+        if self.ended:
+            why = f"its cores are settled: {self.ended}"
+            return [
+                Wanted(task_id, self.cores, "settled", why)
+                for task_id, task in tasks
+                if not task.cores_settled
+            ]
+        if self.settling is not None:
+            return []
+        why = f"to measure its speed; {self._measured()}"
+        return [
+            Wanted(task_id, self.cores, "probe", why)
+            for task_id, task in tasks
+            if len(task.used_cores) != self.cores
+        ]
+
+    def answered(self, job: JobState, heard_ms: int, now_ms: int) -> None:
+        """Whether all nodes have obeyed what is wanted: it is measured from now on. `heard_ms`: begin of the node's latest window."""
+        if self.ended or self.settling is not None:
+            return
+        adjusted = [job.tasks[task_id].cores_adjusted for task_id in self.workers]
+        if problem := next((one.problem for one in adjusted if one is not None and one.problem), ""):
+            self.end(self.start, f"its node cannot give it {self.cores} cores: {problem}")
+        elif all(one is None or one.enforced for one in adjusted) and all(
+            len(job.tasks[task_id].used_cores) == self.cores for task_id in self.workers
+        ):
+            self.settling = Settling(heard_ms)
+            step_ms = 1_000 / self.seen[0].speed if self.by_steps and self.seen[0].speed > 0 else 0.0
+            self.until_ms = now_ms + max(MEASURES_MS, int(MEASURES_STEPS * step_ms))
+
+    def refused(self, why: str) -> None:
+        """A probe is not possible: the best that was measured stays."""
+        if not self.ended:
+            self.end(self._best() if self.seen else self.start, f"{self.cores} cores were refused ({why})")
+
+
+def search_of(state: CellState, job: JobState, guard: Guard, heard_ms: int) -> Search | None:
+    """The search for a running job's cores that begins now; None: there is nothing to search for."""
+    step = guard.step_of(job)
+    workers = tuple(task_id for task_id, task in job.tasks.items() if task.place.gpus)
+    tasks = [job.tasks[task_id] for task_id in workers]
+    if step is None or not tasks or any(task.cores_settled for task in tasks) or not _may_change(state, job):
+        return None
+    adjusted = [task.cores_adjusted for task in tasks if task.cores_adjusted is not None]
+    if any(one.by != PROPOSER for one in adjusted):  # an operator's word
+        return None
+    most = most_of(state, workers)
+    if any(task.core_probes for task in tasks):
+        found = Search(job.job_id, job.attempt, workers, step, tasks[0].placed_cores, 1, most, None)
+        found.end(tasks[0].placed_cores, "the search was interrupted")
+        return found
+    cores = {len(task.used_cores) for task in tasks}
+    left = MAX_CORE_CHANGES * job.spec.workers - job.core_changes
+    if len(cores) != 1 or left < len(workers) * (MAX_CORE_PROBES + 1) or not 0 < min(cores) <= most:
+        return None
+    (start,) = cores
+    least = min(start, max(len(task.place.gpus) for task in tasks))
+    return Search(job.job_id, job.attempt, workers, step, start, least, most, Settling(heard_ms))
+
+
+def _may_change(state: CellState, job: JobState) -> bool:
+    """Members of groups hold their cores together, and who shares a GPU is not measured alone."""
+    return (
+        job.status is JobStatus.RUNNING
+        and not job.group
+        and not followers(state, job)
+        and all(
+            task.status is TaskStatus.RUNNING and task.place.gpu_share_milli == WHOLE_GPU
+            for task in job.tasks.values()
+        )
+    )
+
+
+def most_of(state: CellState, workers: tuple[str, ...]) -> int:
+    """Cores that each of them could have: what is free of a node is divided among those on it. 0: they may not be changed now."""
+    found = [running(state, task_id) for task_id in workers]
+    tasks = [one for one in found if isinstance(one, Running)]
+    if len(tasks) < len(workers):
+        return 0
+    on = [one.task.place.node_id for one in tasks]
+    return min(
+        len(one.task.place.cores)
+        + (usable_cores(state, one) - len(one.task.place.cores)) // on.count(one.task.place.node_id)
+        for one in tasks
+    )

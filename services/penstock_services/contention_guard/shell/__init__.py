@@ -1,0 +1,1 @@
+"""IO around the core."""

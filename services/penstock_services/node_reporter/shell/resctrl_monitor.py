@@ -1,0 +1,106 @@
+"""Memory traffic by the kernel's resctrl (Intel MBM, AMD QoS): bytes that the machine, and each task, have moved.
+
+Source: the kernel's filesystems/resctrl.rst. A task whose bandwidth is capped has a group with counters of its own (`resctrl`); another one gets
+a monitoring group, of which the processor has few (RMIDs; each cap needs one, too). What a task starts later belongs to its creator's group.
+"""
+
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from penstock_services.node_reporter.shell.pinning import each_thread
+from penstock_services.node_reporter.shell.resctrl import ROOT, enter, number_in
+
+TOTAL = "mbm_total_bytes"
+
+
+class TrafficMonitor:
+    """The counters below `root`. `name`: no other reporter on this machine has it."""
+
+    def __init__(self, name: str, root: Path = ROOT) -> None:
+        self._name = name
+        self._root = root
+        self.usable = TOTAL in _text(root / "info/L3_MON/mon_features").split()
+        """Whether memory traffic is counted here."""
+        caps = [number_in(root / f"info/{kind}/num_closids") or 0 for kind in ("MB", "L3")]
+        self._max_groups = (number_in(root / "info/L3_MON/num_rmids") or 0) - max(1, *caps)
+        """That leaves a counter for the root group and for each cap."""
+        self._followed: dict[str, int] = {}
+        """Task → shim, of those with a monitoring group."""
+        self._capped: set[str] = set()
+        """Those of them that had another group when they were looked at last."""
+
+    def follow(self, task: str, shim: int) -> None:
+        """Counts the traffic of everything below the task's shim, where there is a counter left."""
+        if not self.usable or len(self._followed) >= self._max_groups:
+            return
+        with suppress(OSError):
+            self._monitoring(task).mkdir(exist_ok=True)
+            self._followed[task] = shim
+            if not self._control(task).exists():
+                self._enter(task)
+
+    def forget(self, task: str) -> None:
+        """Frees its counter. Idempotent."""
+        self._followed.pop(task, None)
+        self._capped.discard(task)
+        with suppress(OSError):
+            self._monitoring(task).rmdir()
+
+    def sweep(self) -> None:
+        """Frees counters of tasks that have ended."""
+        for group in (self._root / "mon_groups").glob(f"{self._name}@*") if self.usable else ():
+            with suppress(OSError):
+                if not (group / "tasks").read_text().strip():
+                    group.rmdir()
+
+    def of_task(self, task: str) -> Mapping[str, int]:
+        """Bytes by counter; empty: not to be had, now or at all. Other counters than before are those of another group."""
+        if not self.usable:
+            return {}
+        if (control := self._control(task)).exists():
+            self._capped.add(task)
+            return _counters([control])
+        if task not in self._followed:
+            return {}
+        if task in self._capped:  # its cap was lifted: it is in the root group now
+            self._capped.discard(task)
+            with suppress(OSError):
+                self._enter(task)
+        return _counters([self._monitoring(task)])
+
+    def of_machine(self) -> Mapping[str, int]:
+        """Bytes by counter: of the root group, which has those of its monitoring groups, and of each capped one. Empty: as `of_task`."""
+        if not self.usable:
+            return {}
+        capped = [group for group in sorted(self._root.iterdir()) if (group / "mon_data").is_dir()]
+        return _counters([self._root, *capped])
+
+    def _enter(self, task: str) -> None:
+        group = self._monitoring(task)
+        each_thread(self._followed[task], lambda thread: enter(group, thread))
+
+    def _control(self, task: str) -> Path:
+        return self._root / f"{self._name}@{task}"
+
+    def _monitoring(self, task: str) -> Path:
+        return self._root / "mon_groups" / f"{self._name}@{task}"
+
+
+def _counters(groups: Iterable[Path]) -> dict[str, int]:
+    """Empty where one of them has no number: `Unavailable`, `Error` or `Unassigned`, or its group has just gone."""
+    found: dict[str, int] = {}
+    for group in groups:
+        for file in sorted(group.glob(f"mon_data/mon_L3_*/{TOTAL}")):
+            count = number_in(file)
+            if count is None:
+                return {}
+            found[f"{group.parent.name}/{group.name}/{file.parent.name}"] = count
+    return found
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""

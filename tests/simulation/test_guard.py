@@ -1,0 +1,89 @@
+"""The contention-guard in the simulator: its own core, on measured speeds by cores and a modelled memory bandwidth."""
+
+import json
+from collections.abc import Mapping, Sequence
+
+import pytest
+from msgspec.structs import replace
+
+from penstock.model.nodes import Isolation
+from penstock.model.settings import Contention, PlacerSettings
+from penstock.simulator.engine import Options, Simulation
+from penstock.simulator.job_models.cores import Cpu
+from penstock.simulator.job_models.model import Constant, JobModel
+from penstock.simulator.job_models.sharing import Bandwidth
+from penstock.simulator.job_models.steady import SteadyWork
+from penstock.simulator.report.measured import _restarts
+from penstock.simulator.report.timeline import Timeline
+from penstock.simulator.traces.cluster import nodes_of
+from penstock.simulator.traces.jobs import TraceJob
+
+from .scenarios import ends
+
+SPEEDS = {1: 0.3, 2: 0.55, 4: 0.9, 6: 1.0, 16: 1.0}
+TABLE = {("res18", 1): [(float(cores), [(250.0, speed)]) for cores, speed in SPEEDS.items()]}
+ISOLATED = Isolation(exits="cgroup", files=True, cores="cpuset", bandwidth="resctrl")
+
+
+def cell(
+    jobs: Sequence[TraceJob], job_model: JobModel, contention: Contention | None, *, resctrl: bool = True
+) -> tuple[Simulation, list[bytes]]:
+    """One node of 16 cores and four GPUs."""
+    values: list[bytes] = []
+    isolation = ISOLATED if resctrl else replace(ISOLATED, bandwidth="none")
+    nodes = [replace(node, isolation=isolation) for node in nodes_of("1x4x16")]
+    work = SteadyWork(job_model, watched=contention is not None)
+    settings = PlacerSettings(profile="fifo", contention=contention)
+    return Simulation(nodes, settings, work, jobs, Options(check_every_step=True), values.append), values
+
+
+def decided(values: Sequence[bytes], kind: str) -> list[Mapping[str, object]]:
+    facts = [fact for value in values for fact in json.loads(value)["facts"]]
+    return [fact["data"] for fact in facts if fact["type"] == f"penstock.{kind}.decided.v1"]
+
+
+def test_a_training_finds_the_cores_that_it_needs() -> None:
+    """It asked for one core, and six feed its GPU. Within four probes it has nearly its best speed, and ends as much sooner."""
+    job = TraceJob("a", 0, 1_000, 1, model="res18", cores=1)
+    alone, _ = cell([job], Cpu(TABLE), None)
+    assert ends(alone)["a"] == pytest.approx(1_000)
+    guarded, values = cell([job], Cpu(TABLE), Contention(users_cores="override"))
+    assert ends(guarded)["a"] < 1_000 * 0.3 / 0.95 + 60
+    changes = decided(values, "cores")
+    assert [one["cause"] for one in changes][:-1] == ["probe"] * (len(changes) - 1)
+    assert len(changes) <= 5
+    assert changes[-1]["cause"] == "settled"
+    timeline = Timeline()
+    for value in values:
+        timeline.take(value)
+    assert (timeline.core_changes, timeline.slowed) == (len(changes), 0)
+    assert f"cores of running tasks changed {len(changes)} times" in _restarts(timeline)
+
+
+@pytest.mark.parametrize("resctrl", [True, False])
+def test_who_takes_the_bandwidth_of_a_training_is_slowed_until_it_ends(resctrl: bool) -> None:
+    """A preprocessing job comes to the node of a language model, takes 70 % of the bandwidth, and the training would lose 40 % of its speed."""
+    training = TraceJob("a", 0, 200, 1, model="bert", cores=2, memory_bandwidth=0.25)
+    hog = TraceJob("b", 50, 400, 0, cores=8, memory_bandwidth=0.7)
+    jobs = [training, hog]
+    left_alone, _ = cell(jobs, Bandwidth(Constant()), None, resctrl=resctrl)
+    slow = ends(left_alone)["a"]
+    found, values = cell(jobs, Bandwidth(Constant()), Contention(search="none"), resctrl=resctrl)
+    end = ends(found)["a"]
+    assert slow > 280
+    assert end < 200 + 0.25 * (slow - 200)
+    changes = decided(values, "bandwidth" if resctrl else "cores")
+    assert {one["job_id"] for one in changes} == {"b"}
+    assert changes[0]["cause"] == "contention"
+    assert changes[-1]["cause"] == "released"
+    timeline = Timeline()
+    for value in values:
+        timeline.take(value)
+    assert timeline.slowed == sum(one["cause"] == "contention" for one in changes)
+
+
+def test_without_a_guard_nothing_listens() -> None:
+    """Telemetry costs nothing where no seat needs it."""
+    found, _ = cell([TraceJob("a", 0, 10, 1)], Constant(), None)
+    ends(found)
+    assert not found._work.paces()

@@ -1,0 +1,105 @@
+"""A cell whose contention-guard sees each fact at once, with nodes that obey and publish telemetry."""
+
+from collections.abc import Callable
+
+from msgspec.structs import replace
+
+from penstock.model.adjustments import TaskAdjusted
+from penstock.model.event import Event
+from penstock.model.external_events import TelemetrySampled
+from penstock.model.nodes import Isolation, NodeSpec
+from penstock.model.orders import SetBandwidth, SetCores
+from penstock.model.proposals import CoresProposed, ThrottleProposed
+from penstock.model.settings import Contention, PlacerSettings
+from penstock.policies.telemetry_windows import WINDOW_MS, NodeWindow, merged, window_of
+from penstock_services.contention_guard.core.guard import ContentionGuard
+from penstock_services.placer.core.step import Step
+from tests.support.driver import CellDriver, estimate, node_spec
+
+RESCTRL = Isolation(exits="pid_namespace", files=True, bandwidth="resctrl")
+
+
+class GuardedCell(CellDriver):
+    """`obeys`: whether nodes answer orders, and can do what they say."""
+
+    def __init__(self, contention: Contention | None = Contention(), profile: str = "fifo") -> None:  # noqa: B008 - immutable
+        self.guard = ContentionGuard()
+        self.obeys = True
+        self.windows: dict[tuple[str, int], NodeWindow] = {}
+        self.proposals: list[CoresProposed | ThrottleProposed] = []
+        self.samples = 0
+        super().__init__(PlacerSettings(profile=profile, contention=contention))
+
+    def feed(self, event: Event) -> Step:
+        step = super().feed(event)
+        for fact in step.facts:
+            self.guard.see(self.state, fact, self.state.now_ms)
+        return step
+
+    def runs(self, job_id: str, *, gpus: int = 1, cores: int = 4) -> str:
+        """Its task's id."""
+        self.submit(job_id, need=estimate(gpus, cores=cores))
+        self.start(job_id)
+        return f"{job_id}.1.w0"
+
+    def cores(self, task_id: str) -> int:
+        """Which it may use."""
+        return len(self.job(task_id.split(".")[0]).tasks[task_id].used_cores)
+
+    def sends(self, node_id: str, task_id: str | None = None, **values: float | None) -> None:
+        """A node publishes a sample now."""
+        sample = TelemetrySampled(node_id=node_id, task_id=task_id, at_ms=0, **values)  # type: ignore[arg-type]
+        self.samples += 1
+        key = node_id, window_of(self.now_ms)
+        before = self.windows.get(key, NodeWindow(*key))
+        self.windows[key] = merged(before, f"s{self.samples}", self.now_ms, sample)
+        self.guard.hear(self.state, self.windows[key], self.now_ms)
+
+    def acts(self) -> list[CoresProposed | ThrottleProposed]:
+        """What the guard proposes at this moment, each answered by the placer, and by the node if it obeys."""
+        found = []
+        while (proposal := self.guard.next(self.state, self.now_ms)) is not None:
+            found.append(proposal)
+            self.feed(proposal)
+            assert len(found) < 1_000, "it proposes for ever"
+            if self.obeys:
+                self.obey()
+        self.proposals += found
+        return found
+
+    def obey(self) -> None:
+        for order in self.orders():
+            if not isinstance(order, SetCores | SetBandwidth):
+                continue
+            cores = isinstance(order, SetCores)
+            self.feed(
+                TaskAdjusted(
+                    node_id=order.node_id,
+                    task_id=order.task_id,
+                    token=self.job(order.task_id.split(".")[0]).token,
+                    order_token=order.token,
+                    what="cores" if cores else "memory_bandwidth",
+                    enforced="cpuset" if cores else "resctrl",
+                )
+            )
+
+    def passes(self, ms: int = WINDOW_MS) -> None:
+        self.now_ms += ms
+        self.feed_timers()
+
+    def feed_timers(self) -> None:
+        """Time passes for the ledger, too."""
+        self.at(self.now_ms - 1_000_000)
+
+    def trains(self, task_id: str, step_ms: Callable[[int], float], windows: int = 90) -> None:
+        """It reports a step time in each window, by the cores that it may use; the guard acts after each."""
+        for _ in range(windows):
+            self.passes()
+            place = self.job(task_id.split(".")[0]).tasks[task_id].place
+            self.sends(place.node_id, task_id, step_ms=step_ms(self.cores(task_id)))
+            self.acts()
+
+
+def node(node_id: str = "n1", cores: int = 24, gpus: int = 4, *, resctrl: bool = False) -> NodeSpec:
+    found = node_spec(node_id, gpus, cores=cores)
+    return replace(found, isolation=RESCTRL) if resctrl else found

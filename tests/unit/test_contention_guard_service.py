@@ -1,0 +1,177 @@
+"""The contention-guard's shell on the log in memory: whom it hears, what it sends, and that a restart loses nothing that counts."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from penstock.ledger.replica import Replica
+from penstock.log.port import Message, Partition
+from penstock.log.topic_settings import topic_partitions
+from penstock.model.adjustments import TaskAdjusted
+from penstock.model.envelope import Envelope, from_wire, to_wire
+from penstock.model.external_events import TelemetrySampled
+from penstock.model.ledger_events import TermStarted
+from penstock.model.proposals import CoresProposed, ThrottleProposed
+from penstock.model.settings import Contention, PlacerSettings
+from penstock.model.topics import Topic, node_partition
+from penstock.policies import settling
+from penstock.runtime.settings import Settings
+from penstock.runtime.tracing.tracer import Tracing
+from penstock_services.contention_guard.shell.service import Watcher
+from tests.support.driver import CellDriver, estimate, node_spec
+from tests.support.memory_log import MemoryBroker, MemoryLog
+
+LEDGER, PROPOSALS = Partition(Topic.LEDGER, 0), Partition(Topic.PROPOSALS, 0)
+WAIT_S = 20.0
+QUIET_MS = 200
+"""As for tests: a speed settles sooner."""
+TASK, HOG = "a.1.w0", "hog.1.w0"
+
+
+@pytest.fixture(autouse=True)
+def _quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(settling, "QUIET_MS", QUIET_MS)
+
+
+@pytest.fixture
+def broker() -> MemoryBroker:
+    found = MemoryBroker()
+    found.create(topic_partitions())
+    return found
+
+
+class Cell(CellDriver):
+    """A training and a job without GPUs on one node; its ledger is in the broker."""
+
+    def __init__(self, broker: MemoryBroker, contention: Contention | None = Contention()) -> None:  # noqa: B008 - immutable
+        super().__init__(PlacerSettings(profile="fifo", contention=contention))
+        self.broker = broker
+        self.known = 0
+        self.join(node_spec("n1", cores=24))
+        self.submit("a", need=estimate(1, cores=4))
+        self.start("a")
+        self.submit("hog", need=estimate(0, cores=8))
+        self.start("hog")
+        self.write()
+
+    def write(self) -> None:
+        """What has come since."""
+        self.broker.append("placer", [Message(LEDGER, value) for value in self.values[self.known :]])
+        self.known = len(self.values)
+
+    def answers(self, proposal: CoresProposed | ThrottleProposed) -> None:
+        """The placer decides, and the node obeys."""
+        self.feed(proposal)
+        task = self.job(proposal.task_id.split(".")[0]).tasks[proposal.task_id]
+        assert task.cores_adjusted is not None
+        self.feed(
+            TaskAdjusted(
+                node_id="n1", task_id=proposal.task_id, token=self.job(proposal.task_id.split(".")[0]).token,
+                order_token=task.cores_adjusted.token, what="cores", enforced="affinity",
+            )
+        )  # fmt: skip
+        self.write()
+
+
+def sends(
+    broker: MemoryBroker, number: int, task_id: str | None = TASK, value: bytes | None = None, **values: float
+) -> None:
+    sample = TelemetrySampled(node_id="n1", task_id=task_id, at_ms=0, **values)  # type: ignore[arg-type]
+    headers, body = to_wire(Envelope(id=f"s{number}", source="/n", time_ms=0, data=sample))
+    partition = Partition(Topic.TELEMETRY, node_partition("n1"))
+    broker.append("node-reporter", [Message(partition, body if value is None else value, headers)])
+
+
+@asynccontextmanager
+async def watcher(broker: MemoryBroker) -> AsyncIterator[Watcher]:
+    found, ready = (
+        Watcher(Settings(log_url="memory"), MemoryLog(broker), Tracing(), Replica()),
+        asyncio.Event(),
+    )
+    work = asyncio.ensure_future(found.work(ready))
+    try:
+        await asyncio.wait_for(
+            asyncio.wait([work, asyncio.ensure_future(ready.wait())], return_when=asyncio.FIRST_COMPLETED),
+            WAIT_S,
+        )
+        yield found
+    finally:
+        work.cancel()
+        await asyncio.gather(work, return_exceptions=True)
+
+
+def proposed(broker: MemoryBroker) -> list[CoresProposed | ThrottleProposed]:
+    found = [from_wire(record.headers, record.value).data for record in broker.records(PROPOSALS)]
+    return [one for one in found if isinstance(one, CoresProposed | ThrottleProposed)]
+
+
+async def until(broker: MemoryBroker, count: int) -> CoresProposed | ThrottleProposed:
+    async with asyncio.timeout(WAIT_S):
+        while len(proposed(broker)) < count:
+            await asyncio.sleep(0.02)
+    return proposed(broker)[count - 1]
+
+
+async def settles(broker: MemoryBroker) -> None:
+    sends(broker, 1, step_ms=1.0)
+    await asyncio.sleep(2 * QUIET_MS / 1_000)
+
+
+async def test_a_training_whose_speed_has_settled_is_tried_with_other_cores(broker: MemoryBroker) -> None:
+    """Each report counts when it comes, and nothing is done before none that differs has come for a while."""
+    Cell(broker)
+    async with watcher(broker):
+        sends(broker, 1, step_ms=2.0)
+        sends(broker, 2, value=b"\xff")
+        await asyncio.sleep(0.1)
+        assert proposed(broker) == []
+        sends(broker, 3, step_ms=1.0)
+        found = await until(broker, 1)
+    assert isinstance(found, CoresProposed)
+    assert (found.task_id, found.cores, found.cause) == (TASK, 8, "probe")
+
+
+async def test_who_slows_a_training_is_slowed_and_let_go_when_it_ends(broker: MemoryBroker) -> None:
+    cell = Cell(broker, Contention(search="none"))
+    async with watcher(broker):
+        await settles(broker)
+        sends(broker, 10, cpu_stalled_percent=60.0, step_ms=2.0)
+        found = await until(broker, 1)
+        assert isinstance(found, CoresProposed)
+        assert (found.task_id, found.cores, found.cause) == (HOG, 4, "contention")
+        cell.answers(found)
+        cell.exit(TASK)
+        cell.write()
+        released = await until(broker, 2)
+    assert isinstance(released, CoresProposed)
+    assert (released.task_id, released.cores, released.cause) == (HOG, 8, "released")
+
+
+async def test_a_restart_in_a_probe_gives_back_what_was_placed(broker: MemoryBroker) -> None:
+    cell = Cell(broker)
+    async with watcher(broker):
+        await settles(broker)
+        cell.answers(await until(broker, 1))
+    async with watcher(broker):
+        found = await until(broker, 2)
+    assert isinstance(found, CoresProposed)
+    assert (found.cores, found.cause) == (4, "settled")
+
+
+async def test_under_another_profile_nothing_is_heard_and_a_change_of_profile_is(
+    broker: MemoryBroker,
+) -> None:
+    """The operator turns the setting on: the service begins to hear by itself."""
+    cell = Cell(broker, None)
+    async with watcher(broker):
+        await settles(broker)
+        assert proposed(broker) == []
+        settings = PlacerSettings(profile="fifo", contention=Contention())
+        cell.feed(TermStarted(term=2, placer_id="p2", settings=settings))
+        cell.write()
+        await asyncio.sleep(0.1)  # its attempt ends, and the next one hears
+    async with watcher(broker):
+        await settles(broker)
+        assert (await until(broker, 1)).cause == "probe"
