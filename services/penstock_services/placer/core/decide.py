@@ -194,19 +194,17 @@ class Decider:
 
     def _may_try(self, state: CellState, job: JobState) -> bool:
         head = state.head_of_queue()
-        if head is job:
-            return True
-        if head is None or self._holds_up(head):
-            return False
-        return state.queue.bisect_left(job.order) < self.settings.backfill_window
+        held_up = head is None or self._holds_up(head)
+        return head is job or (
+            not held_up and state.queue.bisect_left(job.order) < self.settings.backfill_window
+        )
 
     def _try(self, state: CellState, job: JobState, choose: Choose | None = None) -> Iterator[Event]:
         """Places the job if it fits. If its policy raises, this job waits on; that choice is lost and no other.
 
         `choose`: instead of the place stage alone.
         """
-        plan = placement = None
-        error = self._known_failures.get(job.job_id)
+        plan, placement, error = None, None, self._known_failures.get(job.job_id)
         if error is None:
             try:
                 choose = choose or self.profile.place.place
@@ -241,10 +239,8 @@ class Decider:
         yield from self._place_waiting(state)
 
     def _place_waiting(self, state: CellState) -> Iterator[Event]:
-        """Something was freed: FIFO with a bounded backfill window, or the profile's own order; equal demands are tried once.
-
-        The cell may have become smaller since the head of the queue was judged: it must not wait for ever.
-        """
+        """Something was freed: FIFO with a bounded backfill window, or the profile's own order; equal demands are tried once. The cell may have
+        become smaller since the head of the queue was judged: it must not wait for ever."""
         if state.moving:
             yield from moves.give_up_lost(state)
         if self.profile.preempt is not None:
@@ -276,8 +272,6 @@ class Decider:
                 yield from self._look_ahead(state)
                 return
             key = self._alike(state, job, kept)
-            if planned is not None and self.profile.reclaim is not None:
-                key = (job_id,)  # it is tried on nodes that are kept from others
             tried = key not in hopeless
             if tried:
                 full = placed == MAX_PLACEMENTS_PER_RECORD
@@ -298,8 +292,7 @@ class Decider:
             else:
                 hopeless.add(key)
                 passed += 1
-                if backfill is not None:
-                    yield from kept.refused(state, job)
+                yield from kept.refused(state, job)
                 yield from reclaiming.refused(state, job)
             if tried or head is job:
                 head = state.head_of_queue()
@@ -312,10 +305,10 @@ class Decider:
         yield from self._look_ahead(state)
 
     def _alike(self, state: CellState, job: JobState, kept: Kept) -> tuple[object, ...]:
-        """Equal for jobs of which none fits where one does not. Those that wait for a number of workers of their own are like no other."""
-        if (shape := self.profile.shape) is not None and shape.waits and job.spec.min_workers is not None:
-            return (job.order,)
-        return kept.alike(state, job)
+        """Equal for jobs of which none fits where one does not. Those that wait for a number of workers of their own, or for whom nodes are kept, are like no other."""
+        shape, planned = self.profile.shape, self.profile.reclaim is not None and job.job_id in state.planned
+        own = planned or (shape is not None and shape.waits and job.spec.min_workers is not None)
+        return (job.order,) if own else kept.alike(state, job)
 
     def _look_ahead(self, state: CellState) -> Iterator[Event]:
         """Who makes way for whom, and who may launch where another job comes to its end."""
