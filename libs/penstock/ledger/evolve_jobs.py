@@ -141,6 +141,8 @@ def stop_decided(state: CellState, fact: ledger_events.StopDecided) -> None:
         set_job(state, job, JobStatus.STOPPING)
     if fact.reason != "migrated":
         end_move(state, job, f"it is stopped: {fact.reason}")
+    if job.stop_reason != fact.reason:
+        state.change_log.add(job.job_id)
     job.stop_reason = fact.reason
     job.stop_token = state.token
     if fact.reason == "predecessor_late":

@@ -44,6 +44,7 @@ from penstock_services.placer.core.common import (
 from penstock_services.placer.core.membership import MAX_RECONSIDERED_PER_RECORD, Membership
 from penstock_services.placer.core.plans import carry_out_plan
 from penstock_services.placer.core.reclaiming import Reclaiming
+from penstock_services.placer.core.still_waiting import StillWaiting
 
 MAX_PLACEMENTS_PER_RECORD = 32  # keeps a record of single-task jobs under 64 KiB
 MAX_TASKS_PER_RECORD = MAX_GANG_TASKS  # placed or lost at once: a record of the largest gang stays under 1 MB
@@ -63,6 +64,7 @@ class Decider:
         self.membership = Membership(self.attempts, self.settings)
         self._swept = -1
         """Capacity version at which `_sweep_unschedulable` last found no further job; only saves work."""
+        self._still_waiting = StillWaiting()
         self.explanations: list[PlacementExplanation] = []
         """Of the placements decided in the current step, in order."""
         self.errors: list[Exception] = []
@@ -244,7 +246,7 @@ class Decider:
         if self.profile.preempt is not None:
             yield from request_plan(state)
             return
-        yield from units.carry_on(state, self.explanations.append)
+        yield from units.carry_on(state, self.explanations.append, self._still_waiting)
         reclaiming = Reclaiming(self.profile, self.explanations.append)
         yield from reclaiming.begin(state)
         if state.frozen or not state.queue or state.in_window:

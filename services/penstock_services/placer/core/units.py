@@ -27,6 +27,7 @@ from penstock.policies.validate_groups import RUNS, Formed, comes_back_to_queue
 from penstock_services.placer.core import groups
 from penstock_services.placer.core.common import continuation, launches_early, start_deadline
 from penstock_services.placer.core.explaining import Explain, explained
+from penstock_services.placer.core.still_waiting import StillWaiting
 
 
 def waiting(
@@ -87,18 +88,27 @@ def start(
         yield start_deadline(state, job)
 
 
-def carry_on(state: CellState, explain: Explain) -> Iterator[Event]:
+def carry_on(state: CellState, explain: Explain, still: StillWaiting) -> Iterator[Event]:
     """Units that wait start, wait on or are given up. Nothing where none waits, or the cell is frozen."""
     if not state.planned or state.frozen:
         return
-    units = units_of_proposals(state)
-    if not units:
+    planned = units_of_proposals(state)
+    if not planned:
+        return
+    units = [list(found) for _, found in groupby(planned, lambda unit: unit.proposed and unit.proposed.of)]
+    unchanged = still.units(state, units)
+    if len(unchanged) == len(units):
         return
     room = Room(state)
     left: list[PlanUnit] = []
+    waits: list[list[PlanUnit]] = []
     starting: list[tuple[_Tried, Waiting]] = []
-    for _, found in groupby(units, lambda unit: unit.proposed and unit.proposed.of):
-        together = list(found)
+    for number, together in enumerate(units):
+        if number in unchanged:
+            room.keep([node_id for unit in together for node_id in unit.nodes])
+            left += together
+            waits.append(together)
+            continue
         unit = together[0].proposed
         gangs = _gangs(state, together)
         if unit is None or gangs is None:
@@ -109,6 +119,9 @@ def carry_on(state: CellState, explain: Explain) -> Iterator[Event]:
         left += together
         if tried.placed:
             starting.append((tried, unit))
+        else:
+            waits.append(together)
+    still.waited(() if room.full else waits)
     yield from adopt(state, left)
     for tried, unit in starting:
         yield from start(state, tried.placed, unit.of, unit.explanation, explain, tried.group, unit.turns)

@@ -1,0 +1,74 @@
+"""Which units of plans wait on without being tried again: cache of verdicts, by the nodes and jobs that they rest on.
+
+While many jobs are being stopped each exit would try every unit that waits, though it frees something on one node only. A unit's verdict
+rests on its jobs, on its nodes and who holds something there, and on the units with which it has nodes in common, directly or through others.
+"""
+
+from collections.abc import Collection, Sequence
+
+from penstock.ledger.state import CellState
+from penstock.model.plans import PlanUnit
+from penstock.policies.job_rows import Changes
+
+Together = Sequence[PlanUnit]
+"""The jobs of one unit."""
+
+
+class StillWaiting:
+    """Of one decider. It only saves work: units that are tried again are judged the same."""
+
+    def __init__(self) -> None:
+        self._changes = Changes()
+        self._waited: dict[str, Together] = {}
+        """First job → units that waited when they were tried last."""
+        self._node_versions: dict[str, int] = {}
+        self._stopping: dict[int, int] = {}
+        """Order → version of jobs that are being stopped: a start that is reported late changes nothing else."""
+
+    def units(self, state: CellState, units: Sequence[Together]) -> Collection[int]:
+        """Numbers of those for which nothing has changed. O(units that wait · their nodes + changes)."""
+        jobs, anew = self._changes.ids(state)
+        before = self._stopping
+        self._stopping = {order: job.version for order, job in state.stopping.items()}
+        if anew or state.moving or bool(before) is not bool(self._stopping):
+            self._waited = {}
+        left = {
+            number: {node_id for unit in together for node_id in unit.nodes}
+            for number, together in enumerate(units)
+        }
+        changed_nodes = self._changed_nodes(state, set[str]().union(*left.values()))
+        changed_jobs = set(jobs)
+        for job_id in jobs:
+            if (job := state.jobs.get(job_id)) is not None:
+                changed_nodes.update(task.place.node_id for task in job.tasks.values())
+        for order, version in self._stopping.items():
+            if before.get(order) != version:
+                changed_nodes.update(task.place.node_id for task in state.stopping[order].tasks.values())
+        anew_now = [number for number in left if self._judged_anew(state, units[number], changed_jobs)]
+        while True:
+            for number in anew_now:
+                changed_nodes |= left.pop(number)
+            anew_now = [number for number, nodes in left.items() if not nodes.isdisjoint(changed_nodes)]
+            if not anew_now:
+                return left
+
+    def _changed_nodes(self, state: CellState, nodes: Collection[str]) -> set[str]:
+        before = self._node_versions
+        self._node_versions = {
+            node_id: -1 if (node := state.nodes.get(node_id)) is None else node.version for node_id in nodes
+        }
+        return {node_id for node_id, version in self._node_versions.items() if before.get(node_id) != version}
+
+    def _judged_anew(self, state: CellState, together: Together, changed_jobs: Collection[str]) -> bool:
+        """For what is its own: it is new, has expired, or a job of it has changed."""
+        if self._waited.get(together[0].job_id) != together:
+            return True
+        unit = together[0].proposed
+        until_ms = None if unit is None else unit.valid_until_ms
+        if until_ms is not None and state.now_ms > until_ms:
+            return True
+        return any(unit.job_id in changed_jobs for unit in together)
+
+    def waited(self, units: Sequence[Together]) -> None:
+        """These wait on; those of a record that was full not for what they lack, and are not named."""
+        self._waited = {together[0].job_id: together for together in units}
