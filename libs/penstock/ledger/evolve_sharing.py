@@ -25,9 +25,9 @@ def changed(state: CellState, job: JobState, place: TaskPlacement) -> None:
     """A task has taken this place, or given it back. O(tasks of the job and of those that share GPUs with it); O(1) where none may."""
     if not _may_share(job, place):
         return
-    for other in dict.fromkeys(neighbours(state, place, job.job_id)):
-        _meet(state, job)
-        _meet(state, state.jobs[other])
+    others = dict.fromkeys(neighbours(state, place, job.job_id))
+    for met in (job.job_id, *others) if others else ():
+        _meet(state, state.jobs[met])
 
 
 def _may_share(job: JobState, place: TaskPlacement) -> bool:

@@ -21,7 +21,8 @@ from penstock.model.settings import Grouping
 from penstock.model.types import StageTimes
 from penstock.policies.interleaving import RESOURCES, Interleaving, Prediction, Times, times_of
 from penstock.policies.many_groups import Unit, union_efficiencies
-from penstock.policies.matching import Pairs, match_distinct, match_kinds
+from penstock.policies.matching import match_distinct, match_kinds
+from penstock.policies.matching_chains import Pairs
 from penstock.policies.regroup import Candidate, PlannedGroup
 
 MAX_ROUNDS = 4

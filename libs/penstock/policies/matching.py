@@ -10,25 +10,19 @@ an exact matching (Muri §4.2 names Edmonds' blossoms): odd cycles of halves are
 while that gains, so the weight may be less than the maximum by part of one pair. Weights are ≥ 0; a pair of weight 0 is never made.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from itertools import pairwise
-from math import inf
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import linear_sum_assignment
 
+from penstock.policies.matching_chains import Pairs, Weights, exchange_chain, join, partners_of, separate
+
 MAX_EXACT = 8  # nodes left over by rounding that are matched by trying everything; more are matched greedily
 MAX_EXCHANGES = 10_000  # while they gain; each gains, so the bound is for rounding errors alone
-MAX_CHAIN = 6  # pairs changed because one node is left over
 GAIN = 1e-12  # relative to the largest weight: less is no gain
-
-Pairs = dict[tuple[int, int], int]
-"""(kind, kind) with the smaller first → how many such pairs; all > 0."""
-Weights = Sequence[Sequence[float]]
-"""Shape (kinds, kinds), symmetric, ≥ 0."""
 
 
 def match_kinds(counts: Sequence[int], weights: Weights) -> Pairs:
@@ -266,7 +260,7 @@ def _match_rest(left: list[int], weights: Weights, pairs: Pairs) -> None:
         if sum(left) <= MAX_EXACT or weight <= 0:
             break
         while sum(left) > MAX_EXACT and _both(left, -one, -other):
-            _pair(left, pairs, -one, -other)
+            join(left, pairs, -one, -other)
     if 2 <= sum(left) <= MAX_EXACT:
 
         @lru_cache(None)
@@ -287,26 +281,11 @@ def _match_rest(left: list[int], weights: Weights, pairs: Pairs) -> None:
             return found
 
         for one, other in best(tuple(left))[1]:
-            _pair(left, pairs, one, other)
+            join(left, pairs, one, other)
 
 
 def _both(left: Sequence[int], one: int, other: int) -> bool:
     return left[one] >= 2 if one == other else left[one] > 0 and left[other] > 0
-
-
-def _pair(left: list[int], pairs: Pairs, one: int, other: int) -> None:
-    left[one] -= 1
-    left[other] -= 1
-    key = (one, other) if one <= other else (other, one)
-    pairs[key] = pairs.get(key, 0) + 1
-
-
-def _unpair(left: list[int], pairs: Pairs, one: int, other: int) -> None:
-    left[one] += 1
-    left[other] += 1
-    pairs[one, other] -= 1
-    if not pairs[one, other]:
-        del pairs[one, other]
 
 
 def _exchange(left: list[int], weights: Weights, pairs: Pairs) -> None:
@@ -315,7 +294,7 @@ def _exchange(left: list[int], weights: Weights, pairs: Pairs) -> None:
     for _ in range(MAX_EXCHANGES):
         if not (
             _swap(left, weights, pairs, least)
-            or _chain(left, weights, pairs, least)
+            or exchange_chain(left, weights, pairs, least)
             or _rematch(left, weights, pairs, least)
         ):
             return
@@ -323,11 +302,13 @@ def _exchange(left: list[int], weights: Weights, pairs: Pairs) -> None:
 
 def _rematch(left: list[int], weights: Weights, pairs: Pairs, least: float) -> bool:
     """A pair that is alone of its kinds, as rounding leaves them, breaks up where a chain that begins with one of both gains more than it was worth."""
+    partners = partners_of(weights, pairs)
     for one, other in sorted(pair for pair, count in pairs.items() if count == 1):
-        _unpair(left, pairs, one, other)
-        if _chain(left, weights, pairs, weights[one][other] + least):
+        separate(left, pairs, one, other)
+        others = [partner for partner in partners if partner.pair != (one, other)]
+        if exchange_chain(left, weights, pairs, weights[one][other] + least, others):
             return True
-        _pair(left, pairs, one, other)
+        join(left, pairs, one, other)
     return False
 
 
@@ -345,70 +326,12 @@ def _swap(left: list[int], weights: Weights, pairs: Pairs, least: float) -> bool
                 continue
             if (a, b) == (c, d) and pairs[a, b] < 2:
                 continue
-            _unpair(left, pairs, a, b)
-            _unpair(left, pairs, c, d)
+            separate(left, pairs, a, b)
+            separate(left, pairs, c, d)
             for one, other in new:
-                _pair(left, pairs, one, other)
+                join(left, pairs, one, other)
             return True
     return False
-
-
-class _Chain(NamedTuple):
-    """One node of `free` is without a partner after these steps: in each, `taker` has left it, taken `taken`, and freed `freed`."""
-
-    gain: float
-    start: int
-    free: int
-    steps: tuple[tuple[int, int, int], ...]
-
-
-def _chain(left: list[int], weights: Weights, pairs: Pairs, least: float) -> bool:
-    """One left over takes a partner from a pair, whose other member takes one from a further pair, and so on, while that gains.
-
-    The last one stays without, or goes to another one left over. Of each length and last kind only the best chain is followed.
-    """
-    ends = [kind for kind, count in enumerate(left) if count]
-    layer = {kind: _Chain(0.0, kind, kind, ()) for kind in ends}
-    both = sorted(
-        (taken, freed, weights[taken][freed], count)
-        for (one, other), count in pairs.items()
-        for taken, freed in {(one, other), (other, one)}
-    )
-    for _ in range(MAX_CHAIN):
-        for chain in layer.values():
-            if chain.gain > least:
-                _follow(left, pairs, chain)
-                return True
-            for end in ends:
-                if chain.gain + weights[chain.free][end] > least and left[end] > (end == chain.start):
-                    _follow(left, pairs, chain)
-                    _pair(left, pairs, chain.free, end)
-                    return True
-        following: dict[int, _Chain] = {}
-        gains: dict[int, float] = {}
-        for chain in layer.values():
-            of_free, so_far, steps = weights[chain.free], chain.gain, chain.steps
-            for taken, freed, weight, count in both:
-                gain = so_far + of_free[taken] - weight
-                if gain <= gains.get(freed, -inf):
-                    continue
-                if not steps or count > _uses(steps, taken, freed):
-                    gains[freed] = gain
-                    following[freed] = _Chain(gain, chain.start, freed, (*steps, (chain.free, taken, freed)))
-        layer = following
-    return False
-
-
-def _uses(steps: Iterable[tuple[int, int, int]], one: int, other: int) -> int:
-    """How many pairs of these kinds a chain breaks up."""
-    apart = {(one, other), (other, one)}
-    return sum((taken, freed) in apart for _, taken, freed in steps)
-
-
-def _follow(left: list[int], pairs: Pairs, chain: _Chain) -> None:
-    for taker, taken, freed in chain.steps:
-        _unpair(left, pairs, min(taken, freed), max(taken, freed))
-        _pair(left, pairs, taker, taken)
 
 
 def match_distinct(weights: NDArray[np.float64]) -> list[tuple[int, int]]:

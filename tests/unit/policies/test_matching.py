@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from penstock.policies.matching import Pairs, match_distinct, match_kinds
+from penstock.policies.matching import match_distinct, match_kinds
+from penstock.policies.matching_chains import Pairs
 
 ENOUGH = 0.999
 ENOUGH_OF_FEW = 0.998  # of some hundreds that all differ; one pair of them weighs that much
