@@ -9,6 +9,7 @@ from collections.abc import Container, Iterator, Sequence
 from msgspec.structs import replace
 
 from penstock.ledger.job_state import JobState
+from penstock.ledger.masks import mask_of
 from penstock.ledger.state import CellState
 from penstock.model.transitions import JobStatus, TaskStatus
 from penstock.model.types import TaskPlacement
@@ -18,12 +19,14 @@ def beyond(place: TaskPlacement, beside: Sequence[TaskPlacement]) -> TaskPlaceme
     """Without the GPUs and cores of these; all of it where there are none."""
     if not beside:
         return place
-    gpus = {gpu for other in beside for gpu in other.gpus}
-    cores = {core for other in beside for core in other.cores}
+    gpus = cores = 0
+    for other in beside:
+        gpus |= mask_of(other.gpus)
+        cores |= mask_of(other.cores)
     return replace(
         place,
-        gpus=tuple(gpu for gpu in place.gpus if gpu not in gpus),
-        cores=tuple(core for core in place.cores if core not in cores),
+        gpus=tuple([gpu for gpu in place.gpus if not gpus >> gpu & 1]),
+        cores=tuple([core for core in place.cores if not cores >> core & 1]),
     )
 
 

@@ -251,9 +251,15 @@ def assign(state: CellState, job: JobState, plan: Plan) -> PlacementDecided:
 
 
 def place_on(
-    node: NodeState, job: JobState, demand: Demand, rank: int, gpus: tuple[int, ...] | None = None
+    node: NodeState,
+    job: JobState,
+    demand: Demand,
+    rank: int,
+    gpus: tuple[int, ...] | None = None,
+    core_mask: int | None = None,
 ) -> TaskPlacement:
-    """The place of one task of the job's next attempt on a node that can take it. `gpus`: None where they are chosen here.
+    """The place of one task of the job's next attempt on a node that can take it. `gpus`: None where they are chosen here; `core_mask`: of which it
+    gets the lowest, None: of the node's free ones.
 
     A share goes to the partly given GPU with the least left that holds it (ties: the lowest index), else to the
     lowest wholly free one.
@@ -270,7 +276,7 @@ def place_on(
         rank=rank,
         node_id=node.spec.node_id,
         gpus=gpus,
-        cores=take_lowest(node.free_core_mask, need.cores),
+        cores=take_lowest(node.free_core_mask if core_mask is None else core_mask, need.cores),
         host_memory_mib=need.host_memory_mib,
         gpu_memory_mib=need.gpu_memory_mib if need.gpus else 0,
         bandwidth_mbps=need.bandwidth_mbps,

@@ -1,6 +1,6 @@
 """Gangs tried one after the other on copies of the nodes: GPUs and cores are chosen as for any placement, the state stays as it is."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from typing import NamedTuple
 
 from penstock.ledger.demand import Demand
@@ -35,6 +35,10 @@ class Overlay:
     def __init__(self, state: CellState, *, ended: bool = False, stops: frozenset[str] = frozenset()) -> None:
         self._state, self.ended, self.stops = state, ended, stops
         self._nodes: dict[str, NodeState] = {}
+        self.gone: Container[str] = frozenset[str]()
+        """Ids of jobs that have ended here."""
+        if ended:
+            self.gone = {job.job_id for job in state.stopping.values()} | stops
 
     def give(self, gangs: Gangs) -> tuple[Placed, ...] | str:
         """Places for all of them, taken from here on; or what is lacking, and nothing is taken."""

@@ -8,7 +8,7 @@ from penstock.model.types import MAX_GANG_TASKS, TaskPlacement
 from penstock.policies.overlay import Gangs, Overlay, Placed
 from penstock.policies.refusal import Refusal
 from penstock.policies.succession import NextMembers
-from penstock.policies.validate_groups import Formed, Members, formed
+from penstock.policies.validate_groups import RUNS, Formed, Members, formed
 
 MAX_TASKS = MAX_GANG_TASKS  # started in one record
 
@@ -61,7 +61,12 @@ class Room:
         """A group; None: it waits, which it does only if `waits`; or why it cannot be formed, even then. Its members come after nobody."""
         nodes = [node_id for _, names in members for node_id in names]
         blocked = self._blocked(nodes)
-        found = Refusal("infeasible", blocked) if blocked else formed(self._state, members, self._now)
+        if blocked:
+            found: Formed | Refusal = Refusal("infeasible", blocked)
+        elif waits and self._stops and self._lacks_gpus(members):
+            found = Refusal("infeasible", "GPUs are lacking")  # not read: what is lacking then counts
+        else:
+            found = formed(self._state, members, self._now)
         if isinstance(found, Formed):
             self._taken(found.parts, self._next, self.then)
             return found
@@ -72,6 +77,16 @@ class Room:
             return then
         self.keep(nodes)
         return None
+
+    def _lacks_gpus(self, members: Members) -> bool:
+        """Whether there are too few free GPUs for a group of which nobody runs: a quick look for what `formed` finds, too."""
+        jobs = [self._state.jobs.get(job_id) for job_id, _ in members]
+        first = jobs[0]
+        if first is None or first.estimate is None or any(job is None or job.status in RUNS for job in jobs):
+            return False
+        need = first.estimate.worker.gpus
+        nodes = (self._now.node(node_id) for node_id in members[0][1][: first.workers])
+        return any(node is not None and node.healthy_gpu_mask.bit_count() < need for node in nodes)
 
     def _blocked(self, nodes: Sequence[str]) -> str:
         """Why a unit with a task on each of these nodes gets nothing now; empty: it may."""

@@ -5,9 +5,10 @@ keeps its places; who waits gets the same GPUs. Nobody is stopped for it, so a j
 for those that are being stopped anyway: their GPUs, their memory, or their places in the group.
 """
 
-from collections.abc import Container, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import NamedTuple
 
+from penstock.ledger.demand import Demand
 from penstock.ledger.groups import others, own_part
 from penstock.ledger.job_state import JobState
 from penstock.ledger.masks import full_mask, mask_of, take_lowest
@@ -51,14 +52,15 @@ def formed(state: CellState, members: Members, overlay: Overlay) -> Formed | Ref
     running = [job for job in jobs if runs_on(job, overlay)]
     waiting = [job for job in jobs if not runs_on(job, overlay)]
     nodes = tuple(members[0][1])
+    demands = {job.job_id: job.demand for job in jobs}
     wrong = (
-        _not_alike(jobs, members)
+        _not_alike(demands, members)
         or _not_there(running, nodes)
         or _not_together(state, running, waiting, overlay)
     )
     if wrong is not None:
         return wrong
-    placed = _places(state, overlay, running, waiting, nodes)
+    placed = _places(state, overlay, running, [(job, demands[job.job_id]) for job in waiting], nodes)
     if isinstance(placed, Refusal):
         return placed
     group_id = running[0].group if running else ""
@@ -110,8 +112,9 @@ def _jobs(state: CellState, members: Members, overlay: Overlay) -> list[JobState
         moldable = job.status is JobStatus.QUEUED and spec.min_workers is not None
         if moldable and spec.fewest_workers <= len(nodes) <= spec.workers:
             job = job.shaped(len(nodes))
-        if len(nodes) != job.demand.tasks:
-            return Refusal("invalid", f"{job_id} has {job.demand.tasks} tasks, {len(nodes)} nodes are named")
+        tasks = job.workers + spec.parameter_servers
+        if len(nodes) != tasks:
+            return Refusal("invalid", f"{job_id} has {tasks} tasks, {len(nodes)} nodes are named")
         found.append(job)
     return sorted(found, key=lambda job: job.order)
 
@@ -121,24 +124,23 @@ def comes_back_to_queue(job: JobState) -> bool:
     return job.status is JobStatus.STOPPING and job.stop_reason == "preempted" and not job.target
 
 
-def _not_alike(jobs: Sequence[JobState], members: Members) -> Refusal | None:
+def _not_alike(demands: Mapping[str, Demand], members: Members) -> Refusal | None:
     first_id, first_nodes = members[0]
     for job_id, nodes in members:
-        if tuple(nodes) != tuple(first_nodes):
+        if nodes != first_nodes and tuple(nodes) != tuple(first_nodes):
             return Refusal("invalid", f"{job_id} and {first_id} are not on the same nodes, rank by rank")
     shapes = {}
-    for job in jobs:
-        demand = job.demand
+    for job_id, demand in demands.items():
         if not demand.worker.gpus:
-            return Refusal("unsupported", f"{job.job_id} has no GPUs: members of a group share GPUs")
+            return Refusal("unsupported", f"{job_id} has no GPUs: members of a group share GPUs")
         if demand.worker.gpu_share_milli < WHOLE_GPU:
             return Refusal(
-                "unsupported", f"{job.job_id} has a part of a GPU: members of a group share whole ones"
+                "unsupported", f"{job_id} has a part of a GPU: members of a group share whole ones"
             )
         shape = demand.workers, demand.worker.gpus, demand.parameter_servers, demand.parameter_server.gpus
-        shapes[job.job_id] = shape
+        shapes[job_id] = shape
         if why := why_no_turns(demand.workers, demand.parameter_servers, [first_nodes[0]]):
-            return Refusal("unsupported", f"{job.job_id}: {why}")
+            return Refusal("unsupported", f"{job_id}: {why}")
     if len(set(shapes.values())) > 1:
         texts = (
             f"{job_id} {workers} x {gpus} + {servers}"
@@ -193,30 +195,30 @@ def _places(
     state: CellState,
     overlay: Overlay,
     running: Sequence[JobState],
-    waiting: Sequence[JobState],
+    waiting: Sequence[tuple[JobState, Demand]],
     nodes: Sequence[str],
 ) -> tuple[tuple[Placed, ...], tuple[TaskPlacement, ...]] | Refusal:
     """Of those that wait, each beside those before it."""
-    gone = {job.job_id for job in state.stopping.values()} | overlay.stops if overlay.ended else frozenset()
+    gone = overlay.gone if running else frozenset()
     held = [_held(state, running, rank, gone) for rank in range(len(nodes))]
     parts: list[TaskPlacement] = []
     placed = []
-    for job in waiting:
+    for job, demand in waiting:
         places = []
-        for rank, (node_id, need) in enumerate(zip(nodes, job.demand.needs(), strict=True)):
-            node = overlay.node(node_id)
-            lacking = (
-                "no such node"
-                if node is None
-                else _unusable(state, job, node, need) or _lacking(node, need, held[rank])
-            )
+        for rank, (node_id, need) in enumerate(zip(nodes, demand.needs(), strict=True)):
+            node, beside = overlay.node(node_id), held[rank]
+            if node is None:
+                lacking, shared = "no such node", 0
+            else:
+                shared = _shared_cores(node, beside)
+                lacking = _unusable(state, node, need, demand) or _lacking(node, need, beside, shared)
             if node is None or lacking:
                 overlay.take_back(parts)
                 return Refusal("infeasible", f"task {rank} of {job.job_id} on {node_id}: {lacking}")
-            place = _beside(node, job, rank, need, held[rank])
-            parts.append(own_part(place, held[rank]))
+            place = _beside(node, job, demand, rank, beside, shared)
+            parts.append(own_part(place, beside))
             node.give(parts[-1])
-            held[rank].append(place)
+            beside.append(place)
             places.append(place)
         placed.append(Placed(job, tuple(places)))
     return tuple(placed), tuple(parts)
@@ -232,28 +234,31 @@ def _held(
     return own + others(state, running[0], rank, gone)
 
 
-def _unusable(state: CellState, job: JobState, node: NodeState, need: ResourceVector) -> str:
+def _unusable(state: CellState, node: NodeState, need: ResourceVector, demand: Demand) -> str:
     """Why nothing new may start there; empty: something may."""
-    wrong = unusable(state, node, need, job.demand.gpu_models)
+    wrong = unusable(state, node, need, demand.gpu_models)
     if not wrong and not node.spec.shares_gpus:
         return "it cannot prove a task's end, so a GPU has one task there"
     return wrong
 
 
-def _lacking(node: NodeState, need: ResourceVector, held: Sequence[TaskPlacement]) -> str:
-    """What the node lacks for one more task beside those; empty: nothing."""
-    gpus = held[0].gpus if held else ()
-    free_gpus = node.healthy_gpu_mask.bit_count()
-    if not held and free_gpus < need.gpus:
-        return f"{free_gpus} GPUs are free, {need.gpus} needed"
-    if mask_of(gpus) & (node.faulted_gpu_mask | ~node.present_gpu_mask):
-        return f"of GPUs {gpus} some are faulted or gone"
-    if need.gpus:
-        promised_mib = need.gpu_memory_mib + sum(place.gpu_memory_mib for place in held)
-        if promised_mib > node.gpu_memory_mib:
-            return f"all members need {promised_mib} MiB of each GPU, which has {node.gpu_memory_mib}"
-    cores = max(0, need.cores - _shared_cores(node, held).bit_count())
-    bandwidth_mbps = max(0, need.bandwidth_mbps - max((place.bandwidth_mbps for place in held), default=0))
+def _lacking(node: NodeState, need: ResourceVector, held: Sequence[TaskPlacement], shared: int) -> str:
+    """What the node lacks for one more task beside those, which have the `shared` cores; empty: nothing."""
+    if not held:
+        free_gpus = node.healthy_gpu_mask.bit_count()
+        if free_gpus < need.gpus:
+            return f"{free_gpus} GPUs are free, {need.gpus} needed"
+        promised_mib, most_mbps = need.gpu_memory_mib, 0
+    else:
+        gpus = held[0].gpus
+        if mask_of(gpus) & (node.faulted_gpu_mask | ~node.present_gpu_mask):
+            return f"of GPUs {gpus} some are faulted or gone"
+        promised_mib = need.gpu_memory_mib + sum([place.gpu_memory_mib for place in held])
+        most_mbps = max([place.bandwidth_mbps for place in held])
+    if need.gpus and promised_mib > (has_mib := node.gpu_memory_mib):
+        return f"all members need {promised_mib} MiB of each GPU, which has {has_mib}"
+    cores = max(0, need.cores - shared.bit_count())
+    bandwidth_mbps = max(0, need.bandwidth_mbps - most_mbps)
     for what, has, wants in (
         ("cores", node.free_core_mask.bit_count(), cores),
         ("MiB of memory", node.free_host_memory_mib, need.host_memory_mib),
@@ -266,18 +271,19 @@ def _lacking(node: NodeState, need: ResourceVector, held: Sequence[TaskPlacement
 
 def _shared_cores(node: NodeState, held: Sequence[TaskPlacement]) -> int:
     """Set of cores that the members have, as far as the node still has them."""
-    return mask_of(tuple(core for place in held for core in place.cores)) & full_mask(node.spec.cores)
+    mask = 0
+    for place in held:
+        mask |= mask_of(place.cores)
+    return mask & full_mask(node.spec.cores)
 
 
 def _beside(
-    node: NodeState, job: JobState, rank: int, need: ResourceVector, held: Sequence[TaskPlacement]
+    node: NodeState, job: JobState, demand: Demand, rank: int, held: Sequence[TaskPlacement], own: int
 ) -> TaskPlacement:
-    """The members' GPUs; of their cores the lowest, then the lowest free ones."""
+    """The members' GPUs; of their cores (`own`) the lowest, then the lowest free ones."""
     if not held:
-        return place_on(node, job, job.demand, rank)
-    own = _shared_cores(node, held)
+        return place_on(node, job, demand, rank)
+    need = demand.worker if rank < demand.workers else demand.parameter_server
     shared = take_lowest(own, min(need.cores, own.bit_count()))
     more = take_lowest(node.free_core_mask, need.cores - len(shared))
-    theirs = node.copy()
-    theirs.free_core_mask = mask_of((*shared, *more))
-    return place_on(theirs, job, job.demand, rank, held[0].gpus)
+    return place_on(node, job, demand, rank, held[0].gpus, mask_of((*shared, *more)))
