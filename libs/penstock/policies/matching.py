@@ -41,12 +41,25 @@ def match_kinds(counts: Sequence[int], weights: Weights) -> Pairs:
         left[one] -= count
         left[other] -= count
     _match_rest(left, table, pairs)
-    _exchange(left, table, pairs)
+    if not _optimal(flows, table, pairs):
+        _exchange(left, table, pairs)
     return {
         (kinds[one], kinds[other]): count
         for (one, other), count in sorted(pairs.items())
         if count and table[one][other] > 0
     }
+
+
+def _optimal(flows: Sequence[Sequence[int]], weights: Weights, pairs: Pairs) -> bool:
+    """Whether the pairs weigh as much as the relaxation, more than which nothing does: then no exchange gains."""
+    twice = sum(
+        count * weight
+        for row, of_row in zip(flows, weights, strict=True)
+        for count, weight in zip(row, of_row, strict=True)
+        if count
+    )
+    found = sum(weights[one][other] * count for (one, other), count in pairs.items())
+    return twice / 2 - found <= GAIN / 2 * max(map(max, weights))
 
 
 def _transport(counts: Sequence[int], weights: Weights) -> list[list[int]]:
