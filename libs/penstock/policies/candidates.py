@@ -4,7 +4,7 @@ Waiting jobs stand in sorted rows, one per shape, that change with the jobs only
 first of them and all that run: O(jobs that run + waiting jobs that are taken).
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from heapq import merge
 from itertools import islice
 from operator import itemgetter
@@ -64,9 +64,18 @@ class Candidates:
     """
 
     def __init__(
-        self, name: str, key: Key, *, listed: bool = False, per_gpus: int = 1, in_all: int | None = None
+        self,
+        name: str,
+        key: Key,
+        *,
+        key_of: Callable[[float, float, int], float] | None = None,
+        listed: bool = False,
+        per_gpus: int = 1,
+        in_all: int | None = None,
     ) -> None:
+        """`key_of`: the same as `key`, by what a candidate has: remaining and attained time in s, and its workers' GPUs."""
         self._name, self._key, self._listed = name, key, listed
+        self._key_of = key_of
         self._per_gpus, self._in_all = per_gpus, in_all
         self._rows: JobRows[Shape] = JobRows(self._row)
         self._changes = Changes()
@@ -139,10 +148,11 @@ class Candidates:
         """Who runs and may be planned; the GPUs of all others that hold some are taken out of `node_gpus`."""
         running: list[JobState] = []
         others: set[tuple[int, int]] = set()
+        closed = {node_id for node_id, node in state.nodes.items() if not node.placeable}
         for order in sorted(state.holding):
             job = state.holding[order]
             if job.status in CONTENDING and not job.target and shape_of(job) != NO_SHAPE:
-                if all(state.nodes[task.place.node_id].placeable for task in job.tasks.values()):
+                if not closed or not any(task.place.node_id in closed for task in job.tasks.values()):
                     running.append(job)
                     continue
             elif will_queue_again(job):
@@ -158,7 +168,12 @@ class Candidates:
     def _ranked(self, state: CellState, job: JobState, group: str) -> tuple[tuple[object, ...], Candidate]:
         runs = job.status in CONTENDING
         candidate = self._candidate(state, job, job.group or f"{job.job_id}/alone" if runs else group)
-        return self._place(self._key(state, job), candidate), candidate
+        if self._key_of is None:
+            key = self._key(state, job)
+        else:
+            workers, gpus, _, _ = candidate.shape
+            key = self._key_of(candidate.remaining_s, candidate.attained_s, workers * gpus)
+        return self._place(key, candidate), candidate
 
     def _place(self, key: float, job: Candidate) -> tuple[object, ...]:
         if not self._listed:

@@ -78,14 +78,16 @@ def _placed(
         (-part.first.demand.worker.gpus, number, part) for number, part in enumerate(groups) if not part.stays
     ]
     heapify(heap)
-    small = _Small(state, [part for part in groups if part.stays])
+    small: _Small | None = None
     placed: list[tuple[_Part, Fit]] = []
     cleared: list[_Part] = []
     while heap:
         _, _, part = heappop(heap)
         demand = part.first.demand
         fit = trial.fit(demand)
-        if fit is None and (moved := small.make_room(trial, demand)):
+        if fit is None:
+            small = small or _Small(state, [part for part in groups if part.stays])
+        if fit is None and small is not None and (moved := small.make_room(trial, demand)):
             fit = trial.fit(demand)
             for other in moved:
                 heappush(heap, (-other.first.demand.worker.gpus, len(groups) + len(cleared), other))
@@ -163,6 +165,9 @@ def _split(state: CellState, group: PlannedGroup, taken: set[str]) -> _Part | No
     jobs = [job for job_id in group.job_ids if (job := state.jobs.get(job_id)) is not None and _may_run(job)]
     if not jobs:
         return None
+    if len(jobs) == 1 and jobs[0].status in RUNS and not jobs[0].group and jobs[0].job_id not in taken:
+        taken.add(jobs[0].job_id)
+        return _Part((jobs[0],), (), group.turns if len(group.job_ids) == 1 else None)
     parts: dict[str, list[JobState]] = {}
     for job in jobs:
         if job.status in RUNS:

@@ -21,48 +21,15 @@ Of groups with members of the same kinds only the one with the least weight is l
 from bisect import insort
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from operator import mul
-from typing import NamedTuple
 
 from penstock.model.groups import MAX_GROUP_MEMBERS
 from penstock.policies.group_speeds import Kinds, Tables
 from penstock.policies.group_weights import Job, weights
+from penstock.policies.searched_group import Group, Merge, by_weight
 
 STAY = 0.03  # a plan made from nothing must be worth so much more than what goes on from the present groups
 MAX_IN_ORDER = 512  # jobs that are looked at
 MAX_ADMITTED = 8  # groups admitted in one search
-
-
-class _Group:
-    """Members by kind; `weights` beside them. Never changed."""
-
-    __slots__ = ("fixed", "heaviest", "kinds", "members", "memory_mib", "value", "weight", "weights")
-
-    def __init__(
-        self,
-        members: tuple[int, ...],
-        kinds: Kinds,
-        weights: tuple[float, ...],
-        value: float,
-        fixed: bool,
-        memory_mib: int,
-    ) -> None:
-        self.members, self.kinds, self.weights, self.value = members, kinds, weights, value
-        self.weight = sum(weights)
-        self.heaviest = max(weights)
-        """No union with it is worth more than the heaviest weight times the sum of the speeds."""
-        self.fixed, self.memory_mib = fixed, memory_mib
-
-
-def _least(group: _Group) -> tuple[float, tuple[int, ...]]:
-    return group.weight, group.members
-
-
-class _Merge(NamedTuple):
-    """A way to free GPUs: two groups become one, or (`other` None) a group is dropped."""
-
-    loss: float
-    one: _Group
-    other: _Group | None
 
 
 class _Bucket:
@@ -72,10 +39,10 @@ class _Bucket:
         self.gpus = gpus
         self._tables = tables
         self._memory_mib, self._most = memory_mib, most
-        self.of_kinds: dict[Kinds, list[_Group]] = {}
-        self.alone: list[_Group] = []
+        self.of_kinds: dict[Kinds, list[Group]] = {}
+        self.alone: list[Group] = []
         """Of jobs that share with nobody."""
-        self._cheapest: _Merge | None = None
+        self._cheapest: Merge | None = None
         self._known = False
 
     def copy(self) -> "_Bucket":
@@ -85,19 +52,19 @@ class _Bucket:
         found._cheapest, found._known = self._cheapest, self._known
         return found
 
-    def groups(self) -> Iterator[_Group]:
+    def groups(self) -> Iterator[Group]:
         yield from self.alone
         for groups in self.of_kinds.values():
             yield from groups
 
-    def add(self, group: _Group) -> None:
+    def add(self, group: Group) -> None:
         self._known = False
         if group.kinds:
-            insort(self.of_kinds.setdefault(group.kinds, []), group, key=_least)
+            insort(self.of_kinds.setdefault(group.kinds, []), group, key=by_weight)
         else:
-            insort(self.alone, group, key=_least)
+            insort(self.alone, group, key=by_weight)
 
-    def remove(self, group: _Group) -> None:
+    def remove(self, group: Group) -> None:
         self._known = False
         if not group.kinds:
             self.alone.remove(group)
@@ -107,7 +74,7 @@ class _Bucket:
         if not groups:
             del self.of_kinds[group.kinds]
 
-    def join(self, new: _Group) -> tuple[float, _Group] | None:
+    def join(self, new: Group) -> tuple[float, Group] | None:
         """The group that gains most by the one that comes, if any does: (gain, group)."""
         best, found = 1e-9, None
         most, memory_mib = self._most - len(new.kinds), self._memory_mib
@@ -127,15 +94,16 @@ class _Bucket:
                 best, found = gain, group
         return None if found is None else (best, found)
 
-    def union_value(self, one: _Group, other: _Group) -> float:
+    def union_value(self, one: Group, other: Group) -> float:
         _, first, second, _, _ = self._tables.union(one.kinds, other.kinds)
-        value: float = sum(map(mul, first, one.weights)) + sum(map(mul, second, other.weights))
+        value: float = first[0] * one.weights[0] if len(first) == 1 else sum(map(mul, first, one.weights))
+        value += second[0] * other.weights[0] if len(second) == 1 else sum(map(mul, second, other.weights))
         return value
 
-    def united(self, one: _Group, other: _Group) -> _Group:
+    def united(self, one: Group, other: Group) -> Group:
         kinds, _, _, order, _ = self._tables.union(one.kinds, other.kinds)
         members, weights = one.members + other.members, one.weights + other.weights
-        return _Group(
+        return Group(
             tuple(members[index] for index in order),
             kinds,
             tuple(weights[index] for index in order),
@@ -144,36 +112,40 @@ class _Bucket:
             one.memory_mib + other.memory_mib,
         )
 
-    def cheapest(self) -> _Merge | None:
+    def cheapest(self) -> Merge | None:
         """The least loss at which one group's GPUs become free."""
         if not self._known:
             self._cheapest, self._known = self._search(), True
         return self._cheapest
 
-    def _search(self) -> _Merge | None:
-        heads: list[_Group] = []
-        best: _Merge | None = None
+    def _search(self) -> Merge | None:
+        heads: list[Group] = []
+        best: Merge | None = None
         least = float("inf")
         for groups in (self.alone, *self.of_kinds.values()):
             dropped = next((group for group in groups if not group.fixed), None)
             if dropped is not None and dropped.value < least:
-                least, best = dropped.value, _Merge(dropped.value, dropped, None)
+                least, best = dropped.value, Merge(dropped.value, dropped, None)
         for kinds, groups in self.of_kinds.items():
             if len(kinds) < self._most:
                 heads += groups[: 2 if 2 * len(kinds) <= self._most else 1]
+        most, memory_mib, union = self._most, self._memory_mib, self._tables.union
         for number, one in enumerate(heads):
+            kinds, value, heaviest = one.kinds, one.value, one.heaviest
+            others_most = most - len(kinds)
             for other in heads[:number]:
-                if len(one.kinds) + len(other.kinds) > self._most or (one.fixed and other.fixed):
+                if len(other.kinds) > others_most or (one.fixed and other.fixed):
                     continue
-                if self._memory_mib and one.memory_mib + other.memory_mib > self._memory_mib:
+                if memory_mib and one.memory_mib + other.memory_mib > memory_mib:
                     continue
-                apart = one.value + other.value
-                heaviest = max(one.heaviest, other.heaviest)
-                if apart - heaviest * self._tables.union(one.kinds, other.kinds).total >= least:
+                apart, heavier = value + other.value, other.heaviest
+                if heavier < heaviest:
+                    heavier = heaviest
+                if apart - heavier * union(kinds, other.kinds)[4] >= least:
                     continue
                 loss = apart - self.union_value(one, other)
                 if loss < least:
-                    least, best = loss, _Merge(loss, one, other)
+                    least, best = loss, Merge(loss, one, other)
         return best
 
 
@@ -186,6 +158,7 @@ class _Search:
         self._jobs, self._tables, self._memory_mib, self._most = jobs, tables, memory_mib, most
         self._weights = weights(jobs, behind, gpus)
         self.free = gpus
+        self._singles: dict[int, Group] = {}
         self.buckets: dict[Hashable, _Bucket] = {}
         self._waiting: dict[Hashable, dict[int | None, list[int]]] = {}
         """Shape → kind → jobs, in order."""
@@ -213,10 +186,14 @@ class _Search:
                 break
         self._spread()
 
-    def single(self, number: int) -> _Group:
-        job, weight = self._jobs[number], self._weights[number]
-        kinds = () if job.kind is None else (job.kind,)
-        return _Group((number,), kinds, (weight,), weight, job.fixed, job.memory_mib)
+    def single(self, number: int) -> Group:
+        found = self._singles.get(number)
+        if found is None:
+            job, weight = self._jobs[number], self._weights[number]
+            kinds = () if job.kind is None else (job.kind,)
+            found = Group((number,), kinds, (weight,), weight, job.fixed, job.memory_mib)
+            self._singles[number] = found
+        return found
 
     def bucket(self, job: Job) -> _Bucket:
         found = self.buckets.get(job.shape)
@@ -238,7 +215,7 @@ class _Search:
             value = sum(map(mul, self._tables.speeds(kinds), weights))
             fixed = any(jobs[number].fixed for number in members)
             memory_mib = sum(jobs[number].memory_mib for number in members)
-            group = _Group(tuple(number for _, number in by_kind), kinds, weights, value, fixed, memory_mib)
+            group = Group(tuple(number for _, number in by_kind), kinds, weights, value, fixed, memory_mib)
         self.bucket(job).add(group)
         self.free -= job.gpus
 
@@ -288,7 +265,7 @@ class _Search:
                     del of_kind[kind]
                 insort(of_kind.setdefault(self._jobs[out].kind, []), out)
 
-    def _replaced(self, bucket: _Bucket, new: _Group) -> tuple[_Group, _Group | None, int] | None:
+    def _replaced(self, bucket: _Bucket, new: Group) -> tuple[Group, Group | None, int] | None:
         """(group, what stays of it, who leaves)."""
         best, found = 1e-9, None
         for groups in (bucket.alone, *bucket.of_kinds.values()):
@@ -316,7 +293,7 @@ class _Search:
                     best, found = gain, (group, rest, member)
         return found
 
-    def _rest(self, group: _Group, index: int) -> _Group | None:
+    def _rest(self, group: Group, index: int) -> Group | None:
         """Without one member; None: nobody is left."""
         members = group.members[:index] + group.members[index + 1 :]
         if not members:
@@ -326,7 +303,7 @@ class _Search:
         value = sum(map(mul, speeds, weights))
         fixed = any(self._jobs[member].fixed for member in members)
         memory_mib = group.memory_mib - self._jobs[group.members[index]].memory_mib
-        return _Group(members, kinds, weights, value, fixed, memory_mib)
+        return Group(members, kinds, weights, value, fixed, memory_mib)
 
     def _admit(self) -> bool:
         """Step 3: the group of waiting jobs that gains most, if any does."""
@@ -371,7 +348,7 @@ class _Search:
             job = self._jobs[number]
             insort(self._waiting.setdefault(job.shape, {}).setdefault(job.kind, []), number)
 
-    def _grouped(self, bucket: _Bucket, of_kind: Mapping[int | None, Sequence[int]]) -> _Group:
+    def _grouped(self, bucket: _Bucket, of_kind: Mapping[int | None, Sequence[int]]) -> Group:
         """The first in order, and those of the same shape that gain most with it."""
         first = min(numbers[0] for numbers in of_kind.values())
         group = self.single(first)

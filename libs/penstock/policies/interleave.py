@@ -47,7 +47,7 @@ class Interleave:
         self._limits_gpu_s = tuple(limits_gpu_s)
         self._expected_gpu_s = (*limits_gpu_s, limits_gpu_s[-1] * LAST_QUEUE)
         self._plan = plan
-        self._candidates = Candidates("interleave", self._key, in_all=MAX_IN_ORDER)
+        self._candidates = Candidates("interleave", self._key, key_of=self.key, in_all=MAX_IN_ORDER)
         self._interleaving = Interleaving(authors_period_or_pair, LOSS)
         self._planned: dict[tuple[object, ...], PlannedGroup] = {}
         """By members and their stages."""
@@ -208,8 +208,10 @@ def _present(jobs: Sequence[Job], candidates: Sequence[Candidate], gpus: int) ->
         if job.group:
             groups.setdefault(job.group, []).append(number)
     found = []
-    fixed_first = sorted(groups.values(), key=lambda members: not any(jobs[one].fixed for one in members))
-    for members in fixed_first:
+    in_order = list(groups.values())
+    if any(job.fixed for job in jobs):
+        in_order.sort(key=lambda members: not any(jobs[one].fixed for one in members))
+    for members in in_order:
         if jobs[members[0]].gpus <= gpus:
             gpus -= jobs[members[0]].gpus
             found.append(tuple(members) if len(members) == 1 else _shares(jobs, members))

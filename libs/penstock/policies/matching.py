@@ -318,7 +318,7 @@ def _rematch(left: list[int], weights: Weights, pairs: Pairs, least: float) -> b
     partners = partners_of(weights, pairs)
     for one, other in sorted(pair for pair, count in pairs.items() if count == 1):
         separate(left, pairs, one, other)
-        others = [partner for partner in partners if partner.pair != (one, other)]
+        others = [partner for partner in partners if partner[-1] != (one, other)]
         if exchange_chain(left, weights, pairs, weights[one][other] + least, others):
             return True
         join(left, pairs, one, other)

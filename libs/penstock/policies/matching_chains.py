@@ -36,19 +36,13 @@ class _Chain(NamedTuple):
     steps: tuple[tuple[int, int, int], ...]
 
 
-class _Partner(NamedTuple):
-    """One way to break up a pair: `taken` goes elsewhere, `freed` is left."""
-
-    taken: int
-    freed: int
-    weight: float
-    count: int
-    pair: tuple[int, int]
+Partner = tuple[int, int, float, int, tuple[int, int]]
+"""One way to break up a pair: who is taken, who is freed, what the pair weighs, how many such pairs there are, the pair."""
 
 
-def partners_of(weights: Weights, pairs: Pairs) -> list[_Partner]:
+def partners_of(weights: Weights, pairs: Pairs) -> list[Partner]:
     return sorted(
-        _Partner(taken, freed, weights[taken][freed], count, pair)
+        (taken, freed, weights[taken][freed], count, pair)
         for pair, count in pairs.items()
         for taken, freed in {pair, pair[::-1]}
     )
@@ -59,7 +53,7 @@ def exchange_chain(
     weights: Weights,
     pairs: Pairs,
     least: float,
-    partners: Sequence[_Partner] | None = None,
+    partners: Sequence[Partner] | None = None,
 ) -> bool:
     """One left over takes a partner from a pair, whose other member takes one from a further pair, and so on, while that gains.
 
@@ -85,7 +79,7 @@ def exchange_chain(
     return False
 
 
-def _longer(chains: Iterable[_Chain], weights: Weights, partners: Sequence[_Partner]) -> dict[int, _Chain]:
+def _longer(chains: Iterable[_Chain], weights: Weights, partners: Sequence[Partner]) -> dict[int, _Chain]:
     """By last kind, the best of those that are one step longer, of equal ones the first; each breaks up a pair only as often as it is there."""
     gains: dict[int, float] = {}
     best: dict[int, tuple[_Chain, int]] = {}

@@ -30,7 +30,7 @@ def least_attained_service(state: CellState, job: JobState, cost_s: float = 0.0)
 
 
 class Muri:
-    """Implements `penstock.policies.regroup.Regroup`. As in the source nobody fills what a plan leaves idle. `key`: by which jobs come; `candidate_key`: the same, of what a question lists."""
+    """Implements `penstock.policies.regroup.Regroup`. As in the source nobody fills what a plan leaves idle. `key`: by which jobs come; `candidate_key`: the same, of what a question lists; `key_of`: as of `Candidates`."""
 
     fills = False
 
@@ -39,6 +39,7 @@ class Muri:
         name: str,
         key: Key,
         candidate_key: Callable[[Candidate], float],
+        key_of: Callable[[float, float, int], float],
         grouping: Grouping,
         plan: Plan,
         *,
@@ -47,7 +48,7 @@ class Muri:
         self.expects = expects
         """Whether a job that has not run yet comes by the run time that was expected of it."""
         self.grouping = grouping
-        self._candidates = Candidates(name, key, listed=True, per_gpus=grouping.max_members)
+        self._candidates = Candidates(name, key, key_of=key_of, listed=True, per_gpus=grouping.max_members)
         self._key = candidate_key
         self._grouper = Grouper(authors(matched=grouping.matching, worst=grouping.worst_order), grouping)
         self._plan = plan
@@ -71,6 +72,7 @@ def muri_s(grouping: Grouping, plan: Plan) -> Muri:
         "muri-s",
         shortest_remaining_service,
         lambda job: job.remaining_s * job.gpus,
+        lambda remaining_s, _, gpus: remaining_s * gpus,
         grouping,
         plan,
         expects=True,
@@ -80,5 +82,11 @@ def muri_s(grouping: Grouping, plan: Plan) -> Muri:
 def muri_l(grouping: Grouping, plan: Plan) -> Muri:
     """By time attained × GPUs."""
     return Muri(
-        "muri-l", least_attained_service, lambda job: job.attained_s * job.gpus, grouping, plan, expects=False
+        "muri-l",
+        least_attained_service,
+        lambda job: job.attained_s * job.gpus,
+        lambda _, attained, gpus: attained * gpus,
+        grouping,
+        plan,
+        expects=False,
     )

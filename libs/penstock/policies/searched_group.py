@@ -1,0 +1,40 @@
+"""A group in the local search (`penstock.policies.group_search`): its members by kind, their weights, and what it is worth."""
+
+from typing import NamedTuple
+
+from penstock.policies.group_speeds import Kinds
+
+
+class Group:
+    """Members by kind; `weights` beside them. Never changed."""
+
+    __slots__ = ("fixed", "heaviest", "kinds", "members", "memory_mib", "value", "weight", "weights")
+
+    def __init__(
+        self,
+        members: tuple[int, ...],
+        kinds: Kinds,
+        weights: tuple[float, ...],
+        value: float,
+        fixed: bool,
+        memory_mib: int,
+    ) -> None:
+        self.members, self.kinds, self.weights, self.value = members, kinds, weights, value
+        if len(weights) == 1:
+            self.weight = self.heaviest = weights[0]
+        else:
+            self.weight, self.heaviest = sum(weights), max(weights)
+        """No union with it is worth more than the heaviest weight times the sum of the speeds."""
+        self.fixed, self.memory_mib = fixed, memory_mib
+
+
+def by_weight(group: Group) -> tuple[float, tuple[int, ...]]:
+    return group.weight, group.members
+
+
+class Merge(NamedTuple):
+    """A way to free GPUs: two groups become one, or (`other` None) a group is dropped."""
+
+    loss: float
+    one: Group
+    other: Group | None
