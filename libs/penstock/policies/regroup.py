@@ -18,12 +18,16 @@ from penstock.ledger.state import CellState
 from penstock.model.groups import Turns
 from penstock.model.ledger_events import JobRank
 from penstock.model.proposals import ProposedUnit
-from penstock.model.types import WHOLE_GPU, StageTimes
+from penstock.model.types import WHOLE_GPU, ResourceVector, StageTimes
 
 
 def regroups(demand: Demand) -> bool:
     """Whether a job with this demand is planned by regroup stages: others are placed as under a profile without one."""
-    worker = demand.worker
+    return has_whole_gpus(demand.worker)
+
+
+def has_whole_gpus(worker: ResourceVector) -> bool:
+    """As `regroups`, by what a worker needs."""
     return worker.gpus > 0 and worker.gpu_share_milli == WHOLE_GPU
 
 

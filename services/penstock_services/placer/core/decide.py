@@ -27,7 +27,7 @@ from penstock.policies.base import Choose, LazyRng, Plan, assign
 from penstock.policies.capacity import never_fits
 from penstock.policies.moldable import place_moldable
 from penstock.policies.profiles import in_force, profile_for
-from penstock.policies.regroup import regroups, waits_for_plan
+from penstock.policies.regroup import has_whole_gpus, regroups, waits_for_plan
 from penstock.policies.validate_groups import comes_back_to_queue
 from penstock_services.placer.core import lease, making_way, moves, prelaunching, proposals, units, window
 from penstock_services.placer.core.adjustments import asked_to_save, frees
@@ -264,7 +264,7 @@ class Decider:
         of_plan = waits_for_plan(state, self.profile.regroup)
         for job_id in waiting:
             job = state.jobs[job_id]
-            if of_plan and regroups(job.demand):
+            if of_plan and job.estimate is not None and has_whole_gpus(job.estimate.worker):
                 continue
             if (planned := state.planned.get(job_id)) is not None and planned.proposed is not None:
                 continue  # it waits for stops, and starts with its unit
