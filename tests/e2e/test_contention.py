@@ -166,7 +166,14 @@ def test_what_slows_a_training_is_slowed_until_it_has_ended(eliminating: Install
         before_others(pid)
     hurt_s = time.monotonic()
     eventually(lambda: len(decided(eliminating, "hogs")) > 0, "nobody is slowed")
-    eventually(lambda: (training.recent_s(hurt_s) or 9e9) <= WITHIN * alone_s, "it stays slow")
+    slowed_s = time.monotonic()
+    try:
+        eventually(lambda: (training.recent_s(slowed_s) or 9e9) <= WITHIN * alone_s, "it stays slow")
+    except AssertionError as error:
+        error.add_note(
+            f"alone {alone_s} s, now {training.recent_s(slowed_s)} s: {decided(eliminating, 'hogs')}"
+        )
+        raise
     slow = [
         (at_s, took_s) for at_s, took_s in training.steps() if at_s > hurt_s and took_s > WITHIN * alone_s
     ]
