@@ -114,11 +114,14 @@ async def test_a_task_that_ignores_sigterm_is_killed_after_its_grace(node: Optio
 
 async def test_grandchildren_die_before_the_exit_is_reported(node: Options, cell: Cell) -> None:
     """Data loaders and daemons outlive the script, one even in a session of its own: the GPU is not free yet."""
+    seen = node.state_dir.parent / "seen"
+    waits = f"until [ -e {seen} ]; do sleep 0.05; done"
     await cell.order(
-        start_order(1, "sh", "-c", "sleep 61 & setsid sleep 62 & (setsid sleep 63 &) ; sleep 0.2; exit 4")
+        start_order(1, "sh", "-c", f"sleep 61 & setsid sleep 62 & (setsid sleep 63 &) ; {waits}; exit 4")
     )
     await cell.until(external_events.TaskStarted)
     await eventually(lambda: len(sleeps(node)) == 3)
+    seen.touch()
     exited = await cell.until(external_events.TaskExited)
     assert exited.exit_code == 4
     assert sleeps(node) == []
