@@ -48,9 +48,8 @@ _names = itertools.count()
 
 @pytest.hookimpl(optionalhook=True)  # runs without xdist have no such hook
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """Three for two cores: a worker waits half of its time, for servers, time-outs and processes."""
-    cores = os.cpu_count() or 1
-    return cores + cores // 2
+    """Six for two cores: a worker waits more than half of its time, for servers, time-outs and processes."""
+    return (os.cpu_count() or 1) + 4
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -29,6 +29,7 @@ ABOUT_TOPIC: Mapping[Topic, str] = {
     Topic.LEDGER: "One record per input: the only source of the cell's state. Written by one placer at a time.",
     Topic.ORDERS: "What nodes are ordered to do, derived from valid ledger records; each node reads its partition.",
     Topic.TELEMETRY: "Samples that crossed a threshold on their node.",
+    Topic.GUARD_WINDOWS: "Windows of telemetry as the contention-guard holds them: its own, in a format of its own, on Kafka only.",
     Topic.DEAD_LETTERS: "What could not be read or applied: its place, the reason and an outline.",
 }
 

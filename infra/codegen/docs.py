@@ -20,6 +20,7 @@ from infra.devservers.kafka import acl_table
 from penstock.log.topic_settings import (
     DAY_MS,
     FOR_EVER,
+    JOIN,
     MAX_MESSAGE_BYTES,
     RETENTION_MS,
     suffices,
@@ -27,7 +28,7 @@ from penstock.log.topic_settings import (
     topic_settings,
 )
 from penstock.model.event import REGISTRY, Event, wire_type
-from penstock.model.topics import CELL_TOPICS, Topic
+from penstock.model.topics import CELL_TOPICS, COMPACTED_TOPICS, Topic
 from penstock.model.transitions import JOB_TRANSITIONS, NODE_TRANSITIONS, TASK_TRANSITIONS, mermaid
 from penstock.runtime import settings
 from penstock.sdk.job_sections import Resources, Retry
@@ -73,8 +74,12 @@ def _rights() -> str:
     def short(names: list[str]) -> str:
         return ", ".join(name.split(".")[1] for name in names)
 
-    rows = ((f"`{who}`", short(verbs["write"]), short(verbs["read"])) for who, verbs in acl_table().items())
-    return _table(("identity", "WRITE on topics", "READ on topics"), rows)
+    def rows() -> Iterator[tuple[str, ...]]:
+        for who, verbs in acl_table().items():
+            groups = ", ".join(f"`{prefix}*`" for prefix in verbs.get(JOIN, ()))
+            yield f"`{who}`", short(verbs["write"]), short(verbs["read"]), groups
+
+    return _table(("identity", "WRITE on topics", "READ on topics", "READ on groups"), rows())
 
 
 def _topic_partitions() -> str:
@@ -84,7 +89,7 @@ def _topic_partitions() -> str:
                 f"`{topic}`",
                 "one per cell" if topic in CELL_TOPICS else str(count),
                 topic_key(Topic(topic)),
-                _retention(RETENTION_MS[topic]),
+                "the newest of each key" if topic in COMPACTED_TOPICS else _retention(RETENTION_MS[topic]),
             )
 
     return _table(("topic", "partitions", "keyed by", "retention"), rows())

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from penstock.sdk.checkpoint import SAVED_STATUS
-from tests.e2e.conftest import ROOT, Installation, eventually, installed, listed, until_there
+from tests.e2e.conftest import Installation, eventually, installed, listed, until_there
+from tests.support.command_process import ROOT
 from tests.support.loss_file import TRAIN, check_losses, rows
 
 pytestmark = pytest.mark.postgres

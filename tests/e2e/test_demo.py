@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.conftest import PENSTOCK, ROOT, STOP_S, environment, left_in, survivors
+from tests.e2e.conftest import STOP_S, environment, left_in, survivors
+from tests.support.command_process import PENSTOCK, ROOT
 
 pytestmark = pytest.mark.postgres
 
@@ -25,6 +26,7 @@ def start(place: Path, *options: str) -> "subprocess.Popen[str]":
     )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(700)
 def test_the_demo_runs_real_jobs_to_their_expected_ends_and_explains_them(place: Path) -> None:
     """A visitor types one command, without a terminal as in a CI job."""

@@ -22,7 +22,7 @@ def test_what_a_cell_ran_is_replayed_under_another_policy(up: Installation, plac
     needs = ("--owner", "ana", "--cores", "1", "--gpus")
     ran = {
         "short": up.run("submit", "--model", "short", *needs, "1", "--", "sleep", "4"),
-        "gang": up.run("submit", "--model", "gang", "--workers", "2", *needs, "1", "--", "sleep", "0.5"),
+        "gang": up.run("submit", "--model", "gang", "--workers", "2", *needs, "1", "--", "sleep", "3"),
         "broken": up.run("submit", "--model", "broken", *needs, "2", "--", "sh", "-c", "sleep 0.3; exit 3"),
         "never": up.run("submit", "--model", "never", *needs, "16", "--", "true"),
     }

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.e2e.conftest import ROOT, Installation, eventually, installed, listed
+from tests.e2e.conftest import Installation, eventually, installed, listed
+from tests.support.command_process import ROOT
 from tests.support.loss_file import TRAIN, check_losses, rows
 
 pytestmark = pytest.mark.postgres

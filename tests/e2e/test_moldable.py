@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.conftest import ROOT, Installation, eventually, installed, listed
+from tests.e2e.conftest import Installation, eventually, installed, listed
+from tests.support.command_process import ROOT
 
 pytestmark = pytest.mark.postgres
 
@@ -29,9 +30,9 @@ checkpoint(save, restore)
 names = ("RANK", "WORLD_SIZE", "PENSTOCK_BATCH_SIZE", "PENSTOCK_GLOBAL_BATCH_SIZE")
 found = {name: int(os.environ[name]) for name in names} | {"begins": state["done"], "peers": len(json.loads(os.environ["PENSTOCK_PEERS"]))}
 attempt = os.environ["PENSTOCK_ATTEMPT"]
-written = place / f"{attempt}.{found['RANK']}"
-written.with_suffix(".new").write_text(json.dumps(found))
-written.with_suffix(".new").rename(f"{written}.json")
+written = place / f"{attempt}.{found['RANK']}.new"  # a name of its own: the workers start at the same moment
+written.write_text(json.dumps(found))
+written.rename(written.with_suffix(".json"))
 while not (place / "end").exists():
     state["done"] += 1
     time.sleep(0.02)

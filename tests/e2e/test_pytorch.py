@@ -14,7 +14,8 @@ import yaml
 from penstock.cli.app import run
 from penstock.cli.jobspec import build, read_job_file
 from penstock.exits import Exit
-from tests.e2e.conftest import PENSTOCK, ROOT, Installation
+from tests.e2e.conftest import Installation
+from tests.support.command_process import PENSTOCK, ROOT
 
 PAGE = ROOT / "libs/penstock/sdk/PYTORCH.md"
 SCRIPT = ROOT / "tilt/jobs/pytorch_ddp.py"
@@ -127,7 +128,7 @@ def test_the_page_runs_line_by_line(place: Path) -> None:
         resumed = outputs[commands[-1]]
         begun = int(re.findall(r"begin at iteration (\d+) with 2 workers on cpu", resumed)[-1])
         assert begun > 0, resumed
-        assert installation.run("submit", "-f", str(JOB), timeout_s=PATIENCE_S).returncode == 0
+        assert installation.run("submit", "-f", str(JOB)).returncode == 0
         [whole] = re.findall(r"done: \d+ iterations, weights \w+", logs(installation))
         assert whole in resumed, "the weights of a run that was never stopped"
         for error, named in OUT_OF_MEMORY.items():

@@ -9,7 +9,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tests.e2e.conftest import PENSTOCK, ROOT, Installation
+from tests.e2e.conftest import Installation
+from tests.support.command_process import PENSTOCK, ROOT
 
 PATIENCE_S = 120.0
 STARTS_SOMETHING_ELSE = ("make ", "export ")  # `make demo` and `make up` have tests of their own

@@ -133,7 +133,9 @@ def running(log: str, folder: Path, jaeger: JaegerServer) -> Iterator[Gateway]:
 
 
 @pytest.mark.jaeger
-@pytest.mark.parametrize("log", ["embedded", pytest.param("kafka", marks=pytest.mark.kafka)])
+@pytest.mark.parametrize(
+    "log", ["embedded", pytest.param("kafka", marks=[pytest.mark.kafka, pytest.mark.slow])]
+)
 def test_each_job_is_one_trace_over_all_services(log: str, folder: Path, jaeger: JaegerServer) -> None:
     """A gang, a job that fails twice and one that is cancelled, submitted by a pipeline that has a trace of its
     own. An engineer opens each in Jaeger and sees one tree from submission to exit."""

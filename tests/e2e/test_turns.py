@@ -17,7 +17,10 @@ from tests.bench.turns import BOUNDS, measure, propose_group, reported, submit, 
 from tests.e2e.conftest import new_place
 from tests.support.system import Gateway
 
-pytestmark = pytest.mark.postgres
+pytestmark = [
+    pytest.mark.postgres,
+    pytest.mark.slow,
+]  # `make live`; tests/unit/test_sdk_turns.py kills members, too
 
 REACH = 1.6
 TRIES = 2  # somebody else's load may come between the runs alone and that together
@@ -36,7 +39,6 @@ def one_gpu() -> Iterator[tuple[Gateway, Path]]:
         shutil.rmtree(place, ignore_errors=True)
 
 
-@pytest.mark.slow
 def test_four_jobs_on_one_gpu_do_more_than_in_turn(one_gpu: tuple[Gateway, Path]) -> None:
     """One runs, three wait; a plan makes them a group. None of them is restarted, none starves, and none waits in vain."""
     gateway, folder = one_gpu

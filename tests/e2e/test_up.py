@@ -17,15 +17,8 @@ from penstock.errors import NotAllowed
 from penstock.log.embedded import EmbeddedLog
 from penstock.log.port import Message, Partition
 from penstock.model.topics import NODE_PARTITIONS, Topic
-from tests.e2e.conftest import (
-    PENSTOCK,
-    ROOT,
-    Installation,
-    eventually,
-    listed,
-    processes_of,
-    until_there,
-)
+from tests.e2e.conftest import Installation, eventually, listed, processes_of, until_there
+from tests.support.command_process import PENSTOCK, ROOT
 
 pytestmark = [pytest.mark.postgres, pytest.mark.usefixtures("no_job_stays")]
 
@@ -450,11 +443,18 @@ def test_a_pipeline_that_may_only_submit_cancels_its_job(up: Installation, place
 
 def test_a_second_up_on_the_same_folder_says_who_holds_it(up: Installation) -> None:
     """Two terminals, one forgotten."""
-    second = up.run("up", "--folder", str(up.folder), "--port", "0")
+
+    def started(*arguments: str) -> "subprocess.CompletedProcess[str]":
+        command = [*PENSTOCK, "up", *arguments]
+        return subprocess.run(
+            command, capture_output=True, text=True, timeout=180, check=False, env=up.env, cwd=ROOT
+        )
+
+    second = started("--folder", str(up.folder), "--port", "0")
     assert second.returncode == 2
     assert str(up.process.pid) in second.stderr
     assert up.url in second.stderr
-    taken = up.run("up", "--folder", str(up.folder) + "2", "--port", up.url.rpartition(":")[2])
+    taken = started("--folder", str(up.folder) + "2", "--port", up.url.rpartition(":")[2])
     assert taken.returncode == 2
     assert "--port" in taken.stderr
 

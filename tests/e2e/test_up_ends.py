@@ -7,16 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.conftest import (
-    PENSTOCK,
-    STOP_S,
-    Installation,
-    environment,
-    left_in,
-    listed,
-    processes_of,
-    survivors,
-)
+from tests.e2e.conftest import STOP_S, Installation, environment, left_in, listed, processes_of, survivors
+from tests.support.command_process import PENSTOCK
 
 pytestmark = pytest.mark.postgres
 

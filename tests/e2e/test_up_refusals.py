@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.conftest import PENSTOCK, environment
+from tests.e2e.conftest import environment
+from tests.support.command_process import PENSTOCK
 
 
 @pytest.mark.parametrize(

@@ -22,22 +22,18 @@ from penstock.clock import wall_ms
 from penstock.errors import LogError
 from penstock.ledger.replica import Replica
 from penstock.log.port import Log, Message, Partition
+from penstock.log.topic_settings import topic_partitions
 from penstock.model.codec import encode
 from penstock.model.envelope import Envelope, to_wire
 from penstock.model.event import Event
 from penstock.model.external_events import JobCancelRequested, JobSubmitted
-from penstock.model.topics import CELL_TOPICS, INPUT_TOPICS, NODE_PARTITIONS, Topic
+from penstock.model.topics import INPUT_TOPICS, Topic
 from penstock.model.types import JobSpec, ResourceRequest, RetryPolicy
 from penstock.runtime.failpoints import NAMES
 from tests.faults import judge_task
 from tests.faults.zygote import Process, Zygote
 
-TOPICS: dict[str, int] = {
-    **dict.fromkeys(CELL_TOPICS, 1),
-    Topic.ORDERS: NODE_PARTITIONS,
-    Topic.TELEMETRY: NODE_PARTITIONS,
-    Topic.DEAD_LETTERS: 1,
-}
+TOPICS = topic_partitions()
 LEDGER = Partition(Topic.LEDGER, 0)
 READY_S = 120.0
 NODE_MODULES = frozenset({"tests.faults.judge_node", "penstock_services.node_reporter"})

@@ -28,7 +28,7 @@ ORDERS = 150
 LEDGER = 150
 REQUESTS = 200
 REPEATS = 100  # of honest records, word for word
-AT_ONCE = 12
+AT_ONCE = 4
 PATIENCE_S = 120.0
 MAX_GROWTH_MIB = 64  # of any service's resident memory
 SERVICES = ("placer", "estimator", "projector", "gateway")
@@ -191,6 +191,7 @@ async def test_garbage_on_the_embedded_log(make_cell: MakeCell, dsn: str) -> Non
     await survive(cell, dsn, dsn)
 
 
+@pytest.mark.slow
 @pytest.mark.kafka
 @pytest.mark.postgres
 async def test_garbage_on_kafka(make_cell: MakeCell, broker: KafkaBroker, dsn: str) -> None:

@@ -17,7 +17,7 @@ from tests.faults.judge import judge
 
 from .conftest import MakeCell
 
-AT_ONCE = 24
+AT_ONCE = 8
 OUTAGES = 1  # in the CI run; `make faults` multiplies by 30
 PATIENCE_S = 120.0
 SERVICES = ("placer", "estimator", "projector", "gateway")

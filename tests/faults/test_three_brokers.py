@@ -186,6 +186,7 @@ async def until_refused(log: KafkaLog) -> None:
             await log.create({Topic.LEDGER: 1})
 
 
+@pytest.mark.slow
 async def test_a_broker_is_killed_and_leaders_move_under_load(cluster: KafkaCluster, scale: int) -> None:
     """Its machine dies, another one leads, the first comes back and leads again; then one is stopped for an upgrade."""
     async with under_load(cluster) as load:

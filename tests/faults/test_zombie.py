@@ -20,7 +20,7 @@ from tests.faults.ledger_book import Book
 
 from .conftest import TAKEOVER_MS, MakeCell
 
-AT_ONCE = 24
+AT_ONCE = 8
 PATIENCE_S = 120.0
 SLACK_MS = (
     5_000  # two loaded cores: reading, folding, appending and our own look at it; half a second on idle ones
@@ -32,12 +32,11 @@ AT_WORK_S = 0.05  # after the burst is in the log
 LEDGER = Partition(Topic.LEDGER, 0)
 
 
-@pytest_asyncio.fixture(
-    params=[
-        pytest.param("embedded", marks=pytest.mark.postgres),
-        pytest.param("kafka", marks=[pytest.mark.postgres, pytest.mark.kafka]),
-    ]
-)
+EMBEDDED, KAFKA = [pytest.mark.postgres], [pytest.mark.postgres, pytest.mark.kafka]
+SLOW = pytest.mark.slow
+
+
+@pytest_asyncio.fixture
 async def cell(request: pytest.FixtureRequest, make_cell: MakeCell, dsn: str) -> AsyncIterator[FaultCell]:
     """A cell with judges and an estimator; no placer yet."""
     url = dsn
@@ -111,6 +110,11 @@ async def rest_and_judge(cell: FaultCell) -> int:
     return verdict.void
 
 
+@pytest.mark.parametrize(
+    "cell",
+    [pytest.param("embedded", marks=[*EMBEDDED, SLOW]), pytest.param("kafka", marks=KAFKA)],
+    indirect=True,
+)
 async def test_a_zombie_wakes_up(cell: FaultCell) -> None:
     """The machine of placer A swaps itself to death in the middle of work; B takes over; A's machine recovers.
 
@@ -154,24 +158,33 @@ async def test_a_zombie_wakes_up(cell: FaultCell) -> None:
         assert void > 0, "no zombie wrote anything after it was replaced: this showed nothing"
 
 
+@pytest.mark.parametrize(
+    "cell",
+    [pytest.param("embedded", marks=EMBEDDED), pytest.param("kafka", marks=[*KAFKA, SLOW])],
+    indirect=True,
+)
 async def test_a_standby_takes_over_from_the_dead(cell: FaultCell) -> None:
     """Placer A is gone for good. Nobody sends heartbeats: B notices because an input stays unanswered."""
     await cell.start(placer("a"))
     await cell.start(placer("b", standby=True))
+    loop = asyncio.get_running_loop()
+    began_s = loop.time()
     for _ in range(5):
         await cell.users.submit(("/bin/sleep", "0.01"))
     await cell.settle(PATIENCE_S)
+    usual_ms = (loop.time() - began_s) * 1_000
     quiet = [(await cell.log.end_offsets([Partition(topic, 0)])) for topic in Topic if topic != Topic.LEDGER]
     cell.slots["a"].keep = False
     cell.kill("a")
     await asyncio.sleep(3 * TAKEOVER_MS / 1_000)
     assert cell.follower.replica.state.term == 1, "nothing waits, so nobody needs to take over"
     assert quiet == [(await cell.log.end_offsets([Partition(t, 0)])) for t in Topic if t != Topic.LEDGER]
-    loop = asyncio.get_running_loop()
     asked_s = loop.time()
     await cell.users.submit(("/bin/sleep", "0.01"))
     await cell.until(lambda: cell.follower.replica.state.term == 2, PATIENCE_S, "B takes over")
     took_ms = (loop.time() - asked_s) * 1_000
     print(f"\ntook over {took_ms:.0f} ms after the first unanswered input (patience {TAKEOVER_MS} ms)")
-    assert took_ms < TAKEOVER_MS + SLACK_MS
+    assert took_ms < TAKEOVER_MS + SLACK_MS + usual_ms, (
+        "what five jobs took just before is how busy the machine is"
+    )
     await rest_and_judge(cell)

@@ -45,7 +45,9 @@ _cells = itertools.count(
 
 
 both_logs = pytest.mark.parametrize(
-    "settings", ["embedded", pytest.param("kafka", marks=pytest.mark.kafka)], indirect=True
+    "settings",
+    ["embedded", pytest.param("kafka", marks=[pytest.mark.kafka, pytest.mark.slow])],
+    indirect=True,
 )
 
 

@@ -178,7 +178,7 @@ def kafka_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[st
 
 
 @pytest_asyncio.fixture(
-    params=["embedded", pytest.param("kafka", marks=pytest.mark.kafka)],
+    params=["embedded", pytest.param("kafka", marks=[pytest.mark.kafka, pytest.mark.slow])]
 )
 async def cell(
     request: pytest.FixtureRequest, dsn: str, monkeypatch: pytest.MonkeyPatch
@@ -200,6 +200,7 @@ async def cell(
         yield cell
 
 
+@pytest.mark.parametrize("cell", ["embedded", pytest.param("kafka", marks=pytest.mark.kafka)], indirect=True)
 async def test_a_burst_is_planned_by_the_batcher(cell: Cell) -> None:
     """Six jobs at once: from the fourth on they wait, and one plan places them before the window is over. SIGTERM ends it with 0."""
     async with cell.batcher() as batcher:
@@ -212,7 +213,14 @@ async def test_a_burst_is_planned_by_the_batcher(cell: Cell) -> None:
         assert await asyncio.wait_for(batcher.wait(), WAIT_S) == 0
 
 
-@pytest.mark.parametrize("failpoint", ["batcher.question_asked", "batcher.plan_solved", "batcher.plan_sent"])
+@pytest.mark.parametrize(
+    "failpoint",
+    [
+        pytest.param("batcher.question_asked", marks=pytest.mark.slow),
+        "batcher.plan_solved",
+        "batcher.plan_sent",
+    ],
+)
 async def test_a_batcher_that_dies_costs_its_window_and_no_more(cell: Cell, failpoint: str) -> None:
     """kill -9 while it plans, or right after: everybody runs when the window is over at the latest. The next one plans the next burst."""
     async with cell.batcher(PENSTOCK_FAILPOINT=f"{failpoint}:1") as victim:

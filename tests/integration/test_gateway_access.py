@@ -244,6 +244,7 @@ async def test_a_gateway_starts_from_a_snapshot_and_goes_on(dsn: str) -> None:
         assert (await cell.http.get("/readyz")).status_code == 200
 
 
+@pytest.mark.slow  # so do tests/faults/test_outages.py, for all services, and tests/e2e/test_up.py
 async def test_postgres_is_killed_under_load(postgres_folder: Path) -> None:
     """The out-of-memory killer picks Postgres twice while jobs come in: every 202 is honoured, and the tables are right."""
     server = PostgresServer()

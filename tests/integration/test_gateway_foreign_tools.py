@@ -20,7 +20,7 @@ pytestmark = pytest.mark.postgres
 
 ROOT = Path(__file__).resolve().parents[2]
 FUZZER = Path(sys.executable).with_name("st")
-FUZZ_S = 12  # of requests; the fuzzer takes 3 s to start
+FUZZ_S = 6  # of requests; the fuzzer takes 3 s to start
 
 
 @pytest_asyncio.fixture

@@ -165,6 +165,7 @@ SHOWN_TO_ALL = {
     "/v1/jobs/{job_id}/eta": [""],
     "/v1/jobs/{job_id}/why": ["", "?at=9", "?at_ms=9007199254740991"],
     "/v1/queue": [""],
+    "/v1/deadlines": [""],
     "/v1/decisions": ["", "?job={job_id}"],
     "/v1/decisions/{seq}": [""],
     "/v1/stream": ["?after=0&until={head}", "?after=0&until={head}&job={job_id}"],

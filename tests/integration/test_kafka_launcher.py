@@ -101,7 +101,12 @@ def command_and_children(process: subprocess.Popen[str]) -> list[int]:
 
 @pytest.mark.kafka
 @pytest.mark.parametrize(
-    "number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda number: number.name
+    "number",
+    [
+        *(pytest.param(number, marks=pytest.mark.slow) for number in (signal.SIGINT, signal.SIGTERM)),
+        signal.SIGKILL,
+    ],
+    ids=lambda number: number.name,
 )
 def test_make_kafka_takes_its_broker_along_however_it_ends(tmp_path: Path, number: signal.Signals) -> None:
     """Ctrl-C, a CI runner's SIGTERM, or a kill -9 of the launcher: no Java process is left on the machine."""

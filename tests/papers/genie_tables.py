@@ -19,13 +19,14 @@ import numpy as np
 from penstock.ledger.job_state import JobState
 from penstock.model.settings import Genie, PlacerSettings
 from penstock.model.types import Estimate, ShapeOption
-from penstock.policies.genie import odds
+from penstock.policies.deadlines import odds
 from penstock.simulator.engine import Options, Simulation
 from penstock.simulator.generators.base import source
 from penstock.simulator.generators.genie import MODELS
 from penstock.simulator.generators.registry import GENERATORS
 from penstock.simulator.job_models.measured import read_model
 from penstock.simulator.job_models.placement_table import RESTART_S, Model
+from penstock.simulator.job_models.restarts import RestartCost, RestartingWork
 from penstock.simulator.job_models.steady import SteadyWork
 from penstock.simulator.job_models.steps import StepTimes
 from penstock.simulator.traces.cluster import nodes_of
@@ -55,16 +56,18 @@ THETAS = (0.0, 0.5, 2.0)
 THETA = 0.5
 OURS, GENIES = "estimator", "genie"
 OWN_MODEL_SEEDS = 4
+RESTART = RestartCost(save_s=5.0, launch_s=RESTART_S, interval_s=600.0)
 EDGES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
 RESAMPLES = 2_000
 LEVEL = 0.9
 
 
 class Outcome(NamedTuple):
-    """Of one run. `met`: share of tasks in time, 0 – 1, urgent ones left out; `makespan_s`."""
+    """Of one run. `met`: share of tasks in time, 0 – 1, urgent ones left out; `makespan_s`; `urgent_s`: from submission to end of an urgent one, on average."""
 
     met: float
     makespan_s: float
+    urgent_s: float = 0.0
     odds: tuple[tuple[float, bool], ...] = ()
     """Of each task that is not urgent: the odds when it started, and whether it was in time."""
 
@@ -178,8 +181,16 @@ def predicts(job: TraceJob, estimate: Estimate, most_nodes: int, learner: str) -
 
 @simulated(Outcome(1.0, 1.0))
 def run(
-    per_hour: int, choose: str, seed: int, nodes: int = NODES, theta: float = THETA, learner: str = OURS
+    per_hour: int,
+    choose: str,
+    seed: int,
+    nodes: int = NODES,
+    theta: float = THETA,
+    learner: str = OURS,
+    restarts: bool = False,
+    make_way: bool = False,
 ) -> Outcome:
+    """`restarts`: a stop costs a save, and the next start a launch; else nothing."""
     whole = min(NODES, nodes) * GPUS
     tasks = [
         job._replace(
@@ -187,11 +198,13 @@ def run(
         )
         for job in GENERATORS[f"genie/{per_hour}-per-hour"].make(seed)
     ]
-    settings = PlacerSettings(profile="genie", genie=Genie(choose=choose, theta=theta))  # type: ignore[arg-type]
+    genie = Genie(choose=choose, theta=theta, make_way=make_way)  # type: ignore[arg-type]
+    settings = PlacerSettings(profile="genie", genie=genie)
     options = Options(
         durations="unknown", predicts=lambda job, estimate: predicts(job, estimate, nodes, learner)
     )
-    work = SteadyWork(StepTimes(models(), gpus_per_node=GPUS))
+    steps = StepTimes(models(), gpus_per_node=GPUS)
+    work = RestartingWork(steps, lambda job: RESTART) if restarts else SteadyWork(steps)
     simulation = Simulation(nodes_of(f"{nodes}x{GPUS}@T4"), settings, work, tasks, options)
     due = {
         job.job_id: float(dict(job.labels)["ect_s"]) for job in tasks if dict(job.labels)["qos"] != "urgent"
@@ -206,7 +219,8 @@ def run(
     lives = simulation.meter.lives
     in_time = {job_id: lives[job_id].jct_s <= ect_s + 1e-6 for job_id, ect_s in due.items()}
     pairs = tuple((found[job_id], met) for job_id, met in in_time.items())
-    return Outcome(fmean(in_time.values()), figures.makespan_s, pairs)
+    urgent_s = fmean([lives[job.job_id].jct_s for job in tasks if job.job_id not in due] or [0.0])
+    return Outcome(fmean(in_time.values()), figures.makespan_s, urgent_s, pairs)
 
 
 def odds_of(job: JobState, expected_ms: float) -> float:
@@ -279,6 +293,24 @@ def rows(label: str, per_hour: int, seeds: Sequence[int], nodes: int = NODES) ->
     return met, makespans
 
 
+def making_way(seeds: Sequence[int]) -> Iterator[PaperTable]:
+    """Where a running job may make way for one that cannot wait (`genie.make_way`), and a restart costs a save of 5 s and a launch of 30 s."""
+    met: list[Row] = []
+    urgent: list[Row] = []
+    for per_hour in RATES:
+        for make_way, label in ((False, "ours"), (True, "and jobs make way")):
+            found = [run(per_hour, "protect", seed, restarts=True, make_way=make_way) for seed in seeds]
+            share, seconds = [100 * one.met for one in found], [one.urgent_s for one in found]
+            met.append(Row(f"{per_hour}/h: {label}", fmean(share), interval=interval(share)))
+            urgent.append(
+                Row(f"{per_hour}/h: {label}", fmean(seconds), interval=interval(seconds), better="lower")
+            )
+    yield PaperTable("genie-make-way", "Jobs that make way: tasks in time", "%", met)
+    yield PaperTable(
+        "genie-make-way-urgent", "Jobs that make way: from submission to end of urgent ones", "s", urgent
+    )
+
+
 def tables(quick: bool) -> Iterator[PaperTable]:
     seeds = range(QUICK_SEEDS if quick else SEEDS)
     met: list[Row] = []
@@ -308,6 +340,7 @@ def tables(quick: bool) -> Iterator[PaperTable]:
     yield PaperTable(
         "genie-theta", "What another node costs (θ of eq. 5, not published): tasks in time", "%", found
     )
+    yield from making_way(seeds)
     found = []
     for choose in ("performance", "ratio", "qos", "protect"):
         ours = [

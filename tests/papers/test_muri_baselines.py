@@ -20,8 +20,8 @@ from penstock.simulator.traces.importing import read_trace
 DATA = Path(os.environ.get("PENSTOCK_DATA", Path(__file__).parents[2] / "../shared/data")) / "muri"
 WITHIN = 1e-4  # 0.01 %
 POLICIES = {"srtf": "SRTF", "srsf": "SRSF", "tiresias": "Tiresias_L"}
-QUICK = ("trace3", "trace3_pr")
-LONG = ("trace1", "trace1_pr", "trace2", "trace2_pr", "trace4", "trace4_pr")
+QUICK = ("trace3",)
+LONG = ("trace3_pr", "trace1", "trace1_pr", "trace2", "trace2_pr", "trace4", "trace4_pr")
 
 needs_data = pytest.mark.skipif(
     not (DATA / "reference_results.csv").is_file(),

@@ -224,7 +224,7 @@ def started(*arguments: str) -> "subprocess.Popen[str]":
     )
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_a_stopped_simulation_gives_the_report_so_far(tmp_path: Path, number: int) -> None:
     """A simulation of weeks, stopped in the middle: figures, a page that states it, exit code 130."""
     ledger, page = tmp_path / "ledger.jsonl", tmp_path / "page.html"

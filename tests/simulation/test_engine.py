@@ -1,11 +1,7 @@
 """The engine: virtual time, the real cores, and a ledger that is the same each time."""
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 import pytest
 
@@ -77,37 +73,6 @@ def test_the_ledger_alone_rebuilds_the_state(profile: str) -> None:
     assert check(replica.state) == []
     assert found.figures(1, 1).finished_jobs == len(BUSY)
     assert found.meter.held == 0
-
-
-HASH = """
-import sys
-from collections.abc import Sequence
-sys.path.insert(0, {tests!r})
-from simulation.scenarios import BUSY
-from simulation.scenarios import ends, simulation
-print(ends(found := simulation(BUSY, {profile!r}, "2x4+1x8", seed={seed})), found.cell.head.id)
-"""
-
-
-@pytest.mark.parametrize("profile", ["random", "srtf", "tiresias"])
-def test_the_same_seed_gives_the_same_bytes(profile: str) -> None:
-    """Two people simulate last month on two machines, and must not argue about rounding or set order."""
-    tests = str(Path(__file__).parents[1])
-    heads = set()
-    for hash_seed in ("0", "1", "4711"):
-        script = HASH.format(tests=tests, profile=profile, seed=3)
-        run = subprocess.run(
-            [sys.executable, "-c", script],
-            env={**os.environ, "PYTHONHASHSEED": hash_seed},
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        heads.add(run.stdout)
-    assert len(heads) == 1
-    other = simulation(BUSY, "random", "2x4+1x8", seed=4)
-    ends(other)
-    assert other.cell.head.id not in heads.pop()
 
 
 class HalvedByNeighbours(JobModel):

@@ -52,7 +52,7 @@ def traces(draw: st.DrawFn) -> str:
     return "\n".join(lines)
 
 
-@settings(deadline=None, max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     text=traces(),
     profile=st.sampled_from(["fifo", "srtf", "fgd"]),

@@ -1,9 +1,5 @@
 """job models on numbers that can be followed by hand."""
 
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import orjson
@@ -17,6 +13,7 @@ from penstock.simulator.job_models.model import Allocation, End, NotMeasured
 from penstock.simulator.job_models.muri import MuriWork
 from penstock.simulator.job_models.placement_table import RESTART_S, TableWork
 from penstock.simulator.traces.jobs import Stages, TraceJob
+from tests.support.command_process import run
 
 START_UP_S = {("m", 1): 5.0, ("m", 2): 5.0}
 
@@ -162,39 +159,12 @@ MURI = (
 def test_muri_needs_start_up_times_of_every_model(tmp_path: Path) -> None:
     """Somebody adds a model to a trace and forgets its profile: the message names it."""
     (tmp_path / "t.csv").write_text(MURI + "0,1,0,10,bert,4,1000,0,100,1,1,1,0\n")
-    command = [
-        sys.executable,
-        "-m",
-        "penstock.cli.main",
-        "simulate",
-        str(tmp_path / "t.csv"),
-        "--truth",
-        "muri",
-    ]
+    command = ("simulate", str(tmp_path / "t.csv"), "--truth", "muri")
     (tmp_path / "stage_profiles.csv").write_text("model,num_gpu,startup_overhead_s\nvgg16,1,30\n")
-    done = subprocess.run(command, capture_output=True, text=True, timeout=180)
+    done = run(*command)
     assert done.returncode == 2
     assert "stage_profiles.csv has no start-up time of bert on 1 GPU" in done.stderr
     (tmp_path / "stage_profiles.csv").write_text("model,num_gpu,startup_overhead_s\nbert,1,30\n")
-    done = subprocess.run([*command, "-o", "json"], capture_output=True, text=True, timeout=180)
+    done = run(*command, "-o", "json")
     assert done.returncode == 0, done.stderr
     assert orjson.loads(done.stdout)["makespan_s"] == pytest.approx(1.015)
-
-
-def test_ctrl_c_tells_what_was_found_so_far(tmp_path: Path) -> None:
-    """An hour into a long simulation somebody has seen enough: the partial figures are worth having."""
-    rows = [f"j{i},{i},{10 + i % 50},{1 + i % 4}" for i in range(60_000)]
-    trace = tmp_path / "t.csv"
-    trace.write_text("job_id,submit_s,duration_s,gpus\n" + "\n".join(rows) + "\n")
-    ledger = tmp_path / "ledger"
-    command = [sys.executable, "-m", "penstock.cli.main", "simulate", str(trace), "--ledger", str(ledger)]
-    run = subprocess.Popen([*command, "-o", "json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    deadline = time.monotonic() + 60
-    while (not ledger.exists() or ledger.stat().st_size < 100_000) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    run.send_signal(signal.SIGINT)
-    out, err = run.communicate(timeout=180)
-    assert run.returncode == 130, err
-    found = orjson.loads(out)
-    assert 0 < found["finished_jobs"] < 60_000
-    assert b"Traceback" not in err

@@ -17,6 +17,7 @@ def test_the_core_bench_leaves_a_sound_cell() -> None:
     assert core.fold_rate(bench.ledger) > 0
 
 
+@pytest.mark.slow
 def test_the_simulator_bench_ends_every_job_and_reports_every_figure() -> None:
     """A profile that is renamed, or one that leaves a job waiting, must be noticed here."""
     values = run_simulator(TINY)
@@ -41,6 +42,7 @@ def test_the_bench_of_windows_opens_one() -> None:
     assert not window.measure(window=False).in_window
 
 
+@pytest.mark.slow
 def test_the_bench_of_steps_reports_every_figure() -> None:
     values = run_steps(TINY)
     assert set(values) == {name for name, goal in GOALS.items() if goal.bench == "steps"}
@@ -100,6 +102,7 @@ def test_every_figure_has_a_bench_and_every_bench_runs_somewhere() -> None:
     assert 0 < best_ms <= median_ms
 
 
+@pytest.mark.slow
 @pytest.mark.postgres
 async def test_a_restarted_placer_answers_on_the_bench_ledger() -> None:
     """The bench's ledger must be one that a placer accepts, with and without a snapshot."""
@@ -116,6 +119,7 @@ async def test_everything_runs_in_one_process_for_the_idle_bench() -> None:
     assert found.messages_per_min >= 0
 
 
+@pytest.mark.slow
 @pytest.mark.postgres
 async def test_the_estimator_bench_watches_the_service_learn_and_answer() -> None:
     """The bench replaces names of the service's shell; it must still see every estimate, alone, together and meanwhile."""

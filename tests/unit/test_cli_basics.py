@@ -121,7 +121,7 @@ def test_help_is_quick_because_it_loads_no_command() -> None:
 
 @pytest.mark.parametrize(
     ("path", "start", "found"),
-    [((), "pro", ["projections"]), (("traces",), "", ["ls", "describe", "convert"])],
+    [((), "pro", ["profile", "projections"]), (("traces",), "", ["ls", "describe", "convert"])],
 )
 def test_the_shell_completes_commands(path: tuple[str, ...], start: str, found: list[str]) -> None:
     """Completion reads the same table; it must not load the simulator to offer its name."""

@@ -19,7 +19,7 @@ from penstock.model.external_events import StagesMeasured, StepsMeasured, Teleme
 from penstock.model.validation import checked
 from penstock.sdk.lines import FIFO, LINE_BYTES, write_line
 from penstock.sdk.phases import phase
-from penstock.sdk.progress import Meter
+from penstock.sdk.progress import PROFILE_ITERATIONS, Meter
 from penstock.sdk.stages import MAX_LINES, STAGES, Recorder
 from penstock_services.node_reporter.core.progress import ProgressParser
 from tests.support.training_script import Clock, Pipe
@@ -449,3 +449,13 @@ def test_a_line_too_long_to_be_whole_is_not_written(fifo: Pipe) -> None:
     assert not write_line("x" * LINE_BYTES)
     assert write_line("x" * (LINE_BYTES - 1))
     assert len(fifo.text()) == LINE_BYTES
+
+
+def test_a_run_that_only_measures_ends_after_its_iterations(fifo: Pipe) -> None:
+    """`penstock profile` starts a script of 105 iterations, which has no option for it, and wants 20: it ends well, with its last one reported."""
+    done = run(SCRIPT.format(end="sys.exit(3)"), {FIFO: str(fifo.path), PROFILE_ITERATIONS: "20"})
+    assert (done.returncode, done.stderr) == (0, "")
+    reported = [json.loads(line)["steps"] for line in fifo.text().splitlines()[1:]]
+    assert [line["done"] for line in reported] == [1, 20]
+    for wrong in ("", "0", "many", "-1"):
+        assert run(SCRIPT.format(end="sys.exit(3)"), {PROFILE_ITERATIONS: wrong}).returncode == 3

@@ -4,14 +4,12 @@ import asyncio
 
 import pytest
 
-from penstock.log.port import Message, Partition
 from penstock.log.topic_settings import topic_partitions
-from penstock.model.envelope import Envelope, to_wire
 from penstock.model.external_events import TelemetrySampled
-from penstock.model.topics import Topic, node_partition
 from penstock.policies.telemetry_windows import WINDOW_MS, NodeWindow, window_of
 from penstock_services.contention_guard.shell.windows import HELD_WINDOWS, Held, LogWindows, Sampled
 from tests.support.memory_log import MemoryBroker, MemoryLog
+from tests.support.telemetry import message, sample
 
 
 @pytest.fixture
@@ -21,14 +19,8 @@ def broker() -> MemoryBroker:
     return found
 
 
-def sample(node_id: str = "n1", task_id: str | None = "a.1.w0", **values: float) -> TelemetrySampled:
-    return TelemetrySampled(node_id=node_id, task_id=task_id, at_ms=0, **values)  # type: ignore[arg-type]
-
-
 def send(broker: MemoryBroker, event_id: str, event: TelemetrySampled, value: bytes | None = None) -> None:
-    headers, body = to_wire(Envelope(id=event_id, source="/n", time_ms=0, data=event))
-    partition = Partition(Topic.TELEMETRY, node_partition(event.node_id))
-    broker.append("node-reporter", [Message(partition, body if value is None else value, headers)])
+    broker.append("node-reporter", [message(event_id, event, value)])
 
 
 async def test_history_comes_first_then_each_change_at_once(broker: MemoryBroker) -> None:

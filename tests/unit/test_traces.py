@@ -1,7 +1,6 @@
 """Malformed traces: everything that is wrong with them is reported, with line and column."""
 
 import subprocess
-import sys
 from pathlib import Path
 
 import orjson
@@ -13,6 +12,7 @@ from penstock.simulator.traces.fitting import ClusterCapacity
 from penstock.simulator.traces.importing import locate, read_trace
 from penstock.simulator.traces.jobs import shape_of
 from tests.support.command_line import penstock
+from tests.support.command_process import run
 from tests.unit.bad_traces import problems
 
 HEADER = "job_id,submit_s,duration_s,gpus\n"
@@ -160,10 +160,8 @@ def test_gangs_have_equal_workers() -> None:
     assert [len(node.gpus) for node in nodes_of("2x4+1x8")] == [4, 4, 8]
 
 
-def simulate(*arguments: str) -> subprocess.CompletedProcess[bytes]:
-    return subprocess.run(
-        [sys.executable, "-m", "penstock.cli.main", "simulate", *arguments], capture_output=True, timeout=180
-    )
+def simulate(*arguments: str) -> "subprocess.CompletedProcess[str]":
+    return run("simulate", *arguments)
 
 
 def test_the_command_tells_figures_and_nothing_else_on_stdout(trace: Path, tmp_path: Path) -> None:
@@ -176,7 +174,7 @@ def test_the_command_tells_figures_and_nothing_else_on_stdout(trace: Path, tmp_p
     found = orjson.loads(done.stdout)
     assert (found["avg_jct_s"], found["makespan_s"], found["finished_jobs"]) == (85.0, 120.0, 2)
     assert found["skipped_lines"] == 1
-    assert b"skipped line 4, column submit_s" in done.stderr
+    assert "skipped line 4, column submit_s" in done.stderr
     lines = ledger.read_bytes().splitlines()
     assert len(lines) == found["records"]
     assert orjson.loads(lines[-1])["seq"] == found["records"]
@@ -222,11 +220,11 @@ def test_what_the_lines_the_cluster_and_the_truth_refuse_is_told_in_one_go(trace
     ]
     refused = simulate(str(trace), "--cluster", "1x8")
     assert refused.returncode == 2
-    lines = refused.stderr.decode().splitlines()
+    lines = refused.stderr.splitlines()
     assert len(lines) == len(messages)
     assert all(what in line for what, line in zip(messages, lines, strict=True))
     done = simulate(str(trace), "--cluster", "1x8", "--skip-bad", "-o", "json")
     assert done.returncode == 0
     found = orjson.loads(done.stdout)
     assert (found["finished_jobs"], found["skipped_lines"]) == (1, 4)
-    assert b"4 lines left out, with 4 problems" in done.stderr
+    assert "4 lines left out, with 4 problems" in done.stderr

@@ -99,6 +99,14 @@ PANELS: Mapping[str, Mapping[str, Entry]] = MappingProxyType({
                 "penstock submit --sync . --workers 2 --gpus 1 --host-memory 8GiB -- python train.py",
             ),
         ),
+        "profile": Entry(
+            "Measure how long a network's iterations take, by few short runs that tell most.",
+            "penstock.cli.profile:profile",
+            examples=(
+                "penstock profile resnet50 -f job.yaml --batches 128,256,512 --dry-run",
+                "penstock profile resnet50 --workers 1,2,4 --batches 64,256 --budget 30 -- python train.py",
+            ),
+        ),
         "wait": Entry(
             "Wait until jobs have ended; ends with the code of the first of them that did not succeed.",
             "penstock.cli.wait:wait",
@@ -133,6 +141,7 @@ PANELS: Mapping[str, Mapping[str, Entry]] = MappingProxyType({
             "jobs": Entry("List jobs, the latest last.", "penstock.cli.inspect:get_jobs", examples=(
                 "penstock get jobs --state running --label sweep=first",
                 "penstock get jobs --owner alice --watch",
+                "penstock get jobs --deadline",
             )),
             "job": Entry("One job as a line of the list; --watch follows it to its end.", "penstock.cli.inspect:get_job"),
             "groups": Entry("List groups: jobs that take turns on the same GPUs.", "penstock.cli.groups:get_groups"),

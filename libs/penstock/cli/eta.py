@@ -10,7 +10,7 @@ from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.text import Text
 
-from penstock.cli import follow
+from penstock.cli import deadlines, follow
 from penstock.cli.common import JobArgument, Output, find_job, gateway
 from penstock.cli.explain import expected_start, holder_lines, start_lines
 from penstock.cli.live import redraw
@@ -102,6 +102,8 @@ def shown(answer: Answer, job: Answer, now: int | None = None) -> RenderableType
     lines = [f"[bold]{answer['job_id']}[/]  {state(answer['status'])}  {escape(str(job['name']))}"]
     lines.append(f"[bold]{escape(_headline(answer))}[/]")
     lines += [escape(line) for line in _details(answer)]
+    if answer.get("deadline"):
+        lines.append(escape(deadlines.in_a_line(answer["deadline"])))
     lines += [
         f"[yellow]not proven:[/] {row['task_id']} on {row['node_id']}, which is {row['node']}"
         for row in answer.get("unproven") or []

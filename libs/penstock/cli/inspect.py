@@ -9,7 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from penstock.cli import eta, explain, follow, live
+from penstock.cli import deadlines, eta, explain, follow, live
 from penstock.cli.common import (
     JobArgument,
     LabelFilter,
@@ -62,12 +62,26 @@ def get_jobs(
     name: NameFilter = None,
     label: LabelFilter = None,
     watch: Watch = False,
+    deadline: Annotated[
+        bool,
+        typer.Option(
+            "--deadline", help="Those that name when they should be done, with their odds; least odds first."
+        ),
+    ] = False,
     limit: Limit = 50,
     output: Output = Format.TABLE,
 ) -> None:
     """List jobs, the latest last."""
     wide = output is Format.WIDE or None
     filters = chosen(state, owner, name, label)
+    if deadline:
+        if watch or state is not None:
+            raise Stop(
+                Exit.BAD_SPEC,
+                "--deadline: lists jobs that have not ended, once; leave out --watch and --state",
+            )
+        deadlines.list_jobs(gateway(ctx), filters, limit, output)
+        return
     if watch:
         live.watch_jobs(gateway(ctx), filters, limit, output, _left_of if wide else None)
         return

@@ -8,7 +8,7 @@ from typing import Annotated, Any, cast, get_args
 
 import typer
 
-from penstock.cli import follow, jobspec
+from penstock.cli import deadlines, follow, jobspec
 from penstock.cli.common import Output, gateway
 from penstock.cli.output import Format, dump, duration, remark
 from penstock.cli.signals import exit_code, held, terminable
@@ -104,6 +104,14 @@ GlobalBatchSizeFlag = Annotated[
 ]
 QosFlag = Annotated[str | None, typer.Option(metavar="CLASS", help="Service class: urgent, prior or normal.")]
 DeadlineFlag = Annotated[str | None, typer.Option(metavar="6h", help="So long from now it should be done.")]
+StrictFlag = Annotated[
+    bool,
+    typer.Option("--strict-deadline", help="Submit it only where it will be in time with odds of 95 %."),
+]
+DryRunFlag = Annotated[
+    bool,
+    typer.Option(help="Only check the job and print it; what is expected of its deadline goes to stderr."),
+]
 DetachFlag = Annotated[bool, typer.Option("--detach", "-d", help="Print the job's id and end at once.")]
 QuietFlag = Annotated[
     bool, typer.Option("--quiet", "-q", help="Print what becomes of the job, not its output.")
@@ -153,6 +161,7 @@ def submit(
     run_timeout: Annotated[str | None, typer.Option(metavar="2h", help="Stop after running so long.")] = None,
     qos: QosFlag = None,
     deadline: DeadlineFlag = None,
+    strict_deadline: StrictFlag = False,
     grace: Annotated[str | None, typer.Option(metavar="10s", help="Between SIGTERM and SIGKILL.")] = None,
     preemptible: PreemptibleFlag = None,
     prelaunch: PrelaunchFlag = None,
@@ -163,7 +172,7 @@ def submit(
     quiet: QuietFlag = False,
     cancel_on_interrupt: CancelFlag = False,
     idempotency_key: KeyFlag = None,
-    dry_run: Annotated[bool, typer.Option(help="Only check the job and print it.")] = False,
+    dry_run: DryRunFlag = False,
     output: Output = Format.TABLE,
 ) -> None:
     """Submit a job, follow it to its end and print its output. Ctrl-C stops following; the job goes on."""
@@ -180,10 +189,10 @@ def submit(
     needs = {"gpus": gpus, "cores": cores, "host_memory": host_memory, "gpu_memory": gpu_memory, "bandwidth": bandwidth}  # fmt: skip
     sections = _sections(needs, max_attempts, env or [], secret or [], label or [])
     fields, code = jobspec.synced(fields)
-    spec = _spec(fields, sections, command, file or "command line")
+    spec = spec_of(fields, sections, command, file or "command line")
     if dry_run:
-        return _show(spec, output)
-    how = (idempotency_key, output, detach, propagate, cancel_on_interrupt, quiet)
+        return _show(partial(gateway, ctx), spec, output)
+    how = (idempotency_key, output, detach, propagate, cancel_on_interrupt, quiet, strict_deadline)
     raise typer.Exit(Submission(partial(gateway, ctx), spec, *how, code).run())
 
 
@@ -221,6 +230,8 @@ class Submission:
     propagate: bool
     cancels: bool
     quiet: bool
+    strict: bool
+    """Nothing is submitted unless it will be in time with the odds that count as certain."""
     code: Packed | None = None
     """The folder that it runs in, where one is to be sent."""
     job_id: str | None = None
@@ -246,8 +257,11 @@ class Submission:
     def _hand_in(self) -> dict[str, Any]:
         if self.code is not None:
             self.client.send_code(self.code)
-        status, answer = self.client.posted("/v1/jobs", as_written(self.spec), {"Idempotency-Key": self.key})
+        key, strict = {"Idempotency-Key": self.key}, True if self.strict else None
+        status, answer = self.client.posted("/v1/jobs", as_written(self.spec), key, strict_deadline=strict)
         self.job_id = str(answer["job_id"])
+        if answer.get("deadline"):
+            remark(deadlines.in_a_line(answer["deadline"]))
         for warning in answer.get("warnings", ()):
             remark(f"warning: {warning['field']} {warning['message']}; {warning['remedy']}")
         if status == REPEATED:
@@ -316,14 +330,31 @@ def _given(flags: dict[str, Any]) -> dict[str, Any]:
     return {field: value for field, value in flags.items() if value is not None}
 
 
-def _show(spec: JobSpec, output: Format) -> None:
-    """The job as it would be submitted."""
+def _show(connect: Callable[[], Client], spec: JobSpec, output: Format) -> None:
+    """The job as it would be submitted. The gateway is asked about a deadline only, and what it cannot answer is no error."""
     for name, message, remedy in warnings_of(spec):
         remark(f"warning: {name} {message}; {remedy}")
+    if spec.timed:
+        _show_deadline(connect, spec)
     dump(as_written(spec), Format.YAML if output is not Format.JSON else Format.JSON)
 
 
-def _spec(
+def _show_deadline(connect: Callable[[], Client], spec: JobSpec) -> None:
+    try:
+        answer = connect().post("/v1/jobs", as_written(spec), dry_run=True)
+    except Stop as stop:
+        remark(f"not known whether it will be in time: {stop}")
+        return
+    if answer["problem"]:
+        remark(f"not known whether it will be in time: {answer['problem']}")
+    if answer["deadline"]:
+        remark(deadlines.in_a_line(answer["deadline"]))
+    for warning in answer["warnings"]:
+        if warning["field"] in ("deadline", "qos"):
+            remark(f"warning: {warning['field']} {warning['message']}; {warning['remedy']}")
+
+
+def spec_of(
     fields: dict[str, Any], sections: dict[str, dict[str, Any]], command: list[str] | None, source: str
 ) -> JobSpec:
     """The job of file and flags together. Raises `Stop` with every problem."""

@@ -219,13 +219,27 @@ class AsyncClient:
     async def text(self, path: str, **params: Any) -> str:
         return (await self.run(self._calls.request(Request("GET", path, params)))).text
 
-    async def post(self, path: str, body: Any = None, headers: Mapping[str, str] | None = None) -> Any:
-        return (await self.posted(path, body, headers))[1]
+    async def post(
+        self,
+        path: str,
+        body: Any = None,
+        headers: Mapping[str, str] | None = None,
+        *,
+        patience_s: float = TIMEOUT_S,
+        **params: Any,
+    ) -> Any:
+        return (await self.posted(path, body, headers, patience_s=patience_s, **params))[1]
 
     async def posted(
-        self, path: str, body: Any = None, headers: Mapping[str, str] | None = None
+        self,
+        path: str,
+        body: Any = None,
+        headers: Mapping[str, str] | None = None,
+        *,
+        patience_s: float = TIMEOUT_S,
+        **params: Any,
     ) -> tuple[int, Any]:
-        request = Request("POST", path, body=body, headers=headers or {})
+        request = Request("POST", path, params, body, headers or {}, patience_s)
         response = await self.run(self._calls.request(request))
         return response.status_code, response.json()
 
@@ -301,6 +315,8 @@ class AsyncJobHandle:
         self.job_id = submitted.accepted.job_id
         self.repeated = submitted.repeated
         self.warnings: Sequence[Warned] = submitted.accepted.warnings
+        self.deadline = submitted.accepted.deadline
+        """As expected when it was submitted; None: it does not name when it should be done."""
 
     async def refresh(self) -> Job:
         return await self._client.job(self.job_id)

@@ -26,11 +26,35 @@ class Warned(Answer, frozen=True, kw_only=True):
     remedy: str
 
 
+class Deadline(Answer, frozen=True, kw_only=True):
+    """Whether a job will be in time. `odds`: that it ends by `due_ms`, 0 to 1; what is None is not known, and `unknown` names the cause."""
+
+    job_id: str
+    qos: str
+    """urgent, prior or normal; empty: it names a deadline of its own."""
+    now_ms: int
+    due_ms: int | None = None
+    """None also for an urgent job, which is to end as soon as can be."""
+    starts_ms: int | None = None
+    ends_ms: int | None = None
+    workers: int | None = None
+    odds: float | None = None
+    level: float
+    sure_ms: int | None = None
+    """By when it ends with odds of `level`."""
+    sure_workers: int | None = None
+    deadline_ms: int | None = None
+    """The shortest deadline, after its submission, that holds with these odds."""
+    unknown: str = ""
+
+
 class Accepted(Answer, frozen=True, kw_only=True):
-    """The request is in the log. `warnings`: of a submission."""
+    """The request is in the log. `warnings` and `deadline`: of a submission."""
 
     job_id: str
     warnings: tuple[Warned, ...] = ()
+    deadline: Deadline | None = None
+    """Of a job that names when it should be done."""
 
 
 class Hold(Answer, frozen=True, kw_only=True):
@@ -224,6 +248,8 @@ class Eta(Answer, frozen=True, kw_only=True):
     outcome: str | None = None
     start: Start | None = None
     """Of a job in the queue; None for others."""
+    deadline: Deadline | None = None
+    """Of a job that names when it should be done; None for others."""
 
 
 class Status(Answer, frozen=True, kw_only=True):

@@ -247,15 +247,30 @@ class Client:
         """The text at this path."""
         return self.run(self._calls.request(Request("GET", path, params))).text
 
-    def post(self, path: str, body: Any = None, headers: Mapping[str, str] | None = None) -> Any:
-        """Posts JSON and returns the JSON answer."""
-        return self.posted(path, body, headers)[1]
+    def post(
+        self,
+        path: str,
+        body: Any = None,
+        headers: Mapping[str, str] | None = None,
+        *,
+        patience_s: float = TIMEOUT_S,
+        **params: Any,
+    ) -> Any:
+        """Posts JSON and returns the JSON answer; parameters that are None are left out. A query in `path` would be lost."""
+        return self.posted(path, body, headers, patience_s=patience_s, **params)[1]
 
     def posted(
-        self, path: str, body: Any = None, headers: Mapping[str, str] | None = None
+        self,
+        path: str,
+        body: Any = None,
+        headers: Mapping[str, str] | None = None,
+        *,
+        patience_s: float = TIMEOUT_S,
+        **params: Any,
     ) -> tuple[int, Any]:
         """As `post`: the status, by which a repetition is known, and the JSON answer."""
-        response = self.run(self._calls.request(Request("POST", path, body=body, headers=headers or {})))
+        request = Request("POST", path, params, body, headers or {}, patience_s)
+        response = self.run(self._calls.request(request))
         return response.status_code, response.json()
 
     @contextmanager
@@ -332,6 +347,8 @@ class JobHandle:
         self.repeated = submitted.repeated
         """The key was seen before with the same job: this is that one."""
         self.warnings: Sequence[Warned] = submitted.accepted.warnings
+        self.deadline = submitted.accepted.deadline
+        """As expected when it was submitted; None: it does not name when it should be done."""
 
     def refresh(self) -> Job:
         """What is known of it now."""

@@ -25,7 +25,9 @@ from aiokafka.record.default_records import _DefaultRecordBatchPy
 from aiokafka.record.memory_records import MemoryRecords, _MemoryRecordsPy
 
 STOP_TIMEOUT_S = 5.0  # closing sockets; a broker that is gone must not hold us
-ACL_TOPIC, ACL_LITERAL, ACL_ALLOW = 2, 3, 3  # Kafka's ResourceType, PatternType, AclPermissionType
+ACL_TOPIC, ACL_GROUP = 2, 3  # Kafka's ResourceType
+ACL_LITERAL, ACL_PREFIXED = 3, 4  # its PatternType
+ACL_ALLOW = 3  # its AclPermissionType
 NO_ERROR, UNKNOWN_TOPIC = 0, 3  # Kafka error codes
 V2 = 2  # the first record format with headers
 SET = 0  # Kafka's AlterConfigOp
@@ -81,6 +83,14 @@ async def create_topic_acl(admin: AIOKafkaAdminClient, identity: str, operation:
     Gap: the admin client has no public call for ACLs (aio-libs/aiokafka#955).
     """
     request = CreateAclsRequest(ACL_TOPIC, topic, ACL_LITERAL, f"User:{identity}", "*", operation, ACL_ALLOW)
+    return await admin._send_to_controller(request)
+
+
+async def create_group_acl(admin: AIOKafkaAdminClient, identity: str, operation: int, prefix: str) -> Any:
+    """The same for all consumer groups whose names begin so."""
+    request = CreateAclsRequest(
+        ACL_GROUP, prefix, ACL_PREFIXED, f"User:{identity}", "*", operation, ACL_ALLOW
+    )
     return await admin._send_to_controller(request)
 
 

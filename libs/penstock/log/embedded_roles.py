@@ -13,7 +13,7 @@ from hashlib import sha256
 import asyncpg
 
 from penstock.log.embedded_schema import ADD_PARTITIONS, ensure_schema
-from penstock.log.topic_settings import FOR_EVER, RETENTION_MS, Rights, topic_partitions
+from penstock.log.topic_settings import FOR_EVER, JOIN, RETENTION_MS, Rights, topic_partitions
 from penstock.model.topics import Topic
 
 NODE_REPORTER = "node-reporter"
@@ -76,7 +76,9 @@ async def grant_log(connection: asyncpg.Connection, rights: Rights, cells: int =
             await connection.execute(f"REVOKE ALL ON ALL TABLES IN SCHEMA penstock_log FROM {role}")
             await connection.execute(f"GRANT USAGE ON SCHEMA penstock_log TO {role}")
             await connection.execute(f"GRANT SELECT ON ALL TABLES IN SCHEMA penstock_log TO {role}")
-            given = [(role, verb, str(topic)) for verb, names in verbs.items() for topic in names]
+            given = [
+                (role, verb, str(topic)) for verb, names in verbs.items() if verb != JOIN for topic in names
+            ]
             if service == EXPIRES:
                 await connection.execute(f"GRANT DELETE ON penstock_log.records TO {role}")
                 given += [(role, "expire", topic) for topic, ms in RETENTION_MS.items() if ms != FOR_EVER]

@@ -1,4 +1,4 @@
-"""The log on Kafka. The only file that constructs aiokafka objects (`_Clients`).
+"""The log on Kafka. The only file that constructs aiokafka objects (`_Clients`); Faust constructs its own (decision 102).
 
 Ideal: as many writes in flight as there are. Departure: aiokafka keeps one produce request per broker and
 producer in flight, so the ledger, the orders and everything else have a producer each (speed.md rule 3), and
@@ -19,6 +19,7 @@ from aiokafka.admin import AIOKafkaAdminClient, RecordsToDelete
 from aiokafka.errors import (
     AuthenticationFailedError,
     ClusterAuthorizationFailedError,
+    GroupAuthorizationFailedError,
     KafkaConnectionError,
     KafkaError,
     MessageSizeTooLargeError,
@@ -54,7 +55,7 @@ _PROTOCOLS = {  # by name and password?, encrypted? → Kafka's name for it
     (False, True): "SSL",
     (True, True): "SASL_SSL",
 }
-_DENIED = (TopicAuthorizationFailedError, ClusterAuthorizationFailedError)
+_DENIED = (TopicAuthorizationFailedError, ClusterAuthorizationFailedError, GroupAuthorizationFailedError)
 _UNREACHABLE = (KafkaConnectionError, AuthenticationFailedError, OSError)
 _TOO_LARGE = (MessageSizeTooLargeError, RecordListTooLargeError)
 Result = TypeVar("Result")
@@ -65,6 +66,15 @@ class Sasl(NamedTuple):
 
     user: str
     password: str
+
+
+class Connection(NamedTuple):
+    """What a client that is not constructed here (Faust's) needs to reach the same cluster as the same identity."""
+
+    bootstrap: str
+    identity: str
+    sasl: Sasl | None
+    tls: ssl.SSLContext | None
 
 
 class _Trouble(logging.Handler):
@@ -144,6 +154,7 @@ class KafkaLog:
         self._bootstrap = bootstrap
         self._ca = ca
         self._tls = None if ca is None else client_context(ca, "?ca")
+        self.connection = Connection(bootstrap, identity, sasl, self._tls)
         self._identity = identity if sasl is None or sasl.user == identity else f"{identity} (as {sasl.user})"
         self._clients = _Clients(bootstrap, identity, sasl, self._tls)
         self._admin: AIOKafkaAdminClient | None = None
@@ -208,6 +219,11 @@ class KafkaLog:
         }
         if wanted:
             await self._ask(lambda admin: admin.delete_records(wanted))
+
+    async def committed(self, group: str) -> dict[Partition, int]:
+        """Where a consumer group goes on, for the partitions of which it has committed a position. Raises `LogError`."""
+        found = await self._ask(lambda admin: admin.list_consumer_group_offsets(group))
+        return {Partition(*place): position.offset for place, position in found.items()}
 
     async def close(self) -> None:
         self._closed = True

@@ -177,7 +177,7 @@ class KafkaReader:
                     partition,
                     item.offset,
                     item.value or b"",
-                    _headers(item.headers),
+                    wire_headers(item.headers),
                     item.key,
                     item.timestamp,
                 )
@@ -187,7 +187,7 @@ class KafkaReader:
         return records
 
 
-def _headers(found: Sequence[tuple[str, bytes | None]]) -> Headers:
+def wire_headers(found: Sequence[tuple[str, bytes | None]]) -> Headers:
     """Kafka allows a header without a value, as it does a record; ours are bytes, empty ones at least."""
     for _, raw in found:
         if raw is None:

@@ -17,8 +17,8 @@ from penstock import commandline
 from penstock.errors import ConfigurationError
 from penstock.log.kafka import KafkaLog
 from penstock.log.open import open_log
-from penstock.log.topic_settings import Rights, topic_partitions
-from penstock.model.topics import Topic
+from penstock.log.topic_settings import JOIN, Rights, topic_partitions
+from penstock.model.topics import GUARD_GROUPS, Topic
 
 MAX_CELLS = 1_000  # PENSTOCK_CELL_INDEX is 0–999
 
@@ -28,14 +28,18 @@ async def grant_all(log: KafkaLog, rights: Rights) -> int:
     count = 0
     for identity, verbs in rights.items():
         for verb, names in verbs.items():
-            for topic in names:
-                await log.topics.grant(identity, verb, topic)
+            for name in names:
+                await (
+                    log.topics.grant_join(identity, name)
+                    if verb == JOIN
+                    else log.topics.grant(identity, verb, name)
+                )
                 count += 1
     return count
 
 
 def read_rights(path: Path) -> Rights:
-    """Raises `ConfigurationError` when the file names a verb or a topic that does not exist."""
+    """Raises `ConfigurationError` when the file names a verb, a topic or a group that does not exist."""
     import yaml
 
     try:
@@ -46,11 +50,11 @@ def read_rights(path: Path) -> Rights:
         raise ConfigurationError(f"--rights {path}: is no table; see infra/kafka/acls.yaml")
     for identity, verbs in table.items():
         for verb, names in verbs.items():
-            unknown = sorted(set(names) - set(Topic))
-            if verb not in ("read", "write") or unknown:
+            unknown = sorted(set(names) - ({GUARD_GROUPS} if verb == JOIN else set(Topic)))
+            if verb not in ("read", "write", JOIN) or unknown:
                 raise ConfigurationError(
                     f"--rights {path}: {identity}: {verb} {', '.join(unknown)}: give read or write, "
-                    "and topics of Penstock"
+                    f"and topics of Penstock; or {JOIN}, and {GUARD_GROUPS}"
                 )
     return dict(table)
 

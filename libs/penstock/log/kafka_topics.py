@@ -6,14 +6,14 @@ asks in that way, settings are read back at each start, and a topic that could l
 """
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from typing import NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from aiokafka.admin import AIOKafkaAdminClient, NewPartitions, NewTopic
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.errors import for_code
 
 from penstock.errors import ConfigurationError, LogError, NotAllowed
-from penstock.log.aiokafka_gaps import alter_topic_configs, create_topic_acl
+from penstock.log.aiokafka_gaps import alter_topic_configs, create_group_acl, create_topic_acl
 from penstock.log.topic_settings import MAX_REPLICAS, suffices, topic_settings
 from penstock.model.topics import CELL_TOPICS
 from penstock.retry import retry
@@ -183,19 +183,26 @@ class KafkaTopics:
             answer = await self._ask(
                 lambda admin, wanted=operation: create_topic_acl(admin, identity, wanted, topic)  # type: ignore[misc]
             )
-            code, message = answer.creation_responses[0]
-            if code == CLUSTER_DENIED:
-                raise NotAllowed(f"{self._identity} may not give rights: {message}")
-            if code == SECURITY_DISABLED:
-                raise LogError(
-                    f"this Kafka checks no rights ({message}): leave out --rights, or give its brokers an authorizer"
-                )
-            if code:
-                raise LogError(
-                    f"Kafka refused {identity}'s right to {verb} {topic}: {message or for_code(code)}"
-                )
+            self._granted(answer, f"{identity}'s right to {verb} {topic}")
+
+    async def grant_join(self, identity: str, prefix: str) -> None:
+        """Lets another identity join the consumer groups with this prefix; idempotent. Raises `LogError`."""
+        answer = await self._ask(lambda admin: create_group_acl(admin, identity, OPERATIONS["read"], prefix))
+        self._granted(answer, f"{identity}'s right to join {prefix}")
 
     # --- inside ------------------------------------------------------------------------------------------
+
+    def _granted(self, answer: Any, what: str) -> None:
+        """Raises `LogError` unless the cluster gave this right."""
+        code, message = answer.creation_responses[0]
+        if code == CLUSTER_DENIED:
+            raise NotAllowed(f"{self._identity} may not give rights: {message}")
+        if code == SECURITY_DISABLED:
+            raise LogError(
+                f"this Kafka checks no rights ({message}): leave out --rights, or give its brokers an authorizer"
+            )
+        if code:
+            raise LogError(f"Kafka refused {what}: {message or for_code(code)}")
 
     async def _create(self, missing: Mapping[str, int]) -> None:
         brokers = (await self._ask(lambda admin: admin.describe_cluster()))["brokers"]

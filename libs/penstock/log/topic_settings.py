@@ -6,10 +6,20 @@ One table for creating topics, for verifying those that exist, and for the docum
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from penstock.model.topics import CELL_TOPICS, INPUT_TOPICS, NODE_PARTITIONS, Topic
+from penstock.model.topics import (
+    CELL_TOPICS,
+    COMPACTED_TOPICS,
+    INPUT_TOPICS,
+    NODE_PARTITIONS,
+    NODE_TOPICS,
+    Topic,
+)
 
 Rights = Mapping[str, Mapping[str, list[str]]]
-"""Service → "read" | "write" → topics, as infra/kafka/acls.yaml."""
+"""Service → "read" | "write" → topics, and "join" → prefixes of consumer groups, as infra/kafka/acls.yaml."""
+
+JOIN = "join"
+"""The right that is not on topics; it exists on Kafka alone."""
 
 DAY_MS = 86_400_000
 FOR_EVER = -1
@@ -25,18 +35,25 @@ RETENTION_MS: Mapping[str, int] = MappingProxyType(
         str(Topic.ORDERS): 7 * DAY_MS,
         str(Topic.TELEMETRY): 7 * DAY_MS,  # only looked at
         str(Topic.DEAD_LETTERS): 90 * DAY_MS,  # only looked at, by people
+        **dict.fromkeys(
+            map(str, COMPACTED_TOPICS), FOR_EVER
+        ),  # by time; compaction takes what is overwritten
     }
 )
 """Topic → how long a record stays at least, in ms, or `FOR_EVER`."""
 
+SEGMENT_MS = 10 * 60_000
+"""Compaction leaves the newest segment alone, which by default grows for seven days."""
+
 _AT_LEAST = frozenset({"min.insync.replicas", "max.message.bytes"})
 _AT_LEAST_OR_FOR_EVER = frozenset({"retention.ms", "retention.bytes"})
+_LOSES_NOTHING = frozenset({"segment.ms"})
 
 
 def topic_partitions(cells: int = 1) -> dict[str, int]:
     """Topic → partitions of an installation with so many cells (≥ 1)."""
     by_cell = {str(topic): cells for topic in CELL_TOPICS}
-    by_node = {str(topic): NODE_PARTITIONS for topic in (Topic.ORDERS, Topic.TELEMETRY)}
+    by_node = {str(topic): NODE_PARTITIONS for topic in NODE_TOPICS}
     return {**by_cell, **by_node, str(Topic.DEAD_LETTERS): 1}
 
 
@@ -45,10 +62,11 @@ def topic_settings(topic: str, replicas: int) -> dict[str, str]:
 
     A topic that is not in the table keeps its records for ever.
     """
+    compacted = {"segment.ms": str(SEGMENT_MS)} if topic in COMPACTED_TOPICS else {}
     return {
         "retention.ms": str(RETENTION_MS.get(topic, FOR_EVER)),
         "retention.bytes": str(FOR_EVER),
-        "cleanup.policy": "delete",
+        "cleanup.policy": "compact" if topic in COMPACTED_TOPICS else "delete",
         # Acknowledged means: in more than one copy, where one may be missing. With two copies that would end all writes.
         "min.insync.replicas": str(max(1, min(replicas, MAX_REPLICAS) - 1)),
         # The broker's clock, for retention by a client's would follow the client's mistakes, and by default a broker refuses
@@ -56,12 +74,13 @@ def topic_settings(topic: str, replicas: int) -> dict[str, str]:
         "message.timestamp.type": "LogAppendTime",
         "unclean.leader.election.enable": "false",  # a copy that missed records must not become the one that counts
         "max.message.bytes": str(MAX_MESSAGE_BYTES),
+        **compacted,
     }
 
 
 def suffices(setting: str, found: str, wanted: str) -> bool:
     """Whether a topic with this value loses nothing that it would retain with the wanted one."""
-    if found == wanted:
+    if found == wanted or setting in _LOSES_NOTHING:
         return True
     if setting in _AT_LEAST:
         return int(found) >= int(wanted)

@@ -64,13 +64,15 @@ class Convergence(Value, frozen=True, kw_only=True):
 class Genie(Value, frozen=True, kw_only=True):
     """How profile `genie` chooses ⟨nodes, GPUs⟩: Alg. 1, or one of its baselines."""
 
-    OMITTED = ("choose", "theta")
+    OMITTED = ("choose", "theta", "make_way")
 
     choose: Literal["qos", "protect", "ratio", "performance", "most", "least"] = "qos"
     """qos: Alg. 1. protect: ours, who is late already takes few GPUs and lets those pass who can still be in time. ratio, performance, most, least: CERPre,
     PerfPre, MaxOcc, MinOcc. Source: GENIE §IV-A."""
     theta: Annotated[float, Meta(ge=0, le=1_000)] = 0.5
     """θ of eq. 5: what another node costs, beside its GPUs. The source gives none."""
+    make_way: bool = False
+    """Whether a running job of class normal that saves goes on elsewhere, or with fewer workers, for one that is urgent, prior or has a deadline, where that pays."""
 
 
 class Contention(Value, frozen=True, kw_only=True):

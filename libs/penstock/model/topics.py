@@ -11,6 +11,7 @@ class Topic(StrEnum):
     LEDGER = "penstock.ledger.v1"
     ORDERS = "penstock.orders.v1"
     TELEMETRY = "penstock.telemetry.v1"
+    GUARD_WINDOWS = "penstock.guard-windows-changelog.v1"
     DEAD_LETTERS = "penstock.deadletters.v1"
 
 
@@ -20,8 +21,17 @@ CELL_TOPICS = (Topic.JOBS, Topic.ESTIMATES, Topic.NODES, Topic.PROPOSALS, Topic.
 INPUT_TOPICS = (Topic.JOBS, Topic.ESTIMATES, Topic.NODES, Topic.PROPOSALS)
 """What the placer reads; each record of them yields exactly one ledger record (LAW 2)."""
 
+NODE_TOPICS = (Topic.ORDERS, Topic.TELEMETRY, Topic.GUARD_WINDOWS)
+"""Keyed by node."""
+
 NODE_PARTITIONS = 16
-"""Partitions of orders and telemetry, keyed by node. More nodes than partitions share one and skip."""
+"""Partitions of the topics keyed by node. More nodes than partitions share one and skip."""
+
+COMPACTED_TOPICS = frozenset({Topic.GUARD_WINDOWS})
+"""On Kafka the newest record of each key is retained, and no other."""
+
+GUARD_GROUPS = "penstock.guard-windows."
+"""Prefix of the consumer groups of the contention-guards on Kafka, before the cell's index. There are no others."""
 
 MAX_EVENT_BYTES = 65_536
 """Of an event's JSON value on every topic; larger ones are dead-lettered."""

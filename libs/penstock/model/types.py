@@ -301,6 +301,11 @@ class JobSpec(Value, frozen=True, kw_only=True):
     """So long after its submission it should be done; None: as its class has it."""
 
     @property
+    def timed(self) -> bool:
+        """Whether it names when it should be done."""
+        return self.qos is not None or self.deadline_ms is not None
+
+    @property
     def fewest_workers(self) -> int:
         """That it can start with."""
         return self.workers if self.min_workers is None else self.min_workers
@@ -392,7 +397,7 @@ class ShapeOption(Value, frozen=True, kw_only=True):
     """On the node with most of them."""
     step_ms: Annotated[float, Meta(gt=0, le=1e11)]
     low_ms: Annotated[float, Meta(gt=0, le=1e11)]
-    """Lower end of the interval of nine in ten runs; where the job itself ran so, its fastest run."""
+    """Lower end of the interval of nine in ten runs; where the job itself ran so, its fastest run, or a tenth below the middle."""
     high_ms: Annotated[float, Meta(gt=0, le=1e11)]
 
 
@@ -439,7 +444,8 @@ class Estimate(Value, frozen=True, kw_only=True):
     first_of_kind: Annotated[tuple[Literal["network", "gpu_model"], ...], Meta(max_length=2)] = ()
     """What nothing was learned of: the job's network, or the GPU model that its promise of GPU memory is for."""
     options: Annotated[tuple[ShapeOption, ...], Meta(max_length=MAX_OPTIONS)] = ()
-    """Of a moldable job, the fewest workers first; `run_ms` is with the fewest. Empty: nothing is known of its iterations."""
+    """Of a moldable job, the fewest workers first, and of one that names when it should be done; `run_ms` is with the fewest. Empty: nothing is
+    known of its iterations."""
     stages: StageTimes | None = None
     """With the GPUs that it asks for; None: not known, so it is grouped with nobody."""
     pairs: Annotated[tuple[PairSpeed, ...], Meta(max_length=MAX_PAIRS)] = ()

@@ -19,6 +19,7 @@ from penstock.ledger.node_state import NodeState
 from penstock.ledger.state import CellState
 from penstock.model.ledger_events import JobRank, PlacementDecided, PlacementExplanation
 from penstock.model.plans import PlanUnit
+from penstock.model.proposals import PlanProposed
 from penstock.model.types import WHOLE_GPU, ResourceVector, Role, TaskPlacement
 from penstock.policies.batch import Batch
 from penstock.policies.guard import Guard
@@ -79,6 +80,11 @@ class Policy(Protocol):
 
 class Shape(Protocol):
     """A stage of a profile: how many workers a moldable job starts with."""
+
+    @property
+    def waits(self) -> bool:
+        """Whether a job waits for that many though it could start with fewer; for forecasts."""
+        ...
 
     def shape(self, state: CellState, job: JobState, fitting: int) -> tuple[int, str]:
         """(workers, why in words), for a job that is about to be placed: from its fewest to `fitting`, the most that fit now."""
@@ -172,6 +178,14 @@ class Backfill(Protocol):
         ...
 
 
+class GiveWay(Protocol):
+    """A stage of a profile beside `Order`: running jobs that make way for others, and go on elsewhere or with fewer workers."""
+
+    def plan(self, state: CellState) -> PlanProposed | None:
+        """Who makes way for whom, and where both go, as a plan with stops of this profile; None: for nobody it pays."""
+        ...
+
+
 class Profile(NamedTuple):
     """What a name stands for: the stages that decide who runs, when and where. One that is None is the placer's own.
 
@@ -191,6 +205,8 @@ class Profile(NamedTuple):
     """Where the jobs of a burst start is planned by the batcher (`penstock.policies.batch`) while a batch window is open."""
     migrate: Migrate | None = None
     """Who of those that run goes on elsewhere is proposed by the migrator (`penstock.policies.migrate`)."""
+    make_way: GiveWay | None = None
+    """Who of those that run makes way for one that waits. Not beside `preempt` or `regroup`, which stop jobs by themselves."""
     guard: Guard | None = None
     """Whose cores and memory bandwidth the contention-guard changes while they run (`penstock.policies.guard`); the setting `contention` goes before it."""
     prelaunch: bool = False

@@ -27,6 +27,7 @@ from penstock.model.types import ResourceVector, Value
 from penstock.policies.base import LazyRng, Order, Preemption, Profile
 from penstock.policies.capacity import shortfall, suits
 from penstock.policies.gang import tasks_that_fit
+from penstock.policies.moldable import as_it_waits
 from penstock.policies.preemption import set_of
 from penstock.policies.profiles import in_force
 from penstock.policies.reasons import ADVICE, Reason, refusals
@@ -125,6 +126,7 @@ def _explain(state: CellState, job_id: str, now_ms: int, line: Line | None) -> E
     try:
         line = line or line_of(state, now_ms)
         profile = line.profile
+        job = as_it_waits(state, job, profile.shape)
         rng = LazyRng(state.settings.seed, f"why:{job.job_id}")
         fits_now = not state.frozen and profile.place.place(state, job, rng) is not None
         reason, detail = _reason(state, job, profile, fits_now, now_ms)

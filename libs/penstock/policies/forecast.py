@@ -3,12 +3,13 @@
 The order is the profile's own at each moment of the forecast (`penstock.policies.turns`); for profiles that stop jobs it is that of now, and those that
 run and come later give way. Nodes that are kept now are used by others as far as they end in time, until the job they are kept for starts.
 
-Pure, and read only. A node counts with its GPUs (as shares), cores, host memory and bandwidth. Left out: memory of shared GPUs, network
+Pure, and read only. A moldable job that waits has its fewest workers, where the profile's shape stage lets it wait for more those, and the one that is
+asked about those that the caller gives it. A node counts with its GPUs (as shares), cores, host memory and bandwidth. Left out: memory of shared GPUs, network
 scores (every gang goes by first fit), nodes that are kept later, and what a stop costs. So it is an estimate, and `Start.assumes` stands beside it.
 """
 
 import heapq
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from math import inf
@@ -23,6 +24,7 @@ from penstock.ledger.state import CellState
 from penstock.model.settings import MAX_OVERTAKES
 from penstock.model.types import MAX_GANG_TASKS, WHOLE_GPU, ResourceVector, TaskPlacement
 from penstock.policies.base import Turns
+from penstock.policies.moldable import as_it_waits
 from penstock.policies.profiles import in_force
 from penstock.policies.service import remaining_s
 from penstock.policies.trial import held_places
@@ -32,6 +34,9 @@ MAX_AHEAD = 256  # jobs in the queue that are looked at, by their place; a later
 MAX_VISITS = 20_000  # nodes looked at: about 5 µs each
 VISITS_PER_TURN = 1 / 8  # what it costs to find whose turn it is
 MAX_NAMED = 5  # holders
+MAX_ALONE = (
+    32  # forecasts under a profile that stops jobs, where each job that is asked about has one of its own
+)
 ENDS = "jobs that run end as estimated (overdue ones now), no new job comes in between, "
 BY_ARRIVAL = f"{ENDS}and those that wait start in order of arrival, with those that fit passing as far as the profile lets them"
 OWN_ORDER = f"{ENDS}those that wait start in the order of the profile as it will be then, and only nodes that are kept now are kept"
@@ -132,10 +137,29 @@ def expected_start(state: CellState, job: JobState, ends_ms: Mapping[str, int], 
     else:
         assumes = BY_ARRIVAL if line.profile.order is None else OWN_ORDER
     try:
-        starts_ms = _Forecast(state, job, line, ends_ms, now_ms).start()
+        starts_ms = _Forecast(state, [job], line, ends_ms, now_ms).starts().get(job.job_id)
     except TooFar:
         return Start(None, "too many jobs and nodes are to be looked at", holders, assumes)
     return Start(starts_ms, "" if starts_ms is not None else _unknown(state, ends_ms), holders, assumes)
+
+
+def expected_starts(
+    state: CellState, jobs: Sequence[JobState], ends_ms: Mapping[str, int], now_ms: int
+) -> Mapping[str, int]:
+    """Job → when it starts, of those in the queue of which that is known. As `expected_start`, and for all of them about as dear as for the last one.
+
+    Under a profile that stops jobs each has a forecast of its own, and only the first MAX_ALONE are looked at.
+    """
+    asked = [job for job in jobs if job.order in state.queue]
+    line = line_of(state, now_ms)
+    together = [asked] if line.profile.preempt is None else [[job] for job in asked[:MAX_ALONE]]
+    found: dict[str, int] = {}
+    for some in together:
+        try:
+            found |= _Forecast(state, some, line, ends_ms, now_ms).starts()
+        except TooFar:
+            continue
+    return found
 
 
 @dataclass(slots=True)
@@ -150,10 +174,17 @@ class _Forecast:
     """The cell from now on, as far as it is estimated. Raises `TooFar`."""
 
     def __init__(
-        self, state: CellState, asked: JobState, line: Line, ends_ms: Mapping[str, int], now_ms: int
+        self,
+        state: CellState,
+        asked: Sequence[JobState],
+        line: Line,
+        ends_ms: Mapping[str, int],
+        now_ms: int,
     ) -> None:
+        """`asked`: at least one; under a profile that stops jobs just one, since those that come later give way."""
         self._state = state
-        self._asked = asked
+        self._asked = {job.job_id for job in asked}
+        self._found: dict[str, int] = {}
         self._profile = line.profile
         self._settings = in_force(state.settings)
         self._now_ms = now_ms
@@ -169,7 +200,7 @@ class _Forecast:
         self._overtaken: dict[str, int] = {}
         self._visits = 0.0
         preempt = self._profile.preempt
-        for other in preempt.later(state, asked) if preempt is not None else ():
+        for other in preempt.later(state, asked[0]) if preempt is not None else ():
             self._release(other.job_id)
         self._ends = [
             (max(now_ms, ends_ms[job_id]), held.order, job_id)
@@ -178,17 +209,15 @@ class _Forecast:
         ]
         heapq.heapify(self._ends)
 
-    def start(self) -> int | None:
-        """In ms; None: not known."""
-        while not self._asked_starts():
-            if not self._ends:
-                return None
+    def starts(self) -> Mapping[str, int]:
+        """Job that is asked about → ms; those of which it is not known are left out."""
+        while not self._all_start() and self._ends:
             self._now_ms, _, ended = heapq.heappop(self._ends)
             self._release(ended)
-        return self._now_ms
+        return self._found
 
-    def _asked_starts(self) -> bool:
-        """Whoever waits and fits starts, in turn; whether the job that is asked about does."""
+    def _all_start(self) -> bool:
+        """Whoever waits and fits starts, in turn; whether all that are asked about have started."""
         hopeless: set[tuple[object, ...]] = set()
         passed = 0
         turns = self._turns()
@@ -201,10 +230,10 @@ class _Forecast:
             if taken is None:
                 hopeless.add(key)
                 passed += self._profile.preempt is None
-            elif other is self._asked:
-                return True
             else:
                 self._begin(other, taken)
+                if len(self._found) == len(self._asked):
+                    return True
             try:
                 other = turns.send(taken is not None)
             except StopIteration:
@@ -232,6 +261,8 @@ class _Forecast:
 
     def _begin(self, job: JobState, taken: Taken) -> None:
         del self._waiting[job.job_id]
+        if job.job_id in self._asked:
+            self._found[job.job_id] = self._now_ms
         self._holding[job.job_id] = job
         self._begun[job.job_id] = taken
         run_s = remaining_s(self._state, job)
@@ -304,18 +335,19 @@ class _Forecast:
                 self._changed.append(place.node_id)
 
 
-def _looked_at(state: CellState, asked: JobState, line: Line) -> dict[str, JobState]:
+def _looked_at(state: CellState, asked: Sequence[JobState], line: Line) -> dict[str, JobState]:
     """The first MAX_AHEAD that wait, in order; under a profile that stops jobs, up to the one that is asked about, since who comes later is not in its way.
 
-    Raises `TooFar` where that one is not among them.
+    Raises `TooFar` where none that is asked about is among them.
     """
     ids = state.queue.values() if line.places is None else line.places
+    wanted = {job.job_id: job for job in asked}
     found: dict[str, JobState] = {}
     for job_id in islice(ids, MAX_AHEAD):
-        found[job_id] = state.jobs[job_id]
-        if job_id == asked.job_id and line.profile.preempt is not None:
+        found[job_id] = wanted.get(job_id) or as_it_waits(state, state.jobs[job_id], line.profile.shape)
+        if job_id in wanted and line.profile.preempt is not None:
             break
-    if asked.job_id not in found:
+    if not wanted.keys() & found.keys():
         raise TooFar
     return found
 

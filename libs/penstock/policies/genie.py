@@ -9,7 +9,7 @@ the fewest stand for ⟨1, 1⟩ in eq. 4. Among placements of equal ratio the on
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from math import erf, inf, log, sqrt
+from math import inf
 from typing import NamedTuple
 
 from penstock.ledger.demand import DemandKey, vector_key
@@ -17,25 +17,32 @@ from penstock.ledger.index import bits
 from penstock.ledger.job_state import JobState
 from penstock.ledger.state import CellState
 from penstock.model.settings import Genie as Settings
-from penstock.model.types import WHOLE_GPU, JobSpec, Qos, ResourceVector, ShapeOption
+from penstock.model.types import WHOLE_GPU, Estimate, ResourceVector, ShapeOption
 from penstock.policies.base import LazyRng, Plan, Policy, Turns
+from penstock.policies.deadlines import expected_ms, latency_ms, odds, sure_ms, urgent
 from penstock.policies.gang import Gang, explanation
 from penstock.policies.together import whole_gang
 
-LATENCIES: dict[Qos, float] = {"urgent": 0.0, "prior": 1.0, "normal": 2.0}
-"""Expected completion, in latencies alone on one GPU. Source: eq. 4."""
-
-
 SERVING = ("qos", "protect")
-SURE = 0.95  # odds with which a placement counts as in time under `protect`; where none has them, Alg. 1's own rule
-NINE_IN_TEN = 1.6449  # standard deviations on either side that hold nine in ten of a normal distribution
+MIN_CACHED = 64  # jobs whose placements are not looked for again, beside those that live
 
 
 class Placement(NamedTuple):
-    """One s_ij of a job. `latency_ms`: l_ij, eq. 2, from its start to its end; infinite where nothing is known."""
+    """One s_ij of a job. `latency_ms`: l_ij, eq. 2, from its start to its end; infinite where nothing is known. `sure_ms`: the same with odds of `SURE`."""
 
     option: ShapeOption
     latency_ms: float
+    sure_ms: float
+
+
+class Offers(NamedTuple):
+    """The placements of a job, which stay the same as long as its estimate and the cell's nodes do."""
+
+    estimate: Estimate | None
+    found: Sequence[Placement]
+    """M_i, in the order of the estimate."""
+    ranked: Sequence[Placement]
+    """Best ratio first."""
 
 
 class Choice(NamedTuple):
@@ -55,41 +62,6 @@ def cost(nodes: int, gpus_per_node: int, most_nodes: int, most_gpus: int, theta:
     return nodes * gpus_per_node / (most_nodes * most_gpus) + theta * nodes / most_nodes
 
 
-def expected_ms(spec: JobSpec, alone_ms: float) -> float:
-    """e_i after the submission: the user's own deadline, else by class. `alone_ms`: l̄ of the job on ⟨1, 1⟩; infinite where not known. Source: eq. 4."""
-    if spec.deadline_ms is not None:
-        return float(spec.deadline_ms)
-    times = LATENCIES[spec.qos or "normal"]
-    return times * alone_ms if times else 0.0
-
-
-def latency_ms(job: JobState, option: ShapeOption) -> float:
-    """l_ij with ν, the launch: iterations take as much longer or shorter as the option's do against those with the fewest GPUs. Source: eq. 2."""
-    estimate = job.estimate
-    if estimate is None or estimate.run_ms is None:
-        return inf
-    startup_ms = min(estimate.launch_ms or 0, estimate.run_ms)
-    return startup_ms + (estimate.run_ms - startup_ms) * option.step_ms / estimate.options[0].step_ms
-
-
-def odds(job: JobState, option: ShapeOption, due_ms: float, start_ms: float) -> float:
-    """Probability that the job is done by `due_ms` if it starts on this option at `start_ms`, 0 – 1. Ours; the source has none.
-
-    The iteration's time is taken as log-normal, with the option's interval holding nine in ten. 0 where no time is known.
-    """
-    estimate = job.estimate
-    middle_ms = latency_ms(job, option)
-    if estimate is None or middle_ms == inf:
-        return 0.0
-    startup_ms = min(estimate.launch_ms or 0, estimate.run_ms or 0)
-    left_ms, work_ms = due_ms - start_ms - startup_ms, middle_ms - startup_ms
-    if left_ms <= 0 or work_ms <= 0:
-        return float(left_ms >= work_ms)
-    spread = log(option.high_ms / option.low_ms) / (2 * NINE_IN_TEN)
-    ahead = log(left_ms / work_ms)
-    return float(ahead >= 0) if spread <= 0 else 0.5 * (1.0 + erf(ahead / spread / sqrt(2)))
-
-
 class Genie:
     """A place, order and shape stage in one. Implements `Policy`, `Order` and `Shape` of `penstock.policies.base`.
 
@@ -99,6 +71,8 @@ class Genie:
     `most` (MaxOcc: what fits now), `least` (MinOcc). `elsewhere`: places jobs of one shape.
     """
 
+    waits = True
+
     def __init__(self, name: str, settings: Settings, elsewhere: Policy) -> None:
         self.name = name
         self._settings = settings
@@ -106,6 +80,7 @@ class Genie:
         self._capacity_version = -1
         self._limits = (1, 1)
         """N̂ and Ĝ: nodes with sound GPUs, and most of these on one of them."""
+        self._offers: dict[str, Offers] = {}
         self._could_hold: dict[DemandKey, int] = {}
         """What a node's part of a gang needs → how many of the cell's nodes hold that when they are empty."""
 
@@ -113,11 +88,10 @@ class Genie:
 
     def choice(self, state: CellState, job: JobState) -> Choice:
         """Lines 2 – 12 for one job, now."""
-        self._see_capacity(state)
-        found = [Placement(option, latency_ms(job, option)) for option in self._offered(state, job)]
-        if found:
-            due_ms = job.submitted_ms + expected_ms(job.spec, found[0].latency_ms)
-            option, latency = self._best(state, job, found, due_ms)
+        offers = self.offers(state, job)
+        if offers.found:
+            due_ms = job.submitted_ms + expected_ms(job.spec, offers.found[0].latency_ms)
+            option, latency, _ = self._best(state, job, offers, due_ms)
             return Choice(option, latency, due_ms, _allowance(state, due_ms, latency))
         estimate = job.estimate
         run_ms = inf if estimate is None or estimate.run_ms is None else float(estimate.run_ms)
@@ -129,7 +103,31 @@ class Genie:
         if self._capacity_version != state.capacity_version:
             self._capacity_version = state.capacity_version
             self._could_hold.clear()
+            self._offers.clear()
             self._limits = max(1, sum(count > 0 for count in state.sound_gpus)), max([1, *state.sound_gpus])
+
+    def offers(self, state: CellState, job: JobState) -> Offers:
+        """From the cache where its estimate is the same; that of jobs which have ended leave it once they are more than those that live."""
+        self._see_capacity(state)
+        known = self._offers.get(job.job_id)
+        if known is not None and known.estimate is job.estimate:
+            return known
+        if len(self._offers) > MIN_CACHED + 2 * len(state.jobs):
+            self._offers = {name: known for name, known in self._offers.items() if name in state.jobs}
+        found = [
+            Placement(option, latency_ms(job, option), sure_ms(job, option))
+            for option in self._offered(state, job)
+        ]
+        ranked = sorted(
+            found, key=lambda one: (-self._ratio(one.option), one.option.workers, one.option.nodes)
+        )
+        offers = self._offers[job.job_id] = Offers(job.estimate, found, ranked)
+        return offers
+
+    def _ratio(self, option: ShapeOption) -> float:
+        """r_ij, in iterations per millisecond: all placements of a job have the same samples."""
+        price = cost(option.nodes, option.gpus_per_node, *self._limits, self._settings.theta)
+        return 1.0 / (option.step_ms * price)
 
     def _offered(self, state: CellState, job: JobState) -> Sequence[ShapeOption]:
         """M_i, line 3: of a moldable job, within its range and what the cell could ever hold, with the same number of GPUs on each node."""
@@ -144,7 +142,7 @@ class Genie:
 
     def _ever_fits(self, state: CellState, job: JobState, option: ShapeOption) -> bool:
         """Whether the cell has enough nodes for it when they are empty."""
-        need = _on_each_node(job, option)
+        need = on_each_node(job, option)
         if need is None:
             return False
         key = (*vector_key(need), *job.spec.gpu_models)
@@ -160,9 +158,9 @@ class Genie:
             )
         return found >= option.nodes
 
-    def _best(self, state: CellState, job: JobState, found: Sequence[Placement], due_ms: float) -> Placement:
+    def _best(self, state: CellState, job: JobState, offers: Offers, due_ms: float) -> Placement:
         """Lines 4 – 11."""
-        choose = self._settings.choose
+        found, choose = offers.found, self._settings.choose
         match choose:
             case "least":
                 return min(found, key=lambda one: (one.option.workers, one.option.nodes))
@@ -171,24 +169,17 @@ class Genie:
                 return max(fitting or found[:1], key=lambda one: (one.option.workers, -one.option.nodes))
             case "performance":
                 return min(found, key=lambda one: (one.option.step_ms, one.option.workers, one.option.nodes))
+        best, now_ms = offers.ranked[0], state.now_ms
         if choose in SERVING:
-            in_time = [one for one in found if state.now_ms + one.latency_ms <= due_ms]
+            in_time = next((one for one in offers.ranked if now_ms + one.latency_ms <= due_ms), None)
             if choose == "protect":
-                in_time = [
-                    one for one in in_time if odds(job, one.option, due_ms, state.now_ms) >= SURE
-                ] or in_time
-                if not in_time and not _urgent(job):
+                in_time = next((one for one in offers.ranked if now_ms + one.sure_ms <= due_ms), in_time)
+                if in_time is None and not urgent(job.spec):
                     return min(
                         found, key=lambda one: (one.option.workers * one.latency_ms, one.option.workers)
                     )
-            found = in_time or found
-
-        def ratio(option: ShapeOption) -> float:
-            """r_ij, in iterations per millisecond: all placements of a job have the same samples."""
-            price = cost(option.nodes, option.gpus_per_node, *self._limits, self._settings.theta)
-            return 1.0 / (option.step_ms * price)
-
-        return max(found, key=lambda one: (ratio(one.option), -one.option.workers, -one.option.nodes))
+            best = in_time or best
+        return best
 
     # ------------------------------------------------------------------------------------------ stages
 
@@ -202,7 +193,7 @@ class Genie:
         if self._settings.choose not in SERVING:
             return 0, 0.0, job.order
         allowance = self.choice(state, job).allowance_ms
-        late = self._settings.choose == "protect" and allowance < 0 and not _urgent(job)
+        late = self._settings.choose == "protect" and allowance < 0 and not urgent(job.spec)
         return int(late), allowance, job.order
 
     def ranking(
@@ -253,7 +244,7 @@ class Genie:
 
     def _nodes_for(self, state: CellState, job: JobState, option: ShapeOption) -> Sequence[str]:
         """n nodes with g GPUs each for its workers, those with the fewest free first; empty: there are not so many."""
-        need = _on_each_node(job, option)
+        need = on_each_node(job, option)
         if need is None:
             return ()
         fitting = state.index.candidates(need, job.spec.gpu_models)
@@ -263,17 +254,12 @@ class Genie:
         return [state.node_at[ordinal] for ordinal in ordinals[: option.nodes]]
 
 
-def _urgent(job: JobState) -> bool:
-    """Whether it has no expected completion (eq. 4), and is to end as soon as can be."""
-    return job.spec.qos == "urgent" and job.spec.deadline_ms is None
-
-
 def _allowance(state: CellState, due_ms: float, latency: float) -> float:
     """Line 12."""
     return inf if inf in (due_ms, latency) else due_ms - (latency + state.now_ms)
 
 
-def _on_each_node(job: JobState, option: ShapeOption) -> ResourceVector | None:
+def on_each_node(job: JobState, option: ShapeOption) -> ResourceVector | None:
     """What a node must have free for its part; None where the parts are uneven, or the workers do not have a whole GPU each."""
     count, worker = option.gpus_per_node, job.demand.worker
     if option.nodes * count != option.workers or worker.gpus != 1 or worker.gpu_share_milli < WHOLE_GPU:

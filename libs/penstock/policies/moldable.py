@@ -44,6 +44,13 @@ def place_moldable(
     return None if plan is None else _explained(job, plan, why)
 
 
+def as_it_waits(state: CellState, job: JobState, stage: Shape | None) -> JobState:
+    """With the workers that it waits for: of a moldable job the fewest, or those that the stage lets it wait for. For `why` and forecasts."""
+    if job.spec.min_workers is None or stage is None or not stage.waits:
+        return job
+    return job.shaped(stage.shape(state, job, job.spec.workers)[0])
+
+
 class ShortestStep:
     """The number of workers with the shortest iteration, among those whose GPUs do at least MIN_EFFICIENCY of the work that each of the
     fewest workers' GPUs does. Implements `penstock.policies.base.Shape`.
@@ -53,6 +60,8 @@ class ShortestStep:
     ratio, which would nearly always be that of the fewest. Until the fewest and the most that fit are known, as many as fit, so that
     nobody stays with the first number that was measured.
     """
+
+    waits = False
 
     def shape(self, state: CellState, job: JobState, fitting: int) -> tuple[int, str]:
         offered = [workers for workers in job.spec.offered if workers <= fitting]

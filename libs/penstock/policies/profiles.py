@@ -26,6 +26,7 @@ from penstock.policies.key_order import KeyOrder
 from penstock.policies.kubernetes import MAX_SCORED, Kubeflow, LeastAndBalanced
 from penstock.policies.liquid import Liquid, PairCost
 from penstock.policies.load_balance import LoadBalance
+from penstock.policies.make_way import MakeWay
 from penstock.policies.moldable import ShortestStep
 from penstock.policies.muri import least_attained_service, muri_l, muri_s
 from penstock.policies.ordered import Key, Ordered, shortest_remaining_service, shortest_remaining_time
@@ -111,7 +112,8 @@ def grouped(name: str, regroup: Callable[[PlacerSettings], Regroup], key: Key) -
 def genie(settings: PlacerSettings) -> Profile:
     """Deadlines and shapes: who may wait least first, on the ⟨nodes, GPUs⟩ with the best ratio that is in time."""
     both = Genie("genie", settings.genie, Together("genie", settings.network_weight))
-    return Profile("genie", both, order=both, shape=both)
+    way = MakeWay("genie", both) if settings.genie.make_way else None
+    return Profile("genie", both, order=both, shape=both, make_way=way)
 
 
 def specon(settings: PlacerSettings) -> Profile:
@@ -190,6 +192,7 @@ FIXED: Mapping[str, Mapping[str, object]] = MappingProxyType(
         "muri-l": ALL_ARE_TRIED,
         "interleave": ALL_ARE_TRIED,
         "penstock": MappingProxyType({"max_overtakes": MAX_OVERTAKES}),
+        "genie": MappingProxyType({"max_overtakes": MAX_OVERTAKES}),
     }
 )
 """Profile → settings that it fixes, whatever was given."""

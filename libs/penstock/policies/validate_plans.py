@@ -81,6 +81,8 @@ def _who_runs(proposal: PlanProposed, profile: Profile) -> Refusal | None:
     """Whether it may say who runs, if it does."""
     if not proposal.stops and not proposal.ranks:
         return None
+    if profile.make_way is not None and proposal.proposer == profile.name and not proposal.ranks:
+        return None
     if profile.regroup is None:
         return Refusal("unsupported", f"profile {profile.name} lets no plan stop running jobs, or rank jobs")
     if proposal.proposer != PROPOSER:
@@ -219,9 +221,8 @@ class _Judging:
         job = self._state.jobs.get(planned.job_id)
         if job is None:
             return unknown(self._state, planned.job_id)
-        stopped = job.job_id in self._stops or (
-            self._profile.regroup is not None and comes_back_to_queue(job)
-        )
+        stops_jobs = self._profile.regroup is not None or self._profile.make_way is not None
+        stopped = job.job_id in self._stops or (stops_jobs and comes_back_to_queue(job))
         if job.status is not JobStatus.QUEUED and not stopped:
             return Refusal("wrong_state", f"{job.job_id} is {job.status}, not queued")
         if job.held is not None:
@@ -230,8 +231,8 @@ class _Judging:
         return Refusal("invalid", wrong) if wrong else None
 
     def _passes(self, jobs: set[str]) -> Iterator[Refusal]:
-        """Others than the head of the queue start only as long as it was not passed too often; a plan counts once. A regroup stage has an order of its own."""
-        if self._profile.regroup is not None:
+        """Others than the head of the queue start only as long as it was not passed too often; a plan counts once. A regroup stage has an order of its own, and so has a profile in which jobs make way."""
+        if self._profile.regroup is not None or self._profile.make_way is not None:
             return
         while self._head in self._accepted:
             self._head = next(self._queue, None)

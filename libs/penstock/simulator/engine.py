@@ -142,7 +142,7 @@ class Simulation:
             slices_per_core=options.slices_per_core,
             grace_ms=options.grace_ms,
             learns=self._reports_steps,
-            saves=migrates(settings),
+            saves=migrates(settings) or settings.genie.make_way,
             prelaunch=options.prelaunch,
         )
         self._held_gpus = HeldGpus()

@@ -58,6 +58,6 @@ class SimulatedEstimator:
         need, own = self._needs.pop(job_id), estimate(spec, self._tiers)
         if own.run_ms is not None:
             need = replace(need, run_ms=own.run_ms, source=own.source)
-        if spec.min_workers is not None:
+        if spec.min_workers is not None or spec.timed:
             need = replace(need, options=self._steps.options(spec, need.worker.gpus))
         return JobEstimated(job_id=job_id, estimate=need)

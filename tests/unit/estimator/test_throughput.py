@@ -18,6 +18,7 @@ from penstock_services.estimator.core.step_time.placements import (
     why_rejected,
 )
 from penstock_services.estimator.core.step_time.prior import WIDE, Prior
+from penstock_services.estimator.core.step_time.profile_plan import profile_plan
 from tests.papers.estimator.genie import (
     Run,
     Task,
@@ -28,7 +29,6 @@ from tests.papers.estimator.genie import (
     startup_s,
     throughput,
 )
-from tests.papers.estimator.profile_plan import profile_plan
 
 BATCHES = (8, 16, 32, 64)
 EVEN: list[Placement] = [(gpus,) * nodes for nodes in (1, 2, 3, 4) for gpus in (1, 2, 3, 4)]

@@ -13,8 +13,11 @@ from penstock.model.settings import Genie as Settings
 from penstock.model.settings import PlacerSettings
 from penstock.model.types import Estimate, JobSpec, ResourceVector, ShapeOption
 from penstock.policies.base import LazyRng
-from penstock.policies.genie import Genie, cost, expected_ms, latency_ms, odds
+from penstock.policies.deadlines import expected_ms, latency_ms, odds
+from penstock.policies.explain import explain
+from penstock.policies.genie import Genie, cost
 from penstock.policies.profiles import profile_for
+from penstock.policies.reasons import Reason
 from penstock_services.placer.core.step import Step
 from tests.support.driver import CellDriver, node_spec
 
@@ -304,4 +307,49 @@ def test_why_names_the_allowance() -> None:
     assert (
         cell.genie.claim(cell.state, job())
         == "it may wait 1,010 s on 1 × 4 GPUs, 190 s; if it starts now it is in time with a probability of 100 %"
+    )
+
+
+def test_when_gpus_come_free_those_that_fit_pass_the_one_that_waits_for_more() -> None:
+    """All have one worker at least and so the same smallest demand. One GPU of four is freed: the first in order waits for a whole node, the next one starts."""
+    cell = CellDriver(PlacerSettings(profile="genie"))
+    cell.join(node_spec("n1"))
+    single = estimate(options=options({(1, 1): 100.0}))
+    whole = estimate(options=options({(1, 1): 100.0, (1, 4): 1.0}))
+    for name in ("a", "b", "c", "d"):
+        cell.submit(name, spec(), single)
+        cell.start(name)
+    cell.submit("wide", spec(deadline_ms=1_200_000), whole)
+    cell.submit("small", spec(deadline_ms=9_000_000), single)
+    order = profile_for(cell.state.settings).order
+    assert order is not None
+    assert list(order.order(cell.state)) == ["wide", "small"]
+    assert placed(cell.exit("a.1.w0")) == {"small": ["n1"]}
+
+
+def test_no_bound_on_overtaking_holds_up_the_profiles_own_order() -> None:
+    """The job that came first waits for a whole node and may wait longest. Others are first in the order of their allowances, however often they have passed it: a
+    bound on that would let nobody start, since it is not its turn either."""
+    cell = CellDriver(PlacerSettings(profile="genie", max_overtakes=1))
+    cell.join(node_spec("n1"))
+    single = estimate(options=options({(1, 1): 100.0}))
+    cell.submit("a", spec(), single)
+    cell.submit(
+        "wide", spec(deadline_ms=900_000_000), estimate(options=options({(1, 1): 100.0, (1, 4): 1.0}))
+    )
+    for name in ("b", "c", "d"):
+        assert placed(cell.submit(name, spec(deadline_ms=9_000_000), single)) == {name: ["n1"]}
+
+
+def test_the_reason_is_about_the_workers_that_it_waits_for() -> None:
+    """Two of four GPUs are free, and it waits for all of them; a job of one worker would have started."""
+    cell = CellDriver(PlacerSettings(profile="genie"))
+    cell.join(node_spec("n1"))
+    for name in ("a", "b"):
+        cell.submit(name, spec(), estimate(options=options({(1, 1): 100.0})))
+    cell.submit("wide", spec(), estimate(options=options({(1, 1): 100.0, (1, 4): 1.0})))
+    found = explain(cell.state, "wide")
+    assert (found.reason, found.detail) == (
+        Reason.GANG_INCOMPLETE,
+        "2 of 4 tasks fit now, and all must start together",
     )

@@ -6,7 +6,7 @@ sent twice is answered once, and no service waits for a contention-guard.
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from penstock.clock import wall_ms
@@ -26,35 +26,28 @@ from penstock.runtime.settings import Settings
 from penstock.runtime.snapshots import load_replica
 from penstock.runtime.tracing.tracer import Tracing, tracing
 from penstock_services.contention_guard.core.guard import Adjusting, ContentionGuard, guards
+from penstock_services.contention_guard.shell.faust_windows import FaustWindows
 from penstock_services.contention_guard.shell.windows import LogWindows, Windows
 
 LOG = logging.getLogger(__name__)
 
 SOURCE = "/penstock/contention-guard"
+KAFKA = "kafka://"
 BATCH_MS = 20  # under load a poll costs more than the records that it brings; after idle nothing waits
 
-OpenWindows = Callable[[Settings, Log], Windows]
-"""What reads telemetry for one attempt; it is closed with it."""
 
-
-def log_windows(settings: Settings, log: Log) -> Windows:
-    """Our own reader, on every log."""
+def new_windows(settings: Settings, log: Log) -> Windows:
+    """On Kafka by Faust, in a process of its own; on the embedded log by the log's own reader."""
+    if settings.log_url.startswith(KAFKA):
+        return FaustWindows(settings.log_url, settings.cell_index)
     return LogWindows(log)
 
 
 class Watcher:
     """One attempt of one cell's contention-guard on one log."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        log: Log,
-        traces: Tracing,
-        replica: Replica,
-        open_windows: OpenWindows = log_windows,
-    ) -> None:
+    def __init__(self, settings: Settings, log: Log, traces: Tracing, replica: Replica) -> None:
         self._settings, self._log, self._traces = settings, log, traces
-        self._open_windows = open_windows
         self._ledger = Partition(Topic.LEDGER, settings.cell_index)
         self._proposals = ProposalWriter(settings, log, traces, SOURCE)
         self._guard = ContentionGuard()
@@ -76,7 +69,7 @@ class Watcher:
             LOG.info("folded the ledger to seq %d", self._follower.seq)
             hears = guards(self._state.settings)
             if hears:
-                windows = self._open_windows(self._settings, self._log)
+                windows = new_windows(self._settings, self._log)
                 self._hear(await windows.begin())
                 LOG.info("read %d windows of telemetry", self._guard.heard)
             ready.set()

@@ -83,6 +83,10 @@ class Held:
             del windows[min(windows)]
         return windows.get(begin_ms)
 
+    def restore(self, window: NodeWindow) -> None:
+        """Holds a window that was held before. At most `HELD_WINDOWS` of a node."""
+        self._nodes.setdefault(window.node_id, {})[window.begin_ms] = window
+
     def all(self) -> Sequence[NodeWindow]:
         """Per node in rising order of time."""
         return [windows[begin_ms] for windows in self._nodes.values() for begin_ms in sorted(windows)]

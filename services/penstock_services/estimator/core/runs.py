@@ -3,6 +3,7 @@
 from typing import Literal, NamedTuple
 
 from penstock.model.types import MAX_CORES_PER_NODE, Category, Estimate, JobSpec, Role
+from penstock.sdk.progress import PROFILE_ITERATIONS
 from penstock_services.estimator.core.resources.history import Run, key_of
 
 ASKABLE = ("gpus", "cores", "host_memory_mib", "gpu_memory_mib", "bandwidth_mbps")
@@ -38,6 +39,8 @@ class JobInfo(NamedTuple):
     category: Category | None = None
     iterations: int | None = None
     target_loss: float | None = None
+    profiled: bool = False
+    """It ends after as many iterations as its steps are measured in, so that its run time is nobody else's."""
 
 
 class Card(NamedTuple):
@@ -120,6 +123,7 @@ def job_info(spec: JobSpec) -> JobInfo:
         category=spec.category,
         iterations=spec.iterations,
         target_loss=spec.target_loss,
+        profiled=PROFILE_ITERATIONS in spec.env,
     )
 
 

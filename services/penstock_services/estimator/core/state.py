@@ -320,6 +320,8 @@ def _succeeded(state: State, at: At, job_id: str, job: LiveJob, allocation: Allo
         measured, corrected = job.earlier.whole(measured, job.progress, len(job.workers), job.contract)
         eta = job.progress.eta_at_half(at.now_ms)
     why = implausible(measured, allocation)
+    if job.info.profiled:
+        measured = measured._replace(run_ms=UNKNOWN, iterations=UNKNOWN)
     run = FinishedRun(
         at.seq, job_id, job.info, allocation, job.estimate, measured, why, steps, steps_rejected, eta
     )

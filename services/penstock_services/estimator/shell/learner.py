@@ -79,6 +79,11 @@ class Learner:
         self.learned_from = 0
         """The ledger offset up to which runs are written down already."""
 
+    async def runs(self) -> list[FinishedRun]:
+        """All that are known, those that are not written yet included. Raises `StoreError`."""
+        stored = [] if self._store is None else [run async for run in self._store.runs()]
+        return stored + self._runs
+
     def folded(self, state: State, next_offset: int) -> None:
         """The ledger was folded so far; what is to be stored is taken out of the state."""
         runs, state.finished = state.finished, []

@@ -24,7 +24,7 @@ from penstock.model.errors import EventError
 from penstock.model.estimates import JobEstimated
 from penstock.model.external_events import JobSubmitted
 from penstock.model.topics import Topic
-from penstock.model.types import WHOLE_GPU, JobSpec
+from penstock.model.types import WHOLE_GPU, Estimate, JobSpec
 from penstock.runtime.failpoints import hit
 from penstock.runtime.settings import Settings
 from penstock.runtime.snapshots import check_beginning
@@ -40,6 +40,8 @@ from penstock_services.estimator.core.resources.estimate import HistoryTier, Tie
 from penstock_services.estimator.core.resources.history import key_of
 from penstock_services.estimator.core.resources.nearest import NearestTier
 from penstock_services.estimator.core.state import State
+from penstock_services.estimator.core.step_time.prior import WIDE
+from penstock_services.estimator.core.step_time.profiling import Asked, profile
 from penstock_services.estimator.core.step_time.tier import StepTier
 from penstock_services.estimator.core.step_time.training import STEPS
 from penstock_services.estimator.shell.eta_publisher import EtaPublisher
@@ -83,7 +85,7 @@ class Estimator:
 
     async def catch_up(self) -> Reader:
         """Folds the ledger that exists and estimates what it left open; returns the reader to go on with."""
-        offset = await self._fold_ledger()
+        offset = await self.fold_ledger()
         reader = self._log.reader(
             {self._jobs: self.state.jobs_offset, self._ledger_partition: offset}, batch_ms=BATCH_MS
         )
@@ -104,8 +106,8 @@ class Estimator:
         self.etas.caught_up()
         return reader
 
-    async def _fold_ledger(self) -> int:
-        """Returns the offset of the next record to read."""
+    async def fold_ledger(self) -> int:
+        """What exists; returns the offset of the next record to read."""
         end = (await self._log.end_offsets([self._ledger_partition]))[self._ledger_partition]
         start = known = 0
         if self.learner is not None:
@@ -200,13 +202,7 @@ class Estimator:
     ) -> Message:
         """`cause`: id of the submission's event; `traceparent`: its context, if it is still known; `key`: None for that of `spec`."""
         started_ms, began_s = wall_ms(), time.perf_counter()
-        found = estimate(spec, self._tiers, key_of(spec) if key is None else key, self._bounds)
-        if spec.min_workers is not None:
-            found = replace(found, options=self._steps.options(spec, found.worker.gpus))
-        if pairs := self.state.interference.of(spec):
-            found = replace(found, pairs=pairs)
-        if found.worker.gpu_share_milli == WHOLE_GPU:
-            found = replace(found, stages=self.state.stages.times(spec.least, found.worker.gpus))
+        found = self.estimate(spec, key)
         attributes: dict[str, Attribute] = {
             "penstock.job_id": job_id,
             "penstock.tier": found.tier,
@@ -226,6 +222,23 @@ class Estimator:
         event = JobEstimated(job_id=job_id, estimate=found, attempt=attempt)
         event_id = f"estimate.{attempt}-{job_id}" if attempt else f"estimate-{job_id}"
         return self._publisher.message(event_id, event, cause, job_id, context)
+
+    def estimate(self, spec: JobSpec, key: bytes | None = None) -> Estimate:
+        """By what is known now. `key`: None for that of `spec`."""
+        found = estimate(spec, self._tiers, key_of(spec) if key is None else key, self._bounds)
+        if spec.min_workers is not None or spec.timed:
+            found = replace(found, options=self._steps.options(spec, found.worker.gpus))
+        if pairs := self.state.interference.of(spec):
+            found = replace(found, pairs=pairs)
+        if found.worker.gpu_share_milli == WHOLE_GPU:
+            found = replace(found, stages=self.state.stages.times(spec.least, found.worker.gpus))
+        return found
+
+    async def profile(self, asked: Asked) -> dict[str, Any]:
+        """As `profiling.profile`, by what is known now. Raises `NothingFits`, `StoreError`."""
+        runs = [] if self.learner is None else await self.learner.runs()
+        model = self._steps.model
+        return profile(asked, self.state.nodes, runs, WIDE if model is None else model.model.prior)
 
     def _stages(self) -> list[Message]:
         """Stages that the cell does not know yet. Their id is their content's, so that a repeat is known as one."""

@@ -43,25 +43,26 @@ class MoveAct(Act, frozen=True, kw_only=True):
     """Node of each task in rank order; a single one is that of all."""
 
 
-A = TypeVar("A", bound=Act)
+A = TypeVar("A", bound=Value)
 
 
 def read_act(body: bytes) -> Act:
     """The body, which may be empty. Raises `Problem` with every bad field."""
-    return _read(body, Act)
+    return read_fields(body, Act)
 
 
 def read_cores(body: bytes) -> CoresAct:
     """Raises `Problem` with every bad field."""
-    return _read(body, CoresAct)
+    return read_fields(body, CoresAct)
 
 
 def read_move(body: bytes) -> MoveAct:
     """Raises `Problem` with every bad field."""
-    return _read(body, MoveAct)
+    return read_fields(body, MoveAct)
 
 
-def _read(body: bytes, kind: type[A]) -> A:
+def read_fields(body: bytes, kind: type[A]) -> A:
+    """Raises `Problem` with every bad field."""
     try:
         fields = orjson.loads(body or b"{}")
     except orjson.JSONDecodeError as error:

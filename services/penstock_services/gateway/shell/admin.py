@@ -7,31 +7,48 @@ While a worker is busy, blanks are sent ahead of it, so that no proxy in between
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from functools import partial
-from importlib.util import find_spec
 from typing import Annotated, Any
 
+import msgspec
 import orjson
 from fastapi import APIRouter, Query, Request
-from fastapi.responses import StreamingResponse
+from fastapi.responses import Response, StreamingResponse
+from msgspec.structs import replace
 
 from penstock.errors import PenstockError
 from penstock.log.open import open_log
+from penstock.model.codec import as_written
 from penstock.model.estimates import JobEstimated
 from penstock.model.external_events import JobSubmitted
+from penstock.model.topics import MAX_EVENT_BYTES
 from penstock.runtime.settings import Settings
 from penstock_services.gateway.core.access import Role
+from penstock_services.gateway.core.acts import read_fields
 from penstock_services.gateway.core.problems import Problem
-from penstock_services.gateway.shell.gateway import Exclusive, Gateway, gateway_of
+from penstock_services.gateway.core.profiling import ProfileAsked
+from penstock_services.gateway.shell.gateway import (
+    Exclusive,
+    Gateway,
+    answer,
+    content_type,
+    gateway_of,
+    read_body,
+)
 from penstock_services.gateway.shell.jobs import own_job
-from penstock_services.gateway.shell.roles import needs
+from penstock_services.gateway.shell.models import (
+    Answer,
+    answer_about_models,
+    answer_of,
+    failed,
+    require_free_models,
+)
+from penstock_services.gateway.shell.roles import caller_of, needs
 from penstock_services.placer.shell.replay import replay as replay_ledger
 from penstock_services.projector.shell.admin import perform
 
 router = APIRouter(prefix="/v1", tags=["checking"])
 
 BLANK_EVERY_S = 2.0
-
-Answer = dict[str, Any]
 
 
 @router.post("/projections/verify", response_class=StreamingResponse, dependencies=[needs(Role.OPERATE)])
@@ -74,7 +91,7 @@ async def check(job_id: str, request: Request) -> StreamingResponse:
     `ok` is null where no model was asked.
     """
     gateway = gateway_of(request)
-    _require_free_models(gateway)
+    require_free_models(gateway)
     await own_job(request, job_id, "estimate")
     await gateway.fresh()
     rows = await gateway.store.rows(
@@ -101,6 +118,47 @@ async def check(job_id: str, request: Request) -> StreamingResponse:
     return _of_models(gateway, partial(ask_estimator, orjson.dumps(recorded)))
 
 
+PROFILE_BODY: dict[str, Any] = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "application/json": {"schema": msgspec.json.schema(ProfileAsked)["$defs"]["ProfileAsked"]}
+        },
+    }
+}
+
+
+@router.post("/estimator/profile", openapi_extra=PROFILE_BODY, dependencies=[needs(Role.SUBMIT)])
+async def profile(request: Request) -> Response:
+    """What is known of a network's iterations with these numbers of workers and batches, and which runs would lessen the doubt most.
+
+    `cells`: each with the interval of nine in ten, null where nothing was measured on this `gpu`; `plan`: the runs, the most useful first, with the
+    root of the mean variance of ln t over the cells before and after. Nothing is submitted. `owner`: whose runs count first; of a token its tenant.
+    """
+    body = await read_body(request, MAX_EVENT_BYTES)
+    if content_type(request) != "application/json":
+        raise Problem(
+            415,
+            "content_type",
+            'send application/json: {"model": "resnet50", "workers": [1, 2], "batches": [64]}',
+        )
+    asked = read_fields(body, ProfileAsked)
+    asked = replace(asked, owner=caller_of(request).tenant or asked.owner)
+    found = await answer_about_models(
+        gateway_of(request), partial(ask_profile, orjson.dumps(as_written(asked)))
+    )
+    if not found["ok"]:
+        raise Problem(409, "no_profile", found["error"])
+    return answer(found)
+
+
+def ask_profile(asked: bytes, settings: Settings) -> Answer:
+    """For a worker: it loads the estimator's libraries."""
+    from penstock_services.estimator import present
+
+    return asyncio.run(present.profile_now(settings, orjson.loads(asked)))
+
+
 def _over_ledger(request: Request, name: str, work: Callable[[Settings], Answer]) -> StreamingResponse:
     """One such work at a time. Raises `Problem`."""
     gateway = gateway_of(request)
@@ -111,17 +169,8 @@ def _over_ledger(request: Request, name: str, work: Callable[[Settings], Answer]
 
 def _of_models(gateway: Gateway, work: Callable[[Settings], Answer]) -> StreamingResponse:
     """A question to the estimator; it does not wait for a replay. Raises `Problem`."""
-    _require_free_models(gateway)
+    require_free_models(gateway)
     return _stream(gateway.settings, "penstock", gateway.models, work)
-
-
-def _require_free_models(gateway: Gateway) -> None:
-    """Raises `Problem`."""
-    if find_spec("scipy") is None or find_spec("penstock_services.estimator") is None:
-        remedy = "models can be read where the estimator is installed; pip install 'penstock[estimator]' beside the gateway"
-        raise Problem(503, "no_estimator", remedy)
-    if gateway.models.lock.locked():
-        raise Problem(429, "overloaded", "another question about models is being answered", retry_after_s=1)
 
 
 def ask_estimator(recorded: bytes | None, settings: Settings) -> Answer:
@@ -136,19 +185,6 @@ def ask_estimator(recorded: bytes | None, settings: Settings) -> Answer:
             await log.close()
 
     return asyncio.run(registry.models(settings) if recorded is None else check(registry.recorded(recorded)))
-
-
-def answer_of(name: str, work: Callable[[Settings], Answer], settings: Settings) -> bytes:
-    """JSON of the answer, or of what went wrong. For a worker."""
-    try:
-        found = work(settings)
-    except (PenstockError, LookupError, ValueError) as error:
-        found = _failed(name, error)
-    return orjson.dumps(found)
-
-
-def _failed(name: str, error: Exception) -> Answer:
-    return {"ok": False, "error": f"{name}: {error}"}
 
 
 def _stream(
@@ -167,6 +203,6 @@ def _stream(
             try:
                 yield working.result()
             except PenstockError as error:  # the worker was killed
-                yield orjson.dumps(_failed(name, error))
+                yield orjson.dumps(failed(name, error))
 
     return StreamingResponse(chunks(), media_type="application/json")

@@ -34,6 +34,7 @@ from penstock_services.gateway.shell import (
     moves,
     operators,
     stream,
+    submissions,
     why,
 )
 from penstock_services.gateway.shell.document import PROBLEM_RESPONSE, openapi
@@ -50,6 +51,7 @@ Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 PARTS = (
+    submissions,
     jobs,
     code,
     holds,

@@ -9,6 +9,8 @@ from fastapi import APIRouter, Path, Query, Request
 from fastapi.responses import Response
 
 from penstock.errors import ConfigurationError, LogError
+from penstock.ledger.job_state import JobState
+from penstock.ledger.state import CellState
 from penstock.ledger.views import Row, doubt, gpu_use
 from penstock.log.archived import ArchivedLog
 from penstock.log.port import Partition
@@ -17,8 +19,10 @@ from penstock.model.topics import Topic
 from penstock.model.transitions import JobStatus
 from penstock.policies.explain import explain
 from penstock.policies.turns import Line, line_of
-from penstock_services.gateway.core.access import Role
+from penstock_services.gateway.core.access import Caller, Role
 from penstock_services.gateway.core.cursor import MAX_SEQ
+from penstock_services.gateway.core.deadline import answer as deadline_row
+from penstock_services.gateway.core.deadline import failed, outlooks
 from penstock_services.gateway.core.log_text import Unreadable
 from penstock_services.gateway.core.problems import Problem
 from penstock_services.gateway.core.visible import event_for, reason_for, sees_all
@@ -114,16 +118,7 @@ async def queue(
     """Jobs that wait, first in line first, each with its reason as of the latest record. `waiting`: how many there are of this kind."""
     follower, caller = gateway_of(request).follower, caller_of(request)
     state, now_ms = follower.state, follower.now_ms()
-    labels = dict.fromkeys(tuple(text.split("=", 1)) for text in label or ())
-    waiting = [
-        job
-        for job in state.jobs.values()
-        if job.status in WAITING
-        and owner in (None, job.spec.owner)
-        and (not (labels or name) or caller.may_act_for(job.spec.owner))
-        and name in (None, job.spec.name)
-        and labels.keys() <= job.spec.labels.items()
-    ]
+    waiting = [job for job in _fitting(state, caller, owner, name, label) if job.status in WAITING]
     try:
         line: Line | None = line_of(state, now_ms)
     except Exception:  # noqa: BLE001 - a bug of the policy: each job's reason names it
@@ -138,6 +133,53 @@ async def queue(
         row |= {"name": job.spec.name, "owner": job.spec.owner}
         rows.append(reason_for(caller, row, job.spec.owner))
     head = {"seq": state.seq, "record_ms": state.now_ms, "now_ms": now_ms, "waiting": len(waiting)}
+    return answer({**head, "jobs": rows})
+
+
+def _fitting(
+    state: CellState, caller: Caller, owner: str | None, name: str | None, label: list[str] | None
+) -> list[JobState]:
+    """Jobs that have not ended, by these filters. Name and labels of another tenant's job are hidden, so they do not find it."""
+    labels = dict.fromkeys(tuple(text.split("=", 1)) for text in label or ())
+    return [
+        job
+        for job in state.jobs.values()
+        if owner in (None, job.spec.owner)
+        and (not (labels or name) or caller.may_act_for(job.spec.owner))
+        and name in (None, job.spec.name)
+        and labels.keys() <= job.spec.labels.items()
+    ]
+
+
+@router.get("/deadlines", dependencies=[needs(Role.READ)])
+async def deadlines(
+    request: Request,
+    owner: Text = None,
+    name: Text = None,
+    label: Labels = None,
+    limit: Annotated[int, Query(ge=1, le=MAX_LISTED)] = 100,
+) -> Response:
+    """Jobs that name when they should be done and have not ended, of the caller's tenant: least odds first, then those of which they are not known.
+
+    `odds`: that it ends by `due_ms`, null with `unknown`; `ends_ms`: expected end; `sure_ms`: by when it ends with odds of `level`; `deadline_ms`: the
+    shortest deadline, after its submission, that holds with these; `qos`: its class, empty where it names a deadline. `timed`: how many there are.
+    """
+    follower, caller = gateway_of(request).follower, caller_of(request)
+    state, now_ms = follower.state, follower.now_ms()
+    timed = [
+        job
+        for job in _fitting(state, caller, owner, name, label)
+        if job.spec.timed and (sees_all(caller) or caller.may_act_for(job.spec.owner))
+    ]
+    try:
+        found = outlooks(state, timed, now_ms)
+    except Exception as error:  # noqa: BLE001 - a bug of the policy
+        found = [failed(job, now_ms, error) for job in timed]
+    rows = []
+    for one in found[:limit]:
+        spec, status = state.jobs[one.job_id].spec, state.jobs[one.job_id].status
+        rows.append({**(deadline_row(one) or {}), "name": spec.name, "owner": spec.owner, "status": status})
+    head = {"seq": state.seq, "record_ms": state.now_ms, "now_ms": now_ms, "timed": len(timed)}
     return answer({**head, "jobs": rows})
 
 

@@ -25,6 +25,7 @@ from penstock_services.gateway.core.cloudevents import (
     EXTENSIONS,
     MAX_ATTRIBUTE_CHARS,
 )
+from penstock_services.gateway.core.deadline import Outlook
 from penstock_services.gateway.core.problems import CONTENT_TYPE, BadField, Problem
 
 PRINTABLE = f"^[^{CONTROLS}]*$"
@@ -46,6 +47,10 @@ def openapi(app: FastAPI) -> dict[str, Any]:
         _say_rules_of_jobs(schemas["JobSpec"]["properties"])
         schemas["Environment"]["oneOf"] = [_just(name, pattern) for name, pattern in ENVIRONMENTS.items()]
         schemas["Accepted"] = _ACCEPTED
+        schemas["Expected"] = _EXPECTED
+        both = [{"$ref": REFERENCE.format(model=name)} for name in ("Accepted", "Expected")]
+        schemas["AcceptedOrExpected"] = {"anyOf": both}
+        schemas["Deadline"] = _DEADLINE
         schemas["Problem"] = _PROBLEM
         app.openapi_schema = orjson.loads(orjson.dumps(document))
     return app.openapi_schema
@@ -116,20 +121,39 @@ def _cloud_event(schemas: dict[str, Any]) -> dict[str, Any]:
     return {"type": "object", "required": required, "properties": properties, "oneOf": kinds}
 
 
+_WARNINGS: dict[str, Any] = {
+    "type": "array",
+    "description": "What is accepted and yet hardly meant.",
+    "items": {"type": "object", "properties": {name: {"type": "string"} for name in BadField._fields}},
+}
+_NUMBER = {"type": ["number", "null"]}
+_DEADLINE: dict[str, Any] = {
+    "type": ["object", "null"],
+    "description": "Whether a job will be in time; null where it does not name when it should be done.",
+    "properties": {
+        **dict.fromkeys(Outlook._fields, _NUMBER),
+        **{key: {"type": "string"} for key in ("job_id", "qos", "unknown")},
+    },
+}
 _ACCEPTED: dict[str, Any] = {
     "type": "object",
     "required": ["job_id", "links"],
     "properties": {
         "job_id": {"type": "string"},
         "links": {"type": "object", "additionalProperties": {"type": "string"}},
-        "warnings": {
-            "type": "array",
-            "description": "What is accepted and yet hardly meant; left out where nothing is.",
-            "items": {
-                "type": "object",
-                "properties": {name: {"type": "string"} for name in BadField._fields},
-            },
-        },
+        "deadline": {"$ref": REFERENCE.format(model="Deadline")},
+        "warnings": _WARNINGS,
+    },
+}
+_EXPECTED: dict[str, Any] = {
+    "type": "object",
+    "description": "The answer to a submission with `dry_run`.",
+    "required": ["estimate", "deadline", "problem", "warnings"],
+    "properties": {
+        "estimate": {"type": ["object", "null"]},
+        "deadline": {"$ref": REFERENCE.format(model="Deadline")},
+        "problem": {"type": "string"},
+        "warnings": _WARNINGS,
     },
 }
 PROBLEM_RESPONSE: dict[str, Any] = {

@@ -1,6 +1,5 @@
 """Jobs: submit, cancel, look."""
 
-import asyncio
 import secrets
 import time
 from collections.abc import Sequence
@@ -14,9 +13,9 @@ from msgspec.structs import replace
 from pydantic import Field
 
 from penstock.clock import wall_ms
-from penstock.ledger.job_state import HOLDING, JobState
+from penstock.ledger.job_state import HOLDING
 from penstock.ledger.stages import profile_of
-from penstock.ledger.views import Row, adjustments, checkpoint, fragment, job_row
+from penstock.ledger.views import Row, adjustments, checkpoint, fragment
 from penstock.model.envelope import Envelope
 from penstock.model.external_events import (
     JobCancelRequested,
@@ -27,29 +26,16 @@ from penstock.model.external_events import (
 )
 from penstock.model.topics import MAX_EVENT_BYTES
 from penstock.model.transitions import JobStatus
-from penstock.model.types import JobSpec
-from penstock.runtime.tracing.context import well_formed
 from penstock.runtime.tracing.tracer import Attributes
-from penstock.sdk.job_warnings import Doubt, warnings_of
+from penstock.sdk.job_warnings import Doubt
+from penstock_services.gateway.core import deadline
 from penstock_services.gateway.core.access import Caller, Role
 from penstock_services.gateway.core.acts import Act, read_act
-from penstock_services.gateway.core.problems import BadField, Problem
-from penstock_services.gateway.core.submission import (
-    checked_key,
-    fresh_job_id,
-    keyed_job_id,
-    own_key,
-    owned,
-    spec_digest,
-    spec_from_json,
-    spec_from_yaml,
-    submission,
-    tenants_key,
-)
+from penstock_services.gateway.core.deadline import Outlook
+from penstock_services.gateway.core.problems import Problem
 from penstock_services.gateway.core.visible import job_for, sees_all
 from penstock_services.gateway.shell import groups
-from penstock_services.gateway.shell.absent_folders import absent_folders
-from penstock_services.gateway.shell.code import refuse_missing
+from penstock_services.gateway.shell.deadlines import outlook_of
 from penstock_services.gateway.shell.eta import eta_of
 from penstock_services.gateway.shell.explained import move_of
 from penstock_services.gateway.shell.gateway import (
@@ -62,7 +48,6 @@ from penstock_services.gateway.shell.gateway import (
 )
 from penstock_services.gateway.shell.roles import caller_of, needs
 from penstock_services.gateway.shell.starts import start_of
-from penstock_services.gateway.shell.store import Key
 
 Command = JobCancelRequested | JobHoldRequested | JobReleaseRequested | JobCheckpointRequested
 
@@ -70,136 +55,7 @@ router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 
 MAX_LISTED = 1_000
 SOURCE = "/penstock/gateway"
-YAML_TYPES = frozenset({"application/yaml", "application/x-yaml", "text/yaml", "text/x-yaml"})
 Limit = Annotated[int, Query(ge=1, le=MAX_LISTED)]
-
-SPEC_BODY: dict[str, Any] = {
-    "requestBody": {
-        "required": True,
-        "content": {
-            "application/json": {
-                "schema": {"$ref": "#/components/schemas/JobSpec"},
-                "example": {
-                    "name": "digits",
-                    "owner": "ana",
-                    "command": ["python", "train.py"],
-                    "resources": {"gpus": 1},
-                },
-            },
-            "application/yaml": {
-                "schema": {"type": "string", "description": "A job file, with human units."},
-                "example": "name: digits\ncommand: [python, train.py]\nresources: {gpus: 1, gpu_memory: 4GiB}\n",
-            },
-        },
-    },
-    "parameters": [
-        {
-            "name": "Idempotency-Key",
-            "in": "header",
-            "required": False,
-            "schema": {"type": "string", "maxLength": 256},
-            "description": "The same key and job: the same job, once. The same key and another job: 409.",
-        }
-    ],
-}
-
-
-ACCEPTED: dict[str, Any] = {"application/json": {"schema": {"$ref": "#/components/schemas/Accepted"}}}
-ANSWERS: dict[int | str, dict[str, Any]] = {
-    202: {"description": "It is in the log.", "content": ACCEPTED},
-    200: {"description": "A repetition: this key and job were seen before.", "content": ACCEPTED},
-}
-
-
-@router.post(
-    "", status_code=202, responses=ANSWERS, openapi_extra=SPEC_BODY, dependencies=[needs(Role.SUBMIT)]
-)
-async def submit(request: Request) -> Response:
-    """Submit a job. 202 once it is durable; 200 for a key that was seen before with the same job."""
-    gateway = gateway_of(request)
-    caller = well_formed(request.headers.get("traceparent"))
-    key = checked_key(request.headers.get("idempotency-key"))
-    kind = content_type(request)
-    if kind != "application/json" and kind not in YAML_TYPES:
-        raise Problem(415, "content_type", f"{kind or 'none'}: send application/json or application/yaml")
-    body = await read_body(request)
-    spec = spec_from_json(body) if kind == "application/json" else spec_from_yaml(body)
-    tenant = caller_of(request).tenant
-    spec = owned(spec, tenant)
-    refuse_missing(gateway, tenant, spec)
-    if key is None:
-        event = submission(fresh_job_id(wall_ms(), secrets.token_bytes(7)), spec)
-        await _append_submission(gateway, event, caller)
-        return accepted(event.job_id, 202, await _doubts(gateway, spec))
-    key = tenants_key(tenant, key)
-    event = submission(keyed_job_id(gateway.settings.cell, key), spec)
-    return await _submit_keyed(gateway, key, event, caller, await _doubts(gateway, spec))
-
-
-async def _doubts(gateway: Gateway, spec: JobSpec) -> list[Doubt]:
-    """What is accepted and yet hardly meant."""
-    return [*warnings_of(spec), *await absent_folders(spec, gateway.follower.state.nodes.values())]
-
-
-async def _submit_keyed(
-    gateway: Gateway, key: str, event: JobSubmitted, caller: str | None, doubts: Sequence[Doubt]
-) -> Response:
-    """One append per key, whatever is sent at once, and after whatever crash.
-
-    The key is entered before the append and marked after it. In between, a crash leaves it unmarked; a repeat
-    then appends the same event (same job id, same event id) again unless the tables know the job, and the placer
-    rejects the duplicate.
-    """
-    lock = gateway.submitting.setdefault(key, asyncio.Lock())
-    await lock.acquire()
-    try:
-        digest = spec_digest(event.spec)
-        known = await gateway.store.enter_key(key, digest, event.job_id)
-        if known.spec_sha256 != digest:
-            raise _conflict(key, known, digest)
-        if known.appended or (not known.fresh and await _exists(gateway, known.job_id)):
-            lock.release()
-            return accepted(known.job_id, 200, doubts)
-        await _append_submission(gateway, event, caller)
-    except BaseException:
-        lock.release()
-        raise
-    marking = asyncio.ensure_future(
-        _mark(gateway, key, lock)
-    )  # the answer need not wait: the job is in the log
-    gateway.marking.add(marking)
-    marking.add_done_callback(gateway.marking.discard)
-    return accepted(event.job_id, 202 if known.fresh else 200, doubts)
-
-
-async def _exists(gateway: Gateway, job_id: str) -> bool:
-    """Whether this job was ever taken in: the ledger's fold forgets ended jobs, the tables do not."""
-    await gateway.fresh()
-    try:
-        await find_job(gateway, job_id)
-    except Problem as problem:
-        if problem.kind not in ("no_job", "no_read_models"):
-            raise
-        return False
-    return True
-
-
-async def _mark(gateway: Gateway, key: str, lock: asyncio.Lock) -> None:
-    """Notes that the key's job is in the log; until then others with the key wait."""
-    try:
-        await gateway.store.mark_appended(key)
-    finally:
-        lock.release()
-
-
-def _conflict(key: str, known: Key, digest: str) -> Problem:
-    return Problem(
-        409,
-        "key_conflict",
-        f"Idempotency-Key {own_key(key)!r} belongs to job {known.job_id}, whose spec has sha256 {known.spec_sha256}; "
-        f"this one has {digest}. Use another key for another job",
-        [BadField("Idempotency-Key", f"stored {known.spec_sha256}, sent {digest}", "use another key")],
-    )
 
 
 async def append_event(
@@ -235,15 +91,14 @@ async def append_event(
         gateway.traces.span(span, root, began_ms, ended_ms, found, key=key, error=error)
 
 
-async def _append_submission(gateway: Gateway, event: JobSubmitted, caller: str | None) -> None:
-    job_id, now_ms = event.job_id, gateway.follower.now_ms()
-    await append_event(gateway, "submit", f"submit-{job_id}", "submit", event, {"penstock.caller": caller})
-    gateway.follower.acknowledged(job_id, job_row(JobState(job_id, event.spec, 0, now_ms), 0))
-
-
-def accepted(job_id: str, status: int, doubts: Sequence[Doubt] = ()) -> Response:
+def accepted(
+    job_id: str, status: int, doubts: Sequence[Doubt] = (), outlook: Outlook | None = None
+) -> Response:
     links = {"self": f"/v1/jobs/{job_id}", "why": f"/v1/jobs/{job_id}/why", "logs": f"/v1/jobs/{job_id}/logs"}
     found: dict[str, Any] = {"job_id": job_id, "links": links}
+    if outlook is not None:
+        found["deadline"] = deadline.answer(outlook)
+        doubts = [*doubts, *filter(None, [deadline.warning(outlook)])]
     if doubts:
         found["warnings"] = [doubt._asdict() for doubt in doubts]
     return answer(found, status, {"Location": links["self"]})
@@ -446,11 +301,14 @@ async def job(job_id: str, request: Request) -> Response:
 async def eta(job_id: str, request: Request) -> Response:
     """How long it still takes, with an interval; `answer` names where that comes from, `due` whether it is late.
 
-    `start`: when a job in the queue is expected to start, as `why` answers; null for other jobs.
+    `start`: when a job in the queue is expected to start, as `why` answers; null for other jobs. `deadline`: of a job that names when it should be
+    done, as `GET /v1/deadlines` has it; null for others, and for another tenant's.
     """
     gateway = gateway_of(request)
     row = await find_job(gateway, job_id)
-    return answer(eta_of(gateway, row) | {"start": start_of(gateway, job_id)})
+    own = sees_all(caller_of(request)) or caller_of(request).may_act_for(row["owner"])
+    found = deadline.answer(outlook_of(gateway, job_id)) if own else None
+    return answer(eta_of(gateway, row) | {"start": start_of(gateway, job_id), "deadline": found})
 
 
 @router.get("/{job_id}/tasks", dependencies=[needs(Role.READ)])

@@ -29,7 +29,7 @@ from penstock.policies.moldable import place_moldable
 from penstock.policies.profiles import in_force, profile_for
 from penstock.policies.regroup import regroups, waits_for_plan
 from penstock.policies.validate_groups import comes_back_to_queue
-from penstock_services.placer.core import lease, moves, prelaunching, proposals, units, window
+from penstock_services.placer.core import lease, making_way, moves, prelaunching, proposals, units, window
 from penstock_services.placer.core.adjustments import asked_to_save, frees
 from penstock_services.placer.core.attempts import Attempts
 from penstock_services.placer.core.backfilling import Kept
@@ -266,7 +266,7 @@ class Decider:
             if passed >= self.settings.backfill_window or (held_up and head is not job):
                 yield from self._look_ahead(state)
                 return
-            key = job.demand.key if backfill is None else kept.alike(state, job)
+            key = self._alike(state, job, kept)
             tried = key not in hopeless
             if tried:
                 full = placed == MAX_PLACEMENTS_PER_RECORD
@@ -298,8 +298,15 @@ class Decider:
             yield continuation(state)
         yield from self._look_ahead(state)
 
+    def _alike(self, state: CellState, job: JobState, kept: Kept) -> tuple[object, ...]:
+        """Equal for jobs of which none fits where one does not. Those that wait for a number of workers of their own are like no other."""
+        if (shape := self.profile.shape) is not None and shape.waits and job.spec.min_workers is not None:
+            return (job.order,)
+        return kept.alike(state, job)
+
     def _look_ahead(self, state: CellState) -> Iterator[Event]:
-        """Who may launch where another job comes to its end."""
+        """Who makes way for whom, and who may launch where another job comes to its end."""
+        yield from making_way.begin(state, self.profile, self.explanations.append, self.failed)
         yield from prelaunching.begin(state, self.profile, self.explanations.append)
 
     def _phase_changed(self, state: CellState, event: external_events.TaskPhaseChanged) -> Iterator[Event]:

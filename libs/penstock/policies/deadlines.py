@@ -1,0 +1,144 @@
+"""Deadlines: when a job should be done, and with what probability it is. Derived from the state, never written.
+
+When it should be done is GENIE's expected completion (§III, eq. 4). The probability is ours: the run time is taken as log-normal, with nine in ten
+of it within the interval of the prediction, and the start as known. Of a job that runs it is the probability given that it has not ended yet.
+"""
+
+from math import erf, exp, inf, log, sqrt
+from statistics import NormalDist
+from typing import NamedTuple
+
+from penstock.ledger.job_state import JobState
+from penstock.ledger.speed import slowed_ms
+from penstock.model.types import JobSpec, Qos, ShapeOption
+
+LATENCIES: dict[Qos, float] = {"urgent": 0.0, "prior": 1.0, "normal": 2.0}
+"""Expected completion, in latencies alone on one GPU. Source: eq. 4."""
+
+SURE = 0.95  # odds that count as certain: the upper end of an interval of nine in ten
+NINE_IN_TEN = 1.6449  # standard deviations on either side that hold nine in ten of a normal distribution
+OVERDUE = (
+    0.99  # of the predicted run times are shorter than the job has run already: the prediction was wrong
+)
+LEAST_MS = 1.0  # a time of 0 has no logarithm
+
+
+def expected_ms(spec: JobSpec, alone_ms: float) -> float:
+    """e_i after the submission: the user's own deadline, else by class. `alone_ms`: l̄ of the job on ⟨1, 1⟩; infinite where not known. Source: eq. 4."""
+    if spec.deadline_ms is not None:
+        return float(spec.deadline_ms)
+    times = LATENCIES[spec.qos or "normal"]
+    return times * alone_ms if times else 0.0
+
+
+def urgent(spec: JobSpec) -> bool:
+    """Whether it has no expected completion (eq. 4), and is to end as soon as can be."""
+    return spec.qos == "urgent" and spec.deadline_ms is None
+
+
+def due_ms(job: JobState) -> float | None:
+    """The ledger's time at which it should be done. Infinite: it follows from its run time, which is not known; None: it names none, or is urgent."""
+    if not job.spec.timed or urgent(job.spec):
+        return None
+    run_ms = None if job.estimate is None else job.estimate.run_ms
+    return job.submitted_ms + expected_ms(job.spec, inf if run_ms is None else float(run_ms))
+
+
+def latency_ms(job: JobState, option: ShapeOption) -> float:
+    """l_ij with ν, the launch: iterations take as much longer or shorter as the option's do against those with the fewest GPUs. Source: eq. 2."""
+    estimate = job.estimate
+    if estimate is None or estimate.run_ms is None:
+        return inf
+    startup_ms = min(estimate.launch_ms or 0, estimate.run_ms)
+    return startup_ms + (estimate.run_ms - startup_ms) * option.step_ms / estimate.options[0].step_ms
+
+
+class RunTime(NamedTuple):
+    """Log-normal run time of a job of which `gone_ms` are over at `from_ms`."""
+
+    from_ms: float
+    """Ledger's ms."""
+    middle_ms: float
+    """> 0."""
+    below: float
+    """Standard deviation of its ln below the middle, ≥ 0, and `above` it."""
+    above: float
+    gone_ms: float = 0.0
+    speed: float = 1.0
+    """At which it goes on, relative to the prediction."""
+
+    @property
+    def overdue(self) -> bool:
+        """Whether it has run longer than the prediction allows."""
+        return self._share(self.gone_ms) >= OVERDUE
+
+    def odds(self, due_ms: float) -> float:
+        """That it is done by then, 0 – 1; 0 once that is past, or where it is overdue."""
+        left_ms = (due_ms - self.from_ms) * self.speed
+        before = self._share(self.gone_ms)
+        if left_ms <= 0 or before >= OVERDUE:
+            return 0.0
+        return (self._share(self.gone_ms + left_ms) - before) / (1.0 - before)
+
+    def by_ms(self, odds: float) -> float | None:
+        """By when it is done with these odds, 0 – 1 exclusive, in the ledger's ms; None where it is overdue."""
+        before = self._share(self.gone_ms)
+        if before >= OVERDUE:
+            return None
+        away = NormalDist().inv_cdf(before + odds * (1.0 - before))
+        whole_ms = self.middle_ms * exp(away * (self.above if away > 0 else self.below))
+        return self.from_ms + max(0.0, whole_ms - self.gone_ms) / self.speed
+
+    def _share(self, ms: float) -> float:
+        """Of the predicted times that are shorter."""
+        if ms <= 0:
+            return 0.0
+        away = log(ms / self.middle_ms)
+        spread = self.above if away > 0 else self.below
+        return float(away >= 0) if spread <= 0 else 0.5 * (1.0 + erf(away / spread / sqrt(2)))
+
+
+def odds(job: JobState, option: ShapeOption, due_ms: float, start_ms: float) -> float:
+    """Probability that the job is done by `due_ms` if it starts on this option at `start_ms`, 0 – 1; 0 where no time is known."""
+    found = run_time(job, option, start_ms)
+    return 0.0 if found is None else found.odds(due_ms)
+
+
+def sure_ms(job: JobState, option: ShapeOption) -> float:
+    """From its start on this option to its end, with odds of `SURE`; infinite where no time is known."""
+    found = run_time(job, option, 0.0)
+    by_ms = None if found is None else found.by_ms(SURE)
+    return inf if by_ms is None else by_ms
+
+
+def run_time(job: JobState, option: ShapeOption, start_ms: float) -> RunTime | None:
+    """From this start on this option; None where no time is known. The launch is taken as known."""
+    estimate, middle_ms = job.estimate, latency_ms(job, option)
+    if estimate is None or middle_ms == inf:
+        return None
+    startup_ms = min(estimate.launch_ms or 0, estimate.run_ms or 0)
+    spread = log(option.high_ms / option.low_ms) / (2 * NINE_IN_TEN)
+    return RunTime(start_ms + startup_ms, max(LEAST_MS, middle_ms - startup_ms), spread, spread)
+
+
+def time_left(job: JobState, now_ms: int) -> RunTime | None:
+    """Of a job that holds resources: as the estimator last answered, else by the option that it has; None where no interval is known."""
+    speed = job.speed
+    if job.eta is not None and job.eta.attempt == job.attempt:
+        left, level = job.eta.left_ms, job.eta.level
+        width = NormalDist().inv_cdf((1.0 + level) / 2.0)
+        low, middle, high = (max(LEAST_MS, ms) for ms in (left.low, left.middle, left.high))
+        gone_ms = job.eta.passed_ms(job.running_ms, now_ms) - slowed_ms(job, now_ms)
+        return RunTime(now_ms, middle, log(middle / low) / width, log(high / middle) / width, gone_ms, speed)
+    option = option_of(job)
+    found = None if option is None else run_time(job, option, now_ms)
+    if found is None or job.running_ms is None:
+        return found
+    ran_ms = now_ms - job.running_ms - slowed_ms(job, now_ms) - (found.from_ms - now_ms)
+    return found._replace(from_ms=now_ms + max(0.0, -ran_ms), gone_ms=max(0.0, ran_ms), speed=speed)
+
+
+def option_of(job: JobState) -> ShapeOption | None:
+    """What is known of its iterations with the workers that it has; None: nothing."""
+    options = () if job.estimate is None else job.estimate.options
+    return next((option for option in options if option.workers == job.workers), None)

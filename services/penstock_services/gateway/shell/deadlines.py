@@ -1,0 +1,40 @@
+"""Odds of a deadline: of one job, and at its submission once its estimate is there."""
+
+import asyncio
+
+from penstock.model.types import JobSpec
+from penstock_services.gateway.core.deadline import NO_ESTIMATE, Outlook, failed, outlook
+from penstock_services.gateway.shell.gateway import Gateway
+
+ESTIMATED_WITHIN_S = 0.5  # estimator and placer answer a submission within milliseconds
+
+
+def outlook_of(gateway: Gateway, job_id: str) -> Outlook | None:
+    """As of now; None: the fold does not hold the job, or it does not name when it should be done."""
+    job, now_ms = gateway.follower.state.jobs.get(job_id), gateway.follower.now_ms()
+    if job is None:
+        return None
+    try:
+        return outlook(gateway.follower.state, job, now_ms)
+    except Exception as error:  # noqa: BLE001 - the policy's bug is the answer
+        return failed(job, now_ms, error)
+
+
+async def at_submission(gateway: Gateway, job_id: str, spec: JobSpec) -> Outlook | None:
+    """Waits a moment for the estimate of a job that names when it should be done; None: it does not, or it has ended."""
+    if not spec.timed:
+        return None
+    try:
+        async with asyncio.timeout(ESTIMATED_WITHIN_S):
+            while not _estimated(gateway, job_id):
+                await gateway.follower.next_change().wait()
+    except TimeoutError:
+        qos = "" if spec.deadline_ms is not None else spec.qos or "normal"
+        return Outlook(job_id, qos, gateway.follower.now_ms(), None, unknown=NO_ESTIMATE)
+    return outlook_of(gateway, job_id)
+
+
+def _estimated(gateway: Gateway, job_id: str) -> bool:
+    """Whether it has its estimate, or has ended."""
+    job = gateway.follower.state.jobs.get(job_id)
+    return job.estimate is not None if job is not None else job_id in gateway.follower.state.ended

@@ -1,0 +1,200 @@
+"""Submission of jobs: once per key, durable before it is acknowledged, with what is expected of its deadline."""
+
+import asyncio
+import secrets
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Request
+from fastapi.responses import Response
+
+from penstock.clock import wall_ms
+from penstock.ledger.job_state import JobState
+from penstock.ledger.views import job_row
+from penstock.model.external_events import JobSubmitted
+from penstock.model.types import JobSpec
+from penstock.runtime.tracing.context import well_formed
+from penstock.sdk.job_warnings import Doubt, warnings_of
+from penstock_services.gateway.core.access import Role
+from penstock_services.gateway.core.problems import BadField, Problem
+from penstock_services.gateway.core.submission import (
+    checked_key,
+    fresh_job_id,
+    keyed_job_id,
+    own_key,
+    owned,
+    spec_digest,
+    spec_from_json,
+    spec_from_yaml,
+    submission,
+    tenants_key,
+)
+from penstock_services.gateway.shell import admission
+from penstock_services.gateway.shell.absent_folders import absent_folders
+from penstock_services.gateway.shell.code import refuse_missing
+from penstock_services.gateway.shell.deadlines import at_submission
+from penstock_services.gateway.shell.gateway import Gateway, answer, content_type, gateway_of, read_body
+from penstock_services.gateway.shell.jobs import accepted, append_event, find_job
+from penstock_services.gateway.shell.roles import caller_of, needs
+from penstock_services.gateway.shell.store import Key
+
+router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
+
+YAML_TYPES = frozenset({"application/yaml", "application/x-yaml", "text/yaml", "text/x-yaml"})
+
+SPEC_BODY: dict[str, Any] = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "application/json": {
+                "schema": {"$ref": "#/components/schemas/JobSpec"},
+                "example": {
+                    "name": "digits",
+                    "owner": "ana",
+                    "command": ["python", "train.py"],
+                    "resources": {"gpus": 1},
+                },
+            },
+            "application/yaml": {
+                "schema": {"type": "string", "description": "A job file, with human units."},
+                "example": "name: digits\ncommand: [python, train.py]\nresources: {gpus: 1, gpu_memory: 4GiB}\n",
+            },
+        },
+    },
+    "parameters": [
+        {
+            "name": "Idempotency-Key",
+            "in": "header",
+            "required": False,
+            "schema": {"type": "string", "maxLength": 256},
+            "description": "The same key and job: the same job, once. The same key and another job: 409.",
+        }
+    ],
+}
+
+
+ACCEPTED: dict[str, Any] = {"application/json": {"schema": {"$ref": "#/components/schemas/Accepted"}}}
+ANSWERS: dict[int | str, dict[str, Any]] = {
+    202: {"description": "It is in the log.", "content": ACCEPTED},
+    200: {
+        "description": "A repetition: this key and job were seen before. Or, with `dry_run`, what is expected.",
+        "content": {"application/json": {"schema": {"$ref": "#/components/schemas/AcceptedOrExpected"}}},
+    },
+}
+
+
+@router.post(
+    "", status_code=202, responses=ANSWERS, openapi_extra=SPEC_BODY, dependencies=[needs(Role.SUBMIT)]
+)
+async def submit(
+    request: Request,
+    strict_deadline: Annotated[
+        bool,
+        Query(description="409 where it would not be in time with odds of 95 %; nothing is submitted then"),
+    ] = False,
+    dry_run: Annotated[bool, Query(description="Only what would be expected of it: 200")] = False,
+) -> Response:
+    """Submit a job. 202 once it is durable; 200 for a key that was seen before with the same job.
+
+    `deadline`: of a job that names when it should be done, the odds that it is, and the shortest deadline that holds, as `GET /v1/deadlines` has it.
+    With `dry_run` the answer has no `job_id`; `estimate`: what the job is expected to need, null with `problem` where the estimator cannot be asked.
+    """
+    gateway = gateway_of(request)
+    caller = well_formed(request.headers.get("traceparent"))
+    key = checked_key(request.headers.get("idempotency-key"))
+    kind = content_type(request)
+    if kind != "application/json" and kind not in YAML_TYPES:
+        raise Problem(415, "content_type", f"{kind or 'none'}: send application/json or application/yaml")
+    body = await read_body(request)
+    spec = spec_from_json(body) if kind == "application/json" else spec_from_yaml(body)
+    tenant = caller_of(request).tenant
+    spec = owned(spec, tenant)
+    refuse_missing(gateway, tenant, spec)
+    doubts = await _doubts(gateway, spec)
+    if dry_run:
+        return answer(await admission.dry_run(gateway, spec, doubts))
+    key = None if key is None else tenants_key(tenant, key)
+    job_id = (
+        fresh_job_id(wall_ms(), secrets.token_bytes(7))
+        if key is None
+        else keyed_job_id(gateway.settings.cell, key)
+    )
+    event, status = submission(job_id, spec), 202
+    if strict_deadline and gateway.follower.job(job_id) is None:
+        await admission.refuse_late(gateway, spec)
+    if key is None:
+        await _append_submission(gateway, event, caller)
+    else:
+        job_id, status = await _submit_keyed(gateway, key, event, caller)
+    return accepted(job_id, status, doubts, await at_submission(gateway, job_id, spec))
+
+
+async def _doubts(gateway: Gateway, spec: JobSpec) -> list[Doubt]:
+    """What is accepted and yet hardly meant."""
+    return [*warnings_of(spec), *await absent_folders(spec, gateway.follower.state.nodes.values())]
+
+
+async def _submit_keyed(
+    gateway: Gateway, key: str, event: JobSubmitted, caller: str | None
+) -> tuple[str, int]:
+    """One append per key, whatever is sent at once, and after whatever crash: the job's id, and 202 or, for a repetition, 200.
+
+    The key is entered before the append and marked after it. In between, a crash leaves it unmarked; a repeat
+    then appends the same event (same job id, same event id) again unless the tables know the job, and the placer
+    rejects the duplicate.
+    """
+    lock = gateway.submitting.setdefault(key, asyncio.Lock())
+    await lock.acquire()
+    try:
+        digest = spec_digest(event.spec)
+        known = await gateway.store.enter_key(key, digest, event.job_id)
+        if known.spec_sha256 != digest:
+            raise _conflict(key, known, digest)
+        if known.appended or (not known.fresh and await _exists(gateway, known.job_id)):
+            lock.release()
+            return known.job_id, 200
+        await _append_submission(gateway, event, caller)
+    except BaseException:
+        lock.release()
+        raise
+    marking = asyncio.ensure_future(
+        _mark(gateway, key, lock)
+    )  # the answer need not wait: the job is in the log
+    gateway.marking.add(marking)
+    marking.add_done_callback(gateway.marking.discard)
+    return event.job_id, 202 if known.fresh else 200
+
+
+async def _exists(gateway: Gateway, job_id: str) -> bool:
+    """Whether this job was ever taken in: the ledger's fold forgets ended jobs, the tables do not."""
+    await gateway.fresh()
+    try:
+        await find_job(gateway, job_id)
+    except Problem as problem:
+        if problem.kind not in ("no_job", "no_read_models"):
+            raise
+        return False
+    return True
+
+
+async def _mark(gateway: Gateway, key: str, lock: asyncio.Lock) -> None:
+    """Notes that the key's job is in the log; until then others with the key wait."""
+    try:
+        await gateway.store.mark_appended(key)
+    finally:
+        lock.release()
+
+
+def _conflict(key: str, known: Key, digest: str) -> Problem:
+    return Problem(
+        409,
+        "key_conflict",
+        f"Idempotency-Key {own_key(key)!r} belongs to job {known.job_id}, whose spec has sha256 {known.spec_sha256}; "
+        f"this one has {digest}. Use another key for another job",
+        [BadField("Idempotency-Key", f"stored {known.spec_sha256}, sent {digest}", "use another key")],
+    )
+
+
+async def _append_submission(gateway: Gateway, event: JobSubmitted, caller: str | None) -> None:
+    job_id, now_ms = event.job_id, gateway.follower.now_ms()
+    await append_event(gateway, "submit", f"submit-{job_id}", "submit", event, {"penstock.caller": caller})
+    gateway.follower.acknowledged(job_id, job_row(JobState(job_id, event.spec, 0, now_ms), 0))

@@ -1,0 +1,33 @@
+"""Running jobs that make way by the profile's own stage: its plan is answered as one of the batcher's would be, where it stops somebody for somebody."""
+
+from collections.abc import Callable, Iterator
+
+from penstock.ledger.state import CellState
+from penstock.model.event import Event
+from penstock.model.ledger_events import ChoiceFailed
+from penstock.policies.base import Profile
+from penstock.policies.plan_stops import judge_with_stops
+from penstock.policies.refusal import Refusal
+from penstock_services.placer.core import proposals
+from penstock_services.placer.core.explaining import Explain
+
+
+def begin(
+    state: CellState, profile: Profile, explain: Explain, failed: Callable[[Exception], str]
+) -> Iterator[Event]:
+    """Nothing where nobody makes way. A stage that raises loses this choice and no other."""
+    if profile.make_way is None:
+        return
+    try:
+        plan = profile.make_way.plan(state)
+        if plan is None:
+            return
+        judged, stops = judge_with_stops(state, plan, profile)
+    except Exception as raised:  # noqa: BLE001 - nothing is swallowed: it becomes a fact and a dead letter
+        yield ChoiceFailed(profile=profile.name, job_id=None, error=failed(raised))
+        return
+    if isinstance(judged, Refusal) or stops.refused or not stops.made:
+        return
+    if any(unit.refusal is not None for unit in judged.units):
+        return
+    yield from proposals.answer(state, plan, profile, explain)

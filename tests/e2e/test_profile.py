@@ -1,0 +1,74 @@
+"""`penstock profile` on a live cell, then jobs of the profiled network with deadlines: what is known of them, and which of them are refused."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.conftest import Installation, installed, listed
+
+pytestmark = pytest.mark.postgres
+
+TRAIN = """
+import os, sys, time
+from penstock.sdk.progress import progress
+
+each, size = int(os.environ["PENSTOCK_BATCH_SIZE"]), int(os.environ["WORLD_SIZE"])
+for done in range(1, int(sys.argv[1]) + 1):
+    time.sleep(0.01 + 0.001 * each + (0.005 if size > 1 else 0))
+    progress(done)
+"""
+"""Does what a training does to a clock: computing grows with the batch of each worker, synchronising comes on top."""
+
+
+def step_ms(batch: int, workers: int) -> float:
+    return 10 + batch / workers + (5 if workers > 1 else 0)
+
+
+def test_few_runs_tell_what_jobs_may_promise(tmp_path: Path) -> None:
+    """Three batches on one, two and four GPUs are nine placements; five runs at most, and all nine are known within a factor. A job of the
+    network then has odds, is warned of a deadline that it cannot meet, and is refused where it asks for that."""
+    script = tmp_path / "train.py"
+    script.write_text(TRAIN)
+    tmp_path.chmod(0o755)
+    with installed("--nodes", "1", "--virtual-gpus", "4") as here:
+        profile = ("profile", "napper", "--workers", "1,2,4", "--batches", "16,32,64", "--iterations", "60")
+        command = ("--", sys.executable, str(script), "100000")
+        plan = json.loads(here.run(*profile, "--dry-run", "-o", "json", *command).stdout)
+        assert 1 <= len(plan["plan"]) <= 3 + 3 - 1
+        assert plan["spread_after"] < plan["spread_before"]
+        assert listed(here, "get", "jobs")["jobs"] == [], "a dry run submits nothing"
+        answer = here.run(*profile, "--budget", "5", "-o", "json", *command)
+        assert answer.returncode == 0, answer.stderr
+        found = json.loads(answer.stdout)
+        assert [run["outcome"] for run in found["runs"]] == ["succeeded"] * len(plan["plan"])
+        assert 0 < found["gpu_minutes"] < 5
+        assert len(found["after"]) == 9
+        assert all(cell["step_ms"] is None for cell in found["before"])
+        for cell in found["after"]:
+            true = step_ms(cell["batch"], cell["workers"])
+            assert 0.6 * true < cell["step_ms"] < 1.8 * true, cell
+            assert cell["low_ms"] < cell["step_ms"] < cell["high_ms"]
+        _deadlines(here, command, found["runs"][0])
+
+
+def _deadlines(here: Installation, command: tuple[str, ...], measured: dict[str, int]) -> None:
+    """The same command with a measured number of workers and batch, 20,000 iterations of some ten milliseconds."""
+    job = ("submit", "--name", "real", "--model", "napper", "--workers", str(measured["workers"]), "--gpus", "1",
+           "--global-batch-size", str(measured["batch"]), "--iterations", "20000")  # fmt: skip
+    dry = here.run(*job, "--deadline", "1s", "--dry-run", *command)
+    assert "in time with a probability of < 1 %" in dry.stderr
+    assert "would hold with a probability of 95 %" in dry.stderr
+    assert listed(here, "get", "jobs", "--deadline")["jobs"] == []
+    refused = here.run(*job, "--deadline", "1s", "--strict-deadline", *command)
+    assert refused.returncode != 0
+    assert "Nothing was submitted" in refused.stderr
+    accepted = here.run(*job, "--deadline", "10h", "--strict-deadline", "--detach", "-o", "json", *command)
+    assert accepted.returncode == 0, accepted.stderr
+    deadline = json.loads(accepted.stdout)["deadline"]
+    assert deadline["odds"] > 0.99
+    [listed_job] = listed(here, "get", "jobs", "--deadline")["jobs"]  # type: ignore[misc]
+    assert listed_job["job_id"] == deadline["job_id"]
+    assert "in time with a probability of > 99 %" in here.run("eta", "real").stdout
+    here.run("cancel", "real")
