@@ -27,7 +27,9 @@ FALLS = 0.10
 CAPS = (50, 25, 10)
 """Percent of memory bandwidth, step by step."""
 LITTLE_TRAFFIC = 5.0
-"""Percent of the node's bandwidth: capping a job that takes less brings nothing."""
+"""Percent of the node's bandwidth: slowing a job that takes less brings nothing."""
+HEAVY = 0.5
+"""Of the greatest traffic of a job without GPUs on the node: who takes less is not slowed with it. Source: §V-D watches each such job's bandwidth, and names no bound."""
 RELEASE_MS = 6_000
 """So long the pressure stays low before jobs are let go: three windows of telemetry, twice as long after each time."""
 MAX_DOUBLINGS = 6
@@ -58,6 +60,15 @@ class Other(NamedTuple):
     """Whether it was slowed less often than is allowed."""
     may_return: bool
     """Whether it could be slowed again after it was let go while a training runs beside it."""
+
+    @property
+    def lower_cap(self) -> int | None:
+        """The next step down; None: there is none."""
+        return next((cap for cap in CAPS if self.cap is None or cap < self.cap), None)
+
+    def can_be_slowed(self, *, caps: bool) -> bool:
+        """Whether there is a step down, by caps or by cores."""
+        return self.lower_cap is not None if caps else self.cores > 1
 
     @property
     def throttled(self) -> bool:
@@ -122,15 +133,18 @@ def throttled(view: NodeView) -> Sequence[Change]:
     if slow is None or not view.high:
         return ()
     why = f"{slow.task_id} has lost {100 * (slow.lost or 0.0):.0f} % of its speed on {view.node_id}, {view.pressure}"
+    able = [other for other in view.others if other.may_throttle and other.can_be_slowed(caps=view.caps)]
+    heavy = max(
+        LITTLE_TRAFFIC,
+        HEAVY * max((other.traffic for other in able if other.traffic is not None), default=0.0),
+    )
     found = []
-    for other in view.others:
-        if not other.may_throttle or (other.traffic is not None and other.traffic < LITTLE_TRAFFIC):
+    for other in able:
+        if other.traffic is not None and other.traffic < heavy:
             continue
         if view.caps:
-            lower = next((cap for cap in CAPS if other.cap is None or cap < other.cap), None)
-            if lower is not None:
-                found.append(Change(other.task_id, "contention", why, cap=lower))
-        elif other.cores > 1:
+            found.append(Change(other.task_id, "contention", why, cap=other.lower_cap))
+        else:
             found.append(Change(other.task_id, "contention", why, cores=other.cores // 2))
     return found
 

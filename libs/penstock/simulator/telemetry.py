@@ -44,12 +44,13 @@ class Telemetry:
         self._takes: dict[str, dict[str, float]] = {}
         """Node → job → what it takes of the bandwidth."""
         self._traffic: dict[str, float] = {}
-        """Node → percent, published last."""
+        """Node or task → percent, published last."""
 
     def over(self, task_id: str) -> None:
         """The task has ended."""
         self._losses.over(task_id)
         self._steps.pop(task_id, None)
+        self._traffic.pop(task_id, None)
 
     def loss(self, report: LossReport, state: CellState, now_ms: int) -> None:
         """The chief reports it."""
@@ -82,6 +83,8 @@ class Telemetry:
         for node_id in touched:
             self._node(node_id, state, now_ms)
         for pace in paces:
+            self._takes_of(pace, state, now_ms)
+        for pace in paces:
             self._measured.pop(pace.job_id, None)
             if pace.job.gpus and pace.speed > 0:
                 self._measured[pace.job_id] = now_s + WINDOW_S, pace
@@ -94,6 +97,23 @@ class Telemetry:
         self._send(
             TelemetrySampled(node_id=node_id, at_ms=now_ms, memory_bandwidth_percent=percent), state, now_ms
         )
+
+    def _takes_of(self, pace: Pace, state: CellState, now_ms: int) -> None:
+        """Of the tasks of a job without GPUs, each an equal part of what the job takes of its node."""
+        job = state.jobs.get(pace.job_id)
+        if job is None or pace.job.gpus:
+            return
+        for task_id, task in job.tasks.items():
+            node_id = task.place.node_id
+            beside = sum(other.place.node_id == node_id for other in job.tasks.values())
+            percent = 100 * pace.traffic.get(node_id, 0.0) / beside
+            if abs(percent - self._traffic.get(task_id, 0.0)) < TRAFFIC_POINTS:
+                continue
+            self._traffic[task_id] = percent
+            sample = TelemetrySampled(
+                node_id=node_id, task_id=task_id, at_ms=now_ms, memory_bandwidth_percent=percent
+            )
+            self._send(sample, state, now_ms)
 
     def _task(self, pace: Pace, state: CellState, now_ms: int) -> None:
         """The chief of a training reports its steps: once after each change of its cores, else where they differ."""
