@@ -14,8 +14,9 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.conftest import ROOT, Installation, eventually, installed, listed
+from tests.e2e.conftest import Installation, eventually, installed, listed
 from tests.e2e.test_cores import before_others
+from tests.support.command_process import ROOT
 
 pytestmark = [
     pytest.mark.postgres,
