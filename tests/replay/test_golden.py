@@ -115,7 +115,7 @@ def expected_state() -> Any:
     state["settings"] |= {"grouping": grouping, "convergence": {"alpha": 0.01, "interval_ms": 30_000}}
     state["settings"] |= {"genie": {"choose": "qos", "theta": 0.5, "make_way": False}, "contention": None}
     coda = {"cores_per_gpu": 3.0, "history_ms": 86_400_000, "max_reclaims": 3, "patience_ms": 3_600_000}
-    state["settings"] |= {"coda": coda}
+    state["settings"] |= {"coda": coda, "without": []}
     counted = {"open-running": 4, "open-waiting": 12, "second-term": 1}
     for job in state["jobs"].values():
         job |= {"reclaims": 0, "borrows": False, "counted_gpus": counted.get(job["job_id"], 0)}

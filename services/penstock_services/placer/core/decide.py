@@ -23,7 +23,7 @@ from penstock.model.proposals import CoresProposed, MigrationProposed, PlanPropo
 from penstock.model.settings import PlacerSettings
 from penstock.model.transitions import JobStatus, NodeStatus, TaskStatus
 from penstock.model.types import MAX_GANG_TASKS
-from penstock.policies.base import Choose, LazyRng, Plan, assign
+from penstock.policies.base import Choose, LazyRng, assign
 from penstock.policies.capacity import never_fits
 from penstock.policies.gang import tasks_that_fit
 from penstock.policies.moldable import place_moldable
@@ -223,14 +223,9 @@ class Decider:
             self.failed_jobs[job.job_id] = error
             yield ledger_events.ChoiceFailed(profile=self.settings.profile, job_id=job.job_id, error=error)
         elif plan is not None and placement is not None:
-            yield from self._carry_out(state, job, plan, placement)
-
-    def _carry_out(
-        self, state: CellState, job: JobState, plan: Plan, placement: ledger_events.PlacementDecided
-    ) -> Iterator[Event]:
-        self.explanations.append(plan.explanation)
-        yield placement
-        yield start_deadline(state, job)
+            self.explanations.append(plan.explanation)
+            yield placement
+            yield start_deadline(state, job)
 
     def _freed(self, state: CellState) -> Iterator[Event]:
         """Something was freed, and not by a plan that is being carried out. Where the profile regroups, the plan says who gets it."""
@@ -247,8 +242,7 @@ class Decider:
             yield from request_plan(state)
             return
         yield from units.carry_on(state, self.explanations.append, self._still_waiting)
-        reclaiming = Reclaiming(self.profile, self.explanations.append)
-        yield from reclaiming.begin(state)
+        yield from (reclaiming := Reclaiming(self.profile, self.explanations.append)).begin(state)
         if state.frozen or not state.queue or state.in_window:
             return
         hopeless: set[tuple[object, ...]] = set()
