@@ -5,7 +5,7 @@ As `penstock.policies.interleave`, with a list of its own, since that search loo
 - Nobody is regrouped while there are GPUs for all who wait: jobs start where the other stages place them.
 - A tenant's first jobs, up to its share of the GPUs (1 / tenants), come before all that is beyond any tenant's share. A large gang that has waited too long
   (`penstock.policies.fair`) waits for no share.
-- Within both parts: expected service (GPU seconds) over the response ratio, so that who waits comes earlier and nobody waits for ever. A tenant's jobs of a higher
+- Within both parts: expected service (GPU seconds) over the root of the response ratio, so that who waits comes earlier and nobody waits for ever. A tenant's jobs of a higher
   priority take the places of its others.
 - Only jobs that save are stopped (`checkpoint` of the job's specification). Others may get company on their GPUs.
 - Jobs with a deadline or a service class are not regrouped, nor are jobs with parts of GPUs: they start in the profile's order, on GPUs for which the plan leaves room when they
@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from heapq import merge
 from itertools import islice
-from math import ceil
+from math import ceil, sqrt
 from typing import Any, NamedTuple
 
 from msgspec.structs import replace
@@ -34,7 +34,7 @@ from penstock.policies.ordered import gpus_of
 from penstock.policies.regroup import Answer, Candidate, GroupPlan, Question, Scope
 from penstock.policies.service import attained_s
 
-STAYS = 4.0  # times less service has who takes the place of a job that runs
+STAYS = 4.0  # times less service has who takes the place of a job that can share with nobody, since its stages are not known
 STAYS_SHARING = (
     1.5  # the same, where the stages of its iteration are known: who takes its place may share with others
 )
@@ -135,9 +135,12 @@ class FairInterleave(Interleave):
         if candidate is None and job.spec.timed:
             service = 0.0
         if candidate is not None and candidate.group:
-            stays = STAYS if candidate.stages is None else STAYS_SHARING
-            service = max(0.0, service - candidate.stop_cost_s * gpus) / stays
-        return _Claim(fixed, service / self._ratio(state, job, service), job.order, job, gpus, candidate)
+            service = max(0.0, service - candidate.stop_cost_s * gpus)
+            if candidate.stages is None:
+                service /= STAYS
+        return _Claim(
+            fixed, service / sqrt(self._ratio(state, job, service)), job.order, job, gpus, candidate
+        )
 
     def _ratio(self, state: CellState, job: JobState, service: float) -> float:
         """(waited + r) / r, ≥ 1; time in which it ran is no waiting."""

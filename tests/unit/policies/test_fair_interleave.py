@@ -71,7 +71,7 @@ def test_who_waits_comes_earlier_with_time() -> None:
     job(driver, "runs", 4, 360_000, runs=True)
     job(driver, "long", 4, 7_200)
     driver.at(driver.now_ms + 48 * HOUR_MS)
-    job(driver, "short", 4, 900)
+    job(driver, "shorter", 4, 3_000)
     assert listed(driver)[0] == "long"
 
 
