@@ -308,7 +308,7 @@ def test_a_job_moves_to_the_node_that_a_service_names(profile: str) -> None:
     places: dict[str, str] = {}
 
     def propose(kind: str, data: Mapping[str, Any]) -> Sequence[Event]:
-        if kind == wire_type(ProposalAnswered):
+        if kind == wire_type(ProposalAnswered) and data["proposer"] == "migrator":
             answers.append(data["verdict"])
         if kind != wire_type(TaskStarted):
             return []
