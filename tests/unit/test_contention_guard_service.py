@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from penstock.errors import LogError
 from penstock.ledger.replica import Replica
 from penstock.log.port import Message, Partition
 from penstock.log.topic_settings import topic_partitions
@@ -17,8 +18,10 @@ from penstock.model.proposals import CoresProposed, ThrottleProposed
 from penstock.model.settings import Contention, PlacerSettings
 from penstock.model.topics import Topic, node_partition
 from penstock.policies import settling
+from penstock.policies.telemetry_windows import NodeWindow
 from penstock.runtime.settings import Settings
 from penstock.runtime.tracing.tracer import Tracing
+from penstock_services.contention_guard.shell import service
 from penstock_services.contention_guard.shell.service import Watcher
 from tests.support.driver import CellDriver, estimate, node_spec
 from tests.support.memory_log import MemoryBroker, MemoryLog
@@ -131,6 +134,29 @@ async def test_a_training_whose_speed_has_settled_is_tried_with_other_cores(brok
         found = await until(broker, 1)
     assert isinstance(found, CoresProposed)
     assert (found.task_id, found.cores, found.cause) == (TASK, 8, "probe")
+
+
+async def test_where_faust_reads_nothing_the_logs_own_reader_does(
+    broker: MemoryBroker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """On Kafka Faust was given its partitions, and no record came: the guard was deaf, and nothing else showed it."""
+    closed = []
+
+    class Deaf:
+        async def begin(self) -> list[NodeWindow]:
+            raise LogError("Faust has read nothing for 30 s")
+
+        async def close(self) -> None:
+            closed.append(self)
+
+    monkeypatch.setattr(service, "new_windows", lambda settings, log: Deaf())
+    Cell(broker)
+    async with watcher(broker):
+        sends(broker, 1, step_ms=1.0)
+        found = await until(broker, 1)
+    assert found.task_id == TASK
+    assert len(closed) == 1
+    assert "telemetry is read without Faust: Faust has read nothing for 30 s" in caplog.text
 
 
 async def test_who_slows_a_training_is_slowed_and_let_go_when_it_ends(broker: MemoryBroker) -> None:

@@ -89,14 +89,15 @@ class FairInterleave(Interleave):
         super().__init__(limits_gpu_s, _plan, partial(FairCandidates, scope=SCOPE), name)
 
     def question(self, state: CellState) -> Question | None:
-        """None also while the cell has room for all who wait, and nobody shares GPUs."""
+        """None also while the cell has room for all who wait, and nobody shares GPUs; but for a single job for which a window is open: it starts at once."""
         found = super().question(state)
         if found is None:
             return None
         gpus = sum(found.node_gpus)
         waiting = sum(job.gpus for job in found.jobs if not job.group)
         running = {job.group: job.gpus for job in found.jobs if job.group}
-        if not found.behind and not state.groups and waiting + sum(running.values()) <= gpus:
+        fits = not found.behind and not state.groups and waiting + sum(running.values()) <= gpus
+        if fits and not (state.in_window and len(state.queue) == 1):
             return None
         listed, room = self._shared_out(state, found, gpus)
         return replace(found, jobs=tuple(listed), node_gpus=_less(found.node_gpus, room))

@@ -56,6 +56,7 @@ REBALANCE_S = 10.0
 REQUEST_S = 10.0  # Faust's default for a write is 20 minutes
 COMMIT_S = 2.0  # positions; nothing is committed where nothing was read
 MAX_BATCH_BYTES = 1_000_000
+CATCH_UP_S = 30.0  # without a record read at the start, that is
 STOP_S = 2.0  # to leave the group, so that a successor need not wait for SESSION_S
 
 encoded = msgspec.json.Encoder(enc_hook=dict).encode
@@ -114,6 +115,8 @@ class WindowTable:
         self._end: dict[Partition, int] = {}
         self._behind: dict[int, int] | None = None
         """Partition → offset of the last record that `begin` waits for; None: the table is not there yet."""
+        self._done: dict[int, int] = {}
+        """Partition → offset of the latest record that is dealt with: while the group's positions are asked for, reading goes on."""
         self._caught_up = asyncio.Event()
 
     async def begin(self) -> Sequence[NodeWindow]:
@@ -125,10 +128,23 @@ class WindowTable:
         self._end = await self._kafka.end_offsets(telemetry)
         self._app = self._new_app(self._kafka.connection)
         await self._unless_ended(self._app.start())
-        await self._unless_ended(self._caught_up.wait())
+        await self._unless_ended(self._catch_up())
         self._changed.clear()
         self._news.clear()
         return self._held.all()
+
+    async def _catch_up(self) -> None:
+        """Raises `LogError` where Faust does not get on: its consumer has been seen to read nothing of a partition, for no reason that it gives."""
+        done: dict[int, int] | None = None
+        while done != self._done:
+            done = dict(self._done)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(CATCH_UP_S):
+                    await self._caught_up.wait()
+                    return
+        raise LogError(
+            f"Faust has read nothing of {Topic.TELEMETRY} for {CATCH_UP_S:.0f} s; it is behind in {self._behind}"
+        )
 
     async def read(self) -> Sequence[NodeWindow]:
         """As `Windows`."""
@@ -251,12 +267,14 @@ class WindowTable:
         self._behind = {
             place.index: self._end[place] - 1
             for place in ours
-            if max(self._begin[place], committed.get(place, 0)) < self._end[place]
+            if max(self._begin[place], committed.get(place, 0), self._done.get(place.index, -1) + 1)
+            < self._end[place]
         }
         self._advance(-1, -1)
 
     def _advance(self, partition: int, offset: int) -> None:
         """This record is dealt with, and those before it."""
+        self._done[partition] = max(offset, self._done.get(partition, -1))
         if self._behind is not None and not self._caught_up.is_set():
             if offset >= self._behind.get(partition, offset + 1):
                 del self._behind[partition]

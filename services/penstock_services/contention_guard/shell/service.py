@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from penstock.clock import wall_ms
+from penstock.errors import LogError
 from penstock.ledger.replica import Replica
 from penstock.ledger.state import CellState
 from penstock.log.open import open_log
@@ -70,7 +71,16 @@ class Watcher:
             hears = guards(self._state.settings)
             if hears:
                 windows = new_windows(self._settings, self._log)
-                self._hear(await windows.begin())
+                try:
+                    found = await windows.begin()
+                except LogError as error:
+                    if isinstance(windows, LogWindows):
+                        raise
+                    LOG.warning("telemetry is read without Faust: %s", error)
+                    await windows.close()
+                    windows = LogWindows(self._log)
+                    found = await windows.begin()
+                self._hear(found)
                 LOG.info("read %d windows of telemetry", self._guard.heard)
             ready.set()
             await self._follow(reader, windows, hears)
