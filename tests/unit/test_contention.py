@@ -210,6 +210,8 @@ def test_under_a_profile_without_a_guard_nothing_is_done() -> None:
     assert cell.guard.due_ms(cell.state) is None
 
 
+STEPS_OF_DAYS_MS = 10_000_000_000
+"""Steps of up to eleven days are drawn: so long a speed may take to settle (`penstock.policies.settling`)."""
 SAMPLES = st.lists(
     st.tuples(
         st.sampled_from(["a.1.w0", "b.1.w0", "hog.1.w0", "ghost.1.w0", None]),
@@ -256,10 +258,10 @@ def test_whatever_the_telemetry_changes_of_a_job_are_bounded(
     for one in cell.proposals:
         assert one.cause != "contention" or one.task_id == HOG
     for _ in range(20):
-        cell.passes(60_000)
+        cell.passes(STEPS_OF_DAYS_MS)
         cell.acts()
     sent = len(cell.proposals)
     for _ in range(20):
-        cell.passes(60_000)
+        cell.passes(STEPS_OF_DAYS_MS)
         cell.acts()
     assert len(cell.proposals) == sent, "idle it sends nothing"
