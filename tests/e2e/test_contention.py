@@ -63,7 +63,7 @@ SPAN_S, STAYS_S = 2.0, 3.0
 
 
 class Training:
-    """One job with a GPU; it ends when it is told to."""
+    """One job with a GPU; it ends when its file of that name exists."""
 
     def __init__(self, up: Installation, name: str, threads: int, work: int, *flags: str) -> None:
         self.up, self.name = up, name
@@ -132,7 +132,7 @@ def eliminating() -> Iterator[Installation]:
 
 
 def test_a_starved_training_gets_the_cores_that_it_needs(searching: Installation) -> None:
-    """Nobody said how many it needs, so it begins with one. Its loader could use more than the node has: within four probes it has them."""
+    """It does not state how many it needs, so it begins with one. Its loader could use more than the node has: within four probes it has them."""
     training = Training(searching, "starves", 8, 300_000)
     before_others(training.pid())
     began_s = time.monotonic()
@@ -173,8 +173,8 @@ def test_what_slows_a_training_is_slowed_until_it_has_ended(eliminating: Install
     ):  # each a session of its own, to which the kernel gives an equal part of a core
         before_others(pid)
     hurt_s = time.monotonic()
-    eventually(lambda: len(decided(eliminating, "hogs")) > 0, "nobody is slowed")
-    print(f"\nsomebody is slowed after {time.monotonic() - hurt_s:.1f} s")
+    eventually(lambda: len(decided(eliminating, "hogs")) > 0, "no job is slowed")
+    print(f"\nhogs are slowed after {time.monotonic() - hurt_s:.1f} s")
     slowed_s = time.monotonic()
     bound_s = WITHIN * alone_s
     eventually(

@@ -23,6 +23,7 @@ from infra.devservers.build_cache import INFRA, REPOSITORY
 from infra.devservers.kafka import ADMIN, KafkaBroker, kafka_broker, make_certificates
 from infra.devservers.processes import Child, free_port
 from penstock.errors import LogError, NotAllowed
+from penstock.local.services import NAMES as SERVICES
 from penstock.log.open import open_log
 from penstock.log.port import Message, Partition
 from penstock.model.ledger_events import JobEnded, PlacementDecided
@@ -51,18 +52,7 @@ class System:
         self.gateway = Gateway(f"http://127.0.0.1:{port}")
         self._bind = f"127.0.0.1:{port}"
         with ThreadPoolExecutor() as pool:
-            services = [
-                pool.submit(self._service, name, name)
-                for name in (
-                    "placer",
-                    "estimator",
-                    "batcher",
-                    "migrator",
-                    "contention-guard",
-                    "projector",
-                    "gateway",
-                )
-            ]
+            services = [pool.submit(self._service, name, name) for name in SERVICES]
             nodes = [pool.submit(self._node, node_id) for node_id in NODES]
         self.children = [started.result() for started in (*services, *nodes)]
 
@@ -364,6 +354,4 @@ async def test_a_plan_is_carried_out_unit_by_unit(system: System) -> None:
 
 def test_sigterm_ends_everything_in_order(system: System) -> None:
     """The machines shut down."""
-    assert system.stop() == dict.fromkeys(
-        ("placer", "estimator", "batcher", "migrator", "contention-guard", "projector", "gateway", *NODES), 0
-    )
+    assert system.stop() == dict.fromkeys((*SERVICES, *NODES), 0)

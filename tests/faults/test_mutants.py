@@ -68,7 +68,7 @@ NOTICED_BY = {
 
 @pytest.mark.postgres
 def test_every_missing_guard_is_noticed(postgres_dsn: str, scale: int) -> None:
-    """Somebody simplifies a line that looked superfluous. The CI run breaks every ninth guard, `make faults` all of them."""
+    """A developer simplifies a line that looked superfluous. The CI run breaks every ninth guard, `make faults` all of them."""
     assert len(NOTICED_BY) >= PROMISED
     assert set(NOTICED_BY) <= set(MUTANTS)
     broken = list(NOTICED_BY)[:: CI_STEP if scale == 1 else 1]

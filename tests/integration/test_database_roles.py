@@ -182,7 +182,7 @@ async def test_the_doctor_compares_the_read_models_with_this_version(dsn: str, u
     assert f"{files[-1].name} not applied" in older.found
     assert "restart the projector" in older.remedy
     await migrate(projector, schema_of("default"), files)
-    for service in ("placer", "estimator", "batcher", "migrator", "contention-guard", "gateway", "projector"):
+    for service in NAMES:
         assert await found(service) == Finding(
             "read models", f"penstock is at {files[-1].name[:-4]}, as in this version"
         )

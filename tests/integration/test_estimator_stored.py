@@ -1,28 +1,32 @@
 """What the estimator must not forget over a restart: kills for memory, stages, and what jobs take from each other; and that stages are told once."""
 
 import asyncio
+from collections.abc import Iterable
 from math import nan
 
 import pytest
 
-from penstock.log.port import Log
+from penstock.log.port import Log, Partition
 from penstock.model.envelope import from_wire
 from penstock.model.estimates import JobEstimated, StagesProfiled
 from penstock.model.external_events import JobSubmitted, StageSample, StagesMeasured, TaskExited
 from penstock.model.ledger_events import JobEnded, PlacementDecided
-from penstock.model.topics import Topic
+from penstock.model.topics import CELL_TOPICS, Topic
 from penstock.model.types import Estimate, JobSpec, TaskPlacement
 from penstock.runtime.settings import Settings
+from penstock.runtime.tracing.tracer import Tracing
 from penstock_services.estimator.core.interference import Interference, Kind, Learned, Measured
 from penstock_services.estimator.core.resources.memory_kills import FIRST_WORKER_MIB
 from penstock_services.estimator.core.stages.profile import StageKey, StageProfile
 from penstock_services.estimator.core.stages.registry import Owned
 from penstock_services.estimator.core.state import State, learn
 from penstock_services.estimator.shell import store as module
+from penstock_services.estimator.shell.service import Estimator
 from penstock_services.estimator.shell.store import RunStore
 from tests.integration.test_estimator_runs import run
 from tests.integration.test_estimator_service import (
     ESTIMATES,
+    LEDGER,
     SETTINGS,
     SPEC,
     Placer,
@@ -158,6 +162,36 @@ async def test_stages_that_were_never_published_are_predicted_after_a_restart() 
     assert [one.storage_ms for one in repeats] == [20, 20], (
         "told again, since the placer never wrote that it was told"
     )
+
+
+class Growing(MemoryLog):
+    """A ledger that grows by a record as soon as its end was asked for; the cell's own estimator has read and stored it."""
+
+    def __init__(self, broker: MemoryBroker, dsn: str) -> None:
+        super().__init__(broker)
+        self._dsn = dsn
+        self.placer = Placer(self)
+
+    async def end_offsets(self, partitions: Iterable[Partition]) -> dict[Partition, int]:
+        found = await super().end_offsets(partitions)
+        await self.placer.record(JobSubmitted(job_id=f"late-{found[LEDGER]}", spec=SPEC))
+        store = await RunStore.open(self._dsn, "default")
+        await store.add((), found[LEDGER] + 1)
+        await store.close()
+        return found
+
+
+@pytest.mark.postgres
+async def test_a_question_is_answered_while_the_cells_estimator_stores_runs(dsn: str) -> None:
+    """The gateway asks in a process of its own, which finds more stored than the ledger had when its end was asked for."""
+    log = Growing(MemoryBroker(), dsn)
+    await log.create(dict.fromkeys(CELL_TOPICS, 2))
+    await log.placer.start_term()
+    for _ in range(2):
+        estimator = Estimator(Settings(log_url="unused", cell_index=1, dsn=dsn), log, Tracing())
+        assert await estimator.fold_ledger() == estimator.state.seq
+        assert estimator.learner is not None
+        await estimator.learner.close()
 
 
 @pytest.mark.postgres

@@ -89,6 +89,25 @@ async def test_a_key_that_was_never_marked_keeps_its_promise_when_the_ledger_has
     await connection.close()
 
 
+async def test_a_strict_submission_is_not_judged_again_once_its_job_has_ended(
+    cell: Cell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pipeline step is repeated a day later: the job was submitted, so it is answered so, and not refused."""
+    monkeypatch.setattr("penstock_services.gateway.shell.follower.MAX_ENDED_ROWS", 0)
+    key = {"Idempotency-Key": "build-20"}
+    job_id = (await cell.http.post("/v1/jobs", json=SPEC, headers=key)).json()["job_id"]
+    [event] = await cell.written(Topic.JOBS)
+    cell.placer.feed(event.data, event.id)
+    cell.placer.feed(JobCancelRequested(job_id=job_id))
+    await cell.tell()
+    await cell.caught_up()
+    again = await cell.http.post("/v1/jobs?strict_deadline=true", json=SPEC, headers=key)
+    assert (again.status_code, again.json()["job_id"]) == (200, job_id)
+    refused = await cell.http.post("/v1/jobs?strict_deadline=true", json=SPEC)
+    assert refused.status_code == 400
+    assert "give a deadline, or qos prior or normal" in refused.json()["detail"]
+
+
 async def test_the_same_key_and_another_job_conflict(cell: Cell) -> None:
     """Two steps share a key by mistake: the second learns it, with both digests."""
     key = {"Idempotency-Key": "build-17"}

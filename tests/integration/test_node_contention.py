@@ -1,4 +1,4 @@
-"""A training beside programs that take its cores away: a real node-reporter publishes what the contention-guard needs to see of it."""
+"""Telemetry of a real node-reporter: what changes, and of a training beside programs that take its cores away what the contention-guard needs."""
 
 import itertools
 import re
@@ -19,7 +19,7 @@ from penstock.model.envelope import from_wire
 from penstock.model.external_events import TelemetrySampled
 from penstock.model.topics import Topic, node_partition
 from penstock_services.node_reporter.options import Options
-from penstock_services.node_reporter.shell import meters, pressure
+from penstock_services.node_reporter.shell import meters, pressure, sampler
 from penstock_services.node_reporter.shell.pinning import real_cores
 from penstock_services.node_reporter.shell.ports import Started
 from penstock_services.node_reporter.shell.records import read_record
@@ -52,7 +52,6 @@ for done in range(1, 10_000_000):
 """
 TELEMETRY = Partition(Topic.TELEMETRY, node_partition(NODE))
 HOGS = 8  # of one core: a training beside them has a ninth of it
-
 
 LOADERS = """
 import os, sys, time
@@ -184,7 +183,7 @@ async def test_without_pressure_stall_information_the_waiting_of_threads_is_read
 
 
 async def seen_to_wait(cell: Cell, broker: MemoryBroker) -> None:
-    """Runs the loaders, and ends them once the node has said that they wait, and that they wait no more."""
+    """Runs the loaders, and ends them once the node has reported that they wait, and that they wait no more."""
     telemetry = Telemetry(MemoryLog(broker, "guard").reader({TELEMETRY: 0}))
     await cell.order(start_order(1, sys.executable, "-c", LOADERS))
     started = await cell.until(external_events.TaskStarted)
@@ -197,6 +196,28 @@ async def seen_to_wait(cell: Cell, broker: MemoryBroker) -> None:
     await telemetry.until(lambda samples: percents(samples)[-1] < 10)
     await cell.order(stop_order(2, started.task_id, grace_ms=0))
     await cell.until(external_events.TaskExited)
+
+
+async def test_telemetry_is_published_on_change_only(
+    node: Options, cell: Cell, broker: MemoryBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A steady task is one sample; a task that grows is another one."""
+    monkeypatch.setattr(sampler, "PERIOD_S", 0.1)
+    grow = "import time; time.sleep(1); x = b'1' * (100 << 20); time.sleep(1)"
+    await cell.order(
+        start_order(1, "sleep", "2", gpus=(0,)), start_order(2, sys.executable, "-c", grow, gpus=(1,))
+    )
+    await cell.until(external_events.TaskExited, task_id="job-1.1.0")
+    exited = await cell.until(external_events.TaskExited, task_id="job-2.1.0")
+    samples = [from_wire(record.headers, record.value).data for record in broker.records(TELEMETRY)]
+    memory: dict[str | None, list[int | None]] = {"job-1.1.0": [], "job-2.1.0": []}
+    for sample in samples:
+        assert isinstance(sample, TelemetrySampled)
+        if sample.host_memory_mib is not None:
+            memory[sample.task_id].append(sample.host_memory_mib)
+    assert len(memory["job-1.1.0"]) <= 4, "of twenty looks; it may be seen while it starts"
+    assert max(mib or 0 for mib in memory["job-2.1.0"]) >= 100
+    assert exited.usage.host_memory_mib >= 100
 
 
 async def test_a_script_that_floods_its_node_with_samples_is_bounded_and_others_start_as_ever(

@@ -22,7 +22,7 @@ from penstock.model.orders import Peer, SetCores, pack_peers
 from penstock.model.topics import Topic, node_partition
 from penstock.runtime.task_logs import log_path
 from penstock_services.node_reporter.options import Options
-from penstock_services.node_reporter.shell import cgroups, sampler
+from penstock_services.node_reporter.shell import cgroups
 from penstock_services.node_reporter.shell.journal import Journal
 from penstock_services.node_reporter.shell.linux import LinuxHost
 from penstock_services.node_reporter.shell.ports import Callbacks
@@ -408,29 +408,6 @@ async def test_a_script_reports_its_phases(node: Options, cell: Cell) -> None:
         if isinstance(event, external_events.TaskPhaseChanged)
     ]
     assert phases == ["launch", "train", "save"]
-
-
-async def test_telemetry_is_published_on_change_only(
-    node: Options, cell: Cell, broker: MemoryBroker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A steady task is one sample; a task that grows is another one."""
-    monkeypatch.setattr(sampler, "PERIOD_S", 0.1)
-    grow = "import time; time.sleep(1); x = b'1' * (100 << 20); time.sleep(1)"
-    await cell.order(
-        start_order(1, "sleep", "2", gpus=(0,)), start_order(2, sys.executable, "-c", grow, gpus=(1,))
-    )
-    await cell.until(external_events.TaskExited, task_id="job-1.1.0")
-    exited = await cell.until(external_events.TaskExited, task_id="job-2.1.0")
-    records = broker.records(Partition(Topic.TELEMETRY, node_partition(NODE)))
-    samples = [from_wire(record.headers, record.value).data for record in records]
-    memory: dict[str | None, list[int | None]] = {"job-1.1.0": [], "job-2.1.0": []}
-    for sample in samples:
-        assert isinstance(sample, external_events.TelemetrySampled)
-        if sample.host_memory_mib is not None:
-            memory[sample.task_id].append(sample.host_memory_mib)
-    assert len(memory["job-1.1.0"]) <= 4, "of twenty looks; it may be seen while it starts"
-    assert max(mib or 0 for mib in memory["job-2.1.0"]) >= 100
-    assert exited.usage.host_memory_mib >= 100
 
 
 async def test_the_token_is_durable_before_the_spawn(

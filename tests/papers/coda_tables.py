@@ -10,6 +10,7 @@ last arrival. Intervals: 95 % over seeds, resampled.
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
+from statistics import fmean
 from time import process_time
 from typing import NamedTuple
 
@@ -27,13 +28,13 @@ from penstock.simulator.job_models.restarts import RestartCost, RestartingWork
 from penstock.simulator.job_models.tables import SENSITIVITY, read_sensitivity
 from penstock.simulator.traces.jobs import TraceJob
 from tests.papers.parallel_runs import simulated
+from tests.papers.resampling import mean
 from tests.papers.tables import PaperTable, Row, main
 from tests.support.command_line import simulate_options
 
 SEEDS, QUICK_SEEDS = 8, 4
 DAYS, MONTH = "coda/3-days", "coda/month"
 WARM_UP_S = 43_200.0
-RESAMPLES = 2_000
 AT_ONCE_S = 1.0
 TRAINING = RestartCost(2.5, 20.0, 0.0)
 ABORTED = RestartCost(begins_anew=True)
@@ -51,7 +52,7 @@ class Outcome(NamedTuple):
     allocated: float
     """GPUs held, always."""
     fragmented: float
-    """GPUs free while jobs with GPUs wait that ask for no more than are free."""
+    """GPUs free, no more than the jobs with GPUs that wait ask for together."""
     at_once: float
     """Of the jobs with GPUs."""
     over_10_min: float
@@ -260,24 +261,16 @@ class Samples:
         )
 
 
-def mean_of(found: Sequence[float]) -> tuple[float, tuple[float, float]]:
-    """Mean and 95 % interval over seeds."""
-    values = np.array(found)
-    picks = np.random.default_rng(0).integers(len(values), size=(RESAMPLES, len(values)))
-    low, high = np.quantile(values[picks].mean(axis=1), (0.025, 0.975))
-    return float(values.mean()), (float(low), float(high))
-
-
 def rows(variant: Variant, found: Sequence[Outcome]) -> Iterator[Row]:
     published = PUBLISHED.get(variant, Published())
     for name, label in LABELS.items():
-        here, interval = mean_of([100 * getattr(one, name) for one in found])
+        here, interval = mean([100 * getattr(one, name) for one in found])
         reach, better = REACH.get(name, (None, "higher")) if variant == CODA else (None, "higher")
         yield Row(
             label,
             here,
             getattr(published, name, None),
-            interval if len(found) > 1 else None,
+            interval,
             reach,
             better,
         )
@@ -285,16 +278,16 @@ def rows(variant: Variant, found: Sequence[Outcome]) -> Iterator[Row]:
 
 def against_fifo(runs: Mapping[Variant, Sequence[Outcome]]) -> Iterator[Row]:
     """How much faster trainings are on the GPUs that they hold than under FIFO, in percent of it."""
+    fifo = PUBLISHED[FIFO].utilisation
+    assert fifo is not None
     for variant in (DRF, CODA, *ABLATIONS):
         pairs = zip(runs[variant], runs[FIFO], strict=True)
-        here, interval = mean_of(
-            [100 * (ours.utilisation / theirs.utilisation - 1) for ours, theirs in pairs]
-        )
+        here, interval = mean([100 * (ours.utilisation / theirs.utilisation - 1) for ours, theirs in pairs])
         published = PUBLISHED.get(variant)
         value = (
             None
             if published is None or published.utilisation is None
-            else 100 * (published.utilisation / 45.4 - 1)
+            else 100 * (published.utilisation / fifo - 1)
         )
         yield Row(variant.title, here, value, interval, value if variant == CODA else None)
 
@@ -318,7 +311,7 @@ def tables(quick: bool) -> Iterator[PaperTable]:
         "Over the same trace all policies do the same work; only on the GPUs that are held can utilisation differ.",
     )
     users = [
-        Row(f"{variant.title}, {kind}", mean_of([getattr(one, name) for one in runs[variant]])[0])
+        Row(f"{variant.title}, {kind}", fmean(getattr(one, name) for one in runs[variant]))
         for variant in (FIFO, DRF, CODA)
         for name, kind in (
             ("p99_gpu_user_s", "users 1 – 14"),

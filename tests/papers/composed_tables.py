@@ -1,4 +1,4 @@
-"""Profile `penstock` on each of the five papers' workloads, beside that paper's own policy: `python -m tests.papers.composed_tables`.
+"""Profile `penstock` on the workloads of Liquid, SpeCon, GENIE and Muri, beside each paper's own policy: `python -m tests.papers.composed_tables`.
 
 A figure is how many times better `penstock` is than the policy of the paper, in the paper's own measure; it has to reach 0.98 everywhere, and to be above 1.05 on three
 workloads. The ablation leaves out one stage after the other (`PlacerSettings.without`) on the workload on which it matters. Intervals: 95 % over seeds, resampled.
@@ -12,11 +12,13 @@ import numpy as np
 
 from penstock.model.settings import Stage
 from tests.papers import genie_tables, liquid_tables, muri_tables, specon_tables
+from tests.papers.parallel_runs import made_of_simulations
+from tests.papers.resampling import Interval, ratio
 from tests.papers.tables import PaperTable, Row, main
 
+made_of_simulations(__name__)
 SEEDS, QUICK_SEEDS = 20, 2
 LEAST, MORE, WORKLOADS_WITH_MORE = 0.98, 1.05, 3
-RESAMPLES = 2_000
 OURS = "penstock"
 Measure = Callable[[str, int, tuple[Stage, ...]], float]
 """(profile, seed, stages left out) → a figure, > 0."""
@@ -76,18 +78,9 @@ WORKLOADS = (
 )
 
 
-def better(
-    workload: Workload, ours: Sequence[float], theirs: Sequence[float]
-) -> tuple[float, tuple[float, float] | None]:
+def better(workload: Workload, ours: Sequence[float], theirs: Sequence[float]) -> tuple[float, Interval]:
     """How many times, as a ratio of means, and its 95 % interval over seeds."""
-    pairs = np.array([ours, theirs] if workload.higher_is_better else [theirs, ours])
-    whole = float(pairs[0].sum() / pairs[1].sum())
-    if len(ours) == 1:
-        return whole, None
-    rng = np.random.default_rng(0)
-    drawn = pairs[:, rng.integers(pairs.shape[1], size=(RESAMPLES, pairs.shape[1]))].sum(axis=2)
-    low, high = np.quantile(drawn[0] / drawn[1], (0.025, 0.975))
-    return whole, (float(low), float(high))
+    return ratio(ours, theirs) if workload.higher_is_better else ratio(theirs, ours)
 
 
 def tables(quick: bool) -> Iterator[PaperTable]:

@@ -14,7 +14,6 @@ from statistics import fmean
 from typing import NamedTuple
 
 import msgspec
-import numpy as np
 
 from penstock.ledger.job_state import JobState
 from penstock.model.settings import Genie, PlacerSettings, Stage
@@ -37,6 +36,7 @@ from penstock_services.estimator.core.step_time.prior import WIDE
 from tests.papers.estimator.genie import Genie as Fitted
 from tests.papers.estimator.genie import Run, Task, fit_genie, light_profile, predict_genie
 from tests.papers.parallel_runs import simulated
+from tests.papers.resampling import mean
 from tests.papers.tables import PaperTable, Row, main
 
 SEEDS, QUICK_SEEDS = 20, 2
@@ -58,7 +58,6 @@ OURS, GENIES = "estimator", "genie"
 OWN_MODEL_SEEDS = 4
 RESTART = RestartCost(save_s=5.0, launch_s=RESTART_S, interval_s=600.0)
 EDGES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
-RESAMPLES = 2_000
 LEVEL = 0.9
 
 
@@ -257,11 +256,10 @@ def calibration(seeds: Sequence[int]) -> PaperTable:
     return PaperTable("genie-odds", "Odds of a deadline when the task starts: met", "%", rows)
 
 
-def interval(values: Sequence[float]) -> tuple[float, float]:
-    rng = np.random.default_rng(0)
-    resampled = np.array(values)[rng.integers(len(values), size=(RESAMPLES, len(values)))].mean(axis=1)
-    low, high = np.quantile(resampled, (0.025, 0.975))
-    return float(low), float(high)
+def averaged(label: str, values: Sequence[float], reach: float | None = None, better: str = "higher") -> Row:
+    """The mean over seeds, with its interval."""
+    here, interval = mean(values)
+    return Row(label, here, interval=interval, reach=reach, better=better)
 
 
 def rows(label: str, per_hour: int, seeds: Sequence[int], nodes: int = NODES) -> tuple[list[Row], list[Row]]:
@@ -274,22 +272,9 @@ def rows(label: str, per_hour: int, seeds: Sequence[int], nodes: int = NODES) ->
         share = [100 * one.met for one in found]
         hours = [one.makespan_s / 3_600 for one in found]
         ours = choose not in BASELINES
-        met.append(
-            Row(
-                f"{label}: {NAMES[choose]}",
-                fmean(share),
-                interval=interval(share),
-                reach=best["met"] if ours else None,
-            )
-        )
+        met.append(averaged(f"{label}: {NAMES[choose]}", share, best["met"] if ours else None))
         makespans.append(
-            Row(
-                f"{label}: {NAMES[choose]}",
-                fmean(hours),
-                interval=interval(hours),
-                reach=best["makespan"] if ours else None,
-                better="lower",
-            )
+            averaged(f"{label}: {NAMES[choose]}", hours, best["makespan"] if ours else None, "lower")
         )
         best = {"met": max(best["met"], fmean(share)), "makespan": min(best["makespan"], fmean(hours))}
     return met, makespans
@@ -303,10 +288,8 @@ def making_way(seeds: Sequence[int]) -> Iterator[PaperTable]:
         for make_way, label in ((False, "ours"), (True, "and jobs make way")):
             found = [run(per_hour, "protect", seed, restarts=True, make_way=make_way) for seed in seeds]
             share, seconds = [100 * one.met for one in found], [one.urgent_s for one in found]
-            met.append(Row(f"{per_hour}/h: {label}", fmean(share), interval=interval(share)))
-            urgent.append(
-                Row(f"{per_hour}/h: {label}", fmean(seconds), interval=interval(seconds), better="lower")
-            )
+            met.append(averaged(f"{per_hour}/h: {label}", share))
+            urgent.append(averaged(f"{per_hour}/h: {label}", seconds, better="lower"))
     yield PaperTable("genie-make-way", "Jobs that make way: tasks in time", "%", met)
     yield PaperTable(
         "genie-make-way-urgent", "Jobs that make way: from submission to end of urgent ones", "s", urgent
@@ -338,7 +321,7 @@ def tables(quick: bool) -> Iterator[PaperTable]:
     for theta in THETAS:
         for per_hour in RATES:
             ours = [100 * run(per_hour, "qos", seed, NODES, theta).met for seed in seeds]
-            found.append(Row(f"θ {theta:g}, {per_hour}/h", fmean(ours), interval=interval(ours)))
+            found.append(averaged(f"θ {theta:g}, {per_hour}/h", ours))
     yield PaperTable(
         "genie-theta", "What another node costs (θ of eq. 5, not published): tasks in time", "%", found
     )
@@ -349,7 +332,7 @@ def tables(quick: bool) -> Iterator[PaperTable]:
             100 * run(20, choose, seed, learner=GENIES).met
             for seed in range(min(len(seeds), OWN_MODEL_SEEDS))
         ]
-        found.append(Row(f"20/h: {NAMES[choose]}", fmean(ours), interval=interval(ours)))
+        found.append(averaged(f"20/h: {NAMES[choose]}", ours))
     yield PaperTable(
         "genie-own-model", "Predicted by GENIE's own model (eq. 1 – 3): tasks in time", "%", found
     )

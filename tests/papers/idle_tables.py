@@ -31,6 +31,7 @@ from penstock.simulator.job_models.tables import STAGE_PROFILES, read_start_ups
 from penstock.simulator.nodes import Latency
 from penstock.simulator.traces.cluster import nodes_of
 from penstock.simulator.traces.jobs import TraceJob
+from tests.papers.resampling import less
 from tests.papers.tables import PaperTable, Row, main
 
 SEEDS, QUICK_SEEDS = 20, 4
@@ -51,7 +52,6 @@ PUBLISHED_EVENTS = {
     "CNN-MNIST on T4": 16.0,
     "NeuMF on T4": 10.0,
 }
-RESAMPLES = 1_000
 
 
 class Kind(NamedTuple):
@@ -163,19 +163,6 @@ def run(job_model: JobModel, jobs: Sequence[TraceJob], mode: Mode) -> Outcome:
     )
 
 
-def reductions(
-    with_s: Sequence[Sequence[float]], without_s: Sequence[Sequence[float]]
-) -> tuple[float, tuple[float, float]]:
-    """Percent, and its 95 % interval over sequences."""
-    pairs = np.array([(sum(one), sum(other)) for one, other in zip(with_s, without_s, strict=True)])
-    rng = np.random.default_rng(0)
-    drawn = pairs[rng.integers(len(pairs), size=(RESAMPLES, len(pairs)))].sum(axis=1)
-    found = 100 * (1 - drawn[:, 0] / drawn[:, 1])
-    low, high = np.quantile(found, (0.025, 0.975))
-    whole = pairs.sum(axis=0)
-    return float(100 * (1 - whole[0] / whole[1])), (float(low), float(high))
-
-
 def runs(
     job_model: JobModel, found: Sequence[Kind], seeds: int, mode: Mode
 ) -> dict[Kind, list[Sequence[float]]]:
@@ -187,7 +174,8 @@ def flat(by_kind: Mapping[Kind, list[Sequence[float]]]) -> list[Sequence[float]]
 
 
 def row(label: str, with_s: list[Sequence[float]], without_s: list[Sequence[float]], **more: Any) -> Row:
-    here, interval = reductions(with_s, without_s)
+    """Of sequences, as sums of their gaps."""
+    here, interval = less([sum(one) for one in with_s], [sum(one) for one in without_s])
     return Row(label, here, interval=interval, **more)
 
 

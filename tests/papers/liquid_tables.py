@@ -4,11 +4,10 @@ The jobs are those of `penstock.simulator.generators.liquid`; a batch is planned
 arrival. Intervals: 95 % over seeds, resampled. Rows `bound` say what no placement and no schedule can do better (`tests.papers.liquid_bounds`).
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from statistics import fmean
 
 import msgspec
-import numpy as np
 
 from penstock.model.settings import Stage
 from penstock.simulator.commands.options import judge
@@ -16,6 +15,7 @@ from penstock.simulator.engine import Simulation
 from penstock.simulator.job_models.steps import StageTimes
 from tests.papers.liquid_bounds import least_makespan_s, least_mean_s, shortest_s
 from tests.papers.parallel_runs import simulated
+from tests.papers.resampling import less, more
 from tests.papers.tables import PaperTable, Row, main
 from tests.support.command_line import simulate_options
 
@@ -25,7 +25,6 @@ NODE_GPUS, GANG_GPUS = 2, 3
 WEIGHTS = (0.1, 0.5, 0.9)
 NODES, QUICK_NODES = (20, 5, 10, 15), (5,)
 WINDOW_MS = 1_000
-RESAMPLES = 2_000
 OURS = ("liquid", "penstock")
 OTHERS = ("random", "even", "k8s-default", "kubeflow", "hived")
 MAKESPAN: Mapping[str, float] = dict(zip(OTHERS, (24, 23, 23, 18, 22), strict=True))
@@ -76,16 +75,6 @@ def bounds(nodes: int, seed: int) -> tuple[float, float]:
     return least_mean_s(times, at_once), least_makespan_s(times, at_once)
 
 
-def ratio(ours: Sequence[float], theirs: Sequence[float]) -> tuple[float, tuple[float, float]]:
-    """Sum over sum, and its 95 % interval over seeds."""
-    pairs = np.array([ours, theirs])
-    rng = np.random.default_rng(0)
-    drawn = pairs[:, rng.integers(pairs.shape[1], size=(RESAMPLES, pairs.shape[1]))].sum(axis=2)
-    low, high = np.quantile(drawn[0] / drawn[1], (0.025, 0.975))
-    whole = pairs.sum(axis=1)
-    return float(whole[0] / whole[1]), (float(low), float(high))
-
-
 def batch_tables(quick: bool) -> Iterator[PaperTable]:
     seeds = range(QUICK_SEEDS if quick else SEEDS)
     for nodes in QUICK_NODES if quick else NODES:
@@ -103,17 +92,14 @@ def batch_tables(quick: bool) -> Iterator[PaperTable]:
                 others = [(f"{profile} one after the other", runs[profile, False], None)]
                 others += [(other, runs[other, False], published[other]) for other in OTHERS]
                 for label, theirs, claimed in others:
-                    found, (low, high) = ratio(mine, [one[which] for one in theirs])
+                    found, interval = less(mine, [one[which] for one in theirs])
                     claim = claimed if nodes == max(NODES) and profile == OURS[0] else None
-                    less = (100 * (1 - high), 100 * (1 - low))
-                    rows.append(Row(f"{profile} vs {label}", 100 * (1 - found), claim, less, claim))
+                    rows.append(Row(f"{profile} vs {label}", found, claim, interval, claim))
             for other in OTHERS:
-                found, (low, high) = ratio(
+                found, interval = less(
                     [one[which] for one in least], [one[which] for one in runs[other, False]]
                 )
-                rows.append(
-                    Row(f"bound vs {other}", 100 * (1 - found), None, (100 * (1 - high), 100 * (1 - low)))
-                )
+                rows.append(Row(f"bound vs {other}", found, None, interval))
             yield PaperTable(
                 f"liquid-batch-{nodes}-{what.lower()}", f"Batch on {nodes} nodes: {what}", "% less", rows
             )
@@ -128,14 +114,13 @@ def immediate_tables(quick: bool) -> Iterator[PaperTable]:
     rows = []
     for profile in OURS:
         for other in OTHERS:
-            found, (low, high) = ratio(runs[other], runs[profile])
+            found, interval = more(runs[other], runs[profile])
             claim = SPEED[other] if profile == OURS[0] else None
-            faster = (100 * (low - 1), 100 * (high - 1))
-            rows.append(Row(f"{profile} vs {other}", 100 * (found - 1), claim, faster, claim))
+            rows.append(Row(f"{profile} vs {other}", found, claim, interval, claim))
     least = [fmean(shortest_times("liquid/immediate", seed)) for seed in seeds]
     for other in OTHERS:
-        found, (low, high) = ratio(runs[other], least)
-        rows.append(Row(f"bound vs {other}", 100 * (found - 1), None, (100 * (low - 1), 100 * (high - 1))))
+        found, interval = more(runs[other], least)
+        rows.append(Row(f"bound vs {other}", found, None, interval))
     yield PaperTable("liquid-immediate", "Immediate mode: job speed", "% faster", rows)
 
 
@@ -153,9 +138,8 @@ def server_tables(quick: bool) -> Iterator[PaperTable]:
     rows = []
     for profile in OURS:
         for weight in WEIGHTS:
-            found, (low, high) = ratio(mean_times(profile, weight), other)
-            less = (100 * (1 - high), 100 * (1 - low))
-            rows.append(Row(f"{profile}, lambda {weight} vs random", 100 * (1 - found), None, less))
+            found, interval = less(mean_times(profile, weight), other)
+            rows.append(Row(f"{profile}, lambda {weight} vs random", found, None, interval))
     yield PaperTable("liquid-servers", "Parameter servers without GPUs: JCT", "% less", rows)
 
 

@@ -2,16 +2,17 @@
 
 Each line: average JCT without groups (SRSF where run times are known, else Tiresias) as a multiple of ours, and ours restarts per job.
 
-What is due to what: `--alone`: no stages are known, so nobody shares, and only the order differs; `--few`: the mixes in which hardly anybody waits, run times known, over several seeds, with stage
+What is due to what: `--alone`: no stages are known, so no jobs share, and only the order differs; `--few`: the mixes in which hardly anybody waits, run times known, over several seeds, with stage
 times that are right or wrong, and with starts that cost or cost nothing.
 """
 
 import os
-import sys
+from argparse import ArgumentParser
 from collections.abc import Iterator
 from itertools import product
-from math import exp, inf, log
+from math import inf
 from pathlib import Path
+from statistics import geometric_mean
 
 from penstock.model.settings import TIRESIAS_LIMITS_GPU_S
 from penstock.policies.group_plan import group_plan
@@ -88,23 +89,31 @@ def of_few() -> Iterator[tuple[str, float, float]]:
             yield what, alone / shared.mean_jct, shared.restarts
 
 
-def main(option: str = "") -> None:
-    tables = {
-        "": (("traces", of_traces()), ("mixes", of_mixes())),
-        "--alone": (("traces without stages", of_traces(no_stages)),),
-        "--few": (("mixes in which few wait", of_few()),),
-    }
-    for name, rows in tables[option]:
-        found = []
-        for what, ratio, restarts in rows:
-            found.append(ratio)
-            print(f"{what}: {ratio:.3f}, {restarts:.2f} restarts", flush=True)
-        mean = exp(sum(map(log, found)) / len(found))
-        below = sum(ratio < EQUAL for ratio in found)
-        print(
-            f"{name}: geometric mean {mean:.3f}, least {min(found):.3f}, {below} of {len(found)} below {EQUAL}"
-        )
+def main() -> None:
+    parser = ArgumentParser(prog="python -m tests.papers.muri_interleave")
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--alone", action="store_true", help="traces without stages: only the order differs")
+    which.add_argument("--few", action="store_true", help="mixes in which hardly any job waits")
+    asked = parser.parse_args()
+    if asked.alone:
+        report("traces without stages", of_traces(no_stages))
+    elif asked.few:
+        report("mixes in which few wait", of_few())
+    else:
+        report("traces", of_traces())
+        report("mixes", of_mixes())
+
+
+def report(name: str, rows: Iterator[tuple[str, float, float]]) -> None:
+    found = []
+    for what, ratio, restarts in rows:
+        found.append(ratio)
+        print(f"{what}: {ratio:.3f}, {restarts:.2f} restarts", flush=True)
+    below = sum(ratio < EQUAL for ratio in found)
+    print(
+        f"{name}: geometric mean {geometric_mean(found):.3f}, least {min(found):.3f}, {below} of {len(found)} below {EQUAL}"
+    )
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main()

@@ -25,7 +25,7 @@ def simulated(placeholder: Answer) -> Callable[[Callable[Asked, Answer]], Callab
     """Of a function of this module that simulates; its arguments are hashable. `placeholder`: a result that a table can be made of."""
 
     def around(function: Callable[Asked, Answer]) -> Callable[Asked, Answer]:
-        _parallel_modules.add(function.__module__)
+        made_of_simulations(function.__module__)
 
         @functools.wraps(function)
         def found(*asked: Asked.args, **named: Asked.kwargs) -> Answer:
@@ -43,6 +43,11 @@ def simulated(placeholder: Answer) -> Callable[[Callable[Asked, Answer]], Callab
         return found
 
     return around
+
+
+def made_of_simulations(module: str) -> None:
+    """Tables of this module take simulations, its own or those of other modules."""
+    _parallel_modules.add(module)
 
 
 def begin(module: str, learn: Callable[[], Iterable[object]], pool: ProcessPoolExecutor) -> int:

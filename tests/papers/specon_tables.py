@@ -15,12 +15,12 @@ from penstock.model.settings import Convergence, Stage
 from penstock.simulator.commands.options import judge
 from penstock.simulator.engine import Simulation
 from tests.papers.parallel_runs import simulated
+from tests.papers.resampling import less
 from tests.papers.tables import PaperTable, Row, main
 from tests.support.command_line import simulate_options
 
 SEEDS, QUICK_SEEDS = 20, 3
 RESTART_COST = "2500ms,2500ms,0s"
-RESAMPLES = 2_000
 BASELINE = "even"
 PROFILES = {"specon": "SpeCon as published", "balance": "By predicted completion times"}
 
@@ -87,16 +87,6 @@ def run(
     assert figures.unfinished_jobs == 0
     jct_s = {job_id: life.jct_s for job_id, life in simulation.meter.lives.items()}
     return Outcome(jct_s, figures.makespan_s, sum(moves.values()))
-
-
-def less(ours: Sequence[float], theirs: Sequence[float]) -> tuple[float, tuple[float, float]]:
-    """Reduction of the sum in percent, and its 95 % interval over seeds."""
-    pairs = np.array([ours, theirs])
-    rng = np.random.default_rng(0)
-    resampled = pairs[:, rng.integers(pairs.shape[1], size=(RESAMPLES, pairs.shape[1]))].sum(axis=2)
-    low, high = np.quantile(100 * (1 - resampled[0] / resampled[1]), (0.025, 0.975))
-    whole = pairs.sum(axis=1)
-    return float(100 * (1 - whole[0] / whole[1])), (float(low), float(high))
 
 
 def rows(

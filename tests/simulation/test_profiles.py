@@ -68,7 +68,7 @@ def run(trace: Path, profile: str, *more: str, cluster: str = CLUSTER) -> Simula
 
 @pytest.mark.parametrize("profile", sorted(PROFILES))
 def test_every_profile_ends_every_job(profile: str, trace: Path) -> None:
-    """Whatever a policy prefers, nobody waits for ever and nothing is given twice. The ledger is the one that the profile always wrote:
+    """Whatever a policy prefers, no job waits for ever and nothing is given twice. The ledger is the one that the profile always wrote:
     after an upgrade `penstock replay` must find every old decision again.
     """
     first = run(trace, profile, "--check")

@@ -20,7 +20,7 @@ RESCTRL = Isolation(exits="pid_namespace", files=True, bandwidth="resctrl")
 
 
 class GuardedCell(CellDriver):
-    """`obeys`: whether nodes answer orders, and can do what they say."""
+    """`obeys`: whether nodes answer orders, and can do what these ask for."""
 
     def __init__(self, contention: Contention | None = Contention(), profile: str = "fifo") -> None:  # noqa: B008 - immutable
         self.guard = ContentionGuard()

@@ -47,8 +47,8 @@ def load(seed: int, count: int, nodes: Iterable[str], tasks: int = 3) -> Iterato
             "memory_bandwidth_percent": 120 * random.random(),
             "loss": random.random(),
         }
-        kept = {name: value for name, value in values.items() if random.random() < 0.5}
-        event = sample(str(random.choice(names)), None if task < 0 else f"j{task}.1.w0", **kept)
+        chosen = {name: value for name, value in values.items() if random.random() < 0.5}
+        event = sample(str(random.choice(names)), None if task < 0 else f"j{task}.1.w0", **chosen)
         found = message(f"s{seed}-{number}", event)
         yield found
         if number % 10 == 0:

@@ -2,8 +2,14 @@
 
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+import pytest
+
+from penstock.sdk.lines import FIFO
+from penstock.sdk.progress import Meter
 
 
 class Clock:
@@ -41,3 +47,23 @@ class Pipe:
             if not kinds or kind in kinds:
                 found.append(value)
         return found
+
+
+@pytest.fixture
+def fifo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pipe]:
+    """Of this process, which is the first of its job's."""
+    pipe = Pipe(tmp_path / "phases")
+    monkeypatch.setenv(FIFO, str(pipe.path))
+    monkeypatch.delenv("RANK", raising=False)
+    yield pipe
+    os.close(pipe.descriptor)
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def meter(clock: Clock) -> Meter:
+    return Meter(clock)

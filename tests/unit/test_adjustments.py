@@ -19,6 +19,9 @@ from penstock_services.placer.core.orders import orders_of, outstanding
 from tests.support.driver import CellDriver, estimate, job_spec, kinds, node_spec
 
 A, B = "a.1.w0", "b.1.w0"
+TWO_CORES = CoresDecided(
+    job_id="a", attempt=1, task_id=A, node_id="n1", by="guard", reason="starved", cores=(0, 1), cause="other"
+)
 
 
 @pytest.fixture
@@ -55,16 +58,7 @@ def test_a_task_keeps_its_lowest_cores_and_gets_the_lowest_free_ones(cell: CellD
     """The guard sees four cores half idle, then the same task starving beside a newer one."""
     step = cell.feed(asks(A, 2))
     assert kinds(step) == ["cores.proposed", "cores.decided", "proposal.answered"]
-    assert step.facts[1] == CoresDecided(
-        job_id="a",
-        attempt=1,
-        task_id=A,
-        node_id="n1",
-        by="guard",
-        reason="starved",
-        cores=(0, 1),
-        cause="other",
-    )
+    assert step.facts[1] == TWO_CORES
     cell.submit("b", need=estimate(cores=1))
     assert cores(cell, B) == (2,)
     cell.feed(asks(A, 5))
@@ -150,17 +144,7 @@ def test_orders_are_repeated_until_the_node_has_answered(cell: CellDriver) -> No
     cell.feed(asks(A, 3))
     [order] = cell.orders()
     assert order == SetCores(token=cell.state.seq, node_id="n1", task_id=A, cores=(0, 1, 2))
-    overtaken = CoresDecided(
-        job_id="a",
-        attempt=1,
-        task_id=A,
-        node_id="n1",
-        by="guard",
-        reason="starved",
-        cores=(0, 1),
-        cause="other",
-    )
-    assert orders_of(cell.state, overtaken, first) == []
+    assert orders_of(cell.state, TWO_CORES, first) == []
     late = adjusted(cell, A, order_token=first)
     assert cell.feed(late).reason == "stale_adjustment"
     assert kinds(cell.feed(adjusted(cell, A, "cpuset"))) == ["task.adjusted"]
@@ -199,17 +183,7 @@ def test_a_cancelled_task_gives_up_what_it_was_to_give_up_before_it_is_stopped(c
     assert isinstance(repeated[0], SetCores)
     assert isinstance(repeated[1], SetCores)
     assert not set(repeated[0].cores) & set(repeated[1].cores)
-    decided = CoresDecided(
-        job_id="a",
-        attempt=1,
-        task_id=A,
-        node_id="n1",
-        by="guard",
-        reason="starved",
-        cores=(0, 1),
-        cause="other",
-    )
-    assert orders_of(cell.state, decided, first) == repeated[:1], "also where the state has run ahead"
+    assert orders_of(cell.state, TWO_CORES, first) == repeated[:1], "also where the state has run ahead"
 
 
 def test_a_cancelled_task_gets_no_cap_and_is_not_asked_to_save(cell: CellDriver) -> None:

@@ -11,11 +11,17 @@ from penstock.model.event import Event
 from penstock.model.external_events import JobCancelRequested, NodeCordoned
 from penstock.model.ledger_events import MAX_RANKS, JobRank, PlacementDecided, TermStarted
 from penstock.model.plans import MAX_PROPOSED_UNITS, MAX_UNITS
-from penstock.model.proposals import MAX_PLANNED_STOPS, PlanProposed, ProposedJob, ProposedUnit
+from penstock.model.proposals import (
+    ANSWER_WITHIN_MS,
+    MAX_PLANNED_STOPS,
+    PlanProposed,
+    ProposedJob,
+    ProposedUnit,
+)
 from penstock.model.settings import PlacerSettings
 from penstock.model.topics import MAX_PLAN_BYTES
 from penstock.model.types import MAX_GANG_TASKS, MAX_TEXT
-from penstock_services.batcher.core.batcher import ANSWER_WITHIN_MS, VALID_MS, Batcher, Work, solve
+from penstock_services.batcher.core.batcher import VALID_MS, Batcher, Work, solve
 from penstock_services.batcher.core.proposal import Planned, proposal_of
 from penstock_services.placer.core.step import Step
 from tests.support.driver import CellDriver, estimate, node_spec

@@ -88,7 +88,7 @@ def test_without_caps_its_cores_are_halved(plain: GuardedCell) -> None:
 def test_neither_pressure_alone_nor_a_slow_training_alone_slows_anybody(
     cell: GuardedCell, step_ms: float | None, pressure: float
 ) -> None:
-    """A training that is slow for another reason; a node that is busy and hurts nobody; a training that reports no steps."""
+    """A training that is slow for another reason; a node that is busy and hurts no job; a training that reports no steps."""
     for _ in range(5):
         assert window(cell, step_ms=step_ms, pressure=pressure) == []
 
@@ -211,7 +211,7 @@ def test_under_a_profile_without_a_guard_nothing_is_done() -> None:
 
 
 STEPS_OF_DAYS_MS = 10_000_000_000
-"""Steps of up to eleven days are drawn: so long a speed may take to settle (`penstock.policies.settling`)."""
+"""Steps of up to eleven days are sampled: so long a speed may take to settle (`penstock.policies.settling`)."""
 SAMPLES = st.lists(
     st.tuples(
         st.sampled_from(["a.1.w0", "b.1.w0", "hog.1.w0", "ghost.1.w0", None]),

@@ -1,13 +1,11 @@
-"""The contention-guard's shell on the log in memory: whom it hears, what it sends, and that a restart loses nothing that counts."""
+"""The contention-guard's shell on the log in memory: what it hears, what it sends, and that a restart loses nothing that counts."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 
 import pytest
 
 from penstock.errors import LogError
-from penstock.ledger.replica import Replica
 from penstock.log.port import Message, Partition
 from penstock.log.topic_settings import topic_partitions
 from penstock.model.adjustments import TaskAdjusted
@@ -19,15 +17,13 @@ from penstock.model.settings import Contention, PlacerSettings
 from penstock.model.topics import Topic, node_partition
 from penstock.policies import settling
 from penstock.policies.telemetry_windows import NodeWindow
-from penstock.runtime.settings import Settings
-from penstock.runtime.tracing.tracer import Tracing
 from penstock_services.contention_guard.shell import service
 from penstock_services.contention_guard.shell.service import Watcher
-from tests.support.driver import CellDriver, estimate, node_spec
-from tests.support.memory_log import MemoryBroker, MemoryLog
+from tests.support.driver import estimate, node_spec
+from tests.support.memory_log import MemoryBroker
+from tests.support.proposing import WAIT_S, WrittenCell, attempt
 
-LEDGER, PROPOSALS = Partition(Topic.LEDGER, 0), Partition(Topic.PROPOSALS, 0)
-WAIT_S = 20.0
+PROPOSALS = Partition(Topic.PROPOSALS, 0)
 QUIET_MS = 200
 """As for tests: a speed settles sooner."""
 TASK, HOG = "a.1.w0", "hog.1.w0"
@@ -45,24 +41,17 @@ def broker() -> MemoryBroker:
     return found
 
 
-class Cell(CellDriver):
+class Cell(WrittenCell):
     """A training and a job without GPUs on one node; its ledger is in the broker."""
 
     def __init__(self, broker: MemoryBroker, contention: Contention | None = Contention()) -> None:  # noqa: B008 - immutable
-        super().__init__(PlacerSettings(profile="fifo", contention=contention))
-        self.broker = broker
-        self.known = 0
+        super().__init__(broker, PlacerSettings(profile="fifo", contention=contention))
         self.join(node_spec("n1", cores=24))
         self.submit("a", need=estimate(1, cores=4))
         self.start("a")
         self.submit("hog", need=estimate(0, cores=8))
         self.start("hog")
         self.write()
-
-    def write(self) -> None:
-        """What has come since."""
-        self.broker.append("placer", [Message(LEDGER, value) for value in self.values[self.known :]])
-        self.known = len(self.values)
 
     def answers(self, proposal: CoresProposed | ThrottleProposed) -> None:
         """The placer decides, and the node obeys."""
@@ -87,22 +76,8 @@ def sends(
     broker.append("node-reporter", [Message(partition, body if value is None else value, headers)])
 
 
-@asynccontextmanager
-async def watcher(broker: MemoryBroker) -> AsyncIterator[Watcher]:
-    found, ready = (
-        Watcher(Settings(log_url="memory"), MemoryLog(broker), Tracing(), Replica()),
-        asyncio.Event(),
-    )
-    work = asyncio.ensure_future(found.work(ready))
-    try:
-        await asyncio.wait_for(
-            asyncio.wait([work, asyncio.ensure_future(ready.wait())], return_when=asyncio.FIRST_COMPLETED),
-            WAIT_S,
-        )
-        yield found
-    finally:
-        work.cancel()
-        await asyncio.gather(work, return_exceptions=True)
+def watcher(broker: MemoryBroker) -> AbstractAsyncContextManager[Watcher]:
+    return attempt(Watcher, broker)
 
 
 def proposed(broker: MemoryBroker) -> list[CoresProposed | ThrottleProposed]:
@@ -149,7 +124,8 @@ async def test_where_faust_reads_nothing_the_logs_own_reader_does(
         async def close(self) -> None:
             closed.append(self)
 
-    monkeypatch.setattr(service, "new_windows", lambda settings, log: Deaf())
+    monkeypatch.setattr(service, "KAFKA", "memory")
+    monkeypatch.setattr(service, "FaustWindows", lambda log_url, cell_index: Deaf())
     Cell(broker)
     async with watcher(broker):
         sends(broker, 1, step_ms=1.0)

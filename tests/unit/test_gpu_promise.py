@@ -2,7 +2,6 @@
 
 import asyncio
 import sys
-from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,8 +15,9 @@ from penstock.sdk.phases import phase
 from penstock_services.node_reporter.core.environment import task_environment
 from penstock_services.node_reporter.shell import sampler as sampler_module
 from penstock_services.node_reporter.shell.exits import outcome_of
-from penstock_services.node_reporter.shell.ports import Exit, Key
+from penstock_services.node_reporter.shell.ports import Exit
 from penstock_services.node_reporter.shell.sampler import Sampler
+from tests.support.meters import MetersWithoutContention
 from tests.support.node_cell import start_order
 
 GPU = "GPU-A"
@@ -101,7 +101,7 @@ def test_frameworks_that_read_variables_are_told_and_a_job_may_say_otherwise() -
     assert task_environment(shared_order(env=own), NODE, {}, {}, virtual=False).items() >= own.items()
 
 
-class Meters:
+class Meters(MetersWithoutContention):
     """16 GiB in use on the device; `own` of it by the task."""
 
     def __init__(self, own: list[int | None]) -> None:
@@ -115,21 +115,6 @@ class Meters:
 
     def gpu_memory_of(self, shim: int, uuid: str) -> int | None:
         return self._own.pop(0) if len(self._own) > 1 else self._own[0]
-
-    def pressure(self, groups: Sequence[str] | None) -> None:
-        return None
-
-    def waits(self, shim: int) -> dict[int, int]:
-        return {}
-
-    def traffic(self, key: Key | None) -> dict[str, int]:
-        return {}
-
-    def follow_traffic(self, key: Key, shim: int) -> None:
-        del key, shim
-
-    def forget_traffic(self, key: Key) -> None:
-        del key
 
 
 async def watched(

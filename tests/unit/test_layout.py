@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
+from penstock.local.services import NAMES
+
 ROOT = Path(__file__).resolve().parents[2]
 ROOTS = (ROOT / "libs", ROOT / "services")
 PACKAGES = frozenset({"penstock", "penstock_services"})
@@ -73,10 +75,7 @@ def test_every_folder_with_code_is_a_regular_package() -> None:
 
 def test_services_load_clients_only_where_one_is_used() -> None:
     """An HTTP client costs 7 MiB in each process, and file systems of an archive one more."""
-    services = [
-        f"penstock_services.{name}.shell.service"
-        for name in ("batcher", "contention_guard", "estimator", "gateway", "migrator", "placer", "projector")
-    ]
+    services = [f"penstock_services.{name.replace('-', '_')}.shell.service" for name in NAMES]
     reporter = [f"penstock_services.node_reporter.shell.{name}" for name in ("run", "linux")]
     code = f"import sys, {', '.join([*services, *reporter])}; print(*sys.modules)"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)

@@ -6,10 +6,10 @@ from penstock.model.event import Event
 from penstock.model.external_events import NodeCordoned, TelemetrySampled
 from penstock.model.ledger_events import ProposalAnswered
 from penstock.model.moves import MAX_MIGRATIONS, JobConverged, MoveDecided
-from penstock.model.proposals import MigrationProposed
+from penstock.model.proposals import ANSWER_WITHIN_MS, MigrationProposed
 from penstock.model.settings import Convergence, PlacerSettings
 from penstock.policies.convergence import Category
-from penstock_services.migrator.core.migrator import ANSWER_WITHIN_MS, Migrator, migrates
+from penstock_services.migrator.core.migrator import Migrator, migrates
 from penstock_services.placer.core.step import Step
 from tests.support.driver import CellDriver, estimate, kinds, node_spec
 

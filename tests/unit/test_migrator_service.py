@@ -1,8 +1,7 @@
 """The migrator's shell on the log in memory: whom it hears, what it sends, and that a restart comes to the same."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 
 import pytest
 
@@ -20,11 +19,11 @@ from penstock.policies.convergence import Category
 from penstock.runtime.settings import Settings
 from penstock.runtime.tracing.tracer import Tracing
 from penstock_services.migrator.shell.service import Watcher
-from tests.support.driver import CellDriver, estimate, node_spec
+from tests.support.driver import estimate, node_spec
 from tests.support.memory_log import MemoryBroker, MemoryLog
+from tests.support.proposing import WAIT_S, WrittenCell, attempt
 
-LEDGER, PROPOSALS = Partition(Topic.LEDGER, 0), Partition(Topic.PROPOSALS, 0)
-WAIT_S = 20.0
+PROPOSALS = Partition(Topic.PROPOSALS, 0)
 INTERVAL_MS = 1_000
 LOSSES = (1.0, 0.5, 0.497, 0.4945, 0.4925, 0.491, 0.490)
 """What converges by one look after the other."""
@@ -37,24 +36,17 @@ def broker() -> MemoryBroker:
     return found
 
 
-class Cell(CellDriver):
+class Cell(WrittenCell):
     """Five jobs on two nodes, three of them on n1, under `specon` or another profile; its ledger is in the broker."""
 
     def __init__(self, broker: MemoryBroker, profile: str = "specon") -> None:
         convergence = Convergence(interval_ms=INTERVAL_MS)
-        super().__init__(PlacerSettings(profile=profile, convergence=convergence))
-        self.broker = broker
-        self.known = 0
+        super().__init__(broker, PlacerSettings(profile=profile, convergence=convergence))
         self.join(node_spec("n1"), node_spec("n2"))
         for name in "abcde":
             self.submit(name, need=estimate(1))
             self.start(name)
         self.write()
-
-    def write(self) -> None:
-        """What has come since."""
-        self.broker.append("placer", [Message(LEDGER, value) for value in self.values[self.known :]])
-        self.known = len(self.values)
 
 
 def telemetry(broker: MemoryBroker, number: int, event: Event, value: bytes | None = None) -> None:
@@ -68,22 +60,8 @@ def sample(loss: float, task_id: str = "a.1.w0", at_ms: int = 0) -> TelemetrySam
     return TelemetrySampled(node_id="n1", task_id=task_id, at_ms=at_ms, loss=loss)
 
 
-@asynccontextmanager
-async def watcher(broker: MemoryBroker) -> AsyncIterator[Watcher]:
-    found, ready = (
-        Watcher(Settings(log_url="memory"), MemoryLog(broker), Tracing(), Replica()),
-        asyncio.Event(),
-    )
-    work = asyncio.ensure_future(found.work(ready))
-    try:
-        await asyncio.wait_for(
-            asyncio.wait([work, asyncio.ensure_future(ready.wait())], return_when=asyncio.FIRST_COMPLETED),
-            WAIT_S,
-        )
-        yield found
-    finally:
-        work.cancel()
-        await asyncio.gather(work, return_exceptions=True)
+def watcher(broker: MemoryBroker) -> AbstractAsyncContextManager[Watcher]:
+    return attempt(Watcher, broker)
 
 
 def proposed(broker: MemoryBroker) -> list[MigrationProposed]:
@@ -124,7 +102,9 @@ async def test_a_restart_hears_what_was_reported_and_comes_to_the_same(broker: M
     assert kind is not Category.PROGRESSING
 
 
-async def test_what_it_cannot_read_is_passed_over(broker: MemoryBroker) -> None:
+async def test_what_it_cannot_read_is_passed_over(
+    broker: MemoryBroker, caplog: pytest.LogCaptureFixture
+) -> None:
     """Garbage, another kind of event, samples without a loss or of nobody: it goes on, and hears the next one."""
     Cell(broker)
     telemetry(broker, 1, sample(1.0), b"not json")
@@ -133,7 +113,9 @@ async def test_what_it_cannot_read_is_passed_over(broker: MemoryBroker) -> None:
     telemetry(broker, 4, sample(1.0))
     async with watcher(broker) as found:
         assert found._migrator.categories().get("a") is Category.PROGRESSING
-        assert found._unreadable == 1
+        assert [record.name for record in caplog.records if record.levelname == "WARNING"] == [
+            "penstock.runtime.telemetry"
+        ]
         assert not proposed(broker)
 
 

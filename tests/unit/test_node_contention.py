@@ -203,7 +203,7 @@ def test_a_task_whose_group_has_gone_is_watched_no_more() -> None:
 
 
 def test_with_its_last_task_a_node_waits_no_more() -> None:
-    """The last sample of the node said that somebody waits, and nothing is watched from now on."""
+    """The last sample of the node reported that some thread waits, and nothing is watched from now on."""
 
     async def story() -> None:
         it = Story(GROUP, None)

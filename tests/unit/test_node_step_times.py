@@ -44,7 +44,7 @@ def test_what_is_no_step_time_is_ignored_and_counted(step_ms: object) -> None:
 
 
 def test_what_the_filter_leaves_out_is_published_when_it_is_repeated() -> None:
-    """A slow-down comes right after another change: the SDK says the same again half a minute later."""
+    """A slow-down comes right after another change: the SDK reports the same again half a minute later."""
     found = StepFilter()
     assert found.passes(10.0, NOW_MS)
     assert not found.passes(30.0, NOW_MS + 500)

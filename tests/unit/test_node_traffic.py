@@ -67,7 +67,7 @@ def test_the_machines_traffic_has_that_of_capped_tasks(root: Path) -> None:
 
 @pytest.mark.parametrize("broken", ["Unavailable", "Error", "Unassigned", ""])
 def test_a_counter_that_fails_costs_two_looks_and_no_wrong_figure(root: Path, broken: str) -> None:
-    """The sum over the other socket would look as if traffic had fallen by half; a new reading says nothing of the time before."""
+    """The sum over the other socket would look as if traffic had fallen by half; a new reading measures nothing of the time before."""
     monitor, rate = TrafficMonitor("n1-ab", root), Rate()
     found = []
     for second, counts in enumerate(

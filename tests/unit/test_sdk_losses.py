@@ -1,34 +1,14 @@
 """Losses that a training script reports beside its progress: by time, seldom, and never in its way."""
 
 import itertools
-import os
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from penstock.sdk.lines import FIFO
 from penstock.sdk.progress import Meter
+from tests.support import training_script
 from tests.support.training_script import Clock, Pipe
 
-
-@pytest.fixture
-def fifo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pipe]:
-    pipe = Pipe(tmp_path / "phases")
-    monkeypatch.setenv(FIFO, str(pipe.path))
-    monkeypatch.delenv("RANK", raising=False)
-    yield pipe
-    os.close(pipe.descriptor)
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
-def meter(clock: Clock) -> Meter:
-    return Meter(clock)
+fifo, clock, meter = training_script.fifo, training_script.clock, training_script.meter
 
 
 def test_between_lines_of_progress_the_loss_is_reported_by_time(

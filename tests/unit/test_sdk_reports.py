@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -22,26 +22,10 @@ from penstock.sdk.phases import phase
 from penstock.sdk.progress import PROFILE_ITERATIONS, Meter
 from penstock.sdk.stages import MAX_LINES, STAGES, Recorder
 from penstock_services.node_reporter.core.progress import ProgressParser
+from tests.support import training_script
 from tests.support.training_script import Clock, Pipe
 
-
-@pytest.fixture
-def fifo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pipe]:
-    pipe = Pipe(tmp_path / "phases")
-    monkeypatch.setenv(FIFO, str(pipe.path))
-    monkeypatch.delenv("RANK", raising=False)
-    yield pipe
-    os.close(pipe.descriptor)
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
-def meter(clock: Clock) -> Meter:
-    return Meter(clock)
+fifo, clock, meter = training_script.fifo, training_script.clock, training_script.meter
 
 
 @pytest.fixture

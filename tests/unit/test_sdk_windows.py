@@ -1,26 +1,17 @@
 """Step times of a training script within seconds: what others do to it is seen, what it does itself between iterations is not."""
 
-import os
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from penstock.sdk import progress as module
-from penstock.sdk.lines import FIFO, write_line
+from penstock.sdk.lines import write_line
 from penstock.sdk.progress import Meter
 from penstock.sdk.turns import Waits
+from tests.support import training_script
 from tests.support.training_script import Clock, Pipe
 
-
-@pytest.fixture
-def fifo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pipe]:
-    pipe = Pipe(tmp_path / "phases")
-    monkeypatch.setenv(FIFO, str(pipe.path))
-    monkeypatch.delenv("RANK", raising=False)
-    yield pipe
-    os.close(pipe.descriptor)
+fifo = training_script.fifo
 
 
 class Training:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import yaml
 
+from penstock.local.services import NAMES
 from tests.support.tiltfile import FOLDER, ROLES, ROOT, SERVICE, service_environments, tilts_resources
 
 COMPOSE = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
@@ -41,17 +42,7 @@ def test_every_sample_job_can_be_submitted_from_tilt() -> None:
 def test_every_service_of_its_own_has_its_own_role_and_no_other() -> None:
     """A developer starts the services one by one: a copied line would give one of them the rights of another, or the superuser's."""
     services = service_environments(Path("urls"))
-    assert {
-        "placer",
-        "estimator",
-        "batcher",
-        "migrator",
-        "contention-guard",
-        "projector",
-        "gateway",
-        "node-0",
-        "node-1",
-    } == set(services)
+    assert {*NAMES, "node-0", "node-1"} == set(services)
     for name, environment in services.items():
         resource = tilts_resources()[name]
         module, *arguments = shlex.split(resource["serve_cmd"].removeprefix(SERVICE))

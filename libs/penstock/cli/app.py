@@ -100,7 +100,7 @@ PANELS: Mapping[str, Mapping[str, Entry]] = MappingProxyType({
             ),
         ),
         "profile": Entry(
-            "Measure how long a network's iterations take, by few short runs that tell most.",
+            "Measure how long a network's iterations take, by the few short runs that lessen the doubt most.",
             "penstock.cli.profile:profile",
             examples=(
                 "penstock profile resnet50 -f job.yaml --batches 128,256,512 --dry-run",

@@ -32,7 +32,8 @@ def in_a_line(found: Row) -> str:
     if found["odds"] is not None:
         parts[0] += f": in time with a probability of {percent(found['odds'])}"
     elif found["unknown"]:
-        parts[0] += f": not known whether it will be in time, {found['unknown']}"
+        what = "when it will end" if found["qos"] == "urgent" else "whether it will be in time"
+        parts[0] += f": not known {what}, {found['unknown']}"
     if found["ends_ms"] is not None:
         with_ = "" if found["workers"] is None else f" with {count(found['workers'], 'worker')}"
         parts.append(f"expected end {clock(found['ends_ms'])}{with_}")

@@ -49,7 +49,9 @@ RunsFlag = Annotated[
 IterationsFlag = Annotated[int, typer.Option(min=10, max=1_000_000, help="Of each run.")]
 BudgetFlag = Annotated[
     float | None,
-    typer.Option(metavar="MINUTES", help="GPU minutes of all runs together; none takes more than is left."),
+    typer.Option(
+        metavar="MINUTES", min=0.01, help="GPU minutes of all runs together; none takes more than is left."
+    ),
 ]
 
 
@@ -70,18 +72,18 @@ def profile(
     dry_run: Annotated[bool, typer.Option(help="Only list the runs and what they would lessen.")] = False,
     output: Output = Format.TABLE,
 ) -> None:
-    """Measure how long a network's iterations take, by few short runs that tell most.
+    """Measure how long a network's iterations take, by the few short runs that lessen the doubt most.
 
     Ends with the code of the first run that did not succeed. The job is that of -f FILE or after --. Its script calls the SDK's `progress` once per iteration and is ended after the given number of
     them; it finds its batch in PENSTOCK_BATCH_SIZE, and {batch} and {iterations} in the command are replaced.
     """
-    fields = jobspec.read_job_file(file) if file is not None else {}
+    fields = (jobspec.read_job_file(file) if file is not None else {}) | {"model": model}
     flags = {"environment": jobspec.environment(venv, None, container, path=False)}
     fields |= jobspec.located(
         {name: value for name, value in flags.items() if value is not None}, os.getcwd()
     )
     sections = {"resources": {"gpus": gpus}, "env": jobspec.variables(env or [], [])}
-    spec = replace(spec_of(fields, sections, command, file or "command line"), model=model)
+    spec = spec_of(fields, sections, command, file or "command line")
     asked = _asked(spec, workers, batches, runs)
     campaign = Campaign(lambda: gateway(ctx), spec, asked, iterations, budget, output)
     if dry_run:
@@ -96,7 +98,7 @@ def _asked(spec: JobSpec, workers: str | None, batches: str | None, runs: int | 
         raise Stop(Exit.BAD_SPEC, "the job asks for no GPU; its iterations are not learned")
     if spec.parameter_servers:
         raise Stop(Exit.BAD_SPEC, "the job has parameter servers; only all-reduce is profiled")
-    given = spec.global_batch_size or spec.batch_size
+    given = spec.global_batch_size or (spec.batch_size and spec.batch_size * spec.workers)
     if batches is None and given is None:
         raise Stop(
             Exit.BAD_SPEC,
@@ -205,9 +207,8 @@ class Campaign:
         if self.budget is not None:
             left_ms = int((self.budget - self._gpu_minutes()) * MS_PER_MINUTE / self._gpus(probe["workers"]))
             if left_ms < 1:
-                remark(
-                    f"the budget of {self.budget:g} GPU minutes is used up; {runs - number + 1} runs are left out"
-                )
+                left_out = count(runs - number + 1, "run")
+                remark(f"the budget of {self.budget:g} GPU minutes is used up; left out: {left_out}")
                 return False
         spec = self._probe(probe, left_ms)
         with held(really=True):
@@ -266,7 +267,7 @@ class Campaign:
                 self.connect().post(
                     f"/v1/jobs/{self.running}/cancel", {"reason": "its profiling was interrupted"}
                 )
-            remark(f"\nCancelled {self.running}; {count(len(self.made), 'run')} before it were measured.")
+            remark(f"\nCancelled {self.running}; measured before it: {count(len(self.made), 'run')}.")
 
     # ---------------------------------------------------------------------------------------- results
 

@@ -170,6 +170,11 @@ EXITS = {
     "cgroup": "exits by cgroup",
     "none": "exits not proven: whole GPUs only",
 }
+CONTENTION = {
+    "pressure": "waiting for cores by the kernel's triggers",
+    "schedstat": "waiting for cores by reading what threads have waited",
+    "none": "waiting for cores not at all",
+}
 
 
 def isolation(node: Row) -> str:
@@ -189,12 +194,6 @@ def isolation(node: Row) -> str:
     return ", ".join(part for part in parts if part)
 
 
-CONTENTION = {
-    "pressure": "waiting for cores by the kernel's triggers",
-    "schedstat": "waiting for cores by reading what threads have waited",
-}
-
-
 def measures(node: Row) -> str:
     """What the node can measure of contention: `waiting for cores by the kernel's triggers, memory traffic not at all`."""
     found = node.get("measures")
@@ -205,7 +204,7 @@ def measures(node: Row) -> str:
         limit = found.get("memory_mb_s")
         of = f"of {limit / 1_000:g} GB/s" if limit else "in percent of the largest seen"
         traffic = f"memory traffic by {found['memory_bandwidth']}, {of}"
-    return f"{CONTENTION.get(found['contention'], 'waiting for cores not at all')}, {traffic}"
+    return f"{CONTENTION[found['contention']]}, {traffic}"
 
 
 def gpus_table(gpus: Iterable[Row], *, wide: bool = False) -> Table:

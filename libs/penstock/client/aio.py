@@ -219,16 +219,8 @@ class AsyncClient:
     async def text(self, path: str, **params: Any) -> str:
         return (await self.run(self._calls.request(Request("GET", path, params)))).text
 
-    async def post(
-        self,
-        path: str,
-        body: Any = None,
-        headers: Mapping[str, str] | None = None,
-        *,
-        patience_s: float = TIMEOUT_S,
-        **params: Any,
-    ) -> Any:
-        return (await self.posted(path, body, headers, patience_s=patience_s, **params))[1]
+    async def post(self, path: str, body: Any = None, **more: Any) -> Any:
+        return (await self.posted(path, body, **more))[1]
 
     async def posted(
         self,

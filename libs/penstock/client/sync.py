@@ -247,17 +247,9 @@ class Client:
         """The text at this path."""
         return self.run(self._calls.request(Request("GET", path, params))).text
 
-    def post(
-        self,
-        path: str,
-        body: Any = None,
-        headers: Mapping[str, str] | None = None,
-        *,
-        patience_s: float = TIMEOUT_S,
-        **params: Any,
-    ) -> Any:
-        """Posts JSON and returns the JSON answer; parameters that are None are left out. A query in `path` would be lost."""
-        return self.posted(path, body, headers, patience_s=patience_s, **params)[1]
+    def post(self, path: str, body: Any = None, **more: Any) -> Any:
+        """Posts JSON and returns the JSON answer. `more`: as of `posted`."""
+        return self.posted(path, body, **more)[1]
 
     def posted(
         self,
@@ -268,7 +260,7 @@ class Client:
         patience_s: float = TIMEOUT_S,
         **params: Any,
     ) -> tuple[int, Any]:
-        """As `post`: the status, by which a repetition is known, and the JSON answer."""
+        """As `post`, with the status, by which a repetition is known. `params` that are None are left out; a query in `path` would be lost."""
         request = Request("POST", path, params, body, headers or {}, patience_s)
         response = self.run(self._calls.request(request))
         return response.status_code, response.json()

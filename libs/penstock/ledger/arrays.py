@@ -26,7 +26,7 @@ class Arrays(Value, frozen=True):
     """Sizes and history of a cell."""
 
     cores_per_gpu_milli: int = -1
-    """As `ArraysSized`; -1: the arrays were never sized, and all cores are everybody's."""
+    """As `ArraysSized`; -1: the arrays were never sized, and any job may have any core."""
     large_nodes: int = 0
     large_gpus: int = 0
     """GPUs that living jobs of the 4-GPU sub-array ask for."""

@@ -217,7 +217,7 @@ def _plans(state: CellState) -> Iterator[str]:
 
 
 def _arrays(state: CellState) -> Iterator[str]:
-    """What jobs ask for is counted, and each node reserves what the sizes say."""
+    """What jobs ask for is counted, and nodes reserve cores where the arrays have sizes."""
     asked = [gpus_of(job) for job in state.jobs.values()]
     large = sum(gpus for gpus in asked if gpus >= LARGE_GPUS)
     counted = state.arrays.large_gpus, state.arrays.small_gpus

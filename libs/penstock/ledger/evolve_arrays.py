@@ -55,7 +55,7 @@ def _rolled(state: CellState) -> Arrays:
 
 
 def attempt_over(state: CellState, job: JobState) -> None:
-    """Its places are still known. Attempts that never ran say nothing."""
+    """Its places are still known. Attempts that never ran do not count."""
     if job.running_ms is None or not gpus_of(job):
         return
     ran_ms = state.now_ms - job.running_ms

@@ -14,6 +14,8 @@ from penstock.model.topics import MAX_PLAN_BYTES, Topic
 from penstock.model.types import MAX_GANG_TASKS, Identifier, Milliseconds, ShortText, Value
 
 MAX_UNIT_JOBS = 256
+ANSWER_WITHIN_MS = 10_000
+"""A proposal without an answer for so long, by the ledger's time, never reached the placer."""
 
 
 class ReadVersion(Value, frozen=True, kw_only=True):

@@ -1,10 +1,10 @@
 """Order stage of profile `coda`: dominant resource fairness inside each array. Source: CODA §V-C.
 
-Those come first for whom nodes are kept, then the 4-GPU sub-array, the 1-GPU sub-array and the CPU array: training has the higher priority (§V-A). In an array the next
+Those come first for which nodes are reserved, then the 4-GPU sub-array, the 1-GPU sub-array and the CPU array: training has the higher priority (§V-A). In an array the next
 job is one of the owner who holds least of what is dominant there: GPUs in the GPU array, both sub-arrays together; cores held by jobs without GPUs
 in the CPU array. Ties, and between the jobs of an owner: who was submitted first. Jobs whose cores were reclaimed stand at the head of the CPU array, before all owners.
 
-Departure from DRF: who does not fit is passed over, with all that need the same; the owner's other jobs are tried, and may overtake. That nobody starves is the reclaim
+Departure from DRF: who does not fit is passed over, with all that need the same; the owner's other jobs are tried, and may overtake. That no job starves is the reclaim
 stage's (`penstock.policies.array_reclaim`).
 """
 
@@ -39,9 +39,9 @@ class ArrayOrder:
         """O(changes since the last time + owners) for the first, O(log owners) for the others."""
         self.rows.update(state)
         held = self._holdings.of(state)
-        kept = [unit.job_id for unit in units_of_profile(state) if state.jobs[unit.job_id].in_line]
-        yield from kept
-        passed = frozenset(kept)
+        first = [unit.job_id for unit in units_of_profile(state) if state.jobs[unit.job_id].in_line]
+        yield from first
+        passed = frozenset(first)
         for array in ARRAYS:
             yield from self._array(state, array, held, passed)
 

@@ -8,7 +8,7 @@
 - Jobs with GPUs take idle cores of either array, and keep them.
 
 Inside each step: fewest free GPUs first, then fewest cores left (best fit), so that whole nodes and nodes with many cores stay; ties: the lowest ordinal. The source
-names no choice there. Nodes that are kept for others (`PlanUnit`) are left out. Score: 100 × step + free GPUs + part of cores left.
+names no choice there. Nodes that are reserved for others (`PlanUnit`) are left out. Score: 100 × step + free GPUs + part of cores left.
 """
 
 from collections.abc import Iterable, Iterator
@@ -42,9 +42,9 @@ class ArrayPlace:
         self._order = order
 
     def place(self, state: CellState, job: JobState, rng: LazyRng) -> Plan | None:
-        """On nodes kept for it where it fits there, else on nodes kept for nobody."""
+        """On nodes reserved for it where it fits there, else on nodes that are reserved for no job."""
         del rng
-        own, others = kept_for(state, job)
+        own, others = reserved_for(state, job)
         if own:
             found = self.place_within(own, state, job)
             if found is not None:
@@ -84,8 +84,8 @@ class ArrayPlace:
         return rank
 
 
-def kept_for(state: CellState, job: JobState) -> tuple[int, int]:
-    """(set of the nodes kept for this job, of those kept for others)."""
+def reserved_for(state: CellState, job: JobState) -> tuple[int, int]:
+    """(set of the nodes reserved for this job, of those reserved for others)."""
     own = others = 0
     for unit in state.planned.values():
         found = set_of(state.nodes[node_id].ordinal for node_id in unit.nodes if node_id in state.nodes)

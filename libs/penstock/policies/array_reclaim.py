@@ -5,10 +5,10 @@
 - A job of four GPUs or more gets a node of the 4-GPU sub-array from which small jobs move out (checkpoint, stop, start elsewhere), largest first. A node costs the GPUs
   that have to move, then the core time that is lost; ties: the lowest ordinal.
 - Training is never stopped but to go on elsewhere at once: only who saves, runs, was moved fewer than `MAX_MIGRATIONS` times and fits in the 1-GPU
-  sub-array now. Departure: the source moves whoever is in the way.
+  sub-array now. Departure: the source moves all that are in the way.
 - Departure: a job gives back cores at most `max_reclaims` times, and keeps after that what it is given: the source knows no bound, and a job could be aborted for ever.
-- Departure, so that nobody starves: who does not fit and has waited `patience_ms` since it queued, one job of each array, gets nodes kept, those with most of what it lacks free;
-  nobody else starts there. The source names no rule.
+- Departure, so that no job starves: who does not fit and has waited `patience_ms` since it queued, one job of each array, gets nodes reserved, those with most of what it lacks free;
+  no other job starts there. The source names no rule.
 """
 
 from collections.abc import Iterator
@@ -27,13 +27,14 @@ from penstock.model.plans import PlanUnit
 from penstock.model.settings import Coda
 from penstock.model.transitions import JobStatus
 from penstock.model.types import MAX_TEXT, WHOLE_GPU
-from penstock.policies.array_place import kept_for
+from penstock.policies.array_place import reserved_for
 from penstock.policies.arrays import CPU, LARGE, SMALL, array_of, large_nodes, sized
 from penstock.policies.preemption import node_ids
 from penstock.policies.reclaim import MovesOut, Reclaimed
 from penstock.policies.trial import Fit, Trial
 
 MAX_LOOKED_AT = 64  # nodes from which something is taken back, on trial
+MANY = 1 << 20  # workers per node, as far as a resource that a worker does not need bounds them
 
 
 class ArrayReclaim:
@@ -59,7 +60,7 @@ class ArrayReclaim:
             other = state.jobs.get(unit.job_id)
             if other is not None and array_of(other) == array:
                 return None
-        return _kept(state, job)
+        return _reserved(state, job)
 
 
 class _Taking:
@@ -71,7 +72,7 @@ class _Taking:
         self._stops: list[JobState] = []
         self._moves: list[MovesOut] = []
         self._large = large_nodes(state)
-        self._others = kept_for(state, job)[1]
+        self._others = reserved_for(state, job)[1]
 
     def all(self) -> Reclaimed | None:
         """Each worker goes where that costs least."""
@@ -218,7 +219,7 @@ class _Taking:
     def _elsewhere(self, jobs: list[JobState]) -> list[MovesOut] | None:
         """A node of the 1-GPU sub-array for each; None: one has none."""
         trial, found = Trial(self._state), []
-        avoid = self._large | kept_for(self._state, self._job)[0] | self._others
+        avoid = self._large | reserved_for(self._state, self._job)[0] | self._others
         for move in self._moves:
             trial.claim(move.job.demand, self._fit_of(move))
         for job in jobs:
@@ -241,13 +242,13 @@ def _lost(state: CellState, job: JobState) -> int:
     return job.demand.workers * job.demand.worker.cores * ran_s
 
 
-def _kept(state: CellState, job: JobState) -> Reclaimed | None:
+def _reserved(state: CellState, job: JobState) -> Reclaimed | None:
     """Nodes of which enough is free or will be, for each worker the one with most free of what it lacks; None: no placeable node could hold one."""
     demand, index = job.demand, state.index
     need = demand.worker
     if demand.parameter_servers:
         return None
-    suited = index.eligible(need, demand.gpu_models) & index.placeable & ~kept_for(state, job)[1]
+    suited = index.eligible(need, demand.gpu_models) & index.placeable & ~reserved_for(state, job)[1]
     rooms: list[tuple[int, int, int, int]] = []
     for ordinal in bits(suited):
         node = state.node(ordinal)
@@ -266,6 +267,3 @@ def _kept(state: CellState, job: JobState) -> Reclaimed | None:
         return None
     unit = PlanUnit(job_id=job.job_id, nodes=tuple(nodes), expected_ms=state.now_ms)
     return Reclaimed(unit, why=f"has waited {(state.now_ms - (job.queued_ms or 0)) // 1_000:,} s")
-
-
-MANY = 1 << 20

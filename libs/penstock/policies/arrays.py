@@ -3,8 +3,8 @@
 A cell's cores are divided between the CPU array, for jobs without GPUs, and the GPU array; its GPUs between the 4-GPU sub-array, for jobs with four
 GPUs or more, and the 1-GPU sub-array, for jobs with fewer. Sizes follow from the history of the cell's jobs (`penstock.ledger.arrays`):
 
-- *Reserved cores*: each node reserves for each of its GPUs as many cores as GPUs were given by attempts that ended, weighted by GPU time: the source says
-  that they come from historical statistics, and not from which.
+- *Reserved cores*: each node reserves for each of its GPUs as many cores as GPUs were given by attempts that ended, weighted by GPU time: by the source
+  they come from historical statistics; it does not name which.
 - *4-GPU sub-array*: nodes for the most GPUs that jobs of four and more asked for at once. Source: "the maximum GPU number required by 4-GPU jobs". Departure:
   where both sub-arrays asked for more than there is, each gets its part, since a sub-array of all nodes would leave nothing to the other.
 - The nodes of the 4-GPU sub-array are those that joined last of the nodes with at least four GPUs, so that a change of the size moves only the border.
@@ -72,9 +72,9 @@ def sized(state: CellState, settings: Coda) -> ArraysSized | None:
     small = max(arrays.now.small_peak, arrays.before.small_peak)
     nodes = _nodes_for(state, large, small)
     decided = arrays.cores_per_gpu_milli
-    if decided >= 0 and nodes == arrays.large_nodes and abs(cores_milli - decided) * MATTERS <= decided:
-        return None
     if decided >= 0 and abs(cores_milli - decided) * MATTERS <= decided:
+        if nodes == arrays.large_nodes:
+            return None
         cores_milli = decided
     why = f"{cores_milli / 1_000:.3g} cores per GPU; at most {large} GPUs at once for jobs of {LARGE_GPUS} and more, {small} for others"
     return ArraysSized(cores_per_gpu_milli=cores_milli, large_nodes=min(nodes, MAX_NODES), reason=why)

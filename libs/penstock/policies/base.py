@@ -185,7 +185,7 @@ class GiveWay(Protocol):
     """A stage of a profile beside `Order`: running jobs that make way for others, and go on elsewhere or with fewer workers."""
 
     def plan(self, state: CellState) -> PlanProposed | None:
-        """Who makes way for whom, and where both go, as a plan with stops of this profile; None: for nobody it pays."""
+        """Who makes way for whom, and where both go, as a plan with stops of this profile; None: it pays for none."""
         ...
 
 

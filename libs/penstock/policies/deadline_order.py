@@ -1,7 +1,7 @@
 """Stages of profile `penstock` for jobs with a deadline or a service class: GENIE's order and shapes, within tenants' shares.
 
 Jobs that can still be in time, and urgent ones, come before all others of tenants that are below their share, who may wait least first (`penstock.policies.genie`,
-`protect`). Who is late already, or belongs to a tenant at its share, waits in the usual order (`penstock.policies.fair`): a deadline gives nobody more than its share. Moldable
+`protect`). Who is late already, or belongs to a tenant at its share, waits in the usual order (`penstock.policies.fair`): a deadline gives no tenant more than its share. Moldable
 ones run on the ⟨nodes, GPUs⟩ with the best ratio of speed to cost that is in time, all others as without this stage.
 """
 
@@ -18,7 +18,11 @@ from penstock.policies.deadlines import urgent
 from penstock.policies.drf import NOTHING, amounts, capacity, dominant, plus, wanted
 from penstock.policies.fair import FairResponse
 from penstock.policies.genie import Genie
+from penstock.policies.job_rows import JobRows
 from penstock.policies.together import Together
+
+TIMED: tuple[()] = ()
+"""The one row of jobs with a deadline or a class."""
 
 
 class DeadlineOrder:
@@ -32,6 +36,7 @@ class DeadlineOrder:
         self.name = name
         self._place, self._order, self._shape = place, order, shape
         self._genie = Genie(name, replace(settings, choose="protect"), place)
+        self._timed: JobRows[tuple[()]] = JobRows(_timed)
 
     def place(self, state: CellState, job: JobState, rng: LazyRng) -> Plan | None:
         """As `Policy`."""
@@ -42,9 +47,12 @@ class DeadlineOrder:
         return (self._genie if job.spec.timed else self._shape).shape(state, job, fitting)
 
     def order(self, state: CellState) -> Iterator[str]:
-        """As `Order`. O(jobs that wait with a deadline × options) beside the usual order."""
+        """As `Order`. O(changes since the last time + jobs that wait with a deadline × options) beside the usual order."""
+        self._timed.update(state)
         tried: set[str] = set()
-        for job in self._pressing(state, (state.jobs[job_id] for job_id in state.queue.values())):
+        for job in self._pressing(
+            state, [state.jobs[job_id] for _, _, job_id, _ in self._timed.waiting.get(TIMED, ())]
+        ):
             if self._order.below_share(state, job.spec.owner):
                 tried.add(job.job_id)
                 yield job.job_id
@@ -60,7 +68,7 @@ class DeadlineOrder:
         holds = list(holding)
         total, held = capacity(state), wanted(holds)
         share = 1.0 / max(1, len({job.spec.owner for job in left.values()} | held.keys()))
-        for job in self._pressing(state, list(left.values())):
+        for job in self._pressing(state, [job for job in left.values() if job.spec.timed]):
             owner = job.spec.owner
             if dominant(held.get(owner, NOTHING), total) >= share:
                 continue
@@ -75,13 +83,16 @@ class DeadlineOrder:
         usual = self._order.claim(state, job)
         return f"{self._genie.claim(state, job)}; {usual}" if job.spec.timed else usual
 
-    def _pressing(self, state: CellState, jobs: Iterable[JobState]) -> Sequence[JobState]:
+    def _pressing(self, state: CellState, timed: Iterable[JobState]) -> Sequence[JobState]:
         """Of those with a deadline the urgent ones and those that can be in time, who may wait least first."""
         found = []
-        for job in jobs:
-            if not job.spec.timed:
-                continue
+        for job in timed:
             allowance = self._genie.choice(state, job).allowance_ms
             if urgent(job.spec) or 0 <= allowance < inf:
                 found.append((allowance, job.order, job))
         return [job for _, _, job in sorted(found, key=lambda one: one[:2])]
+
+
+def _timed(state: CellState, job: JobState) -> tuple[tuple[()], float] | None:
+    """Its place among those with a deadline or a class; None: it has neither."""
+    return (TIMED, float(job.order)) if job.spec.timed else None

@@ -2,10 +2,10 @@
 
 As `penstock.policies.interleave`, with a list of its own, since that search looks for the smallest mean completion time in the order of the list:
 
-- Nobody is regrouped while there are GPUs for all who wait: jobs start where the other stages place them.
+- No job is regrouped while there are GPUs for all that wait: jobs start where the other stages place them.
 - A tenant's first jobs, up to its share of the GPUs (1 / tenants), come before all that is beyond any tenant's share. A large gang that has waited too long
   (`penstock.policies.fair`) waits for no share.
-- Within both parts: expected service (GPU seconds) over the root of the response ratio, so that who waits comes earlier and nobody waits for ever. A tenant's jobs of a higher
+- Within both parts: expected service (GPU seconds) over the root of the response ratio, so that who waits comes earlier and no job waits for ever. A tenant's jobs of a higher
   priority take the places of its others.
 - Only jobs that save are stopped (`checkpoint` of the job's specification). Others may get company on their GPUs.
 - Jobs with a deadline or a service class are not regrouped, nor are jobs with parts of GPUs: they start in the profile's order, on GPUs for which the plan leaves room when they
@@ -29,16 +29,15 @@ from penstock.policies.candidates import NO_SHAPE, Candidates, Shape
 from penstock.policies.fair import LARGE_GPUS, PATIENCE, response_r_s
 from penstock.policies.group_plan import group_plan
 from penstock.policies.interleave import Interleave
-from penstock.policies.job_rows import Entry
+from penstock.policies.job_rows import Entry, JobRows
 from penstock.policies.ordered import gpus_of
 from penstock.policies.regroup import Answer, Candidate, GroupPlan, Question, Scope
-from penstock.policies.service import attained_s
+from penstock.policies.service import attained_s, remaining_s
 
-STAYS = 4.0  # times less service has who takes the place of a job that can share with nobody, since its stages are not known
-STAYS_SHARING = (
-    1.5  # the same, where the stages of its iteration are known: who takes its place may share with others
-)
+STAYS = 4.0  # times less service has who takes the place of a job that can share with no other, since its stages are not known
 MAX_OTHERS = 64  # jobs that wait and are not regrouped, for which room is left in one plan
+OTHERS: tuple[()] = ()
+"""The one row of those jobs."""
 FairRow = tuple[Shape, str]
 """(shape, owner)."""
 
@@ -69,13 +68,14 @@ class FairCandidates(Candidates):
 
 
 class _Claim(NamedTuple):
-    """A job's place before shares. `candidate`: None: it is not regrouped."""
+    """A job's place before shares. `candidate`: None: it is not regrouped; `overdue`: a large gang that has waited so long that it waits for no share."""
 
     fixed: bool
     aged: float
     order: int
     job: JobState
     gpus: int
+    overdue: bool
     candidate: Candidate | None
 
 
@@ -87,9 +87,10 @@ class FairInterleave(Interleave):
 
     def __init__(self, limits_gpu_s: Sequence[float], name: str = "penstock") -> None:
         super().__init__(limits_gpu_s, _plan, partial(FairCandidates, scope=SCOPE), name)
+        self._others: JobRows[tuple[()]] = JobRows(_other)
 
     def question(self, state: CellState) -> Question | None:
-        """None also while the cell has room for all who wait, and nobody shares GPUs; but for a single job for which a window is open: it starts at once."""
+        """None also while the cell has room for all that wait, and no jobs share GPUs; but for a single job for which a window is open: it starts at once."""
         found = super().question(state)
         if found is None:
             return None
@@ -109,7 +110,10 @@ class FairInterleave(Interleave):
     def _shared_out(self, state: CellState, found: Question, gpus: int) -> tuple[list[Candidate], int]:
         """The list in its order, and how many GPUs are left to jobs that are not regrouped."""
         claims = [self._claim(state, state.jobs[one.job_id], one.gpus, one) for one in found.jobs]
-        claims += [self._claim(state, job, job_gpus, None) for job, job_gpus in _others(state)]
+        self._others.update(state)
+        for _, _, job_id, _ in self._others.waiting.get(OTHERS, ())[:MAX_OTHERS]:
+            job = state.jobs[job_id]
+            claims.append(self._claim(state, job, _whole_gpus(job), None))
         claims.sort(key=lambda claim: (not claim.fixed, claim.aged, claim.order))
         claims = _by_priority(claims)
         owners = {claim.job.spec.owner for claim in claims}
@@ -118,7 +122,7 @@ class FairInterleave(Interleave):
         first, beyond = list[_Claim](), list[_Claim]()
         for claim in claims:
             owner = claim.job.spec.owner
-            over = held[owner] >= share and not claim.fixed and not self._overdue(state, claim)
+            over = held[owner] >= share and not claim.fixed and not claim.overdue
             held[owner] += claim.gpus
             (beyond if over else first).append(claim)
         listed, room, taken = list[Candidate](), 0, 0
@@ -132,28 +136,27 @@ class FairInterleave(Interleave):
 
     def _claim(self, state: CellState, job: JobState, gpus: int, candidate: Candidate | None) -> _Claim:
         fixed = candidate is not None and bool(candidate.group) and not candidate.movable
-        service = self._key(state, job)
-        if candidate is None and job.spec.timed:
-            service = 0.0
+        if candidate is None:
+            left_s, attained = remaining_s(state, job), attained_s(state, job)
+        else:
+            left_s, attained = candidate.remaining_s, candidate.attained_s
+        need = self.key(left_s, attained, gpus_of(job))
+        service = 0.0 if candidate is None and job.spec.timed else need
         if candidate is not None and candidate.group:
             service = max(0.0, service - candidate.stop_cost_s * gpus)
             if candidate.stages is None:
                 service /= STAYS
-        return _Claim(
-            fixed, service / sqrt(self._ratio(state, job, service)), job.order, job, gpus, candidate
-        )
+        waited_s = max(0.0, (state.now_ms - job.submitted_ms) / 1_000 - attained)
+        large = gpus_of(job) >= LARGE_GPUS
+        overdue = gpus >= LARGE_GPUS and _ratio(waited_s, need, large) >= PATIENCE
+        aged = service / sqrt(_ratio(waited_s, service, large))
+        return _Claim(fixed, aged, job.order, job, gpus, overdue, candidate)
 
-    def _ratio(self, state: CellState, job: JobState, service: float) -> float:
-        """(waited + r) / r, ≥ 1; time in which it ran is no waiting."""
-        waited_s = max(0.0, (state.now_ms - job.submitted_ms) / 1_000 - attained_s(state, job))
-        r_s = response_r_s(service, gpus_of(job) >= LARGE_GPUS)
-        return (waited_s + r_s) / r_s
 
-    def _overdue(self, state: CellState, claim: _Claim) -> bool:
-        return (
-            claim.gpus >= LARGE_GPUS
-            and self._ratio(state, claim.job, self._key(state, claim.job)) >= PATIENCE
-        )
+def _ratio(waited_s: float, service: float, large: bool) -> float:
+    """(waited + r) / r, ≥ 1, by the GPU seconds that the job needs; time in which it ran is no waiting."""
+    r_s = response_r_s(service, large)
+    return (waited_s + r_s) / r_s
 
 
 def _plan(state: CellState, answer: Answer) -> GroupPlan:
@@ -170,17 +173,18 @@ def _plan(state: CellState, answer: Answer) -> GroupPlan:
     return found._replace(units=units)
 
 
-def _others(state: CellState) -> Iterator[tuple[JobState, int]]:
-    """Who waits for GPUs and is not regrouped, oldest first, with as many whole GPUs as it takes at least."""
-    found = 0
-    for job_id in state.queue.values():
-        job = state.jobs[job_id]
-        worker = job.demand.worker
-        if worker.gpus and (job.spec.timed or worker.gpu_share_milli != WHOLE_GPU):
-            yield job, ceil(job.workers * worker.gpus * worker.gpu_share_milli / WHOLE_GPU)
-            found += 1
-            if found == MAX_OTHERS:
-                return
+def _other(state: CellState, job: JobState) -> tuple[tuple[()], float] | None:
+    """Its place among those that wait for GPUs and are not regrouped, oldest first; None: it is not one of them."""
+    worker = job.demand.worker
+    if worker.gpus and (job.spec.timed or worker.gpu_share_milli != WHOLE_GPU):
+        return OTHERS, float(job.order)
+    return None
+
+
+def _whole_gpus(job: JobState) -> int:
+    """As many as it takes at least."""
+    worker = job.demand.worker
+    return ceil(job.workers * worker.gpus * worker.gpu_share_milli / WHOLE_GPU)
 
 
 def _by_priority(claims: Sequence[_Claim]) -> list[_Claim]:
@@ -198,11 +202,10 @@ def _by_priority(claims: Sequence[_Claim]) -> list[_Claim]:
 
 
 def _less(node_gpus: Sequence[int], room: int) -> tuple[int, ...]:
-    """Taken from the nodes with the most."""
+    """Taken from the nodes with the most; of equal ones from the first."""
     found = list(node_gpus)
-    while room > 0 and any(found):
-        most = max(range(len(found)), key=lambda node: (found[node], -node))
-        taken = min(room, found[most])
-        found[most] -= taken
+    for node in sorted(range(len(found)), key=lambda node: -found[node]) if room else ():
+        taken = min(room, found[node])
+        found[node] -= taken
         room -= taken
     return tuple(found)

@@ -217,7 +217,7 @@ class _Forecast:
         return self._found
 
     def _all_start(self) -> bool:
-        """Whoever waits and fits starts, in turn; whether all that are asked about have started."""
+        """Each job that waits and fits starts, in turn; whether all that are asked about have started."""
         hopeless: set[tuple[object, ...]] = set()
         passed = 0
         turns = self._turns()

@@ -27,7 +27,7 @@ class Job(NamedTuple):
     shape: Hashable
     """Only jobs of the same one share; the same number of GPUs in each."""
     kind: int | None
-    """As `Speeds` knows it; None: it shares with nobody."""
+    """As `Speeds` knows it; None: it shares with no other."""
     fixed: bool = False
     """It runs and may not be stopped."""
     memory_mib: int = 0

@@ -51,7 +51,7 @@ class JobRows(Generic[Row]):
 
     def __init__(
         self,
-        waits: Callable[[CellState, JobState], tuple[Row, float]] | None = None,
+        waits: Callable[[CellState, JobState], tuple[Row, float] | None] | None = None,
         runs: Callable[[CellState, JobState], tuple[Row, float] | None] | None = None,
     ) -> None:
         self.waiting: dict[Row, list[Entry[Row]]] = {}

@@ -1,10 +1,10 @@
 """A running job that can wait makes way for one that cannot: it goes on elsewhere, or with fewer workers, from its checkpoint.
 
 Source: GENIE §III has no preemption; ours. A job that is urgent, prior or has a deadline of its own waits, and would be late because of what runs; one that runs and has
-neither is stopped where that pays: the other one then starts at once, and this one has nodes at once, too, in whatever shape ends first. Nobody is stopped whose own expected completion
-held and would not any more; who is late already may lose less than the other one gains. The save and the launch are charged, and only who saves in time is asked.
+neither is stopped where that pays: the other one then starts at once, and this one has nodes at once, too, in whatever shape ends first. No job is stopped whose own expected completion
+held and would not any more; one that is late already may lose less than the other one gains. The save and the launch are charged, and only a job that saves in time is asked.
 
-Ideal: the fewest losses over all jobs. Departure: one job makes way for one other, and only while nothing else is being stopped or kept.
+Ideal: the fewest losses over all jobs. Departure: one job makes way for one other, and only while no other job is being stopped and no node is reserved.
 """
 
 from collections.abc import Iterator, Sequence
@@ -31,7 +31,7 @@ MIN_GAIN_MS = 1_000.0  # less is within what a launch scatters
 
 
 class Waiting(NamedTuple):
-    """Who cannot wait. `gain_ms`: how much earlier it is in time if it starts now, or ends if it is urgent."""
+    """A job that cannot wait. `gain_ms`: how much earlier it is in time if it starts now, or ends if it is urgent."""
 
     job: JobState
     option: ShapeOption
@@ -92,10 +92,10 @@ class MakeWay:
             stops=(name,),
         )
 
-    # --------------------------------------------------------------------------------------- who waits
+    # --------------------------------------------------------------------------------------- jobs that wait
 
     def _cannot_wait(self, state: CellState) -> Iterator[Waiting]:
-        """Who may wait least first."""
+        """Those that may wait least first."""
         jobs = [state.jobs[job_id] for job_id in state.queue.values()]
         asked = [
             (choice.allowance_ms, job.order, job, choice)
@@ -110,7 +110,7 @@ class MakeWay:
             if urgent(job.spec):
                 gain_ms = wait_ms
             elif end_ms > choice.due_ms:
-                continue  # nobody makes way for what is late all the same
+                continue  # no job makes way for one that is late all the same
             else:
                 gain_ms = max(0.0, end_ms + wait_ms - choice.due_ms)
             if gain_ms >= MIN_GAIN_MS:
@@ -130,7 +130,7 @@ class MakeWay:
                 return 1_000.0 * left_s
         return inf
 
-    # ------------------------------------------------------------------------------------ who makes way
+    # ------------------------------------------------------------------------------------ jobs that make way
 
     def _may_make_way(self, state: CellState) -> Iterator[JobState]:
         """Those that end last first."""

@@ -17,7 +17,7 @@ from penstock.policies.grouping import Grouper
 from penstock.policies.interleaving import authors
 from penstock.policies.list_order import list_order
 from penstock.policies.ordered import Key, gpus_of, shortest_remaining_service
-from penstock.policies.regroup import Answer, Candidate, GroupPlan, Question
+from penstock.policies.regroup import Answer, GroupPlan, Question
 from penstock.policies.service import attained_s
 
 Plan = Callable[[CellState, Answer], GroupPlan]
@@ -30,7 +30,7 @@ def least_attained_service(state: CellState, job: JobState, cost_s: float = 0.0)
 
 
 class Muri:
-    """Implements `penstock.policies.regroup.Regroup`. As in the source nobody fills what a plan leaves idle. `key`: by which jobs come; `candidate_key`: the same, of what a question lists; `key_of`: as of `Candidates`."""
+    """Implements `penstock.policies.regroup.Regroup`. As in the source no job fills what a plan leaves idle. `key`: by which jobs come; `key_of`: as of `Candidates`."""
 
     fills = False
     beside = False
@@ -39,7 +39,6 @@ class Muri:
         self,
         name: str,
         key: Key,
-        candidate_key: Callable[[Candidate], float],
         key_of: Callable[[float, float, int], float],
         grouping: Grouping,
         plan: Plan,
@@ -50,7 +49,7 @@ class Muri:
         """Whether a job that has not run yet comes by the run time that was expected of it."""
         self.grouping = grouping
         self._candidates = Candidates(name, key, key_of=key_of, listed=True, per_gpus=grouping.max_members)
-        self._key = candidate_key
+        self._key_of = key_of
         self._grouper = Grouper(authors(matched=grouping.matching, worst=grouping.worst_order), grouping)
         self._plan = plan
 
@@ -59,7 +58,10 @@ class Muri:
 
     def solve(self, question: Question) -> Answer:
         jobs = question.jobs
-        keys = [self._key(job) if job.movable or not job.group else -1.0 for job in jobs]
+        keys = [
+            self._key_of(job.remaining_s, job.attained_s, job.gpus) if job.movable or not job.group else -1.0
+            for job in jobs
+        ]
         groups = self._grouper.groups(jobs, keys, question.node_gpus, question.gpu_memory_mib)
         return Answer(tuple(self._grouper.planned(jobs, members) for members in groups), list_order(question))
 
@@ -72,7 +74,6 @@ def muri_s(grouping: Grouping, plan: Plan) -> Muri:
     return Muri(
         "muri-s",
         shortest_remaining_service,
-        lambda job: job.remaining_s * job.gpus,
         lambda remaining_s, _, gpus: remaining_s * gpus,
         grouping,
         plan,
@@ -85,7 +86,6 @@ def muri_l(grouping: Grouping, plan: Plan) -> Muri:
     return Muri(
         "muri-l",
         least_attained_service,
-        lambda job: job.attained_s * job.gpus,
         lambda _, attained, gpus: attained * gpus,
         grouping,
         plan,

@@ -4,6 +4,7 @@ A profile is composed of stages (`penstock.policies.base.Profile`), and fixes so
 """
 
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from types import MappingProxyType
 from typing import Any
 
@@ -132,7 +133,7 @@ def specon(settings: PlacerSettings) -> Profile:
 
 def coda(settings: PlacerSettings) -> Profile:
     """Resource arrays with borrowing, dominant resource fairness inside each (`penstock.policies.arrays`); the cores of running trainings are searched for by
-    CODA's walk, whoever named them, and what slows them is slowed. Source: CODA §V."""
+    CODA's walk, also where users named them, and what slows them is slowed. Source: CODA §V."""
     order = ArrayOrder()
     place = ArrayPlace("coda", order)
     return Profile("coda", place, order=order, reclaim=ArrayReclaim(settings.coda), guard=guard_of(CODA))
@@ -185,6 +186,7 @@ PROFILES: Mapping[str, Make] = MappingProxyType(
     }
 )
 
+KNOWN_PROFILES = 4  # that `known_profile` retains
 DEFAULT = "penstock"
 """Of a cell whose operator names none. `PlacerSettings.profile` keeps the default that ledgers were written with."""
 READ_DURATIONS = frozenset({"penstock", "genie", "sjf", "srtf", "srsf", "muri-s", "interleave"})
@@ -231,3 +233,12 @@ def profile_for(settings: PlacerSettings) -> Profile:
         if settings.share_gpus == "learned"
         else profile
     )
+
+
+@lru_cache(KNOWN_PROFILES)
+def known_profile(settings: PlacerSettings) -> Profile | None:
+    """As `profile_for`, for services that propose: with what its stages have cached, and None for the profile of a newer placer, which is not known here."""
+    try:
+        return profile_for(settings)
+    except UnknownProfile:
+        return None

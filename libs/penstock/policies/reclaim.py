@@ -1,4 +1,4 @@
-"""Reclaim stage of a profile: who gives back what it has borrowed, so that a job fits that does not now. Nobody else is stopped."""
+"""Reclaim stage of a profile: who gives back what it has borrowed, so that a job fits that does not now. No other job is stopped."""
 
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
@@ -18,10 +18,10 @@ class MovesOut(NamedTuple):
 
 
 class Reclaimed(NamedTuple):
-    """What happens for one job. All three empty: only the nodes are kept."""
+    """What happens for one job. No stops and no moves: only the nodes are reserved."""
 
     unit: PlanUnit
-    """Its nodes, which are kept until it starts."""
+    """Its nodes, which are reserved until it starts."""
     stops: Sequence[JobState] = ()
     """Jobs without GPUs that give back their cores."""
     moves: Sequence[MovesOut] = ()

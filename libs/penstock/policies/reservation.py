@@ -32,7 +32,7 @@ MAX_ENDS = 256  # ends that are looked at
 
 
 class Reservation:
-    """Implements `penstock.policies.base.Backfill`. `waits`: for which jobs nodes are kept at all."""
+    """Implements `penstock.policies.base.Backfill`. `waits`: for which jobs nodes are reserved at all."""
 
     def __init__(self, place: Together, waits: Callable[[JobState], bool] = lambda job: True) -> None:
         self._place, self._waits = place, waits

@@ -79,7 +79,7 @@ class Room:
         return None
 
     def _lacks_gpus(self, members: Members) -> bool:
-        """Whether there are too few free GPUs for a group of which nobody runs: a quick look for what `formed` finds, too."""
+        """Whether there are too few free GPUs for a group of which no member runs: a quick look for what `formed` finds, too."""
         jobs = [self._state.jobs.get(job_id) for job_id, _ in members]
         first = jobs[0]
         if first is None or first.estimate is None or any(job is None or job.status in RUNS for job in jobs):

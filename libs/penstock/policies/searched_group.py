@@ -20,11 +20,11 @@ class Group:
         memory_mib: int,
     ) -> None:
         self.members, self.kinds, self.weights, self.value = members, kinds, weights, value
+        # No union with it is worth more than the heaviest weight times the sum of the speeds.
         if len(weights) == 1:
             self.weight = self.heaviest = weights[0]
         else:
             self.weight, self.heaviest = sum(weights), max(weights)
-        """No union with it is worth more than the heaviest weight times the sum of the speeds."""
         self.fixed, self.memory_mib = fixed, memory_mib
 
 

@@ -1,7 +1,7 @@
 """When the speed of a running training has settled: a report came, and for a while none that differs.
 
 A probe of a number of cores ends when speed and utilisation have settled, not after a fixed time: a job with steps of 50 ms is known after seconds, one
-with steps of a minute after minutes. Source: CODA §VI-F, whose probes last 90 s each. Nodes publish what changes, so silence says that nothing did.
+with steps of a minute after minutes. Source: CODA §VI-F, whose probes last 90 s each. Nodes publish what changes, so silence means that nothing did.
 Steps that vary all the time are measured by their mean: it has settled when that of four reports is that of the four before.
 """
 
@@ -18,6 +18,7 @@ AGREES_POINTS = 10.0
 QUIET_MS = 3 * WINDOW_MS
 """So long no news come, and for three steps, until a speed has settled: the windows of the SDK and of the node are two seconds each."""
 QUIET_STEPS = 3
+MAX_STEPS_MS = 1e10  # of so many steps; longer ones settle sooner
 OF_A_MEAN = 4
 """News of which a mean is taken."""
 MAX_REPORTS = 16
@@ -36,9 +37,6 @@ class Speed(NamedTuple):
         """How long no news come until it has settled."""
         steps_ms = QUIET_STEPS * 1_000 / self.per_s if self.by_steps else 0.0
         return QUIET_MS + int(min(steps_ms, MAX_STEPS_MS))
-
-
-MAX_STEPS_MS = 1e10
 
 
 def speed_of(window: TaskWindow) -> Speed | None:
@@ -116,7 +114,7 @@ def mean(speeds: Collection[Speed]) -> Speed:
 
 
 def agree(one: Speed, other: Speed) -> bool:
-    """Whether two reports say the same."""
+    """Whether two reports are of the same speed."""
     if one.by_steps != other.by_steps:
         return False
     if one.by_steps:

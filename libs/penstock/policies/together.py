@@ -42,7 +42,7 @@ class Together:
     def place_within(self, nodes: int, state: CellState, job: JobState) -> Plan | None:
         """On these nodes alone. `nodes`: a set."""
         demand = job.demand
-        if not any(need.gpus for need in demand.needs()):
+        if not demand.worker.gpus and not (demand.parameter_servers and demand.parameter_server.gpus):
             return place_greedily(self.name, state, job, spare_cores, within=nodes)
         if demand.tasks > 1 and demand.worker.gpu_share_milli == WHOLE_GPU:
             plan = self._on_one_node(nodes, state, job, demand)
@@ -88,19 +88,25 @@ def spare_cores(gang: Gang, is_worker: bool, limit: int) -> list[tuple[float, in
 
     Source: CODA §V-C reserves cores for GPUs; differs: nothing is reserved, it only comes last.
     """
-    nodes = gang.open(is_worker)
+    nodes, index = gang.open(is_worker), gang.state.index
     own = nodes & gang.used
-    found = [(_wanted(gang, ordinal) - gang.free(ordinal).cores, 1 << ordinal) for ordinal in bits(own)]
-    for loaded in gang.state.index.load.values():
-        if here := nodes & loaded & ~own:
-            wanted = _wanted(gang, lowest(here))
-            found += [(wanted + score, alike) for score, alike in by_free_cores(gang, here, limit)]
+    found = []
+    for ordinal in bits(own):
+        spec, free = gang.state.node(ordinal).spec, gang.free(ordinal)
+        found.append((_wanted(free.gpus, spec.cores, len(spec.gpus)) - free.cores, 1 << ordinal))
+    for (used, total), loaded in index.load.items():
+        if not (there := nodes & loaded & ~own):
+            continue
+        for shape, alike in index.shape.items():
+            if here := there & alike:
+                wanted = _wanted(total - used, shape.cores, total)
+                found += [(wanted + score, equal) for score, equal in by_free_cores(gang, here, limit)]
     return best_of(found, limit)
 
 
-def _wanted(gang: Gang, ordinal: int) -> float:
-    spec = gang.state.node(ordinal).spec
-    return gang.free(ordinal).gpus * spec.cores / max(1, len(spec.gpus))
+def _wanted(free_gpus: int, cores: int, gpus: int) -> float:
+    """Cores for so many of a node's GPUs."""
+    return free_gpus * cores / max(1, gpus)
 
 
 def _home_of_servers(state: CellState, demand: Demand, nodes: int) -> int:

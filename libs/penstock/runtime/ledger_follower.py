@@ -16,6 +16,9 @@ from penstock.log.port import Record
 from penstock.model.event import Event
 from penstock.runtime.crash_only import applying
 
+BATCH_MS = (
+    20  # of readers: under load a poll costs more than the records that it brings; after idle nothing waits
+)
 MAX_VOIDS = 256  # of placers that are not in office any more; beyond, the ledger was restored from an older copy, and goes on otherwise
 
 

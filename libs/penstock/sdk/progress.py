@@ -57,7 +57,7 @@ class Meter:
         self._waits = waits
         self._count = count
         self._cores = 0
-        """When the window of the step time began."""
+        """When the window of the step time began; 0: none has."""
         self._waited = Waits()
         self._off = False
         self._begun = 0  # iterations before the first one reported
@@ -137,7 +137,7 @@ class Meter:
 
     def _look(self, done: int, loss: Any, now: float) -> None:
         """Between two lines of progress."""
-        if self._count() != self._cores:  # a window of both numbers of cores says nothing of either
+        if self._count() != self._cores:  # a window of both numbers of cores measures neither
             self._begin_window(done, now)
             self._step_ms = 0.0
         elif now - self._window_at >= WINDOW_S:

@@ -1,4 +1,4 @@
-"""What the estimator would answer at this moment, for jobs that nobody has submitted. The gateway asks in a worker process.
+"""What the estimator would answer at this moment, for jobs that are not submitted. The gateway asks in a worker process.
 
 The same code as the service's: its tables and models, with the ledger folded to its end. Nothing is written but tables that do not exist yet.
 """

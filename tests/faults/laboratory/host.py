@@ -17,7 +17,6 @@ from penstock_services.node_reporter.shell.ports import (
     Exit,
     Key,
     NotStartable,
-    PressureTrigger,
     ProgressStream,
     Started,
 )
@@ -26,6 +25,7 @@ from tests.faults.laboratory.machine import Machine
 from tests.faults.laboratory.process import Process
 from tests.faults.laboratory.wire import keys_of
 from tests.faults.ledger_rules import Violation
+from tests.support.meters import MetersWithoutContention
 
 LONGEST_LAUNCH_S = 2.0
 LONGEST_SLOW_LAUNCH_S = 45.0  # beyond the cell's time-out for launches
@@ -144,7 +144,7 @@ class SimulatedLauncher:
             callback()
 
 
-class SimulatedMeters:
+class SimulatedMeters(MetersWithoutContention):
     """What a machine measures of its tasks. Adapter of `ports.Meters`."""
 
     def __init__(self, machine: Machine) -> None:
@@ -159,21 +159,6 @@ class SimulatedMeters:
 
     def gpu_memory_of(self, shim: int, uuid: str) -> int | None:
         return None
-
-    def pressure(self, groups: Sequence[str] | None) -> PressureTrigger | None:
-        return None
-
-    def waits(self, shim: int) -> Mapping[int, int]:
-        return {}
-
-    def traffic(self, key: Key | None) -> Mapping[str, int]:
-        return {}
-
-    def follow_traffic(self, key: Key, shim: int) -> None:
-        del key, shim
-
-    def forget_traffic(self, key: Key) -> None:
-        del key
 
 
 class SimulatedHost:

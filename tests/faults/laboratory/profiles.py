@@ -4,16 +4,19 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from penstock.model.settings import PlacerSettings
 from penstock.policies.profiles import PROFILES
 from penstock.runtime.service import Run
+from penstock_services.contention_guard.core.guard import guards
 from penstock_services.contention_guard.shell import service as contention_guard
+from penstock_services.migrator.core.migrator import migrates
 from penstock_services.migrator.shell import service as migrator
 
-MIGRATING = ("specon", "balance")
-GUARDED = ("coda",)
+MIGRATING = tuple(name for name in PROFILES if migrates(PlacerSettings(profile=name)))
+GUARDED = tuple(name for name in PROFILES if guards(PlacerSettings(profile=name)))
 CONVERGENCE = '{"alpha": 1.0, "interval_ms": 3000}'
 """Of these: a job that reports its loss converges within its minute."""
-NEWER = (*MIGRATING, "genie")
+NEWER = ("specon", "balance", "genie")
 POLICY_RATES = (0.0, 0.025, 0.375)
 """How often a policy raises, by seed."""
 WINDOWS_MS = (0, 20_000, 0)
@@ -34,7 +37,7 @@ def profile_of(rng: np.random.Generator, seed: int, given: str | None) -> str:
 
 
 def watching(profile: str) -> Mapping[str, Run]:
-    """Services that propose by what telemetry says, by name: those that this profile has anything for."""
+    """Services that propose by telemetry, by name: those that this profile has work for."""
     if profile in MIGRATING:
         return {"migrator": migrator.run}
     return {"contention-guard": contention_guard.run} if profile in GUARDED else {}

@@ -1,4 +1,4 @@
-"""Resource arrays: who belongs where, what is borrowed and given back, sizes from history, and that nobody waits for ever."""
+"""Resource arrays: who belongs where, what is borrowed and given back, sizes from history, and that no job waits for ever."""
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -89,7 +89,7 @@ def test_jobs_without_gpus_keep_to_their_cores_and_borrow_when_these_are_given()
 
 def test_a_training_gets_its_reserved_cores_back_and_who_gave_them_is_first_in_its_array() -> None:
     """At noon inference has borrowed all reserved cores. A training comes: the last borrower is aborted, not the owner of the CPU array's
-    cores; it waits before a job of somebody who holds nothing, and starts first."""
+    cores; it waits before a job of an owner who holds nothing, and starts first."""
     driver = cell(node("n0"))
     run(driver, "own", 0, 13)
     run(driver, "lent-1", 0, 7)
@@ -232,8 +232,8 @@ def test_owners_share_the_cores_of_the_cpu_array_and_the_gpus_of_the_other() -> 
     assert line == [1, 2, 4, 3]
 
 
-def test_who_waits_long_enough_gets_nodes_kept() -> None:
-    """Small jobs come and go so that four GPUs are never free at once; after an hour nobody else starts on the large job's node."""
+def test_who_waits_long_enough_gets_nodes_reserved() -> None:
+    """Small jobs come and go so that four GPUs are never free at once; after an hour no other job starts on the large job's node."""
     driver = cell(node("n0", gpus=4, cores=16))
     for i in range(4):
         run(driver, f"s{i}", 1, 1)
@@ -248,8 +248,8 @@ def test_who_waits_long_enough_gets_nodes_kept() -> None:
     assert driver.job("large").status is JobStatus.LAUNCHING
 
 
-def test_what_is_kept_is_given_up_when_its_node_leaves_the_cell() -> None:
-    """A node is cordoned while a borrower is being stopped there: the training starts elsewhere, and nothing stays kept."""
+def test_what_is_reserved_is_given_up_when_its_node_leaves_the_cell() -> None:
+    """A node is cordoned while a borrower is being stopped there: the training starts elsewhere, and nothing stays reserved."""
     driver = cell(node("n0"), node("n1", gpus=0, cores=4))
     run(driver, "own", 0, 13)
     run(driver, "lent", 0, 15)
@@ -287,7 +287,7 @@ JOBS = st.lists(
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(jobs=JOBS, order=st.randoms(use_true_random=False), nodes=st.integers(1, 3))
 def test_all_jobs_end_whatever_comes(jobs: list[tuple[int, int, str]], order: object, nodes: int) -> None:
-    """Jobs come, and end in any order; the driver checks the state after every step. All start, nobody gives back cores more often than allowed, and cores that
+    """Jobs come, and end in any order; the driver checks the state after every step. All start, no job gives back cores more often than allowed, and cores that
     jobs without GPUs hold beyond the CPU array are always held by borrowers."""
     driver = cell(*(node(f"n{i}") for i in range(nodes)), patience_ms=MINUTE_MS)
     waiting = [(f"j{i}", *job) for i, job in enumerate(jobs)]

@@ -1,4 +1,4 @@
-"""Deadlines within tenants' shares: who can be in time comes first, and a deadline gives nobody more than its share."""
+"""Deadlines within tenants' shares: who can be in time comes first, and a deadline gives no tenant more than its share."""
 
 from typing import Any
 
@@ -51,7 +51,7 @@ def test_who_is_late_waits_like_all_others() -> None:
     assert order(driver) == ["usual", "late"]
 
 
-def test_a_deadline_gives_nobody_more_than_its_share() -> None:
+def test_a_deadline_gives_no_tenant_more_than_its_share() -> None:
     """Zoe holds the whole cell. Her next job is due soon, and Ada's job without a deadline comes first all the same."""
     driver = cell()
     job(driver, "due", 1, 600, owner="zoe", deadline_ms=1_200_000)

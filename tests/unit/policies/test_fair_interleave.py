@@ -36,7 +36,7 @@ def listed(driver: CellDriver) -> list[str]:
     return [one.job_id for one in found.jobs]
 
 
-def test_nobody_is_regrouped_while_there_are_gpus_for_all() -> None:
+def test_no_job_is_regrouped_while_there_are_gpus_for_all() -> None:
     driver = cell()
     job(driver, "one", 1, 600, runs=True)
     assert asked(driver) is None

@@ -329,7 +329,7 @@ def test_when_gpus_come_free_those_that_fit_pass_the_one_that_waits_for_more() -
 
 def test_no_bound_on_overtaking_holds_up_the_profiles_own_order() -> None:
     """The job that came first waits for a whole node and may wait longest. Others are first in the order of their allowances, however often they have passed it: a
-    bound on that would let nobody start, since it is not its turn either."""
+    bound on that would let no job start, since it is not its turn either."""
     cell = CellDriver(PlacerSettings(profile="genie", max_overtakes=1))
     cell.join(node_spec("n1"))
     single = estimate(options=options({(1, 1): 100.0}))

@@ -141,7 +141,7 @@ def test_what_jobs_are_worth_by_what_is_known_of_them() -> None:
 
 
 def test_a_new_gang_of_unknown_run_time_takes_the_place_of_jobs_that_have_run_long() -> None:
-    """Four small jobs run, past the last limit by attained service, and nobody knows how long. A gang of four comes: it may end soon, and they will hardly."""
+    """Four small jobs run, past the last limit by attained service, and how long is not known. A gang of four comes: it may end soon, and they will hardly."""
     small = [job(1, 3, queue=2) for _ in range(4)]
     running = [(1,), (2,), (3,), (4,)]
     new = search([job(4, 3, queue=0, soon=8.9), *small], running, GPUS, TABLES, afresh=False)
@@ -150,7 +150,7 @@ def test_a_new_gang_of_unknown_run_time_takes_the_place_of_jobs_that_have_run_lo
 
 
 def test_a_gang_does_not_take_the_place_of_its_equals_for_having_come_first() -> None:
-    """The same in a long queue: by its place the gang of four would have more jobs behind it than the four small ones together, but nothing says that it ends before them."""
+    """The same in a long queue: by its place the gang of four would have more jobs behind it than the four small ones together, but nothing shows that it ends before them."""
     jobs = [job(4, 3, queue=2), *(job(1, 3, queue=2) for _ in range(24))]
     running = [(1,), (2,), (3,), (4,)]
     assert search(jobs, running, GPUS, TABLES, afresh=True) == running

@@ -41,3 +41,13 @@ def test_servers_without_gpus_do_not_all_share_one_link(profile: str, homes: int
     found = cell(profile, *(3,) * 7)
     found.submit("old", job_spec(workers=3), estimate(1))
     assert len({submit(found, f"j{number}", 4, 0)[0] for number in range(3)}) == homes
+
+
+def test_cores_that_free_gpus_will_want_are_those_of_each_node() -> None:
+    """Both nodes have four free GPUs, n0 with 4 cores each and n1 with 16. A job of 20 cores is on n1, which lacks 20 for its GPUs now, and n0 lacks none: the next one goes there."""
+    found = CellDriver(PlacerSettings(profile="penstock"))
+    found.join(node_spec("n0", cores=16), node_spec("n1", cores=64))
+    for name, cores, node in (("large", 20, "n1"), ("small", 2, "n0")):
+        found.submit(name, job_spec(), estimate(0, cores=cores, gpu_memory_mib=0))
+        [task] = found.job(name).tasks.values()
+        assert task.place.node_id == node

@@ -258,7 +258,7 @@ def test_every_plan_is_the_one_made_from_nothing_under_faults(
         terms += outcome.terms
         reports += outcome.happened["wrong_progress"]
     assert terms > 3 * len(seeds), "too few faults"
-    assert reports > 3 * len(seeds), "nobody reported progress"
+    assert reports > 3 * len(seeds), "no progress was reported"
     assert len(plans) > 50 * len(seeds)
 
 

@@ -79,7 +79,7 @@ def _running(rng: np.random.Generator) -> list[TraceJob]:
 
 
 def _training(rng: np.random.Generator, at_s: float) -> TraceJob:
-    gpus = _drawn(rng, GPUS, OF_GPU_JOBS)
+    gpus = _one_of(rng, GPUS, OF_GPU_JOBS)
     kind = rng.random()
     if kind < FEW:
         cores = gpus * int(rng.integers(1, 3))
@@ -97,7 +97,7 @@ def _training(rng: np.random.Generator, at_s: float) -> TraceJob:
     )
 
 
-def _drawn(rng: np.random.Generator, values: Sequence[int], parts: Sequence[float]) -> int:
+def _one_of(rng: np.random.Generator, values: Sequence[int], parts: Sequence[float]) -> int:
     """One of the values, each with its part of the probability."""
     place = rng.random()
     for value, part in zip(values, parts, strict=True):
@@ -144,7 +144,7 @@ def _moment(rng: np.random.Generator, days: int) -> float:
 
 
 def _cpu_job(rng: np.random.Generator, user: str, at_s: float) -> TraceJob:
-    cores = _drawn(rng, CPU_CORES, OF_CPU_JOBS)
+    cores = _one_of(rng, CPU_CORES, OF_CPU_JOBS)
     traffic = 0.5 * cores / CORES_PER_NODE
     if rng.random() < HIGH_DEMAND:
         traffic = float(rng.uniform(0.5, 1.0))

@@ -274,8 +274,9 @@ def work_for(job_model: str, trace: Trace, path: Path, settings: PlacerSettings,
         return WORKS[wanted.name](asked)
     model = _model(asked)
     _judge(model, asked)
-    loss_every_s = inf if profile_for(settings).migrate is None else LOSS_EVERY_S
-    watched = profile_for(settings).guard is not None
+    profile = profile_for(settings)
+    loss_every_s = inf if profile.migrate is None else LOSS_EVERY_S
+    watched = profile.guard is not None
     if run.cost_of is not None:
         return RestartingWork(model, run.cost_of, loss_every_s, watched=watched)
     return SteadyWork(model, loss_every_s, watched=watched)

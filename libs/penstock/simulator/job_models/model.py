@@ -266,7 +266,7 @@ class Work:
         """It is ordered to save its state; ignored by jobs that do not train."""
 
     def paces(self) -> Sequence[Pace]:
-        """Of jobs whose speed was set since the last call, where anybody listens (`watched`)."""
+        """Of jobs whose speed was set since the last call, where a service reads telemetry (`watched`)."""
         return ()
 
     def next_s(self) -> float | None:

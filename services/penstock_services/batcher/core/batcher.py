@@ -12,7 +12,7 @@ One plan is under way at a time: from the question until the placer has answered
 - Under a profile with a *batch* stage it plans while the placer's window is open: towards its end, so that the whole burst is there,
   and at once where more wait than one plan holds. A plan that comes when the window is over is not sent.
 - Under a profile with a *regroup* stage it plans at once whenever something has happened that may change who runs (`triggers`).
-- Under a profile with both, the batch stage plans a window in which the regroup stage found nobody to stop and nobody to share.
+- Under a profile with both, the batch stage plans a window in which the regroup stage found no job to stop and none to share.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -27,21 +27,17 @@ from penstock.ledger.state import CellState
 from penstock.model.event import Event
 from penstock.model.ledger_events import ProposalAnswered
 from penstock.model.plans import MAX_PROPOSED_UNITS
-from penstock.model.proposals import PlanProposed
+from penstock.model.proposals import ANSWER_WITHIN_MS, PlanProposed
 from penstock.model.settings import PlacerSettings
-from penstock.policies.profiles import UnknownProfile, profile_for
+from penstock.policies.profiles import KNOWN_PROFILES, known_profile
 from penstock.policies.regroup import PROPOSER, Answer
 from penstock_services.batcher.core.proposal import Planned, proposal_of
 from penstock_services.batcher.core.triggers import asks_for_plan
 
 MAX_LEAD_MS = 2_000  # before a window's end: a cold worker starts in 1 s, 200 jobs on 128 nodes take 0.5 s
 LEAD_SHARE = 0.5  # of a short window
-ANSWER_WITHIN_MS = (
-    10_000  # a proposal without an answer for so long, by the ledger's time, never reached the placer
-)
 VALID_MS = 60_000  # of a plan outside a window: a batcher that hung proposes nothing from before
 LEAST_BURST = 2  # jobs; one is placed as well by the place stage
-KNOWN_PROFILES = 4  # whose stages are retained, and what they have cached
 
 Kind = Literal["batch", "regroup"]
 
@@ -78,12 +74,11 @@ class _Stage(NamedTuple):
 
 @lru_cache(KNOWN_PROFILES)
 def _stages(settings: PlacerSettings) -> Mapping[Kind, _Stage]:
-    """Empty: under these settings nothing is planned, or they are a newer placer's, whose profile is not known here."""
-    try:
-        profile = profile_for(settings)
-    except UnknownProfile:
-        return MappingProxyType({})
+    """In the order in which they are asked. Empty: under these settings nothing is planned, or they are a newer placer's, whose profile is not known here."""
     found: dict[Kind, _Stage] = {}
+    profile = known_profile(settings)
+    if profile is None:
+        return MappingProxyType(found)
     if (regroup := profile.regroup) is not None:
         found["regroup"] = _Stage(
             regroup.question,
@@ -158,18 +153,15 @@ class Batcher:
         """Ledger time from which `next` has work; None: it has none before something else happens."""
         if self._working or state.frozen:
             return None
-        stages = _stages(state.settings)
-        found = [
-            at_ms
-            for at_ms in (
-                self._regroup_ms(state) if "regroup" in stages else None,
-                self._batch_ms(state) if "batch" in stages else None,
-            )
-            if at_ms is not None
-        ]
-        if not found:
-            return None
-        return min(found) if self._sent is None else max(min(found), self._sent.until_ms)
+        first_ms = min((at_ms for _, at_ms in self._due_stages(state)), default=None)
+        return first_ms if first_ms is None or self._sent is None else max(first_ms, self._sent.until_ms)
+
+    def _due_stages(self, state: CellState) -> Iterator[tuple[Kind, int]]:
+        """Stages that have something to plan, and from when on."""
+        for kind in _stages(state.settings):
+            at_ms = self._regroup_ms(state) if kind == "regroup" else self._batch_ms(state)
+            if at_ms is not None:
+                yield kind, at_ms
 
     def _regroup_ms(self, state: CellState) -> int | None:
         if self._due:
@@ -190,29 +182,21 @@ class Batcher:
         due_ms = self.due_ms(state)
         if due_ms is None or due_ms > now_ms:
             return None
-        stages, window_ms = _stages(state.settings), _window_ms(state)
-        self._sent = None
-        kinds: tuple[tuple[Kind, Callable[[CellState], int | None]], ...] = (
-            ("regroup", self._regroup_ms),
-            ("batch", self._batch_ms),
-        )
-        for kind, at_ms in kinds:
-            stage = stages.get(kind)
-            if stage is None or (due_ms := at_ms(state)) is None or due_ms > now_ms:
-                continue
+        self._sent, window_ms = None, _window_ms(state)
+        for kind in [kind for kind, at_ms in self._due_stages(state) if at_ms <= now_ms]:
             if kind == "regroup":
                 self._due, self._wake_ms = False, None
             else:
                 self._planned_window_ms = window_ms
             with _at(state, now_ms):
-                question = stage.question(state)
+                question = _stages(state.settings)[kind].question(state)
             if question is not None:
                 self._working = True
                 return Work(kind, state.seq, now_ms, window_ms, state.settings, question)
         return None
 
     def _batch_follows(self, state: CellState) -> bool:
-        """Whether nobody shares or stops, so that where the jobs of this window start is left to the batch stage."""
+        """Whether the batch stage has yet to plan this window: where its jobs start is left to it where none shares or stops."""
         return (
             "batch" in _stages(state.settings)
             and len(state.queue) >= LEAST_BURST

@@ -11,18 +11,16 @@ from typing import Any
 from penstock.clock import wall_ms
 from penstock.ledger.replica import Replica
 from penstock.ledger.state import CellState
-from penstock.log.open import open_log
 from penstock.log.port import Log, Partition, Reader
 from penstock.model.proposals import PlanProposed
 from penstock.model.topics import Topic
-from penstock.runtime.crash_only import crash_only
 from penstock.runtime.failpoints import hit
-from penstock.runtime.ledger_follower import LedgerFollower
+from penstock.runtime.ledger_follower import BATCH_MS, LedgerFollower
 from penstock.runtime.proposals import ProposalWriter
+from penstock.runtime.proposing import run_attempts
 from penstock.runtime.settings import Settings
-from penstock.runtime.snapshots import load_replica
 from penstock.runtime.tracing.phases import MAX_NAMED
-from penstock.runtime.tracing.tracer import Tracing, tracing
+from penstock.runtime.tracing.tracer import Tracing
 from penstock_services.batcher.core.batcher import Batcher, Work, plans
 from penstock_services.batcher.shell.worker import Worker
 
@@ -30,7 +28,6 @@ LOG = logging.getLogger(__name__)
 
 SOURCE = "/penstock/batcher"
 WARM_WITHIN_S = 10.0  # else it serves without: the first plan may come too late
-BATCH_MS = 20  # under load a poll costs more than the records that it brings; after idle nothing waits
 
 
 class Planner:
@@ -150,17 +147,12 @@ async def run(
     worker: Worker | None = None,
 ) -> None:
     """Works until `stop` is set; see penstock.runtime.service. The topics must exist. `worker`: in which plans are computed. Raises `NotAllowed`, `ConfigurationError`."""
-    used = await open_log(settings.log_url, "batcher", settings.archive).start() if log is None else log
-    worker, ready = worker or Worker(), ready or asyncio.Event()
+    worker = worker or Worker()
+
+    async def attempt(used: Log, traces: Tracing, replica: Replica, is_ready: asyncio.Event) -> None:
+        await Planner(settings, used, traces, worker, replica).work(is_ready)
+
     try:
-        async with tracing("batcher", settings) as traces:
-
-            async def attempt() -> None:
-                replica = await load_replica(settings, used)
-                await Planner(settings, used, traces, worker, replica).work(ready)
-
-            await crash_only("batcher", attempt, stop)
+        await run_attempts("batcher", settings, stop, attempt, log, ready)
     finally:
         worker.close()
-        if log is None:
-            await used.close()

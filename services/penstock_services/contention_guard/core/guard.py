@@ -14,7 +14,6 @@ interrupts gives back what the placement had, and a training's best speed is lea
 
 import heapq
 from collections.abc import Callable, Iterator, Mapping
-from functools import lru_cache
 from hashlib import blake2b
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -26,7 +25,7 @@ from penstock.model import external_events, ledger_events
 from penstock.model.adjustments import MAX_THROTTLES, BandwidthDecided, CoresDecided, TaskAdjusted
 from penstock.model.event import Event
 from penstock.model.ledger_events import ProposalAnswered
-from penstock.model.proposals import CoresProposed, ThrottleProposed
+from penstock.model.proposals import ANSWER_WITHIN_MS, CoresProposed, ThrottleProposed
 from penstock.model.settings import PlacerSettings
 from penstock.model.transitions import JobStatus, TaskStatus
 from penstock.model.types import MAX_TEXT
@@ -40,20 +39,17 @@ from penstock.policies.eliminator import (
     throttled,
 )
 from penstock.policies.guard import PROPOSER, Guard
-from penstock.policies.profiles import UnknownProfile, profile_for
+from penstock.policies.profiles import known_profile
 from penstock.policies.telemetry_windows import NodeWindow
 from penstock.policies.validate import validate
 from penstock.policies.validate_adjustments import Running, running, usable_cores
 from penstock_services.contention_guard.core.paces import Node, Pace
 from penstock_services.contention_guard.core.searches import Search, most_of, search_of
 
-ANSWER_WITHIN_MS = 10_000
-"""A proposal without an answer for so long, by the ledger's time, never reached the placer."""
 RETRY_MS = 30_000
 """A refused change of a task is not asked for again for so long."""
 RESERVE = 12
 """Steps down that are left to a job for the time after it was let go: from 1,024 cores to one takes ten."""
-KNOWN_PROFILES = 4  # whose stages are retained
 
 Adjusting = CoresProposed | ThrottleProposed
 
@@ -66,13 +62,10 @@ class _Sent(NamedTuple):
     probe: bool = False
 
 
-@lru_cache(KNOWN_PROFILES)
 def _stage(settings: PlacerSettings) -> Guard | None:
-    """None: under these settings nothing is adjusted, or they are a newer placer's, whose profile is not known here."""
-    try:
-        return profile_for(settings).guard
-    except UnknownProfile:
-        return None
+    """None: under these settings nothing is adjusted."""
+    profile = known_profile(settings)
+    return None if profile is None else profile.guard
 
 
 def guards(settings: PlacerSettings) -> bool:
@@ -288,20 +281,12 @@ class ContentionGuard:
         search.advance(now_ms)
         node_id = job.tasks[search.workers[0]].place.node_id
         search.answered(job, self._nodes.setdefault(node_id, Node()).heard_ms, now_ms)
-        wanted = search.wanted(state, job)
+        wanted = search.wanted(job)
         if search.ended and not wanted:
             del self._searches[job_id]
             return None
         for one in wanted:
-            proposal = self._proposed(
-                state,
-                one.task_id,
-                now_ms,
-                cores=one.cores,
-                cause=one.cause,
-                reason=one.reason,
-            )
-            if proposal is not None:
+            if (proposal := self._proposed(state, one, now_ms)) is not None:
                 return proposal
             if search.ended and one.cause == "probe":  # it was refused here
                 return self._of_job(state, job_id, now_ms)
@@ -317,16 +302,7 @@ class ContentionGuard:
         node = self._nodes.setdefault(node_id, Node())
         view = self._view(state, spec, node, now_ms)
         for change in self._changes(node, view, now_ms):
-            proposal = self._proposed(
-                state,
-                change.task_id,
-                now_ms,
-                cores=change.cores,
-                cap=change.cap,
-                cause=change.cause,
-                reason=change.reason,
-            )
-            if proposal is not None:
+            if (proposal := self._proposed(state, change, now_ms)) is not None:
                 return proposal
         return None
 
@@ -393,24 +369,22 @@ class ContentionGuard:
 
     # ------------------------------------------------------------------------------------------ proposals
 
-    def _proposed(
-        self, state: CellState, task_id: str, now_ms: int, *, cores: int | None, **more: Any
-    ) -> Adjusting | None:
+    def _proposed(self, state: CellState, change: Change, now_ms: int) -> Adjusting | None:
         """The proposal, unless one is under way for the task; one that the placer would refuse on this state is not sent."""
+        task_id, cores = change.task_id, change.cores
         sent = self._sent.get(task_id)
         if sent is not None and now_ms < sent.until_ms:
             return None
         kind = "throttle" if cores is None else "cores"
-        cap = more.pop("cap", None)
         about: dict[str, Any] = {
             "proposal_id": f"{kind}-{state.seq}-{blake2b(task_id.encode(), digest_size=6).hexdigest()}",
             "proposer": PROPOSER,
             "task_id": task_id,
-            "cause": more["cause"],
-            "reason": more["reason"][:MAX_TEXT],
+            "cause": change.cause,
+            "reason": change.reason[:MAX_TEXT],
         }
         proposal: Adjusting = (
-            ThrottleProposed(**about, memory_bandwidth_percent=cap)
+            ThrottleProposed(**about, memory_bandwidth_percent=change.cap)
             if cores is None
             else CoresProposed(**about, cores=cores)
         )

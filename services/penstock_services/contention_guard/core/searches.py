@@ -1,20 +1,20 @@
 """The search for the cores of one running training: which number its workers have, what is measured there, and how it ends.
 
 A search changes nothing before the speed at the start has settled. After a probe it waits for its nodes' answers, then for the speed to settle
-(`penstock.policies.settling`). It ends where the stage says so, or at the start's cores: when the speed never settles, a node cannot obey,
+(`penstock.policies.settling`). It ends where the stage decides so, or at the start's cores: when the speed never settles, a node cannot obey,
 or a probe is refused. A restart in between gives back what the placement had.
 """
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from penstock.ledger.job_state import JobState
 from penstock.ledger.state import CellState
 from penstock.ledger.succession import followers
-from penstock.model.adjustments import MAX_CORE_CHANGES, MAX_CORE_PROBES, AdjustmentCause
+from penstock.model.adjustments import MAX_CORE_CHANGES, MAX_CORE_PROBES
 from penstock.model.transitions import JobStatus, TaskStatus
 from penstock.model.types import WHOLE_GPU
 from penstock.policies.core_search import Next, Seen
+from penstock.policies.eliminator import Change
 from penstock.policies.guard import PROPOSER, Guard, Step
 from penstock.policies.settling import Settling
 from penstock.policies.telemetry_windows import TaskWindow
@@ -25,20 +25,10 @@ MEASURES_MS = 120_000
 MEASURES_STEPS = 32
 
 
-class Wanted(NamedTuple):
-    """The next change of one of its tasks."""
-
-    task_id: str
-    cores: int
-    cause: AdjustmentCause
-    reason: str
-
-
 @dataclass(slots=True)
 class Search:
     """Of one attempt. All of its workers have the same number of cores."""
 
-    job_id: str
     attempt: int
     workers: tuple[str, ...]
     """Ids of the tasks with GPUs, in order of rank; the first one's speed counts."""
@@ -112,13 +102,13 @@ class Search:
         times = [at_ms for at_ms in (settles_ms, self.until_ms) if at_ms is not None]
         return min(times, default=None)
 
-    def wanted(self, state: CellState, job: JobState) -> list[Wanted]:
+    def wanted(self, job: JobState) -> list[Change]:
         """What its workers do not have yet."""
         tasks = [(task_id, job.tasks[task_id]) for task_id in self.workers]
         if self.ended:
             why = f"its cores are settled: {self.ended}"
             return [
-                Wanted(task_id, self.cores, "settled", why)
+                Change(task_id, "settled", why, self.cores)
                 for task_id, task in tasks
                 if not task.cores_settled
             ]
@@ -126,7 +116,7 @@ class Search:
             return []
         why = f"to measure its speed; {self._measured()}"
         return [
-            Wanted(task_id, self.cores, "probe", why)
+            Change(task_id, "probe", why, self.cores)
             for task_id, task in tasks
             if len(task.used_cores) != self.cores
         ]
@@ -163,7 +153,7 @@ def search_of(state: CellState, job: JobState, guard: Guard, heard_ms: int) -> S
         return None
     most = most_of(state, workers)
     if any(task.core_probes for task in tasks):
-        found = Search(job.job_id, job.attempt, workers, step, tasks[0].placed_cores, 1, most, None)
+        found = Search(job.attempt, workers, step, tasks[0].placed_cores, 1, most, None)
         found.end(tasks[0].placed_cores, "the search was interrupted")
         return found
     cores = {len(task.used_cores) for task in tasks}
@@ -172,7 +162,7 @@ def search_of(state: CellState, job: JobState, guard: Guard, heard_ms: int) -> S
         return None
     (start,) = cores
     least = min(start, max(len(task.place.gpus) for task in tasks))
-    return Search(job.job_id, job.attempt, workers, step, start, least, most, Settling(heard_ms))
+    return Search(job.attempt, workers, step, start, least, most, Settling(heard_ms))
 
 
 def _may_change(state: CellState, job: JobState) -> bool:

@@ -12,6 +12,8 @@ decides. Ideal: at-least-once, as Faust promises it. Departures of faust-streami
 - Its windowed tables expire by the machine's clock, never after a rebuild, and not in the changelog. Here the table has `HELD_WINDOWS`
   places per node that are used again: nothing is deleted, so that compaction bounds the changelog.
 - A recovery waits for the last record of the changelog, which compaction may have removed if it was a deletion. There are none.
+- Its consumer hands the partitions to read to a thread as a set that it changes meanwhile, and an empty one stands for all: what is read of a
+  paused partition then is lost to a group without positions. Here the thread gets a copy.
 - An agent that raises is started again, without what it had read. Here any error ends the process; the service begins anew (crash-only).
 - Without a broker its stop hangs and leaves threads and tasks that cannot be cancelled. Hence a process, which ends for certain.
 - Variables of the environment override its settings, and it would create topics and serve HTTP. It sees no environment, and may do neither.
@@ -23,14 +25,15 @@ import os
 import signal
 import sys
 import tempfile
-from collections.abc import Awaitable, Iterable, Sequence
+from collections.abc import Awaitable, Iterable, Mapping, Sequence, Set
 from contextlib import suppress
 from typing import Any, BinaryIO
 
 import faust
 import msgspec
 import uvloop
-from faust.types import EventT, FutureMessage
+from faust.transport.drivers import aiokafka
+from faust.types import TP, EventT, FutureMessage
 from yarl import URL
 
 from penstock.errors import ConfigurationError, LogError, PenstockError
@@ -44,8 +47,9 @@ from penstock.model.errors import EventError
 from penstock.model.topics import GUARD_GROUPS, NODE_PARTITIONS, Topic
 from penstock.policies.telemetry_windows import NodeWindow
 from penstock.runtime.race import first_of
+from penstock.runtime.telemetry import sampled
 from penstock_services.contention_guard.shell.faust_windows import KINDS, LENGTH_BYTES, Asked, Refused
-from penstock_services.contention_guard.shell.windows import HELD_WINDOWS, Held, sampled
+from penstock_services.contention_guard.shell.windows import HELD_WINDOWS, Held
 
 LOG = logging.getLogger(__name__)
 
@@ -56,7 +60,7 @@ REBALANCE_S = 10.0
 REQUEST_S = 10.0  # Faust's default for a write is 20 minutes
 COMMIT_S = 2.0  # positions; nothing is committed where nothing was read
 MAX_BATCH_BYTES = 1_000_000
-CATCH_UP_S = 30.0  # without a record read at the start, that is
+CATCH_UP_S = 30.0  # of the start in which no record is dealt with
 STOP_S = 2.0  # to leave the group, so that a successor need not wait for SESSION_S
 
 encoded = msgspec.json.Encoder(enc_hook=dict).encode
@@ -71,6 +75,19 @@ class _Table(faust.Table[bytes, bytes]):
     def send_changelog(self, *args: Any, **options: Any) -> FutureMessage:
         self.written = super().send_changelog(*args, **options)
         return self.written
+
+
+class _Consumer(aiokafka.Consumer):
+    """Asks for the partitions that are active when it asks, whatever is paused until its thread comes to it."""
+
+    async def _getmany(self, active_partitions: Set[TP] | None, timeout: float) -> Any:
+        return await super()._getmany(set(active_partitions or ()), timeout)
+
+
+class Transport(aiokafka.Transport):
+    """Faust's to Kafka, with a consumer that loses no records."""
+
+    Consumer = _Consumer
 
 
 class _Places:
@@ -111,12 +128,12 @@ class WindowTable:
             MAX_UNACKNOWLEDGED
         )
         self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._begin: dict[Partition, int] = {}
         self._end: dict[Partition, int] = {}
-        self._behind: dict[int, int] | None = None
-        """Partition → offset of the last record that `begin` waits for; None: the table is not there yet."""
-        self._done: dict[int, int] = {}
-        """Partition → offset of the latest record that is dealt with: while the group's positions are asked for, reading goes on."""
+        """Of telemetry, when it began."""
+        self._dealt_with: dict[Partition, int] = {}
+        """Partition of telemetry → all records before this offset."""
+        self._assigned: Set[Partition] | None = None
+        """None: the table is not there yet."""
         self._caught_up = asyncio.Event()
 
     async def begin(self) -> Sequence[NodeWindow]:
@@ -124,7 +141,7 @@ class WindowTable:
         await self._kafka.create({Topic.GUARD_WINDOWS: NODE_PARTITIONS})
         await self._kafka.committed(self._group)  # a right that is missing is reported, by its name
         telemetry = [Partition(Topic.TELEMETRY, index) for index in range(NODE_PARTITIONS)]
-        self._begin = await self._kafka.begin_offsets(telemetry)
+        self._dealt_with = await self._kafka.begin_offsets(telemetry)
         self._end = await self._kafka.end_offsets(telemetry)
         self._app = self._new_app(self._kafka.connection)
         await self._unless_ended(self._app.start())
@@ -134,16 +151,15 @@ class WindowTable:
         return self._held.all()
 
     async def _catch_up(self) -> None:
-        """Raises `LogError` where Faust does not get on: its consumer has been seen to read nothing of a partition, for no reason that it gives."""
-        done: dict[int, int] | None = None
-        while done != self._done:
-            done = dict(self._done)
+        """Raises `LogError` where Faust does not get on."""
+        before: dict[Partition, int] = {}
+        while before != self._dealt_with:
+            before = dict(self._dealt_with)
             with suppress(TimeoutError):
-                async with asyncio.timeout(CATCH_UP_S):
-                    await self._caught_up.wait()
-                    return
+                await asyncio.wait_for(self._caught_up.wait(), CATCH_UP_S)
+                return
         raise LogError(
-            f"Faust has read nothing of {Topic.TELEMETRY} for {CATCH_UP_S:.0f} s; it is behind in {self._behind}"
+            f"Faust has read nothing of {Topic.TELEMETRY} for {CATCH_UP_S:.0f} s; it is behind in {self._behind(self._assigned or ())}"
         )
 
     async def read(self) -> Sequence[NodeWindow]:
@@ -185,6 +201,7 @@ class WindowTable:
             web_enabled=False,
             Table=_Table,
         )
+        app.transport = Transport(app.conf.broker_consumer, app)
         raw: dict[str, Any] = {
             "key_type": bytes, "value_type": bytes, "key_serializer": "raw", "value_serializer": "raw",
             "partitions": NODE_PARTITIONS, "allow_empty": True,
@@ -217,7 +234,8 @@ class WindowTable:
                         await asyncio.wait([written])
                     written.result()
                 await stream.ack(event)
-                self._advance(event.message.partition, event.message.offset)
+                message = event.message
+                self._advance(Partition(message.topic, message.partition), message.offset + 1)
         except Exception as error:  # noqa: BLE001 - as above
             self._fail(error)
 
@@ -262,24 +280,27 @@ class WindowTable:
                 self._places.restore(window, place)
                 if before.get((window.node_id, window.begin_ms)) != window:
                     self._report(window)
-        committed = await self._kafka.committed(self._group)
-        ours = {Partition(*place) for place in self._app.consumer.assignment()} & self._end.keys()
-        self._behind = {
-            place.index: self._end[place] - 1
-            for place in ours
-            if max(self._begin[place], committed.get(place, 0), self._done.get(place.index, -1) + 1)
-            < self._end[place]
-        }
-        self._advance(-1, -1)
+        for partition, offset in (await self._kafka.committed(self._group)).items():
+            self._advance(partition, offset)
+        self._assigned = {Partition(*place) for place in self._app.consumer.assignment()} & self._end.keys()
+        self._look()
 
-    def _advance(self, partition: int, offset: int) -> None:
-        """This record is dealt with, and those before it."""
-        self._done[partition] = max(offset, self._done.get(partition, -1))
-        if self._behind is not None and not self._caught_up.is_set():
-            if offset >= self._behind.get(partition, offset + 1):
-                del self._behind[partition]
-            if not self._behind:
-                self._caught_up.set()
+    def _advance(self, partition: Partition, offset: int) -> None:
+        """All records before this offset are dealt with."""
+        self._dealt_with[partition] = max(offset, self._dealt_with.get(partition, 0))
+        self._look()
+
+    def _look(self) -> None:
+        if not self._caught_up.is_set() and self._assigned is not None and not self._behind(self._assigned):
+            self._caught_up.set()
+
+    def _behind(self, assigned: Iterable[Partition]) -> Mapping[int, int]:
+        """Index of a partition → offset of the last record that `begin` waits for."""
+        return {
+            partition.index: self._end[partition] - 1
+            for partition in assigned
+            if self._dealt_with[partition] < self._end[partition]
+        }
 
     # --- failures ----------------------------------------------------------------------------------------
 

@@ -4,24 +4,15 @@
 (`penstock.policies.telemetry_windows`), so an adapter may deliver a window again, or one that has gone back behind what was returned.
 """
 
-import logging
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
-from penstock.log.port import Log, Partition, Reader, Record
-from penstock.model.codec import decode
-from penstock.model.errors import EventError
-from penstock.model.event import wire_type
-from penstock.model.external_events import TelemetrySampled
-from penstock.model.topics import NODE_PARTITIONS, Topic
+from penstock.log.port import Log
 from penstock.policies.telemetry_windows import NodeWindow, matters, merged, window_of
+from penstock.runtime.telemetry import Sampled, TelemetryReader
 
-LOG = logging.getLogger(__name__)
-
-BATCH_MS = 20  # under load a poll costs more than the records that it brings; after idle nothing waits
 HELD_WINDOWS = 8
 """Per node, the latest ones; samples of older ones come too late and are left out. A node without news has none, so these may be of any age."""
-SAMPLED = wire_type(TelemetrySampled).encode()
 
 
 class Windows(Protocol):
@@ -43,27 +34,6 @@ class Windows(Protocol):
         ...
 
 
-class Sampled(NamedTuple):
-    """A sample as the log has it."""
-
-    event_id: str
-    at_ms: int
-    """When the log took it: nodes' clocks may jump."""
-    sample: TelemetrySampled
-
-
-def sampled(record: Record) -> Sampled | None:
-    """None: another kind of event, or a sample without anything that a window holds. Raises `EventError` for what cannot be read."""
-    headers = dict(record.headers)
-    if headers.get("ce_type") != SAMPLED:
-        return None
-    found = decode(SAMPLED.decode(), record.value)
-    if not isinstance(found, TelemetrySampled) or not matters(found):
-        return None
-    event_id = headers.get("ce_id", b"").decode(errors="replace")
-    return Sampled(event_id, max(0, record.timestamp_ms), found)
-
-
 class Held:
     """The latest windows of each node, bounded."""
 
@@ -71,7 +41,9 @@ class Held:
         self._nodes: dict[str, dict[int, NodeWindow]] = {}
 
     def add(self, one: Sampled) -> NodeWindow | None:
-        """The window as it is then; None: nothing new, or its window is held no more."""
+        """The window as it is then; None: nothing new, nothing that a window holds, or its window is held no more."""
+        if not matters(one.sample):
+            return None
         node_id, begin_ms = one.sample.node_id, window_of(one.at_ms)
         windows = self._nodes.setdefault(node_id, {})
         before = windows.get(begin_ms, NodeWindow(node_id, begin_ms))
@@ -96,45 +68,28 @@ class LogWindows:
     """A `Windows` that reads all partitions of the telemetry topic from their beginnings."""
 
     def __init__(self, log: Log) -> None:
-        self._log = log
-        self._partitions = [Partition(Topic.TELEMETRY, index) for index in range(NODE_PARTITIONS)]
-        self._reader: Reader | None = None
+        self._reader = TelemetryReader(log)
         self._held = Held()
-        self.unreadable = 0
-        """Records that could not be read: telemetry is looked at only, so they are counted and passed over."""
 
     async def begin(self) -> Sequence[NodeWindow]:
         """As `Windows`."""
-        start = await self._log.begin_offsets(self._partitions)
-        self._reader = self._log.reader(start, batch_ms=BATCH_MS)
-        end = await self._log.end_offsets(self._partitions)
-        while any(self._reader.position(partition) < end[partition] for partition in self._partitions):
-            self._take(await self._reader.read())
+        self._take(await self._reader.begin())
         return self._held.all()
 
     async def read(self) -> Sequence[NodeWindow]:
         """As `Windows`."""
-        assert self._reader is not None, "`begin` comes first"
-        while True:
-            changed = self._take(await self._reader.read())
-            if changed:
-                return changed
+        while not (changed := self._take(await self._reader.read())):
+            pass
+        return changed
 
     async def close(self) -> None:
         """As `Windows`."""
-        if self._reader is not None:
-            await self._reader.close()
+        await self._reader.close()
 
-    def _take(self, records: Iterable[Record]) -> Sequence[NodeWindow]:
+    def _take(self, samples: Iterable[Sampled]) -> Sequence[NodeWindow]:
         """The windows that these change."""
         changed: dict[tuple[str, int], NodeWindow] = {}
-        for record in records:
-            try:
-                one = sampled(record)
-            except EventError as error:
-                self.unreadable += 1
-                LOG.warning("telemetry %s@%d: %s", record.partition, record.offset, error)
-                continue
-            if one is not None and (window := self._held.add(one)) is not None:
+        for one in samples:
+            if (window := self._held.add(one)) is not None:
                 changed[window.node_id, window.begin_ms] = window
         return [changed[key] for key in sorted(changed)]

@@ -40,7 +40,7 @@ class JobInfo(NamedTuple):
     iterations: int | None = None
     target_loss: float | None = None
     profiled: bool = False
-    """It ends after as many iterations as its steps are measured in, so that its run time is nobody else's."""
+    """It ends after as many iterations as its steps are measured in, so that its run time is that of no other run."""
 
 
 class Card(NamedTuple):

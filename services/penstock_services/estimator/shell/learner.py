@@ -105,9 +105,9 @@ class Learner:
 
         Raises `ConfigurationError` when the runs belong to a longer log, `StoreError` without Postgres.
         """
-        end = (await log.end_offsets([ledger]))[ledger]
         store = self._store = await RunStore.open(self._dsn, self._cell)
         self.learned_from = self._written = self._offset = await store.position()
+        end = (await log.end_offsets([ledger]))[ledger]  # afterwards: the cell's own estimator may be writing
         if end < self.learned_from:
             raise ConfigurationError(
                 f"the runs of cell {self._cell} were read from a longer ledger (offset {self.learned_from}, this one "

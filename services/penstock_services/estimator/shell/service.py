@@ -108,7 +108,6 @@ class Estimator:
 
     async def fold_ledger(self) -> int:
         """What exists; returns the offset of the next record to read."""
-        end = (await self._log.end_offsets([self._ledger_partition]))[self._ledger_partition]
         start = known = 0
         if self.learner is not None:
             try:
@@ -119,6 +118,7 @@ class Estimator:
                 recall(self.state, [record.value async for record in self._ledger(since, start)])
             except StoreError as error:
                 LOG.warning("%s; folding from the beginning", error)
+        end = (await self._log.end_offsets([self._ledger_partition]))[self._ledger_partition]
         await check_beginning(self._log, self._ledger_partition, start)
         async for record in self._ledger(start, end):
             self.state.learning = record.offset >= known

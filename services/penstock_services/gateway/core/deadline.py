@@ -25,7 +25,7 @@ from penstock_services.gateway.core.eta import MAX_LEFT_MS, ends_ms
 
 MAX_FORECASTS = 4  # of one job with different numbers of workers, about 0.1 s each in the largest cells
 MAX_MS = 2.0**53  # that JSON holds exactly
-LIKELY = 0.5  # who has less is warned at once
+LIKELY = 0.5  # less is warned of at once
 ROUNDED_FROM_MS = 600_000  # a deadline is proposed in whole minutes from here on, below in whole seconds
 
 NO_ESTIMATE = "it has no estimate yet"
@@ -123,8 +123,14 @@ def failed(job: JobState, now_ms: int, error: Exception) -> Outlook:
 
 def _head(job: JobState, now_ms: int) -> Outlook:
     due = due_ms(job)
-    qos = "" if job.spec.deadline_ms is not None else job.spec.qos or "normal"
-    return Outlook(job.job_id, qos, now_ms, None if due is None or due == inf else _whole(due))
+    return Outlook(
+        job.job_id, service_class(job.spec), now_ms, None if due is None or due == inf else _whole(due)
+    )
+
+
+def service_class(spec: JobSpec) -> str:
+    """Of a job that names when it should be done; empty: by a deadline of its own."""
+    return "" if spec.deadline_ms is not None else spec.qos or "normal"
 
 
 def _not_in_line(job: JobState) -> str | None:

@@ -46,13 +46,8 @@ async def refuse_late(gateway: Gateway, spec: JobSpec) -> None:
     cannot be asked. A job of which nothing is known yet is not refused: else none of its kind could ever become known."""
     field = "deadline" if spec.deadline_ms is not None else "qos"
     if not spec.timed or (spec.deadline_ms is None and spec.qos == "urgent"):
-        text = "names no time at which it should be done"
-        raise Problem(
-            400,
-            "no_deadline",
-            f"the job {text}",
-            [BadField("deadline", text, "give a deadline, or qos prior or normal")],
-        )
+        text, remedy = "names no time at which it should be done", "give a deadline, or qos prior or normal"
+        raise Problem(400, "no_deadline", f"the job {text}; {remedy}", [BadField("deadline", text, remedy)])
     _, found = await _expected(gateway, spec)
     if found is None or found.odds is None or found.odds >= found.level:
         return

@@ -2,10 +2,11 @@
 
 import asyncio
 from collections import Counter
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import orjson
-from fastapi import APIRouter, Path, Query, Request
+from fastapi import APIRouter, Depends, Path, Query, Request
 from fastapi.responses import Response
 
 from penstock.errors import ConfigurationError, LogError
@@ -107,18 +108,37 @@ def _held(gateway: Gateway, row: dict[str, Any]) -> Row:
     return {"holders": [], "free_milli": 0} if node is None else gpu_use(state, node, row["gpu"])
 
 
+@dataclass(frozen=True, slots=True)
+class Filters:
+    """Parameters that choose among the jobs that have not ended."""
+
+    owner: Text = None
+    name: Text = None
+    label: Labels = None
+
+    def chosen(self, state: CellState, caller: Caller) -> list[JobState]:
+        """Name and labels of another tenant's job are hidden, so they do not find it."""
+        labels = dict.fromkeys(tuple(text.split("=", 1)) for text in self.label or ())
+        return [
+            job
+            for job in state.jobs.values()
+            if self.owner in (None, job.spec.owner)
+            and (not (labels or self.name) or caller.may_act_for(job.spec.owner))
+            and self.name in (None, job.spec.name)
+            and labels.keys() <= job.spec.labels.items()
+        ]
+
+
+Filtered = Annotated[Filters, Depends()]
+Limit = Annotated[int, Query(ge=1, le=MAX_LISTED)]
+
+
 @router.get("/queue", dependencies=[needs(Role.READ)])
-async def queue(
-    request: Request,
-    owner: Text = None,
-    name: Text = None,
-    label: Labels = None,
-    limit: Annotated[int, Query(ge=1, le=MAX_LISTED)] = 100,
-) -> Response:
+async def queue(request: Request, filters: Filtered, limit: Limit = 100) -> Response:
     """Jobs that wait, first in line first, each with its reason as of the latest record. `waiting`: how many there are of this kind."""
     follower, caller = gateway_of(request).follower, caller_of(request)
     state, now_ms = follower.state, follower.now_ms()
-    waiting = [job for job in _fitting(state, caller, owner, name, label) if job.status in WAITING]
+    waiting = [job for job in filters.chosen(state, caller) if job.status in WAITING]
     try:
         line: Line | None = line_of(state, now_ms)
     except Exception:  # noqa: BLE001 - a bug of the policy: each job's reason names it
@@ -136,29 +156,8 @@ async def queue(
     return answer({**head, "jobs": rows})
 
 
-def _fitting(
-    state: CellState, caller: Caller, owner: str | None, name: str | None, label: list[str] | None
-) -> list[JobState]:
-    """Jobs that have not ended, by these filters. Name and labels of another tenant's job are hidden, so they do not find it."""
-    labels = dict.fromkeys(tuple(text.split("=", 1)) for text in label or ())
-    return [
-        job
-        for job in state.jobs.values()
-        if owner in (None, job.spec.owner)
-        and (not (labels or name) or caller.may_act_for(job.spec.owner))
-        and name in (None, job.spec.name)
-        and labels.keys() <= job.spec.labels.items()
-    ]
-
-
 @router.get("/deadlines", dependencies=[needs(Role.READ)])
-async def deadlines(
-    request: Request,
-    owner: Text = None,
-    name: Text = None,
-    label: Labels = None,
-    limit: Annotated[int, Query(ge=1, le=MAX_LISTED)] = 100,
-) -> Response:
+async def deadlines(request: Request, filters: Filtered, limit: Limit = 100) -> Response:
     """Jobs that name when they should be done and have not ended, of the caller's tenant: least odds first, then those of which they are not known.
 
     `odds`: that it ends by `due_ms`, null with `unknown`; `ends_ms`: expected end; `sure_ms`: by when it ends with odds of `level`; `deadline_ms`: the
@@ -168,7 +167,7 @@ async def deadlines(
     state, now_ms = follower.state, follower.now_ms()
     timed = [
         job
-        for job in _fitting(state, caller, owner, name, label)
+        for job in filters.chosen(state, caller)
         if job.spec.timed and (sees_all(caller) or caller.may_act_for(job.spec.owner))
     ]
     try:
@@ -177,8 +176,9 @@ async def deadlines(
         found = [failed(job, now_ms, error) for job in timed]
     rows = []
     for one in found[:limit]:
-        spec, status = state.jobs[one.job_id].spec, state.jobs[one.job_id].status
-        rows.append({**(deadline_row(one) or {}), "name": spec.name, "owner": spec.owner, "status": status})
+        job = state.jobs[one.job_id]
+        names = {"name": job.spec.name, "owner": job.spec.owner, "status": job.status}
+        rows.append({**(deadline_row(one) or {}), **names})
     head = {"seq": state.seq, "record_ms": state.now_ms, "now_ms": now_ms, "timed": len(timed)}
     return answer({**head, "jobs": rows})
 

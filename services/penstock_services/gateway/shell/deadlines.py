@@ -3,7 +3,7 @@
 import asyncio
 
 from penstock.model.types import JobSpec
-from penstock_services.gateway.core.deadline import NO_ESTIMATE, Outlook, failed, outlook
+from penstock_services.gateway.core.deadline import NO_ESTIMATE, Outlook, failed, outlook, service_class
 from penstock_services.gateway.shell.gateway import Gateway
 
 ESTIMATED_WITHIN_S = 0.5  # estimator and placer answer a submission within milliseconds
@@ -29,8 +29,7 @@ async def at_submission(gateway: Gateway, job_id: str, spec: JobSpec) -> Outlook
             while not _estimated(gateway, job_id):
                 await gateway.follower.next_change().wait()
     except TimeoutError:
-        qos = "" if spec.deadline_ms is not None else spec.qos or "normal"
-        return Outlook(job_id, qos, gateway.follower.now_ms(), None, unknown=NO_ESTIMATE)
+        return Outlook(job_id, service_class(spec), gateway.follower.now_ms(), None, unknown=NO_ESTIMATE)
     return outlook_of(gateway, job_id)
 
 

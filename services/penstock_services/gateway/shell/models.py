@@ -25,12 +25,10 @@ def require_free_models(gateway: Gateway) -> None:
 
 
 async def answer_about_models(gateway: Gateway, work: Callable[[Settings], Answer]) -> Answer:
-    """The whole answer. Raises `Problem`. A caller that goes away ends the work."""
+    """The whole answer, `ok` or not. Raises `Problem`. A caller that goes away ends the work."""
     require_free_models(gateway)
     async with gateway.models.lock:
-        working = asyncio.ensure_future(
-            gateway.models.workers.run(answer_of, "penstock", work, gateway.settings)
-        )
+        working = asyncio.ensure_future(gateway.models.workers.run(answer_of, "", work, gateway.settings))
         try:
             found: Answer = orjson.loads(await asyncio.shield(working))
         except PenstockError as error:  # the worker was killed
@@ -43,7 +41,7 @@ async def answer_about_models(gateway: Gateway, work: Callable[[Settings], Answe
 
 
 def answer_of(name: str, work: Callable[[Settings], Answer], settings: Settings) -> bytes:
-    """JSON of the answer, or of what went wrong. For a worker."""
+    """JSON of the answer, or of what went wrong: after `name`, unless that is empty. For a worker."""
     try:
         found = work(settings)
     except (PenstockError, LookupError, ValueError) as error:
@@ -52,4 +50,4 @@ def answer_of(name: str, work: Callable[[Settings], Answer], settings: Settings)
 
 
 def failed(name: str, error: Exception) -> Answer:
-    return {"ok": False, "error": f"{name}: {error}"}
+    return {"ok": False, "error": f"{name}: {error}" if name else str(error)}

@@ -119,7 +119,7 @@ async def submit(
         else keyed_job_id(gateway.settings.cell, key)
     )
     event, status = submission(job_id, spec), 202
-    if strict_deadline and gateway.follower.job(job_id) is None:
+    if strict_deadline and (key is None or not await _exists(gateway, job_id)):
         await admission.refuse_late(gateway, spec)
     if key is None:
         await _append_submission(gateway, event, caller)

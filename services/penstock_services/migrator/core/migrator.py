@@ -14,7 +14,6 @@ holds beside the ledger's state are monitors, one for each job that has reported
 
 import heapq
 from collections.abc import Callable, Mapping
-from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -26,19 +25,14 @@ from penstock.model.event import Event
 from penstock.model.external_events import StepsMeasured, TelemetrySampled
 from penstock.model.ledger_events import ProposalAnswered
 from penstock.model.moves import JobConverged, MoveGivenUp
-from penstock.model.proposals import MigrationProposed
+from penstock.model.proposals import ANSWER_WITHIN_MS, MigrationProposed
 from penstock.model.settings import PlacerSettings
 from penstock.model.transitions import JobStatus
 from penstock.model.types import MAX_TEXT
 from penstock.policies.convergence import Category, Monitor
 from penstock.policies.crowding import Crowding
 from penstock.policies.migrate import PROPOSER, Migrate, Seen
-from penstock.policies.profiles import UnknownProfile, profile_for
-
-ANSWER_WITHIN_MS = (
-    10_000  # a proposal without an answer for so long, by the ledger's time, never reached the placer
-)
-KNOWN_PROFILES = 4  # whose stages are retained
+from penstock.policies.profiles import known_profile
 
 
 class _Sent(NamedTuple):
@@ -48,13 +42,10 @@ class _Sent(NamedTuple):
     until_ms: int
 
 
-@lru_cache(KNOWN_PROFILES)
 def _stage(settings: PlacerSettings) -> Migrate | None:
-    """None: under these settings nothing moves, or they are a newer placer's, whose profile is not known here."""
-    try:
-        return profile_for(settings).migrate
-    except UnknownProfile:
-        return None
+    """None: under these settings nothing moves."""
+    profile = known_profile(settings)
+    return None if profile is None else profile.migrate
 
 
 def migrates(settings: PlacerSettings) -> bool:

@@ -43,7 +43,7 @@ class PressureWatch:
 
     @property
     def waits(self) -> bool:
-        """Whether the last sample says so."""
+        """Whether the last sample reports that some thread does."""
         return self._filter.waits
 
     def close(self) -> None:
@@ -149,7 +149,7 @@ class Contention:
         self._meters.follow_traffic(key, shim)
 
     def forget(self, key: Key) -> None:
-        """It has ended. With the last one nobody waits here."""
+        """It has ended. With the last one no thread waits here."""
         if (task := self._tasks.pop(key, None)) is not None:
             self._meters.forget_traffic(key)
             if task.watch is not None:

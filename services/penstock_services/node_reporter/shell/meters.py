@@ -23,7 +23,7 @@ SCHEDSTAT = Path("/proc/self/schedstat")
 
 
 class LinuxMeters:
-    """`virtual`: the GPUs are pretended. `memory_mb_s`: what the machine's memory can do; None: the operator has not said it."""
+    """`virtual`: the GPUs are pretended. `memory_mb_s`: what the machine's memory can do; None: the operator has not stated it."""
 
     def __init__(
         self, cgroups: Cgroups, monitor: TrafficMonitor, *, virtual: bool, memory_mb_s: int | None

@@ -6,7 +6,7 @@ tasks then belong to the root group, which has no cap. The number of groups is t
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -54,10 +54,8 @@ class Resctrl:
 
     def sweep(self) -> None:
         """Removes groups whose tasks have ended."""
-        for group in self._root.glob(f"{self._name}@*") if self.usable else ():
-            with suppress(OSError):
-                if not (group / "tasks").read_text().strip():
-                    group.rmdir()
+        if self.usable:
+            remove_empty(self._root.glob(f"{self._name}@*"))
 
     def _domains(self) -> list[str]:
         return list(_bandwidths(self._root / "schemata"))
@@ -69,6 +67,14 @@ def enter(group: Path, thread: int) -> bool:
         return False
     _put(group / "tasks", str(thread))
     return True
+
+
+def remove_empty(groups: Iterable[Path]) -> None:
+    """Removes those that have no task."""
+    for group in groups:
+        with suppress(OSError):
+            if not (group / "tasks").read_text().strip():
+                group.rmdir()
 
 
 def _bandwidths(path: Path) -> dict[str, int]:

@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from penstock_services.node_reporter.shell.pinning import each_thread
-from penstock_services.node_reporter.shell.resctrl import ROOT, enter, number_in
+from penstock_services.node_reporter.shell.resctrl import ROOT, enter, number_in, remove_empty
 
 TOTAL = "mbm_total_bytes"
 
@@ -49,10 +49,8 @@ class TrafficMonitor:
 
     def sweep(self) -> None:
         """Frees counters of tasks that have ended."""
-        for group in (self._root / "mon_groups").glob(f"{self._name}@*") if self.usable else ():
-            with suppress(OSError):
-                if not (group / "tasks").read_text().strip():
-                    group.rmdir()
+        if self.usable:
+            remove_empty((self._root / "mon_groups").glob(f"{self._name}@*"))
 
     def of_task(self, task: str) -> Mapping[str, int]:
         """Bytes by counter; empty: not to be had, now or at all. Other counters than before are those of another group."""

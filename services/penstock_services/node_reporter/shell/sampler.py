@@ -45,8 +45,8 @@ class _Followed:
 
 
 class Sampler:
-    """Follows tasks of this node from start to end. `publish` gets what has changed; `kill` whoever holds more of a
-    shared GPU than it was promised, at each tick until it has ended: its neighbours were promised the rest. `memory_mb_s`: what the
+    """Follows tasks of this node from start to end. `publish` gets what has changed; `kill` tasks that hold more of a
+    shared GPU than they were promised, at each tick until it has ended: its neighbours were promised the rest. `memory_mb_s`: what the
     node's memory can do; None: not known."""
 
     def __init__(

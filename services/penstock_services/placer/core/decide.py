@@ -150,10 +150,9 @@ class Decider:
         if reason is not None:
             yield from self.attempts.park(state, job, reason)
             return
-        regroup = self.profile.regroup
-        of_plan = regroup is not None and regroups(job.demand)
-        if of_plan and regroup is not None and regroup.beside:
-            of_plan = tasks_that_fit(state, job.demand) < job.demand.tasks
+        regroup, of_plan = self.profile.regroup, False
+        if regroup is not None and regroups(job.demand):
+            of_plan = not regroup.beside or tasks_that_fit(state, job.demand) < job.demand.tasks
         if of_plan or regroup is None or regroup.beside:
             yield from window.arrived(state, regroups=of_plan)
         if state.in_window:
@@ -299,7 +298,7 @@ class Decider:
         yield from self._look_ahead(state)
 
     def _alike(self, state: CellState, job: JobState, kept: Kept) -> tuple[object, ...]:
-        """Equal for jobs of which none fits where one does not. Those that wait for a number of workers of their own, or for whom nodes are kept, are like no other."""
+        """Equal for jobs of which none fits where one does not. Those that wait for a number of workers of their own, or for which nodes are reserved, are like no other."""
         shape, planned = self.profile.shape, self.profile.reclaim is not None and job.job_id in state.planned
         own = planned or (shape is not None and shape.waits and job.spec.min_workers is not None)
         return (job.order,) if own else kept.alike(state, job)

@@ -1,4 +1,4 @@
-"""What is taken back for a job that does not fit: stops and moves go out, and its nodes are kept until it starts."""
+"""What is taken back for a job that does not fit: stops and moves go out, and its nodes are reserved until it starts."""
 
 from collections.abc import Iterator, Sequence
 
@@ -19,7 +19,7 @@ from penstock_services.placer.core.explaining import Explain, explained, leaving
 
 MAX_RECLAIMS_PER_RECORD = 8  # jobs for which something is taken back
 MAX_STOPS = 64  # jobs stopped for them
-MAX_KEPT = 128  # jobs for which nodes are kept at once
+MAX_RESERVED = 128  # jobs for which nodes are reserved at once
 MAX_TRIED = 8  # jobs with GPUs of one walk for which that is tried, first in order first
 
 
@@ -41,7 +41,7 @@ class Reclaiming:
 
     def refused(self, state: CellState, job: JobState) -> Iterator[Event]:
         """The job does not fit."""
-        if self._stage is None or job.job_id in state.planned or len(state.planned) >= MAX_KEPT:
+        if self._stage is None or job.job_id in state.planned or len(state.planned) >= MAX_RESERVED:
             return
         found = self._found(self._stage, state, job)
         if found is None:
@@ -58,7 +58,7 @@ class Reclaiming:
         self._stopped += len(found.stops) + len(found.moves)
 
     def done(self, state: CellState) -> Iterator[Event]:
-        """All were tried: nodes are no longer kept where nothing is awaited that would bring the job there."""
+        """All were tried: nodes are no longer reserved where nothing is awaited that would bring the job there."""
         if self._stage is None:
             return
         vain = {unit.job_id for unit in state.planned.values() if self._vain(state, unit)}
@@ -93,7 +93,7 @@ class Reclaiming:
         yield from stop(state, job, "migrated")
 
     def _vain(self, state: CellState, unit: PlanUnit) -> bool:
-        """Of units of the profile: nobody is being stopped there any more, or a node cannot be used, and the job was tried."""
+        """Of units of the profile: no job is being stopped there any more, or a node cannot be used, and the job was tried."""
         if unit.proposed is not None:
             return False
         nodes = [state.nodes.get(node_id) for node_id in unit.nodes]
@@ -101,8 +101,8 @@ class Reclaiming:
             return True
         if unit.expected_ms is not None:
             return False
-        kept = set(unit.nodes)
+        nodes_of_unit = set(unit.nodes)
         leaving_there = (
-            place.node_id in kept for job in state.stopping.values() for place in living_places(job)
+            place.node_id in nodes_of_unit for job in state.stopping.values() for place in living_places(job)
         )
         return not any(leaving_there)

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from math import exp, log, sqrt
 from typing import Any, NamedTuple
 
+from penstock.counting import count
 from penstock_services.estimator.core.node_capacity import NodeCapacity, densest
 from penstock_services.estimator.core.runs import FinishedRun
 from penstock_services.estimator.core.step_time.fit import fit, reference_batch
@@ -90,9 +91,10 @@ def _shapes(asked: Asked, nodes: NodeCapacity) -> tuple[str, list[Shape]]:
     for gpu, sizes in nodes.gpu_nodes(asked.gpu_models):
         if found := [*_packed(asked, sizes)]:
             return gpu, found
+    models = f" of {' or '.join(asked.gpu_models)}" if asked.gpu_models else ""
     raise NothingFits(
-        f"the cell's nodes hold no gang of {', '.join(map(str, asked.workers))} workers with {asked.gpus} GPUs each, with a sample "
-        f"of {', '.join(map(str, asked.batches))} for each worker; give fewer workers or larger batches"
+        f"the cell's nodes hold no gang of {', '.join(map(str, asked.workers))} workers with {count(asked.gpus, 'GPU')} each{models}, or a batch of "
+        f"{', '.join(map(str, asked.batches))} has fewer samples than workers; give fewer workers or larger batches"
     )
 
 
@@ -110,7 +112,7 @@ def _packed(asked: Asked, sizes: Mapping[int, int]) -> list[Shape]:
 def _model(
     asked: Asked, gpu: str, shapes: Sequence[Shape], runs: Sequence[FinishedRun], prior: Prior
 ) -> StepModel:
-    """Of the owner's own runs, else of everybody's; of none where nobody measured it."""
+    """Of the owner's own runs, else of all owners'; of none where no run measured it."""
     samples = [one for one in samples_of(runs) if (one.network, one.gpu) == (asked.model, gpu)]
     tables = tables_of(samples)
     own, shared = (tables.get(name_of(whose, asked.model, gpu)) for whose in (asked.owner, SHARED))

@@ -1,0 +1,210 @@
+"""Loop of a service that folds the ledger, hears telemetry and proposes: the contention-guard and the migrator.
+
+It holds nothing that the log does not have. After any failure it folds anew, and hears anew what telemetry retains (crash-only). A proposal
+that was sent twice is answered once, and no service waits for such a one.
+"""
+
+import asyncio
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, Generic, Protocol, TypeVar
+
+from penstock.clock import wall_ms
+from penstock.ledger.replica import Replica
+from penstock.ledger.state import CellState
+from penstock.log.open import open_log
+from penstock.log.port import Log, Partition, Reader, Record
+from penstock.model.event import Event
+from penstock.model.proposals import Proposal
+from penstock.model.settings import PlacerSettings
+from penstock.model.topics import Topic
+from penstock.runtime.crash_only import crash_only
+from penstock.runtime.failpoints import hit
+from penstock.runtime.ledger_follower import BATCH_MS, LedgerFollower
+from penstock.runtime.proposals import ProposalWriter
+from penstock.runtime.settings import Settings
+from penstock.runtime.snapshots import load_replica
+from penstock.runtime.tracing.tracer import Tracing, tracing
+
+LOG = logging.getLogger(__name__)
+
+
+Heard = TypeVar("Heard")
+"""What is read of telemetry."""
+HeardOut = TypeVar("HeardOut", covariant=True)
+Sent = TypeVar("Sent", bound=Proposal)
+SentOut = TypeVar("SentOut", bound=Proposal, covariant=True)
+
+
+class Core(Protocol[SentOut]):
+    """A state machine beside the fold of the ledger."""
+
+    heard: int
+    """How much of what was heard counted."""
+
+    def see(self, state: CellState, fact: Event, now_ms: int) -> None:
+        """A fact that has just been folded."""
+        ...
+
+    def next(self, state: CellState, now_ms: int) -> SentOut | None:
+        """What to propose now."""
+        ...
+
+    def due_ms(self, state: CellState) -> int | None:
+        """Ledger time from which `next` has something to do though nothing happens; None: it has not."""
+        ...
+
+
+class Telemetry(Protocol[HeardOut]):
+    """Reads the telemetry topic. Not for concurrent use."""
+
+    async def begin(self) -> Sequence[HeardOut]:
+        """Once, before `read`: what is retained. Raises `LogError`."""
+        ...
+
+    async def read(self) -> Sequence[HeardOut]:
+        """Waits for more; cancelling it loses nothing. Raises `LogError`."""
+        ...
+
+    async def close(self) -> None:
+        """Frees what it holds; idempotent."""
+        ...
+
+
+class Proposing(ABC, Generic[Heard, Sent]):
+    """One attempt of one cell's service on one log. `name`: of the service; failpoints have it with underscores."""
+
+    def __init__(
+        self, name: str, settings: Settings, log: Log, traces: Tracing, replica: Replica, core: Core[Sent]
+    ) -> None:
+        self._name, self._log, self._traces, self._core = name, log, traces, core
+        self._ledger = Partition(Topic.LEDGER, settings.cell_index)
+        self._proposals = ProposalWriter(settings, log, traces, f"/penstock/{name}")
+        self._follower = LedgerFollower(replica, lambda state, fact: core.see(state, fact, state.now_ms))
+
+    @abstractmethod
+    def hears(self, settings: PlacerSettings) -> bool:
+        """Whether there is anything to do under these settings: telemetry is only read where there is."""
+
+    @abstractmethod
+    def telemetry(self) -> Telemetry[Heard]:
+        """From the beginning."""
+
+    @abstractmethod
+    def hear(self, state: CellState, heard: Heard, now_ms: int) -> None:
+        """Something that was read, at the ledger's time."""
+
+    @abstractmethod
+    def attributes(self, state: CellState, proposal: Sent) -> dict[str, Any]:
+        """Of the proposal's span, beside what all have."""
+
+    async def work(self, ready: asyncio.Event) -> None:
+        """Until there begins or ceases to be anything to do."""
+        reader = self._log.reader({self._ledger: self._follower.offset}, batch_ms=BATCH_MS)
+        telemetry: Telemetry[Heard] | None = None
+        try:
+            end = (await self._log.end_offsets([self._ledger]))[self._ledger]
+            while reader.position(self._ledger) < end:
+                self._follower.fold(await reader.read(), new=False)
+            LOG.info("folded the ledger to seq %d", self._follower.seq)
+            hears = self.hears(self._state.settings)
+            if hears:
+                telemetry = self.telemetry()
+                self._take(await telemetry.begin())
+                LOG.info("heard %d reports of running tasks", self._core.heard)
+            ready.set()
+            await self._follow(reader, telemetry, hears)
+        finally:
+            await reader.close()
+            if telemetry is not None:
+                await telemetry.close()
+
+    @property
+    def _state(self) -> CellState:
+        return self._follower.state
+
+    async def _follow(self, reader: Reader, telemetry: Telemetry[Heard] | None, hears: bool) -> None:
+        reading: asyncio.Future[list[Record]] = asyncio.ensure_future(reader.read())
+        hearing: asyncio.Future[Sequence[Heard]] | None = (
+            None if telemetry is None else asyncio.ensure_future(telemetry.read())
+        )
+        try:
+            while self.hears(self._state.settings) == hears:
+                while (proposal := self._next()) is not None:
+                    await self._send(proposal)
+                pending: list[asyncio.Future[Any]] = [reading] if hearing is None else [reading, hearing]
+                await asyncio.wait(pending, timeout=self._due_in_s(), return_when=asyncio.FIRST_COMPLETED)
+                if reading.done():
+                    self._follower.fold(reading.result(), new=True)
+                    reading = asyncio.ensure_future(reader.read())
+                if telemetry is not None and hearing is not None and hearing.done():
+                    self._take(hearing.result())
+                    hearing = asyncio.ensure_future(telemetry.read())
+        finally:
+            unfinished: list[asyncio.Future[Any]] = [reading] if hearing is None else [reading, hearing]
+            for task in unfinished:
+                task.cancel()
+            await asyncio.gather(*unfinished, return_exceptions=True)
+
+    def _take(self, heard: Sequence[Heard]) -> None:
+        now_ms = self._follower.clock.now_ms()
+        for one in heard:
+            self.hear(self._state, one, now_ms)
+
+    def _due_in_s(self) -> float | None:
+        """Until the core wants to be asked although nothing happens."""
+        due_ms = self._core.due_ms(self._state)
+        return None if due_ms is None else max(0.0, (due_ms - self._follower.clock.now_ms()) / 1_000)
+
+    def _next(self) -> Sent | None:
+        try:
+            return self._core.next(self._state, self._follower.clock.now_ms())
+        except Exception:  # a bug in a policy costs its proposals: every job runs on as it is
+            LOG.exception("nothing is proposed at seq %d", self._state.seq)
+            return None
+
+    async def _send(self, proposal: Sent) -> None:
+        """Raises `LogError`."""
+        began_ms = wall_ms()
+        place = self._name.replace("-", "_")
+        hit(f"{place}.proposed")
+        await self._proposals.write(proposal)
+        hit(f"{place}.sent")
+        attributes = {
+            "penstock.profile": self._state.settings.profile,
+            "penstock.ledger_seq": self._state.seq,
+            **self.attributes(self._state, proposal),
+        }
+        LOG.info("%s: %s", proposal.proposal_id, attributes)
+        self._traces.plan(proposal.proposer, proposal.proposal_id, began_ms, wall_ms(), attributes)
+
+
+Attempt = Callable[[Log, Tracing, Replica, asyncio.Event], Coroutine[Any, Any, None]]
+"""(log, traces, the cell's replica, ready) → one attempt's work."""
+
+
+async def run_attempts(
+    name: str,
+    settings: Settings,
+    stop: asyncio.Event,
+    attempt: Attempt,
+    log: Log | None,
+    ready: asyncio.Event | None,
+) -> None:
+    """Crash-only attempts on one log until `stop` is set; see penstock.runtime.service. `log`: None: opened and closed here. The topics must exist.
+
+    Raises `NotAllowed`, `ConfigurationError`.
+    """
+    used = await open_log(settings.log_url, name, settings.archive).start() if log is None else log
+    is_ready = ready or asyncio.Event()
+    try:
+        async with tracing(name, settings) as traces:
+
+            async def once() -> None:
+                await attempt(used, traces, await load_replica(settings, used), is_ready)
+
+            await crash_only(name, once, stop)
+    finally:
+        if log is None:
+            await used.close()

@@ -1,0 +1,78 @@
+"""Reader of the telemetry topic: samples of all nodes, from the topic's beginning, each with the time at which the log took it."""
+
+import logging
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from penstock.log.port import Log, Partition, Reader, Record
+from penstock.model.codec import decode
+from penstock.model.errors import EventError
+from penstock.model.event import wire_type
+from penstock.model.external_events import TelemetrySampled
+from penstock.model.topics import NODE_PARTITIONS, Topic
+from penstock.runtime.ledger_follower import BATCH_MS
+
+LOG = logging.getLogger(__name__)
+
+PARTITIONS = tuple(Partition(Topic.TELEMETRY, index) for index in range(NODE_PARTITIONS))
+SAMPLED = wire_type(TelemetrySampled)
+
+
+class Sampled(NamedTuple):
+    """A sample as the log has it."""
+
+    event_id: str
+    at_ms: int
+    """When the log took it: nodes' clocks may jump."""
+    sample: TelemetrySampled
+
+
+def sampled(record: Record) -> Sampled | None:
+    """None: another kind of event. Raises `EventError` for what cannot be read."""
+    headers = dict(record.headers)
+    if headers.get("ce_type") != SAMPLED.encode():
+        return None
+    found = decode(SAMPLED, record.value)
+    if not isinstance(found, TelemetrySampled):
+        return None
+    event_id = headers.get("ce_id", b"").decode(errors="replace")
+    return Sampled(event_id, max(0, record.timestamp_ms), found)
+
+
+class TelemetryReader:
+    """As `penstock.runtime.proposing.Telemetry`, of `Sampled`."""
+
+    def __init__(self, log: Log) -> None:
+        self._log = log
+        self._reader: Reader | None = None
+
+    async def begin(self) -> Sequence[Sampled]:
+        """Once, before `read`: what is retained. Raises `LogError`."""
+        self._reader = self._log.reader(await self._log.begin_offsets(PARTITIONS), batch_ms=BATCH_MS)
+        end = await self._log.end_offsets(PARTITIONS)
+        found: list[Sampled] = []
+        while any(self._reader.position(partition) < end[partition] for partition in PARTITIONS):
+            found += self._samples(await self._reader.read())
+        return found
+
+    async def read(self) -> Sequence[Sampled]:
+        """Waits for records; the samples among them, maybe none. Raises `LogError`."""
+        assert self._reader is not None, "`begin` comes first"
+        return self._samples(await self._reader.read())
+
+    async def close(self) -> None:
+        """Idempotent."""
+        if self._reader is not None:
+            await self._reader.close()
+
+    def _samples(self, records: Iterable[Record]) -> list[Sampled]:
+        found = []
+        for record in records:
+            try:
+                one = sampled(record)
+            except EventError as error:  # telemetry is looked at only
+                LOG.warning("telemetry %s@%d: %s", record.partition, record.offset, error)
+                continue
+            if one is not None:
+                found.append(one)
+        return found
