@@ -152,7 +152,7 @@ def test_a_starved_training_gets_the_cores_that_it_needs(searching: Installation
 
 
 def test_what_slows_a_training_is_slowed_until_it_has_ended(eliminating: Installation) -> None:
-    """A preprocessing job keeps every core of the machine busy beside a training. Its cores are halved until the training is as fast as alone; it gets
+    """A preprocessing job keeps every core of the machine busy beside a training. It loses cores until the training is as fast as alone, and gets
     them back when the training has ended."""
     training = Training(eliminating, "trains", 1, 1_500_000, "--cores", "1")
     before_others(training.pid())

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from penstock.model.adjustments import MAX_CORE_CHANGES, MAX_THROTTLES
 from penstock.model.proposals import CoresProposed, ThrottleProposed
 from penstock.model.settings import Contention
-from penstock.policies.eliminator import CAPS, RELEASE_MS, calm_after_ms
+from penstock.policies.eliminator import CAPS, RELEASE_MS, calm_after_ms, left
 from penstock_services.contention_guard.core.guard import ContentionGuard
 from tests.support.guarded_cell import GuardedCell, node
 
@@ -29,8 +29,8 @@ def plain() -> GuardedCell:
     return contended(resctrl=False)
 
 
-def contended(*, resctrl: bool) -> GuardedCell:
-    found = GuardedCell(ONLY)
+def contended(*, resctrl: bool, contention: Contention = ONLY) -> GuardedCell:
+    found = GuardedCell(contention)
     found.join(node(resctrl=resctrl))
     found.runs("a", cores=4)
     found.runs("hog", gpus=0, cores=16)
@@ -72,8 +72,25 @@ def test_a_cpu_job_that_slows_a_training_is_capped_step_by_step_until_that_is_ov
     assert cell.job("hog").throttles == 2
 
 
-def test_without_caps_its_cores_are_halved(plain: GuardedCell) -> None:
-    """No resctrl, no counters: the kernel reports that the training's threads wait, and its steps show that it hurts. Source: CODA §V-D."""
+def test_without_caps_it_loses_at_once_the_cores_that_the_training_needs(plain: GuardedCell) -> None:
+    """No resctrl, no counters: the kernel reports that the training's threads wait. Its steps take 1.5 times as long beside 16 cores, so a tenth longer beside three."""
+    window(plain, step_ms=150.0, pressure=600.0)
+    assert plain.cores(HOG) == 3
+    assert window(plain, step_ms=109.0, pressure=600.0) == []
+
+
+@pytest.mark.parametrize(
+    ("lost", "part"),
+    [(0.1, 0.5), (0.5, 1 / 9), (0.78, 0.0313), (1.0, 0.0)],
+)
+def test_the_more_a_training_has_lost_the_less_others_keep(lost: float, part: float) -> None:
+    """Beside n cores a step takes 1 + k·n as long as alone: k from the loss, then the n with which it loses a tenth."""
+    assert left(lost) == pytest.approx(part, rel=0.01)
+
+
+def test_without_caps_coda_halves_its_cores() -> None:
+    """Each step is measured before the next. Source: CODA §V-D."""
+    plain = contended(resctrl=False, contention=Contention(search="none", throttle="half"))
     window(plain, step_ms=200.0, pressure=600.0)
     assert plain.cores(HOG) == 8
     window(plain, step_ms=200.0, pressure=600.0)
@@ -117,7 +134,7 @@ def test_it_is_let_go_at_once_when_the_training_has_ended(plain: GuardedCell) ->
     """In one step, with all that it had."""
     for _ in range(3):
         window(plain, step_ms=200.0, pressure=600.0)
-    assert plain.cores(HOG) == 2
+    assert plain.cores(HOG) == 1
     plain.exit(A)
     assert [one.cause for one in plain.acts()] == ["released"]
     assert plain.cores(HOG) == 16

@@ -78,7 +78,7 @@ class Genie(Value, frozen=True, kw_only=True):
 class Contention(Value, frozen=True, kw_only=True):
     """What the contention-guard does. Source: CODA §V-B, V-D."""
 
-    OMITTED = ("search", "users_cores", "eliminate")
+    OMITTED = ("search", "users_cores", "eliminate", "throttle")
 
     search: Literal["doubling", "walk", "none"] = "doubling"
     """How the cores of running trainings are searched for. walk: in steps of one, as in the source. doubling: ours, the fewest that keep 95 % of the
@@ -87,6 +87,9 @@ class Contention(Value, frozen=True, kw_only=True):
     """Whether cores that a user named are changed, too. override: as in the source."""
     eliminate: bool = True
     """Jobs without GPUs are slowed where they slow a training."""
+    throttle: Literal["predicted", "half"] = "predicted"
+    """How many cores are taken from them at once where threads of the training wait for cores. half: as in the source. predicted: ours, as many as the
+    training's loss asks for, half at least."""
 
 
 class Coda(Value, frozen=True, kw_only=True):

@@ -7,6 +7,8 @@ Departures:
 - A training is slow when its speed (steps, or where it reports none utilisation) has fallen by 10 % from its best with the same cores.
 - Without counters of bandwidth the signal is the kernel's: the time in which threads of the training waited for a core (pressure stall information).
 - Caps go down in steps, each of which is measured before the next: 50, 25, 10 %. The source names no step.
+- Where threads of the training wait for cores, as many cores are taken at once as its loss asks for (`left`), half at least. The source halves them
+  (`halves`): 8 programs on the cores of a training then slow it for as long as three steps are measured.
 - Hysteresis: a throttled job is let go when the pressure has stayed under a lower bound for a while, which doubles each time, or when no training is left on the node.
 """
 
@@ -127,7 +129,15 @@ class Change(NamedTuple):
     cap: int | None = None
 
 
-def throttled(view: NodeView) -> Sequence[Change]:
+def left(lost: float) -> float:
+    """The part of their cores that others keep, 0 to ½, so that a training loses `FALLS` of its speed, which loses `lost` now (`FALLS` – 1).
+
+    A step of it takes 1 / (1 - lost) as long as alone; what it takes longer grows with the threads that it meets on its cores, so with others' cores.
+    """
+    return min(0.5, FALLS / (1 - FALLS) * (1 - lost) / lost)
+
+
+def throttled(view: NodeView, *, halves: bool) -> Sequence[Change]:
     """Who is slowed now, and how far. Source: CODA §V-D."""
     slow = view.slowest
     if slow is None or not view.high:
@@ -138,6 +148,7 @@ def throttled(view: NodeView) -> Sequence[Change]:
         LITTLE_TRAFFIC,
         HEAVY * max((other.traffic for other in able if other.traffic is not None), default=0.0),
     )
+    part = 0.5 if halves or view.bandwidth is not None else left(slow.lost or FALLS)
     found = []
     for other in able:
         if other.traffic is not None and other.traffic < heavy:
@@ -145,7 +156,7 @@ def throttled(view: NodeView) -> Sequence[Change]:
         if view.caps:
             found.append(Change(other.task_id, "contention", why, cap=other.lower_cap))
         else:
-            found.append(Change(other.task_id, "contention", why, cores=other.cores // 2))
+            found.append(Change(other.task_id, "contention", why, cores=max(1, int(other.cores * part))))
     return found
 
 

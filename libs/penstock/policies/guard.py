@@ -27,6 +27,8 @@ class Guard(NamedTuple):
     """Whether cores that a user named are searched for, too."""
     eliminates: bool
     """Whether jobs without GPUs are slowed where they slow a training."""
+    halves: bool
+    """Whether they then lose half their cores, also where the training's loss asks for more."""
 
     def step_of(self, job: JobState) -> Step | None:
         """How the cores of a running job are searched for; None: they stay."""
@@ -39,5 +41,8 @@ class Guard(NamedTuple):
 def guard_of(settings: Contention) -> Guard:
     """The stage that these settings describe."""
     return Guard(
-        SEARCHES.get(settings.search), settings.users_cores == "override", eliminates=settings.eliminate
+        SEARCHES.get(settings.search),
+        settings.users_cores == "override",
+        eliminates=settings.eliminate,
+        halves=settings.throttle == "half",
     )

@@ -139,7 +139,7 @@ def coda(settings: PlacerSettings) -> Profile:
     return Profile("coda", place, order=order, reclaim=ArrayReclaim(settings.coda), guard=guard_of(CODA))
 
 
-CODA = Contention(search="walk", users_cores="override")
+CODA = Contention(search="walk", users_cores="override", throttle="half")
 """As in the source, where nothing else is set."""
 PROFILES: Mapping[str, Make] = MappingProxyType(
     {

@@ -250,7 +250,7 @@ class ContentionGuard:
             del self._jobs_due[job_id]
         while self._nodes_due:
             node_id = next(iter(self._nodes_due))
-            if stage.eliminates and (proposal := self._of_node(state, node_id, now_ms)) is not None:
+            if stage.eliminates and (proposal := self._of_node(state, stage, node_id, now_ms)) is not None:
                 return proposal
             del self._nodes_due[node_id]
         return None
@@ -294,19 +294,19 @@ class ContentionGuard:
             heapq.heappush(self._timers, (search.due_ms, job_id, ""))
         return None
 
-    def _of_node(self, state: CellState, node_id: str, now_ms: int) -> Adjusting | None:
+    def _of_node(self, state: CellState, stage: Guard, node_id: str, now_ms: int) -> Adjusting | None:
         spec = state.nodes.get(node_id)
         if spec is None:
             self._nodes.pop(node_id, None)
             return None
         node = self._nodes.setdefault(node_id, Node())
         view = self._view(state, spec, node, now_ms)
-        for change in self._changes(node, view, now_ms):
+        for change in self._changes(stage, node, view, now_ms):
             if (proposal := self._proposed(state, change, now_ms)) is not None:
                 return proposal
         return None
 
-    def _changes(self, node: Node, view: NodeView, now_ms: int) -> Iterator[Change]:
+    def _changes(self, stage: Guard, node: Node, view: NodeView, now_ms: int) -> Iterator[Change]:
         """Who is let go, else who is slowed; sets when to look again."""
         held = [other for other in view.others if other.throttled]
         calm_ms = None
@@ -322,7 +322,7 @@ class ContentionGuard:
         elif calm_ms is not None:
             heapq.heappush(self._timers, (calm_ms, "", view.node_id))
         if not calm:
-            yield from throttled(view)
+            yield from throttled(view, halves=stage.halves)
         if view.high and view.others:
             for training in view.trainings:
                 pace = self._paces.get(training.task_id)

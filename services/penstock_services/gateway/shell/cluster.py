@@ -2,8 +2,7 @@
 
 import asyncio
 from collections import Counter
-from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import orjson
 from fastapi import APIRouter, Depends, Path, Query, Request
@@ -108,13 +107,12 @@ def _held(gateway: Gateway, row: dict[str, Any]) -> Row:
     return {"holders": [], "free_milli": 0} if node is None else gpu_use(state, node, row["gpu"])
 
 
-@dataclass(frozen=True, slots=True)
-class Filters:
+class Filters(NamedTuple):
     """Parameters that choose among the jobs that have not ended."""
 
-    owner: Text = None
-    name: Text = None
-    label: Labels = None
+    owner: str | None
+    name: str | None
+    label: list[str] | None
 
     def chosen(self, state: CellState, caller: Caller) -> list[JobState]:
         """Name and labels of another tenant's job are hidden, so they do not find it."""
@@ -129,7 +127,12 @@ class Filters:
         ]
 
 
-Filtered = Annotated[Filters, Depends()]
+async def filters_of(owner: Text = None, name: Text = None, label: Labels = None) -> Filters:
+    """Asynchronous, since FastAPI gives a plain dependency to a thread."""
+    return Filters(owner, name, label)
+
+
+Filtered = Annotated[Filters, Depends(filters_of)]
 Limit = Annotated[int, Query(ge=1, le=MAX_LISTED)]
 
 
