@@ -107,7 +107,7 @@ class Coda(Value, frozen=True, kw_only=True):
     """The first in an array that has waited so long without finding room gets nodes kept."""
 
 
-Stage = Literal["deadlines", "backfill", "bursts", "groups", "moves", "prelaunch", "cores", "eliminator"]
+Stage = Literal["deadlines", "backfill", "bursts", "groups", "moves", "prelaunch", "cores", "eliminator", "reclaim"]
 """Of profile `penstock`, each of which can be left out."""
 
 
@@ -177,4 +177,5 @@ class PlacerSettings(Value, frozen=True, kw_only=True):
     """Of profile `coda`."""
     without: Annotated[tuple[Stage, ...], Meta(max_length=16)] = ()
     """Stages that profile `penstock` leaves out, to show what each brings. deadlines: GENIE's order and shapes; backfill: nodes kept for who waits longest; bursts: plans by
-    the grouping genetic algorithm; groups: interleaving, and stops for it; moves: load balancing; prelaunch: launches before GPUs are free; cores: the search for cores of running trainings; eliminator: slowing who slows one."""
+    the grouping genetic algorithm; groups: interleaving, and stops for it; moves: load balancing; prelaunch: launches before GPUs are free; cores: the search for cores of running trainings; eliminator: slowing who slows one; reclaim: cores
+    reserved for GPUs, which jobs without GPUs borrow and give back."""

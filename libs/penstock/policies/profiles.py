@@ -30,6 +30,7 @@ from penstock.policies.hived import BuddyCells
 from penstock.policies.interleave import Interleave
 from penstock.policies.key_order import KeyOrder
 from penstock.policies.kubernetes import MAX_SCORED, Kubeflow, LeastAndBalanced
+from penstock.policies.lending import Lending
 from penstock.policies.liquid import Liquid, PairCost
 from penstock.policies.load_balance import LoadBalance
 from penstock.policies.make_way import MakeWay
@@ -86,9 +87,11 @@ def least_attained(name: str, where: Callable[[str], Policy], *, strict_fifo: bo
 def penstock(settings: PlacerSettings) -> Profile:
     """All at once: who may wait least for its deadline, tenants below their share, who has waited longest for its run time; gangs together; backfill behind
     a reservation; bursts by the grouping genetic algorithm; interleaving when the cell is saturated; moves where all jobs end earlier; cores that follow running trainings, and jobs slowed that slow one."""
-    together, fair, shape = Together("penstock", settings.network_weight), FairResponse(), ShortestStep()
-    stages = DeadlineOrder("penstock", settings.genie, together, fair, shape)
     without = settings.without
+    reclaims = "reclaim" not in without
+    together = (Lending if reclaims else Together)("penstock", settings.network_weight)
+    fair, shape = FairResponse(), ShortestStep()
+    stages = DeadlineOrder("penstock", settings.genie, together, fair, shape)
     place, order, shaped = (together, fair, shape) if "deadlines" in without else (stages, stages, stages)
     return Profile(
         "penstock",
@@ -101,6 +104,7 @@ def penstock(settings: PlacerSettings) -> Profile:
         regroup=None if "groups" in without else FairInterleave(settings.queue_limits_gpu_s),
         migrate=None if "moves" in without else LoadBalance(settings.convergence),
         guard=_guard_without(without),
+        reclaim=ArrayReclaim(settings.coda, patient=False, loses_ms=LOSES_MS) if reclaims else None,
     )
 
 
@@ -148,7 +152,13 @@ def coda(settings: PlacerSettings) -> Profile:
     return Profile("coda", place, order=order, reclaim=ArrayReclaim(settings.coda), guard=guard_of(CODA))
 
 
+<<<<<<< HEAD
 CODA = Contention(search="walk", users_cores="override", throttle="half")
+=======
+LOSES_MS = 1_800_000
+"""Under `penstock` a job that does not save gives back borrowed cores only within half an hour: that is all that it then does again."""
+CODA = Contention(search="walk", users_cores="override")
+>>>>>>> 0cc06f47 (wip: reclaim under penstock, CODA's workload)
 """As in the source, where nothing else is set."""
 PROFILES: Mapping[str, Make] = MappingProxyType(
     {

@@ -133,6 +133,14 @@ class Regroup(Protocol):
         ...
 
 
+def short_of_gpus(state: CellState) -> bool:
+    """Whether jobs ask for more GPUs than there are, or share some: else a plan of who shares which has nothing to say, and a job waits for something else. O(shapes)."""
+    gpus = sum(
+        shape.gpus * (nodes & ~state.index.gone).bit_count() for shape, nodes in state.index.shape.items()
+    )
+    return bool(state.groups) or state.arrays.large_gpus + state.arrays.small_gpus > gpus
+
+
 def waits_for_plan(state: CellState, stage: Regroup | None) -> bool:
     """Whether nobody whom the stage plans starts beside its latest plan. In a cell in which nothing runs somebody has to."""
     return stage is not None and not stage.fills and state.plan_stands and bool(state.holding)

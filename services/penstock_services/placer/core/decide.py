@@ -28,7 +28,7 @@ from penstock.policies.capacity import never_fits
 from penstock.policies.gang import tasks_that_fit
 from penstock.policies.moldable import place_moldable
 from penstock.policies.profiles import in_force, profile_for
-from penstock.policies.regroup import has_whole_gpus, regroups, waits_for_plan
+from penstock.policies.regroup import has_whole_gpus, regroups, short_of_gpus, waits_for_plan
 from penstock.policies.validate_groups import comes_back_to_queue
 from penstock_services.placer.core import lease, making_way, moves, prelaunching, proposals, units, window
 from penstock_services.placer.core.adjustments import asked_to_save, frees
@@ -152,7 +152,8 @@ class Decider:
             return
         regroup, of_plan = self.profile.regroup, False
         if regroup is not None and regroups(job.demand):
-            of_plan = not regroup.beside or tasks_that_fit(state, job.demand) < job.demand.tasks
+            fits = regroup.beside and tasks_that_fit(state, job.demand) == job.demand.tasks
+            of_plan = not (fits or (regroup.beside and not short_of_gpus(state)))
         if of_plan or regroup is None or regroup.beside:
             yield from window.arrived(state, regroups=of_plan)
         if state.in_window:
@@ -228,7 +229,8 @@ class Decider:
 
     def _freed(self, state: CellState) -> Iterator[Event]:
         """Something was freed, and not by a plan that is being carried out. Where the profile regroups, the plan says who gets it."""
-        if self.profile.regroup is not None:
+        regroup = self.profile.regroup
+        if regroup is not None and not (regroup.beside and not short_of_gpus(state)):
             yield from window.freed(state)
         yield from self._place_waiting(state)
 
