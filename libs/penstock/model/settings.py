@@ -107,7 +107,9 @@ class Coda(Value, frozen=True, kw_only=True):
     """The first in an array that has waited so long without finding room gets nodes kept."""
 
 
-Stage = Literal["deadlines", "backfill", "bursts", "groups", "moves", "prelaunch", "cores", "eliminator", "reclaim"]
+Stage = Literal[
+    "deadlines", "backfill", "bursts", "groups", "moves", "prelaunch", "cores", "eliminator", "reclaim"
+]
 """Of profile `penstock`, each of which can be left out."""
 
 

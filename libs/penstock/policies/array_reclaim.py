@@ -257,7 +257,11 @@ def _reserved(state: CellState, job: JobState) -> Reclaimed | None:
     need = demand.worker
     if demand.parameter_servers:
         return None
-    suited = index.eligible(need, demand.gpu_models) & index.placeable & ~reserved_for(state, job, state.planned.values())[1]
+    suited = (
+        index.eligible(need, demand.gpu_models)
+        & index.placeable
+        & ~reserved_for(state, job, state.planned.values())[1]
+    )
     rooms: list[tuple[int, int, int, int]] = []
     for ordinal in bits(suited):
         node = state.node(ordinal)

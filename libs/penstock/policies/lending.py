@@ -17,14 +17,14 @@ class Lending(Together):
     """Implements `penstock.policies.base.Policy`."""
 
     def place(self, state: CellState, job: JobState, rng: LazyRng) -> Plan | None:
-        """On the nodes on which cores are being given back for it, else on nodes on which none are for others."""
+        """First on the nodes on which cores are being given back for it."""
         del rng
-        own, others = reserved_for(state, job, units_of_reclaim(state))
-        if own and (plan := self.place_within(own, state, job)) is not None:
-            return plan
-        return self.place_within(EVERYWHERE & ~others, state, job)
+        own, _ = reserved_for(state, job, units_of_reclaim(state))
+        plan = self.place_within(own, state, job) if own else None
+        return plan or self.place_within(EVERYWHERE, state, job)
 
     def place_within(self, nodes: int, state: CellState, job: JobState) -> Plan | None:
-        """As `Together`."""
-        plan = super().place_within(nodes, state, job)
+        """On these nodes, but for those on which cores are being given back for others."""
+        _, others = reserved_for(state, job, units_of_reclaim(state))
+        plan = super().place_within(nodes & ~others, state, job)
         return None if plan is None else borrowing(state, job, plan)

@@ -48,7 +48,8 @@ SLOWED = Disturbance.SHARED | Disturbance.CORES | Disturbance.CAPPED
 EXCLUDED: Mapping[str, Disturbance] = MappingProxyType(
     {
         "run_ms": SLOWED | Disturbance.SHAPES | Disturbance.UNKNOWN_WORK,
-        "busy_cores": SLOWED | Disturbance.BRIEFLY,  # else what a search gave would count as what the job needs
+        "busy_cores": SLOWED
+        | Disturbance.BRIEFLY,  # else what a search gave would count as what the job needs
         "gpu_memory_mib": Disturbance.SHARED,  # measured on the device: the neighbour's is in it
         "gpu_utilisation_percent": SLOWED,
         "gpu_utilisation_std": SLOWED,

@@ -43,7 +43,7 @@ MAX_SPANS = 512  # not reached by rising iterations; a bound that needs no argum
 MAX_PUBLISHED = 32
 SLACK = 1.5  # so many times longer than its task has run may a window seem to be, for clocks are coarse
 SLACK_MS = 1_000.0
-MAX_CONDITIONS = 8  # whose step times are remembered; the latest, and those of the placement and of most of the time
+MAX_CONDITIONS = 8  # whose step times are remembered; the latest, those of the placement and the usual ones
 SMALL = 0.1
 """Part of an attempt's time. A run that had other cores than it settled with, or was slowed, for no longer, is what the next run will be, which is searched for as well; its run time is wrong by a
 tenth at most, where it stood still meanwhile."""

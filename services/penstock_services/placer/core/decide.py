@@ -162,7 +162,12 @@ class Decider:
             yield from request_plan(state)
         elif self.profile.order is not None:
             need = job.demand.worker
-            if self.profile.backfill is None or state.index.candidates(need, job.demand.gpu_models):
+            gives_back = self.profile.reclaim is not None and need.gpus > 0
+            if (
+                gives_back
+                or self.profile.backfill is None
+                or state.index.candidates(need, job.demand.gpu_models)
+            ):
                 yield from self._place_waiting(state)
         elif not state.frozen and self._may_try(state, job):
             yield from self._try(state, job)
