@@ -133,8 +133,11 @@ class Regroup(Protocol):
         ...
 
 
-def short_of_gpus(state: CellState) -> bool:
-    """Whether jobs ask for more GPUs than there are, or share some: else a plan of who shares which has nothing to say, and a job waits for something else. O(shapes)."""
+def may_help(state: CellState, stage: Regroup) -> bool:
+    """Whether a plan may start a job that finds no room. Where the stage stands beside others, only while jobs ask for more GPUs than there are, or share some: else what
+    they wait for is something else. O(shapes)."""
+    if not stage.beside:
+        return True
     gpus = sum(
         shape.gpus * (nodes & ~state.index.gone).bit_count() for shape, nodes in state.index.shape.items()
     )
