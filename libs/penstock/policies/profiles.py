@@ -152,13 +152,9 @@ def coda(settings: PlacerSettings) -> Profile:
     return Profile("coda", place, order=order, reclaim=ArrayReclaim(settings.coda), guard=guard_of(CODA))
 
 
-<<<<<<< HEAD
+LOSES_MS = 3_600_000
+"""Under `penstock` a job that does not save gives back borrowed cores only within an hour: that is all that it then does again."""
 CODA = Contention(search="walk", users_cores="override", throttle="half")
-=======
-LOSES_MS = 1_800_000
-"""Under `penstock` a job that does not save gives back borrowed cores only within half an hour: that is all that it then does again."""
-CODA = Contention(search="walk", users_cores="override")
->>>>>>> 0cc06f47 (wip: reclaim under penstock, CODA's workload)
 """As in the source, where nothing else is set."""
 PROFILES: Mapping[str, Make] = MappingProxyType(
     {

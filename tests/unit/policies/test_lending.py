@@ -72,7 +72,7 @@ def test_a_training_gets_back_what_its_node_reserves() -> None:
 
 @pytest.mark.parametrize("saves", [True, False])
 def test_who_does_not_save_gives_cores_back_only_while_there_is_little_to_lose(saves: bool) -> None:
-    """It has run for half an hour: all of that would be done again. A job that saves has nothing to lose at any time."""
+    """It has run for an hour: all of that would be done again. A job that saves has nothing to lose at any time."""
     for ran_ms, given_back in ((LOSES_MS - MINUTE_MS, True), (LOSES_MS + MINUTE_MS, saves)):
         driver = cell(node("n0", gpus=1, cores=4))
         run(driver, "lent", 0, 4, saves=saves)
