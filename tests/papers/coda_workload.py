@@ -1,11 +1,12 @@
 """CODA's cluster for three days as a workload on which profiles are compared: what it takes to run it, and its outcome in the measures of §VI.
 
 Jobs and speeds as in `tests.papers.coda_tables`: `coda/3-days`, a training that moves saves in 2.5 s and launches in 20 s, a CPU job that is aborted begins anew (its job says that it does
-not save). Two settings, since the source's allocator overrides what users ask for and Penstock's does not, unless it is set to:
+not save). Three settings, since the source's allocator overrides what users ask for and Penstock's does not, unless it is set to:
 
 - *cores known*: every training is estimated with its best number of cores, as after earlier runs; users' numbers count no more.
 - *cores searched for*: no user names cores. A training begins with N_start of its category for a first job (§V-B1: 3 for images, 5 for language and speech, per GPU), and its cores are
   searched for while it runs, by the source's walk or by ours.
+- *cores named*: users name cores, as in the source's trace.
 
 Trainings that are there at the start came before the first day and would be running: they count in completion times, not in what starts at once (within a second).
 """
@@ -16,7 +17,7 @@ from typing import Literal, NamedTuple
 
 from msgspec.structs import replace
 
-from penstock.model.settings import Stage
+from penstock.model.settings import Contention, Stage
 from penstock.model.types import Category, Estimate
 from penstock.simulator.commands.options import judge
 from penstock.simulator.engine import Simulation
@@ -28,7 +29,7 @@ from tests.papers.coda_tables import AT_ONCE_S, DAYS, cost_of, with_best
 from tests.papers.parallel_runs import simulated
 from tests.support.command_line import simulate_options
 
-Cores = Literal["known", "searched"]
+Cores = Literal["known", "searched", "named"]
 CATEGORIES: Mapping[str, Category] = {
     "bert": "nlp", "gnmt": "nlp", "lstm": "nlp", "transformer": "nlp", "deepspeech": "speech", "m5": "speech",
 }  # fmt: skip
@@ -49,13 +50,21 @@ NONE = Outcome(1.0, 1.0, 1.0, 1.0)
 
 
 @simulated(NONE)
-def run(profile: str, cores: Cores, seed: int, without: tuple[Stage, ...] = ()) -> Outcome:
-    """`without`: as `PlacerSettings`."""
+def run(
+    profile: str,
+    cores: Cores,
+    seed: int,
+    without: tuple[Stage, ...] = (),
+    contention: Contention | None = None,
+) -> Outcome:
+    """`without`, `contention`: as `PlacerSettings`."""
     given = judge(simulate_options(DAYS))
     jobs = given.trace(seed)
-    settings = replace(given.settings(profile, seed), without=without)
+    settings = replace(given.settings(profile, seed), without=without, contention=contention)
     work = work_for(given.job_model, jobs, given.path, settings, Run(nodes=given.nodes, cost_of=cost_of))
-    options = given.options._replace(saves=_has_gpus, predicts=with_best)
+    options = given.options._replace(saves=_has_gpus)
+    if cores == "known":
+        options = options._replace(predicts=with_best)
     if cores == "searched":
         options = options._replace(predicts=with_n_start, names_cores=lambda job: not job.gpus)
     simulation = Simulation(given.cluster.under(seed), settings, work, jobs.jobs, options)

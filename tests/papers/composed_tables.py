@@ -10,7 +10,7 @@ from typing import NamedTuple, get_args
 
 import numpy as np
 
-from penstock.model.settings import Stage
+from penstock.model.settings import Contention, Stage
 from tests.papers import coda_workload, genie_tables, liquid_tables, muri_tables, specon_tables
 from tests.papers.parallel_runs import made_of_simulations
 from tests.papers.resampling import Interval, ratio
@@ -22,6 +22,7 @@ CODA_SEEDS = 4
 """Each takes ten thousand jobs through the engine, and eight of its figures come from four runs."""
 LEAST, MORE, WORKLOADS_WITH_MORE = 0.98, 1.05, 3
 OURS = "penstock"
+OVERRIDES = Contention(users_cores="override")
 Measure = Callable[[str, int, tuple[Stage, ...]], float]
 """(profile, seed, stages left out) → a figure, > 0."""
 
@@ -74,7 +75,8 @@ def _coda_rows() -> Iterator[Workload]:
         ("trainings that start at once", lambda found: found.at_once, True),
         ("CPU jobs that start within 3 min", lambda found: found.in_3_min, True),
     )
-    for cores in get_args(coda_workload.Cores):
+    rows: tuple[coda_workload.Cores, ...] = ("known", "searched")
+    for cores in rows:
         for what, of, higher in measures:
             label = f"cores {cores}{' for' if cores == 'searched' else ''}, {what}"
             ablated = 1 if cores == "searched" else 0
@@ -101,6 +103,21 @@ WORKLOADS = (
     Workload("Muri", "trace4, first 400 jobs, mean JCT", "muri-s", _muri("trace4", 400), seeds=1),
     *_coda_rows(),
 )
+
+
+def named_cores() -> PaperTable:
+    """What it costs that Penstock leaves the cores that users named alone; a single seed."""
+    coda = coda_workload.run("coda", "named", 0)
+    rows = []
+    for contention in (None, OVERRIDES):
+        ours = coda_workload.run(OURS, "named", 0, (), contention)
+        label = "as it is" if contention is None else "with users_cores: override"
+        rows += [
+            Row(f"{label}: mean JCT of trainings", coda.trainings_s / ours.trainings_s),
+            Row(f"{label}: mean JCT of CPU jobs", coda.cpu_jobs_s / ours.cpu_jobs_s),
+        ]
+    title = "CODA's cluster where users name the cores of all trainings, and `coda` overrides them: `penstock` against it"
+    return PaperTable("composed-named-cores", title, "times", rows)
 
 
 def better(workload: Workload, ours: Sequence[float], theirs: Sequence[float]) -> tuple[float, Interval]:
@@ -131,6 +148,7 @@ def tables(quick: bool) -> Iterator[PaperTable]:
     yield PaperTable(
         "composed", "One profile on all workloads: better than each paper's own policy", "times", rows
     )
+    yield named_cores()
     rows = []
     for workload in WORKLOADS:
         if not workload.ablated:
