@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from penstock.ledger.plans import units_of_reclaim
 from penstock.model.arrays import CoresReclaimed
 from penstock.model.nodes import NodeSpec
-from penstock.model.plans import BatchWindowOpened
+from penstock.model.plans import BatchWindowOpened, PlanAdopted
 from penstock.model.settings import Coda, PlacerSettings
 from penstock.model.transitions import JobStatus
 from penstock.model.types import Estimate, JobSpec
@@ -106,6 +106,17 @@ def test_nodes_that_are_kept_for_who_waits_longest_and_cores_that_are_given_back
     stopped(driver, "lent")
     assert driver.job("training").status is JobStatus.LAUNCHING
     assert set(driver.state.planned) == {"gang"}
+
+
+def test_who_has_waited_longest_and_gets_cores_back_has_its_nodes_once() -> None:
+    """The training for which a borrower stops has itself waited so long that nodes would be kept for it: the plan names it once, and is not adopted again with each arrival."""
+    driver = cell(node("n0", gpus=1, cores=4), node("n1", gpus=0, cores=2))
+    run(driver, "lent", 0, 4)
+    submit(driver, "training", 1, 4)
+    driver.at(300 * 60 * MINUTE_MS)
+    step = submit(driver, "poke", 0, 1)
+    assert [unit.job_id for unit in driver.state.planned.values()] == ["training"]
+    assert not any(isinstance(fact, PlanAdopted) for fact in step.facts)
 
 
 def test_no_plan_of_who_shares_gpus_is_awaited_where_cores_are_short() -> None:

@@ -31,8 +31,9 @@ class Kept:
         return lambda state, job, _rng: stage.beside(state, job, unit)
 
     def refused(self, state: CellState, job: JobState) -> Iterator[Event]:
-        """The job does not fit."""
-        if self._unit is None and self._stage is not None:
+        """The job does not fit. One for which something is given back has its nodes."""
+        awaits = any(unit.job_id == job.job_id for unit in units_of_reclaim(state))
+        if self._unit is None and self._stage is not None and not awaits:
             self._unit = self._stage.unit(state, job)
             if self._unit is not None and _kept(state) != [self._unit]:
                 yield PlanAdopted(units=(*_others(state), self._unit))
