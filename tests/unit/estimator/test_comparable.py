@@ -453,6 +453,22 @@ def test_stages_measured_beside_a_neighbour_are_no_profile() -> None:
     assert len(cell.ledger.stages) == 1
 
 
+def test_stages_measured_with_the_cores_that_a_search_ended_with_are_the_models() -> None:
+    """A training is left with eight cores, and reports its stages an hour later: they are what it takes with what it needs. While it was tried with one core they were not."""
+    cell = Disturbed()
+    cell.start("job")
+    sample = StageSample(lasted_ms=100.0, gpu=1.0)
+    report = StagesMeasured(
+        node_id="node-1", task_id="job/1/0", token=1, at_ms=1, iterations=10, samples=(sample,) * 40
+    )  # fmt: skip
+    cell.record(cell.cores("job", 1, "probe"))
+    cell.record(report)
+    assert cell.ledger.stages.rejected == {"it was disturbed": 1}
+    cell.record(cell.cores("job", 8, "settled"))
+    cell.after(HOUR_MS, report)
+    assert len(cell.ledger.stages) == 1
+
+
 def test_the_rate_of_disturbed_time_is_not_that_of_undisturbed_time() -> None:
     """A guest slows each step to twice its time and leaves. What is left is counted at the pace of the conditions that it has now: before
     they have been measured with a wide interval around the pace before, afterwards by what was measured in them, also earlier."""
