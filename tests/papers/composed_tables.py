@@ -1,4 +1,4 @@
-"""Profile `penstock` on the workloads of Liquid, SpeCon, GENIE and Muri, beside each paper's own policy: `python -m tests.papers.composed_tables`.
+"""Profile `penstock` on the workloads of Liquid, SpeCon, GENIE, Muri and CODA, beside each paper's own policy: `python -m tests.papers.composed_tables`.
 
 A figure is how many times better `penstock` is than the policy of the paper, in the paper's own measure; it has to reach 0.98 everywhere, and to be above 1.05 on three
 workloads. The ablation leaves out one stage after the other (`PlacerSettings.without`) on the workload on which it matters. Intervals: 95 % over seeds, resampled.
@@ -10,29 +10,35 @@ from typing import NamedTuple, get_args
 
 import numpy as np
 
-from penstock.model.settings import Stage
-from tests.papers import genie_tables, liquid_tables, muri_tables, specon_tables
+from penstock.model.settings import Contention, Stage
+from tests.papers import coda_workload, genie_tables, liquid_tables, muri_tables, specon_tables
 from tests.papers.parallel_runs import made_of_simulations
 from tests.papers.resampling import Interval, ratio
 from tests.papers.tables import PaperTable, Row, main
 
 made_of_simulations(__name__)
 SEEDS, QUICK_SEEDS = 20, 2
+CODA_SEEDS = 4
+"""Each takes ten thousand jobs through the engine, and eight of its figures come from four runs."""
 LEAST, MORE, WORKLOADS_WITH_MORE = 0.98, 1.05, 3
 OURS = "penstock"
+OVERRIDES = Contention(users_cores="override")
 Measure = Callable[[str, int, tuple[Stage, ...]], float]
 """(profile, seed, stages left out) → a figure, > 0."""
 
 
 class Workload(NamedTuple):
-    """One measure of one workload. `seeded`: False: there is nothing random in it."""
+    """One measure of one workload."""
 
     paper: str
     label: str
     own: str
     measure: Measure
     higher_is_better: bool = False
-    seeded: bool = True
+    seeds: int = SEEDS
+    """1: there is nothing random in it."""
+    ablated: int = QUICK_SEEDS
+    """Seeds of the ablation; 0: it is in that of another row."""
 
 
 def _liquid(trace: str, which: int, *, batch: bool) -> Measure:
@@ -57,6 +63,26 @@ def _muri(trace: str, first: int | None) -> Measure:
     )
 
 
+def _coda(cores: coda_workload.Cores, of: Callable[[coda_workload.Outcome], float]) -> Measure:
+    return lambda profile, seed, without: of(coda_workload.run(profile, cores, seed, without))
+
+
+def _coda_rows() -> Iterator[Workload]:
+    """Completion times, and what the source promises of queueing (§VI-C)."""
+    measures: tuple[tuple[str, Callable[[coda_workload.Outcome], float], bool], ...] = (
+        ("mean JCT of trainings", lambda found: found.trainings_s, False),
+        ("mean JCT of CPU jobs", lambda found: found.cpu_jobs_s, False),
+        ("trainings that start at once", lambda found: found.at_once, True),
+        ("CPU jobs that start within 3 min", lambda found: found.in_3_min, True),
+    )
+    rows: tuple[coda_workload.Cores, ...] = ("known", "searched")
+    for cores in rows:
+        for what, of, higher in measures:
+            label = f"cores {cores}{' for' if cores == 'searched' else ''}, {what}"
+            ablated = 1 if cores == "searched" else 0
+            yield Workload("CODA", label, "coda", _coda(cores, of), higher, CODA_SEEDS, ablated)
+
+
 WORKLOADS = (
     Workload("Liquid", "batch on 5 nodes, mean JCT", "liquid", _liquid("liquid/batch-5", 0, batch=True)),
     Workload("Liquid", "batch on 5 nodes, makespan", "liquid", _liquid("liquid/batch-5", 1, batch=True)),
@@ -71,11 +97,27 @@ WORKLOADS = (
     Workload("GENIE", "5 an hour, share in time", "genie", _genie(5), higher_is_better=True),
     Workload("GENIE", "10 an hour, share in time", "genie", _genie(10), higher_is_better=True),
     Workload("GENIE", "20 an hour, share in time", "genie", _genie(20), higher_is_better=True),
-    Workload("Muri", "trace3, mean JCT", "muri-s", _muri("trace3", None), seeded=False),
-    Workload("Muri", "trace1, first 300 jobs, mean JCT", "muri-s", _muri("trace1", 300), seeded=False),
-    Workload("Muri", "trace2, first 300 jobs, mean JCT", "muri-s", _muri("trace2", 300), seeded=False),
-    Workload("Muri", "trace4, first 400 jobs, mean JCT", "muri-s", _muri("trace4", 400), seeded=False),
+    Workload("Muri", "trace3, mean JCT", "muri-s", _muri("trace3", None), seeds=1),
+    Workload("Muri", "trace1, first 300 jobs, mean JCT", "muri-s", _muri("trace1", 300), seeds=1),
+    Workload("Muri", "trace2, first 300 jobs, mean JCT", "muri-s", _muri("trace2", 300), seeds=1),
+    Workload("Muri", "trace4, first 400 jobs, mean JCT", "muri-s", _muri("trace4", 400), seeds=1),
+    *_coda_rows(),
 )
+
+
+def named_cores() -> PaperTable:
+    """What it costs that Penstock leaves the cores that users named alone; a single seed."""
+    coda = coda_workload.run("coda", "named", 0)
+    rows = []
+    for contention in (None, OVERRIDES):
+        ours = coda_workload.run(OURS, "named", 0, (), contention)
+        label = "as it is" if contention is None else "with users_cores: override"
+        rows += [
+            Row(f"{label}: mean JCT of trainings", coda.trainings_s / ours.trainings_s),
+            Row(f"{label}: mean JCT of CPU jobs", coda.cpu_jobs_s / ours.cpu_jobs_s),
+        ]
+    title = "CODA's cluster where users name the cores of all trainings, and `coda` overrides them: `penstock` against it"
+    return PaperTable("composed-named-cores", title, "times", rows)
 
 
 def better(workload: Workload, ours: Sequence[float], theirs: Sequence[float]) -> tuple[float, Interval]:
@@ -88,7 +130,7 @@ def tables(quick: bool) -> Iterator[PaperTable]:
     by_paper: dict[str, list[float]] = {}
     figures: dict[Workload, list[float]] = {}
     for workload in WORKLOADS:
-        seeds = range((QUICK_SEEDS if quick else SEEDS) if workload.seeded else 1)
+        seeds = range(min(QUICK_SEEDS, workload.seeds) if quick else workload.seeds)
         ours = figures[workload] = [workload.measure(OURS, seed, ()) for seed in seeds]
         theirs = [workload.measure(workload.own, seed, ()) for seed in seeds]
         found, interval = better(workload, ours, theirs)
@@ -106,9 +148,12 @@ def tables(quick: bool) -> Iterator[PaperTable]:
     yield PaperTable(
         "composed", "One profile on all workloads: better than each paper's own policy", "times", rows
     )
+    yield named_cores()
     rows = []
     for workload in WORKLOADS:
-        ours = figures[workload][:QUICK_SEEDS]
+        if not workload.ablated:
+            continue
+        ours = figures[workload][: workload.ablated]
         for stage in get_args(Stage):
             left_out = [workload.measure(OURS, seed, (stage,)) for seed in range(len(ours))]
             if not np.allclose(left_out, ours):
@@ -116,7 +161,7 @@ def tables(quick: bool) -> Iterator[PaperTable]:
                 rows.append(Row(f"{workload.paper}, {workload.label}: {stage}", found))
     yield PaperTable(
         "composed-ablation", "What each stage of `penstock` brings: with it against without it", "times", rows,
-        f"The first {QUICK_SEEDS} seeds; stages that change nothing are left out. Mean figure with all stages: "
+        f"The first {QUICK_SEEDS} seeds, of CODA's the first; stages that change nothing are left out. Mean figure with all stages: "
         + "; ".join(f"{one.paper}, {one.label} {fmean(found):,.4g}" for one, found in figures.items()),
     )  # fmt: skip
 

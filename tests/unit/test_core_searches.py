@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from penstock.model.adjustments import MAX_CORE_CHANGES, MAX_CORE_PROBES, CoresDecided, TaskAdjusted
 from penstock.model.external_events import JobCancelRequested
 from penstock.model.orders import SetCores
-from penstock.model.proposals import CoresProposed
+from penstock.model.proposals import CoresProposed, PlanProposed, ProposedJob, ProposedUnit
 from penstock.model.settings import Contention
 from penstock.model.types import ResourceRequest
 from penstock.policies.settling import MAX_REPORTS, QUIET_MS
@@ -276,6 +276,39 @@ def test_a_cancelled_job_is_forgotten(cell: GuardedCell) -> None:
     assert cell.acts() == []
     cell.exit(A, 1)
     assert cell.guard.due_ms(cell.state) is None or cell.acts() == []
+
+
+def test_a_job_that_ends_before_its_cores_would_be_found_is_left_alone(cell: GuardedCell) -> None:
+    """A minute of steps of a second: each of four probes takes nine seconds and more. One of an hour has time for them, and so has one of which that is not known."""
+    for run_ms, proposes in ((30_000, False), (3_600_000, True), (None, True)):
+        cell = GuardedCell()
+        cell.join(node())
+        cell.submit("a", need=replace(estimate(cores=3), run_ms=run_ms))
+        cell.start("a")
+        cell.trains(A, lambda cores: 10 * up_to(12)(cores), windows=20)
+        assert bool(cell.proposals) == proposes
+
+
+def test_a_search_ends_where_others_come_to_take_turns_on_its_gpus(cell: GuardedCell) -> None:
+    """The batcher groups the job while it is tried with eight cores: its steps now depend on when the other one computes, so it gets back what it was placed with. Beside the group a job
+    without GPUs is not slowed for what the turns cost."""
+    cell.runs("a", cores=4)
+    hog = cell.runs("hog", gpus=0, cores=4)
+    cell.trains(A, up_to(12), windows=SETTLES)
+    assert cell.cores(A) == 8
+    cell.runs("rest", gpus=3)
+    cell.submit("b", need=estimate(cores=4))
+    jobs = tuple(ProposedJob(job_id=job_id, nodes=("n1",)) for job_id in ("a", "b"))
+    unit = ProposedUnit(jobs=jobs, kind="group", explanation="they take turns")
+    cell.feed(PlanProposed(proposal_id="p", proposer="batcher", units=(unit,)))
+    assert cell.job("a").group
+    cell.start("b")
+    cell.trains(A, lambda _: 300.0, windows=10)
+    assert cell.cores(A) == 4
+    assert "turns" in settled(cell).reason
+    cell.sends("n1", A, step_ms=600.0, cpu_stalled_percent=90.0)
+    cell.trains(A, lambda _: 600.0, windows=20)
+    assert cell.cores(hog) == 4
 
 
 def test_a_lost_proposal_is_sent_again(cell: GuardedCell) -> None:

@@ -37,6 +37,11 @@ def units_of_profile(state: CellState) -> list[PlanUnit]:
     return [unit for unit in state.planned.values() if unit.proposed is None]
 
 
+def units_of_reclaim(state: CellState) -> list[PlanUnit]:
+    """Of these the jobs for which something is given back: they start when it is free, and not at a time that was expected."""
+    return [unit for unit in units_of_profile(state) if unit.expected_ms is None]
+
+
 def kept_nodes(state: CellState) -> frozenset[str]:
     """Nodes on which something is kept for units of proposals: nobody else may be placed there."""
     if not state.planned:

@@ -93,7 +93,7 @@ class Contention(Value, frozen=True, kw_only=True):
 
 
 class Coda(Value, frozen=True, kw_only=True):
-    """Resource arrays, for profile `coda`. Source: CODA §V-C; it gives no numbers."""
+    """Resource arrays, for profiles `coda` and `penstock`. Source: CODA §V-C; it gives no numbers."""
 
     OMITTED = ("cores_per_gpu", "history_ms", "max_reclaims", "patience_ms")
 
@@ -107,7 +107,9 @@ class Coda(Value, frozen=True, kw_only=True):
     """The first in an array that has waited so long without finding room gets nodes kept."""
 
 
-Stage = Literal["deadlines", "backfill", "bursts", "groups", "moves", "prelaunch"]
+Stage = Literal[
+    "deadlines", "backfill", "bursts", "groups", "moves", "prelaunch", "cores", "eliminator", "reclaim"
+]
 """Of profile `penstock`, each of which can be left out."""
 
 
@@ -174,7 +176,8 @@ class PlacerSettings(Value, frozen=True, kw_only=True):
     contention: Contention | None = None
     """Of any profile: the contention-guard acts, and how. None: as the profile has it."""
     coda: Coda = Coda()
-    """Of profile `coda`."""
+    """Of profile `coda`; of `penstock` but for `patience_ms`."""
     without: Annotated[tuple[Stage, ...], Meta(max_length=16)] = ()
     """Stages that profile `penstock` leaves out, to show what each brings. deadlines: GENIE's order and shapes; backfill: nodes kept for who waits longest; bursts: plans by
-    the grouping genetic algorithm; groups: interleaving, and stops for it; moves: load balancing; prelaunch: launches before GPUs are free."""
+    the grouping genetic algorithm; groups: interleaving, and stops for it; moves: load balancing; prelaunch: launches before GPUs are free; cores: the search for cores of running trainings; eliminator: slowing who slows one; reclaim: cores
+    reserved for GPUs, which jobs without GPUs borrow and give back."""

@@ -20,6 +20,7 @@ from penstock.ledger.arrays import LARGE_GPUS
 from penstock.ledger.index import Free, bits
 from penstock.ledger.job_state import JobState
 from penstock.ledger.state import CellState
+from penstock.model.plans import PlanUnit
 from penstock.policies.array_order import ArrayOrder
 from penstock.policies.arrays import CPU, LARGE, SMALL, Array, array_of, large_nodes
 from penstock.policies.base import LazyRng, Plan
@@ -44,7 +45,7 @@ class ArrayPlace:
     def place(self, state: CellState, job: JobState, rng: LazyRng) -> Plan | None:
         """On nodes reserved for it where it fits there, else on nodes that are reserved for no job."""
         del rng
-        own, others = reserved_for(state, job)
+        own, others = reserved_for(state, job, state.planned.values())
         if own:
             found = self.place_within(own, state, job)
             if found is not None:
@@ -59,13 +60,7 @@ class ArrayPlace:
             return None
         array = array_of(job)
         plan = place_greedily(self.name, state, job, self._rank(state, array), within=within)
-        if plan is None or array != CPU:
-            return plan
-        lent = _borrowed(state, job, plan)
-        if not lent:
-            return plan
-        why = f"borrows {lent} cores that are reserved for GPUs"
-        return replace(plan, borrows=True, explanation=replace(plan.explanation, reason=why))
+        return None if plan is None else borrowing(state, job, plan)
 
     def _rank(self, state: CellState, array: Array) -> Rank:
         large = large_nodes(state)
@@ -84,10 +79,19 @@ class ArrayPlace:
         return rank
 
 
-def reserved_for(state: CellState, job: JobState) -> tuple[int, int]:
-    """(set of the nodes reserved for this job, of those reserved for others)."""
+def borrowing(state: CellState, job: JobState, plan: Plan) -> Plan:
+    """The same plan, marked where a job without GPUs gets cores of the GPU array."""
+    lent = _borrowed(state, job, plan) if array_of(job) == CPU else 0
+    if not lent:
+        return plan
+    why = f"borrows {lent} cores that are reserved for GPUs"
+    return replace(plan, borrows=True, explanation=replace(plan.explanation, reason=why))
+
+
+def reserved_for(state: CellState, job: JobState, units: Iterable[PlanUnit]) -> tuple[int, int]:
+    """Of these units (set of the nodes reserved for this job, of those reserved for others)."""
     own = others = 0
-    for unit in state.planned.values():
+    for unit in units:
         found = set_of(state.nodes[node_id].ordinal for node_id in unit.nodes if node_id in state.nodes)
         if unit.job_id == job.job_id:
             own |= found

@@ -40,8 +40,9 @@ MANY = 1 << 20  # workers per node, as far as a resource that a worker does not 
 class ArrayReclaim:
     """Implements `penstock.policies.reclaim.Reclaim`."""
 
-    def __init__(self, settings: Coda) -> None:
-        self._settings = settings
+    def __init__(self, settings: Coda, *, patient: bool = True, loses_ms: int | None = None) -> None:
+        """`patient`: nodes are reserved for who has waited for long; `loses_ms`: a job that does not save is aborted only so long after its placement, None: always."""
+        self._settings, self._patient, self._loses_ms = settings, patient, loses_ms
 
     def sizes(self, state: CellState) -> ArraysSized | None:
         return sized(state, self._settings)
@@ -50,11 +51,11 @@ class ArrayReclaim:
         """O(nodes looked at × tasks there)."""
         array = array_of(job)
         if array != CPU:
-            found = _Taking(state, job, self._settings).all()
+            found = _Taking(state, job, self._settings, self._loses_ms).all()
             if found is not None:
                 return found
         waited_ms = state.now_ms - (job.queued_ms or 0)
-        if waited_ms < self._settings.patience_ms:
+        if not self._patient or waited_ms < self._settings.patience_ms:
             return None
         for unit in units_of_profile(state):
             other = state.jobs.get(unit.job_id)
@@ -66,13 +67,13 @@ class ArrayReclaim:
 class _Taking:
     """What is taken back for one job, on trial."""
 
-    def __init__(self, state: CellState, job: JobState, settings: Coda) -> None:
-        self._state, self._job, self._settings = state, job, settings
+    def __init__(self, state: CellState, job: JobState, settings: Coda, loses_ms: int | None) -> None:
+        self._state, self._job, self._settings, self._loses_ms = state, job, settings, loses_ms
         self._trial = Trial(state)
         self._stops: list[JobState] = []
         self._moves: list[MovesOut] = []
         self._large = large_nodes(state)
-        self._others = reserved_for(state, job)[1]
+        self._others = reserved_for(state, job, state.planned.values())[1]
 
     def all(self) -> Reclaimed | None:
         """Each worker goes where that costs least."""
@@ -212,14 +213,22 @@ class _Taking:
             and job.status in (JobStatus.LAUNCHING, JobStatus.RUNNING)
             and job.preemptible
             and job.reclaims < self._settings.max_reclaims
+            and self._loses_little(job)
             and job.job_id not in self._trial.released
         ]
         return sorted(found, key=lambda job: (-(job.placed_ms or 0), -job.order))
 
+    def _loses_little(self, job: JobState) -> bool:
+        """Whether it saves, or has little to lose."""
+        if self._loses_ms is None or job.spec.checkpoint != "none":
+            return True
+        return self._state.now_ms - (job.placed_ms or 0) <= self._loses_ms
+
     def _elsewhere(self, jobs: list[JobState]) -> list[MovesOut] | None:
         """A node of the 1-GPU sub-array for each; None: one has none."""
         trial, found = Trial(self._state), []
-        avoid = self._large | reserved_for(self._state, self._job)[0] | self._others
+        own, _ = reserved_for(self._state, self._job, self._state.planned.values())
+        avoid = self._large | own | self._others
         for move in self._moves:
             trial.claim(move.job.demand, self._fit_of(move))
         for job in jobs:
@@ -248,7 +257,11 @@ def _reserved(state: CellState, job: JobState) -> Reclaimed | None:
     need = demand.worker
     if demand.parameter_servers:
         return None
-    suited = index.eligible(need, demand.gpu_models) & index.placeable & ~reserved_for(state, job)[1]
+    suited = (
+        index.eligible(need, demand.gpu_models)
+        & index.placeable
+        & ~reserved_for(state, job, state.planned.values())[1]
+    )
     rooms: list[tuple[int, int, int, int]] = []
     for ordinal in bits(suited):
         node = state.node(ordinal)

@@ -3,14 +3,14 @@
 A profile is composed of stages (`penstock.policies.base.Profile`), and fixes some settings, because it would not be itself otherwise.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import lru_cache
 from types import MappingProxyType
 from typing import Any
 
 import msgspec
 
-from penstock.model.settings import MAX_BACKFILL_WINDOW, MAX_OVERTAKES, Contention, PlacerSettings
+from penstock.model.settings import MAX_BACKFILL_WINDOW, MAX_OVERTAKES, Contention, PlacerSettings, Stage
 from penstock.policies.array_order import ArrayOrder
 from penstock.policies.array_place import ArrayPlace
 from penstock.policies.array_reclaim import ArrayReclaim
@@ -25,11 +25,12 @@ from penstock.policies.fair_interleave import FairInterleave
 from penstock.policies.fgd import FragmentationGradient
 from penstock.policies.genie import Genie
 from penstock.policies.group_plan import group_plan
-from penstock.policies.guard import guard_of
+from penstock.policies.guard import Guard, guard_of
 from penstock.policies.hived import BuddyCells
 from penstock.policies.interleave import Interleave
 from penstock.policies.key_order import KeyOrder
 from penstock.policies.kubernetes import MAX_SCORED, Kubeflow, LeastAndBalanced
+from penstock.policies.lending import Lending
 from penstock.policies.liquid import Liquid, PairCost
 from penstock.policies.load_balance import LoadBalance
 from penstock.policies.make_way import MakeWay
@@ -85,10 +86,12 @@ def least_attained(name: str, where: Callable[[str], Policy], *, strict_fifo: bo
 
 def penstock(settings: PlacerSettings) -> Profile:
     """All at once: who may wait least for its deadline, tenants below their share, who has waited longest for its run time; gangs together; backfill behind
-    a reservation; bursts by the grouping genetic algorithm; interleaving when the cell is saturated; moves where all jobs end earlier."""
-    together, fair, shape = Together("penstock", settings.network_weight), FairResponse(), ShortestStep()
-    stages = DeadlineOrder("penstock", settings.genie, together, fair, shape)
+    a reservation; bursts by the grouping genetic algorithm; interleaving when the cell is saturated; moves where all jobs end earlier; cores that follow running trainings, and jobs slowed that slow one."""
     without = settings.without
+    reclaims = "reclaim" not in without
+    together = (Lending if reclaims else Together)("penstock", settings.network_weight)
+    fair, shape = FairResponse(), ShortestStep()
+    stages = DeadlineOrder("penstock", settings.genie, together, fair, shape)
     place, order, shaped = (together, fair, shape) if "deadlines" in without else (stages, stages, stages)
     return Profile(
         "penstock",
@@ -100,7 +103,17 @@ def penstock(settings: PlacerSettings) -> Profile:
         batch=None if "bursts" in without else Burst(together, order, settings.network_weight),
         regroup=None if "groups" in without else FairInterleave(settings.queue_limits_gpu_s),
         migrate=None if "moves" in without else LoadBalance(settings.convergence),
+        guard=_guard_without(without),
+        reclaim=ArrayReclaim(settings.coda, patient=False, loses_ms=LOSES_MS) if reclaims else None,
     )
+
+
+def _guard_without(stages: Collection[Stage]) -> Guard | None:
+    """The default contention-guard without these stages; cores that users named are theirs."""
+    search, eliminate = "cores" not in stages, "eliminator" not in stages
+    if not search and not eliminate:
+        return None
+    return guard_of(Contention(search="doubling" if search else "none", eliminate=eliminate))
 
 
 def liquid(name: str, pair_cost: PairCost) -> Make:
@@ -139,6 +152,8 @@ def coda(settings: PlacerSettings) -> Profile:
     return Profile("coda", place, order=order, reclaim=ArrayReclaim(settings.coda), guard=guard_of(CODA))
 
 
+LOSES_MS = 3_600_000
+"""Under `penstock` a job that does not save gives back borrowed cores only within an hour: that is all that it then does again."""
 CODA = Contention(search="walk", users_cores="override", throttle="half")
 """As in the source, where nothing else is set."""
 PROFILES: Mapping[str, Make] = MappingProxyType(

@@ -133,6 +133,17 @@ class Regroup(Protocol):
         ...
 
 
+def may_help(state: CellState, stage: Regroup) -> bool:
+    """Whether a plan may start a job that finds no room. Where the stage stands beside others, only while jobs ask for more GPUs than there are, or share some: else what
+    they wait for is something else. O(shapes)."""
+    if not stage.beside:
+        return True
+    gpus = sum(
+        shape.gpus * (nodes & ~state.index.gone).bit_count() for shape, nodes in state.index.shape.items()
+    )
+    return bool(state.groups) or state.arrays.large_gpus + state.arrays.small_gpus > gpus
+
+
 def waits_for_plan(state: CellState, stage: Regroup | None) -> bool:
     """Whether nobody whom the stage plans starts beside its latest plan. In a cell in which nothing runs somebody has to."""
     return stage is not None and not stage.fills and state.plan_stands and bool(state.holding)

@@ -86,6 +86,10 @@ class Options(NamedTuple):
     """Further services of the cell."""
     predicts: Callable[[TraceJob, Estimate], Estimate] = lambda job, estimate: estimate
     """What the estimator predicts of a job beyond what its trace says that it asks for."""
+    saves: Callable[[TraceJob], bool] | None = None
+    """Which jobs go on from where they were when they are stopped; None: those of which the profile's services may want that."""
+    names_cores: Callable[[TraceJob], bool] = lambda job: True
+    """Whose users name their cores; those of others are an estimate, and may be searched for."""
     planning_s: float | None = 0.0
     """How long the batcher takes for a plan, under profiles for which it plans; None: as long as it really took."""
     profile_noise: float = 0.0
@@ -143,7 +147,8 @@ class Simulation:
             slices_per_core=options.slices_per_core,
             grace_ms=options.grace_ms,
             learns=self._reports_steps,
-            saves=saves_when_stopped(settings),
+            saves=options.saves or saves_when_stopped(settings),
+            names_cores=options.names_cores,
             prelaunch=options.prelaunch,
         )
         self._held_gpus = HeldGpus()

@@ -44,10 +44,11 @@ class Submissions:
         learns: bool,
         saves: Callable[[TraceJob], bool],
         prelaunch: bool,
+        names_cores: Callable[[TraceJob], bool] = lambda job: True,
     ) -> None:
         """`gpus_per_node`: of the largest node; `learns`: jobs say how many iterations they have; `saves`: and that they save when
         they are stopped; else as `Options`."""
-        self._saves = saves
+        self._saves, self._names_cores = saves, names_cores
         self._prelaunch = prelaunch
         self._gpus_per_node = gpus_per_node
         self._single_gpu_workers = single_gpu_workers
@@ -75,7 +76,8 @@ class Submissions:
             job.batch_size,
         )
         iterations = job.iterations if self._learns else None
-        asked = (alike, job.gpu_models, job.labels, job.patience_s, iterations)
+        named = self._names_cores(job)
+        asked = (alike, job.gpu_models, job.labels, job.patience_s, iterations, named)
         found = self._specs.get(asked)
         if found is None:
             found = self._specs[asked] = JobSpec(
@@ -84,7 +86,7 @@ class Submissions:
                 command=COMMAND,
                 workers=shape.workers,
                 parameter_servers=job.parameter_servers,
-                resources=request,
+                resources=request if named else msgspec.structs.replace(request, cores=None),
                 model=job.model or None,
                 min_workers=job.min_workers,
                 batch_size=job.batch_size if job.min_workers is None else None,

@@ -17,13 +17,14 @@ GUARDED = tuple(name for name in PROFILES if guards(PlacerSettings(profile=name)
 CONVERGENCE = '{"alpha": 1.0, "interval_ms": 3000}'
 """Of these: a job that reports its loss converges within its minute."""
 NEWER = ("specon", "balance", "genie")
+NEWEST = "coda"
 POLICY_RATES = (0.0, 0.025, 0.375)
 """How often a policy raises, by seed."""
 WINDOWS_MS = (0, 20_000, 0)
 """Batch windows, by seed."""
-NEWER_EVERY, NEWER_AT, GUARDED_AT = 8, 1, 5
+NEWER_EVERY, NEWER_AT, NEWEST_AT = 8, 1, 5
 """Seeds under the newer ones. The others draw from the other profiles, so that they are the runs that they were."""
-NAMES = tuple(sorted(set(PROFILES) - {*NEWER, *GUARDED}))
+NAMES = tuple(sorted(set(PROFILES) - {*NEWER, NEWEST}))
 
 
 def profile_of(rng: np.random.Generator, seed: int, given: str | None) -> str:
@@ -31,13 +32,16 @@ def profile_of(rng: np.random.Generator, seed: int, given: str | None) -> str:
     if given is not None:
         return given
     found = NAMES[int(rng.integers(len(NAMES)))]
-    if seed % NEWER_EVERY == GUARDED_AT:
-        return GUARDED[seed // NEWER_EVERY % len(GUARDED)]
+    if seed % NEWER_EVERY == NEWEST_AT:
+        return NEWEST
     return NEWER[seed // NEWER_EVERY % len(NEWER)] if seed % NEWER_EVERY == NEWER_AT else found
 
 
 def watching(profile: str) -> Mapping[str, Run]:
     """Services that propose by telemetry, by name: those that this profile has work for."""
+    found: dict[str, Run] = {}
     if profile in MIGRATING:
-        return {"migrator": migrator.run}
-    return {"contention-guard": contention_guard.run} if profile in GUARDED else {}
+        found["migrator"] = migrator.run
+    if profile in GUARDED:
+        found["contention-guard"] = contention_guard.run
+    return found

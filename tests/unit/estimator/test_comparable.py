@@ -5,7 +5,7 @@ import math
 import pytest
 from msgspec.structs import replace
 
-from penstock.model.adjustments import BandwidthDecided, CoresDecided
+from penstock.model.adjustments import AdjustmentCause, BandwidthDecided, CoresDecided
 from penstock.model.estimates import JobEstimated
 from penstock.model.event import Event
 from penstock.model.external_events import (
@@ -19,7 +19,7 @@ from penstock.model.external_events import (
 from penstock.model.ledger_events import JobEnded, JobRequeued, PlacementDecided, StopDecided
 from penstock.model.types import JobSpec, TaskPlacement, Usage
 from penstock_services.estimator.core.accuracy import accuracy_of
-from penstock_services.estimator.core.conditions import Disturbance
+from penstock_services.estimator.core.conditions import Disturbance, comparable
 from penstock_services.estimator.core.recall import recall, recall_from
 from penstock_services.estimator.core.resources.estimate import HistoryTier, estimate
 from penstock_services.estimator.core.resources.history import History, Run, key_of
@@ -91,10 +91,10 @@ class Disturbed(Reports):
             iteration=5, shared=shared,
         )  # fmt: skip
 
-    def cores(self, job_id: str, count: int) -> CoresDecided:
+    def cores(self, job_id: str, count: int, cause: AdjustmentCause = "") -> CoresDecided:
         return CoresDecided(
             job_id=job_id, attempt=1, task_id=f"{job_id}/1/0", node_id="node-1", by="ada", reason="contention",
-            cores=tuple(range(count)),
+            cores=tuple(range(count)), cause=cause,
         )  # fmt: skip
 
     def finish(
@@ -301,6 +301,72 @@ def test_cores_that_were_changed_are_not_what_the_owners_jobs_needed() -> None:
     assert [past.cores for past in cell.ledger.past_cores.of(JOB.owner)] == [20]
 
 
+def searched(cell: Disturbed, *, probes_ms: int, then_ms: int, settled: int = 8) -> FinishedRun:
+    """Placed with two cores, probed with four and eight, and left with `settled`: a step takes 300, 150 and 100 ms."""
+    cell.start("job", cores=2)
+    cell.report("job", 1)
+    cell.after(probes_ms // 3, cell.cores("job", 4, "probe"))
+    cell.report("job", 101, steps=100, step_ms=150.0)
+    cell.after(probes_ms // 3, cell.cores("job", 8, "probe"))
+    cell.after(probes_ms // 3, cell.cores("job", settled, "settled"))
+    cell.report("job", 102)
+    cell.report("job", 1_102, steps=1_000, step_ms=100.0)
+    cell.after(then_ms)
+    return cell.finish("job", probes_ms + then_ms, used=replace(USED, cpu_ms=8 * 600_000))
+
+
+def test_a_run_whose_cores_were_searched_for_a_small_part_of_its_time_teaches_what_the_next_will_take() -> (
+    None
+):
+    """Under the contention-guard every training is searched for. Half a minute of ten is: its run time is that of a run under the guard, its step that with the cores that it
+    settled with. What was busy is what the search gave: it is not what its owner's jobs need."""
+    cell = Disturbed()
+    run = searched(cell, probes_ms=30_000, then_ms=570_000)
+    assert bits(run) == Disturbance.BRIEFLY
+    assert comparable("run_ms", run.measured.disturbed)
+    assert comparable("gpu_utilisation_percent", run.measured.disturbed)
+    assert run.measured.step_ms == pytest.approx(100)
+    assert not comparable("busy_cores", run.measured.disturbed)
+    assert cell.ledger.past_cores.of(JOB.owner) == ()
+
+
+def test_a_run_whose_search_took_most_of_its_time_teaches_no_run_time() -> None:
+    """It was starved for half a minute of a minute and a half."""
+    run = searched(Disturbed(), probes_ms=30_000, then_ms=60_000)
+    assert bits(run) == Disturbance.CORES
+    assert not comparable("run_ms", run.measured.disturbed)
+
+
+def test_a_search_that_ends_where_it_began_is_a_small_part_of_a_long_run() -> None:
+    run = searched(Disturbed(), probes_ms=30_000, then_ms=570_000, settled=2)
+    assert bits(run) == Disturbance.BRIEFLY
+
+
+def test_a_job_that_was_slowed_for_a_moment_teaches_and_one_that_was_for_long_does_not() -> None:
+    """A CPU job loses half of its cores beside a training: for twenty seconds of ten minutes, or for five."""
+    for slowed_ms, found in ((20_000, Disturbance.BRIEFLY), (300_000, Disturbance.CORES)):
+        cell = Disturbed()
+        cell.start("job")
+        cell.after(200_000, cell.cores("job", 2, "contention"))
+        cell.after(slowed_ms, cell.cores("job", 4, "released"))
+        cell.after(400_000 - slowed_ms)
+        assert bits(cell.finish("job", 600_000)) == found
+
+
+def test_a_run_of_which_a_snapshot_knows_no_more_than_its_search_has_ended_teaches_if_it_runs_on_for_long() -> (
+    None
+):
+    """The estimator restarts after the search: it does not know how long each number of cores lasted, so all before the last change counts as unusual."""
+    for then_ms, found in ((1_200_000, Disturbance.BRIEFLY), (60_000, Disturbance.CORES)):
+        cell = Disturbed()
+        cell.start("job", cores=2)
+        cell.after(20_000, cell.cores("job", 4, "probe"))
+        cell.after(20_000, cell.cores("job", 4, "settled"))
+        cell.restart()
+        cell.after(then_ms)
+        assert bits(cell.finish("job", then_ms)) == found
+
+
 def test_throttled_from_the_beginning_it_teaches_no_step() -> None:
     """Memory bandwidth capped at half before the first window; iterations and losses count all the same."""
     cell = Disturbed()
@@ -384,6 +450,22 @@ def test_stages_measured_beside_a_neighbour_are_no_profile() -> None:
     cell.record(report)
     assert cell.ledger.stages.rejected == {"it was disturbed": 2}, "it reaches back to one core"
     cell.after(60_000, report)
+    assert len(cell.ledger.stages) == 1
+
+
+def test_stages_measured_with_the_cores_that_a_search_ended_with_are_the_models() -> None:
+    """A training is left with eight cores, and reports its stages an hour later: they are what it takes with what it needs. While it was tried with one core they were not."""
+    cell = Disturbed()
+    cell.start("job")
+    sample = StageSample(lasted_ms=100.0, gpu=1.0)
+    report = StagesMeasured(
+        node_id="node-1", task_id="job/1/0", token=1, at_ms=1, iterations=10, samples=(sample,) * 40
+    )  # fmt: skip
+    cell.record(cell.cores("job", 1, "probe"))
+    cell.record(report)
+    assert cell.ledger.stages.rejected == {"it was disturbed": 1}
+    cell.record(cell.cores("job", 8, "settled"))
+    cell.after(HOUR_MS, report)
     assert len(cell.ledger.stages) == 1
 
 

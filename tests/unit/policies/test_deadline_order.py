@@ -1,5 +1,6 @@
 """Deadlines within tenants' shares: who can be in time comes first, and a deadline gives no tenant more than its share."""
 
+from operator import attrgetter
 from typing import Any
 
 from penstock.model.settings import PlacerSettings
@@ -67,12 +68,15 @@ def test_each_stage_can_be_left_out() -> None:
         "groups": "regroup",
         "moves": "migrate",
         "prelaunch": "prelaunch",
+        "cores": "guard.step",
+        "eliminator": "guard.eliminates",
     }
     for name, field in stages.items():
-        assert getattr(whole, field)
+        assert attrgetter(field)(whole)
         left = profile_for(PlacerSettings(profile="penstock", without=(name,)))  # type: ignore[arg-type]
-        assert not getattr(left, field)
-        assert all(getattr(left, other) for other in stages.values() if other != field)
+        assert not attrgetter(field)(left)
+        assert all(attrgetter(other)(left) for other in stages.values() if other != field)
+    assert profile_for(PlacerSettings(profile="penstock", without=("cores", "eliminator"))).guard is None
     driver = cell()
     job(driver, "usual", 1, 600)
     job(driver, "due", 2, 600, deadline_ms=3_600_000)

@@ -40,11 +40,13 @@ from penstock.policies.eliminator import (
 )
 from penstock.policies.guard import PROPOSER, Guard
 from penstock.policies.profiles import known_profile
+from penstock.policies.service import remaining_s
+from penstock.policies.settling import Speed, speed_of
 from penstock.policies.telemetry_windows import NodeWindow
 from penstock.policies.validate import validate
 from penstock.policies.validate_adjustments import Running, running, usable_cores
 from penstock_services.contention_guard.core.paces import Node, Pace
-from penstock_services.contention_guard.core.searches import Search, most_of, search_of
+from penstock_services.contention_guard.core.searches import Search, alone, most_of, search_of, takes_ms
 
 RETRY_MS = 30_000
 """A refused change of a task is not asked for again for so long."""
@@ -203,7 +205,7 @@ class ContentionGuard:
             self._paces.setdefault(task_id, Pace()).hear(window.begin_ms, window.tasks[task_id], now_ms)
             search = self._searches.get(job.job_id)
             if search is None:
-                search = self._search(state, job)
+                search = self._search(state, job, speed_of(window.tasks[task_id]))
             if search is not None and search.workers[0] == task_id:
                 search.most = most_of(state, search.workers) or search.most
                 search.hear(window.begin_ms, window.tasks[task_id], now_ms)
@@ -215,10 +217,12 @@ class ContentionGuard:
         elif node.calm_since_ms is None:
             node.calm_since_ms = now_ms
 
-    def _search(self, state: CellState, job: JobState) -> Search | None:
-        """Begins with the first report of a job whose cores may be searched for."""
+    def _search(self, state: CellState, job: JobState, speed: Speed | None = None) -> Search | None:
+        """Begins with the first report of a job whose cores may be searched for; not where it will have ended before."""
         stage = _stage(state.settings)
         if stage is None or job.status is not JobStatus.RUNNING:
+            return None
+        if speed is not None and 1_000 * remaining_s(state, job) < takes_ms(speed):
             return None
         first = next(iter(job.tasks.values())).place.node_id
         found = search_of(state, job, stage, self._nodes.setdefault(first, Node()).heard_ms - 1)
@@ -278,7 +282,10 @@ class ContentionGuard:
         job, search = state.jobs.get(job_id), self._searches.get(job_id)
         if job is None or search is None or job.attempt != search.attempt:
             return None
-        search.advance(now_ms)
+        if search.ended or alone(job):
+            search.advance(now_ms)
+        else:
+            search.end(search.start, "it takes turns with others on its GPUs")
         node_id = job.tasks[search.workers[0]].place.node_id
         search.answered(job, self._nodes.setdefault(node_id, Node()).heard_ms, now_ms)
         wanted = search.wanted(job)
@@ -337,7 +344,8 @@ class ContentionGuard:
                 continue
             pace = self._paces.get(task_id)
             if job.tasks[task_id].place.gpus:
-                trainings.append(Training(task_id, None if pace is None else pace.lost(node, now_ms)))
+                lost = pace.lost(node, now_ms) if pace is not None and alone(job) else None
+                trainings.append(Training(task_id, lost))
                 if pace is not None and pace.stalled is not None:
                     stalled.append(pace.stalled)
             elif job.demand.worker.gpus == 0:

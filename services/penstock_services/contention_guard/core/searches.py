@@ -2,7 +2,7 @@
 
 A search changes nothing before the speed at the start has settled. After a probe it waits for its nodes' answers, then for the speed to settle
 (`penstock.policies.settling`). It ends where the stage decides so, or at the start's cores: when the speed never settles, a node cannot obey,
-or a probe is refused. A restart in between gives back what the placement had.
+a probe is refused, or others come to take turns with it on its GPUs. A restart in between gives back what the placement had.
 """
 
 from dataclasses import dataclass, field
@@ -16,7 +16,7 @@ from penstock.model.types import WHOLE_GPU
 from penstock.policies.core_search import Next, Seen
 from penstock.policies.eliminator import Change
 from penstock.policies.guard import PROPOSER, Guard, Step
-from penstock.policies.settling import Settling
+from penstock.policies.settling import Settling, Speed
 from penstock.policies.telemetry_windows import TaskWindow
 from penstock.policies.validate_adjustments import Running, running, usable_cores
 
@@ -165,16 +165,23 @@ def search_of(state: CellState, job: JobState, guard: Guard, heard_ms: int) -> S
     return Search(job.attempt, workers, step, start, least, most, Settling(heard_ms))
 
 
+def takes_ms(speed: Speed) -> int:
+    """How long a search may take for a training of that speed: the start and each probe until it has settled. One that ends before has nothing of it."""
+    return (1 + MAX_CORE_PROBES) * speed.quiet_ms
+
+
+def alone(job: JobState) -> bool:
+    """Whether its speed is its own: not who takes turns with others, or shares a GPU."""
+    return not job.group and all(task.place.gpu_share_milli == WHOLE_GPU for task in job.tasks.values())
+
+
 def _may_change(state: CellState, job: JobState) -> bool:
     """Members of groups hold their cores together, and who shares a GPU is not measured alone."""
     return (
         job.status is JobStatus.RUNNING
-        and not job.group
+        and alone(job)
         and not followers(state, job)
-        and all(
-            task.status is TaskStatus.RUNNING and task.place.gpu_share_milli == WHOLE_GPU
-            for task in job.tasks.values()
-        )
+        and all(task.status is TaskStatus.RUNNING for task in job.tasks.values())
     )
 
 

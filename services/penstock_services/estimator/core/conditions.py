@@ -28,6 +28,8 @@ class Disturbance(IntFlag):
     """Work that it went on from was done with another number of workers."""
     UNKNOWN_WORK = 16
     """An earlier attempt ran, and whether this one went on from its work is not known."""
+    BRIEFLY = 32
+    """In place of `CORES` and `CAPPED`, where that held for a small part of its time (`progress.SMALL`): its cores were searched for, or it was slowed for a moment."""
 
 
 NONE = Disturbance(0)
@@ -38,6 +40,7 @@ NAMES: Mapping[Disturbance, str] = MappingProxyType(
         Disturbance.CAPPED: "memory bandwidth capped",
         Disturbance.SHAPES: "several shapes",
         Disturbance.UNKNOWN_WORK: "work of earlier attempts unknown",
+        Disturbance.BRIEFLY: "cores changed or bandwidth capped for a small part of its time",
     }
 )
 SLOWED = Disturbance.SHARED | Disturbance.CORES | Disturbance.CAPPED
@@ -45,7 +48,8 @@ SLOWED = Disturbance.SHARED | Disturbance.CORES | Disturbance.CAPPED
 EXCLUDED: Mapping[str, Disturbance] = MappingProxyType(
     {
         "run_ms": SLOWED | Disturbance.SHAPES | Disturbance.UNKNOWN_WORK,
-        "busy_cores": SLOWED,
+        "busy_cores": SLOWED
+        | Disturbance.BRIEFLY,  # else what a search gave would count as what the job needs
         "gpu_memory_mib": Disturbance.SHARED,  # measured on the device: the neighbour's is in it
         "gpu_utilisation_percent": SLOWED,
         "gpu_utilisation_std": SLOWED,

@@ -82,6 +82,8 @@ def adjusted(job: LiveJob, fact: CoresDecided | BandwidthDecided, now_ms: int) -
         return
     worker, before = list(job.workers).index(fact.task_id), job.progress.conditions
     job.progress.meet(_adjusted(before, worker, fact), now_ms)
+    if isinstance(fact, CoresDecided) and fact.cause == "settled":
+        job.progress.settle(worker, len(fact.cores))
 
 
 def _adjusted(before: Conditions, worker: int, fact: CoresDecided | BandwidthDecided) -> Conditions:

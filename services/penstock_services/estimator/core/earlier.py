@@ -68,7 +68,7 @@ class Earlier:
         saved_ms = now_ms if saves else 0 if self.saved is None else min(self.saved.at_ms, now_ms)
         if saved_ms > began_ms:
             self.kept_ms += saved_ms - began_ms
-            self.disturbed |= progress.disturbed
+            self.disturbed |= progress.met(now_ms)
             self.workers.add(workers)
             self.peaks[workers, card] = peak.or_more(self.peaks.get((workers, card), NO_PEAK))
 

@@ -74,7 +74,10 @@ def _conditions_of(state: State, job: JobState, live: LiveJob) -> None:
     ]
     found, caps = live.progress, [task.memory_bandwidth_percent for task in workers]
     found.placed = Conditions(cores=tuple(task.placed_cores for task in workers))
-    found.conditions = Conditions(job.sharing.jobs, tuple(len(task.place.cores) for task in workers))
+    found.usual = Conditions(
+        cores=tuple(len(task.place.cores) if task.cores_settled else task.placed_cores for task in workers)
+    )
+    found.conditions = Conditions(job.sharing.jobs, tuple(len(task.used_cores) for task in workers))
     for worker, cap in enumerate(caps):
         found.conditions = found.conditions.with_cap(worker, cap)
     found.since_ms = max([found.since_ms, job.sharing.since_ms, *(one.at_ms for one in changed)])

@@ -56,11 +56,11 @@ class LiveJob:
         return "none" if self.asked is None else self.asked.checkpoint
 
     def disturbed_since(self, ms: int) -> bool:
-        """Whether a neighbour, a change of cores or a cap was there since then, in ledger time."""
+        """Whether a neighbour, other cores than it settled with or a cap was there since then, in ledger time."""
         found = self.progress
         if found is None or not found.disturbed:
             return False
-        return found.conditions != found.placed or found.since_ms > ms
+        return found.conditions != found.usual or found.since_ms > ms
 
 
 def without_texts(spec: JobSpec) -> JobSpec:

@@ -43,7 +43,10 @@ MAX_SPANS = 512  # not reached by rising iterations; a bound that needs no argum
 MAX_PUBLISHED = 32
 SLACK = 1.5  # so many times longer than its task has run may a window seem to be, for clocks are coarse
 SLACK_MS = 1_000.0
-MAX_CONDITIONS = 8  # whose step times are remembered; the latest, and those of the placement
+MAX_CONDITIONS = 8  # whose step times are remembered; the latest, those of the placement and the usual ones
+SMALL = 0.1
+"""Part of an attempt's time. A run that had other cores than it settled with, or was slowed, for no longer, is what the next run will be, which is searched for as well; its run time is wrong by a
+tenth at most, where it stood still meanwhile."""
 
 
 def ring_of(places: Sequence[TaskPlacement]) -> tuple[int, ...]:
@@ -200,11 +203,15 @@ class Progress:
     """Ledger time."""
     placed: Conditions = UNKNOWN_CONDITIONS
     """As it was placed, and alone on its GPUs."""
+    usual: Conditions = UNKNOWN_CONDITIONS
+    """As `placed`, but with the cores with which the search for them has ended."""
     conditions: Conditions = UNKNOWN_CONDITIONS
     since_ms: int = 0
     """Ledger time from which on they are so."""
     disturbed: Disturbance = NONE
-    """What it has met since it was placed."""
+    """What it has met since it was placed, however short; `met` has what it comes to."""
+    lasted_ms: dict[Conditions, int] = field(default_factory=dict)
+    """Cores and caps that it had before the present ones → for how long; the longest."""
     windows_of: dict[Conditions, Windows] = field(default_factory=dict)
     """Used last at the end."""
     first: tuple[int, int] | None = None
@@ -229,20 +236,51 @@ class Progress:
 
     @property
     def undisturbed(self) -> Windows:
-        """Measured as it was placed, and alone on its GPUs."""
-        return self.windows_of.get(self.placed) or Windows()
+        """Measured as it usually runs, and alone on its GPUs."""
+        return self.windows_of.get(self.usual) or Windows()
 
     @property
     def elsewhere(self) -> Windows:
         """Undisturbed, else measured in the latest other conditions."""
-        others = [self.placed, *reversed(self.windows_of)]
+        others = [self.usual, self.placed, *reversed(self.windows_of)]
         return next((self.windows_of[one] for one in others if one in self.windows_of), Windows())
 
     def meet(self, conditions: Conditions, now_ms: int) -> None:
         """They are so from now on."""
-        if conditions != self.conditions:
-            self.conditions, self.since_ms = conditions, now_ms
-            self.disturbed |= conditions.apart(self.placed)
+        if conditions == self.conditions:
+            return
+        before = self.conditions._replace(neighbours=())
+        self.lasted_ms[before] = self.lasted_ms.get(before, 0) + self._lasted_ms(now_ms)
+        if len(self.lasted_ms) > MAX_CONDITIONS:
+            del self.lasted_ms[min(self.lasted_ms, key=lambda one: (self.lasted_ms[one], one))]
+        self.conditions, self.since_ms = conditions, now_ms
+        self.disturbed |= conditions.apart(self.placed)
+
+    def settle(self, worker: int, cores: int) -> None:
+        """The search for its cores has ended: it stays with these."""
+        self.usual = self.usual.with_cores(worker, cores)
+
+    def met(self, now_ms: int) -> Disturbance:
+        """What makes an attempt that ends now unlike one that usually has what it settled with. Source: none of the papers; a run under the contention-guard teaches
+        what the next one will take, unless most of it was something else."""
+        changed = self.disturbed & (Disturbance.CORES | Disturbance.CAPPED)
+        if not changed or self._unusual_ms(now_ms) > SMALL * self._ran_ms(now_ms):
+            return self.disturbed
+        return self.disturbed & ~changed | Disturbance.BRIEFLY
+
+    def _unusual_ms(self, now_ms: int) -> float:
+        """Time with other cores than it settled with, or a cap. What is not known, from before a restart, counts."""
+        usual_ms = self.lasted_ms.get(self.usual, 0)
+        if self.conditions._replace(neighbours=()) == self.usual:
+            usual_ms += self._lasted_ms(now_ms)
+        return self._ran_ms(now_ms) - usual_ms
+
+    def _ran_ms(self, now_ms: int) -> int:
+        return now_ms - (self.placed_ms if self.started_ms is None else self.started_ms)
+
+    def _lasted_ms(self, now_ms: int) -> int:
+        """For how long it has had the present conditions; launching does not count."""
+        return max(0, now_ms - max(self.since_ms, self.started_ms or 0))
 
     def skipped_ms(self) -> float | None:
         """Time that the iterations before this attempt take on its placement, undisturbed, ≥ 0; None: not known."""
@@ -288,7 +326,8 @@ class Progress:
         windows.add(report.steps, report.step_ms)
         self.windows_of[self.conditions] = windows
         if len(self.windows_of) > MAX_CONDITIONS:
-            del self.windows_of[next(one for one in self.windows_of if one != self.placed)]
+            stay = self.placed, self.usual
+            del self.windows_of[next(one for one in self.windows_of if one not in stay)]
 
     def _window_is_odd(self, report: StepsMeasured) -> bool:
         began_ms = self.task(report.task_id).began_ms
@@ -346,6 +385,7 @@ def begun(
         gpu,
         {place.task_id: TaskPhases() for place in places},
         placed=alone,
+        usual=alone,
         conditions=alone,
         since_ms=placed_ms,
     )

@@ -315,7 +315,7 @@ def _succeeded(state: State, at: At, job_id: str, job: LiveJob, allocation: Allo
     steps, steps_rejected, eta, corrected = None, "", None, ""
     if job.progress is not None:
         steps, steps_rejected = steps_of(job.progress)
-        disturbed = float(int(job.progress.disturbed))
+        disturbed = float(int(job.progress.met(at.now_ms)))
         measured = measured._replace(disturbed=disturbed, **measured_steps(job.progress, steps))
         measured, corrected = job.earlier.whole(measured, job.progress, len(job.workers), job.contract)
         eta = job.progress.eta_at_half(at.now_ms)

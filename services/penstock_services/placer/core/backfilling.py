@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from penstock.ledger.job_state import JobState
-from penstock.ledger.plans import units_of_profile, units_of_proposals
+from penstock.ledger.plans import units_of_profile, units_of_proposals, units_of_reclaim
 from penstock.ledger.state import CellState
 from penstock.model.event import Event
 from penstock.model.plans import PlanAdopted, PlanUnit
@@ -31,13 +31,24 @@ class Kept:
         return lambda state, job, _rng: stage.beside(state, job, unit)
 
     def refused(self, state: CellState, job: JobState) -> Iterator[Event]:
-        """The job does not fit."""
-        if self._unit is None and self._stage is not None:
+        """The job does not fit. One for which something is given back has its nodes."""
+        awaits = any(unit.job_id == job.job_id for unit in units_of_reclaim(state))
+        if self._unit is None and self._stage is not None and not awaits:
             self._unit = self._stage.unit(state, job)
-            if self._unit is not None and units_of_profile(state) != [self._unit]:
-                yield PlanAdopted(units=(*units_of_proposals(state), self._unit))
+            if self._unit is not None and _kept(state) != [self._unit]:
+                yield PlanAdopted(units=(*_others(state), self._unit))
 
     def done(self, state: CellState) -> Iterator[Event]:
         """All were tried."""
-        if self._unit is None and units_of_profile(state):
-            yield PlanAdopted(units=tuple(units_of_proposals(state)))
+        if self._unit is None and _kept(state):
+            yield PlanAdopted(units=tuple(_others(state)))
+
+
+def _kept(state: CellState) -> list[PlanUnit]:
+    """Units of this stage: those with an expected time."""
+    return [unit for unit in units_of_profile(state) if unit.expected_ms is not None]
+
+
+def _others(state: CellState) -> list[PlanUnit]:
+    """Those that are not its own."""
+    return [*units_of_proposals(state), *units_of_reclaim(state)]

@@ -28,7 +28,7 @@ from penstock.policies.capacity import never_fits
 from penstock.policies.gang import tasks_that_fit
 from penstock.policies.moldable import place_moldable
 from penstock.policies.profiles import in_force, profile_for
-from penstock.policies.regroup import has_whole_gpus, regroups, waits_for_plan
+from penstock.policies.regroup import has_whole_gpus, may_help, regroups, waits_for_plan
 from penstock.policies.validate_groups import comes_back_to_queue
 from penstock_services.placer.core import lease, making_way, moves, prelaunching, proposals, units, window
 from penstock_services.placer.core.adjustments import asked_to_save, frees
@@ -150,9 +150,9 @@ class Decider:
         if reason is not None:
             yield from self.attempts.park(state, job, reason)
             return
-        regroup, of_plan = self.profile.regroup, False
-        if regroup is not None and regroups(job.demand):
-            of_plan = not regroup.beside or tasks_that_fit(state, job.demand) < job.demand.tasks
+        regroup, of_plan, demand = self.profile.regroup, False, job.demand
+        if regroup is not None and regroups(demand) and may_help(state, regroup):
+            of_plan = not regroup.beside or tasks_that_fit(state, demand) < demand.tasks
         if of_plan or regroup is None or regroup.beside:
             yield from window.arrived(state, regroups=of_plan)
         if state.in_window:
@@ -160,9 +160,10 @@ class Decider:
         if self.profile.preempt is not None:
             yield from request_plan(state)
         elif self.profile.order is not None:
-            need = job.demand.worker
-            if self.profile.backfill is None or state.index.candidates(need, job.demand.gpu_models):
+            if self.profile.backfill is None or state.index.candidates(demand.worker, demand.gpu_models):
                 yield from self._place_waiting(state)
+            elif demand.worker.gpus and not state.frozen:
+                yield from Reclaiming(self.profile, self.explanations.append).arrived(state, job)
         elif not state.frozen and self._may_try(state, job):
             yield from self._try(state, job)
         if job.spec.prelaunch and job.in_line:
@@ -228,7 +229,7 @@ class Decider:
 
     def _freed(self, state: CellState) -> Iterator[Event]:
         """Something was freed, and not by a plan that is being carried out. Where the profile regroups, the plan says who gets it."""
-        if self.profile.regroup is not None:
+        if self.profile.regroup is not None and may_help(state, self.profile.regroup):
             yield from window.freed(state)
         yield from self._place_waiting(state)
 

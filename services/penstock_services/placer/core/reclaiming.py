@@ -39,6 +39,11 @@ class Reclaiming:
         if fact is not None:
             yield fact
 
+    def arrived(self, state: CellState, job: JobState) -> Iterator[Event]:
+        """A job has just queued and finds no node; those before it have been refused."""
+        yield from self.refused(state, job)
+        yield from self.done(state)
+
     def refused(self, state: CellState, job: JobState) -> Iterator[Event]:
         """The job does not fit."""
         if self._stage is None or job.job_id in state.planned or len(state.planned) >= MAX_RESERVED:

@@ -128,7 +128,7 @@ def in_conditions(progress: Progress, undisturbed: tuple[float, float] | None) -
     """
     found = []
     if undisturbed is not None:
-        apart = 0.0 if progress.conditions == progress.placed else CONDITIONS_APART
+        apart = 0.0 if progress.conditions == progress.usual else CONDITIONS_APART
         found.append((undisturbed[0], math.hypot(undisturbed[1], apart)))
     elsewhere_ms = progress.elsewhere.mean_ms
     if not progress.windows.parts and elsewhere_ms > 0:
