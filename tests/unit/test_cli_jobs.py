@@ -53,12 +53,6 @@ def test_cores_follow_what_the_contention_guard_changes() -> None:
         cell.submit(job_id, need=estimate(gpus, cores=cores))
         cell.start(job_id)
     about = {"proposer": PROPOSER, "reason": "a test"}
-    cell.feed(
-        CoresProposed(
-            proposal_id="p1", task_id="prepare.1.w0", cores=4, cause="contention", **about
-        )
-    )
-    cell.feed(
-        CoresProposed(proposal_id="p2", task_id="train.1.w0", cores=3, cause="probe", **about)
-    )
+    cell.feed(CoresProposed(proposal_id="p1", task_id="prepare.1.w0", cores=4, cause="contention", **about))
+    cell.feed(CoresProposed(proposal_id="p2", task_id="train.1.w0", cores=3, cause="probe", **about))
     assert (has(cell, "prepare"), has(cell, "train")) == (["0", "4"], ["1", "3"])
