@@ -405,6 +405,30 @@ async def test_an_upgrade_names_the_gpus_of_what_runs(dsn: str, cell: Settings, 
     await assert_equals_replay(cell, log)
 
 
+async def test_an_upgrade_counts_the_cores_of_jobs(dsn: str, cell: Settings, log: EmbeddedLog) -> None:
+    """Tables from before jobs showed their cores: the migration counts those of their tasks, of one that waits none."""
+    placer = HandPlacer()
+    placer.join(node_spec("n0", 4))
+    placer.run(["ended"])
+    placer.submit("runs", gpus=3)
+    placer.start("runs")
+    placer.submit("waits", gpus=4)
+    await placer.send(log)
+    async with projecting(cell, log):
+        await reached(dsn, len(placer.values))
+    connection = await asyncpg.connect(dsn)
+    before = await connection.fetch("SELECT job_id, cores FROM penstock.jobs ORDER BY job_id")
+    assert [row["job_id"] for row in before if row["cores"]] == ["ended", "runs"]
+    await connection.execute(
+        "ALTER TABLE penstock.jobs DROP COLUMN cores; DELETE FROM penstock.migrations WHERE name LIKE '0011%'"
+    )
+    async with projecting(cell, log):
+        pass
+    assert await connection.fetch("SELECT job_id, cores FROM penstock.jobs ORDER BY job_id") == before
+    await connection.close()
+    await assert_equals_replay(cell, log)
+
+
 async def test_a_changed_migration_ends_the_service_until_it_is_mended(
     dsn: str, cell: Settings, log: EmbeddedLog
 ) -> None:

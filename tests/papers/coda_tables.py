@@ -1,96 +1,35 @@
-"""CODA's cluster through the real engine, beside §VI: `python -m tests.papers.coda_tables`.
-
-Jobs are those of `penstock.simulator.generators.coda_month`, speeds those of Synergy's table with contention for memory bandwidth. A training that moves saves in 2.5 s and launches in
-20 s; a CPU job that is aborted begins anew. The best number of cores is the fewest with 98 % of the best speed on a node: what CODA's allocator finds if its probes lead there, and cost nothing.
+"""CODA's cluster beside §VI: `python -m tests.papers.coda_tables`; its month alone: `--month`. How it is simulated: `tests.papers.coda_runs`.
 
 The utilisation of a GPU is the speed of its training relative to the best cores, mean over the GPUs held (§III-A1: rates of use are averages across active GPUs). The published one is
-that of the hardware, which is below 1 at its best: only the ratio between policies compares. Figures are sampled each five minutes (of the month each twenty) from half a day on until the
-last arrival. Intervals: 95 % over seeds, resampled.
+that of the hardware, which is below 1 at its best: only the ratio between policies compares. Intervals: 95 % over seeds, resampled.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cache
 from statistics import fmean
-from time import process_time
 from typing import NamedTuple
 
-import numpy as np
-from msgspec.structs import replace
-
-from penstock.model.types import Estimate
-from penstock.simulator.commands.options import judge
-from penstock.simulator.engine import Simulation
-from penstock.simulator.generators.base import source
-from penstock.simulator.generators.coda import CORES_PER_NODE, GPUS_PER_NODE, NODES
-from penstock.simulator.job_models.catalogue import Run, work_for
-from penstock.simulator.job_models.cores import Cpu
-from penstock.simulator.job_models.restarts import RestartCost, RestartingWork
-from penstock.simulator.job_models.tables import SENSITIVITY, read_sensitivity
-from penstock.simulator.traces.jobs import TraceJob
-from tests.papers.parallel_runs import simulated
-from tests.papers.resampling import mean
-from tests.papers.tables import PaperTable, Row, main
-from tests.support.command_line import simulate_options
-
-SEEDS, QUICK_SEEDS = 8, 4
-DAYS, MONTH = "coda/3-days", "coda/month"
-WARM_UP_S = 43_200.0
-AT_ONCE_S = 1.0
-TRAINING = RestartCost(2.5, 20.0, 0.0)
-ABORTED = RestartCost(begins_anew=True)
-ENOUGH = 0.98
-"""Of the best speed: the fewest cores with so much of it are the best number."""
-
-
-class Outcome(NamedTuple):
-    """Of one run; shares 0 – 1."""
-
-    utilisation: float
-    """Of the GPUs held."""
-    active: float
-    """GPUs held, while jobs with GPUs wait."""
-    allocated: float
-    """GPUs held, always."""
-    fragmented: float
-    """GPUs free, no more than the jobs with GPUs that wait ask for together."""
-    at_once: float
-    """Of the jobs with GPUs."""
-    over_10_min: float
-    cpu_10_s: float
-    cpu_3_min: float
-    p99_gpu_user_s: float
-    """The longest of the users' 99th percentiles of queueing, users 1 – 14."""
-    p99_cpu_user_s: float
-    aborts: float
-    """Per CPU job."""
-    moves: float
-    """Per training."""
-    more_cores: float
-    """Share of the trainings that began with one to five cores more than they asked for."""
-    fewer_cores: float
-    """With one to twenty fewer."""
-    cpu_s: float
-    """Processor time of the run."""
-
-
-NONE = Outcome(*[0.5] * len(Outcome._fields))
-
-
-class Variant(NamedTuple):
-    title: str
-    profile: str
-    best_cores: bool = False
-    """Trainings get the best number of cores from the start; else what they ask for."""
-
-
-FIFO = Variant("FIFO", "fifo")
-DRF = Variant("DRF", "drf")
-CODA = Variant("CODA", "coda", best_cores=True)
-ABLATIONS = (
-    Variant("arrays alone, cores as asked for", "coda"),
-    Variant("best cores alone, FIFO", "fifo", best_cores=True),
-    Variant("best cores alone, DRF", "drf", best_cores=True),
+from tests.papers.coda_runs import (
+    ABLATIONS,
+    AS_TRACED,
+    CODA,
+    DAYS,
+    DRF,
+    FIFO,
+    MIXES,
+    MONTH,
+    WITH_CAPS,
+    WITHOUT_ELIMINATOR,
+    Mix,
+    Outcome,
+    Variant,
+    run,
 )
+from tests.papers.parallel_runs import made_of_simulations
+from tests.papers.resampling import less, mean, more, ratio
+from tests.papers.tables import PaperTable, Row, main
+
+SEEDS, QUICK_SEEDS, MIX_SEEDS = 8, 4, 3
+made_of_simulations(__name__)
 
 
 class Published(NamedTuple):
@@ -133,132 +72,8 @@ REACH: Mapping[str, tuple[float, str]] = {
 }
 """What CODA has to reach here, in percent."""
 MONTH_CPU_S = 300.0
-
-
-@cache
-def cpu() -> Cpu:
-    return Cpu(read_sensitivity(source("coda", "synergy") / SENSITIVITY))
-
-
-@cache
-def best(model: str, gpus: int) -> tuple[int, float]:
-    """(fewest cores with nearly the best speed, the best speed) of a job that has a node."""
-    speeds = {
-        cores: cpu().relative(model, cores / gpus, gpus=gpus) for cores in range(gpus, CORES_PER_NODE + 1)
-    }
-    top = max(speeds.values())
-    return next(cores for cores, speed in speeds.items() if speed >= ENOUGH * top), top
-
-
-def with_best(job: TraceJob, estimate: Estimate) -> Estimate:
-    """As CODA's allocator would settle; a training on one node."""
-    if not job.gpus:
-        return estimate
-    return replace(estimate, worker=replace(estimate.worker, cores=best(job.model, job.gpus)[0]))
-
-
-def cost_of(job: TraceJob) -> RestartCost:
-    return TRAINING if job.gpus else ABORTED
-
-
-@simulated(NONE)
-def run(trace: str, variant: Variant, seed: int) -> Outcome:
-    given = judge(simulate_options(trace))
-    jobs = given.trace(seed)
-    settings = given.settings(variant.profile, seed)
-    work = work_for(given.job_model, jobs, given.path, settings, Run(nodes=given.nodes, cost_of=cost_of))
-    assert isinstance(work, RestartingWork)
-    options = given.options._replace(predicts=with_best) if variant.best_cores else given.options
-    simulation = Simulation(given.cluster.under(seed), settings, work, jobs.jobs, options)
-    each_s = 300.0 if trace == DAYS else 1_200.0
-    more = [
-        (best(job.model, job.gpus)[0] if variant.best_cores else round(job.cores or 0))
-        - round(job.cores or 0)
-        for job in jobs.jobs
-        if job.gpus
-    ]
-    meter = Samples(simulation, work, each_s, jobs.jobs[-1].submit_s, more)
-    while meter.step():
-        pass
-    return meter.outcome()
-
-
-class Samples:
-    """A run, sampled at equal times."""
-
-    def __init__(
-        self,
-        simulation: Simulation,
-        work: RestartingWork,
-        each_s: float,
-        until_s: float,
-        more: Sequence[int],
-    ) -> None:
-        """`more`: of each training the cores that it gets beyond those it asks for."""
-        self._simulation, self._work = simulation, work
-        self._each_s, self._until_s = each_s, until_s
-        self._next_s = WARM_UP_S
-        self._rows: list[tuple[float, float, bool, float]] = []
-        self._more = more
-        self._began_s = process_time()
-
-    def step(self) -> bool:
-        """To the next moment; samples before it see what was since the last."""
-        simulation = self._simulation
-        at_s = simulation._next_s()
-        while at_s is not None and self._next_s < min(at_s, self._until_s):
-            self._rows.append(self._sample())
-            self._next_s += self._each_s
-        return simulation.step()
-
-    def _sample(self) -> tuple[float, float, bool, float]:
-        """(GPUs' utilisation, GPUs held, whether trainings wait, GPUs free that they could use), of all GPUs."""
-        state, gpus = self._simulation.cell.state, NODES * GPUS_PER_NODE
-        held = self._simulation.meter.held
-        busy = 0.0
-        for job in state.holding.values():
-            run = self._work._runs.get(job.job_id)
-            if run is not None and run.job.gpus and run.at.name == "TRAIN":
-                asked = cpu()._as_asked(run.job)
-                busy += run.job.gpus * run.speed * asked / best(run.job.model, run.job.gpus)[1]
-        waiting = state.arrays.large_gpus + state.arrays.small_gpus - held
-        return busy / gpus, held / gpus, waiting > 0, min(waiting, gpus - held) / gpus
-
-    def outcome(self) -> Outcome:
-        meter = self._simulation.meter
-        figures = self._simulation.figures(0, 0)
-        assert figures.unfinished_jobs == 0
-        rows = np.array(self._rows, dtype=float)
-        queued = rows[rows[:, 2] > 0]
-        waits: dict[bool, list[float]] = {True: [], False: []}
-        of_user: dict[str, list[float]] = {}
-        for life in meter.lives.values():
-            assert life.first_start_s is not None
-            wait_s = life.first_start_s - life.job.submit_s
-            waits[life.job.gpus > 0].append(wait_s)
-            of_user.setdefault(life.job.owner, []).append(wait_s)
-        training, without = np.array(waits[True]), np.array(waits[False])
-        p99 = {user: float(np.quantile(found, 0.99)) for user, found in of_user.items()}
-        aborted = sum(life.starts - 1 for life in meter.lives.values() if not life.job.gpus)
-        moved = sum(life.starts - 1 for life in meter.lives.values() if life.job.gpus)
-        only_cpu = {user for user in p99 if int(user.removeprefix("user-")) > 14}
-        return Outcome(
-            float(rows[:, 0].sum() / rows[:, 1].sum()),
-            float(queued[:, 1].mean()) if len(queued) else float(rows[:, 1].mean()),
-            float(rows[:, 1].mean()),
-            float(rows[:, 3].mean()),
-            float((training <= AT_ONCE_S).mean()),
-            float((training > 600.0).mean()),
-            float((without <= 10.0).mean()),
-            float((without <= 180.0).mean()),
-            max(found for user, found in p99.items() if user not in only_cpu),
-            max(found for user, found in p99.items() if user in only_cpu),
-            aborted / len(without),
-            moved / len(training),
-            float(np.mean([1 <= more <= 5 for more in self._more])),
-            float(np.mean([-20 <= more <= -1 for more in self._more])),
-            process_time() - self._began_s,
-        )
+LOST, QUEUED_MORE = 2.3, 100.0
+"""Without the eliminator: percent of the utilisation lost while tasks queue, percent more that queue. Source: CODA §VI-E."""
 
 
 def rows(variant: Variant, found: Sequence[Outcome]) -> Iterator[Row]:
@@ -292,13 +107,63 @@ def against_fifo(runs: Mapping[Variant, Sequence[Outcome]]) -> Iterator[Row]:
         yield Row(variant.title, here, value, interval, value if variant == CODA else None)
 
 
+def in_their_terms(runs: Mapping[Variant, Sequence[Outcome]]) -> Iterator[Row]:
+    """Utilisation of the hardware: a scale on which FIFO here is FIFO there."""
+    fifo = PUBLISHED[FIFO].utilisation
+    assert fifo is not None
+    for variant in (FIFO, DRF, CODA):
+        here, interval = ratio(
+            [fifo * one.utilisation for one in runs[variant]], [one.utilisation for one in runs[FIFO]]
+        )
+        published = PUBLISHED[variant].utilisation
+        yield Row(variant.title, here, published, interval, published if variant == CODA else None)
+
+
+class Contended(NamedTuple):
+    """Runs of one mix, in pairs of seeds."""
+
+    mix: Mix
+    by_cores: Sequence[Outcome]
+    by_caps: Sequence[Outcome]
+    """Empty: not run."""
+    without: Sequence[Outcome]
+
+    def rows(self) -> Iterator[Row]:
+        lost, more_queued = (LOST, QUEUED_MORE) if self.mix == AS_TRACED else (None, None)
+        for how, runs in (("cores are halved", self.by_cores), ("bandwidth is capped", self.by_caps)):
+            if not runs:
+                continue
+            found = less([one.utilisation for one in self.without], [one.utilisation for one in runs])
+            yield Row(f"{self.mix.title}; {how}: utilisation lost without it", found[0], None, found[1])
+            found = less([one.while_queued for one in self.without], [one.while_queued for one in runs])
+            yield Row("the same while jobs wait", found[0], lost, found[1])
+            found = more([one.queued for one in self.without], [one.queued for one in runs])
+            yield Row("jobs that wait, more without it", found[0], more_queued, found[1])
+        for title, runs in (("with", self.by_cores), ("without", self.without)):
+            found = mean([100 * one.crowded for one in runs])
+            yield Row(
+                f"GPUs held on nodes over 75 % of their bandwidth, {title} it", found[0], None, found[1]
+            )
+        found = mean([100 * one.by_cpu_jobs for one in self.without])
+        yield Row("traffic by CPU jobs, on nodes with trainings", found[0], None, found[1])
+
+
+def month(_quick: bool) -> Iterator[PaperTable]:
+    """the month of 100,000 jobs alone, one seed"""
+    for variant in (FIFO, CODA):
+        found = run(MONTH, variant, 0)
+        time = Row("processor time, s", found.cpu_s, None, None, MONTH_CPU_S, "lower")
+        title = f"The whole month, 100,000 jobs: {variant.title}"
+        yield PaperTable(f"coda-month-{variant.profile}", title, "%", [*rows(variant, [found]), time])
+
+
 def tables(quick: bool) -> Iterator[PaperTable]:
     seeds = range(QUICK_SEEDS if quick else SEEDS)
     runs: dict[Variant, Sequence[Outcome]] = {}
     for variant in (FIFO, DRF, CODA, *ABLATIONS):
         runs[variant] = [run(DAYS, variant, seed) for seed in seeds]
         yield PaperTable(
-            f"coda-{variant.profile}{'-best' if variant.best_cores else '-asked'}",
+            f"coda-{variant.key}",
             f"CODA's cluster for three days: {variant.title}",
             "%",
             list(rows(variant, runs[variant])),
@@ -310,6 +175,26 @@ def tables(quick: bool) -> Iterator[PaperTable]:
         list(against_fifo(runs)),
         "Over the same trace all policies do the same work; only on the GPUs that are held can utilisation differ.",
     )
+    yield PaperTable(
+        "coda-hardware",
+        "Utilisation of the GPUs held in the source's terms",
+        "%",
+        list(in_their_terms(runs)),
+        "The source measures hardware, this the speed relative to the best cores: both scales are proportional if hardware is used in proportion to speed. FIFO sets the factor.",
+    )
+    contended = [Contended(AS_TRACED, runs[CODA], (), runs[WITHOUT_ELIMINATOR])]
+    for mix in () if quick else MIXES:
+        of = {
+            variant: [run(DAYS, variant, seed, mix) for seed in range(MIX_SEEDS)]
+            for variant in (CODA, WITH_CAPS, WITHOUT_ELIMINATOR)
+        }
+        contended.append(Contended(mix, of[CODA], of[WITH_CAPS], of[WITHOUT_ELIMINATOR]))
+    yield PaperTable(
+        "coda-eliminator",
+        "CODA with and without the contention eliminator",
+        "%",
+        [row for one in contended for row in one.rows()],
+    )
     users = [
         Row(f"{variant.title}, {kind}", fmean(getattr(one, name) for one in runs[variant]))
         for variant in (FIFO, DRF, CODA)
@@ -319,14 +204,9 @@ def tables(quick: bool) -> Iterator[PaperTable]:
         )
     ]
     yield PaperTable("coda-users", "Longest of the users' 99th percentiles of queueing", "s", users)
-    if quick:
-        return
-    for variant in (FIFO, CODA):
-        month = run(MONTH, variant, 0)
-        time = Row("processor time, s", month.cpu_s, None, None, MONTH_CPU_S, "lower")
-        title = f"The whole month, 100,000 jobs: {variant.title}"
-        yield PaperTable(f"coda-month-{variant.profile}", title, "%", [*rows(variant, [month]), time])
+    if not quick:
+        yield from month(quick)
 
 
 if __name__ == "__main__":
-    main("tests.papers.coda_tables", tables)
+    main("tests.papers.coda_tables", tables, month=month)

@@ -56,13 +56,19 @@ Make = Callable[[bool], Iterator[PaperTable]]
 """`quick` → the tables, each as soon as it is computed."""
 
 
-def main(name: str, *modules: Make) -> None:
-    """The command: prints each table when it is there, writes what is asked for, ends with 1 where something is not reached."""
+def main(name: str, *modules: Make, **others: Make) -> None:
+    """The command: prints each table when it is there, writes what is asked for, ends with 1 where something is not reached.
+
+    `others`: option → the tables that it makes in place of those of the modules.
+    """
     parser = ArgumentParser(prog=f"python -m {name}")
     parser.add_argument("--quick", action="store_true", help="fewer seeds and traces")
     parser.add_argument("--json", type=Path, help="write the figures there")
     parser.add_argument("--page", type=Path, help="write one HTML page there")
+    for option, make in others.items():
+        parser.add_argument(f"--{option}", action="store_true", help=make.__doc__)
     options = parser.parse_args()
+    modules = tuple(make for option, make in others.items() if getattr(options, option)) or modules
     found: list[PaperTable] = []
     screen = Console(width=140)
     with workers() as pool:

@@ -159,6 +159,7 @@ def test_other_cores_of_a_running_task_are_in_the_tables() -> None:
     for cuts in ([], list(range(len(placer.values)))):
         tables = project(placer.values, cuts)
         assert tables["tasks"][task_id,]["cores"] == list(more)
+        assert tables["jobs"]["j1",]["cores"] == len(more)
         assert tables["nodes"]["n0",]["cores_free"] == free - 1
         kinds = [row["kind"] for row in tables["decisions"].values()]
         assert kinds[-2:] == ["penstock.cores.decided", "penstock.bandwidth.decided"]

@@ -72,16 +72,16 @@ def shortened(text: str, chars: int = MAX_REASON_CHARS) -> str:
 
 def jobs_table(jobs: Iterable[Row], now: int, left: Mapping[str, str] | None = None) -> Table:
     """One line per job, with times up to `now`, in ms. `left`: job → time left, for the wide table; None: the short one."""
-    columns = ["JOB", "NAME", "STATE", "NODES", "GPUS", "WAITED", "RAN"]
+    columns = ["JOB", "NAME", "STATE", "NODES", "GPUS", "CORES", "WAITED", "RAN"]
     wide = left is not None
     if wide:
         columns += ["LEFT", "OWNER", "PRIORITY", "TRY", "SUBMITTED", "ENDED", "REASON"]
-    table = plain_table(*columns, right=("GPUS", "WAITED", "RAN", "LEFT", "PRIORITY", "TRY"))
+    table = plain_table(*columns, right=("GPUS", "CORES", "WAITED", "RAN", "LEFT", "PRIORITY", "TRY"))
     for job in jobs:
         queue, _, run = phases_ms(dict(job), now)
         cells = [
             job["job_id"] if wide else short_id(job["job_id"]), escape(job["name"] or "–"), status_of(job), escape(nodes_of(job)), str(job.get("gpus") or 0),
-            duration(queue), duration(run),
+            str(job.get("cores") or 0), duration(queue), duration(run),
         ]  # fmt: skip
         if left is not None:
             cells += [

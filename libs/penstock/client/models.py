@@ -92,6 +92,8 @@ class Job(Answer, frozen=True, kw_only=True):
     stop_reason: str | None = None
     nodes: tuple[str, ...] = ()
     gpus: int = 0
+    cores: int = 0
+    """That its tasks may use now, all together; 0: it holds none."""
     labels: dict[str, str] | None = None
     estimate: Estimate | None = None
     spec: JobSpec | None = None

@@ -68,6 +68,7 @@ def job_row(job: JobState, seq: int, ending: Ending | None = None) -> Row:
         "held": fragment(job.held),
         "nodes": list(dict.fromkeys(task.place.node_id for task in placed.values())),
         "gpus": sum(len(task.place.gpus) for task in placed.values()),
+        "cores": sum(len(task.used_cores) for task in placed.values()),
         "labels": spec.labels,
         "estimate": fragment(job.estimate),
         "spec": fragment(spec),

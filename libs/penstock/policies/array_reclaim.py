@@ -133,7 +133,8 @@ class _Taking:
             node = self._state.node(ordinal)
             lacks = need.gpus - node.entered.gpus
             if lacks <= 0 or need.gpu_share_milli < WHOLE_GPU:
-                if node.borrowed_cores > 0:
+                lent = node.cpu_core_mask.bit_count()
+                if node.borrowed_cores > 0 and (self._moves or node.entered.cores + lent >= need.cores):
                     yield ordinal
             elif may_move and self._large >> ordinal & 1:
                 small = (gpus_of(self._state.jobs[job_id]) for job_id in node.tasks.values())

@@ -43,6 +43,8 @@ class Telemetry:
         """Job → when its present step time is measured, in the order of that."""
         self._takes: dict[str, dict[str, float]] = {}
         """Node → job → what it takes of the bandwidth."""
+        self._taken: dict[str, Sequence[str]] = {}
+        """Job → the nodes of which it takes some."""
         self._traffic: dict[str, float] = {}
         """Node or task → percent, published last."""
 
@@ -74,9 +76,11 @@ class Telemetry:
         """How fast jobs run from now on, and what they take of their nodes."""
         touched: dict[str, None] = {}
         for pace in paces:
-            for node_id in [node_id for node_id, takes in self._takes.items() if pace.job_id in takes]:
+            for node_id in self._taken.pop(pace.job_id, ()):
                 del self._takes[node_id][pace.job_id]
                 touched[node_id] = None
+            if pace.traffic:
+                self._taken[pace.job_id] = tuple(pace.traffic)
             for node_id, takes in pace.traffic.items():
                 self._takes.setdefault(node_id, {})[pace.job_id] = takes
                 touched[node_id] = None

@@ -211,8 +211,7 @@ class ContentionGuard:
                 search.hear(window.begin_ms, window.tasks[task_id], now_ms)
                 self._jobs_due[job.job_id] = None
         self._nodes_due[window.node_id] = None
-        view = self._view(state, state.nodes[window.node_id], node, now_ms)
-        if not view.low:
+        if not self._pressure(state, state.nodes[window.node_id], node).low:
             node.calm_since_ms = None
         elif node.calm_since_ms is None:
             node.calm_since_ms = now_ms
@@ -307,7 +306,10 @@ class ContentionGuard:
             self._nodes.pop(node_id, None)
             return None
         node = self._nodes.setdefault(node_id, Node())
-        view = self._view(state, spec, node, now_ms)
+        view = self._pressure(state, spec, node)
+        if not view.high and not _slowed(state, spec):
+            return None
+        view = self._with_tasks(view, state, spec, node, now_ms)
         for change in self._changes(stage, node, view, now_ms):
             if (proposal := self._proposed(state, change, now_ms)) is not None:
                 return proposal
@@ -336,29 +338,41 @@ class ContentionGuard:
                 if pace is not None and (at_ms := pace.counts_ms(node)) > now_ms:
                     heapq.heappush(self._timers, (at_ms, "", view.node_id))
 
-    def _view(self, state: CellState, spec: NodeState, node: Node, now_ms: int) -> NodeView:
-        trainings, others, stalled = [], [], []
-        for task_id in sorted(spec.tasks):
-            job = state.jobs.get(spec.tasks[task_id])
-            if job is None or task_id not in job.tasks or not _runs(job.tasks[task_id]):
-                continue
-            pace = self._paces.get(task_id)
-            if job.tasks[task_id].place.gpus:
-                lost = pace.lost(node, now_ms) if pace is not None and alone(job) else None
-                trainings.append(Training(task_id, lost))
-                if pace is not None and pace.stalled is not None:
-                    stalled.append(pace.stalled)
-            elif job.demand.worker.gpus == 0:
-                others.append(self._other(state, job, task_id, None if pace is None else pace.traffic))
+    def _pressure(self, state: CellState, spec: NodeState, node: Node) -> NodeView:
+        """What is short on a node, as yet without its tasks: windows come often, and most change nothing."""
+        stalled = [
+            pace.stalled
+            for task_id, job_id in spec.tasks.items()
+            if (pace := self._paces.get(task_id)) is not None
+            and pace.stalled is not None
+            and (task := _running_task(state, job_id, task_id)) is not None
+            and task.place.gpus
+        ]
         isolation = spec.spec.isolation
         return NodeView(
             spec.spec.node_id,
             isolation is not None and isolation.bandwidth == "resctrl",
             node.bandwidth,
             max(stalled) if stalled else node.stalled,
-            trainings,
-            others,
+            (),
+            (),
         )
+
+    def _with_tasks(
+        self, view: NodeView, state: CellState, spec: NodeState, node: Node, now_ms: int
+    ) -> NodeView:
+        trainings, others = [], []
+        for task_id in sorted(spec.tasks):
+            task = _running_task(state, spec.tasks[task_id], task_id)
+            if task is None:
+                continue
+            job, pace = state.jobs[spec.tasks[task_id]], self._paces.get(task_id)
+            if task.place.gpus:
+                lost = pace.lost(node, now_ms) if pace is not None and alone(job) else None
+                trainings.append(Training(task_id, lost))
+            elif job.demand.worker.gpus == 0:
+                others.append(self._other(state, job, task_id, None if pace is None else pace.traffic))
+        return view._replace(trainings=trainings, others=others)
 
     def _other(self, state: CellState, job: JobState, task_id: str, traffic: float | None) -> Other:
         task, found = job.tasks[task_id], running(state, task_id)
@@ -407,6 +421,22 @@ class ContentionGuard:
 
 def _runs(task: TaskState) -> bool:
     return task.status is TaskStatus.RUNNING
+
+
+def _running_task(state: CellState, job_id: str, task_id: str) -> TaskState | None:
+    """None: it does not run."""
+    job = state.jobs.get(job_id)
+    task = None if job is None else job.tasks.get(task_id)
+    return task if task is not None and _runs(task) else None
+
+
+def _slowed(state: CellState, spec: NodeState) -> bool:
+    """Whether something there may have to be let go."""
+    tasks = (_running_task(state, job_id, task_id) for task_id, job_id in spec.tasks.items())
+    return any(
+        task is not None and (task.memory_bandwidth_percent is not None or task.throttled_from > 0)
+        for task in tasks
+    )
 
 
 def _job_id(task_id: str) -> str:

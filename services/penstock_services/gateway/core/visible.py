@@ -18,7 +18,7 @@ OF_JOBS = frozenset(
     {
         "job_id", "seq", "owner", "status", "workers", "parameter_servers", "attempt", "infrastructure_retries", "submitted_seq",
         "token", "submitted_ms", "queued_ms", "placed_ms", "running_ms", "ended_ms", "outcome", "stop_reason", "unschedulable",
-        "nodes", "gpus", "unproven", "eta", "now_ms",
+        "nodes", "gpus", "cores", "unproven", "eta", "now_ms",
     }
 )  # fmt: skip
 OF_EVENTS = frozenset(

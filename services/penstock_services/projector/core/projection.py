@@ -42,6 +42,7 @@ DEAD_LETTERED = "penstock.input.dead_lettered"
 JOB_CHANGES = (
     "job_id", "seq", "status", "attempt", "infrastructure_retries", "token", "queued_ms", "placed_ms", "running_ms",
     "ended_ms", "outcome", "exit_code", "reason", "stop_reason", "unschedulable", "held", "nodes", "gpus",
+    "cores",
 )  # fmt: skip
 """Columns of a job that change after its submission and its estimates; the others are most of the row's bytes."""
 
@@ -341,6 +342,7 @@ def _exited(to: Projection, event: Any, job: JobState | None) -> None:
 
 def _cores(to: Projection, event: CoresDecided, job: JobState | None) -> None:
     assert job is not None
+    to.touch_job(job)
     to.touch_task(job, event.task_id)
     to.touch_node(event.node_id)
 

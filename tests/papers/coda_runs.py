@@ -1,0 +1,339 @@
+"""Simulations of CODA's cluster for `tests.papers.coda_tables`: variants of policies, mixes of jobs, and what is sampled of a run.
+
+Jobs are those of `penstock.simulator.generators.coda_month`, speeds those of Synergy's table with contention for memory bandwidth. A training that moves saves in 2.5 s and launches in
+20 s; a CPU job that is aborted begins anew. The best number of cores is the fewest with 98 % of the best speed on a node: an oracle, which stands for where CODA's search ends. Under
+profile `coda` the contention-guard searches nevertheless by CODA's walk (at most four probes, which cost what they take), and slows CPU jobs that slow a training.
+
+Figures are sampled each five minutes (of the month each twenty) from half a day on until the last arrival.
+"""
+
+import gc
+from collections.abc import Sequence
+from functools import cache
+from time import process_time
+from typing import NamedTuple
+
+import numpy as np
+from msgspec.structs import replace
+
+from penstock.model.nodes import Isolation
+from penstock.model.settings import Contention
+from penstock.model.types import Estimate
+from penstock.policies.profiles import CODA as AS_IN_SOURCE
+from penstock.simulator.commands.options import judge
+from penstock.simulator.engine import Simulation
+from penstock.simulator.generators.base import source
+from penstock.simulator.generators.coda import CORES_PER_NODE, GPUS_PER_NODE, NODES
+from penstock.simulator.job_models.catalogue import Run, work_for
+from penstock.simulator.job_models.cores import Cpu
+from penstock.simulator.job_models.restarts import RestartCost, RestartingWork
+from penstock.simulator.job_models.sharing import BANDWIDTH_KNEE
+from penstock.simulator.job_models.tables import SENSITIVITY, read_sensitivity
+from penstock.simulator.traces.jobs import TraceJob
+from tests.papers.parallel_runs import simulated
+from tests.support.command_line import simulate_options
+
+DAYS, MONTH = "coda/3-days", "coda/month"
+WARM_UP_S = 43_200.0
+AT_ONCE_S = 1.0
+TRAINING = RestartCost(2.5, 20.0, 0.0)
+ABORTED = RestartCost(begins_anew=True)
+WITH_MBA = Isolation(exits="pid_namespace", files=True, bandwidth="resctrl")
+ENOUGH = 0.98
+"""Of the best speed: the fewest cores with so much of it are the best number."""
+
+
+class Outcome(NamedTuple):
+    """Of one run; shares 0 – 1."""
+
+    utilisation: float
+    """Of the GPUs held."""
+    while_queued: float
+    """The same, while any job waits."""
+    queued: float
+    """Jobs that wait."""
+    crowded: float
+    """GPUs of trainings on nodes of which more than 75 % of the memory bandwidth is asked for, of those held."""
+    by_cpu_jobs: float
+    """What CPU jobs take of the memory bandwidth of nodes with trainings, of all that is taken there."""
+    active: float
+    """GPUs held, while jobs with GPUs wait."""
+    allocated: float
+    """GPUs held, always."""
+    fragmented: float
+    """GPUs free, no more than the jobs with GPUs that wait ask for together."""
+    at_once: float
+    """Of the jobs with GPUs."""
+    over_10_min: float
+    cpu_10_s: float
+    cpu_3_min: float
+    p99_gpu_user_s: float
+    """The longest of the users' 99th percentiles of queueing, users 1 – 14."""
+    p99_cpu_user_s: float
+    aborts: float
+    """Per CPU job."""
+    moves: float
+    """Per training."""
+    more_cores: float
+    """Share of the trainings that began with one to five cores more than they asked for."""
+    fewer_cores: float
+    """With one to twenty fewer."""
+    cpu_s: float
+    """Processor time of the run."""
+
+
+NONE = Outcome(*[0.5] * len(Outcome._fields))
+
+
+class Variant(NamedTuple):
+    title: str
+    profile: str
+    best_cores: bool = False
+    """Trainings get the best number of cores from the start; else what they ask for."""
+    searches: bool = True
+    """Under profile `coda`: the cores of running trainings are searched for."""
+    eliminates: bool = True
+    """Likewise: CPU jobs that slow a training are slowed."""
+    caps: bool = False
+    """Nodes can cap memory bandwidth (MBA); else the cores of who slows a training are halved."""
+
+    @property
+    def key(self) -> str:
+        parts = ("-best" if self.best_cores else "-asked", "" if self.searches else "-arrays")
+        return f"{self.profile}{''.join(parts)}{'' if self.eliminates or not self.searches else '-contended'}"
+
+    @property
+    def contention(self) -> Contention | None:
+        """None: as the profile has it."""
+        if self.searches and self.eliminates:
+            return None
+        search = AS_IN_SOURCE.search if self.searches else "none"
+        return replace(AS_IN_SOURCE, search=search, eliminate=self.eliminates)
+
+
+class Mix(NamedTuple):
+    """What differs from the trace."""
+
+    title: str
+    high_demand: float | None = None
+    """So many of the CPU jobs have a high demand for memory bandwidth, 0 – 1; None: as in the trace, 0.5 %."""
+    language_and_speech: bool = False
+    """All trainings are of such models: §VI-A has most of them so."""
+
+
+FIFO = Variant("FIFO", "fifo")
+DRF = Variant("DRF", "drf")
+CODA = Variant("CODA", "coda", best_cores=True)
+WITH_CAPS = CODA._replace(title="CODA on nodes that can cap bandwidth", caps=True)
+WITHOUT_ELIMINATOR = CODA._replace(title="CODA without the eliminator", eliminates=False)
+ABLATIONS = (
+    WITHOUT_ELIMINATOR,
+    Variant("CODA, cores as asked for, then its walk", "coda"),
+    Variant("arrays alone, cores as asked for", "coda", searches=False, eliminates=False),
+    Variant("best cores alone, FIFO", "fifo", best_cores=True),
+    Variant("best cores alone, DRF", "drf", best_cores=True),
+)
+AS_TRACED = Mix("0.5 % of the CPU jobs with high demand, all models")
+MIXES = (
+    Mix("the same, language and speech models only", language_and_speech=True),
+    Mix("5 % with high demand, language and speech models only", 0.05, language_and_speech=True),
+)
+LANGUAGE_AND_SPEECH = ("bert", "deepspeech", "gnmt", "lstm", "m5", "transformer")
+
+
+@cache
+def cpu() -> Cpu:
+    return Cpu(read_sensitivity(source("coda", "synergy") / SENSITIVITY))
+
+
+@cache
+def best(model: str, gpus: int) -> tuple[int, float]:
+    """(fewest cores with nearly the best speed, the best speed) of a job that has a node."""
+    speeds = {
+        cores: cpu().relative(model, cores / gpus, gpus=gpus) for cores in range(gpus, CORES_PER_NODE + 1)
+    }
+    top = max(speeds.values())
+    return next(cores for cores, speed in speeds.items() if speed >= ENOUGH * top), top
+
+
+def with_best(job: TraceJob, estimate: Estimate) -> Estimate:
+    """As CODA's allocator would settle; a training on one node."""
+    if not job.gpus:
+        return estimate
+    return replace(estimate, worker=replace(estimate.worker, cores=best(job.model, job.gpus)[0]))
+
+
+def cost_of(job: TraceJob) -> RestartCost:
+    return TRAINING if job.gpus else ABORTED
+
+
+def mixed(jobs: Sequence[TraceJob], mix: Mix, seed: int) -> Sequence[TraceJob]:
+    """The trace's jobs; other numbers of the same seed choose whose demand or model is another one."""
+    rng = np.random.default_rng((seed, 1))
+    found = []
+    for job in jobs:
+        draw, demand, place = (
+            rng.random(),
+            float(rng.uniform(0.5, 1.0)),
+            int(rng.integers(len(LANGUAGE_AND_SPEECH))),
+        )
+        if job.gpus and mix.language_and_speech:
+            found.append(job._replace(model=LANGUAGE_AND_SPEECH[place]))
+        elif not job.gpus and mix.high_demand is not None and draw < mix.high_demand:
+            found.append(job._replace(memory_bandwidth=demand))
+        else:
+            found.append(job)
+    return found
+
+
+@simulated(NONE)
+def run(trace: str, variant: Variant, seed: int, mix: Mix = AS_TRACED) -> Outcome:
+    given = judge(simulate_options(trace))
+    jobs = given.trace(seed)
+    jobs = jobs._replace(jobs=mixed(jobs.jobs, mix, seed))
+    settings = given.settings(variant.profile, seed)
+    if variant.contention is not None:
+        settings = replace(settings, contention=variant.contention)
+    work = work_for(given.job_model, jobs, given.path, settings, Run(nodes=given.nodes, cost_of=cost_of))
+    assert isinstance(work, RestartingWork)
+    options = given.options._replace(predicts=with_best) if variant.best_cores else given.options
+    nodes = given.cluster.under(seed)
+    if variant.caps:
+        nodes = tuple(replace(node, isolation=WITH_MBA) for node in nodes)
+    simulation = Simulation(nodes, settings, work, jobs.jobs, options)
+    each_s = 300.0 if trace == DAYS else 1_200.0
+    more = [
+        (best(job.model, job.gpus)[0] if variant.best_cores else round(job.cores or 0))
+        - round(job.cores or 0)
+        for job in jobs.jobs
+        if job.gpus
+    ]
+    meter = Samples(simulation, work, each_s, jobs.jobs[-1].submit_s, more)
+    gc.disable()  # a run makes no cycles
+    try:
+        while meter.step():
+            pass
+    finally:
+        gc.enable()
+    return meter.outcome()
+
+
+class Sample(NamedTuple):
+    """Of one moment."""
+
+    busy: float
+    """GPUs' utilisation, of all GPUs."""
+    held: float
+    """Of all GPUs."""
+    trainings_wait: bool
+    wanted: float
+    """GPUs free that trainings which wait could use, of all."""
+    queued: int
+    crowded: float
+    """GPUs of trainings on nodes over 75 % of their memory bandwidth, of all."""
+    by_cpu_jobs: float
+    """What CPU jobs take of the memory bandwidth of nodes with trainings, in nodes."""
+    by_trainings: float
+
+
+class Samples:
+    """A run, sampled at equal times."""
+
+    def __init__(
+        self,
+        simulation: Simulation,
+        work: RestartingWork,
+        each_s: float,
+        until_s: float,
+        more: Sequence[int],
+    ) -> None:
+        """`more`: of each training the cores that it gets beyond those it asks for."""
+        self._simulation, self._work = simulation, work
+        self._each_s, self._until_s = each_s, until_s
+        self._next_s = WARM_UP_S
+        self._rows: list[Sample] = []
+        self._more = more
+        self._began_s = process_time()
+
+    def step(self) -> bool:
+        """To the next moment; samples before it see what was since the last."""
+        simulation = self._simulation
+        at_s = simulation._next_s()
+        while at_s is not None and self._next_s < min(at_s, self._until_s):
+            self._rows.append(self._sample())
+            self._next_s += self._each_s
+        return simulation.step()
+
+    def _sample(self) -> Sample:
+        state, gpus = self._simulation.cell.state, NODES * GPUS_PER_NODE
+        held = self._simulation.meter.held
+        busy = 0.0
+        trains: dict[str, float] = {}
+        takes: dict[tuple[str, bool], float] = {}
+        for job in state.holding.values():
+            run = self._work._runs.get(job.job_id)
+            if run is None or run.at.name != "TRAIN":
+                continue
+            for node_id, share in self._work._job_model.traffic(run.job, run.placement).items():
+                key = node_id, run.job.gpus > 0
+                takes[key] = takes.get(key, 0.0) + share
+                trains[node_id] = trains.get(node_id, 0.0) + len(run.placement[node_id].gpus)
+            if run.job.gpus:
+                asked = cpu()._as_asked(run.job)
+                busy += run.job.gpus * run.speed * asked / best(run.job.model, run.job.gpus)[1]
+        waiting = state.arrays.large_gpus + state.arrays.small_gpus - held
+        beside = {node_id: takes.get((node_id, False), 0.0) for node_id, count in trains.items() if count}
+        own = {node_id: takes.get((node_id, True), 0.0) for node_id in beside}
+        crowded = [node_id for node_id in beside if beside[node_id] + own[node_id] > BANDWIDTH_KNEE]
+        return Sample(
+            busy / gpus,
+            held / gpus,
+            waiting > 0,
+            min(waiting, gpus - held) / gpus,
+            len(state.queue),
+            sum(trains[node_id] for node_id in crowded) / gpus,
+            sum(beside.values()),
+            sum(own.values()),
+        )
+
+    def outcome(self) -> Outcome:
+        meter = self._simulation.meter
+        figures = self._simulation.figures(0, 0)
+        assert figures.unfinished_jobs == 0
+        rows = np.array(self._rows, dtype=float)
+        queued, waits_any = rows[rows[:, 2] > 0], rows[rows[:, 4] > 0]
+        waits: dict[bool, list[float]] = {True: [], False: []}
+        of_user: dict[str, list[float]] = {}
+        for life in meter.lives.values():
+            assert life.first_start_s is not None
+            wait_s = life.first_start_s - life.job.submit_s
+            waits[life.job.gpus > 0].append(wait_s)
+            of_user.setdefault(life.job.owner, []).append(wait_s)
+        training, without = np.array(waits[True]), np.array(waits[False])
+        p99 = {user: float(np.quantile(found, 0.99)) for user, found in of_user.items()}
+        aborted = sum(life.starts - 1 for life in meter.lives.values() if not life.job.gpus)
+        moved = sum(life.starts - 1 for life in meter.lives.values() if life.job.gpus)
+        only_cpu = {user for user in p99 if int(user.removeprefix("user-")) > 14}
+        return Outcome(
+            float(rows[:, 0].sum() / rows[:, 1].sum()),
+            float(waits_any[:, 0].sum() / waits_any[:, 1].sum())
+            if len(waits_any)
+            else float(rows[:, 0].sum() / rows[:, 1].sum()),
+            float(rows[:, 4].mean()),
+            float(rows[:, 5].sum() / rows[:, 1].sum()),
+            float(rows[:, 6].sum() / (rows[:, 6].sum() + rows[:, 7].sum())),
+            float(queued[:, 1].mean()) if len(queued) else float(rows[:, 1].mean()),
+            float(rows[:, 1].mean()),
+            float(rows[:, 3].mean()),
+            float((training <= AT_ONCE_S).mean()),
+            float((training > 600.0).mean()),
+            float((without <= 10.0).mean()),
+            float((without <= 180.0).mean()),
+            max(found for user, found in p99.items() if user not in only_cpu),
+            max(found for user, found in p99.items() if user in only_cpu),
+            aborted / len(without),
+            moved / len(training),
+            float(np.mean([1 <= more <= 5 for more in self._more])),
+            float(np.mean([-20 <= more <= -1 for more in self._more])),
+            process_time() - self._began_s,
+        )
