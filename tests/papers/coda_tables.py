@@ -60,8 +60,8 @@ LABELS: Mapping[str, str] = {
     "over_10_min": "trainings that wait more than 10 min",
     "cpu_10_s": "CPU jobs that start within 10 s",
     "cpu_3_min": "CPU jobs that start within 3 min",
-    "aborts": "CPU jobs aborted, per CPU job",
-    "moves": "trainings moved, per training",
+    "aborts": "aborts per 100 CPU jobs",
+    "moves": "moves per 100 trainings",
     "more_cores": "trainings with 1 to 5 cores more than asked for",
     "fewer_cores": "trainings with 1 to 20 cores fewer",
 }

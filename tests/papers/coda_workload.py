@@ -25,7 +25,7 @@ from penstock.simulator.generators.coda import CORES_PER_NODE
 from penstock.simulator.job_models.catalogue import Run, work_for
 from penstock.simulator.traces.jobs import TraceJob
 from penstock_services.estimator.core.resources.cores import n_start
-from tests.papers.coda_tables import AT_ONCE_S, DAYS, cost_of, with_best
+from tests.papers.coda_runs import AT_ONCE_S, DAYS, cost_of, with_best
 from tests.papers.parallel_runs import simulated
 from tests.support.command_line import simulate_options
 
