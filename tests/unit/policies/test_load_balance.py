@@ -1,5 +1,6 @@
 """Slowdown by neighbours, learned from step times, and moves where all jobs together end earlier."""
 
+from functools import partial
 from math import inf
 
 import pytest
@@ -10,7 +11,7 @@ from msgspec.structs import replace
 from penstock.model.external_events import StepsMeasured
 from penstock.model.moves import MAX_MIGRATIONS
 from penstock.model.settings import Convergence, PlacerSettings
-from penstock.policies.crowding import Crowding, share_of
+from penstock.policies.crowding import Crowding, busy_cores, share_of
 from penstock.policies.load_balance import LoadBalance, Sharer, sum_of_completions_s
 from penstock.policies.migrate import Migration, Seen
 from tests.support.driver import CellDriver, estimate, job_spec, node_spec
@@ -47,7 +48,7 @@ class Crowded(CellDriver):
         self.state.now_ms = self.now_ms
         for job_id in jobs if reports else ():
             job = self.job(job_id)
-            step_ms = STEP_MS * share_of(self.state, job) ** -self.exponent
+            step_ms = STEP_MS * share_of(job, partial(busy_cores, self.state)) ** -self.exponent
             steps = int(ms / step_ms)
             self.done[job_id] = self.done.get(job_id, 0) + steps
             fact = StepsMeasured(
