@@ -115,6 +115,8 @@ class Crowding:
         return found
 
     def _pass(self, job: JobState, known: _Followed, now_ms: int) -> None:
+        if now_ms == known.since_ms:  # many jobs change at one moment
+            return
         passed_ms = max(0, now_ms - known.since_ms)
         known.area += known.log_share * passed_ms
         known.done_s += passed_ms / 1_000 * exp(self.exponent(gpus=has_gpus(job)) * known.log_share)
