@@ -129,6 +129,25 @@ def test_who_may_not_move_stays() -> None:
     assert cell.moves() == []
 
 
+@given(st.lists(st.tuples(st.integers(0, 5), st.sampled_from([0, 0, 7_000])), max_size=14))
+def test_shares_are_those_of_a_watcher_that_begins_now(changes: list[tuple[int, int]]) -> None:
+    """Jobs start and end, several at one moment: what is booked from change to change is the share that a look at the whole node finds."""
+    cell = Crowded()
+    for number, (slot, pause_ms) in enumerate(changes):
+        cell.passes(pause_ms)
+        running = [job.job_id for job in cell.state.holding.values()]
+        if slot < len(running):
+            cell.ends(running[slot])
+        else:
+            cell.runs(f"j{number}")
+        for job in cell.state.holding.values():
+            followed = cell.crowding.progress(cell.state, job, cell.now_ms)
+            fresh = Crowding().progress(cell.state, job, cell.now_ms)
+            assert followed is not None and fresh is not None
+            assert followed.share == pytest.approx(fresh.share)
+            assert followed.left_s == pytest.approx(fresh.left_s)
+
+
 def test_a_watcher_that_begins_late_knows_all_who_run() -> None:
     """The migrator is started anew: who runs is followed from when it is asked about, with what it has done until then."""
     cell = Crowded()
