@@ -143,7 +143,8 @@ def test_shares_are_those_of_a_watcher_that_begins_now(changes: list[tuple[int, 
         for job in cell.state.holding.values():
             followed = cell.crowding.progress(cell.state, job, cell.now_ms)
             fresh = Crowding().progress(cell.state, job, cell.now_ms)
-            assert followed is not None and fresh is not None
+            assert followed is not None
+            assert fresh is not None
             assert followed.share == pytest.approx(fresh.share)
             assert followed.left_s == pytest.approx(fresh.left_s)
 
