@@ -23,7 +23,7 @@ from tests.papers.test_muri_baselines import DATA
 
 TRACES = ("trace1", "trace2", "trace4", "trace1_pr")
 YARDSTICK = "srsf"
-PROFILES = ("interleave", "muri-s", "muri-l")
+PROFILES = ("penstock", "interleave", "muri-s", "muri-l")
 CLUSTER = "8x8"
 JOBS = 300
 

@@ -6,6 +6,8 @@ turns on the same cores. It is fitted by least squares to logarithms: each job's
 share in them; a job is only ever compared with itself. Jobs with and without GPUs have an exponent each. Pure: fed with facts, no clock.
 """
 
+from collections.abc import Callable
+from functools import cache, partial
 from math import exp, log
 from typing import NamedTuple
 
@@ -85,18 +87,19 @@ class Crowding:
         if job is None or job.status is not JobStatus.RUNNING:
             self._jobs.pop(job_id, None)
         around = {node_id} if job is None else {node_id, *(task.place.node_id for task in job.tasks.values())}
+        busy = cache(partial(busy_cores, state))
         for other in {
             other for one in around & state.nodes.keys() for other in state.nodes[one].tasks.values()
         }:
-            self._settle(state, other, now_ms)
+            self._settle(state, other, now_ms, busy)
 
-    def _settle(self, state: CellState, job_id: str, now_ms: int) -> None:
-        """Books what was until now, and looks at the share anew."""
+    def _settle(self, state: CellState, job_id: str, now_ms: int, busy: Callable[[str], int]) -> None:
+        """Books what was until now, and looks at the share anew. `busy`: as `busy_cores` of this state."""
         job = state.jobs.get(job_id)
         if job is None or job.status is not JobStatus.RUNNING:
             self._jobs.pop(job_id, None)
             return
-        share = log(share_of(state, job))
+        share = log(share_of(job, busy))
         known = self._jobs.get(job_id)
         if known is None or known.token != job.token:
             self._follow(job, share, now_ms)
@@ -112,6 +115,8 @@ class Crowding:
         return found
 
     def _pass(self, job: JobState, known: _Followed, now_ms: int) -> None:
+        if now_ms == known.since_ms:  # many jobs change at one moment
+            return
         passed_ms = max(0, now_ms - known.since_ms)
         known.area += known.log_share * passed_ms
         known.done_s += passed_ms / 1_000 * exp(self.exponent(gpus=has_gpus(job)) * known.log_share)
@@ -150,7 +155,7 @@ class Crowding:
             return None
         known = self._jobs.get(job.job_id)
         if known is None or known.token != job.token:  # it ran before the first report of a change
-            known = self._follow(job, log(share_of(state, job)), now_ms)
+            known = self._follow(job, log(share_of(job, partial(busy_cores, state))), now_ms)
         exponent = self.exponent(gpus=has_gpus(job))
         done_s = known.done_s + max(0, now_ms - known.since_ms) / 1_000 * exp(exponent * known.log_share)
         share = exp(known.log_share)
@@ -165,19 +170,23 @@ def has_gpus(job: JobState) -> bool:
     return any(task.place.gpus for task in job.tasks.values())
 
 
-def share_of(state: CellState, job: JobState) -> float:
-    """Its cores over those of all tasks that run on the node, on its most crowded node; > 0, at most 1."""
+def share_of(job: JobState, busy: Callable[[str], int]) -> float:
+    """Its cores over those of all tasks that run on the node, on its most crowded node; > 0, at most 1. `busy`: cores of those by node id."""
     found = 1.0
     own: dict[str, int] = {}
     for task in job.tasks.values():
         own[task.place.node_id] = own.get(task.place.node_id, 0) + max(1, len(task.place.cores))
     for node_id, cores in own.items():
-        everybody = sum(
-            max(1, len(beside.place.cores))
-            for task_id, other_id in state.nodes[node_id].tasks.items()
-            if (other := state.jobs.get(other_id)) is not None
-            and (beside := other.tasks.get(task_id)) is not None
-            and beside.status is TaskStatus.RUNNING
-        )
-        found = min(found, cores / max(cores, everybody))
+        found = min(found, cores / max(cores, busy(node_id)))
     return found
+
+
+def busy_cores(state: CellState, node_id: str) -> int:
+    """Given to the tasks that run on the node; each counts as one at least."""
+    return sum(
+        max(1, len(task.place.cores))
+        for task_id, job_id in state.nodes[node_id].tasks.items()
+        if (job := state.jobs.get(job_id)) is not None
+        and (task := job.tasks.get(task_id)) is not None
+        and task.status is TaskStatus.RUNNING
+    )

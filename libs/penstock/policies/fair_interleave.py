@@ -135,19 +135,21 @@ class FairInterleave(Interleave):
         return listed, room
 
     def _claim(self, state: CellState, job: JobState, gpus: int, candidate: Candidate | None) -> _Claim:
-        fixed = candidate is not None and bool(candidate.group) and not candidate.movable
+        of_workers, fixed = gpus_of(job), False
         if candidate is None:
-            left_s, attained = remaining_s(state, job), attained_s(state, job)
+            attained = attained_s(state, job)
+            need = self.key(remaining_s(state, job), attained, of_workers)
+            service = 0.0 if job.spec.timed else need
         else:
-            left_s, attained = candidate.remaining_s, candidate.attained_s
-        need = self.key(left_s, attained, gpus_of(job))
-        service = 0.0 if candidate is None and job.spec.timed else need
-        if candidate is not None and candidate.group:
-            service = max(0.0, service - candidate.stop_cost_s * gpus)
-            if candidate.stages is None:
-                service /= STAYS
+            attained = candidate.attained_s
+            service = need = self.key(candidate.remaining_s, attained, of_workers)
+            if candidate.group:
+                fixed = not candidate.movable
+                service = max(0.0, service - candidate.stop_cost_s * gpus)
+                if candidate.stages is None:
+                    service /= STAYS
         waited_s = max(0.0, (state.now_ms - job.submitted_ms) / 1_000 - attained)
-        large = gpus_of(job) >= LARGE_GPUS
+        large = of_workers >= LARGE_GPUS
         overdue = gpus >= LARGE_GPUS and _ratio(waited_s, need, large) >= PATIENCE
         aged = service / sqrt(_ratio(waited_s, service, large))
         return _Claim(fixed, aged, job.order, job, gpus, overdue, candidate)

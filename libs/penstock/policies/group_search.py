@@ -312,7 +312,7 @@ class _Search:
             if not of_kind:
                 continue
             new = self._grouped(self.buckets[shape], of_kind)
-            freed = self._freed(self.buckets[shape].gpus, new.value)
+            freed = self._freed(self.buckets[shape].gpus, new.value - best)
             if freed is not None and new.value - freed[0] > best:
                 best, found = new.value - freed[0], (shape, new, freed[1], freed[2])
         if found is None:

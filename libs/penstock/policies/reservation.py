@@ -60,13 +60,15 @@ class Reservation:
 
     def beside(self, state: CellState, job: JobState, kept: PlanUnit) -> Plan | None:
         """Where the job goes without being in the way: also on kept nodes, where they have more than is kept."""
+        need = job.demand.worker
+        if not state.index.candidates(need, job.demand.gpu_models):
+            return None  # not one worker has room, wherever it may go
         if self.may_use(state, job, kept):
             return self._place.place_within(EVERYWHERE, state, job)
         nodes = set_of(
             node.ordinal for node_id in kept.nodes if (node := state.nodes.get(node_id)) is not None
         )
         then = self._then(state, kept)
-        need = job.demand.worker
         spare = set_of(ordinal for ordinal in bits(nodes) if then.free(ordinal).fits(need))
         if spare:
             plan = self._place.place_within(~nodes | spare, state, job)

@@ -1,5 +1,6 @@
 """Slowdown by neighbours, learned from step times, and moves where all jobs together end earlier."""
 
+from functools import partial
 from math import inf
 
 import pytest
@@ -10,7 +11,7 @@ from msgspec.structs import replace
 from penstock.model.external_events import StepsMeasured
 from penstock.model.moves import MAX_MIGRATIONS
 from penstock.model.settings import Convergence, PlacerSettings
-from penstock.policies.crowding import Crowding, share_of
+from penstock.policies.crowding import Crowding, busy_cores, share_of
 from penstock.policies.load_balance import LoadBalance, Sharer, sum_of_completions_s
 from penstock.policies.migrate import Migration, Seen
 from tests.support.driver import CellDriver, estimate, job_spec, node_spec
@@ -47,7 +48,7 @@ class Crowded(CellDriver):
         self.state.now_ms = self.now_ms
         for job_id in jobs if reports else ():
             job = self.job(job_id)
-            step_ms = STEP_MS * share_of(self.state, job) ** -self.exponent
+            step_ms = STEP_MS * share_of(job, partial(busy_cores, self.state)) ** -self.exponent
             steps = int(ms / step_ms)
             self.done[job_id] = self.done.get(job_id, 0) + steps
             fact = StepsMeasured(
@@ -126,6 +127,26 @@ def test_who_may_not_move_stays() -> None:
         job.migrations = 0
     cell.state.frozen = "nodes vanished"
     assert cell.moves() == []
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.sampled_from([0, 0, 7_000])), max_size=14))
+def test_shares_are_those_of_a_watcher_that_begins_now(changes: list[tuple[int, int]]) -> None:
+    """Jobs start and end, several at one moment: what is booked from change to change is the share that a look at the whole node finds."""
+    cell = Crowded()
+    for number, (slot, pause_ms) in enumerate(changes):
+        cell.passes(pause_ms)
+        running = [job.job_id for job in cell.state.holding.values()]
+        if slot < len(running):
+            cell.ends(running[slot])
+        else:
+            cell.runs(f"j{number}")
+        for job in cell.state.holding.values():
+            followed = cell.crowding.progress(cell.state, job, cell.now_ms)
+            fresh = Crowding().progress(cell.state, job, cell.now_ms)
+            assert followed is not None
+            assert fresh is not None
+            assert followed.share == pytest.approx(fresh.share)
+            assert followed.left_s == pytest.approx(fresh.left_s)
 
 
 def test_a_watcher_that_begins_late_knows_all_who_run() -> None:
