@@ -16,6 +16,8 @@ from tests.faults.laboratory.run import live
 SEEDS = range(25, 60)
 """In the CI run, beside those of the hunts for mutants: short runs in which, together, all faults and what is rare happen.
 `make chaos` runs as many as it is asked for."""
+BESIDE = ((29, "specon"), (33, "specon"), (13, "penstock"))
+"""Seeds under other profiles than their own, for what is rare: a job that converges while another node is free, a burst that a plan places."""
 SEEDS_AT_LENGTH = range(1_000)
 PROMISED_KINDS = 24
 HASHES = """
@@ -32,8 +34,9 @@ def test_every_run_is_sound_and_every_job_comes_to_its_end(scale: int) -> None:
     A failure comes with the command that replays it.
     """
     seeds = SEEDS if scale == 1 else SEEDS_AT_LENGTH
-    summary = gather(run_all([Options(seed) for seed in seeds], cores()), lambda outcome: None, Options(0))
-    assert summary.runs == len(seeds)
+    runs = [*map(Options, seeds), *(Options(seed, profile=profile) for seed, profile in BESIDE)]
+    summary = gather(run_all(runs, cores()), lambda outcome: None, Options(0))
+    assert summary.runs == len(runs)
     assert not summary.failures, "\n".join(
         f"{f['command']}: {f['rule']}: {f['what']}" for f in summary.failures
     )

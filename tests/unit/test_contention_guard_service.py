@@ -142,7 +142,7 @@ async def test_who_slows_a_training_is_slowed_and_let_go_when_it_ends(broker: Me
         sends(broker, 10, cpu_stalled_percent=60.0, step_ms=2.0)
         found = await until(broker, 1)
         assert isinstance(found, CoresProposed)
-        assert (found.task_id, found.cores, found.cause) == (HOG, 4, "contention")
+        assert (found.task_id, found.cores, found.cause) == (HOG, 1, "contention")
         cell.answers(found)
         cell.exit(TASK)
         cell.write()

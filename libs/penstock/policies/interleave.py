@@ -34,6 +34,7 @@ LAST_QUEUE = 4.0  # service of who is beyond the last limit, as a multiple of it
 ALIKE = 1.05  # stage times within 5 % are of one kind: profiles are not more exact
 LEAST_SHARE = 0.01  # of an iteration; a stage that is shorter counts as none
 MAX_KINDS = 4_096
+STAGE_BITS, WHOLE_BITS = 8, 16  # of a kind's number
 AFRESH_EVERY = 16  # plans, on average: from nothing, too; the others only go on from the present groups
 AFRESH_JOBS = 16  # so few are planned from nothing each time
 
@@ -59,8 +60,8 @@ class Interleave:
         self._planned: dict[tuple[object, ...], PlannedGroup] = {}
         """By members and their stages."""
         self._known: dict[StageTimes, int | None] = {}
-        self._kinds: dict[tuple[int, ...], int] = {}
-        self._times: list[Times] = []
+        self._times: dict[int, Times] = {}
+        """Of each kind."""
         self._tables = Tables(self._speeds, self._many_speeds)
 
     def question(self, state: CellState) -> Question | None:
@@ -68,7 +69,7 @@ class Interleave:
 
     def solve(self, question: Question) -> Answer:
         if len(self._known) > MAX_KINDS:
-            self._known, self._kinds, self._times = {}, {}, []
+            self._known, self._times = {}, {}
             self._tables = Tables(self._speeds, self._many_speeds)
         candidates = question.jobs
         keys = self.keys(candidates)
@@ -172,19 +173,21 @@ class Interleave:
             return found
 
     def _new_kind(self, times: Times) -> int | None:
+        """A number that follows from the times alone, so that the same question has the same answer whatever was asked before."""
         whole = times[-1]
-        key = tuple(
-            round(log(time / whole) / log(ALIKE)) if time > whole * LEAST_SHARE else -MAX_KINDS
-            for time in times[:-1]
-        )
-        key = (*key, round(log(whole) / log(ALIKE)))
-        found = self._kinds.get(key)
-        if found is None:
-            if not any(times[:-1]):
-                return None
-            found = self._kinds[key] = len(self._times)
-            self._times.append(times)
-        return found
+        if not any(times[:-1]):
+            return None
+        step = round(log(whole) / log(ALIKE))
+        kind, typical, stages = step + (1 << WHOLE_BITS - 1), ALIKE**step, [0.0] * (len(times) - 1)
+        for number, time in enumerate(times[:-1]):
+            kind <<= STAGE_BITS
+            if time > whole * LEAST_SHARE:
+                step = round(log(time / whole) / log(ALIKE))
+                kind |= step + (1 << STAGE_BITS - 1)
+                stages[number] = typical * ALIKE**step
+        storage, cpu, gpu, network = stages
+        self._times[kind] = (storage, cpu, gpu, network, typical)
+        return kind
 
     def _speeds(self, kinds: Kinds) -> tuple[float, ...]:
         """As `group_search.Speeds`."""
