@@ -80,6 +80,8 @@ class Judge:
         """Whether the ledger was ever restored from an older copy."""
         self._lost: dict[Key, None] = {}
         """What had been placed until then: nodes may still start it."""
+        self._lost_groups: dict[Key, str] = {}
+        """Of it what took turns with others on its GPUs → with the same value."""
         self._false_reports: dict[str, None] = {}
         """Machines that run although somebody reported them fenced, until they join again."""
         self._disowned: dict[Key, None] = {}
@@ -94,7 +96,11 @@ class Judge:
     def restored(self, records: Sequence[Record]) -> None:
         """The ledger is what it was when these were its records. What runs by the others is still judged."""
         rules = self.rules.after(record.value for record in records)
-        self._lost |= dict.fromkeys((task_id, token) for token, task_id in self.placed)
+        for (token, task_id), found in self.placed.items():
+            self._lost[task_id, token] = None
+            job = self.book.jobs.get(found.job_id)
+            if job is not None and job.token == token and job.group:
+                self._lost_groups[task_id, token] = job.group
         self.rules, self.replica, self.has_lost = rules, Replica(), True
         self.book, self.placed, self.ended = rules.book, rules.placed, rules.ended
         for record in records:
@@ -238,10 +244,16 @@ class Judge:
         process = next((found for found in processes if found.order.task_id == fact["task_id"]), None)
         if process is not None and process.key in self._lost and (job is None or job.token != process.key[1]):
             return  # of the same name, by a record that the ledger has lost
-        if process is not None and fact["node_id"] in self._false_reports:
+        if process is not None and (fact["node_id"] in self._false_reports or self._stuck(process)):
             self._disowned[process.key] = None
         elif process is not None:
             raise Violation("proof", f"seq {self.book.seq}: {fact['task_id']} is freed, {process.key} lives")
+
+    def _stuck(self, process: TaskProcess) -> bool:
+        """Whether it was killed and does not die before its lease is over: it executes nothing more, and its GPUs wait for its node (decision 40, exposure)."""
+        machine = self.machines[process.order.node_id]
+        killed = not process.shim_alive and process.immortal_until_s > self.world.now_s
+        return killed and machine.lease_ends(1.0)
 
     def _end(self, fact: Fact) -> None:
         job_id, outcome = fact["job_id"], fact["outcome"]
@@ -358,7 +370,9 @@ class Judge:
             rules.no_other_attempt(new, map(_running, owned))
         others = (found for found in machine.processes.values() if found is not process)
         strangers = (found for found in others if not self.companions(process, found))
-        grouped = job is not None and job.token == order.token and bool(job.group)
+        grouped = key in self._lost_groups or (
+            job is not None and job.token == order.token and bool(job.group)
+        )
         rules.gpus_are_free(new, map(_running, strangers), grouped=grouped)
         self.adjustments.starts(machine, process)
         self.checkpoints.starts(machine, process)
@@ -368,7 +382,10 @@ class Judge:
         (self.adjustments.pinned if what == "cores" else self.adjustments.capped)(machine, process)
 
     def companions(self, one: TaskProcess, other: TaskProcess) -> bool:
-        """Whether the ledger lets both have the same GPUs and cores."""
+        """Whether the ledger lets both have the same GPUs and cores, or let them before it was restored."""
+        group = self._lost_groups.get(one.key)
+        if group is not None and group == self._lost_groups.get(other.key):
+            return True
         for process in (one, other):
             job = self.book.jobs.get(process.order.job_id)
             if job is None or job.token != process.order.token or process.key in self._disowned:
