@@ -398,10 +398,10 @@ def main() -> None:
     logging.basicConfig(
         level=logging.WARNING, format="%(asctime)s contention-guard %(levelname)s %(name)s: %(message)s"
     )
-    for name in ("faust", "mode", "aiokafka.consumer.group_coordinator"):
+    for name in ("faust", "mode", "aiokafka.consumer.group_coordinator", "penstock.log.kafka"):
         logging.getLogger(name).setLevel(
             logging.CRITICAL
-        )  # what matters ends the process, with its reason as the last frame
+        )  # what matters ends the process, with its reason as the last frame; that Kafka is away its parent logs
     asked = msgspec.json.decode(sys.stdin.buffer.readline(), type=Asked)
     uvloop.run(_Process(asked, out).work())
 
