@@ -31,7 +31,7 @@ LOSS = (1.0, 1.4, 1.4, 1.4)
 """By number of members: so much longer than their stages alone allow their iteration is expected to take. Source: Muri's authors measured 1.33, 1.5 and 1.37;
 their mean, since what was measured on one cluster for one number of members says nothing of another."""
 LAST_QUEUE = 4.0  # service of who is beyond the last limit, as a multiple of it
-ALIKE = 1.05  # stage times within 5 % are of one kind: profiles are not more exact
+ALIKE = 1.08  # stage times within 8 % are of one kind: profiles are not more exact
 LEAST_SHARE = 0.01  # of an iteration; a stage that is shorter counts as none
 MAX_KINDS = 4_096
 STAGE_BITS, WHOLE_BITS = 8, 16  # of a kind's number
