@@ -16,6 +16,7 @@ from penstock.model.settings import PlacerSettings
 from penstock.simulator.engine import Simulation
 from penstock.simulator.job_models.model import Constant
 from penstock.simulator.job_models.steady import SteadyWork
+from penstock.simulator.runs import no_collection
 from penstock.simulator.traces.cluster import nodes_of
 from penstock.simulator.traces.jobs import TraceJob
 
@@ -47,14 +48,13 @@ def main(profiles: list[str], cells: dict[str, int], steps: int | None) -> None:
         trace = jobs(jobs_in_trace, sum(len(node.gpus) for node in nodes))
         for profile in profiles:
             gc.collect()
-            gc.disable()  # as `simulate` does: a run makes no cycles
             run = Simulation(nodes, PlacerSettings(profile=profile), SteadyWork(Constant()), trace)
-            began = process_time()
-            for done in count():
-                if done == steps or not run.step():
-                    break
-            seconds = process_time() - began
-            gc.enable()
+            with no_collection():
+                began = process_time()
+                for done in count():
+                    if done == steps or not run.step():
+                        break
+                seconds = process_time() - began
             found = run.figures(0, seconds)
             print(
                 f"{cluster} {jobs_in_trace} jobs {profile:<10} {found.events / seconds:>7,.0f} events/s, {seconds:,.0f} s; "

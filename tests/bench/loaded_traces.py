@@ -16,6 +16,7 @@ from penstock.model.settings import PlacerSettings
 from penstock.simulator.engine import Simulation
 from penstock.simulator.job_models.catalogue import work_for
 from penstock.simulator.meter import Figures
+from penstock.simulator.runs import no_collection
 from penstock.simulator.traces.cluster import nodes_of
 from penstock.simulator.traces.fitting import ClusterCapacity
 from penstock.simulator.traces.importing import read_trace
@@ -43,12 +44,11 @@ def run(trace: str, profile: str, jobs: int | None) -> Run:
     work = work_for("muri", read, path, settings)
     simulation = Simulation(nodes_of(CLUSTER), settings, work, read.jobs[:jobs])
     gc.collect()
-    gc.disable()  # a run makes no cycles
-    began = process_time()
-    while simulation.step():
-        pass
-    seconds = process_time() - began
-    gc.enable()
+    with no_collection():
+        began = process_time()
+        while simulation.step():
+            pass
+        seconds = process_time() - began
     found = simulation.figures(0, seconds)
     assert not found.unfinished_jobs, (trace, profile)
     return Run(found, seconds / found.events * 1e6)

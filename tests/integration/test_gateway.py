@@ -6,7 +6,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -60,17 +60,23 @@ async def test_the_same_key_and_job_give_the_same_job(cell: Cell) -> None:
     assert len(await cell.written(Topic.JOBS)) == 1
 
 
+async def submitted_and_cancelled(cell: Cell, key: Mapping[str, str]) -> str:
+    """A job of its own, which the placer has taken in and ended; its id."""
+    job_id = str((await cell.http.post("/v1/jobs", json=SPEC, headers=key)).json()["job_id"])
+    [event] = await cell.written(Topic.JOBS)
+    cell.placer.feed(event.data, event.id)
+    cell.placer.feed(JobCancelRequested(job_id=job_id))
+    return job_id
+
+
 async def test_a_key_that_was_never_marked_keeps_its_promise_when_the_ledger_has_forgotten_the_job(
     cell: Cell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The gateway died between log and mark. The client repeats after 100,000 other jobs (here: one) have ended."""
     monkeypatch.setattr("penstock.ledger.evolve_jobs.MAX_ENDED_REMEMBERED", 1)
     key = {"Idempotency-Key": "build-18"}
-    job_id = (await cell.http.post("/v1/jobs", json=SPEC, headers=key)).json()["job_id"]
-    [event] = await cell.written(Topic.JOBS)
     cell.placer.join(node_spec("n0"))
-    cell.placer.feed(event.data, event.id)
-    cell.placer.feed(JobCancelRequested(job_id=job_id))
+    job_id = await submitted_and_cancelled(cell, key)
     cell.placer.run(["other"])
     assert job_id not in cell.placer.state.ended
     await cell.tell()
@@ -95,10 +101,7 @@ async def test_a_strict_submission_is_not_judged_again_once_its_job_has_ended(
     """A pipeline step is repeated a day later: the job was submitted, so it is answered so, and not refused."""
     monkeypatch.setattr("penstock_services.gateway.shell.follower.MAX_ENDED_ROWS", 0)
     key = {"Idempotency-Key": "build-20"}
-    job_id = (await cell.http.post("/v1/jobs", json=SPEC, headers=key)).json()["job_id"]
-    [event] = await cell.written(Topic.JOBS)
-    cell.placer.feed(event.data, event.id)
-    cell.placer.feed(JobCancelRequested(job_id=job_id))
+    job_id = await submitted_and_cancelled(cell, key)
     await cell.tell()
     await cell.caught_up()
     again = await cell.http.post("/v1/jobs?strict_deadline=true", json=SPEC, headers=key)

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from infra.devservers.kafka import KafkaBroker
-from penstock.errors import ConfigurationError, StoreError
+from penstock.errors import ConfigurationError
 from penstock.ledger.replica import Replica
 from penstock.ledger.snapshot import dump
 from penstock.log.embedded import EmbeddedLog
@@ -24,7 +24,7 @@ from penstock.model.external_events import NodeLeft
 from penstock.model.settings import PlacerSettings
 from penstock.model.topics import Topic
 from penstock.runtime import snapshots
-from penstock.runtime.migrations import Migration, load_migrations, migrate, schema_of
+from penstock.runtime.migrations import load_migrations, migrate, schema_of
 from penstock.runtime.settings import Settings
 from penstock.runtime.snapshots import Until, load_latest, save_snapshot
 from penstock_services.projector.core.projection import Projection
@@ -359,94 +359,6 @@ async def test_a_nul_in_a_label_does_not_stop_it(dsn: str, cell: Settings, log: 
         await placer.send(log)
         await reached(dsn, len(placer.values))
     await assert_equals_replay(cell, log)
-
-
-async def test_migrations_are_applied_once_and_never_changed(dsn: str) -> None:
-    """Two services start at once and both migrate; later somebody edits an applied file."""
-    files = load_migrations("penstock_services.projector.migrations")
-    assert files
-    first, second = await asyncpg.connect(dsn), await asyncpg.connect(dsn)
-    applied = await asyncio.gather(migrate(first, "penstock", files), migrate(second, "penstock", files))
-    assert sorted(map(len, applied)) == [0, len(files)]
-    edited = [Migration(files[0].name, files[0].sql, "0" * 64), *files[1:]]
-    with pytest.raises(ConfigurationError, match=r"0001_read_models\.sql was changed after it was applied"):
-        await migrate(first, "penstock", edited)
-    with pytest.raises(ConfigurationError, match="newer version"):
-        await migrate(first, "penstock", [])
-    broken = Migration("9999_broken.sql", "CREATE TABLE half (x integer); SELECT nonsense;", "1" * 64)
-    with pytest.raises(StoreError, match=r"9999_broken\.sql of penstock failed, nothing was changed"):
-        await migrate(first, "penstock", [*files, broken])
-    assert await first.fetchval("SELECT to_regclass('penstock.half')") is None
-    assert await migrate(first, "penstock", files) == []
-    await first.close()
-    await second.close()
-
-
-async def test_an_upgrade_names_the_gpus_of_what_runs(dsn: str, cell: Settings, log: EmbeddedLog) -> None:
-    """Tables from before tasks named their GPUs: the migration fills in those of tasks that run; of the others a rebuild."""
-    placer = HandPlacer()
-    placer.join(node_spec("n0", 4))
-    placer.run(["ended"])
-    placer.submit("runs", gpus=3)
-    placer.start("runs")
-    await placer.send(log)
-    async with projecting(cell, log):
-        await reached(dsn, len(placer.values))
-    connection = await asyncpg.connect(dsn)
-    await connection.execute(
-        "ALTER TABLE penstock.tasks DROP COLUMN gpu_uuids; DELETE FROM penstock.migrations WHERE name LIKE '0007%'"
-    )
-    await connection.close()
-    async with projecting(cell, log):
-        pass
-    found = await verify(cell, log)
-    assert [difference["key"] for difference in found["differences"]] == ["ended.1.w0"]
-    await rebuild(cell, log)
-    await assert_equals_replay(cell, log)
-
-
-async def test_an_upgrade_counts_the_cores_of_jobs(dsn: str, cell: Settings, log: EmbeddedLog) -> None:
-    """Tables from before jobs showed their cores: the migration counts those of their tasks, of one that waits none."""
-    placer = HandPlacer()
-    placer.join(node_spec("n0", 4))
-    placer.run(["ended"])
-    placer.submit("runs", gpus=3)
-    placer.start("runs")
-    placer.submit("waits", gpus=4)
-    await placer.send(log)
-    async with projecting(cell, log):
-        await reached(dsn, len(placer.values))
-    connection = await asyncpg.connect(dsn)
-    before = await connection.fetch("SELECT job_id, cores FROM penstock.jobs ORDER BY job_id")
-    assert [row["job_id"] for row in before if row["cores"]] == ["ended", "runs"]
-    await connection.execute(
-        "ALTER TABLE penstock.jobs DROP COLUMN cores; DELETE FROM penstock.migrations WHERE name LIKE '0011%'"
-    )
-    async with projecting(cell, log):
-        pass
-    assert await connection.fetch("SELECT job_id, cores FROM penstock.jobs ORDER BY job_id") == before
-    await connection.close()
-    await assert_equals_replay(cell, log)
-
-
-async def test_a_changed_migration_ends_the_service_until_it_is_mended(
-    dsn: str, cell: Settings, log: EmbeddedLog
-) -> None:
-    """The projector does not write into tables that it does not know; it reports that and ends, repetition mends nothing."""
-    async with projecting(cell, log):
-        pass
-    connection = await asyncpg.connect(dsn)
-    await connection.execute("UPDATE penstock.migrations SET sha256 = repeat('0', 64)")
-    with pytest.raises(ConfigurationError, match="was changed after it was applied"):
-        await asyncio.wait_for(service.run(cell, asyncio.Event(), log=log), WITHIN_S)
-    files = load_migrations("penstock_services.projector.migrations")
-    for file in files:
-        await connection.execute(
-            "UPDATE penstock.migrations SET sha256 = $2 WHERE name = $1", file.name, file.sha256
-        )
-    await connection.close()
-    async with projecting(cell, log):
-        pass
 
 
 async def test_cells_do_not_see_each_other(dsn: str, log: EmbeddedLog) -> None:

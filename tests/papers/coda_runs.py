@@ -7,10 +7,10 @@ profile `coda` the contention-guard searches nevertheless by CODA's walk (at mos
 Figures are sampled each five minutes (of the month each twenty) from half a day on until the last arrival.
 """
 
-import gc
 from collections.abc import Sequence
 from functools import cache
 from time import process_time
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import numpy as np
@@ -29,8 +29,10 @@ from penstock.simulator.job_models.cores import Cpu
 from penstock.simulator.job_models.restarts import RestartCost, RestartingWork
 from penstock.simulator.job_models.sharing import BANDWIDTH_KNEE
 from penstock.simulator.job_models.tables import SENSITIVITY, read_sensitivity
+from penstock.simulator.runs import no_collection
 from penstock.simulator.traces.jobs import TraceJob
 from tests.papers.parallel_runs import simulated
+from tests.papers.resampling import Floats
 from tests.support.command_line import simulate_options
 
 DAYS, MONTH = "coda/3-days", "coda/month"
@@ -209,12 +211,9 @@ def run(trace: str, variant: Variant, seed: int, mix: Mix = AS_TRACED) -> Outcom
         if job.gpus
     ]
     meter = Samples(simulation, work, each_s, jobs.jobs[-1].submit_s, more)
-    gc.disable()  # a run makes no cycles
-    try:
+    with no_collection():
         while meter.step():
             pass
-    finally:
-        gc.enable()
     return meter.outcome()
 
 
@@ -300,8 +299,16 @@ class Samples:
         meter = self._simulation.meter
         figures = self._simulation.figures(0, 0)
         assert figures.unfinished_jobs == 0
-        rows = np.array(self._rows, dtype=float)
-        queued, waits_any = rows[rows[:, 2] > 0], rows[rows[:, 4] > 0]
+        columns = zip(Sample._fields, np.array(self._rows, dtype=float).T, strict=True)
+        all_of = SimpleNamespace(**dict(columns))
+        held, waits_gpu, waits_any = all_of.held, all_of.trainings_wait > 0, all_of.queued > 0
+        always = np.ones_like(waits_any)
+
+        def of_held(amount: Floats, where: Floats = always) -> float:
+            """At these moments; at all, where there is none such."""
+            chosen = where if where.any() else always
+            return float(amount[chosen].sum() / held[chosen].sum())
+
         waits: dict[bool, list[float]] = {True: [], False: []}
         of_user: dict[str, list[float]] = {}
         for life in meter.lives.values():
@@ -315,25 +322,25 @@ class Samples:
         moved = sum(life.starts - 1 for life in meter.lives.values() if life.job.gpus)
         only_cpu = {user for user in p99 if int(user.removeprefix("user-")) > 14}
         return Outcome(
-            float(rows[:, 0].sum() / rows[:, 1].sum()),
-            float(waits_any[:, 0].sum() / waits_any[:, 1].sum())
-            if len(waits_any)
-            else float(rows[:, 0].sum() / rows[:, 1].sum()),
-            float(rows[:, 4].mean()),
-            float(rows[:, 5].sum() / rows[:, 1].sum()),
-            float(rows[:, 6].sum() / (rows[:, 6].sum() + rows[:, 7].sum())),
-            float(queued[:, 1].mean()) if len(queued) else float(rows[:, 1].mean()),
-            float(rows[:, 1].mean()),
-            float(rows[:, 3].mean()),
-            float((training <= AT_ONCE_S).mean()),
-            float((training > 600.0).mean()),
-            float((without <= 10.0).mean()),
-            float((without <= 180.0).mean()),
-            max(found for user, found in p99.items() if user not in only_cpu),
-            max(found for user, found in p99.items() if user in only_cpu),
-            aborted / len(without),
-            moved / len(training),
-            float(np.mean([1 <= more <= 5 for more in self._more])),
-            float(np.mean([-20 <= more <= -1 for more in self._more])),
-            process_time() - self._began_s,
+            utilisation=of_held(all_of.busy),
+            while_queued=of_held(all_of.busy, waits_any),
+            queued=float(all_of.queued.mean()),
+            crowded=of_held(all_of.crowded),
+            by_cpu_jobs=float(
+                all_of.by_cpu_jobs.sum() / (all_of.by_cpu_jobs.sum() + all_of.by_trainings.sum())
+            ),
+            active=float(held[waits_gpu if waits_gpu.any() else always].mean()),
+            allocated=float(held.mean()),
+            fragmented=float(all_of.wanted.mean()),
+            at_once=float((training <= AT_ONCE_S).mean()),
+            over_10_min=float((training > 600.0).mean()),
+            cpu_10_s=float((without <= 10.0).mean()),
+            cpu_3_min=float((without <= 180.0).mean()),
+            p99_gpu_user_s=max(found for user, found in p99.items() if user not in only_cpu),
+            p99_cpu_user_s=max(found for user, found in p99.items() if user in only_cpu),
+            aborts=aborted / len(without),
+            moves=moved / len(training),
+            more_cores=float(np.mean([1 <= more <= 5 for more in self._more])),
+            fewer_cores=float(np.mean([-20 <= more <= -1 for more in self._more])),
+            cpu_s=process_time() - self._began_s,
         )

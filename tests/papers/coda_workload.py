@@ -1,6 +1,6 @@
 """CODA's cluster for three days as a workload on which profiles are compared: what it takes to run it, and its outcome in the measures of §VI.
 
-Jobs and speeds as in `tests.papers.coda_tables`: `coda/3-days`, a training that moves saves in 2.5 s and launches in 20 s, a CPU job that is aborted begins anew (its job says that it does
+Jobs and speeds as in `tests.papers.coda_tables`: `coda/3-days`, a training that moves saves in 2.5 s and launches in 20 s, a CPU job that is aborted begins anew (its job states that it does
 not save). Three settings, since the source's allocator overrides what users ask for and Penstock's does not, unless it is set to:
 
 - *cores known*: every training is estimated with its best number of cores, as after earlier runs; users' numbers count no more.

@@ -2,7 +2,7 @@
 
 Each line: average JCT without groups (SRSF where run times are known, else Tiresias) as a multiple of ours, and ours restarts per job.
 
-What is due to what: `--alone`: no stages are known, so no jobs share, and only the order differs; `--few`: the mixes in which hardly anybody waits, run times known, over several seeds, with stage
+What is due to what: `--alone`: no stages are known, so no jobs share, and only the order differs; `--few`: the mixes in which hardly any job waits, run times known, over several seeds, with stage
 times that are right or wrong, and with starts that cost or cost nothing.
 """
 

@@ -83,7 +83,7 @@ def test_who_takes_the_bandwidth_of_a_training_is_slowed_until_it_ends(resctrl: 
 
 
 def test_without_the_eliminator_a_training_stays_slow() -> None:
-    """The ablation of CODA §VI-E: the guard goes on to search for cores, and slows nobody; the training is as slow as without a guard."""
+    """The ablation of CODA §VI-E: the guard goes on to search for cores, and slows no job; the training is as slow as without a guard."""
     training = TraceJob("a", 0, 200, 1, model="bert", cores=2, memory_bandwidth=0.25)
     jobs = [training, TraceJob("b", 50, 400, 0, cores=8, memory_bandwidth=0.7)]
     unguarded, _ = cell(jobs, Bandwidth(Constant()), None)

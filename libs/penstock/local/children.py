@@ -51,13 +51,6 @@ def watched(
     return task
 
 
-async def cancelled(tasks: Sequence["asyncio.Task[None]"]) -> None:
-    """Cancels the tasks and waits for their ends."""
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
-
-
 class ChildFailed(PenstockError):
     """A child could not be started at all. The message holds the tail of its log."""
 

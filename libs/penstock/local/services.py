@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import cast
 
 from penstock.errors import PenstockError
-from penstock.local.children import all_ready, cancelled, watched
+from penstock.local.children import all_ready, watched
 from penstock.log.port import Log
+from penstock.runtime.race import cancelled
 from penstock.runtime.service import Run
 from penstock.runtime.settings import Settings
 

@@ -25,7 +25,6 @@ from penstock.local.children import (
     START_TIMEOUT_S,
     Command,
     all_ready,
-    cancelled,
     keep_running,
     watched,
 )
@@ -42,6 +41,7 @@ from penstock.runtime.node_keys import OPERATOR_KEY, key_file_at
 from penstock.runtime.parents import adopt_orphans
 from penstock.runtime.postgres import DSN_VARIABLE, PostgresServer, resolve_dsn
 from penstock.runtime.postgres_server import free_port
+from penstock.runtime.race import cancelled
 from penstock.runtime.settings import Settings
 from penstock.runtime.task_logs import ARCHIVE
 

@@ -178,6 +178,6 @@ class PlacerSettings(Value, frozen=True, kw_only=True):
     coda: Coda = Coda()
     """Of profile `coda`; of `penstock` but for `patience_ms`."""
     without: Annotated[tuple[Stage, ...], Meta(max_length=16)] = ()
-    """Stages that profile `penstock` leaves out, to show what each brings. deadlines: GENIE's order and shapes; backfill: nodes kept for who waits longest; bursts: plans by
+    """Stages that profile `penstock` leaves out, to show what each brings. deadlines: GENIE's order and shapes; backfill: nodes reserved for the job that waits longest; bursts: plans by
     the grouping genetic algorithm; groups: interleaving, and stops for it; moves: load balancing; prelaunch: launches before GPUs are free; cores: the search for cores of running trainings; eliminator: slowing who slows one; reclaim: cores
     reserved for GPUs, which jobs without GPUs borrow and give back."""

@@ -73,7 +73,7 @@ class _Taking:
         self._stops: list[JobState] = []
         self._moves: list[MovesOut] = []
         self._large = large_nodes(state)
-        self._others = reserved_for(state, job, state.planned.values())[1]
+        self._own, self._others = reserved_for(state, job, state.planned.values())
 
     def all(self) -> Reclaimed | None:
         """Each worker goes where that costs least."""
@@ -228,8 +228,7 @@ class _Taking:
     def _elsewhere(self, jobs: list[JobState]) -> list[MovesOut] | None:
         """A node of the 1-GPU sub-array for each; None: one has none."""
         trial, found = Trial(self._state), []
-        own, _ = reserved_for(self._state, self._job, self._state.planned.values())
-        avoid = self._large | own | self._others
+        avoid = self._large | self._own | self._others
         for move in self._moves:
             trial.claim(move.job.demand, self._fit_of(move))
         for job in jobs:

@@ -46,6 +46,10 @@ from penstock.policies.specon import SpeCon
 from penstock.policies.tiresias import Tiresias
 from penstock.policies.together import Together
 
+CODA = Contention(search="walk", users_cores="override", throttle="half")
+"""As in the source, where nothing else is set."""
+LOSES_MS = 3_600_000
+"""Under `penstock` a job that does not save gives back borrowed cores only within an hour: that is all that it then does again."""
 Make = Callable[[PlacerSettings], Profile]
 
 
@@ -152,10 +156,6 @@ def coda(settings: PlacerSettings) -> Profile:
     return Profile("coda", place, order=order, reclaim=ArrayReclaim(settings.coda), guard=guard_of(CODA))
 
 
-LOSES_MS = 3_600_000
-"""Under `penstock` a job that does not save gives back borrowed cores only within an hour: that is all that it then does again."""
-CODA = Contention(search="walk", users_cores="override", throttle="half")
-"""As in the source, where nothing else is set."""
 PROFILES: Mapping[str, Make] = MappingProxyType(
     {
         "penstock": penstock,

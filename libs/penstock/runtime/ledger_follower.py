@@ -46,6 +46,10 @@ class LedgerFollower:
         """Of the latest valid record."""
         return self._replica.head.seq
 
+    def until_s(self, due_ms: int | None) -> float | None:
+        """How long it is until this ledger time, 0 where it is over; None: for ever, where there is none."""
+        return None if due_ms is None else max(0.0, (due_ms - self.clock.now_ms()) / 1_000)
+
     def fold(self, records: Sequence[Record], *, new: bool) -> None:
         """`new`: they come now; else they were in the log before. Raises `LogError` where none follows what was folded."""
         for record in records:

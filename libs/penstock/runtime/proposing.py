@@ -23,6 +23,7 @@ from penstock.runtime.crash_only import crash_only
 from penstock.runtime.failpoints import hit
 from penstock.runtime.ledger_follower import BATCH_MS, LedgerFollower
 from penstock.runtime.proposals import ProposalWriter
+from penstock.runtime.race import cancelled
 from penstock.runtime.settings import Settings
 from penstock.runtime.snapshots import load_replica
 from penstock.runtime.tracing.tracer import Tracing, tracing
@@ -134,7 +135,9 @@ class Proposing(ABC, Generic[Heard, Sent]):
                 while (proposal := self._next()) is not None:
                     await self._send(proposal)
                 pending: list[asyncio.Future[Any]] = [reading] if hearing is None else [reading, hearing]
-                await asyncio.wait(pending, timeout=self._due_in_s(), return_when=asyncio.FIRST_COMPLETED)
+                due_ms = self._core.due_ms(self._state)
+                timeout_s = self._follower.until_s(due_ms)
+                await asyncio.wait(pending, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
                 if reading.done():
                     self._follower.fold(reading.result(), new=True)
                     reading = asyncio.ensure_future(reader.read())
@@ -142,20 +145,12 @@ class Proposing(ABC, Generic[Heard, Sent]):
                     self._take(hearing.result())
                     hearing = asyncio.ensure_future(telemetry.read())
         finally:
-            unfinished: list[asyncio.Future[Any]] = [reading] if hearing is None else [reading, hearing]
-            for task in unfinished:
-                task.cancel()
-            await asyncio.gather(*unfinished, return_exceptions=True)
+            await cancelled([reading] if hearing is None else [reading, hearing])
 
     def _take(self, heard: Sequence[Heard]) -> None:
         now_ms = self._follower.clock.now_ms()
         for one in heard:
             self.hear(self._state, one, now_ms)
-
-    def _due_in_s(self) -> float | None:
-        """Until the core wants to be asked although nothing happens."""
-        due_ms = self._core.due_ms(self._state)
-        return None if due_ms is None else max(0.0, (due_ms - self._follower.clock.now_ms()) / 1_000)
 
     def _next(self) -> Sent | None:
         try:

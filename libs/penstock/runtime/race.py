@@ -1,8 +1,15 @@
 """Race of coroutines: several run side by side, the first to end decides, the others are cancelled."""
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Collection
 from typing import Any
+
+
+async def cancelled(tasks: Collection[asyncio.Future[Any]]) -> None:
+    """Cancels these and waits for their ends; what they raise is lost."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def first_of(*work: Awaitable[Any], timeout_s: float | None = None) -> bool:
@@ -17,6 +24,4 @@ async def first_of(*work: Awaitable[Any], timeout_s: float | None = None) -> boo
             task.result()
         return bool(ended)
     finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancelled(tasks)

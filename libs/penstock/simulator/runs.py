@@ -84,6 +84,16 @@ class Recorder:
             simulation.cell.watch(self.stopwatch.note)
 
 
+@contextmanager
+def no_collection() -> Iterator[None]:
+    """Without Python's search for cycles, of which a run makes none: it takes a fifth of the time."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
 def perform(
     simulation: Simulation,
     recorder: Recorder,
@@ -97,7 +107,6 @@ def perform(
     `endless`: its jobs only arrive. `name`: of the variant; by default the profile.
     """
     recorder.watch(simulation)
-    gc.disable()  # a run makes no cycles
     wall, busy = time.perf_counter(), time.process_time()
     interrupted, problem, steps = False, "", 0
 
@@ -107,15 +116,14 @@ def perform(
         return report(Progress(share, meter.finished, meter.events, time.perf_counter() - wall))
 
     try:
-        while simulation.step():
-            steps += 1
-            if steps % STEPS_PER_REPORT == 0 and not keep_going():
-                interrupted = True
-                break
+        with no_collection():
+            while simulation.step():
+                steps += 1
+                if steps % STEPS_PER_REPORT == 0 and not keep_going():
+                    interrupted = True
+                    break
     except (Unsound, NotMeasured) as error:
         problem = str(error)
-    finally:
-        gc.enable()
     figures = simulation.figures(time.perf_counter() - wall, time.process_time() - busy)
     lives = [life for life in simulation.meter.lives.values() if life.end_s is not None]
     settings = simulation.cell.state.settings

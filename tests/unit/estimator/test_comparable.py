@@ -435,21 +435,27 @@ def test_what_disturbed_a_job_before_a_snapshot_is_known_after_it() -> None:
     assert cell.finish("kept", HOUR_MS, attempt=2).measured.run_ms == 3 * HOUR_MS
 
 
+STAGES = StagesMeasured(
+    node_id="node-1",
+    task_id="job/1/0",
+    token=1,
+    at_ms=1,
+    iterations=10,
+    samples=(StageSample(lasted_ms=100.0, gpu=1.0),) * 40,
+)
+
+
 def test_stages_measured_beside_a_neighbour_are_no_profile() -> None:
     """Whole GPUs, and cores taken away in the midst of the samples: an iteration that waits for data is none of the model's."""
     cell = Disturbed()
     cell.start("job")
-    sample = StageSample(lasted_ms=100.0, gpu=1.0)
-    report = StagesMeasured(
-        node_id="node-1", task_id="job/1/0", token=1, at_ms=1, iterations=10, samples=(sample,) * 40
-    )  # fmt: skip
     cell.record(cell.cores("job", 1))
-    cell.record(report)
+    cell.record(STAGES)
     assert cell.ledger.stages.rejected == {"it was disturbed": 1}
     cell.record(cell.cores("job", 4))
-    cell.record(report)
+    cell.record(STAGES)
     assert cell.ledger.stages.rejected == {"it was disturbed": 2}, "it reaches back to one core"
-    cell.after(60_000, report)
+    cell.after(60_000, STAGES)
     assert len(cell.ledger.stages) == 1
 
 
@@ -457,15 +463,11 @@ def test_stages_measured_with_the_cores_that_a_search_ended_with_are_the_models(
     """A training is left with eight cores, and reports its stages an hour later: they are what it takes with what it needs. While it was tried with one core they were not."""
     cell = Disturbed()
     cell.start("job")
-    sample = StageSample(lasted_ms=100.0, gpu=1.0)
-    report = StagesMeasured(
-        node_id="node-1", task_id="job/1/0", token=1, at_ms=1, iterations=10, samples=(sample,) * 40
-    )  # fmt: skip
     cell.record(cell.cores("job", 1, "probe"))
-    cell.record(report)
+    cell.record(STAGES)
     assert cell.ledger.stages.rejected == {"it was disturbed": 1}
     cell.record(cell.cores("job", 8, "settled"))
-    cell.after(HOUR_MS, report)
+    cell.after(HOUR_MS, STAGES)
     assert len(cell.ledger.stages) == 1
 
 

@@ -1,5 +1,7 @@
 """Resource arrays: who belongs where, what is borrowed and given back, sizes from history, and that no job waits for ever."""
 
+from functools import partial
+
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -19,9 +21,8 @@ from penstock.policies.explain import explain
 from penstock.policies.reasons import Reason
 from penstock_services.placer.core.step import Step
 from tests.support import builders as b
+from tests.support.array_cell import MINUTE_MS, node, stopped, until_all_have_ended
 from tests.support.driver import CellDriver
-
-MINUTE_MS = 60_000
 
 
 def cell(*nodes: NodeSpec, **coda: float) -> CellDriver:
@@ -29,10 +30,6 @@ def cell(*nodes: NodeSpec, **coda: float) -> CellDriver:
     driver = CellDriver(PlacerSettings(profile="coda", coda=Coda(**coda)))  # type: ignore[arg-type]
     driver.join(*nodes)
     return driver
-
-
-def node(name: str, gpus: int = 5, cores: int = 28) -> NodeSpec:
-    return b.node(name, gpus=gpus, cores=cores)
 
 
 def submit(
@@ -61,12 +58,6 @@ def node_of(driver: CellDriver, job_id: str) -> str:
 def end(driver: CellDriver, job_id: str) -> Step:
     [task_id] = driver.job(job_id).tasks
     return driver.exit(task_id)
-
-
-def stopped(driver: CellDriver, job_id: str) -> Step:
-    """Its process has ended on SIGTERM."""
-    [task_id] = driver.job(job_id).tasks
-    return driver.exit(task_id, 143, cause="stopped", signal=None)
 
 
 def facts(step: Step, kind: type) -> list[object]:
@@ -290,25 +281,11 @@ def test_all_jobs_end_whatever_comes(jobs: list[tuple[int, int, str]], order: ob
     """Jobs come, and end in any order; the driver checks the state after every step. All start, no job gives back cores more often than allowed, and cores that
     jobs without GPUs hold beyond the CPU array are always held by borrowers."""
     driver = cell(*(node(f"n{i}") for i in range(nodes)), patience_ms=MINUTE_MS)
-    waiting = [(f"j{i}", *job) for i, job in enumerate(jobs)]
-    minutes = 0
-    while waiting or driver.state.jobs:
-        if waiting and order.random() < 0.6:  # type: ignore[attr-defined]
-            job_id, gpus, cores, owner = waiting.pop()
-            submit(driver, job_id, gpus, max(cores, gpus), owner)
-        minutes += 1
-        driver.at(minutes * MINUTE_MS)
-        for job in sorted(driver.state.jobs.values(), key=lambda job: job.order):
-            if job.status is JobStatus.LAUNCHING:
-                driver.start(job.job_id)
-        live = sorted(driver.state.holding.values(), key=lambda job: job.order)
-        assert live or not driver.state.queue, "a cell in which nothing runs has room"
-        for job in live:
-            if job.status is JobStatus.STOPPING:
-                stopped(driver, job.job_id)
-        running = [job for job in live if job.status is JobStatus.RUNNING and job.job_id in driver.state.jobs]
-        if running:
-            end(driver, order.choice(running).job_id)  # type: ignore[attr-defined]
+    coming = [
+        partial(submit, driver, f"j{i}", gpus, max(cores, gpus), owner)
+        for i, (gpus, cores, owner) in enumerate(jobs)
+    ]
+    for minutes in until_all_have_ended(driver, coming, order):
         for job in driver.state.jobs.values():
             assert job.reclaims <= 3
         assert minutes < 50 * len(jobs)

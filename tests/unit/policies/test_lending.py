@@ -1,5 +1,7 @@
 """Stories of reserved cores under profile `penstock`: jobs without GPUs borrow them, and give them back to trainings that find no room."""
 
+from functools import partial
+
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -14,9 +16,8 @@ from penstock.model.types import Estimate, JobSpec
 from penstock.policies.profiles import LOSES_MS
 from penstock_services.placer.core.step import Step
 from tests.support import builders as b
+from tests.support.array_cell import MINUTE_MS, node, stopped, until_all_have_ended
 from tests.support.driver import CellDriver
-
-MINUTE_MS = 60_000
 
 
 def cell(*nodes: NodeSpec, batch_window_ms: int = 0, **coda: float) -> CellDriver:
@@ -25,10 +26,6 @@ def cell(*nodes: NodeSpec, batch_window_ms: int = 0, **coda: float) -> CellDrive
     driver = CellDriver(chosen)
     driver.join(*nodes)
     return driver
-
-
-def node(name: str, gpus: int = 5, cores: int = 28) -> NodeSpec:
-    return b.node(name, gpus=gpus, cores=cores)
 
 
 def submit(
@@ -48,12 +45,6 @@ def run(driver: CellDriver, job_id: str, gpus: int, cores: int, *, saves: bool =
 def reclaimed(step: Step) -> list[str]:
     """Who gives cores back."""
     return [fact.job_id for fact in step.facts if isinstance(fact, CoresReclaimed)]
-
-
-def stopped(driver: CellDriver, job_id: str) -> Step:
-    """Its process has ended on SIGTERM."""
-    [task_id] = driver.job(job_id).tasks
-    return driver.exit(task_id, 143, cause="stopped", signal=None)
 
 
 def test_a_training_gets_back_what_its_node_reserves() -> None:
@@ -88,10 +79,10 @@ def test_jobs_without_gpus_go_where_fewest_cores_are_missed() -> None:
     assert task.place.node_id == "n1"
 
 
-def test_nodes_that_are_kept_for_who_waits_longest_and_cores_that_are_given_back_do_not_undo_each_other() -> (
+def test_nodes_that_are_reserved_for_who_waits_longest_and_cores_that_are_given_back_do_not_undo_each_other() -> (
     None
 ):
-    """A gang has waited until a node is kept for it, a training then takes back cores on another node: both stay reserved until they start, and the borrower is stopped once."""
+    """A gang has waited until a node is reserved for it, a training then takes back cores on another node: both stay reserved until they start, and the borrower is stopped once."""
     driver = cell(node("n0", gpus=4, cores=28), node("n1", gpus=1, cores=4))
     run(driver, "small", 1, 5)
     submit(driver, "gang", 4, 28)
@@ -109,7 +100,7 @@ def test_nodes_that_are_kept_for_who_waits_longest_and_cores_that_are_given_back
 
 
 def test_who_has_waited_longest_and_gets_cores_back_has_its_nodes_once() -> None:
-    """The training for which a borrower stops has itself waited so long that nodes would be kept for it: the plan names it once, and is not adopted again with each arrival."""
+    """The training for which a borrower stops has itself waited so long that nodes would be reserved for it: the plan names it once, and is not adopted again with each arrival."""
     driver = cell(node("n0", gpus=1, cores=4), node("n1", gpus=0, cores=2))
     run(driver, "lent", 0, 4)
     submit(driver, "training", 1, 4)
@@ -142,26 +133,12 @@ JOBS = st.lists(
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(jobs=JOBS, order=st.randoms(use_true_random=False), nodes=st.integers(1, 3))
 def test_all_jobs_end_whatever_comes(jobs: list[tuple[int, int, bool]], order: object, nodes: int) -> None:
-    """Jobs come, and end in any order, beside nodes that are kept for who waits long; the driver checks the state after every step. All start, and none gives back cores more often than allowed."""
+    """Jobs come, and end in any order, beside nodes that are reserved for who waits long; the driver checks the state after every step. All start, and none gives back cores more often than allowed."""
     driver = cell(*(node(f"n{i}") for i in range(nodes)))
-    waiting = [(f"j{i}", *job) for i, job in enumerate(jobs)]
-    minutes = 0
-    while waiting or driver.state.jobs:
-        if waiting and order.random() < 0.6:  # type: ignore[attr-defined]
-            job_id, gpus, cores, saves = waiting.pop()
-            submit(driver, job_id, gpus, max(cores, gpus), saves=saves)
-        minutes += 20
-        driver.at(minutes * MINUTE_MS)
-        for job in sorted(driver.state.jobs.values(), key=lambda job: job.order):
-            if job.status is JobStatus.LAUNCHING:
-                driver.start(job.job_id)
-        live = sorted(driver.state.holding.values(), key=lambda job: job.order)
-        assert live or not driver.state.queue, "a cell in which nothing runs has room"
-        for job in live:
-            if job.status is JobStatus.STOPPING:
-                stopped(driver, job.job_id)
-        running = [job for job in live if job.status is JobStatus.RUNNING and job.job_id in driver.state.jobs]
-        if running:
-            driver.exit(next(iter(order.choice(running).tasks)))  # type: ignore[attr-defined]
+    coming = [
+        partial(submit, driver, f"j{i}", gpus, max(cores, gpus), saves=saves)
+        for i, (gpus, cores, saves) in enumerate(jobs)
+    ]
+    for minutes in until_all_have_ended(driver, coming, order, 20):
         assert all(job.reclaims <= 3 for job in driver.state.jobs.values())
         assert minutes < 1_000 * len(jobs)

@@ -18,6 +18,7 @@ from penstock.runtime.failpoints import hit
 from penstock.runtime.ledger_follower import BATCH_MS, LedgerFollower
 from penstock.runtime.proposals import ProposalWriter
 from penstock.runtime.proposing import run_attempts
+from penstock.runtime.race import cancelled
 from penstock.runtime.settings import Settings
 from penstock.runtime.tracing.phases import MAX_NAMED
 from penstock.runtime.tracing.tracer import Tracing
@@ -72,7 +73,8 @@ class Planner:
                 if planning is None and (work := self._next()) is not None:
                     planning = asyncio.ensure_future(self._plan(work))
                 pending: list[asyncio.Future[Any]] = [reading] if planning is None else [reading, planning]
-                timeout_s = self._due_in_s() if planning is None else None
+                due_ms = self._batcher.due_ms(self._state) if planning is None else None
+                timeout_s = self._follower.until_s(due_ms)
                 await asyncio.wait(pending, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
                 if reading.done():
                     self._follower.fold(reading.result(), new=True)
@@ -81,15 +83,7 @@ class Planner:
                     planning.result()
                     planning = None
         finally:
-            unfinished: list[asyncio.Future[Any]] = [reading] if planning is None else [reading, planning]
-            for task in unfinished:
-                task.cancel()
-            await asyncio.gather(*unfinished, return_exceptions=True)
-
-    def _due_in_s(self) -> float | None:
-        """Until the core wants to be asked although nothing happens."""
-        due_ms = self._batcher.due_ms(self._state)
-        return None if due_ms is None else max(0.0, (due_ms - self._follower.clock.now_ms()) / 1_000)
+            await cancelled([reading] if planning is None else [reading, planning])
 
     def _next(self) -> Work | None:
         try:

@@ -11,7 +11,7 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response, StreamingResponse
 
 from penstock.clock import wall_ms
-from penstock.runtime.race import first_of
+from penstock.runtime.race import cancelled, first_of
 from penstock.runtime.task_logs import MAX_LINES
 from penstock.sdk.units import DURATION_PATTERN, duration_ms
 from penstock_services.gateway.core.access import Role
@@ -256,9 +256,7 @@ async def _attempt(
                 yield found
         await asyncio.gather(*work)
     finally:
-        for one in work:
-            one.cancel()
-        await asyncio.gather(*work, return_exceptions=True)
+        await cancelled(work)
 
 
 async def _member(

@@ -14,7 +14,7 @@ from penstock.log.open import open_log
 from penstock.log.port import Log
 from penstock.model.external_events import GpuFaulted
 from penstock.retry import Backoff
-from penstock.runtime.race import first_of
+from penstock.runtime.race import cancelled, first_of
 from penstock.runtime.service import Run
 from penstock.runtime.settings import Settings
 from penstock.runtime.task_logs import is_at
@@ -120,9 +120,7 @@ async def _serving_logs(host: LinuxHost) -> AsyncIterator[None]:
     try:
         yield
     finally:
-        for task in work:
-            task.cancel()
-        await asyncio.gather(*work, return_exceptions=True)
+        await cancelled(work)
 
 
 async def _copies(host: LinuxHost, archiver: "Archiver") -> None:
