@@ -32,11 +32,13 @@ class Kept:
 
     def refused(self, state: CellState, job: JobState) -> Iterator[Event]:
         """The job does not fit. One for which something is given back has its nodes."""
-        awaits = any(unit.job_id == job.job_id for unit in units_of_reclaim(state))
-        if self._unit is None and self._stage is not None and not awaits:
-            self._unit = self._stage.unit(state, job)
-            if self._unit is not None and _kept(state) != [self._unit]:
-                yield PlanAdopted(units=(*_others(state), self._unit))
+        if self._unit is not None or self._stage is None:
+            return
+        if any(unit.job_id == job.job_id for unit in units_of_reclaim(state)):
+            return
+        self._unit = self._stage.unit(state, job)
+        if self._unit is not None and _kept(state) != [self._unit]:
+            yield PlanAdopted(units=(*_others(state), self._unit))
 
     def done(self, state: CellState) -> Iterator[Event]:
         """All were tried."""
