@@ -139,6 +139,40 @@ def test_a_script_that_is_killed_while_it_saves_leaves_no_half_checkpoint(tmp_pa
     assert at != "0", "some saves were over in time"
 
 
+DIES_WHILE_IT_REMOVES = f"""
+import os, shutil, signal
+real = shutil.rmtree
+
+def rmtree(path, **options):
+    if os.path.exists(os.path.join(path, "second")):
+        os.remove(os.path.join(path, "first"))
+        os.kill(os.getpid(), signal.SIGKILL)
+    real(path, **options)
+
+shutil.rmtree = rmtree
+{LOOP}"""
+
+
+def test_a_script_that_is_killed_while_it_removes_the_checkpoint_before_leaves_no_half_one(
+    tmp_path: Path,
+) -> None:
+    """A power cut with the next one complete and half of the files of the one before gone: only the next one is there. What is left of the other goes with the next save."""
+    script = Script(tmp_path, DIES_WHILE_IT_REMOVES)
+    script.line()
+    script.process.send_signal(signal.SIGUSR1)
+    until(script.complete)
+    script.process.send_signal(signal.SIGUSR1)
+    assert script.ends()[0] == -signal.SIGKILL
+    whole = [entry for entry in script.folder.glob("attempt-*") if (entry / "first").exists()]
+    assert sorted(script.folder.glob("attempt-*")) == whole
+    assert len(whole) == 1
+    again = Script(tmp_path, PENSTOCK_RESUME=str(whole[0]), PENSTOCK_ATTEMPT="2")
+    again.line()
+    again.process.terminate()
+    assert again.ends()[0] == SAVED_STATUS
+    assert len(list(script.folder.iterdir())) == 1
+
+
 def test_a_save_that_fails_costs_no_training_and_not_the_checkpoint_before(tmp_path: Path) -> None:
     """The disk is full when the operator asks; then when the job is stopped. Only the second ends the script, with status 1."""
     text = LOOP.replace(

@@ -7,7 +7,7 @@
 
 Penstock asks by SIGTERM, before it stops the job, or by SIGUSR1. The handlers only note it: what is saved is saved inside the next
 `progress`, between two iterations. A checkpoint is there whole or not at all: it is written into a folder of another name, which is
-renamed when all of it is on the disk; only then the one before is removed.
+renamed when all of it is on the disk; only then the one before is removed, by another name, too.
 """
 
 import json
@@ -29,7 +29,7 @@ FOLDER = "PENSTOCK_CHECKPOINT_DIR"
 RESUME = "PENSTOCK_RESUME"
 """Variable: the folder of the checkpoint to go on at."""
 SAVED_STATUS = 75  # EX_TEMPFAIL of sysexits.h: stopped when all was saved; try again
-NEW = ".new"
+NEW, OLD = ".new", ".old"  # of what is not whole yet, or not any more
 MAX_DONE = 1 << 53
 Act = Callable[[str], object]
 """Takes the path of a folder."""
@@ -133,12 +133,20 @@ class Saver:
             _sync(new)
             os.rename(new, final)
             _sync_one(self._folder)
-        for entry in os.listdir(self._folder):
+        for entry in sorted(os.listdir(self._folder)):  # what is left of an earlier one comes first
             if entry != name:
-                shutil.rmtree(os.path.join(self._folder, entry), ignore_errors=True)
+                self._remove(os.path.join(self._folder, entry))
         seconds = round(time.monotonic() - began, 3)
         found = {"path": name, "iteration": done, "bytes": _bytes(final), "seconds": seconds}
         self._write(json.dumps({"checkpoint": found}, separators=(",", ":")))
+
+    def _remove(self, folder: str) -> None:
+        """Where this is interrupted nothing that is left has the name of a checkpoint."""
+        old = os.path.join(self._folder, OLD)
+        if os.path.isdir(folder):
+            with suppress(OSError):
+                os.rename(folder, old)
+        shutil.rmtree(old, ignore_errors=True)
 
 
 def _sync(folder: str) -> None:
