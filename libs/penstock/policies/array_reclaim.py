@@ -109,7 +109,7 @@ class _Taking:
         if free:
             return next(bits(free))
         suited = index.eligible(need, demand.gpu_models) & index.placeable & ~self._others
-        may_move = array_of(self._job) == LARGE and need.gpus >= LARGE_GPUS
+        may_move = array_of(self._job) == LARGE and need.gpus >= LARGE_GPUS and self._gpus_elsewhere()
         nodes = suited & (index.sharing(need) | (self._large if may_move else 0))
         best: tuple[tuple[int, int, int], list[JobState], list[MovesOut]] | None = None
         for ordinal in islice(self._worth(nodes, may_move=may_move), MAX_LOOKED_AT):
@@ -125,6 +125,11 @@ class _Taking:
         self._stops += best[1]
         self._moves += best[2]
         return best[0][2]
+
+    def _gpus_elsewhere(self) -> bool:
+        """Whether a small job could go on elsewhere at all, however few GPUs it has."""
+        index = self._state.index
+        return bool(index.gpus.having(1) & index.placeable & ~(self._large | self._own | self._others))
 
     def _worth(self, nodes: int, *, may_move: bool) -> Iterator[int]:
         """Those from which something could be taken back."""

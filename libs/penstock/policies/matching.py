@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import linear_sum_assignment
 
-from penstock.policies.matching_chains import Pairs, Weights, exchange_chain, join, partners_of, separate
+from penstock.policies.matching_chains import ChainBound, Pairs, Weights, exchange_chain, join, partners_of, separate
 
 MAX_EXACT = 8  # nodes left over by rounding that are matched by trying everything; more are matched greedily
 MAX_EXCHANGES = 10_000  # while they gain; each gains, so the bound is for rounding errors alone
@@ -315,8 +315,15 @@ def _exchange(left: list[int], weights: Weights, pairs: Pairs) -> None:
 
 def _rematch(left: list[int], weights: Weights, pairs: Pairs, least: float) -> bool:
     """A pair that is alone of its kinds, as rounding leaves them, breaks up where a chain that begins with one of both gains more than it was worth."""
+    alone = sorted(pair for pair, count in pairs.items() if count == 1)
+    if not alone:
+        return False
     partners = partners_of(weights, pairs)
-    for one, other in sorted(pair for pair, count in pairs.items() if count == 1):
+    bound = ChainBound(weights, partners)
+    for one, other in alone:
+        ends = [kind for kind, count in enumerate(left) if count or kind in (one, other)]
+        if bound.most(ends) <= weights[one][other]:
+            continue
         separate(left, pairs, one, other)
         others = [partner for partner in partners if partner[-1] != (one, other)]
         if exchange_chain(left, weights, pairs, weights[one][other] + least, others):

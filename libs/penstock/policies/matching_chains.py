@@ -4,6 +4,8 @@ from collections.abc import Iterable, Sequence
 from math import inf
 from typing import NamedTuple
 
+import numpy as np
+
 MAX_CHAIN = 6  # pairs changed because one node is left over
 
 Pairs = dict[tuple[int, int], int]
@@ -77,6 +79,25 @@ def exchange_chain(
                     return True
         layer = _longer(layer.values(), weights, partners)
     return False
+
+
+class ChainBound:
+    """What no chain through these pairs can gain more than, by the same steps without regard to how often a pair is there."""
+
+    def __init__(self, weights: Weights, partners: Sequence[Partner]) -> None:
+        self._weights = np.array(weights, dtype=np.float64)
+        self._step = np.full_like(self._weights, -inf)
+        for taken, freed, weight, _, _ in partners:
+            column = self._step[:, freed]
+            np.maximum(column, self._weights[:, taken] - weight, out=column)
+
+    def most(self, ends: Sequence[int]) -> float:
+        """Of chains that begin with one of these kinds and may end with one; at least one kind."""
+        last = self._weights[:, ends].max(axis=1)
+        gains = last
+        for _ in range(MAX_CHAIN):
+            gains = np.maximum(last, (self._step + gains).max(axis=1))
+        return float(gains[ends].max())
 
 
 def _longer(chains: Iterable[_Chain], weights: Weights, partners: Sequence[Partner]) -> dict[int, _Chain]:

@@ -1,6 +1,7 @@
 """Units of plans tried one after the other: who starts now, who is ordered to start after those that are being stopped, and who waits for their ends."""
 
 from collections.abc import Sequence
+from functools import cached_property
 
 from penstock.ledger.state import CellState
 from penstock.model.transitions import JobStatus
@@ -8,6 +9,7 @@ from penstock.model.types import MAX_GANG_TASKS, TaskPlacement
 from penstock.policies.overlay import Gangs, Overlay, Placed
 from penstock.policies.refusal import Refusal
 from penstock.policies.succession import NextMembers
+from penstock.policies.trial import living_places
 from penstock.policies.validate_groups import RUNS, Formed, Members, formed
 
 MAX_TASKS = MAX_GANG_TASKS  # started in one record
@@ -57,8 +59,11 @@ class Room:
         self.keep(nodes)
         return None
 
-    def form(self, members: Members, *, waits: bool) -> Formed | Refusal | None:
-        """A group; None: it waits, which it does only if `waits`; or why it cannot be formed, even then. Its members come after nobody."""
+    def form(self, members: Members, *, waits: bool, again: bool = False) -> Formed | Refusal | None:
+        """A group; None: it waits, which it does only if `waits`; or why it cannot be formed, even then. Its members come after nobody.
+
+        `again`: it was to wait when it was tried last. While tasks still end on its nodes it is not judged again whether that is enough.
+        """
         nodes = [node_id for _, names in members for node_id in names]
         blocked = self._blocked(nodes)
         if blocked:
@@ -72,11 +77,20 @@ class Room:
             return found
         if not waits or not (blocked or self._stops):
             return found
+        if again and not self._ending.isdisjoint(nodes):
+            self.keep(nodes)
+            return None
         then = formed(self._state, members, self.then)
         if isinstance(then, Refusal):
             return then
         self.keep(nodes)
         return None
+
+    @cached_property
+    def _ending(self) -> set[str]:
+        """Nodes with tasks of jobs that are being stopped."""
+        stopping = self._state.stopping.values()
+        return {place.node_id for job in stopping for place in living_places(job)}
 
     def _lacks_gpus(self, members: Members) -> bool:
         """Whether there are too few free GPUs for a group of which no member runs: a quick look for what `formed` finds, too."""

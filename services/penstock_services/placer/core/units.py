@@ -146,7 +146,7 @@ def _tried(room: Room, unit: Waiting, gangs: Gangs) -> _Tried | None:
         return None if isinstance(placed, str) else _Tried(placed or ())
     nodes = gangs[0][1]
     members = [*unit.group, *(job.job_id for job, _ in gangs)]
-    group = room.form([(job_id, nodes) for job_id in members], waits=True)
+    group = room.form([(job_id, nodes) for job_id in members], waits=True, again=True)
     if isinstance(group, Refusal):
         return None
     return _Tried() if group is None else _Tried(group.placed, group)
