@@ -47,7 +47,7 @@ def test_a_training_finds_the_cores_that_it_needs() -> None:
     job = TraceJob("a", 0, 1_000, 1, model="res18", cores=1)
     alone, _ = cell([job], Cpu(TABLE), None)
     assert ends(alone)["a"] == pytest.approx(1_000)
-    guarded, values = cell([job], Cpu(TABLE), Contention(users_cores="override"))
+    guarded, values = cell([job], Cpu(TABLE), Contention(users_cores="at_least"))
     assert ends(guarded)["a"] < 1_000 * 0.3 / 0.95 + 60
     changes = decided(values, "cores")
     assert [one["cause"] for one in changes][:-1] == ["probe"] * (len(changes) - 1)

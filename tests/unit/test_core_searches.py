@@ -1,6 +1,7 @@
 """Stories of the contention-guard's searches for cores: what is tried, when a probe has ended, and where they end."""
 
 from collections.abc import Callable
+from typing import Literal
 
 import pytest
 from msgspec.structs import replace
@@ -17,6 +18,7 @@ from penstock_services.contention_guard.core.searches import MEASURES_MS
 from tests.support.driver import estimate, job_spec
 from tests.support.guarded_cell import GuardedCell, node
 
+UsersCores = Literal["at_least", "respect", "override"]
 A = "a.1.w0"
 SETTLES = 5
 """Windows until the speed of steps of 100 ms has settled."""
@@ -203,19 +205,30 @@ def test_a_probe_that_is_refused_ends_it_with_the_best_that_was_measured(cell: G
     assert "refused" in settled(cell).reason
 
 
-def test_cores_that_a_user_named_are_his(cell: GuardedCell) -> None:
-    """CODA changes them, too: that is a setting."""
+@pytest.mark.parametrize(
+    ("users_cores", "best", "settles"),
+    [
+        ("at_least", 8, 8),
+        ("at_least", 2, 4),
+        ("respect", 8, 4),
+        ("respect", 2, 4),
+        ("override", 8, 8),
+        ("override", 2, 2),
+    ],
+)
+def test_cores_that_a_user_named_are_the_fewest(users_cores: UsersCores, best: int, settles: int) -> None:
+    """A user named four cores. More come where they make the training faster, fewer are never tried; CODA tries those, too, and a setting leaves them as they are."""
+    cell = GuardedCell(Contention(users_cores=users_cores))
+    cell.join(node())
     spec = replace(job_spec(), resources=ResourceRequest(cores=4))
     cell.submit("a", spec, estimate(cores=4))
     cell.start("a")
-    cell.trains(A, up_to(8), windows=20)
-    assert cell.proposals == []
-    other = GuardedCell(Contention(users_cores="override"))
-    other.join(node())
-    other.submit("a", spec, estimate(cores=4))
-    other.start("a")
-    other.trains(A, up_to(8))
-    assert other.cores(A) == 8
+    cell.trains(A, up_to(best))
+    assert cell.cores(A) == settles
+    tried = {one.cores for one in cell.proposals if isinstance(one, CoresProposed)}
+    if users_cores != "override":
+        assert all(cores >= 4 for cores in tried)
+    assert bool(tried) == (users_cores != "respect")
 
 
 def test_an_operators_word_ends_it(cell: GuardedCell) -> None:

@@ -83,8 +83,9 @@ class Contention(Value, frozen=True, kw_only=True):
     search: Literal["doubling", "walk", "none"] = "doubling"
     """How the cores of running trainings are searched for. walk: in steps of one, as in the source. doubling: ours, the fewest that keep 95 % of the
     speed. none: they stay as they were placed."""
-    users_cores: Literal["respect", "override"] = "respect"
-    """Whether cores that a user named are changed, too. override: as in the source."""
+    users_cores: Literal["respect", "at_least", "override"] = "respect"
+    """Whether cores that a user named are searched for, too. respect: they stay. at_least: ours, and that of profile `penstock`, a training may get more of them where
+    that makes it faster, never fewer. override: as in the source, more or fewer."""
     eliminate: bool = True
     """Jobs without GPUs are slowed where they slow a training."""
     throttle: Literal["predicted", "half"] = "predicted"

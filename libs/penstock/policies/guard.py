@@ -6,7 +6,7 @@ The placer does not ask them: the contention-guard folds the ledger, reads windo
 
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from penstock.ledger.job_state import JobState
 from penstock.model.settings import Contention
@@ -23,8 +23,8 @@ class Guard(NamedTuple):
 
     step: Step | None
     """None: cores stay as they were placed."""
-    overrides_users: bool
-    """Whether cores that a user named are searched for, too."""
+    users_cores: Literal["respect", "at_least", "override"]
+    """As `Contention.users_cores`."""
     eliminates: bool
     """Whether jobs without GPUs are slowed where they slow a training."""
     halves: bool
@@ -32,17 +32,22 @@ class Guard(NamedTuple):
 
     def step_of(self, job: JobState) -> Step | None:
         """How the cores of a running job are searched for; None: they stay."""
-        if self.step is None or (job.spec.resources.cores is not None and not self.overrides_users):
+        if self.step is None or (job.spec.resources.cores is not None and self.users_cores == "respect"):
             return None
         nodes = {task.place.node_id for task in job.tasks.values()}
         return self.step if len(nodes) == 1 else across_nodes
+
+    def least_of(self, job: JobState, start: int, gpus: int) -> int:
+        """The fewest cores that are tried for a worker that began with `start`: one per GPU, and what its user named. At most `start`."""
+        named = job.spec.resources.cores is not None and self.users_cores == "at_least"
+        return start if named else min(start, gpus)
 
 
 def guard_of(settings: Contention) -> Guard:
     """The stage that these settings describe."""
     return Guard(
         SEARCHES.get(settings.search),
-        settings.users_cores == "override",
+        settings.users_cores,
         eliminates=settings.eliminate,
         halves=settings.throttle == "half",
     )

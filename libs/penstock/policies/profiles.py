@@ -113,11 +113,13 @@ def penstock(settings: PlacerSettings) -> Profile:
 
 
 def _guard_without(stages: Collection[Stage]) -> Guard | None:
-    """The default contention-guard without these stages; cores that users named are theirs."""
+    """The default contention-guard without these stages."""
     search, eliminate = "cores" not in stages, "eliminator" not in stages
     if not search and not eliminate:
         return None
-    return guard_of(Contention(search="doubling" if search else "none", eliminate=eliminate))
+    return guard_of(
+        Contention(search="doubling" if search else "none", users_cores="at_least", eliminate=eliminate)
+    )
 
 
 def liquid(name: str, pair_cost: PairCost) -> Make:

@@ -35,7 +35,7 @@ class Search:
     step: Step
     start: int
     least: int
-    """A core per GPU, unless it began with fewer."""
+    """As `Guard.least_of`."""
     most: int
     """Cores that each could have when it was asked last."""
     settling: Settling | None
@@ -161,7 +161,7 @@ def search_of(state: CellState, job: JobState, guard: Guard, heard_ms: int) -> S
     if len(cores) != 1 or left < len(workers) * (MAX_CORE_PROBES + 1) or not 0 < min(cores) <= most:
         return None
     (start,) = cores
-    least = min(start, max(len(task.place.gpus) for task in tasks))
+    least = guard.least_of(job, start, max(len(task.place.gpus) for task in tasks))
     return Search(job.attempt, workers, step, start, least, most, Settling(heard_ms))
 
 
