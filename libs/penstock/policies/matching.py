@@ -18,7 +18,15 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import linear_sum_assignment
 
-from penstock.policies.matching_chains import ChainBound, Pairs, Weights, exchange_chain, join, partners_of, separate
+from penstock.policies.matching_chains import (
+    ChainBound,
+    Pairs,
+    Weights,
+    exchange_chain,
+    join,
+    partners_of,
+    separate,
+)
 
 MAX_EXACT = 8  # nodes left over by rounding that are matched by trying everything; more are matched greedily
 MAX_EXCHANGES = 10_000  # while they gain; each gains, so the bound is for rounding errors alone

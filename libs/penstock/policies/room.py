@@ -59,10 +59,10 @@ class Room:
         self.keep(nodes)
         return None
 
-    def form(self, members: Members, *, waits: bool, again: bool = False) -> Formed | Refusal | None:
+    def form(self, members: Members, *, waits: bool, judged: bool = False) -> Formed | Refusal | None:
         """A group; None: it waits, which it does only if `waits`; or why it cannot be formed, even then. Its members come after nobody.
 
-        `again`: it was to wait when it was tried last. While tasks still end on its nodes it is not judged again whether that is enough.
+        `judged`: that it fits when all that is being stopped has ended is known; it is judged again once nothing ends on its nodes any more.
         """
         nodes = [node_id for _, names in members for node_id in names]
         blocked = self._blocked(nodes)
@@ -77,7 +77,7 @@ class Room:
             return found
         if not waits or not (blocked or self._stops):
             return found
-        if again and not self._ending.isdisjoint(nodes):
+        if judged and not self._ending.isdisjoint(nodes):
             self.keep(nodes)
             return None
         then = formed(self._state, members, self.then)

@@ -233,15 +233,15 @@ class Decider:
             yield from window.freed(state)
         yield from self._place_waiting(state)
 
-    def _place_waiting(self, state: CellState) -> Iterator[Event]:
+    def _place_waiting(self, state: CellState, *, made_way: bool = False) -> Iterator[Event]:
         """Something was freed: FIFO with a bounded backfill window, or the profile's own order; equal demands are tried once. The cell may have
-        become smaller since the head of the queue was judged: it must not wait for ever."""
+        become smaller since the head of the queue was judged: it must not wait for ever. `made_way`: as in `units.carry_on`."""
         if state.moving:
             yield from moves.give_up_lost(state)
         if self.profile.preempt is not None:
             yield from request_plan(state)
             return
-        yield from units.carry_on(state, self.explanations.append, self._still_waiting)
+        yield from units.carry_on(state, self.explanations.append, self._still_waiting, made_way=made_way)
         yield from (reclaiming := Reclaiming(self.profile, self.explanations.append)).begin(state)
         if state.frozen or not state.queue or state.in_window:
             return
@@ -341,6 +341,7 @@ class Decider:
         job = state.jobs.get(event.task_id.rsplit(".", 2)[0])
         if job is None or event.task_id not in job.tasks:  # the cell had given it up
             yield from self.membership.thaw(state)
+            yield from self._place_waiting(state)
         else:
             made_way = comes_back_to_queue(job)
             yield from self.attempts.after_exit(state, job)
@@ -348,8 +349,8 @@ class Decider:
                 yield from window.freed_in_burst(state)
             if not made_way and job.status not in HOLDING:
                 yield from self._freed(state)
-                return
-        yield from self._place_waiting(state)
+            else:
+                yield from self._place_waiting(state, made_way=made_way)
 
     def _suspected(self, state: CellState, event: external_events.NodeSuspected) -> Iterator[Event]:
         yield from lease.probe(state.nodes[event.node_id])

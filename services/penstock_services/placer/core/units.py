@@ -88,8 +88,13 @@ def start(
         yield start_deadline(state, job)
 
 
-def carry_on(state: CellState, explain: Explain, still: StillWaiting) -> Iterator[Event]:
-    """Units that wait start, wait on or are given up. Nothing where none waits, or the cell is frozen."""
+def carry_on(
+    state: CellState, explain: Explain, still: StillWaiting, *, made_way: bool = False
+) -> Iterator[Event]:
+    """Units that wait start, wait on or are given up. Nothing where none waits, or the cell is frozen.
+
+    `made_way`: all that has happened since the last call is that a task has ended which counted as ended for them.
+    """
     if not state.planned or state.frozen:
         return
     planned = units_of_proposals(state)
@@ -113,7 +118,7 @@ def carry_on(state: CellState, explain: Explain, still: StillWaiting) -> Iterato
         gangs = _gangs(state, together)
         if unit is None or gangs is None:
             continue
-        tried = _tried(room, unit, gangs)
+        tried = _tried(room, unit, gangs, made_way=made_way)
         if tried is None:
             continue
         left += together
@@ -136,7 +141,7 @@ class _Tried(NamedTuple):
     group: Formed | None = None
 
 
-def _tried(room: Room, unit: Waiting, gangs: Gangs) -> _Tried | None:
+def _tried(room: Room, unit: Waiting, gangs: Gangs, *, made_way: bool) -> _Tried | None:
     """None: it would not fit even when all stops are proven. Who still has to make way itself is not judged before it has."""
     if not all(job.in_line for job, _ in gangs):
         room.keep([node_id for _, nodes in gangs for node_id in nodes])
@@ -146,7 +151,7 @@ def _tried(room: Room, unit: Waiting, gangs: Gangs) -> _Tried | None:
         return None if isinstance(placed, str) else _Tried(placed or ())
     nodes = gangs[0][1]
     members = [*unit.group, *(job.job_id for job, _ in gangs)]
-    group = room.form([(job_id, nodes) for job_id in members], waits=True, again=True)
+    group = room.form([(job_id, nodes) for job_id in members], waits=True, judged=made_way)
     if isinstance(group, Refusal):
         return None
     return _Tried() if group is None else _Tried(group.placed, group)
