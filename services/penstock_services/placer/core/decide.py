@@ -268,10 +268,8 @@ class Decider:
             key = self._alike(state, job, kept)
             tried = key not in hopeless
             if tried:
-                full = placed == MAX_PLACEMENTS_PER_RECORD
-                if full or (
-                    placed and tasks + job.spec.workers + job.spec.parameter_servers > MAX_TASKS_PER_RECORD
-                ):
+                more = job.spec.workers + job.spec.parameter_servers
+                if placed == MAX_PLACEMENTS_PER_RECORD or (placed and tasks + more > MAX_TASKS_PER_RECORD):
                     yield continuation(state)
                     return
                 yield from self._try(state, job, None if backfill is None else kept.chooser())
