@@ -101,6 +101,19 @@ def test_without_caps_coda_halves_its_cores() -> None:
     assert plain.cores(A) == 4
 
 
+def test_what_was_measured_before_a_step_asks_for_no_second_one(plain: GuardedCell) -> None:
+    """The placer's answer comes before the node's: the steps that the guard knows are of all 16 cores."""
+    plain.obeys = False
+    [first] = window(plain, step_ms=115.0, pressure=600.0)
+    assert isinstance(first, CoresProposed)
+    assert first.cores == 8
+    plain.obey()
+    assert plain.acts() == []
+    [second] = window(plain, step_ms=113.0, pressure=600.0)
+    assert isinstance(second, CoresProposed)
+    assert second.cores == 4
+
+
 @pytest.mark.parametrize(("step_ms", "pressure"), [(150.0, 74.0), (105.0, 99.0), (None, 99.0)])
 def test_neither_pressure_alone_nor_a_slow_training_alone_slows_anybody(
     cell: GuardedCell, step_ms: float | None, pressure: float

@@ -162,7 +162,7 @@ class ContentionGuard:
             if fact.by != PROPOSER:
                 self._searches.pop(fact.job_id, None)
         self._jobs_due[fact.job_id] = None
-        node.changed_ms = now_ms
+        node.after_ms, node.changed_ms = node.heard_ms, now_ms
 
     def _adjusted(self, state: CellState, fact: TaskAdjusted, now_ms: int) -> None:
         node = self._nodes.setdefault(fact.node_id, Node())
