@@ -80,7 +80,8 @@ def _estimated(data: Data) -> str:
     estimate = data["estimate"]
     tier = TIERS.get(estimate["tier"], estimate["tier"])
     sure = f"{needs(estimate['worker'])} per worker; {tier}, {estimate['confidence']:.0%} sure"
-    return "; ".join(filter(None, (sure, first_of_kind(estimate))))
+    new = "" if estimate["tier"] == "default" else first_of_kind(estimate)  # else it is said already
+    return "; ".join(filter(None, (sure, new)))
 
 
 def first_of_kind(estimate: Data) -> str:
@@ -144,6 +145,12 @@ def _adjusted(data: Data) -> str:
     return f"{what} by {data['enforced']}" if data["enforced"] else f"{what} as before: {data['detail']}"
 
 
+def asked(row: Data) -> str:
+    """Who asked for something, and why: `asked for by ops/ana: it starves`; empty where nobody did."""
+    why = f": {row['reason']}" if row["reason"] else ""
+    return f"asked for by {row['by']}{why}" if row["by"] else ""
+
+
 def adjustment(row: Data) -> str:
     """What a running task was given: `w0 has 4 cores (0–3), asked for by ops/ana: it starves, by cpuset`."""
     has = (
@@ -151,12 +158,10 @@ def adjustment(row: Data) -> str:
         if row["what"] == "cores"
         else _cap({"memory_bandwidth_percent": row["value"]})
     )
-    asked = f", asked for by {row['by']}" if row["by"] else ""
-    why = f": {row['reason']}" if row["reason"] else ""
     done = (
         f", by {row['enforced']}" if row["enforced"] else f"; {row['problem'] or 'its node has not answered'}"
     )
-    return f"{_short(row)} has {has}{asked}{why}{done}"
+    return f"{', '.join(filter(None, (f'{_short(row)} has {has}', asked(row))))}{done}"
 
 
 def _checkpointed(data: Data) -> str:
@@ -234,8 +239,8 @@ TEXTS: Mapping[str, tuple[str, Callable[[Data], str]]] = MappingProxyType(
         ),
         "penstock.cores.reclaimed": ("reclaimed", lambda d: f"for {d['by_job_id']}: {d['reason']}"),
         "penstock.move.given_up": ("not moved", lambda d: str(d["reason"])),
-        "penstock.cores.decided": ("cores", lambda d: f"{_short(d)}: {len(d['cores'])} cores, asked for by {d['by']}: {d['reason']}"),
-        "penstock.bandwidth.decided": ("bandwidth", lambda d: f"{_short(d)}: {_cap(d)}, asked for by {d['by']}: {d['reason']}"),
+        "penstock.cores.decided": ("cores", lambda d: f"{_short(d)}: {count(len(d['cores']), 'core')}, {asked(d)}"),
+        "penstock.bandwidth.decided": ("bandwidth", lambda d: f"{_short(d)}: {_cap(d)}, {asked(d)}"),
         "penstock.task.adjusted": ("adjusted", lambda d: f"{_short(d)}: {_adjusted(d)}"),
         "penstock.steps.measured": ("progress", lambda d: _progress(d)),
         "penstock.stages.measured": ("stages", lambda d: f"{_short(d)}: of {d['iterations']} iterations"),

@@ -70,7 +70,7 @@ def print_event(event: Mapping[str, Any], lead: str, *, wide: bool = False) -> N
     word, sentence = describe(event["type"], event["data"] or {})
     kind = f"  [dim]{event['type']}[/]" if wide else ""
     style = STYLES.get(word, "bold")
-    console().print(f"{lead}  [{style}]{word:<15}[/]{escape(sentence)}{kind}", soft_wrap=True)
+    console().print(f"{lead}  [{style}]{word:<14} [/]{escape(sentence)}{kind}", soft_wrap=True)
 
 
 def _print_end(client: Client, job: dict[str, Any], *, tail: bool) -> None:

@@ -115,7 +115,9 @@ class NodeView(NamedTuple):
         """In words."""
         if self.bandwidth is not None:
             return f"memory bandwidth {self.bandwidth:.0f} %"
-        return "nothing known of its pressure" if self.stalled is None else f"stalled {self.stalled:.0f} %"
+        if self.stalled is None:
+            return "nothing known of its pressure"
+        return f"threads wait for a core {self.stalled:.0f} % of the time"
 
 
 class Change(NamedTuple):

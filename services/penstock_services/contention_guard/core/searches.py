@@ -7,6 +7,7 @@ a probe is refused, or others come to take turns with it on its GPUs. A restart 
 
 from dataclasses import dataclass, field
 
+from penstock.counting import count
 from penstock.ledger.job_state import JobState
 from penstock.ledger.state import CellState
 from penstock.ledger.succession import followers
@@ -89,7 +90,7 @@ class Search:
 
     def _measured(self) -> str:
         unit = "iterations/s" if self.by_steps else "% of its GPU"
-        return ", ".join(f"{one.cores} cores at {one.speed:.4g} {unit}" for one in self.seen)
+        return ", ".join(f"{count(one.cores, 'core')} at {one.speed:.4g} {unit}" for one in self.seen)
 
     def end(self, cores: int, why: str) -> None:
         """It settles there."""
