@@ -1,5 +1,6 @@
 """`penstock demo` as a visitor sees it: it must work the first time, and leave nothing behind whenever it is left."""
 
+import re
 import shutil
 import signal
 import subprocess
@@ -14,6 +15,8 @@ from tests.support.command_process import PENSTOCK, ROOT
 pytestmark = pytest.mark.postgres
 
 DEMO_S = 640.0  # it ends itself after ten minutes; how long it took, it prints
+TAKEN, RETURNED, LEFT_OUT = "cores are taken", "cores are given back", "left out"
+"""What the summary has of the contention-guard: on a busy machine how fast the training is alone may not be known, or a run end too early."""
 NAMES = ("digits-gang", "digits-ps", "diverges", "too-big", "softmax-endless", "digits-mlp-again")
 
 
@@ -24,6 +27,18 @@ def start(place: Path, *options: str) -> "subprocess.Popen[str]":
         [*PENSTOCK, "demo", "--folder", str(place / "state"), "--jobs", str(place / "checkout"), *options],
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=place / "checkout", env=environment(place / "home", PENSTOCK_TOKENS="/nowhere"),
     )  # fmt: skip
+
+
+def shown(line: str) -> str:
+    """What one line of the summary is about the contention-guard."""
+    if re.fullmatch(r"guard  left out: \S.*", line):
+        return LEFT_OUT
+    found = re.fullmatch(r"guard  augment: (\d+) → (\d+) cores?, asked for by contention-guard: (\S.*)", line)
+    assert found, line
+    before, after, why = int(found[1]), int(found[2]), found[3]
+    taken = after < before
+    assert ("softmax-slowed has lost" if taken else "no training runs on") in why, line
+    return TAKEN if taken else RETURNED
 
 
 @pytest.mark.slow
@@ -39,6 +54,8 @@ def test_the_demo_runs_real_jobs_to_their_expected_ends_and_explains_them(place:
     assert "jobs ended as expected" in summary
     assert "one worker needs 8 GPUs" in summary
     assert "penstock why digits-gang" in summary
+    guard = [line for line in summary.splitlines() if line.startswith("guard ")]
+    assert [shown(line) for line in guard] in ([TAKEN, RETURNED], [TAKEN], [LEFT_OUT]), guard
     logs = {path.parent.name: path.read_text() for path in (place / "state" / "task-logs").rglob("*w0.log")}
     assert sum("accuracy" in text for text in logs.values()) >= 12, "the jobs really trained"
     again = next(line for line in output.splitlines() if "digits-mlp-again" in line and "estimated" in line)
@@ -53,6 +70,12 @@ def test_the_demo_runs_real_jobs_to_their_expected_ends_and_explains_them(place:
     assert survivors(place) == []
     assert left_in(place / "home") == []
     assert [entry.name for entry in (place / "checkout").iterdir()] == ["tilt"]
+    second = start(place)
+    assert second.stdout is not None
+    first_line = second.stdout.readline()
+    second.send_signal(signal.SIGINT)
+    second.communicate(timeout=3 * STOP_S)
+    assert first_line.startswith("Penstock demo: "), "it empties the folder that the first one has left"
 
 
 @pytest.mark.timeout(700)

@@ -2,15 +2,19 @@
 
     python tilt/jobs/softmax.py --batch-size 32 --learning-rate 0.1 --epochs 2000
 
-Ends with exit code 3 when the loss explodes, as it does with a learning rate far too large.
+Ends with exit code 3 when the loss explodes, as it does with a learning rate far too large. Each epoch is reported to Penstock
+(`libs/penstock/sdk/README.md`).
 """
 
 import argparse
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 from sklearn.datasets import load_digits
+
+from penstock.sdk.progress import progress
 
 EXIT_DIVERGED = 3
 HOPELESS_LOSS = 1e6  # guessing blindly costs ln 10 = 2.3
@@ -41,6 +45,15 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=32)
     parser.add_argument("--learning-rate", type=float, default=0.1)
     parser.add_argument("--epochs", type=int, default=2000)
+    parser.add_argument(
+        "--gpu-ms",
+        type=float,
+        default=0.0,
+        help="wait so long in each epoch, as for a GPU that needs no core meanwhile",
+    )
+    parser.add_argument(
+        "--until", type=Path, help="end when this file is there, after --epochs at the latest"
+    )
     options = parser.parse_args()
     x, y = load_digits(return_X_y=True)
     x = x / 16.0
@@ -64,7 +77,10 @@ def main() -> None:
             losses.append(loss)
             velocity = MOMENTUM * velocity - options.learning_rate * gradient
             weights = weights + velocity
-        if number % max(1, options.epochs // LINES) and number != options.epochs:
+        time.sleep(options.gpu_ms / 1_000)
+        enough = options.until is not None and options.until.exists()
+        progress(number, None if options.until else options.epochs, np.mean(losses))
+        if number % max(1, options.epochs // LINES) and number != options.epochs and not enough:
             continue
         guesses = np.argmax(np.hstack([x[test], np.ones((len(test), 1))]) @ weights, axis=1)
         print(
@@ -72,6 +88,8 @@ def main() -> None:
             f"accuracy {np.mean(guesses == y[test]):.4f}  {time.perf_counter() - start:6.2f} s",
             flush=True,
         )
+        if enough:
+            break
 
 
 if __name__ == "__main__":

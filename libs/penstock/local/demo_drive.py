@@ -11,6 +11,7 @@ import httpx_sse
 
 from penstock.cli.event_text import QUIET
 from penstock.errors import PenstockError
+from penstock.local.demo_guard import GuardPart
 from penstock.local.demo_jobs import DemoJob
 from penstock.local.demo_screen import Show
 from penstock.model.codec import as_written
@@ -25,14 +26,14 @@ class DemoFailed(PenstockError):
     """The demo could not be carried through; the message gives the reason."""
 
 
-async def drive(url: str, jobs: list[DemoJob], show: Show) -> None:
-    """Submits and watches everything to its end, and asks `why` of each job. Raises `DemoFailed`."""
+async def drive(url: str, jobs: list[DemoJob], part: GuardPart | None, show: Show) -> None:
+    """Submits and watches everything to its end, `part` after the jobs, and asks `why` of each job. Raises `DemoFailed`."""
     try:
         async with httpx.AsyncClient(
             base_url=url, timeout=REQUEST_TIMEOUT_S, trust_env=False, event_hooks={"response": [_check]}
         ) as http:
             with show.screen():
-                await _Driver(http, show).run(jobs)
+                await _Driver(http, show, part).run(jobs)
             for job_id in show.jobs:
                 show.why[job_id] = (await http.get(f"/v1/jobs/{job_id}/why")).json()
     except* httpx.HTTPError as group:
@@ -45,9 +46,10 @@ async def _check(response: httpx.Response) -> None:
 
 
 class _Driver:
-    def __init__(self, http: httpx.AsyncClient, show: Show) -> None:
+    def __init__(self, http: httpx.AsyncClient, show: Show, part: GuardPart | None) -> None:
         self._http = http
         self._show = show
+        self._part = part
         self._changed = asyncio.Event()
         self._started: set[str] = set()
         self._over: dict[str, asyncio.Event] = {}
@@ -57,9 +59,9 @@ class _Driver:
         async with asyncio.TaskGroup() as group:
             listening = group.create_task(self._listen(group))
             began_s = time.perf_counter()
-            for number, job in enumerate(jobs):
-                group.create_task(self._submit(number, job, began_s))
-            while len(self._show.ended) < len(jobs):
+            work = [group.create_task(self._in_time(job, began_s)) for job in jobs]
+            work.append(group.create_task(self._last()))
+            while not all(task.done() for task in work) or self._show.jobs.keys() - self._show.ended:
                 try:
                     await asyncio.wait_for(self._changed.wait(), TICK_S)
                 except TimeoutError:
@@ -73,15 +75,28 @@ class _Driver:
             self._show.draw()
             listening.cancel()
 
-    async def _submit(self, number: int, job: DemoJob, began_s: float) -> None:
-        """In its time, or when the job that it waits for has ended."""
+    async def _in_time(self, job: DemoJob, began_s: float) -> None:
+        """Or when the job that it waits for has ended."""
         await asyncio.sleep(max(0.0, began_s + job.after_s - time.perf_counter()))
         if job.after_job is not None:
             await self._over[job.after_job].wait()
-        key = {"Idempotency-Key": f"demo-{number}"}
+        await self._submit(job)
+
+    async def _submit(self, job: DemoJob) -> None:
+        key = {"Idempotency-Key": f"demo-{job.spec.name}"}
         response = await self._http.post("/v1/jobs", json=as_written(job.spec), headers=key)
         self._show.jobs[str(response.json()["job_id"])] = job
         self._changed.set()
+
+    async def _last(self) -> None:
+        """What the contention-guard does, when nobody else runs any more."""
+        if self._part is None:
+            return
+        for over in self._over.values():
+            await over.wait()
+        await self._look()
+        await self._part.run(self._show.nodes, self._submit, self._cancel)
+        self._show.guard = self._part.lines
 
     async def _listen(self, group: asyncio.TaskGroup) -> None:
         """The gateway's stream, from its beginning."""
@@ -98,20 +113,24 @@ class _Driver:
         job_id = event.get("job_id")
         if job_id is None or event["type"] in QUIET:
             return
-        self._show.print_event(event)
+        if self._part is None or not self._part.hear(event):
+            self._show.print_event(event)
         job = self._show.jobs.get(job_id)
         if event["type"] == STARTED and job is not None and job_id not in self._started:
             self._started.add(job_id)
             if job.cancel_after_s is not None:
-                group.create_task(self._cancel(job_id, job.cancel_after_s))
+                group.create_task(self._cancel_after(job_id, job.cancel_after_s))
         if event["type"] == ENDED:
             self._show.ended.add(job_id)
-            if job is not None:
+            if job is not None and job.spec.name in self._over:
                 self._over[job.spec.name].set()
         self._changed.set()
 
-    async def _cancel(self, job_id: str, after_s: float) -> None:
+    async def _cancel_after(self, job_id: str, after_s: float) -> None:
         await asyncio.sleep(after_s)
+        await self._cancel(job_id)
+
+    async def _cancel(self, job_id: str) -> None:
         reason = {"reason": "the demo has seen enough of it"}
         await self._http.post(f"/v1/jobs/{job_id}/cancel", json=reason)
 

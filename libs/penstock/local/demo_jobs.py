@@ -17,6 +17,9 @@ OWNERS = ("alice", "bob", "carol")
 BOUNDS = ("storage", "cpu", "gpu", "network")
 ALONE_ITERATIONS, TOGETHER_ITERATIONS = 40, 80  # some tens show the stages of an iteration
 DEVICES = "devices"  # of the jobs that take turns, in the demo's folder
+ENOUGH = "enough"  # the file there at which the training ends that is slowed
+MAX_EPOCHS = 1_000_000  # hours
+GPU_MS = "4"  # of an epoch of six: less of what else disturbs a core is in its time, and the loss of most of a core still is
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +81,21 @@ def demo_jobs(folder: Path) -> list[DemoJob]:
     }
     found.append(DemoJob(parse_job(again), 0.0, after_job=first["name"]))  # its needs are known by then
     return found
+
+
+def guard_jobs(folder: Path, state: Path, cores: int) -> tuple[DemoJob, DemoJob]:
+    """A training that reports its steps, and a job without GPUs that keeps `cores` busy. `state`: as of `turn_jobs`."""
+    training = _softmax("softmax-slowed", 32, MAX_EPOCHS)
+    training["command"] += ["--gpu-ms", GPU_MS, "--until", str(state / DEVICES / ENOUGH)]
+    training["resources"] = {"gpus": 1, "cores": 1}
+    command = ["python", "tilt/jobs/augment.py", "--processes", str(cores)]
+    other = {"name": "augment", "command": command, "resources": {"gpus": 0, "cores": cores}, "grace": "2s"}
+    ours = {} if sys.prefix == sys.base_prefix else {"environment": {"venv": sys.prefix}}
+    specs = [
+        parse_job({"owner": OWNERS[0], **fields, **ours, "workdir": str(folder)})
+        for fields in (training, other)
+    ]
+    return DemoJob(specs[0], 0.0), DemoJob(specs[1], 0.0, outcome="cancelled")
 
 
 def turn_jobs(folder: Path, state: Path) -> list[DemoJob]:

@@ -13,6 +13,7 @@ from typing import Any
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.markup import escape
+from rich.table import Table
 from rich.text import Text
 
 from penstock.cli.explain import in_short
@@ -23,6 +24,8 @@ from penstock.local.demo_jobs import DemoJob
 from penstock.screen import plain_table
 
 PICTURE_COLUMNS = 124  # wide enough for the reasons
+STAGES, PROGRESS = "penstock.stages.measured", "penstock.steps.measured"
+PROGRESS_S = 5.0  # between two lines about a job's progress
 
 
 class Show:
@@ -36,6 +39,10 @@ class Show:
         self.why: dict[str, dict[str, Any]] = {}
         self.nodes: list[dict[str, Any]] = []
         self.ended: set[str] = set()
+        self.guard: list[str] = []
+        """What the contention-guard did, or why that was left out: a line each."""
+        self._said = ""
+        self._progress_s: dict[str, float] = {}
         self.busiest: RenderableType = Text()
         """The table when most jobs ran at once, for the picture."""
         self._most = 0.0
@@ -62,14 +69,30 @@ class Show:
         if self._live is not None:
             self._live.update(self._table(), refresh=True)
 
+    def say(self, text: str) -> None:
+        """What the contention-guard's part comes to now: under the table, or a line of its own."""
+        self._said = text
+        if not self.console.is_terminal:
+            self.console.print(
+                f"{self._passed_s:6.1f} s  [bold]guard[/]             {escape(text)}", soft_wrap=True
+            )
+
     def print_event(self, event: Mapping[str, Any]) -> None:
-        """Without a terminal: prints a line for an event."""
-        if self.console.is_terminal:
+        """Without a terminal: prints a line for an event; of each job's progress one now and then."""
+        if self.console.is_terminal or event["type"] == STAGES:
             return
+        if event["type"] == PROGRESS:
+            last_s = self._progress_s.get(event["job_id"], -PROGRESS_S)
+            if self._passed_s < last_s + PROGRESS_S:
+                return
+            self._progress_s[event["job_id"]] = self._passed_s
         job = self.jobs.get(event["job_id"])
         name = job.spec.name if job is not None else self._name(event)
-        passed_s = time.perf_counter() - self._began_s
-        print_event(event, f"{passed_s:6.1f} s  {name:<16}")
+        print_event(event, f"{self._passed_s:6.1f} s  {name:<16}")
+
+    @property
+    def _passed_s(self) -> float:
+        return time.perf_counter() - self._began_s
 
     def _name(self, event: Mapping[str, Any]) -> str:
         """The event of a submission may be here before the answer to it."""
@@ -95,9 +118,17 @@ class Show:
             f"{node['node_id']} {bar(node['gpus'] - node['gpus_free'], node['gpus'], width=node['gpus'])}"
             for node in sorted(self.nodes, key=lambda node: str(node["node_id"]))
         ]
-        passed_s = time.perf_counter() - self._began_s
-        foot = f"[dim]{len(self.ended)} of {self.expected} ended · {passed_s:.0f} s[/]   GPUs  {'   '.join(free)}"
-        return Group(table, Text(), Text.from_markup(foot))
+        expected = max(self.expected, len(self.jobs))
+        foot = f"[dim]{len(self.ended)} of {expected} ended · {self._passed_s:.0f} s[/]   GPUs  {'   '.join(free)}"
+        return Group(table, Text(), Text.from_markup(foot), _guard([self._said] if self._said else []))
+
+
+def _guard(lines: list[str]) -> RenderableType:
+    """What the contention-guard does, one line each; on a narrow screen wrapped beside the word."""
+    table = Table.grid(padding=(0, 2, 0, 0))
+    for line in lines:
+        table.add_row("[bold]guard[/]", escape(line))
+    return table
 
 
 def differences(show: Show) -> list[str]:
@@ -156,6 +187,9 @@ def print_summary(show: Show, took_s: float, folder: Path, out: Console) -> list
             escape(nodes_of(row)), escape(in_short(show.why.get(job_id, {}), row)),
         )  # fmt: skip
     out.print(table)
+    if show.guard:
+        out.print()
+        out.print(_guard(show.guard))
     wrong = differences(show)
     if wrong:
         out.print(f"\n[red]Not as expected[/] ({took_s:.0f} s):")
@@ -172,6 +206,7 @@ def print_summary(show: Show, took_s: float, folder: Path, out: Console) -> list
             "start the same installation again, then in another terminal:",
         ),
         ("penstock why gpu-together", "with whom it took turns, and how fast that was expected to be"),
+        ("penstock events augment", "when it lost cores, when it got them back, and why"),
         ("penstock why digits-gang", "the candidates and their scores"),
         ("penstock why too-big", "what would have to change"),
         ("penstock events diverges", "both attempts, step by step"),

@@ -7,6 +7,8 @@ from typing import Annotated, Self
 
 import typer
 
+from penstock.counting import count
+
 DEFAULT_FOLDER = Path(".penstock")
 DEFAULT_PORT = 8742
 MAX_NODES = 64  # each is a process of its own on this one machine
@@ -84,6 +86,17 @@ class DemoOptions(Options):
     picture: Annotated[
         Path | None, typer.Option(metavar="FILE.svg", help="Write the screen there as a picture.")
     ] = None
+
+    @property
+    def gpus_in_words(self) -> str:
+        """Where the jobs run: `3 virtual nodes`."""
+        if self.turns:
+            return "one GPU"
+        return "this machine's GPUs" if self.real else count(self.nodes, "virtual node")
+
+    def of_jobs_that_meet(self, machine_cores: int) -> Self:
+        """With so many cores per virtual node that a job with nearly all of them has several processes on every core of this machine."""
+        return replace(self, cores=max(self.cores, 4 * machine_cores))
 
     def of_turns(self) -> Self:
         """With one GPU in all, that four jobs have to share."""

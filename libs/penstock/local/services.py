@@ -11,6 +11,7 @@ from typing import cast
 from penstock.errors import PenstockError
 from penstock.local.children import all_ready, watched
 from penstock.log.port import Log
+from penstock.policies.profiles import known_profile
 from penstock.runtime.race import cancelled
 from penstock.runtime.service import Run
 from penstock.runtime.settings import Settings
@@ -35,6 +36,13 @@ def check_settings(env: Mapping[str, str]) -> None:
     """Raises `ConfigurationError` for a setting that a service would refuse, before anything is started for it."""
     importlib.import_module("penstock_services.placer.shell.term").placer_settings(env)
     importlib.import_module("penstock_services.gateway.shell.options").Options.from_env(env)
+
+
+def guard_of(env: Mapping[str, str]) -> tuple[str, bool]:
+    """The profile's name, and whether its contention-guard slows jobs without GPUs."""
+    settings = importlib.import_module("penstock_services.placer.shell.term").placer_settings(env)
+    profile = known_profile(settings)
+    return settings.profile, bool(profile and profile.guard and profile.guard.eliminates)
 
 
 async def _serve(

@@ -1,0 +1,221 @@
+"""The demo's last part: a training beside a job that takes all the cores that it can have, on one node.
+
+The contention-guard takes cores from that job when the training's steps have become slower than they were alone, and gives them back when the training
+has ended. What this machine cannot show is left out, with the reason.
+"""
+
+import asyncio
+import re
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from typing import Any, NamedTuple
+
+from penstock.cli.event_text import asked
+from penstock.cli.tables import measures
+from penstock.counting import count
+from penstock.local.demo_jobs import DemoJob
+from penstock.policies.settling import Settling
+from penstock.policies.telemetry_windows import WINDOW_MS, Latest, TaskWindow
+
+SETTLES_S = 20.0
+"""So long the training runs alone at most; on a machine without other work its speed is known after nine seconds."""
+MARGIN_S = 2.0
+"""The guard's windows begin at other moments than those of this module."""
+ACTS_S = 12.0  # from the submission of the job beside it; three is usual
+SHOWN_S = 4.0  # so long the training goes on beside fewer cores; where they are too many still, the guard takes more
+RETURNS_S = 15.0  # of the cores, once the training has ended; less than one is usual
+SUBMITTED, PLACED, STARTED = "penstock.job.submitted", "penstock.placement.decided", "penstock.task.started"
+STEPS, CORES, ENDED = "penstock.steps.measured", "penstock.cores.decided", "penstock.job.ended"
+
+Event = Mapping[str, Any]
+Submit = Callable[[DemoJob], Awaitable[None]]
+Cancel = Callable[[str], Awaitable[None]]
+"""By job id."""
+
+
+class Machine(NamedTuple):
+    """Where the demo runs. `eliminates`: whether the profile's guard slows jobs without GPUs."""
+
+    usable_cores: int
+    profile: str
+    eliminates: bool
+
+    def left_out(self, nodes: Collection[Mapping[str, Any]]) -> str:
+        """Why nothing can be shown here; empty: it can. `nodes`: the gateway's rows."""
+        if not self.eliminates:
+            return f"profile {self.profile} slows no jobs; the default one does"
+        if self.usable_cores < 2:
+            return "this machine has one core, and a job that is slowed needs another one than the training"
+        for node in sorted(nodes, key=lambda node: str(node["node_id"])):
+            known = node.get("measures") or {}
+            if known.get("contention", "none") == "none" or known["memory_bandwidth"] != "none":
+                return f"{node['node_id']} measures {measures(node)}; a job that takes cores is found by those who wait for them"
+            if others_cores(node) < self.usable_cores:
+                return f"{node['node_id']} gives out {count(node['cores'], 'core')} and the machine has {self.usable_cores}, so two jobs meet on none"
+        return ""
+
+
+def others_cores(node: Mapping[str, Any]) -> int:
+    """Cores of a node that a training with one core leaves to others."""
+    return int(node["cores"]) - 1
+
+
+class Alone:
+    """Whether the speed of a training has settled: by the guard's own rule, from what the training has reported."""
+
+    def __init__(self) -> None:
+        self._settling = Settling()
+        self._steps, self._passed_ms = 0, 0.0
+
+    def hear(self, at_ms: int, data: Mapping[str, Any]) -> None:
+        """A report of steps."""
+        self._steps += data.get("steps") or 0
+        self._passed_ms += (data.get("steps") or 0) * (data.get("step_ms") or 0.0)
+        if self._steps and self._passed_ms >= WINDOW_MS:
+            step = Latest(at_ms, "", self._passed_ms / self._steps)
+            self._settling.hear(at_ms, TaskWindow(step_ms=step), at_ms)
+            self._steps, self._passed_ms = 0, 0.0
+
+    def settled(self, at_ms: int) -> bool:
+        return self._settling.settled(at_ms) is not None
+
+
+class GuardPart:
+    """Submits both jobs, and ends both. `end`: lets the training end. `say`: shows a line."""
+
+    def __init__(
+        self,
+        training: DemoJob,
+        other: DemoJob,
+        machine: Machine,
+        end: Callable[[], None],
+        say: Callable[[str], None],
+    ) -> None:
+        self.training, self.other = training, other
+        self._machine, self._end, self._say = machine, end, say
+        self._ids: dict[str, str] = {}
+        """Name → job id."""
+        self._nodes: dict[str, str] = {}
+        """Name → where it has started."""
+        self._ended: set[str] = set()
+        self._alone = Alone()
+        self._at_ms = 0
+        self._cores = 0
+        """That the other job has."""
+        self._slowed = False
+        """Whether it has not got them back."""
+        self._changes: list[str] = []
+        self._changed = asyncio.Event()
+        self.left_out = ""
+        """Why nothing was shown; empty: it was, or is not over."""
+
+    @property
+    def lines(self) -> list[str]:
+        """What there is to see, one line each."""
+        return self._changes or [f"left out: {self.left_out}"]
+
+    def hear(self, event: Event) -> bool:
+        """One of the stream, of any job. Whether it is shown by that."""
+        kind, data = event["type"], event["data"]
+        if kind == SUBMITTED and (name := data["spec"]["name"]) in (
+            self.training.spec.name,
+            self.other.spec.name,
+        ):
+            self._ids[name] = event["job_id"]  # which the answer to the submission may bring later
+        name = next((name for name, job_id in self._ids.items() if job_id == event["job_id"]), "")
+        if not name:
+            return False
+        self._at_ms = max(self._at_ms, event["at_ms"])
+        if kind == STARTED:
+            self._nodes[name] = data["node_id"]
+        elif kind == ENDED:
+            self._ended.add(name)
+        elif kind == STEPS and name == self.training.spec.name:
+            self._alone.hear(event["at_ms"], data)
+        elif kind == PLACED and name == self.other.spec.name:
+            self._cores = len(data["tasks"][0]["cores"])
+        changes = kind == CORES and name == self.other.spec.name
+        if changes:
+            self._change(name, data)
+        self._changed.set()
+        return changes
+
+    def _change(self, name: str, data: Mapping[str, Any]) -> None:
+        """Of the other job's cores."""
+        now, self._slowed = len(data["cores"]), data["cause"] == "contention"
+        self._changes.append(f"{name}: {self._cores} → {count(now, 'core')}, {self.named(asked(data))}")
+        self._cores = now
+        self._say(self._changes[-1])
+
+    def named(self, text: str) -> str:
+        """With its jobs' names in place of the ids of jobs and tasks."""
+        for name, job_id in self._ids.items():
+            text = re.sub(rf"{re.escape(job_id)}(\.\d+\.\w+)?", name, text)
+        return text
+
+    async def run(self, nodes: Collection[Mapping[str, Any]], submit: Submit, cancel: Cancel) -> None:
+        """To the end of both jobs. `nodes`: the gateway's rows."""
+        self._leave_out(self._machine.left_out(nodes))
+        if self.left_out:
+            return
+        other = self.other.spec.name
+        if alone := await self._runs_alone(submit):
+            await asyncio.sleep(MARGIN_S)
+            self._say(f"now {other} begins beside it, and keeps busy all the cores that it can have")
+            await submit(self.other)
+            await self._slows()
+        self._end()
+        await self._until(lambda: self._over)
+        if alone:
+            await self._until(lambda: other in self._ids)
+            await self._until(lambda: not self._slowed or other in self._ended, RETURNS_S)
+            if other not in self._ended:
+                await cancel(self._ids[other])
+
+    async def _runs_alone(self, submit: Submit) -> bool:
+        """Whether the training's speed is known then."""
+        name = self.training.spec.name
+        self._say(f"{name} runs alone first, so that its speed is known")
+        await submit(self.training)
+        await self._until(lambda: name in self._nodes or self._over)
+        settled = await self._until(lambda: self._alone.settled(self._at_ms) or self._over, SETTLES_S)
+        if not settled:
+            self._leave_out(
+                f"the steps of {name} did not take equally long for six seconds, though it ran alone: this machine has other work"
+            )
+        elif self._over:
+            self._leave_out(f"{name} has ended before its speed was known")
+        return not self.left_out
+
+    async def _slows(self) -> None:
+        """Until the other job has lost cores."""
+        training, other = self.training.spec.name, self.other.spec.name
+        await self._until(lambda: self._slowed or self._over or other in self._ended, ACTS_S)
+        if self._slowed:
+            await asyncio.sleep(SHOWN_S)
+        elif len({self._nodes.get(name, "") for name in (training, other)}) > 1:
+            self._leave_out(f"{training} and {other} were not on one node")
+        else:
+            self._leave_out(
+                f"within {ACTS_S:.0f} s the guard did not find the steps of {training} a tenth longer than alone"
+            )
+
+    @property
+    def _over(self) -> bool:
+        """Whether the training is."""
+        return self.training.spec.name in self._ended
+
+    def _leave_out(self, reason: str) -> None:
+        if reason:
+            self.left_out = reason
+            self._say(f"left out: {reason}")
+
+    async def _until(self, holds: Callable[[], bool], timeout_s: float | None = None) -> bool:
+        """Whether it does before the time is over; looked at after each event."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                while not holds():
+                    self._changed.clear()
+                    await self._changed.wait()
+        except TimeoutError:
+            return False
+        return True
