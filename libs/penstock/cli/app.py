@@ -30,7 +30,7 @@ PANELS: Mapping[str, Mapping[str, Entry]] = MappingProxyType({
             ),
         ),
         "demo": Entry(
-            "Watch a dozen real training jobs being placed, run and explained (about a minute).",
+            "Watch a dozen real training jobs being placed, run and explained (one to two minutes).",
             "penstock.local.commands:demo", extra="local",
         ),
     },

@@ -31,7 +31,7 @@ def up(ctx: typer.Context, options: Options) -> int:
 
 @takes(DemoOptions)
 def demo(ctx: typer.Context, options: DemoOptions) -> int:
-    """Watch a dozen real training jobs being placed, run and explained (about a minute).
+    """Watch a dozen real training jobs being placed, run and explained (one to two minutes).
 
     Exit codes: 0 every job ended as expected; 1 a part failed for good, or a job ended otherwise; 2 a setting is wrong;
     130 interrupted.
