@@ -22,7 +22,7 @@ from penstock.screen import console as make_console
 
 LIMIT_S = 600.0  # something hangs: it takes a minute, and some on a machine that has much else to do
 UNSCHEDULABLE_GRACE_MS = 3_000  # the default, 5 minutes, leaves time for a node to join
-WITHOUT = '["cores"]'  # a search for the cores of a training takes half a minute of nothing else, and its steps are others meanwhile
+WITHOUT = '["cores"]'  # a search for a training's cores takes half a minute, and with other cores its speed has to settle anew
 ACCESS = ("PENSTOCK_TOKENS", "PENSTOCK_GATEWAY_TLS_CERT", "PENSTOCK_GATEWAY_TLS_KEY")
 """Settings of another gateway in this shell: the demo's own is for the user who runs it."""
 
@@ -36,18 +36,20 @@ async def demo(options: DemoOptions) -> int:
         os.environ.setdefault("PENSTOCK_PROFILE", "interleave")
     else:
         options = options.of_jobs_that_meet(machine_cores)
+        os.environ.setdefault("PENSTOCK_WITHOUT", WITHOUT)
     start_fresh(options.folder)
     console = make_console()
     for name in ACCESS:
         os.environ.pop(name, None)
     os.environ.setdefault("PENSTOCK_UNSCHEDULABLE_GRACE_MS", str(UNSCHEDULABLE_GRACE_MS))
-    os.environ.setdefault("PENSTOCK_WITHOUT", WITHOUT)
     began_s = time.perf_counter()
     console.print(
         f"[bold]Penstock demo[/]: {len(jobs)} training jobs on {options.gpus_in_words}", markup=True
     )
     if not options.turns:
-        console.print("then one that is slowed by a job without GPUs, until the contention-guard sees it")
+        console.print(
+            "then one that a job without GPUs slows, until the contention-guard takes cores from that job"
+        )
     console.print(f"[dim]everything is stored in {options.folder}[/]\n", soft_wrap=True)
     async with running(options, console) as stack:
         console.print()

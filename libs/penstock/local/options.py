@@ -12,6 +12,9 @@ from penstock.counting import count
 DEFAULT_FOLDER = Path(".penstock")
 DEFAULT_PORT = 8742
 MAX_NODES = 64  # each is a process of its own on this one machine
+MAX_SHARED_CORES = (
+    256  # of a node that counts more than the machine has: each is a process of one of the demo's jobs
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,7 +99,7 @@ class DemoOptions(Options):
 
     def of_jobs_that_meet(self, machine_cores: int) -> Self:
         """With so many cores per virtual node that a job with nearly all of them has several processes on every core of this machine."""
-        return replace(self, cores=max(self.cores, 4 * machine_cores))
+        return replace(self, cores=max(self.cores, min(4 * machine_cores, MAX_SHARED_CORES)))
 
     def of_turns(self) -> Self:
         """With one GPU in all, that four jobs have to share."""
