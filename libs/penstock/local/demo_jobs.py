@@ -51,18 +51,18 @@ def demo_jobs(folder: Path) -> list[DemoJob]:
         )
     train = [
         ("digits-mlp", "mlp", "digits", 64, 40, 1),
-        ("digits-mlp-256", "mlp", "digits", 256, 80, 2),
-        ("cancer-sgd", "sgd", "breast_cancer", 16, 60, 1),
+        ("digits-mlp-256", "mlp", "digits", 256, 50, 2),
+        ("cancer-sgd", "sgd", "breast_cancer", 16, 40, 1),
         ("digits-forest", "forest", "digits", 64, 14, 4),
-        ("digits-svm", "svm", "digits", 64, 30, 1),
-        ("digits-kmeans", "kmeans", "digits", 128, 150, 2),
-        ("iris-mlp", "mlp", "iris", 16, 150, 1),
+        ("digits-svm", "svm", "digits", 64, 24, 1),
+        ("digits-kmeans", "kmeans", "digits", 128, 100, 2),
+        ("iris-mlp", "mlp", "iris", 16, 100, 1),
         ("wine-forest", "forest", "wine", 32, 20, 4),
-        ("wine-sgd", "sgd", "wine", 8, 80, 1),
+        ("wine-sgd", "sgd", "wine", 8, 50, 1),
     ]
     jobs: list[Mapping[str, Any]] = [_train(*row) for row in train]
     jobs[3:3] = [_file(samples, "digits-gang"), _softmax("softmax-32", 32, 1_200)]
-    jobs[7:7] = [_file(samples, "diverges"), _file(samples, "too-big"), _softmax("softmax-256", 256, 4_000)]
+    jobs[7:7] = [_file(samples, "diverges"), _file(samples, "too-big"), _softmax("softmax-256", 256, 2_500)]
     jobs.append(_file(samples, "digits-ps"))
     jobs.append({**_softmax("softmax-endless", 32, 1_000_000), "grace": "2s"})
     found = []
