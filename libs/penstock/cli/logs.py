@@ -5,6 +5,7 @@ import re
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Annotated, Any
@@ -19,6 +20,7 @@ from penstock.redaction import brief
 from penstock.sdk.units import DURATION_PATTERN
 
 AFTER_END_S = 10.0  # without any output; then a job that has ended is followed no further
+MAX_LINE_CHARS = 65_536  # of a line that has not ended; a longer one is shown in parts
 
 
 def logs(
@@ -81,24 +83,31 @@ def frames(client: Client, job_id: str, **asked: Any) -> Iterator[dict[str, Any]
 class Shown:
     """What has been printed of a job's output."""
 
+    whole_lines: bool = False
+    """A line is printed once it has ended, for other lines come between. A progress bar's state is such a line."""
     attempt: int | None = None
     missing: bool = False
     """Some of it could not be read."""
     at_line_start: bool = True
+    _rest: str = ""
+    """The beginning of a line that is to be printed whole."""
     _names: dict[str, str] = field(default_factory=dict)
 
     def take(self, frame: dict[str, Any]) -> None:
         """Prints one piece; what is no output goes to stderr."""
         if "text" in frame:
-            self._print(self._prefixed(frame["task"], frame["text"]))
+            text = self._prefixed(frame["task"], frame["text"])
+            self._print(self._ended(text) if self.whole_lines else text)
         elif "problem" in frame:
             name = self._names.get(frame["task"], frame["task"])
+            if frame["final"]:
+                self.end()
             self.fresh_line()
             remark(f"penstock: {name}: {frame['problem']}" if name else f"penstock: {frame['problem']}")
             self.missing = self.missing or frame["final"]
         elif "members" in frame:
             if self.attempt is not None:
-                self.fresh_line()
+                self.end()
                 remark(f"penstock: attempt {frame['attempt']}")
             self.attempt = frame["attempt"]
             self._names = {one["task"]: one["name"] for one in frame["members"]}
@@ -107,6 +116,21 @@ class Shown:
         """Ends a line that has not ended."""
         if not self.at_line_start:
             self._print("\n")
+
+    def end(self) -> None:
+        """The output ends here, in the middle of a line or not."""
+        rest, self._rest = self._rest, ""
+        self._print(rest)
+        self.fresh_line()
+
+    def _ended(self, text: str) -> str:
+        """The lines that have ended with it; the carriage return at its end may be half of a line end."""
+        text = self._rest + text
+        cut = max(text.rfind("\n"), text.rfind("\r", 0, -1)) + 1
+        if len(text) - cut > MAX_LINE_CHARS:
+            cut = len(text)
+        self._rest = text[cut:]
+        return text[:cut]
 
     def _prefixed(self, task: str, text: str) -> str:
         if len(self._names) < 2:
@@ -122,13 +146,13 @@ class Shown:
 
 
 class Following:
-    """A job's output, printed by a thread of its own. Nothing that goes wrong with it matters to the job: one line on stderr."""
+    """A job's output in whole lines, printed by a thread of its own. Nothing that goes wrong with it matters to the job: one line on stderr."""
 
     def __init__(self, client: Client, job_id: str) -> None:
         self.lock = threading.Lock()
         """Held while a line is printed."""
         self._client, self._job_id = client, job_id
-        self._shown = Shown()
+        self._shown = Shown(whole_lines=True)
         self._pieces = 0
         self._thread = threading.Thread(target=self._run, name="output", daemon=True)
         self._thread.start()
@@ -145,6 +169,8 @@ class Following:
     def silence(self) -> None:
         """Nothing is printed any more: the command ends while output still comes."""
         self.lock.acquire()
+        with suppress(OSError):  # its reader may be what has ended
+            self._shown.end()
 
     def finish(self) -> None:
         """The job has ended: waits for the rest of its output, as long as there comes any."""
@@ -153,7 +179,8 @@ class Following:
             before = self._pieces
             self._thread.join(AFTER_END_S)
         if self._thread.is_alive():
-            with self:
+            with self.lock:
+                self._shown.end()
                 remark(
                     f"penstock: the rest of the output does not come; `penstock logs {self._job_id}` shows it"
                 )
@@ -164,6 +191,9 @@ class Following:
                 with self.lock:
                     self._pieces += 1
                     self._shown.take(frame)
+            with self.lock:
+                self._shown.end()
         except (Stop, ValueError, OSError, RuntimeError) as error:  # the last: of a closed client
-            with self:
+            with self.lock:
+                self._shown.end()
                 remark(f"penstock: no further output is shown: {error}")
