@@ -111,6 +111,28 @@ async def test_one_folder_one_server(folder: Path) -> None:
         await connection.close()
 
 
+async def test_a_start_that_is_given_up_waits_for_no_cluster(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C while `initdb` writes its files to a disk that is busy with something else: `penstock demo` took a minute to end."""
+    programs, running = folder / "bin", folder / "running"
+    programs.mkdir()
+    running.touch(0o666)
+    running.chmod(0o666)
+    for name, does in (("initdb", f"echo $$ > {running}; sleep 60 & wait"), ("postgres", "exit 1")):
+        (programs / name).write_text(f"#!/bin/sh\n{does}\n")
+        (programs / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+    server = PostgresServer()
+    starting = asyncio.ensure_future(server.start(folder / "pg"))
+    while not running.read_text().endswith("\n"):
+        await asyncio.sleep(0.02)
+    starting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+    assert not is_running(int(running.read_text()))
+
+
 async def test_a_reused_process_id_does_not_block_the_start(folder: Path) -> None:
     """After a container restart the pid in the old pid file belongs to somebody else: us, for instance."""
     server = PostgresServer()

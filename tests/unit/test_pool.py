@@ -13,6 +13,8 @@ import pytest
 
 from penstock.runtime.pool import PoolBusy, WorkerDied, WorkerPool
 
+LONG_S = 60.0
+
 
 def compute(seconds: float) -> int:
     until = time.monotonic() + seconds
@@ -119,6 +121,31 @@ async def test_a_closed_pool_ends_the_task_that_it_works_on() -> None:
         await work
     assert await pool.run(compute, 0) != first
     pool.close()
+
+
+async def test_a_closed_pool_ends_all_of_its_tasks_also_where_its_worker_is_only_starting() -> None:
+    """Ctrl-C just after a training was begun: its worker had not started, and computed to the end before the program could end."""
+    pool = WorkerPool()
+    work = [asyncio.ensure_future(pool.run(compute, LONG_S)) for _ in range(4)]
+    await asyncio.sleep(0)
+    executor = pool._executor
+    assert executor is not None
+    [worker] = executor._processes
+    pool.close()
+    ended = asyncio.gather(*work, return_exceptions=True)
+    found = await asyncio.wait_for(ended, LONG_S / 2)
+    assert [type(one) for one in found] == [WorkerDied] * 4
+    assert await ends(worker)
+
+
+async def test_a_caller_that_is_cancelled_is_not_told_that_the_worker_died() -> None:
+    pool = WorkerPool()
+    work = asyncio.ensure_future(pool.run(compute, 0.1))
+    await asyncio.sleep(0)
+    work.cancel()
+    pool.close()
+    with pytest.raises(asyncio.CancelledError):
+        await work
 
 
 PARENT = """

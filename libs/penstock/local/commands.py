@@ -1,9 +1,10 @@
 """`penstock up` and `penstock demo`: everything on this machine, until Ctrl-C or until the demo is over.
 
-Light on purpose: stop signals are held back before the services are imported.
+Light on purpose: what to do at a stop signal is settled before the services are imported.
 """
 
 import asyncio
+import os
 import signal
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -23,7 +24,7 @@ def up(ctx: typer.Context, options: Options) -> int:
 
     Exit codes: 0 stopped as asked; 1 a part failed for good; 2 a setting is wrong.
     """
-    _hold_signals()
+    _end_while_importing(Exit.OK)
     from penstock.local.up import up as work
 
     return _run(lambda: work(options.absolute()), interrupted=Exit.OK)
@@ -36,15 +37,16 @@ def demo(ctx: typer.Context, options: DemoOptions) -> int:
     Exit codes: 0 every job ended as expected; 1 a part failed for good, or a job ended otherwise; 2 a setting is wrong;
     130 interrupted.
     """
-    _hold_signals()
+    _end_while_importing(Exit.INTERRUPTED)
     from penstock.local.demo import demo as work
 
     return _run(lambda: work(options.absolute()), interrupted=Exit.INTERRUPTED)
 
 
-def _hold_signals() -> None:
-    """Until they can be handled in order: the imports take a moment."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+def _end_while_importing(code: Exit) -> None:
+    """At a stop signal, at once: nothing has been started, and the imports take long where nothing is compiled yet."""
+    for number in STOP_SIGNALS:
+        signal.signal(number, lambda *_: os._exit(code))
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # a client that goes away must not end a server
 
 
@@ -61,7 +63,6 @@ async def _until_stopped(work: Callable[[], Coroutine[Any, Any, int]], *, interr
     stop = asyncio.Event()
     for number in STOP_SIGNALS:
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
     task = asyncio.ensure_future(work())
     await first_of(task, stop.wait())
     return interrupted if task.cancelled() else task.result()

@@ -65,8 +65,11 @@ async def all_services(
     """All serve inside the block; `failed` gets the error of the first that cannot go on. Raises `ServiceFailed`."""
     stop = asyncio.Event()
     ready = {name: asyncio.Event() for name in NAMES}
-    tasks = [watched(_serve(name, settings, log, stop, ready[name]), failed, name) for name in NAMES]
+    tasks: list[asyncio.Task[None]] = []
     try:
+        for name in NAMES:
+            tasks.append(watched(_serve(name, settings, log, stop, ready[name]), failed, name))
+            await asyncio.sleep(0)  # it is imported, which blocks the loop: a stop comes through between two
         if not await all_ready(ready.values(), failed, START_TIMEOUT_S):
             late = ", ".join(name for name, event in ready.items() if not event.is_set())
             raise ServiceFailed(

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
-from typing import TYPE_CHECKING, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from penstock.errors import PenstockError
 from penstock.runtime.single_thread import use_one_thread
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 WORKERS = 1  # a machine's cores belong to its jobs
 MAX_WAITING = 8  # tasks in the pool; beyond, `run` raises at once
 IDLE_S = 60.0  # then the workers end: an idle one holds 60 MiB
+CLOSED = -1  # index of the flag behind the workers' process ids
+LOCK_S = 1.0  # a worker that was killed as it wrote its id down holds their lock for ever
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
@@ -49,7 +51,10 @@ def _begin_worker(niceness: int, pids: "SynchronizedArray[int]") -> None:
     """A worker leaves signals from the terminal to its parent, ends with it, and keeps to one core."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
     with pids.get_lock():
+        closed = pids[CLOSED]
         pids[pids[:].index(0)] = os.getpid()
+    if closed:
+        os._exit(1)
     os.nice(niceness)
     use_one_thread()  # before the function that it runs imports numpy
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -61,6 +66,19 @@ def _end_with_parent() -> None:
     assert parent is not None
     parent.join()
     os._exit(1)
+
+
+def _end_workers(pids: "SynchronizedArray[int]") -> None:
+    """Those that have started; the others end themselves as soon as they have."""
+    locked = pids.get_lock().acquire(timeout=LOCK_S)
+    values: Any = pids.get_obj()  # read without the lock
+    values[CLOSED] = 1
+    for pid in values[:CLOSED]:
+        if pid:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+    if locked:
+        pids.get_lock().release()
 
 
 class WorkerPool:
@@ -87,7 +105,7 @@ class WorkerPool:
     async def run(
         self, function: Callable[Arguments, Result], *args: Arguments.args, **kwargs: Arguments.kwargs
     ) -> Result:
-        """The function's result, or what it raised. Raises `PoolBusy` at once, `WorkerDied` when it was killed.
+        """The function's result, or what it raised. Raises `PoolBusy` at once, `WorkerDied` when it was killed, or the pool closed.
 
         Cancelling the caller does not end a task that has begun.
         """
@@ -98,7 +116,7 @@ class WorkerPool:
         if self._executor is None:
             start_fork_server()
             context = multiprocessing.get_context("forkserver")
-            self._pids = context.Array("i", self._workers)
+            self._pids = context.Array("i", self._workers + 1)
             self._executor = ProcessPoolExecutor(
                 self._workers, context, _begin_worker, (self._niceness, self._pids)
             )
@@ -113,6 +131,11 @@ class WorkerPool:
             if self._executor is executor:
                 self._executor = None
             raise WorkerDied("a worker process was killed") from error
+        except asyncio.CancelledError as error:
+            caller = asyncio.current_task()
+            if not future.cancelled() or (caller is not None and caller.cancelling()):
+                raise
+            raise WorkerDied("the pool was closed before the task began") from error
 
     def _count_down(self, loop: asyncio.AbstractEventLoop) -> None:
         """On a thread of the executor, perhaps after the loop has ended."""
@@ -133,6 +156,4 @@ class WorkerPool:
             return
         executor.shutdown(wait=False, cancel_futures=True)
         if self._under_way and self._pids is not None:  # without a task they end by themselves
-            for pid in self._pids[:]:
-                if pid:
-                    os.kill(pid, signal.SIGKILL)
+            _end_workers(self._pids)

@@ -16,6 +16,7 @@ import signal
 import socket
 import subprocess
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, NamedTuple, TypedDict
 from urllib.parse import quote
@@ -141,7 +142,7 @@ class PostgresServer:
         binaries = find_binaries(uid=owner.pw_uid if owner is not None else None)
         home = self._home(folder, owner)
         self._lock = _locked(home)
-        password = await asyncio.to_thread(_ensure_cluster, binaries.folder, home, owner)
+        password = await _ensure_cluster(binaries.folder, home, owner)
         return _Plan(binaries.folder, home, self._socket_dir(home, owner), owner, password)
 
     def _home(self, folder: Path, owner: pwd.struct_passwd | None) -> Path:
@@ -271,7 +272,7 @@ def _server_user() -> pwd.struct_passwd | None:
     )
 
 
-def _ensure_cluster(bin_dir: Path, home: Path, owner: pwd.struct_passwd | None) -> str:
+async def _ensure_cluster(bin_dir: Path, home: Path, owner: pwd.struct_passwd | None) -> str:
     """The password of the cluster in `home`, which is made first when it is not there yet (whole or not at all)."""
     password_file, data = home / "password", home / "data"
     if (data / "PG_VERSION").exists() and password_file.exists():
@@ -293,13 +294,28 @@ def _ensure_cluster(bin_dir: Path, home: Path, owner: pwd.struct_passwd | None) 
         str(bin_dir / "initdb"), "-D", str(making), "-U", USER, "-A", "scram-sha-256", f"--pwfile={password_file}",
         "--no-locale", "--encoding=UTF8", "--no-instructions",
     ]  # fmt: skip
-    result = subprocess.run(command, capture_output=True, text=True, check=False, cwd="/", **_as_user(owner))
-    if result.returncode != 0:
-        raise ConfigurationError(
-            f"initdb failed in {home}: {(result.stderr or result.stdout).strip()[-2000:]}"
-        )
+    code, printed = await _run_to_end(command, owner)
+    if code != 0:
+        raise ConfigurationError(f"initdb failed in {home}: {printed.strip()[-2000:]}")
     making.rename(data)
     return password
+
+
+async def _run_to_end(command: list[str], owner: pwd.struct_passwd | None) -> tuple[int, str]:
+    """Exit code, and what it printed. When cancelled it is killed first: its files on a slow disk take it a minute."""
+    process = subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd="/",
+        start_new_session=True, preexec_fn=ends_with_parent(signal.SIGKILL), **_as_user(owner),
+    )  # fmt: skip
+    ending = asyncio.ensure_future(asyncio.to_thread(process.communicate))
+    try:
+        printed, _ = await asyncio.shield(ending)
+    except asyncio.CancelledError:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        await ending
+        raise
+    return process.returncode, printed
 
 
 def _as_user(owner: pwd.struct_passwd | None) -> _AsUser:
