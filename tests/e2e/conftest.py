@@ -189,6 +189,15 @@ def until_there(gate: Path) -> tuple[str, ...]:
     return ("sh", "-c", f"until test -e {gate}; do sleep 0.1; done")
 
 
+def until_made(place: Path, pattern: str, process: "subprocess.Popen[str]") -> None:
+    """Waits for a file that the process makes: a moment of its life, however fast the machine is."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not any(place.glob(pattern)):
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline, f"no {pattern} within {PATIENCE_S:g} s"
+        time.sleep(0.002)
+
+
 def eventually(what: Callable[[], bool], output: str) -> None:
     deadline = time.monotonic() + PATIENCE_S
     while not what():

@@ -294,19 +294,23 @@ async def _ensure_cluster(bin_dir: Path, home: Path, owner: pwd.struct_passwd | 
         str(bin_dir / "initdb"), "-D", str(making), "-U", USER, "-A", "scram-sha-256", f"--pwfile={password_file}",
         "--no-locale", "--encoding=UTF8", "--no-instructions",
     ]  # fmt: skip
-    code, printed = await _run_to_end(command, owner)
+    code, printed = await _ended(_begun(command, owner))
     if code != 0:
         raise ConfigurationError(f"initdb failed in {home}: {printed.strip()[-2000:]}")
     making.rename(data)
     return password
 
 
-async def _run_to_end(command: list[str], owner: pwd.struct_passwd | None) -> tuple[int, str]:
-    """Exit code, and what it printed. When cancelled it is killed first: its files on a slow disk take it a minute."""
-    process = subprocess.Popen(
+def _begun(command: list[str], owner: pwd.struct_passwd | None) -> "subprocess.Popen[str]":
+    """In a session of its own, which ends with us."""
+    return subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd="/",
         start_new_session=True, preexec_fn=ends_with_parent(signal.SIGKILL), **_as_user(owner),
     )  # fmt: skip
+
+
+async def _ended(process: "subprocess.Popen[str]") -> tuple[int, str]:
+    """Exit code, and what it printed. When cancelled it is killed first: on a slow disk its files take it a minute."""
     ending = asyncio.ensure_future(asyncio.to_thread(process.communicate))
     try:
         printed, _ = await asyncio.shield(ending)
