@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 import asyncpg
 import pytest
 import pytest_asyncio
+from hypothesis import HealthCheck, settings
 
 from infra.devservers.kafka import KafkaBroker, kafka_broker
 from infra.devservers.parts import prepare_for
@@ -31,6 +32,10 @@ os.environ.pop(
 )  # a parallel run sets it to 80; what a command prints into a pipe must not be cut
 
 pytest.register_assert_rewrite("tests.support.log_conformance")
+
+# An example is never judged by its time: by default it fails beyond 200 ms, which the load of a machine decides.
+settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("untimed")
 
 pytest_collection_finish = prepare_for  # minutes of building belong to no test
 

@@ -34,6 +34,7 @@ from penstock.simulator.report.sharings import ALONE
 from penstock.simulator.report.timeline import SIZES, Timeline
 
 from .scenarios import BUSY, CLUSTER, SLOW_NODES, ends, job, simulation, watched
+from .small_tables import write_tables
 
 
 def test_where_nobody_waits_no_chart_of_waiting_is_drawn() -> None:
@@ -52,8 +53,9 @@ def test_where_all_jobs_take_less_than_a_second_there_is_no_chart_of_their_times
     assert "queue-0-0" in html(Page("short", (), "", found))
 
 
-def test_a_cluster_without_gpus_has_a_report_too(tmp_path: Path) -> None:
+def test_a_cluster_without_gpus_has_a_report_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """SpeCon's nodes have cores only: there is no GPU to draw, but there are completion times."""
+    monkeypatch.setenv("PENSTOCK_DATA", str(write_tables(tmp_path / "data")))
     page, folder = tmp_path / "page.html", tmp_path / "pictures"
     assert main(["simulate", "specon/fixed", "-o", "json", "--report", str(page), "--png", str(folder)]) == 0
     assert {path.stem for path in folder.iterdir()} == {"load", "completion"}
@@ -287,14 +289,39 @@ def test_every_chart_can_be_drawn_both_ways(tmp_path: Path) -> None:
     )
 
 
-def test_the_readme_s_example_comes_out_as_it_stands_there(tmp_path: Path) -> None:
-    """A newcomer types the example line by line; the figures of its table are those that the terminal shows."""
-    text = (Path(__file__).parents[2] / "libs/penstock/simulator/README.md").read_text()
-    example = text.partition("## Which policy is better?")[2].partition("\n## ")[0]
-    typed = re.findall(r"^\$ penstock (.*)$", example, re.MULTILINE)
+README = Path(__file__).parents[2] / "libs/penstock/simulator/README.md"
+DRAWN = re.compile(r" --(report|png) \S+")
+
+
+def example() -> tuple[list[str], str]:
+    """What the example has the reader type, and the whole page."""
+    text = README.read_text()
+    section = text.partition("## Which policy is better?")[2].partition("\n## ")[0]
+    return re.findall(r"^\$ penstock (.*)$", section, re.MULTILINE), text
+
+
+def test_the_readme_s_example_comes_out_as_it_stands_there(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A newcomer types the example line by line; the figures of its table are those that the terminal shows. Its pages are drawn below."""
+    typed, text = example()
     assert [line.split()[0] for line in typed] == ["simulate", "compare", "report"]
-    output = ""
+    monkeypatch.chdir(tmp_path)
     for line in typed:
+        assert main(DRAWN.sub("", line).split()) == 0
+    output = capsys.readouterr().out
+    table = [row.split("|")[1:-1] for row in text.splitlines() if row.startswith("| `") and " ± " in row]
+    assert len(table) == 3
+    for row in table:
+        for figure in re.findall(r"[−]?[0-9][0-9,.]*", "|".join(row[1:])):
+            assert figure in output, row
+    assert [path.name for path in tmp_path.iterdir()] == ["fifo.jsonl"]
+
+
+@pytest.mark.slow
+def test_the_readme_s_example_draws_what_it_says(tmp_path: Path) -> None:
+    """The same as it stands there, each line in a process of its own."""
+    for line in example()[0]:
         run = subprocess.run(
             [sys.executable, "-m", "penstock.cli.main", *line.split()],
             capture_output=True,
@@ -303,12 +330,6 @@ def test_the_readme_s_example_comes_out_as_it_stands_there(tmp_path: Path) -> No
             cwd=tmp_path,
         )
         assert run.returncode == 0, run.stderr
-        output += run.stdout
-    table = [row.split("|")[1:-1] for row in text.splitlines() if row.startswith("| `") and " ± " in row]
-    assert len(table) == 3
-    for row in table:
-        for figure in re.findall(r"[−]?[0-9][0-9,.]*", "|".join(row[1:])):
-            assert figure in output, row
     assert {path.name for path in tmp_path.iterdir()} == {
         "fifo.jsonl",
         "policies.html",

@@ -7,7 +7,6 @@ from penstock.errors import ConfigurationError
 from penstock.log.archive import Archive
 from penstock.log.archived import ArchivedLog
 from penstock.log.embedded import EmbeddedLog
-from penstock.log.kafka import KafkaLog, Sasl
 from penstock.log.port import Log
 from penstock.redaction import brief, postgres_problem
 
@@ -52,6 +51,8 @@ def _log(url: str, identity: str) -> Log:
         if not host or not port.isdigit() or (":" in host and not host.startswith("[")):
             shown = "what follows kafka://" if ":" in host_and_port else repr(host_and_port)
             raise ConfigurationError(f"{shown} is not host:port; use {_FORMS}")
+    from penstock.log.kafka import KafkaLog, Sasl  # a quarter of a node-reporter's start
+
     if not at:
         return KafkaLog(address, identity, ca=ca)
     user, colon, password = credentials.partition(":")
