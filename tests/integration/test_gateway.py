@@ -50,6 +50,41 @@ async def test_a_submitted_job_is_in_the_log_and_can_be_seen_at_once(cell: Cell)
     assert "not taken it in" in why["text"]
 
 
+async def test_a_submitted_job_is_found_by_its_name_at_once(cell: Cell) -> None:
+    """`penstock submit -d --name nightly`, then `penstock wait nightly` on a busy machine: it was not found, since the placer and the tables
+    were behind."""
+    nightly = {**SPEC, "name": "nightly", "labels": {"sweep": "a=b"}}
+    job_id = (await cell.http.post("/v1/jobs", json=nightly)).json()["job_id"]
+    await cell.http.post("/v1/jobs", json={**SPEC, "owner": "bob"})
+
+    async def found(**params: str) -> list[str]:
+        answer = (await cell.http.get("/v1/jobs", params=params)).json()
+        assert answer["total"] == len(answer["jobs"])
+        return [job["job_id"] for job in answer["jobs"]]
+
+    async def is_found() -> None:
+        ways = ({"name": "nightly"}, {"owner": "ana"}, {"label": "sweep=a=b"}, {"prefix": job_id[:20]}, {"limit": "1", "owner": "ana"})  # fmt: skip
+        for way in ways:
+            assert await found(**way) == [job_id], way
+        assert await found(name="nightly", label="sweep=c") == await found(status="running") == []
+        assert len(await found()) == 2
+
+    await is_found()  # acknowledged
+    connection = await asyncpg.connect(cell.dsn)
+    async with connection.transaction():
+        await connection.execute(f"LOCK TABLE {schema_of('default')}.jobs IN SHARE MODE")
+        for event in await cell.written(Topic.JOBS):
+            cell.placer.feed(event.data, event_id=event.id)
+        await cell.tell()
+        async with asyncio.timeout(WITHIN_S):
+            while (await cell.http.get("/v1/status")).json()["seq"] < len(cell.placer.values):
+                await asyncio.sleep(0.01)
+        await is_found()  # taken in, and not yet in the tables
+    await connection.close()
+    await cell.caught_up()
+    await is_found()
+
+
 async def test_the_same_key_and_job_give_the_same_job(cell: Cell) -> None:
     """A pipeline step is repeated after a network error: 200, the same job, one event."""
     key = {"Idempotency-Key": "build-17"}

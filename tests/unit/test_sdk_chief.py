@@ -17,6 +17,7 @@ from penstock.sdk.turns import Changes, Turn, Turns
 
 GPU = STAGES.index("gpu")
 ROUNDS = 40
+TRIES = 5
 
 
 @pytest.fixture
@@ -214,6 +215,6 @@ def overlap(folder: Path, *, follows: bool) -> float:
 
 
 def test_other_ranks_of_two_gangs_are_not_on_their_gpus_at_once(folder: Path) -> None:
-    """If only the chiefs took turns, the others would run ahead and meet on theirs."""
-    assert overlap(folder / "free", follows=False) > 0.5
+    """If only the chiefs took turns, the others would run ahead and meet on theirs: on a machine that has much else to do not in each try."""
+    assert any(overlap(folder / f"free-{number}", follows=False) > 0.5 for number in range(TRIES))
     assert overlap(folder / "following", follows=True) < 0.25

@@ -34,6 +34,8 @@ class Follower:
         if replica.state.now_ms:  # of a snapshot, whose records have no stamps
             self._clock.read(replica.state.now_ms, replica.state.now_ms)
         self._ended: OrderedDict[str, Row] = OrderedDict()
+        self._taken: OrderedDict[str, int] = OrderedDict()
+        """Job → the record that took it in, of the newest that the tables may not hold yet."""
         self._changed = asyncio.Event()
 
     @property
@@ -74,6 +76,9 @@ class Follower:
         evolve(state, fact)
         if isinstance(fact, JobSubmitted):
             self.pending.pop(fact.job_id, None)
+            self._taken[fact.job_id] = record.seq
+            if len(self._taken) > MAX_PENDING:
+                self._taken.popitem(last=False)
         if ending is not None:
             how = Ending(fact.outcome, fact.exit_code, fact.reason, state.now_ms)
             self._ended[fact.job_id] = job_row(ending, record.seq, how)
@@ -106,3 +111,10 @@ class Follower:
         if job is not None:
             return job_row(job, self.state.seq)
         return self._ended.get(job_id) or self.pending.get(job_id)
+
+    def newer_than(self, seq: int) -> list[Row]:
+        """Rows of the jobs that were taken in after this record, or are acknowledged and not taken in; the latest first."""
+        while self._taken and next(iter(self._taken.values())) <= seq:
+            self._taken.popitem(last=False)
+        found = (self.job(job_id) for job_id in (*self._taken, *self.pending))
+        return [row for row in found if row is not None][::-1]

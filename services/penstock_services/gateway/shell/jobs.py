@@ -31,6 +31,7 @@ from penstock.sdk.job_warnings import Doubt
 from penstock_services.gateway.core import deadline
 from penstock_services.gateway.core.access import Caller, Role
 from penstock_services.gateway.core.acts import Act, read_act
+from penstock_services.gateway.core.cursor import MAX_SEQ
 from penstock_services.gateway.core.deadline import Outlook
 from penstock_services.gateway.core.problems import Problem
 from penstock_services.gateway.core.visible import job_for, sees_all
@@ -212,6 +213,25 @@ def _chosen(
     return " AND ".join(texts) or "true", [value for _, value in found]
 
 
+def _fits(row: Row, caller: Caller, labels: Sequence[str], name: str | None, **given: str | None) -> bool:
+    """As `_chosen`, of a row in memory."""
+    if (labels or name is not None) and not sees_all(caller) and row["owner"] != (caller.tenant or ""):
+        return False
+    return (
+        given["owner"] in (None, row["owner"])
+        and given["status"] in (None, row["status"])
+        and row["job_id"].startswith(given["prefix"] or "")
+        and name in (None, row["name"])
+        and all(row["labels"].get(text.split("=", 1)[0]) == text.split("=", 1)[1] for text in labels)
+    )
+
+
+def _without(recent: Sequence[Row], rows: Sequence[str]) -> list[str]:
+    """As the tables would have them, without those that they have."""
+    stored = {orjson.loads(row)["job_id"] for row in rows} if recent else ()
+    return [orjson.dumps(row).decode() for row in recent if row["job_id"] not in stored]
+
+
 @router.get("", dependencies=[needs(Role.READ)])
 async def jobs(
     request: Request,
@@ -231,7 +251,9 @@ async def jobs(
     await gateway.fresh()
     caller = caller_of(request)
     state = None if status is None else str(status)
-    where, given = _chosen(caller, label or (), name, owner=owner, status=state, prefix=prefix)
+    asked = {"owner": owner, "status": state, "prefix": prefix}
+    where, given = _chosen(caller, label or (), name, **asked)
+    recent = gateway.follower.newer_than(gateway.store.projected_seq) if cursor is None else []
     rows = await gateway.store.rows(
         f"SELECT row_to_json(jobs)::text FROM jobs WHERE {where} AND (${len(given) + 1}::bigint IS NULL OR "
         f"submitted_seq < ${len(given) + 1}) ORDER BY submitted_seq DESC LIMIT ${len(given) + 2}",
@@ -239,10 +261,16 @@ async def jobs(
         cursor,
         limit,
     )
-    last = orjson.loads(rows[-1])["submitted_seq"] if len(rows) == limit else None
+    recent = [row for row in recent if _fits(row, caller, label or (), name, **asked)]
+    newest = _without(
+        recent, rows
+    )  # the tables are behind: what was submitted a moment ago is there all the same
+    rows = [*newest, *rows][:limit]
+    last = (orjson.loads(rows[-1])["submitted_seq"] or MAX_SEQ) if len(rows) == limit else None
     total = len(rows)
     if last is not None or cursor is not None:
         total = int(await gateway.store.row(f"SELECT count(*)::text FROM jobs WHERE {where}", *given) or 0)
+        total += len(newest)
     if eta or not sees_all(caller):
         listed: Sequence[Any] = [job_for(caller, row) for row in _with_more(gateway, rows, eta=eta)]
     else:
