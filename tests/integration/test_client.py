@@ -427,7 +427,7 @@ async def test_the_shell_completes_names_of_jobs_and_is_silent_without_a_gateway
         assert done.stderr == ""
         return done.stdout.split()
 
-    assert await asyncio.to_thread(typed, cell.url, "penstock", "why", "nigh") == ["nightly-2"]
+    assert await asyncio.to_thread(typed, cell.url, "penstock", "why", "nigh") == ["nightly", "nightly-2"]
     cell.placer.join(node_spec("n0", 2))
     await cell.tell()
     await cell.caught_up()

@@ -83,6 +83,12 @@ async def test_a_submitted_job_is_found_by_its_name_at_once(cell: Cell) -> None:
     await connection.close()
     await cell.caught_up()
     await is_found()
+    refused = (await cell.http.post("/v1/jobs", json={**SPEC, "name": "refused"})).json()["job_id"]
+    assert await found(name="refused") == [refused]
+    cell.placer.feed(JobSubmitted(job_id=job_id, spec=event.data.spec), event_id=f"submit-{refused}")
+    await cell.tell()
+    await cell.caught_up()
+    assert await found(name="refused") == [], "the placer has not taken it in"
 
 
 async def test_the_same_key_and_job_give_the_same_job(cell: Cell) -> None:

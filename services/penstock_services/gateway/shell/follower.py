@@ -63,6 +63,7 @@ class Follower:
                     )
                     if taken is not None:
                         self.log_ms, found = record.timestamp_ms, True
+                        self._refused(taken)
                 if found:
                     self._clock.read(self.state.now_ms, None if caught_up.is_set() else self.log_ms)
                 self._wake()
@@ -84,6 +85,11 @@ class Follower:
             self._ended[fact.job_id] = job_row(ending, record.seq, how)
             if len(self._ended) > MAX_ENDED_ROWS:
                 self._ended.popitem(last=False)
+
+    def _refused(self, record: RawRecord) -> None:
+        """A submission that is answered and was not taken in waits for nothing any more."""
+        if record.outcome != "committed" and record.cause.event_id is not None:
+            self.pending.pop(record.cause.event_id.removeprefix("submit-"), None)
 
     def _wake(self) -> None:
         self._changed.set()
