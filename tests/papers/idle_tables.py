@@ -1,4 +1,4 @@
-"""`python -m tests.papers.idle_tables [--quick] [--json FILE] [--page FILE]`: how long a GPU is idle between two jobs (Liquid §6.1, §6.3, §7.3.1, §7.3.3).
+"""`python -m tests.papers.idle_tables`: how long a GPU is idle between two jobs (Liquid §6.1, §6.3, §7.3.1, §7.3.3).
 
 Sequences of equal jobs on one GPU, through the real engine: placer, estimator and node core. *Idle*: from the last iteration of a job to the first of
 the next, by the phases that they report. A figure is the reduction of the mean over all gaps of a sequence, in percent; the interval is over
@@ -14,8 +14,9 @@ is the save. So the larger the launch against the save, the more it wins.
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -24,17 +25,18 @@ from penstock.simulator.engine import Durations, Options, Simulation
 from penstock.simulator.generators.base import rng_of, source
 from penstock.simulator.job_models.measured import read_all
 from penstock.simulator.job_models.measured_restarts import MeasuredPhases, measured_costs
-from penstock.simulator.job_models.model import Constant, JobModel
+from penstock.simulator.job_models.model import Constant
 from penstock.simulator.job_models.sharing import LAUNCH_S, SAVE_S, Phases
 from penstock.simulator.job_models.steady import SteadyWork
 from penstock.simulator.job_models.tables import STAGE_PROFILES, read_start_ups
 from penstock.simulator.nodes import Latency
 from penstock.simulator.traces.cluster import nodes_of
 from penstock.simulator.traces.jobs import TraceJob
+from tests.papers.parallel_runs import simulated
 from tests.papers.resampling import less
 from tests.papers.tables import PaperTable, Row, main
 
-SEEDS, QUICK_SEEDS = 20, 4
+SEEDS = 20
 JOBS = 8  # of one sequence; of the first ones nothing is known
 ITERATIONS, FEWEST, MOST = 50, 4, 20
 START_S = 0.005  # of a process
@@ -62,6 +64,10 @@ class Kind(NamedTuple):
     iteration_s: float
 
 
+Costs = Literal["measured", "assumed"]
+"""Of launches and saves; assumed: as Liquid's Fig. 12a shows them."""
+
+
 class Mode(NamedTuple):
     """How a sequence is scheduled."""
 
@@ -72,6 +78,7 @@ class Mode(NamedTuple):
     """Whether the cell's invariants are checked after each record."""
 
 
+@cache
 def kinds() -> Sequence[Kind]:
     def read(row: Any) -> tuple[str, int, int, float]:
         return (
@@ -86,10 +93,12 @@ def kinds() -> Sequence[Kind]:
     return [Kind(model, batch, ms / 1_000) for model, gpus, batch, ms in found if gpus == 1]
 
 
-def measured() -> JobModel:
-    return MeasuredPhases(
-        Constant(), measured_costs(read_start_ups(source("idle", f"muri/{STAGE_PROFILES}")))
-    )
+@cache
+def job_model(costs: Costs) -> MeasuredPhases | Phases:
+    if costs == "assumed":
+        return Phases(Constant(), LAUNCH_S, SAVE_S)
+    start_ups = read_start_ups(source("idle", f"muri/{STAGE_PROFILES}"))
+    return MeasuredPhases(Constant(), measured_costs(start_ups))
 
 
 def sequence(kind: Kind, seed: int) -> Sequence[TraceJob]:
@@ -124,11 +133,13 @@ class Outcome(NamedTuple):
     """Jobs that launched early and in vain."""
 
 
-def gaps(job_model: JobModel, jobs: Sequence[TraceJob], mode: Mode) -> Sequence[float]:
-    return run(job_model, jobs, mode).gaps_s
+def gaps(costs: Costs, kind: Kind, seed: int, mode: Mode) -> Sequence[float]:
+    return run(costs, kind, seed, mode).gaps_s
 
 
-def run(job_model: JobModel, jobs: Sequence[TraceJob], mode: Mode) -> Outcome:
+@simulated(Outcome((1.0, 1.0, 1.0), (1.0,), 0))
+def run(costs: Costs, kind: Kind, seed: int, mode: Mode) -> Outcome:
+    jobs = sequence(kind, seed)
     facts: list[Mapping[str, Any]] = []
 
     def take(value: bytes) -> None:
@@ -144,7 +155,7 @@ def run(job_model: JobModel, jobs: Sequence[TraceJob], mode: Mode) -> Outcome:
         check_every_step=mode.checked,
     )
     settings = PlacerSettings(profile="liquid")
-    simulation = Simulation(nodes_of("1x1@T4"), settings, SteadyWork(job_model), jobs, options, take)
+    simulation = Simulation(nodes_of("1x1@T4"), settings, SteadyWork(job_model(costs)), jobs, options, take)
     while simulation.step():
         pass
     assert simulation.meter.finished == len(jobs)
@@ -163,10 +174,8 @@ def run(job_model: JobModel, jobs: Sequence[TraceJob], mode: Mode) -> Outcome:
     )
 
 
-def runs(
-    job_model: JobModel, found: Sequence[Kind], seeds: int, mode: Mode
-) -> dict[Kind, list[Sequence[float]]]:
-    return {kind: [gaps(job_model, sequence(kind, seed), mode) for seed in range(seeds)] for kind in found}
+def runs(costs: Costs, mode: Mode) -> dict[Kind, list[Sequence[float]]]:
+    return {kind: [gaps(costs, kind, seed, mode) for seed in range(SEEDS)] for kind in kinds()}
 
 
 def flat(by_kind: Mapping[Kind, list[Sequence[float]]]) -> list[Sequence[float]]:
@@ -183,11 +192,9 @@ def shown(published: Mapping[str, float]) -> str:
     return ", ".join(f"{label} {value:g} %" for label, value in published.items())
 
 
-def prelaunch_tables(quick: bool) -> Iterator[PaperTable]:
-    seeds = QUICK_SEEDS if quick else SEEDS
-    truth, found = measured(), kinds()
-    without = runs(truth, found, seeds, Mode())
-    learned = runs(truth, found, seeds, Mode(prelaunch=True))
+def prelaunch_tables() -> Iterator[PaperTable]:
+    truth = job_model("measured")
+    without, learned = (runs("measured", Mode(prelaunch=early)) for early in (False, True))
     rows = [
         row(
             "mean over all models",
@@ -198,7 +205,7 @@ def prelaunch_tables(quick: bool) -> Iterator[PaperTable]:
             remark="run times and launches learned from the jobs before in the sequence",
         )
     ]
-    for kind in found:
+    for kind in learned:
         save_s, launch_s = truth.save_s(sequence(kind, 0)[0]), truth.start_up_s(sequence(kind, 0)[0])
         remark = f"launch {launch_s:g} s, save {save_s:.2g} s"
         rows.append(row(kind.model, learned[kind], without[kind], remark=remark))
@@ -209,14 +216,11 @@ def prelaunch_tables(quick: bool) -> Iterator[PaperTable]:
         rows,
         f"Published: {shown(PUBLISHED_PRELAUNCH)}. The authors' next job trains while the one before saves; ours has the GPU when that is proven dead.",
     )
-    known = runs(truth, found, seeds, Mode(prelaunch=True, durations="known"))
-    saves = runs(truth, found, seeds, Mode(prelaunch=True, durations="unknown"))
+    known = runs("measured", Mode(prelaunch=True, durations="known"))
+    saves = runs("measured", Mode(prelaunch=True, durations="unknown"))
     first = [[one[:2] for one in found] for found in (flat(learned), flat(without))]
     later = [[one[2:] for one in found] for found in (flat(learned), flat(without))]
-    assumed = Phases(Constant(), LAUNCH_S, SAVE_S)
-    theirs, theirs_without = (
-        flat(runs(assumed, found, seeds, Mode(prelaunch=early))) for early in (True, False)
-    )
+    theirs, theirs_without = (flat(runs("assumed", Mode(prelaunch=early))) for early in (True, False))
     yield PaperTable(
         "prelaunch-ablation",
         "Pre-scheduling: what is due to what",
@@ -241,12 +245,9 @@ def prelaunch_tables(quick: bool) -> Iterator[PaperTable]:
     )
 
 
-def wrong_tables(quick: bool) -> Iterator[PaperTable]:
-    truth, found = measured(), kinds()
+def wrong_tables() -> Iterator[PaperTable]:
     all_runs = [
-        run(truth, sequence(kind, seed), Mode(prelaunch=True))
-        for kind in found
-        for seed in range(QUICK_SEEDS if quick else SEEDS)
+        run("measured", kind, seed, Mode(prelaunch=True)) for kind in kinds() for seed in range(SEEDS)
     ]
     count = sum(len(one.gaps_s) for one in all_runs)
     waits = [wait_s for one in all_runs for wait_s in one.waits_s]
@@ -269,23 +270,20 @@ def wrong_tables(quick: bool) -> Iterator[PaperTable]:
     )
 
 
-def event_tables(quick: bool) -> Iterator[PaperTable]:
-    seeds = QUICK_SEEDS if quick else SEEDS
-    truth, found = measured(), kinds()
-    assumed = Phases(Constant(), LAUNCH_S, SAVE_S)
-    events = runs(truth, found, seeds, Mode(durations="known"))
-    theirs = flat(runs(assumed, found, seeds, Mode(durations="known")))
+def event_tables() -> Iterator[PaperTable]:
+    events = runs("measured", Mode(durations="known"))
+    theirs = flat(runs("assumed", Mode(durations="known")))
     rows = []
     for tick_s in INTERVALS_S:
-        beats = runs(truth, found, seeds, Mode(durations="known", tick_s=tick_s))
+        beats = runs("measured", Mode(durations="known", tick_s=tick_s))
         at = tick_s == INTERVAL_S
         more: dict[str, Any] = {}
         if at:
             more = {"published": fmean(PUBLISHED_EVENTS.values()), "reach": fmean(PUBLISHED_EVENTS.values())}
         rows.append(row(f"heartbeat each {tick_s:g} s", flat(events), flat(beats), **more))
         if at:
-            rows += [row(f"  {kind.model}", events[kind], beats[kind]) for kind in found]
-            beats_s = flat(runs(assumed, found, seeds, Mode(durations="known", tick_s=tick_s)))
+            rows += [row(f"  {kind.model}", events[kind], beats[kind]) for kind in events]
+            beats_s = flat(runs("assumed", Mode(durations="known", tick_s=tick_s)))
             label = f"  launch {LAUNCH_S:g} s, save {SAVE_S:g} s for all"
             rows.append(row(label, theirs, beats_s, remark="as Liquid's Fig. 12a shows them"))
     yield PaperTable(
@@ -297,10 +295,10 @@ def event_tables(quick: bool) -> Iterator[PaperTable]:
     )
 
 
-def tables(quick: bool) -> Iterator[PaperTable]:
-    yield from prelaunch_tables(quick)
-    yield from wrong_tables(quick)
-    yield from event_tables(quick)
+def tables() -> Iterator[PaperTable]:
+    yield from prelaunch_tables()
+    yield from wrong_tables()
+    yield from event_tables()
 
 
 if __name__ == "__main__":

@@ -19,11 +19,11 @@ from tests.papers.resampling import less, more
 from tests.papers.tables import PaperTable, Row, main
 from tests.support.command_line import simulate_options
 
-SEEDS, QUICK_SEEDS = 20, 2
+SEEDS = 20
 SERVER_GPUS = 1  # of the generator's parameter servers
 NODE_GPUS, GANG_GPUS = 2, 3
 WEIGHTS = (0.1, 0.5, 0.9)
-NODES, QUICK_NODES = (20, 5, 10, 15), (5,)
+NODES = (20, 15, 10, 5)
 WINDOW_MS = 1_000
 OURS = ("liquid", "penstock")
 OTHERS = ("random", "even", "k8s-default", "kubeflow", "hived")
@@ -62,6 +62,7 @@ def run(
     return figures.avg_jct_s, figures.makespan_s
 
 
+@simulated([1.0])
 def shortest_times(trace: str, seed: int) -> list[float]:
     """Of each job, s: alone at its best placement."""
     jobs = judge(simulate_options(trace)).trace(seed).jobs
@@ -75,9 +76,9 @@ def bounds(nodes: int, seed: int) -> tuple[float, float]:
     return least_mean_s(times, at_once), least_makespan_s(times, at_once)
 
 
-def batch_tables(quick: bool) -> Iterator[PaperTable]:
-    seeds = range(QUICK_SEEDS if quick else SEEDS)
-    for nodes in QUICK_NODES if quick else NODES:
+def batch_tables() -> Iterator[PaperTable]:
+    seeds = range(SEEDS)
+    for nodes in NODES:
         runs = {
             (profile, planned): [run(f"liquid/batch-{nodes}", profile, seed, batch=planned) for seed in seeds]
             for profile in (*OURS, *OTHERS)
@@ -105,8 +106,8 @@ def batch_tables(quick: bool) -> Iterator[PaperTable]:
             )
 
 
-def immediate_tables(quick: bool) -> Iterator[PaperTable]:
-    seeds = range(QUICK_SEEDS if quick else SEEDS)
+def immediate_tables() -> Iterator[PaperTable]:
+    seeds = range(SEEDS)
     runs = {
         profile: [run("liquid/immediate", profile, seed, batch=False)[0] for seed in seeds]
         for profile in (*OURS, *OTHERS)
@@ -124,10 +125,10 @@ def immediate_tables(quick: bool) -> Iterator[PaperTable]:
     yield PaperTable("liquid-immediate", "Immediate mode: job speed", "% faster", rows)
 
 
-def server_tables(quick: bool) -> Iterator[PaperTable]:
+def server_tables() -> Iterator[PaperTable]:
     """What parameter servers without GPUs cost in mean completion time, jobs placed one after the other: eq. 6 likes the fullest node for all of them."""
-    seeds = range(QUICK_SEEDS if quick else SEEDS)
-    trace = f"liquid/batch-{max(QUICK_NODES if quick else NODES)}"
+    seeds = range(SEEDS)
+    trace = f"liquid/batch-{max(NODES)}"
 
     def mean_times(profile: str, weight: float | None = None) -> list[float]:
         return [
@@ -143,10 +144,10 @@ def server_tables(quick: bool) -> Iterator[PaperTable]:
     yield PaperTable("liquid-servers", "Parameter servers without GPUs: JCT", "% less", rows)
 
 
-def tables(quick: bool) -> Iterator[PaperTable]:
-    yield from immediate_tables(quick)
-    yield from server_tables(quick)
-    yield from batch_tables(quick)
+def tables() -> Iterator[PaperTable]:
+    yield from immediate_tables()
+    yield from server_tables()
+    yield from batch_tables()
 
 
 if __name__ == "__main__":

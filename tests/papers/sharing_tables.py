@@ -14,10 +14,10 @@ order, all there from the start. Everything else is measured elsewhere or assume
 
 import os
 from collections.abc import Iterator, Sequence
+from functools import cache
 from itertools import combinations_with_replacement
-from math import sqrt
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -34,10 +34,12 @@ from penstock.simulator.job_models.steady import SteadyWork
 from penstock.simulator.job_models.tables import read_throughputs
 from penstock.simulator.traces.cluster import GPU_MEMORY_MIB, nodes_of
 from penstock.simulator.traces.jobs import TraceJob
+from tests.papers.parallel_runs import simulated
+from tests.papers.resampling import mean
 from tests.papers.tables import PaperTable, Row, main
 
 DATA = Path(os.environ.get("PENSTOCK_DATA", Path(__file__).parents[2] / "../shared/data")) / "gavel"
-SEEDS, QUICK_SEEDS = 40, 5
+SEEDS = 20
 SMALL = (16, 32, 64)
 """Batch sizes of ResNet-18 that stand for CNN-MNIST, whose network is small."""
 KINDS = {"CNN-MNIST": "ResNet-18", "NeuMF": "Recommendation"}
@@ -59,6 +61,7 @@ MEASURING_ERROR = 0.1
 """Of a speed, relative, log-normal: step times of short windows scatter so much."""
 
 Share = Literal["never", "fits", "learned"]
+SHARED: tuple[Share, ...] = ("fits", "learned")
 
 
 class Truth(NamedTuple):
@@ -107,8 +110,16 @@ def pairs_of(table: Throughputs, gpu: str, model: str, batch: int | None) -> tup
     )
 
 
-def total_s(jobs: Sequence[TraceJob], table: Throughputs, truth: Truth, share: Share) -> float:
-    """Until the last of them has ended, through the placer and the simulated nodes."""
+@cache
+def measured() -> Throughputs:
+    return read_throughputs(DATA)
+
+
+@simulated(1.0)
+def total_s(name: str, truth: Truth, share: Share, seed: int) -> float:
+    """Until the last job of the sequence has ended, through the placer and the simulated nodes."""
+    table = measured()
+    jobs = sequence(SEQUENCES[name], table, truth, seed)
 
     def predicts(job: TraceJob, estimate: Estimate) -> Estimate:
         worker = msgspec.structs.replace(
@@ -130,18 +141,17 @@ def total_s(jobs: Sequence[TraceJob], table: Throughputs, truth: Truth, share: S
     return figures.makespan_s
 
 
-def change(name: str, table: Throughputs, truth: Truth, share: Share, seeds: int) -> list[float]:
+def change(name: str, truth: Truth, share: Share, seeds: int) -> list[float]:
     """Percent by which sharing changes the total time, seed by seed."""
-    found = []
-    for seed in range(seeds):
-        jobs = sequence(SEQUENCES[name], table, truth, seed)
-        found.append(100 * (total_s(jobs, table, truth, share) / total_s(jobs, table, truth, "never") - 1))
-    return found
+    return [
+        100 * (total_s(name, truth, share, seed) / total_s(name, truth, "never", seed) - 1)
+        for seed in range(seeds)
+    ]
 
 
-def bound(name: str, table: Throughputs, truth: Truth, seeds: int) -> list[float]:
+def bound(name: str, truth: Truth, seeds: int) -> list[float]:
     """Percent by which any schedule of at most two at once can change the total time: the fastest pair all the time, and launches and saves but the first and the last hidden."""
-    found = []
+    table, found = measured(), []
     for seed in range(seeds):
         jobs = sequence(SEQUENCES[name], table, truth, seed)
         configs = {Config(truth.gpu, job.model, job.batch_size, 1) for job in jobs}
@@ -152,42 +162,32 @@ def bound(name: str, table: Throughputs, truth: Truth, seeds: int) -> list[float
             if (one, other) in table.pairs
         ]
         least_s = truth.launch_s + sum(job.duration_s for job in jobs) / max(1.0, *progress) + truth.save_s
-        found.append(100 * (least_s / total_s(jobs, table, truth, "never") - 1))
+        found.append(100 * (least_s / total_s(name, truth, "never", seed) - 1))
     return found
 
 
 def row(label: str, found: Sequence[float], published: float | None, reach: float | None, remark: str) -> Row:
-    half = 1.96 * stdev(found) / sqrt(len(found))
-    mean = fmean(found)
-    return Row(label, mean, published, (mean - half, mean + half), reach, "lower", remark)
+    here, interval = mean(found)
+    return Row(label, here, published, interval, reach, "lower", remark)
 
 
-def tables(quick: bool) -> Iterator[PaperTable]:
+def tables() -> Iterator[PaperTable]:
     """Total time by sequence and GPU, and what it consists of."""
-    seeds = QUICK_SEEDS if quick else SEEDS
-    table = read_throughputs(DATA)
     for gpu, stands_for in (("k80", "K80"), ("p100", "T4"), ("v100", "T4")):
         truth, rows = Truth(gpu), []
         for name in SEQUENCES:
-            for share in ("fits", "learned"):
-                found = change(name, table, truth, share, seeds)
+            for share in SHARED:
+                found = change(name, truth, share, SEEDS)
                 published = PUBLISHED[gpu][name] if share == "fits" else None
                 rows.append(row(f"{name}, {share}", found, published, published, ""))
-            rows.append(
-                row(
-                    f"{name}, bound",
-                    bound(name, table, truth, seeds),
-                    None,
-                    None,
-                    "no schedule of two at once saves more",
-                )
-            )
+            remark = "no schedule of two at once saves more"
+            rows.append(row(f"{name}, bound", bound(name, truth, SEEDS), None, None, remark))
         yield PaperTable(f"sharing-{gpu}", f"Sharing, total time on {gpu} for {stands_for}", "% change", rows)
-    yield _ablation(table, seeds)
-    yield _refusals(table, seeds)
+    yield _ablation()
+    yield _refusals(measured(), SEEDS)
 
 
-def _ablation(table: Throughputs, seeds: int) -> PaperTable:
+def _ablation() -> PaperTable:
     rows = []
     cases = (
         ("speeds alone", Truth("k80", 0.0, 0.0)),
@@ -198,9 +198,7 @@ def _ablation(table: Throughputs, seeds: int) -> PaperTable:
     for label, truth in cases:
         for gpu in ("k80", "p100", "v100"):
             found = [
-                value
-                for name in SEQUENCES
-                for value in change(name, table, truth._replace(gpu=gpu), "fits", seeds)
+                value for name in SEQUENCES for value in change(name, truth._replace(gpu=gpu), "fits", SEEDS)
             ]
             rows.append(row(f"{gpu}: {label}", found, None, None, "three sequences"))
     return PaperTable("sharing-ablation", "Where the time is saved", "% change", rows)

@@ -19,7 +19,7 @@ from tests.papers.resampling import less
 from tests.papers.tables import PaperTable, Row, main
 from tests.support.command_line import simulate_options
 
-SEEDS, QUICK_SEEDS = 20, 3
+SEEDS = 20
 RESTART_COST = "2500ms,2500ms,0s"
 BASELINE = "even"
 PROFILES = {"specon": "SpeCon as published", "balance": "By predicted completion times"}
@@ -122,8 +122,8 @@ def makespan_s(one: Outcome) -> float:
     return one.makespan_s
 
 
-def tables(quick: bool) -> Iterator[PaperTable]:
-    seeds = range(QUICK_SEEDS if quick else SEEDS)
+def tables() -> Iterator[PaperTable]:
+    seeds = range(SEEDS)
     base = {name: [run(name, BASELINE, seed) for seed in seeds] for name in SCHEDULES}
     found: list[Row] = []
     for name, (average_s, whole_s) in WITHOUT.items():

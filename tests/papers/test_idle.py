@@ -1,4 +1,4 @@
-"""Liquid's pre-scheduling and event-driven communication through the real engine: a few sequences in each run, all of them in `make papers`."""
+"""Liquid's pre-scheduling and event-driven communication through the real engine: a few sequences; all of them in `make papers`."""
 
 import os
 from pathlib import Path
@@ -24,13 +24,12 @@ def data(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_launch_overlaps_the_end_of_the_job_before() -> None:
     """Eight jobs of BERT on one GPU. With ends known all that is left between two is the save; with ends learned a little more; where only the
     report of the save is known, the launch less the save; and without, both."""
-    truth = idle_tables.measured()
     [bert] = [kind for kind in idle_tables.kinds() if kind.model == "bert"]
-    jobs = idle_tables.sequence(bert, 0)
-    launch_s, save_s = truth.start_up_s(jobs[0]), truth.save_s(jobs[0])
+    truth, job = idle_tables.job_model("measured"), idle_tables.sequence(bert, 0)[0]
+    launch_s, save_s = truth.start_up_s(job), truth.save_s(job)
 
     def gaps(mode: Mode) -> list[float]:
-        return list(idle_tables.gaps(truth, jobs, mode._replace(checked=True)))
+        return list(idle_tables.gaps("measured", bert, 0, mode._replace(checked=True)))
 
     assert gaps(Mode(durations="known")) == pytest.approx([launch_s + save_s] * 7, abs=0.05)
     assert gaps(Mode(prelaunch=True, durations="known")) == pytest.approx([save_s] * 7, abs=0.05)
@@ -44,18 +43,9 @@ def test_a_launch_overlaps_the_end_of_the_job_before() -> None:
 def test_a_heartbeat_adds_half_of_its_interval_and_more() -> None:
     """What is published for 5 s, by the gap that the authors show; the curve rises with the interval."""
     [kind] = [kind for kind in idle_tables.kinds() if kind.model == "vgg16"]
-    jobs = idle_tables.sequence(kind, 0)
-    truth = idle_tables.measured()
     idle = [
-        sum(idle_tables.gaps(truth, jobs, Mode(durations="known", tick_s=tick_s)))
+        sum(idle_tables.gaps("measured", kind, 0, Mode(durations="known", tick_s=tick_s)))
         for tick_s in (0.0, 1.0, 5.0, 20.0)
     ]
     assert idle == sorted(idle)
     assert idle[0] < 0.88 * idle[2]
-
-
-@pytest.mark.slow
-def test_all_published_figures_are_reached() -> None:
-    for table in idle_tables.tables(quick=True):
-        for row in table.rows:
-            assert row.reached is not False, f"{table.title}: {row.label} is {row.here}"

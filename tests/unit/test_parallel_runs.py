@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.papers import parallel_runs
-from tests.papers.parallel_runs import begin, simulated, workers
+from tests.papers.parallel_runs import begin, simulated, spent, unfinished, workers
 
 PLACEHOLDER = 1.0
 
@@ -32,8 +32,8 @@ def nothing_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_simulation_that_two_tables_take_runs_once_and_elsewhere() -> None:
     with workers() as pool:
-        assert begin(__name__, tables, pool) == 3
-        assert begin(__name__, tables, pool) == 0
+        assert begin(tables, pool) == (2, 3)
+        assert begin(tables, pool) == (2, 0)
         assert process_of(2) not in (PLACEHOLDER, os.getpid())
 
 
@@ -43,15 +43,26 @@ def test_one_that_was_not_foreseen_runs_when_it_is_needed() -> None:
 
 def test_one_that_fails_says_why_where_its_result_is_needed() -> None:
     with workers() as pool:
-        assert begin(__name__, lambda: [process_of(5, fails=True)], pool) == 1
+        assert begin(lambda: [process_of(5, fails=True)], pool) == (1, 1)
         with pytest.raises(ValueError, match="5 cannot be simulated"):
             process_of(5, fails=True)
 
 
-def test_a_module_without_simulations_is_not_gone_through_twice() -> None:
-    def once() -> Iterator[float]:
-        raise AssertionError("gone through")
-        yield 0.0
-
+def test_defaults_that_are_named_are_the_same_simulation() -> None:
     with workers() as pool:
-        assert begin("tests.papers.sharing_tables", once, pool) == 0
+        assert begin(lambda: [process_of(1), process_of(1, fails=False), process_of(number=1)], pool) == (
+            3,
+            1,
+        )
+        assert process_of(1) == process_of(1, fails=False) != os.getpid()
+
+
+def test_what_was_spent_is_known() -> None:
+    with workers() as pool:
+        begin(tables, pool)
+        list(tables())
+        [(name, (count, time_s))] = spent().items()
+    assert name.endswith(".process_of")
+    assert count == 3
+    assert time_s > 0
+    assert unfinished() == 0
