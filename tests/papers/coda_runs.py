@@ -5,6 +5,8 @@ Jobs are those of `penstock.simulator.generators.coda_month`, speeds those of Sy
 profile `coda` the contention-guard searches nevertheless by CODA's walk (at most four probes, which cost what they take), and slows CPU jobs that slow a training.
 
 Figures are sampled each five minutes (of the month each twenty) from half a day on until the last arrival.
+
+A *part* of the cluster is every fourth job of a day, and every fourth node: each node has the load of the whole, and a burst of CPU jobs has the part of the cluster that it has of the whole.
 """
 
 from collections.abc import Sequence
@@ -16,26 +18,29 @@ from typing import NamedTuple
 import numpy as np
 from msgspec.structs import replace
 
-from penstock.model.nodes import Isolation
+from penstock.model.nodes import Isolation, NodeSpec
 from penstock.model.settings import Contention
 from penstock.model.types import Estimate
 from penstock.policies.profiles import CODA as AS_IN_SOURCE
 from penstock.simulator.commands.options import judge
 from penstock.simulator.engine import Simulation
 from penstock.simulator.generators.base import source
-from penstock.simulator.generators.coda import CORES_PER_NODE, GPUS_PER_NODE, NODES
+from penstock.simulator.generators.coda import CORES_PER_NODE
+from penstock.simulator.generators.coda_month import make
 from penstock.simulator.job_models.catalogue import Run, work_for
 from penstock.simulator.job_models.cores import Cpu
 from penstock.simulator.job_models.restarts import RestartCost, RestartingWork
 from penstock.simulator.job_models.sharing import BANDWIDTH_KNEE
 from penstock.simulator.job_models.tables import SENSITIVITY, read_sensitivity
-from penstock.simulator.runs import no_collection
+from penstock.simulator.traces.importing import Trace
 from penstock.simulator.traces.jobs import TraceJob
 from tests.papers.parallel_runs import simulated
 from tests.papers.resampling import Floats
 from tests.support.command_line import simulate_options
 
-DAYS, MONTH = "coda/3-days", "coda/month"
+PART, DAYS, MONTH = "coda/1-day", "coda/3-days", "coda/month"
+EACH = 4
+"""Of `PART`: every so many-th job and node."""
 WARM_UP_S = 43_200.0
 AT_ONCE_S = 1.0
 TRAINING = RestartCost(2.5, 20.0, 0.0)
@@ -188,32 +193,37 @@ def mixed(jobs: Sequence[TraceJob], mix: Mix, seed: int) -> Sequence[TraceJob]:
     return found
 
 
+def part_of(nodes: Sequence[NodeSpec], jobs: Trace, seed: int) -> tuple[Sequence[NodeSpec], Trace]:
+    """A day on a part of the cluster."""
+    return nodes[::EACH], jobs._replace(jobs=make(seed, 1)[::EACH])
+
+
 @simulated(NONE)
 def run(trace: str, variant: Variant, seed: int, mix: Mix = AS_TRACED) -> Outcome:
-    given = judge(simulate_options(trace))
-    jobs = given.trace(seed)
+    given = judge(simulate_options(DAYS if trace == PART else trace))
+    nodes, jobs = given.cluster.under(seed), given.trace(seed)
+    if trace == PART:
+        nodes, jobs = part_of(nodes, jobs, seed)
     jobs = jobs._replace(jobs=mixed(jobs.jobs, mix, seed))
     settings = given.settings(variant.profile, seed)
     if variant.contention is not None:
         settings = replace(settings, contention=variant.contention)
-    work = work_for(given.job_model, jobs, given.path, settings, Run(nodes=given.nodes, cost_of=cost_of))
+    work = work_for(given.job_model, jobs, given.path, settings, Run(nodes=nodes, cost_of=cost_of))
     assert isinstance(work, RestartingWork)
     options = given.options._replace(predicts=with_best) if variant.best_cores else given.options
-    nodes = given.cluster.under(seed)
     if variant.caps:
         nodes = tuple(replace(node, isolation=WITH_MBA) for node in nodes)
     simulation = Simulation(nodes, settings, work, jobs.jobs, options)
-    each_s = 300.0 if trace == DAYS else 1_200.0
+    each_s = 1_200.0 if trace == MONTH else 300.0
     more = [
         (best(job.model, job.gpus)[0] if variant.best_cores else round(job.cores or 0))
         - round(job.cores or 0)
         for job in jobs.jobs
         if job.gpus
     ]
-    meter = Samples(simulation, work, each_s, jobs.jobs[-1].submit_s, more)
-    with no_collection():
-        while meter.step():
-            pass
+    meter = Samples(simulation, work, nodes, each_s, jobs.jobs[-1].submit_s, more)
+    while meter.step():
+        pass
     return meter.outcome()
 
 
@@ -242,12 +252,14 @@ class Samples:
         self,
         simulation: Simulation,
         work: RestartingWork,
+        nodes: Sequence[NodeSpec],
         each_s: float,
         until_s: float,
         more: Sequence[int],
     ) -> None:
         """`more`: of each training the cores that it gets beyond those it asks for."""
         self._simulation, self._work = simulation, work
+        self._gpus = sum(len(node.gpus) for node in nodes)
         self._each_s, self._until_s = each_s, until_s
         self._next_s = WARM_UP_S
         self._rows: list[Sample] = []
@@ -264,7 +276,7 @@ class Samples:
         return simulation.step()
 
     def _sample(self) -> Sample:
-        state, gpus = self._simulation.cell.state, NODES * GPUS_PER_NODE
+        state, gpus = self._simulation.cell.state, self._gpus
         held = self._simulation.meter.held
         busy = 0.0
         trains: dict[str, float] = {}

@@ -1,4 +1,7 @@
-"""CODA's cluster beside §VI: `python -m tests.papers.coda_tables`; its month alone: `--month`. How it is simulated: `tests.papers.coda_runs`.
+"""CODA's cluster beside §VI: `python -m tests.papers.coda_tables`; its month: `--month`. How it is simulated: `tests.papers.coda_runs`.
+
+Over 20 seeds a day on a quarter of the cluster is simulated, with every fourth job: load per node, mix of jobs and bursts are those of the whole, while a job with four GPUs takes a larger part of what there
+is, so that more GPUs are left over. The whole cluster for three days is there with one seed: FIFO, DRF and CODA.
 
 The utilisation of a GPU is the speed of its training relative to the best cores, mean over the GPUs held (§III-A1: rates of use are averages across active GPUs). The published one is
 that of the hardware, which is below 1 at its best: only the ratio between policies compares. Intervals: 95 % over seeds, resampled.
@@ -17,6 +20,7 @@ from tests.papers.coda_runs import (
     FIFO,
     MIXES,
     MONTH,
+    PART,
     WITH_CAPS,
     WITHOUT_ELIMINATOR,
     Mix,
@@ -24,12 +28,10 @@ from tests.papers.coda_runs import (
     Variant,
     run,
 )
-from tests.papers.parallel_runs import made_of_simulations
 from tests.papers.resampling import less, mean, more, ratio
 from tests.papers.tables import PaperTable, Row, main
 
-SEEDS, QUICK_SEEDS, MIX_SEEDS = 8, 4, 3
-made_of_simulations(__name__)
+SEEDS = 20
 
 
 class Published(NamedTuple):
@@ -148,8 +150,8 @@ class Contended(NamedTuple):
         yield Row("traffic by CPU jobs, on nodes with trainings", found[0], None, found[1])
 
 
-def month(_quick: bool) -> Iterator[PaperTable]:
-    """the month of 100,000 jobs alone, one seed"""
+def month() -> Iterator[PaperTable]:
+    """the month of 100,000 jobs, one seed"""
     for variant in (FIFO, CODA):
         found = run(MONTH, variant, 0)
         time = Row("processor time, s", found.cpu_s, None, None, MONTH_CPU_S, "lower")
@@ -157,17 +159,16 @@ def month(_quick: bool) -> Iterator[PaperTable]:
         yield PaperTable(f"coda-month-{variant.profile}", title, "%", [*rows(variant, [found]), time])
 
 
-def tables(quick: bool) -> Iterator[PaperTable]:
-    seeds = range(QUICK_SEEDS if quick else SEEDS)
+def tables() -> Iterator[PaperTable]:
+    for variant in (FIFO, DRF, CODA):
+        title = f"CODA's cluster for three days, one seed: {variant.title}"
+        found = [run(DAYS, variant, 0)]
+        yield PaperTable(f"coda-days-{variant.profile}", title, "%", list(rows(variant, found)))
     runs: dict[Variant, Sequence[Outcome]] = {}
     for variant in (FIFO, DRF, CODA, *ABLATIONS):
-        runs[variant] = [run(DAYS, variant, seed) for seed in seeds]
-        yield PaperTable(
-            f"coda-{variant.key}",
-            f"CODA's cluster for three days: {variant.title}",
-            "%",
-            list(rows(variant, runs[variant])),
-        )
+        runs[variant] = _of_seeds(variant)
+        title = f"A day on a quarter of CODA's cluster: {variant.title}"
+        yield PaperTable(f"coda-{variant.key}", title, "%", list(rows(variant, runs[variant])))
     yield PaperTable(
         "coda-utilisation",
         "Speed of trainings on their GPUs against FIFO",
@@ -183,11 +184,8 @@ def tables(quick: bool) -> Iterator[PaperTable]:
         "The source measures hardware, this the speed relative to the best cores: both scales are proportional if hardware is used in proportion to speed. FIFO sets the factor.",
     )
     contended = [Contended(AS_TRACED, runs[CODA], (), runs[WITHOUT_ELIMINATOR])]
-    for mix in () if quick else MIXES:
-        of = {
-            variant: [run(DAYS, variant, seed, mix) for seed in range(MIX_SEEDS)]
-            for variant in (CODA, WITH_CAPS, WITHOUT_ELIMINATOR)
-        }
+    for mix in MIXES:
+        of = {variant: _of_seeds(variant, mix) for variant in (CODA, WITH_CAPS, WITHOUT_ELIMINATOR)}
         contended.append(Contended(mix, of[CODA], of[WITH_CAPS], of[WITHOUT_ELIMINATOR]))
     yield PaperTable(
         "coda-eliminator",
@@ -204,8 +202,10 @@ def tables(quick: bool) -> Iterator[PaperTable]:
         )
     ]
     yield PaperTable("coda-users", "Longest of the users' 99th percentiles of queueing", "s", users)
-    if not quick:
-        yield from month(quick)
+
+
+def _of_seeds(variant: Variant, mix: Mix = AS_TRACED) -> Sequence[Outcome]:
+    return [run(PART, variant, seed, mix) for seed in range(SEEDS)]
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""CODA's cluster for three days as a workload on which profiles are compared: what it takes to run it, and its outcome in the measures of §VI.
+"""A day on a part of CODA's cluster as a workload on which profiles are compared: what it takes to run it, and its outcome in the measures of §VI.
 
-Jobs and speeds as in `tests.papers.coda_tables`: `coda/3-days`, a training that moves saves in 2.5 s and launches in 20 s, a CPU job that is aborted begins anew (its job states that it does
+Jobs and speeds as in `tests.papers.coda_tables`: every fourth job and node of a day, a training that moves saves in 2.5 s and launches in 20 s, a CPU job that is aborted begins anew (its job states that it does
 not save). Three settings, since the source's allocator overrides what users ask for and Penstock's does not, unless it is set to:
 
 - *cores known*: every training is estimated with its best number of cores, as after earlier runs; users' numbers count no more.
@@ -25,7 +25,7 @@ from penstock.simulator.generators.coda import CORES_PER_NODE
 from penstock.simulator.job_models.catalogue import Run, work_for
 from penstock.simulator.traces.jobs import TraceJob
 from penstock_services.estimator.core.resources.cores import n_start
-from tests.papers.coda_runs import AT_ONCE_S, DAYS, cost_of, with_best
+from tests.papers.coda_runs import AT_ONCE_S, DAYS, cost_of, part_of, with_best
 from tests.papers.parallel_runs import simulated
 from tests.support.command_line import simulate_options
 
@@ -59,15 +59,15 @@ def run(
 ) -> Outcome:
     """`without`, `contention`: as `PlacerSettings`."""
     given = judge(simulate_options(DAYS))
-    jobs = given.trace(seed)
+    nodes, jobs = part_of(given.cluster.under(seed), given.trace(seed), seed)
     settings = replace(given.settings(profile, seed), without=without, contention=contention)
-    work = work_for(given.job_model, jobs, given.path, settings, Run(nodes=given.nodes, cost_of=cost_of))
+    work = work_for(given.job_model, jobs, given.path, settings, Run(nodes=nodes, cost_of=cost_of))
     options = given.options._replace(saves=_has_gpus)
     if cores == "known":
         options = options._replace(predicts=with_best)
     if cores == "searched":
         options = options._replace(predicts=with_n_start, names_cores=lambda job: not job.gpus)
-    simulation = Simulation(given.cluster.under(seed), settings, work, jobs.jobs, options)
+    simulation = Simulation(nodes, settings, work, jobs.jobs, options)
     while simulation.step():
         pass
     assert simulation.figures(0, 0).unfinished_jobs == 0

@@ -4,7 +4,7 @@ A figure is how many times better `penstock` is than the policy of the paper, in
 workloads. The ablation leaves out one stage after the other (`PlacerSettings.without`) on the workload on which it matters. Intervals: 95 % over seeds, resampled.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from statistics import fmean
 from typing import NamedTuple, get_args
 
@@ -12,14 +12,10 @@ import numpy as np
 
 from penstock.model.settings import Contention, Stage
 from tests.papers import coda_workload, genie_tables, liquid_tables, muri_tables, specon_tables
-from tests.papers.parallel_runs import made_of_simulations
 from tests.papers.resampling import Interval, ratio
 from tests.papers.tables import PaperTable, Row, main
 
-made_of_simulations(__name__)
-SEEDS, QUICK_SEEDS = 20, 2
-CODA_SEEDS = 4
-"""Each takes ten thousand jobs through the engine, and eight of its figures come from four runs."""
+SEEDS, ABLATED_SEEDS = 20, 4
 LEAST, MORE, WORKLOADS_WITH_MORE = 0.98, 1.05, 3
 OURS = "penstock"
 OVERRIDES = Contention(users_cores="override")
@@ -37,8 +33,8 @@ class Workload(NamedTuple):
     higher_is_better: bool = False
     seeds: int = SEEDS
     """1: there is nothing random in it."""
-    ablated: int = QUICK_SEEDS
-    """Seeds of the ablation; 0: it is in that of another row."""
+    ablated: bool = True
+    """False: not on this workload."""
 
 
 def _liquid(trace: str, which: int, *, batch: bool) -> Measure:
@@ -79,29 +75,52 @@ def _coda_rows() -> Iterator[Workload]:
     for cores in rows:
         for what, of, higher in measures:
             label = f"cores {cores}{' for' if cores == 'searched' else ''}, {what}"
-            ablated = 1 if cores == "searched" else 0
-            yield Workload("CODA", label, "coda", _coda(cores, of), higher, CODA_SEEDS, ablated)
+            yield Workload("CODA", label, "coda", _coda(cores, of), higher, ablated=cores == "searched")
 
 
 WORKLOADS = (
+    Workload("Muri", "trace3, mean JCT", "muri-s", _muri("trace3", None), seeds=1),
+    Workload(
+        "Muri", "trace1, first 300 jobs, mean JCT", "muri-s", _muri("trace1", 300), seeds=1, ablated=False
+    ),
+    Workload(
+        "Muri", "trace2, first 300 jobs, mean JCT", "muri-s", _muri("trace2", 300), seeds=1, ablated=False
+    ),
+    Workload(
+        "Muri", "trace4, first 400 jobs, mean JCT", "muri-s", _muri("trace4", 400), seeds=1, ablated=False
+    ),
+    *_coda_rows(),
     Workload("Liquid", "batch on 5 nodes, mean JCT", "liquid", _liquid("liquid/batch-5", 0, batch=True)),
     Workload("Liquid", "batch on 5 nodes, makespan", "liquid", _liquid("liquid/batch-5", 1, batch=True)),
-    Workload("Liquid", "one job at a time, JCT", "liquid", _liquid("liquid/immediate", 0, batch=False)),
-    Workload("SpeCon", "fixed schedule, mean JCT", "specon", _specon("fixed", specon_tables.mean_s)),
-    Workload("SpeCon", "20 at random, mean JCT", "specon", _specon("random-20", specon_tables.mean_s)),
-    Workload("SpeCon", "30 at random, mean JCT", "specon", _specon("random-30", specon_tables.mean_s)),
     Workload(
-        "SpeCon", "50 at random on 8 nodes, mean JCT", "specon", _specon("random-50", specon_tables.mean_s)
+        "Liquid",
+        "one job at a time, JCT",
+        "liquid",
+        _liquid("liquid/immediate", 0, batch=False),
+        ablated=False,
+    ),
+    Workload(
+        "SpeCon", "fixed schedule, mean JCT", "specon", _specon("fixed", specon_tables.mean_s), ablated=False
+    ),
+    Workload("SpeCon", "20 at random, mean JCT", "specon", _specon("random-20", specon_tables.mean_s)),
+    Workload(
+        "SpeCon",
+        "30 at random, mean JCT",
+        "specon",
+        _specon("random-30", specon_tables.mean_s),
+        ablated=False,
+    ),
+    Workload(
+        "SpeCon",
+        "50 at random on 8 nodes, mean JCT",
+        "specon",
+        _specon("random-50", specon_tables.mean_s),
+        ablated=False,
     ),
     Workload("SpeCon", "20 at random, makespan", "specon", _specon("random-20", specon_tables.makespan_s)),
-    Workload("GENIE", "5 an hour, share in time", "genie", _genie(5), higher_is_better=True),
-    Workload("GENIE", "10 an hour, share in time", "genie", _genie(10), higher_is_better=True),
+    Workload("GENIE", "5 an hour, share in time", "genie", _genie(5), higher_is_better=True, ablated=False),
+    Workload("GENIE", "10 an hour, share in time", "genie", _genie(10), higher_is_better=True, ablated=False),
     Workload("GENIE", "20 an hour, share in time", "genie", _genie(20), higher_is_better=True),
-    Workload("Muri", "trace3, mean JCT", "muri-s", _muri("trace3", None), seeds=1),
-    Workload("Muri", "trace1, first 300 jobs, mean JCT", "muri-s", _muri("trace1", 300), seeds=1),
-    Workload("Muri", "trace2, first 300 jobs, mean JCT", "muri-s", _muri("trace2", 300), seeds=1),
-    Workload("Muri", "trace4, first 400 jobs, mean JCT", "muri-s", _muri("trace4", 400), seeds=1),
-    *_coda_rows(),
 )
 
 
@@ -125,12 +144,12 @@ def better(workload: Workload, ours: Sequence[float], theirs: Sequence[float]) -
     return ratio(ours, theirs) if workload.higher_is_better else ratio(theirs, ours)
 
 
-def tables(quick: bool) -> Iterator[PaperTable]:
+def tables() -> Iterator[PaperTable]:
     rows: list[Row] = []
     by_paper: dict[str, list[float]] = {}
     figures: dict[Workload, list[float]] = {}
     for workload in WORKLOADS:
-        seeds = range(min(QUICK_SEEDS, workload.seeds) if quick else workload.seeds)
+        seeds = range(workload.seeds)
         ours = figures[workload] = [workload.measure(OURS, seed, ()) for seed in seeds]
         theirs = [workload.measure(workload.own, seed, ()) for seed in seeds]
         found, interval = better(workload, ours, theirs)
@@ -149,19 +168,24 @@ def tables(quick: bool) -> Iterator[PaperTable]:
         "composed", "One profile on all workloads: better than each paper's own policy", "times", rows
     )
     yield named_cores()
+    yield _ablation(figures)
+
+
+def _ablation(figures: Mapping[Workload, Sequence[float]]) -> PaperTable:
+    """`figures`: with all stages."""
     rows = []
-    for workload in WORKLOADS:
+    for workload, found in figures.items():
         if not workload.ablated:
             continue
-        ours = figures[workload][: workload.ablated]
+        ours = found[:ABLATED_SEEDS]
         for stage in get_args(Stage):
             left_out = [workload.measure(OURS, seed, (stage,)) for seed in range(len(ours))]
             if not np.allclose(left_out, ours):
-                found, _ = better(workload, ours, left_out)
-                rows.append(Row(f"{workload.paper}, {workload.label}: {stage}", found))
-    yield PaperTable(
+                times, interval = better(workload, ours, left_out)
+                rows.append(Row(f"{workload.paper}, {workload.label}: {stage}", times, interval=interval))
+    return PaperTable(
         "composed-ablation", "What each stage of `penstock` brings: with it against without it", "times", rows,
-        f"The first {QUICK_SEEDS} seeds, of CODA's the first; stages that change nothing are left out. Mean figure with all stages: "
+        f"The first {ABLATED_SEEDS} seeds; stages that change nothing are left out. Mean figure with all stages: "
         + "; ".join(f"{one.paper}, {one.label} {fmean(found):,.4g}" for one, found in figures.items()),
     )  # fmt: skip
 

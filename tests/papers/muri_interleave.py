@@ -1,18 +1,19 @@
-"""Profile `interleave` under the rules of Muri's simulator, on traces and generated mixes: `python -m tests.papers.muri_interleave` (two minutes).
+"""Profile `interleave` under the rules of Muri's simulator, on traces and generated mixes: `python -m tests.papers.muri_interleave`.
 
-Each line: average JCT without groups (SRSF where run times are known, else Tiresias) as a multiple of ours, and ours restarts per job.
+Each row: average JCT without groups (SRSF where run times are known, else Tiresias) as a multiple of ours, and our restarts per job. A trace is simulated once; of each of the 72 mixes one seed is: over
+seeds the same is measured through the engine (`mixes` of `tests.papers.muri_tables`).
 
-What is due to what: `--alone`: no stages are known, so no jobs share, and only the order differs; `--few`: the mixes in which hardly any job waits, run times known, over several seeds, with stage
+What is due to what: `--alone`: no stages are known, so no jobs share, and only the order differs; `--few`: the mixes in which hardly any job waits, run times known, over 20 seeds, with stage
 times that are right or wrong, and with starts that cost or cost nothing.
 """
 
 import os
-from argparse import ArgumentParser
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import product
 from math import inf
 from pathlib import Path
 from statistics import geometric_mean
+from typing import NamedTuple
 
 from penstock.model.settings import TIRESIAS_LIMITS_GPU_S
 from penstock.policies.group_plan import group_plan
@@ -21,6 +22,9 @@ from penstock.policies.interleave import Interleave
 from tests.papers import muri_reference as reference
 from tests.papers.muri_mixes import mix, noisy
 from tests.papers.muri_planned import Planned, Profiled, measured
+from tests.papers.parallel_runs import simulated
+from tests.papers.resampling import mean
+from tests.papers.tables import PaperTable, Row, main
 
 DATA = Path(os.environ.get("PENSTOCK_DATA", Path(__file__).parents[2] / "../shared/data")) / "muri"
 TRACES = (
@@ -30,8 +34,10 @@ TRACES = (
 """Name, and of the long ones so many of the first jobs: without groups their queues grow for the whole trace."""
 ONE_GPU, LOADS, NOISES, JOBS = (0.0, 0.5, 0.9, 1.0), (0.5, 1.0, 1.5), (0.0, 0.5, 1.0), 200
 EQUAL = 0.999
-FEW, FEW_SEEDS = ((1.0, 46), (1.5, 52)), range(5_000, 5_005)
-"""(load, seed of `of_mixes`) of mixes with 90 % one-GPU jobs, and the further seeds."""
+FEW, FEW_SEEDS = ((1.0, 46), (1.5, 52)), range(5_000, 5_019)
+"""(load, seed of `_of_mixes`) of mixes with 90 % one-GPU jobs, and the further seeds."""
+GEOMETRIC = 1.6
+_KNOWN = {True: "known", False: "unknown"}
 
 
 def no_stages(job: reference.Job) -> tuple[float, float, float, float]:
@@ -49,71 +55,103 @@ def ours(known: bool, profiled: Profiled = measured) -> Planned:
     return Planned(stage.solve, key, known=known, profiled=profiled, listed=MAX_IN_ORDER, truth=truth)
 
 
-def without_groups(jobs: list[reference.Job], known: bool) -> float:
-    """Mean JCT, s."""
-    return reference.simulate(jobs, reference.srsf() if known else reference.Tiresias()).mean_jct
+class Outcome(NamedTuple):
+    """Mean JCT without groups over ours, and our restarts per job."""
+
+    ratio: float
+    restarts: float
 
 
-def of_traces(profiled: Profiled = measured) -> Iterator[tuple[str, float, float]]:
-    """(what, ratio, restarts per job)."""
+def compared(jobs: Callable[[], list[reference.Job]], known: bool, profiled: Profiled) -> Outcome:
+    """A run changes its jobs."""
+    baseline = reference.simulate(jobs(), reference.srsf() if known else reference.Tiresias())
+    found = reference.simulate(jobs(), ours(known, profiled))
+    return Outcome(baseline.mean_jct / found.mean_jct, found.restarts)
+
+
+@simulated(Outcome(1.0, 1.0))
+def of_trace(trace: str, first: int | None, known: bool, stages: bool = True) -> Outcome:
+    profiled = measured if stages else no_stages
+    return compared(lambda: reference.read(DATA, trace, first), known, profiled)
+
+
+@simulated(Outcome(1.0, 1.0))
+def of_mix(
+    seed: int, one_gpu: float, load: float, noise: float, known: bool, starts_cost: bool = True
+) -> Outcome:
+    def jobs() -> list[reference.Job]:
+        found = mix(DATA, seed, one_gpu=one_gpu, load=load, jobs=JOBS)
+        for job in found:
+            job.overhead *= starts_cost
+        return found
+
+    return compared(jobs, known, noisy(noise, seed))
+
+
+def _of_traces(stages: bool = True) -> PaperTable:
+    rows, ratios = [], []
     for (trace, first), known in product(TRACES, (True, False)):
-        alone = without_groups(reference.read(DATA, trace, first), known)
-        shared = reference.simulate(reference.read(DATA, trace, first), ours(known, profiled))
+        found = of_trace(trace, first, known, stages)
         jobs = trace if first is None else f"{trace}, first {first}"
-        what = f"{jobs}, run times {'known' if known else 'unknown'}"
-        yield what, alone / shared.mean_jct, shared.restarts
-
-
-def of_mixes() -> Iterator[tuple[str, float, float]]:
-    """As `of_traces`."""
-    for seed, (one_gpu, load, noise, known) in enumerate(product(ONE_GPU, LOADS, NOISES, (True, False))):
-        mixes = [mix(DATA, seed, one_gpu=one_gpu, load=load, jobs=JOBS) for _ in range(2)]
-        alone = without_groups(mixes[0], known)
-        shared = reference.simulate(mixes[1], ours(known, noisy(noise, seed)))
-        what = (
-            f"one GPU {one_gpu:.0%}, load {load}, noise {noise}, run times {'known' if known else 'unknown'}"
-        )
-        yield what, alone / shared.mean_jct, shared.restarts
-
-
-def of_few() -> Iterator[tuple[str, float, float]]:
-    """As `of_traces`."""
-    for (load, first), costs, noise in product(FEW, (True, False), (0.0, 1.0)):
-        for seed in (first, *FEW_SEEDS):
-            mixes = [mix(DATA, seed, one_gpu=0.9, load=load, jobs=JOBS) for _ in range(2)]
-            for job in (*mixes[0], *mixes[1]):
-                job.overhead *= costs
-            alone = without_groups(mixes[0], known=True)
-            shared = reference.simulate(mixes[1], ours(True, noisy(noise, seed)))
-            what = f"one GPU 90%, load {load}, noise {noise}, starts {'cost' if costs else 'cost nothing'}, seed {seed}"
-            yield what, alone / shared.mean_jct, shared.restarts
-
-
-def main() -> None:
-    parser = ArgumentParser(prog="python -m tests.papers.muri_interleave")
-    which = parser.add_mutually_exclusive_group()
-    which.add_argument("--alone", action="store_true", help="traces without stages: only the order differs")
-    which.add_argument("--few", action="store_true", help="mixes in which hardly any job waits")
-    asked = parser.parse_args()
-    if asked.alone:
-        report("traces without stages", of_traces(no_stages))
-    elif asked.few:
-        report("mixes in which few wait", of_few())
-    else:
-        report("traces", of_traces())
-        report("mixes", of_mixes())
-
-
-def report(name: str, rows: Iterator[tuple[str, float, float]]) -> None:
-    found = []
-    for what, ratio, restarts in rows:
-        found.append(ratio)
-        print(f"{what}: {ratio:.3f}, {restarts:.2f} restarts", flush=True)
-    below = sum(ratio < EQUAL for ratio in found)
-    print(
-        f"{name}: geometric mean {geometric_mean(found):.3f}, least {min(found):.3f}, {below} of {len(found)} below {EQUAL}"
+        ratios.append(found.ratio)
+        rows.append(_row(f"{jobs}, run times {_KNOWN[known]}", found))
+    rows.append(Row("geometric mean", geometric_mean(ratios), reach=GEOMETRIC if stages else None))
+    key, title = (
+        ("interleave-traces", "")
+        if stages
+        else ("interleave-alone", ", no stages known: only the order differs")
+    )
+    return PaperTable(
+        key,
+        f"Profile interleave by the rules of Muri's simulator{title}: mean JCT, SRSF or Tiresias over it",
+        "times",
+        rows,
     )
 
 
+def _of_mixes() -> PaperTable:
+    rows = []
+    for seed, (one_gpu, load, noise, known) in enumerate(product(ONE_GPU, LOADS, NOISES, (True, False))):
+        label = f"one GPU {one_gpu:.0%}, load {load}, noise {noise}, run times {_KNOWN[known]}"
+        rows.append(_row(label, of_mix(seed, one_gpu, load, noise, known)))
+    rows.append(Row("geometric mean", geometric_mean([row.here for row in rows])))
+    title = "Profile interleave on generated mixes, by the rules of Muri's simulator: mean JCT, SRSF or Tiresias over it"
+    return PaperTable("interleave-mixes", title, "times", rows, f"{JOBS} jobs each, one seed.")
+
+
+def _row(label: str, found: Outcome) -> Row:
+    """Equal within a thousandth is not below."""
+    return Row(label, found.ratio, reach=EQUAL, remark=f"{found.restarts:.2f} restarts per job")
+
+
+def tables() -> Iterator[PaperTable]:
+    yield _of_traces()
+    yield _of_mixes()
+
+
+def alone() -> Iterator[PaperTable]:
+    """traces without stages: only the order differs"""
+    yield _of_traces(stages=False)
+
+
+def few() -> Iterator[PaperTable]:
+    """mixes in which hardly any job waits"""
+    rows = []
+    for (load, first), cost, noise in product(FEW, (True, False), (0.0, 1.0)):
+        found = [of_mix(seed, 0.9, load, noise, True, cost).ratio for seed in (first, *FEW_SEEDS)]
+        here, interval = mean(found)
+        label = f"load {load}, noise {noise}, starts {'cost' if cost else 'cost nothing'}"
+        rows.append(
+            Row(
+                label,
+                here,
+                interval=interval,
+                remark=f"least {min(found):.3f}, of seed {first} {found[0]:.3f}",
+            )
+        )
+    title = "Mixes of 90 % one-GPU jobs, run times known: mean JCT, SRSF over interleave"
+    yield PaperTable("interleave-few", title, "times", rows)
+
+
 if __name__ == "__main__":
-    main()
+    main("tests.papers.muri_interleave", tables, alone=alone, few=few)
