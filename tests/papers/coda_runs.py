@@ -193,7 +193,7 @@ def mixed(jobs: Sequence[TraceJob], mix: Mix, seed: int) -> Sequence[TraceJob]:
     return found
 
 
-def part_of(nodes: Sequence[NodeSpec], jobs: Trace, seed: int) -> tuple[Sequence[NodeSpec], Trace]:
+def part_of(nodes: tuple[NodeSpec, ...], jobs: Trace, seed: int) -> tuple[tuple[NodeSpec, ...], Trace]:
     """A day on a part of the cluster."""
     return nodes[::EACH], jobs._replace(jobs=make(seed, 1)[::EACH])
 
