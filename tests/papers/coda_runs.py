@@ -141,10 +141,7 @@ ABLATIONS = (
     Variant("best cores alone, DRF", "drf", best_cores=True),
 )
 AS_TRACED = Mix("0.5 % of the CPU jobs with high demand, all models")
-MIXES = (
-    Mix("the same, language and speech models only", language_and_speech=True),
-    Mix("5 % with high demand, language and speech models only", 0.05, language_and_speech=True),
-)
+CONTENDED = Mix("5 % with high demand, language and speech models only", 0.05, language_and_speech=True)
 LANGUAGE_AND_SPEECH = ("bert", "deepspeech", "gnmt", "lstm", "m5", "transformer")
 
 

@@ -15,10 +15,10 @@ from tests.papers.coda_runs import (
     ABLATIONS,
     AS_TRACED,
     CODA,
+    CONTENDED,
     DAYS,
     DRF,
     FIFO,
-    MIXES,
     MONTH,
     PART,
     WITH_CAPS,
@@ -183,10 +183,11 @@ def tables() -> Iterator[PaperTable]:
         list(in_their_terms(runs)),
         "The source measures hardware, this the speed relative to the best cores: both scales are proportional if hardware is used in proportion to speed. FIFO sets the factor.",
     )
-    contended = [Contended(AS_TRACED, runs[CODA], (), runs[WITHOUT_ELIMINATOR])]
-    for mix in MIXES:
-        of = {variant: _of_seeds(variant, mix) for variant in (CODA, WITH_CAPS, WITHOUT_ELIMINATOR)}
-        contended.append(Contended(mix, of[CODA], of[WITH_CAPS], of[WITHOUT_ELIMINATOR]))
+    of = {variant: _of_seeds(variant, CONTENDED) for variant in (CODA, WITH_CAPS, WITHOUT_ELIMINATOR)}
+    contended = (
+        Contended(AS_TRACED, runs[CODA], (), runs[WITHOUT_ELIMINATOR]),
+        Contended(CONTENDED, of[CODA], of[WITH_CAPS], of[WITHOUT_ELIMINATOR]),
+    )
     yield PaperTable(
         "coda-eliminator",
         "CODA with and without the contention eliminator",

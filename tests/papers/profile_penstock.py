@@ -1,4 +1,4 @@
-"""`python -m tests.papers.profile_penstock [--quick]`: profile `penstock` against `fifo`, `liquid`, `srtf` and `fifo-strict`.
+"""`python -m tests.papers.profile_penstock`: profile `penstock` against `fifo`, `liquid`, `srtf` and `fifo-strict`.
 
 Run times are learned by the estimator during the run, and stops cost a save, a launch and lost work. Two things are judged: mean job completion time against the better one of
 `fifo` and `liquid`, and the 99th percentile of the time that large gangs wait, against `fifo-strict`, which lets nobody pass them.
@@ -7,10 +7,8 @@ Mixes: 600 jobs of 30 kinds by five owners on 8 × 8 GPUs. A kind has an owner, 
 They come at random times; the load is 0.6 to 1.4.
 """
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
-from statistics import mean
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
@@ -18,16 +16,19 @@ import numpy as np
 
 from penstock.policies.profiles import READ_DURATIONS
 from penstock.simulator.commands.options import judge
-from penstock.simulator.engine import Simulation
+from penstock.simulator.engine import Durations, Simulation
+from tests.papers.parallel_runs import simulated
+from tests.papers.resampling import mean
+from tests.papers.tables import PaperTable, Row, main
 from tests.support.command_line import simulate_options
 
 PROFILES = ("fifo", "fifo-strict", "liquid", "srtf", "penstock")
-TRACES = ("trace1", "trace1_pr", "trace2", "trace2_pr", "trace3", "trace3_pr", "trace4", "trace4_pr")
-QUICK = ("trace3", "trace3_pr")
+TRACES = tuple(f"muri/trace{number}{suffix}" for number in range(1, 5) for suffix in ("", "_pr"))
+MIX = "mix-"
 CLUSTER, GPUS = "8x8", 64
 RESTARTS = ("--restart-cost", "5s,20s,10m")
 LARGE_GPUS = 8  # a node, or more
-SEEDS, QUICK_SEEDS = 20, 4
+SEEDS = 20
 KINDS, JOBS, OWNERS = 30, 600, 5
 SIZES = (1, 1, 1, 2, 4, 8, 8, 16)
 SHORTEST_S, LONGEST_S = 60.0, 86_400.0
@@ -71,46 +72,48 @@ def found(simulation: Simulation) -> Found:
     )
 
 
-def compared(path: Path) -> dict[str, Found]:
-    given = judge(simulate_options(str(path), "--cluster", CLUSTER, *RESTARTS))
-    trace = given.trace(0)
-    by_profile = {}
-    for profile in PROFILES:
-        simulation = given.simulation(
-            profile, 0, trace, durations="learned" if profile in READ_DURATIONS else "unknown"
-        )
+@simulated(Found(1.0, 1.0, 0.0))
+def of(name: str, profile: str) -> Found:
+    """`name`: of a trace, or `mix-SEED`."""
+    with TemporaryDirectory() as folder:
+        path = Path(name)
+        if name.startswith(MIX):
+            path = Path(folder) / f"{name}.csv"
+            path.write_text(mix(int(name.removeprefix(MIX))))
+        given = judge(simulate_options(str(path), "--cluster", CLUSTER, *RESTARTS))
+        durations: Durations = "learned" if profile in READ_DURATIONS else "unknown"
+        simulation = given.simulation(profile, 0, given.trace(0), durations=durations)
         while simulation.step():
             pass
-        by_profile[profile] = found(simulation)
-    return by_profile
+        return found(simulation)
 
 
-def all_compared(traces: tuple[str, ...], seeds: int) -> Iterator[tuple[str, dict[str, Found]]]:
-    for trace in traces:
-        yield trace, compared(Path(f"muri/{trace}"))
-    with TemporaryDirectory() as folder:
-        for seed in range(seeds):
-            path = Path(folder) / f"mix-{seed}.csv"
-            path.write_text(mix(seed))
-            yield path.stem, compared(path)
+def jct_ratio(name: str) -> float:
+    """Mean completion time over that of the better one of `fifo` and `liquid`."""
+    return of(name, "penstock").mean_jct_s / min(of(name, other).mean_jct_s for other in ("fifo", "liquid"))
 
 
-def main(arguments: list[str]) -> None:
-    quick = "--quick" in arguments
-    jct: list[float] = []
-    wait: list[float] = []
-    print(f"{'':<10}" + "".join(f"{profile:>14}" for profile in PROFILES) + "   JCT ratio   gang wait ratio")
-    for name, by_profile in all_compared(QUICK if quick else TRACES, QUICK_SEEDS if quick else SEEDS):
-        ours = by_profile["penstock"]
-        jct.append(ours.mean_jct_s / min(by_profile[other].mean_jct_s for other in ("fifo", "liquid")))
-        wait.append(ours.large_gangs_p99_wait_s / max(1.0, by_profile["fifo-strict"].large_gangs_p99_wait_s))
-        row = "".join(f"{by_profile[profile].mean_jct_s:>14,.0f}" for profile in PROFILES)
-        print(f"{name:<10}{row}   {jct[-1]:>9.3f}   {wait[-1]:>15.3f}", flush=True)
-    print(f"mean JCT against the better of fifo and liquid: mean {mean(jct):.3f}, worst {max(jct):.3f}")
-    print(
-        f"p99 wait of gangs of {LARGE_GPUS} GPUs and more against fifo-strict: mean {mean(wait):.3f}, worst {max(wait):.3f}"
+def tables() -> Iterator[PaperTable]:
+    jct: list[Row] = []
+    wait: list[Row] = []
+    means: list[Row] = []
+    for name in (*TRACES, *(f"{MIX}{seed}" for seed in range(SEEDS))):
+        here = {profile: of(name, profile) for profile in PROFILES}
+        means += [Row(f"{name}, {profile}", one.mean_jct_s) for profile, one in here.items()]
+        jct.append(Row(name, jct_ratio(name), better="lower"))
+        waits_s = here["penstock"].large_gangs_p99_wait_s, here["fifo-strict"].large_gangs_p99_wait_s
+        wait.append(Row(name, waits_s[0] / max(1.0, waits_s[1]), better="lower"))
+    for rows in (jct, wait):
+        found, interval = mean([row.here for row in rows])
+        worst = max(row.here for row in rows)
+        rows.append(Row("mean", found, interval=interval, better="lower", remark=f"worst {worst:.3f}"))
+    yield PaperTable("profile-means", "Mean JCT", "s", means)
+    yield PaperTable(
+        "profile-jct", "Profile penstock: mean JCT over the better of fifo and liquid", "times", jct
     )
+    title = f"Profile penstock: 99th percentile of the wait of gangs of {LARGE_GPUS} GPUs and more, over fifo-strict"
+    yield PaperTable("profile-waits", title, "times", wait)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main("tests.papers.profile_penstock", tables)
