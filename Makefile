@@ -52,8 +52,7 @@ schemas: venv ## Generate schemas/ from the event models
 bench: venv ## Measure, write bench.json, print it as a table
 	$(BIN)/python -m tests.bench
 
-papers: venv ## Every published figure that PENSTOCK_DATA lets us reproduce, and papers.html and papers.json (hours; --quick: python -m tests.papers --quick)
-	$(BIN)/python -m pytest tests/papers -m "" -v
+papers: venv ## Every table and figure of the five papers beside what comes out here, as papers.html and papers.json (25 minutes on two cores; needs PENSTOCK_DATA)
 	$(BIN)/python -m tests.papers --json papers.json --page papers.html
 
 faults: venv ## The long fault runs: more kills, more seeds than CI
@@ -72,8 +71,8 @@ deploy-check: venv ## Follow infra/deploy/README.md, block by block, on six mach
 chaos: venv ## The fault laboratory: SEEDS runs of the real services (SEEDS=500); failures print their replay
 	$(BIN)/python -m tests.faults.laboratory --seeds $(SEEDS)
 
-long: venv ## The tests that the CI run leaves out, but for those of papers, faults, deploy-check and live (half an hour)
-	$(PYTEST) tests/unit tests/simulation tests/integration tests/e2e -m slow \
+long: venv ## The tests that the CI run leaves out, but for those of faults, deploy-check and live (half an hour, and with PENSTOCK_DATA another hour)
+	$(PYTEST) tests/papers tests/unit tests/simulation tests/integration tests/e2e -m slow \
 	  --deselect tests/e2e/test_deploy.py --deselect tests/e2e/test_cores.py --deselect tests/e2e/test_turns.py --deselect tests/e2e/test_contention.py
 
 live: venv ## Promised figures of real processes: step times follow cores, four jobs in turns on one GPU, cores and contention of trainings (5 minutes)

@@ -10,6 +10,7 @@ MODULES = (
     "coda_tables",
     "composed_tables",
     "genie_tables",
+    "prediction_tables",
     "specon_tables",
     "liquid_tables",
     "sharing_tables",

@@ -44,6 +44,8 @@ from tests.papers.tables import PaperTable, Row, main
 
 SEEDS = 20
 HOURS, DAY = 8, 24
+OWN_MODEL_HOURS = 4
+"""By GENIE's own model all policies are overloaded, and what they cost grows with the square of the queue."""
 NODES, GPUS = 4, 4
 RATES = (5, 10, 20)
 SCALES = (4, 8, 16, 32)
@@ -292,7 +294,7 @@ def rows(
         makespans.append(
             averaged(f"{label}: {NAMES[choose]}", ended, best["makespan"] if ours else None, "lower")
         )
-        best = {"met": max(best["met"], fmean(share)), "makespan": min(best["makespan"], fmean(ended))}
+        best = {"met": max(best["met"], met[-1].here), "makespan": min(best["makespan"], makespans[-1].here)}
     return met, makespans
 
 
@@ -372,10 +374,13 @@ def tables() -> Iterator[PaperTable]:
     yield from making_way(seeds)
     found = []
     for choose in ("ratio", "qos", "protect"):
-        ours = [100 * run(20, choose, seed, learner=GENIES).met for seed in seeds]
+        ours = [100 * run(20, choose, seed, learner=GENIES, hours=OWN_MODEL_HOURS).met for seed in seeds]
         found.append(averaged(f"20/h: {NAMES[choose]}", ours))
     yield PaperTable(
-        "genie-own-model", "Predicted by GENIE's own model (eq. 1 – 3): tasks in time", "%", found
+        "genie-own-model",
+        f"Predicted by GENIE's own model (eq. 1 – 3), {OWN_MODEL_HOURS} hours: tasks in time",
+        "%",
+        found,
     )
 
 

@@ -4,66 +4,44 @@ What is taught by "other models" are the five that are not asked about. `-s` sho
 """
 
 import csv
-import os
 from functools import cache
-from pathlib import Path
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from penstock_services.estimator.core.step_time.fit import fit, learn_prior, reference_batch
+from penstock_services.estimator.core.step_time.fit import fit, reference_batch
 from penstock_services.estimator.core.step_time.model import StepModel
 from penstock_services.estimator.core.step_time.placements import (
     Cell,
     Measurement,
     Table,
     table,
-    why_rejected,
 )
 from penstock_services.estimator.core.step_time.prior import WIDE, Prior
-from tests.papers.estimator.step_validation import MODELS as LEARNERS
 from tests.papers.estimator.step_validation import (
-    errors,
-    genies_light,
     light,
     noise,
     share_of,
     without,
 )
+from tests.papers.prediction_tables import DATA, LIGHT, NETWORKS, step_errors, step_times, taught_without
 
-DATA = Path(os.environ.get("PENSTOCK_DATA", Path(__file__).parents[2] / "../shared/data")) / "pollux/traces"
-MODELS = ("bert", "cifar10", "deepspeech2", "imagenet", "ncf", "yolov3")
-LIGHT = 15  # points of a light profile
+TRACES = DATA / "pollux/traces"
 SEEDS = 10
 
 pytestmark = pytest.mark.skipif(
-    not (DATA / "bert/placements.csv").is_file(),
-    reason=f"Pollux' step times are not in {DATA}; set PENSTOCK_DATA to the folder that holds pollux/",
+    not (TRACES / "bert/placements.csv").is_file(),
+    reason=f"Pollux' step times are not in {TRACES}; set PENSTOCK_DATA to the folder that holds pollux/",
 )
 
 
 Floats = NDArray[np.float64]
 
 
-@cache
-def measured(model: str) -> Table:
-    with (DATA / model / "placements.csv").open() as file:
-        runs = [
-            Measurement(
-                Cell(tuple(map(int, row["placement"])), float(row["local_bsz"])), float(row["step_time"])
-            )
-            for row in csv.DictReader(file)
-        ]
-    assert not any(map(why_rejected, runs))
-    found = table(runs)
-    assert len(found.cells) == len(runs)
-    return found
-
-
 def scaled_up(model: str) -> Table:
     """6 to 16 nodes, GPUs spread evenly: far beyond the placements that are profiled."""
-    with (DATA / model / "scalability.csv").open() as file:
+    with (TRACES / model / "scalability.csv").open() as file:
         runs = []
         for row in csv.DictReader(file):
             each, more = divmod(int(row["num_replicas"]), nodes := int(row["num_nodes"]))
@@ -72,13 +50,8 @@ def scaled_up(model: str) -> Table:
     return table(runs)
 
 
-@cache
-def taught_without(model: str) -> Prior:
-    return learn_prior([measured(other) for other in MODELS if other != model], np.random.default_rng(1))
-
-
 def light_profile(model: str, prior: Prior) -> StepModel:
-    whole, rng = measured(model), np.random.default_rng(0)
+    whole, rng = step_times(model), np.random.default_rng(0)
     return fit(light(whole, prior, LIGHT, rng), prior, reference_batch(whole))
 
 
@@ -98,14 +71,14 @@ def show(name: str, errors: Floats, held: NDArray[np.bool_] | None = None) -> No
 def profiled(model: str, known: str) -> tuple[Floats, NDArray[np.bool_], Floats, Floats]:
     """(errors, whether intervals hold them, errors on 6 to 16 nodes, half of the intervals' width in ln) after a light profile."""
     found = light_profile(model, taught_without(model) if known == "others" else WIDE)
-    asked = without(measured(model), found.table)
+    asked = without(step_times(model), found.table)
     error, inside = judge(found, asked)
     half = found.factor(0.9) * found.steps(list(asked.cells)).spread
     return error, inside, judge(found, scaled_up(model))[0], half
 
 
 @pytest.mark.parametrize("known", ["others", "nothing"])
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", NETWORKS)
 def test_fifteen_points_predict_the_rest(model: str, known: str) -> None:
     """Each model is new to the cluster and profiled on 15 cells of its own plan; 526 to 1,647 others are asked for."""
     error, inside, _, half = profiled(model, known)
@@ -121,7 +94,7 @@ def test_fifteen_points_predict_the_rest(model: str, known: str) -> None:
 def test_fifteen_points_predict_the_rest_of_all(known: str) -> None:
     """All cells of all models, and far beyond what was profiled: 6 to 16 nodes."""
     errors, held, far, half = (
-        np.concatenate(parts) for parts in zip(*(profiled(model, known) for model in MODELS), strict=True)
+        np.concatenate(parts) for parts in zip(*(profiled(model, known) for model in NETWORKS), strict=True)
     )
     show(f"all, {LIGHT} points, {known} known", errors, held)
     show("all, on 6 to 16 nodes", far)
@@ -143,12 +116,12 @@ def test_bert_is_slower_on_two_nodes_than_on_three() -> None:
 @pytest.mark.parametrize("unit", ["cells", "placements"])
 def test_half_measured_shows_the_other_half(unit: str) -> None:
     """The cluster ran each model on half of its cells, or on half of its placements at all batches."""
-    per_model: dict[str, list[float]] = {model: [] for model in MODELS}
+    per_model: dict[str, list[float]] = {model: [] for model in NETWORKS}
     pooled, held = [], []
     for seed in range(SEEDS):
         errors = []
-        for model in MODELS:
-            whole, rng = measured(model), np.random.default_rng(seed)
+        for model in NETWORKS:
+            whole, rng = step_times(model), np.random.default_rng(seed)
             seen = share_of(whole, 0.5, unit, rng)
             found = fit(seen, taught_without(model), reference_batch(whole))
             error, inside = judge(found, without(whole, seen))
@@ -168,20 +141,13 @@ def test_half_measured_shows_the_other_half(unit: str) -> None:
 def test_half_measured_is_near_the_noise_of_one_measurement() -> None:
     """Why 13 % over all cells of all models is out of reach: a single measurement lies off its own mean by 12 % in one of
     twenty, and so would a model that knew every mean."""
-    found = np.concatenate([noise(measured(model)) for model in MODELS])
+    found = np.concatenate([noise(step_times(model)) for model in NETWORKS])
     show("noise", found)
     assert 0.11 < np.quantile(found, 0.95) < 0.13
 
 
 def test_genies_own_form_is_far_off_here() -> None:
     """Why our default is not `genie`: eq. 1–3 know no slow second node and no host that slows its GPUs."""
-    found = []
-    for model in MODELS:
-        whole = measured(model)
-        shown = genies_light(whole, LIGHT)
-        speak = LEARNERS["genie"](shown, WIDE, 1.0, np.random.default_rng(0))
-        rest = without(whole, shown)
-        found.append(errors(speak(rest.cells), rest).relative)
-    off = np.concatenate(found)
+    off = np.array([error for model in NETWORKS for error in step_errors(model, "genie")])
     show("genie, B + N + G runs", off)
     assert 0.30 < np.quantile(off, 0.95) < 3.0

@@ -21,7 +21,7 @@ DATA = Path(os.environ.get("PENSTOCK_DATA", Path(__file__).parents[2] / "../shar
 PUBLISHED = DATA / "published_results"
 FOLDERS = {"0.5": "workloads-0.5", "1.0": "workloads", "1.5": "workloads-1.5", "2.0": "workloads-2.0"}
 IN_CI = {("0.5", 1), ("0.5", 2), ("1.0", 1), ("1.0", 2)}
-"""(load, workload); `make papers` runs all of them, in minutes."""
+"""(load, workload); `make long` runs all of them, in minutes."""
 
 pytestmark = pytest.mark.skipif(
     not PUBLISHED.is_dir(),

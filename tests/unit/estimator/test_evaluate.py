@@ -179,7 +179,7 @@ def test_families_need_two_gpu_models(tmp_path: Path, capsys: pytest.CaptureFixt
 
 
 def test_it_runs_as_a_process_of_its_own(table: Path) -> None:
-    """What `make papers` and people start: one process, figures on stdout, exit code 2 for bad data."""
+    """What people start: one process, figures on stdout, exit code 2 for bad data."""
     command = [sys.executable, "-m", "tests.papers.estimator", str(table), "--model", "linear", "-o", "json"]
     ran = subprocess.run(command, capture_output=True, check=True, timeout=100)
     assert "linear" in orjson.loads(ran.stdout)["models"]
