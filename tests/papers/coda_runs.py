@@ -190,17 +190,18 @@ def mixed(jobs: Sequence[TraceJob], mix: Mix, seed: int) -> Sequence[TraceJob]:
     return found
 
 
-def part_of(nodes: tuple[NodeSpec, ...], jobs: Trace, seed: int) -> tuple[tuple[NodeSpec, ...], Trace]:
-    """A day on a part of the cluster."""
-    return nodes[::EACH], jobs._replace(jobs=make(seed, 1)[::EACH])
+@cache
+def workload(trace: str, seed: int) -> Trace:
+    if trace != PART:
+        return judge(simulate_options(trace)).trace(seed)
+    return workload(DAYS, 0)._replace(jobs=make(seed, 1)[::EACH])
 
 
 @simulated(NONE)
 def run(trace: str, variant: Variant, seed: int, mix: Mix = AS_TRACED) -> Outcome:
     given = judge(simulate_options(DAYS if trace == PART else trace))
-    nodes, jobs = given.cluster.under(seed), given.trace(seed)
-    if trace == PART:
-        nodes, jobs = part_of(nodes, jobs, seed)
+    nodes, jobs = given.cluster.under(seed), workload(trace, seed)
+    nodes = nodes[::EACH] if trace == PART else nodes
     jobs = jobs._replace(jobs=mixed(jobs.jobs, mix, seed))
     settings = given.settings(variant.profile, seed)
     if variant.contention is not None:

@@ -25,7 +25,7 @@ from penstock.simulator.generators.coda import CORES_PER_NODE
 from penstock.simulator.job_models.catalogue import Run, work_for
 from penstock.simulator.traces.jobs import TraceJob
 from penstock_services.estimator.core.resources.cores import n_start
-from tests.papers.coda_runs import AT_ONCE_S, DAYS, cost_of, part_of, with_best
+from tests.papers.coda_runs import AT_ONCE_S, DAYS, EACH, PART, cost_of, with_best, workload
 from tests.papers.parallel_runs import simulated
 from tests.support.command_line import simulate_options
 
@@ -59,7 +59,7 @@ def run(
 ) -> Outcome:
     """`without`, `contention`: as `PlacerSettings`."""
     given = judge(simulate_options(DAYS))
-    nodes, jobs = part_of(given.cluster.under(seed), given.trace(seed), seed)
+    nodes, jobs = given.cluster.under(seed)[::EACH], workload(PART, seed)
     settings = replace(given.settings(profile, seed), without=without, contention=contention)
     work = work_for(given.job_model, jobs, given.path, settings, Run(nodes=nodes, cost_of=cost_of))
     options = given.options._replace(saves=_has_gpus)

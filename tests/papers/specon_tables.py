@@ -5,6 +5,7 @@ the source's: the same first placement, evenly spread, and no migration. Interva
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from statistics import fmean
 from typing import NamedTuple
 
@@ -14,6 +15,7 @@ import numpy as np
 from penstock.model.settings import Convergence, Stage
 from penstock.simulator.commands.options import judge
 from penstock.simulator.engine import Simulation
+from penstock.simulator.traces.importing import Trace
 from tests.papers.parallel_runs import simulated
 from tests.papers.resampling import less
 from tests.papers.tables import PaperTable, Row, main
@@ -64,6 +66,11 @@ class Outcome(NamedTuple):
     moves: int
 
 
+@cache
+def jobs_of(schedule: str, seed: int) -> Trace:
+    return judge(simulate_options(f"specon/{schedule}")).trace(seed)
+
+
 @simulated(Outcome({"a": 1.0}, 1.0, 0))
 def run(
     schedule: str,
@@ -74,7 +81,7 @@ def run(
     without: tuple[Stage, ...] = (),
 ) -> Outcome:
     given = judge(simulate_options(f"specon/{schedule}", "--restart-cost", restart_cost))
-    jobs = given.trace(seed)
+    jobs = jobs_of(schedule, seed)
     settings = msgspec.structs.replace(
         given.settings(profile, seed), convergence=convergence, without=without
     )

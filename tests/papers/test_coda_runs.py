@@ -5,21 +5,20 @@ import pytest
 from penstock.model.settings import PlacerSettings
 from penstock.policies.guard import Guard
 from penstock.policies.profiles import profile_for
-from penstock.simulator.commands.options import judge
 from penstock.simulator.generators.coda_month import make
 from tests.papers.coda_runs import (
     ABLATIONS,
     AS_TRACED,
     CODA,
     CONTENDED,
-    DAYS,
+    EACH,
     LANGUAGE_AND_SPEECH,
+    PART,
     WITHOUT_ELIMINATOR,
     Variant,
     mixed,
-    part_of,
+    workload,
 )
-from tests.support.command_line import simulate_options
 
 
 def guard(variant: Variant) -> Guard | None:
@@ -56,10 +55,8 @@ def test_a_mix_changes_demands_and_models_and_nothing_else() -> None:
 
 def test_a_part_of_the_cluster_has_the_load_of_the_whole() -> None:
     """Jobs, GPUs that they ask for over their time, and cores of CPU jobs: a quarter of each, as of the nodes."""
-    given = judge(simulate_options(DAYS))
-    whole = make(0, 1)
-    nodes, part = part_of(given.cluster.under(0), given.trace(0), 0)
-    assert len(nodes) == len(given.cluster.nodes) / 4
+    whole, part = make(0, 1), workload(PART, 0)
+    assert EACH == 4
     for asked in (
         lambda job: 1.0,
         lambda job: job.gpus * job.duration_s,
