@@ -63,11 +63,19 @@ def _coda(cores: coda_workload.Cores, of: Callable[[coda_workload.Outcome], floa
     return lambda profile, seed, without: of(coda_workload.run(profile, cores, seed, without))
 
 
+def trainings_s(found: coda_workload.Outcome) -> float:
+    return found.trainings_s
+
+
+def cpu_jobs_s(found: coda_workload.Outcome) -> float:
+    return found.cpu_jobs_s
+
+
 def _coda_rows() -> Iterator[Workload]:
     """Completion times, and what the source promises of queueing (§VI-C)."""
     measures: tuple[tuple[str, Callable[[coda_workload.Outcome], float], bool], ...] = (
-        ("mean JCT of trainings", lambda found: found.trainings_s, False),
-        ("mean JCT of CPU jobs", lambda found: found.cpu_jobs_s, False),
+        ("mean JCT of trainings", trainings_s, False),
+        ("mean JCT of CPU jobs", cpu_jobs_s, False),
         ("trainings that start at once", lambda found: found.at_once, True),
         ("CPU jobs that start within 3 min", lambda found: found.in_3_min, True),
     )
@@ -125,18 +133,18 @@ WORKLOADS = (
 
 
 def named_cores() -> PaperTable:
-    """What it costs that Penstock leaves the cores that users named alone; a single seed."""
-    coda = coda_workload.run("coda", "named", 0)
+    """What it costs that Penstock leaves the cores that users named alone."""
+    seeds = range(ABLATED_SEEDS)
+    coda = [coda_workload.run("coda", "named", seed) for seed in seeds]
     rows = []
     for contention in (None, OVERRIDES):
-        ours = coda_workload.run(OURS, "named", 0, (), contention)
+        ours = [coda_workload.run(OURS, "named", seed, (), contention) for seed in seeds]
         label = "as it is" if contention is None else "with users_cores: override"
-        rows += [
-            Row(f"{label}: mean JCT of trainings", coda.trainings_s / ours.trainings_s),
-            Row(f"{label}: mean JCT of CPU jobs", coda.cpu_jobs_s / ours.cpu_jobs_s),
-        ]
+        for what, of in (("trainings", trainings_s), ("CPU jobs", cpu_jobs_s)):
+            here, interval = ratio([of(one) for one in coda], [of(one) for one in ours])
+            rows.append(Row(f"{label}: mean JCT of {what}", here, interval=interval))
     title = "CODA's cluster where users name the cores of all trainings, and `coda` overrides them: `penstock` against it"
-    return PaperTable("composed-named-cores", title, "times", rows)
+    return PaperTable("composed-named-cores", title, "times", rows, f"{ABLATED_SEEDS} seeds.")
 
 
 def better(workload: Workload, ours: Sequence[float], theirs: Sequence[float]) -> tuple[float, Interval]:
