@@ -3,7 +3,7 @@
 - Liquid §4 (Fig. 10): R² of the forest and of the four other regressors on 50 runs held out. Its data is not published; here 815 runs of nvidia-smi telemetry.
 - GENIE §II-B, §III-B: errors of predicted latencies after a light profile of B + N + G runs. Its models are not published; here Pollux' six measured networks.
 - CODA §V-B1: cores found in at most four probes. Its curves are not published; here the twelve models that Synergy measured at 1 to 24 cores.
-- Muri table 2: four jobs that take turns on 16 GPUs. In the published stage profiles storage and CPU are one time, so that ShuffleNet, bound by the one, and A2C, bound by the other, seem to be in each other's way.
+- Muri table 2: four jobs that take turns on 16 GPUs. Here by their published stage profiles, at the pace that the authors' simulator gives groups.
 """
 
 import csv
@@ -42,6 +42,7 @@ DATA = Path(os.environ.get("PENSTOCK_DATA", Path(__file__).parents[2] / "../shar
 SEEDS = 20
 HELD_OUT = 50
 R2, P95_PERCENT, PROBES, TABLE_2 = 0.86, 13.0, 4, 2.0
+REACH = 0.95  # of what is published of Muri
 NETWORKS = ("bert", "cifar10", "deepspeech2", "imagenet", "ncf", "yolov3")
 LIGHT = 15  # points of a light profile
 CATEGORY: Mapping[str, Category] = {
@@ -70,12 +71,11 @@ def r2(model: str, seed: int) -> float:
 
 def resources() -> PaperTable:
     rows = []
-    for model in (*REGRESSORS, "penstock"):
+    for model in REGRESSORS:
         here, interval = mean([r2(model, seed) for seed in range(SEEDS)])
         rows.append(Row(model, here, R2 if model == "liquid" else None, interval))
-    forest = next(row.here for row in rows if row.label == "liquid")
-    rows[-1] = rows[-1]._replace(reach=max(forest, R2))
-    return PaperTable("liquid-estimator", f"Liquid Fig. 10: R² of {HELD_OUT} runs held out", "R²", rows)
+    note = "The published figure is the most that the forest reached as data grew. How our model does: `python -m tests.papers.estimator`."
+    return PaperTable("liquid-estimator", f"Liquid Fig. 10: R² of {HELD_OUT} runs held out", "R²", rows, note)
 
 
 @cache
@@ -186,7 +186,7 @@ def together() -> PaperTable:
     """Of each job its speed beside the others, of its own alone, by the cycle of their group."""
     with (DATA / "muri/stage_profiles.csv").open() as file:
         profiles = {row["model"]: row for row in csv.DictReader(file) if row["num_gpu"] == "16"}
-    alone_s = [float(profiles[model]["iteration_ms"]) / 1_000 for model in TOGETHER]
+    alone_s = [muri_reference.SLOWER * float(profiles[model]["iteration_ms"]) / 1_000 for model in TOGETHER]
     stages = [
         (
             float(profiles[model]["storage_cpu_ms"]) / 1_000,
@@ -195,12 +195,12 @@ def together() -> PaperTable:
         )
         for model in TOGETHER
     ]
-    cycle_s = muri_reference.period(stages)
+    cycle_s = muri_reference.period(stages) * muri_reference.GROUP_FACTORS[len(stages)]
     rows = [
         Row(model, one / cycle_s, published)
         for model, one, published in zip(TOGETHER, alone_s, (0.86, 0.48, 0.41, 0.25), strict=True)
     ]
-    rows.append(Row("all together", sum(alone_s) / cycle_s, TABLE_2))
+    rows.append(Row("all together", sum(alone_s) / cycle_s, TABLE_2, reach=REACH * TABLE_2))
     return PaperTable(
         "muri-together",
         "Muri table 2: four jobs in turns on 16 GPUs, by their stage profiles",

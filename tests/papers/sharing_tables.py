@@ -39,7 +39,7 @@ from tests.papers.resampling import mean
 from tests.papers.tables import PaperTable, Row, main
 
 DATA = Path(os.environ.get("PENSTOCK_DATA", Path(__file__).parents[2] / "../shared/data")) / "gavel"
-SEEDS = 20
+SEEDS = 40
 SMALL = (16, 32, 64)
 """Batch sizes of ResNet-18 that stand for CNN-MNIST, whose network is small."""
 KINDS = {"CNN-MNIST": "ResNet-18", "NeuMF": "Recommendation"}
