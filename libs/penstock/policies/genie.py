@@ -9,6 +9,7 @@ the fewest stand for ⟨1, 1⟩ in eq. 4. Among placements of equal ratio the on
 """
 
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 from math import inf
 from typing import NamedTuple
 
@@ -19,7 +20,7 @@ from penstock.ledger.state import CellState
 from penstock.model.settings import Genie as Settings
 from penstock.model.types import WHOLE_GPU, Estimate, ResourceVector, ShapeOption
 from penstock.policies.base import LazyRng, Plan, Policy, Turns
-from penstock.policies.deadlines import expected_ms, latency_ms, odds, sure_ms, urgent
+from penstock.policies.deadlines import SURE, expected_ms, latency_ms, odds, sure_ms, urgent
 from penstock.policies.gang import Gang, explanation
 from penstock.policies.together import whole_gang
 
@@ -65,8 +66,8 @@ def cost(nodes: int, gpus_per_node: int, most_nodes: int, most_gpus: int, theta:
 class Genie:
     """A place, order and shape stage in one. Implements `Policy`, `Order` and `Shape` of `penstock.policies.base`.
 
-    `settings.choose`: `qos` is Alg. 1; `protect` differs from it in two things. A placement is in time only with
-    odds of `SURE`, where one has them. And jobs that cannot be in time any more, urgent ones apart, take the placement with the
+    `settings.choose`: `qos` is Alg. 1; `protect` differs from it in three things. A placement is in time only with
+    odds of `SURE`, where one has them. Where none has, and no other job waits, it is the one with the best odds, since GPUs are left over. And jobs that cannot be in time any more, urgent ones apart, take the placement with the
     fewest GPU seconds and come after all others, since what they would gain is lost and what they use keeps others from being in time; the others are the source's baselines, which serve in order of arrival: `ratio` (CERPre), `performance` (PerfPre),
     `most` (MaxOcc: what fits now), `least` (MinOcc). `elsewhere`: places jobs of one shape.
     """
@@ -173,13 +174,30 @@ class Genie:
         if choose in SERVING:
             in_time = next((one for one in offers.ranked if now_ms + one.latency_ms <= due_ms), None)
             if choose == "protect":
-                in_time = next((one for one in offers.ranked if now_ms + one.sure_ms <= due_ms), in_time)
+                sure = next((one for one in offers.ranked if now_ms + one.sure_ms <= due_ms), None)
+                if sure is None and (safest := self._safest(state, job, found, due_ms)) is not None:
+                    return safest
+                in_time = sure or in_time
                 if in_time is None and not urgent(job.spec):
                     return min(
                         found, key=lambda one: (one.option.workers * one.latency_ms, one.option.workers)
                     )
             best = in_time or best
         return best
+
+    def _safest(
+        self, state: CellState, job: JobState, found: Sequence[Placement], due_ms: float
+    ) -> Placement | None:
+        """Of those that fit now the one with the best odds; None: none fits, it is sure to be late, or others wait for what it would take."""
+        if any(job_id != job.job_id for job_id in islice(state.queue.values(), 2)):
+            return None
+        fitting = [
+            (odds(job, one.option, due_ms, state.now_ms), -one.option.workers, number, one)
+            for number, one in enumerate(found)
+            if self._nodes_for(state, job, one.option)
+        ]
+        best = max(fitting, default=None)
+        return None if best is None or best[0] < 1 - SURE else best[-1]
 
     # ------------------------------------------------------------------------------------------ stages
 

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from penstock.ledger.job_state import JobState
 from penstock.model.ledger_events import PlacementDecided
@@ -138,6 +139,28 @@ def test_who_is_late_protects_the_others() -> None:
     assert list(cell.genie.order(cell.state)) == ["urgent", "normal", "late"]
     found = {name: cell.genie.choice(cell.state, cell.job(name)).option for name in ("late", "urgent")}
     assert [(one.nodes, one.gpus_per_node) for one in found.values() if one is not None] == [(1, 1), (1, 4)]
+
+
+def test_who_may_be_late_gets_the_best_odds_where_gpus_are_left_over() -> None:
+    """A job is in time with odds of 60 % on a whole node, and of 92 % on both. It gets both, unless another job waits; who is sure to be late takes one GPU."""
+    steps = {(1, 1): 100.0, (1, 4): 28.0, (2, 4): 21.0}
+    doubtful = tuple(
+        replace(option, low_ms=option.step_ms / 1.5, high_ms=option.step_ms * 1.5)
+        for option in options(steps)
+    )
+    need, due_ms = estimate(options=doubtful), 200_000
+    cell = Cell(choose="protect")
+    assert len(cell.submitted("a", need, deadline_ms=due_ms)["a"]) == 8
+    cell = Cell(choose="protect")
+    assert len(cell.submitted("late", need, deadline_ms=50_000)["late"]) == 1
+    other = Cell(choose="protect")
+    other.submitted("full", estimate(options=options({(1, 1): 100.0, (2, 4): 1.0})))
+    other.start("full")
+    for name in ("a", "b"):
+        assert other.submitted(name, need, deadline_ms=due_ms) == {}
+    option = other.genie.choice(other.state, other.job("a")).option
+    assert option is not None
+    assert option.workers == 4
 
 
 def test_a_job_waits_for_its_choice_and_others_pass() -> None:
