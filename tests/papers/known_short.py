@@ -13,11 +13,9 @@ KNOWN: Mapping[str, Sequence[str]] = {
         "genie-makespan-gain: most",
     ),
     "within 0.6 % of the best: who protects those that can be in time lets the others wait": (
-        "genie-makespan: 5/h: ours",
         "genie-makespan: 10/h: GENIE",
         "genie-makespan: 10/h: ours",
         "genie-makespan: 20/h: ours",
-        "genie-qos: 10/h: ours",
         "genie-scale-makespan: 16 GPUs: ours",
         "genie-scale-makespan: 32 GPUs: ours",
         "genie-scale-makespan: 64 GPUs: GENIE",
@@ -27,9 +25,7 @@ KNOWN: Mapping[str, Sequence[str]] = {
     ),
     "where GPUs are left over, a choice that is predicted to be just in time has poorer odds than all GPUs that help": (
         "genie-scale-qos: 64 GPUs: GENIE",
-        "genie-scale-qos: 64 GPUs: ours",
         "genie-scale-qos: 128 GPUs: GENIE",
-        "genie-scale-qos: 128 GPUs: ours",
     ),
     "table balance-bound: where a node's speed is shared in proportion, moves that cost nothing bring no more": (
         "balance: fixed: average",

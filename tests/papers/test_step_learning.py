@@ -18,7 +18,7 @@ from penstock_services.estimator.core.resources.history import Run
 from penstock_services.estimator.core.runs import Allocation, Card, FinishedRun, Steps, job_info
 from penstock_services.estimator.core.step_time.placements import Cell
 from penstock_services.estimator.core.step_time.training import STEPS, StepQuestion, answer
-from tests.papers.test_genie_model import MODELS, measured
+from tests.papers.prediction_tables import NETWORKS, step_times
 
 DATA = Path(os.environ.get("PENSTOCK_DATA", Path(__file__).parents[2] / "../shared/data")) / "pollux/traces"
 OWNERS = ("ada", "bob", "eve")
@@ -41,9 +41,9 @@ def split(light: bool) -> tuple[Told, Told]:
     rng = np.random.default_rng(0)
     shown: Told = []
     hidden: Told = []
-    for network in MODELS:
+    for network in NETWORKS:
         cells = [
-            (network, *one) for one in zip(measured(network).cells, measured(network).log_s, strict=True)
+            (network, *one) for one in zip(step_times(network).cells, step_times(network).log_s, strict=True)
         ]
         order = [cells[place] for place in rng.permutation(len(cells))]
         count = LIGHT if light else len(order) // 2
