@@ -71,7 +71,7 @@ deploy-check: venv ## Follow infra/deploy/README.md, block by block, on six mach
 chaos: venv ## The fault laboratory: SEEDS runs of the real services (SEEDS=500); failures print their replay
 	$(BIN)/python -m tests.faults.laboratory --seeds $(SEEDS)
 
-long: venv ## The tests that the CI run leaves out, but for those of faults, deploy-check and live (half an hour, and with PENSTOCK_DATA another hour)
+long: venv ## The tests that the CI run leaves out, but for those of faults, deploy-check and live (half an hour, longer with PENSTOCK_DATA)
 	$(PYTEST) tests/papers tests/unit tests/simulation tests/integration tests/e2e -m slow \
 	  --deselect tests/e2e/test_deploy.py --deselect tests/e2e/test_cores.py --deselect tests/e2e/test_turns.py --deselect tests/e2e/test_contention.py
 

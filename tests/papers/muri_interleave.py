@@ -7,11 +7,9 @@ What is due to what: `--alone`: no stages are known, so no jobs share, and only 
 times that are right or wrong, and with starts that cost or cost nothing.
 """
 
-import os
 from collections.abc import Callable, Iterator
 from itertools import product
 from math import inf
-from pathlib import Path
 from statistics import geometric_mean
 from typing import NamedTuple
 
@@ -25,8 +23,9 @@ from tests.papers.muri_planned import Planned, Profiled, measured
 from tests.papers.parallel_runs import simulated
 from tests.papers.resampling import mean
 from tests.papers.tables import PaperTable, Row, main
+from tests.support.data import DATA_ROOT
 
-DATA = Path(os.environ.get("PENSTOCK_DATA", Path(__file__).parents[2] / "../shared/data")) / "muri"
+DATA = DATA_ROOT / "muri"
 TRACES = (
     ("trace3", None), ("job_type_1", None), ("job_type_2", None), ("job_type_3", None), ("job_type_4", None),
     ("trace1", 300), ("trace2", 300), ("trace4", 400), ("trace1_pr", 300), ("trace3_pr", 300),

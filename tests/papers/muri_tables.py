@@ -6,7 +6,7 @@ have to be the published ones to 0.01 %; those of a matching, of which many have
 Rows that no rules are known for (AntMan, the worst order, groups of two and three, Muri-L of Fig. 13) stand without a reach; of the
 worst order and of groups of two and three the last trace is simulated.
 
-Whole traces are simulated once, for nothing in them is random: those of 992 and 1,494 jobs. Those of 2,638 and 5,755 jobs: `--long` (an hour on two cores).
+Whole traces are simulated once, for nothing in them is random: those of 992 and 1,494 jobs. Those of 2,638 and 5,755 jobs: `--long`.
 
 Our profile `interleave` and both of Muri's are compared with SRSF, on the authors' traces and on generated mixes; there jobs take turns by job model
 `turns`, which plays the locks of a group, and each start costs what was measured. Restarts are those per job after its first start. Of a mix the first 100 of its 400 jobs are taken: they come as
@@ -14,7 +14,6 @@ quickly as the others and the queue that overload builds up is there after a qua
 """
 
 import csv
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -31,8 +30,9 @@ from penstock.simulator.traces.importing import read_trace
 from tests.papers.parallel_runs import simulated
 from tests.papers.resampling import mean
 from tests.papers.tables import PaperTable, Row, main
+from tests.support.data import DATA_ROOT
 
-DATA = Path(os.environ.get("PENSTOCK_DATA", Path(__file__).parents[2] / "../shared/data")) / "muri"
+DATA = DATA_ROOT / "muri"
 NAMES = {"JCT": "mean JCT", "Makespan": "makespan", "99JCT": "99th percentile of JCTs"}
 LONG_TRACES = ("trace2", "trace2_pr", "trace4", "trace4_pr")
 """Of 5,755 and 2,638 jobs."""

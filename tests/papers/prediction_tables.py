@@ -7,10 +7,8 @@
 """
 
 import csv
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
-from pathlib import Path
 from statistics import fmean
 
 import numpy as np
@@ -37,8 +35,8 @@ from tests.papers.estimator.step_validation import errors, genies_light, light, 
 from tests.papers.parallel_runs import simulated
 from tests.papers.resampling import mean
 from tests.papers.tables import PaperTable, Row, main
+from tests.support.data import DATA_ROOT as DATA
 
-DATA = Path(os.environ.get("PENSTOCK_DATA", Path(__file__).parents[2] / "../shared/data"))
 SEEDS = 20
 HELD_OUT = 50
 R2, P95_PERCENT, PROBES, TABLE_2 = 0.86, 13.0, 4, 2.0

@@ -12,11 +12,9 @@ order, all there from the start. Everything else is measured elsewhere or assume
 - *Predictions*: the paper says that both programs use less than half a GPU in the mean, so that two fit. Taken as 50 % and 45 % of the memory.
 """
 
-import os
 from collections.abc import Iterator, Sequence
 from functools import cache
 from itertools import combinations_with_replacement
-from pathlib import Path
 from statistics import fmean
 from typing import Literal, NamedTuple
 
@@ -37,8 +35,9 @@ from penstock.simulator.traces.jobs import TraceJob
 from tests.papers.parallel_runs import simulated
 from tests.papers.resampling import mean
 from tests.papers.tables import PaperTable, Row, main
+from tests.support.data import DATA_ROOT
 
-DATA = Path(os.environ.get("PENSTOCK_DATA", Path(__file__).parents[2] / "../shared/data")) / "gavel"
+DATA = DATA_ROOT / "gavel"
 SEEDS = 40
 SMALL = (16, 32, 64)
 """Batch sizes of ResNet-18 that stand for CNN-MNIST, whose network is small."""

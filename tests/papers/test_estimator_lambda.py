@@ -5,10 +5,8 @@ To reach, R² of memory / log throughput / utilisation mean / std: 0.97 / 0.98 /
 interval, and at least 88 % of each GPU model never seen.
 """
 
-import os
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -25,8 +23,9 @@ from penstock_services.estimator.core.saved import digest_of, from_bytes, to_byt
 from tests.papers.estimator.cross_validation import Judged, cross_judge
 from tests.papers.estimator.left_out import of_runs, table
 from tests.papers.estimator.run_files import Read, read_runs
+from tests.support.data import DATA_ROOT
 
-DATA = Path(os.environ.get("PENSTOCK_DATA", Path(__file__).parents[2] / "../shared/data")) / "lambda"
+DATA = DATA_ROOT / "lambda"
 pytestmark = pytest.mark.skipif(
     not DATA.is_dir(),
     reason=f"the telemetry is not in {DATA}; set PENSTOCK_DATA to the folder that holds lambda/",

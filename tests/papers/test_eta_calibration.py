@@ -4,9 +4,6 @@ Curves: 21 of char-rnn and the validation curves of five Pollux models. Runs: ep
 `-s` shows every figure.
 """
 
-import os
-from pathlib import Path
-
 import numpy as np
 import pytest
 
@@ -14,8 +11,8 @@ from penstock_services.estimator.core.eta.remaining import Bounds, Learned, lear
 from tests.papers.estimator.coverage import covered
 from tests.papers.estimator.curve_files import read_curves, read_totals
 from tests.papers.estimator.left_out import asked_of_curves, asked_of_totals, of_curves, of_totals, table
+from tests.support.data import DATA_ROOT as DATA
 
-DATA = Path(os.environ.get("PENSTOCK_DATA", Path(__file__).parents[2] / "../shared/data"))
 CURVES = {"char-rnn", "cifar10", "deepspeech2", "imagenet", "yolov3"}  # ncf has two moments to ask about
 RUNS = {"cifar100/shufflenetv2", "imagenet/resnet50", "librispeech/deepspeech2", "movielens-1m/ncf"}
 

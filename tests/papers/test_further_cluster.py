@@ -5,11 +5,9 @@ the cells) of the steps on one of the three GPU models held.
 """
 
 import csv
-import os
 from collections import defaultdict
 from functools import cache
 from itertools import product
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,8 +17,8 @@ from penstock_services.estimator.core.step_time.placements import Cell, Measurem
 from penstock_services.estimator.core.step_time.prior import Prior
 from tests.papers.estimator.step_files import read_steps
 from tests.papers.estimator.step_validation import LEVEL, part, without
+from tests.support.data import DATA_ROOT as DATA
 
-DATA = Path(os.environ.get("PENSTOCK_DATA", Path(__file__).parents[2] / "../shared/data"))
 TAUGHT_BY, ASKED_OF = DATA / "pollux/traces", DATA / "gavel/gavel_isolated_throughput.csv"
 GPUS = ("k80", "p100", "v100")
 FEWEST_ASKED = 3

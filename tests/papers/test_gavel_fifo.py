@@ -4,9 +4,6 @@ Its simulator reports 13,818 s of average JCT on 32 V100; the same jobs without 
 12,521 s. Placement plays no part there: all GPUs are one pool, and every job runs at its consolidated speed.
 """
 
-import os
-from pathlib import Path
-
 import pytest
 
 from penstock.model.settings import PlacerSettings
@@ -14,8 +11,9 @@ from penstock.simulator.engine import Options, Simulation
 from penstock.simulator.job_models.catalogue import Run, work_for
 from penstock.simulator.traces.cluster import nodes_of
 from penstock.simulator.traces.importing import read_trace
+from tests.support.data import DATA_ROOT
 
-DATA = Path(os.environ.get("PENSTOCK_DATA", Path(__file__).parents[2] / "../shared/data")) / "gavel"
+DATA = DATA_ROOT / "gavel"
 TRACE = DATA / "traces/max_min_fairness.trace"
 
 pytestmark = pytest.mark.skipif(

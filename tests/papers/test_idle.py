@@ -1,14 +1,10 @@
 """Liquid's pre-scheduling and event-driven communication through the real engine: a few sequences; all of them in `make papers`."""
 
-import os
-from pathlib import Path
-
 import pytest
 
 from tests.papers import idle_tables
 from tests.papers.idle_tables import Mode
-
-DATA = Path(os.environ.get("PENSTOCK_DATA", Path(__file__).parents[2] / "../shared/data"))
+from tests.support.data import DATA_ROOT as DATA
 
 pytestmark = pytest.mark.skipif(
     not (DATA / "muri/stage_profiles.csv").is_file(),

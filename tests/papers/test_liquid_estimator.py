@@ -4,9 +4,6 @@ The figures are floors, each a hundredth below what the forest reaches here with
 memory / log throughput / utilisation mean / its standard deviation).
 """
 
-import os
-from pathlib import Path
-
 import numpy as np
 import pytest
 
@@ -22,8 +19,9 @@ from tests.papers.estimator.cross_validation import Judged, cross_judge
 from tests.papers.estimator.liquid import REGRESSORS, LiquidModel, PhaseModel, regressor
 from tests.papers.estimator.run_files import read_runs
 from tests.support import measured_runs as cluster
+from tests.support.data import DATA_ROOT
 
-DATA = Path(os.environ.get("PENSTOCK_DATA", Path(__file__).parents[2] / "../shared/data")) / "lambda"
+DATA = DATA_ROOT / "lambda"
 needs_data = pytest.mark.skipif(
     not DATA.is_dir(),
     reason=f"the telemetry is not in {DATA}; set PENSTOCK_DATA to the folder that holds lambda/",

@@ -1,14 +1,11 @@
 """Liquid's tables through the real engine: one seed on five nodes in each run, all of it by `python -m tests.papers.liquid_tables`."""
 
-import os
-from pathlib import Path
 from statistics import fmean
 
 import pytest
 
 from tests.papers.liquid_tables import bounds, run, shortest_times
-
-DATA = Path(os.environ.get("PENSTOCK_DATA", Path(__file__).parents[2] / "../shared/data"))
+from tests.support.data import DATA_ROOT as DATA
 
 pytestmark = pytest.mark.skipif(
     not (DATA / "muri/stage_profiles.csv").is_file(),

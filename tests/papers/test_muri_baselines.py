@@ -4,8 +4,6 @@ Reference: `data/muri/reference_results.csv`, the figures in the authors' plots 
 """
 
 import csv
-import os
-from pathlib import Path
 
 import pytest
 
@@ -16,8 +14,9 @@ from penstock.simulator.meter import Figures
 from penstock.simulator.traces.cluster import nodes_of
 from penstock.simulator.traces.fitting import ClusterCapacity
 from penstock.simulator.traces.importing import read_trace
+from tests.support.data import DATA_ROOT
 
-DATA = Path(os.environ.get("PENSTOCK_DATA", Path(__file__).parents[2] / "../shared/data")) / "muri"
+DATA = DATA_ROOT / "muri"
 WITHIN = 1e-4  # 0.01 %
 POLICIES = {"srtf": "SRTF", "srsf": "SRSF", "tiresias": "Tiresias_L"}
 

@@ -3,9 +3,6 @@
 References: `data/muri/reference_results.csv` (the authors' plots) and reruns of their program (`our_runs_of_reference.csv`).
 """
 
-import os
-from pathlib import Path
-
 import pytest
 
 from penstock.model.settings import Grouping
@@ -16,8 +13,9 @@ from tests.papers.muri_interleave import ours
 from tests.papers.muri_mixes import mix
 from tests.papers.muri_planned import Planned, service_attained, service_left
 from tests.papers.test_muri_groups import simulate
+from tests.support.data import DATA_ROOT
 
-DATA = Path(os.environ.get("PENSTOCK_DATA", Path(__file__).parents[2] / "../shared/data")) / "muri"
+DATA = DATA_ROOT / "muri"
 EXACT, JCT, MAKESPAN = 1e-4, 0.02, 0.025
 SPLIT, WHOLE = True, False
 

@@ -1,8 +1,6 @@
 """Muri's 48 measured stage profiles: sampled as a node would see them, they are found again."""
 
 import csv
-import os
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,11 +11,9 @@ from penstock.model.validation import checked
 from penstock_services.estimator.core.runs import job_info
 from penstock_services.estimator.core.stages.profile import Sample, StageKey, stage_profile
 from penstock_services.estimator.core.stages.registry import StageRegistry
+from tests.support.data import DATA_ROOT
 
-FILE = (
-    Path(os.environ.get("PENSTOCK_DATA", Path(__file__).parents[2] / "../shared/data"))
-    / "muri/stage_profiles.csv"
-)
+FILE = DATA_ROOT / "muri/stage_profiles.csv"
 ITERATIONS = 20
 SAMPLE_MS = 1.0
 PEAKS = (900.0, 40.0, 100.0, 2_000.0)  # MB/s, cores, %, MB/s: of this made-up node

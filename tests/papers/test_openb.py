@@ -6,16 +6,15 @@ that moves the means of ten seeds by −0.1 … +0.2 points, as other seeds do.
 """
 
 import csv
-import os
-from pathlib import Path
 from statistics import fmean, stdev
 
 import pytest
 
 from penstock.simulator.commands.options import judge
 from tests.support.command_line import simulate_options
+from tests.support.data import DATA_ROOT
 
-DATA = Path(os.environ.get("PENSTOCK_DATA", Path(__file__).parents[2] / "../shared/data")) / "openb"
+DATA = DATA_ROOT / "openb"
 POLICIES = {
     "random": "01-Random",
     "dot-product": "02-DotProd",

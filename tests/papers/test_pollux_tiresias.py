@@ -5,8 +5,6 @@ steps of 60 s and calls a queue by strict arrival: hence `tick_s` and `tiresias-
 """
 
 import json
-import os
-from pathlib import Path
 
 import pytest
 
@@ -16,8 +14,9 @@ from penstock.simulator.job_models.catalogue import Run, work_for
 from penstock.simulator.traces.cluster import nodes_of
 from penstock.simulator.traces.fitting import ClusterCapacity
 from penstock.simulator.traces.importing import read_trace
+from tests.support.data import DATA_ROOT
 
-DATA = Path(os.environ.get("PENSTOCK_DATA", Path(__file__).parents[2] / "../shared/data")) / "pollux"
+DATA = DATA_ROOT / "pollux"
 PUBLISHED = DATA / "published_results"
 FOLDERS = {"0.5": "workloads-0.5", "1.0": "workloads", "1.5": "workloads-1.5", "2.0": "workloads-2.0"}
 IN_CI = {("0.5", 1), ("0.5", 2), ("1.0", 1), ("1.0", 2)}

@@ -5,9 +5,7 @@ owners' own, one training. `-s` shows every figure.
 """
 
 import math
-import os
 from functools import cache
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,8 +17,9 @@ from penstock_services.estimator.core.runs import Allocation, Card, FinishedRun,
 from penstock_services.estimator.core.step_time.placements import Cell
 from penstock_services.estimator.core.step_time.training import STEPS, StepQuestion, answer
 from tests.papers.prediction_tables import NETWORKS, step_times
+from tests.support.data import DATA_ROOT
 
-DATA = Path(os.environ.get("PENSTOCK_DATA", Path(__file__).parents[2] / "../shared/data")) / "pollux/traces"
+DATA = DATA_ROOT / "pollux/traces"
 OWNERS = ("ada", "bob", "eve")
 ASKED = 3_000  # of the cells that were not shown
 LIGHT = 15

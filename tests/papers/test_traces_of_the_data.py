@@ -1,8 +1,5 @@
 """Every trace of the data sets can be read, and has the sums that its source names."""
 
-import os
-from pathlib import Path
-
 import pytest
 
 from penstock.simulator.commands.options import judge
@@ -12,8 +9,7 @@ from penstock.simulator.traces.description import describe
 from penstock.simulator.traces.fitting import ClusterCapacity
 from penstock.simulator.traces.importing import SETS, locate, names_in, read_trace
 from tests.support.command_line import simulate_options
-
-DATA = Path(os.environ.get("PENSTOCK_DATA", Path(__file__).parents[2] / "../shared/data"))
+from tests.support.data import DATA_ROOT as DATA
 
 pytestmark = pytest.mark.skipif(
     not (DATA / "openb").is_dir(),

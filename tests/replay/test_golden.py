@@ -8,7 +8,6 @@ is the state that the earlier version folded from it.
 
 import gzip
 import json
-import os
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -28,11 +27,12 @@ from penstock.model.ledger_events import NodeLost
 from penstock.model.topics import INPUT_TOPICS, Topic
 from penstock_services.placer.shell.replay import Replayer, upcast
 from tests.simulation.test_profiles import run
+from tests.support.data import DATA_ROOT
 from tests.support.driver import node_spec
 from tests.support.memory_log import MemoryBroker, MemoryLog
 
 GOLDEN = Path(__file__).with_name("golden")
-DATA = Path(os.environ.get("PENSTOCK_DATA", Path(__file__).parents[2] / "../shared/data")) / "muri"
+DATA = DATA_ROOT / "muri"
 RENAMED = {"told_ms": "progress_ms", "overtaken": "backfill_count", "strays": "orphan_tasks"}
 """Fields of the state: the name in `golden/state.json.gz` → the name now."""
 ADDED_TO_NODES = {

@@ -1,6 +1,5 @@
 """Workloads by rule: the same seed gives the same jobs, and their shares are those of the sources."""
 
-import os
 from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
@@ -17,10 +16,10 @@ from penstock.simulator.generators.registry import GENERATORS, generate, generat
 from penstock.simulator.job_models.catalogue import Run, checked_job_model, work_for
 from penstock.simulator.traces.cluster import BadCluster, cluster_of
 from penstock.simulator.traces.jobs import TraceJob
+from tests.support.data import DATA_ROOT as DATA
 
 from .small_tables import write_tables
 
-DATA = Path(os.environ.get("PENSTOCK_DATA", Path(__file__).parents[2] / "../shared/data"))
 needs_data = pytest.mark.skipif(
     not (DATA / "pollux").is_dir(), reason=f"no measured tables in {DATA}; set PENSTOCK_DATA to their folder"
 )

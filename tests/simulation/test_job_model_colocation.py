@@ -1,6 +1,5 @@
 """Job model `colocation`: by hand on a small table of our own, and on the whole of Gavel's."""
 
-import os
 from pathlib import Path
 from statistics import fmean
 
@@ -16,10 +15,11 @@ from penstock.simulator.job_models.steady import SteadyWork
 from penstock.simulator.job_models.tables import COLOCATED, ISOLATED, read_throughputs
 from penstock.simulator.traces.cluster import nodes_of
 from penstock.simulator.traces.jobs import TraceJob
+from tests.support.data import DATA_ROOT
 
 from .scenarios import ends
 
-DATA = Path(os.environ.get("PENSTOCK_DATA", Path(__file__).parents[2] / "../shared/data")) / "gavel"
+DATA = DATA_ROOT / "gavel"
 needs_gavel = pytest.mark.skipif(
     not DATA.is_dir(),
     reason=f"Gavel's tables are not in {DATA}; set PENSTOCK_DATA to the folder that holds gavel/",

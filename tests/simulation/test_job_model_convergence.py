@@ -1,6 +1,5 @@
 """Job model `convergence`: losses by hand on small curves, and on the measured ones."""
 
-import os
 from pathlib import Path
 
 import pytest
@@ -10,8 +9,8 @@ from penstock.simulator.job_models.convergence import Convergence, LossCurve
 from penstock.simulator.job_models.model import Allocation, Constant, NotMeasured
 from penstock.simulator.job_models.tables import read_charrnn, read_curves
 from penstock.simulator.traces.jobs import TraceJob
+from tests.support.data import DATA_ROOT as DATA
 
-DATA = Path(os.environ.get("PENSTOCK_DATA", Path(__file__).parents[2] / "../shared/data"))
 needs_curves = pytest.mark.skipif(
     not all((DATA / name).is_dir() for name in ("charrnn", "pollux", "zeus")),
     reason=f"the curves are not in {DATA}; set PENSTOCK_DATA to the folder that holds charrnn/, pollux/ and zeus/",

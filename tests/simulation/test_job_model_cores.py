@@ -1,6 +1,5 @@
 """Job model `cpu`: by hand on a small table of our own, and on Synergy's."""
 
-import os
 from pathlib import Path
 
 import pytest
@@ -10,8 +9,9 @@ from penstock.simulator.job_models.cores import MIB_PER_GB, Cpu
 from penstock.simulator.job_models.model import Allocation, NotMeasured
 from penstock.simulator.job_models.tables import SENSITIVITY, read_sensitivity
 from penstock.simulator.traces.jobs import TraceJob
+from tests.support.data import DATA_ROOT
 
-DATA = Path(os.environ.get("PENSTOCK_DATA", Path(__file__).parents[2] / "../shared/data")) / "synergy"
+DATA = DATA_ROOT / "synergy"
 needs_synergy = pytest.mark.skipif(
     not DATA.is_dir(),
     reason=f"Synergy's table is not in {DATA}; set PENSTOCK_DATA to the folder that holds synergy/",

@@ -67,7 +67,7 @@ class Genie(Value, frozen=True, kw_only=True):
     OMITTED = ("choose", "theta", "make_way")
 
     choose: Literal["qos", "protect", "ratio", "performance", "most", "least"] = "qos"
-    """qos: Alg. 1. protect: ours, who is late already takes few GPUs and lets those pass who can still be in time. ratio, performance, most, least: CERPre,
+    """qos: Alg. 1. protect: ours, who is late already takes few GPUs and lets those pass who can still be in time; who may be late gets the best odds while no other job waits. ratio, performance, most, least: CERPre,
     PerfPre, MaxOcc, MinOcc. Source: GENIE §IV-A."""
     theta: Annotated[float, Meta(ge=0, le=1_000)] = 0.5
     """θ of eq. 5: what another node costs, beside its GPUs. The source gives none."""
