@@ -95,3 +95,13 @@ def test_placer_and_ledger_lose_nothing_of_what_was_planned(known: bool) -> None
     judged = reference.simulate(reference.read(DATA, "trace4", first), planned(known, WHOLE))
     found = simulate("trace4", "muri-s" if known else "muri-l", Grouping(split=WHOLE), first)
     assert (found.avg_jct_s, found.makespan_s, found.p99_jct_s) == pytest.approx(judged[:3], rel=EXACT)
+
+
+@pytest.mark.slow
+def test_our_default_beats_muri_and_both_baselines_on_trace3() -> None:
+    """The default shares only where the predicted completion times fall: 80,000 s are the aim where run times are known."""
+    known = reference.simulate(reference.read(DATA, "trace3"), ours(True))
+    unknown = reference.simulate(reference.read(DATA, "trace3"), ours(False))
+    assert known.mean_jct <= 80_000
+    assert known.restarts < 2
+    assert unknown.mean_jct <= 88_687
