@@ -67,5 +67,6 @@ def _deadlines(here: Installation, command: tuple[str, ...], measured: dict[str,
     assert deadline["odds"] > 0.99
     jobs = json.loads(here.run("get", "jobs", "--deadline", "-o", "json").stdout)["jobs"]
     assert [job["job_id"] for job in jobs] == [deadline["job_id"]]
-    assert "in time with a probability of > 99 %" in here.run("eta", "real").stdout
+    for command_shown in ("eta", "why"):
+        assert "in time with a probability of > 99 %" in here.run(command_shown, "real").stdout
     here.run("cancel", "real")

@@ -5,6 +5,7 @@ from typing import Any
 
 from rich.markup import escape
 
+from penstock.cli import deadlines
 from penstock.cli.event_text import adjustment, checkpoint, move, moved, reason_of
 from penstock.cli.output import duration, short_id, state
 from penstock.cli.tables import as_of, clock, gpu_names
@@ -32,6 +33,8 @@ def show(answer: Mapping[str, Any], first_of_kind: str = "", *, wide: bool = Fal
         screen.print(escape(f"in the order of the profile: {answer['claim']}"), soft_wrap=True)
     for line in start_lines(answer):
         screen.print(escape(line), soft_wrap=True)
+    if answer.get("deadline"):
+        screen.print(escape(deadlines.in_a_line(answer["deadline"])), soft_wrap=True)
     for row in answer.get("adjustments") or ():
         screen.print(escape(adjustment(row)), soft_wrap=True)
     if answer.get("checkpoint"):
@@ -49,7 +52,9 @@ def show(answer: Mapping[str, Any], first_of_kind: str = "", *, wide: bool = Fal
     if placement:
         _placement({**placement, "moved": None} if answer.get("move") else placement, wide=wide)
     if first_of_kind:
-        screen.print(f"[bold]Its estimate:[/] {first_of_kind}; nothing like it has taught, so it is wide")
+        screen.print(
+            f"[bold]Its estimate:[/] {first_of_kind}; no similar run is known, so its interval is wide"
+        )
     if answer.get("next_step"):
         screen.print(f"[bold]Next:[/] {escape(answer['next_step'])}", soft_wrap=True)
 

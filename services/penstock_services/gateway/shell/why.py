@@ -10,10 +10,12 @@ from penstock.ledger.views import adjustments, checkpoint
 from penstock.model.codec import as_written
 from penstock.model.token import seq_of
 from penstock.policies.explain import UnknownJob, explain, not_waiting
+from penstock_services.gateway.core import deadline
 from penstock_services.gateway.core.access import Role
 from penstock_services.gateway.core.cursor import MAX_SEQ
 from penstock_services.gateway.core.problems import Problem
 from penstock_services.gateway.core.visible import reason_for, sees_all
+from penstock_services.gateway.shell.deadlines import outlook_of
 from penstock_services.gateway.shell.explained import move_of, placement_of, with_reasons
 from penstock_services.gateway.shell.gateway import Gateway, answer, gateway_of
 from penstock_services.gateway.shell.jobs import find_job
@@ -42,13 +44,15 @@ async def why(
 ) -> Response:
     """Why it waits, or why it went where it went; now, or as of record `at`, or of the time `at_ms`.
 
-    `start`: when a job in the queue is expected to start, and which jobs hold what it needs; null of the past and for other jobs.
+    `start`: when a job in the queue is expected to start, and which jobs hold what it needs; null of the past and for other jobs. `deadline`: of a job
+    that names when it should be done, as `GET /v1/deadlines` has it; null of the past and for others.
     """
     gateway = gateway_of(request)
     if at is None and at_ms is not None:
         at = await record_at(gateway, at_ms)
     found = await (_now(gateway, job_id) if at is None else _past(gateway, job_id, at))
     found["start"] = start_of(gateway, job_id) if at is None else None
+    found["deadline"] = deadline.answer(outlook_of(gateway, job_id)) if at is None else None
     caller = caller_of(request)
     if sees_all(caller):
         return answer(found)
