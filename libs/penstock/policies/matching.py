@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from scipy.optimize import linear_sum_assignment
 
 from penstock.policies.matching_chains import (
-    ChainBound,
+    Duals,
     Pairs,
     Weights,
     exchange_chain,
@@ -38,19 +38,19 @@ def match_kinds(counts: Sequence[int], weights: Weights) -> Pairs:
     kinds = [kind for kind, count in enumerate(counts) if count]
     if not kinds:
         return {}
-    left = [counts[kind] for kind in kinds]
+    present = [counts[kind] for kind in kinds]
+    left = list(present)
     table = [[weights[one][other] for other in kinds] for one in kinds]
     for index, count in enumerate(left):
         if count < 2:
             table[index][index] = 0.0
-    flows = _transport(left, table)
+    flows, prices = _transport(left, table)
     pairs = _rounded(flows, table)
     for (one, other), count in pairs.items():
         left[one] -= count
         left[other] -= count
     _match_rest(left, table, pairs)
-    if not _optimal(flows, table, pairs):
-        _exchange(left, table, pairs)
+    _exchange(left, table, pairs, Duals(present, table, prices))
     return {
         (kinds[one], kinds[other]): count
         for (one, other), count in sorted(pairs.items())
@@ -58,20 +58,9 @@ def match_kinds(counts: Sequence[int], weights: Weights) -> Pairs:
     }
 
 
-def _optimal(flows: Sequence[Sequence[int]], weights: Weights, pairs: Pairs) -> bool:
-    """Whether the pairs weigh as much as the relaxation, more than which nothing does: then no exchange gains."""
-    twice = sum(
-        count * weight
-        for row, of_row in zip(flows, weights, strict=True)
-        for count, weight in zip(row, of_row, strict=True)
-        if count
-    )
-    found = sum(weights[one][other] * count for (one, other), count in pairs.items())
-    return twice / 2 - found <= GAIN / 2 * max(map(max, weights))
-
-
-def _transport(counts: Sequence[int], weights: Weights) -> list[list[int]]:
-    """How many units of each row go to each column, for the largest Σ weight · units; rows and columns have `counts`, and may keep some."""
+def _transport(counts: Sequence[int], weights: Weights) -> tuple[list[list[int]], list[float]]:
+    """How many units of each row go to each column, for the largest Σ weight · units; rows and columns have `counts`, and may keep some. And the price of each kind: the
+    mean of its row's and its column's."""
     size = len(counts)
     spare = list(counts)
     flows = [[0] * size for _ in counts]
@@ -84,7 +73,8 @@ def _transport(counts: Sequence[int], weights: Weights) -> list[list[int]]:
             if not moved:
                 break
             rest -= moved
-    return flows
+    prices = [(row + column) / 2 for row, column in zip(row_price, column_price, strict=True)]
+    return flows, prices
 
 
 def _augment(
@@ -309,32 +299,29 @@ def _both(left: Sequence[int], one: int, other: int) -> bool:
     return left[one] >= 2 if one == other else left[one] > 0 and left[other] > 0
 
 
-def _exchange(left: list[int], weights: Weights, pairs: Pairs) -> None:
-    """Two pairs exchange partners, or one left over sets off a chain of changes, while that gains."""
+def _exchange(left: list[int], weights: Weights, pairs: Pairs, duals: Duals) -> None:
+    """Two pairs exchange partners, or one left over sets off a chain of changes, while that gains, and the relaxation leaves anything to gain."""
     least = GAIN * max((max(row) for row in weights), default=0.0)
     for _ in range(MAX_EXCHANGES):
-        if not (
+        slack = duals.slack(pairs)
+        if slack <= least / 2 or not (
             _swap(left, weights, pairs, least)
-            or exchange_chain(left, weights, pairs, least)
-            or _rematch(left, weights, pairs, least)
+            or exchange_chain(left, weights, pairs, least, duals.costs, slack)
+            or _rematch(left, weights, pairs, least, duals.costs, slack)
         ):
             return
 
 
-def _rematch(left: list[int], weights: Weights, pairs: Pairs, least: float) -> bool:
+def _rematch(
+    left: list[int], weights: Weights, pairs: Pairs, least: float, costs: Weights, slack: float
+) -> bool:
     """A pair that is alone of its kinds, as rounding leaves them, breaks up where a chain that begins with one of both gains more than it was worth."""
     alone = sorted(pair for pair, count in pairs.items() if count == 1)
-    if not alone:
-        return False
-    partners = partners_of(weights, pairs)
-    bound = ChainBound(weights, partners)
+    partners = partners_of(weights, pairs) if alone else []
     for one, other in alone:
-        ends = [kind for kind, count in enumerate(left) if count or kind in (one, other)]
-        if bound.most(ends) <= weights[one][other]:
-            continue
         separate(left, pairs, one, other)
         others = [partner for partner in partners if partner[-1] != (one, other)]
-        if exchange_chain(left, weights, pairs, weights[one][other] + least, others):
+        if exchange_chain(left, weights, pairs, weights[one][other] + least, costs, slack, others):
             return True
         join(left, pairs, one, other)
     return False

@@ -4,8 +4,6 @@ from collections.abc import Iterable, Sequence
 from math import inf
 from typing import NamedTuple
 
-import numpy as np
-
 MAX_CHAIN = 6  # pairs changed because one node is left over
 
 Pairs = dict[tuple[int, int], int]
@@ -30,9 +28,10 @@ def separate(left: list[int], pairs: Pairs, one: int, other: int) -> None:
 
 
 class _Chain(NamedTuple):
-    """One node of `free` is without a partner after these steps: in each, `taker` has left it, taken `taken`, and freed `freed`."""
+    """One node of `free` is without a partner after these steps: in each, `taker` has left it, taken `taken`, and freed `freed`. `cost`: of the new pairs."""
 
     gain: float
+    cost: float
     start: int
     free: int
     steps: tuple[tuple[int, int, int], ...]
@@ -50,22 +49,46 @@ def partners_of(weights: Weights, pairs: Pairs) -> list[Partner]:
     )
 
 
+class Duals:
+    """What the relaxation of a matching proves: a matching weighs Σ price · nodes, less the costs of its pairs, and the prices of nodes without a partner.
+
+    `prices`: an optimal dual solution of the relaxation, ≥ 0, by kind; `weights` ≤ the sum of both prices. So a matching that weighs more than the present one has no pairs that
+    cost as much together as the present one is below that sum, its slack.
+    """
+
+    def __init__(self, counts: Sequence[int], weights: Weights, prices: Sequence[float]) -> None:
+        self.costs = [
+            [price + other - weight for other, weight in zip(prices, row, strict=True)]
+            for price, row in zip(prices, weights, strict=True)
+        ]
+        """Of a pair of these kinds, ≥ 0 but for rounding."""
+        self._weights = weights
+        self._most = sum(price * count for price, count in zip(prices, counts, strict=True))
+        if sum(counts) % 2:  # one node is left over
+            self._most -= min(price for price, count in zip(prices, counts, strict=True) if count)
+
+    def slack(self, pairs: Pairs) -> float:
+        """No matching weighs more than these pairs by a larger amount."""
+        return self._most - sum(self._weights[one][other] * count for (one, other), count in pairs.items())
+
+
 def exchange_chain(
     left: list[int],
     weights: Weights,
     pairs: Pairs,
     least: float,
+    costs: Weights,
+    slack: float,
     partners: Sequence[Partner] | None = None,
 ) -> bool:
     """One left over takes a partner from a pair, whose other member takes one from a further pair, and so on, while that gains.
 
-    The last one stays without, or goes to another one left over. Of each length and last kind only the best chain is followed. `partners`: of these pairs, where they are known.
+    The last one stays without, or goes to another one left over. Of each length and last kind only the best chain is followed, and none whose new pairs cost
+    `slack` or more (`Duals`). `partners`: of these pairs, where they are known.
     """
     ends = [kind for kind, count in enumerate(left) if count]
-    layer = {kind: _Chain(0.0, kind, kind, ()) for kind in ends}
-    if not ends:
-        return False
-    if partners is None:
+    layer = {kind: _Chain(0.0, 0.0, kind, kind, ()) for kind in ends}
+    if partners is None and ends:
         partners = partners_of(weights, pairs)
     for _ in range(MAX_CHAIN):
         for chain in layer.values():
@@ -77,43 +100,39 @@ def exchange_chain(
                     _follow(left, pairs, chain)
                     join(left, pairs, chain.free, end)
                     return True
-        layer = _longer(layer.values(), weights, partners)
+        if not layer:
+            return False
+        layer = _longer(layer.values(), weights, partners or (), costs, slack)
     return False
 
 
-class ChainBound:
-    """What no chain through these pairs can gain more than, by the same steps without regard to how often a pair is there."""
-
-    def __init__(self, weights: Weights, partners: Sequence[Partner]) -> None:
-        self._weights = np.array(weights, dtype=np.float64)
-        self._step = np.full_like(self._weights, -inf)
-        for taken, freed, weight, _, _ in partners:
-            column = self._step[:, freed]
-            np.maximum(column, self._weights[:, taken] - weight, out=column)
-
-    def most(self, ends: Sequence[int]) -> float:
-        """Of chains that begin with one of these kinds and may end with one; at least one kind."""
-        last = self._weights[:, ends].max(axis=1)
-        gains = last
-        for _ in range(MAX_CHAIN):
-            gains = np.maximum(last, (self._step + gains).max(axis=1))
-        return float(gains[ends].max())
-
-
-def _longer(chains: Iterable[_Chain], weights: Weights, partners: Sequence[Partner]) -> dict[int, _Chain]:
+def _longer(
+    chains: Iterable[_Chain], weights: Weights, partners: Sequence[Partner], costs: Weights, slack: float
+) -> dict[int, _Chain]:
     """By last kind, the best of those that are one step longer, of equal ones the first; each breaks up a pair only as often as it is there."""
     gains: dict[int, float] = {}
     best: dict[int, tuple[_Chain, int]] = {}
     for chain in chains:
-        of_free, so_far = weights[chain.free], chain.gain
+        of_free, so_far, left = weights[chain.free], chain.gain, slack - chain.cost
+        of_costs = costs[chain.free]
         broken = _broken(chain)
         for taken, freed, weight, count, pair in partners:
             gain = so_far + of_free[taken] - weight
-            if gain > gains.get(freed, -inf) and (not broken or count > broken.get(pair, 0)):
+            if (
+                of_costs[taken] < left
+                and gain > gains.get(freed, -inf)
+                and (not broken or count > broken.get(pair, 0))
+            ):
                 gains[freed] = gain
                 best[freed] = chain, taken
     return {
-        freed: _Chain(gains[freed], chain.start, freed, (*chain.steps, (chain.free, taken, freed)))
+        freed: _Chain(
+            gains[freed],
+            chain.cost + costs[chain.free][taken],
+            chain.start,
+            freed,
+            (*chain.steps, (chain.free, taken, freed)),
+        )
         for freed, (chain, taken) in best.items()
     }
 
