@@ -72,6 +72,9 @@ def judge_after_stops(
 ) -> Judged | Refusal:
     """As `before`, now that those who make way are being stopped: the places, on this very state."""
     refused = {unit.number: unit for unit in before.units if unit.refusal is not None}
+    all_stop = all(
+        (job := state.jobs.get(name)) is None or job.status is JobStatus.STOPPING for name in proposal.stops
+    )
     left = [unit.number for unit in before.units if unit.number not in refused]
     units = tuple(proposal.units[number] for number in left)
     found = judge(
@@ -83,6 +86,7 @@ def judge_after_stops(
             valid_until_ms=proposal.valid_until_ms,
         ),
         profile,
+        fit_then=all_stop,
     )
     if isinstance(found, Refusal):
         return found

@@ -51,11 +51,14 @@ def judge(
     proposal: PlanProposed,
     profile: Profile | None = None,
     stops: frozenset[str] = frozenset(),
+    *,
+    fit_then: bool = False,
 ) -> Judged | Refusal:
     """What becomes of each unit; or why none is looked at. Never changes the state. `profile`: the cell's own, if it is at hand.
 
     Where the profile stops jobs, it alone says who runs: a unit may start those whom it would start now, where its own plan
     keeps nothing. `stops`: ids of running jobs that count as being stopped. What the plan before this one keeps for units that have not begun is given up if any of this one's is accepted.
+    `fit_then`: it is known that all groups fit when all that is being stopped has ended.
     """
     refusal = _of_the_plan(state, proposal)
     if refusal is not None:
@@ -72,7 +75,7 @@ def judge(
     profile = profile or profile_for(state.settings)
     if (refusal := _who_runs(proposal, profile)) is not None:
         return refusal
-    judging = _Judging(state, profile, stale, stops)
+    judging = _Judging(state, profile, stale, stops, fit_then=fit_then)
     units = tuple(judging.unit(number, unit) for number, unit in enumerate(proposal.units))
     return Judged(units, judging.room.full, judging.room.then)
 
@@ -129,9 +132,16 @@ class _Judging:
     """The units of one plan, one after the other."""
 
     def __init__(
-        self, state: CellState, profile: Profile, stale: Mapping[Subject, str], stops: frozenset[str]
+        self,
+        state: CellState,
+        profile: Profile,
+        stale: Mapping[Subject, str],
+        stops: frozenset[str],
+        *,
+        fit_then: bool,
     ) -> None:
         self._state, self._profile, self._stale, self._stops = state, profile, stale, stops
+        self._fit_then = fit_then
         self.room = Room(state, next_members=profile.preempt is None, stops=stops)
         self._max_overtakes = in_force(state.settings).max_overtakes
         self._queue = iter(state.queue.values())
@@ -186,7 +196,8 @@ class _Judging:
             if all(state.jobs[job_id].turns == unit.turns for job_id in same.running):
                 return Refusal("invalid", "they share these GPUs already, in these turns")
             return same
-        return self.room.form(members, waits=late is None and self._claims is None)
+        waits = late is None and self._claims is None
+        return self.room.form(members, waits=waits, judged=self._fit_then)
 
     def _wrong(self, unit: ProposedUnit) -> Iterator[Refusal]:
         """What is wrong with it, whatever room there is."""
