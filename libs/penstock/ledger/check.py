@@ -1,6 +1,6 @@
 """The invariants of a cell, checked after every step in tests and available to operators.
 
-Each violation is one sentence with ids; an empty list means: sound. Source: architecture §3, Invariants.
+Each violation is one sentence with ids; an empty list means that the state is sound. Source: architecture §3, Invariants.
 """
 
 from collections import Counter
@@ -71,7 +71,7 @@ def _node(state: CellState, node: NodeState) -> Iterator[str]:
 
 
 def _given(node: NodeState, leases: list[Lease]) -> Iterator[str]:
-    """Nothing is given twice, nor more than there is."""
+    """No resource is allocated twice, or beyond the node's capacity."""
     name, uuids = node.spec.node_id, node.gpu_uuids
     core_owner: dict[int, str] = {}
     for lease in leases:
@@ -97,7 +97,7 @@ def _given(node: NodeState, leases: list[Lease]) -> Iterator[str]:
 
 
 def _booked(node: NodeState, leases: list[Lease]) -> Iterator[str]:
-    """What counts as free is what the tasks leave."""
+    """The free resources are the capacity less what the tasks hold."""
     spec, holders = node.spec, _by_gpu(leases)
     free = (
         node.free_gpu_mask,
@@ -133,7 +133,7 @@ def _by_gpu(leases: list[Lease]) -> dict[int, list[Lease]]:
 
 
 def _adjusted(job: JobState) -> Iterator[str]:
-    """What services have changed of its tasks is bounded, and a probe of fewer cores takes none away."""
+    """The changes of its tasks by services are bounded, and a probe of fewer cores takes none away."""
     for task_id, task in job.tasks.items():
         if task.core_probes > MAX_CORE_PROBES:
             yield f"{task_id} was tried with {task.core_probes} numbers of cores"
@@ -196,7 +196,7 @@ def _moves(state: CellState) -> Iterator[str]:
 
 
 def _sharing(state: CellState) -> Iterator[str]:
-    """Whom each job shares GPUs with, from what the nodes hold; and nobody has ran alone whose GPU was shared."""
+    """Each job's `sharing` matches what the nodes hold, and no job whose GPU was shared counts as having run alone."""
     for job in state.jobs.values():
         if job.sharing.jobs != (right := present(state, job)):
             yield f"job {job.job_id} shares GPUs with {right}, and is known to share with {job.sharing.jobs}"
@@ -205,7 +205,7 @@ def _sharing(state: CellState) -> Iterator[str]:
 
 
 def _plans(state: CellState) -> Iterator[str]:
-    """Nodes are kept for jobs that wait, and who waits for a batch plan has a timer."""
+    """Nodes are reserved only for waiting jobs, and a window for batch plans has a timer."""
     for job_id in state.planned:
         status = state.jobs[job_id].status if job_id in state.jobs else None
         if status not in (JobStatus.QUEUED, JobStatus.STOPPING):
@@ -217,7 +217,7 @@ def _plans(state: CellState) -> Iterator[str]:
 
 
 def _arrays(state: CellState) -> Iterator[str]:
-    """What jobs ask for is counted, and nodes reserve cores where the arrays have sizes."""
+    """The GPUs that jobs ask for are counted, and nodes reserve cores where the arrays have sizes."""
     asked = [gpus_of(job) for job in state.jobs.values()]
     large = sum(gpus for gpus in asked if gpus >= LARGE_GPUS)
     counted = state.arrays.large_gpus, state.arrays.small_gpus
@@ -229,7 +229,7 @@ def _arrays(state: CellState) -> Iterator[str]:
 
 
 def _index(state: CellState) -> Iterator[str]:
-    """The index must equal one built from nothing."""
+    """The index must equal one built from scratch."""
     fresh = NodeIndex()
     if state.total_sound_gpus != sum(state.sound_gpus):
         yield f"the cell counts {state.total_sound_gpus} sound GPUs, its nodes {sum(state.sound_gpus)}"
@@ -265,5 +265,5 @@ def _index(state: CellState) -> Iterator[str]:
 
 
 def _plain(part: Any) -> Any:
-    """To be compared: a thermometer keeps levels that no node reaches any more."""
+    """A comparable form: a thermometer retains levels that no node reaches any more."""
     return [nodes for nodes in part.at_least if nodes] if isinstance(part, Thermometer) else part

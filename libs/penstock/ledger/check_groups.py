@@ -1,6 +1,6 @@
-"""The invariants of groups: members hold the same GPUs on the same nodes, rank by rank, and nobody else holds any of them.
+"""The invariants of groups: members hold the same GPUs on the same nodes, rank by rank, and no other job holds any of them.
 
-Counted from the places alone, without what the fold books (`penstock.ledger.groups`).
+They are computed from the places alone, without what the fold books (`penstock.ledger.groups`).
 """
 
 from collections.abc import Iterator, Sequence
@@ -30,7 +30,7 @@ class Lease(NamedTuple):
 
 
 def lease_of(places: Sequence[TaskPlacement]) -> Lease:
-    """Of one task alone, or of those that share."""
+    """The lease of one task alone, or of tasks that share GPUs."""
     return Lease(
         " with ".join(place.task_id for place in places),
         frozenset(gpu for place in places for gpu in place.gpus),
@@ -43,7 +43,7 @@ def lease_of(places: Sequence[TaskPlacement]) -> Lease:
 
 
 def leases_on(state: CellState, node: NodeState) -> list[Lease]:
-    """Of all tasks that the node holds; those that no live job knows are passed over."""
+    """The leases of all tasks on the node; a task without a live job is skipped."""
     held: dict[tuple[str, int], list[TaskPlacement]] = {}
     for task_id, job_id in node.tasks.items():
         job = state.jobs.get(job_id)
@@ -54,7 +54,7 @@ def leases_on(state: CellState, node: NodeState) -> list[Lease]:
 
 
 def _not_yet(state: CellState, job: JobState, place: TaskPlacement) -> TaskPlacement:
-    """Of a task that starts after others what it takes beside those of them that still live."""
+    """What a task that starts after others takes beyond what those of them that still live hold."""
     living = [
         task.place
         for other_id in job.after

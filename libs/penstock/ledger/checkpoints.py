@@ -6,7 +6,7 @@ WEIGHT = 0.125  # as for round-trip times, RFC 6298 §2: one slow disk access do
 
 
 class Checkpoint(Value, frozen=True):
-    """Where the next attempt may go on (`penstock.ledger.resuming`), and what saving it took."""
+    """Where the next attempt may resume (`penstock.ledger.resuming`), and how long saving took."""
 
     path: str
     iteration: int | None
@@ -18,15 +18,15 @@ class Checkpoint(Value, frozen=True):
     size_bytes: int
     shared: bool
     usual_save_ms: float = 0.0
-    """Exponential mean over the job's checkpoints, ≥ 0; each counts `WEIGHT`, the first one all."""
+    """Exponential moving average over the job's checkpoints, ≥ 0; each has weight `WEIGHT`, the first one weight 1."""
     fetched_from: str = ""
-    """The node that had it before; empty: it was saved where it is."""
+    """The node from which it was fetched; empty: it was saved where it is."""
     problem: str = ""
-    """Why the latest attempt that was to fetch it could not; empty: it could."""
+    """Why the latest attempt that had to fetch it could not; empty: it could."""
 
 
 def smoothed(before: Checkpoint | None, save_ms: int) -> float:
-    """`Checkpoint.usual_save_ms` of the next one."""
+    """`Checkpoint.usual_save_ms` of the next checkpoint."""
     return (
         float(save_ms) if before is None else before.usual_save_ms + WEIGHT * (save_ms - before.usual_save_ms)
     )

@@ -1,4 +1,4 @@
-"""What a gang needs, in a form in which equal needs are equal values."""
+"""Resource demand of a gang, as a value: equal demands compare equal."""
 
 import msgspec
 
@@ -28,7 +28,7 @@ class Demand(msgspec.Struct, frozen=True):
 
     @property
     def key(self) -> DemandKey:
-        """Equal for interchangeable demands, whatever their vectors were decoded into."""
+        """Equal for interchangeable demands, whatever number types their vectors were decoded into."""
         return (
             self.workers,
             *vector_key(self.worker),

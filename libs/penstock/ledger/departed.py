@@ -1,22 +1,20 @@
-"""Forgetting nodes that are proven gone: the newest stay known, of the others only the incarnation.
+"""Garbage collection of nodes that are proven gone: the newest stay in the state, of the others only the incarnation.
 
-A node that is forgotten leaves a hole in the ordinals, which the next new node takes; holes behind the last node are cut off.
+A dropped node leaves a hole in the ordinals, which the next new node takes; holes behind the last node are cut off.
 """
 
 from penstock.ledger.node_state import NodeState
 from penstock.ledger.state import MAX_FORGOTTEN_NODES, CellState
 
-MAX_GONE_NODES = (
-    1_000  # nodes proven gone that stay known, besides those that are cordoned or named by a living job
-)
-MAX_FORGOTTEN_PER_RECORD = 64  # a millisecond in a cell of 20,000 nodes
+MAX_GONE_NODES = 1_000  # nodes proven gone that stay, besides those cordoned or named by a living job
+MAX_FORGOTTEN_PER_RECORD = 64  # takes a millisecond in a cell of 20,000 nodes
 
 
 def forget(state: CellState) -> None:
-    """A record begins with forgettable nodes beyond `MAX_GONE_NODES`: the ones that left first go, a bounded number.
+    """Drops forgettable nodes beyond `MAX_GONE_NODES` as a record begins, those that left first, at most `MAX_FORGOTTEN_PER_RECORD`.
 
-    Ideal: every node stays known, and a copy of an old joining that comes late is distinguished from a new node. Departure: of the
-    forgotten ones only the incarnation stays, of so many. Those that left within the freeze window stay: they count as
+    Ideal: every node stays, and a late copy of an old joining is distinguished from a new node. Departure: of the dropped nodes
+    only the incarnation stays, of at most `MAX_FORGOTTEN_NODES`. Nodes that left within the freeze window stay: they count as
     missing (LAW 5).
     """
     gone = state.forgettable
@@ -51,7 +49,7 @@ def withdraw(state: CellState, node: NodeState) -> None:
 
 
 def free_ordinal(state: CellState) -> int:
-    """For a new node: the lowest hole, else a new one."""
+    """The ordinal for a new node: the lowest hole, else a new one."""
     known = state.index.known
     ordinal = (~known & (known + 1)).bit_length() - 1
     if ordinal == len(state.node_at):

@@ -1,7 +1,7 @@
 """The one fold of the ledger: `evolve(state, fact)` is mechanical and makes no choices.
 
-Every reader (placer, gateway, projector, simulator, replay) folds with this function; all of them
-therefore agree. A fact that the tables of legal transitions forbid raises `IllegalTransition`: a bug to stop at.
+Every reader (placer, gateway, projector, simulator, replay) folds with this function, so all of them
+agree. A fact that the tables of legal transitions forbid raises `IllegalTransition`: it is a bug, and the reader stops.
 """
 
 from collections.abc import Callable, Mapping
@@ -35,12 +35,12 @@ from penstock.model.plans import BatchWindowClosed, BatchWindowOpened, PlanAdopt
 from penstock.model.topics import Topic
 
 FOLD_VERSION = 41
-"""Raised whenever a ledger folds to another state than before, so that nothing goes on from a snapshot of the former
-meaning. Terms record it. `tests/replay/test_golden.py` fails where it was forgotten."""
+"""Incremented whenever a ledger folds to another state than before, so that no reader continues from a snapshot of the former
+meaning. Terms record it. `tests/replay/test_golden.py` fails if the increment is missing."""
 
 
 Hook = Callable[[RawRecord, int, Event], None]
-"""Called in place of `evolve` with the record, the fact's place in it and the fact. It calls `evolve` itself, so
+"""Called in place of `evolve` with the record, the fact's position in it and the fact. It calls `evolve` itself, so
 that it sees the state before and after the fact."""
 
 
@@ -59,9 +59,9 @@ def fold(state: CellState, record: RawRecord, hook: Hook | None = None) -> None:
 
 
 def begin(state: CellState, seq: int, now_ms: int, term: int) -> None:
-    """A record begins: its seq is in the token of what it decides, its time the only clock.
+    """Begins a record: its seq is part of the tokens of its decisions, its time is the only clock.
 
-    Nodes are forgotten here and nowhere else, so that none goes while a record is about it.
+    Nodes are dropped here and nowhere else, so that none disappears while a record refers to it.
     """
     state.seq = seq
     state.now_ms = now_ms
@@ -71,14 +71,14 @@ def begin(state: CellState, seq: int, now_ms: int, term: int) -> None:
 
 
 def answered(state: CellState, topic: str, partition: int, offset: int, event_id: str) -> None:
-    """The record answers this input."""
+    """Stores that the record answers this input."""
     place = (topic, partition)
     state.positions[place] = offset + 1
     state.last_inputs[place] = event_id
 
 
 def evolve(state: CellState, fact: Event) -> None:
-    """Folds one fact. Facts without effect on the state (a model was trained) are ignored."""
+    """Folds one fact. Facts without effect on the state (such as: a model was trained) are ignored."""
     handler = HANDLERS.get(type(fact))
     if handler is not None:
         handler(state, fact)

@@ -38,7 +38,7 @@ def cores_decided(state: CellState, fact: CoresDecided) -> None:
 
 
 def _count_cores(job: JobState, task: TaskState, fact: CoresDecided) -> None:
-    """What bounds a service's changes (`penstock.policies.validate_adjustments`). Cores that an operator chose are not given back."""
+    """Counters that bound a service's changes (`penstock.policies.validate_adjustments`). Cores that an operator chose are not given back."""
     before, after = len(task.used_cores), len(fact.cores)
     if fact.cause == "contention":
         job.throttles += 1
@@ -63,7 +63,7 @@ def bandwidth_decided(state: CellState, fact: BandwidthDecided) -> None:
 
 
 def checkpoint_decided(state: CellState, fact: CheckpointDecided) -> None:
-    """A program that saves in a place of its own answers nothing: it is asked once."""
+    """A program that saves to its own location sends no answer: it is asked once."""
     job = state.jobs[fact.job_id]
     if job.spec.checkpoint == "sdk":
         _task(state, fact).checkpoint_asked = _decided(state, fact)
@@ -71,7 +71,7 @@ def checkpoint_decided(state: CellState, fact: CheckpointDecided) -> None:
 
 
 def task_adjusted(state: CellState, fact: TaskAdjusted) -> None:
-    """The guard has compared the tokens."""
+    """Stores the node's answer. The placer's guard has compared the tokens already."""
     job = state.jobs[state.nodes[fact.node_id].tasks[fact.task_id]]
     task = job.tasks[fact.task_id]
     answer = {"enforced": fact.enforced, "problem": "" if fact.enforced else fact.detail or "not reported"}
@@ -83,7 +83,7 @@ def task_adjusted(state: CellState, fact: TaskAdjusted) -> None:
 
 
 def ledger_lost(state: CellState) -> None:
-    """What the lost records had adjusted is as nobody here knows: every living task is to have again what this ledger gives it."""
+    """The adjustments in the lost records are unknown: every living task gets again what this ledger allocates to it."""
     known = Adjustment(state.token, "", "the ledger has lost records", state.now_ms)
     for job in state.holding.values():
         for task in job.tasks.values():
@@ -95,7 +95,7 @@ def ledger_lost(state: CellState) -> None:
 
 
 def adjustment(task: TaskState, what: str) -> Adjustment | None:
-    """The latest one of this kind (`TaskAdjusted.what`)."""
+    """The latest adjustment of this kind (`TaskAdjusted.what`)."""
     return task.cores_adjusted if what == "cores" else task.bandwidth_adjusted
 
 

@@ -1,4 +1,4 @@
-"""Fold of resource arrays: what living jobs ask for, what ended attempts held, the sizes decided from it, and cores taken back."""
+"""Fold of resource arrays: GPUs that living jobs ask for, usage of ended attempts, the sizes decided from both, and reclaimed cores."""
 
 from msgspec.structs import replace
 
@@ -12,17 +12,17 @@ from penstock.model.types import WHOLE_GPU
 
 
 def gpus_of(job: JobState) -> int:
-    """GPUs of the whole gang, parts of one counting as one; 0 without an estimate, and of a job that no node could hold."""
+    """GPUs of the whole gang, a part of a GPU counting as one; 0 without an estimate, and for a job that no node could hold."""
     return 0 if job.estimate is None or job.unschedulable else job.workers * job.estimate.worker.gpus
 
 
 def without_gpus(job: JobState) -> bool:
-    """Whether its cores are the CPU array's."""
+    """Whether the job's cores belong to the CPU array."""
     return job.estimate is not None and not job.estimate.worker.gpus
 
 
 def asked(state: CellState, job: JobState) -> None:
-    """What the job asks for is known, is known anew, or is asked for no more."""
+    """Updates the counts after the job's demand became known, changed or ended."""
     before, after = job.counted_gpus, gpus_of(job) if job.job_id in state.jobs else 0
     if before == after:
         return
@@ -43,7 +43,7 @@ def _large(gpus: int) -> int:
 
 
 def _rolled(state: CellState) -> Arrays:
-    """With the windows as they are now."""
+    """The arrays with the windows as of now."""
     arrays, length_ms = state.arrays, state.settings.coda.history_ms
     passed_ms = state.now_ms - arrays.since_ms
     if passed_ms < length_ms:
@@ -55,7 +55,7 @@ def _rolled(state: CellState) -> Arrays:
 
 
 def attempt_over(state: CellState, job: JobState) -> None:
-    """Its places are still known. Attempts that never ran do not count."""
+    """Counts the usage of an ended attempt, while its places are still known. Attempts that never ran do not count."""
     if job.running_ms is None or not gpus_of(job):
         return
     ran_ms = state.now_ms - job.running_ms
@@ -81,14 +81,14 @@ def arrays_sized(state: CellState, fact: ArraysSized) -> None:
 
 
 def reserve(state: CellState, node: NodeState) -> None:
-    """How many of the node's cores are the GPU array's; after a change of the sizes or of the inventory."""
+    """Sets how many of the node's cores belong to the GPU array, after a change of the sizes or of the inventory."""
     per_gpu_milli = state.arrays.cores_per_gpu_milli
     if per_gpu_milli >= 0:
         node.reserved_cores = min(node.spec.cores, -(-per_gpu_milli * len(node.spec.gpus) // 1_000))
 
 
 def hold_cores(node: NodeState, job: JobState, cores: tuple[int, ...]) -> None:
-    """A task has these now."""
+    """A task of the job holds these cores now."""
     if without_gpus(job):
         node.cpu_core_mask |= mask_of(cores)
 

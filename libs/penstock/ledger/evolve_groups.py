@@ -1,4 +1,4 @@
-"""Fold of groups: who is in one, who joins by its placement, who leaves when its attempt is over."""
+"""Fold of groups: which jobs are members; a job joins by its placement and leaves when its attempt is over."""
 
 from penstock.ledger.job_state import HOLDING, JobState
 from penstock.ledger.speed import set_speed
@@ -7,7 +7,7 @@ from penstock.model.groups import GroupDecided
 
 
 def group_decided(state: CellState, fact: GroupDecided) -> None:
-    """What is booked stays as it is: a member that runs holds already what it is to share."""
+    """Bookings stay as they are: a running member already holds what it will share."""
     for job_id in fact.job_ids:
         job = state.jobs[job_id]
         if job.status in HOLDING and job.group != fact.group_id:
@@ -22,7 +22,7 @@ def group_decided(state: CellState, fact: GroupDecided) -> None:
 
 
 def join(state: CellState, job: JobState, group_id: str) -> None:
-    """Before it is given anything of a node."""
+    """The job joins the group, before any node's resources are booked for it."""
     members = state.groups.setdefault(group_id, {})
     members[job.job_id] = job
     job.group = group_id
@@ -31,7 +31,7 @@ def join(state: CellState, job: JobState, group_id: str) -> None:
 
 
 def leave(state: CellState, job: JobState) -> None:
-    """Its attempt is over. A group of one is none."""
+    """The job leaves its group when its attempt is over. A group with one member left is dissolved."""
     if not job.group:
         return
     members = state.groups[job.group]

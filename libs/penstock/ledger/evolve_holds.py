@@ -1,4 +1,4 @@
-"""The fold of holds: a job that is held stands beside the queue, as an unschedulable one, and no clock runs against it."""
+"""Fold of holds: a held job is outside the queue, like an unschedulable one, and its timers are dropped."""
 
 from penstock.ledger.holds import Hold
 from penstock.ledger.job_state import WAITING
@@ -8,7 +8,7 @@ from penstock.model.transitions import JobStatus
 
 
 def job_held(state: CellState, fact: JobHoldRequested) -> None:
-    """Neither its queue time-out nor the grace of one that fits nowhere goes on."""
+    """Drops its queue time-out, and the grace period if it is unschedulable."""
     job = state.jobs[fact.job_id]
     job.commanded_seq = state.seq
     job.held = Hold(fact.by, fact.reason, state.now_ms, fact.tenant is None)
@@ -23,7 +23,7 @@ def job_held(state: CellState, fact: JobHoldRequested) -> None:
 
 
 def job_released(state: CellState, fact: JobReleaseRequested) -> None:
-    """It waits at its place by submission."""
+    """The job waits again, at its position by submission."""
     job = state.jobs[fact.job_id]
     job.commanded_seq = state.seq
     job.held = None

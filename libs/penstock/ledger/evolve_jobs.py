@@ -1,4 +1,4 @@
-"""Fold of what is submitted, estimated and decided about jobs."""
+"""Fold of job events: submissions, estimates, progress and decisions."""
 
 from msgspec.structs import replace
 
@@ -129,7 +129,7 @@ def placement_decided(state: CellState, fact: ledger_events.PlacementDecided) ->
 
 
 def begin_at_0(job: JobState) -> None:
-    """The attempt does not find the checkpoint, or not the latest."""
+    """The attempt starts from zero: it does not find the checkpoint, or not the latest."""
     if job.eta is not None:
         job.eta = begun_at_0(job.eta, job.kept_ms)
     job.kept_ms = 0
@@ -191,7 +191,7 @@ def job_requeued(state: CellState, fact: ledger_events.JobRequeued) -> None:
 
 
 def _saved_ms(job: JobState) -> int | None:
-    """When the attempt saved last what the next one goes on from; None: it did not."""
+    """When the attempt last saved a checkpoint from which the next one can resume; None: it did not."""
     found = job.checkpoint
     if found is None or job.spec.checkpoint == "none" or found.attempt != job.attempt:
         return None
@@ -199,7 +199,7 @@ def _saved_ms(job: JobState) -> int | None:
 
 
 def _unname(state: CellState, job: JobState) -> None:
-    """The attempt is over, and its places with it."""
+    """The attempt is over: its tasks no longer name their nodes."""
     for task in job.tasks.values():
         node = state.nodes[task.place.node_id]
         node.named -= 1
@@ -212,7 +212,7 @@ def job_queued(state: CellState, fact: ledger_events.JobQueued) -> None:
 
 
 def work_progressed(state: CellState, fact: external_events.WorkProgressed) -> None:
-    """Jobs that have ended meanwhile are passed over."""
+    """Stores reported progress. Jobs that have ended meanwhile are skipped."""
     for progress in fact.jobs:
         job = state.jobs.get(progress.job_id)
         if job is not None:
@@ -227,7 +227,7 @@ def work_progressed(state: CellState, fact: external_events.WorkProgressed) -> N
 
 
 def eta_estimated(state: CellState, fact: EtaEstimated) -> None:
-    """Of a running attempt. What the job itself has reported in this attempt is better known and stays."""
+    """Stores the estimate for a running attempt. What the job itself has reported in this attempt is more accurate and stays."""
     job = state.jobs.get(fact.job_id)
     if job is None or job.status not in HOLDING or job.attempt != fact.attempt:
         return
@@ -247,12 +247,12 @@ def jobs_ranked(state: CellState, fact: ledger_events.JobsRanked) -> None:
 
 
 def rank_of(rank: ledger_events.JobRank) -> tuple[int, int, int]:
-    """As a job has it."""
+    """The rank as `JobState.rank`."""
     return rank.level, 0 if rank.chosen else 1, rank.position
 
 
 def job_found_unschedulable(state: CellState, fact: ledger_events.JobFoundUnschedulable) -> None:
-    """Such a job stands beside the queue: no other job waits behind it."""
+    """The job is taken out of the queue, so that no other job waits behind it."""
     job = state.jobs[fact.job_id]
     job.unschedulable = fact.reason
     state.unschedulable[job.job_id] = None
@@ -272,7 +272,7 @@ def job_found_schedulable(state: CellState, fact: ledger_events.JobFoundSchedula
 
 
 def _clear_unschedulable(state: CellState, job: JobState) -> None:
-    """The finding and its timer are gone; without a finding nothing changes."""
+    """Removes the finding and its timer; without a finding nothing changes."""
     job.unschedulable = ""
     if state.unschedulable.pop(job.job_id, "") is None:
         drop_timers(state, job.job_id, "unschedulable")

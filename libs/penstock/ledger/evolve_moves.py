@@ -1,6 +1,6 @@
-"""Fold of moves: the target of a running job that is being stopped to go on there is reserved, really taken from its nodes.
+"""Fold of migrations (moves): while a job is being stopped to resume elsewhere, its target is reserved, booked on the target's nodes.
 
-What the job's living tasks hold of the target stays theirs until their exit is proven; then it passes to the reservation.
+What the job's living tasks hold of the target stays booked for them until their exit is proven; then it passes to the reservation.
 """
 
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ from penstock.model.types import WHOLE_GPU, TaskPlacement
 
 
 def taken(job: JobState, node_id: str) -> Iterator[TaskPlacement]:
-    """What the reservation takes of a node beside what the job's living tasks hold there."""
+    """What the reservation takes of a node beyond what the job's living tasks hold there."""
     living = [
         task.place
         for task in job.tasks.values()
@@ -42,13 +42,13 @@ def taken(job: JobState, node_id: str) -> Iterator[TaskPlacement]:
 
 
 def keep(node: NodeState, job: JobState) -> None:
-    """Nobody else gets what the job's target takes of the node."""
+    """Reserves what the job's target takes of the node."""
     for place in taken(job, node.spec.node_id):
         node.give(place)
 
 
 def let_go(node: NodeState, job: JobState) -> None:
-    """Undoes `keep`, with the same tasks living."""
+    """Undoes `keep`; the same tasks must be living."""
     for place in taken(job, node.spec.node_id):
         node.take_back(place)
 
@@ -83,7 +83,7 @@ def move_given_up(state: CellState, fact: MoveGivenUp) -> None:
 
 
 def end_move(state: CellState, job: JobState, problem: str) -> None:
-    """What was kept for the job is free, if anything was. `problem`: why it does not get there; empty: it takes its target now."""
+    """Frees what was reserved for the job, if anything was. `problem`: why it does not reach its target; empty: it takes its target now."""
     move = job.move
     if move is None or not move.tasks:
         return

@@ -20,7 +20,7 @@ from penstock.model.types import MAX_GPUS_PER_NODE
 
 
 def _enter_spec(state: CellState, node: NodeState, spec: NodeSpec) -> None:
-    """Takes over a (new) inventory; what living tasks hold, and what is reserved, stays taken."""
+    """Stores a (new) inventory; what living tasks hold, and what is reserved, stays booked."""
     held = ((state.jobs[job_id], task_id) for task_id, job_id in node.tasks.items())
     places = list(own_parts((job, job.tasks[task_id].place) for job, task_id in held))
     for job_id in sorted(node.reserved):
@@ -44,10 +44,10 @@ def _enter_spec(state: CellState, node: NodeState, spec: NodeSpec) -> None:
 
 
 def bound_slots(before: tuple[str, ...], held: set[int], found: list[str]) -> tuple[str, ...]:
-    """UUID by slot for the GPUs found now; empty: as found.
+    """UUID by slot for the GPUs found now; empty: the slots are the inventory's indexes.
 
-    While anything is held, GPUs that are still there keep their slots, and so do held ones that are gone. A new GPU
-    takes the lowest free slot; one that finds none waits for the next joining.
+    While any GPU is held, GPUs that are still present keep their slots, and so do held ones that are gone. A new GPU
+    takes the lowest free slot; if there is none, it waits for the next joining.
     """
     if not held or before == tuple(found):
         return ()
@@ -97,7 +97,7 @@ def node_joined(state: CellState, fact: external_events.NodeJoined) -> None:
 
 
 def node_join_refused(state: CellState, fact: ledger_events.NodeJoinRefused) -> None:
-    """Nothing of the joining counts; its node is to know, though the placer may end before it has told it."""
+    """The joining has no effect. The refusal is stored, so that the node is informed even if this placer ends before it has done so."""
     refused = state.refused_joins
     refused.pop(fact.node_id, None)
     refused[fact.node_id] = RefusedJoin(
@@ -124,8 +124,8 @@ def node_suspected(state: CellState, fact: external_events.NodeSuspected) -> Non
 
 
 def answers_lost(state: CellState) -> None:
-    """The nodes' topic, or the ledger, has lost records, perhaps answers: what is suspect is probed anew, at once where a timer
-    can be named after it."""
+    """The nodes' topic, or the ledger, has lost records, perhaps answers: suspect nodes are probed again, at once where a timer
+    can be named after the node."""
     for node_id, node in state.nodes.items():
         if node.status is NodeStatus.SUSPECT and node.suspicion is not None and node.leases:
             node.suspicion = Suspicion(node.suspicion.reason, node.suspicion.at_ms)
@@ -185,6 +185,6 @@ def gpu_faulted(state: CellState, fact: external_events.GpuFaulted) -> None:
 
 
 def mark_faulted(node: NodeState, slot: int | None) -> None:
-    """Nothing is placed on this GPU until its node joins or changes again."""
+    """Marks a GPU as faulted: no task is placed on it until its node joins or changes again."""
     if slot is not None:
         node.faulted_gpu_mask |= 1 << slot

@@ -1,6 +1,6 @@
-"""Fold of co-location: which jobs hold parts of the same GPUs, or share whole ones as members of a group, as each attempt meets them.
+"""Fold of co-location: which jobs hold parts of the same GPUs, or share whole ones as members of a group, during each attempt.
 
-The estimator goes on from it at a snapshot, and learns step and run times from attempts that ran alone.
+The estimator continues from it after a snapshot, and learns step and run times from attempts that ran alone.
 """
 
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ from penstock.model.types import WHOLE_GPU, TaskPlacement
 
 
 def neighbours(state: CellState, place: TaskPlacement, job_id: str) -> Iterator[str]:
-    """Other jobs with a living task on one of these GPUs, some perhaps repeatedly. O(tasks of the node), where a GPU may be shared."""
+    """Ids of other jobs with a living task on one of these GPUs, possibly with duplicates. O(tasks of the node), where a GPU may be shared."""
     if not place.gpus or not _may_share(state.jobs[job_id], place):
         return
     gpus = set(place.gpus)
@@ -22,7 +22,7 @@ def neighbours(state: CellState, place: TaskPlacement, job_id: str) -> Iterator[
 
 
 def changed(state: CellState, job: JobState, place: TaskPlacement) -> None:
-    """A task has taken this place, or given it back. O(tasks of the job and of those that share GPUs with it); O(1) where none may."""
+    """A task has taken or released this place. O(tasks of the job and of the jobs that share GPUs with it); O(1) where none may."""
     if not _may_share(job, place):
         return
     others = dict.fromkeys(neighbours(state, place, job.job_id))
@@ -41,7 +41,7 @@ def _meet(state: CellState, job: JobState) -> None:
 
 
 def present(state: CellState, job: JobState) -> tuple[str, ...]:
-    """`Sharing.jobs`, from the nodes."""
+    """`Sharing.jobs`, computed from the nodes."""
     held = (
         task.place
         for task_id, task in job.tasks.items()

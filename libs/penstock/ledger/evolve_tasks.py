@@ -1,4 +1,4 @@
-"""Fold of what nodes report of tasks: starts, exits, losses, refused orders."""
+"""Fold of nodes' reports about tasks: starts, exits, losses, refused orders."""
 
 from msgspec.structs import replace
 
@@ -49,7 +49,7 @@ def task_started(state: CellState, fact: external_events.TaskStarted) -> None:
 
 
 def phase_changed(state: CellState, fact: external_events.TaskPhaseChanged) -> None:
-    """Whether the task has come to the last phase of its run; one that trains on had only saved a checkpoint."""
+    """Stores the phase. `save` is the last phase of a run; a task that trains on afterwards had only saved a checkpoint."""
     job = job_of_task(state, fact.node_id, fact.task_id)
     assert job is not None, fact.task_id
     task = job.tasks[fact.task_id]
@@ -83,7 +83,7 @@ def task_checkpointed(state: CellState, fact: external_events.TaskCheckpointed) 
 
 
 def checkpoint_fetched(state: CellState, fact: external_events.CheckpointFetched) -> None:
-    """From now on it is here, and the next attempt that is placed elsewhere fetches it from here."""
+    """The checkpoint is on this node now, and the next attempt that is placed elsewhere fetches it from here."""
     job = job_of_task(state, fact.node_id, fact.task_id)
     assert job is not None, fact.task_id
     found = job.checkpoint
@@ -108,7 +108,7 @@ def _end_task(state: CellState, node_id: str, task_id: str, cause: str) -> tuple
     node = state.nodes[node_id]
     job = state.jobs[node.tasks.pop(task_id)]
     task = job.tasks[task_id]
-    passes = job.job_id in node.reserved  # what of its place is in the job's own target stays taken
+    passes = job.job_id in node.reserved  # the part of its place in the job's own target stays booked
     if passes:
         let_go(node, job)
     task.status = transition(TASK_TRANSITIONS, task.status, TaskStatus.EXITED, task_id)
@@ -152,7 +152,7 @@ def task_exited(state: CellState, fact: external_events.TaskExited) -> None:
 def _note_exhausted(
     node: NodeState, job: JobState, task: TaskState, fact: external_events.TaskExited
 ) -> None:
-    """Whichever member ran out of memory, it is why the others failed, though their exits may come first."""
+    """The exit of the member that ran out of memory is the gang's failure, though exits of other members may come first."""
     if any(other.exhausted for other in job.tasks.values() if other is not task):
         return
     job.exit_code = task.exit_code
@@ -161,7 +161,7 @@ def _note_exhausted(
 
 
 def _note_failure(job: JobState, node_id: str, task: TaskState, how: str) -> None:
-    """The first failure decides what becomes of the gang; what it brings about in the others does not count."""
+    """Stores the gang's first failure; failures of other members that follow from it are ignored."""
     if not job.failure and job.stop_reason is None:
         job.failure = f"{task.place.task_id} on {node_id}: {how}"
         job.failure_cause = task.cause

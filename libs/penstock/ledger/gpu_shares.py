@@ -1,9 +1,9 @@
-"""Shares of GPUs from estimates: which jobs get a part of a GPU in a cell that shares them, and how large a part.
+"""GPU sharing by estimates: which jobs get a part of a GPU in a cell that shares GPUs, and how large a part.
 
-Source: Liquid §6.2: jobs may meet on a GPU if their predicted mean utilisations and their largest predicted memories fit it together.
-A share of utilisation / 100 % says so exactly, since the ledger gives out no more than a whole GPU's time and memory (decision 10).
+Source: Liquid §6.2: jobs may share a GPU if their predicted mean utilisations and their largest predicted memories fit it together.
+A share of utilisation / 100 % expresses this exactly, since the ledger allocates no more than a whole GPU's time and memory (decision 10).
 
-Departure: a job about which nothing is known, and one whose promise of memory rests on no run of its network or GPU model, keeps a GPU to itself.
+Departure: a job without a prediction, and one whose promised memory is based on no run of its network or GPU model, has a GPU to itself.
 """
 
 from math import ceil
@@ -17,7 +17,7 @@ MILLI_PER_PERCENT = WHOLE_GPU // 100
 
 
 def why_whole(estimate: Estimate, spec: JobSpec) -> str:
-    """Why a job keeps a GPU to itself in a cell that shares them; empty: it gets a share, or asked for one."""
+    """Why a job has a GPU to itself in a cell that shares them; empty: it gets a share, or asked for one."""
     asked, worker = spec.resources, estimate.worker
     if asked.gpu_share_milli is not None:
         return "" if asked.gpu_share_milli < WHOLE_GPU else "it asked for a whole GPU"
@@ -33,7 +33,7 @@ def why_whole(estimate: Estimate, spec: JobSpec) -> str:
 
 
 def shared(estimate: Estimate, spec: JobSpec, settings: PlacerSettings) -> Estimate:
-    """The estimate with the share that the job gets; as it is where the cell does not share, or the job has a GPU to itself."""
+    """The estimate with the share that the job gets; unchanged where the cell does not share, or the job has a GPU to itself."""
     if (
         settings.share_gpus == "never"
         or spec.resources.gpu_share_milli is not None

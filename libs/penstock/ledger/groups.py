@@ -1,6 +1,6 @@
-"""What members of a group hold of a node: GPUs and cores once, bandwidth as the largest of them needs it, the memory of all.
+"""Resource accounting of groups: members hold GPUs and cores once, the largest member's bandwidth, and the memory of all.
 
-Tasks of one rank hold one such lease. Each of them is booked with what it takes beside the others (`own_part`), so that a task's end frees
+Tasks of one rank hold one such lease. Each is booked with what it takes beyond the others (`own_part`), so that a task's end frees
 exactly what only that task needed, in whatever order they end.
 """
 
@@ -34,7 +34,7 @@ def others(
 
 
 def own_part(place: TaskPlacement, beside: Sequence[TaskPlacement]) -> TaskPlacement:
-    """What a task takes of its node beside others of its group; all of its place where there are none."""
+    """What a task takes of its node beyond others of its group; its whole place where there are none."""
     if not beside:
         return place
     most_mbps = max(other.bandwidth_mbps for other in beside)
@@ -44,7 +44,7 @@ def own_part(place: TaskPlacement, beside: Sequence[TaskPlacement]) -> TaskPlace
 def booked(
     state: CellState, job: JobState, place: TaskPlacement, gone: Container[str] = frozenset()
 ) -> TaskPlacement:
-    """What this task of the job takes of its node beside the other members' (`others`), or beside those before and after it; else all of its place."""
+    """What this task takes of its node beyond the other members' tasks (`others`), or beyond its predecessors and successors; else its whole place."""
     if job.group:
         return own_part(place, others(state, job, place.rank, gone))
     if job.after or job.followed or job.status is JobStatus.STOPPING:
@@ -53,7 +53,7 @@ def booked(
 
 
 def own_parts(held: Iterable[tuple[JobState, TaskPlacement]]) -> Iterator[TaskPlacement]:
-    """What these tasks take together: of each the part beside those before it."""
+    """What these tasks take together: of each the part beyond those before it."""
     leases: dict[tuple[str, int], list[TaskPlacement]] = {}
     seen: list[tuple[JobState, TaskPlacement]] = []
     for job, place in held:
@@ -67,7 +67,7 @@ def own_parts(held: Iterable[tuple[JobState, TaskPlacement]]) -> Iterator[TaskPl
 
 
 def frees_gpus(state: CellState, job: JobState) -> bool:
-    """Whether the end of this job, which is being stopped, frees its GPUs, counted once for a group: its oldest member's, when all of it stops."""
+    """Whether the end of this job, which is being stopped, frees its GPUs. A group frees them once: by its oldest member, when all members stop."""
     if not job.group:
         return True
     members = state.groups[job.group].values()
@@ -75,5 +75,5 @@ def frees_gpus(state: CellState, job: JobState) -> bool:
 
 
 def holds_first(state: CellState, job: JobState) -> bool:
-    """Whether its GPUs count as its own, for counts of GPUs: those of a group count as its oldest member's."""
+    """Whether the job's GPUs are counted for this job: those of a group are counted for its oldest member."""
     return not job.group or job.order == min(member.order for member in state.groups[job.group].values())

@@ -1,4 +1,4 @@
-"""Orders of people that stay in force: to place nothing on a node, not to start a job."""
+"""Cordons of nodes and holds of jobs: orders by operators and users that stay in force."""
 
 from penstock.model.types import Value
 
@@ -7,7 +7,7 @@ class Cordon(Value, frozen=True):
     """An operator's order to place nothing new on a node."""
 
     drain: bool
-    """Its jobs are to leave it, too."""
+    """Whether its jobs must leave it, too."""
     by: str
     reason: str
     at_ms: int
@@ -20,4 +20,4 @@ class Hold(Value, frozen=True):
     reason: str
     at_ms: int
     by_operator: bool
-    """Then no tenant's token releases it."""
+    """Whether an operator gave the order: then no tenant's token releases it."""

@@ -1,7 +1,7 @@
 """Indexes over the nodes of a cell, as bit sets: bit i stands for the node of ordinal i.
 
 Finding the nodes that can take a task costs a handful of big-integer operations whatever the size of the
-cell (10,000 nodes are 1,250 bytes), because every resource keeps one bit set per level of what is free.
+cell (10,000 nodes are 1,250 bytes), because every resource has one bit set per level of free units.
 Levels are coarse for large resources; inside a level nodes are grouped by exact value, so every answer is exact.
 """
 
@@ -29,7 +29,7 @@ def lowest(mask: int) -> int:
 
 
 def nth(mask: int, rank: int) -> int:
-    """The ordinal of the set bit that has exactly `rank` set bits below it, by halving; 0 ≤ rank < popcount."""
+    """The ordinal of the set bit that has exactly `rank` set bits below it, by bisection; 0 ≤ rank < popcount."""
     below, width = 0, mask.bit_length()
     while width > 1:
         half = width // 2
@@ -51,7 +51,7 @@ def _add(sets: dict[Key, int], key: Key, bit: int) -> None:
 
 
 def _drop(sets: dict[Key, int], key: Key, bit: int) -> None:
-    """Takes the node out of one set; empty sets go."""
+    """Takes the node out of one set; removes the set if it becomes empty."""
     left = sets.get(key, 0) & ~bit
     if left:
         sets[key] = left
@@ -62,8 +62,8 @@ def _drop(sets: dict[Key, int], key: Key, bit: int) -> None:
 class Thermometer:
     """Per level k the set of nodes with at least k units free; one unit is `unit` of the resource.
 
-    With `unit` > 1 the nodes of a level are also grouped by their exact value. A change then costs one set per
-    level crossed, a question at most one set per distinct value inside one level.
+    With `unit` > 1 the nodes of a level are also grouped by their exact value. A change then updates one set per
+    level crossed, a query reads at most one set per distinct value inside one level.
     """
 
     __slots__ = ("at_least", "exact", "unit")
@@ -75,7 +75,7 @@ class Thermometer:
         """Level → free → nodes; empty when the unit is 1."""
 
     def change(self, bit: int, old: int, new: int) -> None:
-        """The node behind `bit` had `old` and now has `new` free; −1 means: it does not take part."""
+        """The node behind `bit` had `old` and now has `new` free; −1: the node is not in the index."""
         unit, sets = self.unit, self.at_least
         before, after = old // unit, new // unit
         if after > before:
@@ -106,10 +106,10 @@ class Thermometer:
 
 
 class Share(NamedTuple):
-    """What is left of a GPU that several tasks may share; compared by the free share first."""
+    """What is free of a GPU that several tasks may share; compared by the free share first."""
 
     milli: int
-    """Thousandths of its time."""
+    """Thousandths of the GPU's time."""
     memory_mib: int
 
     def holds(self, need: ResourceVector) -> bool:
@@ -123,17 +123,17 @@ class Free(msgspec.Struct, frozen=True, gc=False):
     """What is free on one node, or -1 everywhere for a node on which nothing may be placed."""
 
     gpus: int = -1
-    """Wholly free ones."""
+    """Wholly free GPUs."""
     cores: int = -1
     host_memory_mib: int = -1
     bandwidth_mbps: int = -1
     shares: tuple[Share, ...] = ()
-    """What is left of each partly given GPU, ascending."""
+    """What is free of each partly allocated GPU, ascending."""
     unreserved_cores: int = -1
-    """Of `cores` those of the CPU array; -1: the cell has no arrays, or nothing may be placed."""
+    """Those of `cores` that belong to the CPU array; -1: the cell has no arrays, or nothing may be placed."""
 
     def fits(self, need: ResourceVector) -> bool:
-        """Exact for these; GPU model and memory of wholly free GPUs are judged by the index."""
+        """Whether the task fits these resources, exactly; the index checks GPU model and memory of wholly free GPUs."""
         return (
             (
                 self.gpus >= need.gpus
@@ -145,11 +145,11 @@ class Free(msgspec.Struct, frozen=True, gc=False):
         )
 
     def best_share(self, need: ResourceVector) -> int | None:
-        """Position in `shares` of the partly given GPU with least left that still holds the task; None if none does."""
+        """Best fit: position in `shares` of the partly allocated GPU with least free that still holds the task; None if none does."""
         return next((place for place, share in enumerate(self.shares) if share.holds(need)), None)
 
     def less(self, need: ResourceVector, gpu: Share) -> "Free":
-        """After a task that fits was placed; `gpu`: what a wholly free GPU of the node offers it."""
+        """What is free after a task that fits was placed; `gpu`: what a wholly free GPU of the node offers it."""
         gpus, shares = self.gpus - need.gpus, self.shares
         if need.gpu_share_milli < WHOLE_GPU:
             place = self.best_share(need)
@@ -174,13 +174,13 @@ NOT_PLACEABLE = Free()
 
 
 class NodeShape(NamedTuple):
-    """What a node is when nothing runs on it; a cell has few shapes however many nodes."""
+    """Capacity of an empty node; a cell has few shapes, however many nodes it has."""
 
     gpus: int
     gpu_model: str
     """Empty unless all its GPUs are of one model."""
     gpu_memory_mib: int
-    """Of its smallest GPU."""
+    """Memory of its smallest GPU."""
     cores: int
     host_memory_mib: int
     bandwidth_mbps: int
@@ -188,7 +188,7 @@ class NodeShape(NamedTuple):
 
 
 def shape_of(spec: NodeSpec) -> NodeShape:
-    """The shape of a node with this inventory; faulted GPUs count, for they may be repaired."""
+    """The shape of a node with this inventory; faulted GPUs count, since they may be repaired."""
     models = {gpu.model for gpu in spec.gpus}
     return NodeShape(
         len(spec.gpus),
@@ -203,7 +203,7 @@ def shape_of(spec: NodeSpec) -> NodeShape:
 
 @dataclass(slots=True)
 class NodeIndex:
-    """All bit sets of one cell, and its GPUs. An ordinal is reused when its node is forgotten."""
+    """All bit sets of one cell, and its GPUs. An ordinal is reused when its node is dropped."""
 
     known: int = 0
     placeable: int = 0
@@ -215,24 +215,24 @@ class NodeIndex:
     gpus: Thermometer = field(default_factory=Thermometer)
     cores: Thermometer = field(default_factory=Thermometer)
     unreserved_cores: Thermometer = field(default_factory=Thermometer)
-    """Free cores of the CPU array; of nodes in a cell that has arrays."""
+    """Free cores of the CPU array, only in a cell that has arrays."""
     host_memory: Thermometer = field(default_factory=lambda: Thermometer(4_096))
     bandwidth: Thermometer = field(default_factory=lambda: Thermometer(1_000))
     gpu_model: dict[str, int] = field(default_factory=dict)
-    """GPU model → nodes all of whose GPUs are of it."""
+    """GPU model → nodes that have only GPUs of this model."""
     gpu_memory: dict[int, int] = field(default_factory=dict)
     """MiB of the node's smallest GPU → nodes."""
     rack: dict[str, int] = field(default_factory=dict)
     domain: dict[str, int] = field(default_factory=dict)
     load: dict[tuple[int, int], int] = field(default_factory=dict)
-    """(GPUs used, GPUs in all) → placeable nodes; the classes of Liquid's fitness. A partly given GPU is used."""
+    """(GPUs used, GPUs in total) → placeable nodes; the classes of Liquid's fitness. A partly allocated GPU counts as used."""
     shared: dict[Share, int] = field(default_factory=dict)
-    """What is left of a partly given GPU → placeable nodes with such a one."""
+    """What is free of a partly allocated GPU → placeable nodes with such a GPU."""
     gpu_node: dict[str, str] = field(default_factory=dict)
     """UUID → id of the node that has this GPU and is not proven gone."""
 
     def describe(self, bit: int, spec: NodeSpec) -> None:
-        """Enters what never changes while a spec is valid."""
+        """Enters the properties that never change while a spec is valid."""
         self.known |= bit
         self.gone &= ~bit
         for sets, key in self._described(spec):
@@ -249,7 +249,7 @@ class NodeIndex:
         self._release(spec)
 
     def lose(self, bit: int, spec: NodeSpec) -> None:
-        """The node is proven gone: its GPUs may turn up elsewhere."""
+        """The node is proven gone: its GPUs may appear in another node."""
         self.gone |= bit
         self._release(spec)
 
@@ -259,7 +259,7 @@ class NodeIndex:
                 del self.gpu_node[gpu.uuid]
 
     def _described(self, spec: NodeSpec) -> Iterator[tuple[dict[Any, int], object]]:
-        """The sets that hold a node of this spec, and its key in each."""
+        """The sets that contain a node of this spec, and its key in each."""
         shape = shape_of(spec)
         yield self.shape, shape
         yield self.gpu_memory, shape.gpu_memory_mib
@@ -296,7 +296,7 @@ class NodeIndex:
             self.placeable &= ~bit
 
     def eligible(self, need: ResourceVector, gpu_models: tuple[str, ...]) -> int:
-        """Nodes whose kind suits the task (GPU model and memory), whatever is free on them."""
+        """Nodes that suit the task by GPU model and memory, whatever is free on them."""
         mask = self.known
         if need.gpus:
             if gpu_models:
@@ -309,7 +309,7 @@ class NodeIndex:
         return mask
 
     def sharing(self, need: ResourceVector) -> int:
-        """Nodes with a GPU, wholly or partly free, that holds the task. O(distinct rests of shared GPUs)."""
+        """Nodes with a wholly or partly free GPU that can hold the task. O(distinct free parts of shared GPUs)."""
         nodes = self.gpus.having(need.gpus)
         if need.gpu_share_milli < WHOLE_GPU:
             for share, having in self.shared.items():

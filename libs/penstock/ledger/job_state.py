@@ -1,4 +1,4 @@
-"""What the fold knows of one job that has not ended, and of the tasks of its attempt. Mutable; only `evolve` writes it."""
+"""Folded state of one job that has not ended, and of its attempt's tasks. Mutable; only `evolve` writes it."""
 
 from copy import copy
 from dataclasses import dataclass, field
@@ -33,38 +33,38 @@ class TaskState:
     exit_code: int | None = None
     cause: str = ""
     exhausted: str = ""
-    """Which memory an allocation of it failed in (`TaskExited.exhausted`)."""
+    """The memory in which one of its allocations failed (`TaskExited.exhausted`)."""
     lease_ms: int = 0
-    """Its node ends it when it has not reached the log for so long; 0: never."""
+    """Its node ends it after so long without reaching the log; 0: never."""
     cores_adjusted: Adjustment | None = None
-    """The latest change of its cores since it was placed; `place` has the cores."""
+    """The latest change of its cores since it was placed; the cores themselves are in `place`."""
     placed_cores: int = 0
-    """How many it was placed with."""
+    """Number of cores with which it was placed."""
     trial_cores: tuple[int, ...] = ()
-    """Those of its cores that it may use for now: fewer, as a probe. It holds all of its place's, so that it can have them again. Empty: all."""
+    """The cores that it may use during a probe with fewer cores. It still holds all cores of `place`, so that it can use them again. Empty: all."""
     core_probes: int = 0
-    """How many numbers of cores services have tried it with."""
+    """Number of core counts that services have probed for it."""
     cores_settled: bool = False
-    """Whether a service's search for its cores has ended, which happens once."""
+    """Whether a service's search for its core count has ended, which happens once."""
     throttled_from: int = 0
-    """How many cores it had before services took some because of contention; 0: they took none, or gave them back."""
+    """Its core count before services took some because of contention; 0: they took none, or gave them back."""
     bandwidth_adjusted: Adjustment | None = None
     memory_bandwidth_percent: int | None = None
-    """Its cap; None: it has none."""
+    """Its bandwidth cap; None: it has none."""
     checkpoint_asked: Adjustment | None = None
-    """The latest request to save that no checkpoint has answered."""
+    """The latest request for a checkpoint that is not yet answered by one."""
     saving: bool = False
     """Its script has reported the last phase of its run."""
     began_ms: int | None = None
-    """When its process began, by its node's clock, as the two that follow; None: its start was not reported."""
+    """When its process began, by its node's clock, like the next two fields; None: its start was not reported."""
     ready_ms: int | None = None
-    """When it had launched, where it waited for its GPUs then."""
+    """When its launch was complete, if it then waited for its GPUs."""
     launch_ms: int | None = None
-    """How long it launched; None: its script has not reported that it is over."""
+    """Duration of its launch; None: its script has not reported the end of the launch."""
 
     @property
     def used_cores(self) -> tuple[int, ...]:
-        """Which it may use."""
+        """The cores that it may use."""
         return self.trial_cores or self.place.cores
 
     @property
@@ -80,112 +80,112 @@ class JobState:
     job_id: str
     spec: JobSpec
     order: int
-    """Place in the queue: the seq of its submission; retries do not change it."""
+    """Position in the queue: the seq of its submission; retries do not change it."""
     submitted_ms: int
     status: JobStatus = JobStatus.SUBMITTED
     estimate: Estimate | None = None
     estimated_attempt: int = 0
-    """For which `estimate` was made; 0: the first."""
+    """The attempt for which `estimate` was made; 0: the first."""
     attempt: int = 0
     losses: int = 0
-    """Attempts lost to nodes and refusals; bounded, since such a job may be what kills its nodes."""
+    """Attempts lost to nodes and refusals; bounded, since the job itself may crash its nodes."""
     infrastructure_retries: int = 0
-    """Attempts lost to nodes, refusals or preemption; they do not count against the user's."""
+    """Attempts lost to nodes, refusals or preemption; they do not count against the user's limit."""
     memory_retries: int = 0
-    """Of these, attempts that ran out of memory under a guessed limit; bounded, since more memory may not help."""
+    """Those of them that ran out of memory under a guessed limit; bounded, since more memory may not help."""
     short_of: dict[str, int] = field(default_factory=dict)
-    """Role and memory (`penstock.ledger.memory.short_key`) → MiB that such attempts had; what follows must have more."""
+    """Role and memory (`penstock.ledger.memory.short_key`) → MiB that such attempts had; the next one must have more."""
     token: int = 0
-    """Of the current attempt's placement (`penstock.model.token`)."""
+    """Token of the current attempt's placement (`penstock.model.token`)."""
     tasks: dict[str, TaskState] = field(default_factory=dict)
     queued_ms: int | None = None
     placed_ms: int | None = None
     running_ms: int | None = None
     stop_reason: str | None = None
     stop_token: int = 0
-    """Of the latest decision to stop."""
+    """Token of the latest decision to stop."""
     exit_code: int | None = None
     failure: str = ""
-    """The attempt's first failure, for people; `failure_cause` is its task's cause."""
+    """The attempt's first failure, as text for users; `failure_cause` is its task's cause."""
     failure_cause: str = ""
     unschedulable: str = ""
     held: Hold | None = None
-    """It does not start; while it waits it stands beside the queue."""
+    """The hold that prevents its start; while the job waits it is outside the queue."""
     commanded_seq: int = 0
-    """Record of its latest hold or the end of one: commands from before are old."""
+    """Record of its latest hold or release: earlier commands are out of date."""
     backfill_count: int = 0
     plans_passed: int = 0
-    """Proposed plans that started others while it was first in the queue."""
+    """Proposed plans that started other jobs while it was first in the queue."""
     version: int = 0
     served_ms: int = 0
-    """Time that earlier attempts ran."""
+    """Total run time of earlier attempts."""
     attained_s: float | None = None
-    """As the job last reported: time run, all attempts together. None: no report; see `penstock.policies.service`."""
+    """Run time of all attempts together, as the job last reported it. None: no report; see `penstock.policies.service`."""
     remaining_s: float | None = None
     progress_ms: int = 0
     """Ledger time of its last progress report."""
     progress_attempt: int = 0
-    """Its latest attempt then."""
+    """Its latest attempt at that time."""
     eta: Remaining | None = None
-    """As the estimator answered last. None: it has not, or the job itself has reported `remaining_s` since."""
+    """The estimator's latest answer. None: there is none, or the job itself has reported `remaining_s` since."""
     checkpoint: Checkpoint | None = None
-    """The latest, of whichever attempt. None: none was reported."""
+    """The latest checkpoint, of any attempt. None: none was reported."""
     kept_ms: int = 0
-    """Work of earlier attempts on which the present or the next one goes on, ≥ 0: its checkpoint has it."""
+    """Work of earlier attempts that the checkpoint contains, from which the current or next attempt resumes, ≥ 0."""
     move: Move | None = None
-    """The latest, of whichever attempt."""
+    """The latest move, of any attempt."""
     converged_ms: int | None = None
-    """When its place was judged by its convergence, which happens once (`JobConverged`); None: it has not been."""
+    """When its convergence was evaluated for its placement, which happens once (`JobConverged`); None: it has not been."""
     rebalanced: bool = False
-    """Whether it was moved for the balance of nodes, which happens once."""
+    """Whether it was moved to balance load between nodes, which happens once."""
     reclaims: int = 0
-    """How often it gave back cores that it had borrowed (`CoresReclaimed`): it is at the head of its array then."""
+    """How often cores that it had borrowed were reclaimed (`CoresReclaimed`): it is then first in its array's queue."""
     borrows: bool = False
     """Its attempt was placed with cores that are reserved for jobs with GPUs."""
     counted_gpus: int = 0
-    """That the cell's `arrays` count for it."""
+    """GPUs that the cell's `arrays` count for it."""
     migrations: int = 0
     """How often a service has moved it by its own rules (`MoveDecided.cause`)."""
     core_changes: int = 0
-    """How often a service has changed the cores of one of its tasks; what gave back those of the placement is not counted."""
+    """How often a service has changed the cores of one of its tasks; changes back to the placement's number are not counted."""
     throttles: int = 0
     """How often a service has slowed one of its tasks because of contention."""
     sharing: Sharing = ALONE
     rank: tuple[int, int, int] | None = None
-    """(level, 0 if chosen else 1, position) in a policy that keeps an order; None: as it came."""
+    """(level, 0 if chosen else 1, position) in a policy that maintains an order; None: by submission."""
     group: str = ""
-    """Of which its attempt is a member (`penstock.ledger.groups`); empty: it has its GPUs alone."""
+    """Id of the group of which its attempt is a member (`penstock.ledger.groups`); empty: it has its GPUs alone."""
     turns: Turns | None = None
-    """How it and the others of its group take turns, as predicted when it was formed. None: it has its GPUs alone, or nothing was predicted."""
+    """Interleaving of the group's members, as predicted when the group was formed. None: it has its GPUs alone, or nothing was predicted."""
     speed: float = 1.0
-    """As its group's plan predicts it, relative to alone (`penstock.ledger.speed`)."""
+    """Speed relative to running alone, as its group's plan predicts it (`penstock.ledger.speed`)."""
     speed_ms: int = 0
-    """Ledger time since which it counts."""
+    """Ledger time from which `speed` applies."""
     slowed_ms: float = 0.0
-    """What it would have done more alone until then."""
+    """Run time lost to sharing until then, compared with running alone."""
     after: tuple[str, ...] = ()
-    """Jobs that were being stopped, or came to their end, and that its attempt starts, or started, after (`penstock.ledger.succession`)."""
+    """Jobs that were being stopped or about to end at its placement; its attempt starts after they end (`penstock.ledger.succession`)."""
     prelaunch: bool = False
-    """Its attempt launches before they have ended."""
+    """Whether its attempt launches before they have ended."""
     followed: bool = False
-    """Others start, or were to start, when its attempt has ended, though nobody stops it."""
+    """Whether other jobs start, or were to start, when its attempt has ended, though it is not being stopped."""
     false_ends: int = 0
-    """How often the end of its attempt was expected in vain: it trained on after it had reported that it saves, or outlived who waited for it."""
+    """How often the end of its attempt was expected wrongly: it trained on after it had reported `saving`, or ran longer than its successor's wait."""
     workers: int = 0
-    """Of its attempt; while it has none the fewest that it can start with. 0: as in `spec`."""
+    """Worker count of its attempt; without an attempt the smallest with which it can start. 0: as in `spec`."""
 
     def __post_init__(self) -> None:
         self.workers = self.workers or self.spec.fewest_workers
 
     def shaped(self, workers: int) -> "JobState":
-        """A copy, to be read only, of a job that waits, as if it could start with so many workers and no others."""
+        """A read-only copy of a waiting job, as if it could start with this worker count only."""
         found = copy(self)
         found.workers = workers
         return found
 
     @property
     def preemptible(self) -> bool:
-        """Whether it may be stopped to make way for another job. A member of a group is not: its stop would free no GPU."""
+        """Whether it may be stopped in favour of another job. A member of a group may not: its stop would free no GPU."""
         return self.spec.preemptible and not self.group
 
     @property
@@ -195,14 +195,14 @@ class JobState:
 
     @property
     def target(self) -> tuple[TaskPlacement, ...]:
-        """What is reserved for its next attempt, in rank order; empty: nothing, it does not move."""
+        """Places reserved for its next attempt, in rank order; empty: none, it is not being moved."""
         return () if self.move is None else self.move.tasks
 
     @property
     def awaited_estimate(self) -> int | None:
-        """The attempt whose estimate may come now; 0: the first, which waits for it. None: none is due.
+        """The attempt for which an estimate may arrive now; 0: the first, which waits for it. None: none is due.
 
-        A retry that backs off takes one and waits for none; one that queues at once keeps the estimate that it had.
+        A retry in back-off accepts an estimate but does not wait for it; a retry that queues at once uses the previous one.
         """
         due = self.attempt + 1 if self.attempt else 0
         if self.status is JobStatus.BACKOFF and self.estimated_attempt != due:
@@ -211,7 +211,7 @@ class JobState:
 
     @property
     def demand(self) -> Demand:
-        """What the gang needs, of a moldable job that waits the smallest. Only for jobs with an estimate."""
+        """Demand of the gang; of a waiting moldable job the smallest one. Only for jobs with an estimate."""
         assert self.estimate is not None, f"{self.job_id} has no estimate yet"
         return Demand(
             self.workers,

@@ -1,6 +1,6 @@
-"""Failure detection, as the fold knows it: leases, probes, and until when a probe may stay unanswered.
+"""Failure detection by leases and probes, as folded state: which lease a node has, and how long a probe may stay unanswered.
 
-Decision 40 has the argument. The answer to a probe is a joining.
+Decision 40 gives the proof. The answer to a probe is a joining.
 """
 
 from typing import Literal
@@ -15,12 +15,12 @@ from penstock.model.ledger_events import NodeProbed, ProbeExpired
 
 LEASE_TIMER: Literal["lease"] = "lease"
 MAX_NODE_ID_CHARS = 128 - len(f":{LEASE_TIMER}")
-"""A longer one has no timer of its own: such a node is never proven by its lease."""
+"""A node with a longer id has no timer: it is never proven dead by its lease."""
 MARGIN = 4  # a quarter of the lease; see `wait_ms`
 
 
 def lease_of(node: NodeState, state: CellState) -> int | None:
-    """The longest lease under which anything of this node may run, ms; None: something runs without, or it is not known."""
+    """The longest lease of the tasks that may run on this node, ms; None: a task runs without a lease, or this is not known."""
     if not node.leases or node.epoch != state.epoch or not has_timer(node):
         return None
     leases = [state.jobs[job_id].tasks[task_id].lease_ms for task_id, job_id in node.tasks.items()]
@@ -29,7 +29,7 @@ def lease_of(node: NodeState, state: CellState) -> int | None:
 
 
 def has_timer(node: NodeState) -> bool:
-    """Whether a timer can be named after it."""
+    """Whether a timer can be named after the node."""
     return len(node.spec.node_id) <= MAX_NODE_ID_CHARS
 
 
@@ -38,11 +38,11 @@ def timer_id(node: NodeState) -> str:
 
 
 def wait_ms(lease_ms: int) -> int:
-    """How long a probe stays unanswered, by the ledger's time, until its node's lease has ended by the node's own clock.
+    """How long a probe must stay unanswered, by the ledger's time, until the node's lease has certainly ended by the node's own clock.
 
-    The margin covers that the node's clock is slow and the placer's fast, each by the 8.3 % at which time servers correct at most
-    (chrony's `maxslewrate`): a factor of 1.183, with the thousandth of `penstock.clock.SLEW`. The rest, 6.7 % of the lease, is
-    for ending processes.
+    The margin covers a slow clock of the node and a fast one of the placer, each by 8.3 %, the largest correction rate of time
+    servers (chrony's `maxslewrate`): a factor of 1.183, with the thousandth of `penstock.clock.SLEW`. The rest, 6.7 % of the
+    lease, is for ending processes.
     """
     return lease_ms + lease_ms // MARGIN
 
@@ -60,7 +60,7 @@ def suspected(state: CellState, node: NodeState, reason: str) -> None:
 
 
 def cleared(state: CellState, node: NodeState) -> None:
-    """It has answered, or is proven gone."""
+    """The node has answered, or is proven gone."""
     node.suspicion = None
     state.timers.pop(timer_id(node), None)
 

@@ -4,12 +4,12 @@ from functools import lru_cache
 
 from penstock.ledger.index import bits
 
-MAX_MASKS = 1 << 14  # cached results of each function: nodes are in few different states
+MAX_MASKS = 1 << 14  # cached results per function: nodes are in few different states
 
 
 @lru_cache(MAX_MASKS)
 def full_mask(count: int) -> int:
-    """`count` ones."""
+    """A mask of `count` ones."""
     return (1 << count) - 1
 
 

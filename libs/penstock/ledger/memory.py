@@ -1,7 +1,7 @@
-"""Out of memory: which task, under which cap, whose estimate that was, and how to ask for more.
+"""Out-of-memory handling: memory caps of tasks, which job may retry with more memory, and the failure text with its remedy.
 
-A cap on host memory is what the user asked for, or a guess. One that is a guess is not below the task's fair share of its node
-(`fair_share_mib`), and is raised after a failed allocation (`raisable`), so that the job pays for a bad guess with one attempt.
+A cap on host memory is what the user asked for, or a guess. A guess is at least the task's fair share of its node
+(`fair_share_mib`), and is raised after a failed allocation (`raisable`), so that a bad guess costs the job one attempt.
 """
 
 from penstock.ledger.job_state import JobState, TaskState
@@ -12,27 +12,25 @@ from penstock.model.nodes import NodeSpec
 from penstock.model.transitions import NodeStatus
 from penstock.model.types import MAX_TEXT, WHOLE_GPU, Estimate, ResourceVector, TaskPlacement
 
-MAX_RAISES = (
-    12  # attempts of one job that may end so; doublings from 8 GiB to beyond the largest machines are fewer
-)
+MAX_RAISES = 12  # out-of-memory attempts of one job; doublings from 8 GiB to the largest machines are fewer
 MAX_SOURCE = 400  # characters of the estimate's source in a failure's text
 HOST, GPU = "host_memory", "gpu_memory"
 KERNEL_KILL = "out_of_memory"
-"""The cause of a task that the kernel killed for its host memory; earlier versions report nothing else."""
+"""Cause of a task that the kernel killed for its host memory; earlier versions report no other memory failure."""
 
 
 def fair_share_mib(node: NodeSpec, need: ResourceVector) -> int:
-    """The part of a node's host memory that goes with the task's part of its GPUs, or of its cores if it has no GPU."""
+    """The part of a node's host memory in proportion to the task's part of its GPUs, or of its cores for a task without GPUs."""
     if need.gpus and node.gpus:
         return node.host_memory_mib * need.gpus * need.gpu_share_milli // (len(node.gpus) * WHOLE_GPU)
     return node.host_memory_mib * need.cores // node.cores
 
 
 def cap_of(node: NodeSpec, need: ResourceVector, role: str, estimate: Estimate | None) -> int:
-    """For `TaskPlacement.host_memory_cap_mib`: 0 where the promise itself is the cap.
+    """Value of `TaskPlacement.host_memory_cap_mib`: 0 where the reserved memory itself is the cap.
 
-    Ideal: what a task may use is reserved for it. Departure: the share of a guess is a limit and no reservation, as in Kubernetes'
-    burstable pods, so that a guess costs no other task its place; where a node runs short the kernel ends such a task first.
+    Ideal: what a task may use is reserved for it. Departure: for a guess the fair share is a limit and not a reservation, as in
+    Kubernetes' burstable pods, so that a guess costs no other task its place; where a node runs short the kernel ends such a task first.
     """
     if estimate is None or role not in estimate.guessed or not need.host_memory_mib:
         return 0
@@ -41,14 +39,14 @@ def cap_of(node: NodeSpec, need: ResourceVector, role: str, estimate: Estimate |
 
 
 def asked_for(job: JobState, place: TaskPlacement, memory: str) -> bool:
-    """Whether the user set this limit; a parameter server's cannot be asked for."""
+    """Whether the user set this limit; users cannot set a parameter server's."""
     asked = job.spec.resources
     named = asked.gpu_memory_mib if memory == GPU else asked.host_memory_mib
     return place.role == "worker" and named is not None
 
 
 def raisable(state: CellState, job: JobState) -> bool:
-    """Whether the attempt failed for memory that was guessed, with more than the one before had, and some node has more still."""
+    """Whether the attempt ran out of guessed memory, had more of it than the previous attempt, and some node has more still."""
     if job.memory_retries >= MAX_RAISES:
         return False
     return any(
@@ -76,22 +74,22 @@ def _more_exists(state: CellState, job: JobState, task: TaskState) -> bool:
 
 
 def short_key(place: TaskPlacement, memory: str) -> str:
-    """Of `JobState.short_of`."""
+    """A key of `JobState.short_of`."""
     return f"{place.role}:{memory}"
 
 
 def limit_mib(node: NodeState, place: TaskPlacement, memory: str) -> int:
-    """What the task could have of this memory."""
+    """The task's limit of this memory."""
     return gpu_limit_mib(node, place) if memory == GPU else place.cap_mib
 
 
 def gpu_limit_mib(node: NodeState, place: TaskPlacement) -> int:
-    """GPU memory that the task could have: all of its card, or what it was promised of a shared one."""
+    """The task's limit of GPU memory: all of its GPU, or the part reserved on a shared GPU."""
     return node.gpu_memory_mib if place.gpu_share_milli == WHOLE_GPU else place.gpu_memory_mib
 
 
 def failure_text(node: NodeState, job: JobState, task: TaskState, fact: TaskExited) -> str:
-    """What failed, the limit and where it came from, what was measured, and how to ask for more; at most MAX_TEXT characters."""
+    """What failed, the limit and its origin, the measured use, and how to ask for more; at most MAX_TEXT characters."""
     place = task.place
     how = f" ({fact.detail})" if fact.detail else ""
     head = (
@@ -143,5 +141,5 @@ def _remedy(node: NodeState, place: TaskPlacement, memory: str) -> str:
 
 
 def _round_gib(mib: int) -> str:
-    """As the command line takes it: whole GiB, rounded up, from 1 GiB on."""
+    """Text for the command line: whole GiB, rounded up, for 1 GiB and more."""
     return f"{-(-mib // 1_024)}GiB" if mib >= 1_024 else f"{mib}MiB"

@@ -1,4 +1,4 @@
-"""The latest move of a job: who asked for it, its target while that is reserved, and what became of it."""
+"""The latest move (migration) of a job: the proposer, the target while it is reserved, and the outcome."""
 
 from typing import Literal
 
@@ -9,15 +9,15 @@ class Move(Value, frozen=True):
     """The latest move of a job."""
 
     attempt: int
-    """The one that was stopped for it."""
+    """The attempt that was stopped for the move."""
     nodes: tuple[str, ...]
     by: str
     reason: str
     at_ms: int
     token: int
-    """Of the decision."""
+    """Token of the decision."""
     outcome: Literal["under_way", "arrived", "given_up"] = "under_way"
     problem: str = ""
-    """Why it was given up."""
+    """Why the move was given up."""
     tasks: tuple[TaskPlacement, ...] = ()
-    """The target, while it is under way."""
+    """The target, while the move is under way."""

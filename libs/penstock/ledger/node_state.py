@@ -1,4 +1,4 @@
-"""What the fold knows of one node: its inventory, what is free of it and what runs there. Mutable; only `evolve` writes it."""
+"""Folded state of one node: its inventory, free resources and tasks. Mutable; only `evolve` writes it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
@@ -21,55 +21,55 @@ class NodeState:
     ordinal: int
     status: NodeStatus
     free_gpu_mask: int
-    """Wholly free ones."""
+    """Wholly free GPUs."""
     free_core_mask: int
     free_host_memory_mib: int
     free_bandwidth_mbps: int
     faulted_gpu_mask: int = 0
     slots: tuple[str, ...] = ()
-    """UUID by slot, where slots are not the inventory's indexes: a GPU keeps its slot, and a slot its GPU, while a task
-    holds it, whatever NVML calls it now and whether it is still there."""
+    """UUID by slot, where slots are not the inventory's indexes: while a task holds a GPU, its slot stays the same, whatever
+    index NVML gives the GPU now and whether it is still present."""
     overdrawn_memory_mib: int = 0
     """Host memory that its tasks hold beyond the inventory: it was larger when they were placed."""
     overdrawn_bandwidth_mbps: int = 0
     shared: dict[int, Share] = field(default_factory=dict)
-    """GPU → what is left of it, of each partly given one."""
+    """GPU → its free part, for each partly allocated GPU."""
     leaving: bool = False
     """Its departure is proven, but the cell is frozen."""
     left_ms: int = 0
     rebooted: bool = False
-    """Its latest joining came with a new boot id: tasks of before are dead."""
+    """Its latest joining had a new boot id: earlier tasks are dead."""
     incarnation: int = 0
-    """Of its latest joining; see `NodeJoined`."""
+    """Incarnation of its latest joining; see `NodeJoined`."""
     epoch: int = 0
-    """Of the log, in which it last joined; see `LedgerAccepted`."""
+    """Epoch of the log in which it last joined; see `LedgerAccepted`."""
     public_key: str | None = None
-    """Of its first joining that named one."""
+    """Key of its first joining that named one."""
     replaceable: bool = False
-    """An operator or its deletion has proven that machine dead: the next one that joins has a key of its own."""
+    """Whether an operator or its deletion has proven the machine dead: the next machine that joins under this id may have another key."""
     tasks: dict[str, str] = field(default_factory=dict)
     """Task id → job id of every task not proven ended."""
     reserved: set[str] = field(default_factory=set)
-    """Ids of jobs for whose moves something is kept here (`evolve_moves.taken`)."""
+    """Ids of jobs for whose moves resources are reserved here (`evolve_moves.taken`)."""
     orphan_tasks: dict[str, int] = field(default_factory=dict)
-    """What it ran when it last joined and the cell had given up there, and has not ended: task id → token of that joining."""
+    """Tasks that it ran at its latest joining, that the cell had given up, and that have not ended: task id → token of that joining."""
     cordon: Cordon | None = None
-    """Stays however often the node joins."""
+    """The operator's cordon; a new joining does not lift it."""
     commanded_seq: int = 0
-    """Record of its latest cordon or the end of one, else of its first joining: commands from before are old."""
+    """Record of its latest cordon or uncordon, else of its first joining: earlier commands are out of date."""
     leases: bool = False
     """Whether its reporter ends tasks whose lease has run out."""
     suspicion: Suspicion | None = None
-    """While it is Suspect."""
+    """Set while the node is Suspect."""
     reserved_cores: int = -1
-    """Of its cores so many are the GPU array's (`penstock.ledger.arrays`); -1: the cell has no arrays."""
+    """Number of its cores that belong to the GPU array (`penstock.ledger.arrays`); -1: the cell has no arrays."""
     cpu_core_mask: int = 0
     """Cores that jobs without GPUs hold."""
     named: int = 0
-    """Tasks of living attempts that were placed here, ended ones too."""
+    """Number of tasks of living attempts that were placed here, including ended tasks."""
     version: int = 0
     entered: Free = NOT_PLACEABLE
-    """What the index holds for this node."""
+    """The free resources that the index has for this node."""
     gpu_uuids: tuple[str, ...] = ()
     """The UUID of each slot's GPU, which the inventory may no longer have; empty for a free slot. See `name_gpus`."""
 
@@ -78,12 +78,12 @@ class NodeState:
         return 1 << self.ordinal
 
     def name_gpus(self) -> None:
-        """After a change of the inventory or of the slots; orders and rows of every task ask for the names."""
+        """Computes `gpu_uuids` after a change of the inventory or of the slots; it is cached because orders and rows of every task read it."""
         self.gpu_uuids = self.slots or tuple(gpu.uuid for gpu in self.spec.gpus)
 
     @property
     def present_gpu_mask(self) -> int:
-        """Slots whose GPU the node has now."""
+        """Slots whose GPU is present in the node now."""
         if not self.slots:
             return full_mask(len(self.spec.gpus))
         have = {gpu.uuid for gpu in self.spec.gpus}
@@ -96,22 +96,22 @@ class NodeState:
 
     @property
     def offered(self) -> Mapping[int, Share]:
-        """What is left of partly given GPUs for others; nothing where the node cannot prove a task's end."""
+        """Free parts of partly allocated GPUs; none where the node cannot prove a task's end."""
         return self.shared if self.spec.shares_gpus else {}
 
     def room_of_gpu(self, need: ResourceVector) -> Share:
-        """What a wholly free GPU offers a task and those that come after it."""
+        """What a wholly free GPU offers this task and later ones."""
         if self.spec.shares_gpus:
             return Share(WHOLE_GPU, self.gpu_memory_mib)
         return Share(need.gpu_share_milli, need.gpu_memory_mib)
 
     @property
     def gpu_memory_mib(self) -> int:
-        """Of its smallest GPU: so much of each is given out."""
+        """Memory of its smallest GPU: so much is allocated of each GPU."""
         return min((gpu.memory_mib for gpu in self.spec.gpus), default=0)
 
     def copy(self) -> "NodeState":
-        """On which tasks can be placed and taken back without a trace in the state."""
+        """A copy on which tasks can be placed and taken back without effect on the state."""
         other = NodeState(*_FIELDS(self))
         other.shared = dict(self.shared)
         return other
@@ -122,13 +122,13 @@ class NodeState:
         return self.free_gpu_mask & ~self.faulted_gpu_mask
 
     def left_of(self, gpu: int) -> Share | None:
-        """What is free of a GPU without fault; None if nothing is."""
+        """The free part of a GPU without fault; None if nothing is free."""
         if self.healthy_gpu_mask >> gpu & 1:
             return Share(WHOLE_GPU, self.gpu_memory_mib)
         return None if self.faulted_gpu_mask >> gpu & 1 else self.offered.get(gpu)
 
     def give(self, place: TaskPlacement) -> None:
-        """A task takes its place. Of a GPU that the inventory no longer has nothing is left for others."""
+        """A task takes its place. A GPU that the inventory no longer has offers no free part."""
         for gpu in place.gpus:
             self.free_gpu_mask &= ~(1 << gpu)
             if place.gpu_share_milli < WHOLE_GPU and self.present_gpu_mask >> gpu & 1:
@@ -161,32 +161,32 @@ class NodeState:
         self.free_bandwidth_mbps += place.bandwidth_mbps
 
     def take_cores(self, cores: tuple[int, ...]) -> None:
-        """A task has these from now on."""
+        """Marks these cores as held by a task."""
         self.free_core_mask &= ~mask_of(cores)
 
     def take_back_cores(self, cores: tuple[int, ...]) -> None:
-        """They are free, as far as the node still has them."""
+        """Marks these cores as free, as far as the node still has them."""
         self.cpu_core_mask &= ~mask_of(cores)
         self.free_core_mask |= mask_of(cores) & full_mask(self.spec.cores)
 
     @property
     def borrowed_cores(self) -> int:
-        """Cores of the GPU array that jobs without GPUs hold; negative: so many of the CPU array they do not hold."""
+        """Number of the GPU array's cores that jobs without GPUs hold; negative: number of the CPU array's cores that they do not hold."""
         return self.cpu_core_mask.bit_count() + self.reserved_cores - self.spec.cores
 
     @property
     def placeable(self) -> bool:
-        """Whether anything new may be placed here, given room."""
+        """Whether a new task may be placed here, if it fits."""
         return self.status is NodeStatus.READY and self.cordon is None
 
     def sound_gpus(self) -> int:
-        """GPUs without fault, given or free; 0 while nothing may be placed on it."""
+        """Number of GPUs without fault, allocated or free; 0 while nothing may be placed on the node."""
         if not self.placeable:
             return 0
         return (self.present_gpu_mask & ~self.faulted_gpu_mask).bit_count()
 
     def free(self) -> Free:
-        """What may be given out now. A node that shrank below what its tasks hold has nothing free."""
+        """Resources that may be allocated now. A node that shrank below what its tasks hold has nothing free."""
         if not self.placeable:
             return NOT_PLACEABLE
         cores = self.free_core_mask.bit_count()

@@ -1,4 +1,4 @@
-"""Fold of plans: the nodes that are kept for who waits, which proposals were answered, and how, and the window in which batch plans are awaited."""
+"""Fold of plans: the nodes reserved for waiting jobs, the answers to proposals, and the window in which batch plans are awaited."""
 
 from penstock.ledger.state import MAX_PROPOSALS_REMEMBERED, Answered, CellState
 from penstock.ledger.timers import drop_timers
@@ -7,7 +7,7 @@ from penstock.model.plans import BatchWindowClosed, BatchWindowOpened, PlanAdopt
 
 
 def proposal_key(proposer: str, proposal_id: str) -> str:
-    """An id is the proposer's own."""
+    """The key of a proposal: its id is unique only for its proposer."""
     return f"{proposer} {proposal_id}"
 
 
@@ -28,29 +28,29 @@ def proposal_answered(state: CellState, fact: ProposalAnswered) -> None:
 
 
 def units_of_proposals(state: CellState) -> list[PlanUnit]:
-    """Those that wait, in the order of the plan. O(jobs for which nodes are kept)."""
+    """Waiting units of services' proposals, in the order of the plan. O(jobs for which nodes are reserved)."""
     return [unit for unit in state.planned.values() if unit.proposed is not None]
 
 
 def units_of_profile(state: CellState) -> list[PlanUnit]:
-    """The others, in the order of the plan."""
+    """Waiting units of the profile's own plan, in its order."""
     return [unit for unit in state.planned.values() if unit.proposed is None]
 
 
 def units_of_reclaim(state: CellState) -> list[PlanUnit]:
-    """Of these the jobs for which something is given back: they start when it is free, and not at a time that was expected."""
+    """Those of `units_of_profile` for which resources are reclaimed: they start when these are free, and have no expected time."""
     return [unit for unit in units_of_profile(state) if unit.expected_ms is None]
 
 
 def kept_nodes(state: CellState) -> frozenset[str]:
-    """Nodes on which something is kept for units of proposals: nobody else may be placed there."""
+    """Nodes reserved for units of proposals: no other job may be placed there."""
     if not state.planned:
         return frozenset()
     return frozenset(node_id for unit in units_of_proposals(state) for node_id in unit.nodes)
 
 
 def arrived(state: CellState) -> None:
-    """A job has queued with its estimate. O(`batch_arrivals`)."""
+    """Counts the arrival of a job that has queued with its estimate. O(`batch_arrivals`)."""
     settings = state.settings
     if settings.batch_window_ms:
         state.arrivals.append(state.now_ms)
@@ -62,7 +62,7 @@ def window_opened(state: CellState, fact: BatchWindowOpened) -> None:
 
 
 def window_closed(state: CellState, fact: BatchWindowClosed) -> None:
-    """Where no plan came the rate is measured anew: so many arrivals are placed one by one before others wait again."""
+    """Closes the window. If no plan arrived, the arrival rate is measured anew: `batch_arrivals` jobs are placed one by one before jobs wait again."""
     state.window_until_ms = 0
     state.plan_stands = fact.reason == "answered"
     drop_timers(state, "cell", "batch_window")

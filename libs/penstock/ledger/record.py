@@ -2,7 +2,7 @@
 
 A record's id is the first 32 hex digits of the sha256 of its bytes, and every record names its parent's
 id: readers of one partition agree on which records count, a changed byte breaks the chain, and a zombie's
-late record (an old seq, parent or term) is void for everybody.
+late record (an old seq, parent or term) is void for every reader.
 """
 
 from collections.abc import Sequence
@@ -69,14 +69,14 @@ _decode = msgspec.json.Decoder(RawRecord).decode
 
 
 class Unreadable(Exception):
-    """Bytes on the ledger's topic that are no record. Such a record is void, like any that breaks the chain."""
+    """Bytes on the ledger's topic that are not a valid record. They are void, like any record that breaks the chain."""
 
 
 def read(value: bytes) -> RawRecord:
     """Reads one record's bytes. Raises `Unreadable`."""
     try:
         return _decode(value)
-    except (msgspec.DecodeError, RecursionError) as error:  # nesting is the one fault that is no DecodeError
+    except (msgspec.DecodeError, RecursionError) as error:  # too deep nesting raises no DecodeError
         raise Unreadable(str(error)) from error
 
 
@@ -96,7 +96,7 @@ def extend(head: Head, record: RawRecord, value: bytes) -> Head | None:
 
 
 def read_valid(head: Head, value: bytes) -> tuple[Head, RawRecord] | None:
-    """Reads and judges in one go: (new head, record), or None for a void record."""
+    """Reads and validates in one step: (new head, record), or None for a void record."""
     try:
         record = read(value)
     except Unreadable:
@@ -106,7 +106,7 @@ def read_valid(head: Head, value: bytes) -> tuple[Head, RawRecord] | None:
 
 
 class Draft(msgspec.Struct, frozen=True, gc=False):
-    """What a placer is about to write after some head."""
+    """A record that a placer is about to write, without the fields that follow from the head."""
 
     term: int
     now_ms: int
@@ -118,7 +118,7 @@ class Draft(msgspec.Struct, frozen=True, gc=False):
 
 
 def write(head: Head, draft: Draft) -> tuple[Head, bytes]:
-    """The record's bytes and the head that it makes. Equal inputs give equal bytes, in any process."""
+    """The record's bytes and the new head. Equal inputs give equal bytes, in any process."""
     body = {
         "seq": head.seq + 1,
         "parent": head.id,

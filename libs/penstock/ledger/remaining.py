@@ -1,7 +1,7 @@
-"""Remaining time (ETA) of a job as the ledger holds it: the estimator's latest answer, counted by the ledger's clock.
+"""Remaining time (ETA) of a job: the estimator's latest answer, counted down by the ledger's clock.
 
-It counts down while the job runs and stands still while it does not. An attempt that ends early gives back what it had
-done since its start, or since its checkpoint if it saves: the next one does it again.
+It counts down while the job runs and is constant while it does not. When an attempt ends early, the time since its start is
+added again, or since its checkpoint if it saves: the next attempt repeats this work.
 """
 
 from msgspec.structs import replace
@@ -11,11 +11,11 @@ from penstock.model.types import Value
 
 
 class Remaining(Value, frozen=True, kw_only=True):
-    """`EtaEstimated` as of a moment of the ledger; its fields are described there."""
+    """`EtaEstimated` as of a ledger time; its fields are described there."""
 
     attempt: int
     at_ms: int
-    """Ledger time from which on it counts, while the job runs."""
+    """Ledger time from which it counts down, while the job runs."""
     left_ms: Bounds
     level: float
     done: int
@@ -26,14 +26,14 @@ class Remaining(Value, frozen=True, kw_only=True):
     first_of_kind: bool = False
 
     def passed_ms(self, running_ms: int | None, now_ms: int) -> int:
-        """How much of it has gone by at `now_ms`, ≥ 0. `running_ms`: since when all tasks run; None: they do not."""
+        """The part of it that has elapsed at `now_ms`, ≥ 0. `running_ms`: since when all tasks run; None: they do not."""
         if running_ms is None:
             return 0
         return max(0, now_ms - (self.at_ms if self.at_ms > running_ms else running_ms))
 
 
 def remaining_of(fact: EtaEstimated, now_ms: int) -> Remaining:
-    """As the record at `now_ms` holds it: a time that the ledger has not reached does not count from the future."""
+    """The remaining time as of the record at `now_ms`: a start time in the ledger's future is set to `now_ms`."""
     return Remaining(
         attempt=fact.attempt,
         at_ms=min(fact.at_ms, now_ms),
@@ -49,7 +49,7 @@ def remaining_of(fact: EtaEstimated, now_ms: int) -> Remaining:
 
 
 def begun_again(remaining: Remaining, running_ms: int | None, saved_ms: int | None, now_ms: int) -> Remaining:
-    """What the next attempt has before it when the present one ends at `now_ms`: work since its checkpoint is lost.
+    """Remaining time of the next attempt when the current one ends at `now_ms`: work since its checkpoint is lost.
 
     `running_ms`: since when it ran; `saved_ms`: when it saved last. Without a checkpoint all work of the attempt is lost.
     """
@@ -60,7 +60,7 @@ def begun_again(remaining: Remaining, running_ms: int | None, saved_ms: int | No
 
 
 def begun_at_0(remaining: Remaining, kept_ms: int) -> Remaining:
-    """The attempt does not find the checkpoint, and does again what that had: `kept_ms` of work."""
+    """Remaining time of an attempt that does not find the checkpoint, and repeats its `kept_ms` of work."""
     return replace(remaining, left_ms=_later(remaining.left_ms, kept_ms))
 
 

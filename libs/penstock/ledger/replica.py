@@ -1,4 +1,4 @@
-"""A follower's view of one cell: the valid chain so far and the state folded from it."""
+"""Read replica of one cell's ledger: the valid chain so far and the state folded from it."""
 
 from dataclasses import dataclass, field
 
@@ -9,14 +9,14 @@ from penstock.ledger.state import CellState
 
 @dataclass(slots=True)
 class Replica:
-    """A fold of one cell's ledger. Starts empty, or where a snapshot was taken."""
+    """A fold of one cell's ledger. Starts empty, or from a snapshot."""
 
     state: CellState = field(default_factory=CellState)
     head: Head = GENESIS
     offset: int = 0
-    """In the ledger's partition, of the next record to read."""
+    """Offset of the next record to read in the ledger's partition."""
     head_offset: int = -1
-    """In the ledger's partition, of `head`'s record; -1: there is none."""
+    """Offset of `head`'s record in the ledger's partition; -1: there is none."""
 
     def take(self, value: bytes, offset: int, hook: Hook | None = None) -> RawRecord | None:
         """Folds one record of the partition and returns it; None for a void one, which only advances the offset.

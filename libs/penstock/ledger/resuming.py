@@ -1,4 +1,4 @@
-"""Where a placed attempt gets the checkpoint of its job from."""
+"""Checkpoint source of a placed attempt: on its node, or fetched from another."""
 
 from penstock.ledger.checkpoints import Checkpoint
 from penstock.ledger.job_state import JobState
@@ -8,8 +8,8 @@ from penstock.model.transitions import NodeStatus
 
 
 def resumed(state: CellState, job: JobState) -> Checkpoint | None:
-    """What every task of the attempt finds where it starts, or fetches before: all of a gang go on at one checkpoint, or begin anew
-    together."""
+    """The checkpoint that every task of the attempt finds where it starts, or fetches before: all tasks of a gang resume at the same
+    checkpoint, or all start from zero."""
     found = job.checkpoint
     if found is None or not found.path:
         return None
@@ -19,10 +19,10 @@ def resumed(state: CellState, job: JobState) -> Checkpoint | None:
 
 
 def source(state: CellState, job: JobState) -> NodeState | None:
-    """The node from which the attempt's task fetches it. None: it need not, or cannot.
+    """The node from which the attempt's task fetches the checkpoint. None: it need not, or cannot.
 
-    Ideal: gangs fetch, too. Departure: jobs of one task alone. Members of a gang must go on at the same checkpoint, and where one
-    of them cannot fetch it the others would have to know before they start.
+    Ideal: gangs fetch, too. Departure: only jobs of one task fetch. Members of a gang must resume at the same checkpoint, and if one
+    of them cannot fetch it, the others would have to be informed before they start.
     """
     found = job.checkpoint
     if found is None or not found.path or found.shared or len(job.tasks) != 1:

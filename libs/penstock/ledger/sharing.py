@@ -1,17 +1,17 @@
-"""Co-location of a job: who holds parts of its GPUs. What ran beside others is not comparable to what ran alone."""
+"""Co-location of a job: which jobs hold parts of its GPUs. Measurements of co-located jobs are not comparable to those of jobs that ran alone."""
 
 from penstock.model.types import Value
 
 
 class Sharing(Value, frozen=True):
-    """Of a job's latest attempt."""
+    """Co-location of a job's latest attempt."""
 
     jobs: tuple[str, ...] = ()
     """Ids of other jobs that hold a part of one of its GPUs now, sorted."""
     since_ms: int = 0
-    """Ledger time from which on it is these."""
+    """Ledger time since which `jobs` is unchanged."""
     ever: bool = False
-    """Whether there was any at any time of the attempt."""
+    """Whether there was such a job at any time of the attempt."""
 
 
 ALONE = Sharing()

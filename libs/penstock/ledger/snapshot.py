@@ -1,9 +1,9 @@
-"""A cell's state as bytes and back. Canonical: equal states give equal bytes, whatever they were folded from.
+"""Snapshots: serialisation of a cell's state to bytes and back. Canonical: equal states give equal bytes, whatever they were folded from.
 
-Only what cannot be derived is stored; the queue, the index of nodes and the heap of timers are built anew. The
-shape follows the state's own dataclasses, so a new field needs no change here; `format_id` identifies the shape and
-the fold's version, and a snapshot of another format is not read at all: folding from an older one, or
-from the beginning, is always right.
+Only what cannot be derived is stored; the queue, the index of nodes and the heap of timers are rebuilt. The
+shape follows the state's own dataclasses, so a new field needs no change here. `format_id` identifies the shape and
+the fold's version. A snapshot of another format is not read at all: folding from an older one, or
+from the beginning, is always correct.
 """
 
 import dataclasses
@@ -26,7 +26,7 @@ from penstock.ledger.state import CellState, Timer
 from penstock.model.transitions import JobStatus, NodeStatus
 
 SLICE = (
-    256  # entries of a mapping that are written or read at once: a millisecond in which no other thread runs
+    256  # entries of a mapping that are written or read at once: this blocks other threads for a millisecond
 )
 
 DERIVED = {
@@ -51,12 +51,12 @@ DERIVED = {
 
 
 class Damaged(Exception):
-    """These bytes are no snapshot that this version can read."""
+    """These bytes are not a snapshot that this version can read."""
 
 
 @cache
 def _struct(model: type) -> type[msgspec.Struct]:
-    """The struct with a state class's fields, less the derived ones."""
+    """A struct with a state class's fields except the derived ones."""
     hints = get_type_hints(model)
     fields = [
         (field.name, _wire(hints[field.name]))
@@ -67,12 +67,12 @@ def _struct(model: type) -> type[msgspec.Struct]:
 
 
 def _wire(hint: Any) -> Any:
-    """The type that a field has inside a snapshot. Raises TypeError for one that has no place there."""
+    """The type that a field has inside a snapshot. Raises TypeError for a type that a snapshot cannot hold."""
     origin, args = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):
         return Union[tuple(_wire(arg) for arg in args)]  # noqa: UP007 - built at run time
     if origin in (dict, OrderedDict, Mapping):
-        if get_origin(args[0]) is tuple:  # JSON has no such keys: a list of (key, value)
+        if get_origin(args[0]) is tuple:  # JSON has no tuple keys: a list of (key, value)
             return list[tuple[args[0], _wire(args[1])]]  # type: ignore[valid-type,misc]
         return dict[args[0], _wire(args[1])]  # type: ignore[valid-type,misc]
     if origin is list:
@@ -91,7 +91,7 @@ def _wire(hint: Any) -> Any:
 
 
 def _shape(kind: Any) -> str:
-    """All field names below a type, to tell formats apart."""
+    """All field names below a type, to distinguish formats."""
     if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
         return (
             f"{kind.__name__}({','.join(f'{f.name}:{_shape(f.type)}' for f in msgspec.structs.fields(kind))})"
@@ -103,7 +103,7 @@ def _shape(kind: Any) -> str:
 
 @cache
 def format_id() -> str:
-    """Names the meaning (`FOLD_VERSION`) and the shape of this version's snapshots."""
+    """Identifies the meaning (`FOLD_VERSION`) and the shape of this version's snapshots."""
     return f"{FOLD_VERSION}-{sha256(_shape(_struct(CellState)).encode()).hexdigest()[:16]}"
 
 
@@ -122,7 +122,7 @@ def dump(state: CellState) -> bytes:
 
 
 def dump_parts(state: CellState) -> Iterator[bytes]:
-    """The bytes of `dump` piece by piece, for a thread beside an event loop; the state must not change meanwhile.
+    """The bytes of `dump` in pieces, for a thread beside an event loop; the state must not change meanwhile.
 
     Large mappings are written in slices on lines of their own, which `load_lines` reads one by one; it is the same JSON.
     """
@@ -152,12 +152,12 @@ def _mapping(name: str, value: dict[str, Any]) -> Iterator[bytes]:
 
 
 def load(value: bytes) -> CellState:
-    """The state that was dumped; folds on exactly as the original would. Raises `Damaged`."""
+    """The state that was dumped; later records fold exactly as with the original. Raises `Damaged`."""
     return load_lines(value.split(b"\n"))
 
 
 def load_lines(lines: Iterable[bytes]) -> CellState:
-    """As `load`, from the lines of what was dumped."""
+    """As `load`, from the lines of a dump."""
     frame: list[bytes] = []
     slices: list[tuple[str, dict[str, Any]]] = []
     try:
@@ -188,7 +188,7 @@ def load_lines(lines: Iterable[bytes]) -> CellState:
 
 
 def _entries(name: str, found: dict[str, Any]) -> dict[str, Any]:
-    """Entries of a mapping of the state, as the state has them."""
+    """Decoded entries of one of the state's mappings."""
     match name:
         case "jobs":
             return {job_id: _job(job) for job_id, job in found.items()}
@@ -202,7 +202,7 @@ def _entries(name: str, found: dict[str, Any]) -> dict[str, Any]:
 
 @cache
 def _field_type(name: str) -> Any:
-    """Of a field of the state. Raises KeyError."""
+    """Type of a field of the state. Raises KeyError."""
     return {field.name: field.type for field in msgspec.structs.fields(_struct(CellState))}[name]
 
 
@@ -217,7 +217,7 @@ def _job(found: Any) -> JobState:
 
 
 def _derive(state: CellState) -> None:
-    """Builds everything that follows from the rest."""
+    """Rebuilds all derived fields."""
     for job in state.jobs.values():
         if job.in_line:
             state.queue[job.order] = job.job_id

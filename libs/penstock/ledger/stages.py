@@ -1,6 +1,6 @@
 """Stage profiles per ⟨model, batch size, GPUs⟩ in the ledger: how long one iteration uses storage, CPU, GPU and network.
 
-Only the latest of each counts, and only the MAX_PROFILES that were published last: a cell trains some hundred kinds of jobs.
+Only the latest profile per key is stored, and only the MAX_PROFILES published last: a cell trains some hundred kinds of jobs.
 """
 
 from penstock.ledger.job_state import JobState
@@ -8,7 +8,7 @@ from penstock.ledger.state import CellState
 from penstock.model.estimates import StagesProfiled
 from penstock.model.types import StageTimes
 
-MAX_PROFILES = 2_000  # as many as the estimator has; an older one comes back when it is measured again
+MAX_PROFILES = 2_000  # as many as in the estimator; a dropped one is stored again once measured again
 
 
 def stages_profiled(state: CellState, fact: StagesProfiled) -> None:
@@ -20,7 +20,7 @@ def stages_profiled(state: CellState, fact: StagesProfiled) -> None:
 
 
 def profile_of(state: CellState, job: JobState) -> StagesProfiled | None:
-    """Of jobs like this one; None: it names no model or batch size, has no estimate yet, or none was measured."""
+    """The profile of jobs like this one; None: the job names no model or batch size, has no estimate yet, or no profile was measured."""
     spec = job.spec.shaped(job.workers)
     if spec.model is None or spec.batch_size is None or job.estimate is None:
         return None
@@ -28,16 +28,16 @@ def profile_of(state: CellState, job: JobState) -> StagesProfiled | None:
 
 
 def latest_profile(state: CellState) -> StagesProfiled | None:
-    """Another one than before: `stage_times` may answer otherwise. O(1)."""
+    """The profile stored last: if it has changed, `stage_times` may have, too. O(1)."""
     return next(reversed(state.stages.values()), None)
 
 
 def stage_times(state: CellState, job: JobState) -> StageTimes | None:
-    """How long an iteration of this job uses each resource, alone on its GPUs, as far as is known by now; the one reader for decisions. O(1).
+    """How long an iteration of this job uses each resource, alone on its GPUs, as far as known; all decisions read it here. O(1).
 
-    What was measured on as many GPUs counts before what was estimated when the job was submitted, and that before what was measured on half or
-    twice as many (`near_counts`). So a profile that becomes known or changes counts at once, also for who waits or runs already: the record
-    of `StagesProfiled` is all that it takes.
+    Order of preference: measured on the same number of GPUs, estimated at the job's submission, measured on half or twice as many
+    GPUs (`near_counts`). A new or changed profile applies from its `StagesProfiled` record on, also to jobs that already wait or
+    run.
     """
     estimate = job.estimate
     if estimate is None:
@@ -55,17 +55,17 @@ def stage_times(state: CellState, job: JobState) -> StageTimes | None:
 
 
 def near_counts(gpus: int) -> tuple[int, ...]:
-    """Numbers of GPUs whose profile stands in for that of `gpus`, the nearest first: half as many, then twice as many, both several.
+    """GPU counts whose profile is used in place of that of `gpus`, the nearest first: half as many, then twice as many, each at least 2.
 
-    With several GPUs each worker does the same on its batch, and a ring sends nearly the same, 2 (n - 1) / n of the gradient. A single GPU
-    sends nothing, so it stands in for none, and none for it.
+    With several GPUs each worker does the same work on its batch, and a ring all-reduce sends nearly the same, 2 (n - 1) / n of the
+    gradient. A single GPU sends nothing, so its profile replaces no other, and no other replaces it.
     """
     half = (gpus // 2,) if gpus % 2 == 0 and gpus >= 4 else ()
     return (*half, 2 * gpus) if gpus >= 2 else ()
 
 
 def times_of(profile: StagesProfiled) -> StageTimes:
-    """Without what a plan does not ask for."""
+    """The stage times without the fields that plans do not use."""
     return StageTimes(
         storage_ms=profile.storage_ms,
         cpu_ms=profile.cpu_ms,

@@ -1,6 +1,6 @@
-"""The state of one cell: what a fold over its valid ledger knows. Mutable; only `evolve` writes it.
+"""The state of one cell, folded from its valid ledger. Mutable; only `evolve` writes it.
 
-Time and sequence live here too: before a record's facts are folded, `seq` and `now_ms` are the record's.
+It includes time and sequence: before a record's facts are folded, `seq` and `now_ms` are set to the record's.
 """
 
 import heapq
@@ -26,8 +26,8 @@ from penstock.model.types import Estimate, JoinRefusal, Value
 MAX_ENDED_REMEMBERED = 100_000  # ids of ended jobs, so that a late duplicate cannot start one again
 MAX_REFUSED_JOINS = 1_000
 MAX_FORGOTTEN_NODES = 100_000  # incarnations of nodes gone long ago
-MAX_PROPOSALS_REMEMBERED = 4_096  # so that a copy of one of them cannot act again
-MAX_EARLY_ESTIMATES = 10_000  # estimates that overtook their submission on another topic
+MAX_PROPOSALS_REMEMBERED = 4_096  # so that a duplicate of one of them has no effect
+MAX_EARLY_ESTIMATES = 10_000  # estimates that arrived before their submission, which is on another topic
 
 
 @dataclass(slots=True)
@@ -40,10 +40,10 @@ MAX_CHANGES = 1 << 12
 
 
 class ChangeLog:
-    """Ids of jobs, in the order in which something about them changed; only the last MAX_CHANGES stay.
+    """Bounded log of changes: ids of jobs in the order of their changes; only the last MAX_CHANGES stay.
 
-    For caches of what could be computed from the state: a cache that has read up to `count` asks for what came
-    since, and is made anew when that is no longer here. Nothing else may depend on it: it is history, not state.
+    For caches of values computed from the state: a cache that has read up to `count` asks for the later changes,
+    and is rebuilt when these are no longer stored. Nothing else may depend on the log: it is history, not state.
     """
 
     __slots__ = ("_ids", "count")
@@ -57,7 +57,7 @@ class ChangeLog:
         self._ids.append(job_id)
 
     def since(self, count: int) -> list[str] | None:
-        """What was added after the first `count`, each id once; None when that is forgotten."""
+        """Ids added after the first `count`, each once; None if they are no longer stored."""
         new = self.count - count
         if not new:
             return []
@@ -67,14 +67,14 @@ class ChangeLog:
 
 
 class FailedChoices(Value, frozen=True):
-    """Choices that were not taken because deciding raised."""
+    """Placement choices that failed because the policy raised an exception."""
 
     count: int = 0
     """Since the cell began."""
     in_a_row: int = 0
     """Since the last placement."""
     seq: int = 0
-    """The rest is of the latest."""
+    """Seq of the latest; the following fields describe it, too."""
     at_ms: int = 0
     profile: str = ""
     job_id: str | None = None
@@ -82,7 +82,7 @@ class FailedChoices(Value, frozen=True):
 
 
 class RefusedJoin(Value, frozen=True):
-    """A joining that its node has to be told of, whoever is in office."""
+    """A refused joining, of which the node must be informed by any later placer, too."""
 
     boot_id: str
     incarnation: int
@@ -92,7 +92,7 @@ class RefusedJoin(Value, frozen=True):
 
 
 class Answered(Value, frozen=True):
-    """What became of a proposal."""
+    """The answer to a proposal."""
 
     seq: int
     verdict: str
@@ -108,59 +108,59 @@ class CellState:
     now_ms: int = 0
     term: int = 0
     epoch: int = 0
-    """Of the log; rises when a ledger is accepted that has lost records."""
+    """Epoch of the log; rises when a ledger is accepted that has lost records."""
     rejoin_offset: int = 0
-    """In the nodes' topic: only joinings from there on are of this epoch."""
+    """Offset in the nodes' topic: only joinings from there on belong to this epoch."""
     settings: PlacerSettings = field(default_factory=PlacerSettings)
     frozen: str = ""
     """Why nothing is placed or evicted; empty: not frozen."""
     jobs: dict[str, JobState] = field(default_factory=dict)
     prelaunching: int = 0
-    """How many of them may launch before their GPUs are free: without any, nobody looks ahead."""
+    """Number of jobs that may launch before their GPUs are free; without such jobs ends of running jobs are not predicted."""
     ended: "OrderedDict[str, str]" = field(default_factory=OrderedDict)
     """Job id → outcome, oldest first, bounded."""
     early_estimates: "OrderedDict[str, Estimate]" = field(default_factory=OrderedDict)
     stages: dict[str, StagesProfiled] = field(default_factory=dict)
-    """By `penstock.ledger.stages`, published last at the end, bounded."""
+    """Profiles by the key of `penstock.ledger.stages`, the one published last at the end, bounded."""
     queue: "SortedDict[int, str]" = field(default_factory=SortedDict)
     """order → job id, of jobs in QUEUED that are neither unschedulable nor held."""
     holding: dict[int, JobState] = field(default_factory=dict)
     """order → job, of jobs that hold resources; in no order."""
     stopping: dict[int, JobState] = field(default_factory=dict)
-    """order → job, of those that are being stopped."""
+    """order → job, of jobs that are being stopped."""
     moving: dict[int, JobState] = field(default_factory=dict)
-    """order → job, of those that have a target."""
+    """order → job, of jobs with a reserved target."""
     groups: dict[str, dict[str, JobState]] = field(default_factory=dict)
     """Group id → its members by job id, each with a living attempt."""
     planned: dict[str, PlanUnit] = field(default_factory=dict)
-    """By job id, of waiting jobs for which nodes are kept; in the order of the plan."""
+    """Job id → unit, of waiting jobs for which nodes are reserved; in the order of the plan."""
     proposals: "OrderedDict[str, Answered]" = field(default_factory=OrderedDict)
-    """By `penstock.ledger.plans.proposal_key`, answered last at the end, bounded."""
+    """Answers by `penstock.ledger.plans.proposal_key`, the latest at the end, bounded."""
     arrivals: list[int] = field(default_factory=list)
-    """Ledger times at which the last `batch_arrivals` jobs came, in ms, rising; empty where nobody waits for batch plans."""
+    """Ledger times at which the last `batch_arrivals` jobs arrived, in ms, ascending; empty where no job waits for batch plans."""
     plan_stands: bool = False
-    """Whether the latest window ended with a plan, under a profile with a regroup stage: who runs is what it says, until the next window."""
+    """Whether the latest window ended with a plan, under a profile with a regroup stage: until the next window the plan determines which jobs run."""
     window_until_ms: int = 0
-    """Ledger time up to which waiting jobs are left to a batch plan; 0: they are not."""
+    """Ledger time until which waiting jobs are left to a batch plan; 0: they are not."""
     change_log: ChangeLog = field(default_factory=ChangeLog)
     """Jobs whose status, rank or progress changed, or that were held, released or found unschedulable."""
     unschedulable: dict[str, None] = field(default_factory=dict)
-    """Ids of jobs that would not fit even an empty cell: QUEUED, but beside the queue."""
+    """Ids of jobs that would not fit even an empty cell: QUEUED, but outside the queue."""
     nodes: dict[str, NodeState] = field(default_factory=dict)
     forgotten_nodes: "OrderedDict[str, int]" = field(default_factory=OrderedDict)
     """Node id → incarnation, of nodes gone long ago, oldest first, bounded."""
     refused_joins: "OrderedDict[str, RefusedJoin]" = field(default_factory=OrderedDict)
-    """Node id → its latest joining that did not count, as long as none came that does; oldest first, bounded."""
+    """Node id → its latest refused joining, until a joining is accepted; oldest first, bounded."""
     node_at: list[str] = field(default_factory=list)
-    """ordinal → node id; empty for that of a forgotten node, but never at the end."""
+    """ordinal → node id; empty for the ordinal of a dropped node, but never at the end."""
     forgettable: "SortedDict[tuple[int, int], str]" = field(default_factory=SortedDict)
     """(left at ms, ordinal) → node id, of nodes proven gone that are not cordoned and that no living attempt names."""
     sound_gpus: list[int] = field(default_factory=list)
-    """ordinal → GPUs without fault, given or free; 0 where nothing may be placed: for plans from empty nodes."""
+    """ordinal → number of GPUs without fault, allocated or free; 0 where nothing may be placed: for plans from empty nodes."""
     total_sound_gpus: int = 0
     """Sum of `sound_gpus`."""
     capacity_version: int = 0
-    """Rises when nodes join, change or leave: what fits an empty cell may have changed."""
+    """Rises when nodes join, change or leave: which jobs fit an empty cell may have changed."""
     index: NodeIndex = field(default_factory=NodeIndex)
     timers: dict[str, Timer] = field(default_factory=dict)
     timer_heap: list[tuple[int, str]] = field(default_factory=list)
@@ -169,7 +169,7 @@ class CellState:
     positions: dict[tuple[str, int], int] = field(default_factory=dict)
     """(input topic, partition) → offset of the next record to read."""
     last_inputs: dict[tuple[str, int], str] = field(default_factory=dict)
-    """(input topic, partition) → id of the event before that position; empty: it has none, or is not known."""
+    """(input topic, partition) → id of the event before that position; empty: it has no id, or the id is not known."""
 
     @property
     def in_window(self) -> bool:
@@ -178,11 +178,11 @@ class CellState:
 
     @property
     def token(self) -> int:
-        """Of what the present record decides."""
+        """Token of the current record's decisions."""
         return token_of(self.epoch, self.seq)
 
     def awaits_nodes(self) -> bool:
-        """Whether nodes may still run what this ledger has lost: they have not joined since, or not ended it."""
+        """Whether nodes may still run tasks that this ledger has lost: they have not joined since, or have not ended these tasks."""
         if not self.epoch:
             return False
         if self.inputs_read(Topic.NODES) < self.rejoin_offset:
@@ -202,7 +202,7 @@ class CellState:
         return self.nodes[self.node_at[ordinal]]
 
     def head_of_queue(self) -> JobState | None:
-        """The waiting job that is first in line."""
+        """The first job of the queue."""
         return self.jobs[self.queue.peekitem(0)[1]] if self.queue else None
 
     def next_timer(self) -> tuple[int, str] | None:

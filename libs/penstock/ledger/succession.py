@@ -1,7 +1,7 @@
-"""Next members of leases: a task that starts when those that are being stopped, or come to their end, on its GPUs have ended.
+"""Succession on GPUs: a task is placed on GPUs of tasks that are being stopped or about to end, and starts when these have ended.
 
-Its order is at the node before (`PlacementDecided.after`), which lets it wait for whoever holds one of its GPUs. GPUs and cores that both have are
-held once; memory and bandwidth are those of both, so that it may start whichever of several ends first.
+Its order reaches the node before that (`PlacementDecided.after`), and the node delays its start while a task holds one of its GPUs. GPUs and cores
+that both have are booked once; memory and bandwidth are booked for both, so that the order in which several predecessors end does not matter.
 """
 
 from collections.abc import Container, Iterator, Sequence
@@ -16,7 +16,7 @@ from penstock.model.types import TaskPlacement
 
 
 def beyond(place: TaskPlacement, beside: Sequence[TaskPlacement]) -> TaskPlacement:
-    """Without the GPUs and cores of these; all of it where there are none."""
+    """The place without the GPUs and cores of `beside`; unchanged if that is empty."""
     if not beside:
         return place
     gpus = cores = 0
@@ -31,24 +31,24 @@ def beyond(place: TaskPlacement, beside: Sequence[TaskPlacement]) -> TaskPlaceme
 
 
 def comes_after(one: JobState, other: JobState) -> bool:
-    """Whether one starts when the other has ended: that attempt of it which was there before. A later one may itself come after `one`."""
+    """Whether `one` starts when the attempt of `other` that was placed before it has ended. A later attempt of `other` may itself start after `one`."""
     return other.job_id in one.after and other.token < one.token
 
 
 def follow(one: JobState, other: JobState) -> bool:
-    """Whether one of the two starts when the other has ended."""
+    """Whether either of the two starts when the other has ended."""
     return comes_after(one, other) or comes_after(other, one)
 
 
 def meet(one: TaskPlacement, other: TaskPlacement) -> bool:
-    """Whether they have a GPU in common. Both are of one node."""
+    """Whether two places on one node have a GPU in common."""
     return not set(one.gpus).isdisjoint(other.gpus)
 
 
 def successors(
     state: CellState, job: JobState, place: TaskPlacement, gone: Container[str] = frozenset()
 ) -> Iterator[TaskPlacement]:
-    """Where tasks start when this one has ended. O(tasks of the node) for a job that is being stopped or followed, else O(1). `gone`: jobs that do not count."""
+    """Places of tasks that start when this one has ended. O(tasks of the node) for a job that is being stopped or followed, else O(1). `gone`: jobs that do not count."""
     if job.status is not JobStatus.STOPPING and not job.followed:
         return
     for task_id, other_id in state.nodes[place.node_id].tasks.items():
@@ -60,7 +60,7 @@ def successors(
 def predecessors(
     state: CellState, job: JobState, place: TaskPlacement, gone: Container[str] = frozenset()
 ) -> Iterator[TaskPlacement]:
-    """Living tasks that this one starts after. `gone`: jobs that do not count."""
+    """Places of living tasks after which this one starts. `gone`: jobs that do not count."""
     for other_id in job.after:
         other = state.jobs.get(other_id)
         if other is None or other_id in gone or not comes_after(job, other):
@@ -74,13 +74,13 @@ def predecessors(
 def met(
     state: CellState, job: JobState, place: TaskPlacement, gone: Container[str] = frozenset()
 ) -> Iterator[TaskPlacement]:
-    """Those before and after it."""
+    """Predecessors, then successors."""
     yield from predecessors(state, job, place, gone)
     yield from successors(state, job, place, gone)
 
 
 def followers(state: CellState, job: JobState) -> tuple[str, ...]:
-    """Jobs that start when this attempt has ended, in the order of their submission; none for most. O(tasks of its nodes) where it is followed."""
+    """Ids of jobs that start when this attempt has ended, in the order of their submission; for most jobs none. O(tasks of its nodes) where it is followed."""
     if not job.followed:
         return ()
     nodes = dict.fromkeys(task.place.node_id for task in job.tasks.values())
@@ -90,7 +90,7 @@ def followers(state: CellState, job: JobState) -> tuple[str, ...]:
 
 
 def awaited(state: CellState, job: JobState) -> tuple[str, ...]:
-    """Of the jobs that its attempt starts after those that still hold a GPU of it; none for most."""
+    """Ids of the predecessors of its attempt that still hold one of its GPUs; for most jobs none."""
     if not job.after:
         return ()
     before = {

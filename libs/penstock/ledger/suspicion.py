@@ -1,10 +1,10 @@
-"""Why a node is suspect, and how far the proof is that its tasks are dead (decision 40)."""
+"""Suspicion of a node: the reason, and the state of the proof that its tasks are dead (decision 40)."""
 
 from penstock.model.types import Value
 
 
 class Suspicion(Value, frozen=True):
-    """Why a node is suspect, and how far its proof is."""
+    """Why a node is suspect, and the state of the proof."""
 
     reason: str
     at_ms: int
@@ -14,4 +14,4 @@ class Suspicion(Value, frozen=True):
     """Ledger time at which the probe was known to be in the log, in `sent_term`. 0: not known."""
     sent_term: int = 0
     expired: bool = False
-    """It stayed unanswered for long enough."""
+    """Whether the probe stayed unanswered for long enough."""

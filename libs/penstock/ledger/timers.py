@@ -5,16 +5,16 @@ import heapq
 from penstock.ledger.state import CellState, Timer
 from penstock.model import ledger_events
 
-MIN_TIMER_HEAP = 64  # entries below which nothing is gained by compacting
+MIN_TIMER_HEAP = 64  # entries below which compacting is not worthwhile
 
 
 def timer_id(subject_id: str, kind: str) -> str:
-    """One timer per subject and kind."""
+    """Id of the one timer of this subject and kind."""
     return f"{subject_id}:{kind}"
 
 
 def drop_timers(state: CellState, job_id: str, *kinds: str) -> None:
-    """What a timer waited for has come: it will not fire."""
+    """Cancels these timers of a job."""
     timers = state.timers
     for kind in kinds:
         timers.pop(f"{job_id}:{kind}", None)
@@ -27,7 +27,7 @@ def timer_set(state: CellState, fact: ledger_events.TimerSet) -> None:
 
 
 def compact_timers(state: CellState) -> None:
-    """Entries of timers that are gone leave the heap before they are due, once they are most of it. Amortised O(log timers)."""
+    """Removes entries of cancelled timers from the heap, before they are due, once they are most of it. Amortised O(log timers)."""
     if len(state.timer_heap) > MIN_TIMER_HEAP and len(state.timer_heap) > 2 * len(state.timers):
         state.timer_heap = [(timer.at_ms, timer_id) for timer_id, timer in state.timers.items()]
         heapq.heapify(state.timer_heap)

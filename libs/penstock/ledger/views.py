@@ -1,7 +1,7 @@
 """Rows of jobs, tasks, nodes and GPUs for the read model's tables and for answers: one shape for both.
 
-The projector writes these rows to Postgres, the gateway answers with them from its replica: both agree,
-because both call these functions on the same fold. Keys are column names; nested values are JSON fragments.
+The projector writes these rows to Postgres, and the gateway answers with them from its replica: both agree,
+since both call these functions on the same fold. Keys are column names; nested values are JSON fragments.
 """
 
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ from penstock.model.types import WHOLE_GPU, Value
 
 Row = dict[str, Any]
 
-MAX_PID = 1 << 31  # no kernel gives out more; an absurd one must not reach a column that cannot hold it
+MAX_PID = 1 << 31  # no kernel assigns larger ones; a larger value would not fit the column
 
 
 def fragment(value: Value | None) -> orjson.Fragment | None:
@@ -39,7 +39,7 @@ class Ending(NamedTuple):
 
 
 def job_row(job: JobState, seq: int, ending: Ending | None = None) -> Row:
-    """`seq`: of the last record that touched it. Times in ms since the epoch, None where not (yet) reached."""
+    """Row of a job. `seq`: of the last record that changed it. Times in ms since the epoch, None where not (yet) reached."""
     spec = job.spec
     placed = job.tasks if job.placed_ms is not None else {}
     return {
@@ -76,7 +76,7 @@ def job_row(job: JobState, seq: int, ending: Ending | None = None) -> Row:
 
 
 def adjustments(job: JobState) -> list[Row]:
-    """Changes of cores and memory bandwidth of its tasks while they run: what each is to have, who asked for it, and what enforces it.
+    """Changes of cores and memory bandwidth of its running tasks: the desired value, the service or user that asked for it, and what enforces it.
 
     `enforced` and `problem` are empty until the task's node has answered. Sorted by task.
     """
@@ -95,12 +95,12 @@ def adjustments(job: JobState) -> list[Row]:
 
 
 def checkpoint(job: JobState) -> Row | None:
-    """Its latest checkpoint, of whichever attempt: where, how far, and what saving it took. None: it has none."""
+    """Its latest checkpoint, of any attempt: location, progress, and how long saving took. None: it has none."""
     return None if job.checkpoint is None else msgspec.structs.asdict(job.checkpoint)
 
 
 def move(job: JobState) -> Row | None:
-    """Its latest move: who asked for it, where to, and what became of it. None: it was never moved."""
+    """Its latest move: the proposer, the target and the outcome. None: it was never moved."""
     found = job.move
     if found is None:
         return None
@@ -109,7 +109,7 @@ def move(job: JobState) -> Row | None:
 
 
 def unproven(nodes: Mapping[str, NodeState], job: JobState) -> list[dict[str, str]]:
-    """The job's tasks on nodes that are silent: whether they run, and whether a stop has come, is not known."""
+    """The job's tasks on silent nodes: whether they run, and whether a stop order has arrived, is not known."""
     return [
         {
             "task_id": task_id,
@@ -139,7 +139,7 @@ def doubt(state: CellState, node: NodeState) -> Row | None:
 
 
 class TaskOf(NamedTuple):
-    """A task with what it takes from its job."""
+    """A task with the fields of its job that its row needs."""
 
     task: TaskState
     job_id: str
@@ -150,14 +150,14 @@ class TaskOf(NamedTuple):
 
 
 def task_of(nodes: Mapping[str, NodeState], job: JobState, task: TaskState) -> TaskOf:
-    """Of a task that has its places: later its slots may be other GPUs'."""
+    """The row's input for a task that still holds its place: later its slots may belong to other GPUs."""
     slots = task.place.gpus
     uuids = nodes[task.place.node_id].gpu_uuids if slots else ()
     return TaskOf(task, job.job_id, job.attempt, job.token, job.placed_ms, [uuids[slot] for slot in slots])
 
 
 def task_row(found: TaskOf, exited: Any = None) -> Row:
-    """`exited`: the `TaskExited` fact, for what only it knows (usage, signal, detail)."""
+    """Row of a task. `exited`: the `TaskExited` fact, for what only it contains (usage, signal, detail)."""
     task, place = found.task, found.task.place
     return {
         "task_id": place.task_id,
@@ -187,7 +187,7 @@ def task_row(found: TaskOf, exited: Any = None) -> Row:
 
 
 def node_row(node: NodeState, seq: int) -> Row:
-    """Capacity, and what of it is not promised to a task (whatever the node's status)."""
+    """Row of a node: its capacity, and the part that no task holds (whatever the node's status)."""
     spec = node.spec
     return {
         "node_id": spec.node_id,
@@ -221,9 +221,9 @@ Owners = dict[tuple[str, int], dict[str, str]]
 
 
 def gpu_row(node: NodeState, slot: int, owners: Owners) -> Row:
-    """The GPU of one slot. Of tasks that share it the ids stand side by side, with commas.
+    """Row of the GPU of one slot. Ids of tasks that share it are separated by commas.
 
-    A GPU that is gone, and held, has no memory; a free slot has an empty UUID.
+    A GPU that is gone but still held has no memory; a free slot has an empty UUID.
     """
     uuid = node.gpu_uuids[slot]
     gpu = next((gpu for gpu in node.spec.gpus if gpu.uuid == uuid), None)
@@ -241,7 +241,7 @@ def gpu_row(node: NodeState, slot: int, owners: Owners) -> Row:
 
 
 def gpu_use(state: CellState, node: NodeState, slot: int) -> Row:
-    """The tasks on the GPU of one slot, those placed earlier first, then those for which it is reserved, each with its share of it and of its memory.
+    """The tasks on the GPU of one slot, in the order of placement, then those for which it is reserved, each with its share of time and memory.
 
     Shares in thousandths of the GPU; `free_milli` is 0 on a faulted one. O(tasks on the node).
     """
@@ -265,7 +265,7 @@ def gpu_use(state: CellState, node: NodeState, slot: int) -> Row:
 
 
 def gpu_owners(jobs: Mapping[str, JobState]) -> Owners:
-    """Who holds which GPU, from the live tasks, earlier placements first. O(jobs)."""
+    """Owners of each GPU, from the live tasks, earlier placements first. O(jobs)."""
     owners: Owners = {}
     for job in sorted(jobs.values(), key=lambda job: job.token):
         for task_id, task in job.tasks.items():
