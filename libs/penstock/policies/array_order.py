@@ -1,11 +1,11 @@
-"""Order stage of profile `coda`: dominant resource fairness inside each array. Source: CODA §V-C.
+"""Order stage of profile `coda`: dominant resource fairness (DRF) inside each array. Source: CODA §V-C.
 
-Those come first for which nodes are reserved, then the 4-GPU sub-array, the 1-GPU sub-array and the CPU array: training has the higher priority (§V-A). In an array the next
-job is one of the owner who holds least of what is dominant there: GPUs in the GPU array, both sub-arrays together; cores held by jobs without GPUs
-in the CPU array. Ties, and between the jobs of an owner: who was submitted first. Jobs whose cores were reclaimed stand at the head of the CPU array, before all owners.
+Jobs with reserved nodes come first, then the 4-GPU sub-array, the 1-GPU sub-array and the CPU array: training has the higher priority (§V-A). In an array the next
+job is one of the owner who holds least of the dominant resource: GPUs in the GPU array, both sub-arrays together; cores held by jobs without GPUs
+in the CPU array. Ties, and the jobs of one owner: by submission. Jobs whose cores were reclaimed are at the head of the CPU array, before all owners.
 
-Departure from DRF: who does not fit is passed over, with all that need the same; the owner's other jobs are tried, and may overtake. That no job starves is the reclaim
-stage's (`penstock.policies.array_reclaim`).
+Departure from DRF: a job that does not fit is skipped, with all jobs of equal demand; the owner's other jobs are tried, and may overtake it. The reclaim
+stage prevents starvation (`penstock.policies.array_reclaim`).
 """
 
 from collections.abc import Iterable, Iterator
@@ -23,9 +23,9 @@ ARRAYS: tuple[Array, ...] = (LARGE, SMALL, CPU)
 HEAD = ""
 """In place of an owner: the head of the CPU array."""
 Row = tuple[object, ...]
-"""(array, owner, what it needs)."""
+"""(array, owner, demand)."""
 Holder = tuple[bool, str]
-"""(whether with GPUs, owner)."""
+"""(whether its jobs have GPUs, owner)."""
 
 
 class ArrayOrder:
@@ -36,7 +36,7 @@ class ArrayOrder:
         self._holdings = _Holdings()
 
     def order(self, state: CellState) -> Iterator[str]:
-        """O(changes since the last time + owners) for the first, O(log owners) for the others."""
+        """O(changes since the last call + owners) for the first job, O(log owners) for the others."""
         self.rows.update(state)
         held = self._holdings.of(state)
         first = [unit.job_id for unit in units_of_profile(state) if state.jobs[unit.job_id].in_line]
@@ -81,7 +81,7 @@ class ArrayOrder:
     def ranking(
         self, state: CellState, waiting: Iterable[JobState], holding: Iterable[JobState], at_ms: int
     ) -> Turns:
-        """Who does not start is passed over, and the owner's others that need the same."""
+        """A job that does not start is skipped, with the owner's other jobs of equal demand."""
         del at_ms
         held: dict[Holder, int] = {}
         for job in holding:
@@ -135,12 +135,12 @@ def _add(held: dict[Holder, int], job: JobState, amount: int) -> None:
 
 
 def _wants(job: JobState) -> int:
-    """GPUs, or cores of a job without."""
+    """GPUs, or cores of a job without GPUs."""
     return job.demand.workers * job.demand.worker.cores if without_gpus(job) else gpus_of(job)
 
 
 class _Holdings:
-    """What owners hold in the two arrays, cached from question to question; a function of the state alone."""
+    """What owners hold in the two arrays, cached between calls; a function of the state alone."""
 
     def __init__(self) -> None:
         self._changes = Changes()
@@ -148,7 +148,7 @@ class _Holdings:
         self._held: dict[Holder, int] = {}
 
     def of(self, state: CellState) -> dict[Holder, int]:
-        """O(changes since the last question)."""
+        """O(changes since the last call)."""
         changed, anew = self._changes.ids(state)
         if anew:
             self._counted.clear()

@@ -1,14 +1,14 @@
 """Place stage of profile `coda`: nodes by array, with borrowing between arrays. Source: CODA §V-C.
 
-- *Jobs without GPUs* go where cores of the CPU array are free; else they borrow reserved cores that idle. Source: "if the GPU resource
-  array is relatively idle"; departure: also while jobs with GPUs wait, since what idles is of no use to those, and those that come get it back.
-- *Jobs of four GPUs and more* go to the 4-GPU sub-array, then to other nodes that fit.
-- *Jobs of fewer GPUs* go to the 1-GPU sub-array; then, of the 4-GPU sub-array, to GPUs beyond multiples of four, which no job of four could use; then they borrow there,
+- *Jobs without GPUs* are placed where cores of the CPU array are free; else they borrow idle reserved cores. Source: "if the GPU resource
+  array is relatively idle"; departure: also while jobs with GPUs wait, since these cannot use the idle cores, and later ones reclaim them.
+- *Jobs of four GPUs and more* are placed in the 4-GPU sub-array, then on other nodes that fit.
+- *Jobs of fewer GPUs* are placed in the 1-GPU sub-array; then, in the 4-GPU sub-array, on GPUs beyond multiples of four, which no job of four could use; then they borrow there,
   unless a job of four or more waits.
-- Jobs with GPUs take idle cores of either array, and keep them.
+- Jobs with GPUs take idle cores of either array, and do not give them back.
 
-Inside each step: fewest free GPUs first, then fewest cores left (best fit), so that whole nodes and nodes with many cores stay; ties: the lowest ordinal. The source
-names no choice there. Nodes that are reserved for others (`PlanUnit`) are left out. Score: 100 × step + free GPUs + part of cores left.
+Inside each step: fewest free GPUs first, then fewest free cores (best fit), so that whole nodes and nodes with many cores stay free; ties: the lowest ordinal. The source
+names no choice there. Nodes reserved for other jobs (`PlanUnit`) are left out. Score: 100 × step + free GPUs + free cores / 2,048.
 """
 
 from collections.abc import Iterable, Iterator
@@ -30,7 +30,7 @@ from penstock.policies.preemption import set_of
 MAX_LOOKED_AT = 64  # nodes of one class, the lowest ordinals first
 OWN, FIRST, SPARE, BORROWED = range(
     4
-)  # steps, in this order; OWN: nodes on which the gang has a task already
+)  # steps, in this order; OWN: nodes on which the gang already has a task
 PER_STEP = 100.0
 PER_CORE = 1 / 2_048  # below one GPU for any node
 
@@ -43,7 +43,7 @@ class ArrayPlace:
         self._order = order
 
     def place(self, state: CellState, job: JobState, rng: LazyRng) -> Plan | None:
-        """On nodes reserved for it where it fits there, else on nodes that are reserved for no job."""
+        """Places the job on nodes reserved for it if it fits there, else on nodes that are reserved for no job."""
         del rng
         own, others = reserved_for(state, job, state.planned.values())
         if own:
@@ -53,7 +53,7 @@ class ArrayPlace:
         return self.place_within(EVERYWHERE & ~others, state, job)
 
     def place_within(self, within: int, state: CellState, job: JobState) -> Plan | None:
-        """On nodes of this set."""
+        """Places the job on nodes of this set."""
         demand = job.demand
         index = state.index
         if not index.candidates(demand.worker, demand.gpu_models) & within:
@@ -80,7 +80,7 @@ class ArrayPlace:
 
 
 def borrowing(state: CellState, job: JobState, plan: Plan) -> Plan:
-    """The same plan, marked where a job without GPUs gets cores of the GPU array."""
+    """The plan, marked if a job without GPUs gets cores of the GPU array."""
     lent = _borrowed(state, job, plan) if array_of(job) == CPU else 0
     if not lent:
         return plan
@@ -89,7 +89,7 @@ def borrowing(state: CellState, job: JobState, plan: Plan) -> Plan:
 
 
 def reserved_for(state: CellState, job: JobState, units: Iterable[PlanUnit]) -> tuple[int, int]:
-    """Of these units (set of the nodes reserved for this job, of those reserved for others)."""
+    """(Set of the nodes that these units reserve for this job, set of those reserved for others)."""
     own = others = 0
     for unit in units:
         found = set_of(state.nodes[node_id].ordinal for node_id in unit.nodes if node_id in state.nodes)
@@ -105,7 +105,7 @@ Classes = Iterable[tuple[int, int, int]]
 
 
 def _by_load(gang: Gang, nodes: int) -> Iterator[tuple[int, int]]:
-    """(free GPUs, nodes), with what this plan has taken of them."""
+    """(free GPUs, nodes), less what this plan has taken."""
     for (used, total), having in gang.state.index.load.items():
         if here := having & nodes & ~gang.used:
             yield total - used, here
@@ -151,7 +151,7 @@ def _for_small(gang: Gang, nodes: int, large: int, gpus: int, *, waits: bool) ->
 
 
 def _spare(state: CellState, ordinal: int, gpus: int) -> bool:
-    """Whether so many GPUs more of small jobs leave the node all multiples of four."""
+    """Whether so many more GPUs for small jobs take only GPUs of the node beyond its multiples of four."""
     node = state.node(ordinal)
     total = len(node.spec.gpus)
     held = 0
@@ -181,7 +181,7 @@ def _cores(free: Free, array: Array) -> int:
 
 
 def _borrowed(state: CellState, job: JobState, plan: Plan) -> int:
-    """Cores of the GPU array that the job gets."""
+    """Number of cores of the GPU array that the job gets."""
     taken: dict[str, int] = {}
     for node_id, need in zip(plan.nodes, job.demand.needs(), strict=True):
         taken[node_id] = taken.get(node_id, 0) + need.cores

@@ -1,13 +1,13 @@
-"""Reclaim stage of profile `coda`: borrowed cores are given back, and small jobs leave the 4-GPU sub-array. Source: CODA §V-C.
+"""Reclaim stage of profile `coda`: preemption of jobs on borrowed cores, and migration of small jobs out of the 4-GPU sub-array. Source: CODA §V-C.
 
 - A job with GPUs that fits nowhere gets a node on which enough GPUs are free and cores are lent: jobs without GPUs that borrow there are aborted, those placed last
-  first and as few as that takes, until the CPU array holds no more there than is its own. They go to the head of the CPU array.
-- A job of four GPUs or more gets a node of the 4-GPU sub-array from which small jobs move out (checkpoint, stop, start elsewhere), largest first. A node costs the GPUs
+  first and as few as necessary, until the CPU array holds only its own cores there. They return to the head of the CPU array.
+- A job of four GPUs or more gets a node of the 4-GPU sub-array from which small jobs migrate (checkpoint, stop, start elsewhere), largest first. A node's cost is the GPUs
   that have to move, then the core time that is lost; ties: the lowest ordinal.
-- Training is never stopped but to go on elsewhere at once: only who saves, runs, was moved fewer than `MAX_MIGRATIONS` times and fits in the 1-GPU
-  sub-array now. Departure: the source moves all that are in the way.
-- Departure: a job gives back cores at most `max_reclaims` times, and keeps after that what it is given: the source knows no bound, and a job could be aborted for ever.
-- Departure, so that no job starves: who does not fit and has waited `patience_ms` since it queued, one job of each array, gets nodes reserved, those with most of what it lacks free;
+- Training is stopped only to resume elsewhere at once: only a running job that saves checkpoints, was moved fewer than `MAX_MIGRATIONS` times and fits in the 1-GPU
+  sub-array now. Departure: the source moves all jobs that are in the way.
+- Departure: cores are reclaimed from a job at most `max_reclaims` times: the source has no bound, and a job could be aborted for ever.
+- Departure, so that no job starves: a job that does not fit and has waited `patience_ms` since it queued, one of each array, gets nodes reserved, those with most free of what it lacks;
   no other job starts there. The source names no rule.
 """
 
@@ -33,22 +33,22 @@ from penstock.policies.preemption import node_ids
 from penstock.policies.reclaim import MovesOut, Reclaimed
 from penstock.policies.trial import Fit, Trial
 
-MAX_LOOKED_AT = 64  # nodes from which something is taken back, on trial
-MANY = 1 << 20  # workers per node, as far as a resource that a worker does not need bounds them
+MAX_LOOKED_AT = 64  # nodes for which a reclaim is tried
+MANY = 1 << 20  # workers per node as bounded by a resource that a worker does not need
 
 
 class ArrayReclaim:
     """Implements `penstock.policies.reclaim.Reclaim`."""
 
     def __init__(self, settings: Coda, *, patient: bool = True, loses_ms: int | None = None) -> None:
-        """`patient`: nodes are reserved for who has waited for long; `loses_ms`: a job that does not save is aborted only so long after its placement, None: always."""
+        """`patient`: nodes are reserved for a job that has waited for `patience_ms`; `loses_ms`: a job that does not save is aborted only within this time of its placement, None: always."""
         self._settings, self._patient, self._loses_ms = settings, patient, loses_ms
 
     def sizes(self, state: CellState) -> ArraysSized | None:
         return sized(state, self._settings)
 
     def reclaim(self, state: CellState, job: JobState) -> Reclaimed | None:
-        """O(nodes looked at × tasks there)."""
+        """O(nodes examined × tasks there)."""
         array = array_of(job)
         if array != CPU:
             found = _Taking(state, job, self._settings, self._loses_ms).all()
@@ -65,7 +65,7 @@ class ArrayReclaim:
 
 
 class _Taking:
-    """What is taken back for one job, on trial."""
+    """What is reclaimed for one job, in a what-if trial."""
 
     def __init__(self, state: CellState, job: JobState, settings: Coda, loses_ms: int | None) -> None:
         self._state, self._job, self._settings, self._loses_ms = state, job, settings, loses_ms
@@ -76,10 +76,10 @@ class _Taking:
         self._own, self._others = reserved_for(state, job, state.planned.values())
 
     def all(self) -> Reclaimed | None:
-        """Each worker goes where that costs least."""
+        """Assigns each worker to the node of the lowest cost."""
         demand = self._job.demand
         if demand.parameter_servers:
-            return None  # its servers need no GPU, and find room without
+            return None  # parameter servers need no GPU, and fit without a reclaim
         fit: list[int] = []
         for _ in range(demand.workers):
             ordinal = self._worker()
@@ -102,7 +102,7 @@ class _Taking:
         return f"{' and '.join(parts)} on {where}"[:MAX_TEXT]
 
     def _worker(self) -> int | None:
-        """The node for the next worker; what has to go from there is released."""
+        """The node for the next worker; the jobs that have to leave it are released in the trial."""
         state, demand = self._state, self._job.demand
         need, index = demand.worker, state.index
         free = self._trial.candidates(need, demand.gpu_models) & ~self._others
@@ -127,12 +127,12 @@ class _Taking:
         return best[0][2]
 
     def _gpus_elsewhere(self) -> bool:
-        """Whether a small job could go on elsewhere at all, however few GPUs it has."""
+        """Whether a small job, however few GPUs it has, could resume elsewhere at all."""
         index = self._state.index
         return bool(index.gpus.having(1) & index.placeable & ~(self._large | self._own | self._others))
 
     def _worth(self, nodes: int, *, may_move: bool) -> Iterator[int]:
-        """Those from which something could be taken back."""
+        """Those of these nodes on which a reclaim could make room."""
         need = self._job.demand.worker
         for ordinal in bits(nodes):
             node = self._state.node(ordinal)
@@ -152,7 +152,7 @@ class _Taking:
     def _node(
         self, ordinal: int, *, may_move: bool
     ) -> tuple[tuple[int, int, int], list[JobState], list[MovesOut]] | None:
-        """((GPUs moved, core seconds lost, ordinal), who stops, who moves) so that a worker fits; None: it would not. The trial stays as it is."""
+        """((GPUs moved, core seconds lost, ordinal), jobs to stop, jobs to move) so that a worker fits; None: it would not fit. The trial is left unchanged."""
         trial, need = self._trial, self._job.demand.worker
         released: list[JobState] = []
         moves: list[MovesOut] = []
@@ -192,7 +192,7 @@ class _Taking:
         return (moved_gpus, lost, ordinal), stops, moves
 
     def _movable(self, ordinal: int) -> list[JobState]:
-        """Small jobs of one task that may go on elsewhere, largest first."""
+        """Small jobs of one task that may resume elsewhere, largest first."""
         state = self._state
         found = []
         for job_id in state.node(ordinal).tasks.values():
@@ -209,7 +209,7 @@ class _Taking:
         return sorted(found, key=lambda job: (-job.demand.worker.gpus, job.order))
 
     def _borrowers(self, ordinal: int) -> list[JobState]:
-        """Jobs without GPUs that hold borrowed cores there and may be aborted, placed last first."""
+        """Jobs without GPUs that hold borrowed cores there and may be aborted, the last placed first."""
         state = self._state
         jobs = {job_id: state.jobs[job_id] for job_id in state.node(ordinal).tasks.values()}
         found = [
@@ -225,13 +225,13 @@ class _Taking:
         return sorted(found, key=lambda job: (-(job.placed_ms or 0), -job.order))
 
     def _loses_little(self, job: JobState) -> bool:
-        """Whether it saves, or has little to lose."""
+        """Whether the job saves checkpoints, or was placed recently."""
         if self._loses_ms is None or job.spec.checkpoint != "none":
             return True
         return self._state.now_ms - (job.placed_ms or 0) <= self._loses_ms
 
     def _elsewhere(self, jobs: list[JobState]) -> list[MovesOut] | None:
-        """A node of the 1-GPU sub-array for each; None: one has none."""
+        """A node of the 1-GPU sub-array for each of these jobs; None: one of them fits nowhere."""
         trial, found = Trial(self._state), []
         avoid = self._large | self._own | self._others
         for move in self._moves:
@@ -257,7 +257,7 @@ def _lost(state: CellState, job: JobState) -> int:
 
 
 def _reserved(state: CellState, job: JobState) -> Reclaimed | None:
-    """Nodes of which enough is free or will be, for each worker the one with most free of what it lacks; None: no placeable node could hold one."""
+    """Nodes large enough for the workers, those with most free of what a worker lacks first; None: too few placeable nodes could hold one."""
     demand, index = job.demand, state.index
     need = demand.worker
     if demand.parameter_servers:

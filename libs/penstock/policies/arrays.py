@@ -1,15 +1,15 @@
-"""Resource arrays of profile `coda`: which array a job and a node belong to, and how large the arrays shall be. Source: CODA §V-C.
+"""Resource arrays of profile `coda`: the array of a job and of a node, and the sizes of the arrays. Source: CODA §V-C.
 
 A cell's cores are divided between the CPU array, for jobs without GPUs, and the GPU array; its GPUs between the 4-GPU sub-array, for jobs with four
-GPUs or more, and the 1-GPU sub-array, for jobs with fewer. Sizes follow from the history of the cell's jobs (`penstock.ledger.arrays`):
+GPUs or more, and the 1-GPU sub-array, for jobs with fewer. Sizes are computed from the history of the cell's jobs (`penstock.ledger.arrays`):
 
-- *Reserved cores*: each node reserves for each of its GPUs as many cores as GPUs were given by attempts that ended, weighted by GPU time: by the source
-  they come from historical statistics; it does not name which.
+- *Reserved cores*: each node reserves for each of its GPUs the mean number of cores per GPU of attempts that ended, weighted by GPU time: the source
+  takes them from historical statistics, without naming which.
 - *4-GPU sub-array*: nodes for the most GPUs that jobs of four and more asked for at once. Source: "the maximum GPU number required by 4-GPU jobs". Departure:
-  where both sub-arrays asked for more than there is, each gets its part, since a sub-array of all nodes would leave nothing to the other.
+  where both sub-arrays asked for more GPUs than exist, the nodes are divided in proportion, since a sub-array of all nodes would leave none to the other.
 - The nodes of the 4-GPU sub-array are those that joined last of the nodes with at least four GPUs, so that a change of the size moves only the border.
 
-Departure: the source sizes the arrays once; here a new size is decided where history has moved by so much that it matters (`ArraysSized`).
+Departure: the source sizes the arrays once; here they are resized when the history has changed enough (`MATTERS`, `ArraysSized`).
 """
 
 from typing import Literal
@@ -27,13 +27,13 @@ LARGE: Array = "4-GPU sub-array"
 SMALL: Array = "1-GPU sub-array"
 CPU: Array = "CPU array"
 MATTERS = 8
-"""Reserved cores are decided anew when they have changed by more than one part in so many."""
+"""Reserved cores are decided anew when they have changed by more than 1 / `MATTERS`."""
 MIN_GPU_MS = 600_000
-"""GPU time that attempts must have had before they count more than the setting."""
+"""GPU time of attempts from which their history replaces the setting."""
 
 
 def array_of(job: JobState) -> Array:
-    """By the GPUs of the whole gang; a part of a GPU counts as one. Only for jobs with an estimate."""
+    """The job's array, by the GPUs of the whole gang; a part of a GPU counts as one. Only for jobs with an estimate."""
     gpus = gpus_of(job)
     if not gpus:
         return CPU
@@ -41,7 +41,7 @@ def array_of(job: JobState) -> Array:
 
 
 def nodes_with_gpus(state: CellState, gpus: int) -> int:
-    """Set of nodes with at least so many GPUs that are not gone. O(shapes)."""
+    """Set of nodes that have at least so many GPUs and are not gone. O(shapes)."""
     nodes = 0
     for shape, having in state.index.shape.items():
         if shape.gpus >= gpus:
@@ -61,7 +61,7 @@ def large_nodes(state: CellState) -> int:
 
 
 def sized(state: CellState, settings: Coda) -> ArraysSized | None:
-    """The sizes that history asks for; None where those decided last are near enough. O(shapes)."""
+    """The sizes by the history; None where the sizes decided last are close enough. O(shapes)."""
     arrays = state.arrays
     gpu_ms, core_ms = arrays.now.gpu_ms + arrays.before.gpu_ms, arrays.now.core_ms + arrays.before.core_ms
     cores_milli = round(1_000 * settings.cores_per_gpu)
@@ -81,7 +81,7 @@ def sized(state: CellState, settings: Coda) -> ArraysSized | None:
 
 
 def _nodes_for(state: CellState, large: int, small: int) -> int:
-    """How many nodes hold so many GPUs of jobs of four and more, each node a multiple of four, so that the others have theirs."""
+    """Number of nodes for so many GPUs of jobs of four and more, counting multiples of four per node; reduced in proportion where both demands exceed the cell."""
     suited = total = holds = 0
     for shape, having in state.index.shape.items():
         count = (having & ~state.index.gone).bit_count()

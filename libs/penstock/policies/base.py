@@ -1,7 +1,7 @@
-"""The protocol of placement policies, and what turns their answer into a decision.
+"""Interfaces of scheduling policies: the protocols of a profile's stages, and the conversion of a plan into a placement decision.
 
-A policy chooses nodes; unless it names the GPUs, too, they are chosen here, and so are the cores (lowest free
-first), so that all policies leave the node equally little choice. A policy reads the state and writes nothing.
+A policy chooses nodes. GPUs, unless the policy names them, and cores are chosen here (lowest free
+first), so that no policy leaves a choice to the node. A policy reads the state and writes nothing.
 """
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
@@ -29,15 +29,15 @@ from penstock.policies.regroup import Regroup
 
 
 class Plan(msgspec.Struct, frozen=True, gc=False):
-    """Where a whole gang goes."""
+    """Placement of a whole gang."""
 
     nodes: tuple[str, ...]
     """Node id per task in rank order: workers 0 … w−1, then parameter servers."""
     explanation: PlacementExplanation
     gpus: tuple[tuple[int, ...], ...] | None = None
-    """The GPUs of each task in rank order, if the policy chooses them; else `assign` does."""
+    """The GPUs of each task in rank order, if the policy chooses them; else `assign` chooses them."""
     borrows: bool = False
-    """As `PlacementDecided.borrows`."""
+    """See `PlacementDecided.borrows`."""
 
 
 class LazyRng:
@@ -45,18 +45,18 @@ class LazyRng:
 
     def __init__(self, run_seed: int, event_id: str = "") -> None:
         self.used = False
-        """Whether random numbers were ever asked for: if not, nothing depends on the seed."""
+        """Whether any random number was used: if not, no decision depends on the seed."""
         self._run_seed = run_seed
         self.seed(event_id)
 
     def seed(self, event_id: str) -> None:
-        """The next event begins."""
+        """Begins the next event."""
         self._event_id = event_id
         self._generator: np.random.Generator | None = None
 
     @property
     def generator(self) -> np.random.Generator:
-        """Made at first use: most policies use no random numbers."""
+        """The generator, created at first use: most policies use no random numbers."""
         if self._generator is None:
             self.used = True
             entropy = (self._run_seed, *self._event_id.encode())
@@ -65,7 +65,7 @@ class LazyRng:
 
 
 Choose = Callable[[CellState, JobState, LazyRng], Plan | None]
-"""As `Policy.place`."""
+"""Signature of `Policy.place`."""
 
 
 class Policy(Protocol):
@@ -77,7 +77,7 @@ class Policy(Protocol):
         ...
 
     def place(self, state: CellState, job: JobState, rng: LazyRng) -> Plan | None:
-        """The chosen nodes, or None when the gang does not fit now. Must not look at more nodes than it needs."""
+        """The chosen nodes, or None when the gang does not fit now. Must not examine more nodes than necessary."""
         ...
 
 
@@ -86,90 +86,90 @@ class Shape(Protocol):
 
     @property
     def waits(self) -> bool:
-        """Whether a job waits for that many though it could start with fewer; for forecasts."""
+        """Whether a job waits for that many workers though it could start with fewer; for forecasts."""
         ...
 
     def shape(self, state: CellState, job: JobState, fitting: int) -> tuple[int, str]:
-        """(workers, why in words), for a job that is about to be placed: from its fewest to `fitting`, the most that fit now."""
+        """(workers, reason as text), for a job that is about to be placed: from its minimum to `fitting`, the most that fit now."""
         ...
 
 
 Turns = Generator[JobState, bool, None]
-"""Jobs that wait, each in its turn; `send` says whether the one given last has started."""
+"""Waiting jobs, each in its turn; `send` reports whether the last one has started."""
 
 
 class Order(Protocol):
-    """A stage of a profile: an order of its own for the waiting jobs; who runs stays."""
+    """A stage of a profile: its own order of the waiting jobs; running jobs are not stopped."""
 
     def order(self, state: CellState) -> Iterator[str]:
-        """Ids of waiting jobs in the order in which they are to be tried, none twice.
+        """Ids of waiting jobs in the order in which they are tried, none twice.
 
-        Goes on after each try from the state as it then is: the job given last has been placed, or it waits on.
+        Continues after each try from the then current state: the last job has been placed, or still waits.
         """
         ...
 
     def ranking(
         self, state: CellState, waiting: Iterable[JobState], holding: Iterable[JobState], at_ms: int
     ) -> Turns:
-        """As `order` would be if at `at_ms` these jobs waited and those held resources; one that does not start is followed by all that may pass it.
+        """The order if at `at_ms` the jobs `waiting` waited and the jobs `holding` held resources; a job that does not start is followed by all that may overtake it.
 
-        For `why` and forecasts: it looks at all of them, and knows nothing from before.
+        For `why` and forecasts: it examines all jobs and uses no cache.
         """
         ...
 
     def claim(self, state: CellState, job: JobState) -> str:
-        """What a job's place in that order rests on, in words; for `why`."""
+        """The reason for a job's position in that order, as text; for `why`."""
         ...
 
 
 class Selection(msgspec.Struct, frozen=True, gc=False):
-    """Who shall run now, as differences from who runs."""
+    """Which jobs shall run now, as differences from the running ones."""
 
     claims: tuple[str, ...] = ()
-    """Ids of jobs that wait, or are being stopped, and shall run; first claim first."""
+    """Ids of jobs that wait, or are being stopped, and shall run; highest priority first."""
     stops: tuple[str, ...] = ()
-    """Ids of jobs that run and shall not; last claim first."""
+    """Ids of jobs that run and shall not; lowest priority first."""
     ranks: tuple[JobRank, ...] = ()
-    """Changes of the policy's own order; written into the ledger, so that the next plan finds them."""
+    """Changes of the policy's own order; written to the ledger, so that the next plan reads them."""
     wake_ms: int | None = None
-    """Ledger time at which the answer may change although nothing happens; None: it does not."""
+    """Ledger time at which the answer may change without an event; None: it does not."""
 
 
 NO_LIMITS: Mapping[DemandKey, int] = MappingProxyType({})
 
 
 class Preemption(Protocol):
-    """A stage of a profile: chooses anew who runs, whoever runs now; where, is the place stage's.
+    """A stage of a profile: selects the jobs that run, and may preempt running ones; the place stage chooses the nodes.
 
-    The placer asks once for all inputs of a moment. The same state must give the same answer, and carrying a
+    The placer asks once for all inputs of one ledger time. The same state must give the same answer, and carrying a
     plan out must not change it: stops take time, and the stage is asked again when they are proven.
     """
 
     def select(self, state: CellState, at_most: Mapping[DemandKey, int] = NO_LIMITS) -> Selection:
-        """Judged by numbers of GPUs only, as if every job that may run could be moved; what is stopped counts as free.
+        """Selects by numbers of GPUs only, as if every job that may run could be moved; GPUs of stopped jobs count as free.
 
-        `at_most`: so many jobs of these demands fit on the nodes, whoever else is stopped; no more of them are chosen.
+        `at_most`: how many jobs of a demand fit on the nodes, whichever others are stopped; no more of them are selected.
         """
         ...
 
     def later(self, state: CellState, job: JobState) -> Iterator[JobState]:
-        """Running jobs whose claim comes after this job's, last claim first: they may be stopped for it."""
+        """Running jobs with a lower priority than this job, lowest first: they may be stopped for it."""
         ...
 
     def ranking(self, state: CellState) -> Sequence[str]:
-        """Ids of all jobs that may run, first claim first, whether they fit or not; for `why`."""
+        """Ids of all jobs that may run, highest priority first, whether they fit or not; for `why`."""
         ...
 
     def claim(self, state: CellState, job: JobState) -> str:
-        """What a job's place in that order rests on, in words; for `why`."""
+        """The reason for a job's position in that order, as text; for `why`."""
         ...
 
 
 class Backfill(Protocol):
-    """A stage of a profile beside `Order`: keeps nodes for the first job in order that does not fit, and lets others run there meanwhile."""
+    """A stage of a profile beside `Order`: reserves nodes for the first job in order that does not fit, and lets others run there meanwhile."""
 
     def unit(self, state: CellState, job: JobState) -> PlanUnit | None:
-        """The nodes that are kept for it; None: none, and it holds up nobody. Gives the same answer until it is no longer right."""
+        """The nodes reserved for the job; None: none, and it blocks no other job. Gives the same answer until that is no longer correct."""
         ...
 
     def may_use(self, state: CellState, job: JobState, kept: PlanUnit) -> bool:
@@ -177,22 +177,22 @@ class Backfill(Protocol):
         ...
 
     def beside(self, state: CellState, job: JobState, kept: PlanUnit) -> Plan | None:
-        """As `Policy.place`, not on these nodes unless it may use them."""
+        """As `Policy.place`, but not on these nodes unless the job may use them."""
         ...
 
 
 class GiveWay(Protocol):
-    """A stage of a profile beside `Order`: running jobs that make way for others, and go on elsewhere or with fewer workers."""
+    """A stage of a profile beside `Order`: running jobs make way for others, and resume elsewhere or with fewer workers."""
 
     def plan(self, state: CellState) -> PlanProposed | None:
-        """Who makes way for whom, and where both go, as a plan with stops of this profile; None: it pays for none."""
+        """Which jobs make way for which, and where both are placed, as a plan with stops of this profile; None: no such plan has a benefit."""
         ...
 
 
 class Profile(NamedTuple):
-    """What a name stands for: the stages that decide who runs, when and where. One that is None is the placer's own.
+    """A scheduling profile: the stages that decide which jobs run, when and where. For a stage that is None the placer's default applies.
 
-    Without `preempt` nobody is stopped, and jobs are tried as things happen: in the order of `order`, or first come, first
+    Without `preempt` no job is stopped, and jobs are tried at each event: in the order of `order`, or first come, first
     served with a bounded window for backfill. Without `shape` a moldable job starts with as many workers as fit.
     """
 
@@ -203,21 +203,21 @@ class Profile(NamedTuple):
     backfill: Backfill | None = None
     shape: Shape | None = None
     regroup: Regroup | None = None
-    """Who runs and who shares GPUs is planned by the batcher (`penstock.policies.regroup`); the other stages serve until its plan comes, or where none comes."""
+    """The batcher plans which jobs run and which share GPUs (`penstock.policies.regroup`); the other stages apply until its plan arrives, or if none arrives."""
     batch: Batch | None = None
-    """Where the jobs of a burst start is planned by the batcher (`penstock.policies.batch`) while a batch window is open."""
+    """The batcher plans where the jobs of a burst start (`penstock.policies.batch`) while a batch window is open."""
     migrate: Migrate | None = None
-    """Who of those that run goes on elsewhere is proposed by the migrator (`penstock.policies.migrate`)."""
+    """The migrator proposes which running jobs resume elsewhere (`penstock.policies.migrate`)."""
     make_way: GiveWay | None = None
-    """Who of those that run makes way for one that waits. Not beside `preempt` or `regroup`, which stop jobs by themselves."""
+    """Which running jobs make way for a waiting one. Not beside `preempt` or `regroup`, which stop jobs by themselves."""
     guard: Guard | None = None
-    """Whose cores and memory bandwidth the contention-guard changes while they run (`penstock.policies.guard`); the setting `contention` goes before it."""
+    """For which running jobs the contention-guard changes cores and memory bandwidth (`penstock.policies.guard`); the setting `contention` overrides it."""
     reclaim: Reclaim | None = None
-    """Who gives back what it has borrowed for a job that does not fit (`penstock.policies.reclaim`); beside `order`."""
+    """From which jobs borrowed resources are reclaimed for a job that does not fit (`penstock.policies.reclaim`); beside `order`."""
     prelaunch: bool = False
-    """Whether jobs may launch where others come to their end by themselves (`penstock.policies.prelaunch`); False: as sources that do not know it."""
+    """Whether jobs may launch on GPUs of jobs that are about to end by themselves (`penstock.policies.prelaunch`); False: as in sources without this."""
     beside_stops: bool = True
-    """Whether jobs that fit beside others that are still being stopped start at once. False: as sources that know no stop that takes time."""
+    """Whether jobs that fit beside others that are still being stopped start at once. False: as in sources in which stops take no time."""
 
 
 def task_id_of(job: JobState, rank: int) -> str:
@@ -228,14 +228,14 @@ def task_id_of(job: JobState, rank: int) -> str:
 
 
 def assign(state: CellState, job: JobState, plan: Plan) -> PlacementDecided:
-    """The decision for a plan made on this very state: GPU ids, cores and caps, lowest free first.
+    """The decision for a plan made on exactly this state: GPU ids, cores and caps, lowest free first.
 
     A moldable job has as many workers as the plan has nodes.
     """
     if job.spec.min_workers is not None:
         job = job.shaped(len(plan.nodes))
     demand = job.demand
-    meet = len(set(plan.nodes)) < len(plan.nodes)  # some on one node: each finds less than the one before
+    meet = len(set(plan.nodes)) < len(plan.nodes)  # on one node each finds less than the one before
     nodes: dict[str, NodeState] = {}
     tasks: list[TaskPlacement] = []
     for rank, node_id in enumerate(plan.nodes):
@@ -258,10 +258,10 @@ def place_on(
     gpus: tuple[int, ...] | None = None,
     core_mask: int | None = None,
 ) -> TaskPlacement:
-    """The place of one task of the job's next attempt on a node that can take it. `gpus`: None where they are chosen here; `core_mask`: of which it
-    gets the lowest, None: of the node's free ones.
+    """The place of one task of the job's next attempt on a node that can take it. `gpus`: None where they are chosen here; `core_mask`: it
+    gets the lowest of these cores, None: of the node's free ones.
 
-    A share goes to the partly given GPU with the least left that holds it (ties: the lowest index), else to the
+    A share is placed on the partly allocated GPU with the least free that holds it (best fit; ties: the lowest index), else on the
     lowest wholly free one.
     """
     role: Role = "worker" if rank < demand.workers else "ps"
@@ -286,7 +286,7 @@ def place_on(
 
 
 def _share(node: NodeState, need: ResourceVector) -> int:
-    """The GPU that a share goes to."""
+    """The GPU for a share."""
     held = [
         (share, gpu)
         for gpu, share in node.offered.items()

@@ -17,18 +17,18 @@ from penstock.policies.rows import GangGpus
 
 
 class FirstFit(Greedy):
-    """The earliest node that fits. Score: the node's ordinal. `name`: of the profile that places so."""
+    """The earliest node that fits. Score: the node's ordinal. `name`: of the profile."""
 
     def rank(self, gang: Gang, is_worker: bool, limit: int) -> list[tuple[float, int]]:
         return [(float(ordinal), ordinal) for ordinal in islice(bits(gang.open(is_worker)), limit)]
 
 
 class MostFree(Greedy):
-    """Fills one node after the other, each time the one with most free GPUs. Source: the Tiresias of Pollux §5.
+    """Fills one node after the other, each time the one with most free GPUs. Source: Pollux §5, its implementation of Tiresias.
 
     For gangs of one-GPU workers: as many workers as the node has GPUs, then the next node. Score: minus the
-    GPUs free before the node's first worker of this gang. Ties: the lower ordinal. Looks at classes of equal load,
-    not at nodes.
+    GPUs free before the node's first worker of this gang. Ties: the lower ordinal. Examines classes of equal load,
+    not single nodes.
     """
 
     def rank(self, gang: Gang, is_worker: bool, limit: int) -> list[tuple[float, int]]:
@@ -45,15 +45,15 @@ class MostFree(Greedy):
 
 
 class RandomFit:
-    """Every node that fits is equally likely, and for a part of a GPU every fitting GPU of the chosen node.
+    """Uniformly random choice among the nodes that fit, and for a part of a GPU among the fitting GPUs of the chosen node.
 
-    Score: 0 for all, for none is better than another.
+    Score: 0 for all, since none is better than another.
     """
 
     name = "random"
 
     def place(self, state: CellState, job: JobState, rng: LazyRng) -> Plan | None:
-        """Takes one random number per task, two for a part of a GPU; the explanation's alternatives are the lowest others."""
+        """Uses one random number per task, two for a part of a GPU; the explanation's alternatives are the lowest other nodes."""
         gpus = GangGpus(state)
         shares = any(need.gpu_share_milli < WHOLE_GPU for need in job.demand.needs())
 
@@ -79,9 +79,9 @@ class RandomFit:
 class Even(Greedy):
     """Spread: the least loaded node. Source: Liquid §7.4, the even-distributed baseline.
 
-    Load is the share of a node's GPUs in use before the task comes, this gang's own included. For a task
+    Load is the share of a node's GPUs in use before the task is placed, this gang's own included. For a task
     without GPUs that is always 0: there the node with the most free cores is the least loaded. Score:
-    the share of GPUs, or minus the free cores. Ties: the lower ordinal. Looks at classes of equal load, not at nodes.
+    the share of GPUs, or minus the free cores. Ties: the lower ordinal. Examines classes of equal load, not single nodes.
     """
 
     def rank(self, gang: Gang, is_worker: bool, limit: int) -> list[tuple[float, int]]:
@@ -101,7 +101,7 @@ class Even(Greedy):
 
 
 def by_free_cores(gang: Gang, nodes: int, limit: int) -> Iterator[tuple[float, int]]:
-    """(minus the free cores, nodes), most free first, until `limit` nodes have come."""
+    """(minus the free cores, nodes), most free first, until `limit` nodes are found."""
     at_least = gang.state.index.cores.at_least
     found = more = 0
     for level in range(len(at_least) - 1, -1, -1):

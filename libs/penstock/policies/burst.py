@@ -1,12 +1,12 @@
-"""Batch stage by the grouping genetic algorithm: all who wait when jobs come fast are placed at once. Source: Liquid §5.3.
+"""Batch stage by the grouping genetic algorithm: when jobs arrive fast, all waiting jobs are placed at once. Source: Liquid §5.3.
 
-Implements `penstock.policies.batch.Batch`. The question holds the free room of the nodes, the gangs in the profile's own order, and where
-the profile's immediate path would put each of them, one after the other; `penstock.policies.gga` improves on that and is never worse by
-eq. 8. Who would start at once starts in every plan.
+Implements `penstock.policies.batch.Batch`. The question contains the free resources of the nodes, the gangs in the profile's own order, and where
+the profile's immediate path would place each of them, one after the other; `penstock.policies.gga` improves on that and is never worse by
+eq. 8. A job that the immediate path would start now starts in every plan.
 
-- Jobs that take parts of GPUs, and moldable ones (with their fewest workers), are placed by the immediate path: the plan leaves them that room, and they
-  start once it has been answered.
-- Nodes that are kept for somebody are left out. Bounded by MAX_JOBS, MAX_TASKS and MAX_NODES: the rest waits for the immediate path.
+- Jobs that take parts of GPUs, and moldable ones (with their fewest workers), are placed by the immediate path: the plan leaves these resources free, and they
+  start once the plan has been answered.
+- Reserved nodes are left out. Bounded by MAX_JOBS, MAX_TASKS and MAX_NODES: the rest waits for the immediate path.
 """
 
 import copy
@@ -30,13 +30,13 @@ from penstock.policies.liquid import Network, PairCost
 from penstock.policies.overlay import Overlay
 
 MAX_JOBS = MAX_PROPOSED_UNITS
-MAX_TASKS = 2_048  # the placer takes 4,096 of one plan
+MAX_TASKS = 2_048  # the placer accepts 4,096 in one plan
 MAX_NODES = 512
 MAX_LOOKED_AT = 2_048  # jobs in order, whether they fit or not
 
 
 class BurstQuestion(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """What a plan depends on. Nodes are numbered as in `node_ids`."""
+    """The inputs of a plan. Nodes are numbered as in `node_ids`."""
 
     job_ids: tuple[str, ...]
     """In the profile's order."""
@@ -51,7 +51,7 @@ class BurstAnswer(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
     places: tuple[tuple[str, tuple[str, ...]], ...]
     why: str
-    """For people: size, fitness, and that of the immediate path."""
+    """Text for users: size, fitness, and that of the immediate path."""
 
 
 class Burst:
@@ -98,7 +98,7 @@ class Burst:
         return BurstQuestion(jobs, node_ids, problem, state.seq, self._max_children)
 
     def _immediate(self, state: CellState, shadow: "Shadow") -> Iterator[tuple[JobState, tuple[str, ...]]]:
-        """Who waits, each with the nodes on which the immediate path would start it now; empty: nowhere."""
+        """Waiting jobs, each with the nodes on which the immediate path would start it now; empty: it would not start."""
         waiting = [state.jobs[job_id] for job_id in state.queue.values()[:MAX_LOOKED_AT]]
         turns = None
         if self._order is not None:
@@ -181,7 +181,7 @@ class Burst:
         )
 
     def units(self, state: CellState, answer: BurstAnswer) -> Sequence[ProposedUnit]:
-        """One for each job that still waits and whose place is still free, in the burst's order."""
+        """One unit for each job that still waits and has its place still free, in the burst's order."""
         overlay = Overlay(state)
         units = []
         for job_id, nodes in answer.places:
@@ -208,7 +208,7 @@ class Shadow:
         self._planned: list[tuple[NodeState, TaskPlacement]] = []
 
     def start(self, job: JobState, place: Policy, rng: LazyRng, *, retrace: bool) -> tuple[str, ...]:
-        """Its nodes in rank order, empty if it does not fit. `retrace`: `give_back` undoes it."""
+        """Places the job; its nodes in rank order, empty if it does not fit. `retrace`: `give_back` undoes it."""
         plan = place.place(self.state, job, rng)
         if plan is None:
             return ()
@@ -221,7 +221,7 @@ class Shadow:
         return plan.nodes
 
     def give_back(self) -> None:
-        """Whom the plan may place anew holds nothing any more."""
+        """Takes back the places of all jobs started with `retrace`: the plan may place them anew."""
         for node, task in reversed(self._planned):
             node.take_back(task)
             self._refit(node)
@@ -250,7 +250,7 @@ def _need(vector: ResourceVector) -> Need:
 
 
 def _nodes(shadow: Shadow, kept: set[str]) -> tuple[str, ...]:
-    """Those that the immediate path uses, then those with free GPUs, the fullest first; by ordinal."""
+    """Nodes of the plan, sorted by ordinal: chosen are those that the immediate path uses, then those with free GPUs, the fullest first."""
     nodes = shadow.state.nodes
     usable = [nodes[shadow.state.node_at[one]] for one in bits(shadow.state.index.placeable)]
     usable = [node for node in usable if node.spec.node_id not in kept]

@@ -1,10 +1,10 @@
-"""Which jobs of a burst start first where it needs more GPUs than there are: the critical ones, then the shortest.
+"""Order of a burst that needs more GPUs than the cell has: critical jobs first, then shortest job first.
 
-Liquid §5.3 leaves it open: there a burst fits at once. Shortest first is best for the mean time and leaves the longest job for the end; longest first
-the other way round. Here a job waits behind shorter ones until its run time is CRITICAL of the time that all work left takes on all GPUs: started later, it
-alone would be what the burst ends with. Critical jobs come longest first.
+Liquid §5.3 names no order: there a burst fits at once. Shortest first is best for the mean time and leaves the longest job for the end; longest first
+has the opposite effect. Here a job waits behind shorter ones until its run time is CRITICAL of the time that all remaining work takes on all GPUs: started later, it
+alone would determine the end of the burst. Critical jobs come longest first.
 
-Run times are the estimator's; who has none comes last. Ties, and a burst without run times: first submitted.
+Run times are the estimator's; jobs without one come last. Ties, and a burst without run times: by submission.
 """
 
 from collections.abc import Iterable, Iterator
@@ -15,7 +15,7 @@ from penstock.ledger.state import CellState
 from penstock.policies.base import Turns
 from penstock.policies.service import remaining_s, remaining_text
 
-CRITICAL = 0.76  # of the time that the work left takes; `python -m tests.papers.liquid_tables`
+CRITICAL = 0.76  # of the time that the remaining work takes; `python -m tests.papers.liquid_tables`
 
 
 class CriticalThenShortest:
@@ -30,7 +30,7 @@ class CriticalThenShortest:
     def ranking(
         self, state: CellState, waiting: Iterable[JobState], holding: Iterable[JobState], at_ms: int
     ) -> Turns:
-        """Who does not start is passed over. O(jobs · log jobs)."""
+        """A job that does not start is skipped. O(jobs · log jobs)."""
         del at_ms
         left = [(remaining_s(state, job), job) for job in waiting]
         running = [(remaining_s(state, job), job) for job in holding]

@@ -1,7 +1,7 @@
-"""Plans of a burst, where every task of every gang goes, and what changes of a plan cost: for `penstock.policies.gga` and `penstock.policies.exchanges`.
+"""Plans of a burst (a node for every task of every gang) with incremental evaluation: for `penstock.policies.gga` and `penstock.policies.exchanges`.
 
-A plan's worth is eq. 8 of Liquid §5.3, see `penstock.policies.gga`. It is kept up to date by the nodes and jobs that a change touches, so that a change costs
-what it touches, not the plan.
+A plan's fitness is eq. 8 of Liquid §5.3, see `penstock.policies.gga`. A change updates only the terms of the nodes and jobs that it affects, so its cost
+does not grow with the plan.
 """
 
 from collections.abc import Iterable, Sequence
@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 from penstock.policies.liquid import FITNESS_UNITS, fitness_units
 
-UNPLACED = 1e6  # of a job that is left out
-UNFAIR = 1e9  # and that the given plan places
+UNPLACED = 1e6  # penalty for a job that is left out
+UNFAIR = 1e9  # penalty if the given plan places it
 
 Need = tuple[int, int, int, int]
 """GPUs, cores, host memory in MiB, bandwidth in Mbit/s."""
@@ -36,12 +36,12 @@ class Gang(NamedTuple):
     servers: int
     server: Need
     worker_nodes: int
-    """Set of the nodes whose kind suits a worker."""
+    """Set of the nodes that suit a worker by GPU model and memory."""
     server_nodes: int
 
 
 class Costs(NamedTuple):
-    """Eq. 2 between two nodes: of one rack, of one domain, beyond."""
+    """Eq. 2 between two nodes: of one rack, of one domain, of different domains."""
 
     rack: tuple[int, ...]
     """By rack."""
@@ -51,7 +51,7 @@ class Costs(NamedTuple):
 
 
 class Problem(NamedTuple):
-    """What the burst is placed on. `given`: where each job goes by the immediate path; empty where it does not start."""
+    """A burst to be placed and the nodes for it. `given`: each job's place by the immediate path; empty where it does not start."""
 
     machines: Sequence[Machine]
     gangs: Sequence[Gang]
@@ -61,7 +61,7 @@ class Problem(NamedTuple):
 
 
 class Plan:
-    """A chromosome. Copies share what has not changed: the values of all lists are immutable."""
+    """A chromosome. Copies share unchanged parts: the values of all lists are immutable."""
 
     __slots__ = ("at", "cost", "free", "left_out", "load", "nodes", "on", "total_cost")
 
@@ -125,7 +125,7 @@ class Instance:
         return sum(pair(at[one], at[other]) for one in self.first[job] for other in partners[one]) // 2
 
     def load_of(self, node: int, containers: Iterable[int]) -> int:
-        """Eq. 6 of the node, for each job that is on it."""
+        """Eq. 6 of the node, summed over the jobs on it."""
         jobs = {self.job_of[one] for one in containers}
         if not jobs:
             return 0
@@ -139,13 +139,13 @@ class Instance:
         return -score - plan.nodes
 
     def rank(self, plan: Plan) -> float:
-        """Eq. 8, and what is left out."""
+        """Eq. 8, with penalties for jobs that are left out."""
         held_back = sum(self.placed_by_given[job] for job in plan.left_out)
         return self.fitness(plan) - UNPLACED * len(plan.left_out) - UNFAIR * held_back
 
 
 def _partners(gang: Gang, begin: int) -> list[tuple[int, ...]]:
-    """Whom each task exchanges gradients with: workers and servers each other, or the neighbours on the ring of workers."""
+    """For each task the tasks with which it exchanges gradients: workers with servers, or neighbours on the ring of workers."""
     workers = range(begin, begin + gang.workers)
     if gang.servers:
         servers = range(begin + gang.workers, begin + gang.workers + gang.servers)
@@ -159,12 +159,12 @@ def _partners(gang: Gang, begin: int) -> list[tuple[int, ...]]:
 
 
 class Change:
-    """A plan being changed: what its touched nodes and jobs add is brought up to date at the end."""
+    """A plan being changed: the terms of the affected nodes and jobs are updated at the end."""
 
     def __init__(self, problem: Instance, plan: Plan) -> None:
         self.problem, self.plan = problem, plan
         self._nodes: dict[int, tuple[int, ...]] = {}
-        """Touched node → containers before."""
+        """Affected node → containers before."""
         self._jobs: set[int] = set()
 
     def clear(self, node: int) -> tuple[int, ...]:
@@ -197,7 +197,7 @@ class Change:
         self._jobs.add(self.problem.job_of[one])
 
     def take(self, one: int) -> None:
-        """The container off its node."""
+        """Takes the container off its node."""
         plan, need = self.plan, self.problem.need[one]
         node = plan.at[one]
         self._nodes.setdefault(node, plan.on[node])
@@ -208,7 +208,7 @@ class Change:
         self._jobs.add(self.problem.job_of[one])
 
     def drop(self, job: int) -> None:
-        """The job is left out as a whole."""
+        """Leaves out the whole job."""
         for one in self.problem.first[job]:
             if self.plan.at[one] >= 0:
                 self.take(one)
@@ -216,7 +216,7 @@ class Change:
         self.plan.left_out.add(job)
 
     def place(self, one: int, nodes: Sequence[int], *, near: bool) -> bool:
-        """On the first of the nodes on which it fits; with `near` its partners' nodes and then their racks come first."""
+        """Puts the container on the first of the nodes on which it fits; with `near` its partners' nodes and then their racks come first."""
         if near:
             at, machines = self.plan.at, self.problem.machines
             hosts = [at[other] for other in self.problem.partners[one] if at[other] >= 0]
@@ -236,7 +236,7 @@ class Change:
         return False
 
     def place_job(self, job: int, nodes: Sequence[int], *, near: bool) -> bool:
-        """The whole gang or nothing of it."""
+        """Places the whole gang or no task of it."""
         self.plan.left_out.discard(job)
         containers = self.problem.first[job]
         if all(self.place(one, nodes, near=near) for one in containers):

@@ -1,7 +1,7 @@
-"""What a plan of who runs and who shares GPUs depends on, read from the state: the questions of regroup stages.
+"""Inputs of regroup plans, read from the state: the candidate jobs that may run or share GPUs.
 
-Waiting jobs stand in sorted rows, one per shape, that change with the jobs only (`penstock.policies.job_rows`); a question takes the
-first of them and all that run: O(jobs that run + waiting jobs that are taken).
+Waiting jobs are in sorted rows, one per shape, that change only when jobs do (`penstock.policies.job_rows`); a question takes the
+first of them and all running jobs: O(running jobs + waiting jobs that are taken).
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -25,12 +25,12 @@ from penstock.policies.service import attained_s, remaining_s, stop_cost_s
 from penstock.policies.trial import held_places
 
 Shape = tuple[int, int, int, int]
-MAX_NEEDS = 16_384  # jobs of which they are kept
+MAX_NEEDS = 16_384  # cached jobs
 NO_SHAPE: Shape = (0, 0, 0, 0)  # of jobs that no regroup stage plans: without GPUs, or with a part of one
 
 
 def shape_of(job: JobState) -> Shape:
-    """(workers, GPUs of each, parameter servers, GPUs of each); `NO_SHAPE` for jobs without whole GPUs. Only for jobs with an estimate."""
+    """(workers, GPUs per worker, parameter servers, GPUs per server); `NO_SHAPE` for jobs without whole GPUs. Only for jobs with an estimate."""
     estimate = job.estimate
     if estimate is None or not estimate.worker.gpus or estimate.worker.gpu_share_milli != WHOLE_GPU:
         return NO_SHAPE
@@ -39,13 +39,13 @@ def shape_of(job: JobState) -> Shape:
 
 
 def gpus_in(shape: Shape) -> int:
-    """Of all tasks."""
+    """GPUs of all tasks."""
     workers, gpus, servers, server_gpus = shape
     return workers * gpus + servers * server_gpus
 
 
 class _Needs(NamedTuple):
-    """What is the same of a candidate as long as its estimate, its workers and the profiles are."""
+    """The part of a candidate that stays the same while its estimate, its workers and the stage profiles do."""
 
     estimate: Estimate
     workers: int
@@ -56,11 +56,11 @@ class _Needs(NamedTuple):
 
 
 class Candidates:
-    """Of one stage. `key`: the smallest comes first; ties: who runs, then who came to its queue first; or, with `listed`, as in a list (`penstock.policies.list_order`): whom the
-    stage has seen, most GPUs, position.
+    """The candidates of one stage. `key`: the smallest comes first; ties: running jobs, then by arrival in its queue; or, with `listed`, as in a list
+    (`penstock.policies.list_order`): jobs already listed, most GPUs, position.
 
-    `in_all`: of those who wait so many are taken, whatever their shape, first first. None: of each shape `per_gpus` times as many as fit the
-    empty cell: more cannot be taken by a plan that fills the cell with groups of `per_gpus`.
+    `in_all`: so many waiting jobs are taken, whatever their shape, in order. None: of each shape `per_gpus` times as many as fit the
+    empty cell: a plan that fills the cell with groups of `per_gpus` cannot use more.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class Candidates:
         in_all: int | None = None,
         scope: Scope = ALL_JOBS,
     ) -> None:
-        """`key_of`: the same as `key`, by what a candidate has: remaining and attained time in s, and its workers' GPUs."""
+        """`key_of`: the same as `key`, from a candidate's fields: remaining and attained time in s, and its workers' GPUs."""
         self._name, self._key, self._listed = name, key, listed
         self._key_of = key_of
         self._per_gpus, self._in_all = per_gpus, in_all
@@ -82,10 +82,10 @@ class Candidates:
         self._rows: JobRows[Any] = JobRows(self._row)
         self._changes = Changes()
         self._cached: dict[str, Candidate] = {}
-        """Of those who wait."""
+        """Candidates of waiting jobs."""
         self._needs: dict[str, _Needs] = {}
         self._profile: StagesProfiled | None = None
-        """The latest when they were cached."""
+        """The latest profile when they were cached."""
 
     def _row(self, state: CellState, job: JobState) -> tuple[Any, Any]:
         place: tuple[int, ...] = (place_in_queue(job.rank),)
@@ -97,7 +97,7 @@ class Candidates:
         return shape_of(job) if self._scope.plans(job) else NO_SHAPE
 
     def question(self, state: CellState) -> Question | None:
-        """None: nobody waits and nobody shares GPUs, or there are no GPUs."""
+        """None: no job waits and no jobs share GPUs, or there are no GPUs."""
         self._rows.update(state)
         changed, anew = self._changes.ids(state)
         profile = latest_profile(state)
@@ -130,7 +130,7 @@ class Candidates:
         )
 
     def _waiting_rows(self) -> Sequence[list[Entry[Any]]]:
-        """Of jobs that are planned."""
+        """Rows of the jobs that are planned."""
         return [entries for shape, entries in self._rows.waiting.items() if shape != NO_SHAPE]
 
     def _waiting(
@@ -145,7 +145,7 @@ class Candidates:
         return found
 
     def _taken(self, rows: Sequence[list[Entry[Any]]], gpus: int) -> Iterable[tuple[Any, int, str, Any]]:
-        """Of those who wait the ones that are looked at."""
+        """The waiting jobs that the question takes."""
         if self._in_all is not None:
             return islice(merge(*rows), self._in_all)
         return (
@@ -155,7 +155,7 @@ class Candidates:
         )
 
     def _running(self, state: CellState, node_gpus: list[int]) -> list[JobState]:
-        """Who runs and may be planned; the GPUs of all others that hold some are taken out of `node_gpus`."""
+        """Running jobs that may be planned; the GPUs of all other jobs are taken out of `node_gpus`."""
         running: list[JobState] = []
         others: set[tuple[int, int]] = set()
         closed = {node_id for node_id, node in state.nodes.items() if not node.placeable}
@@ -224,7 +224,7 @@ def _needs(state: CellState, job: JobState) -> _Needs:
 
 
 def _memory(state: CellState) -> int:
-    """Of the smallest GPU that may be used; 0: none has any."""
+    """Memory of the smallest GPU that may be used; 0: none has any."""
     return min(
         (
             node.gpu_memory_mib

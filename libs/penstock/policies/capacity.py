@@ -1,7 +1,7 @@
-"""Whether a gang would fit if the cell were empty: the test behind *never*.
+"""Feasibility test: whether a gang would fit the empty cell, the test behind *never*.
 
-Judged by node shapes, of which a cell has few, so that the cost does not grow with the number of nodes. Gone
-nodes do not count; silent nodes and faulted GPUs do, for both may come back. A false alarm would end a job
+It tests node shapes, of which a cell has few, so that the cost does not grow with the number of nodes. Gone
+nodes do not count; silent nodes and faulted GPUs do, since both may come back. A false alarm would end a job
 that could have run, so the answer is *never* only when it is certain: for gangs of equal tasks the test is exact,
 with parameter servers it is a necessary condition only.
 """
@@ -26,7 +26,7 @@ NEEDS = (
     (Reason.NEVER_FITS_HOST_MEMORY, "host_memory_mib", "MiB of memory"),
     (Reason.NEVER_FITS_BANDWIDTH, "bandwidth_mbps", "Mbit/s"),
 )
-"""(reason, field of `ResourceVector` and `NodeShape`, unit), in the order in which they are judged."""
+"""(reason, field of `ResourceVector` and `NodeShape`, unit), in the order of the tests."""
 
 
 class Shortfall(NamedTuple):
@@ -43,7 +43,7 @@ def never_fits(state: CellState, demand: Demand) -> str | None:
 
 
 def shortfall(index: NodeIndex, demand: Demand) -> Shortfall | None:
-    """The first thing that the empty cell lacks; O(shapes), and less for a gang that fits the first ones."""
+    """The first resource that the empty cell lacks; O(shapes), and less for a gang that fits the first ones."""
     roles = [("worker", demand.worker, demand.workers)]
     if demand.parameter_servers:
         roles.append(("parameter server", demand.parameter_server, demand.parameter_servers))
@@ -111,7 +111,7 @@ def slots(shape: NodeShape, need: ResourceVector, gpu_models: tuple[str, ...], l
 def _one_task(
     shapes: Shapes, role: str, need: ResourceVector, gpu_models: tuple[str, ...]
 ) -> Shortfall | None:
-    """Narrows the shapes need by need; the need that leaves none is the reason."""
+    """Filters the shapes by one resource after the other; the resource that leaves none is the reason."""
     left: Iterable[NodeShape] = [shape for shape, _ in shapes]
     for reason, name, unit in NEEDS if need.gpus else NEEDS[2:]:
         asked = getattr(need, name)
@@ -134,7 +134,7 @@ def _one_task(
 
 
 def _together(shapes: Shapes, demand: Demand) -> Shortfall | None:
-    """Both roles: what all tasks ask in sum must not exceed what all usable nodes have in sum."""
+    """Both roles: the total demand of all tasks must not exceed the total capacity of all usable nodes."""
     worker, server = demand.worker, demand.parameter_server
     usable = [
         (shape, count)
@@ -144,7 +144,7 @@ def _together(shapes: Shapes, demand: Demand) -> Shortfall | None:
     whole = worker.gpu_share_milli == server.gpu_share_milli == WHOLE_GPU
     for reason, name, unit in NEEDS:
         if reason is Reason.NEVER_FITS_GPU_MEMORY:
-            continue  # each GPU has its own
+            continue  # each GPU has its own memory
         total = demand.workers * getattr(worker, name) + demand.parameter_servers * getattr(server, name)
         has = sum(getattr(shape, name) * count for shape, count in usable)
         if reason is Reason.NEVER_FITS_GPUS and not whole:

@@ -1,14 +1,14 @@
 """Convergence categories of training jobs: progressing, watching, converged. Source: SpeCon §V-A, Alg. 1.
 
-A job's loss is looked at once per categorisation interval of its running time. What it changed by since the last look is its *growth*.
-Nothing but losses that were reported before the look counts, so a category never changes afterwards.
+A job's loss is evaluated once per categorisation interval of its running time. Its change since the last evaluation is its *growth*.
+Only losses that were reported before the evaluation count, so a category never changes afterwards.
 """
 
 from enum import StrEnum
 from math import isfinite, sqrt, ulp
 
 FIRST_GROWTH = 1.0
-"""Before the first look: nothing was evaluated, and a whole range of loss was gained at the first value."""
+"""Growth before the first evaluation: the whole range of the loss."""
 
 
 class Category(StrEnum):
@@ -20,13 +20,13 @@ class Category(StrEnum):
 
 
 class Monitor:
-    """Alg. 1 for one job: `alpha`, the threshold, a share of the range of losses seen so far, > 0; `interval_ms` between two looks, > 0.
+    """Alg. 1 for one job: `alpha`, the threshold, a share of the range of losses so far, > 0; `interval_ms` between two evaluations, > 0.
 
-    The printed lines 10–12 repeat lines 7–9; the text has what is meant: from watching to converged.
+    The printed lines 10–12 repeat lines 7–9; the paper's text gives the intended transition: from watching to converged.
 
-    Departures: losses are normalised by the range seen until the look, where the source leaves open by what; a loss that is not finite is
-    ignored; time in which the job does not run is left out (`pause`, `resume`); each look leads to at most one change, as in the source, and
-    looks that have been missed are made up for, since no loss came between them.
+    Departures: losses are normalised by their range until the evaluation, where the source does not name the divisor; a loss that is not finite is
+    ignored; time in which the job does not run is left out (`pause`, `resume`). Each evaluation leads to at most one change, as in the source, and
+    missed evaluations are made up for, since no loss arrived between them.
     """
 
     __slots__ = (
@@ -38,23 +38,23 @@ class Monitor:
         self._interval_ms = interval_ms
         self.category = Category.PROGRESSING
         self._loss: float | None = None
-        """The latest; None: none was reported."""
+        """The latest loss; None: none was reported."""
         self._last = 0.0
-        """That of the latest look, or the first."""
+        """The loss at the latest evaluation, or the first loss."""
         self._low = self._high = 0.0
         self._growth = FIRST_GROWTH
         self._next_ms: int | None = None
-        """When it is looked at next; None: it does not run, or has reported nothing."""
+        """Time of the next evaluation; None: the job does not run, or has reported nothing."""
         self._rest_ms = interval_ms
-        """While it does not run: what is left until then."""
+        """Time left until the next evaluation, while the job does not run."""
 
     @property
     def due_ms(self) -> int | None:
-        """When it is to be looked at; None: not before something else happens."""
+        """Time of the next evaluation; None: not before another event."""
         return self._next_ms
 
     def hear(self, loss: float, now_ms: int) -> bool:
-        """The job reports its loss; looks that were due before are made first. Whether one of them asks, as `look`."""
+        """Takes a reported loss, after evaluations that were due before. Returns whether one of them asks for a reallocation, as `look`."""
         if not isfinite(loss):
             return False
         asks = self.look(now_ms)
@@ -66,37 +66,37 @@ class Monitor:
         return asks
 
     def look(self, now_ms: int) -> bool:
-        """All looks that are due at `now_ms`. True: the job has converged and grows still less, so that it may give up its place (lines 13–16)."""
+        """Makes all evaluations due at `now_ms`. True: the job has converged and its growth still falls, so that it may give up its place (lines 13–16)."""
         asks = False
         while self._next_ms is not None and self._next_ms <= now_ms:
             self._next_ms += self.interval_ms()
             before = self._growth
             asks = self._look() or (asks and self.category is Category.CONVERGED)
-            if self._growth == before == 0.0:  # nothing has come since: all looks until now end the same way
+            if self._growth == before == 0.0:  # no loss since: all evaluations until now end the same way
                 missed = max(0, (now_ms - self._next_ms) // self.interval_ms())
                 self._next_ms += missed * self.interval_ms()
         return asks
 
     def threshold(self, span: float) -> float:
-        """α: growth below it, a share of the range `span`, converges."""
+        """α: growth below this share of the range `span` counts as converging."""
         return self._alpha
 
     def interval_ms(self) -> int:
-        """From a look to the next."""
+        """Time between two evaluations."""
         return self._interval_ms
 
     def pause(self, now_ms: int) -> None:
-        """The job does not run any more."""
+        """The job stops running: the interval is suspended."""
         if self._next_ms is not None:
             self._rest_ms, self._next_ms = max(0, self._next_ms - now_ms), None
 
     def resume(self, now_ms: int) -> None:
-        """It runs again."""
+        """The job runs again: the interval continues."""
         if self._loss is not None and self._next_ms is None:
             self._next_ms = now_ms + self._rest_ms
 
     def _look(self) -> bool:
-        """Lines 4–22; whether it asks for a reallocation."""
+        """Lines 4–22; returns whether it asks for a reallocation."""
         assert self._loss is not None, "it is due only after a report"
         span = self._high - self._low
         change = abs(self._loss - self._last)
@@ -112,16 +112,16 @@ class Monitor:
         return False
 
 
-SIGMAS = 3.0  # standard deviations of a difference by which it stands out from noise
-WEIGHT = 0.04  # of the newest three losses in the noise: it rests on some fifty, so that a calm stretch does not lower it
-LONGEST = 8  # intervals of the source between two looks at a noisy curve
+SIGMAS = 3.0  # standard deviations of a difference from which it is significant
+WEIGHT = 0.04  # of the newest three losses in the noise: an average over some fifty, so that a calm stretch does not lower it
+LONGEST = 8  # intervals of the source between two evaluations of a noisy curve
 
 
 class NoiseMonitor(Monitor):
-    """As `Monitor`, with α and interval from the noise of the loss itself. Ours: the source has one α for all models, and on a noisy curve the jitter alone is more.
+    """As `Monitor`, with α and interval from the noise of the loss itself. Our addition: the source has one α for all models, and on a noisy curve the jitter alone exceeds it.
 
-    Noise is what a loss is off the middle of its neighbours. Growth converges where it is within `SIGMAS` standard deviations of a difference of two losses, and never
-    less than α for each interval; the interval doubles while growth is lost in noise, up to `LONGEST`, so that a slow gain adds up to more than it, and is that of the source again after one that stands out.
+    Noise is a loss's deviation from the mean of its two neighbours. The threshold is `SIGMAS` standard deviations of a difference of two losses, at least
+    α for each interval. The interval doubles while growth is below the threshold, up to `LONGEST`, so that a slow gain adds up to more than the noise; after a significant growth it is the source's again.
     """
 
     __slots__ = ("_before", "_factor", "_two_before", "_variance")
@@ -131,11 +131,11 @@ class NoiseMonitor(Monitor):
         self._before: float | None = None
         self._two_before: float | None = None
         self._variance: float | None = None
-        """Of one loss around its curve."""
+        """Variance of one loss around its curve."""
         self._factor = 1
 
     def hear(self, loss: float, now_ms: int) -> bool:
-        """As of `Monitor`."""
+        """See `Monitor`."""
         asks = super().hear(loss, now_ms)
         if isfinite(loss):
             if self._before is not None and self._two_before is not None:
@@ -147,7 +147,7 @@ class NoiseMonitor(Monitor):
         return asks
 
     def threshold(self, span: float) -> float:
-        """As of `Monitor`."""
+        """See `Monitor`."""
         if not self._variance or span <= 0:
             return self._alpha
         return max(self._factor * self._alpha, SIGMAS * sqrt(2 * self._variance) / span)
@@ -160,5 +160,5 @@ class NoiseMonitor(Monitor):
         return asks
 
     def interval_ms(self) -> int:
-        """As of `Monitor`."""
+        """See `Monitor`."""
         return self._factor * self._interval_ms

@@ -1,7 +1,7 @@
-"""Which number of cores to try next while a training runs: CODA's walk in single steps, and a search by doubling.
+"""Search for a training job's best number of cores while it runs: CODA's hill climbing in single steps, and a search by doubling and halving.
 
-Source: CODA §V-B2. Pure functions of what was measured so far: the caller gives the job the cores that they name, measures
-its speed, and asks again. Departure: the source probes for 90 s each; here a probe ends when the speed has settled (`penstock.policies.settling`).
+Source: CODA §V-B2. Pure functions of the measurements so far: the caller sets the job's cores to the result, measures
+its speed, and calls again. Departure: in the source each probe takes 90 s; here a probe ends when the speed has settled (`penstock.policies.settling`).
 """
 
 from collections.abc import Sequence
@@ -11,31 +11,31 @@ from typing import NamedTuple
 from penstock.model.adjustments import MAX_CORE_PROBES
 from penstock.model.types import MAX_CORES_PER_NODE
 
-KEEPS = 0.95  # of the best speed seen: what `search` takes for as good as the best
+KEEPS = 0.95  # of the best measured speed: `search` counts it as equal to the best
 
 
 class Seen(NamedTuple):
-    """One number of cores that the job ran with, and its speed there (or GPU utilisation), ≥ 0, any unit."""
+    """A number of cores with which the job ran, and its speed with them (or GPU utilisation), ≥ 0, any unit."""
 
     cores: int
     speed: float
 
 
 class Next(NamedTuple):
-    """`settled`: the job stays at `cores`; otherwise they are the next to try."""
+    """`settled`: the job stays at `cores`; otherwise `cores` are the next to try."""
 
     cores: int
     settled: bool
 
 
 ACROSS_NODES = 2
-"""Cores of each worker of a job on several nodes: the network holds it back. Source: CODA §IV-B2."""
+"""Cores of each worker of a job on several nodes, where the network is the bottleneck. Source: CODA §IV-B2."""
 
 
 def across_nodes(start: int, seen: Sequence[Seen], most: int, least: int = 1) -> Next:
-    """For a job on several nodes: two cores per worker, `least` at least, if that keeps 95 % of its speed; else those that it has.
+    """For a job on several nodes: two cores per worker, at least `least`, if that keeps 95 % of its speed; else the cores that it has.
 
-    Departure: the source gives two to all; what was never measured here is measured first, which is one probe.
+    Departure: the source gives two to all; here they are measured first, which is one probe.
     """
     speed, few = _speeds(start, seen, most), max(ACROSS_NODES, least)
     if not speed or start <= few:
@@ -46,10 +46,10 @@ def across_nodes(start: int, seen: Sequence[Seen], most: int, least: int = 1) ->
 
 
 def walk(start: int, seen: Sequence[Seen], most: int, least: int = 1, probes: int = MAX_CORE_PROBES) -> Next:
-    """CODA's walk in steps of one core. Source: CODA §V-B2.
+    """CODA's hill climbing in steps of one core. Source: CODA §V-B2.
 
-    First fewer, while speed improves; if the first step down did not help, more, while it improves. `seen`: in
-    the order tried, the start first. Empty: the start is yet to be measured, which is no probe. `least`: fewer are not tried.
+    First fewer cores, while speed improves; if the first step down did not help, more, while it improves. `seen`: in
+    the order tried, the start first. Empty: the start is measured next, which does not count as a probe. `least`: fewer are not tried.
     """
     speed = _speeds(start, seen, most)
     if not speed:
@@ -76,9 +76,9 @@ def search(
     """Our default: the fewest cores that keep 95 % of the best speed, found by doubling and halving.
 
     Ideal: measure every count. Departure from CODA's steps of one: speed is close to linear up to the best count,
-    so that twice the cores show at once whether cores are short (a job that needs 12 and starts at 3 is out of
-    reach of four single steps), and half of them whether they are too many. More cores go first: a starved job
-    wastes GPUs, one with too many wastes cores. Between a count that is short and one that is not, the middle.
+    so that twice the cores show at once whether cores are short (four single steps do not suffice for a job that needs 12
+    and starts at 3), and half of them whether they are too many. More cores are tried first: a starved job
+    wastes GPUs, one with too many wastes cores. Between a count that is too low and one that suffices, the middle is tried.
     """
     speed = _speeds(start, seen, most)
     if not speed:
@@ -99,7 +99,7 @@ def search(
 
 
 def _speeds(start: int, seen: Sequence[Seen], most: int) -> dict[int, float]:
-    """Cores → speed; the last word counts. Raises `ValueError` with everything that is wrong."""
+    """Cores → speed; the last measurement counts. Raises `ValueError` with all problems."""
     if not 1 <= most <= MAX_CORES_PER_NODE:
         raise ValueError(f"at most {most} cores: must be 1 to {MAX_CORES_PER_NODE}")
     problems = [

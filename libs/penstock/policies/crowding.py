@@ -1,9 +1,9 @@
-"""Slowdown of jobs by their neighbours on a node, learned from measured step times.
+"""Interference model: slowdown of jobs by their neighbours on a node, fitted to measured step times.
 
-Model: a job that has the share s of a node's given cores (its own over all that run there) makes its steps s^-e times as long as with the
-node alone. The exponent e is 0 where cores are enough for everybody, as with tasks pinned to cores of their own, and 1 where all take
-turns on the same cores. It is fitted by least squares to logarithms: each job's step times in two windows in a row, against its mean
-share in them; a job is only ever compared with itself. Jobs with and without GPUs have an exponent each. Pure: fed with facts, no clock.
+Model: with a share s of a node's allocated cores (its own over those of all running tasks) a job's steps take s^-e times as long as alone
+on the node. The exponent e is 0 where cores suffice for all tasks, as with tasks pinned to cores of their own, and 1 where all
+share the same cores in turns. It is fitted by least squares to logarithms: each job's step times in two consecutive windows, against its mean
+share in them; a job is compared only with itself. Jobs with and without GPUs have one exponent each. Pure: its input is ledger facts, no clock.
 """
 
 from collections.abc import Callable
@@ -16,21 +16,21 @@ from penstock.ledger.state import CellState
 from penstock.model.external_events import StepsMeasured
 from penstock.model.transitions import JobStatus, TaskStatus
 
-PRIOR = 0.25  # of evidence that neighbours do not matter, in squared logarithms: three changes by a third of the share outweigh it
-LEAST_CHANGE = 0.05  # of the logarithm of the share: less is noise of the step times
+PRIOR = 0.25  # weight of the prior e = 0, in squared logarithms: three changes by a third of the share outweigh it
+LEAST_CHANGE = 0.05  # of the logarithm of the share: after smaller changes noise of the step times dominates
 
 
 class Progress(NamedTuple):
-    """How far a job is."""
+    """Remaining work and core share of a job."""
 
     left_s: float
-    """Alone on its node, ≥ 0."""
+    """Remaining run time alone on its node, ≥ 0."""
     share: float
-    """Of its most crowded node's given cores, 0 – 1."""
+    """Share of the allocated cores of its most crowded node, 0 – 1."""
 
 
 class _Followed:
-    """One attempt of a job that runs."""
+    """Measurements of one running attempt."""
 
     __slots__ = (
         "area",
@@ -50,22 +50,22 @@ class _Followed:
         self.token = token
         self.log_share = log_share
         self.since_ms = self.window_ms = now_ms
-        """Since when the share is that; when the window began."""
+        """Start of the current share; start of the window."""
         self.area = 0.0
         """Integral of the logarithm of the share over the window, in ms."""
         self.mean = self.log_step = 0.0
-        """Of the window before: mean logarithm of the share, logarithm of the step time; `step_s` 0: there was none."""
+        """Previous window: mean logarithm of the share, logarithm of the step time; `step_s` 0: there was none."""
         self.step_s = 0.0
-        """Of a step alone on the node."""
+        """Time of a step alone on the node."""
         self.done = 0
         self.total = 0
-        """Steps at the latest report, and all that it means to do; 0: not reported."""
+        """Steps done at the latest report, and planned steps; 0: not reported."""
         self.done_s = 0.0
-        """Work done since then, or since its start, in seconds alone."""
+        """Work done since the latest report, or since its start, in seconds of running alone."""
 
 
 class Crowding:
-    """Follows all running jobs of a cell."""
+    """Tracks all running jobs of a cell."""
 
     def __init__(self) -> None:
         self._jobs: dict[str, _Followed] = {}
@@ -73,16 +73,16 @@ class Crowding:
         """Whether the job has GPUs → sums of the regression."""
 
     def exponent(self, *, gpus: bool) -> float:
-        """0 – 1, of jobs with or without GPUs; 0 until it is measured."""
+        """The exponent e of jobs with or without GPUs, 0 – 1; 0 until it is measured."""
         xy, xx = self._fit.get(gpus, (0.0, 0.0))
         return min(1.0, max(0.0, xy / (xx + PRIOR)))
 
     def matters(self) -> bool:
-        """Whether neighbours were ever seen to slow anybody down."""
+        """Whether a slowdown by neighbours was ever measured."""
         return any(self.exponent(gpus=gpus) > 0.0 for gpus in self._fit)
 
     def changed(self, state: CellState, job_id: str, now_ms: int, node_id: str = "") -> None:
-        """The job started, stopped, or has other cores, and perhaps has left a node: its share and those of its neighbours are others now."""
+        """Updates the shares of a job and its neighbours after it started, stopped, left a node or got other cores."""
         job = state.jobs.get(job_id)
         if job is None or job.status is not JobStatus.RUNNING:
             self._jobs.pop(job_id, None)
@@ -94,7 +94,7 @@ class Crowding:
             self._settle(state, other, now_ms, busy)
 
     def _settle(self, state: CellState, job_id: str, now_ms: int, busy: Callable[[str], int]) -> None:
-        """Books what was until now, and looks at the share anew. `busy`: as `busy_cores` of this state."""
+        """Accounts the time until now, and updates the share. `busy`: `busy_cores` of this state."""
         job = state.jobs.get(job_id)
         if job is None or job.status is not JobStatus.RUNNING:
             self._jobs.pop(job_id, None)
@@ -108,14 +108,14 @@ class Crowding:
         known.log_share = share
 
     def _follow(self, job: JobState, log_share: float, now_ms: int) -> _Followed:
-        """From now on; what it has done in this attempt, it did at the share that it has now: its neighbours were not seen."""
+        """Starts tracking. For the attempt's time before now the current share is assumed: earlier neighbours are not known."""
         found = self._jobs[job.job_id] = _Followed(job.token, log_share, now_ms)
         ran_ms = 0 if job.running_ms is None else max(0, now_ms - job.running_ms)
         found.done_s = ran_ms / 1_000 * exp(self.exponent(gpus=has_gpus(job)) * log_share)
         return found
 
     def _pass(self, job: JobState, known: _Followed, now_ms: int) -> None:
-        if now_ms == known.since_ms:  # many jobs change at one moment
+        if now_ms == known.since_ms:  # many jobs change at the same time
             return
         passed_ms = max(0, now_ms - known.since_ms)
         known.area += known.log_share * passed_ms
@@ -123,7 +123,7 @@ class Crowding:
         known.since_ms = now_ms
 
     def measured(self, state: CellState, steps: StepsMeasured, now_ms: int) -> None:
-        """A job reports its steps: its window ends."""
+        """Ends the job's window at a report of its steps."""
         job = state.jobs.get(steps.task_id.rsplit(".", 2)[0])
         known = None if job is None else self._jobs.get(job.job_id)
         if job is None or known is None or steps.token != known.token or job.group:
@@ -140,21 +140,21 @@ class Crowding:
         known.done, known.total = steps.done, steps.total or 0
 
     def _learn(self, gpus: bool, share: float, step: float) -> None:
-        """Changes of two logarithms."""
+        """Adds one data point: changes of the logarithms of share and step time."""
         if abs(share) >= LEAST_CHANGE:
             xy, xx = self._fit.get(gpus, (0.0, 0.0))
             self._fit[gpus] = (xy - share * step, xx + share * share)
 
     def progress(self, state: CellState, job: JobState, now_ms: int) -> Progress | None:
-        """Of a job; None: it does not run.
+        """Progress of a job; None: it does not run.
 
-        What is left: the steps that it has not done, each as long as alone; where it reports none, its estimated run time less the work done;
-        where that is not known either, as much as it has done: of long-tailed run times the half is over at any moment.
+        Remaining work: the remaining steps, at the step time alone; without reported steps the estimated run time less the work done;
+        without an estimate as much as it has done: with long-tailed run times a job is expected to be half done at any time.
         """
         if job.status is not JobStatus.RUNNING:
             return None
         known = self._jobs.get(job.job_id)
-        if known is None or known.token != job.token:  # it ran before the first report of a change
+        if known is None or known.token != job.token:  # it ran before the first call of `changed`
             known = self._follow(job, log(share_of(job, partial(busy_cores, state))), now_ms)
         exponent = self.exponent(gpus=has_gpus(job))
         done_s = known.done_s + max(0, now_ms - known.since_ms) / 1_000 * exp(exponent * known.log_share)
@@ -171,7 +171,7 @@ def has_gpus(job: JobState) -> bool:
 
 
 def share_of(job: JobState, busy: Callable[[str], int]) -> float:
-    """Its cores over those of all tasks that run on the node, on its most crowded node; > 0, at most 1. `busy`: cores of those by node id."""
+    """The job's cores over those of all running tasks on its most crowded node; > 0, at most 1. `busy`: node id → cores of all running tasks."""
     found = 1.0
     own: dict[str, int] = {}
     for task in job.tasks.values():
@@ -182,7 +182,7 @@ def share_of(job: JobState, busy: Callable[[str], int]) -> float:
 
 
 def busy_cores(state: CellState, node_id: str) -> int:
-    """Given to the tasks that run on the node; each counts as one at least."""
+    """Cores of the running tasks on the node; each task counts for at least one."""
     return sum(
         max(1, len(task.place.cores))
         for task_id, job_id in state.nodes[node_id].tasks.items()

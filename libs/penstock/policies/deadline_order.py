@@ -1,8 +1,8 @@
 """Stages of profile `penstock` for jobs with a deadline or a service class: GENIE's order and shapes, within tenants' shares.
 
-Jobs that can still be in time, and urgent ones, come before all others of tenants that are below their share, who may wait least first (`penstock.policies.genie`,
-`protect`). Who is late already, or belongs to a tenant at its share, waits in the usual order (`penstock.policies.fair`): a deadline gives no tenant more than its share. Moldable
-ones run on the ⟨nodes, GPUs⟩ with the best ratio of speed to cost that is in time, all others as without this stage.
+Jobs that can still meet their deadline, and urgent ones, come before all others of tenants below their share, least slack first (`penstock.policies.genie`,
+`protect`). A job that is late already, or whose tenant is at its share, waits in the usual order (`penstock.policies.fair`): a deadline gives no tenant more than its share. Moldable
+jobs run on the ⟨nodes, GPUs⟩ with the best ratio of speed to cost that meets the deadline, all others as without this stage.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -22,7 +22,7 @@ from penstock.policies.job_rows import JobRows
 from penstock.policies.together import Together
 
 TIMED: tuple[()] = ()
-"""The one row of jobs with a deadline or a class."""
+"""Key of the only row: jobs with a deadline or a class."""
 
 
 class DeadlineOrder:
@@ -47,7 +47,7 @@ class DeadlineOrder:
         return (self._genie if job.spec.timed else self._shape).shape(state, job, fitting)
 
     def order(self, state: CellState) -> Iterator[str]:
-        """As `Order`. O(changes since the last time + jobs that wait with a deadline × options) beside the usual order."""
+        """As `Order`. O(changes since the last call + waiting jobs with a deadline × options) in addition to the usual order."""
         self._timed.update(state)
         tried: set[str] = set()
         for job in self._pressing(
@@ -84,7 +84,7 @@ class DeadlineOrder:
         return f"{self._genie.claim(state, job)}; {usual}" if job.spec.timed else usual
 
     def _pressing(self, state: CellState, timed: Iterable[JobState]) -> Sequence[JobState]:
-        """Of those with a deadline the urgent ones and those that can be in time, who may wait least first."""
+        """Of the jobs with a deadline the urgent ones and those that can meet it, least slack first."""
         found = []
         for job in timed:
             allowance = self._genie.choice(state, job).allowance_ms
@@ -94,5 +94,5 @@ class DeadlineOrder:
 
 
 def _timed(state: CellState, job: JobState) -> tuple[tuple[()], float] | None:
-    """Its place among those with a deadline or a class; None: it has neither."""
+    """Sort key of a job among those with a deadline or a class; None: it has neither."""
     return (TIMED, float(job.order)) if job.spec.timed else None

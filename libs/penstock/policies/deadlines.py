@@ -1,7 +1,7 @@
-"""Deadlines: when a job should be done, and with what probability it is. Derived from the state, never written.
+"""Deadlines: expected completion time of a job, and the probability of meeting it. Derived from the state, never written.
 
-When it should be done is GENIE's expected completion (§III, eq. 4). The probability is ours: the run time is taken as log-normal, with nine in ten
-of it within the interval of the prediction, and the start as known. Of a job that runs it is the probability given that it has not ended yet.
+The deadline is GENIE's expected completion (§III, eq. 4). The probability is our addition: the run time is assumed to be log-normal, with 90 % of the
+probability within the prediction's interval, and the start to be known. For a running job it is conditional on the job not having ended yet.
 """
 
 from math import erf, exp, inf, log, sqrt
@@ -13,18 +13,18 @@ from penstock.ledger.speed import slowed_ms
 from penstock.model.types import JobSpec, Qos, ShapeOption
 
 LATENCIES: dict[Qos, float] = {"urgent": 0.0, "prior": 1.0, "normal": 2.0}
-"""Expected completion, in latencies alone on one GPU. Source: eq. 4."""
+"""Expected completion, in multiples of the latency alone on one GPU. Source: eq. 4."""
 
-SURE = 0.95  # odds that count as certain: the upper end of an interval of nine in ten
-NINE_IN_TEN = 1.6449  # standard deviations on either side that hold nine in ten of a normal distribution
+SURE = 0.95  # probability that counts as certain: the upper end of a 90 % interval
+NINE_IN_TEN = 1.6449  # half-width of a normal distribution's 90 % interval, in standard deviations
 OVERDUE = (
-    0.99  # of the predicted run times are shorter than the job has run already: the prediction was wrong
+    0.99  # quantile of the predicted run time; if the job has run longer, the prediction was wrong
 )
 LEAST_MS = 1.0  # a time of 0 has no logarithm
 
 
 def expected_ms(spec: JobSpec, alone_ms: float) -> float:
-    """e_i after the submission: the user's own deadline, else by class. `alone_ms`: l̄ of the job on ⟨1, 1⟩; infinite where not known. Source: eq. 4."""
+    """e_i, counted from the submission: the user's own deadline, else by class. `alone_ms`: l̄ of the job on ⟨1, 1⟩; infinite where not known. Source: eq. 4."""
     if spec.deadline_ms is not None:
         return float(spec.deadline_ms)
     times = LATENCIES[spec.qos or "normal"]
@@ -32,12 +32,12 @@ def expected_ms(spec: JobSpec, alone_ms: float) -> float:
 
 
 def urgent(spec: JobSpec) -> bool:
-    """Whether it has no expected completion (eq. 4), and is to end as soon as can be."""
+    """Whether the job has no expected completion (eq. 4), and should end as soon as possible."""
     return spec.qos == "urgent" and spec.deadline_ms is None
 
 
 def due_ms(job: JobState) -> float | None:
-    """The ledger's time at which it should be done. Infinite: it follows from its run time, which is not known; None: it names none, or is urgent."""
+    """Ledger time of the job's deadline. Infinite: the deadline depends on its run time, which is not known; None: it names no deadline, or is urgent."""
     if not job.spec.timed or urgent(job.spec):
         return None
     run_ms = None if job.estimate is None else job.estimate.run_ms
@@ -45,7 +45,7 @@ def due_ms(job: JobState) -> float | None:
 
 
 def latency_ms(job: JobState, option: ShapeOption) -> float:
-    """l_ij with ν, the launch: iterations take as much longer or shorter as the option's do against those with the fewest GPUs. Source: eq. 2."""
+    """l_ij including the launch ν: the iterations' time is scaled by the option's iteration time over that with the fewest GPUs. Source: eq. 2."""
     estimate = job.estimate
     if estimate is None or estimate.run_ms is None:
         return inf
@@ -54,18 +54,18 @@ def latency_ms(job: JobState, option: ShapeOption) -> float:
 
 
 class RunTime(NamedTuple):
-    """Log-normal run time of a job of which `gone_ms` are over at `from_ms`."""
+    """Log-normal run time of a job of which `gone_ms` have elapsed at `from_ms`."""
 
     from_ms: float
-    """Ledger's ms."""
+    """Ledger time in ms."""
     middle_ms: float
-    """> 0."""
+    """Median, > 0."""
     below: float
-    """Standard deviation of its ln below the middle, ≥ 0, and `above` it."""
+    """Standard deviation of its logarithm below the median, ≥ 0, and `above` it."""
     above: float
     gone_ms: float = 0.0
     speed: float = 1.0
-    """At which it goes on, relative to the prediction."""
+    """Speed from now on, relative to the prediction."""
 
     @property
     def overdue(self) -> bool:
@@ -73,7 +73,7 @@ class RunTime(NamedTuple):
         return self._share(self.gone_ms) >= OVERDUE
 
     def odds(self, due_ms: float) -> float:
-        """That it is done by then, 0 – 1; 0 once that is past, or where it is overdue."""
+        """Probability that it ends by then, 0 – 1; 0 if that time is past, or the job is overdue."""
         left_ms = (due_ms - self.from_ms) * self.speed
         before = self._share(self.gone_ms)
         if left_ms <= 0 or before >= OVERDUE:
@@ -81,7 +81,7 @@ class RunTime(NamedTuple):
         return (self._share(self.gone_ms + left_ms) - before) / (1.0 - before)
 
     def by_ms(self, odds: float) -> float | None:
-        """By when it is done with these odds, 0 – 1 exclusive, in the ledger's ms; None where it is overdue."""
+        """Ledger time in ms by which it ends with this probability, 0 – 1 exclusive; None where it is overdue."""
         before = self._share(self.gone_ms)
         if before >= OVERDUE:
             return None
@@ -90,7 +90,7 @@ class RunTime(NamedTuple):
         return self.from_ms + max(0.0, whole_ms - self.gone_ms) / self.speed
 
     def _share(self, ms: float) -> float:
-        """Of the predicted times that are shorter."""
+        """Cumulative distribution: probability of a run time shorter than `ms`."""
         if ms <= 0:
             return 0.0
         away = log(ms / self.middle_ms)
@@ -105,14 +105,14 @@ def odds(job: JobState, option: ShapeOption, due_ms: float, start_ms: float) -> 
 
 
 def sure_ms(job: JobState, option: ShapeOption) -> float:
-    """From its start on this option to its end, with odds of `SURE`; infinite where no time is known."""
+    """Time from its start on this option to its end, with probability `SURE`; infinite where no time is known."""
     found = run_time(job, option, 0.0)
     by_ms = None if found is None else found.by_ms(SURE)
     return inf if by_ms is None else by_ms
 
 
 def run_time(job: JobState, option: ShapeOption, start_ms: float) -> RunTime | None:
-    """From this start on this option; None where no time is known. The launch is taken as known."""
+    """Run time from this start on this option; None where no time is known. The launch time is assumed to be known."""
     estimate, middle_ms = job.estimate, latency_ms(job, option)
     if estimate is None or middle_ms == inf:
         return None
@@ -122,7 +122,7 @@ def run_time(job: JobState, option: ShapeOption, start_ms: float) -> RunTime | N
 
 
 def time_left(job: JobState, now_ms: int) -> RunTime | None:
-    """Of a job that holds resources: as the estimator last answered, else by the option that it has; None where no interval is known."""
+    """Run time of a job that holds resources: by the estimator's latest answer, else by its option; None where no interval is known."""
     speed = job.speed
     if job.eta is not None and job.eta.attempt == job.attempt:
         left, level = job.eta.left_ms, job.eta.level
@@ -139,6 +139,6 @@ def time_left(job: JobState, now_ms: int) -> RunTime | None:
 
 
 def option_of(job: JobState) -> ShapeOption | None:
-    """What is known of its iterations with the workers that it has; None: nothing."""
+    """The option with the job's current number of workers; None: there is none."""
     options = () if job.estimate is None else job.estimate.options
     return next((option for option in options if option.workers == job.workers), None)

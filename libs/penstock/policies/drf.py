@@ -1,14 +1,14 @@
-"""`drf`: dominant resource fairness between the owners of jobs.
+"""`drf`: dominant resource fairness (DRF) between the owners of jobs.
 
-Source: Ghodsi et al., NSDI '11, Algorithm 1. What an owner's tasks hold of GPUs (by share), cores, host memory and
-bandwidth, each divided by what the cell's nodes that are not gone have of it; the largest of these four is the
-owner's dominant share. The next job is one of the owner with the smallest dominant share (ties: whose next
-job was submitted first): that owner's earliest. Placing it raises the share, and the choice is made again. Nobody is
-stopped: shares come closer as jobs end. Nodes: first fit.
+Source: Ghodsi et al., NSDI '11, Algorithm 1. An owner's dominant share is the largest of four shares: what the owner's
+tasks hold of GPUs (by share), cores, host memory and bandwidth, each divided by the total of the cell's nodes that are
+not gone. The next job is the earliest of the owner with the smallest dominant share (ties: the owner whose next
+job was submitted first). Placing it raises the share, and the choice is made again. No job is
+stopped: shares converge as jobs end. Nodes: first fit.
 
-Readings and departures. A task there is a gang here, and it is all or nothing. The source stops when the next
-task does not fit; here its owner is passed over until something is freed, and the other owners' jobs are tried,
-else a large gang would hold up a cell that others could use. Inside an owner nothing overtakes. So with one
+Interpretation and departures. The source's task is a gang here, all or nothing. The source stops when the next
+task does not fit; here its owner is skipped until resources are freed, and the other owners' jobs are tried,
+else a large gang would block a cell that others could use. No job overtakes another of the same owner, so with one
 owner this is `fifo-strict`. Owners have equal weights.
 """
 
@@ -35,7 +35,7 @@ class DominantResourceFairness(FirstFit):
         self._rows = JobRows(by_owner)
 
     def order(self, state: CellState) -> Iterator[str]:
-        """O(what has changed since the last time + jobs that run + owners) for the first, O(log owners) for the others."""
+        """O(changes since the last call + running jobs + owners) for the first, O(log owners) for the others."""
         self._rows.update(state)
         rows = self._rows.waiting
         if not rows:
@@ -63,7 +63,7 @@ class DominantResourceFairness(FirstFit):
     def ranking(
         self, state: CellState, waiting: Iterable[JobState], holding: Iterable[JobState], at_ms: int
     ) -> Turns:
-        """An owner whose next job does not start is passed over."""
+        """An owner whose next job does not start is skipped."""
         del at_ms
         total, held = capacity(state), wanted(holding)
         lines: dict[str, list[JobState]] = {}
@@ -90,7 +90,7 @@ class DominantResourceFairness(FirstFit):
 
 
 def by_owner(state: CellState, job: JobState) -> tuple[tuple[str], float]:
-    """The owner's row, in order of submission."""
+    """(Row of the owner, sort key by submission)."""
     return (job.spec.owner,), float(job.order)
 
 
@@ -102,7 +102,7 @@ def plus(one: Amounts, other: Amounts) -> Amounts:
 
 
 def capacity(state: CellState) -> Amounts:
-    """What all nodes that are not gone have."""
+    """Total capacity of all nodes that are not gone."""
     total = NOTHING
     for shape, nodes in state.index.shape.items():
         count = (nodes & ~state.index.gone).bit_count()
@@ -119,7 +119,7 @@ def capacity(state: CellState) -> Amounts:
 
 
 def job_holds(job: JobState) -> Amounts:
-    """What its tasks hold that are not proven ended."""
+    """What the job's tasks that are not proven ended hold."""
     held = NOTHING
     for task in job.tasks.values():
         if task.status is not TaskStatus.EXITED:
@@ -137,7 +137,7 @@ def job_holds(job: JobState) -> Amounts:
 
 
 def amounts(job: JobState) -> Amounts:
-    """What the whole gang needs."""
+    """Demand of the whole gang."""
     total = NOTHING
     for need in job.demand.needs():
         total = plus(
@@ -148,7 +148,7 @@ def amounts(job: JobState) -> Amounts:
 
 
 def wanted(jobs: Iterable[JobState]) -> dict[str, Amounts]:
-    """Owner → what the owner's jobs among these need."""
+    """Owner → demand of the owner's jobs among these."""
     found: dict[str, Amounts] = {}
     for job in jobs:
         found[job.spec.owner] = plus(found.get(job.spec.owner, NOTHING), amounts(job))
@@ -164,5 +164,5 @@ def holdings(state: CellState) -> dict[str, Amounts]:
 
 
 def dominant(held: Amounts, total: Amounts) -> float:
-    """0 … 1: the largest share of a resource."""
+    """The dominant share: the largest share of a resource, 0 … 1."""
     return max(amount / of if of else 0.0 for amount, of in zip(held, total, strict=True))

@@ -1,15 +1,15 @@
-"""Contention eliminator: which jobs without GPUs are slowed on a node where a training falls behind, and when they are let go again.
+"""Contention eliminator: throttles jobs without GPUs on a node where a training job slows down, and releases them again.
 
-Source: CODA §V-D. If a node's memory bandwidth is at 75 % of what it can do and the utilisation of its trainings drops, the jobs without GPUs are
-throttled (MBA), or have half their cores where the processor cannot cap bandwidth. Trainings are never throttled.
+Source: CODA §V-D. If a node's memory bandwidth is at 75 % of its maximum and the utilisation of its training jobs drops, the jobs without GPUs are
+throttled (MBA), or get half their cores where the processor cannot cap bandwidth. Training jobs are never throttled.
 
 Departures:
-- A training is slow when its speed (steps, or where it reports none utilisation) has fallen by 10 % from its best with the same cores.
-- Without counters of bandwidth the signal is the kernel's: the time in which threads of the training waited for a core (pressure stall information).
-- Caps go down in steps, each of which is measured before the next: 50, 25, 10 %. The source names no step.
-- Where threads of the training wait for cores, as many cores are taken at once as its loss asks for (`left`), half at least. The source halves them
-  (`halves`): 8 programs on the cores of a training then slow it for as long as three steps are measured.
-- Hysteresis: a throttled job is let go when the pressure has stayed under a lower bound for a while, which doubles each time, or when no training is left on the node.
+- A training job is slow when its speed (steps, or utilisation where it reports no steps) has fallen by 10 % from its best with the same cores.
+- Without counters of bandwidth the signal is the kernel's pressure stall information: the time in which threads of the training job waited for a core.
+- Caps are lowered in steps, each of which is measured before the next: 50, 25, 10 %. The source names no step.
+- Where threads of the training job wait for cores, as many cores are taken at once as its slowdown requires (`left`), at least half. The source halves them
+  (`halves`): 8 programs on the cores of a training job then slow it for as long as three steps are measured.
+- Hysteresis: a throttled job is released when the pressure has stayed under a lower bound for a period, which doubles each time, or when no training job is left on the node.
 """
 
 from collections.abc import Sequence
@@ -21,19 +21,19 @@ BANDWIDTH_HIGH = 75.0
 """Percent of the node's memory bandwidth. Source: CODA §V-D."""
 BANDWIDTH_LOW = 60.0
 STALLED_HIGH = 10.0
-"""Percent of the time in which some thread of a training waits for a core. A training alone on its cores has next to none."""
+"""Percent of the time in which some thread of a training job waits for a core. A training job alone on its cores has almost none."""
 STALLED_LOW = 10.0
-"""Nodes publish of waiting that it begins, and once that it is over, which is below that: what separates the two bounds is time alone."""
+"""Nodes publish when waiting begins, and once when it has ended, with a value below this: the two bounds are separated only in time."""
 FALLS = 0.10
-"""A training that has lost this part of its best speed is slow."""
+"""A training job that has lost this fraction of its best speed is slow."""
 CAPS = (50, 25, 10)
-"""Percent of memory bandwidth, step by step."""
+"""Steps of the cap, in percent of memory bandwidth."""
 LITTLE_TRAFFIC = 5.0
-"""Percent of the node's bandwidth: slowing a job that takes less brings nothing."""
+"""Percent of the node's bandwidth: throttling a job that uses less has no effect."""
 HEAVY = 0.5
-"""Of the greatest traffic of a job without GPUs on the node: who takes less is not slowed with it. Source: §V-D watches each such job's bandwidth, and names no bound."""
+"""Fraction of the largest traffic of a job without GPUs on the node: a job with less is not throttled with it. Source: §V-D monitors each such job's bandwidth, and names no bound."""
 RELEASE_MS = 6_000
-"""So long the pressure stays low before jobs are let go: three windows of telemetry, twice as long after each time."""
+"""How long the pressure must stay low before jobs are released: three windows of telemetry; doubled after each release."""
 MAX_DOUBLINGS = 6
 
 
@@ -42,7 +42,7 @@ class Training(NamedTuple):
 
     task_id: str
     lost: float | None
-    """Part of its best speed that it has lost, 0 – 1, measured after the latest change on the node. None: not known (yet)."""
+    """Fraction of its best speed that it has lost, 0 – 1, measured after the latest change on the node. None: not known (yet)."""
 
 
 class Other(NamedTuple):
@@ -51,25 +51,25 @@ class Other(NamedTuple):
     task_id: str
     cores: int
     cap: int | None
-    """Percent of memory bandwidth; None: it has no cap."""
+    """Its cap, in percent of memory bandwidth; None: it has none."""
     throttled_from: int
-    """Cores that it had before it was slowed; 0: it was not, by cores."""
+    """Cores that it had before some were taken; 0: none were taken."""
     traffic: float | None
-    """Percent of the node's memory bandwidth that it takes; None: not known."""
+    """Percent of the node's memory bandwidth that it uses; None: not known."""
     most: int
-    """Cores that it could have now."""
+    """The most cores that it could have now."""
     may_throttle: bool
-    """Whether it was slowed less often than is allowed."""
+    """Whether it was throttled less often than is allowed."""
     may_return: bool
-    """Whether it could be slowed again after it was let go while a training runs beside it."""
+    """Whether it could be throttled again after a release while a training job runs beside it."""
 
     @property
     def lower_cap(self) -> int | None:
-        """The next step down; None: there is none."""
+        """The next lower cap; None: there is none."""
         return next((cap for cap in CAPS if self.cap is None or cap < self.cap), None)
 
     def can_be_slowed(self, *, caps: bool) -> bool:
-        """Whether there is a step down, by caps or by cores."""
+        """Whether its cap or its cores can still be lowered."""
         return self.lower_cap is not None if caps else self.cores > 1
 
     @property
@@ -78,41 +78,41 @@ class Other(NamedTuple):
 
 
 class NodeView(NamedTuple):
-    """What is known of a node. Tasks by id."""
+    """Measurements of a node."""
 
     node_id: str
     caps: bool
     """Whether bandwidth can be capped."""
     bandwidth: float | None
-    """Percent of what the node can do; None: it has no counters."""
+    """Percent of the node's maximum; None: it has no counters."""
     stalled: float | None
-    """Percent of the time, the most of its trainings, else of the node. None: not known."""
+    """Percent of the time, the maximum of its training jobs, else of the node. None: not known."""
     trainings: Sequence[Training]
     others: Sequence[Other]
 
     @property
     def high(self) -> bool:
-        """Whether something is short on the node."""
+        """Whether bandwidth or cores are short on the node."""
         if self.bandwidth is not None:
             return self.bandwidth >= BANDWIDTH_HIGH
         return self.stalled is not None and self.stalled >= STALLED_HIGH
 
     @property
     def low(self) -> bool:
-        """Whether nothing is, for sure."""
+        """Whether certainly neither is short."""
         if self.bandwidth is not None:
             return self.bandwidth < BANDWIDTH_LOW
         return self.stalled is not None and self.stalled < STALLED_LOW
 
     @property
     def slowest(self) -> Training | None:
-        """The training that has lost most, if that is enough."""
+        """The training job that has lost most speed, if at least `FALLS`."""
         slow = [one for one in self.trainings if one.lost is not None and one.lost >= FALLS]
         return max(slow, key=lambda one: (one.lost or 0.0, one.task_id), default=None)
 
     @property
     def pressure(self) -> str:
-        """In words."""
+        """The measured pressure, as text."""
         if self.bandwidth is not None:
             return f"memory bandwidth {self.bandwidth:.0f} %"
         if self.stalled is None:
@@ -121,7 +121,7 @@ class NodeView(NamedTuple):
 
 
 class Change(NamedTuple):
-    """What is proposed for one task: either cores or a cap."""
+    """A proposed change for one task: either of its cores or of its cap."""
 
     task_id: str
     cause: AdjustmentCause
@@ -132,15 +132,15 @@ class Change(NamedTuple):
 
 
 def left(lost: float) -> float:
-    """The part of their cores that others keep, 0 to ½, so that a training loses `FALLS` of its speed, which loses `lost` now (`FALLS` – 1).
+    """The fraction of their cores that others retain, 0 to ½, so that a training job that now loses `lost` (`FALLS` – 1) of its speed loses `FALLS`.
 
-    A step of it takes 1 / (1 - lost) as long as alone; what it takes longer grows with the threads that it meets on its cores, so with others' cores.
+    Its step takes 1 / (1 - lost) as long as alone; the additional time is proportional to the threads that compete for its cores, so to the others' cores.
     """
     return min(0.5, FALLS / (1 - FALLS) * (1 - lost) / lost)
 
 
 def throttled(view: NodeView, *, halves: bool) -> Sequence[Change]:
-    """Who is slowed now, and how far. Source: CODA §V-D."""
+    """Which tasks are throttled now, and to which value. Source: CODA §V-D."""
     slow = view.slowest
     if slow is None or not view.high:
         return ()
@@ -163,7 +163,7 @@ def throttled(view: NodeView, *, halves: bool) -> Sequence[Change]:
 
 
 def released(view: NodeView, *, calm: bool) -> Sequence[Change]:
-    """Who is let go now, in one step. `calm`: the pressure has been low for long enough."""
+    """Which tasks are released now, in one step. `calm`: the pressure has been low for long enough."""
     if view.trainings and not calm:
         return ()
     why = (
@@ -184,5 +184,5 @@ def released(view: NodeView, *, calm: bool) -> Sequence[Change]:
 
 
 def calm_after_ms(times: int) -> int:
-    """How long the pressure stays low before jobs are let go that were let go so many times before."""
+    """How long the pressure must stay low before jobs that were released `times` before are released again."""
     return RELEASE_MS << min(times, MAX_DOUBLINGS)

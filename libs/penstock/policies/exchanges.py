@@ -1,8 +1,8 @@
-"""Local search by exchanges: brings tasks of a planned burst to their partners' nodes, in place of others where these are full.
+"""Local search by moves and swaps: brings tasks of a planned burst to their partners' nodes.
 
-Source: own, beside Liquid §5.3, whose operators move whole nodes: two half-used nodes whose tasks should change places are out of their reach. Moves are those of
-the assignment problem: one task goes where there is room, or two of different nodes change places. Only nodes of the task's own partners are looked at, for
-what eq. 8 charges most is the distance to them; of others none is nearer. The first move that gains is made, until none does.
+Source: own, in addition to Liquid §5.3, whose operators move whole nodes and cannot swap tasks between two half-used nodes. The moves are those of
+the assignment problem: one task moves to a node with room, or two tasks of different nodes swap places. Only nodes of the task's own partners are tried, since
+the distance to them is the largest term of eq. 8, and no other node is nearer. First improvement: the first move with a gain is made, until no move has one.
 """
 
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ LEAST_GAIN = 1e-9
 
 
 def improved(problem: Instance, plan: Plan, most: int) -> tuple[Plan, int]:
-    """A plan that is at least as good by eq. 8 and leaves out the same jobs, and how many moves were looked at, at most about `most`.
+    """A plan that is at least as good by eq. 8 and leaves out the same jobs, and the number of evaluated moves, at most about `most`.
 
     O(moves · containers of a gang).
     """
@@ -30,7 +30,7 @@ class _Exchanges:
         self.looked = 0
 
     def sweep(self) -> bool:
-        """Once through all jobs whose tasks are apart; whether anything moved."""
+        """One pass over all jobs whose tasks are apart; returns whether any task moved."""
         moved = False
         for job, containers in enumerate(self._problem.first):
             if self.plan.cost[job]:
@@ -51,7 +51,7 @@ class _Exchanges:
         return False
 
     def _instead(self, one: int, node: int) -> Iterator[int | None]:
-        """Who could change places with the task; None: nobody has to. Of tasks of one gang with the same needs and role the first stands for all."""
+        """Tasks that could swap places with this one; None: no swap is necessary. Of tasks of one gang with the same demand and role only the first is tried."""
         problem, plan = self._problem, self.plan
         source, need = plan.at[one], problem.need[one]
         if not problem.suits[one] >> node & 1:
@@ -73,7 +73,7 @@ class _Exchanges:
                 yield other
 
     def _gain(self, one: int, node: int, other: int | None) -> float:
-        """Of eq. 8."""
+        """Gain of eq. 8."""
         problem, plan = self._problem, self.plan
         at, source = plan.at, plan.at[one]
         jobs = {problem.job_of[one]} | (set() if other is None else {problem.job_of[other]})
@@ -89,7 +89,7 @@ class _Exchanges:
             at[other] = node
         load = problem.load_of(source, here) - problem.load_of(source, plan.on[source])
         load += problem.load_of(node, there) - problem.load_of(node, plan.on[node])
-        nodes = bool(here) - 1  # the task's partner is on the other one already
+        nodes = bool(here) - 1  # the other node is in use already, by the task's partner
         return -problem.weight * cost - (1 - problem.weight) * load / FITNESS_UNITS - nodes
 
     def _make(self, one: int, node: int, other: int | None) -> None:

@@ -1,6 +1,6 @@
-"""Why a job waits, derived from the folded state: for now, or for any past record whose state is at hand.
+"""Explanation of why a job waits, derived from the folded state: for now, or for any past record whose state is available.
 
-Nothing here is ever written to the ledger (architecture §3, Reasons). The state is read only.
+Explanations are never written to the ledger (architecture §3, Reasons). The state is only read.
 """
 
 from collections.abc import Mapping
@@ -44,14 +44,14 @@ WAITING_HELPS = (
     Reason.HOST_MEMORY,
     Reason.BANDWIDTH,
 )
-"""A node's reasons that can pass, in order of preference when equally many nodes give them."""
+"""Temporary reasons of nodes, in order of preference when equally many nodes have them."""
 
 
 MAX_NAMED = 5  # jobs in a sentence
 
 
 class UnknownJob(LookupError):
-    """The state knows no such job: never submitted, or ended so long ago that only read models know it."""
+    """The state has no such job: it was never submitted, or ended so long ago that only read models have it."""
 
 
 class Explanation(Value, frozen=True, kw_only=True):
@@ -59,34 +59,34 @@ class Explanation(Value, frozen=True, kw_only=True):
 
     job_id: str
     seq: int
-    """The ledger record up to which this was judged."""
+    """The ledger record up to which the state was folded."""
     record_ms: int
     """The time of that record."""
     now_ms: int
-    """The moment for which waiting and remaining times hold; as `record_ms`, by the ledger's clock."""
+    """The time for which waiting and remaining times hold; like `record_ms`, by the ledger's clock."""
     status: str
     reason: Reason | None = None
-    """The dominant one; None for a job that does not wait."""
+    """The dominant reason; None for a job that does not wait."""
     text: str
     detail: str = ""
     """The figures behind the reason."""
     next_step: str
     now_or_never: Literal["now", "later", "never"] | None = None
-    """now: it fits at this moment, and no policy that plans anew keeps the room for others. later: not now, but the
-    empty cell could hold it. never: not even that.
-    None for a job that does not wait, or whose needs are not known yet."""
+    """now: it fits at this time, and no preemptive policy gives the resources to other jobs. later: not now, but the
+    empty cell could hold it. never: not even the empty cell could.
+    None for a job that does not wait, or whose demand is not known yet."""
     histogram: dict[str, int] = field(default_factory=dict)
     """Nodes that refuse one worker, counted by the first reason that holds."""
     feasible: int = 0
     """Nodes on which one worker fits now."""
     claim: str = ""
-    """What its place in the profile's own order rests on; empty for a job that is not in the queue, and where profiles go by arrival or stop jobs."""
+    """The reason for its position in the profile's own order; empty for a job that is not in the queue, and for profiles that go by arrival or stop jobs."""
     position: int | None = None
-    """Place in the queue in the order of the profile, from 1; None for a job that is not in it."""
+    """Position in the queue in the order of the profile, from 1; None for a job that is not in it."""
     ahead: int = 0
     """Jobs before it in the queue."""
     waited_ms: int | None = None
-    """From its submission to `now_ms`, for a job that waits."""
+    """Time from its submission to `now_ms`, for a waiting job."""
     unproven: list[dict[str, str]] = field(default_factory=list)
     """Its tasks on silent nodes (`penstock.ledger.views.unproven`)."""
 
@@ -96,8 +96,8 @@ def explain(
 ) -> Explanation:
     """The dominant reason with its figures. Raises `UnknownJob`. Costs about as much as one placement.
 
-    `now_ms`: the ledger's time by now, up to which times count; None: the latest record's. `line`: of this state, for
-    a caller who asks about many jobs.
+    `now_ms`: the current ledger time, up to which times count; None: the latest record's. `line`: of this state, for
+    a caller that asks about many jobs.
     """
     now_ms = max(now_ms or 0, state.now_ms)
     found, job = _explain(state, job_id, now_ms, line), state.jobs.get(job_id)
@@ -188,7 +188,7 @@ def _reason(
 
 
 def _kept_for_plans(state: CellState, job: JobState) -> str:
-    """`node-a1, for night, by the plan p7 of batcher`: on whose nodes alone it fits; empty: it fits elsewhere."""
+    """`node-a1, for night, by the plan p7 of batcher`, if it fits only on nodes reserved for other jobs; empty: it fits elsewhere."""
     units = units_of_proposals(state)
     kept = {node_id for unit in units for node_id in unit.nodes if node_id in state.nodes}
     avoid = set_of(state.nodes[node_id].ordinal for node_id in kept)
@@ -204,7 +204,7 @@ def _kept_for_plans(state: CellState, job: JobState) -> str:
 
 
 def _turn(state: CellState, job: JobState, settings: PlacerSettings) -> tuple[Reason, str]:
-    """It fits, so only the queue can hold it back."""
+    """The reason of a job that fits: only the queue can delay it."""
     head = state.head_of_queue()
     ahead = state.queue.bisect_left(job.order)
     if head is not None and head is not job and head.backfill_count >= settings.max_overtakes:
@@ -221,7 +221,7 @@ def _turn(state: CellState, job: JobState, settings: PlacerSettings) -> tuple[Re
 
 
 def _kept(state: CellState, nodes: tuple[str, ...]) -> str:
-    """`night on node-a1`: who is being stopped there; else the nodes alone."""
+    """`night on node-a1`: the jobs that are being stopped there; else only the nodes."""
     kept = set(nodes)
     stopping = [
         f"{job.job_id} on {', '.join(there)}"
@@ -242,14 +242,14 @@ def _expected(nodes: tuple[str, ...], left_ms: int) -> str:
 
 
 def _own_order(state: CellState, job: JobState, profile: str, stage: Order) -> tuple[Reason, str]:
-    """It fits, and the policy's own order decides whether it is its turn."""
+    """The reason of a job that fits, where the policy's own order decides whether it is its turn."""
     if job.job_id in stage.order(state):
         return Reason.ABOUT_TO_START, ""
     return Reason.BEHIND_IN_QUEUE, f"in the order of profile {profile} other jobs come first"
 
 
 def _outranked(state: CellState, job: JobState, profile: str, stage: Preemption) -> str | None:
-    """Which jobs the profile prefers; None where it is this job's turn, or nobody who comes first takes the GPUs."""
+    """Which jobs the profile prefers; None where it is this job's turn, or no job before it takes the GPUs."""
     selection = stage.select(state)
     if job.job_id in selection.claims:
         return None
@@ -271,7 +271,7 @@ def _outranked(state: CellState, job: JobState, profile: str, stage: Preemption)
 
 
 def _lack(state: CellState, job: JobState) -> tuple[Reason, str]:
-    """It does not fit now: which task of it finds no node, and what most of the suitable nodes lack."""
+    """The reason of a job that does not fit now: which of its tasks finds no node, and what most of the suitable nodes lack."""
     index, demand = state.index, job.demand
     roles = [("worker", demand.worker)]
     if demand.parameter_servers:
@@ -290,7 +290,7 @@ def _lack(state: CellState, job: JobState) -> tuple[Reason, str]:
 def _dominant(
     index: NodeIndex, role: str, need: ResourceVector, gpu_models: tuple[str, ...]
 ) -> tuple[Reason, str]:
-    """Of the nodes that could hold the task when empty, what most of them lack."""
+    """What most of the nodes lack that could hold the task when empty."""
     suitable = 0
     for shape, nodes in index.shape.items():
         if suits(shape, need, gpu_models):
@@ -354,7 +354,7 @@ def _waiting(
 
 
 def _turns_text(job: JobState) -> str:
-    """` It takes turns there with b, c, as group-7-0: …`; empty for a job that has its GPUs alone, or of whose turns nothing was predicted."""
+    """` It takes turns there with b, c, as group-7-0: …`; empty for a job that has its GPUs alone, or without a predicted interleaving."""
     turns = job.turns
     if turns is None:
         return ""
@@ -367,7 +367,7 @@ def _turns_text(job: JobState) -> str:
 
 
 def _holding(state: CellState, job: JobState, now_ms: int) -> Explanation:
-    """It has its places: launching, running or stopping."""
+    """The answer for a job that holds its places: launching, running or stopping."""
     nodes = sorted({task.place.node_id for task in job.tasks.values()})
     where = f"on {', '.join(nodes[:5])}{' and others' if len(nodes) > 5 else ''}"
     before = awaited(state, job)
@@ -414,7 +414,7 @@ def _holding(state: CellState, job: JobState, now_ms: int) -> Explanation:
 ENDS_AS = MappingProxyType(
     {"cancelled": "cancelled", "run_timeout": "timed out running", "queue_timeout": "timed out queued"}
 )
-"""Reason of a stop → the outcome that follows from it, in words."""
+"""Reason of a stop → the resulting outcome, as text."""
 
 
 def silence_text(row: Mapping[str, str]) -> str:
