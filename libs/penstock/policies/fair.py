@@ -1,16 +1,16 @@
-"""The order of profile `penstock`: tenants below their share first, a tenant's jobs by priority, then who has waited longest for its run time.
+"""Order stage of profile `penstock`: fair shares between tenants, a tenant's jobs by priority, then highest response ratio next.
 
-- A tenant (the job's owner) has its share while the largest share of a resource that its jobs hold (dominant resource, Ghodsi et al., NSDI '11)
-  is at least 1 / tenants that wait or run.
-- Among a tenant's jobs the highest priority comes first; those of the next one are tried once none of these fits. It counts nothing between tenants, so
-  that nobody gets more than others by asking for more.
-- Within both groups, each tenant with the jobs of its priority, by response ratio, the largest first: (waited + r) / r (highest response ratio next,
-  Brinch Hansen), so that small jobs pass large ones and nobody waits for ever. Departure: r is not the run time but √(hour × run time × GPUs): with the service itself large gangs wait longer than in strict order of
+- Tenants below their share come first. A tenant (the job's owner) has reached its share when the largest share of a resource that its jobs hold (dominant resource, Ghodsi et al.,
+  NSDI '11) is at least 1 / tenants that wait or run.
+- Among a tenant's jobs the highest priority comes first; those of the next one are tried once none of these fits. Priorities are not compared between tenants, so
+  that no tenant gets more than others by claiming a higher priority.
+- Among tenants below their share, and among the others, jobs go by response ratio, the largest first: (waited + r) / r (highest response ratio next,
+  Brinch Hansen), so that small jobs overtake large ones and no job waits for ever. Departure: r is not the run time but √(hour × run time × GPUs): with the service itself large gangs wait longer than in strict order of
   arrival, with the run time alone a wide job counts as a small one (`python -m tests.papers.profile_penstock`). The run time is the estimator's; run time × GPUs is rounded up to a power
   of two, so that jobs are compared by rows and not one by one.
-- A large gang, of eight GPUs or more, waits for many at once: r = (6 min)^0.6 × (run time × GPUs)^0.4, a third to a seventh of that of others, and once it has waited five
-  times that, it comes before its turn by its tenant's share, too. It is what strict order of arrival is good at, and what response ratios cost it else (decision 59).
-- Ties: first submitted.
+- A large gang, of eight GPUs or more, has to wait for many at once: r = (6 min)^0.6 × (run time × GPUs)^0.4, a third to a seventh of the r of others. Once it has waited five
+  times that, its tenant's share no longer delays it. Strict order of arrival favours such gangs, and response ratios alone would disadvantage them (decision 59).
+- Ties: by submission.
 """
 
 from collections import Counter
@@ -27,11 +27,11 @@ from penstock.policies.job_rows import Changes, Entry, JobRows, goes_on
 from penstock.policies.ordered import gpus_of
 from penstock.policies.service import remaining_s
 
-UNKNOWN_RUN_S = 3_600.0  # of a job whose run time nobody can estimate
+UNKNOWN_RUN_S = 3_600.0  # assumed for a job without an estimated run time
 HOUR_S = 3_600.0
-LARGE_GPUS = 8  # of a large gang, at least: few nodes have more
+LARGE_GPUS = 8  # minimum of a large gang: few nodes have more
 LARGE_S, LARGE_EXPONENT = 360.0, 0.4  # of a large gang's r; see above
-PATIENCE = 6.0  # response ratio from which on nodes are kept for a job, and a large gang waits for no share
+PATIENCE = 6.0  # response ratio from which nodes are reserved for a job, and shares do not delay a large gang
 WIDE_PART, MAX_WIDE = 0.25, 4.0  # see `patience`
 Row = tuple[str, int, tuple[object, ...], int]
 """(owner, priority, demand, run time × GPUs as a power of two in s)."""
@@ -45,9 +45,9 @@ class FairResponse:
         self._held = Holdings()
 
     def order(self, state: CellState) -> Iterator[str]:
-        """O(what has changed since the last time + rows) for the first, O(log rows) for the others.
+        """O(changes since the last call + rows) for the first, O(log rows) for the others.
 
-        A row whose first job does not start is passed over.
+        A row whose first job does not start is skipped.
         """
         self._rows.update(state)
         self._held.update(state)
@@ -60,7 +60,7 @@ class FairResponse:
 
         heap: list[tuple[bool, float, int, str, Row, Iterator[Entry[Row]]]] = []
         levels = _levels(self._rows.waiting)
-        tried: Counter[str] = Counter()  # rows of the owner's present priority
+        tried: Counter[str] = Counter()  # rows of the owner's current priority
 
         def enter(following: Iterator[Entry[Row]]) -> None:
             head = next(following, None)
@@ -103,7 +103,7 @@ class FairResponse:
         levels = {owner: [by[priority] for priority in sorted(by)] for owner, by in by_priority.items()}
         share = 1.0 / max(1, len(levels.keys() | held.keys()))
         heap: list[tuple[bool, float, int, JobState, Row]] = []
-        # Owner → rows of its present priority that are not passed over.
+        # Owner → rows of its current priority that are not skipped.
         left: dict[str, Counter[Row]] = {owner: Counter() for owner in levels}
 
         def later(job: JobState, ratio: float) -> bool:
@@ -132,11 +132,11 @@ class FairResponse:
                 held[row[0]] = plus(held.get(row[0], NOTHING), amounts(job))
                 rows[row] -= 1
             if not started or not rows[row]:
-                del rows[row]  # nobody alike starts either, or there is none
+                del rows[row]  # no other job of the row can start, or there is none
             descend(row[0])
 
     def below_share(self, state: CellState, owner: str) -> bool:
-        """Whether its jobs hold less than its share now."""
+        """Whether the owner's jobs hold less than its share now."""
         self._rows.update(state)
         self._held.update(state)
         tenants = {row[0] for row in self._rows.waiting} | self._held.by_owner.keys() | {owner}
@@ -156,7 +156,7 @@ class FairResponse:
 
 
 def _levels(rows: Mapping[Row, list[Entry[Row]]]) -> dict[str, list[list[list[Entry[Row]]]]]:
-    """Owner → its rows by priority, the highest last."""
+    """Owner → the owner's rows by priority, the highest last."""
     found: dict[str, dict[int, list[list[Entry[Row]]]]] = {}
     for row, entries in rows.items():
         found.setdefault(row[0], {}).setdefault(row[1], []).append(entries)
@@ -202,7 +202,7 @@ def _row(state: CellState, job: JobState) -> tuple[Row, float]:
     power = int(seconds * max(1, gpus_of(job))).bit_length()
     key: tuple[object, ...] = job.demand.key
     if job.spec.min_workers is not None and job.spec.timed:
-        key = (*key, job.job_id)  # it waits for a shape of its own
+        key = (*key, job.job_id)  # it waits for its own shape
     return (job.spec.owner, job.spec.priority, key, power), job.order
 
 
@@ -213,9 +213,9 @@ def response_ratio(state: CellState, job: JobState) -> float:
 
 
 def patience(state: CellState, job: JobState) -> float:
-    """Response ratio from which on nodes are kept for it: PATIENCE, and up to four times that for a gang of more than a quarter of the cell's GPUs.
+    """Response ratio from which nodes are reserved for the job: PATIENCE, and up to four times that for a gang of more than a quarter of the cell's GPUs.
 
-    So much idles while it is waited for: on 4 nodes of 4 GPUs the mean completion time of `poisson/12-per-hour`, whose gangs of eight want half of the cell, is else 1.7 times Liquid's.
+    Its reservation idles many GPUs: on 4 nodes of 4 GPUs the mean completion time of `poisson/12-per-hour`, whose gangs of eight need half of the cell, is 1.7 times Liquid's without this factor.
     """
     part = gpus_of(job) * WHOLE_GPU / max(1, capacity(state)[0])
     return PATIENCE * min(MAX_WIDE, max(1.0, part / WIDE_PART) ** 2)
@@ -235,5 +235,5 @@ def response_r_s(service_s: float, large: bool) -> float:
 
 
 def _overdue(job: JobState, ratio: float) -> bool:
-    """Whether it is a large gang that has waited so long that its tenant's share counts no more."""
+    """Whether the job is a large gang that has waited so long that its tenant's share no longer delays it."""
     return ratio >= PATIENCE and gpus_of(job) >= LARGE_GPUS

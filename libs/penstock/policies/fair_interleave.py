@@ -1,14 +1,14 @@
-"""Regroup stage of profile `penstock`: interleaving in a saturated cell, between tenants by their shares.
+"""Regroup stage of profile `penstock`: interleaving of jobs on shared GPUs in a saturated cell, with fair shares between tenants.
 
-As `penstock.policies.interleave`, with a list of its own, since that search looks for the smallest mean completion time in the order of the list:
+As `penstock.policies.interleave`, but with another order of jobs, since that search minimises the mean completion time in the order of its list:
 
-- No job is regrouped while there are GPUs for all that wait: jobs start where the other stages place them.
-- A tenant's first jobs, up to its share of the GPUs (1 / tenants), come before all that is beyond any tenant's share. A large gang that has waited too long
-  (`penstock.policies.fair`) waits for no share.
-- Within both parts: expected service (GPU seconds) over the root of the response ratio, so that who waits comes earlier and no job waits for ever. A tenant's jobs of a higher
-  priority take the places of its others.
-- Only jobs that save are stopped (`checkpoint` of the job's specification). Others may get company on their GPUs.
-- Jobs with a deadline or a service class are not regrouped, nor are jobs with parts of GPUs: they start in the profile's order, on GPUs for which the plan leaves room when they
+- No job is regrouped while there are GPUs for all waiting jobs: jobs start where the other stages place them.
+- A tenant's first jobs, up to its share of the GPUs (1 / tenants), come before all jobs beyond their tenant's share. A large gang that has waited too long
+  (`penstock.policies.fair`) is not delayed by shares.
+- Within both parts: by expected service (GPU seconds) over the square root of the response ratio, so that waiting jobs move forward and no job waits for ever. A tenant's jobs of a higher
+  priority take the positions of its others.
+- Only jobs that save checkpoints are stopped (`checkpoint` of the job's specification). Others may have to share their GPUs.
+- Jobs with a deadline or a service class are not regrouped, nor are jobs with parts of GPUs: they start in the profile's order, on GPUs that the plan leaves free when they
   come first.
 """
 
@@ -34,10 +34,10 @@ from penstock.policies.ordered import gpus_of
 from penstock.policies.regroup import Answer, Candidate, GroupPlan, Question, Scope
 from penstock.policies.service import attained_s, remaining_s
 
-STAYS = 4.0  # times less service has who takes the place of a job that can share with no other, since its stages are not known
-MAX_OTHERS = 64  # jobs that wait and are not regrouped, for which room is left in one plan
+STAYS = 4.0  # a job takes the GPUs of one without known stages, which cannot share, only with so many times less service
+MAX_OTHERS = 64  # waiting jobs that are not regrouped, for which one plan leaves GPUs free
 OTHERS: tuple[()] = ()
-"""The one row of those jobs."""
+"""Key of the only row of such jobs."""
 FairRow = tuple[Shape, str]
 """(shape, owner)."""
 
@@ -49,7 +49,7 @@ SCOPE = Scope(
 
 
 class FairCandidates(Candidates):
-    """Of each tenant equally many of those who wait."""
+    """Takes the same number of waiting jobs of each tenant."""
 
     def _row(self, state: CellState, job: JobState) -> tuple[Any, Any]:
         shape, key = super()._row(state, job)
@@ -68,7 +68,7 @@ class FairCandidates(Candidates):
 
 
 class _Claim(NamedTuple):
-    """A job's place before shares. `candidate`: None: it is not regrouped; `overdue`: a large gang that has waited so long that it waits for no share."""
+    """A job's position before shares. `candidate`: None: it is not regrouped; `overdue`: a large gang that has waited so long that shares do not delay it."""
 
     fixed: bool
     aged: float
@@ -90,7 +90,7 @@ class FairInterleave(Interleave):
         self._others: JobRows[tuple[()]] = JobRows(_other)
 
     def question(self, state: CellState) -> Question | None:
-        """None also while the cell has room for all that wait, and no jobs share GPUs; but for a single job for which a window is open: it starts at once."""
+        """None also while the cell has room for all waiting jobs, and no jobs share GPUs, except for a single job for which a window is open: it starts at once."""
         found = super().question(state)
         if found is None:
             return None
@@ -104,11 +104,11 @@ class FairInterleave(Interleave):
         return replace(found, jobs=tuple(listed), node_gpus=_less(found.node_gpus, room))
 
     def keys(self, candidates: Sequence[Candidate]) -> Sequence[float]:
-        """Their places: shares and waiting times are in the list."""
+        """Their positions: the list is already ordered by shares and waiting times."""
         return range(len(candidates))
 
     def _shared_out(self, state: CellState, found: Question, gpus: int) -> tuple[list[Candidate], int]:
-        """The list in its order, and how many GPUs are left to jobs that are not regrouped."""
+        """The ordered list, and the number of GPUs left to jobs that are not regrouped."""
         claims = [self._claim(state, state.jobs[one.job_id], one.gpus, one) for one in found.jobs]
         self._others.update(state)
         for _, _, job_id, _ in self._others.waiting.get(OTHERS, ())[:MAX_OTHERS]:
@@ -156,13 +156,13 @@ class FairInterleave(Interleave):
 
 
 def _ratio(waited_s: float, service: float, large: bool) -> float:
-    """(waited + r) / r, ≥ 1, by the GPU seconds that the job needs; time in which it ran is no waiting."""
+    """(waited + r) / r, ≥ 1, by the GPU seconds that the job needs; time in which it ran does not count as waiting."""
     r_s = response_r_s(service, large)
     return (waited_s + r_s) / r_s
 
 
 def _plan(state: CellState, answer: Answer) -> GroupPlan:
-    """Groups, and who gets GPUs of jobs that stop for it. Who needs neither starts where the place stage finds the best nodes, not by first fit."""
+    """Units for groups and for jobs that need nodes of stopped jobs. Other jobs are left to the place stage, which finds better nodes than first fit."""
     found = group_plan(state, answer, SCOPE)
     stopped = {task.place.node_id for job_id in found.stops for task in state.jobs[job_id].tasks.values()}
     units = [
@@ -176,7 +176,7 @@ def _plan(state: CellState, answer: Answer) -> GroupPlan:
 
 
 def _other(state: CellState, job: JobState) -> tuple[tuple[()], float] | None:
-    """Its place among those that wait for GPUs and are not regrouped, oldest first; None: it is not one of them."""
+    """Sort key of a waiting job with GPUs that is not regrouped, oldest first; None for all other jobs."""
     worker = job.demand.worker
     if worker.gpus and (job.spec.timed or worker.gpu_share_milli != WHOLE_GPU):
         return OTHERS, float(job.order)
@@ -184,13 +184,13 @@ def _other(state: CellState, job: JobState) -> tuple[tuple[()], float] | None:
 
 
 def _whole_gpus(job: JobState) -> int:
-    """As many as it takes at least."""
+    """The job's GPUs, parts added up, rounded up."""
     worker = job.demand.worker
     return ceil(job.workers * worker.gpus * worker.gpu_share_milli / WHOLE_GPU)
 
 
 def _by_priority(claims: Sequence[_Claim]) -> list[_Claim]:
-    """The same places for each tenant, but its jobs of higher priority in the earlier ones. Who may not be stopped stays where it is."""
+    """The same positions for each tenant, but its jobs of higher priority in the earlier ones. A job that may not be stopped keeps its position."""
     places: dict[str, list[int]] = {}
     for number, claim in enumerate(claims):
         if not claim.fixed:
@@ -204,7 +204,7 @@ def _by_priority(claims: Sequence[_Claim]) -> list[_Claim]:
 
 
 def _less(node_gpus: Sequence[int], room: int) -> tuple[int, ...]:
-    """Taken from the nodes with the most; of equal ones from the first."""
+    """The nodes' GPUs less `room`, taken from the nodes with the most GPUs; among equal nodes from the first."""
     found = list(node_gpus)
     for node in sorted(range(len(found)), key=lambda node: -found[node]) if room else ():
         taken = min(room, found[node])

@@ -1,4 +1,4 @@
-"""`fgd`: fragmentation gradient descent. The node that the task leaves most useful for typical tasks.
+"""`fgd`: fragmentation gradient descent (FGD): chooses the node that stays most useful for typical tasks.
 
 Source: Weng et al., USENIX ATC '23 (FGD), with the scores of its published scheduler.
 
@@ -7,7 +7,7 @@ node's free GPU shares (thousandths), f_m is
   G, if m cannot run there: it asks no GPU, or its model is not allowed, or too few cores are free, or fewer GPUs
   than it asks have its share free;
   else the sum of the free shares that are smaller than its share.
-Memory plays no part. Score = 100/(1 + exp(−(F_before − F_after)/1000)), cut to a whole number. For a part of
+Memory is ignored. Score = 100/(1 + exp(−(F_before − F_after)/1000)), truncated to a whole number. For a part of
 a GPU each GPU that fits is tried; the first one with the largest whole number is taken and gives the node's score.
 
 Typical tasks: groups of equal (cores, share, GPUs, models) by count, largest first (ties: the larger group
@@ -15,8 +15,8 @@ first), until they hold 95 % of all; w_m = count over the count of those taken. 
 settings (`typical_tasks`), else from the `RECENT_JOBS` youngest jobs in the cell, waiting or running.
 
 Departure: none in the rules. F is computed in whole numbers, as Σ count_m · f_m, and the logistic is inverted: the
-score is the number of k = 1 … 99 with F_before − F_after ≥ 1000 · ln(k/(100 − k)). So no rounding can move a
-score, wherever it is computed; in floating point a task that changes nothing scores now 49, now 50.
+score is the number of k = 1 … 99 with F_before − F_after ≥ 1000 · ln(k/(100 − k)). So rounding cannot change a
+score on any machine; in floating point a task without effect on F scores sometimes 49, sometimes 50.
 """
 
 from collections import Counter
@@ -36,7 +36,7 @@ from penstock.policies.scored import Judged
 
 TYPICAL_PERCENT = 95
 RECENT_JOBS = 1_024
-"""So many of the cell's youngest jobs are the sample of typical tasks where the settings name none."""
+"""Number of the cell's youngest jobs that are the sample of typical tasks where the settings name none."""
 MAX_SCORE = 100
 
 Group = tuple[int, int, int, tuple[str, ...]]
@@ -44,7 +44,7 @@ Group = tuple[int, int, int, tuple[str, ...]]
 
 
 def typical_tasks(tasks: Iterable[tuple[ResourceVector, tuple[str, ...]]]) -> tuple[TypicalTask, ...]:
-    """The groups that hold 95 % of these (need, allowed models), most frequent first."""
+    """The groups that contain 95 % of these (need, allowed models), most frequent first."""
     counts: Counter[Group] = Counter()
     for need, models in tasks:
         counts[need.cores, need.gpu_share_milli if need.gpus else 0, need.gpus, tuple(sorted(models))] += 1
@@ -65,7 +65,7 @@ def typical_tasks(tasks: Iterable[tuple[ResourceVector, tuple[str, ...]]]) -> tu
 
 
 def recent_tasks(state: CellState) -> tuple[TypicalTask, ...]:
-    """What is typical for the cell's youngest jobs; a gang counts once per worker."""
+    """The typical tasks of the cell's youngest jobs; a gang counts once per worker."""
     return typical_tasks(
         (job.estimate.worker, job.spec.gpu_models)
         for job in islice(reversed(state.jobs.values()), RECENT_JOBS)
@@ -75,7 +75,7 @@ def recent_tasks(state: CellState) -> tuple[TypicalTask, ...]:
 
 
 class _Typical(NamedTuple):
-    """The typical tasks that ask GPUs, as arrays of shape (kinds)."""
+    """The typical tasks with GPUs, as arrays of shape (kinds)."""
 
     cores: Ints
     gpus: Ints
@@ -83,11 +83,11 @@ class _Typical(NamedTuple):
     """Position of the task's share in `shares`."""
     counts: Ints
     shares: Ints
-    """Distinct shares, rising."""
+    """Distinct shares, ascending."""
     without_gpus: int
-    """Count of those that ask none."""
+    """Count of typical tasks without GPUs."""
     thresholds: npt.NDArray[np.float64]
-    """Shape (99): what F_before − F_after must reach for a score of k = 1 … 99, times the count of all."""
+    """Shape (99): minimum of F_before − F_after for a score of k = 1 … 99, times the count of all."""
 
 
 def _typical(tasks: tuple[TypicalTask, ...]) -> _Typical:

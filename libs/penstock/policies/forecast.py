@@ -1,11 +1,11 @@
-"""Expected start of a waiting job, by list scheduling: running jobs end as estimated, and those that wait have their turn in the profile's order.
+"""Expected start time of a waiting job, by list scheduling: running jobs end as estimated, and waiting jobs start in the profile's order.
 
-The order is the profile's own at each moment of the forecast (`penstock.policies.turns`); for profiles that stop jobs it is that of now, and those that
-run and come later give way. Nodes that are kept now are used by others as far as they end in time, until the job they are kept for starts.
+The order is the profile's own at each time of the forecast (`penstock.policies.turns`); for profiles that stop jobs it is the current order, and running jobs
+that come later in it are preempted. Nodes that are reserved now are used by other jobs if these end in time, until the job with the reservation starts.
 
-Pure, and read only. A moldable job that waits has its fewest workers, where the profile's shape stage lets it wait for more those, and the one that is
-asked about those that the caller gives it. A node counts with its GPUs (as shares), cores, host memory and bandwidth. Left out: memory of shared GPUs, network
-scores (every gang goes by first fit), nodes that are kept later, and what a stop costs. So it is an estimate, and `Start.assumes` stands beside it.
+Pure, and read only. A waiting moldable job has its fewest workers, or more where the profile's shape stage lets it wait for them; the job that is
+asked about has the workers that the caller gives it. A node counts with its GPUs (as shares), cores, host memory and bandwidth. Not modelled: memory of shared GPUs, network
+scores (every gang is placed by first fit), later reservations, and the cost of stops. So it is an estimate, with its assumptions in `Start.assumes`.
 """
 
 import heapq
@@ -30,13 +30,11 @@ from penstock.policies.service import remaining_s
 from penstock.policies.trial import held_places
 from penstock.policies.turns import Line, by_arrival, line_of
 
-MAX_AHEAD = 256  # jobs in the queue that are looked at, by their place; a later one has no expected start
-MAX_VISITS = 20_000  # nodes looked at: about 5 µs each
-VISITS_PER_TURN = 1 / 8  # what it costs to find whose turn it is
+MAX_AHEAD = 256  # positions of the queue that are examined; a later job has no expected start
+MAX_VISITS = 20_000  # nodes examined: about 5 µs each
+VISITS_PER_TURN = 1 / 8  # cost of finding the next job in order
 MAX_NAMED = 5  # holders
-MAX_ALONE = (
-    32  # forecasts under a profile that stops jobs, where each job that is asked about has one of its own
-)
+MAX_ALONE = 32  # forecasts under a profile that stops jobs, where each job needs a separate one
 ENDS = "jobs that run end as estimated (overdue ones now), no new job comes in between, "
 BY_ARRIVAL = f"{ENDS}and those that wait start in order of arrival, with those that fit passing as far as the profile lets them"
 OWN_ORDER = f"{ENDS}those that wait start in the order of the profile as it will be then, and only nodes that are kept now are kept"
@@ -44,7 +42,7 @@ PREEMPTING = f"{ENDS}the order of the profile stays as it is now, and jobs that 
 
 
 class Holder(NamedTuple):
-    """A job that holds what another one waits for. `ends_ms`: expected; None: not known."""
+    """A job that holds resources for which another one waits. `ends_ms`: expected; None: not known."""
 
     job_id: str
     owner: str
@@ -53,7 +51,7 @@ class Holder(NamedTuple):
 
 
 class Start(NamedTuple):
-    """`starts_ms`: expected, in the ledger's ms; None: not known, and `unknown` names the cause. `holders`: on nodes that suit the job, first ends first."""
+    """`starts_ms`: expected, in the ledger's ms; None: not known, and `unknown` names the cause. `holders`: on nodes that suit the job, earliest end first."""
 
     starts_ms: int | None
     unknown: str
@@ -62,7 +60,7 @@ class Start(NamedTuple):
 
 
 class Room:
-    """What is free of one node in the forecast."""
+    """Free resources of one node in the forecast."""
 
     __slots__ = ("bandwidth", "cores", "memory", "milli")
 
@@ -76,7 +74,7 @@ class Room:
         self.bandwidth = node.free_bandwidth_mbps
 
     def take(self, need: ResourceVector) -> list[int] | None:
-        """Slots for one task, whose needs are taken; None where it does not fit."""
+        """Takes the resources of one task and returns its slots; None where it does not fit."""
         share = need.gpu_share_milli
         slots = [slot for slot, milli in self.milli.items() if milli >= share][: need.gpus]
         short = self.cores < need.cores or self.memory < need.host_memory_mib
@@ -86,7 +84,7 @@ class Room:
         return slots
 
     def fits(self, need: ResourceVector) -> int:
-        """How many such tasks it could take."""
+        """How many such tasks fit."""
         found = MAX_GANG_TASKS
         if need.gpus:
             found = sum(milli // need.gpu_share_milli for milli in self.milli.values()) // need.gpus
@@ -103,7 +101,7 @@ class Room:
         self._add(slots, need.gpu_share_milli, need.cores, need.host_memory_mib, need.bandwidth_mbps)
 
     def free(self, place: TaskPlacement) -> None:
-        """A task that is placed there in truth has ended."""
+        """Frees the resources of a real task on the node, which has ended."""
         slots = [slot for slot in place.gpus if slot in self.milli]
         self._add(slots, place.gpu_share_milli, len(place.cores), place.host_memory_mib, place.bandwidth_mbps)
 
@@ -116,17 +114,17 @@ class Room:
 
 
 Taken = list[tuple[str, list[int], ResourceVector]]
-"""(node, slots, needs) per task."""
+"""(node, slots, demand) per task."""
 
 
 class TooFar(Exception):
-    """More than MAX_VISITS nodes were looked at."""
+    """More than MAX_VISITS nodes were examined."""
 
 
 def expected_start(state: CellState, job: JobState, ends_ms: Mapping[str, int], now_ms: int) -> Start | None:
-    """When this job of the queue starts. `ends_ms`: expected end per job that holds resources, where it is known.
+    """Expected start of a job of the queue. `ends_ms`: expected end per job that holds resources, where it is known.
 
-    None: it is not in the queue. Looks at MAX_VISITS nodes at most, about 0.1 s, once the queue is in order.
+    None: it is not in the queue. Examines at most MAX_VISITS nodes, about 0.1 s, once the queue is in order.
     """
     if job.order not in state.queue:
         return None
@@ -146,9 +144,9 @@ def expected_start(state: CellState, job: JobState, ends_ms: Mapping[str, int], 
 def expected_starts(
     state: CellState, jobs: Sequence[JobState], ends_ms: Mapping[str, int], now_ms: int
 ) -> Mapping[str, int]:
-    """Job → when it starts, of those in the queue of which that is known. As `expected_start`, and for all of them about as dear as for the last one.
+    """Job → expected start, for the jobs in the queue where it is known. As `expected_start`; for all jobs together it costs about as much as for the last one.
 
-    Under a profile that stops jobs each has a forecast of its own, and only the first MAX_ALONE are looked at.
+    Under a profile that stops jobs each job has a separate forecast, and only the first MAX_ALONE are computed.
     """
     asked = [job for job in jobs if job.order in state.queue]
     line = line_of(state, now_ms)
@@ -164,14 +162,14 @@ def expected_starts(
 
 @dataclass(slots=True)
 class _Fits:
-    """`read`: how many of the changes count already."""
+    """`read`: how many of the changes are included."""
 
     nodes: dict[str, int]
     read: int
 
 
 class _Forecast:
-    """The cell from now on, as far as it is estimated. Raises `TooFar`."""
+    """Simulation of the cell from now on, by estimates. Raises `TooFar`."""
 
     def __init__(
         self,
@@ -181,7 +179,7 @@ class _Forecast:
         ends_ms: Mapping[str, int],
         now_ms: int,
     ) -> None:
-        """`asked`: at least one; under a profile that stops jobs just one, since those that come later give way."""
+        """`asked`: at least one job; under a profile that stops jobs exactly one, since jobs later in the order are preempted."""
         self._state = state
         self._asked = {job.job_id for job in asked}
         self._found: dict[str, int] = {}
@@ -194,7 +192,7 @@ class _Forecast:
         self._rooms = {node_id: Room(node) for node_id, node in state.nodes.items() if node.placeable}
         self._ordinals = {node_id: number for number, node_id in enumerate(self._rooms)}
         self._changed: list[str] = []
-        """Nodes, one after the other, whose free resources have changed since the forecast began."""
+        """Nodes whose free resources have changed since the forecast began, in the order of the changes."""
         self._fits: dict[tuple[object, ...], _Fits] = {}
         self._begun: dict[str, Taken] = {}
         self._overtaken: dict[str, int] = {}
@@ -210,14 +208,14 @@ class _Forecast:
         heapq.heapify(self._ends)
 
     def starts(self) -> Mapping[str, int]:
-        """Job that is asked about → ms; those of which it is not known are left out."""
+        """Asked job → start in ms; jobs without a known start are left out."""
         while not self._all_start() and self._ends:
             self._now_ms, _, ended = heapq.heappop(self._ends)
             self._release(ended)
         return self._found
 
     def _all_start(self) -> bool:
-        """Each job that waits and fits starts, in turn; whether all that are asked about have started."""
+        """Starts each waiting job that fits, in order; returns whether all asked jobs have started."""
         hopeless: set[tuple[object, ...]] = set()
         passed = 0
         turns = self._turns()
@@ -249,7 +247,7 @@ class _Forecast:
         return by_arrival(waiting, self._overtaken, self._settings.max_overtakes)
 
     def _barred(self, job: JobState) -> frozenset[str]:
-        """Nodes that are kept for others which still wait, unless it ends in time."""
+        """Nodes reserved for other jobs that still wait, unless this job ends in time."""
         ends_ms = self._now_ms + remaining_s(self._state, job) * 1_000
         return frozenset(
             node_id
@@ -270,7 +268,7 @@ class _Forecast:
             heapq.heappush(self._ends, (self._now_ms + round(run_s * 1_000), job.order, job.job_id))
 
     def _take(self, demand: Demand, barred: frozenset[str]) -> Taken | None:
-        """The whole gang, by first fit on other nodes; nothing is taken where it does not fit."""
+        """Places the whole gang by first fit on nodes that are not barred; takes nothing where it does not fit."""
         if self._visits > MAX_VISITS:
             raise TooFar
         roles = [(demand.worker, demand.workers)]
@@ -300,7 +298,7 @@ class _Forecast:
             self._rooms[name].give_back(slots, need)
 
     def _fitting(self, need: ResourceVector, gpu_models: tuple[str, ...]) -> Mapping[str, int]:
-        """Node → how many such tasks it could take, where at least one. Only nodes that have changed are looked at again."""
+        """Node → how many such tasks fit, if at least one. Only nodes that have changed are examined again."""
         key = (*vector_key(need), *gpu_models)
         known = self._fits.get(key)
         if known is None:
@@ -336,9 +334,9 @@ class _Forecast:
 
 
 def _looked_at(state: CellState, asked: Sequence[JobState], line: Line) -> dict[str, JobState]:
-    """The first MAX_AHEAD that wait, in order; under a profile that stops jobs, up to the one that is asked about, since who comes later is not in its way.
+    """The first MAX_AHEAD waiting jobs, in order; under a profile that stops jobs only up to the asked job, since later ones cannot delay it.
 
-    Raises `TooFar` where none that is asked about is among them.
+    Raises `TooFar` where none of the asked jobs is among them.
     """
     ids = state.queue.values() if line.places is None else line.places
     wanted = {job.job_id: job for job in asked}
@@ -353,7 +351,7 @@ def _looked_at(state: CellState, asked: Sequence[JobState], line: Line) -> dict[
 
 
 def suits_node(node: NodeState, need: ResourceVector, gpu_models: tuple[str, ...]) -> bool:
-    """Whether the node, empty, could hold such a task."""
+    """Whether the empty node could hold such a task."""
     model = node.spec.gpus[0].model if node.spec.gpus else ""
     if need.gpus and (gpu_models and model not in gpu_models):
         return False
@@ -361,7 +359,7 @@ def suits_node(node: NodeState, need: ResourceVector, gpu_models: tuple[str, ...
 
 
 def _holders(state: CellState, job: JobState, ends_ms: Mapping[str, int]) -> tuple[Holder, ...]:
-    """Who holds something on nodes that suit a worker of this job; first those that end first."""
+    """Jobs that hold resources on nodes that suit a worker of this job, earliest end first."""
     need, models = job.demand.worker, job.demand.gpu_models
     suitable = {
         name for name, node in state.nodes.items() if node.placeable and suits_node(node, need, models)

@@ -1,7 +1,7 @@
-"""Numbers of free GPUs per kind of node, for plans that choose who runs before anybody is given a node.
+"""Counts of free GPUs per kind of node, for plans that select the jobs that run before they assign nodes.
 
-What is being stopped counts as free. Such a count says nothing of how free GPUs are spread, nor of cores and memory: a plan
-made with it is tried on the nodes before anybody is stopped (`penstock.policies.trial`).
+GPUs of jobs that are being stopped count as free. Such a count ignores how free GPUs are spread over nodes, and cores and memory: a plan
+made with it is tried on the nodes before any job is stopped (`penstock.policies.trial`).
 """
 
 from typing import NamedTuple
@@ -15,32 +15,32 @@ from penstock.model.types import WHOLE_GPU
 from penstock.policies.trial import living_places
 
 QUEUES_AGAIN = frozenset({"preempted", "migrated", "drained"})
-"""Reasons of stops after which the job waits at its old place."""
+"""Reasons of stops after which the job waits at its old position."""
 
 
 def will_queue_again(job: JobState) -> bool:
-    """Of a job that is being stopped; one with a reserved target starts there and queues for nothing."""
+    """Whether a job that is being stopped will wait in the queue; a job with a reserved target starts there without queueing."""
     return job.stop_reason in QUEUES_AGAIN and job.held is None and not job.target
 
 
-MAX_NEEDS = 1 << 12  # demands whose needs are kept
+MAX_NEEDS = 1 << 12  # cached demands
 
 
 class Need(NamedTuple):
-    """What a demand asks of free GPUs."""
+    """GPU requirement of a demand."""
 
     milli: int
     """Thousandths of GPUs of all workers."""
     suited: tuple[int, ...]
-    """Kinds of nodes that may have them."""
+    """Kinds of nodes that suit the demand."""
     part: bool
-    """Whether each takes a part of a GPU."""
+    """Whether each worker takes a part of a GPU."""
     alike: tuple[object, ...]
-    """Equal for needs that differ in `milli` alone."""
+    """Equal for needs that differ only in `milli`."""
 
 
 class GpuKinds:
-    """Kinds of nodes where something may be placed, by their GPUs, and what demands need of them."""
+    """Kinds of placeable nodes, by their GPUs, and the requirements of demands in these terms."""
 
     def __init__(self, state: CellState) -> None:
         index = state.index
@@ -54,15 +54,15 @@ class GpuKinds:
         by_first_node = sorted(kinds.items(), key=lambda kind: kind[1] & -kind[1])
         self._kinds = [kind for kind, _ in by_first_node]
         self.nodes = [nodes for _, nodes in by_first_node]
-        """Kind → its nodes. In an order that follows from the nodes: that of the index differs after a snapshot."""
+        """Kind → its nodes. Ordered by the nodes, since the index's own order differs after a snapshot."""
         self._needs: dict[DemandKey, Need] = {}
 
     def current(self, state: CellState) -> bool:
-        """Whether the nodes are those that this was made from."""
+        """Whether the nodes are still those from which this was built."""
         return state is self.state and self._made_for == (state.index.placeable, state.capacity_version)
 
     def need(self, key: DemandKey, job: JobState) -> Need:
-        """Of a job of this demand."""
+        """Requirement of a job of this demand."""
         found = self._needs.get(key)
         if found is None:
             if len(self._needs) == MAX_NEEDS:
@@ -81,7 +81,7 @@ class GpuKinds:
 
 
 class FreeGpus:
-    """Thousandths of GPUs on nodes where something may be placed."""
+    """Free thousandths of GPUs on placeable nodes."""
 
     def __init__(self, kinds: GpuKinds) -> None:
         state, index = kinds.state, kinds.state.index
@@ -93,13 +93,13 @@ class FreeGpus:
                 for number, those in enumerate(self._kinds):
                     self._free[number] += (total - used) * WHOLE_GPU * (nodes & those).bit_count()
         self._rests = sum(share.milli * nodes.bit_count() for share, nodes in index.shared.items())
-        """Of GPUs that are partly given; only for parts."""
+        """Free parts of partly allocated GPUs; only for jobs that take parts."""
         self._holds: dict[int, list[tuple[int, int]]] = {}
         for job in state.stopping.values():
             self.give_back(job)
 
     def take(self, need: Need) -> bool:
-        """For a job that has no GPUs; False where too few are left. A job without GPUs takes none."""
+        """Takes GPUs for a job that holds none; False where too few are free. A job without GPUs takes none."""
         wanted, suited, part, _ = need
         if not wanted:
             return True
@@ -122,20 +122,20 @@ class FreeGpus:
         return True
 
     def lack(self, need: Need) -> int:
-        """How much is lacking where `take` has refused."""
+        """Missing thousandths after `take` has returned False."""
         return need.milli - sum(self._free[kind] for kind in need.suited)
 
     def brings(self, holder: JobState, need: Need) -> int:
-        """How much the holder has that would do."""
+        """Thousandths that the holder has on suitable nodes."""
         return sum(milli for kind, milli in self._held(holder) if kind in need.suited)
 
     def give_back(self, holder: JobState) -> None:
-        """What the job holds is free."""
+        """Counts what the job holds as free."""
         for kind, milli in self._held(holder):
             self._free[kind] += milli
 
     def take_again(self, holder: JobState) -> bool:
-        """Undoes `give_back`; False where others have taken it."""
+        """Undoes `give_back`; False where other jobs have taken it."""
         held = self._held(holder)
         for number, (kind, milli) in enumerate(held):
             self._free[kind] -= milli
@@ -146,7 +146,7 @@ class FreeGpus:
         return True
 
     def _held(self, holder: JobState) -> list[tuple[int, int]]:
-        """(kind, thousandths of GPUs) of each of its tasks on nodes where something may be placed; not what is reserved for its move."""
+        """(kind, thousandths of GPUs) of each of its tasks on placeable nodes, without GPUs reserved for its move or for its successors."""
         held = self._holds.get(holder.order)
         if held is None and not frees_gpus(self._state, holder):
             held = self._holds[holder.order] = []

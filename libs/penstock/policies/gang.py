@@ -1,7 +1,7 @@
-"""A gang being placed task by task on an overlay: what it has taken counts, and the state stays untouched.
+"""Greedy gang placement, task by task on an overlay: resources that the plan takes are counted, and the state is not changed.
 
-All policies here are greedy: they decide one task after the other, never take one back, and answer all or
-nothing. They differ only in how they rank the nodes that are open to the next task (`Rank`).
+All policies here are greedy: they place one task after the other, never take one back, and place all tasks or
+none. They differ only in how they rank the nodes that are open to the next task (`Rank`).
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -20,7 +20,7 @@ EVERYWHERE = -1  # the set of all nodes
 
 
 class Gang:
-    """A plan in the making. Ordinals stand for nodes; sets are bit sets over ordinals."""
+    """A partial plan. Nodes are given by ordinals; sets are bit sets over ordinals."""
 
     __slots__ = (
         "_open_servers",
@@ -50,7 +50,7 @@ class Gang:
         index = state.index
         self.fitting = index.candidates(demand.worker, demand.gpu_models)
         self._open_workers = self.fitting & within
-        """`fitting`: where one worker fits before this plan takes anything."""
+        """`fitting`: nodes on which one worker fits before this plan takes anything."""
         self._open_servers = (
             index.candidates(demand.parameter_server, demand.gpu_models) & within & servers_within
             if demand.parameter_servers
@@ -70,7 +70,7 @@ class Gang:
         return self.demand.worker if is_worker else self.demand.parameter_server
 
     def free(self, ordinal: int) -> Free:
-        """What is free on a node, this plan's own tasks taken off."""
+        """What is free on a node, less this plan's own tasks."""
         left = self.left.get(ordinal)
         return self.state.node(ordinal).entered if left is None else left
 
@@ -93,7 +93,7 @@ class Gang:
             self._open_servers &= ~bit
 
     def may_hold_all_workers(self) -> bool:
-        """False if the free GPUs alone already rule the gang out. Costs at most one count per GPU of a node."""
+        """False if the number of free GPUs alone excludes the gang. Costs at most one count per GPU of a node."""
         need, wanted = self.demand.worker.gpus, self.demand.workers
         shares = self.demand.worker.gpu_share_milli < WHOLE_GPU
         if wanted == 1 or need == 0 or shares or self.distinct_nodes:
@@ -109,7 +109,7 @@ class Gang:
 
 
 def tasks_that_fit(state: CellState, demand: Demand) -> int:
-    """How many of its tasks first fit places now, parameter servers first or last; for equal tasks no policy places more."""
+    """How many tasks of the gang first fit places now, parameter servers first or last; for equal tasks no policy places more."""
     servers, workers = [False] * demand.parameter_servers, [True] * demand.workers
     found = _first_fit(state, demand, servers + workers)
     return (
@@ -154,12 +154,12 @@ def place_greedily(
     within: int = EVERYWHERE,
     servers_within: int = EVERYWHERE,
 ) -> Plan | None:
-    """Parameter servers first, then workers, each on the best-ranked open node; None if one finds none.
+    """Places parameter servers first, then workers, each on the best-ranked open node; None if a task finds none.
 
-    The explanation's alternatives are complete plans that differ from the winner in the task decided last:
-    for a job of one task the five best nodes. They cost nothing extra, and the margin is ≥ 0 by construction.
+    The explanation's alternatives are complete plans that differ from the chosen one in the task placed last:
+    for a job of one task the five best nodes. They need no extra computation, and the margin is ≥ 0 by construction.
 
-    `within`: set of the nodes that may be taken; `servers_within`: of those for parameter servers.
+    `within`: set of the nodes that may be used; `servers_within`: set of those for parameter servers.
     """
     demand = job.demand
     gang = Gang(state, demand, distinct_nodes=distinct_nodes, within=within, servers_within=servers_within)
@@ -178,7 +178,7 @@ def place_greedily(
 
 
 class Greedy:
-    """A policy that puts each task on the node that it ranks first; no random choice."""
+    """A policy that places each task on the node that it ranks first; no random choice."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -192,7 +192,7 @@ class Greedy:
 
 
 def _varied(gang: Gang, last_workers: list[int]) -> list[tuple[str, ...]]:
-    """Per choice for the task decided last the node ids of the whole gang, in rank order."""
+    """For each choice for the task placed last: the node ids of the whole gang, in rank order."""
     node_at = gang.state.node_at
     before = tuple(node_at[ordinal] for ordinal in gang.workers)
     after = tuple(node_at[ordinal] for ordinal in gang.servers)

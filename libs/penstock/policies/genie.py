@@ -1,11 +1,11 @@
-"""GENIE: deadlines and shapes. Source: GENIE §III, eq. 4 and 5, Alg. 1.
+"""GENIE: deadline-aware (QoS) scheduling of moldable jobs. Source: GENIE §III, eq. 4 and 5, Alg. 1.
 
-A moldable job runs on n nodes with g GPUs each; `Estimate.options` has how long an iteration takes on each ⟨n, g⟩ (eq. 1 – 3, fitted by the
-estimator). Alg. 1 is asked anew whenever a job is to start: the choice of a waiting job changes as its time runs out.
+A moldable job runs on n nodes with g GPUs each; `Estimate.options` has the iteration time on each ⟨n, g⟩ (eq. 1 – 3, fitted by the
+estimator). Alg. 1 is evaluated anew whenever jobs are to start: the choice of a waiting job changes as its deadline comes closer.
 
-Departures: a job passes others whose choice does not fit now (the source leaves open whether its queue blocks); a job in one shape only has that one choice; one
-of which no time is known comes last, whatever is expected of it. Where its range begins above one worker,
-the fewest stand for ⟨1, 1⟩ in eq. 4. Among placements of equal ratio the one with fewer GPUs, then fewer nodes.
+Departures: a job overtakes others whose choice does not fit now (the source does not state whether its queue blocks); a job with only one shape has that one choice; a job
+without a known time comes last, whatever its expected completion. Where its range begins above one worker,
+the smallest shape replaces ⟨1, 1⟩ in eq. 4. Among placements of equal ratio the one with fewer GPUs is chosen, then fewer nodes.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -25,11 +25,11 @@ from penstock.policies.gang import Gang, explanation
 from penstock.policies.together import whole_gang
 
 SERVING = ("qos", "protect")
-MIN_CACHED = 64  # jobs whose placements are not looked for again, beside those that live
+MIN_CACHED = 64  # cached jobs in addition to twice the living ones
 
 
 class Placement(NamedTuple):
-    """One s_ij of a job. `latency_ms`: l_ij, eq. 2, from its start to its end; infinite where nothing is known. `sure_ms`: the same with odds of `SURE`."""
+    """One s_ij of a job. `latency_ms`: l_ij, eq. 2, from its start to its end; infinite where it is not known. `sure_ms`: the same with probability `SURE`."""
 
     option: ShapeOption
     latency_ms: float
@@ -37,7 +37,7 @@ class Placement(NamedTuple):
 
 
 class Offers(NamedTuple):
-    """The placements of a job, which stay the same as long as its estimate and the cell's nodes do."""
+    """The placements of a job; unchanged while its estimate and the cell's nodes are."""
 
     estimate: Estimate | None
     found: Sequence[Placement]
@@ -47,15 +47,15 @@ class Offers(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """What Alg. 1 finds for a job at a time. Milliseconds, by the ledger's time."""
+    """Result of Alg. 1 for a job at one time. Milliseconds, by the ledger's time."""
 
     option: ShapeOption | None
-    """None: it has one shape only."""
+    """None: it has only one shape."""
     latency_ms: float
     due_ms: float
     """e_i; infinite where no completion is expected."""
     allowance_ms: float
-    """w_i, line 12: how long it may still wait; negative: the expected completion cannot be met. Infinite where there is none."""
+    """w_i, line 12 (slack): how long it may still wait; negative: the expected completion cannot be met. Infinite where there is none."""
 
 
 def cost(nodes: int, gpus_per_node: int, most_nodes: int, most_gpus: int, theta: float) -> float:
@@ -66,9 +66,9 @@ def cost(nodes: int, gpus_per_node: int, most_nodes: int, most_gpus: int, theta:
 class Genie:
     """A place, order and shape stage in one. Implements `Policy`, `Order` and `Shape` of `penstock.policies.base`.
 
-    `settings.choose`: `qos` is Alg. 1; `protect` differs from it in three things. A placement is in time only with
-    odds of `SURE`, where one has them. Where none has, and no other job waits, it is the one with the best odds, since GPUs are left over. And jobs that cannot be in time any more, urgent ones apart, take the placement with the
-    fewest GPU seconds and come after all others, since what they would gain is lost and what they use keeps others from being in time; the others are the source's baselines, which serve in order of arrival: `ratio` (CERPre), `performance` (PerfPre),
+    `settings.choose`: `qos` is Alg. 1; `protect` differs from it in three points. A placement counts as in time only with
+    probability `SURE`, if any placement has it. If none has, and no other job waits, the one with the highest probability is chosen, since GPUs are left over. And jobs that can no longer be in time, except urgent ones, take the placement with the
+    fewest GPU seconds and come after all others, since their deadline is lost and their GPUs could help others to be in time. The other values are the source's baselines, which serve in order of arrival: `ratio` (CERPre), `performance` (PerfPre),
     `most` (MaxOcc: what fits now), `least` (MinOcc). `elsewhere`: places jobs of one shape.
     """
 
@@ -80,10 +80,10 @@ class Genie:
         self._elsewhere = elsewhere
         self._capacity_version = -1
         self._limits = (1, 1)
-        """N̂ and Ĝ: nodes with sound GPUs, and most of these on one of them."""
+        """N̂ and Ĝ: number of nodes with sound GPUs, and the most such GPUs on one node."""
         self._offers: dict[str, Offers] = {}
         self._could_hold: dict[DemandKey, int] = {}
-        """What a node's part of a gang needs → how many of the cell's nodes hold that when they are empty."""
+        """Demand of a node's part of a gang → how many of the cell's nodes could hold it when empty."""
 
     # ------------------------------------------------------------------------------------- Algorithm 1
 
@@ -100,7 +100,7 @@ class Genie:
         return Choice(None, run_ms, due_ms, _allowance(state, due_ms, run_ms))
 
     def _see_capacity(self, state: CellState) -> None:
-        """Nodes may have come or gone since."""
+        """Clears the caches if nodes have joined, changed or left."""
         if self._capacity_version != state.capacity_version:
             self._capacity_version = state.capacity_version
             self._could_hold.clear()
@@ -108,7 +108,7 @@ class Genie:
             self._limits = max(1, sum(count > 0 for count in state.sound_gpus)), max([1, *state.sound_gpus])
 
     def offers(self, state: CellState, job: JobState) -> Offers:
-        """From the cache where its estimate is the same; that of jobs which have ended leave it once they are more than those that live."""
+        """The job's placements, cached while its estimate is the same; entries of ended jobs are removed once the cache has more than twice as many jobs as live."""
         self._see_capacity(state)
         known = self._offers.get(job.job_id)
         if known is not None and known.estimate is job.estimate:
@@ -131,7 +131,7 @@ class Genie:
         return 1.0 / (option.step_ms * price)
 
     def _offered(self, state: CellState, job: JobState) -> Sequence[ShapeOption]:
-        """M_i, line 3: of a moldable job, within its range and what the cell could ever hold, with the same number of GPUs on each node."""
+        """M_i, line 3: options of a moldable job within its range that the empty cell could hold, with the same number of GPUs on each node."""
         estimate, fewest = job.estimate, job.spec.min_workers
         if estimate is None or fewest is None:
             return ()
@@ -142,7 +142,7 @@ class Genie:
         ]
 
     def _ever_fits(self, state: CellState, job: JobState, option: ShapeOption) -> bool:
-        """Whether the cell has enough nodes for it when they are empty."""
+        """Whether the empty cell has enough nodes for it."""
         need = on_each_node(job, option)
         if need is None:
             return False
@@ -188,7 +188,7 @@ class Genie:
     def _safest(
         self, state: CellState, job: JobState, found: Sequence[Placement], due_ms: float
     ) -> Placement | None:
-        """Of those that fit now the one with the best odds; None: none fits, it is sure to be late, or others wait for what it would take."""
+        """The placement with the highest probability of those that fit now; None: none fits, it will certainly be late, or other jobs wait."""
         if any(job_id != job.job_id for job_id in islice(state.queue.values(), 2)):
             return None
         fitting = [
@@ -202,7 +202,7 @@ class Genie:
     # ------------------------------------------------------------------------------------------ stages
 
     def order(self, state: CellState) -> Iterator[str]:
-        """Line 13. O(jobs that wait × options)."""
+        """Line 13. O(waiting jobs × options)."""
         jobs = [state.jobs[job_id] for job_id in state.queue.values()]
         for job in sorted(jobs, key=lambda job: self._key(state, job)):
             yield job.job_id
@@ -217,7 +217,7 @@ class Genie:
     def ranking(
         self, state: CellState, waiting: Iterable[JobState], holding: Iterable[JobState], at_ms: int
     ) -> Turns:
-        """Who does not start is passed."""
+        """A job that does not start is skipped."""
         del holding, at_ms
         for job in sorted(waiting, key=lambda job: self._key(state, job)):  # noqa: UP028 - a list takes no `send`
             yield job
@@ -240,14 +240,14 @@ class Genie:
         return f"{late} {abs(found.allowance_ms) / 1_000:,.0f} s{shape}"
 
     def shape(self, state: CellState, job: JobState, fitting: int) -> tuple[int, str]:
-        """Its choice, whether that fits or not: it waits for it."""
+        """The workers of its choice, whether that fits now or not: the job waits for it."""
         found = self.choice(state, job)
         if found.option is None:
             return fitting, "as many as fit now; nothing is known of its iterations"
         return min(found.option.workers, fitting), self.claim(state, job)
 
     def place(self, state: CellState, job: JobState, rng: LazyRng) -> Plan | None:
-        """On exactly the nodes and GPUs of its choice; None where they are not free."""
+        """Places the job in exactly the shape of its choice; None where that is not free."""
         option = self.choice(state, job).option
         if option is None:
             return self._elsewhere.place(state, job, rng)
@@ -261,7 +261,7 @@ class Genie:
         return Plan(plan, explanation(self.name, job.job_id, Gang(state, job.demand), ranked, [plan]))
 
     def _nodes_for(self, state: CellState, job: JobState, option: ShapeOption) -> Sequence[str]:
-        """n nodes with g GPUs each for its workers, those with the fewest free first; empty: there are not so many."""
+        """n nodes with g free GPUs each for its workers, those with the fewest free GPUs first; empty: there are too few."""
         need = on_each_node(job, option)
         if need is None:
             return ()
@@ -278,7 +278,7 @@ def _allowance(state: CellState, due_ms: float, latency: float) -> float:
 
 
 def on_each_node(job: JobState, option: ShapeOption) -> ResourceVector | None:
-    """What a node must have free for its part; None where the parts are uneven, or the workers do not have a whole GPU each."""
+    """Resources for the part of the gang on one node; None where the parts are uneven, or the workers do not have a whole GPU each."""
     count, worker = option.gpus_per_node, job.demand.worker
     if option.nodes * count != option.workers or worker.gpus != 1 or worker.gpu_share_milli < WHOLE_GPU:
         return None

@@ -1,23 +1,23 @@
-"""Grouping genetic algorithm: places a burst of gangs at once; groups are nodes, and operators work on whole nodes.
+"""Grouping genetic algorithm (GGA): places a burst of gangs at once; groups are nodes, and operators work on whole nodes.
 
 Source: Liquid §5.3, eq. 7 and 8, Figs 8 and 9; grouping encoding after Falkenauer, J. Heuristics 2(1), '96.
 
     GeneticFitness(plan) = −Σ over jobs: Score(job's plan) − NumNU            (eq. 8; NumNU: nodes that the burst uses)
 
-- Population: the given plan (sequential best fit), first fit and random fit, over job orders and node orders drawn anew.
-- Selection: tournaments; the loser of another one makes way for the child, so ordinary plans stay, and the best one always.
-- Crossover (Fig. 8): a node of plan X with its containers goes into plan Y; other nodes of Y that hold one of these are cleared, and what
-  was on them is placed again. Mutation (Fig. 9): a random node is cleared, its containers go on the others.
+- Population: the given plan (sequential best fit), first fit and random fit, over random job orders and node orders.
+- Selection: tournaments; the child replaces the loser of another tournament, so average plans can survive, and the best one always does.
+- Crossover (Fig. 8): a node of plan X with its containers is inserted into plan Y; other nodes of Y that hold one of these are cleared, and their other
+  containers are placed again. Mutation (Fig. 9): a random node is cleared, its containers are placed on the others.
 
-Readings and departures:
+Interpretation and departures:
 - Used GPUs of eq. 6 count the whole burst, so a plan's fitness does not depend on the order of its jobs.
-- The paper calls a plan with an unplaced container invalid. A burst may need more than there is, so a job may be left out as a whole, at UNPLACED;
-  leaving out one that the given plan places costs UNFAIR: who would start at once is never held back for others.
-- Containers are placed again by first fit, on the plan's nodes and then on unused ones. In every other child those beside which their
-  partners are come first (`exact`: first fit alone, as in the paper).
-- A child costs what its changed nodes cost. Children are bounded by CHILD_CONTAINERS / containers, so that the time stays flat as jobs and nodes grow.
-- A population that finds nothing better for long is followed by a new one. The best plan of each is improved by exchanges of tasks between nodes
-  (`penstock.policies.exchanges`): operators on whole nodes cannot mend two nodes that both stay in use. The paper has one population and no such step (`exact`).
+- In the paper a plan with an unplaced container is invalid. A burst may need more than the cell has, so a whole job may be left out, with penalty UNPLACED;
+  the penalty for a job that the given plan places is UNFAIR: a job that would start at once is never delayed for others.
+- Containers are placed again by first fit, on the plan's nodes and then on unused ones. In about every other child nodes that hold their
+  partners come first (`exact`: only first fit, as in the paper).
+- The cost of a child is that of its changed nodes. The number of children is bounded by CHILD_CONTAINERS / containers, so that the time stays flat as jobs and nodes grow.
+- A population without a better plan for STALE_CHILDREN is replaced by a new one. The best plan of each is improved by exchanges of tasks between nodes
+  (`penstock.policies.exchanges`): operators on whole nodes cannot improve two nodes that both stay in use. The paper has one population and no such step (`exact`).
 """
 
 from typing import NamedTuple
@@ -33,15 +33,15 @@ CROSSOVER_SHARE = 0.6
 MAX_CHILDREN = 2_000
 CHILD_CONTAINERS = 300_000  # children × containers of one run
 MIN_CHILDREN = 100
-STALE_CHILDREN = 200  # without a better plan: a new population takes over
-MAX_IN_VAIN = 2  # populations in a row that found nothing better
-MAX_EXCHANGES = 10_000  # looked at, at the end of each population
-MAX_TRIED_AGAIN = 16  # jobs that are left out are tried again in each child
+STALE_CHILDREN = 200  # children without a better plan before a new population
+MAX_IN_VAIN = 2  # consecutive populations without a better plan
+MAX_EXCHANGES = 10_000  # evaluated at the end of each population
+MAX_TRIED_AGAIN = 16  # left-out jobs that are tried again in each child
 DRAWS = 4_096
 
 
 class Found(NamedTuple):
-    """The best plan; empty places wait. `fitness` and `given_fitness`: eq. 8 without what is left out."""
+    """The best plan; jobs with empty places wait. `fitness` and `given_fitness`: eq. 8 without jobs that are left out."""
 
     places: tuple[Place, ...]
     fitness: float
@@ -51,7 +51,7 @@ class Found(NamedTuple):
 
 
 class _Draws:
-    """Random numbers, drawn by blocks."""
+    """Random numbers, generated in blocks."""
 
     def __init__(self, rng: np.random.Generator) -> None:
         self._rng = rng
@@ -91,7 +91,7 @@ class _Run:
         return change.done()
 
     def populate(self) -> None:
-        """A new population: the given plan, first fit in the burst's order, then first fit and random fit in turn, in orders drawn anew."""
+        """A new population: the given plan, first fit in the burst's order, then alternately first fit and random fit, in random orders."""
         jobs, nodes = len(self.problem.first), len(self.problem.free)
         self.population, self.ranks = [self.given], [self.problem.rank(self.given)]
         for number in range(POPULATION - 1):
@@ -117,7 +117,7 @@ class _Run:
         self.best = max(range(POPULATION), key=lambda one: (self.ranks[one], -one))
 
     def settle(self) -> bool:
-        """The population's best plan, improved by exchanges, is kept if no population has had a better one; whether it is."""
+        """Improves the population's best plan by exchanges and stores it if it is the best so far; returns whether it is."""
         plan = self.population[self.best]
         if not self.exact:
             plan, _ = improved(self.problem, plan, MAX_EXCHANGES)
@@ -161,7 +161,7 @@ class _Run:
             orphans.update(change.clear(one))
         for one in inserted:
             change.put(node, one)
-            if self.problem.job_of[one] in plan.left_out:  # its other tasks come with it
+            if self.problem.job_of[one] in plan.left_out:  # its other tasks are placed, too
                 plan.left_out.discard(self.problem.job_of[one])
                 orphans.update(self.problem.first[self.problem.job_of[one]])
         return sorted(orphans.difference(inserted)), cleared - {node}
@@ -175,7 +175,7 @@ class _Run:
         return sorted(change.clear(node)), {node}
 
     def _repair(self, change: Change, orphans: list[int], avoid: set[int], *, near: bool) -> None:
-        """Fig. 8 (c): first fit on the remaining nodes, unused ones last; then who is left out is tried again."""
+        """Fig. 8 (c): first fit on the remaining nodes, unused ones last; then left-out jobs are tried again."""
         plan, problem = change.plan, self.problem
         used = [node for node, on in enumerate(plan.on) if on and node not in avoid]
         unused = [node for node, on in enumerate(plan.on) if not on and node not in avoid]
@@ -189,7 +189,7 @@ class _Run:
             change.place_job(job, nodes, near=near)
 
     def evolve(self, children: int) -> int:
-        """Returns how many were made. Populations that find nothing better for long make way for others, of which `MAX_IN_VAIN` in a row may do no better."""
+        """Makes children and returns their number. A stale population is replaced, until `MAX_IN_VAIN` consecutive ones have found no better plan."""
         stale = in_vain = 0
         for made in range(children):
             if stale >= STALE_CHILDREN and made + STALE_CHILDREN < children and not self.exact:
@@ -215,9 +215,9 @@ class _Run:
 def gga(
     problem: Problem, rng: np.random.Generator, *, exact: bool = False, max_children: int = MAX_CHILDREN
 ) -> Found:
-    """The best plan found; never worse than the given one. The same problem and generator give the same plan.
+    """The best plan found; never worse than the given one. The same problem and random generator give the same plan.
 
-    `exact`: as in the paper, for comparison, see the module's docstring. `max_children` ≥ 0 bounds the work from outside.
+    `exact`: as in the paper, for comparison, see the module's docstring. `max_children` ≥ 0: the caller's bound on the work.
     O(children · (nodes + containers)).
     """
     run = _Run(problem, rng, exact=exact)

@@ -1,8 +1,8 @@
-"""From who shall run, and with whom, to nodes and stops: the last step of regroup stages (`penstock.policies.regroup`).
+"""Placement of planned groups: assigns nodes to them and lists the jobs to stop; the last step of regroup stages (`penstock.policies.regroup`).
 
-Members that hold the same GPUs and shall go on doing so stay. Of a group that changes the largest part stays where it is (ties: whose stop costs most, then the
-oldest), and the others join it. Everybody else who runs and shall not is stopped. Groups without a part that stays get nodes by first fit on a copy of the nodes on
-which the stopped ones have ended, those with the largest workers first; where free GPUs are spread over nodes, groups of one smaller task start elsewhere.
+Members that hold the same GPUs, and shall continue to, stay. Of a group that changes the largest part stays on its GPUs (ties: the part whose stop costs most, then the
+oldest), and the others join it. All other running jobs that shall not run are stopped. Groups without a part that stays get nodes by first fit on a copy of the nodes on
+which the stopped jobs have ended, those with the largest workers first; where free GPUs are spread over nodes, groups of one smaller task restart elsewhere.
 """
 
 from collections.abc import Iterable, Sequence
@@ -26,12 +26,12 @@ from penstock.policies.validate_groups import RUNS, comes_back_to_queue
 
 
 class _Part(NamedTuple):
-    """Of a planned group those who hold the same GPUs now."""
+    """A planned group, divided by which members hold the same GPUs now."""
 
     stays: tuple[JobState, ...]
-    """Nobody: it is new."""
+    """Members that stay on these GPUs; empty: the group is new."""
     comes: tuple[JobState, ...]
-    """Who waits, or is stopped to join."""
+    """Members that wait, or are stopped to join."""
     turns: Turns | None
 
     @property
@@ -41,7 +41,7 @@ class _Part(NamedTuple):
 
 
 def group_plan(state: CellState, answer: Answer, scope: Scope = ALL_JOBS) -> GroupPlan:
-    """Nothing in any part of it: everything stays as it is. The same state and answer give the same plan."""
+    """Units, stops and ranks for an answer; all empty: nothing changes. The same state and answer give the same plan."""
     taken: set[str] = set()
     groups = [part for group in answer.groups if (part := _split(state, scope, group, taken)) is not None]
     shall_run = {job.job_id for part in groups for job in part.stays}
@@ -76,7 +76,7 @@ def group_plan(state: CellState, answer: Answer, scope: Scope = ALL_JOBS) -> Gro
 def _placed(
     state: CellState, scope: Scope, trial: Trial, groups: Sequence[_Part]
 ) -> tuple[list[tuple[_Part, Fit]], list[_Part]]:
-    """Nodes for those who do not stay, as far as they fit, and who of those that stay has to start elsewhere for it. Takes them on the trial."""
+    """Nodes for groups without a part that stays, as far as they fit, and the groups that have to restart elsewhere for them. Places them on the trial."""
     heap = [
         (-part.first.demand.worker.gpus, number, part) for number, part in enumerate(groups) if not part.stays
     ]
@@ -102,7 +102,7 @@ def _placed(
 
 
 class _Small:
-    """Groups of one task that may start elsewhere, by the node on which they are: where free GPUs are spread, they make room for larger workers."""
+    """Groups of one task that may restart elsewhere, by node: where free GPUs are spread over nodes, they make room for larger workers."""
 
     def __init__(self, state: CellState, scope: Scope, staying: Iterable[_Part]) -> None:
         self._state = state
@@ -116,7 +116,7 @@ class _Small:
             parts.sort(key=lambda part: (-part.first.demand.worker.gpus, part.first.order))
 
     def make_room(self, trial: Trial, demand: Demand) -> list[_Part]:
-        """Of the nodes where that moves the fewest GPUs (ties: the lower ordinal), until the gang fits; empty, and nothing is released, where it cannot."""
+        """Groups to move, from the nodes where that moves the fewest GPUs (ties: the lower ordinal), until the gang fits; empty, and nothing is released, where it cannot."""
         need, moved = demand.worker, list[tuple[int, _Part]]()
         if demand.parameter_servers or not regroups(demand):
             return []
@@ -145,7 +145,7 @@ class _Small:
         return [part for _, part in moved]
 
     def _clears(self, trial: Trial, node: int, need: ResourceVector) -> tuple[int, int, list[_Part]] | None:
-        """(GPUs that move, the node, which groups), the largest of those that are smaller than the task first; None: it cannot be cleared, or has been by now."""
+        """(GPUs that move, the node, the groups), of those smaller than the task the largest first; None: the node cannot be cleared, or already is."""
         free = trial.free(node).gpus
         cost, chosen = 0, list[_Part]()
         if free >= need.gpus:
@@ -164,7 +164,7 @@ class _Small:
 
 
 def _split(state: CellState, scope: Scope, group: PlannedGroup, taken: set[str]) -> _Part | None:
-    """The group as far as its members still live; None: nobody of it may run. `taken`: places, by group or by the one job there, where an earlier planned group stays."""
+    """The group with those of its members that may still run; None: none may. `taken`: places, by group or by the single job there, where an earlier planned group stays."""
     jobs = [job for job_id in group.job_ids if (job := state.jobs.get(job_id)) is not None and _may_run(job)]
     if not jobs:
         return None
@@ -199,7 +199,7 @@ def _split(state: CellState, scope: Scope, group: PlannedGroup, taken: set[str])
 
 
 def _kept_by_others(state: CellState, scope: Scope, place: str, group: PlannedGroup) -> bool:
-    """Whether somebody runs there who is not of the planned group, and may not be stopped."""
+    """Whether a job that is not in the planned group runs there and may not be stopped."""
     return any(
         other.status in RUNS and other.job_id not in group.job_ids and not _may_stop(state, scope, other)
         for other in state.groups.get(place, {}).values()
@@ -207,7 +207,7 @@ def _kept_by_others(state: CellState, scope: Scope, place: str, group: PlannedGr
 
 
 def _worth(state: CellState, scope: Scope, part: Sequence[JobState]) -> tuple[int, float, int]:
-    """Of staying where it is."""
+    """Value of leaving the part on its GPUs, as a sort key."""
     fixed = sum(not _may_stop(state, scope, job) for job in part)
     return (
         fixed,
@@ -217,7 +217,7 @@ def _worth(state: CellState, scope: Scope, part: Sequence[JobState]) -> tuple[in
 
 
 def _may_stop(state: CellState, scope: Scope, job: JobState) -> bool:
-    """Who runs and may not goes on where it is, whatever was planned for it."""
+    """Whether a running job may be stopped; else it continues on its GPUs, whatever was planned for it."""
     return scope.plans(job) and scope.stops(job) and not job.target and not awaited(state, job)
 
 
@@ -226,7 +226,7 @@ def _may_run(job: JobState) -> bool:
 
 
 def _joined(part: _Part) -> ProposedUnit | None:
-    """Who joins a part that stays; None: nobody does, and it takes turns as before."""
+    """The unit for jobs that join a part that stays; None: no job joins, and its turns are unchanged."""
     first = part.stays[0]
     if not part.comes and (part.turns is None or len(part.stays) == 1 or part.turns == first.turns):
         return None

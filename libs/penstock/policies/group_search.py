@@ -1,21 +1,21 @@
-"""Local search for groups: which jobs run, and which of them share GPUs in turns, so that the predicted mean completion time falls fastest.
+"""Local search for groups: chooses the jobs that run, and those that share GPUs in turns, so that the predicted mean completion time falls fastest.
 
-Jobs are given in order of priority. In the fluid limit a job that ends dt earlier gains dt for itself, and g/G · dt for each job behind it in the order, for g of G
-GPUs become free for them. So a job that runs at `speed` (relative to alone) is worth speed · w per second, with
+Jobs are given in order of priority. In the fluid limit a job that ends dt earlier gains dt for itself, and g/G · dt for each job behind it in the order, since g of G
+GPUs become free for them. So a job that runs at `speed` (relative to alone) has the value speed · w per second, with
 
     w_i = own_i + g_i / G · (jobs behind i), own_i = 1
 
-and the search looks for groups with the largest Σ speed · w that fit on G GPUs. Alone a job has speed 1: sharing is chosen only where it gains by this measure, and nobody
-shares while GPUs are free. What the weights are of jobs whose run time is not known: `penstock.policies.group_weights`. Source: own; Muri §4.2 maximises the efficiency γ
-whatever the order, and so loses to no grouping where few jobs complement each other.
+and the search maximises Σ speed · w over groups that fit on G GPUs. Alone a job has speed 1: sharing is chosen only where it gains by this measure, and no jobs
+share while GPUs are free. Weights of jobs whose run time is not known: `penstock.policies.group_weights`. Source: own; Muri §4.2 maximises the efficiency γ
+without regard to the order, and so is worse than no grouping where few jobs complement each other.
 
-The search starts from the groups that are there, and from nothing if asked to; what it finds from nothing is taken only if it is worth more than `STAY` more, for
-restarts cost. Steps, each only while it gains:
-1. in order: alone on free GPUs, else into the group of the same shape that gains most;
-2. a waiting job takes the place of a member; where the search goes on from present groups, only a new one;
+The search starts from the current groups, and a second time from scratch if requested; the plan from scratch is used only if its value is larger by more than `STAY`, since
+restarts have a cost. Steps, each only while it gains:
+1. in order, each job runs alone on free GPUs, else joins the group of the same shape that gains most;
+2. a waiting job replaces a member; where the search starts from current groups, only a new job;
 3. a new group of waiting jobs is admitted, for which groups are merged or dropped;
 4. members move out of groups to free GPUs.
-Of groups with members of the same kinds only the one with the least weight is looked at: weights differ little, kinds much.
+Of groups with members of the same kinds only the one with the smallest weight is examined: weights differ little, kinds much.
 """
 
 from bisect import insort
@@ -27,8 +27,8 @@ from penstock.policies.group_speeds import Kinds, Tables
 from penstock.policies.group_weights import Job, weights
 from penstock.policies.searched_group import Group, Merge, by_weight
 
-STAY = 0.03  # a plan made from nothing must be worth so much more than what goes on from the present groups
-MAX_IN_ORDER = 512  # jobs that are looked at
+STAY = 0.03  # relative gain required of a plan from scratch over one from the current groups
+MAX_IN_ORDER = 512  # jobs that are examined
 MAX_ADMITTED = 8  # groups admitted in one search
 
 
@@ -41,7 +41,7 @@ class _Bucket:
         self._memory_mib, self._most = memory_mib, most
         self.of_kinds: dict[Kinds, list[Group]] = {}
         self.alone: list[Group] = []
-        """Of jobs that share with nobody."""
+        """Groups of jobs that cannot share."""
         self._cheapest: Merge | None = None
         self._known = False
 
@@ -75,7 +75,7 @@ class _Bucket:
             del self.of_kinds[group.kinds]
 
     def join(self, new: Group) -> tuple[float, Group] | None:
-        """The group that gains most by the one that comes, if any does: (gain, group)."""
+        """The group that gains most from a new member, if any does: (gain, group)."""
         best, found = 1e-9, None
         most, memory_mib = self._most - len(new.kinds), self._memory_mib
         for kinds, groups in self.of_kinds.items():
@@ -113,7 +113,7 @@ class _Bucket:
         )
 
     def cheapest(self) -> Merge | None:
-        """The least loss at which one group's GPUs become free."""
+        """The merge or drop that frees one group's GPUs with the least loss."""
         if not self._known:
             self._cheapest, self._known = self._search(), True
         return self._cheapest
@@ -150,7 +150,7 @@ class _Bucket:
 
 
 class _Search:
-    """One search from one start."""
+    """One search from one starting point."""
 
     def __init__(
         self, jobs: Sequence[Job], behind: int, gpus: int, tables: Tables, memory_mib: int, most: int
@@ -174,7 +174,7 @@ class _Search:
         )
 
     def run(self, groups: Sequence[Sequence[int]], *, anew: bool) -> None:
-        """From these groups. `anew`: they are no earlier plan."""
+        """Searches from these groups. `anew`: they are not an earlier plan."""
         taken: set[int] = set()
         for members in groups:
             taken.update(members)
@@ -202,7 +202,7 @@ class _Search:
         return found
 
     def _start(self, members: Sequence[int]) -> None:
-        """A group that is there."""
+        """Adds a current group."""
         jobs = self._jobs
         job = jobs[members[0]]
         if len(members) == 1:
@@ -220,7 +220,7 @@ class _Search:
         self.free -= job.gpus
 
     def _in_order(self, taken: set[int]) -> None:
-        """Step 1. A job whose kind has just found no group finds none either: its weight is no larger."""
+        """Step 1. If a job finds no group, later jobs of its kind find none either: their weight is not larger."""
         hopeless: set[tuple[Hashable, int | None]] = set()
         for number, job in enumerate(self._jobs[:MAX_IN_ORDER]):
             if number in taken:
@@ -244,7 +244,7 @@ class _Search:
             self._waiting.setdefault(job.shape, {}).setdefault(job.kind, []).append(number)
 
     def _replace(self, anew: bool) -> None:
-        """Step 2: the first waiting job of each kind takes the place of the member for which that gains most."""
+        """Step 2: the first waiting job of each kind replaces the member for which that gains most."""
         for shape, of_kind in self._waiting.items():
             bucket = self.buckets[shape]
             tried = [kind for kind, numbers in of_kind.items() if anew or self._jobs[numbers[0]].new]
@@ -266,7 +266,7 @@ class _Search:
                 insort(of_kind.setdefault(self._jobs[out].kind, []), out)
 
     def _replaced(self, bucket: _Bucket, new: Group) -> tuple[Group, Group | None, int] | None:
-        """(group, what stays of it, who leaves)."""
+        """(group, its remaining part, the member that leaves)."""
         best, found = 1e-9, None
         for groups in (bucket.alone, *bucket.of_kinds.values()):
             group = next(iter(groups), None)
@@ -294,7 +294,7 @@ class _Search:
         return found
 
     def _rest(self, group: Group, index: int) -> Group | None:
-        """Without one member; None: nobody is left."""
+        """The group without one member; None: no member is left."""
         members = group.members[:index] + group.members[index + 1 :]
         if not members:
             return None
@@ -306,7 +306,7 @@ class _Search:
         return Group(members, kinds, weights, value, fixed, memory_mib)
 
     def _admit(self) -> bool:
-        """Step 3: the group of waiting jobs that gains most, if any does."""
+        """Step 3: admits the group of waiting jobs that gains most, if any does."""
         best, found = 1e-9, None
         for shape, of_kind in self._waiting.items():
             if not of_kind:
@@ -331,7 +331,7 @@ class _Search:
         return True
 
     def _moved(self, was: set[int]) -> None:
-        """Brings the waiting up to date after an admission. `was`: who had GPUs before it."""
+        """Updates the waiting jobs after an admission. `was`: jobs that had GPUs before it."""
         now = {
             number
             for bucket in self.buckets.values()
@@ -349,7 +349,7 @@ class _Search:
             insort(self._waiting.setdefault(job.shape, {}).setdefault(job.kind, []), number)
 
     def _grouped(self, bucket: _Bucket, of_kind: Mapping[int | None, Sequence[int]]) -> Group:
-        """The first in order, and those of the same shape that gain most with it."""
+        """The first waiting job in order, with the jobs of the same shape that gain most with it."""
         first = min(numbers[0] for numbers in of_kind.values())
         group = self.single(first)
         while group.kinds and len(group.members) < self._most:
@@ -371,7 +371,7 @@ class _Search:
         return group
 
     def _freed(self, gpus: int, most: float) -> tuple[float, dict[Hashable, _Bucket], int] | None:
-        """(loss, buckets that change, GPUs that are free then) of freeing so many; None: it would lose `most` or more."""
+        """Frees so many GPUs: (loss, buckets that change, GPUs that are then free); None: the loss would be `most` or more."""
         free, loss = self.free, 0.0
         changed: dict[Hashable, _Bucket] = {}
         while free < gpus:
@@ -436,10 +436,10 @@ def search(
     memory_mib: int = 0,
     max_members: int = MAX_GROUP_MEMBERS,
 ) -> list[tuple[int, ...]]:
-    """Who runs: groups of indexes into `jobs`, which are in order of priority, first first.
+    """The jobs that run, as groups of indexes into `jobs`, which are in order of priority.
 
-    `groups`: who runs now, members of one shape each, on `gpus` GPUs at most in all. `afresh`: try from nothing, too. `behind`: how many further jobs wait
-    that are not listed, all of them behind these. `memory_mib`: of a GPU; 0: it does not bind.
+    `groups`: the current groups, members of one shape each, on at most `gpus` GPUs in total. `afresh`: search from scratch, too. `behind`: number of further waiting
+    jobs that are not listed, all of them behind these. `memory_mib`: of a GPU; 0: not bounded.
     Deterministic; O(jobs · kinds of groups).
     """
     if not gpus:

@@ -1,27 +1,27 @@
-"""Speeds of jobs that share GPUs, by their kinds: cached tables for the search of groups (`penstock.policies.group_search`)."""
+"""Cached speeds of jobs that share GPUs, by their kinds, for the search of groups (`penstock.policies.group_search`)."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
 Kinds = tuple[int, ...]
-"""Of a group's members, ascending."""
+"""Kinds of a group's members, ascending."""
 Speeds = Callable[[Kinds], tuple[float, ...]]
-"""Relative speeds in a group, > 0, of each kind in that order; of one kind (1.0,). Equal kinds have equal speeds."""
+"""Relative speeds in a group, > 0, of each kind in that order; for a single kind (1.0,). Equal kinds have equal speeds."""
 ManySpeeds = Callable[[Sequence[Kinds]], Sequence[tuple[float, ...]]]
-"""Of many groups at once, as `Speeds` has them."""
+"""`Speeds` of many groups at once."""
 MAX_KNOWN = 262_144  # groups; 80 MB
-MANY = 64  # fewer are as quick one by one
+MANY = 64  # fewer are as fast one by one
 
 
 class Union(NamedTuple):
-    """Members of two groups together: what each part's speeds become, in its own order."""
+    """Two groups merged: the new speeds of each part, in its own order."""
 
     kinds: Kinds
     first: tuple[float, ...]
     second: tuple[float, ...]
     order: tuple[int, ...]
-    """Of the members of the first, then of the second, those of the union by kind."""
+    """Indexes of the members (those of the first group, then of the second), sorted by kind."""
     total: float
     """Sum of all speeds."""
 
@@ -30,7 +30,7 @@ class Tables:
     """Speeds of unions of kinds, cached. `speeds` and `many_speeds`: pure."""
 
     def __init__(self, speeds: Speeds, many_speeds: ManySpeeds | None = None) -> None:
-        """`many_speeds` None: there is no quicker way for many."""
+        """`many_speeds` None: there is no faster way for many."""
         self._speeds, self._many_speeds = speeds, many_speeds
         self._known: dict[Kinds, tuple[float, ...]] = {}
         self.union = lru_cache(maxsize=65_536)(self._union)
@@ -46,7 +46,7 @@ class Tables:
         return found
 
     def foresee(self, parts: Iterable[Kinds], others: Iterable[int | None]) -> None:
-        """It will be asked for each of these parts of groups together with each other kind."""
+        """Computes in advance the speeds of each of these parts of groups with each of the other kinds."""
         if self._many_speeds is None:
             return
         kinds = [kind for kind in others if kind is not None]
@@ -74,10 +74,10 @@ class Tables:
         )
 
     def _without(self, kinds: Kinds, index: int) -> tuple[Kinds, tuple[float, ...]]:
-        """The others, and their speeds."""
+        """The kinds without one, and their speeds."""
         rest = kinds[:index] + kinds[index + 1 :]
         return rest, self.speeds(rest)
 
     def _total_instead(self, kinds: Kinds, index: int, kind: int) -> float:
-        """Sum of all speeds with another kind in the place of one."""
+        """Sum of all speeds with one kind replaced."""
         return sum(self.speeds(tuple(sorted((*kinds[:index], *kinds[index + 1 :], kind)))))

@@ -1,14 +1,14 @@
-"""What running each job is worth to a search for groups (`penstock.policies.group_search`): w_i = own_i + g_i / G · (jobs behind i).
+"""Weights of jobs in the search for groups (`penstock.policies.group_search`), the value of running each: w_i = own_i + g_i / G · (jobs behind i).
 
-Where a job's run time is known own_i is 1, and jobs behind it are those that come later in the order.
+For a job with a known run time own_i is 1, and the jobs behind it are those that come later in the order.
 
-Of jobs whose run time is not known two things differ.
+For jobs whose run time is not known two things differ.
 
-- Jobs of the same queue by attained service are equal in all that is known of them, so none is behind another for its place alone: each counts as at the mean place of its
-  queue. Otherwise who came first is worth more than many who came later, and one large gang more than all that fit in its place.
-- own_i is √g_i · (E / e_i)^0.3 with the service e_i that its queue is expected to need and the largest such service E. By Gittins' index it would be g_i / e_i, the chance that
-  it ends soon, if jobs needed the same service whatever their GPUs; who counted g_i would stop others for each larger gang that comes, so the
-  root; and what a queue is expected to need is a guess, so the power. Source: own.
+- Nothing distinguishes jobs of the same queue by attained service, so position alone does not put one behind another: each counts as at the mean position of its
+  queue. Otherwise the job that came first would have a larger weight than many later ones, and one large gang a larger one than all jobs that fit in its place.
+- own_i is √g_i · (E / e_i)^0.3 with the expected service e_i of its queue and the largest such service E. By Gittins' index it would be g_i / e_i, the probability that
+  it ends soon, if jobs needed the same service whatever their GPUs. With g_i itself every new larger gang would stop others, hence the
+  root; and a queue's expected service is a guess, hence the power. Source: own.
 """
 
 from collections.abc import Hashable, Sequence
@@ -16,32 +16,32 @@ from math import sqrt
 from typing import NamedTuple
 
 SOON = 0.3
-"""0.2 to 0.5 give the same completion times within 1 %; restarts rise with it."""
+"""Exponent; 0.2 to 0.5 give the same completion times within 1 %; restarts rise with it."""
 
 
 class Job(NamedTuple):
-    """One that runs or could."""
+    """A job that runs or could run."""
 
     gpus: int
     """≥ 1."""
     shape: Hashable
-    """Only jobs of the same one share; the same number of GPUs in each."""
+    """Only jobs of the same shape share GPUs; equal shapes have the same number of GPUs."""
     kind: int | None
-    """As `Speeds` knows it; None: it shares with no other."""
+    """Its kind for `Speeds`; None: it cannot share."""
     fixed: bool = False
-    """It runs and may not be stopped."""
+    """Whether it runs and may not be stopped."""
     memory_mib: int = 0
     """On each of its GPUs."""
     queue: int | None = None
-    """By attained service, 0 first; None: how long it runs is known."""
+    """Its queue by attained service, from 0; None: its run time is known."""
     soon: float = 1.0
-    """By how much its end is sooner expected than in the last queue, ≥ 1, where that is not known: E / e_i."""
+    """E / e_i, ≥ 1, for a job with an unknown run time."""
     new: bool = True
-    """It came since the plan by which the groups run that are there."""
+    """Whether it arrived after the plan of the current groups."""
 
 
 def weights(jobs: Sequence[Job], behind: int, gpus: int) -> list[float]:
-    """w of each job, > 0. `jobs`: in order of priority; `behind`: how many further ones wait, all of them behind these; `gpus`: of the cell."""
+    """w of each job, > 0. `jobs`: in order of priority; `behind`: number of further waiting jobs, all of them behind these; `gpus`: of the cell."""
     behind += len(jobs) - 1
     places: dict[int, list[int]] = {}
     for number, job in enumerate(jobs):

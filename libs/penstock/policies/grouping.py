@@ -1,15 +1,15 @@
-"""Muri's multi-round grouping (Alg. 1): which jobs share GPUs in turns, by rounds of maximum-weight matching.
+"""Muri's multi-round grouping (Alg. 1): groups jobs that share GPUs in turns, by rounds of maximum-weight matching.
 
-1. Candidates: jobs in order; one that fits an otherwise empty cell (first fit) is taken, and with it the next ones of its shape, as many as a
-   group may have.
-2. Rounds, while the candidates need more GPUs than there are: of the groups of each shape (at first of one job each) a matching with the
-   largest sum of γ is found, and its pairs merge one after the other until the GPUs suffice.
+1. Candidates: jobs are taken in order by first fit on empty nodes, each with the next jobs of its shape, up to a group's
+   maximum.
+2. Rounds, while the candidates need more GPUs than the cell has: a matching with the largest sum of γ is computed over the groups of
+   each shape (at first of one job each), and its pairs merge one after the other until the GPUs suffice.
 3. Groups in order of their first member get GPUs, first fit; all others wait.
 
-Sources: Muri §4.2–4.3; what the published program does beyond that: after the rounds a group whose iteration takes longer than its members' one
-after the other is `split`; at last groups get nodes in descending order of GPUs. Departures: who may not be stopped comes first and is never
-matched with others who hold other GPUs; members' memory must fit together; jobs of unknown stages share with nobody; of equal matchings the
-one is taken whose members hold the same GPUs now.
+Sources: Muri §4.2–4.3; additional steps of the published program: after the rounds a group whose iteration takes longer than its members' one
+after the other is `split`; finally groups get nodes in descending order of GPUs. Departures: jobs that may not be stopped come first and are never
+matched with such jobs on other GPUs; members' memory must fit together; jobs with unknown stages do not share; of equal matchings the
+one whose members hold the same GPUs now is taken.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,22 +27,22 @@ from penstock.policies.regroup import Candidate, PlannedGroup
 
 MAX_ROUNDS = 4
 MAX_MATCHINGS_CACHED = 4_096
-MAX_KINDS_MATCHED = 64  # of which each has one group: more are matched as nodes that all differ
+MAX_KINDS_MATCHED = 64  # beyond this, if each kind has one group, they are matched as distinct nodes
 
 Shape = tuple[int, int, int, int]
 
 
 class FirstFit:
-    """Free GPUs of nodes. Capacity only shrinks, so a shape that was refused once is refused for good."""
+    """First-fit allocation of GPUs. Capacity only shrinks, so a shape that was refused once is always refused."""
 
     def __init__(self, node_gpus: Sequence[int]) -> None:
         self._free = list(node_gpus)
         self._first: dict[int, int] = {}
-        """GPUs of one task → the first node that may have so many."""
+        """GPUs of one task → the first node that may have so many free."""
         self._refused: set[Shape] = set()
 
     def give(self, shape: Shape) -> bool:
-        """All tasks of a job, each on the first node with enough GPUs; or none."""
+        """Places all tasks of a job, each on the first node with enough GPUs, or none; returns whether they fit."""
         if shape in self._refused:
             return False
         workers, gpus, servers, server_gpus = shape
@@ -72,12 +72,12 @@ class FirstFit:
 
 
 class _Kind(NamedTuple):
-    """Groups of one are interchangeable for a matching."""
+    """Groups of the same kind are interchangeable for a matching."""
 
     times: tuple[Times, ...]
-    """Of the members, ascending; empty: it shares with nobody."""
+    """Stage times of the members, ascending; empty: the group cannot share."""
     fixed: str
-    """The GPUs (`Candidate.group`) that it may not leave; empty: none."""
+    """The GPUs (`Candidate.group`) on which it must stay; empty: none."""
     memory_mib: int
 
 
@@ -88,7 +88,7 @@ class _Group(NamedTuple):
 
 
 class Grouper:
-    """Alg. 1 with its caches. `interleaving`: predicts groups; `grouping`: what of the algorithm is on."""
+    """Alg. 1 with its caches. `interleaving`: predicts groups; `grouping`: options of the algorithm."""
 
     def __init__(self, interleaving: Interleaving, grouping: Grouping) -> None:
         self._interleaving, self._grouping = interleaving, grouping
@@ -98,7 +98,7 @@ class Grouper:
     def groups(
         self, jobs: Sequence[Candidate], keys: Sequence[float], node_gpus: Sequence[int], memory_mib: int
     ) -> list[tuple[int, ...]]:
-        """Who runs, as indexes of `jobs`, in the order in which they get nodes. `jobs`: in order, with `keys` ascending; `memory_mib`: of a GPU, 0: not bounded."""
+        """The groups that run, as indexes of `jobs`, in the order in which they get nodes. `jobs`: in order, with `keys` ascending; `memory_mib`: of a GPU, 0: not bounded."""
         gpus = sum(node_gpus)
         first = FirstFit(node_gpus)
         by_shape: dict[Shape, list[int]] = {}
@@ -128,7 +128,7 @@ class Grouper:
         return _placed(jobs, keys, found, node_gpus)
 
     def planned(self, jobs: Sequence[Candidate], members: Sequence[int]) -> PlannedGroup:
-        """With the turns that its members are predicted to take."""
+        """The group with its predicted interleaving."""
         return planned_group(self._interleaving, [jobs[index] for index in members])
 
     def _candidates(
@@ -153,7 +153,7 @@ class Grouper:
     def _singles(
         self, jobs: Sequence[Candidate], candidates: Sequence[int], memory_mib: int
     ) -> dict[Shape, list[_Group]]:
-        """Groups of one; who may not be stopped together with whom it may not leave. Shapes in order of their first job."""
+        """Groups of one job; jobs that may not be stopped and share GPUs already form one group. Shapes in order of their first job."""
         buckets: dict[Shape, list[_Group]] = {}
         fixed: dict[str, list[int]] = {}
         for index in candidates:
@@ -175,7 +175,7 @@ class Grouper:
         return buckets
 
     def _weight_of(self, one: _Kind, other: _Kind, memory_mib: int) -> float:
-        """γ of the union; 0: they may not share."""
+        """γ of the merged group; 0: they may not share."""
         if not one.times or not other.times or (one.fixed and other.fixed):
             return 0.0
         if len(one.times) + len(other.times) > self._grouping.max_members:
@@ -202,7 +202,7 @@ class Grouper:
     def _round(
         self, jobs: Sequence[Candidate], groups: Sequence[_Group], most: int, memory_mib: int
     ) -> list[_Group]:
-        """One matching; of its pairs the first `most` merge, in order of their later member, and stand there."""
+        """One matching; the first `most` of its pairs merge, in order of their later member, and take its position."""
         if most <= 0 or len(groups) < 2:
             return list(groups)
         of_kind: dict[_Kind, list[int]] = {}
@@ -222,7 +222,7 @@ class Grouper:
         ]
 
     def _in_runs(self, groups: Sequence[_Group], lacking: int, each: int, memory_mib: int) -> list[_Group]:
-        """Without a matching: in order, runs of as many as a group may have; each joins the first of its run while GPUs lack."""
+        """Without matching: consecutive groups form runs of a group's maximum size; each joins the first of its run while GPUs are short."""
         found: list[_Group] = []
         for start in range(0, len(groups), self._grouping.max_members):
             first, *others = groups[start : start + self._grouping.max_members]
@@ -236,7 +236,7 @@ class Grouper:
         return found
 
     def _split(self, groups: Sequence[_Group]) -> Iterator[_Group]:
-        """Who would be faster one after the other is split, except from whom it may not leave."""
+        """Splits groups whose members would be faster one after the other, except those that must stay together."""
         for group in groups:
             if self._grouping.split and len(group.members) > 1 and not group.kind.fixed:
                 found = self._predict(group.kind.times)
@@ -252,7 +252,7 @@ def planned_group(
     members: Sequence[Candidate],
     times: Callable[[StageTimes], Times] = times_of,
 ) -> PlannedGroup:
-    """With the turns that its members are predicted to take."""
+    """The group with its predicted interleaving."""
     ids = tuple(job.job_id for job in members)
     if len(members) == 1 or any(job.stages is None for job in members):
         return PlannedGroup(ids)
@@ -290,7 +290,7 @@ def _united(one: _Group, other: _Group) -> _Group:
 def _choose(
     jobs: Sequence[Candidate], groups: Sequence[_Group], of_kind: Sequence[list[int]], pairs: Pairs
 ) -> Iterator[tuple[int, int]]:
-    """Which groups of two kinds meet: those that hold the same GPUs now, then the first in order."""
+    """Chooses the pairs of groups for matched kinds: those that hold the same GPUs now, then the first in order."""
     held = [{jobs[member].group for member in group.members} - {""} for group in groups]
     left = [dict.fromkeys(numbers) for numbers in of_kind]
     missing = dict(pairs)

@@ -1,7 +1,7 @@
-"""Interface of guard stages: whose cores are searched for while they run, how, and whether who slows a training is slowed.
+"""Interface of guard stages: the search for running jobs' core counts, and the throttling of jobs that slow down a training job.
 
-The placer does not ask them: the contention-guard folds the ledger, reads windows of telemetry, and proposes what follows (`CoresProposed`,
-`ThrottleProposed`). What bounds it are facts of the ledger (`penstock.policies.validate_adjustments`); what it measured is its own.
+The placer does not call them: the contention-guard folds the ledger, reads windows of telemetry, and proposes changes (`CoresProposed`,
+`ThrottleProposed`). Their bounds are facts of the ledger (`penstock.policies.validate_adjustments`); the guard's measurements are not in the ledger.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -14,7 +14,7 @@ from penstock.policies.core_search import Next, Seen, across_nodes, search, walk
 
 PROPOSER = "contention-guard"
 Step = Callable[[int, Sequence[Seen], int, int], Next]
-"""(start, what was measured, most that it can have, fewest that are tried) → what to try next."""
+"""(start, measurements, most cores that it can have, fewest that are tried) → the cores to try next."""
 SEARCHES: Mapping[str, Step] = MappingProxyType({"doubling": search, "walk": walk})
 
 
@@ -22,23 +22,23 @@ class Guard(NamedTuple):
     """A stage of a profile."""
 
     step: Step | None
-    """None: cores stay as they were placed."""
+    """Search step; None: cores stay as placed."""
     users_cores: Literal["respect", "at_least", "override"]
-    """As `Contention.users_cores`."""
+    """See `Contention.users_cores`."""
     eliminates: bool
-    """Whether jobs without GPUs are slowed where they slow a training."""
+    """Whether jobs without GPUs are throttled where they slow down a training job."""
     halves: bool
-    """Whether they then lose half their cores, also where the training's loss asks for more."""
+    """Whether they then lose half their cores, also where the training job's slowdown requires more."""
 
     def step_of(self, job: JobState) -> Step | None:
-        """How the cores of a running job are searched for; None: they stay."""
+        """Search step for the cores of a running job; None: they stay."""
         if self.step is None or (job.spec.resources.cores is not None and self.users_cores == "respect"):
             return None
         nodes = {task.place.node_id for task in job.tasks.values()}
         return self.step if len(nodes) == 1 else across_nodes
 
     def least_of(self, job: JobState, start: int, gpus: int) -> int:
-        """The fewest cores that are tried for a worker that began with `start`: one per GPU, and what its user named. At most `start`."""
+        """The fewest cores that are tried for a worker that began with `start`: one per GPU, or what its user specified. At most `start`."""
         named = job.spec.resources.cores is not None and self.users_cores == "at_least"
         return start if named else min(start, gpus)
 

@@ -1,25 +1,25 @@
-"""`hived`: buddy cells, so that small jobs break up as few large blocks of GPUs as possible.
+"""`hived`: buddy allocation of GPUs in cells, so that small jobs break up as few large blocks of GPUs as possible.
 
 Source: HiveD (Zhao et al., OSDI '20) §3 – 4, a baseline of Liquid §7.4. A node's GPUs form cells of 1, 2, 4, …
 GPUs, each beginning at a multiple of its size; above these come the node, the rack and the whole cluster. A task
 takes the smallest free buddy cell that holds it; a larger one is split for it, and buddies that are free again
-merge at once. So the free cells need no memory: they are the largest aligned blocks of free GPUs.
+merge at once. So free cells need not be stored: they are the largest aligned blocks of free GPUs.
 
 A gang takes the lowest level that holds it: one buddy cell, one node, one rack, several racks. Its workers are
-placed one after the other; each has the choice, in this order, of nodes that the gang uses, other nodes of its
+placed one after the other; for each these are tried in order: nodes that the gang uses, other nodes of its
 rack, and all others. Of these
-1. where all workers to come fit: the node with the smallest free cell that holds them together;
-2. where they fit in several cells only: the node where they need the fewest;
+1. where all remaining workers fit: the node with the smallest free cell that holds them together;
+2. where they fit only in several cells: the node where they need the fewest;
 3. where they do not all fit: the node that holds most of them.
-The rack, where none of the nodes holds the whole gang: the one with the least room among those that hold it, else the
+If no node holds the whole gang, the rack is the one with the least room among those that hold it, else the
 one with the most. Ties: the lower ordinal, the lower GPU.
 
-Readings and departures. One virtual cluster: no cell is reserved for a tenant. As inside a virtual cluster of
-the published scheduler, affinity is a wish: a task that finds no cell takes scattered GPUs of one node, from the
-largest cells, and does not wait. A task with a number of GPUs that is no power of two takes the first GPUs of its
-cell; the rest of the cell is split and free. A part of a GPU goes to a GPU that is shared already, if one holds
-it, else to a cell of one. Tasks without GPUs go to the lowest ordinal. Cores, memory and bandwidth must fit but
-play no part.
+Interpretation and departures. One virtual cluster: no cell is reserved for a tenant. As inside a virtual cluster of
+the published scheduler, affinity is a preference: a task that finds no cell takes scattered GPUs of one node, from the
+largest cells, and does not wait. A task whose number of GPUs is not a power of two takes the first GPUs of its
+cell; the rest of the cell is split and free. A part of a GPU is placed on a GPU that is already shared, if one holds
+it, else in a cell of one. Tasks without GPUs are placed on the lowest ordinal. Cores, memory and bandwidth must fit but
+do not affect the score.
 """
 
 from collections.abc import Iterator
@@ -36,16 +36,16 @@ from penstock.policies.gang import Gang, best_of, place_greedily
 from penstock.policies.rows import GangGpus
 
 SCATTERED = 2 * MAX_GPUS_PER_NODE
-"""Above the size of any cell of a node."""
+"""Cost offset, above the size of any cell of a node."""
 NOT_ALL = 4 * MAX_GPUS_PER_NODE
-"""Above any score of a node that holds all workers to come."""
+"""Score offset, above any score of a node that holds all remaining workers."""
 FURTHER = 8 * MAX_GPUS_PER_NODE
-"""Above any score of a node that is nearer to the gang."""
+"""Score offset, above any score of a node that is nearer to the gang."""
 MAX_MASKS_CACHED = 4_096
 
 
 class Block(NamedTuple):
-    """A buddy cell; the smaller ones come first."""
+    """A buddy cell; sorted by size."""
 
     size: int
     first: int
@@ -66,7 +66,7 @@ def free_cells(mask: int) -> tuple[Block, ...]:
 
 
 def cost(mask: int, gpus: int) -> int:
-    """GPUs of the cell that is broken up for so many GPUs, which are free; `SCATTERED` + pieces if no cell holds them."""
+    """Size of the cell that is broken up for so many GPUs of the free `mask`; `SCATTERED` + number of cells if no single cell holds them."""
     cells = free_cells(mask)
     for cell in cells:
         if cell.size >= gpus:
@@ -81,7 +81,7 @@ def cost(mask: int, gpus: int) -> int:
 
 
 def choose(mask: int, gpus: int) -> tuple[int, ...]:
-    """The GPUs themselves: of the smallest cell that holds them, else of the largest cells."""
+    """The chosen GPUs: of the smallest cell that holds them, else of the largest cells."""
     cells = free_cells(mask)
     for cell in cells:
         if cell.size >= gpus:
@@ -98,14 +98,14 @@ class BuddyCells:
     name = "hived"
 
     def place(self, state: CellState, job: JobState, rng: LazyRng) -> Plan | None:
-        """Looks at every open node; no random choice."""
+        """Examines every open node; no random choice."""
         search = _Search(state, job.demand.workers)
         plan = place_greedily(self.name, state, job, search.rank)
         return None if plan is None else search.gpus.named(plan, job)
 
 
 class _Search:
-    """The free cells as one gang leaves them."""
+    """The free cells during the placement of one gang."""
 
     def __init__(self, state: CellState, workers: int) -> None:
         self.gpus = GangGpus(state)
@@ -114,7 +114,7 @@ class _Search:
         self._rack = 0
         """Nodes of the rack in which the gang is being placed."""
         self._promised: tuple[int, tuple[int, ...]] = (-1, ())
-        """(ordinal, GPUs) of the cell that was chosen for all workers to come."""
+        """(ordinal, GPUs) of the cell that was chosen for all remaining workers."""
 
     def rank(self, gang: Gang, is_worker: bool, limit: int) -> list[tuple[float, int]]:
         nodes, need = gang.open(is_worker), gang.need(is_worker)
@@ -137,7 +137,7 @@ class _Search:
         return ranked
 
     def _free(self, ordinal: int) -> int:
-        """Wholly free GPUs, the gang's own taken off."""
+        """Wholly free GPUs, less the gang's own."""
         row = self.gpus.rows.get(ordinal)
         if row is not None:
             return row.whole
@@ -152,7 +152,7 @@ class _Search:
             yield 0.0 if given else float(cost(row.whole, 1)), 1 << ordinal
 
     def _fit(self, gang: Gang, ordinal: int, need: ResourceVector) -> int:
-        """How many such tasks the node still holds."""
+        """How many such tasks still fit on the node."""
         free = gang.free(ordinal)
         return min(
             have // asked
@@ -182,7 +182,7 @@ class _Search:
             yield float(score), bit
 
     def _roomiest(self, nodes: int, fits: dict[int, int], workers: int) -> int:
-        """The nodes of the rack with the least room that holds all workers to come, else of that with most room."""
+        """The nodes of the rack with the least room that holds all remaining workers, else of the rack with the most room."""
         rooms = [
             (sum(fits[ordinal] for ordinal in bits(nodes & rack)), lowest(nodes & rack), rack)
             for rack in self._state.index.rack.values()
@@ -194,7 +194,7 @@ class _Search:
         return min((-room, first, rack) for room, first, rack in rooms)[2]
 
     def _chosen(self, ordinal: int, gpus: int, workers: int, fit: int) -> tuple[int, ...]:
-        """The next worker's GPUs; where all workers to come share a cell, each takes the next ones of it."""
+        """The next worker's GPUs; where all remaining workers share a cell, each takes the next GPUs of it."""
         at, promised = self._promised
         if at != ordinal or len(promised) < gpus:
             mask = self._free(ordinal)

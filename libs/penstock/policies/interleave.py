@@ -1,11 +1,11 @@
-"""Regroup stage `interleave`: jobs share GPUs in turns only where the predicted mean completion time falls.
+"""Regroup stage `interleave`: jobs share GPUs in turns only where that lowers the predicted mean completion time.
 
 Ideal: of all ways to run and group the jobs, the one with the smallest sum of completion times. Departures: a local search by the rate at which that
-sum falls now (`penstock.policies.group_search`), over the first `MAX_IN_ORDER` jobs and all that run; speeds in a group are predicted
-(`interleaving.authors_period`: a member goes on as soon as its resource is free, so without the barriers of Muri's eq. 3), stretched by what taking turns costs.
+sum falls now (`penstock.policies.group_search`), over the first `MAX_IN_ORDER` jobs and all running ones; speeds in a group are predicted
+(`interleaving.authors_period`: a member continues as soon as its resource is free, so without the barriers of Muri's eq. 3) and reduced by the overhead of taking turns.
 
-Order: by time left × GPUs (SRSF). A job whose run time is not known is expected to need as much service as the limit of the queue that it
-would be in under Tiresias: a heavy tail, so who has run long runs on longer. Where no run time is known that is the order of Tiresias.
+Order: by remaining time × GPUs (SRSF). A job whose run time is not known is expected to need as much service as the limit of the queue that it
+would be in under Tiresias: run times are heavy-tailed, so a job that has run long is expected to run longer. If no run time is known, this is the order of Tiresias.
 """
 
 from bisect import bisect_right
@@ -28,19 +28,19 @@ from penstock.policies.regroup import Answer, Candidate, GroupPlan, PlannedGroup
 from penstock.policies.service import attained_s, remaining_s
 
 LOSS = (1.0, 1.4, 1.4, 1.4)
-"""By number of members: so much longer than their stages alone allow their iteration is expected to take. Source: Muri's authors measured 1.33, 1.5 and 1.37;
-their mean, since what was measured on one cluster for one number of members says nothing of another."""
-LAST_QUEUE = 4.0  # service of who is beyond the last limit, as a multiple of it
-ALIKE = 1.08  # stage times within 8 % are of one kind: profiles are not more exact
-LEAST_SHARE = 0.01  # of an iteration; a stage that is shorter counts as none
+"""Overhead by number of members: an iteration's expected time as a multiple of the time that the stages alone allow. Source: Muri's authors measured 1.33, 1.5 and 1.37;
+the mean is used, since measurements on one cluster for one number of members do not carry over to another."""
+LAST_QUEUE = 4.0  # expected service beyond the last limit, as a multiple of it
+ALIKE = 1.08  # stage times within 8 % are of one kind: profiles are not more accurate
+LEAST_SHARE = 0.01  # of an iteration; shorter stages are ignored
 MAX_KINDS = 4_096
 STAGE_BITS, WHOLE_BITS = 8, 16  # of a kind's number
-AFRESH_EVERY = 16  # plans, on average: from nothing, too; the others only go on from the present groups
-AFRESH_JOBS = 16  # so few are planned from nothing each time
+AFRESH_EVERY = 16  # on average one plan in so many is also made from scratch, not only from current groups
+AFRESH_JOBS = 16  # up to so many jobs every plan is also made from scratch
 
 
 class Interleave:
-    """Implements `penstock.policies.regroup.Regroup`. `limits_gpu_s`: of the queues by attained service, rising; `plan`: as `Regroup.plan`."""
+    """Implements `penstock.policies.regroup.Regroup`. `limits_gpu_s`: of the queues by attained service, ascending; `plan`: as `Regroup.plan`."""
 
     fills = True
     beside = False
@@ -58,10 +58,10 @@ class Interleave:
         self._candidates = candidates(name, self._key, key_of=self.key, in_all=MAX_IN_ORDER)
         self._interleaving = Interleaving(authors_period_or_pair, LOSS)
         self._planned: dict[tuple[object, ...], PlannedGroup] = {}
-        """By members and their stages."""
+        """Planned groups by members and their stages."""
         self._known: dict[StageTimes, int | None] = {}
         self._times: dict[int, Times] = {}
-        """Of each kind."""
+        """Stage times of each kind."""
         self._tables = Tables(self._speeds, self._many_speeds)
 
     def question(self, state: CellState) -> Question | None:
@@ -74,7 +74,7 @@ class Interleave:
         candidates = question.jobs
         keys = self.keys(candidates)
         last: dict[object, float] = {}
-        """Shape → the largest key of who runs: who waits and comes before it may take its place."""
+        """Shape → the largest key of its running jobs: a waiting job with a smaller key may replace one."""
         for job, key in zip(candidates, keys, strict=True):
             if job.group:
                 last[job.shape] = max(last.get(job.shape, 0.0), key)
@@ -122,13 +122,13 @@ class Interleave:
         return self._plan(state, answer)
 
     def _level(self, job: Candidate) -> int:
-        """Its queue by attained service, counted from 0; 0 where its run time is known."""
+        """The job's queue by attained service, counted from 0; 0 where its run time is known."""
         if job.remaining_s < inf:
             return 0
         return bisect_right(self._limits_gpu_s, job.attained_s * job.gpus)
 
     def _entered(self, question: Question) -> tuple[JobRank, ...]:
-        """Ranks of those that are new in their queue: each stands at its end."""
+        """Ranks of jobs that are new in their queue: each is added at its end."""
         found: list[JobRank] = []
         for job in question.jobs:
             level = self._level(job)
@@ -138,7 +138,7 @@ class Interleave:
         return tuple(found)
 
     def _wake_ms(self, question: Question, groups: Sequence[Sequence[int]]) -> int | None:
-        """When the first of those who run, and of whom nobody knows for how long, comes to the next queue while somebody waits."""
+        """Ledger time at which the first running job with an unknown run time enters the next queue; None if no job waits, or there is no such job."""
         running = [question.jobs[number] for members in groups for number in members]
         if len(running) == len(question.jobs) and not question.behind:
             return None
@@ -150,7 +150,7 @@ class Interleave:
         return question.now_ms + max(1, ceil(min(lefts) * 1_000)) if lefts else None
 
     def keys(self, candidates: Sequence[Candidate]) -> Sequence[float]:
-        """By what the question is ordered: who waits may take the place of who runs with a larger one."""
+        """Sort keys of the question: a waiting job may replace a running one with a larger key."""
         return [self.key(job.remaining_s, job.attained_s, job.gpus) for job in candidates]
 
     def _key(self, state: CellState, job: JobState, cost_s: float = 0.0) -> float:
@@ -163,7 +163,7 @@ class Interleave:
         return self._expected_gpu_s[bisect_right(self._limits_gpu_s, attained * gpus)]
 
     def _kind(self, job: Candidate) -> int | None:
-        """None: its stages are not known, or it uses nothing that is."""
+        """The kind of the job's stage times; None: its stages are not known, or it uses no resource."""
         if job.stages is None:
             return None
         try:
@@ -173,7 +173,7 @@ class Interleave:
             return found
 
     def _new_kind(self, times: Times) -> int | None:
-        """A number that follows from the times alone, so that the same question has the same answer whatever was asked before."""
+        """The kind's number, computed from the times alone, so that the answer to a question does not depend on earlier questions."""
         whole = times[-1]
         if not any(times[:-1]):
             return None
@@ -190,7 +190,7 @@ class Interleave:
         return kind
 
     def _speeds(self, kinds: Kinds) -> tuple[float, ...]:
-        """As `group_search.Speeds`."""
+        """See `group_speeds.Speeds`."""
         if len(kinds) == 1:
             return (1.0,)
         times = [self._times[kind] for kind in kinds]
@@ -202,7 +202,7 @@ class Interleave:
         return tuple(speeds)
 
     def _many_speeds(self, groups: Sequence[Kinds]) -> list[tuple[float, ...]]:
-        """As `group_search.ManySpeeds`, of two members or more."""
+        """See `group_speeds.ManySpeeds`, for groups of at least two members."""
         found: dict[Kinds, tuple[float, ...]] = {}
         of_size: dict[int, list[Kinds]] = {}
         for kinds in groups:
@@ -215,9 +215,9 @@ class Interleave:
 
 
 def _present(jobs: Sequence[Job], candidates: Sequence[Candidate], gpus: int) -> list[tuple[int, ...]]:
-    """Who holds the same GPUs now; where there are fewer GPUs than they hold, not the last ones that may be stopped.
+    """Groups of jobs that hold the same GPUs now; if the cell has fewer GPUs than they hold, without the last groups that may be stopped.
 
-    Of a group in which the stages of a member are not known any more only the others, or who may not be stopped.
+    Of a group in which the stages of a member are no longer known: only the other members, or the one that may not be stopped.
     """
     groups: dict[str, list[int]] = {}
     for number, job in enumerate(candidates):
@@ -235,7 +235,7 @@ def _present(jobs: Sequence[Job], candidates: Sequence[Candidate], gpus: int) ->
 
 
 def _shares(jobs: Sequence[Job], members: Sequence[int]) -> tuple[int, ...]:
-    """Of those who hold the same GPUs who may go on doing so."""
+    """The members of a group that may continue to share their GPUs."""
     unknown = [one for one in members if jobs[one].kind is None]
     if not unknown:
         return tuple(members)
@@ -247,7 +247,7 @@ def _shares(jobs: Sequence[Job], members: Sequence[int]) -> tuple[int, ...]:
 def _placed(
     jobs: Sequence[Job], groups: Sequence[Sequence[int]], node_gpus: Sequence[int]
 ) -> list[Sequence[int]]:
-    """Those that fit the nodes, first fit, most GPUs first, of equal ones who comes first; then others alone where GPUs are left."""
+    """Groups that fit the nodes by first fit, most GPUs first, then in order; then single jobs on GPUs that are left."""
     room = FirstFit(node_gpus)
     by_gpus = sorted(
         groups,

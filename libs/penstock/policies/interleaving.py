@@ -1,16 +1,16 @@
-"""Interleaving of jobs that share GPUs in turns: how long an iteration of a group takes, and how well that uses the resources.
+"""Interleaving of jobs that share GPUs in turns: predicted period of a group's iteration, and its resource efficiency.
 
-While one member of a group reads from storage the next one uses the CPU, the next one the GPU, the next one the network; then all move
-on by one resource. With t_i^j the time for which member i uses resource j, k = 4 resources and p members, p ≤ k,
+While one member of a group reads from storage the next one uses the CPU, the next one the GPU, the next one the network; then all members
+switch to the next resource. With t_i^j the time for which member i uses resource j, k = 4 resources and p members, p ≤ k,
 
     T = Σ_j max_i t_i^((i + j) mod k)                  Source: Muri §4.1 eq. 3
     γ = 1 − 1/k · Σ_j (T − Σ_i t_i^j) / T              eq. 4; that is Σ_i Σ_j t_i^j / (k · T)
 
 for the best order of the members. Times are ms, ≥ 0.
 
-Departures: nobody's iteration gets shorter than alone, for some of it may use no resource; and a group whose members are not known to use
-anything takes the sum of their iterations, γ 0. The authors' program computes another period (`authors_period`) and stretches it by what they
-measured on their cluster; profiles that repeat their figures use it as it is.
+Departures: no member's iteration is shorter than alone, since parts of it may use none of the resources; and a group whose members use no known
+resource takes the sum of their iterations, γ 0. The authors' program computes another period (`authors_period`) and multiplies it by factors that they
+measured on their cluster; profiles that reproduce their figures use it unchanged.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,19 +24,19 @@ from penstock.model.types import StageTimes
 
 RESOURCES = 4
 MAX_CACHED = 65_536  # groups by their members' kinds
-SAME_PERIOD = 1e-3  # of the authors' program: a difference of two periods at which it takes the later one
+SAME_PERIOD = 1e-3  # relative difference at which two periods count as equal, from the authors' program
 AUTHORS_STEPS = 8
 ALONE = 1.015  # an iteration alone as a multiple of the measured one; theirs
 AUTHORS_FACTORS = (ALONE, 1.33, 1.5, 1.37)
-"""By number of members: so much slower than their period they found a group, as ALONE is for one that is alone."""
+"""By number of members: measured iteration of a group as a multiple of its computed period; ALONE for a single job."""
 FACTORS_UNMATCHED = (ALONE, 1.33, 1.5, 1.30)
-"""The same where they group without a matching."""
+"""The same for groups without matching."""
 LEAST_PROFILED = 0.8
-NOBODY = (-inf, -inf, -inf, -inf, -inf)  # in the place of an absent member
+NOBODY = (-inf, -inf, -inf, -inf, -inf)  # replaces an absent member
 MAX_SPEED = 4.0  # bound of `Turns.speeds`
 
 Times = tuple[float, float, float, float, float]
-"""(storage, CPU, GPU, network, whole iteration) of a job alone, ms. Jobs with equal ones are of one kind."""
+"""(storage, CPU, GPU, network, whole iteration) of a job alone, ms. Jobs with equal times are of one kind."""
 Period = Callable[[Sequence[Times]], float]
 """ms, ≥ 0, of members in this order of rotation; at most `MAX_GROUP_MEMBERS`."""
 
@@ -46,9 +46,9 @@ def times_of(stages: StageTimes) -> Times:
 
 
 def credible_times(stages: StageTimes) -> Times:
-    """Stretched to add up to the iteration where they add up to less than `LEAST_PROFILED` of it: whoever profiled them has missed something.
+    """Stage times, scaled to add up to the iteration where they add up to less than `LEAST_PROFILED` of it: such a profile is incomplete.
 
-    An iteration is measured at each step, its stages are an estimate. Source: own; of the profiles that Muri's authors measured one of 48 is so short.
+    The iteration is measured at each step, its stages are an estimate. Source: own; of the profiles that Muri's authors measured one of 48 is so short.
     """
     times = times_of(stages)
     profiled_ms, iteration_ms = sum(times[:RESOURCES]), times[RESOURCES]
@@ -72,10 +72,10 @@ def period(members: Sequence[Times]) -> float:
 
 
 def authors_period(members: Sequence[Times]) -> float:
-    """Of the program published with Muri: storage and CPU are one stage over two slots, and what is done early begins early.
+    """The period by the program published with Muri: storage and CPU are one stage over two slots, and a stage begins as soon as it can, without barriers.
 
     f(0) = 0; f(i + 1) = the latest of f(i) + network of p(i + 1), f(i) + GPU of p(i + 2) and, for i ≥ 1, f(i − 1) + storage and CPU of
-    p(i + 3), indexes mod 4, absent members left out. The period is f(i + 1) − f(i − 3) once that hardly changes.
+    p(i + 3), indexes mod 4, absent members left out. The period is f(i + 1) − f(i − 3) once that has converged (`SAME_PERIOD`).
     """
     at = (*members, *(NOBODY,) * (RESOURCES - len(members)))
     ends = [0.0]
@@ -99,36 +99,36 @@ def authors_period(members: Sequence[Times]) -> float:
 
 
 def pair_period(members: Sequence[Times]) -> float:
-    """Of two in their program: one loads while the other computes and synchronises, and the other way round."""
+    """The period of two members in their program: one loads while the other computes and synchronises, then vice versa."""
     (storage0, cpu0, gpu0, network0, _), (storage1, cpu1, gpu1, network1, _) = members
     return max(storage0 + cpu0, gpu1 + network1) + max(storage1 + cpu1, gpu0 + network0)
 
 
 def authors_period_or_pair(members: Sequence[Times]) -> float:
-    """The shorter of both where there are two."""
+    """`authors_period`, for two members the minimum of it and `pair_period`."""
     found = authors_period(members)
     return min(found, pair_period(members)) if len(members) == 2 else found
 
 
 class Prediction(NamedTuple):
-    """Of a group whose members are given by kind, ascending."""
+    """Prediction for a group whose members are given by kind, ascending."""
 
     order: tuple[int, ...]
     """Indexes of the members in the order of the rotation."""
     period_ms: float
-    """> 0, of one iteration of each, losses included."""
+    """Time of one iteration of each member, > 0, overhead included."""
     efficiency: float
-    """γ by that period, 0 – 1."""
+    """γ with this period, 0 – 1."""
     speeds: tuple[float, ...]
-    """Of each member relative to alone, in the order in which they were given; > 0, at most `MAX_SPEED`."""
+    """Speed of each member relative to alone, in the given order; > 0, at most `MAX_SPEED`."""
     alone_ms: float
     """Sum of the members' iterations if each ran alone."""
 
 
 class Interleaving:
-    """Predicts groups by one period function. `factors`: by number of members, what period and iteration are multiplied by.
+    """Predicts groups by one period function. `factors`: multipliers of period and iteration, by number of members.
 
-    `worst`: the worst order instead of the best, to show what the order is worth. `bounded`: nobody's iteration gets shorter than alone.
+    `worst`: the worst order instead of the best, to show the effect of the order. `bounded`: no member's iteration is shorter than alone.
     """
 
     def __init__(
@@ -162,7 +162,7 @@ class Interleaving:
         )
 
     def _rotation(self, kinds: tuple[Times, ...]) -> tuple[float, tuple[int, ...]]:
-        """The best order, of equal ones the first; (period, order)."""
+        """(period, order) of the best order, of equal ones the first."""
         found = [
             (self.period([kinds[index] for index in order]), order)
             for order in permutations(range(len(kinds)))
@@ -173,7 +173,7 @@ class Interleaving:
 
 
 def authors(*, matched: bool = True, worst: bool = False) -> Interleaving:
-    """As in the program published with Muri."""
+    """Interleaving as in the program published with Muri."""
     factors = AUTHORS_FACTORS if matched else FACTORS_UNMATCHED
     return Interleaving(
         authors_period_or_pair,

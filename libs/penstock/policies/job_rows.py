@@ -1,11 +1,11 @@
-"""Sorted lists of jobs, one per row of interchangeable ones: a plan looks at the jobs that may change places, not at all there are.
+"""Incremental index of jobs: sorted rows of interchangeable jobs, so that a plan examines only jobs whose decision may change.
 
-While a job waits, or runs, and reports nothing, its key does not change. So the rows are cached from plan to plan and updated
+While a job waits, or runs, and reports nothing, its key does not change. So the rows are cached between plans and updated
 with the jobs in `CellState.change_log`. Their content is a function of the state alone: a new policy object, or one
-that is given another state, builds the same rows from nothing.
+that is given another state, builds the same rows from scratch.
 
 Within one plan free capacity only shrinks. So when one waiting job of a row does not fit, no job behind it in that row does, and
-the whole row is passed over: a plan costs O(rows), however many wait.
+the whole row is skipped: a plan costs O(rows), however many jobs wait.
 """
 
 from bisect import bisect_left, insort
@@ -19,20 +19,20 @@ from penstock.model.transitions import JobStatus
 
 Row = TypeVar("Row", bound=tuple[object, ...])
 Entry = tuple[float, int, str, Row]
-"""(key, order, job id, row); no two are equal in the first two."""
+"""(key, order, job id, row); no two entries are equal in the first two fields."""
 NO_MORE: Iterator[Any] = iter(())
 CONTENDING = HOLDING - {JobStatus.STOPPING}
 
 
 class Changes:
-    """Which jobs have changed since the last question."""
+    """The jobs that have changed since the last call."""
 
     def __init__(self) -> None:
         self._state: CellState | None = None
         self._read = 0
 
     def ids(self, state: CellState) -> tuple[list[str], bool]:
-        """(ids, whether these are all jobs that wait or hold something: what was kept of others is void)."""
+        """(ids, whether these are all jobs that wait or hold resources: then cached values of other jobs are void)."""
         log = state.change_log
         if log.count == self._read and state is self._state:
             return [], False
@@ -44,9 +44,9 @@ class Changes:
 
 
 class JobRows(Generic[Row]):
-    """The cached rows. A place is (row, key there); jobs of one row must be interchangeable but for their keys.
+    """The cached rows. A place is (row, key in it); jobs of one row must be interchangeable except for their keys.
 
-    `waits` places the jobs in the queue, `runs` those that hold resources and are not being stopped; None, or the answer None: it is in no row.
+    `waits` gives the place of jobs in the queue, `runs` of those that hold resources and are not being stopped; None, or the result None: the job is in no row.
     """
 
     def __init__(
@@ -55,14 +55,14 @@ class JobRows(Generic[Row]):
         runs: Callable[[CellState, JobState], tuple[Row, float] | None] | None = None,
     ) -> None:
         self.waiting: dict[Row, list[Entry[Row]]] = {}
-        """Row → its jobs in order; no row is empty. As of the last `update`."""
+        """Row → its jobs in order, as of the last `update`; no row is empty."""
         self.running: dict[Row, list[Entry[Row]]] = {}
         self._waits, self._runs = waits, runs
         self._changes = Changes()
         self._entered: dict[str, tuple[Entry[Row], dict[Row, list[Entry[Row]]]]] = {}
 
     def update(self, state: CellState) -> None:
-        """O(changes since the last call · log jobs), less a copy of what stands behind each in its row: 40 µs at 100,000 jobs."""
+        """O(changes since the last call · log jobs), plus moving the entries behind each in its row: 40 µs at 100,000 jobs."""
         changed, anew = self._changes.ids(state)
         if anew:
             for kept in (self.waiting, self.running, self._entered):
@@ -102,21 +102,21 @@ class JobRows(Generic[Row]):
 
 
 def goes_on(state: CellState, job_id: str) -> bool:
-    """Whether who stands behind a job that was just tried may still fit where it did not: it has started, or the place stage failed on it."""
+    """Whether jobs behind a job that was just tried may still fit: it has started, or the place stage failed on it."""
     failed = state.failed_choices
     started = state.jobs[job_id].status is JobStatus.LAUNCHING
     return started or (failed.job_id == job_id and failed.seq == state.seq)
 
 
 Head = tuple[float, int, str, Row, Iterator[Entry[Row]]]
-"""An entry, and the iterator that gives those after it."""
+"""An entry, and the iterator over the entries after it."""
 
 
 def heads(singles: list[Head[Row]], rows: Iterable[Iterable[Entry[Row]]]) -> list[Head[Row]]:
-    """Makes of single entries (each with `NO_MORE`) a heap that also has the first entries of rows.
+    """Builds a heap of single entries (each with `NO_MORE`) and the first entries of rows.
 
-    Read with `go_on` and `heappop`: `heappop` passes over the first entry and all that follow it in its row, `go_on` over the
-    entry alone.
+    Read it with `go_on` and `heappop`: `heappop` skips the first entry and all that follow it in its row, `go_on` skips only the
+    entry.
     """
     for row in rows:
         more = iter(row)
@@ -126,7 +126,7 @@ def heads(singles: list[Head[Row]], rows: Iterable[Iterable[Entry[Row]]]) -> lis
 
 
 def go_on(heap: list[Head[Row]]) -> None:
-    """To the next entry of the first one's row, if there is one."""
+    """Replaces the first entry by the next one of its row, if there is one."""
     more = heap[0][4]
     following = None if more is NO_MORE else next(more, None)
     if following is None:

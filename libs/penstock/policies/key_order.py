@@ -1,4 +1,4 @@
-"""Order stage by a key: of the jobs that wait the smallest key is tried first, those that do not fit are passed over, and nobody is stopped."""
+"""Order stage by a sort key: waiting jobs are tried by ascending key, those that do not fit are skipped, and no job is stopped."""
 
 from collections.abc import Iterable, Iterator
 from heapq import heappop
@@ -13,14 +13,14 @@ from penstock.policies.service import remaining_text
 
 
 class KeyOrder:
-    """Implements `penstock.policies.base.Order`. Ties: by submission. Of jobs with equal demands none is tried behind one that did not fit."""
+    """Implements `penstock.policies.base.Order`. Ties: by submission. After a job that did not fit no job of equal demand is tried."""
 
     def __init__(self, key: Key) -> None:
         self._key = key
         self._rows: JobRows[DemandKey] = JobRows(lambda state, job: (job.demand.key, key(state, job)))
 
     def order(self, state: CellState) -> Iterator[str]:
-        """O(what has changed + demands) for the first, O(log demands) for the others."""
+        """O(changes since the last call + demands) for the first, O(log demands) for the others."""
         self._rows.update(state)
         heap = heads([], [list(entries) for entries in self._rows.waiting.values()])
         while heap:
@@ -34,7 +34,7 @@ class KeyOrder:
     def ranking(
         self, state: CellState, waiting: Iterable[JobState], holding: Iterable[JobState], at_ms: int
     ) -> Turns:
-        """Who does not start is passed over."""
+        """A job that does not start is skipped."""
         del holding, at_ms
         for job in sorted(waiting, key=lambda one: (self._key(state, one), one.order)):  # noqa: UP028 - a list takes no `send`
             yield job

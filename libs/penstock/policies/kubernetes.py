@@ -5,24 +5,24 @@ Per open node, with f(r) = (requested + asked) / capacity of resource r, this ta
     LeastAllocated     = mean over r of 100 · (1 − f(r))
     BalancedAllocation = 100 · (1 − standard deviation over r of f(r))
 
-The node with the largest sum wins (both plug-ins have weight 1). Score: minus the sum. Ties: the lower ordinal,
-where Kubernetes chooses at random. Whole numbers are not rounded down. The other default plug-ins (taints, spreading,
-affinity, images) give all our nodes the same.
+The node with the largest sum is chosen (both plug-ins have weight 1). Score: minus the sum. Ties: the lower ordinal,
+where Kubernetes chooses at random. Scores are not truncated to whole numbers. The other default plug-ins (taints, spreading,
+affinity, images) give all our nodes the same score.
 
 `k8s-default`: NodeResourcesFit and NodeResourcesBalancedAllocation. r runs over cores, memory and, on nodes that
-have them, GPUs. Departures: Kubernetes' default leaves extended resources out and would place GPU jobs by cores
-and memory alone; pods of a gang go all or nothing. Of more than 100 open nodes the first 100 from a random ordinal
-on are scored, where Kubernetes goes on from where it last stopped and takes 5 – 50 %.
+have them, GPUs. Departures: Kubernetes' default ignores extended resources and would place GPU jobs by cores
+and memory alone; pods of a gang are placed all or none. Of more than 100 open nodes the first 100 from a random ordinal
+on are scored, where Kubernetes continues where it last stopped and takes 5 – 50 %.
 
 `kubeflow`: a training operator of 2020 (v1.1, as in Liquid) with gang scheduling on, that is, the batch scheduler
 Volcano under the configuration that it ships: actions enqueue, allocate, backfill; plug-ins priority, gang,
-drf, predicates, proportion, nodeorder. Our reading: one queue and no priorities, so that among waiting gangs the
+drf, predicates, proportion, nodeorder. Our interpretation: one queue and no priorities, so that among waiting gangs the
 order is that of submission (drf and proportion compare running shares, which are equal for gangs that
-hold nothing); a gang is all or nothing; one that does not fit is passed over, however often, and all behind
-it are tried (the action named backfill only places pods that ask for nothing). So large gangs can starve. Each pod
-goes where nodeorder ranks it first: the sum above with r over cores and memory, all open nodes scored. Departures:
-the gang's parameter servers come before its workers, as everywhere here; enqueue's limit of 1.2 times the
-cluster is left out, for it only hides gangs that could not start anyway.
+hold nothing); a gang is all or nothing; one that does not fit is skipped, however often, and all behind
+it are tried (the action named backfill only places pods without resource requests). So large gangs can starve. Each pod
+is placed on the first node by nodeorder: the sum above with r over cores and memory, all open nodes scored. Departures:
+the gang's parameter servers are placed before its workers, as everywhere here; enqueue's limit of 1.2 times the
+cluster is left out, since it only hides gangs that could not start anyway.
 """
 
 from collections.abc import Iterable, Iterator
@@ -40,12 +40,12 @@ from penstock.policies.gang import Gang, place_greedily
 from penstock.policies.job_rows import JobRows, go_on, goes_on, heads
 
 MAX_SCORED = 100
-"""Nodes scored per task. Kubernetes, too, scores a part of a large cluster only, and never fewer than 100
-feasible nodes on purpose (`minFeasibleNodesToFind`)."""
+"""Nodes scored per task. Kubernetes, too, scores only a part of a large cluster, but at least 100
+feasible nodes (`minFeasibleNodesToFind`)."""
 
 
 class LeastAndBalanced:
-    """`count_gpus`: whether GPUs are a resource to be balanced. `max_scored`: nodes looked at; None: all."""
+    """`count_gpus`: whether GPUs are a resource to be balanced. `max_scored`: nodes scored; None: all."""
 
     def __init__(self, name: str, *, count_gpus: bool, max_scored: int | None) -> None:
         self.name = name
@@ -53,7 +53,7 @@ class LeastAndBalanced:
         self._max_scored = max_scored
 
     def place(self, state: CellState, job: JobState, rng: LazyRng) -> Plan | None:
-        """Task by task like pods, but all or nothing; random only where more nodes are open than are looked at."""
+        """Places task by task like pods, but all or none; random only where more nodes are open than are scored."""
 
         def rank(gang: Gang, is_worker: bool, limit: int) -> list[tuple[float, int]]:
             nodes = gang.open(is_worker)
@@ -69,7 +69,7 @@ class LeastAndBalanced:
         return place_greedily(self.name, state, job, rank)
 
     def _score(self, gang: Gang, ordinal: int, is_worker: bool) -> float:
-        """0 … 200, the larger the better."""
+        """Score of a node, 0 … 200, the larger the better."""
         spec, free, need = gang.state.node(ordinal).spec, gang.free(ordinal), gang.need(is_worker)
         shares = [
             1 - (free.cores - need.cores) / spec.cores,
@@ -84,14 +84,14 @@ class LeastAndBalanced:
 
 
 class Kubeflow(LeastAndBalanced):
-    """Implements `penstock.policies.base.Order`, too: all waiting gangs, those of equal needs in one row."""
+    """Implements `penstock.policies.base.Order`, too: all waiting gangs, those of equal demand in one row."""
 
     def __init__(self) -> None:
         super().__init__("kubeflow", count_gpus=False, max_scored=None)
         self._rows = JobRows(by_demand)
 
     def order(self, state: CellState) -> Iterator[str]:
-        """By submission; where a gang does not fit, none with the same needs does. O(changes + kinds of gangs)."""
+        """By submission; after a gang that does not fit those of equal demand are skipped. O(changes + kinds of gangs)."""
         self._rows.update(state)
         heap = heads([], self._rows.waiting.values())
         while heap:
@@ -105,7 +105,7 @@ class Kubeflow(LeastAndBalanced):
     def ranking(
         self, state: CellState, waiting: Iterable[JobState], holding: Iterable[JobState], at_ms: int
     ) -> Turns:
-        """By submission; where a gang does not start, none with the same needs does."""
+        """By submission; after a gang that does not start those of equal demand are skipped."""
         del state, holding, at_ms
         hopeless: set[DemandKey] = set()
         for job in sorted(waiting, key=lambda job: job.order):
@@ -118,5 +118,5 @@ class Kubeflow(LeastAndBalanced):
 
 
 def by_demand(state: CellState, job: JobState) -> tuple[tuple[object, ...], float]:
-    """The row of gangs with equal needs, in order of submission."""
+    """(Row of gangs with equal demand, sort key by submission)."""
     return job.demand.key, float(job.order)

@@ -1,29 +1,29 @@
-"""Liquid's best fit: each task of a gang goes to the node that gives the plan the smallest score.
+"""Liquid's best-fit placement: each task of a gang is placed on the node that gives the plan the smallest score.
 
 Source: Liquid §5.2, eq. 2 – 6, Alg. 1. The ideal tries every node for every task; this implementation tries
-one class of nodes at a time, which gives the very same answer (tests compare it with the plain loop in
-`tests.papers.liquid_reference`), so that its work does not grow with the number of nodes.
+one class of nodes at a time, which gives exactly the same answer (tests compare it with the plain loop in
+`tests.papers.liquid_reference`), so that its cost does not grow with the number of nodes.
 
     Score(plan)  = λ · Cost(plan) + (1 − λ) · Σ over nodes j of the plan: Fitness(j)          (eq. 4)
     Cost(plan)   = Σ over pairs (parameter server, worker): PairCost(their nodes)            (eq. 5)
     Fitness(j)   = −(GPUs that the plan asks on j + GPUs used on j) / GPUs of j              (eq. 6)
 
-Readings, where the paper leaves something open:
+Interpretation, where the paper is not explicit:
 - PairCost (eq. 2) has three levels and is measured in nodes that share the bandwidth of the path:
   same node 0; same rack: the nodes of that rack; other rack: the nodes of the domain that holds both racks,
   or of the cell if there is no such domain. Option `PairCost.LEVELS`: 1, 4 and 40 whatever the number of
   nodes, as in the weights that the authors' program uses (theirs are multiplied by the job's bandwidth, a
   constant within one job's plans, which is left out).
-- Gone nodes are still counted among those that share, until they are forgotten: shares stay stable.
+- Gone nodes still count among those that share, until they are dropped from the state: shares stay stable.
 - A job without parameter servers synchronises by ring all-reduce: its pairs are the neighbours on the ring
   of workers in rank order (two workers: one pair). The paper has no such jobs. One task alone: cost 0.
 - Parameter servers are placed before workers: the other way round no worker would see any cost.
-- Fitness of a node without GPUs is −1, as of a full one: nothing on it can lie idle.
+- Fitness of a node without GPUs is −1, as of a full one: it has no GPU that could be idle.
 - A faulted GPU counts as used. Ties: the lower ordinal, which is the earlier node of Alg. 1's loop.
 
-Departure: line 18 takes the chosen node out for all further tasks, which contradicts the text of the same
+Departure: line 18 removes the chosen node for all further tasks, which contradicts the text of the same
 section (candidates are chosen anew for each task) and the aim of eq. 5 and 6 (keep a job together): here a
-node leaves when the next task no longer fits. Option `distinct_nodes=True`: line 18 to the letter.
+node is removed when the next task no longer fits. Option `distinct_nodes=True`: line 18 literally.
 """
 
 from collections.abc import Iterable
@@ -40,11 +40,11 @@ FITNESS_UNITS = 720_720
 """Least common multiple of 1 … 16 GPUs: fitness is summed in whole units, so equal plans tie exactly."""
 assert MAX_GPUS_PER_NODE == 16
 
-LEVEL_WEIGHTS = (1, 4, 40)  # same rack, same domain, beyond. Source: the program published with Liquid
+LEVEL_WEIGHTS = (1, 4, 40)  # same rack, same domain, other domain. Source: the program published with Liquid
 
 
 class PairCost(Enum):
-    """How eq. 2 is read; see the module's docstring."""
+    """Interpretations of eq. 2; see the module's docstring."""
 
     SHARING = "sharing"
     LEVELS = "levels"
@@ -78,7 +78,7 @@ class Network:
 
 
 class Partners:
-    """The tasks that the next task will exchange gradients with, counted by node, rack and domain."""
+    """The tasks with which the next task will exchange gradients, counted by node, rack and domain."""
 
     __slots__ = ("_by_node", "_count", "_network", "domains", "racks")
 
@@ -152,7 +152,7 @@ class _Search:
         return ranked
 
     def _partners(self, gang: Gang, is_worker: bool) -> Partners | None:
-        """Whom the next task will talk to, of those already placed; opens the ring where it will go in."""
+        """The placed tasks with which the next task will communicate; opens the ring at the point of insertion."""
         if gang.demand.parameter_servers:
             if not is_worker:
                 return None  # no worker is placed yet
@@ -172,7 +172,7 @@ class _Search:
         return Partners(gang.state, self._network, (last, first))
 
     def _classes(self, gang: Gang, is_worker: bool, partners: Partners | None) -> list[_Class]:
-        """Every open node is in exactly one class; all nodes of a class give plans of equal cost and fitness."""
+        """Classes of open nodes: every node is in exactly one class; all nodes of a class give plans of equal cost and fitness."""
         need = gang.need(is_worker).gpus
         open_nodes = gang.open(is_worker)
         classes = self._used_nodes(gang, need, open_nodes & gang.used, partners)
@@ -190,7 +190,7 @@ class _Search:
         return classes
 
     def _used_nodes(self, gang: Gang, need: int, open_nodes: int, partners: Partners | None) -> list[_Class]:
-        """Nodes that the plan already uses, one class each: their load is the plan's own."""
+        """Nodes that the plan already uses, one class each, since their load depends on the plan."""
         classes: list[_Class] = []
         for ordinal in bits(open_nodes):
             spec = gang.state.node(ordinal).spec
@@ -248,7 +248,7 @@ class Liquid:
     def place_within(
         self, nodes: int, state: CellState, job: JobState, *, servers: int = EVERYWHERE
     ) -> Plan | None:
-        """On these nodes alone, parameter servers on those of `servers`. Both are sets."""
+        """Places the job only on these nodes, parameter servers on those of `servers`. Both are sets."""
         search = _Search(self, Network(state.index, self._pair_cost))
         return place_greedily(
             self.name,

@@ -1,4 +1,4 @@
-"""Order of a list that regroup stages sort anew for each plan, written down as ranks (`JobRank`), so that equal keys keep their order after a restart."""
+"""Persistent list order of regroup stages, stored as ranks (`JobRank`), so that a stable sort has the same result after a restart."""
 
 from bisect import bisect_left
 from collections.abc import Sequence
@@ -7,22 +7,22 @@ from penstock.model.ledger_events import MAX_RANKS, JobRank
 from penstock.policies.regroup import Candidate, Question
 
 APART = 1 << 20
-"""Of two positions in the list, so that others find room between."""
+"""Distance of two positions in the list, so that others fit between them."""
 LAST = 1 << 53
 
 
 def place_in_list(rank: tuple[int, int, int] | None, order: int) -> tuple[bool, int]:
-    """(whether no plan has seen it yet, position): what orders jobs with equal keys and GPUs. `order`: of its submission."""
+    """(whether it was in no plan yet, position): the order of jobs with equal keys and GPUs. `order`: of its submission."""
     return (True, order * APART) if rank is None else (False, rank[2])
 
 
 def place_in_queue(rank: tuple[int, int, int] | None) -> int:
-    """Position, of jobs with equal keys, where each comes to the end of its queue; who has none comes last."""
+    """Position among jobs with equal keys, where each job is added at the end of its queue; jobs without a rank come last."""
     return LAST if rank is None else rank[2]
 
 
 def list_order(question: Question) -> tuple[JobRank, ...]:
-    """The order in which the question lists jobs, as changes of their ranks: of as few as there are, at most as many as one plan may have."""
+    """The order of the question's jobs, as a minimal set of changes of their ranks, at most as many as one plan may have."""
     by_gpus: dict[int, list[Candidate]] = {}
     for job in question.jobs:
         by_gpus.setdefault(job.gpus, []).append(job)
@@ -36,9 +36,9 @@ def list_order(question: Question) -> tuple[JobRank, ...]:
 
 
 def rising(positions: Sequence[int]) -> list[int]:
-    """The same positions where a longest rising subsequence has them, and others between, so that all rise. O(n · log n)."""
+    """Strictly ascending positions: those of a longest ascending subsequence are unchanged, the others are placed between. O(n · log n)."""
     tails: list[int] = []
-    """Length − 1 → index of the smallest last position of a rising subsequence that long."""
+    """Length − 1 → index of the smallest last position of an ascending subsequence of this length."""
     before = [-1] * len(positions)
     for index, position in enumerate(positions):
         length = bisect_left(tails, position, key=positions.__getitem__)
@@ -65,7 +65,7 @@ def rising(positions: Sequence[int]) -> list[int]:
 
 
 def _spread(found: list[int], start: int, end: int, low: int | None, high: int | None) -> None:
-    """Positions for `start` … `end` − 1 between both; without room they push those that follow."""
+    """Sets the positions of `start` … `end` − 1 between `low` and `high`; if there is no room, the following ones are moved."""
     count = end - start
     for number in range(count):
         if low is None:

@@ -1,10 +1,10 @@
-"""Load balancing of running jobs by predicted completion times: a migrate stage that moves a job only where all in all jobs end earlier.
+"""Load balancing of running jobs by predicted completion times: a migrate stage that moves a job only where the sum of completion times falls.
 
-Ideal: the schedule of moves with the least sum of completion times. Departure: one move at a time, the best; it is asked again when
-something has changed. Jobs on a node share its speed as `penstock.policies.crowding` has measured it; no job moves where neighbours were never
-seen to matter. What a move costs (save, launch, what it does twice) counts as work of the moved job, and its gain has to be more than that:
-twice as much for a job that still gains much, since what stands still then is worth more (the source's own reason to move converged jobs).
-Source: the categories and the rule that converged jobs make room are SpeCon's; the gain is ours.
+Ideal: the schedule of moves with the least sum of completion times. Departure: one move at a time, the best; the stage is evaluated again after
+a change. Jobs on a node slow each other down as `penstock.policies.crowding` has measured; no job moves while no slowdown was
+measured. The cost of a move (save, launch, repeated work) counts as work of the moved job, and the gain has to exceed it:
+twice for a progressing job, since its pause costs more (the source's own reason to move converged jobs).
+Source: the categories and the rule that converged jobs make room are SpeCon's; the gain is our addition.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,15 +22,15 @@ from penstock.policies.service import loses, stop_cost_s
 from penstock.policies.specon import can_go, category_of
 from penstock.policies.validate_moves import nodes_of
 
-SAVE_S = 5.0  # of a job whose save was never measured. Source: SpeCon §III-C, less than 5 s
+SAVE_S = 5.0  # assumed where a job's save was never measured. Source: SpeCon §III-C, less than 5 s
 CAUTION: Mapping[Category, float] = {
     Category.PROGRESSING: 2.0,
     Category.WATCHING: 1.5,
     Category.CONVERGED: 1.0,
 }
-"""How many times its cost a move has to gain."""
+"""Required gain of a move, as a multiple of its cost."""
 LEAST_GAIN = 0.05  # of the sum of completion times on both nodes: jobs that come later are not predicted
-MAX_TRIED = 8  # jobs, those whose leaving gains most
+MAX_TRIED = 8  # jobs for which targets are tried, those with the largest gain of leaving
 
 
 class Sharer(NamedTuple):
@@ -39,13 +39,13 @@ class Sharer(NamedTuple):
     job_id: str
     cores: float
     left_s: float
-    """Alone on the node."""
+    """Remaining run time alone on the node."""
     exponent: float
-    """Of its slowdown by neighbours (`Crowding.exponent`)."""
+    """Exponent of its slowdown by neighbours (`Crowding.exponent`)."""
 
 
 def sum_of_completions_s(sharers: Sequence[Sharer]) -> float:
-    """Of jobs that share a node from now on until each has ended; no other comes. Job i goes at (cores_i / all cores)^exponent_i. O(n²)."""
+    """Sum of completion times of jobs that share a node until each has ended, without new ones. Job i runs at speed (cores_i / all cores)^exponent_i. O(n²)."""
     left = list(sharers)
     total_s = now_s = 0.0
     while left:
@@ -65,7 +65,7 @@ class Leaving(NamedTuple):
     """A job that could leave its node."""
 
     gain_s: float
-    """By which the others on its node end earlier then, with its own completion there."""
+    """How much the sum of completion times on its node falls, its own included."""
     job: JobState
     node_id: str
     sharer: Sharer
@@ -108,7 +108,7 @@ def _leaving(state: CellState, hosts: Hosts, sums_s: Mapping[str, float]) -> Ite
 def _moves(
     state: CellState, seen: Seen, leaving: Leaving, hosts: Hosts, sums_s: Mapping[str, float]
 ) -> Iterator[tuple[float, Migration]]:
-    """To where it gains enough, each with what it gains in s."""
+    """(net gain in s, migration) for each target with a sufficient gain."""
     job, here = leaving.job, leaving.node_id
     cost_s = stop_cost_s(state, job) + (0.0 if job.checkpoint is not None else SAVE_S)
     category = category_of(job, seen.categories)
@@ -134,7 +134,7 @@ def _migration(
 
 
 def _movable(job: JobState) -> bool:
-    """Of one task, not in a group, saves what it does, and was not moved too often."""
+    """Whether the job has one task, is in no group, saves checkpoints, and was not moved too often."""
     return (
         job.status is JobStatus.RUNNING
         and len(job.tasks) == 1

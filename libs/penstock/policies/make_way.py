@@ -1,10 +1,10 @@
-"""A running job that can wait makes way for one that cannot: it goes on elsewhere, or with fewer workers, from its checkpoint.
+"""Deadline-driven preemption: a running job without a deadline makes way for an urgent one, and resumes elsewhere or with fewer workers.
 
-Source: GENIE §III has no preemption; ours. A job that is urgent, prior or has a deadline of its own waits, and would be late because of what runs; one that runs and has
-neither is stopped where that pays: the other one then starts at once, and this one has nodes at once, too, in whatever shape ends first. No job is stopped whose own expected completion
-held and would not any more; one that is late already may lose less than the other one gains. The save and the launch are charged, and only a job that saves in time is asked.
+Source: own; GENIE §III has no preemption. If a waiting job that is urgent, prior or has its own deadline would be late because of running jobs, a running job
+without these is stopped where that gains: the waiting job then starts at once, and the stopped one has nodes at once, too, in the shape that ends first. No job is stopped that would meet its expected completion
+now and miss it after the stop; a job that is late already may lose less than the other one gains. Save and launch are charged, and only a job that saves in time is stopped.
 
-Ideal: the fewest losses over all jobs. Departure: one job makes way for one other, and only while no other job is being stopped and no node is reserved.
+Ideal: the smallest loss over all jobs. Departure: one job makes way for one other, and only while no other job is being stopped and no node is reserved.
 """
 
 from collections.abc import Iterator, Sequence
@@ -24,14 +24,14 @@ from penstock.policies.genie import Genie, on_each_node
 from penstock.policies.service import remaining_s, saves_in_time, stop_cost_s
 from penstock.policies.trial import Fit, Trial
 
-MAX_ASKED = 4  # jobs that wait, those that may wait least; each costs a trial per job that may make way
+MAX_ASKED = 4  # waiting jobs, those with the least slack; each costs a trial per job that may make way
 MAX_MAKING_WAY = 32  # running jobs that are tried for one of them, those that end last
 MAX_MOVED = 2  # attempts that a job has given up for others, or lost to nodes
-MIN_GAIN_MS = 1_000.0  # less is within what a launch scatters
+MIN_GAIN_MS = 1_000.0  # less is within the variation of launch times
 
 
 class Waiting(NamedTuple):
-    """A job that cannot wait. `gain_ms`: how much earlier it is in time if it starts now, or ends if it is urgent."""
+    """A job that cannot wait. `gain_ms`: how much lateness a start now avoids; for an urgent job how much earlier it ends."""
 
     job: JobState
     option: ShapeOption
@@ -39,25 +39,25 @@ class Waiting(NamedTuple):
 
 
 class Way(NamedTuple):
-    """A job that makes way, and on which nodes both then are, one per worker."""
+    """A job that makes way, and the nodes of both jobs afterwards, one per worker."""
 
     job: JobState
     loss_ms: float
-    """By which it ends later than both expected of it and expected now."""
+    """How much later it ends than its expected completion and its currently predicted end, whichever is later."""
     cost_ms: float
     nodes: tuple[str, ...]
     other_nodes: tuple[str, ...]
 
 
 class MakeWay:
-    """Implements `penstock.policies.base.GiveWay`. `genie`: what jobs expect and which placements they have."""
+    """Implements `penstock.policies.base.GiveWay`. `genie`: expected completions and placements of jobs."""
 
     def __init__(self, name: str, genie: Genie) -> None:
         self._name = name
         self._genie = genie
 
     def plan(self, state: CellState) -> PlanProposed | None:
-        """The plan of the first that waits for which it pays. O(jobs that wait × options); beyond that only where one of them cannot wait."""
+        """The plan for the first waiting job with a gain. O(waiting jobs × options), plus the trials where one of them cannot wait."""
         if state.frozen or state.stopping or state.planned or not state.queue or not state.holding:
             return None
         may = list(self._may_make_way(state))
@@ -95,7 +95,7 @@ class MakeWay:
     # --------------------------------------------------------------------------------------- jobs that wait
 
     def _cannot_wait(self, state: CellState) -> Iterator[Waiting]:
-        """Those that may wait least first."""
+        """Jobs that cannot wait, least slack first."""
         jobs = [state.jobs[job_id] for job_id in state.queue.values()]
         asked = [
             (choice.allowance_ms, job.order, job, choice)
@@ -110,14 +110,14 @@ class MakeWay:
             if urgent(job.spec):
                 gain_ms = wait_ms
             elif end_ms > choice.due_ms:
-                continue  # no job makes way for one that is late all the same
+                continue  # it would be late even if it started now
             else:
                 gain_ms = max(0.0, end_ms + wait_ms - choice.due_ms)
             if gain_ms >= MIN_GAIN_MS:
                 yield Waiting(job, choice.option, gain_ms)
 
     def _wait_ms(self, state: CellState, job: JobState, option: ShapeOption) -> float:
-        """Until enough of what runs has ended by itself; infinite where that is not known, 0 where it fits now."""
+        """Time until enough running jobs have ended by themselves; infinite where that is not known, 0 where the job fits now."""
         trial = Trial(state)
         if _fit(state, trial, job, option) is not None:
             return 0.0
@@ -133,7 +133,7 @@ class MakeWay:
     # ------------------------------------------------------------------------------------ jobs that make way
 
     def _may_make_way(self, state: CellState) -> Iterator[JobState]:
-        """Those that end last first."""
+        """Running jobs that may make way, those that end last first."""
         found = [
             job
             for job in state.holding.values()
@@ -151,7 +151,7 @@ class MakeWay:
         return islice(found, MAX_MAKING_WAY)
 
     def _way(self, state: CellState, waiting: Waiting, job: JobState) -> Way | None:
-        """How it would make way; None: it would not help, or not pay."""
+        """How the job would make way; None: it would not make room, or the loss would be too large."""
         left_ms = 1_000.0 * remaining_s(state, job)
         found = self._genie.offers(state, job).found
         here = next((one.option for one in found if one.option.workers == job.workers), None)
@@ -173,13 +173,13 @@ class MakeWay:
             then_ms = state.now_ms + cost_ms + left_ms * option.step_ms / here.step_ms
             loss_ms = max(0.0, then_ms - max(due_ms, ends_ms))
             if loss_ms and (ends_ms <= due_ms or loss_ms >= waiting.gain_ms):
-                return None  # in other shapes it ends later still
+                return None  # in other shapes it ends even later
             return Way(job, loss_ms, cost_ms, _names(state, fit), _names(state, other))
         return None
 
 
 def _matters(job: JobState) -> bool:
-    """Whether it is urgent or prior, or has a deadline of its own."""
+    """Whether the job is urgent or prior, or has its own deadline."""
     return job.spec.deadline_ms is not None or job.spec.qos in ("urgent", "prior")
 
 
@@ -188,7 +188,7 @@ def _demand(job: JobState, option: ShapeOption) -> Demand:
 
 
 def _fit(state: CellState, trial: Trial, job: JobState, option: ShapeOption) -> Fit | None:
-    """Its workers on as many nodes as the option has, those with the fewest GPUs free first; None: there are not so many."""
+    """Places the workers on as many nodes as the option has, those with the fewest free GPUs first; None: there are too few."""
     need = on_each_node(job, option)
     if need is None:
         return None

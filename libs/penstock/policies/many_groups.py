@@ -1,6 +1,6 @@
-"""Many groups at once: what `Interleaving.predict` gives for one, over arrays, for plans of jobs that all differ.
+"""Vectorised `Interleaving.predict`: predicts many groups at once over arrays, for plans of jobs that all differ.
 
-A thousand jobs have half a million pairs; one by one, each with all its rotations, they take seconds.
+A thousand jobs have half a million pairs, which take seconds one by one, each with all its rotations.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,11 +24,11 @@ from penstock.policies.interleaving import (
     period,
 )
 
-ROWS = 8_192  # unions at a time, so that what is worked on stays in the processor's cache
+ROWS = 8_192  # unions at a time, so that the arrays stay in the processor's cache
 
 Array = NDArray[np.float64]
 Periods = Callable[[Sequence[Array]], Array]
-"""As `Period`: of each member in the order of rotation an array of shape (5, unions); ms, shape (unions,)."""
+"""Vectorised `Period`: one array of shape (5, unions) per member, in the order of rotation → ms, shape (unions,)."""
 
 
 def _periods(members: Sequence[Array]) -> Array:
@@ -88,9 +88,9 @@ class Unit(NamedTuple):
     """A group that may become part of a union."""
 
     times: tuple[Times, ...]
-    """Of its members; empty: it shares with nobody."""
+    """Times of its members; empty: it cannot share."""
     fixed: bool
-    """Its members may not leave where they are: no two such units meet."""
+    """Whether its members must stay on their GPUs: no two such units may be merged."""
     memory_mib: int
 
 
@@ -122,7 +122,7 @@ def _fill(
     ones: Sequence[int],
     others: Sequence[int],
 ) -> None:
-    """Unions of those of one size with those of another one, or of one size."""
+    """Computes unions of units of one size with units of another, or of the same size."""
     first, second = (np.array([units[number].times for number in numbers]) for numbers in (ones, others))
     rows, columns = np.triu_indices(len(ones), 1) if ones is others else _all(len(ones), len(others))
     at, by = np.array(ones), np.array(others)
@@ -164,7 +164,7 @@ def _predicted_ms(interleaving: Interleaving, members: Array, alone: Array) -> A
 
 
 def many_speeds(interleaving: Interleaving, groups: Sequence[Sequence[Times]]) -> list[tuple[float, ...]]:
-    """`Prediction.speeds` of each, to the last bit; all groups have equally many members, at least two."""
+    """`Prediction.speeds` of each group, bit for bit; all groups have the same number of members, at least two."""
     found: list[tuple[float, ...]] = []
     for start in range(0, len(groups), ROWS):
         members = np.ascontiguousarray(np.array(groups[start : start + ROWS]).transpose(1, 2, 0))

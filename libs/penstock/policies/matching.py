@@ -1,13 +1,13 @@
-"""Maximum-weight matching: which two of many groups to merge, cardinality not forced.
+"""Maximum-weight matching of groups to merge in pairs, without forced cardinality.
 
-`match_kinds`: nodes of a kind are interchangeable, so what counts is how many of each kind meet how many of each other (an integer b-matching over
+`match_kinds`: nodes of a kind are interchangeable, so only the number of pairs of each two kinds matters (an integer b-matching over
 kinds). The relaxation over the bipartite double cover is a transportation problem with as many rows as kinds, solved by shortest augmenting
-paths that move many units at once; its optimum has halves only, and the few of them are rounded. `match_distinct`: all nodes differ; the
+paths that move many units at once; its optimum is half-integral, and the few halves are rounded. `match_distinct`: all nodes differ; the
 same relaxation is an assignment problem, whose cycles are cut into pairs.
 
 Source: the relaxation is half-integral (Balinski 1965); shortest augmenting paths as in Jonker and Volgenant 1987. Departure from
 an exact matching (Muri §4.2 names Edmonds' blossoms): odd cycles of halves are broken by the best of few choices and pairs exchanged
-while that gains, so the weight may be less than the maximum by part of one pair. Weights are ≥ 0; a pair of weight 0 is never made.
+while the weight grows, so it may be less than the maximum by part of one pair. Weights are ≥ 0; a pair of weight 0 is never made.
 """
 
 from collections.abc import Sequence
@@ -28,13 +28,13 @@ from penstock.policies.matching_chains import (
     separate,
 )
 
-MAX_EXACT = 8  # nodes left over by rounding that are matched by trying everything; more are matched greedily
-MAX_EXCHANGES = 10_000  # while they gain; each gains, so the bound is for rounding errors alone
-GAIN = 1e-12  # relative to the largest weight: less is no gain
+MAX_EXACT = 8  # unmatched nodes after rounding: up to so many exhaustive search, more greedily
+MAX_EXCHANGES = 10_000  # each exchange gains, so the bound matters only for rounding errors
+GAIN = 1e-12  # relative to the largest weight: a smaller gain is ignored
 
 
 def match_kinds(counts: Sequence[int], weights: Weights) -> Pairs:
-    """`counts`: nodes of each kind, ≥ 0. Deterministic; about O(kinds³)."""
+    """The matching over kinds. `counts`: nodes of each kind, ≥ 0. Deterministic; about O(kinds³)."""
     kinds = [kind for kind, count in enumerate(counts) if count]
     if not kinds:
         return {}
@@ -59,8 +59,8 @@ def match_kinds(counts: Sequence[int], weights: Weights) -> Pairs:
 
 
 def _transport(counts: Sequence[int], weights: Weights) -> tuple[list[list[int]], list[float]]:
-    """How many units of each row go to each column, for the largest Σ weight · units; rows and columns have `counts`, and may keep some. And the price of each kind: the
-    mean of its row's and its column's."""
+    """Units from each row to each column that maximise Σ weight · units; rows and columns have `counts` units, of which some may stay unassigned. And the price of each kind:
+    the mean of its row's and its column's price."""
     size = len(counts)
     spare = list(counts)
     flows = [[0] * size for _ in counts]
@@ -86,9 +86,9 @@ def _augment(
     row_price: list[float],
     column_price: list[float],
 ) -> int:
-    """Moves units along one shortest path by reduced costs row_price + column_price − weight ≥ 0; how many, 0: the row keeps the rest.
+    """Moves units along one shortest path by reduced costs row_price + column_price − weight ≥ 0; returns how many, 0: the rest of the row stays unassigned.
 
-    A row's price is what its units are worth; at 0 they may as well stay, or those of another row on the path instead of them.
+    A row's price is the value of its units; at 0 they may as well stay unassigned, or instead those of another row on the path.
     """
     size = len(spare)
     infinity = float("inf")
@@ -105,7 +105,7 @@ def _augment(
                 cost = base + price + column_price[column] - of_row[column]
                 if cost < distance[column]:
                     distance[column], through[column] = cost, row
-        # rows that are reached at no further cost come first, then the nearest column
+        # rows that are reached at no additional cost come first, then the nearest column
         column = min(
             (one for one in range(size) if not done[one]), key=lambda one: (distance[one], one), default=-1
         )
@@ -142,7 +142,7 @@ def _relax(
     through: list[int],
     done: list[bool],
 ) -> int:
-    """Columns beyond rows that were just reached; all but the last of them, which is returned (−1: none was)."""
+    """Relaxes the edges of newly reached rows except the last, which is returned (−1: no new row)."""
     for row in fresh[:-1]:
         base, of_row = row_distance[row] + row_price[row], weights[row]
         for column, price in enumerate(column_price):
@@ -161,7 +161,7 @@ def _move(
     through: list[int],
     reached_by: dict[int, int],
 ) -> int:
-    """Along the path that was found; `end` −1: units of `keeper` stay where they are from."""
+    """Moves units along the path found; `end` −1: the path ends with units of row `keeper` becoming unassigned."""
     moved = rest if end < 0 else min(rest, spare[end])
     path: list[tuple[int, int, int]] = []
     """(row, column, 1 or −1)."""
@@ -186,7 +186,7 @@ def _move(
 
 
 def _rounded(flows: Sequence[Sequence[int]], weights: Weights) -> Pairs:
-    """Whole pairs from a flow and its mirror image, half of each. Halves form trails; along each every second one is rounded up."""
+    """Rounds the mean of a flow and its transpose to whole pairs. Halves form trails; on each trail every second half is rounded up."""
     pairs: Pairs = {}
     halves: list[tuple[int, int]] = []
     for one in range(len(flows)):
@@ -217,9 +217,9 @@ def _rounded(flows: Sequence[Sequence[int]], weights: Weights) -> Pairs:
 
 
 def _trails(edges: Sequence[tuple[int, int]]) -> list[list[int]]:
-    """Every edge once, in as few trails as there are; given by the nodes that each visits. Source: Hierholzer 1873.
+    """Decomposes the edges into a minimal number of trails, each given by the nodes that it visits. Source: Hierholzer 1873.
 
-    Open ones are closed by an edge to a node of their own, −1, and cut there.
+    Open trails are closed by edges to an auxiliary node, −1, and cut there.
     """
     at: dict[int, list[int]] = {}
     both = list(edges)
@@ -261,7 +261,7 @@ def _trails(edges: Sequence[tuple[int, int]]) -> list[list[int]]:
 
 
 def _match_rest(left: list[int], weights: Weights, pairs: Pairs) -> None:
-    """Pairs of nodes that rounding left over: the heaviest first while there are many, then the best of all ways."""
+    """Matches nodes that rounding left unmatched: greedily by weight while there are many, then by exhaustive search."""
     kinds = range(len(left))
     heaviest = sorted(
         ((weights[one][other], -one, -other) for one in kinds for other in range(one, len(left))),
@@ -300,7 +300,7 @@ def _both(left: Sequence[int], one: int, other: int) -> bool:
 
 
 def _exchange(left: list[int], weights: Weights, pairs: Pairs, duals: Duals) -> None:
-    """Two pairs exchange partners, or one left over sets off a chain of changes, while that gains, and the relaxation leaves anything to gain."""
+    """Local search while it gains and the relaxation's bound is not reached: two pairs exchange partners, or an unmatched node starts an alternating chain."""
     least = GAIN * max((max(row) for row in weights), default=0.0)
     for _ in range(MAX_EXCHANGES):
         slack = duals.slack(pairs)
@@ -315,7 +315,7 @@ def _exchange(left: list[int], weights: Weights, pairs: Pairs, duals: Duals) -> 
 def _rematch(
     left: list[int], weights: Weights, pairs: Pairs, least: float, costs: Weights, slack: float
 ) -> bool:
-    """A pair that is alone of its kinds, as rounding leaves them, breaks up where a chain that begins with one of both gains more than it was worth."""
+    """Breaks up a pair that is the only one of its kinds, as rounding leaves them, where a chain from one of its nodes gains more than the pair's weight."""
     alone = sorted(pair for pair, count in pairs.items() if count == 1)
     partners = partners_of(weights, pairs) if alone else []
     for one, other in alone:
@@ -350,7 +350,7 @@ def _swap(left: list[int], weights: Weights, pairs: Pairs, least: float) -> bool
 
 
 def match_distinct(weights: NDArray[np.float64]) -> list[tuple[int, int]]:
-    """Pairs of nodes, the smaller first, ascending. `weights`: shape (nodes, nodes), symmetric, ≥ 0; the diagonal is not read."""
+    """The matching of distinct nodes: pairs, the smaller node first, ascending. `weights`: shape (nodes, nodes), symmetric, ≥ 0; the diagonal is ignored."""
     weights = np.array(weights, dtype=np.float64)
     np.fill_diagonal(weights, 0.0)
     pairs: list[tuple[int, int]] = []
@@ -366,7 +366,7 @@ def match_distinct(weights: NDArray[np.float64]) -> list[tuple[int, int]]:
 
 
 def _assign(weights: NDArray[np.float64]) -> tuple[list[tuple[int, int]], list[int]]:
-    """(pairs, who is left over) of one assignment: cycles of an even length are cut in two ways, of odd ones one node is left out."""
+    """(pairs, unmatched nodes) of one assignment: even cycles are cut in one of two ways, of odd cycles one node is left out."""
     _, partners = linear_sum_assignment(weights, maximize=True)
     pairs: list[tuple[int, int]] = []
     over: list[int] = []
@@ -388,7 +388,7 @@ def _assign(weights: NDArray[np.float64]) -> tuple[list[tuple[int, int]], list[i
 def _cut(
     weights: NDArray[np.float64], cycle: list[int], pairs: list[tuple[int, int]], over: list[int]
 ) -> None:
-    """Every second edge; the heavier of both ways, or of all ways to leave one out."""
+    """Takes every second edge; the heavier of both ways, or of all ways to leave one node out."""
     length = len(cycle)
     ways = 2 if length % 2 == 0 else length
     edges = [float(weights[cycle[index], cycle[(index + 1) % length]]) for index in range(length)]
@@ -404,7 +404,7 @@ def _cut(
 
 
 def _improve(weights: NDArray[np.float64], pairs: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Two pairs exchange partners where that gains, as often as there are pairs."""
+    """Exchanges partners of two pairs while that gains, at most as often as there are pairs."""
     if len(pairs) < 2:
         return pairs
     a, b = (np.array(side) for side in zip(*pairs, strict=True))

@@ -1,13 +1,13 @@
-"""Alternating chains for maximum-weight matchings over kinds of nodes: one node left over takes a partner, whose former partner takes the next one."""
+"""Alternating chains for maximum-weight matchings over kinds of nodes: an unmatched node takes a partner, whose former partner takes the next one."""
 
 from collections.abc import Iterable, Sequence
 from math import inf
 from typing import NamedTuple
 
-MAX_CHAIN = 6  # pairs changed because one node is left over
+MAX_CHAIN = 6  # pairs changed by one chain
 
 Pairs = dict[tuple[int, int], int]
-"""(kind, kind) with the smaller first → how many such pairs; all > 0."""
+"""(kind, kind) with the smaller first → number of such pairs; all > 0."""
 Weights = Sequence[Sequence[float]]
 """Shape (kinds, kinds), symmetric, ≥ 0."""
 
@@ -28,7 +28,7 @@ def separate(left: list[int], pairs: Pairs, one: int, other: int) -> None:
 
 
 class _Chain(NamedTuple):
-    """One node of `free` is without a partner after these steps: in each, `taker` has left it, taken `taken`, and freed `freed`. `cost`: of the new pairs."""
+    """A chain of steps (taker, taken, freed), after which one node of kind `free` is unmatched. `cost`: of the new pairs (`Duals.costs`)."""
 
     gain: float
     cost: float
@@ -38,7 +38,7 @@ class _Chain(NamedTuple):
 
 
 Partner = tuple[int, int, float, int, tuple[int, int]]
-"""One way to break up a pair: who is taken, who is freed, what the pair weighs, how many such pairs there are, the pair."""
+"""One way to break up a pair: (kind taken, kind freed, the pair's weight, number of such pairs, the pair)."""
 
 
 def partners_of(weights: Weights, pairs: Pairs) -> list[Partner]:
@@ -50,10 +50,10 @@ def partners_of(weights: Weights, pairs: Pairs) -> list[Partner]:
 
 
 class Duals:
-    """What the relaxation of a matching proves: a matching weighs Σ price · nodes, less the costs of its pairs, and the prices of nodes without a partner.
+    """Dual bound of a matching by its relaxation: a matching's weight is Σ price · nodes, less the costs of its pairs, and less the prices of unmatched nodes.
 
-    `prices`: an optimal dual solution of the relaxation, ≥ 0, by kind; `weights` ≤ the sum of both prices. So a matching that weighs more than the present one has no pairs that
-    cost as much together as the present one is below that sum, its slack.
+    `prices`: an optimal dual solution of the relaxation, ≥ 0, by kind; `weights` ≤ the sum of both prices. The slack of a matching is the difference between that sum and its weight.
+    In a matching of larger weight the total cost of any pairs is less than this slack.
     """
 
     def __init__(self, counts: Sequence[int], weights: Weights, prices: Sequence[float]) -> None:
@@ -61,14 +61,14 @@ class Duals:
             [price + other - weight for other, weight in zip(prices, row, strict=True)]
             for price, row in zip(prices, weights, strict=True)
         ]
-        """Of a pair of these kinds, ≥ 0 but for rounding."""
+        """Cost of a pair of these kinds, ≥ 0 except for rounding."""
         self._weights = weights
         self._most = sum(price * count for price, count in zip(prices, counts, strict=True))
-        if sum(counts) % 2:  # one node is left over
+        if sum(counts) % 2:  # one node stays unmatched
             self._most -= min(price for price, count in zip(prices, counts, strict=True) if count)
 
     def slack(self, pairs: Pairs) -> float:
-        """No matching weighs more than these pairs by a larger amount."""
+        """Upper bound of how much a matching's weight can exceed that of these pairs."""
         return self._most - sum(self._weights[one][other] * count for (one, other), count in pairs.items())
 
 
@@ -81,10 +81,10 @@ def exchange_chain(
     slack: float,
     partners: Sequence[Partner] | None = None,
 ) -> bool:
-    """One left over takes a partner from a pair, whose other member takes one from a further pair, and so on, while that gains.
+    """Applies one chain that gains: an unmatched node takes a partner from a pair, whose other member takes one from a further pair, and so on.
 
-    The last one stays without, or goes to another one left over. Of each length and last kind only the best chain is followed, and none whose new pairs cost
-    `slack` or more (`Duals`). `partners`: of these pairs, where they are known.
+    The last node stays unmatched, or joins another unmatched node. Of each length and last kind only the best chain is continued, and none whose new pairs cost
+    `slack` or more (`Duals`). `partners`: `partners_of` these pairs, if already computed.
     """
     ends = [kind for kind, count in enumerate(left) if count]
     layer = {kind: _Chain(0.0, 0.0, kind, kind, ()) for kind in ends}
@@ -109,7 +109,7 @@ def exchange_chain(
 def _longer(
     chains: Iterable[_Chain], weights: Weights, partners: Sequence[Partner], costs: Weights, slack: float
 ) -> dict[int, _Chain]:
-    """By last kind, the best of those that are one step longer, of equal ones the first; each breaks up a pair only as often as it is there."""
+    """Last kind → the best chain that is one step longer, of equal ones the first; each breaks up a pair at most as often as it exists."""
     gains: dict[int, float] = {}
     best: dict[int, tuple[_Chain, int]] = {}
     for chain in chains:
@@ -138,7 +138,7 @@ def _longer(
 
 
 def _broken(chain: _Chain) -> dict[tuple[int, int], int]:
-    """How many pairs of which kinds it breaks up."""
+    """Pair of kinds → how many such pairs the chain breaks up."""
     found: dict[tuple[int, int], int] = {}
     for _, taken, freed in chain.steps:
         pair = (taken, freed) if taken <= freed else (freed, taken)

@@ -1,8 +1,8 @@
-"""Interface of migrate stages: which running jobs go on elsewhere, by how their losses fall.
+"""Interface of migrate stages: which running jobs migrate to other nodes, by the convergence of their losses.
 
-The placer does not ask them: the migrator folds the ledger, hears losses from the telemetry topic, and proposes what a stage finds
-(`MigrationProposed`). Facts about moves (when a job was judged, how often it was moved) are the ledger's; categories are the migrator's
-own, rebuilt from telemetry after a restart.
+The placer does not call them: the migrator folds the ledger, receives losses from the telemetry topic, and proposes a stage's result
+(`MigrationProposed`). Facts about moves (when a job was evaluated, how often it was moved) are in the ledger; categories are in the migrator
+only, rebuilt from telemetry after a restart.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,37 +17,37 @@ PROPOSER = "migrator"
 
 
 class Migration(NamedTuple):
-    """A running job and where it is to go on; with the nodes on which it runs: it was judged, and stays."""
+    """A running job and its target nodes; if these are its current nodes, it was evaluated and stays."""
 
     job_id: str
     nodes: tuple[str, ...]
-    """Per task in rank order."""
+    """Target node per task in rank order."""
     cause: MoveCause
     reason: str
 
 
 Categories = Mapping[str, Category]
-"""By job id, of running jobs that have reported a loss; the others count as progressing (SpeCon Alg. 1, line 2)."""
+"""Job id → category, of running jobs that have reported a loss; the others count as progressing (SpeCon Alg. 1, line 2)."""
 
 
 class Seen(NamedTuple):
-    """What the migrator has beside the state."""
+    """The migrator's inputs in addition to the state."""
 
     now_ms: int
-    """The ledger's time, also while no record comes."""
+    """The ledger's time, also while no record arrives."""
     categories: Categories
     crowding: Crowding
     asking: Sequence[str]
-    """Ids of jobs that may give up their place (`Monitor.look`), first asked first."""
+    """Ids of jobs that may give up their place (`Monitor.look`), in the order of their requests."""
 
 
 class Migrate(Protocol):
     """A stage of a profile, see the module's docstring. Pure: the same state and categories give the same answer."""
 
     def monitor(self) -> Monitor:
-        """Of a job that reports its first loss."""
+        """A new monitor for a job that reports its first loss."""
         ...
 
     def migrations(self, state: CellState, seen: Seen) -> Sequence[Migration]:
-        """What to propose, first first."""
+        """The migrations to propose, in order."""
         ...

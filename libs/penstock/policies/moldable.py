@@ -1,9 +1,9 @@
-"""Moldable jobs: how many workers of its range an attempt starts with, decided when it is placed.
+"""Moldable jobs: the number of workers of an attempt is chosen from the job's range when it is placed.
 
-Ideal: the number with which the job is done first, over all jobs that will come. Departure: only what fits now is compared, by a stage of the
-profile; without one as many as fit. The place stage then finds nodes for a gang of that size, as for any other. Where it finds none (nodes
-are kept for others, or it wants distinct nodes), the largest number below for which it does is found by bisection, since a gang that fits
-fits with fewer workers, too. Who cannot start with its fewest waits.
+Ideal: the number with which the job completes first, with regard to all future jobs. Departure: only numbers that fit now are compared, by a stage of the
+profile; without a stage as many workers as fit are used. The place stage then finds nodes for a gang of that size, as for any other. If it finds none (nodes
+are reserved for others, or it requires distinct nodes), the largest smaller number for which it does is found by bisection, since a gang that fits
+also fits with fewer workers. A job that cannot start with its minimum waits.
 
 Source of the term: Feitelson and Rudolph, JSSPP '96 (moldable: the number of processors is set at the start and stays).
 """
@@ -17,14 +17,14 @@ from penstock.policies.base import Choose, LazyRng, Plan, Shape
 from penstock.policies.gang import tasks_that_fit
 
 MOST = "as many as fit now"
-MIN_EFFICIENCY = 0.5  # below it two GPUs more do less than one did alone: others have more use for them
+MIN_EFFICIENCY = 0.5  # below it two GPUs do less than one of the fewest workers' GPUs
 FEWER = "as many as the profile finds nodes for now"
 
 
 def place_moldable(
     state: CellState, job: JobState, choose: Choose, rng: LazyRng, stage: Shape | None
 ) -> Plan | None:
-    """As `choose`, for a job with a range of workers; None where not even the fewest get nodes."""
+    """As `choose`, for a job with a range of workers; None where not even its minimum fits."""
     fewest = job.spec.fewest_workers
     fitting = tasks_that_fit(state, job.shaped(job.spec.workers).demand)
     if fitting < fewest:
@@ -45,7 +45,7 @@ def place_moldable(
 
 
 def as_it_waits(state: CellState, job: JobState, stage: Shape | None) -> JobState:
-    """With the workers that it waits for: of a moldable job the fewest, or those that the stage lets it wait for. For `why` and forecasts."""
+    """The job with the workers for which it waits: of a moldable job its minimum, or the number for which the stage lets it wait. For `why` and forecasts."""
     if job.spec.min_workers is None or stage is None or not stage.waits:
         return job
     return job.shaped(stage.shape(state, job, job.spec.workers)[0])
@@ -55,10 +55,10 @@ class ShortestStep:
     """The number of workers with the shortest iteration, among those whose GPUs do at least MIN_EFFICIENCY of the work that each of the
     fewest workers' GPUs does. Implements `penstock.policies.base.Shape`.
 
-    Ideal: the shortest completion for the job and all who wait. Departure: waiting is left out, since only what fits now is compared, and others are
-    protected by the bound alone. Source: GENIE's choice of ⟨nodes, GPUs⟩ by performance per cost (eq. 5, with cost = GPUs); differs: a bound in place of the best
-    ratio, which would nearly always be that of the fewest. Until the fewest and the most that fit are known, as many as fit, so that
-    nobody stays with the first number that was measured.
+    Ideal: the shortest completion for the job and all waiting jobs. Departure: waiting is ignored, since only numbers that fit now are compared, and others are
+    protected only by the bound. Source: GENIE's choice of ⟨nodes, GPUs⟩ by performance per cost (eq. 5, with cost = GPUs); differs: a bound instead of the best
+    ratio, which would nearly always be that of the fewest. Until times for the fewest and for the most that fit are known, as many as fit are used, so that
+    no job stays with the first number that was measured.
     """
 
     waits = False

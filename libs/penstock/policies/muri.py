@@ -1,10 +1,10 @@
-"""Muri's regroup stages: `muri-s`, where run times are known, and `muri-l`, where they are not.
+"""Muri's regroup stages: `muri-s` for known run times, and `muri-l` for unknown ones.
 
-Source: Muri §4.2 and the published program; the algorithm is `penstock.policies.grouping`. Jobs come in order of time left × GPUs (SRSF), or of
-time attained × GPUs (2D-LAS). Ties keep the order of the list, which each plan of the program leaves sorted by GPUs, most first: so among equal
-keys come those that an earlier plan has seen, of these who needs most GPUs, then by the order of the list. That an earlier plan has seen a job is written
-down as its rank, and so is the order in which keys last differed: with a rank of its own for each job that has passed another one with as many GPUs.
-Departure: of those that wait only jobs that might be taken are ranked.
+Source: Muri §4.2 and the published program; the algorithm is `penstock.policies.grouping`. Jobs are sorted by remaining time × GPUs (SRSF), or by
+attained time × GPUs (2D-LAS). The sort is stable over the list of the previous plan, which the program leaves sorted by GPUs, most first: so among equal
+keys jobs of an earlier plan come first, of these the ones with most GPUs, then by the order of the list. That a job was in an earlier plan is
+stored as its rank, and so is the order in which keys last differed: each job that has overtaken another one with the same number of GPUs has its own rank.
+Departure: of the waiting jobs only those that might be taken are ranked.
 """
 
 from collections.abc import Callable
@@ -25,12 +25,12 @@ Plan = Callable[[CellState, Answer], GroupPlan]
 
 
 def least_attained_service(state: CellState, job: JobState, cost_s: float = 0.0) -> float:
-    """GPU seconds: time attained × GPUs of the gang."""
+    """GPU seconds: attained time × GPUs of the gang."""
     return attained_s(state, job) * gpus_of(job)
 
 
 class Muri:
-    """Implements `penstock.policies.regroup.Regroup`. As in the source no job fills what a plan leaves idle. `key`: by which jobs come; `key_of`: as of `Candidates`."""
+    """Implements `penstock.policies.regroup.Regroup`. As in the source no job is started on GPUs that a plan leaves idle. `key`: sort key of jobs; `key_of`: see `Candidates`."""
 
     fills = False
     beside = False
@@ -46,7 +46,7 @@ class Muri:
         expects: bool,
     ) -> None:
         self.expects = expects
-        """Whether a job that has not run yet comes by the run time that was expected of it."""
+        """Whether a job that has not run yet is sorted by its expected run time."""
         self.grouping = grouping
         self._candidates = Candidates(name, key, key_of=key_of, listed=True, per_gpus=grouping.max_members)
         self._key_of = key_of
@@ -70,7 +70,7 @@ class Muri:
 
 
 def muri_s(grouping: Grouping, plan: Plan) -> Muri:
-    """By time left × GPUs; a job that has not run yet: by its expected run time."""
+    """By remaining time × GPUs; a job that has not run yet: by its expected run time."""
     return Muri(
         "muri-s",
         shortest_remaining_service,
@@ -82,7 +82,7 @@ def muri_s(grouping: Grouping, plan: Plan) -> Muri:
 
 
 def muri_l(grouping: Grouping, plan: Plan) -> Muri:
-    """By time attained × GPUs."""
+    """By attained time × GPUs."""
     return Muri(
         "muri-l",
         least_attained_service,

@@ -1,15 +1,15 @@
-"""Baselines that differ only in the order of the jobs: `sjf`, `srtf`, `srsf`.
+"""Baselines that differ only in the sort key: shortest job first (`sjf`), shortest remaining time (`srtf`) and service (`srsf`) first.
 
 The jobs are sorted by a key, ascending, ties by submission. From the front, each job that still fits is
 chosen; one that does not is skipped and later ones are still tried. Sources: SRTF and SRSF as in Muri's
 comparison (§6.1 there); shortest job first is the textbook rule. Nodes: first fit.
 
-Only differences are looked for. A job that runs keeps its GPUs unless one that waits comes before it and lacks them; then
-those that run and come last give way, and are tried again, each at its own place in the order, for what is left over.
-That chooses the same jobs as walking through all of them.
+Only differences are computed. A running job keeps its GPUs unless a waiting one comes before it and lacks them; then
+the running jobs that come last are suspended, and are tried again, each at its own position in the order, for the remaining GPUs.
+This chooses the same jobs as a pass through all of them.
 
-What stopping a job that runs costs is taken off its key, so nobody is stopped for a gain that is smaller: with remaining times a of
-the one that waits and b of the one that runs, the swap saves b - a - cost of the sum of both completion times.
+The cost of stopping a running job is subtracted from its key, so that no job is stopped for a smaller gain: with remaining times a of
+the waiting and b of the running job, the swap lowers the sum of both completion times by b - a - cost.
 """
 
 from collections.abc import Iterator, Mapping
@@ -37,7 +37,7 @@ from penstock.policies.service import (
 
 
 class Key(Protocol):
-    """≥ 0; the smallest runs first. `cost_s` is taken off the time that the job needs, down to 0."""
+    """Sort key, ≥ 0; the smallest runs first. `cost_s` is subtracted from the time that the job needs, down to 0."""
 
     def __call__(self, state: CellState, job: JobState, cost_s: float = 0.0) -> float: ...
 
@@ -49,19 +49,19 @@ def shortest_remaining_time(state: CellState, job: JobState, cost_s: float = 0.0
 
 
 def shortest_remaining_service(state: CellState, job: JobState, cost_s: float = 0.0) -> float:
-    """GPU seconds: what is left, times the gang's GPUs. Without GPUs it is 0, even if the time is unknown."""
+    """GPU seconds: remaining time × the gang's GPUs. Without GPUs it is 0, even if the time is unknown."""
     gpus = gpus_of(job)
     return shortest_remaining_time(state, job, cost_s) * gpus if gpus else 0.0
 
 
 Kind = tuple[int, bool, bool]
-"""(GPUs of the gang, whether its remaining time is falling, whether its cost is rising) of jobs that run: their order does not change."""
+"""(GPUs of the gang, whether its remaining time is falling, whether its cost is rising) of running jobs: the order within a kind does not change."""
 Place = tuple[float, int]
 """(key, order of submission): the smallest runs first."""
 
 
 class Ordered:
-    """Implements `penstock.policies.base.Preemption`: the smallest keys run. `preemptive=False`: what runs stays."""
+    """Implements `penstock.policies.base.Preemption`: the smallest keys run. `preemptive=False`: running jobs are not stopped."""
 
     def __init__(self, key: Key, *, preemptive: bool) -> None:
         self._key = key
@@ -72,20 +72,20 @@ class Ordered:
         self._gpus: GpuKinds | None = None
 
     def select(self, state: CellState, at_most: Mapping[DemandKey, int] = NO_LIMITS) -> Selection:
-        """O(rows of waiting jobs + jobs that change places)."""
+        """O(rows of waiting jobs + jobs that start or stop)."""
         walk = _Walk(self, state, at_most)
         walk.go()
         stops = sorted(walk.stopped, key=itemgetter(0, 1), reverse=True)
         return Selection(tuple(walk.claims), tuple(job.job_id for _, _, job in stops))
 
     def kinds(self, state: CellState) -> GpuKinds:
-        """Kept from plan to plan while the nodes stay as they are."""
+        """Kinds of nodes, cached between plans while the nodes do not change."""
         if self._gpus is None or not self._gpus.current(state):
             self._gpus = GpuKinds(state)
         return self._gpus
 
     def waiting(self, state: CellState, at_most: Mapping[DemandKey, int]) -> list[Head[DemandKey]]:
-        """A heap of those who want to start, one entry per row."""
+        """A heap of the waiting jobs, one entry per row."""
         self._rows.update(state)
         rows = self._rows.waiting
         singles = [
@@ -96,7 +96,7 @@ class Ordered:
         return heads(singles, (entries for row, entries in rows.items() if at_most.get(row) != 0))
 
     def running(self, state: CellState) -> Iterator[tuple[Place, JobState]]:
-        """From the one that comes last to the first; none if they all stay."""
+        """Running jobs that may be stopped, the last in order first; none if the stage is not preemptive."""
         if not self._preemptive:
             return
         key, jobs = self._charged, state.jobs
@@ -118,13 +118,13 @@ class Ordered:
                 heapreplace(heap, (-key(state, job), -job.order, job, backwards))
 
     def _charged(self, state: CellState, job: JobState) -> float:
-        """The key of a job that runs, less what stopping it costs."""
+        """The key of a running job, less the cost of stopping it."""
         if job.spec.checkpoint == "none":
             return self._key(state, job)
         return self._key(state, job, stop_cost_s(state, job))
 
     def later(self, state: CellState, job: JobState) -> Iterator[JobState]:
-        """Those that run with a larger key, the largest first."""
+        """Running jobs with a larger key, the largest first."""
         place = self._key(state, job), job.order
         for other, runs in self.running(state):
             if other < place:
@@ -132,7 +132,7 @@ class Ordered:
             yield runs
 
     def ranking(self, state: CellState) -> list[str]:
-        """By key; where nobody is stopped, those that run come first. O(jobs · log jobs)."""
+        """Ids by key; if the stage is not preemptive, running jobs come first. O(jobs · log jobs)."""
         key = self._charged if self._preemptive else always_first
         running: list[Head[DemandKey]] = [
             (key(state, job), job.order, job.job_id, (), NO_MORE)
@@ -150,12 +150,12 @@ class Ordered:
 
 
 def always_first(state: CellState, job: JobState) -> float:
-    """In place of a key: before all of them."""
+    """A key that sorts before all others."""
     return -1.0
 
 
 def _kind(state: CellState, job: JobState) -> tuple[Kind, float] | None:
-    """Within a kind those whose time less cost ends later come later. None: it runs on, whoever comes."""
+    """(kind, sort key) of a running job: within a kind, jobs whose time less cost ends later come later. None: it may not be stopped."""
     if not job.preemptible:
         return None
     ends = ends_s(job)
@@ -175,7 +175,7 @@ def gpus_of(job: JobState) -> int:
 
 
 class _Walk:
-    """One walk through who waits, and who has to give way."""
+    """One pass over the waiting jobs, and the running jobs that have to be suspended."""
 
     def __init__(self, ordered: Ordered, state: CellState, at_most: Mapping[DemandKey, int]) -> None:
         self.claims: list[str] = []
@@ -188,11 +188,11 @@ class _Walk:
         self._left = dict(at_most)
         self._running = ordered.running(state)
         self._last: list[tuple[Place, JobState]] = []
-        """Of those who run and did not give way the ones that were looked at; last claim first."""
+        """Running jobs that were examined and not suspended, the last in order first."""
         self._suspended: list[tuple[float, int, str, JobState]] = []
-        """Gave way; a heap, first claim first. Who finds GPUs at its own place runs on."""
+        """Suspended jobs; a heap, the first in order on top. A job that finds GPUs at its own position continues to run."""
         self._refused: dict[object, int] = {}
-        """Alike needs → the smallest that found too little, since anybody gave way last: what comes later finds no more."""
+        """`Need.alike` → the smallest need refused since the last suspension: later jobs with such needs cannot find more GPUs."""
 
     def go(self) -> None:
         heap, jobs = self._heap, self._state.jobs
@@ -228,7 +228,7 @@ class _Walk:
         return False
 
     def _make_way(self, need: Need, place: Place) -> bool:
-        """Those who come last give way until the job has its GPUs; nobody if that is not enough."""
+        """Suspends running jobs, the last in order first, until the job has its GPUs; none if that is not enough."""
         free, last = self._free, self._last
         if last and last[0][0] < place:
             return False
@@ -257,7 +257,7 @@ class _Walk:
         return False
 
     def _resume(self, before: Place | None) -> None:
-        """Those who gave way and come before this place are tried again: they run on, or are stopped."""
+        """Tries suspended jobs that come before this place again: they continue to run, or are stopped."""
         while self._suspended and (before is None or self._suspended[0][:2] < before):
             key, order, _, job = heappop(self._suspended)
             if not self._free.take_again(job):

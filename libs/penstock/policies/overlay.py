@@ -1,4 +1,4 @@
-"""Gangs tried one after the other on copies of the nodes: GPUs and cores are chosen as for any placement, the state stays as it is."""
+"""What-if overlay of placements: gangs are tried one after the other on copies of the nodes, with GPUs and cores chosen as for any placement; the state is not changed."""
 
 from collections.abc import Container, Iterable, Sequence
 from typing import NamedTuple
@@ -15,7 +15,7 @@ from penstock.policies.base import place_on
 from penstock.policies.trial import held_places
 
 Gangs = Sequence[tuple[JobState, Sequence[str]]]
-"""Jobs that wait, each with the node of each task in rank order."""
+"""Waiting jobs, each with the node of each task in rank order."""
 
 
 class Placed(NamedTuple):
@@ -23,25 +23,25 @@ class Placed(NamedTuple):
 
     job: JobState
     tasks: tuple[TaskPlacement, ...]
-    """In rank order."""
+    """Places in rank order."""
     after: tuple[str, ...] = ()
     """Ids of the jobs that are being stopped and whose GPUs it gets, in the order of their submission; empty: it starts at once."""
 
 
 class Overlay:
-    """Nodes of a cell, and what was given out on trial. `ended`: as they are when all that is being stopped has ended; `stops`: ids of jobs that
-    are to be stopped and count as such."""
+    """Nodes of a cell with trial placements. `ended`: the nodes as they are when all jobs that are being stopped have ended; `stops`: ids of further
+    jobs that count as being stopped."""
 
     def __init__(self, state: CellState, *, ended: bool = False, stops: frozenset[str] = frozenset()) -> None:
         self._state, self.ended, self.stops = state, ended, stops
         self._nodes: dict[str, NodeState] = {}
         self.gone: Container[str] = frozenset[str]()
-        """Ids of jobs that have ended here."""
+        """Ids of jobs that have ended in this overlay."""
         if ended:
             self.gone = {job.job_id for job in state.stopping.values()} | stops
 
     def give(self, gangs: Gangs) -> tuple[Placed, ...] | str:
-        """Places for all of them, taken from here on; or what is lacking, and nothing is taken."""
+        """Places for all gangs, booked on the overlay; or the missing resource, and nothing is booked."""
         placed: list[Placed] = []
         taken: list[TaskPlacement] = []
         for job, nodes in gangs:
@@ -58,14 +58,14 @@ class Overlay:
         return tuple(placed)
 
     def take(self, places: Iterable[TaskPlacement]) -> None:
-        """These places, which were given on another overlay, are taken here as well."""
+        """Books places that were found on another overlay."""
         for place in places:
             node = self.node(place.node_id)
             assert node is not None, place
             node.give(place)
 
     def take_back(self, places: Sequence[TaskPlacement]) -> None:
-        """Undoes that they were given, one after the other."""
+        """Undoes the booking of these places, in reverse order."""
         for place in reversed(places):
             self._nodes[place.node_id].take_back(place)
 
@@ -82,7 +82,7 @@ class Overlay:
         return place
 
     def node(self, node_id: str) -> NodeState | None:
-        """A copy, less what was given out so far."""
+        """A copy of the node, less what is booked so far."""
         node = self._nodes.get(node_id)
         if node is not None:
             return node
@@ -106,7 +106,7 @@ class Overlay:
 
 
 def unusable(state: CellState, node: NodeState, need: ResourceVector, gpu_models: tuple[str, ...]) -> str:
-    """Why nothing new may start on the node, whatever is free of it; empty: something may."""
+    """Why no new task may start on the node, whatever is free there; empty: one may."""
     if node.status is not NodeStatus.READY or node.leaving:
         return f"the node is {node.status}"
     if node.cordon is not None:
@@ -117,7 +117,7 @@ def unusable(state: CellState, node: NodeState, need: ResourceVector, gpu_models
 
 
 def lacking_of(state: CellState, node: NodeState, need: ResourceVector, gpu_models: tuple[str, ...]) -> str:
-    """What the node, which may be a copy, lacks for this task; empty: nothing."""
+    """What the node, which may be a copy, lacks for this task; empty: it fits."""
     if wrong := unusable(state, node, need, gpu_models):
         return wrong
     if (
@@ -127,7 +127,7 @@ def lacking_of(state: CellState, node: NodeState, need: ResourceVector, gpu_mode
         and node.free_host_memory_mib >= need.host_memory_mib
         and node.free_bandwidth_mbps >= need.bandwidth_mbps
     ):
-        return ""  # what follows says the same, and takes longer
+        return ""  # a shortcut: the following test has the same result
     free = node.free()
     return "" if free.fits(need) else _short_of(free, need)
 

@@ -1,11 +1,11 @@
 """Scores of the packing family: `best-fit`, `dot-product`, `clustering`, `packing`.
 
 Source: the baselines of the FGD paper (Weng et al., USENIX ATC '23) as its experiments define them. C and G are
-the node's free cores and the sum of its free GPU shares (thousandths) before the task comes, c and g what the
-task asks. Cores and shares are divided by those of the cell's largest node, C̄ and Ḡ: 128 cores and 8 GPUs
-there. A score is cut to a whole number: without the cut dot-product loses a point of allocation. The cut is
+the node's free cores and the sum of its free GPU shares (thousandths) before the task is placed, c and g the
+task's demand. Cores and shares are divided by those of the cell's largest node, C̄ and Ḡ: 128 cores and 8 GPUs
+there. A score is truncated to a whole number: without that dot-product loses a point of allocation. The truncation is
 exact, in whole numbers, where the source divides in floating point. Departures: none in the rules; memory and
-bandwidth play no part but must fit.
+bandwidth do not affect the score but must fit.
 """
 
 from typing import NamedTuple
@@ -17,9 +17,9 @@ from penstock.model.types import WHOLE_GPU, ResourceVector
 from penstock.policies.rows import NodeTable, Rows, class_of
 from penstock.policies.scored import Judged
 
-FULL_NODE = 33  # packing: what a node whose GPUs are all free scores, less its GPUs
-SOME_FREE = 50  # packing: where free GPUs must be broken into, less so many
-ALL_GIVEN = 100  # packing: where only partly given GPUs are used, less what is left of them, in per cent
+FULL_NODE = 33  # packing: base score of a node whose GPUs are all free, less its number of GPUs
+SOME_FREE = 50  # packing: base score where wholly free GPUs are needed, less their number
+ALL_GIVEN = 100  # packing: base score where only partly allocated GPUs are used, less their free per cent
 
 
 class Largest(NamedTuple):
@@ -39,7 +39,7 @@ class Largest(NamedTuple):
 
 
 def asked_milli(need: ResourceVector) -> int:
-    """g: all that the task asks of GPUs, in thousandths."""
+    """g: the task's total GPU demand, in thousandths."""
     return need.gpus * need.gpu_share_milli
 
 
@@ -55,7 +55,7 @@ class _Relative:
 
 
 class BestFit(_Relative):
-    """Least is left: 100 · (1 − ½ · ((C − c)/C̄ + (G − g)/Ḡ))."""
+    """Prefers the node with least left: 100 · (1 − ½ · ((C − c)/C̄ + (G − g)/Ḡ))."""
 
     def judge(self, rows: Rows, need: ResourceVector, table: NodeTable) -> Judged:
         cores, milli = self.largest
@@ -64,7 +64,7 @@ class BestFit(_Relative):
 
 
 class DotProduct(_Relative):
-    """Least alike: 100 · (1 − ½ · (C/C̄ · c/C̄ + G/Ḡ · g/Ḡ))."""
+    """Prefers the smallest dot product of free resources and demand: 100 · (1 − ½ · (C/C̄ · c/C̄ + G/Ḡ · g/Ḡ))."""
 
     def judge(self, rows: Rows, need: ResourceVector, table: NodeTable) -> Judged:
         cores, milli = self.largest
@@ -74,10 +74,10 @@ class DotProduct(_Relative):
 
 
 class Clustering(_Relative):
-    """Like tasks together: ⌊25 · (Ḡ − G)/Ḡ⌋ + 75, 50, 25 or 0. A task without GPUs: 0 everywhere.
+    """Prefers nodes with tasks of the same class: ⌊25 · (Ḡ − G)/Ḡ⌋ + 75, 50, 25 or 0. A task without GPUs: 0 everywhere.
 
     75 where all tasks with GPUs are of this task's class (parts of a GPU, or its number of whole ones), 50
-    where some are, 25 where there are none at all, else 0.
+    where some are, 25 where there are no tasks with GPUs, else 0.
     """
 
     def judge(self, rows: Rows, need: ResourceVector, table: NodeTable) -> Judged:
@@ -91,7 +91,7 @@ class Clustering(_Relative):
 
 
 class Packing:
-    """Given GPUs first, then given nodes, then free nodes. A task without GPUs: 0 everywhere.
+    """Prefers partly allocated GPUs, then partly allocated nodes, then free nodes. A task without GPUs: 0 everywhere.
 
     A node with all n GPUs wholly free: max(33 − n, n). Else the task's GPUs are those with least free that fit:
     if u > 0 of them are wholly free, max(50 − u, 33); if none is, max(50, 100 − ⌊r/10⌋), r = the sum of
@@ -99,7 +99,7 @@ class Packing:
     """
 
     def basis(self, state: CellState) -> None:
-        """Depends on nothing but the node."""
+        """The score depends only on the node."""
 
     def judge(self, rows: Rows, need: ResourceVector, table: NodeTable) -> Judged:
         if not need.gpus:

@@ -1,7 +1,7 @@
-"""Which running jobs make way for a proposed plan: those that a unit needs which can then start, tried on a copy on which they have ended.
+"""Preemption for proposed plans: stops only running jobs that a unit needs to start, tried on a copy of the nodes on which they have ended.
 
-A unit needs the stop of its own members that are to start elsewhere, of who shares GPUs with those it joins and is not named, and of as many of the jobs on
-its nodes as leave it room: of those that the plan names later, as many as possible run on.
+A unit needs the stop of its own members that shall start elsewhere, of jobs that share GPUs with the members it joins and are not in it, and of enough of the jobs on
+its nodes to make room: of the jobs that the plan names, as many as possible continue to run, the last named first.
 """
 
 from collections.abc import Iterator, Sequence
@@ -22,7 +22,7 @@ from penstock.policies.trial import living_places
 from penstock.policies.validate_groups import RUNS
 from penstock.policies.validate_plans import Judged, JudgedUnit, judge
 
-MAX_STOPS = 256  # in one record, which has the plan and its placements, too
+MAX_STOPS = 256  # in one record, which also contains the plan and its placements
 NOT_NEEDED = Refusal("infeasible", "no unit that can start needs its place")
 
 
@@ -31,20 +31,20 @@ class MakesWay(NamedTuple):
 
     job: JobState
     by: str
-    """A job of the unit that needs it: another one, or itself where it starts elsewhere."""
+    """A job of the unit that needs the stop: another one, or the job itself where it starts elsewhere."""
     why: str
-    """As the unit explains itself."""
+    """The unit's explanation."""
 
 
 class RunsOn(NamedTuple):
-    """A job that the plan names among its stops, and that is not stopped."""
+    """A job among the plan's stops that is not stopped."""
 
     job_id: str
     refusal: Refusal
 
 
 class Stops(NamedTuple):
-    """What becomes of a plan's stops, both in its order."""
+    """Result for a plan's stops, both parts in its order."""
 
     made: Sequence[MakesWay] = ()
     refused: Sequence[RunsOn] = ()
@@ -53,7 +53,7 @@ class Stops(NamedTuple):
 def judge_with_stops(
     state: CellState, proposal: PlanProposed, profile: Profile
 ) -> tuple[Judged | Refusal, Stops]:
-    """What becomes of each unit if these make way. Nobody does where no unit needs it. Never changes the state."""
+    """Result of each unit if the plan's stops are made. A job that no unit needs to stop is not stopped. Never changes the state."""
     named, refused = _may_stop(state, proposal.stops)
     judged = judge(state, proposal, profile, frozenset(named))
     if isinstance(judged, Refusal):
@@ -70,7 +70,7 @@ def judge_with_stops(
 def judge_after_stops(
     state: CellState, proposal: PlanProposed, profile: Profile, before: Judged
 ) -> Judged | Refusal:
-    """As `before`, now that those who make way are being stopped: the places, on this very state."""
+    """As `before`, after the stops have begun: the places on exactly this state."""
     refused = {unit.number: unit for unit in before.units if unit.refusal is not None}
     all_stop = all(
         (job := state.jobs.get(name)) is None or job.status is JobStatus.STOPPING for name in proposal.stops
@@ -96,7 +96,7 @@ def judge_after_stops(
 
 
 def _may_stop(state: CellState, names: Sequence[str]) -> tuple[dict[str, JobState], dict[str, Refusal]]:
-    """Of those named who may be stopped, as many as one record holds; and why the others may not."""
+    """The named jobs that may be stopped, as many as fit in one record; and why the others may not."""
     found: dict[str, JobState] = {}
     refused: dict[str, Refusal] = {}
     tasks = 0
@@ -116,7 +116,7 @@ def _may_stop(state: CellState, names: Sequence[str]) -> tuple[dict[str, JobStat
 
 
 def _stays(state: CellState, job: JobState) -> Refusal | None:
-    """Why no plan may stop it; None: one may. A member of a group may be stopped, for its place there."""
+    """Why no plan may stop the job; None: one may. A member of a group may be stopped, since its place in the group becomes free."""
     if job.target:
         return Refusal("wrong_state", f"{job.job_id} moves")
     if job.status is JobStatus.STOPPING:
@@ -151,7 +151,7 @@ def _needed(state: CellState, judged: Judged, named: dict[str, JobState]) -> dic
 
 
 def _own(state: CellState, judged: JudgedUnit, named: dict[str, JobState]) -> Iterator[str]:
-    """Members that are to start elsewhere, and, of those whom the unit joins, who is not to go on there."""
+    """Members that shall start elsewhere, and members of the joined group that shall not stay in it."""
     stays = set() if judged.group is None else set(judged.group.running)
     members = [job.job_id for job in judged.unit.jobs if job.job_id not in stays]
     yield from (name for name in members if name in named)
@@ -169,7 +169,7 @@ def _makes_way(job: JobState, judged: JudgedUnit) -> MakesWay:
 
 
 class _Left:
-    """What the units that wait leave of their nodes when everybody who is named has ended, by numbers. `nodes`: theirs."""
+    """What waiting units leave free on their nodes when all named jobs have ended, by numbers. `nodes`: the units' nodes."""
 
     def __init__(
         self, state: CellState, then: Overlay, nodes: dict[str, JudgedUnit], named: dict[str, JobState]
@@ -179,14 +179,14 @@ class _Left:
         self._free: dict[str, tuple[int, int, int, int]] = {}
 
     def runs_on(self, job: JobState) -> bool:
-        """Whether it fits beside them, and then it takes what it has."""
+        """Whether the job fits beside the units; if so, its resources are booked."""
         taken: dict[str, tuple[int, int, int, int]] = {}
         for place in living_places(job):
             if place.node_id not in self._nodes:
                 continue
             free = taken.get(place.node_id) or self._of(place.node_id)
             if place.gpu_share_milli < WHOLE_GPU:
-                return False  # what is left of each GPU is not counted here
+                return False  # free parts of GPUs are not counted here
             part = self._part(job, place)
             left = tuple(has - wants for has, wants in zip(free, part, strict=True))
             if any(has < 0 < wants for has, wants in zip(left, part, strict=True)):
@@ -197,7 +197,7 @@ class _Left:
         return True
 
     def _part(self, job: JobState, place: TaskPlacement) -> tuple[int, int, int, int]:
-        """(GPUs without fault, cores, MiB, Mbit/s) beside those of its group who run on."""
+        """(GPUs without fault, cores, MiB, Mbit/s) beyond what members of its group hold that continue to run."""
         node = self._state.nodes[place.node_id]
         own = booked(self._state, job, place, self._gone)
         sound = mask_of(own.gpus) & node.present_gpu_mask & ~node.faulted_gpu_mask

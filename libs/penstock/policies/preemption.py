@@ -1,11 +1,11 @@
-"""Preemption tried on a copy of the nodes: who is stopped, and who starts now or as soon as the stops are proven.
+"""Preemption: which jobs are stopped, and which start now or as soon as the stops are proven, tried on a copy of the nodes.
 
-A stage of the profile says who shall run, by numbers of GPUs (`penstock.policies.base.Preemption`). Here everybody who shall
-start gets nodes on a copy (`Trial`), those with the largest workers first, so that small jobs do not take what a large one needs.
-Nobody is stopped for a job that would then not fit: for its GPUs' model, its cores, its memory, or because free GPUs are spread.
-Such a job is left out, and the stage chooses again.
+A stage of the profile selects the jobs that shall run, by numbers of GPUs (`penstock.policies.base.Preemption`). Here all jobs that shall
+start get nodes on a copy (`Trial`), those with the largest workers first, so that small jobs do not take what a large one needs.
+No job is stopped for a job that would then not fit: because of GPU models, cores, memory, or because free GPUs are spread over nodes.
+Such a job is left out, and the stage selects again.
 
-Where enough GPUs are free but spread, smaller jobs move. Where something else is lacking, those that run and come later give it up.
+Where enough GPUs are free but spread, smaller jobs move. Where another resource is lacking, running jobs that come later in the order are stopped.
 """
 
 from collections import Counter
@@ -23,8 +23,8 @@ from penstock.policies.base import Plan, Preemption, Selection
 from penstock.policies.gang import Gang, place_greedily
 from penstock.policies.trial import Fit, Trial, living_places
 
-MAX_TRIALS = 32  # choices made anew in one plan because a demand does not fit; then nobody is stopped
-MAX_GIVING_UP = 32  # running jobs tried as victims of one job that lacks something else than GPUs
+MAX_TRIALS = 32  # repeated selections in one plan because a demand does not fit; then no job is stopped
+MAX_GIVING_UP = 32  # running jobs tried as victims of one job that lacks another resource than GPUs
 
 
 class Stop(NamedTuple):
@@ -35,26 +35,26 @@ class Stop(NamedTuple):
 
 
 class Start(NamedTuple):
-    """A job that waits, and the nodes on which it was tried."""
+    """A waiting job, and the nodes on which it was tried."""
 
     job: JobState
     fit: Fit
 
 
 class Arrangement(NamedTuple):
-    """What follows from a selection now."""
+    """Starts and stops that carry out a selection now."""
 
     selection: Selection
     starts: Sequence[Start]
-    """Those who fit beside everything that is still there; in the order in which they were tried."""
+    """Jobs that fit beside all tasks that still exist; in the order in which they were tried."""
     awaiting: Sequence[Start]
-    """Those who get their nodes once stops are proven; in the order in which they were tried."""
+    """Jobs that get their nodes once stops are proven; in the order in which they were tried."""
     stops: Sequence[Stop]
 
 
 class _Hopeless(Exception):
     """A claim does not fit. `unmovable`: because a job that moves for it finds no other place; `overtaken`: perhaps because a
-    later claim was given nodes before it."""
+    later claim got nodes before it."""
 
     def __init__(
         self, key: DemandKey, fitted: int, *, unmovable: bool = False, overtaken: bool = False
@@ -63,7 +63,7 @@ class _Hopeless(Exception):
 
 
 def arrange(state: CellState, stage: Preemption) -> Arrangement:
-    """The stage's choice, less what does not fit. The same state gives the same answer."""
+    """The stage's selection, without jobs that do not fit. The same state gives the same answer."""
     at_most: dict[DemandKey, int] = {}
     unmovable: set[DemandKey] = set()
     by_size = True
@@ -85,7 +85,7 @@ def arrange(state: CellState, stage: Preemption) -> Arrangement:
 
 
 def _only(state: CellState, selection: Selection) -> Start | None:
-    """The most frequent case: one job of one task comes, and nobody has to stop for it."""
+    """Fast path for the most frequent case: one job of one task, for which no job has to stop."""
     demand = (job := state.jobs[selection.claims[0]]).demand
     if selection.stops or state.stopping or state.planned or demand.tasks > 1:
         return None
@@ -94,7 +94,7 @@ def _only(state: CellState, selection: Selection) -> Start | None:
 
 
 class _Arranging:
-    """One selection, tried."""
+    """The trial of one selection."""
 
     def __init__(
         self, state: CellState, stage: Preemption, selection: Selection, unmovable: set[DemandKey]
@@ -108,7 +108,7 @@ class _Arranging:
         self._fits: list[Start] = []
 
     def all(self, *, by_size: bool) -> Arrangement:
-        """Everybody whom the stage chose. `by_size`: largest workers first, not first claims first. Raises `_Hopeless`."""
+        """Places all selected jobs. `by_size`: largest workers first, else in order of priority. Raises `_Hopeless`."""
         for job_id in self._selection.stops:
             self._stop(self._state.jobs[job_id])
         self._awaited = self._trial.awaited()
@@ -126,7 +126,7 @@ class _Arranging:
         return self._arrangement()
 
     def who_fits(self) -> Arrangement:
-        """Of those whom the stage chose the ones that fit though nobody is stopped, first claims first."""
+        """Places the selected jobs that fit without stops, in order of priority."""
         self._awaited = self._trial.awaited()
         for job in self._unplanned():
             fit = self._fit(job.demand)
@@ -135,9 +135,9 @@ class _Arranging:
         return self._arrangement()
 
     def _unplanned(self) -> list[JobState]:
-        """Claims without a place in the plan that was adopted; those who have one keep it, unless they fit where nobody has to stop.
+        """Claims without a place in the adopted plan. A claim with a place keeps it, unless it fits where no job has to stop.
 
-        A place that its job does not claim any more goes to the first claim of the same demand.
+        A place that its job no longer claims passes to the first claim of the same demand.
         """
         planned = self._state.planned
         claims = {job_id: self._state.jobs[job_id] for job_id in self._selection.claims}
@@ -168,7 +168,7 @@ class _Arranging:
         return [self._state.jobs[job_id] for job_id in left]
 
     def _arrangement(self) -> Arrangement:
-        """Who fits beside what is still there starts; a stop that helps nobody is left out."""
+        """Starts the jobs that fit beside the tasks that still exist; a stop that no claim needs is left out."""
         starts: list[Start] = []
         awaiting: list[Start] = []
         now: Trial | None = None
@@ -198,7 +198,7 @@ class _Arranging:
         self._stops.append(job)
 
     def _fit(self, demand: Demand) -> Fit | None:
-        """First fit, where that is possible on nodes on which nobody has to stop."""
+        """First fit, if possible on nodes on which no job has to stop."""
         fit = self._trial.fit(demand, self._awaited) if self._awaited else None
         return self._trial.fit(demand) if fit is None else fit
 
@@ -208,7 +208,7 @@ class _Arranging:
         self._fitted[job.demand.key] += job.status is JobStatus.QUEUED
 
     def _place(self, job: JobState, *, overtaken: bool) -> Sequence[JobState]:
-        """Gives the job nodes on trial; returns jobs that have to move for it, and need nodes themselves."""
+        """Places the job on the trial; returns jobs that have to move for it, and need nodes themselves."""
         demand, waits = job.demand, job.status is JobStatus.QUEUED
         fit = self._fit(demand)
         moved: tuple[JobState, ...] = ()
@@ -230,7 +230,7 @@ class _Arranging:
         return moved
 
     def _give_up(self, job: JobState) -> bool:
-        """Running jobs whose claim comes later are released until this one fits, and then as few of them as that takes."""
+        """Releases running jobs of lower priority until this one fits, and then takes back those that were not necessary; returns whether it fits."""
         trial, demand = self._trial, job.demand
         suited = self._state.index.eligible(demand.worker, demand.gpu_models) & self._state.index.placeable
         released: list[JobState] = []
@@ -268,13 +268,13 @@ def node_ids(state: CellState, demand: Demand, fit: Fit) -> tuple[str, ...]:
 
 
 def fit_of(state: CellState, demand: Demand, nodes: Sequence[str]) -> Fit:
-    """Undoes `node_ids`."""
+    """Inverse of `node_ids`."""
     ordinals = [state.nodes[node_id].ordinal for node_id in nodes]
     return (*ordinals[demand.workers :], *ordinals[: demand.workers])
 
 
 def set_of(ordinals: Iterable[int]) -> int:
-    """Bit set."""
+    """Bit set of these ordinals."""
     nodes = 0
     for ordinal in ordinals:
         nodes |= 1 << ordinal
@@ -282,7 +282,7 @@ def set_of(ordinals: Iterable[int]) -> int:
 
 
 def keeps_room(state: CellState, plan: Plan, start: Start, rest: Sequence[Start]) -> bool:
-    """Whether those who start after this one still fit if it goes where the place stage wants it."""
+    """Whether the jobs that start after this one still fit if it is placed as the place stage chooses."""
     demand = start.job.demand
     fit = fit_of(state, demand, plan.nodes)
     if not rest or fit == start.fit:
@@ -298,7 +298,7 @@ def keeps_room(state: CellState, plan: Plan, start: Start, rest: Sequence[Start]
 
 
 def place_as_tried(profile: str, state: CellState, start: Start) -> Plan | None:
-    """The plan that puts the job on the nodes on which it was tried."""
+    """The plan that places the job on the nodes on which it was tried."""
     remaining = iter(start.fit)
 
     def rank(gang: Gang, is_worker: bool, limit: int) -> list[tuple[float, int]]:

@@ -1,6 +1,6 @@
-"""Profiles: the names under which policies are chosen. One table; nothing ever looks into a name.
+"""Scheduling profiles: one table from names to combinations of policies; no code inspects a name.
 
-A profile is composed of stages (`penstock.policies.base.Profile`), and fixes some settings, because it would not be itself otherwise.
+A profile is composed of stages (`penstock.policies.base.Profile`), and fixes the settings that are part of its definition.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -47,14 +47,14 @@ from penstock.policies.tiresias import Tiresias
 from penstock.policies.together import Together
 
 CODA = Contention(search="walk", users_cores="override", throttle="half")
-"""As in the source, where nothing else is set."""
+"""The source's values, for settings that are not given."""
 LOSES_MS = 3_600_000
-"""Under `penstock` a job that does not save gives back borrowed cores only within an hour: that is all that it then does again."""
+"""Under `penstock` borrowed cores are reclaimed from a job that does not save only within an hour of its placement: so it repeats at most an hour of work."""
 Make = Callable[[PlacerSettings], Profile]
 
 
 def placed_by(policy: Callable[[PlacerSettings], Policy], *, prelaunch: bool = False) -> Make:
-    """First come, first served with backfill; only the place stage differs. `prelaunch`: as `Profile.prelaunch`."""
+    """First come, first served with backfill; only the place stage differs. `prelaunch`: see `Profile.prelaunch`."""
 
     def make(settings: PlacerSettings) -> Profile:
         found = policy(settings)
@@ -64,12 +64,12 @@ def placed_by(policy: Callable[[PlacerSettings], Policy], *, prelaunch: bool = F
 
 
 def ordered_by(name: str, key: Key, *, preemptive: bool) -> Make:
-    """First fit for those that come first."""
+    """Preemption by key, with first fit."""
     return lambda settings: Profile(name, FirstFit(name), preempt=Ordered(key, preemptive=preemptive))
 
 
 def own_order(policy: Callable[[], Any]) -> Make:
-    """One object places and orders."""
+    """One object is both place and order stage."""
 
     def make(settings: PlacerSettings) -> Profile:
         both = policy()
@@ -79,7 +79,7 @@ def own_order(policy: Callable[[], Any]) -> Make:
 
 
 def least_attained(name: str, where: Callable[[str], Policy], *, strict_fifo: bool = False) -> Make:
-    """Tiresias's queues; `where` finds nodes."""
+    """Tiresias's queues; `where`: the place stage."""
     return lambda settings: Profile(
         name,
         where(name),
@@ -89,8 +89,8 @@ def least_attained(name: str, where: Callable[[str], Policy], *, strict_fifo: bo
 
 
 def penstock(settings: PlacerSettings) -> Profile:
-    """All at once: who may wait least for its deadline, tenants below their share, who has waited longest for its run time; gangs together; backfill behind
-    a reservation; bursts by the grouping genetic algorithm; interleaving when the cell is saturated; moves where all jobs end earlier; cores that follow running trainings, and jobs slowed that slow one."""
+    """All stages together: jobs with the least slack to their deadline first, then tenants below their share, then the highest response ratio; compact gangs; backfill behind
+    a reservation; bursts by the grouping genetic algorithm; interleaving when the cell is saturated; moves that lower the sum of completion times; core counts adapted to running training jobs, and throttling of jobs that slow one down."""
     without = settings.without
     reclaims = "reclaim" not in without
     together = (Lending if reclaims else Together)("penstock", settings.network_weight)
@@ -123,7 +123,7 @@ def _guard_without(stages: Collection[Stage]) -> Guard | None:
 
 
 def liquid(name: str, pair_cost: PairCost) -> Make:
-    """Best fit, first come, first served; bursts by the grouping genetic algorithm, in an order of their own."""
+    """Best fit, first come, first served; bursts by the grouping genetic algorithm, in their own order."""
 
     def make(settings: PlacerSettings) -> Profile:
         place = Liquid(settings.network_weight, pair_cost, name=name)
@@ -134,25 +134,25 @@ def liquid(name: str, pair_cost: PairCost) -> Make:
 
 
 def grouped(name: str, regroup: Callable[[PlacerSettings], Regroup], key: Key) -> Make:
-    """Who runs and who shares GPUs is planned; until a plan comes jobs are tried in order of the key, first fit, and nobody is stopped."""
+    """A regroup stage plans which jobs run and which share GPUs; until a plan arrives jobs are tried in order of the key, first fit, and no job is stopped."""
     return lambda settings: Profile(name, FirstFit(name), order=KeyOrder(key), regroup=regroup(settings))
 
 
 def genie(settings: PlacerSettings) -> Profile:
-    """Deadlines and shapes: who may wait least first, on the ⟨nodes, GPUs⟩ with the best ratio that is in time."""
+    """Deadlines and shapes: least slack first, on the ⟨nodes, GPUs⟩ with the best ratio that is in time."""
     both = Genie("genie", settings.genie, Together("genie", settings.network_weight))
     way = MakeWay("genie", both) if settings.genie.make_way else None
     return Profile("genie", both, order=both, shape=both, make_way=way)
 
 
 def specon(settings: PlacerSettings) -> Profile:
-    """Evenly spread, first come, first served; converged jobs move. Source: SpeCon §VI-A2 (the same first placement for both schedulers)."""
+    """Even spread, first come, first served; converged jobs move. Source: SpeCon §VI-A2 (the same initial placement for both schedulers)."""
     return Profile("specon", Even("specon"), migrate=SpeCon(settings.convergence))
 
 
 def coda(settings: PlacerSettings) -> Profile:
-    """Resource arrays with borrowing, dominant resource fairness inside each (`penstock.policies.arrays`); the cores of running trainings are searched for by
-    CODA's walk, also where users named them, and what slows them is slowed. Source: CODA §V."""
+    """Resource arrays with borrowing, dominant resource fairness inside each (`penstock.policies.arrays`); core counts of running training jobs are searched by
+    CODA's hill climbing, also where users specified them, and jobs that slow them down are throttled. Source: CODA §V."""
     order = ArrayOrder()
     place = ArrayPlace("coda", order)
     return Profile("coda", place, order=order, reclaim=ArrayReclaim(settings.coda), guard=guard_of(CODA))
@@ -203,11 +203,11 @@ PROFILES: Mapping[str, Make] = MappingProxyType(
     }
 )
 
-KNOWN_PROFILES = 4  # that `known_profile` retains
+KNOWN_PROFILES = 4  # cached by `known_profile`
 DEFAULT = "penstock"
-"""Of a cell whose operator names none. `PlacerSettings.profile` keeps the default that ledgers were written with."""
+"""Profile of a cell whose operator names none. `PlacerSettings.profile` has the default with which ledgers were written."""
 READ_DURATIONS = frozenset({"penstock", "genie", "sjf", "srtf", "srsf", "muri-s", "interleave"})
-"""Profiles whose order rests on how long a job will run; the others choose the same whether that is known or not."""
+"""Profiles whose order depends on predicted run times; the decisions of the others do not."""
 WANT_TYPICAL_TASKS = frozenset({"fgd"})
 """Profiles that read the setting `typical_tasks`: a simulation fills it from its trace."""
 ALL_ARE_TRIED = MappingProxyType({"backfill_window": MAX_BACKFILL_WINDOW, "max_overtakes": MAX_OVERTAKES})
@@ -228,7 +228,7 @@ FIXED: Mapping[str, Mapping[str, object]] = MappingProxyType(
 
 
 def in_force(settings: PlacerSettings) -> PlacerSettings:
-    """The settings with what the profile fixes: what the placer goes by, and explanations with it."""
+    """The settings with those that the profile fixes: used by the placer and by explanations."""
     fixed = FIXED.get(settings.profile)
     return settings if fixed is None else msgspec.structs.replace(settings, **fixed)
 
@@ -254,7 +254,7 @@ def profile_for(settings: PlacerSettings) -> Profile:
 
 @lru_cache(KNOWN_PROFILES)
 def known_profile(settings: PlacerSettings) -> Profile | None:
-    """As `profile_for`, for services that propose: with what its stages have cached, and None for the profile of a newer placer, which is not known here."""
+    """As `profile_for`, for services that propose: with its stages' caches, and None for a profile of a newer placer, which is unknown here."""
     try:
         return profile_for(settings)
     except UnknownProfile:

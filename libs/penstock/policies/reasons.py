@@ -190,7 +190,7 @@ def refusals(
     """Nodes that refuse the task now, by the first reason that holds; a dozen set operations.
 
     The sets are disjoint and their union is every node that is not gone, less those where the task fits (`fitting`,
-    for a caller who knows them: nobody is asked about after the last refusal).
+    for a caller that knows them: the search stops once only these are left).
     """
     open_nodes = index.known & ~index.gone
     found: dict[Reason, int] = {}
@@ -207,7 +207,7 @@ def refusals(
 def _allowed(
     index: NodeIndex, need: ResourceVector, gpu_models: tuple[str, ...]
 ) -> Iterator[tuple[Reason, int]]:
-    """Reason → nodes that do not give it. Operators and silence first, then what only another node can give, then what waiting can."""
+    """(reason, nodes without it). Cordons and silence first, then reasons that only another node can resolve, then those that waiting can."""
     yield Reason.NODES_CORDONED, ~index.cordoned
     yield Reason.NODES_SUSPECT, index.placeable
     if need.gpus:

@@ -1,4 +1,4 @@
-"""Reclaim stage of a profile: who gives back what it has borrowed, so that a job fits that does not now. No other job is stopped."""
+"""Interface of reclaim stages: jobs that have borrowed resources give them back, so that a waiting job fits. No other job is stopped."""
 
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
@@ -10,18 +10,18 @@ from penstock.model.plans import PlanUnit
 
 
 class MovesOut(NamedTuple):
-    """A job that goes on elsewhere."""
+    """A job that resumes elsewhere."""
 
     job: JobState
     nodes: Sequence[str]
-    """Of its tasks, in rank order."""
+    """Target nodes of its tasks, in rank order."""
 
 
 class Reclaimed(NamedTuple):
-    """What happens for one job. No stops and no moves: only the nodes are reserved."""
+    """A reclaim for one job. Without stops and moves only the nodes are reserved."""
 
     unit: PlanUnit
-    """Its nodes, which are reserved until it starts."""
+    """The job's nodes, which are reserved until it starts."""
     stops: Sequence[JobState] = ()
     """Jobs without GPUs that give back their cores."""
     moves: Sequence[MovesOut] = ()
@@ -36,5 +36,5 @@ class Reclaim(Protocol):
         ...
 
     def reclaim(self, state: CellState, job: JobState) -> Reclaimed | None:
-        """For a job that waits and does not fit; None: it waits on."""
+        """The reclaim for a waiting job that does not fit; None: it continues to wait."""
         ...

@@ -1,4 +1,4 @@
-"""Why a proposal, or a unit of a plan, is not acted on."""
+"""Refusals: why a proposal, or a unit of a plan, is not carried out."""
 
 from typing import NamedTuple
 
@@ -7,18 +7,18 @@ from penstock.model.refusals import Refused
 
 
 class Refusal(NamedTuple):
-    """The reason, and what people are told of it."""
+    """The reason, and its text for users."""
 
     reason: Refused
     detail: str
 
 
 def frozen(state: CellState) -> Refusal | None:
-    """None: the cell acts on proposals."""
+    """The refusal while the cell is frozen; None: the cell acts on proposals."""
     return Refusal("wrong_state", f"the cell is frozen: {state.frozen}") if state.frozen else None
 
 
 def unknown(state: CellState, job_id: str) -> Refusal:
-    """Of a job that does not live."""
+    """The refusal for a job that does not exist."""
     outcome = state.ended.get(job_id)
     return Refusal("unknown_job", f"{job_id} {f'has ended: {outcome}' if outcome else 'is unknown'}")
