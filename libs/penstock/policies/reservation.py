@@ -1,13 +1,13 @@
-"""Backfill behind a reservation: the first job in order that does not fit gets nodes kept, others may use them while they are not needed.
+"""EASY backfill behind a reservation: nodes are reserved for the first job in order that does not fit, and other jobs may use them until they are needed.
 
-Source: EASY backfill (Lifka, JSSPP '95), by nodes and with run times that the estimator has learned. The nodes are those on which the job would start first
-if what runs ended as expected. Who is expected to end before that may start there, everybody may start elsewhere. So the job is not delayed by who comes later.
+Source: EASY backfill (Lifka, JSSPP '95), by nodes and with run times that the estimator has learned. The nodes are those on which the job would start earliest
+if running jobs ended as expected. A job that is expected to end before that time may start there, any job may start elsewhere. So later jobs do not delay this one.
 
-- Departure: nodes are kept only for a job that has waited five times its r (`penstock.policies.fair`), since kept nodes idle where run times are guessed: with all of them kept at once
+- Departure: nodes are reserved only for a job that has waited five times its r (`penstock.policies.fair`), since reserved nodes idle where run times are guessed: with reservations at once
   the mean completion time of `poisson/12-per-hour` with learned run times was 24 % above Liquid's, with this bound it is 20 % below.
-- It starts anywhere as soon as it fits. When the expected time has passed, nobody starts on its nodes any more.
-- A running job whose end nobody knows is expected to take as long again as it has taken: run times spread over orders of magnitude.
-- A job that nodes in use now could not hold even when empty (it waits for a Suspect node, a faulted GPU, a cordoned node) keeps nothing and holds up nobody.
+- The job starts anywhere as soon as it fits. When the expected time has passed, no other job starts on its nodes any more.
+- A running job whose end is not known is expected to take as long again as it has run: run times spread over orders of magnitude.
+- A job that the usable nodes could not hold even when empty (it waits for a Suspect node, a faulted GPU, a cordoned node) gets no reservation and delays no other job.
 """
 
 from collections.abc import Callable, Iterator
@@ -28,7 +28,7 @@ from penstock.policies.service import ends_s, remaining_s
 from penstock.policies.together import Together
 from penstock.policies.trial import Trial, living_places
 
-MAX_ENDS = 256  # ends that are looked at
+MAX_ENDS = 256  # ends that are examined
 
 
 class Reservation:
@@ -41,7 +41,7 @@ class Reservation:
         self._ends: JobRows[tuple[int]] = JobRows(runs=_by_end)
 
     def unit(self, state: CellState, job: JobState) -> PlanUnit | None:
-        """Nodes for a job that does not fit now; None where it has not waited long enough, or that is not known."""
+        """Nodes for a job that does not fit now; None where it has not waited long enough, or the nodes are not known."""
         if not self._waits(job) or response_ratio(state, job) < patience(state, job):
             return None
         kept = state.planned.get(job.job_id)
@@ -59,10 +59,10 @@ class Reservation:
         return kept.expected_ms is not None and state.now_ms + left_s * 1_000 <= kept.expected_ms
 
     def beside(self, state: CellState, job: JobState, kept: PlanUnit) -> Plan | None:
-        """Where the job goes without being in the way: also on kept nodes, where they have more than is kept."""
+        """A plan for the job that does not delay the reservation: also on reserved nodes, where they have more than is reserved."""
         need = job.demand.worker
         if not state.index.candidates(need, job.demand.gpu_models):
-            return None  # not one worker has room, wherever it may go
+            return None  # no single worker fits on any node
         if self.may_use(state, job, kept):
             return self._place.place_within(EVERYWHERE, state, job)
         nodes = set_of(
@@ -77,7 +77,7 @@ class Reservation:
         return self._place.place_within(~nodes, state, job)
 
     def _then(self, state: CellState, kept: PlanUnit) -> Trial:
-        """The nodes when the time has come and the job has started."""
+        """The reserved nodes at the expected time, after the job has started."""
         made_for = state.change_log.count, kept
         if self._made_for == made_for and self._trial is not None and self._trial.state is state:
             return self._trial
@@ -97,14 +97,14 @@ class Reservation:
         return self._trial
 
     def _end_s(self, state: CellState, job: JobState) -> float:
-        """The ledger's time in s at which it is expected to end."""
+        """Ledger time in s at which the job is expected to end."""
         if job.status is JobStatus.STOPPING:
             return state.now_ms / 1_000
         row, key = _by_end(state, job)
         return key if row is KNOWN else 2 * state.now_ms / 1_000 - key
 
     def _first(self, state: CellState, job: JobState) -> PlanUnit | None:
-        """Where it would start first."""
+        """The nodes on which the job would start earliest, and when."""
         demand, index = job.demand, state.index
         suited = index.eligible(demand.worker, demand.gpu_models) & index.placeable
         if not suited:
@@ -125,7 +125,7 @@ class Reservation:
         return None
 
     def _by_their_ends(self, state: CellState) -> Iterator[tuple[float, JobState]]:
-        """(s, job), first ends first; who is being stopped ends now."""
+        """(expected end in s, job), earliest first; jobs that are being stopped end now."""
         now_s = state.now_ms / 1_000
         for _, job in sorted(state.stopping.items()):
             yield now_s, job
@@ -144,7 +144,7 @@ KNOWN, UNKNOWN = (0,), (1,)
 
 
 def _by_end(state: CellState, job: JobState) -> tuple[tuple[int], float]:
-    """By the ledger's time in s at which it ends; else by when it began. While a job is launched it counts from its placement."""
+    """(KNOWN, ledger time in s of its end), else (UNKNOWN, time of its start). A job that is being launched counts from its placement."""
     end_s = ends_s(job)
     begun_s = (job.placed_ms or 0) / 1_000
     if end_s is None:

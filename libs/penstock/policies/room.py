@@ -1,4 +1,4 @@
-"""Units of plans tried one after the other: who starts now, who is ordered to start after those that are being stopped, and who waits for their ends."""
+"""Trial allocation of a plan's units, one after the other: which start now, which are ordered to start after jobs that are being stopped, and which wait for their ends."""
 
 from collections.abc import Sequence
 from functools import cached_property
@@ -16,9 +16,9 @@ MAX_TASKS = MAX_GANG_TASKS  # started in one record
 
 
 class Room:
-    """What units get. Once something of a node is kept for a unit that waits, later ones get nothing of it before that has started.
+    """Allocates to units. Once resources of a node are reserved for a waiting unit, later units get none of this node until that one has started.
 
-    `next_members`: whether units may be ordered to start after those that are being stopped. `stops`: ids of running jobs that count as being stopped.
+    `next_members`: whether units may be ordered to start after jobs that are being stopped. `stops`: ids of running jobs that count as being stopped.
     """
 
     def __init__(
@@ -26,21 +26,21 @@ class Room:
     ) -> None:
         self._state = state
         self._now = self.then = Overlay(state)
-        """`then`: when all that is being stopped has ended."""
+        """`then`: the nodes when all jobs that are being stopped have ended."""
         self._next: NextMembers | None = None
         self._stops = bool(state.stopping or stops)
-        """Whether anybody is being stopped."""
+        """Whether any job is being stopped."""
         if self._stops:
             self.then = Overlay(state, ended=True, stops=stops)
             self._next = NextMembers(state) if next_members and not stops else None
         self._kept: set[str] = set()
-        """Nodes with room that is kept."""
+        """Nodes with reserved resources."""
         self._tasks = 0
         self.full = False
-        """Whether somebody waits for the next record alone."""
+        """Whether a unit waits only for the next record."""
 
     def give(self, gangs: Gangs) -> tuple[Placed, ...] | str | None:
-        """Places; None: they wait; or what is lacking even then."""
+        """Places for the unit's gangs; None: it waits for stops; or what is lacking even after them."""
         nodes = [node_id for _, names in gangs for node_id in names]
         if not self._blocked(nodes) and all(job.status is JobStatus.QUEUED for job, _ in gangs):
             found = self._now.give(gangs)
@@ -60,16 +60,16 @@ class Room:
         return None
 
     def form(self, members: Members, *, waits: bool, judged: bool = False) -> Formed | Refusal | None:
-        """A group; None: it waits, which it does only if `waits`; or why it cannot be formed, even then. Its members come after nobody.
+        """A group; None: it waits for stops, only if `waits`; or why it cannot be formed, even after them. Its members are never successors of other jobs.
 
-        `judged`: that it fits when all that is being stopped has ended is known; it is judged again once nothing ends on its nodes any more.
+        `judged`: it is already known to fit when all jobs that are being stopped have ended; it is tested again once no job is being stopped on its nodes.
         """
         nodes = [node_id for _, names in members for node_id in names]
         blocked = self._blocked(nodes)
         if blocked:
             found: Formed | Refusal = Refusal("infeasible", blocked)
         elif waits and self._stops and self._lacks_gpus(members):
-            found = Refusal("infeasible", "GPUs are lacking")  # not read: what is lacking then counts
+            found = Refusal("infeasible", "GPUs are lacking")  # never reported: the test on `then` decides
         else:
             found = formed(self._state, members, self._now)
         if isinstance(found, Formed):
@@ -93,7 +93,7 @@ class Room:
         return {place.node_id for job in stopping for place in living_places(job)}
 
     def _lacks_gpus(self, members: Members) -> bool:
-        """Whether there are too few free GPUs for a group of which no member runs: a quick look for what `formed` finds, too."""
+        """Whether there are too few free GPUs for a group of which no member runs: a fast test with the same result as `formed`."""
         jobs = [self._state.jobs.get(job_id) for job_id, _ in members]
         first = jobs[0]
         if first is None or first.estimate is None or any(job is None or job.status in RUNS for job in jobs):
@@ -103,24 +103,24 @@ class Room:
         return any(node is not None and node.healthy_gpu_mask.bit_count() < need for node in nodes)
 
     def _blocked(self, nodes: Sequence[str]) -> str:
-        """Why a unit with a task on each of these nodes gets nothing now; empty: it may."""
+        """Why a unit with a task on each of these nodes gets nothing now; empty: it may get resources."""
         if self._too_many(nodes):
             return f"{MAX_TASKS} tasks start in one record; propose it again"
         kept = min(self._kept.intersection(nodes), default=None)
         return "" if kept is None else f"what is free of {kept} is kept for a unit before it"
 
     def _taken(self, places: Sequence[TaskPlacement], *others: Overlay | NextMembers | None) -> None:
-        """They were given elsewhere. Where nobody is being stopped there is one overlay."""
+        """Books these places on the other overlays. Where no job is being stopped there is only one overlay."""
         self._tasks += len(places)
         for overlay in others if self._stops else ():
             if overlay is not None:
                 overlay.take(places)
 
     def keep(self, nodes: Sequence[str]) -> None:
-        """What is free of these nodes is for a unit that waits."""
+        """Reserves what is free on these nodes for a waiting unit."""
         self._kept.update(nodes)
         self.full |= self._too_many(nodes)
 
     def _too_many(self, nodes: Sequence[str]) -> bool:
-        """For one record, which takes one unit of whatever size."""
+        """Whether the tasks exceed one record; a record may always have one unit, whatever its size."""
         return self._tasks > 0 and self._tasks + len(nodes) > MAX_TASKS

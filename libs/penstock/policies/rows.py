@@ -1,7 +1,7 @@
-"""What is free on each node, GPU by GPU, as arrays: for policies that score every open node.
+"""Free resources of each node, GPU by GPU, as arrays: for policies that score every open node.
 
-A row holds what the scores of one node may depend on. The table holds the rows of a whole cell and makes anew
-only those of nodes that have changed since it was last asked; it holds nothing that is not in the state.
+A row contains the inputs of one node's scores. The table contains the rows of a whole cell and recomputes
+only those of nodes that have changed since the last call; it is a cache of the state.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -36,10 +36,10 @@ def class_of(gpus: int, gpu_share_milli: int) -> int:
 
 @dataclass(slots=True)
 class NodeRow:
-    """One node; `take` follows what a gang in the making puts there."""
+    """One node; `take` books the tasks of a gang that is being placed."""
 
     cores: int
-    """Free."""
+    """Free cores."""
     shares: list[int]
     """Per GPU: thousandths free; 0 for a faulted one."""
     memory_mib: list[int]
@@ -47,9 +47,9 @@ class NodeRow:
     classes: list[int]
     """Tasks with GPUs, counted by class."""
     model: str
-    """Of its GPUs; empty unless all are of one."""
+    """Model of its GPUs; empty unless all are of one model."""
     shares_gpus: bool
-    """A GPU of which a task has a part may be given to others, too."""
+    """Whether other tasks may get the rest of a partly allocated GPU."""
 
     @classmethod
     def of(cls, state: CellState, node: NodeState) -> "NodeRow":
@@ -72,7 +72,7 @@ class NodeRow:
         )
 
     def fitting(self, need: ResourceVector) -> list[int]:
-        """GPUs, rising, each of which can take a task with one GPU."""
+        """GPUs that can take a task with one GPU, ascending."""
         return [
             gpu
             for gpu, (share, memory) in enumerate(zip(self.shares, self.memory_mib, strict=True))
@@ -85,7 +85,7 @@ class NodeRow:
         return sum(1 << gpu for gpu, share in enumerate(self.shares) if share == WHOLE_GPU)
 
     def take(self, need: ResourceVector, gpus: tuple[int, ...] | None = None) -> tuple[int, ...]:
-        """Puts a task that fits there, on `gpus` or else on what `penstock.policies.base.assign` takes; its GPUs."""
+        """Books a task that fits, on `gpus` or else on those that `penstock.policies.base.assign` chooses; returns its GPUs."""
         if gpus is None and need.gpu_share_milli < WHOLE_GPU:
             gpus = (min((self.shares[gpu], self._rest(gpu), gpu) for gpu in self.fitting(need))[2],)
         elif gpus is None:
@@ -99,17 +99,17 @@ class NodeRow:
         return gpus
 
     def _rest(self, gpu: int) -> int:
-        """Free memory of a partly given GPU, MiB: of equal shares the one with less of it is taken."""
+        """Free memory of a partly allocated GPU, MiB: of equal shares the one with less memory is taken."""
         return self.memory_mib[gpu] if self.shares[gpu] < WHOLE_GPU else 0
 
 
 class GangGpus:
-    """Which GPUs a gang in the making has taken; rows only of the nodes that it uses."""
+    """GPUs that a gang being placed has taken; rows only of the nodes that it uses."""
 
     def __init__(self, state: CellState) -> None:
         self._state = state
         self.rows: dict[int, NodeRow] = {}
-        """Ordinal → the node as the gang has left it."""
+        """Ordinal → the node less the gang's own tasks."""
         self._taken: list[tuple[int, ...]] = []
 
     def row(self, ordinal: int) -> NodeRow:
@@ -119,14 +119,14 @@ class GangGpus:
         return row
 
     def still_open(self, nodes: int, need: ResourceVector) -> int:
-        """The nodes less those where this gang's own choice of GPUs has left none for the task."""
+        """The nodes, without those on which the gang's own tasks have left no GPU for the task."""
         for ordinal, row in self.rows.items():
             short = len(row.fitting(need)) < need.gpus if need.gpus else False
             nodes &= ~(short << ordinal)
         return nodes
 
     def take(self, ordinal: int, need: ResourceVector, gpus: tuple[int, ...] | None = None) -> None:
-        """The next task, parameter servers first, goes there."""
+        """Books the next task, parameter servers first."""
         self._taken.append(self.row(ordinal).take(need, gpus))
 
     def named(self, plan: Plan, job: JobState) -> Plan:
@@ -183,7 +183,7 @@ def rows_of(nodes: Sequence[NodeRow], models: Mapping[str, int]) -> Rows:
 HOLE = NodeState(
     NodeSpec(node_id="hole", boot_id="none", cores=1, host_memory_mib=1), 0, NodeStatus.GONE, 0, 0, 0, 0
 )
-"""Stands in the table for an ordinal without node."""
+"""Row of an ordinal without node."""
 
 
 class NodeTable:
@@ -199,9 +199,9 @@ class NodeTable:
         self.rows: Rows = rows_of((), {})
 
     def refresh(self, state: CellState) -> bool:
-        """Brings the rows up to date; O(nodes), but few steps for a node that is as it was.
+        """Brings the rows up to date; O(nodes), but few steps for an unchanged node.
 
-        True if the table was made anew, because it is another cell or nodes have come, changed or left.
+        True if the table was rebuilt, because it is another cell or nodes have joined, changed or left.
         """
         anew = self._state is not state or self._capacity_version != state.capacity_version
         if anew:

@@ -1,8 +1,8 @@
-"""The driver of policies that give every open node a whole number and take the node with the largest.
+"""Score-based placement: the driver of policies that score every open node with a whole number and take the node with the largest score.
 
 Ties go to the lowest ordinal. One task after the other, parameter servers first, all or nothing
-(`penstock.policies.gang`); tasks of the gang placed before count as there. Unlike the other policies these look
-at every open node, as their sources do: O(nodes) for a decision, in array operations. The score of a node for
+(`penstock.policies.gang`); earlier tasks of the gang count as placed. Unlike the other policies these examine
+every open node, as their sources do: O(nodes) for a decision, in array operations. The score of a node for
 a kind of task is cached until the node changes: it depends on nothing else.
 """
 
@@ -33,14 +33,14 @@ class Judged(NamedTuple):
 
 
 class Scorer(Protocol):
-    """How a policy judges nodes. Depends on the row, the need and the basis alone."""
+    """Score function of a policy. Depends only on the row, the demand and the basis."""
 
     def basis(self, state: CellState) -> Hashable:
-        """Everything else that a score depends on: when it changes, all scores are made anew."""
+        """All other inputs of a score: when it changes, all scores are recomputed."""
         ...
 
     def judge(self, rows: Rows, need: ResourceVector, table: NodeTable) -> Judged:
-        """Judges these nodes under the basis last asked for."""
+        """Scores these nodes under the latest basis."""
         ...
 
 
@@ -50,11 +50,11 @@ class _Scores(NamedTuple):
     scores: Ints
     gpus: Ints
     versions: Ints
-    """Of the nodes when they were judged; −1: never."""
+    """Versions of the nodes when they were scored; −1: never."""
 
 
 class ScoredFit:
-    """A policy that is a `Scorer`'s best node. Score of an explanation: minus the scorer's."""
+    """A policy that chooses a `Scorer`'s best node. Score in the explanation: minus the scorer's."""
 
     def __init__(self, name: str, scorer: Scorer) -> None:
         self.name = name
@@ -67,7 +67,7 @@ class ScoredFit:
         """No random choice."""
         demand = job.demand
         if not state.index.candidates(demand.worker, demand.gpu_models):
-            return None  # most often so, while jobs wait; found without looking at nodes
+            return None  # the usual case while jobs wait; found without scoring nodes
         basis = self._scorer.basis(state)
         if self._table.refresh(state) or basis != self._basis or len(self._cache) > MAX_KINDS:
             self._cache.clear()
@@ -77,7 +77,7 @@ class ScoredFit:
         return search.gpus.named(plan, job) if plan is not None and search.chose_gpus else plan
 
     def judged(self, need: ResourceVector) -> Judged:
-        """Of all nodes of the table."""
+        """Scores of all nodes of the table."""
         table, key = self._table, vector_key(need)
         cached = self._cache.get(key)
         if cached is None:
@@ -96,13 +96,13 @@ class ScoredFit:
         return Judged(cached.scores, cached.gpus)
 
     def judged_row(self, row: NodeRow, need: ResourceVector) -> tuple[int, int]:
-        """(score, GPU or −1) of one node as the gang in the making has left it."""
+        """(score, GPU or −1) of one node with the gang's own tasks."""
         found = self._scorer.judge(rows_of([row], self._table.models), need, self._table)
         return int(found.scores[0]), -1 if found.gpus is None else int(found.gpus[0])
 
 
 class _Search:
-    """The scores for one gang, its own tasks placed before included."""
+    """The scores for one gang, including its own tasks placed before."""
 
     def __init__(self, policy: ScoredFit, state: CellState) -> None:
         self._policy = policy

@@ -1,4 +1,4 @@
-"""A group in the local search (`penstock.policies.group_search`): its members by kind, their weights, and what it is worth."""
+"""A group in the local search (`penstock.policies.group_search`): its members by kind, their weights, and its value."""
 
 from typing import NamedTuple
 
@@ -6,7 +6,7 @@ from penstock.policies.group_speeds import Kinds
 
 
 class Group:
-    """Members by kind; `weights` beside them. Never changed."""
+    """Members by kind, with their `weights` in the same order. Immutable."""
 
     __slots__ = ("fixed", "heaviest", "kinds", "members", "memory_mib", "value", "weight", "weights")
 
@@ -20,7 +20,7 @@ class Group:
         memory_mib: int,
     ) -> None:
         self.members, self.kinds, self.weights, self.value = members, kinds, weights, value
-        # No union with it is worth more than the heaviest weight times the sum of the speeds.
+        # Upper bound of a union's value: the heaviest weight times the sum of the speeds.
         if len(weights) == 1:
             self.weight = self.heaviest = weights[0]
         else:

@@ -1,9 +1,9 @@
-"""How long a job has run and how long it still needs, as far as the ledger knows.
+"""Attained service and remaining time of a job, by the ledger.
 
-Ideal: the job reports it (`WorkProgressed`). Departures, for jobs that do not report what is left: the estimator's
-answer from their steps (`EtaEstimated`); else the estimate of the run time less the time since all tasks run.
-A member of a group is slower than alone, as its plan predicts; `remaining_s` is what is left of its time alone.
-Seconds, real: thresholds are judged on them.
+Ideal: the job reports them (`WorkProgressed`). Departures, for jobs that do not report the remaining time: the estimator's
+answer from their steps (`EtaEstimated`); else the estimated run time less the time since all tasks run.
+A member of a group is slower than alone, as its plan predicts; `remaining_s` is its remaining time when running alone.
+Seconds as real numbers, since thresholds are compared with them.
 """
 
 from math import inf
@@ -15,7 +15,7 @@ from penstock.model.types import Estimate
 
 
 def attained_s(state: CellState, job: JobState) -> float:
-    """Time that the job has run, all attempts together, ≥ 0."""
+    """Run time of the job, all attempts together, ≥ 0."""
     if job.attained_s is None:
         running_ms = job.running_ms
         return (job.served_ms + (0 if running_ms is None else state.now_ms - running_ms)) / 1_000
@@ -26,7 +26,7 @@ def attained_s(state: CellState, job: JobState) -> float:
 
 
 def remaining_s(state: CellState, job: JobState) -> float:
-    """Time that the job still needs, ≥ 0; infinite without a report, an answer and an estimated run time."""
+    """Remaining time of the job, ≥ 0; infinite without a report, an answer or an estimated run time."""
     if job.remaining_s is not None:
         since_ms = job.running_ms
         if since_ms is None:
@@ -47,21 +47,21 @@ def remaining_s(state: CellState, job: JobState) -> float:
 
 
 def saves_in_time(job: JobState) -> bool:
-    """Whether its usual save fits into its grace; a job that has not saved yet is taken at its word."""
+    """Whether the job's usual save fits into its grace period; for a job that has not saved yet this is assumed."""
     return job.checkpoint is None or job.checkpoint.usual_save_ms <= job.spec.grace_ms
 
 
 def saved_s(job: JobState) -> float:
-    """The ledger's time in s up to which nothing of the running attempt's work would be lost."""
+    """Ledger time in s up to which the running attempt's work is saved."""
     assert job.running_ms is not None, job.job_id
     return max(job.running_ms, 0 if job.checkpoint is None else job.checkpoint.at_ms) / 1_000
 
 
 def fixed_cost_s(job: JobState) -> float:
-    """What stopping it costs at whatever time, ≥ 0: its usual save where it saves in time, and a launch as long as its last.
+    """The time-independent cost of stopping the job, ≥ 0: its usual save where it saves in time, and a launch as long as its last.
 
-    Ideal: of every job, with all its work where it does not save. Departure: a job that does not say how it saves, or does not run
-    yet, costs nothing, as in the sources of the orders: their published times rest on that.
+    Ideal: for every job, with all its work where it does not save. Departure: stopping a job that does not specify how it saves, or does not run
+    yet, costs nothing, as in the sources of the orders: their published times are based on that.
     """
     if job.running_ms is None or job.spec.checkpoint == "none":
         return 0.0
@@ -72,13 +72,13 @@ def fixed_cost_s(job: JobState) -> float:
 
 
 def loses(job: JobState) -> bool:
-    """Whether what it does since its checkpoint would be lost: its cost rises as it runs."""
+    """Whether a stop would lose the work since its checkpoint, so that its cost rises as it runs."""
     return job.running_ms is not None and job.spec.checkpoint != "none" and not saves_in_time(job)
 
 
 def stop_cost_s(state: CellState, job: JobState) -> float:
-    """What stopping a job that runs would cost it now, ≥ 0: `fixed_cost_s`, and the work since its checkpoint if a save does not
-    fit into its grace."""
+    """The cost of stopping a running job now, ≥ 0: `fixed_cost_s`, and the work since its checkpoint if a save does not
+    fit into its grace period."""
     if job.spec.checkpoint == "none":
         return 0.0
     lost_s = state.now_ms / 1_000 - saved_s(job) if loses(job) else 0.0
@@ -86,7 +86,7 @@ def stop_cost_s(state: CellState, job: JobState) -> float:
 
 
 def cost_text(state: CellState, job: JobState) -> str:
-    """`; stopping it costs 12 s`, with what of that is work that it would lose; for `why`. Empty: nothing."""
+    """`; stopping it costs 12 s`, with the part of it that is lost work; for `why`. Empty: it costs nothing."""
     cost_s = stop_cost_s(state, job)
     if not cost_s:
         return ""
@@ -96,7 +96,7 @@ def cost_text(state: CellState, job: JobState) -> str:
 
 
 def remaining_text(state: CellState, job: JobState) -> str:
-    """`90 s left (80 to 120), by 200 finished runs`: the time with its interval and where it comes from; for `why`."""
+    """`90 s left (80 to 120), by 200 finished runs`: the time with its interval and source; for `why`."""
     left_s = remaining_s(state, job)
     if left_s == inf:
         return "time left unknown"
@@ -111,10 +111,10 @@ def remaining_text(state: CellState, job: JobState) -> str:
 
 
 def ends_s(job: JobState) -> float | None:
-    """The ledger's time in s at which a job that runs will have no time left, unless it reports again; None while that recedes, or
-    where turns with others have made it recede.
+    """Ledger time in s at which a running job's remaining time will be 0, unless it reports again; None while it does not run, or
+    where sharing GPUs has delayed it.
 
-    As `remaining_s`, and so infinite where that is not known. It is compared, so the same figures give the same bits.
+    Consistent with `remaining_s`, and infinite where that is. It is compared, so equal inputs give bitwise equal results.
     """
     since_ms = job.running_ms
     if since_ms is None or job.speed != 1.0 or job.slowed_ms:
@@ -140,7 +140,7 @@ def _shaped_ms(job: JobState, estimate: Estimate) -> float:
 
 
 def served_since_s(job: JobState) -> float | None:
-    """The ledger's time in s at which the job's attained service was 0, as if it had run ever since; None while it does not run."""
+    """Ledger time in s at which the job's attained service would have been 0 if it had run ever since; None while it does not run."""
     since_ms = job.running_ms
     if since_ms is None:
         return None

@@ -1,8 +1,8 @@
-"""When the speed of a running training has settled: a report came, and for a while none that differs.
+"""Steady-state detection for the speed of a running training job: after a report, no different one has arrived for a while.
 
-A probe of a number of cores ends when speed and utilisation have settled, not after a fixed time: a job with steps of 50 ms is known after seconds, one
-with steps of a minute after minutes. Source: CODA §VI-F, whose probes last 90 s each. Nodes publish what changes, so silence means that nothing did.
-Steps that vary all the time are measured by their mean: it has settled when that of four reports is that of the four before.
+A probe of a core count ends when speed and utilisation have settled, not after a fixed time: a job with steps of 50 ms is measured after seconds, one
+with steps of a minute after minutes. Source: CODA §VI-F, whose probes last 90 s each. Nodes publish changes only, so silence means no change.
+Steps that vary all the time are measured by their mean: the speed has settled when the means of four reports and of the four before agree.
 """
 
 from collections import deque
@@ -12,35 +12,35 @@ from typing import NamedTuple
 from penstock.policies.telemetry_windows import WINDOW_MS, TaskWindow
 
 AGREES = 0.05
-"""A report whose speed is apart by less than this part of the latest one's is no news."""
+"""A report whose speed differs by less than this fraction from the latest one's does not count as a change."""
 AGREES_POINTS = 10.0
-"""Likewise of utilisation, in percent of a GPU."""
+"""The same for utilisation, in percent of a GPU."""
 QUIET_MS = 3 * WINDOW_MS
-"""So long no news come, and for three steps, until a speed has settled: the windows of the SDK and of the node are two seconds each."""
+"""How long, in addition to three steps, no change may arrive until a speed has settled: the windows of the SDK and of the node are two seconds each."""
 QUIET_STEPS = 3
-MAX_STEPS_MS = 1e10  # of so many steps; longer ones settle sooner
+MAX_STEPS_MS = 1e10  # upper bound of the wait for three steps
 OF_A_MEAN = 4
-"""News of which a mean is taken."""
+"""Number of changed reports in a mean."""
 MAX_REPORTS = 16
-"""A task with so many news in a row never settles: its steps become longer and longer, or are of all kinds."""
+"""A task with so many changes in a row never settles: its steps become longer and longer, or vary without pattern."""
 
 
 class Speed(NamedTuple):
-    """How fast a task runs."""
+    """Speed of a task."""
 
     per_s: float
-    """Iterations per second; of a task that reports no steps its GPU utilisation in percent. ≥ 0."""
+    """Iterations per second; for a task that reports no steps its GPU utilisation in percent. ≥ 0."""
     by_steps: bool
 
     @property
     def quiet_ms(self) -> int:
-        """How long no news come until it has settled."""
+        """How long no change may arrive until the speed has settled."""
         steps_ms = QUIET_STEPS * 1_000 / self.per_s if self.by_steps else 0.0
         return QUIET_MS + int(min(steps_ms, MAX_STEPS_MS))
 
 
 def speed_of(window: TaskWindow) -> Speed | None:
-    """Of the latest report in a window; None: it has none."""
+    """Speed of the latest report in a window; None: it has none."""
     if (step := window.step_ms) is not None:
         return Speed(1_000 / step.value, by_steps=True) if step.value > 0 else None
     used = window.gpu_utilisation_percent
@@ -48,43 +48,43 @@ def speed_of(window: TaskWindow) -> Speed | None:
 
 
 class Settling:
-    """Of one task under the same conditions. `after_ms`: windows that begin by then, in the log's time, are of before, and ignored."""
+    """Detector for one task under constant conditions. `after_ms`: windows that begin by then, in the log's time, are older, and ignored."""
 
     def __init__(self, after_ms: int = -1) -> None:
         self._after_ms = after_ms
         self._used: float | None = None
         self._since_ms = 0
-        """When the latest news came, by the reader's clock."""
+        """When the latest change arrived, by the reader's clock."""
         self.speed: Speed | None = None
-        """The latest reported. None: nothing was."""
+        """The latest reported speed. None: no report."""
         self.news = 0
         self._recent: deque[Speed] = deque(maxlen=2 * OF_A_MEAN)
 
     @property
     def gave_up(self) -> bool:
-        """Whether it reports and does not settle."""
+        """Whether the task reports but does not settle."""
         return self.news >= MAX_REPORTS
 
     @property
     def due_ms(self) -> int | None:
-        """When it will have settled unless news come; None: nothing was reported."""
+        """When it will have settled unless a change arrives; None: no report."""
         return None if self.speed is None else self._since_ms + self.speed.quiet_ms
 
     def settled(self, now_ms: int) -> Speed | None:
-        """None: not yet."""
+        """The settled speed; None: not yet settled."""
         if self.due_ms is None:
             return None
         return self.speed if now_ms >= self.due_ms else self._steady()
 
     def _steady(self) -> Speed | None:
-        """The mean of the latest news, if it is that of those before."""
+        """The mean of the latest changed reports, if it agrees with the mean of those before."""
         if len(self._recent) < 2 * OF_A_MEAN:
             return None
         before, after = mean(list(self._recent)[:OF_A_MEAN]), mean(list(self._recent)[OF_A_MEAN:])
         return mean(self._recent) if agree(before, after) else None
 
     def hear(self, begin_ms: int, window: TaskWindow, now_ms: int) -> bool:
-        """A window, or more of one that was heard before. Whether it has news."""
+        """Takes a window, or an update of an earlier one. Returns whether it contains a change."""
         found = speed_of(window)
         if found is None or begin_ms <= self._after_ms:
             return False
@@ -107,14 +107,14 @@ class Settling:
 
 
 def mean(speeds: Collection[Speed]) -> Speed:
-    """Of reports of one kind, one at least: of iterations per second the harmonic one, which is that of the time that they take."""
+    """Mean of at least one report of one kind: for iterations per second the harmonic mean, which is the mean of iteration times."""
     if not next(iter(speeds)).by_steps:
         return Speed(sum(one.per_s for one in speeds) / len(speeds), by_steps=False)
     return Speed(len(speeds) / sum(1 / one.per_s for one in speeds), by_steps=True)
 
 
 def agree(one: Speed, other: Speed) -> bool:
-    """Whether two reports are of the same speed."""
+    """Whether two reports have the same speed within the tolerance."""
     if one.by_steps != other.by_steps:
         return False
     if one.by_steps:

@@ -1,9 +1,9 @@
-"""Place stage around another, for cells that share GPUs by measured pairs: which jobs meet on a GPU.
+"""Interference-aware GPU sharing: a place stage around another one that decides by measured pairs which jobs share a GPU.
 
-Liquid §6.2 lets jobs meet whose predicted mean utilisations and largest memories fit. Departure: that says nothing about how much they slow
-each other (pairs of Gavel's table leave each other 0.05 – 1.0 of their speed), so a pair of kinds whose speeds together were
-measured (`Estimate.pairs`) is refused where it is not worth it. A pair that was not measured meets by Liquid's rule, and teaches. No more
-than two jobs meet, since only pairs are measured. A job that asked for its share itself is placed as ever.
+In Liquid §6.2 jobs share a GPU if their predicted mean utilisations and largest memories fit. Departure: this does not tell how much they slow
+each other down (pairs of Gavel's table run at 0.05 – 1.0 of their speed), so a pair of kinds whose speeds together were
+measured (`Estimate.pairs`) is refused where it does not pay. A pair that was not measured shares by Liquid's rule, and is measured. No more
+than two jobs share a GPU, since only pairs are measured. A job whose user specified its share is placed by the inner stage.
 """
 
 from collections.abc import Iterator, Sequence
@@ -23,16 +23,16 @@ from penstock.policies.base import LazyRng, Plan, Policy
 from penstock.policies.gang import Gang, place_greedily
 
 LEAST_TOGETHER = 1.05
-"""Sum of both jobs' speeds, as shares of those alone; with 1 they would end no sooner than one after the other."""
+"""Minimum of the sum of both jobs' speeds, relative to alone; with 1 they would end no sooner than one after the other."""
 LEAST_EACH = 1 / 3
-"""Speed of either: nobody is slowed more, however much the other gains."""
+"""Minimum speed of each: no job is slowed down more, however much the other gains."""
 MAX_NAMED = 5  # jobs in a sentence
 
 
 class ByMeasuredPairs:
-    """Jobs with a share go to the partly given GPU with the least left whose holder they may meet, else to a wholly free one as the inner stage says.
+    """Places jobs with a share on the partly allocated GPU with the least free part whose holder they may join, else on a wholly free one by the inner stage.
 
-    Score: thousandths left of that GPU. Ties: the lower ordinal, then GPU. O(open nodes × GPUs).
+    Score: free thousandths of that GPU. Ties: the lower ordinal, then GPU. O(open nodes × GPUs).
     """
 
     def __init__(self, inner: Policy) -> None:
@@ -65,7 +65,7 @@ class ByMeasuredPairs:
 
 
 def _alone(job: JobState) -> JobState:
-    """A copy, to be read only, that wants a whole GPU."""
+    """A read-only copy of the job that needs a whole GPU."""
     assert job.estimate is not None, f"{job.job_id} has no estimate yet"
     found = copy(job)
     worker = replace(job.estimate.worker, gpu_share_milli=WHOLE_GPU)
@@ -74,7 +74,7 @@ def _alone(job: JobState) -> JobState:
 
 
 def _room(state: CellState, node: NodeState, job: JobState) -> tuple[int, int] | None:
-    """(thousandths left without the job, GPU) of the fullest partly given GPU that the job may join; None: there is none."""
+    """(thousandths free without the job, GPU) of the fullest partly allocated GPU that the job may join; None: there is none."""
     need = job.demand.worker
     found = [
         (left.milli, gpu)
@@ -85,7 +85,7 @@ def _room(state: CellState, node: NodeState, job: JobState) -> tuple[int, int] |
 
 
 def why_apart(state: CellState, node: NodeState, gpu: int, job: JobState) -> str:
-    """Why the job does not join the jobs on this GPU, whatever room is left; empty: it may."""
+    """Why the job may not join the jobs on this GPU, whatever is free there; empty: it may."""
     there = holders(state, node, gpu)
     if len(there) > 1:
         return f"{names(there)} share it, and only pairs are measured"
@@ -97,18 +97,18 @@ def why_apart(state: CellState, node: NodeState, gpu: int, job: JobState) -> str
 
 
 def refused(pair: PairSpeed) -> bool:
-    """Whether these kinds are better off one after the other."""
+    """Whether these kinds are faster one after the other."""
     return pair.own + pair.other < LEAST_TOGETHER or min(pair.own, pair.other) < LEAST_EACH
 
 
 def speeds_text(pair: PairSpeed) -> str:
-    """The measured speeds, for people."""
+    """The measured speeds, as text for users."""
     runs = f"{pair.runs} run{'s' if pair.runs > 1 else ''}"
     return f"it had {pair.own:.2f} of its speed alone and the other {pair.other:.2f}, in {runs} of such pairs"
 
 
 def pair_of(job: JobState, other: JobState, gpu_model: str) -> PairSpeed | None:
-    """What is known of the two together, from the job's side; None: nothing. The newer estimate is the later job's, so that of `job` comes first."""
+    """Measured speeds of the two together, from the job's side; None: not measured. The later job has the newer estimate, so that of `job` is tried first."""
     for one, its, mirrored in ((job, other, False), (other, job, True)):
         for pair in () if one.estimate is None else one.estimate.pairs:
             if pair.gpu_model == gpu_model and (pair.model, pair.batch_size) == kind_of(its.spec):
@@ -117,7 +117,7 @@ def pair_of(job: JobState, other: JobState, gpu_model: str) -> PairSpeed | None:
 
 
 def kind_of(spec: JobSpec) -> tuple[str, int | None]:
-    """What pairs are learned for: model and batch size."""
+    """The key of measured pairs: model and batch size."""
     return spec.model or "", spec.batch_size
 
 
@@ -136,7 +136,7 @@ def names(jobs: Sequence[JobState]) -> str:
 
 
 def sharing_text(state: CellState, job: JobState) -> str:
-    """With whom a job that holds a part of a GPU shares it, what is predicted of both, and what was measured of such pairs; empty: it has whole GPUs."""
+    """Which jobs share a GPU with a job that holds a part of it, their total reserved time and memory, and measured speeds of such pairs; empty: it has whole GPUs."""
     places = [task.place for task in job.tasks.values() if task.place.gpu_share_milli < WHOLE_GPU]
     if not places:
         return ""
@@ -165,7 +165,7 @@ def _measured(job: JobState, others: Sequence[JobState], gpu_model: str) -> Iter
 
 
 def apart_text(state: CellState, job: JobState) -> str:
-    """Why a job that waits does not join the jobs on partly given GPUs with room for it, or gets whole ones; empty: nothing of that holds it up."""
+    """Why a waiting job may not join the jobs on partly allocated GPUs with room for it, or gets no share; empty: sharing is not the reason for its wait."""
     if job.estimate is None or state.settings.share_gpus == "never":
         return ""
     if job.estimate.worker.gpu_share_milli == WHOLE_GPU:

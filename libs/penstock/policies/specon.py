@@ -1,6 +1,6 @@
-"""SpeCon: speculative migration by convergence. Source: SpeCon §V-B Alg. 2 (a host for a converged job), §V-C Alg. 3 (rebalancing).
+"""SpeCon: migration of converged training jobs. Source: SpeCon §V-B Alg. 2 (a host for a converged job), §V-C Alg. 3 (rebalancing).
 
-Both are pure functions of how many jobs of which category each node runs; `SpeCon` reads that from a cell's state.
+Both are pure functions of the number of jobs per category on each node; `SpeCon` reads them from a cell's state.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -25,13 +25,13 @@ WEIGHTS: Mapping[Category, float] = MappingProxyType(
 
 
 class Host(NamedTuple):
-    """A node, and what runs there."""
+    """A node, and the jobs that run there."""
 
     node_id: str
     jobs: Mapping[str, Category]
-    """By job id."""
+    """Job id → category."""
     consumption: float
-    """R(w, t): share of its cores that is given out, 0 – 1."""
+    """R(w, t): share of its cores that is allocated, 0 – 1."""
 
     @property
     def score(self) -> float:
@@ -40,9 +40,9 @@ class Host(NamedTuple):
 
 
 def host_for(current: str, hosts: Sequence[Host]) -> str:
-    """Where a converged job of node `current` goes; `current`: it stays. Source: SpeCon Alg. 2.
+    """Target of a converged job of node `current`; `current`: it stays. Source: SpeCon Alg. 2.
 
-    `hosts`: all that could take it, `current` among them. Ties that the source leaves open go to the first of them.
+    `hosts`: all nodes that could take it, including `current`. Ties that the source does not resolve: the first host.
     """
     lowest = min(host.score for host in hosts)
     candidates = [host for host in hosts if host.score == lowest]
@@ -52,12 +52,12 @@ def host_for(current: str, hosts: Sequence[Host]) -> str:
 
 
 def rebalanced(hosts: Sequence[Host], judged_ms: Mapping[str, int]) -> list[tuple[str, str]]:
-    """Moves (job id, node id) once every job has been judged. Source: SpeCon Alg. 3.
+    """Moves (job id, node id) once every job has converged. Source: SpeCon Alg. 3.
 
-    `judged_ms`: when each of the jobs that may be moved was marked as migrated; the duration d is smallest where that is latest. Equal
-    durations: the lower job id. Line 27 prints the source's node, the text has the target: its room counts.
+    `judged_ms`: when each of the jobs that may be moved was marked as migrated; the duration d is smallest for the latest. Equal
+    durations: the lower job id. Line 27 names the origin node, the paper's text the target: here the target's room counts.
 
-    Departure: a job that was rebalanced before is left out by the caller, so that two nodes cannot pass a job to and fro.
+    Departure: the caller leaves out a job that was rebalanced before, so that a job cannot move back and forth between two nodes.
     """
     if not hosts:
         return []
@@ -75,10 +75,10 @@ def rebalanced(hosts: Sequence[Host], judged_ms: Mapping[str, int]) -> list[tupl
 
 
 class SpeCon:
-    """A migrate stage, exactly as its source has it.
+    """A migrate stage, exactly as in its source.
 
     Departures: only nodes with room for the job are candidates, and only jobs of one task on one node move, where containers of the source
-    have no limits; who may not be stopped, holds its place in a group or has successors stays where it is.
+    have no limits; a job that may not be stopped, is in a group or has successors is not moved.
     """
 
     def __init__(self, settings: Convergence) -> None:
@@ -103,13 +103,13 @@ class SpeCon:
         return self._rebalance(state, hosts or hosts_of(state, seen.categories))
 
     def _judge(self, state: CellState, job: JobState, hosts: Sequence[Host]) -> Migration | None:
-        """Alg. 1, line 15, and Alg. 2. None: it is not judged now."""
+        """Alg. 1, line 15, and Alg. 2. None: it is not evaluated now."""
         here = nodes_of(job)
         if len(here) != 1:
             return None
         (current,) = here
         own = next((host for host in hosts if host.node_id == current), None)
-        if own is None:  # nothing may be placed there, so it makes no room
+        if own is None:  # nothing may be placed there, so a move would make no room
             return None
         if sum(category is not Category.CONVERGED for category in own.jobs.values()) <= 1:
             return None
@@ -124,7 +124,7 @@ class SpeCon:
         )
 
     def _rebalance(self, state: CellState, hosts: Sequence[Host]) -> Sequence[Migration]:
-        """Alg. 3, once all jobs that run have been judged."""
+        """Alg. 3, once all running jobs have converged."""
         running = {job_id for host in hosts for job_id in host.jobs}
         jobs = [state.jobs[job_id] for job_id in sorted(running)]
         judged_ms = {
@@ -143,20 +143,20 @@ class SpeCon:
 
 
 def _few(able: Sequence[Host], own: Host, chosen: str) -> Iterable[Host]:
-    """The two that matter, and the next best."""
+    """The current and the chosen host, and the next best."""
     first = [host for host in able if host is own or host.node_id == chosen]
     rest = sorted((host for host in able if host not in first), key=lambda host: host.score)
     return [*first, *rest][:MAX_SHOWN]
 
 
 def count_of(host: Host) -> str:
-    """How many of its jobs have not converged, in words."""
+    """How many of its jobs have not converged, as text."""
     gain = sum(category is not Category.CONVERGED for category in host.jobs.values())
     return f"{gain} of {len(host.jobs)} jobs"
 
 
 def hosts_of(state: CellState, categories: Categories) -> Sequence[Host]:
-    """Nodes on which jobs may start, by ordinal, with the jobs that run there, or are to go on there. O(nodes + tasks)."""
+    """Placeable nodes by ordinal, with the jobs that run there or move there. O(nodes + tasks)."""
     jobs: dict[str, dict[str, Category]] = {}
     for job in state.holding.values():
         for node_id in [place.node_id for place in job.target] or nodes_of(job):
@@ -169,7 +169,7 @@ def hosts_of(state: CellState, categories: Categories) -> Sequence[Host]:
 
 
 def category_of(job: JobState, categories: Categories) -> Category:
-    """Of a running job; one that has been judged had converged then."""
+    """Category of a running job; a job with `converged_ms` has converged."""
     return (
         Category.CONVERGED
         if job.converged_ms is not None
@@ -178,7 +178,7 @@ def category_of(job: JobState, categories: Categories) -> Category:
 
 
 def consumption_of(node: NodeState) -> float:
-    """Share of the node's cores that is given out, 0 – 1."""
+    """Share of the node's cores that is allocated, 0 – 1."""
     return 1.0 - node.free_core_mask.bit_count() / max(1, node.spec.cores)
 
 

@@ -1,7 +1,7 @@
-"""Places for gangs on nodes that have room when those that are being stopped, or come to their end, have ended there: next members of their leases.
+"""Succession placement: places gangs on GPUs of tasks that are being stopped or about to end, so that they start when these have ended.
 
-Possible where each task has its memory and bandwidth beside them by now, and lacks GPUs alone, or cores of those whose GPUs it gets: the node makes a
-task wait for the GPUs that it gets, and for nothing else.
+Possible where each task's memory and bandwidth are free already, and it lacks only GPUs, or cores of the tasks whose GPUs it gets: the node delays a
+task until its GPUs are free, and for no other resource.
 """
 
 from collections.abc import Container, Iterable, Sequence
@@ -17,12 +17,12 @@ from penstock.model.types import WHOLE_GPU, ResourceVector, TaskPlacement
 from penstock.policies.base import place_on
 from penstock.policies.overlay import Gangs, Placed, lacking_of, unusable
 
-MAX_RENDEZVOUS_MS = 60_000  # that tasks on other nodes wait for one whose predecessor saves
+MAX_RENDEZVOUS_MS = 60_000  # how long a gang's tasks may wait for one whose predecessor saves
 
 
 @dataclass(slots=True)
 class _Leaving:
-    """What a task that is being stopped, or comes to its end, leaves, and nobody was given yet."""
+    """Resources of a task that is being stopped or about to end, as far as they are not allocated to a successor yet."""
 
     job: JobState
     gpu_mask: int
@@ -31,7 +31,7 @@ class _Leaving:
 
 @dataclass(slots=True)
 class _Node:
-    """A node, less what was given out."""
+    """A node, less the trial placements."""
 
     node: NodeState
     leaving: list[_Leaving]
@@ -43,7 +43,7 @@ class _Node:
 def _leaving(
     state: CellState, node: NodeState, job: JobState, task_id: str, *, ending: bool
 ) -> _Leaving | None:
-    """None where nobody can come after the task: its end is not ordered or near, or it is not known to run, or others hold a GPU of it as well."""
+    """None where the task can have no successor: its end is neither ordered nor near, it is not known to run, or others also hold its GPUs."""
     task = job.tasks[task_id]
     ends = job.status is JobStatus.STOPPING or (ending and job.status is JobStatus.RUNNING)
     if not ends or job.group or job.target or task.started_ms is None:
@@ -56,9 +56,9 @@ def _leaving(
 
 
 class NextMembers:
-    """Nodes of a cell with what those that are being stopped leave there; places are given out on trial, one unit after the other.
+    """Nodes of a cell with the resources of tasks that are being stopped; units are placed on trial, one after the other.
 
-    `ending`: ids of jobs that run and come to their end by themselves: they count as such, too.
+    `ending`: ids of running jobs that are about to end by themselves: they count as being stopped, too.
     """
 
     def __init__(self, state: CellState, ending: Container[str] = frozenset()) -> None:
@@ -67,7 +67,7 @@ class NextMembers:
         self._nodes: dict[str, _Node] = {}
 
     def give(self, gangs: Gangs) -> tuple[Placed, ...] | None:
-        """Places for all of them, taken from here on; None, and nothing is taken, where a task could start too early, has no room, or nobody is waited for."""
+        """Places for all gangs, booked on the trial; None, and nothing is booked, where a task could start too early, has no room, or no predecessor exists."""
         trial: dict[str, _Node] = {}
         found = [self._gang(job, nodes, trial) for job, nodes in gangs]
         placed = tuple(one for one in found if one is not None)
@@ -80,7 +80,7 @@ class NextMembers:
         return placed
 
     def take(self, places: Iterable[TaskPlacement]) -> None:
-        """These places of what is free now were given elsewhere."""
+        """Books places on free resources that were found on another overlay."""
         for place in places:
             self._node(place.node_id).node.give(place)
 
@@ -120,7 +120,7 @@ class NextMembers:
 def _before(
     state: CellState, node: _Node, need: ResourceVector, gpu_models: tuple[str, ...]
 ) -> list[tuple[_Leaving, int]] | None:
-    """Whose GPUs the task gets beside free ones, and how many: as few others as possible. None: there are too few, or it has no room."""
+    """Predecessors whose GPUs the task gets in addition to free ones, and how many of each: as few predecessors as possible. None: too few GPUs, memory or bandwidth."""
     free = node.node
     if need.host_memory_mib > free.free_host_memory_mib or need.bandwidth_mbps > free.free_bandwidth_mbps:
         return None
@@ -140,7 +140,7 @@ def _before(
 def _give(
     node: _Node, job: JobState, rank: int, need: ResourceVector, before: Sequence[tuple[_Leaving, int]]
 ) -> TaskPlacement | None:
-    """The task's place, which is taken of the node; None where cores are lacking."""
+    """Books the task's place on the node and returns it; None where cores are lacking."""
     free = node.node
     if not before:
         if need.cores > free.free_core_mask.bit_count():

@@ -1,8 +1,8 @@
-"""Tumbling windows of telemetry per node: what the contention-guard reads instead of single samples.
+"""Tumbling windows of telemetry per node, which the contention-guard reads instead of single samples.
 
 A window merges the samples of one node whose time falls into it. Merging is idempotent, commutative and associative, so samples that are
-delivered twice, late or in another order give the same window (at-least-once delivery): maxima of what harms, and the latest of what is
-compared, where the latest is the one with the greatest (time, event id).
+delivered twice, late or in another order give the same window (at-least-once delivery): the maximum of pressure values, and the latest of speed
+values, where the latest is the one with the greatest (time, event id).
 """
 
 from collections.abc import Mapping
@@ -12,13 +12,13 @@ from typing import NamedTuple
 from penstock.model.external_events import TelemetrySampled
 
 WINDOW_MS = 2_000
-"""Length of a window, as long as the kernel's windows of pressure stall information are."""
+"""Length of a window, equal to the kernel's windows of pressure stall information."""
 MAX_TASKS = 256
 """Tasks in one window; samples of further ones are left out, the greatest ids first."""
 
 
 class Latest(NamedTuple):
-    """The latest value of something, and which sample had it."""
+    """The latest value of a metric, and its sample."""
 
     at_ms: int
     event_id: str
@@ -26,7 +26,7 @@ class Latest(NamedTuple):
 
 
 class TaskWindow(NamedTuple):
-    """What was sampled of one task within a window."""
+    """Samples of one task within a window."""
 
     step_ms: Latest | None = None
     """Mean time of an iteration."""
@@ -34,7 +34,7 @@ class TaskWindow(NamedTuple):
     cpu_stalled_percent: float | None = None
     """Maximum, 0 – 100."""
     memory_bandwidth_percent: float | None = None
-    """Maximum, of what the node can do."""
+    """Maximum, in percent of the node's bandwidth."""
 
 
 class NodeWindow(NamedTuple):
@@ -48,7 +48,7 @@ class NodeWindow(NamedTuple):
     memory_bandwidth_percent: float | None = None
     """Of the node as a whole, maximum."""
     tasks: Mapping[str, TaskWindow] = MappingProxyType({})
-    """By task id."""
+    """Task id → window."""
 
 
 def window_of(at_ms: int) -> int:
@@ -57,7 +57,7 @@ def window_of(at_ms: int) -> int:
 
 
 def matters(sample: TelemetrySampled) -> bool:
-    """Whether the sample has anything that a window holds; losses and memory are not part of it."""
+    """Whether the sample has any metric of a window; losses and memory are not among them."""
     return any(
         value is not None
         for value in (

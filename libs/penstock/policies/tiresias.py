@@ -1,16 +1,16 @@
-"""Tiresias-L: discretised two-dimensional least attained service, for run times that nobody knows.
+"""Tiresias-L: discretised two-dimensional least attained service (2D-LAS), for unknown run times.
 
-Source: Tiresias (NSDI '19) §3, with the reading of Muri's experiments. Several FIFO queues; a job enters the
-first one and leaves queue i for the end of queue i + 1 when time run × GPUs reaches limit i, one queue at a
-time and never back. The queues are walked in order; a job runs if its GPUs are still free, later ones are
-still tried. Then, in each queue, the chosen jobs move before the others, both parts keeping their order.
+Source: Tiresias (NSDI '19) §3, as interpreted in Muri's experiments. Several FIFO queues; a job enters the
+first one and moves from queue i to the end of queue i + 1 when run time × GPUs reaches limit i, one queue at a
+time and never back. The queues are visited in order; a job runs if its GPUs are still free, later ones are
+still tried. Then, in each queue, the chosen jobs move before the others, both in their previous order.
 
-The order so built up is no function of the jobs alone: each move is written into the ledger as a `JobRank`.
-Only moves are written: within a level the chosen and the others are two rows of their own, so a job needs a
-new position only when it changes rows. New positions derive from the record's seq and never meet old ones.
+This order is not a function of the jobs alone: each move is written to the ledger as a `JobRank`.
+Only moves are written: within a level the chosen and the other jobs are two separate rows, so a job needs a
+new position only when it changes rows. New positions derive from the record's seq and never equal old ones.
 
-Departure: GPUs are counted, as in the source, and not nodes; where the chosen jobs do not fit the nodes as
-they stand, some of them move (`penstock.policies.preemption`).
+Departure: GPUs are counted, as in the source, not nodes; where the chosen jobs do not fit the current
+nodes, some of them move (`penstock.policies.preemption`).
 """
 
 from collections.abc import Iterator, Mapping, Sequence, Set
@@ -34,19 +34,19 @@ from penstock.policies.trial import held_places
 
 POSITIONS_PER_RECORD = 1 << 12
 MAX_RANKED = 1_024
-"""Moves written at once; the rest of a larger change (a cell restarted full of jobs) comes with the next plan."""
+"""Moves written at once; the rest of a larger change (a cell restarted full of jobs) is written with the next plan."""
 
 CHOSEN, WAITS, DUE = 0, 1, 2
-"""How a job stands in its queue: chosen by the last plan, or not, or its service has reached the limit."""
+"""A job's part of its queue: chosen by the last plan, not chosen, or its service has reached the limit."""
 Row = tuple[int, int, int]
-"""(level, stand, GPUs) of jobs that are interchangeable but for their order."""
+"""(level, stand, GPUs) of jobs that are interchangeable except for their order."""
 Part = tuple[int, int]
 """(level, stand)."""
-ROUNDING_S = 0.01  # far above what the rounding of two sums of times can differ by, so that only few are compared exactly
+ROUNDING_S = 0.01  # far above rounding differences of two sums of times; only jobs this near are compared exactly
 
 
 class Tiresias:
-    """Implements `penstock.policies.base.Preemption`. `limits_gpu_s`: the service at which a job leaves each queue but the last, rising.
+    """Implements `penstock.policies.base.Preemption`. `limits_gpu_s`: the service at which a job leaves each queue except the last, ascending.
 
     `strict_fifo`: within a queue the chosen jobs do not move before the others, as in Pollux's experiments.
     """
@@ -57,18 +57,18 @@ class Tiresias:
         self._last = len(self.limits_gpu_s)
         self._strict_fifo = strict_fifo
         self._rows: JobRows[Row] = JobRows(self._stand, self._runs)
-        """Of all but those who are being stopped; who becomes due while it runs stands as before."""
+        """All jobs except those being stopped; a job that becomes due while it runs stays in its previous row."""
         self._by_service: JobRows[tuple[int, int]] = JobRows(runs=self._service)
-        """(level, GPUs) → jobs that run, with the ledger's time in s at which their service was 0: the first is due first."""
+        """(level, GPUs) → running jobs, with the ledger time in s at which their service was 0: the first becomes due first."""
         self._launching: JobRows[tuple[int, int]] = JobRows(runs=self._begins)
         """(level, GPUs) → jobs that are being launched."""
         self._fixed: JobRows[tuple[int]] = JobRows(runs=_not_preemptible)
-        """(GPUs,) → jobs that run on, whoever comes."""
+        """(GPUs,) → running jobs that may not be stopped."""
 
     def select(self, state: CellState, at_most: Mapping[DemandKey, int] = NO_LIMITS) -> Selection:
-        """Walks the queues with one counter of GPUs.
+        """Visits the queues with one counter of free GPUs.
 
-        O(what has changed + rows + jobs that change places + jobs that were chosen and wait); under `strict_fifo` O(jobs).
+        O(changes + rows + jobs that change places + chosen jobs that wait); under `strict_fifo` O(jobs).
         """
         parts = self._parts(state)
         self._fixed.update(state)
@@ -79,7 +79,7 @@ class Tiresias:
         ranks: list[JobRank] = []
         row = _Positions(state.seq)
         near: list[tuple[int, JobState]] = []
-        """(level, job) of those who come to a level, or may start."""
+        """(level, job) of jobs that enter a level, or may start."""
         for level in range(self._last + 1):
             stay, stopped = walk.chosen(parts, level)
             come, passed = walk.through(parts.heap(level, WAITS), pass_over=True)
@@ -107,9 +107,9 @@ class Tiresias:
         )
 
     def _wake_s(self, state: CellState, left_out: Set[str], near: list[tuple[int, JobState]]) -> float | None:
-        """When the next of those who run comes to its limit; who is only about to run comes later: no harm in asking too early."""
+        """Seconds until the next running job reaches its limit. Jobs that have not started yet reach it later; an early evaluation is harmless."""
         firsts: list[tuple[float, float, str]] = []
-        """(about when it is due in s of the ledger's time, at which service, job id) of the first of each row."""
+        """(approximate ledger time in s at which it becomes due, its service then, job id) of the first job of each row."""
         for (level, gpus), entries in self._by_service.running.items():
             for began_s, _, job_id, _ in entries:
                 if job_id not in left_out:
@@ -131,7 +131,7 @@ class Tiresias:
         return min(lefts, default=None)
 
     def later(self, state: CellState, job: JobState) -> Iterator[JobState]:
-        """Those that run and come later, the last one first. O(jobs · log jobs)."""
+        """Running jobs that come later, the last one first. O(jobs · log jobs)."""
         ranking = self.ranking(state)
         for job_id in reversed(ranking[ranking.index(job.job_id) + 1 :]):
             other = state.jobs[job_id]
@@ -139,7 +139,7 @@ class Tiresias:
                 yield other
 
     def ranking(self, state: CellState) -> list[str]:
-        """Queue after queue, as the next plan walks them. O(jobs · log jobs)."""
+        """Ids queue by queue, as the next plan visits them. O(jobs · log jobs)."""
         parts = self._parts(state)
         walk = [
             part
@@ -153,7 +153,7 @@ class Tiresias:
         return f"{attained_s(state, job) * gpus_of(job):,.0f} GPU seconds of service"
 
     def _parts(self, state: CellState) -> "_Parts":
-        """Every contender in the part of its queue in which it stands."""
+        """All contending jobs by part of their queue."""
         self._rows.update(state)
         parts = _Parts(state, self._rows)
         for job in self._become_due(state):
@@ -164,7 +164,7 @@ class Tiresias:
         return parts
 
     def _become_due(self, state: CellState) -> Iterator[JobState]:
-        """Of those who run, those whose service has reached the limit."""
+        """Running jobs whose service has reached the limit."""
         self._by_service.update(state)
         soon_s = state.now_ms / 1_000 + ROUNDING_S
         for (level, gpus), entries in self._by_service.running.items():
@@ -177,7 +177,7 @@ class Tiresias:
                 yield job
 
     def _stand(self, state: CellState, job: JobState, *, runs: bool | None = None) -> tuple[Row, float]:
-        """Its row, and its position there: of those who are due, in order of submission. While it `runs` it does not become due here."""
+        """The job's row, and its position there; due jobs are in order of submission. A job that `runs` does not become due here."""
         if runs is None:
             runs = job.running_ms is not None
         level, waits, position = job.rank or (0, 1, job.order * POSITIONS_PER_RECORD)
@@ -193,11 +193,11 @@ class Tiresias:
         return (level, WAITS if waits else CHOSEN, gpus), position
 
     def _runs(self, state: CellState, job: JobState) -> tuple[Row, float] | None:
-        """None: it runs on, whoever comes."""
+        """Place of a running job; None: it may not be stopped."""
         return self._stand(state, job) if job.preemptible else None
 
     def _service(self, state: CellState, job: JobState) -> tuple[tuple[int, int], float] | None:
-        """Of jobs that become due by running."""
+        """Place in `_by_service`, of running jobs that can become due."""
         began_s = served_since_s(job)
         if began_s is None or not job.preemptible:
             return None
@@ -207,7 +207,7 @@ class Tiresias:
         return (level, gpus), began_s
 
     def _begins(self, state: CellState, job: JobState) -> tuple[tuple[int, int], float] | None:
-        """Of jobs that are being launched."""
+        """Place in `_launching`, of jobs that are being launched."""
         if job.running_ms is not None or not job.preemptible:
             return None
         (level, stand, gpus), _ = self._stand(state, job)
@@ -221,15 +221,15 @@ def _not_preemptible(state: CellState, job: JobState) -> tuple[tuple[int], float
 
 
 WANTS = frozenset({JobStatus.QUEUED, JobStatus.STOPPING})
-"""Statuses of jobs that shall run and do not."""
+"""Statuses of jobs that do not run and may be chosen."""
 
 
 class _Parts:
-    """The contenders by queue and stand."""
+    """The contending jobs by queue and stand."""
 
     def __init__(self, state: CellState, rows: JobRows[Row]) -> None:
         self.due: set[str] = set()
-        """Ids of jobs that run and have become due."""
+        """Ids of running jobs that have become due."""
         self._jobs = state.jobs
         self._singles: dict[Part, list[Head[Row]]] = {}
         self._waiting: dict[Part, list[list[Entry[Row]]]] = {}
@@ -244,7 +244,7 @@ class _Parts:
                     kept[part] = [entries]
 
     def becomes_due(self, job: JobState, row: Row) -> None:
-        """Moves a job that runs from its row to those of its level who are due."""
+        """Moves a running job from its row to the due jobs of its level."""
         level, stand, gpus = row
         self.due.add(job.job_id)
         self._due_gpus[level, stand] = self._due_gpus.get((level, stand), 0) + gpus
@@ -254,7 +254,7 @@ class _Parts:
         self._singles.setdefault(row[:2], []).append((position, job.order, job.job_id, row, NO_MORE))
 
     def heap(self, level: int, stand: int) -> list[Head[Row]]:
-        """All of a part, for `go_on`."""
+        """All jobs of a part, as a heap for `go_on`."""
         part = level, stand
         waiting = self._waiting.get(part, ())
         if not waiting and part not in self._singles and part not in self._running:
@@ -265,7 +265,7 @@ class _Parts:
         return heads(singles, waiting)
 
     def waiting(self, level: int, stand: int) -> list[Entry[Row]]:
-        """Those of a part who do not run, in order."""
+        """The jobs of a part that do not run, in order."""
         part = level, stand
         if part not in self._singles and part not in self._waiting:
             return []
@@ -273,7 +273,7 @@ class _Parts:
         return sorted(chain(singles, *self._waiting.get(part, ())))
 
     def running_gpus(self, level: int, stand: int) -> int:
-        """Of those of a part who run."""
+        """GPUs of the running jobs of a part."""
         part = level, stand
         total = -self._due_gpus.get(part, 0)
         for entries in self._running.get(part, ()):
@@ -281,16 +281,16 @@ class _Parts:
         return total
 
     def backwards(self, level: int, stand: int, waiting: list[Entry[Row]]) -> Iterator[Entry[Row]]:
-        """Those who run and those who wait, the last one first."""
+        """Running and waiting jobs of a part, the last one first."""
         rows = [reversed(entries) for entries in (waiting, *self._running.get((level, stand), ()))]
         return (entry for entry in merge(*rows, reverse=True) if entry[2] not in self.due)
 
 
 class _Walk:
-    """Gives out the cell's GPUs, from first to last claim."""
+    """Allocates the cell's GPUs in order of priority."""
 
     def __init__(self, state: CellState, at_most: Mapping[DemandKey, int], fixed: int) -> None:
-        """`fixed`: GPUs that are not given out."""
+        """`fixed`: GPUs that are not available."""
         self._jobs = state.jobs
         self._free = (
             state.total_sound_gpus
@@ -305,9 +305,9 @@ class _Walk:
         self._left = dict(at_most)
 
     def chosen(self, parts: _Parts, level: int) -> tuple[list[JobState], list[JobState]]:
-        """(jobs that get GPUs, jobs that do not) of those whom the last plan chose.
+        """(jobs that get GPUs, jobs that do not) of those that the last plan chose.
 
-        All who stand before the first that does not fit get GPUs: of them, those who run are counted and left out of the answer.
+        All jobs before the first that does not fit get GPUs: of these the running ones are counted but not in the answer.
         """
         waiting, gpus = parts.waiting(level, CHOSEN), parts.running_gpus(level, CHOSEN)
         if not waiting and gpus <= self._free:
@@ -347,7 +347,7 @@ class _Walk:
     def through(
         self, heap: list[Head[Row]], *, pass_over: bool = False
     ) -> tuple[list[JobState], list[JobState]]:
-        """(jobs that get GPUs, jobs that do not); with `pass_over` those who wait are left out of the latter."""
+        """(jobs that get GPUs, jobs that do not); with `pass_over` waiting jobs are left out of the latter."""
         runs: list[JobState] = []
         others: list[JobState] = []
         while heap:
@@ -362,7 +362,7 @@ class _Walk:
 
 
 def _allowed(job: JobState, left: dict[DemandKey, int]) -> bool:
-    """Counts those that want to start against what fits of their demand."""
+    """Whether a job may start by the number of jobs of its demand that fit; counts it."""
     if not left or job.status is not JobStatus.QUEUED:
         return True
     key = job.demand.key
@@ -374,7 +374,7 @@ def _allowed(job: JobState, left: dict[DemandKey, int]) -> bool:
 
 
 class _Positions:
-    """Positions that no job has: ever larger ones at a row's end, ever smaller ones at its front."""
+    """Unused positions: ascending ones for a row's end, descending ones for its front."""
 
     def __init__(self, seq: int) -> None:
         self._last = seq * POSITIONS_PER_RECORD
@@ -385,7 +385,7 @@ class _Positions:
         return self._last
 
     def in_front(self, count: int) -> range:
-        """So many, rising."""
+        """`count` positions, ascending."""
         self._first -= count
         return range(self._first, self._first + count)
 

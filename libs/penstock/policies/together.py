@@ -1,15 +1,15 @@
-"""Gangs stay together: on one node if one holds all of it, else in one rack, else by Liquid's score.
+"""Locality-aware gang placement: on one node if one holds the whole gang, else in one rack, else by Liquid's score.
 
-Liquid (`penstock.policies.liquid`) decides task by task, and its fitness likes full nodes: it splits a gang of four over two nearly full nodes
+Liquid (`penstock.policies.liquid`) decides task by task, and its fitness prefers full nodes: it splits a gang of four over two nearly full nodes
 though a whole node is free. Here whole plans are compared first. Departure from Liquid §5.2: the steps before its Alg. 1.
 
-- One node: of the nodes that hold all tasks the one that is fullest then (eq. 6 for the whole gang; the cost is 0). Ties: the lower ordinal.
+- One node: of the nodes that hold all tasks the one that is fullest afterwards (eq. 6 for the whole gang; the cost is 0). Ties: the lower ordinal.
 - One rack: of the racks with enough free GPUs those with the fewest, at most MAX_RACKS; the first in which Alg. 1 finds a place.
-- Parameter servers of a gang that no node holds: on the node that holds them with the most workers; of several the one that is fullest then. Alg. 1 puts servers
-  first and where least is free, so that all workers are elsewhere, and servers without GPUs of all jobs on one full node, whose link they share.
-- Else Alg. 1 over all nodes. A single task, and a gang that takes parts of GPUs, go there at once.
-- Jobs without GPUs, one task after the other: where most cores are left beside those that the node's free GPUs will want (`spare_cores`). Alg. 1 packs
-  them, and then GPUs are free whose cores are not.
+- Parameter servers of a gang that no node holds: on the node that holds them with the most workers; of several the one that is fullest afterwards. Alg. 1 places servers
+  first and where least is free, so that all workers are elsewhere, and servers without GPUs of all jobs are on one full node, whose link they share.
+- Else Alg. 1 over all nodes. For a single task, and for a gang that takes parts of GPUs, it is the only step.
+- Jobs without GPUs, one task after the other: on the node with the most cores beyond those that its free GPUs will need (`spare_cores`). Alg. 1 packs
+  them, which leaves free GPUs without free cores.
 """
 
 from collections.abc import Iterator, Sequence
@@ -40,7 +40,7 @@ class Together:
         return self.place_within(EVERYWHERE, state, job)
 
     def place_within(self, nodes: int, state: CellState, job: JobState) -> Plan | None:
-        """On these nodes alone. `nodes`: a set."""
+        """Places the job only on these nodes. `nodes`: a set."""
         demand = job.demand
         if not demand.worker.gpus and not (demand.parameter_servers and demand.parameter_server.gpus):
             return place_greedily(self.name, state, job, spare_cores, within=nodes)
@@ -56,7 +56,7 @@ class Together:
         return self._liquid.place_within(nodes, state, job)
 
     def _apart(self, nodes: int, state: CellState, job: JobState, demand: Demand) -> Plan | None:
-        """On several of these nodes."""
+        """Places the gang on several of these nodes."""
         home = _home_of_servers(state, demand, nodes) if demand.parameter_servers else 0
         plan = self._liquid.place_within(nodes, state, job, servers=home) if home else None
         return plan or self._liquid.place_within(nodes, state, job)
@@ -84,9 +84,9 @@ class Together:
 
 
 def spare_cores(gang: Gang, is_worker: bool, limit: int) -> list[tuple[float, int]]:
-    """Score: cores that free GPUs will want, each as many as the node has per GPU, minus free cores. Ties: the lower ordinal. As `penstock.policies.gang.Rank`.
+    """Implements `penstock.policies.gang.Rank`. Score: cores that the free GPUs will need, each as many as the node has per GPU, minus free cores. Ties: the lower ordinal.
 
-    Source: CODA §V-C reserves cores for GPUs; differs: nothing is reserved, it only comes last.
+    Source: CODA §V-C reserves cores for GPUs; differs: nothing is reserved, such nodes only come last.
     """
     nodes, index = gang.open(is_worker), gang.state.index
     own = nodes & gang.used
@@ -105,12 +105,12 @@ def spare_cores(gang: Gang, is_worker: bool, limit: int) -> list[tuple[float, in
 
 
 def _wanted(free_gpus: int, cores: int, gpus: int) -> float:
-    """Cores for so many of a node's GPUs."""
+    """Cores in proportion to so many of a node's GPUs."""
     return free_gpus * cores / max(1, gpus)
 
 
 def _home_of_servers(state: CellState, demand: Demand, nodes: int) -> int:
-    """The node for all parameter servers and as many workers as fit beside them, as a set; empty: there is none for one worker."""
+    """The node for all parameter servers and the most workers that fit beside them, as a set; empty: no node holds them with at least one worker."""
     index = state.index
     servers = (demand.parameter_server,) * demand.parameter_servers
     fewest = sum(server.gpus for server in servers)
@@ -128,7 +128,7 @@ def _home_of_servers(state: CellState, demand: Demand, nodes: int) -> int:
 
 
 def whole_gang(demand: Demand) -> ResourceVector | None:
-    """What a node must have free to hold all tasks; None where no node can have so many GPUs."""
+    """Resources that a node needs to hold all tasks; None where no node can have so many GPUs."""
     return _together(demand.needs())
 
 

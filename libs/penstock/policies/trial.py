@@ -1,4 +1,4 @@
-"""A what-if copy of the nodes: what would be free once some tasks have ended and others have come. The state stays as it is.
+"""A what-if copy of the nodes: what would be free once some tasks have ended and others have started. The state is not changed.
 
 Only nodes that differ from the state are copied; for all others the state's own index answers.
 """
@@ -15,32 +15,32 @@ from penstock.ledger.state import CellState
 from penstock.model.transitions import JobStatus, TaskStatus
 from penstock.model.types import WHOLE_GPU, ResourceVector, TaskPlacement
 
-MAX_LOOKED_AT = 64  # nodes on which room for a worker is sought, those with most free GPUs first
+MAX_LOOKED_AT = 64  # nodes that are tried for a worker, those with most free GPUs first
 
 Fit = tuple[int, ...]
 """Ordinal of the node of each task: parameter servers first, then workers."""
 
 
 def living_places(job: JobState) -> Iterator[TaskPlacement]:
-    """Where tasks of the job hold something."""
+    """Places of the job's tasks that hold resources."""
     return (task.place for task in job.tasks.values() if task.status is not TaskStatus.EXITED)
 
 
 def held_places(job: JobState) -> Iterator[TaskPlacement]:
-    """What nobody else can have because of the job: `living_places`, and beside them what is reserved for its move."""
+    """Places that the job denies to others: `living_places`, and what is reserved for its move."""
     yield from living_places(job)
     for node_id in dict.fromkeys(place.node_id for place in job.target):
         yield from taken(job, node_id)
 
 
 class Trial:
-    """The nodes of a cell, changed on trial."""
+    """The nodes of a cell with trial changes."""
 
     def __init__(self, state: CellState, stopping: Iterable[JobState] = ()) -> None:
-        """`stopping`: jobs that are being stopped; they count as gone."""
+        """`stopping`: jobs that are being stopped; they count as ended."""
         self.state = state
         self.released: dict[str, JobState] = {}
-        """Job id → jobs that count as gone."""
+        """Job id → job, of jobs that count as ended."""
         self._copies: dict[int, NodeState] = {}
         self._claims: dict[int, list[ResourceVector]] = {}
         self._free: dict[int, Free] = {}
@@ -49,7 +49,7 @@ class Trial:
             self.release(job)
 
     def release(self, job: JobState) -> None:
-        """Counts what the job holds as free; not what is reserved for its move."""
+        """Counts the job's resources as free, except those reserved for its move."""
         self.released[job.job_id] = job
         for place in held_places(job):
             node = self._copy(place)
@@ -61,7 +61,7 @@ class Trial:
             self._changed(node.ordinal)
 
     def awaited(self) -> int:
-        """Set of the nodes on which something counts as gone that is still there."""
+        """Set of the nodes with tasks that count as ended but still exist."""
         nodes = 0
         for job in self.released.values():
             for place in living_places(job):
@@ -78,7 +78,7 @@ class Trial:
             self._changed(node.ordinal)
 
     def claim(self, demand: Demand, fit: Fit) -> None:
-        """Tasks of this demand take these nodes, which must fit."""
+        """Books tasks of this demand on these nodes, which must fit."""
         servers = demand.parameter_servers
         for number, ordinal in enumerate(fit):
             need = demand.parameter_server if number < servers else demand.worker
@@ -87,12 +87,12 @@ class Trial:
             self._touched |= 1 << ordinal
 
     def free(self, ordinal: int) -> Free:
-        """What is free of a node, by now and on trial."""
+        """Free resources of a node, with the trial changes."""
         found = self._free.get(ordinal)
         return self.state.node(ordinal).entered if found is None else found
 
     def fit(self, demand: Demand, avoid: int = 0) -> Fit | None:
-        """First fit of the whole gang, parameter servers first; where one of these takes what only a worker could use, workers first. None
+        """First fit of the whole gang, parameter servers first; if that fails because a server takes what a worker needs, workers first. None
         where it does not fit. `avoid`: set of nodes left out."""
         found = self._fit_roles(demand, avoid, servers_first=True)
         if found is not None or not demand.parameter_servers:
@@ -137,7 +137,7 @@ class Trial:
         left: dict[int, Free],
         fit: list[int],
     ) -> bool:
-        """Puts tasks of equal needs on the lowest nodes, and adds these to `fit`."""
+        """Places tasks of equal demand on the lowest nodes, and adds these to `fit`."""
         until = len(fit) + count
         for ordinal in bits(self.candidates(need, gpu_models) & ~avoid):
             free = left.get(ordinal) or self.free(ordinal)
@@ -158,10 +158,10 @@ class Trial:
         return nodes
 
     def clear_for(self, demand: Demand) -> list[JobState]:
-        """Smaller jobs of one task that have to move so that the gang's workers fit; empty where that does not help.
+        """Smaller jobs of one task that have to move so that the gang's workers fit; empty where that does not suffice.
 
-        Each worker goes where the fewest GPUs have to move (ties: the lower ordinal); only jobs with fewer GPUs than a
-        worker has move, so that chains of moves end. They are released.
+        Each worker is placed where the fewest GPUs have to move (ties: the lower ordinal); only jobs with fewer GPUs than a
+        worker move, so that chains of moves end. They are released.
         """
         need = demand.worker
         if demand.parameter_servers or not need.gpus or need.gpu_share_milli < WHOLE_GPU:
@@ -183,7 +183,7 @@ class Trial:
         return moved
 
     def _cheapest(self, need: ResourceVector, gpu_models: tuple[str, ...]) -> list[JobState] | None:
-        """The jobs to move from the node where that costs least; None if no node that was looked at can be cleared."""
+        """The jobs to move from the node with the lowest cost; None if no examined node can be cleared."""
         index = self.state.index
         suited = index.eligible(need, gpu_models) & index.placeable
         best: tuple[int, list[JobState]] | None = None
@@ -215,7 +215,7 @@ class Trial:
         return sorted(classes.items(), reverse=True)
 
     def _clear(self, ordinal: int, need: ResourceVector, free: int) -> tuple[int, list[JobState]] | None:
-        """(GPUs moved, jobs moved), largest jobs first, after which a worker fits there; None if impossible."""
+        """(GPUs moved, jobs moved), largest jobs first, so that a worker then fits there; None if impossible."""
         state, node = self.state, self.state.node(ordinal)
         small = []
         for job_id in node.tasks.values():
@@ -259,6 +259,6 @@ class Trial:
         self._free[ordinal] = free
 
     def _less(self, ordinal: int, free: Free, need: ResourceVector) -> Free:
-        """After one such task came; also where it does not fit, which shows as a negative number."""
+        """What is free after one such task; negative where it does not fit."""
         shares = need.gpu_share_milli < WHOLE_GPU
         return free.less(need, self.state.node(ordinal).room_of_gpu(need) if shares else NO_SHARE)

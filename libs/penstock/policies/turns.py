@@ -1,6 +1,6 @@
-"""Position in the queue: in which order the jobs that wait have their turn under the cell's profile, now and in a forecast.
+"""Queue position: the order of waiting jobs under the cell's profile, now and in a forecast.
 
-A profile without an order of its own goes by arrival: the first in the queue may be overtaken so often, and so many that do not fit are passed over.
+A profile without its own order uses arrival: the first job may be overtaken only `max_overtakes` times, and a bounded number of jobs that do not fit is skipped.
 """
 
 from collections.abc import Iterable, Mapping, MutableMapping
@@ -17,11 +17,11 @@ class Line(NamedTuple):
 
     profile: Profile
     places: Mapping[str, int] | None
-    """Job → its place, from 0; None: by arrival."""
+    """Job → its position, from 0; None: by arrival."""
 
 
 def line_of(state: CellState, now_ms: int) -> Line:
-    """O(jobs · log jobs) for a profile with an order of its own, else O(1)."""
+    """The queue's order. O(jobs · log jobs) for a profile with its own order, else O(1)."""
     profile = profile_for(state.settings)
     if profile.preempt is not None:
         ranked = (job_id for job_id in profile.preempt.ranking(state) if state.jobs[job_id].in_line)
@@ -34,7 +34,7 @@ def line_of(state: CellState, now_ms: int) -> Line:
 
 
 def all_start(turns: Turns) -> Iterable[JobState]:
-    """The jobs in the order in which they come if each of them starts."""
+    """The jobs in their order if each of them starts."""
     try:
         job = next(turns)
         while True:
@@ -45,7 +45,7 @@ def all_start(turns: Turns) -> Iterable[JobState]:
 
 
 def by_arrival(waiting: Iterable[JobState], overtaken: MutableMapping[str, int], max_overtakes: int) -> Turns:
-    """Those that wait, as given. `overtaken`: job → how often it has been, counted on here."""
+    """Waiting jobs in the given order. `overtaken`: job → how often it has been overtaken; incremented here."""
     head: JobState | None = None
     for job in waiting:
         if head is not None and overtaken.get(head.job_id, head.backfill_count) >= max_overtakes:

@@ -1,6 +1,6 @@
-"""Whether a proposal may be accepted on this very state. Proposers and the placer call the same function (LAW 1).
+"""Validation of proposals: whether one may be accepted on exactly this state. Proposers and the placer call the same function (LAW 1).
 
-Conflicts are fine-grained: only the versions that a proposal names are compared. Of a plan each unit is judged by itself
+Conflicts are fine-grained (optimistic concurrency): only the versions that a proposal names are compared. Each unit of a plan is validated separately
 (`validate_plans`).
 """
 
@@ -19,7 +19,7 @@ from penstock.policies import validate_adjustments, validate_moves, validate_pla
 from penstock.policies.refusal import Refusal
 
 RefusalReason = Literal["", Refused]
-"""As in `ProposalAnswered`."""
+"""See `ProposalAnswered`."""
 
 
 class Verdict(NamedTuple):
@@ -38,7 +38,7 @@ def _refused(reason: RefusalReason, detail: str) -> Verdict:
 
 
 def validate(state: CellState, proposal: Proposal) -> Verdict:
-    """Judges plans, which are accepted where any unit is, moves and adjustments. Never changes the state."""
+    """Validates plans, which are accepted if any unit is, moves and adjustments. Never changes the state."""
     if isinstance(proposal, CoresProposed | ThrottleProposed):
         return _stale(state, proposal) or _adjustment(state, proposal)
     if isinstance(proposal, MigrationProposed):
@@ -63,6 +63,6 @@ def _move(state: CellState, proposal: MigrationProposed) -> Verdict:
 
 
 def _stale(state: CellState, proposal: Proposal) -> Verdict | None:
-    """A version that the proposal was computed from has moved on."""
+    """The refusal if a version from which the proposal was computed has changed; None: none has."""
     found = next((why for read in proposal.read if (why := validate_plans.moved_on(state, read))), None)
     return None if found is None else _refused("stale", found)

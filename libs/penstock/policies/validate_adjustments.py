@@ -1,4 +1,4 @@
-"""Whether cores or memory bandwidth of a running task may be changed as proposed, on this very state; and which cores it then has."""
+"""Validation of adjustments: whether a running task's cores or memory bandwidth may be changed as proposed, on exactly this state; and its resulting cores."""
 
 from typing import NamedTuple
 
@@ -32,7 +32,7 @@ class Running(NamedTuple):
 
 
 def running(state: CellState, task_id: str) -> Running | Refusal:
-    """The task, if it runs on a node that is there. O(1)."""
+    """The task, if it runs on a Ready node. O(1)."""
     job = state.jobs.get(task_id.rsplit(".", 2)[0])
     task = None if job is None else job.tasks.get(task_id)
     if job is None or task is None:
@@ -50,7 +50,7 @@ def running(state: CellState, task_id: str) -> Running | Refusal:
 
 
 def refused(state: CellState, proposal: Adjusting) -> Refusal | None:
-    """None: it can be done."""
+    """The refusal of an adjustment; None: it can be made."""
     if (still := frozen(state)) is not None:
         return still
     found = running(state, proposal.task_id)
@@ -77,12 +77,12 @@ def refused(state: CellState, proposal: Adjusting) -> Refusal | None:
 
 
 def cause_of(proposal: Adjusting) -> AdjustmentCause:
-    """What the decision has: a service that names no cause is bounded as one that does, and an operator has none."""
+    """Cause of the decision: a service that names none is bounded like one that does; an operator has no cause."""
     return "" if proposal.by else proposal.cause or "other"
 
 
 def _adjusted_enough(found: Running, proposal: Adjusting) -> str | None:
-    """Why a service may not do that (again), whatever it has measured. What it gives back is always allowed: it was taken by one that counts."""
+    """Why a service may not make this change (again), whatever it has measured. Giving back is always allowed: the change that took it was counted."""
     task, cause = found.task, cause_of(proposal)
     if cause == "contention" and any(one.place.gpus for one in found.job.tasks.values()):
         return f"belongs to {found.job.job_id}, which has GPUs: such jobs are not slowed for others"
@@ -124,13 +124,13 @@ def _throttled_enough(job: JobState) -> str | None:
 
 
 def usable_cores(state: CellState, found: Running) -> int:
-    """How many it could have: its own, as far as the node still has them, those of its group there, and the free ones."""
+    """How many cores the task could have: its own, as far as the node still has them, those of its group there, and the free ones."""
     mine = _own(found) | _groups(state, found)
     return mine.bit_count() + found.node.free_core_mask.bit_count()
 
 
 def cores_of(state: CellState, found: Running, count: int) -> tuple[int, ...]:
-    """`count` ≤ `usable_cores` cores: those that it keeps, then its group's, then the free ones, each lowest first; rising."""
+    """`count` ≤ `usable_cores` cores: first its own, then its group's, then free ones, each lowest first; ascending."""
     own = _own(found)
     chosen: tuple[int, ...] = ()
     for mask in (own, _groups(state, found) & ~own, found.node.free_core_mask):

@@ -1,8 +1,8 @@
-"""Whether jobs may form a group as proposed, on this very state; and the places of those of them that wait.
+"""Validation of groups: whether jobs may form a group as proposed, on exactly this state; and the places of its waiting members.
 
-A group is a set of whole gangs, equal in their numbers of tasks and of GPUs per task, on the same nodes rank by rank. Who runs there already
-keeps its places; who waits gets the same GPUs. Nobody is stopped for it, so a job that may not be stopped may be joined, too. A group may wait
-for those that are being stopped anyway: their GPUs, their memory, or their places in the group.
+A group is a set of whole gangs, equal in their numbers of tasks and of GPUs per task, on the same nodes rank by rank. Members that run there already
+stay on their places; waiting members get the same GPUs. No job is stopped for it, so a job that may not be stopped may be joined, too. A group may wait
+for jobs that are being stopped anyway: for their GPUs, their memory, or their places in the group.
 """
 
 from collections.abc import Container, Mapping, Sequence
@@ -33,17 +33,17 @@ class Formed(NamedTuple):
     """A group that may be formed."""
 
     group_id: str
-    """Of the one that those who run are in; empty: it is new."""
+    """Id of the running members' group; empty: it is new."""
     running: tuple[str, ...]
-    """Ids of members that run on, oldest first."""
+    """Ids of members that continue to run, oldest first."""
     placed: tuple[Placed, ...]
-    """Of members that wait, oldest first."""
+    """Places of waiting members, oldest first."""
     parts: tuple[TaskPlacement, ...]
-    """What each of their tasks takes beside the others."""
+    """What each of their tasks takes beyond the others."""
 
 
 def formed(state: CellState, members: Members, overlay: Overlay) -> Formed | Refusal:
-    """All of them, or nothing: `overlay` has less then. On an overlay of what is when those have ended that are being stopped: the group that is then."""
+    """Forms the group, booked on `overlay`, or refuses it without any booking. On an overlay in which jobs that are being stopped have ended: the group at that time."""
     if (still := frozen(state)) is not None:
         return still
     jobs = _jobs(state, members, overlay)
@@ -68,12 +68,12 @@ def formed(state: CellState, members: Members, overlay: Overlay) -> Formed | Ref
 
 
 def runs_on(job: JobState, overlay: Overlay) -> bool:
-    """Whether it runs and is not to be stopped."""
+    """Whether the job runs and is not among the stops."""
     return job.status in RUNS and job.job_id not in overlay.stops
 
 
 def shared_already(state: CellState, members: Members, stops: frozenset[str] = frozenset()) -> Formed | None:
-    """The group, where those who run in it, and are not to be stopped, are exactly these."""
+    """The existing group, if its running members without the stops are exactly these."""
     first = state.jobs.get(members[0][0])
     if first is None or not first.group:
         return None
@@ -120,7 +120,7 @@ def _jobs(state: CellState, members: Members, overlay: Overlay) -> list[JobState
 
 
 def comes_back_to_queue(job: JobState) -> bool:
-    """Whether it is being stopped to make way, so that it waits again soon."""
+    """Whether the job is being preempted, so that it will wait in the queue again."""
     return job.status is JobStatus.STOPPING and job.stop_reason == "preempted" and not job.target
 
 
@@ -151,7 +151,7 @@ def _not_alike(demands: Mapping[str, Demand], members: Members) -> Refusal | Non
 
 
 def _not_there(running: Sequence[JobState], nodes: tuple[str, ...]) -> Refusal | None:
-    """A member that runs is whole, and on these nodes."""
+    """Refuses running members that are not complete, or not on these nodes."""
     for job in running:
         there = tuple(task.place.node_id for task in job.tasks.values())
         if there != nodes:
@@ -166,7 +166,7 @@ def _not_there(running: Sequence[JobState], nodes: tuple[str, ...]) -> Refusal |
 def _not_together(
     state: CellState, running: Sequence[JobState], waiting: Sequence[JobState], overlay: Overlay
 ) -> Refusal | None:
-    """Those who run hold the same GPUs already, all of them are named, and somebody joins them."""
+    """Refuses the group unless its running members hold the same GPUs already, all jobs there are named, and a job joins them."""
     if not waiting:
         return Refusal("invalid", "all of them run: a group forms when somebody joins")
     if not running:
@@ -198,7 +198,7 @@ def _places(
     waiting: Sequence[tuple[JobState, Demand]],
     nodes: Sequence[str],
 ) -> tuple[tuple[Placed, ...], tuple[TaskPlacement, ...]] | Refusal:
-    """Of those that wait, each beside those before it."""
+    """Places of the waiting members, each beside the members before it."""
     gone = overlay.gone if running else frozenset()
     held = [_held(state, running, rank, gone) for rank in range(len(nodes))]
     parts: list[TaskPlacement] = []
@@ -227,7 +227,7 @@ def _places(
 def _held(
     state: CellState, running: Sequence[JobState], rank: int, gone: Container[str]
 ) -> list[TaskPlacement]:
-    """What members of this rank hold, those included that are being stopped. `gone`: ids of members that do not count."""
+    """Places of this rank's members, including members that are being stopped. `gone`: ids of members that do not count."""
     if not running:
         return []
     own = [task.place for task in running[0].tasks.values() if task.place.rank == rank]
@@ -235,7 +235,7 @@ def _held(
 
 
 def _unusable(state: CellState, node: NodeState, need: ResourceVector, demand: Demand) -> str:
-    """Why nothing new may start there; empty: something may."""
+    """Why no new member may start on the node; empty: one may."""
     wrong = unusable(state, node, need, demand.gpu_models)
     if not wrong and not node.spec.shares_gpus:
         return "it cannot prove a task's end, so a GPU has one task there"
@@ -243,7 +243,7 @@ def _unusable(state: CellState, node: NodeState, need: ResourceVector, demand: D
 
 
 def _lacking(node: NodeState, need: ResourceVector, held: Sequence[TaskPlacement], shared: int) -> str:
-    """What the node lacks for one more task beside those, which have the `shared` cores; empty: nothing."""
+    """What the node lacks for one more task beside those of `held`, which have the `shared` cores; empty: it fits."""
     if not held:
         free_gpus = node.healthy_gpu_mask.bit_count()
         if free_gpus < need.gpus:
@@ -270,7 +270,7 @@ def _lacking(node: NodeState, need: ResourceVector, held: Sequence[TaskPlacement
 
 
 def _shared_cores(node: NodeState, held: Sequence[TaskPlacement]) -> int:
-    """Set of cores that the members have, as far as the node still has them."""
+    """Set of the members' cores, as far as the node still has them."""
     mask = 0
     for place in held:
         mask |= mask_of(place.cores)
@@ -280,7 +280,7 @@ def _shared_cores(node: NodeState, held: Sequence[TaskPlacement]) -> int:
 def _beside(
     node: NodeState, job: JobState, demand: Demand, rank: int, held: Sequence[TaskPlacement], own: int
 ) -> TaskPlacement:
-    """The members' GPUs; of their cores (`own`) the lowest, then the lowest free ones."""
+    """The place on the members' GPUs, with the lowest of their cores (`own`), then the lowest free ones."""
     if not held:
         return place_on(node, job, demand, rank)
     need = demand.worker if rank < demand.workers else demand.parameter_server

@@ -1,4 +1,4 @@
-"""Whether a running job may be moved as proposed, on this very state; and the places that it then gets."""
+"""Validation of migrations: whether a running job may be moved as proposed, on exactly this state; and its new places."""
 
 from collections.abc import Sequence
 
@@ -20,7 +20,7 @@ from penstock.policies.trial import living_places
 
 
 def judge(state: CellState, proposal: MigrationProposed) -> tuple[TaskPlacement, ...] | Refusal:
-    """As `target_of`; a proposal with cause `converged` may also name the nodes on which the job runs: no places then, it stays."""
+    """As `target_of`; a proposal with cause `converged` may also name the job's current nodes: then it stays, and there are no places."""
     job = state.jobs.get(proposal.job_id)
     if job is not None and cause_of(proposal) and (wrong := _moved_enough(job, proposal)):
         return Refusal("wrong_state", f"{job.job_id} {wrong}")
@@ -34,7 +34,7 @@ def judge(state: CellState, proposal: MigrationProposed) -> tuple[TaskPlacement,
 
 
 def cause_of(proposal: MigrationProposed) -> MoveCause:
-    """What the decision has: a service that names no cause is bounded as one that does."""
+    """Cause of the decision: a service that names none is bounded like one that does."""
     return proposal.cause or ("" if proposal.by else "other")
 
 
@@ -49,16 +49,16 @@ def _moved_enough(job: JobState, proposal: MigrationProposed) -> str | None:
 
 
 def nodes_of(job: JobState) -> tuple[str, ...]:
-    """Where its attempt runs, per task in rank order."""
+    """Nodes of its attempt, per task in rank order."""
     return tuple(task.place.node_id for task in job.tasks.values())
 
 
 def target_of(state: CellState, job_id: str, nodes: tuple[str, ...]) -> tuple[TaskPlacement, ...] | Refusal:
     """The places of the job's next attempt, in rank order: what is free now or held by the job itself, lowest first.
 
-    A moldable job has as many workers then as nodes are named.
+    A moldable job then has as many workers as nodes are named.
 
-    Ideal: all that the job holds counts as free. Departure: not its parts of GPUs, which others may share.
+    Ideal: all resources of the job count as free. Departure: except its parts of GPUs, which others may share.
     """
     if (still := frozen(state)) is not None:
         return still
@@ -112,7 +112,7 @@ def _places(state: CellState, job: JobState, nodes: Sequence[str]) -> tuple[Task
 
 
 def _without(state: CellState, job: JobState, nodes: Sequence[str]) -> dict[str, NodeState]:
-    """Copies of these nodes, those that there are, without what the job holds."""
+    """Copies of those of these nodes that exist, without what the job holds."""
     then = {
         node_id: state.nodes[node_id].copy() for node_id in dict.fromkeys(nodes) if node_id in state.nodes
     }

@@ -1,6 +1,6 @@
-"""Which units of a proposed plan may start, on this very state, and the places that their jobs get.
+"""Validation of plans: which units of a proposed plan may start, on exactly this state, and the places of their jobs.
 
-Units are judged in order, each all or nothing, on one overlay: what one gets the next does not.
+Units are validated in order, each all or nothing, on one overlay: resources of one unit are not available to the next.
 """
 
 from collections.abc import Iterator, Mapping
@@ -26,14 +26,14 @@ Subject = tuple[Literal["job", "node"], str]
 
 
 class JudgedUnit(NamedTuple):
-    """What becomes of one unit. `placed`: where its jobs start now, or as others end; empty where it waits for stops, or is refused."""
+    """Result of one unit. `placed`: where its jobs start now, or when others end; empty where it waits for stops, or is refused."""
 
     number: int
     unit: ProposedUnit
     placed: tuple[Placed, ...] = ()
     refusal: Refusal | None = None
     group: Formed | None = None
-    """Of a unit of this kind that starts: `placed` has those of its jobs that do not run."""
+    """Set for a unit of kind group that starts: `placed` has those of its jobs that do not run."""
 
 
 class Judged(NamedTuple):
@@ -41,9 +41,9 @@ class Judged(NamedTuple):
 
     units: tuple[JudgedUnit, ...]
     full: bool
-    """Some wait for the next record alone."""
+    """Whether units wait only for the next record."""
     then: Overlay
-    """The nodes, less what the units get, when all that is being stopped has ended."""
+    """The nodes, less what the units get, when all jobs that are being stopped have ended."""
 
 
 def judge(
@@ -54,11 +54,11 @@ def judge(
     *,
     fit_then: bool = False,
 ) -> Judged | Refusal:
-    """What becomes of each unit; or why none is looked at. Never changes the state. `profile`: the cell's own, if it is at hand.
+    """Result of each unit; or why the whole plan is refused. Never changes the state. `profile`: the cell's own, if available.
 
-    Where the profile stops jobs, it alone says who runs: a unit may start those whom it would start now, where its own plan
-    keeps nothing. `stops`: ids of running jobs that count as being stopped. What the plan before this one keeps for units that have not begun is given up if any of this one's is accepted.
-    `fit_then`: it is known that all groups fit when all that is being stopped has ended.
+    A profile that stops jobs alone decides which run: a unit may start only jobs that the profile would start now, on nodes that its own plan
+    does not reserve. `stops`: ids of running jobs that count as being stopped. Reservations of the previous plan for units that have not started are dropped if any unit of this one is accepted.
+    `fit_then`: all groups are known to fit when all jobs that are being stopped have ended.
     """
     refusal = _of_the_plan(state, proposal)
     if refusal is not None:
@@ -81,7 +81,7 @@ def judge(
 
 
 def _who_runs(proposal: PlanProposed, profile: Profile) -> Refusal | None:
-    """Whether it may say who runs, if it does."""
+    """The refusal of a plan that stops or ranks jobs without the right to do so."""
     if not proposal.stops and not proposal.ranks:
         return None
     if profile.make_way is not None and proposal.proposer == profile.name and not proposal.ranks:
@@ -94,7 +94,7 @@ def _who_runs(proposal: PlanProposed, profile: Profile) -> Refusal | None:
 
 
 def moved_on(state: CellState, read: ReadVersion) -> str:
-    """How what a proposal was computed from has changed; empty: it has not."""
+    """How a version that a proposal has read has changed; empty: it has not."""
     held = state.jobs.get(read.id) if read.kind == "job" else state.nodes.get(read.id)
     if held is None:
         return f"{read.kind} {read.id} is not known any more"
@@ -106,7 +106,7 @@ def moved_on(state: CellState, read: ReadVersion) -> str:
 def _of_the_plan(state: CellState, proposal: PlanProposed) -> Refusal | None:
     jobs = [job for unit in proposal.units for job in unit.jobs]
     if not jobs and not proposal.stops and not proposal.ranks and not state.in_window:
-        return Refusal("invalid", "the plan is empty")  # in a window it says that everything stays
+        return Refusal("invalid", "the plan is empty")  # in a window it means that nothing changes
     if len({job.job_id for job in jobs}) < len(jobs):
         return Refusal("invalid", "a job is planned twice")
     if len(jobs) > MAX_UNITS:
@@ -156,7 +156,7 @@ class _Judging:
         }
 
     def unit(self, number: int, unit: ProposedUnit) -> JudgedUnit:
-        """Takes what it gets off the room for the next ones."""
+        """Validates one unit and books its resources, so that later units do not get them."""
         if (wrong := _wrong_turns(unit)) is not None:
             return JudgedUnit(number, unit, (), wrong)
         if unit.kind == "group":
@@ -177,7 +177,7 @@ class _Judging:
         return JudgedUnit(number, unit, placed or ())
 
     def _group(self, unit: ProposedUnit) -> Formed | Refusal | None:
-        """Who joins a job that runs takes no GPU from anybody, so nobody is passed, unless nodes are kept for it. None: it waits for stops."""
+        """A job may join a running job out of turn, since it takes no other job's GPUs. Only a group whose turn it is may wait for stops (None)."""
         jobs, state = {job.job_id for job in unit.jobs}, self._state
         if (large := _too_large(unit)) is not None:
             return large
@@ -200,7 +200,7 @@ class _Judging:
         return self.room.form(members, waits=waits, judged=self._fit_then)
 
     def _wrong(self, unit: ProposedUnit) -> Iterator[Refusal]:
-        """What is wrong with it, whatever room there is."""
+        """Errors of the unit that do not depend on free resources."""
         if (large := _too_large(unit)) is not None:
             yield large
         for planned in unit.jobs:
@@ -218,7 +218,7 @@ class _Judging:
                 yield Refusal("infeasible", f"{node_id} is kept for {self._kept_for[node_id]}")
 
     def _turn(self, jobs: set[str]) -> Iterator[Refusal]:
-        """Whether it is their turn to take GPUs that are free."""
+        """Refusals if it is not these jobs' turn to take free GPUs."""
         if self._claims is not None and (outranked := sorted(jobs - self._claims)):
             why = f"profile {self._profile.name} does not start {outranked[0]} now: others come first"
             yield Refusal("wrong_state", why)
@@ -242,7 +242,7 @@ class _Judging:
         return Refusal("invalid", wrong) if wrong else None
 
     def _passes(self, jobs: set[str]) -> Iterator[Refusal]:
-        """Others than the head of the queue start only as long as it was not passed too often; a plan counts once. A regroup stage has an order of its own, and so has a profile in which jobs make way."""
+        """Other jobs than the head of the queue start only while it has not been overtaken too often; a plan counts once. Does not apply to regroup stages and profiles in which jobs make way, which have their own order."""
         if self._profile.regroup is not None or self._profile.make_way is not None:
             return
         while self._head in self._accepted:
