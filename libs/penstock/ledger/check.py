@@ -27,7 +27,7 @@ LIVE = frozenset({TaskStatus.ASSIGNED, TaskStatus.RUNNING, TaskStatus.STOPPING})
 
 
 def check(state: CellState) -> list[str]:
-    """All violations. O(jobs + nodes): for tests, doctors and judges, not for the decision path."""
+    """All violations. O(jobs + nodes): for tests and diagnosis, not for the decision path."""
     found = [problem for node in state.nodes.values() for problem in _node(state, node)]
     found += [problem for job in state.jobs.values() for problem in _job(state, job)]
     found += _queue(state)

@@ -13,7 +13,7 @@ class Checkpoint(Value, frozen=True):
     node_id: str
     attempt: int
     at_ms: int
-    """Ledger time."""
+    """Ledger time of the report."""
     save_ms: int
     size_bytes: int
     shared: bool

@@ -1,7 +1,7 @@
 """Fold of adjustments: cores and memory bandwidth of running tasks, as decided and as their nodes answered.
 
-What a task gives up is free at once: the order to shrink it stands in its node's partition before any order that needs the room,
-and a node obeys its orders in their order (decision 63). A probe with fewer cores gives up nothing (decision 99).
+Resources that a task gives up are free at once: the order to shrink it is in its node's partition before any order that needs them,
+and a node carries out its orders in sequence (decision 63). A probe with fewer cores gives up nothing (decision 99).
 """
 
 from msgspec.structs import replace

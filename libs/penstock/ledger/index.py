@@ -16,7 +16,7 @@ from penstock.model.types import WHOLE_GPU, ResourceVector
 
 
 def bits(mask: int) -> Iterator[int]:
-    """Ordinals in the set, rising."""
+    """Ordinals in the set, ascending."""
     while mask:
         low = mask & -mask
         yield low.bit_length() - 1

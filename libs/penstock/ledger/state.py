@@ -232,7 +232,7 @@ class CellState:
             self.forgettable.pop(place, None)
 
     def rebook(self, node: NodeState) -> None:
-        """As `reindex`, after something of the node was given out or taken back."""
+        """As `reindex`, after resources of the node were allocated or freed."""
         new = node.free()
         if new != node.entered:
             self.index.refit(node.bit, len(node.spec.gpus), node.entered, new)

@@ -44,9 +44,9 @@ class Costs(NamedTuple):
     """Eq. 2 between two nodes: of one rack, of one domain, of different domains."""
 
     rack: tuple[int, ...]
-    """By rack."""
+    """Cost inside each rack."""
     domain: tuple[int, ...]
-    """By domain."""
+    """Cost between racks of each domain."""
     beyond: int
 
 

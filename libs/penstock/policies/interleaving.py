@@ -26,7 +26,7 @@ RESOURCES = 4
 MAX_CACHED = 65_536  # groups by their members' kinds
 SAME_PERIOD = 1e-3  # relative difference at which two periods count as equal, from the authors' program
 AUTHORS_STEPS = 8
-ALONE = 1.015  # an iteration alone as a multiple of the measured one; theirs
+ALONE = 1.015  # an iteration alone as a multiple of the measured one, from the authors' program
 AUTHORS_FACTORS = (ALONE, 1.33, 1.5, 1.37)
 """By number of members: measured iteration of a group as a multiple of its computed period; ALONE for a single job."""
 FACTORS_UNMATCHED = (ALONE, 1.33, 1.5, 1.30)

@@ -17,7 +17,7 @@ Interpretation, where the paper is not explicit:
 - Gone nodes still count among those that share, until they are dropped from the state: shares stay stable.
 - A job without parameter servers synchronises by ring all-reduce: its pairs are the neighbours on the ring
   of workers in rank order (two workers: one pair). The paper has no such jobs. One task alone: cost 0.
-- Parameter servers are placed before workers: the other way round no worker would see any cost.
+- Parameter servers are placed before workers: otherwise the placement of workers would have no cost.
 - Fitness of a node without GPUs is −1, as of a full one: it has no GPU that could be idle.
 - A faulted GPU counts as used. Ties: the lower ordinal, which is the earlier node of Alg. 1's loop.
 

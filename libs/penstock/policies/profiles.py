@@ -47,7 +47,7 @@ from penstock.policies.tiresias import Tiresias
 from penstock.policies.together import Together
 
 CODA = Contention(search="walk", users_cores="override", throttle="half")
-"""The source's values, for settings that are not given."""
+"""The source's values; the cell's setting `contention` overrides them."""
 LOSES_MS = 3_600_000
 """Under `penstock` borrowed cores are reclaimed from a job that does not save only within an hour of its placement: so it repeats at most an hour of work."""
 Make = Callable[[PlacerSettings], Profile]

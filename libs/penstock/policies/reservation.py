@@ -3,7 +3,7 @@
 Source: EASY backfill (Lifka, JSSPP '95), by nodes and with run times that the estimator has learned. The nodes are those on which the job would start earliest
 if running jobs ended as expected. A job that is expected to end before that time may start there, any job may start elsewhere. So later jobs do not delay this one.
 
-- Departure: nodes are reserved only for a job that has waited five times its r (`penstock.policies.fair`), since reserved nodes idle where run times are guessed: with reservations at once
+- Departure: nodes are reserved only for a job that has waited five times its r (`penstock.policies.fair`), since reserved nodes idle where run times are guessed: with immediate reservations
   the mean completion time of `poisson/12-per-hour` with learned run times was 24 % above Liquid's, with this bound it is 20 % below.
 - The job starts anywhere as soon as it fits. When the expected time has passed, no other job starts on its nodes any more.
 - A running job whose end is not known is expected to take as long again as it has run: run times spread over orders of magnitude.

@@ -14,7 +14,7 @@ from penstock.model.external_events import TelemetrySampled
 WINDOW_MS = 2_000
 """Length of a window, equal to the kernel's windows of pressure stall information."""
 MAX_TASKS = 256
-"""Tasks in one window; samples of further ones are left out, the greatest ids first."""
+"""Maximum number of tasks in one window; beyond it samples of the tasks with the greatest ids are dropped."""
 
 
 class Latest(NamedTuple):

@@ -42,7 +42,7 @@ Row = tuple[int, int, int]
 """(level, stand, GPUs) of jobs that are interchangeable except for their order."""
 Part = tuple[int, int]
 """(level, stand)."""
-ROUNDING_S = 0.01  # far above rounding differences of two sums of times; only jobs within it are compared exactly
+ROUNDING_S = 0.01  # far above the rounding error of two sums of times; only closer times are compared exactly
 
 
 class Tiresias:
