@@ -117,7 +117,7 @@ def _operations(
     writers: Mapping[Topic, list[str]],
     readers: Mapping[Topic, list[str]],
 ) -> Iterator[tuple[str, Document]]:
-    """Who sends to and receives from which channel; every identity of the broker appears."""
+    """Which identities send to and receive from which channel; every identity of the broker appears."""
     for action, verb, who in (("send", "writes", writers), ("receive", "reads", readers)):
         for topic in Topic:
             name = short_name(topic)
@@ -227,7 +227,7 @@ _FIELDS: Mapping[str, tuple[frozenset[str], frozenset[str]]] = {
 
 
 def structure_problems(document: Document, folder: Path) -> list[str]:
-    """What keeps the document from being AsyncAPI 3 about all topics; empty when nothing does.
+    """What keeps the document from being AsyncAPI 3 about all topics; empty for a valid document.
 
     `folder`: where it lies; relative `$ref`s start there.
     """

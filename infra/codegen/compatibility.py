@@ -1,10 +1,10 @@
-"""Whether a changed schema still accepts everything that the published one accepted.
+"""Compatibility check of JSON Schemas: whether a changed schema still accepts everything that the published one accepted.
 
 The rule first: every record written under the published schema must be readable, with the same meaning,
 under the new one, and no field may vanish, since an older reader may need it. Then each departure:
 documents (titles, descriptions, examples) may change freely; widening is allowed, although an older reader
 dead-letters a value that it does not know yet, so readers are upgraded before writers.
-A keyword that this module does not judge counts as incompatible when it changes: it never guesses.
+A keyword that this module does not compare counts as incompatible when it changes: the module never guesses.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -64,7 +64,7 @@ def _compare(pair: _Pair) -> Iterator[Break]:
         narrowed = list(_types(pair))
         yield from narrowed
         if narrowed:
-            return  # the rest is about another type
+            return  # the remaining keywords apply to another type
         yield from _values(pair)
         yield from _bounds(pair)
         yield from _object(pair)
@@ -80,7 +80,7 @@ def _compare(pair: _Pair) -> Iterator[Break]:
 
 
 def _same_default(old: object, new: object) -> bool:
-    """Equal, but for fields that an object has gained: those say their own default where they stand."""
+    """Equal, but for fields that an object has gained: each of those has its own default in the schema."""
     if isinstance(old, dict) and isinstance(new, dict):
         return all(key in new and _same_default(value, new[key]) for key, value in old.items())
     return old == new
@@ -158,7 +158,7 @@ def _object(pair: _Pair) -> Iterator[Break]:
 
 
 def _inner(pair: _Pair) -> Iterator[Break]:
-    """What lists and maps contain; `False` and `True` count as nothing and anything."""
+    """Schemas of the items of lists and the values of maps; `False` and `True` count as nothing and anything."""
     for key, mark in (("items", "[]"), ("additionalProperties", "*")):
         old, new = pair.old.get(key, True), pair.new.get(key, True)
         if new is True or old is False:

@@ -1,4 +1,4 @@
-"""Keeps diagrams and tables in the docs equal to the code: `python -m infra.codegen.docs [--check]`.
+"""Generator of diagrams and tables in the docs from the code: `python -m infra.codegen.docs [--check]`.
 
 In any Markdown file, what stands between `<!-- generated: NAME -->` and `<!-- end -->` is written from the
 block of that name below. Everything else in the file is left alone.
@@ -49,7 +49,7 @@ def _table(head: tuple[str, ...], rows: Iterator[tuple[str, ...]]) -> str:
 
 
 def _carried(topic: Topic | None) -> list[type[Event]]:
-    """In the order of their examples, which no order of imports changes."""
+    """In the order of their examples, which does not depend on the order of imports."""
     models = [REGISTRY[name] for name in EXAMPLES]
     return [model for model in models if topic == model.TOPIC]
 
@@ -140,7 +140,7 @@ def _first_sentence(model: type[Event]) -> str:
 
 
 def _settings() -> str:
-    """The table in the docstring of penstock.runtime.settings, which its reader keeps true."""
+    """The table in the docstring of penstock.runtime.settings; that module keeps it up to date."""
     lines = (settings.__doc__ or "").splitlines()
     return "\n".join(line for line in lines if line.startswith("|"))
 

@@ -2,7 +2,7 @@
 
 They are one scenario. On 2026-01-05 alice submits a ResNet-50 run with two workers and one parameter server;
 it is estimated, placed on two nodes, runs, checkpoints and exits, while a rack loses power, a batcher, a
-migrator and a contention-guard propose, and somebody writes a record that nobody can read.
+migrator and a contention-guard propose, and a record is written that no reader can decode.
 Every value is a constant: generating twice gives the same bytes.
 The placer's decisions are in `infra.codegen.decision_examples`.
 """
@@ -379,5 +379,5 @@ EXAMPLES: Mapping[str, Event] = {
 
 
 def example_bytes(example: Event) -> bytes:
-    """What goes into the golden file: the very bytes on the wire, and a newline for editors."""
+    """The content of the golden file: exactly the bytes on the wire, and a newline for editors."""
     return encode(example) + b"\n"

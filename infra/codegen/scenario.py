@@ -1,4 +1,4 @@
-"""Whom and what the examples of events are about: see `infra.codegen.examples`."""
+"""Names and constants of the scenario that the examples of events share: see `infra.codegen.examples`."""
 
 import msgspec
 

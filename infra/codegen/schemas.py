@@ -1,9 +1,9 @@
-"""Generates and guards `schemas/`: `python -m infra.codegen.schemas [--check]`.
+"""Generator and guard of the published schemas in `schemas/`: `python -m infra.codegen.schemas [--check]`.
 
 | file | what |
 |---|---|
 | `events/<type>/v<N>.json` | JSON Schema 2020-12 of one version of one event |
-| `examples/<type>.v<N>.json` | the very bytes of one realistic event of that version |
+| `examples/<type>.v<N>.json` | exactly the bytes of one realistic event of that version |
 | `job.schema.json` | the job file that users write |
 | `asyncapi.yaml` | topics, rights and messages |
 | `published.lock` | sha256 of every published file, one line per revision; lines are only ever added |

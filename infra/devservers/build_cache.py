@@ -1,8 +1,8 @@
-"""Real parts (Kafka, Jaeger) built once per machine from the files pinned in `infra/`, then cached.
+"""Build cache of real parts (Kafka, Jaeger): built once per machine from the files pinned in `infra/`.
 
-Looked for in this order: an override variable; the cache, `${PENSTOCK_CACHE:-~/.cache/penstock}/<part>/<version>`;
-a build into the cache. A build happens under a file lock in a folder of its own that is renamed whole, so
-that nobody ever sees half a part. The last piece of `<version>` is a digest of the pinned files: a changed
+Search order: an override variable; the cache, `${PENSTOCK_CACHE:-~/.cache/penstock}/<part>/<version>`;
+a build into the cache. A build runs under a file lock in a folder of its own, which is renamed as a whole, so
+that no process ever sees half a part. The last piece of `<version>` is a digest of the pinned files: a changed
 pin is another version.
 """
 
@@ -25,7 +25,7 @@ DIGEST_DIGITS = 8
 
 @dataclass(frozen=True)
 class Part:
-    """What to build, from which pinned files, and how to do without."""
+    """What to build, from which pinned files, and which variable replaces the build."""
 
     name: str
     version: str
@@ -34,9 +34,9 @@ class Part:
     needs: tuple[tuple[str, str], ...]
     """Programs of the build, each with the remedy when it is missing."""
     expected: str
-    """How long a build takes, in words."""
+    """How long a build takes, as text."""
     override: str
-    """Environment variable naming a ready-made one."""
+    """Environment variable that names a ready-made part."""
     build: Callable[[Path], None]
     """Fills the given empty folder; raises `LaunchError`."""
 
@@ -63,9 +63,9 @@ def require(program: str, remedy: str) -> str:
 
 
 def obtain(part: Part) -> Path:
-    """The folder (or, by override, whatever the variable names) of the part, built first if need be.
+    """The folder of the part (or, by override, the path in the variable), built first if need be.
 
-    Raises `LaunchError` when the override names nothing, a program is missing, or the build fails.
+    Raises `LaunchError` when the override's path does not exist, a program is missing, or the build fails.
     """
     override = os.environ.get(part.override)
     if override:
@@ -78,7 +78,7 @@ def obtain(part: Part) -> Path:
     target.parent.mkdir(parents=True, exist_ok=True)
     with target.with_name(f"{target.name}.lock").open("w") as lock:
         _lock(lock.fileno(), part)
-        if not target.is_dir():  # whoever held the lock before us may have built it
+        if not target.is_dir():  # the process that held the lock before may have built it
             _build(part, target)
     return target
 
@@ -95,7 +95,7 @@ def _build(part: Part, target: Path) -> None:
     for program, remedy in part.needs:
         require(program, f"{remedy}; or set {part.override} to a ready-made one")
     unfinished = target.with_name(f"{target.name}.unfinished")
-    shutil.rmtree(unfinished, ignore_errors=True)  # left by a killed build; we hold the lock
+    shutil.rmtree(unfinished, ignore_errors=True)  # left by a killed build; this process holds the lock
     unfinished.mkdir()
     _report(f"building {part.name} {part.version} once, {part.expected}; cached in {target}")
     started = time.monotonic()

@@ -1,4 +1,4 @@
-"""A real Jaeger on loopback: takes OTLP over HTTP, keeps traces in memory, answers queries.
+"""A real Jaeger server on loopback: takes OTLP over HTTP, stores traces in memory, answers queries.
 
 with jaeger_server() as jaeger:
     ... export spans to jaeger.otlp_endpoint ...
@@ -25,7 +25,7 @@ from infra.devservers.processes import POLL_S, Child, LaunchError, free_port, un
 CONFIG = INFRA / "jaeger" / "config.yaml"
 PACKAGE = "github.com/jaegertracing/jaeger"
 READY_TIMEOUT_S = 30.0
-START_ATTEMPTS = 3  # somebody may take a free port between its choice and its use
+START_ATTEMPTS = 3  # another process may take a free port between its choice and its use
 REQUEST_TIMEOUT_S = 5.0
 JAEGER_NOTES = "@jaeger@"  # begins the names of attributes that Jaeger adds itself
 PORTS = ("OTLP", "QUERY", "GRPC", "HEALTH")
@@ -49,10 +49,10 @@ def obtain_binary() -> Path:
 
 
 class JaegerServer:
-    """One Jaeger process; its traces end with it."""
+    """One Jaeger process; its traces are lost when it ends."""
 
     def __init__(self, folder: Path) -> None:
-        """`folder` takes its log. Starts nothing yet."""
+        """`folder` receives its log. Starts nothing yet."""
         self._binary = obtain_binary()
         self._log_path = folder / "jaeger.log"
         self._child: Child | None = None
@@ -76,7 +76,7 @@ class JaegerServer:
         return self._child.pid
 
     def start(self) -> None:
-        """Starts it and waits until it takes spans and answers. Raises `LaunchError` with the log's tail."""
+        """Starts it and waits until it accepts spans and answers. Raises `LaunchError` with the log's tail."""
         for attempt in range(1, START_ATTEMPTS + 1):
             self._ports = {name: free_port() for name in PORTS}
             env = build_environment(
@@ -149,7 +149,7 @@ def _get_json(url: str) -> Any:
 
 
 def _plain(attributes: list[dict[str, Any]]) -> dict[str, Any]:
-    """Without Jaeger's own notes: it adds them to a span that is read before its parent arrived, and they stay."""
+    """Without Jaeger's own attributes: it adds them to a span that is read before its parent arrived, and they stay."""
     return {
         attribute["key"]: _plain_value(attribute["value"])
         for attribute in attributes
@@ -158,7 +158,7 @@ def _plain(attributes: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _plain_value(value: dict[str, Any]) -> Any:
-    """OTLP JSON writes {"intValue": "7"}: 64-bit numbers are strings there."""
+    """OTLP JSON encodes 64-bit numbers as strings: {"intValue": "7"}."""
     ((kind, content),) = value.items()
     if kind == "intValue":
         return int(content)

@@ -58,7 +58,7 @@ ARCHIVE_TIMEOUT_S = 60.0
 FORMAT_TIMEOUT_S = 60.0
 READY_TIMEOUT_S = 120.0  # a start takes 2 s; on a machine as busy as fault tests make it, dozens
 PROBE_TIMEOUT_S = 1.0
-START_ATTEMPTS = 3  # somebody may take a free port between its choice and its use
+START_ATTEMPTS = 3  # another process may take a free port between its choice and its use
 _API_VERSIONS_KEY = 18
 ADMIN = "admin"
 ARCHIVE = "classes.jsa"
@@ -104,7 +104,7 @@ def obtain_jars() -> Path:
 
 
 def class_archive(java: str, jars: Path) -> Path:
-    """The broker's classes as this JVM stores them (class data sharing), made once by running one: half a start's time.
+    """The JVM's archive of the broker's classes (class data sharing), made once by running a broker: it halves the start's time.
 
     A JVM whose archive is missing or does not fit loads its classes from the jars. Raises `LaunchError`.
     """
@@ -135,14 +135,14 @@ def class_archive(java: str, jars: Path) -> Path:
 
 
 def obtain_parts() -> Path:
-    """All that a broker needs, fetched or made once; the folder of its jars. Raises `LaunchError` with the remedy."""
+    """All that a broker needs, fetched or made once. Returns the folder of its jars. Raises `LaunchError` with the remedy."""
     jars = obtain_jars()
     class_archive(require("java", JAVA_REMEDY), jars)
     return jars
 
 
 class KafkaBroker:
-    """One broker in `folder`, on the same ports for all its lives, so that clients find it again."""
+    """One broker in `folder`, on the same ports for all its lives, so that clients can reconnect."""
 
     def __init__(
         self,
@@ -153,7 +153,7 @@ class KafkaBroker:
         node_id: int = 1,
         jvm_options: Sequence[str] | None = None,
     ) -> None:
-        """`granted`: with identities, each has its rights from the start; else they have none yet."""
+        """`granted`: with identities, each has its rights from the start; else each has none yet."""
         self.folder = folder
         self.node_id = node_id
         self.security = security
@@ -243,7 +243,7 @@ class KafkaBroker:
             self._child.kill9()
 
     def restart(self) -> None:
-        """Ends the process if it still runs and starts it again on the same ports and records."""
+        """Ends the process if it still runs and starts it again with the same ports and records."""
         self.stop()
         self.start()
 
@@ -252,11 +252,11 @@ class KafkaBroker:
         _in_own_loop(self._create_topics(topic_partitions() if topics is None else topics))
 
     def choose_ports(self) -> None:
-        """Before `prepare`: free ones at this moment, for clients and for the other controllers."""
+        """Before `prepare`: chooses ports that are free at this moment, for clients and for the other controllers."""
         self.port, self.controller_port = free_port(), free_port()
 
     def prepare(self, voters: "Sequence[KafkaBroker]", cluster_id: str) -> None:
-        """Writes the settings and an empty disk for one cluster of these brokers, whose ports are chosen."""
+        """Writes the settings and an empty disk for one cluster of these brokers; their ports must be chosen."""
         shutil.rmtree(self.folder / "data", ignore_errors=True)
         self.folder.mkdir(parents=True, exist_ok=True)
         words = {
@@ -311,7 +311,7 @@ class KafkaBroker:
 
     @contextlib.asynccontextmanager
     async def _administrator(self) -> AsyncIterator[KafkaLog]:
-        """Raises `LaunchError` for what Kafka refuses."""
+        """Raises `LaunchError` where Kafka refuses a request."""
         sasl = Sasl(ADMIN, self.passwords[ADMIN]) if self.passwords else None
         log = KafkaLog(self.bootstrap, ADMIN, sasl=sasl, ca=self.ca)
         try:
@@ -331,15 +331,15 @@ class KafkaCluster:
         ]
 
     def url(self) -> str:
-        """For `PENSTOCK_LOG`: names every broker, since any of them may be away."""
+        """For `PENSTOCK_LOG`: names every broker, since any of them may be down."""
         return f"kafka://{','.join(broker.bootstrap for broker in self.brokers)}"
 
     def broker(self, node_id: int) -> KafkaBroker:
-        """The broker that Kafka names so."""
+        """The broker with this Kafka node id."""
         return next(broker for broker in self.brokers if broker.node_id == node_id)
 
     def start(self) -> None:
-        """The first start, of all at once. Raises `LaunchError` with the log's tail."""
+        """The first start, all brokers at once. Raises `LaunchError` with the log's tail."""
         cluster_id = new_cluster_id()
         for broker in self.brokers:
             broker.choose_ports()
@@ -352,12 +352,12 @@ class KafkaCluster:
             list(pool.map(start, self.brokers))
 
     def start_stopped(self) -> None:
-        """Starts those that do not run, on their ports and records."""
+        """Starts the brokers that do not run, with the same ports and records."""
         with ThreadPoolExecutor() as pool:
             list(pool.map(KafkaBroker.start, self.brokers))
 
     def kill9(self) -> None:
-        """SIGKILL to all."""
+        """SIGKILL to all brokers."""
         for broker in self.brokers:
             broker.kill9()
 
@@ -421,7 +421,7 @@ def make_certificates(folder: Path) -> None:
 
 
 def _in_own_loop(work: Coroutine[Any, Any, Result]) -> Result:
-    """Runs it in another thread, since the caller's may already run a loop."""
+    """Runs it in another thread, since the caller's thread may already run a loop."""
     with ThreadPoolExecutor(max_workers=1) as pool:
         return pool.submit(asyncio.run, work).result()
 
@@ -432,13 +432,13 @@ def kafka_broker(
 ) -> Iterator[KafkaBroker]:
     """A started broker; afterwards no process and, unless `folder` was given, no file is left.
 
-    Its topics are the caller's to create (`create_topics`). Raises `LaunchError`.
+    The caller creates its topics (`create_topics`). Raises `LaunchError`.
     """
     with contextlib.ExitStack() as stack:
         if folder is None:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="penstock-kafka-")))
         broker = KafkaBroker(folder, security=security, granted=granted)
-        stack.callback(broker.kill9)  # nobody needs its records in order any more
+        stack.callback(broker.kill9)  # its records are needed no more
         broker.start()
         yield broker
 

@@ -1,6 +1,6 @@
 """Child processes of the launchers: started on loopback, bounded in time, never outliving their parent.
 
-Ideal: a child that exists exactly as long as the code block that wanted it. Departure: a parent that is
+Ideal: a child exists exactly as long as the code block that started it. Departure: a parent that is
 killed -9 cannot clean up, so the kernel kills the child for it (PR_SET_PDEATHSIG); files in a temporary
 folder then stay. The kernel ties that signal to the *thread* that started the child, hence every child is
 started from one thread that lives as long as the process.
@@ -37,7 +37,7 @@ class LaunchError(Exception):
 def free_port() -> int:
     """A TCP port on 127.0.0.1, LOWEST_PORT..HIGHEST_PORT, free at this moment.
 
-    Somebody else may take it before the caller binds it: callers start again with another one.
+    Another process may take it before the caller binds it: callers start again with another port.
     Raises `LaunchError` after PORT_ATTEMPTS occupied ones.
     """
     for _ in range(PORT_ATTEMPTS):
@@ -98,7 +98,7 @@ class Child:
         return self._process.poll()
 
     def stop(self, grace_s: float = 10.0) -> None:
-        """SIGTERM, at most `grace_s` of patience, then SIGKILL; returns when it is gone. Idempotent."""
+        """SIGTERM, at most `grace_s` of waiting, then SIGKILL; returns when it is gone. Idempotent."""
         if self.running:
             self._process.terminate()
             try:

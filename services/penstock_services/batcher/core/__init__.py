@@ -1,1 +1,1 @@
-"""When to plan, what is asked, and the proposal that comes of it. Pure."""
+"""When the batcher plans, the planning problem, and the resulting proposal. Pure."""

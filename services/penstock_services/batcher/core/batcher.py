@@ -1,17 +1,17 @@
-"""When the batcher plans, what it asks, and what it proposes: a state machine beside the fold of the ledger.
+"""State machine of the batcher beside the fold of the ledger: when it plans, which problem is solved, and what it proposes.
 
-Its driver (the service's shell, or a simulation) folds the ledger and shows it each fact after that was folded:
+Its driver (the service's shell, or a simulation) folds the ledger and passes each fact after it was folded:
 
     batcher.see(fact)                                   # each, in order
     while (work := batcher.next(state, now_ms)) is not None:
-        proposal = batcher.answered(state, work, solve(work))   # `solve` elsewhere, meanwhile facts go on
-    batcher.due_ms(state)                               # call `next` again then, though nothing happens
+        proposal = batcher.answered(state, work, solve(work))   # `solve` runs elsewhere; meanwhile facts are folded
+    batcher.due_ms(state)                               # call `next` again at that time, even without a new fact
 
-One plan is under way at a time: from the question until the placer has answered the proposal. What happens meanwhile leads to one more.
+One plan is under way at a time: from the question until the placer has answered the proposal. Facts that arrive meanwhile lead to one more plan.
 
-- Under a profile with a *batch* stage it plans while the placer's window is open: towards its end, so that the whole burst is there,
-  and at once where more wait than one plan holds. A plan that comes when the window is over is not sent.
-- Under a profile with a *regroup* stage it plans at once whenever something has happened that may change who runs (`triggers`).
+- Under a profile with a *batch* stage it plans while the placer's window is open: towards the window's end, so that the whole burst is in
+  the plan, and at once where more jobs wait than one plan holds. A plan that is ready after the window's end is not sent.
+- Under a profile with a *regroup* stage it plans at once after each fact that may change which jobs run (`triggers`).
 - Under a profile with both, the batch stage plans a window in which the regroup stage found no job to stop and none to share.
 """
 
@@ -35,29 +35,29 @@ from penstock_services.batcher.core.proposal import Planned, proposal_of
 from penstock_services.batcher.core.triggers import asks_for_plan
 
 MAX_LEAD_MS = 2_000  # before a window's end: a cold worker starts in 1 s, 200 jobs on 128 nodes take 0.5 s
-LEAD_SHARE = 0.5  # of a short window
-VALID_MS = 60_000  # of a plan outside a window: a batcher that hung proposes nothing from before
-LEAST_BURST = 2  # jobs; one is placed as well by the place stage
+LEAD_SHARE = 0.5  # share of a short window
+VALID_MS = 60_000  # validity of a plan outside a window: a batcher that hung sends no outdated plan
+LEAST_BURST = 2  # jobs; the place stage places a single job as well
 
 Kind = Literal["batch", "regroup"]
 
 
 class Work(msgspec.Struct, frozen=True):
-    """A question to be solved; passes between processes."""
+    """A planning problem to be solved; passes between processes."""
 
     kind: Kind
     seq: int
-    """Of the state that it was read from."""
+    """Record number of the state that it was read from."""
     now_ms: int
-    """The ledger's time when it was asked."""
+    """The ledger's time when the question was made."""
     window_until_ms: int
-    """Of the window in which it was asked; 0: none was open."""
+    """End of the window in which the question was made; 0: no window was open."""
     settings: PlacerSettings
     question: Any
 
 
 class _Sent(NamedTuple):
-    """A proposal that the placer has not answered yet. `cut`: there is more to do after it."""
+    """A proposal that the placer has not answered yet. `cut`: the plan has more units than were sent."""
 
     proposal_id: str
     until_ms: int
@@ -65,7 +65,7 @@ class _Sent(NamedTuple):
 
 
 class _Stage(NamedTuple):
-    """A stage of a profile that plans."""
+    """A planning stage of a profile."""
 
     question: Callable[[CellState], Any | None]
     solve: Callable[[Any], Any]
@@ -74,7 +74,7 @@ class _Stage(NamedTuple):
 
 @lru_cache(KNOWN_PROFILES)
 def _stages(settings: PlacerSettings) -> Mapping[Kind, _Stage]:
-    """In the order in which they are asked. Empty: under these settings nothing is planned, or they are a newer placer's, whose profile is not known here."""
+    """In the order in which they are asked. Empty: these settings plan nothing, or they come from a newer placer, whose profile this version does not know."""
     found: dict[Kind, _Stage] = {}
     profile = known_profile(settings)
     if profile is None:
@@ -98,7 +98,7 @@ def plans(settings: PlacerSettings) -> bool:
 
 
 def solve(work: Work) -> Any:
-    """The long part: pure, in whatever process. The same work gives the same answer."""
+    """The long part: pure, in any process. The same work gives the same answer."""
     return _known(work).solve(work.question)
 
 
@@ -108,7 +108,7 @@ def _known(work: Work) -> _Stage:
 
 @contextmanager
 def _at(state: CellState, now_ms: int) -> Iterator[None]:
-    """The state as it is at a time since when no record has come: jobs run on, and what was due is."""
+    """The state at a time after its last record: running jobs have advanced, and timers due by then count as due."""
     was_ms, state.now_ms = state.now_ms, max(state.now_ms, now_ms)
     try:
         yield
@@ -117,25 +117,25 @@ def _at(state: CellState, now_ms: int) -> Iterator[None]:
 
 
 def _window_ms(state: CellState) -> int:
-    """Until when a window is open; 0: none is."""
+    """End of the open window; 0: no window is open."""
     return state.window_until_ms if state.in_window else 0
 
 
 class Batcher:
-    """Starts as if something had happened just before: a restart plans once."""
+    """Starts as if a fact had just been folded: a restart plans once."""
 
     def __init__(self) -> None:
         self._due = True
-        """Whether something has happened since the latest question."""
+        """Whether a fact since the latest question asks for a plan."""
         self._working = False
         self._sent: _Sent | None = None
         self._wake_ms: int | None = None
-        """Ledger time at which the latest answer may change by itself; None: it does not."""
+        """Ledger time at which the latest answer may change without a fact; None: it does not."""
         self._planned_window_ms = 0
         """End of the latest window in which it planned."""
 
     def see(self, fact: Event) -> None:
-        """A fact that has just been folded."""
+        """Takes a fact that has just been folded."""
         if isinstance(fact, ProposalAnswered):
             self._answered(fact)
         elif asks_for_plan(fact):
@@ -150,14 +150,14 @@ class Batcher:
             self._due = True
 
     def due_ms(self, state: CellState) -> int | None:
-        """Ledger time from which `next` has work; None: it has none before something else happens."""
+        """Ledger time from which `next` has work; None: it has none before another fact."""
         if self._working or state.frozen:
             return None
         first_ms = min((at_ms for _, at_ms in self._due_stages(state)), default=None)
         return first_ms if first_ms is None or self._sent is None else max(first_ms, self._sent.until_ms)
 
     def _due_stages(self, state: CellState) -> Iterator[tuple[Kind, int]]:
-        """Stages that have something to plan, and from when on."""
+        """Stages that have something to plan, and the time from which on."""
         for kind in _stages(state.settings):
             at_ms = self._regroup_ms(state) if kind == "regroup" else self._batch_ms(state)
             if at_ms is not None:
@@ -178,7 +178,7 @@ class Batcher:
         return max(state.now_ms, window_ms - lead_ms)
 
     def next(self, state: CellState, now_ms: int) -> Work | None:
-        """The next question, if it is time; `answered` or `failed` follows. `now_ms`: the ledger's time, also while no record comes."""
+        """The next question, if it is due; `answered` or `failed` follows. `now_ms`: the ledger's time, which goes on without records."""
         due_ms = self.due_ms(state)
         if due_ms is None or due_ms > now_ms:
             return None
@@ -196,7 +196,7 @@ class Batcher:
         return None
 
     def _batch_follows(self, state: CellState) -> bool:
-        """Whether the batch stage has yet to plan this window: where its jobs start is left to it where none shares or stops."""
+        """Whether the batch stage has yet to plan this window: it plans the starts where no job shares or stops."""
         return (
             "batch" in _stages(state.settings)
             and len(state.queue) >= LEAST_BURST
@@ -208,7 +208,7 @@ class Batcher:
         self._working = False
 
     def answered(self, state: CellState, work: Work, answer: Any) -> PlanProposed | None:
-        """What is proposed on this state; None: nothing is to change, or it has come too late."""
+        """The proposal on this state; None: the plan changes nothing, or it has come too late."""
         self._working = False
         if state.frozen or work.settings != state.settings:
             self._due = True
@@ -226,7 +226,7 @@ class Batcher:
         proposal, cut = proposal_of(state, planned, f"{work.kind}-{work.seq}", valid_ms)
         if (
             proposal is None and work.kind == "regroup" and state.in_window
-        ):  # it answers the window: everything stays
+        ):  # sent although it changes nothing: it answers the window
             proposal = PlanProposed(proposal_id=f"{work.kind}-{work.seq}", proposer=PROPOSER, units=())
         if proposal is not None:
             until_ms = now_ms + ANSWER_WITHIN_MS

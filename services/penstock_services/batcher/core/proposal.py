@@ -1,4 +1,4 @@
-"""From the units of a plan to a proposal within the bounds of one: what comes first in the plan comes first, the rest is cut off."""
+"""Truncation of a plan to a proposal within the bounds of one: the plan's first units are proposed, the rest is cut off."""
 
 from collections.abc import Sequence
 from typing import NamedTuple, TypeVar
@@ -26,7 +26,7 @@ Item = TypeVar("Item")
 
 
 class Planned(NamedTuple):
-    """What a stage wants done; nothing in any of it: everything stays as it is."""
+    """The changes that a stage wants; all empty: nothing changes."""
 
     units: Sequence[ProposedUnit] = ()
     stops: Sequence[str] = ()
@@ -34,17 +34,17 @@ class Planned(NamedTuple):
 
 
 class Bounded(NamedTuple):
-    """`proposal`: None where nothing is to be done. `cut`: the plan goes on, and the next one has the rest."""
+    """`proposal`: None where there is nothing to do. `cut`: the plan goes on, and the next proposal has the rest."""
 
     proposal: PlanProposed | None
     cut: bool
 
 
 def proposal_of(state: CellState, planned: Planned, proposal_id: str, valid_until_ms: int) -> Bounded:
-    """`state`: the one that `planned` was made on; of the jobs that wait their versions are named.
+    """`state`: the one that `planned` was made on; the versions of the waiting jobs are named.
 
-    Ideal: the versions of everything that it touches. Departure: a node's version moves with every exit on it, and a running job's with
-    every checkpoint; the placer judges room and members on the state as it is then, so these versions would refuse what still fits.
+    Ideal: the versions of everything that it touches. Departure: a node's version changes with every exit on it, and a running job's with
+    every checkpoint; the placer checks capacity and members on its current state, so these versions would refuse what still fits.
     """
     units = _first(planned.units)
     stops, ranks = planned.stops[:MAX_PLANNED_STOPS], planned.ranks[:MAX_RANKS]
@@ -76,7 +76,7 @@ def _part(whole: Sequence[Item], share: float) -> Sequence[Item]:
 
 
 def _first(units: Sequence[ProposedUnit]) -> Sequence[ProposedUnit]:
-    """As many as one plan may have; one that no plan may have is left out."""
+    """As many as one plan may have; a unit that is too large for any plan is left out."""
     found: list[ProposedUnit] = []
     jobs = tasks = 0
     for unit in units:

@@ -1,7 +1,7 @@
-"""Ledger events after which a plan of who runs may come out differently.
+"""Replanning triggers: ledger events after which a plan of which jobs run may come out differently.
 
-Ideal: whatever a plan depends on. Departure: remaining times move all the while, and what the batcher's own plan does (jobs that it
-stopped queue again, jobs that it placed start) is what it has planned already; neither asks for another plan.
+Ideal: every change of a plan's inputs. Departure: remaining times change all the time, and the effects of the batcher's own plan (jobs
+that it stopped queue again, jobs that it placed start) are planned already; neither asks for another plan.
 """
 
 from penstock.model import external_events, ledger_events
@@ -10,15 +10,15 @@ from penstock.model.event import Event
 
 CHANGES: frozenset[type[Event]] = frozenset(
     {
-        # a job came into the queue, for the first time or after a failure
+        # a job entered the queue, for the first time or after a failure
         JobEstimated,
         ledger_events.JobQueued,
         ledger_events.JobFoundSchedulable,
         external_events.JobReleaseRequested,
-        # or left it
+        # a job left the queue
         external_events.JobHoldRequested,
         ledger_events.JobEnded,
-        # what jobs of a kind need, also of those that wait or run already
+        # the resources of jobs of a kind, also of waiting and running ones
         StagesProfiled,
         # capacity
         external_events.NodeJoined,
@@ -36,7 +36,7 @@ CHANGES: frozenset[type[Event]] = frozenset(
 )
 
 OF_PLANS = frozenset({"preempted", "migrated"})
-"""Why a job queues again although nothing has happened to it."""
+"""Reasons for which a job queues again although nothing about the job itself has changed."""
 
 
 def asks_for_plan(fact: Event) -> bool:

@@ -1,7 +1,7 @@
-"""The batcher's loop: fold the ledger, ask the core whether it is time to plan, plan in a worker process, append the proposal.
+"""Main loop of the batcher service: fold the ledger, ask the core whether a plan is due, plan in a worker process, append the proposal.
 
-It holds nothing that the ledger does not have. After any failure it folds anew and plans anew (crash-only): a plan that was sent twice
-has the same id, and the placer answers the second as it answered the first. Nobody waits for it longer than a window lasts.
+It holds no state beside the ledger's. After any failure it folds anew and plans anew (crash-only): a plan that was sent twice
+has the same id, and the placer answers the second as it answered the first. No job waits for it longer than a window lasts.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ from penstock_services.batcher.shell.worker import Worker
 LOG = logging.getLogger(__name__)
 
 SOURCE = "/penstock/batcher"
-WARM_WITHIN_S = 10.0  # else it serves without: the first plan may come too late
+WARM_WITHIN_S = 10.0  # else it serves without a warm worker: the first plan may come too late
 
 
 class Planner:
@@ -48,7 +48,7 @@ class Planner:
         return self._follower.state
 
     async def work(self, ready: asyncio.Event) -> None:
-        """For ever: folds what comes, and plans meanwhile."""
+        """For ever: folds records as they come, and plans meanwhile."""
         end = (await self._log.end_offsets([self._ledger]))[self._ledger]
         reader = self._log.reader({self._ledger: self._follower.offset}, batch_ms=BATCH_MS)
         try:
@@ -88,7 +88,7 @@ class Planner:
     def _next(self) -> Work | None:
         try:
             return self._batcher.next(self._state, self._follower.clock.now_ms())
-        except Exception:  # a bug in a policy costs the plan: who waits is placed without one
+        except Exception:  # a bug in a policy costs the plan: waiting jobs are placed without one
             LOG.exception("nothing can be asked at seq %d", self._state.seq)
             return None
 

@@ -1,4 +1,4 @@
-"""The worker process in which plans are computed: there as long as there may be plans to make, bounded in time."""
+"""Worker process in which plans are computed: alive as long as the settings leave something to plan, each plan bounded in time."""
 
 import asyncio
 import logging
@@ -12,8 +12,8 @@ from penstock_services.batcher.core.batcher import Work, solve
 LOG = logging.getLogger(__name__)
 
 NICENESS = 5  # a machine's cores belong to its jobs and to the placer first
-STAYS_S = 365 * 86_400.0  # without a plan
-MAX_SOLVE_S = 30.0  # far beyond any window; a plan of who runs is out of date by then, too
+STAYS_S = 365 * 86_400.0  # idle time after which it ends
+MAX_SOLVE_S = 30.0  # far beyond any window; a plan of which jobs run is out of date by then, too
 
 
 class TooLong(PenstockError):
@@ -21,17 +21,17 @@ class TooLong(PenstockError):
 
 
 class Worker:
-    """One plan at a time. Once it is warm it stays: a burst comes when nothing has happened for long, and a cold start takes longer
+    """Computes one plan at a time. Once warm it stays: a burst comes after a long time without events, and a cold start takes longer
     than most windows last."""
 
     def __init__(self, solving: Callable[[Work], Any] = solve) -> None:
-        """`solving`: what the worker runs; importable there."""
+        """`solving`: the function that the worker runs; importable there."""
         self._solving = solving
         self._pool = WorkerPool(niceness=NICENESS, idle_s=STAYS_S)
         self._warming: asyncio.Future[None] | None = None
 
     def warm_up(self) -> "asyncio.Future[None]":
-        """There may be plans to make: the worker starts, imports what it needs, and waits. Nothing if it has done so. Done when it is warm."""
+        """The settings leave something to plan: the worker starts, imports its modules, and waits. Nothing if it has done so. Done when it is warm."""
         if self._warming is None:
             self._warming = asyncio.ensure_future(self._begin())
         return self._warming
@@ -63,4 +63,4 @@ class Worker:
 
 
 def import_all() -> None:
-    """In the worker: what `solve` needs was imported with this module."""
+    """Runs in the worker; importing this module has imported what `solve` needs."""

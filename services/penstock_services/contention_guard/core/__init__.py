@@ -1,1 +1,1 @@
-"""Which cores and caps are proposed, and when: pure."""
+"""Which cores and bandwidth caps are proposed, and when: pure."""

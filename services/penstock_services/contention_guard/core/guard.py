@@ -1,15 +1,15 @@
-"""When cores and caps of running tasks are changed, and how: a state machine beside the fold of the ledger.
+"""State machine of the contention-guard beside the fold of the ledger: when cores and caps of running tasks are changed, and how.
 
-Its driver (the service's shell, or a simulation) folds the ledger and shows it each fact after that was folded, and each window of telemetry
+Its driver (the service's shell, or a simulation) folds the ledger and passes each fact after it was folded, and each window of telemetry
 that has changed:
 
     guard.see(state, fact, now_ms)
     guard.hear(state, window, now_ms)
     while (proposal := guard.next(state, now_ms)) is not None: ...  # send it
-    guard.due_ms(state)                       # call `next` again then, though nothing happens
+    guard.due_ms(state)                       # call `next` again at that time, even without news
 
-One proposal per task is under way at a time. What it holds beside the ledger's state follows from telemetry, and is lost with it: a search that a restart
-interrupts gives back what the placement had, and a training's best speed is learned anew.
+One proposal per task is under way at a time. Its state beside the ledger's follows from telemetry, and is lost at a restart: an interrupted
+search gives back the cores of the placement, and a training's best speed is learned anew.
 """
 
 import heapq
@@ -49,15 +49,15 @@ from penstock_services.contention_guard.core.paces import Node, Pace
 from penstock_services.contention_guard.core.searches import Search, alone, most_of, search_of, takes_ms
 
 RETRY_MS = 30_000
-"""A refused change of a task is not asked for again for so long."""
+"""A refused change of a task is not proposed again for so long."""
 RESERVE = 12
-"""Steps down that are left to a job for the time after it was let go: from 1,024 cores to one takes ten."""
+"""Steps down that are reserved for a job after its release: from 1,024 cores to one takes ten."""
 
 Adjusting = CoresProposed | ThrottleProposed
 
 
 class _Sent(NamedTuple):
-    """A proposal that the placer has not answered yet, or has refused: nothing is asked for the task until then."""
+    """A proposal that the placer has not answered yet, or has refused: nothing is proposed for the task until then."""
 
     proposal_id: str
     until_ms: int
@@ -81,7 +81,7 @@ class ContentionGuard:
     def __init__(self) -> None:
         self._nodes: dict[str, Node] = {}
         self._paces: dict[str, Pace] = {}
-        """By task id, of running tasks of which something was heard."""
+        """By task id, of running tasks with telemetry."""
         self._searches: dict[str, Search] = {}
         """By job id."""
         self._jobs_due: dict[str, None] = {}
@@ -99,7 +99,7 @@ class ContentionGuard:
         return MappingProxyType(self._searches)
 
     def seen_of(self, state: CellState, task_id: str) -> Mapping[str, float]:
-        """What is known of the node on which a task runs, for a trace."""
+        """Telemetry of the node on which a task runs, for a trace."""
         node = self._nodes.get(self._node_of(state, task_id), Node())
         found = {
             "penstock.memory_bandwidth": node.bandwidth,
@@ -108,10 +108,10 @@ class ContentionGuard:
         }
         return {name: value for name, value in found.items() if value is not None}
 
-    # ------------------------------------------------------------------------------------------ what comes
+    # ------------------------------------------------------------------------------------------ inputs
 
     def see(self, state: CellState, fact: Event, now_ms: int) -> None:
-        """A fact that has just been folded."""
+        """Takes a fact that has just been folded."""
         if isinstance(fact, ProposalAnswered):
             if fact.proposer == PROPOSER:
                 self._answered(state, fact, now_ms)
@@ -136,25 +136,25 @@ class ContentionGuard:
         self._nodes_due[self._node_of(state, task_id)] = None
 
     def _refused(self, state: CellState, task_id: str, probe: bool, why: str, now_ms: int) -> None:
-        """A probe is not repeated; what else is asked for waits."""
+        """A probe is not repeated; any other change waits."""
         if probe and (search := self._searches.get(_job_id(task_id))) is not None:
             search.refused(why)
         else:
             self._waits(state, task_id, _Sent("", now_ms + RETRY_MS))
 
     def _waits(self, state: CellState, task_id: str, sent: _Sent) -> None:
-        """Nothing is asked for the task until then."""
+        """Nothing is proposed for the task until then."""
         self._sent[task_id] = sent
         heapq.heappush(self._timers, (sent.until_ms, _job_id(task_id), self._node_of(state, task_id)))
 
     def _node_of(self, state: CellState, task_id: str) -> str:
-        """Empty: the task is not there any more."""
+        """Empty: the task does not exist any more."""
         job = state.jobs.get(_job_id(task_id))
         task = None if job is None else job.tasks.get(task_id)
         return "" if task is None else task.place.node_id
 
     def _decided(self, state: CellState, fact: CoresDecided | BandwidthDecided, now_ms: int) -> None:
-        """A training has other cores: its speed is another one from now on. One that an operator gave them is left alone."""
+        """A training has other cores: its speed changes from now on. A training whose cores an operator has set is left alone."""
         node = self._nodes.setdefault(fact.node_id, Node())
         if isinstance(fact, CoresDecided):
             if (pace := self._paces.get(fact.task_id)) is not None:
@@ -189,7 +189,7 @@ class ContentionGuard:
             self._nodes_due.update(dict.fromkeys(task.place.node_id for task in job.tasks.values()))
 
     def hear(self, state: CellState, window: NodeWindow, now_ms: int) -> None:
-        """A window that has changed, or comes again. What it has of tasks that do not run is ignored; the reader's clock counts, no node's."""
+        """Takes a window that has changed, or is delivered again. Entries of tasks that do not run are ignored; times are the reader's clock, not a node's."""
         if _stage(state.settings) is None or window.node_id not in state.nodes:
             return
         node = self._nodes.setdefault(window.node_id, Node())
@@ -217,7 +217,7 @@ class ContentionGuard:
             node.calm_since_ms = now_ms
 
     def _search(self, state: CellState, job: JobState, speed: Speed | None = None) -> Search | None:
-        """Begins with the first report of a job whose cores may be searched for; not where it will have ended before."""
+        """Begins with the first report of a job whose cores may be searched for; not for a job that is expected to end before."""
         stage = _stage(state.settings)
         if stage is None or job.status is not JobStatus.RUNNING:
             return None
@@ -229,10 +229,10 @@ class ContentionGuard:
             self._searches[job.job_id] = found
         return found
 
-    # ------------------------------------------------------------------------------------------ what follows
+    # ------------------------------------------------------------------------------------------ outputs
 
     def due_ms(self, state: CellState) -> int | None:
-        """Ledger time from which `next` has something to do; None: nothing before something else happens."""
+        """Ledger time from which `next` has something to do; None: nothing before another input."""
         if state.frozen or _stage(state.settings) is None:
             return None
         if self._jobs_due or self._nodes_due or not self._begun:
@@ -240,7 +240,7 @@ class ContentionGuard:
         return self._timers[0][0] if self._timers else None
 
     def next(self, state: CellState, now_ms: int) -> Adjusting | None:
-        """What to propose. `now_ms`: the ledger's time, also while no record comes."""
+        """The next proposal. `now_ms`: the ledger's time, which goes on without records."""
         stage = _stage(state.settings)
         if state.frozen or stage is None:
             return None
@@ -259,7 +259,7 @@ class ContentionGuard:
         return None
 
     def _begin(self, state: CellState) -> None:
-        """What a snapshot held before the first fact was seen."""
+        """Takes the jobs of a snapshot that was loaded before the first fact."""
         if self._begun:
             return
         self._begun = True
@@ -294,7 +294,7 @@ class ContentionGuard:
         for one in wanted:
             if (proposal := self._proposed(state, one, now_ms)) is not None:
                 return proposal
-            if search.ended and one.cause == "probe":  # it was refused here
+            if search.ended and one.cause == "probe":  # the placer would refuse it on this state
                 return self._of_job(state, job_id, now_ms)
         if search.due_ms is not None:
             heapq.heappush(self._timers, (search.due_ms, job_id, ""))
@@ -316,7 +316,7 @@ class ContentionGuard:
         return None
 
     def _changes(self, stage: Guard, node: Node, view: NodeView, now_ms: int) -> Iterator[Change]:
-        """Who is let go, else who is slowed; sets when to look again."""
+        """Releases of slowed jobs, else steps down; sets the time of the next check."""
         held = [other for other in view.others if other.throttled]
         calm_ms = None
         if held and view.trainings and node.calm_since_ms is not None:
@@ -339,7 +339,7 @@ class ContentionGuard:
                     heapq.heappush(self._timers, (at_ms, "", view.node_id))
 
     def _pressure(self, state: CellState, spec: NodeState, node: Node) -> NodeView:
-        """What is short on a node, as yet without its tasks: windows come often, and most change nothing."""
+        """Which resources are short on a node, without its tasks yet: windows come often, and most change nothing."""
         stalled = [
             pace.stalled
             for task_id, job_id in spec.tasks.items()
@@ -392,7 +392,7 @@ class ContentionGuard:
     # ------------------------------------------------------------------------------------------ proposals
 
     def _proposed(self, state: CellState, change: Change, now_ms: int) -> Adjusting | None:
-        """The proposal, unless one is under way for the task; one that the placer would refuse on this state is not sent."""
+        """The proposal, unless one is under way for the task; a proposal that the placer would refuse on this state is not sent."""
         task_id, cores = change.task_id, change.cores
         sent = self._sent.get(task_id)
         if sent is not None and now_ms < sent.until_ms:
@@ -431,7 +431,7 @@ def _running_task(state: CellState, job_id: str, task_id: str) -> TaskState | No
 
 
 def _slowed(state: CellState, spec: NodeState) -> bool:
-    """Whether something there may have to be let go."""
+    """Whether a job there may have to be released."""
     tasks = (_running_task(state, job_id, task_id) for task_id, job_id in spec.tasks.items())
     return any(
         task is not None and (task.memory_bandwidth_percent is not None or task.throttled_from > 0)
@@ -461,4 +461,4 @@ CHANGES: Mapping[type[Event], Callable[[Any], str]] = MappingProxyType(
         ledger_events.JobEnded: _job,
     }
 )
-"""Ledger events after which a job is measured or not, or its node has others beside it, and whose."""
+"""Ledger events after which a job starts or stops being measured, or its node's tasks change → the function that gives its job id."""

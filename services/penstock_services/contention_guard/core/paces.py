@@ -1,4 +1,4 @@
-"""What was heard of nodes and their tasks: present pressure, and how fast trainings run beside their best with the same cores."""
+"""Telemetry of nodes and their tasks: present pressure, and the speed of trainings relative to their best with the same cores."""
 
 from dataclasses import dataclass, field
 
@@ -43,8 +43,8 @@ class Pace:
         self.settling, self.best, self.heard_ms = Settling(after_ms), None, -1
 
     def counts_ms(self, node: "Node") -> int:
-        """From when on its speed is of after the latest change on its node, by the ledger's time: at once where it was heard since, else
-        when it would have reported another one. 0: at once."""
+        """Ledger time from which on its speed is measured after the latest change on its node: at once where a window arrived since, else
+        when it would have reported another speed. 0: at once."""
         speed = self.settling.speed
         return 0 if self.heard_ms > node.after_ms or speed is None else node.changed_ms + speed.quiet_ms
 
@@ -61,20 +61,20 @@ class Pace:
 
 @dataclass(slots=True)
 class Node:
-    """One node. A value holds until another one comes: nodes send what changes."""
+    """One node. A value holds until the next one: nodes send only changes."""
 
     bandwidth: float | None = None
     stalled: float | None = None
     heard_ms: int = -1
     """Begin of the latest window, in the log's time."""
     after_ms: int = -1
-    """Windows that begin by then are of before the latest change of what runs beside its trainings."""
+    """Windows that begin by then precede the latest change of the tasks beside its trainings."""
     changed_ms: int = 0
-    """When that was, in the ledger's time."""
+    """Ledger time of that change."""
     calm_since_ms: int | None = None
-    """Since when nothing is short; None: something is, or nothing is known."""
+    """Since when no resource is short; None: one is short, or nothing is known."""
     releases: int = 0
-    """How often jobs were let go while trainings ran on."""
+    """How often jobs were released while trainings ran on."""
 
     def hear(self, window: NodeWindow) -> None:
         """A window that is not older than those before."""

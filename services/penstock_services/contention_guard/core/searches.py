@@ -1,8 +1,8 @@
-"""The search for the cores of one running training: which number its workers have, what is measured there, and how it ends.
+"""Search for the number of cores of one running training: which number its workers have, the measured speeds, and how it ends.
 
 A search changes nothing before the speed at the start has settled. After a probe it waits for its nodes' answers, then for the speed to settle
 (`penstock.policies.settling`). It ends where the stage decides so, or at the start's cores: when the speed never settles, a node cannot obey,
-a probe is refused, or others come to take turns with it on its GPUs. A restart in between gives back what the placement had.
+a probe is refused, or other jobs come to share its GPUs in turns. A restart in between gives back the cores of the placement.
 """
 
 from dataclasses import dataclass, field
@@ -38,14 +38,14 @@ class Search:
     least: int
     """As `Guard.least_of`."""
     most: int
-    """Cores that each could have when it was asked last."""
+    """Cores that each worker could have at the latest check."""
     settling: Settling | None
-    """None: what is wanted is not in force yet."""
+    """None: the wanted cores are not in force yet."""
     cores: int = 0
-    """What is in force or wanted."""
+    """Cores in force or wanted."""
     seen: list[Seen] = field(default_factory=list)
     ended: str = ""
-    """Why; empty: it goes on."""
+    """Why it ended; empty: it goes on."""
     by_steps: bool | None = None
     until_ms: int | None = None
     """The probe ends then, settled or not; None: nothing was changed yet, so waiting costs nothing."""
@@ -54,12 +54,12 @@ class Search:
         self.cores = self.cores or self.start
 
     def hear(self, begin_ms: int, window: TaskWindow, now_ms: int) -> None:
-        """A window of its first worker."""
+        """Takes a window of its first worker."""
         if self.settling is not None and not self.ended:
             self.settling.hear(begin_ms, window, now_ms)
 
     def advance(self, now_ms: int) -> None:
-        """Goes on where the speed has settled, never will, or not in time."""
+        """Goes on where the speed has settled, will never settle, or has not settled in time."""
         if self.settling is None or self.ended:
             return
         speed = self.settling.settled(now_ms)
@@ -93,18 +93,18 @@ class Search:
         return ", ".join(f"{count(one.cores, 'core')} at {one.speed:.4g} {unit}" for one in self.seen)
 
     def end(self, cores: int, why: str) -> None:
-        """It settles there."""
+        """Ends the search at this number of cores."""
         self.cores, self.ended, self.settling, self.until_ms = cores, why, None, None
 
     @property
     def due_ms(self) -> int | None:
-        """When `advance` has something to do, unless news come before; None: nothing."""
+        """When `advance` has something to do, unless a window arrives before; None: nothing."""
         settles_ms = None if self.settling is None or self.ended else self.settling.due_ms
         times = [at_ms for at_ms in (settles_ms, self.until_ms) if at_ms is not None]
         return min(times, default=None)
 
     def wanted(self, job: JobState) -> list[Change]:
-        """What its workers do not have yet."""
+        """Changes that its workers do not have yet."""
         tasks = [(task_id, job.tasks[task_id]) for task_id in self.workers]
         if self.ended:
             why = f"its cores are settled: {self.ended}"
@@ -123,7 +123,7 @@ class Search:
         ]
 
     def answered(self, job: JobState, heard_ms: int, now_ms: int) -> None:
-        """Whether all nodes have obeyed what is wanted: it is measured from now on. `heard_ms`: begin of the node's latest window."""
+        """Begins to measure if all nodes have applied the wanted cores. `heard_ms`: begin of the node's latest window."""
         if self.ended or self.settling is not None:
             return
         adjusted = [job.tasks[task_id].cores_adjusted for task_id in self.workers]
@@ -137,7 +137,7 @@ class Search:
             self.until_ms = now_ms + max(MEASURES_MS, int(MEASURES_STEPS * step_ms))
 
     def refused(self, why: str) -> None:
-        """A probe is not possible: the best that was measured stays."""
+        """A probe is not possible: the best measured number of cores stays."""
         if not self.ended:
             self.end(self._best() if self.seen else self.start, f"{self.cores} cores were refused ({why})")
 
@@ -150,7 +150,7 @@ def search_of(state: CellState, job: JobState, guard: Guard, heard_ms: int) -> S
     if step is None or not tasks or any(task.cores_settled for task in tasks) or not _may_change(state, job):
         return None
     adjusted = [task.cores_adjusted for task in tasks if task.cores_adjusted is not None]
-    if any(one.by != PROPOSER for one in adjusted):  # an operator's word
+    if any(one.by != PROPOSER for one in adjusted):  # set by an operator
         return None
     most = most_of(state, workers)
     if any(task.core_probes for task in tasks):
@@ -167,17 +167,17 @@ def search_of(state: CellState, job: JobState, guard: Guard, heard_ms: int) -> S
 
 
 def takes_ms(speed: Speed) -> int:
-    """How long a search may take for a training of that speed: the start and each probe until it has settled. One that ends before has nothing of it."""
+    """How long a search may take for a training of that speed: the start and each probe until it has settled. A training that ends before gains nothing."""
     return (1 + MAX_CORE_PROBES) * speed.quiet_ms
 
 
 def alone(job: JobState) -> bool:
-    """Whether its speed is its own: not who takes turns with others, or shares a GPU."""
+    """Whether its speed is its own: it neither takes turns with other jobs nor shares a GPU."""
     return not job.group and all(task.place.gpu_share_milli == WHOLE_GPU for task in job.tasks.values())
 
 
 def _may_change(state: CellState, job: JobState) -> bool:
-    """Members of groups hold their cores together, and who shares a GPU is not measured alone."""
+    """Members of groups hold their cores together, and the speed of a job that shares a GPU is not its own."""
     return (
         job.status is JobStatus.RUNNING
         and alone(job)
@@ -187,7 +187,7 @@ def _may_change(state: CellState, job: JobState) -> bool:
 
 
 def most_of(state: CellState, workers: tuple[str, ...]) -> int:
-    """Cores that each of them could have: what is free of a node is divided among those on it. 0: they may not be changed now."""
+    """Cores that each of them could have: the free cores of a node are divided among its workers. 0: they may not be changed now."""
     found = [running(state, task_id) for task_id in workers]
     tasks = [one for one in found if isinstance(one, Running)]
     if len(tasks) < len(workers):

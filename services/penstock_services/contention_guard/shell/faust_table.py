@@ -1,22 +1,22 @@
-"""A process with one Faust app: windows of telemetry in a table whose changelog topic on Kafka rebuilds it.
+"""Subprocess with one Faust app: windows of telemetry in a table that is rebuilt from its changelog topic on Kafka.
 
 Started by `FaustWindows`, which sends one line of JSON (`Asked`) and receives frames: the length in four bytes, then a JSON array of windows.
-The first frame has all windows, each later one those that have changed. A frame with an object (`Refused`) is the last one. It ends when its
+The first frame has all windows, each later one the changed windows. A frame with an object (`Refused`) is the last one. The process ends when its
 standard input does, so with its parent.
 
-The windows are those of `penstock.policies.telemetry_windows`. Faust has the consumer group, the table and its changelog, and nothing that
-decides. Ideal: at-least-once, as Faust promises it. Departures of faust-streaming 0.15.3, and what is done about them:
+The windows are those of `penstock.policies.telemetry_windows`. Faust has the consumer group, the table and its changelog, and no part in
+decisions. Ideal: at-least-once, as Faust promises it. Departures of faust-streaming 0.15.3, and the workarounds:
 
 - It commits a sample while the change of the table still lies in a buffer, and goes on where that change could not be written. Here a
   sample is acknowledged once its change is in the changelog, in the order of reading, and a failed write ends the process.
 - Its windowed tables expire by the machine's clock, never after a rebuild, and not in the changelog. Here the table has `HELD_WINDOWS`
-  places per node that are used again: nothing is deleted, so that compaction bounds the changelog.
+  slots per node that are reused: nothing is deleted, so that compaction bounds the changelog.
 - A recovery waits for the last record of the changelog, which compaction may have removed if it was a deletion. There are none.
-- Its consumer hands the partitions to read to a thread as a set that it changes meanwhile, and an empty one stands for all: what is read of a
-  paused partition then is lost to a group without positions. Here the thread gets a copy.
+- Its consumer hands the partitions to read to a thread as a set that it changes meanwhile, and an empty set stands for all: records then read
+  from a paused partition are lost to a group without positions. Here the thread gets a copy.
 - An agent that raises is started again, without what it had read. Here any error ends the process; the service begins anew (crash-only).
 - Without a broker its stop hangs and leaves threads and tasks that cannot be cancelled. Hence a process, which ends for certain.
-- Variables of the environment override its settings, and it would create topics and serve HTTP. It sees no environment, and may do neither.
+- Environment variables override its settings, and it would create topics and serve HTTP. Here it gets no environment, and may do neither.
 """
 
 import asyncio
@@ -60,7 +60,7 @@ REBALANCE_S = 10.0
 REQUEST_S = 10.0  # Faust's default for a write is 20 minutes
 COMMIT_S = 2.0  # positions; nothing is committed where nothing was read
 MAX_BATCH_BYTES = 1_000_000
-CATCH_UP_S = 30.0  # of the start in which no record is dealt with
+CATCH_UP_S = 30.0  # of the start without a processed record
 STOP_S = 2.0  # to leave the group, so that a successor need not wait for SESSION_S
 
 encoded = msgspec.json.Encoder(enc_hook=dict).encode
@@ -68,7 +68,7 @@ encoded = msgspec.json.Encoder(enc_hook=dict).encode
 
 
 class _Table(faust.Table[bytes, bytes]):
-    """Hands out the write of each change."""
+    """Returns the pending write of each change."""
 
     written: FutureMessage
 
@@ -78,26 +78,26 @@ class _Table(faust.Table[bytes, bytes]):
 
 
 class _Consumer(aiokafka.Consumer):
-    """Asks for the partitions that are active when it asks, whatever is paused until its thread comes to it."""
+    """Polls the partitions that are active at the call, even if one is paused before its thread begins."""
 
     async def _getmany(self, active_partitions: Set[TP] | None, timeout: float) -> Any:
         return await super()._getmany(set(active_partitions or ()), timeout)
 
 
 class Transport(aiokafka.Transport):
-    """Faust's to Kafka, with a consumer that loses no records."""
+    """Faust's transport to Kafka, with a consumer that loses no records."""
 
     Consumer = _Consumer
 
 
 class _Places:
-    """Which place in the table has which window of a node. A place is used again, that of the oldest window first."""
+    """Slots of the table and their windows, per node. Slots are reused: the oldest window's first."""
 
     def __init__(self) -> None:
         self._nodes: dict[str, dict[int, int]] = {}
 
     def of(self, window: NodeWindow) -> int:
-        """Its place, 0 – HELD_WINDOWS - 1; of a new window a free one, or the one of the oldest, which is held no more."""
+        """Its slot, 0 – HELD_WINDOWS - 1; a new window gets a free one, or that of the oldest window, which is dropped."""
         places = self._nodes.setdefault(window.node_id, {})
         if window.begin_ms not in places:
             free = set(range(HELD_WINDOWS)) - set(places.values())
@@ -105,7 +105,7 @@ class _Places:
         return places[window.begin_ms]
 
     def restore(self, window: NodeWindow, place: int) -> None:
-        """As the table has it."""
+        """Restores an entry of the table."""
         self._nodes.setdefault(window.node_id, {})[window.begin_ms] = place
 
 
@@ -113,7 +113,7 @@ class WindowTable:
     """Reads the telemetry topic by Faust and holds the latest windows of each node. `kafka`: started."""
 
     def __init__(self, kafka: KafkaLog, cell_index: int, folder: str) -> None:
-        """`folder`: Faust makes one for its tables; this one has no files."""
+        """`folder`: Faust makes one for its tables; this table has no files."""
         self._kafka = kafka
         self._cell_index = cell_index
         self._group = f"{GUARD_GROUPS}{cell_index}"
@@ -129,17 +129,17 @@ class WindowTable:
         )
         self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._end: dict[Partition, int] = {}
-        """Of telemetry, when it began."""
+        """End offsets of telemetry at the start."""
         self._dealt_with: dict[Partition, int] = {}
-        """Partition of telemetry → all records before this offset."""
+        """Partition of telemetry → all records before this offset are processed."""
         self._assigned: Set[Partition] | None = None
-        """None: the table is not there yet."""
+        """None: the table is not built yet."""
         self._caught_up = asyncio.Event()
 
     async def begin(self) -> Sequence[NodeWindow]:
-        """As `Windows`. Raises `ConfigurationError` where the changelog topic is not as it must be."""
+        """As `Windows`. Raises `ConfigurationError` where the changelog topic has wrong settings."""
         await self._kafka.create({Topic.GUARD_WINDOWS: NODE_PARTITIONS})
-        await self._kafka.committed(self._group)  # a right that is missing is reported, by its name
+        await self._kafka.committed(self._group)  # reports a missing right by its name
         telemetry = [Partition(Topic.TELEMETRY, index) for index in range(NODE_PARTITIONS)]
         self._dealt_with = await self._kafka.begin_offsets(telemetry)
         self._end = await self._kafka.end_offsets(telemetry)
@@ -151,7 +151,7 @@ class WindowTable:
         return self._held.all()
 
     async def _catch_up(self) -> None:
-        """Raises `LogError` where Faust does not get on."""
+        """Raises `LogError` where Faust makes no progress."""
         before: dict[Partition, int] = {}
         while before != self._dealt_with:
             before = dict(self._dealt_with)
@@ -171,7 +171,7 @@ class WindowTable:
         return changed
 
     async def stop(self) -> None:
-        """Leaves the group. May hang, and may leave threads: to be bounded, and followed by the end of the process."""
+        """Leaves the group. May hang, and may leave threads: the caller bounds it, and ends the process after it."""
         await self._app.stop()
 
     # --- Faust -------------------------------------------------------------------------------------------
@@ -215,7 +215,7 @@ class WindowTable:
         return app
 
     async def _follow(self, stream: faust.Stream[bytes]) -> None:
-        """Merges samples as they come; their acknowledgement follows the writes."""
+        """Merges samples as they come; each is acknowledged after its writes."""
         acknowledging = asyncio.create_task(self._acknowledge(stream))
         try:
             async for event in stream.noack().events():
@@ -240,7 +240,7 @@ class WindowTable:
             self._fail(error)
 
     def _take(self, event: EventT[Any]) -> FutureMessage | None:
-        """Merges the sample; the write of its change, if there is any."""
+        """Merges the sample. Returns the write of its change, if there is any."""
         message: Any = event.message  # its headers are the pairs that aiokafka read
         record = Record(
             Partition(message.topic, message.partition), message.offset, message.value or b"",
@@ -248,7 +248,7 @@ class WindowTable:
         )  # fmt: skip
         try:
             one = sampled(record)
-        except EventError as error:  # telemetry is looked at only
+        except EventError as error:  # invalid telemetry is skipped
             LOG.warning("telemetry %s@%d: %s", record.partition, record.offset, error)
             return None
         if one is None or (window := self._held.add(one)) is None:
@@ -262,9 +262,9 @@ class WindowTable:
         self._news.set()
 
     async def _rebuild(self) -> None:
-        """The table is as its changelog has it: at the start, and whenever partitions were given out anew.
+        """Rebuilds the table from its changelog: at the start, and after each rebalance.
 
-        What another guard of the cell has merged meanwhile has changed for this one.
+        Windows that another guard of the cell has merged meanwhile count as changed here.
         """
         before = {(window.node_id, window.begin_ms): window for window in self._held.all()}
         self._held, self._places = Held(), _Places()
@@ -286,7 +286,7 @@ class WindowTable:
         self._look()
 
     def _advance(self, partition: Partition, offset: int) -> None:
-        """All records before this offset are dealt with."""
+        """All records before this offset are processed."""
         self._dealt_with[partition] = max(offset, self._dealt_with.get(partition, 0))
         self._look()
 
@@ -309,7 +309,7 @@ class WindowTable:
             self._failed.set_exception(error)
 
     async def _unless_ended(self, work: Awaitable[Any]) -> None:
-        """Awaits it. Raises what ended Faust if that comes first."""
+        """Awaits it. Raises the error that ended Faust if that comes first."""
         await first_of(work, self._ended())
 
     async def _ended(self) -> None:
@@ -318,7 +318,7 @@ class WindowTable:
 
 
 def _key(cell_index: int, node_id: str, place: int) -> bytes:
-    """Of a window's record in the changelog, which guards of several cells share."""
+    """Key of a window's record in the changelog, which guards of several cells share."""
     return msgspec.json.encode((cell_index, node_id, place))
 
 
@@ -337,7 +337,7 @@ def _credentials(connection: Connection) -> Any:
 
 
 async def _parent_gone() -> None:
-    """Until standard input ends."""
+    """Returns when standard input ends."""
     reader = asyncio.StreamReader()
     loop = asyncio.get_running_loop()
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
@@ -345,14 +345,14 @@ async def _parent_gone() -> None:
 
 
 class _Process:
-    """Serves one parent. `out`: the pipe to it; `write` blocks while it does not read, and Kafka's heartbeats go on in their own thread."""
+    """Serves one parent. `out`: the pipe to it; `write` blocks while the parent does not read, and Kafka's heartbeats go on in their own thread."""
 
     def __init__(self, asked: Asked, out: BinaryIO) -> None:
         self._asked = asked
         self._out = out
 
     async def work(self) -> None:
-        """Until the parent is gone, or something has failed: the last frame has the reason. Never returns."""
+        """Until the parent is gone, or an error: the last frame has the reason. Never returns."""
         status = Exit.OK
         try:
             await self._work()
@@ -362,7 +362,7 @@ class _Process:
             text = str(error) if isinstance(error, PenstockError) else repr(error)
             with suppress(BrokenPipeError):
                 self._send(Refused(kind, text))
-        os._exit(status)  # at once: what Faust leaves is not waited for
+        os._exit(status)  # at once, without waiting for Faust's threads
 
     async def _work(self) -> None:
         log = open_log(self._asked.log_url, "contention-guard")
@@ -394,14 +394,14 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM):  # a terminal and systemd send them to parent and child
         signal.signal(number, signal.SIG_IGN)
     out = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what a library prints must not get between the frames
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # a library's output must not get between the frames
     logging.basicConfig(
         level=logging.WARNING, format="%(asctime)s contention-guard %(levelname)s %(name)s: %(message)s"
     )
     for name in ("faust", "mode", "aiokafka.consumer.group_coordinator", "penstock.log.kafka"):
         logging.getLogger(name).setLevel(
             logging.CRITICAL
-        )  # what matters ends the process, with its reason as the last frame; that Kafka is away its parent logs
+        )  # errors end the process, with the reason as the last frame; the parent logs that Kafka is down
     asked = msgspec.json.decode(sys.stdin.buffer.readline(), type=Asked)
     uvloop.run(_Process(asked, out).work())
 

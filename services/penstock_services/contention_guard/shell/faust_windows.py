@@ -1,6 +1,6 @@
-"""Windows of telemetry on Kafka: the adapter of the port `Windows` that has Faust read them, in a process of its own.
+"""Telemetry windows on Kafka: the adapter of the port `Windows` whose reader is Faust in a process of its own.
 
-Why a process: see `faust_table`. Whatever happens to it, `read` raises `LogError`, and the service's next attempt starts another one.
+Why a process: see `faust_table`. After any failure of it `read` raises `LogError`, and the service's next attempt starts another one.
 """
 
 import asyncio
@@ -20,11 +20,11 @@ STOP_S = 5.0  # then it is killed
 KINDS: Mapping[str, type[LogError | ConfigurationError]] = MappingProxyType(
     {each.__name__: each for each in (ConfigurationError, NotAllowed)}
 )
-"""Errors that no repetition mends, by name."""
+"""Errors that a retry cannot fix, by name."""
 
 
 class Asked(NamedTuple):
-    """What the process needs. It comes through a pipe, for the URL has a password."""
+    """Input of the process. It comes through a pipe, for the URL has a password."""
 
     log_url: str
     cell_index: int
@@ -69,7 +69,7 @@ class FaustWindows:
         return changed
 
     async def close(self) -> None:
-        """As `Windows`. What was read and is not in the changelog is read again by the next one."""
+        """As `Windows`. Samples that were read and are not in the changelog are read again by the next one."""
         if self._receiving is not None:
             self._receiving.cancel()
             await asyncio.gather(self._receiving, return_exceptions=True)
@@ -85,7 +85,7 @@ class FaustWindows:
             await process.wait()
 
     async def _next(self) -> Sequence[NodeWindow]:
-        """What has come since the last call; a first frame may be empty. Raises what ended the process."""
+        """Windows since the last call; a first frame may be empty. Raises the error that ended the process."""
         assert self._receiving is not None, "`begin` comes first"
         await self._news.wait()
         if self._receiving.done():

@@ -1,4 +1,4 @@
-"""The contention-guard's loop (`penstock.runtime.proposing`): hears windows of telemetry, proposes cores and caps of memory bandwidth."""
+"""Main loop of the contention-guard service (`penstock.runtime.proposing`): reads windows of telemetry, proposes cores and caps of memory bandwidth."""
 
 import asyncio
 import logging
@@ -26,7 +26,7 @@ KAFKA = "kafka://"
 
 
 class EitherWindows:
-    """As `Windows`: by the first reader, or, where that fails at its begin, by the second."""
+    """A `Windows` with a fallback: the first reader, or the second where the first fails at its begin."""
 
     def __init__(self, first: Windows, second: Windows) -> None:
         self._used, self._second = first, second

@@ -1,7 +1,7 @@
-"""Tumbling windows of telemetry per node, as a port: who reads the telemetry topic and merges its samples.
+"""Tumbling windows of telemetry per node, as a port to the reader that merges the samples of the telemetry topic.
 
 `LogWindows` reads the topic with the log's own reader, on every log. Merging is idempotent and commutative
-(`penstock.policies.telemetry_windows`), so an adapter may deliver a window again, or one that has gone back behind what was returned.
+(`penstock.policies.telemetry_windows`), so an adapter may deliver a window again, or one that is older than the one returned before.
 """
 
 from collections.abc import Iterable, Sequence
@@ -12,19 +12,19 @@ from penstock.policies.telemetry_windows import NodeWindow, matters, merged, win
 from penstock.runtime.telemetry import Sampled, TelemetryReader
 
 HELD_WINDOWS = 8
-"""Per node, the latest ones; samples of older ones come too late and are left out. A node without news has none, so these may be of any age."""
+"""Per node, the latest ones; samples of older windows come too late and are left out. A node without news has no new window, so these may be of any age."""
 
 
 class Windows(Protocol):
     """Reads windows of all nodes. Not for concurrent use."""
 
     async def begin(self) -> Sequence[NodeWindow]:
-        """Once, before `read`: what is retained of the time until now, per node in rising order of time. Raises `LogError`."""
+        """Once, before `read`: the retained windows up to now, per node in rising order of time. Raises `LogError`."""
         ...
 
     async def read(self) -> Sequence[NodeWindow]:
-        """Waits for windows that have changed since they were returned, and returns them as they are now: one at least, also
-        those that have not ended yet, within a second of the sample. Per node in rising order of time; nodes may interleave. Cancelling it loses nothing.
+        """Waits for windows that have changed since they were returned, and returns their present state: at least one, also
+        windows that have not ended yet, within a second of the sample. Per node in rising order of time; nodes may interleave. Cancelling it loses nothing.
         Raises `LogError`.
         """
         ...
@@ -41,7 +41,7 @@ class Held:
         self._nodes: dict[str, dict[int, NodeWindow]] = {}
 
     def add(self, one: Sampled) -> NodeWindow | None:
-        """The window as it is then; None: nothing new, nothing that a window holds, or its window is held no more."""
+        """The window after the merge; None: nothing new, no field of a window, or its window is dropped already."""
         if not matters(one.sample):
             return None
         node_id, begin_ms = one.sample.node_id, window_of(one.at_ms)
@@ -56,7 +56,7 @@ class Held:
         return windows.get(begin_ms)
 
     def restore(self, window: NodeWindow) -> None:
-        """Holds a window that was held before. At most `HELD_WINDOWS` of a node."""
+        """Adds a window that was held before. At most `HELD_WINDOWS` of a node."""
         self._nodes.setdefault(window.node_id, {})[window.begin_ms] = window
 
     def all(self) -> Sequence[NodeWindow]:
@@ -87,7 +87,7 @@ class LogWindows:
         await self._reader.close()
 
     def _take(self, samples: Iterable[Sampled]) -> Sequence[NodeWindow]:
-        """The windows that these change."""
+        """The windows that these samples change."""
         changed: dict[tuple[str, int], NodeWindow] = {}
         for one in samples:
             if (window := self._held.add(one)) is not None:

@@ -1,4 +1,4 @@
-"""Accuracy of estimates against what jobs used: per tier, over time, by owner, and the worst of them. Pure."""
+"""Accuracy of estimates against measured use: per tier, over time, by owner, and the worst of them. Pure."""
 
 import math
 from collections import Counter, defaultdict
@@ -16,8 +16,8 @@ from penstock_services.estimator.core.runs import EtaAtHalf, FinishedRun
 WORST = 10
 OWNERS = 10
 STRETCHES = 8  # over which drift is shown
-MIN_RUNS = 3  # of an owner, to be named as one who over-asks
-OVER_ASKED = 1.5  # times what was used, by the median
+MIN_RUNS = 3  # of an owner, to be named as over-asking
+OVER_ASKED = 1.5  # times the measured use, by the median
 USER = "user"
 MAX_LEFT_MS = 100 * 366 * 86_400_000.0
 NORMAL_95 = 1.96  # standard deviations around the mean that hold 95 %
@@ -47,7 +47,7 @@ class Pair(NamedTuple):
     run: FinishedRun
     field: str
     tier: str
-    """`USER` for what he asked for himself."""
+    """`USER` for the user's own request."""
     estimate: float
     used: float
 
@@ -77,7 +77,7 @@ class Score(NamedTuple):
     runs: int
     median_ratio: float
     p95_off: float
-    """The 95th percentile of how far off, as a factor ≥ 1."""
+    """The 95th percentile of the error, as a factor ≥ 1."""
     broken: float
     """Share of runs that used more than the estimate; for bounds only, else NaN."""
 
@@ -87,19 +87,19 @@ class Remaining(NamedTuple):
 
     runs: int
     level: float
-    """Share of the runs that the intervals are meant to hold."""
+    """Share of the runs that the intervals are meant to cover."""
     held: Share
     early: float
     """Share of the runs that ended before the low end."""
     late: float
-    """After the high end."""
+    """Share of the runs that ended after the high end."""
     median_off: float
-    """By the median, as a factor ≥ 1."""
+    """The median error, as a factor ≥ 1."""
     p95_off: float
 
 
 class OverAsking(NamedTuple):
-    """An owner who asks for more than his jobs use."""
+    """An owner whose requests exceed the use of the jobs."""
 
     owner: str
     field: str
@@ -114,19 +114,19 @@ class Accuracy(NamedTuple):
     runs: int
     rejected: Mapping[str, int]
     tiers: Mapping[str, Mapping[str, Score]]
-    """Tier → field → score. What the user asked for counts as tier `user`."""
+    """Tier → field → score. Users' requests count as tier `user`."""
     drift: Mapping[str, Sequence[float]]
-    """Field → median of |log(estimate / used)| in up to `STRETCHES` equal stretches of runs, oldest first; without users'."""
+    """Field → median of |log(estimate / used)| in up to `STRETCHES` equal stretches of runs, oldest first; without users' requests."""
     over_asking: Sequence[OverAsking]
     worst: Sequence[Pair]
     remaining: Remaining | None = None
     """None: no run had its remaining time predicted."""
     killed: int = 0
-    """Workers that were killed for exceeding their promise of host memory; they are no runs."""
+    """Workers that were killed for exceeding their promised host memory; they are no runs."""
     disturbed: Mapping[str, int] = MappingProxyType({})
-    """What disturbed a run → sound runs. A run may count for several; what it does not teach is in `conditions.EXCLUDED`."""
+    """Kind of disturbance → sound runs. A run may count for several; the fields that it does not teach are in `conditions.EXCLUDED`."""
     corrected: Mapping[str, int] = MappingProxyType({})
-    """What a run time was corrected by → sound runs."""
+    """Kind of correction of a run time → sound runs."""
 
 
 def accuracy_of(runs: Sequence[FinishedRun]) -> Accuracy:
@@ -160,7 +160,7 @@ def _counted(reasons: Iterable[str]) -> Mapping[str, int]:
 
 
 def _worst(pairs: Sequence[Pair]) -> list[Pair]:
-    """Of each job's key and field only the worst, so that one command that ran often leaves room for others."""
+    """Of each job's key and field only the worst, so that one command that ran often does not fill the list."""
     found: dict[tuple[bytes, str], Pair] = {}
     for pair in sorted(pairs, key=lambda pair: (-pair.off, pair.run.job_id, pair.field)):
         found.setdefault((pair.run.info.key, pair.field), pair)
@@ -168,7 +168,7 @@ def _worst(pairs: Sequence[Pair]) -> list[Pair]:
 
 
 def pairs_of(runs: Sequence[FinishedRun]) -> list[Pair]:
-    """Of the sound runs, in their order, fields that were both estimated and measured; 0 is neither."""
+    """Of the sound runs, in their order, fields that were both estimated and measured; 0 counts as neither."""
     found = []
     for run in runs:
         if run.rejected or run.estimate is None:
@@ -184,7 +184,7 @@ def pairs_of(runs: Sequence[FinishedRun]) -> list[Pair]:
 
 
 def score(name: str, pairs: Sequence[Pair]) -> Score:
-    """At least one pair."""
+    """At least one pair is required."""
     broken = sum(pair.used > pair.estimate for pair in pairs) / len(pairs)
     return Score(
         len(pairs),
@@ -195,7 +195,7 @@ def score(name: str, pairs: Sequence[Pair]) -> Score:
 
 
 def share(count: int, of: int) -> Share:
-    """`of` ≥ 1. Wilson's interval: honest for few runs and near 0 and 1, where the normal one is not."""
+    """`of` ≥ 1. Wilson's interval: valid for few runs and near 0 and 1, where the normal one is not."""
     value, weight = count / of, NORMAL_95**2 / of
     middle = (value + weight / 2) / (1 + weight)
     half = NORMAL_95 * math.sqrt(value * (1 - value) / of + weight / (4 * of)) / (1 + weight)
@@ -203,14 +203,14 @@ def share(count: int, of: int) -> Share:
 
 
 def bounded_eta(eta: EtaAtHalf) -> EtaAtHalf | None:
-    """With times from a millisecond to a century, so that every ratio of them is a number; None where nothing was left."""
+    """With times from a millisecond to a century, so that every ratio of them is finite; None where no time was left."""
     if not eta.actual_ms > 0:
         return None
     return EtaAtHalf(*(min(max(ms, 1.0), MAX_LEFT_MS) for ms in eta))
 
 
 def remaining(etas: Sequence[EtaAtHalf]) -> Remaining | None:
-    """Of runs whose remaining time was predicted; None for none."""
+    """Over runs whose remaining time was predicted; None if there are none."""
     usable = [one for one in map(bounded_eta, etas) if one is not None]
     if not usable:
         return None

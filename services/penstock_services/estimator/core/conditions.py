@@ -1,8 +1,8 @@
-"""Conditions of an attempt beside its placement: who shares its GPUs, its workers' cores, caps on memory bandwidth. And which
+"""Run conditions of an attempt beside its placement (jobs that share its GPUs, its workers' cores, caps on memory bandwidth), and which
 measurements of a disturbed run are not comparable.
 
-A step time belongs to the conditions that it was measured in, as to its placement. Source: Pollux (OSDI '21) §4.1, whose agents
-measure the iterations of each allocation apart from those of every other. Departure: an allocation there is GPUs and nodes.
+A step time holds for the conditions in which it was measured, as for its placement. Source: Pollux (OSDI '21) §4.1, whose agents
+measure the iterations of each allocation separately. Departure: an allocation there is GPUs and nodes.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,7 +16,7 @@ FULL = 100  # percent of memory bandwidth: not capped
 
 
 class Disturbance(IntFlag):
-    """What makes a run unlike one that has its GPUs and the cores of its placement for itself from start to end."""
+    """How a run differs from one that has its GPUs and the cores of its placement for itself from start to end."""
 
     SHARED = 1
     """Another job held a part of one of its GPUs for some time."""
@@ -25,11 +25,11 @@ class Disturbance(IntFlag):
     CAPPED = 4
     """Its memory bandwidth was capped for some time."""
     SHAPES = 8
-    """Work that it went on from was done with another number of workers."""
+    """Earlier work that it resumed was done with another number of workers."""
     UNKNOWN_WORK = 16
-    """An earlier attempt ran, and whether this one went on from its work is not known."""
+    """An earlier attempt ran, and whether this one resumed its work is not known."""
     BRIEFLY = 32
-    """In place of `CORES` and `CAPPED`, where that held for a small part of its time (`progress.SMALL`): its cores were searched for, or it was slowed for a moment."""
+    """In place of `CORES` and `CAPPED`, where either held for a small part of its time (`progress.SMALL`): its cores were searched for, or it was slowed briefly."""
 
 
 NONE = Disturbance(0)
@@ -49,13 +49,13 @@ EXCLUDED: Mapping[str, Disturbance] = MappingProxyType(
     {
         "run_ms": SLOWED | Disturbance.SHAPES | Disturbance.UNKNOWN_WORK,
         "busy_cores": SLOWED
-        | Disturbance.BRIEFLY,  # else what a search gave would count as what the job needs
-        "gpu_memory_mib": Disturbance.SHARED,  # measured on the device: the neighbour's is in it
+        | Disturbance.BRIEFLY,  # else cores that a search gave would count as the job's need
+        "gpu_memory_mib": Disturbance.SHARED,  # measured on the device: it includes the neighbour's
         "gpu_utilisation_percent": SLOWED,
         "gpu_utilisation_std": SLOWED,
     }
 )
-"""Field of `Run` → the disturbances under which it is no comparable measurement. Others are comparable always."""
+"""Field of `Run` → the disturbances under which its measurement is not comparable. Other fields are always comparable."""
 
 
 def comparable(name: str, disturbed: float) -> bool:
@@ -64,17 +64,17 @@ def comparable(name: str, disturbed: float) -> bool:
 
 
 def reasons(disturbed: float) -> list[str]:
-    """For people."""
+    """Texts for users."""
     return [name for flag, name in NAMES.items() if int(disturbed) & flag]
 
 
 class Conditions(NamedTuple):
-    """Beside the placement. Workers in the order of their placement."""
+    """Conditions beside the placement. Workers in the order of their placement."""
 
     neighbours: tuple[str, ...] = ()
     """Jobs that hold a part of one of its GPUs, sorted."""
     cores: tuple[int, ...] = ()
-    """Of each worker."""
+    """Cores of each worker."""
     caps: tuple[int, ...] = ()
     """Percent of each worker's memory bandwidth; empty: no worker is capped."""
 
@@ -87,7 +87,7 @@ class Conditions(NamedTuple):
         return self._replace(caps=() if all(cap == FULL for cap in caps) else tuple(caps))
 
     def apart(self, placed: "Conditions") -> Disturbance:
-        """How they differ from those of its placement."""
+        """The differences from the conditions of its placement."""
         found = NONE
         if self.neighbours:
             found |= Disturbance.SHARED
@@ -102,7 +102,7 @@ UNKNOWN_CONDITIONS = Conditions()
 
 
 def placed(workers: Sequence[TaskPlacement]) -> Conditions:
-    """As an attempt begins, alone on its GPUs."""
+    """The conditions at the start of an attempt, alone on its GPUs."""
     return Conditions(cores=tuple(len(place.cores) for place in workers))
 
 
@@ -113,7 +113,7 @@ class Holders:
         self._tasks: dict[tuple[str, int], dict[str, str]] = {}
         """(node, slot) → task → its job."""
         self._held: dict[str, tuple[tuple[str, int], ...]] = {}
-        """Task → what it holds."""
+        """Task → the (node, slot) pairs that it holds."""
 
     def take(self, job_id: str, places: Iterable[TaskPlacement]) -> None:
         for place in places:
@@ -123,7 +123,7 @@ class Holders:
                     self._tasks.setdefault(gpu, {})[place.task_id] = job_id
 
     def give_back(self, task_id: str) -> set[str]:
-        """Jobs that held a part of what this task held. Once it has, it holds nothing."""
+        """Jobs that held a part of a GPU of this task. A second call for the task returns none."""
         found: set[str] = set()
         for gpu in self._held.pop(task_id, ()):
             tasks = self._tasks[gpu]

@@ -1,4 +1,4 @@
-"""Follows under which conditions live jobs run: who comes to their GPUs and leaves them, changes of their cores, caps.
+"""Tracks the run conditions of live jobs: jobs that come to their GPUs and leave them, changes of their cores, bandwidth caps.
 
 O(GPUs of the tasks that come or go, and jobs on them) per fact.
 """
@@ -16,7 +16,7 @@ from penstock_services.estimator.core.live import LiveJob
 def came(
     live: Mapping[str, LiveJob], holders: Holders, job_id: str, places: Iterable[TaskPlacement], now_ms: int
 ) -> None:
-    """Tasks of a live job have their places, and its progress is that of this attempt."""
+    """Tasks of a live job are placed, and its progress is that of this attempt."""
     holders.take(job_id, places)
     job = live[job_id]
     for other in sorted({job_id, *holders.neighbours(job_id, job.workers)}):
@@ -24,13 +24,13 @@ def came(
 
 
 def left(live: Mapping[str, LiveJob], holders: Holders, tasks: Iterable[str], now_ms: int) -> None:
-    """These tasks hold nothing any more; those that already did not are passed over."""
+    """These tasks hold nothing any more; tasks that already held nothing are skipped."""
     for other in sorted({job_id for task_id in tasks for job_id in holders.give_back(task_id)}):
         _meet(live, holders, other, now_ms)
 
 
 def measured(live: Mapping[str, LiveJob], learned: Interference, job_id: str, job: LiveJob) -> None:
-    """An attempt is over: what its steps were alone, and beside each other job that still lives. Of two jobs the one that ends first teaches the pair."""
+    """An attempt is over: learns its step times alone, and beside each other job that still lives. Of two jobs the one that ends first teaches the pair."""
     progress = job.progress
     if progress is None or not _one_gpu(job):
         return
@@ -49,18 +49,18 @@ def measured(live: Mapping[str, LiveJob], learned: Interference, job_id: str, jo
 
 
 def _one_gpu(job: LiveJob) -> bool:
-    """Whether it is one task with one GPU of a known model, or a part of it, and named its network."""
+    """Whether it is one task with one GPU of a known model, or a part of it, and its network is named."""
     known = job.info.model is not None and job.progress is not None and job.progress.gpu
     return bool(known) and len(job.workers) == 1 and job.allocation is not None and job.allocation.gpus == 1
 
 
 def _has_a_share(job: LiveJob) -> bool:
-    """Members of a group do not: they share whole GPUs in turns, which says nothing about those who compute at once."""
+    """Members of a group do not: they use whole GPUs in turns, which gives no information about jobs that compute at once."""
     return job.allocation is not None and job.allocation.gpu_share_milli < WHOLE_GPU
 
 
 def _beside(job: LiveJob, other_id: str) -> Measured | None:
-    """Its steps alone, and while it shared its GPU with this job alone and was otherwise as placed; None: it has not run."""
+    """Its step times alone, and while it shared its GPU with this job only and was otherwise as placed; None: it has not run."""
     progress = job.progress
     if progress is None:
         return None
@@ -77,7 +77,7 @@ def _meet(live: Mapping[str, LiveJob], holders: Holders, job_id: str, now_ms: in
 
 
 def adjusted(job: LiveJob, fact: CoresDecided | BandwidthDecided, now_ms: int) -> None:
-    """As decided: a node that cannot obey leaves the step as it was, and less is learned than could be."""
+    """Applied as decided: where a node cannot obey, the step stays as it was, and less is learned than could be."""
     if job.progress is None or fact.task_id not in job.workers:
         return
     worker, before = list(job.workers).index(fact.task_id), job.progress.conditions

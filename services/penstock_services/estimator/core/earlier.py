@@ -1,7 +1,7 @@
-"""What earlier attempts of a job leave to its present one: work that a checkpoint kept, and peaks of memory.
+"""Earlier attempts of a job and what its present attempt inherits: work saved in checkpoints, and peaks of memory.
 
-A job that is stopped and goes on at its checkpoint runs a short last attempt. Its run time is that of all work which counted:
-of each earlier attempt what its checkpoint kept, and the whole last attempt.
+A job that is stopped and resumes at its checkpoint has a short last attempt. Its run time is that of all work that counted:
+of each earlier attempt the work in its checkpoint, and the whole last attempt.
 """
 
 from dataclasses import dataclass, field
@@ -12,11 +12,13 @@ from penstock_services.estimator.core.progress import Progress
 from penstock_services.estimator.core.resources.history import UNKNOWN, Run
 from penstock_services.estimator.core.runs import Card
 
-ANEW = 0.05  # of the run: who goes on from less than that has begun anew, as far as clocks can tell
+ANEW = (
+    0.05  # of the run: an attempt that resumes from less has begun anew, within the precision of the clocks
+)
 
 
 class Peak(NamedTuple):
-    """The most that any worker used; NaN: not measured."""
+    """The maximum over all workers; NaN: not measured."""
 
     host_mib: float = UNKNOWN
     gpu_mib: float = UNKNOWN
@@ -29,13 +31,13 @@ NO_PEAK = Peak()
 
 
 class Saved(NamedTuple):
-    """The latest checkpoint of the job, of whichever attempt."""
+    """The latest checkpoint of the job, from any attempt."""
 
     at_ms: int
     """Ledger time."""
     node_id: str
     found_elsewhere: bool
-    """Whether tasks on other nodes find it."""
+    """Whether tasks on other nodes can find it."""
 
 
 @dataclass(slots=True)
@@ -43,23 +45,23 @@ class Earlier:
     """Of one live job."""
 
     ran: bool = False
-    """An earlier attempt ran, or one of which a snapshot says no more."""
+    """An earlier attempt ran, or a snapshot does not record whether one did."""
     kept_ms: float = 0.0
-    """Work on which the present attempt goes on, as the checkpoints of earlier ones have it, ≥ 0."""
+    """Saved work from which the present attempt resumes, as the checkpoints of earlier ones have it, ≥ 0."""
     disturbed: Disturbance = NONE
-    """Of the attempts that did it."""
+    """Of the attempts that did that work."""
     workers: set[int] = field(default_factory=set)
-    """Of these attempts."""
+    """Numbers of workers of these attempts."""
     saved: Saved | None = None
     awaited: tuple[float, Disturbance, set[int]] | None = None
-    """Work that a checkpoint on another node has, which the present attempt's node may fetch; as `kept_ms`, `disturbed`, `workers`."""
+    """Work in a checkpoint on another node, which the present attempt's node may fetch; as `kept_ms`, `disturbed`, `workers`."""
     peak: Peak = NO_PEAK
     """Of the present attempt's tasks that did not succeed."""
     peaks: dict[tuple[int, Card], Peak] = field(default_factory=dict)
-    """(workers, card) → of the attempts whose work was kept in that shape; of few shapes, since attempts are few."""
+    """(workers, card) → peaks of the attempts whose work was saved in that shape; few shapes, since attempts are few."""
 
     def over(self, progress: Progress, workers: int, card: Card, now_ms: int, *, saves: bool) -> None:
-        """The present attempt is over at `now_ms`, and another one will follow. `saves`: it was asked to stop, and saves then."""
+        """The present attempt is over at `now_ms`, and another one follows. `saves`: it was asked to stop, and saves then."""
         began_ms, peak = progress.started_ms, self.peak
         self.peak = NO_PEAK
         if began_ms is None:
@@ -73,7 +75,7 @@ class Earlier:
             self.peaks[workers, card] = peak.or_more(self.peaks.get((workers, card), NO_PEAK))
 
     def begin(self, nodes: set[str], contract: str) -> None:
-        """An attempt begins on these nodes. What it does not find it does again."""
+        """An attempt begins on these nodes. Work in a checkpoint that it does not find is done again."""
         saved, self.awaited = self.saved, None
         lost = saved is not None and not saved.found_elsewhere and nodes != {saved.node_id}
         if contract == "sdk" and lost:
@@ -89,15 +91,15 @@ class Earlier:
         self.awaited = None
 
     def with_peaks(self, run: Run, workers: int, card: Card) -> Run:
-        """With the peaks of kept attempts in that shape and on such cards: the last one may not show the largest."""
+        """With the peaks of attempts with saved work in that shape and on such cards: the last one may not show the largest."""
         most = self.peaks.get((workers, card), NO_PEAK).or_more(Peak(run.host_memory_mib, run.gpu_memory_mib))
         return run._replace(host_memory_mib=most.host_mib, gpu_memory_mib=most.gpu_mib)
 
     def whole(self, run: Run, progress: Progress, workers: int, contract: str) -> tuple[Run, str]:
         """(the run with the work that earlier attempts did for it, what was corrected).
 
-        By the iterations that it began after, where they and the undisturbed step are known: so all of it counts as if done on
-        the last placement. Else by the ledger's checkpoints. Else its run time is comparable only if it surely began anew.
+        By the number of iterations done before its start, where that and the undisturbed step are known: so all of it counts as if done on
+        the last placement. Else by the ledger's checkpoints. Else its run time is comparable only if it certainly began anew.
         """
         if not self.ran:
             return run, ""
@@ -117,7 +119,7 @@ class Earlier:
 
 
 def _longer(run: Run, by_ms: float) -> Run:
-    """Its launch restored a checkpoint, and its training is a part of the job's: neither is that of a whole run."""
+    """A run that resumed: its launch restored a checkpoint, and its training is a part of the job's, so neither is that of a whole run."""
     return run._replace(run_ms=run.run_ms + by_ms, launch_ms=UNKNOWN, train_ms=UNKNOWN)
 
 
@@ -126,5 +128,5 @@ def _disturbed(run: Run, by: Disturbance) -> Run:
 
 
 def _larger(one: float, other: float) -> float:
-    """NaN counts as nothing."""
+    """NaN counts as missing."""
     return other if one != one or other > one else one

@@ -1,1 +1,1 @@
-"""How long a running job still takes: loss curves, iterations, intervals."""
+"""Remaining time of a running job (ETA): loss curves, iterations, intervals."""

@@ -1,8 +1,8 @@
-"""From the curve of a loss (or any measure on its way to a target) to the iterations until the target.
+"""Extrapolation of loss curves (or of any measure that approaches a target) to the iterations until the target.
 
-What is predicted is ln u, u = ln(iterations in all / iterations done): a weighted sum of ln u by a power law through the curve and of ln of the part of the way that is still left. The weights and the errors come from finished curves.
-Errors are of ln(iterations left / done): the same error of ln u would be a factor early on that nobody's job takes.
-A measure that rises to its target is turned round first.
+Predicted is ln u, u = ln(iterations in all / iterations done): a weighted sum of ln u by a power law through the curve and of ln of the part of the way that is left. The weights and the errors come from finished curves.
+Errors are of ln(iterations left / done): early in a run the same error of ln u would be an unrealistically large factor.
+A measure that rises to its target is negated first.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,27 +19,27 @@ from penstock_services.estimator.core.new_group import ends_of_new_group
 
 MIN_POINTS = 5
 MAX_POINTS = 100_000
-THINNED_POINTS = 60  # a fit takes 0.1 ms with so many, spaced evenly in ln of the step
+THINNED_POINTS = 60  # a fit takes 0.1 ms with so many points, spaced evenly in ln of the step
 POWERS = np.array([0.15, 0.25, 0.4, 0.6, 0.9, 1.3, 2.0])
-MAX_VALUE = 1e100  # what is larger is no loss but an overflow
-MAX_LEFT = 100.0  # ways back from the target; a run that diverged further is not further away
-MIN_LEFT = 0.005  # part of the way; below, noise decides
-STRETCH = (1.02, 30.0)  # the power law predicts so many times what is done, in all
+MAX_VALUE = 1e100  # a larger value is an overflow, not a loss
+MAX_LEFT = 100.0  # times the whole way; a run that diverged further counts as no further away
+MIN_LEFT = 0.005  # part of the way; below it noise dominates
+STRETCH = (1.02, 30.0)  # range of iterations in all / done by the power law
 LOG_U = (
     -4.6,
     1.6,
-)  # of it as it is predicted: from 1 % more to 140 times what is done, whatever curves taught
-SPREAD = 1.5  # of ln(left / done) while no finished curve is known; by hand
-MAX_LOG_LEFT = 50.0  # e^50 times what is done is still a number
+)  # range of the prediction: from 1 % more to 140 times the iterations done, whatever was learned
+SPREAD = 1.5  # of ln(left / done) while no finished curve is known; chosen by hand
+MAX_LOG_LEFT = 50.0  # e^50 times the iterations done is still finite
 RIDGE = 1.0
-GAINS = (0.8, 0.9, 0.95)  # targets that a finished curve teaches: parts of its way
-MOMENTS = tuple(n / 10 for n in range(1, 10))  # when they are asked for: parts of the iterations until then
-CURVE_CONFIDENCE = 0.925  # of kinds never seen 1 in 13 may exceed an end more often; why so many: decision 57
-EXAMPLES_OF_KIND = 40.0  # that a kind counts as at most, where another kind is predicted
-ENOUGH_OF_KIND = 20  # examples for an end of a kind's errors
-BEST_OF = (
-    50  # the end of a curve is the least of its means over 1 / 50 of it, so that one lucky point is no end
-)
+GAINS = (0.8, 0.9, 0.95)  # training targets of a finished curve: parts of its way
+MOMENTS = tuple(
+    n / 10 for n in range(1, 10)
+)  # training points for each target: parts of the iterations until then
+CURVE_CONFIDENCE = 0.925  # of unseen kinds 1 in 13 may exceed an end more often; why this value: decision 57
+EXAMPLES_OF_KIND = 40.0  # at most so many of a kind count where another kind is predicted
+ENOUGH_OF_KIND = 20  # examples for a quantile of a kind's own errors
+BEST_OF = 50  # the end of a curve is the minimum of its means over 1 / 50 of it, so that one outlier is not taken for the end
 
 
 class Curve(NamedTuple):
@@ -56,17 +56,17 @@ class CurveModel(NamedTuple):
     errors: tuple[float, ...] = ()
     """ln(iterations left / predicted) of finished curves predicted by all others; rising."""
     foreign_weights: tuple[float, float, float] = (0.0, 1.0, 0.0)
-    """As `weights`, every kind counting the same however many curves it has: for a job whose kind taught nothing yet."""
+    """As `weights`, every kind with the same weight however many curves it has: for a job whose kind is not in the training set."""
     foreign_ends: tuple[float, float] | None = None
-    """As `errors`, by these weights: what one more kind's stay within, below and above, both ≥ 0; None: too few kinds."""
+    """As `errors`, by these weights: bounds on the errors of one more kind, below and above, both ≥ 0; None: too few kinds."""
     kinds: tuple[str, ...] = ()
-    """What taught; sorted."""
+    """Kinds in the training set; sorted."""
     own_errors: tuple[tuple[float, ...], ...] = ()
     """For each of `kinds` the errors of its own curves; empty where they are too few."""
 
 
 def curve(steps: Sequence[float], values: Sequence[float]) -> Curve:
-    """In order of the steps; points that are no numbers or beyond MAX_VALUE, or have no step above 0, are left out, of one step the last."""
+    """In order of the steps; points that are not finite or beyond MAX_VALUE, or have no step above 0, are left out; of equal steps the last point counts."""
     known = {
         step: value
         for step, value in zip(steps, values, strict=True)
@@ -89,7 +89,7 @@ def steps_to(
         return 0.0, 0.0, 0.0
     known = kind in model.kinds
     own = model.own_errors[model.kinds.index(kind)] if known else ()
-    off = median(own) if own else 0.0  # what curves of this kind do unlike the others
+    off = median(own) if own else 0.0  # bias of curves of this kind
     weights = model.weights if known else model.foreign_weights
     log_left = float(_log_left(np.dot(weights, _features(seen, target)))) + off
     ends = edges(own or (model.errors if known else ()), level, SPREAD)
@@ -106,9 +106,9 @@ def steps_to(
 
 
 def learn_curves(finished: Sequence[tuple[str, Curve]]) -> CurveModel:
-    """From (kind, curve) of finished runs; a kind is what makes curves alike, as the model's name.
+    """From (kind, curve) of finished runs; a kind groups similar curves, as the model's name.
 
-    Weights by ridge regression. Errors are held out: each curve's are those of the weights that all others give.
+    Weights by ridge regression. Errors are held out (leave-one-out): each curve is predicted with the weights of all others.
     """
     taught = [(kind, *_examples(one)) for kind, one in finished]
     taught = [(kind, features, log_u) for kind, features, log_u in taught if len(log_u)]
@@ -162,7 +162,7 @@ def _weights(gram: Floats, pull: Floats) -> tuple[float, float, float]:
 
 
 def first_at(seen: Curve, target: float) -> int | None:
-    """Index of the first point at or beyond the target; None where there is none."""
+    """Index of the first point at or beyond the target; None if there is none."""
     sign = -1.0 if target > seen.values[0] else 1.0
     reached = np.flatnonzero(sign * seen.values <= sign * target)
     return int(reached[0]) if len(reached) else None
@@ -199,7 +199,7 @@ def _stretch(steps: Floats, left: Floats) -> float:
 
 
 def _thin(at: Floats, values: Floats) -> tuple[Floats, Floats, Floats]:
-    """Means over spans that are even in ln of the place, and their weights: points × place."""
+    """Means over spans that are even in ln of the step, and their weights: points × step."""
     points = len(at)
     if points <= THINNED_POINTS:
         return at, values, at
@@ -210,7 +210,7 @@ def _thin(at: Floats, values: Floats) -> tuple[Floats, Floats, Floats]:
 
 
 def _examples(finished: Curve) -> tuple[Floats, Floats]:
-    """What one finished curve teaches: (features, ln u), shapes (examples, 3) and (examples,)."""
+    """Training examples of one finished curve: (features, ln u), shapes (examples, 3) and (examples,)."""
     features: list[Floats] = []
     answers: list[float] = []
     points = len(finished.steps)

@@ -1,4 +1,4 @@
-"""Quantiles of the normal distribution, and of errors that were seen (conformal prediction)."""
+"""Quantiles of the normal distribution, and of observed errors (conformal prediction)."""
 
 from collections.abc import Sequence
 from math import ceil, floor, isfinite
@@ -6,7 +6,7 @@ from statistics import NormalDist
 
 NORMAL = NormalDist()
 LEVEL = 0.9  # of every interval of remaining time
-ENOUGH_ERRORS = 40  # fewer make no quantile of 90 %
+ENOUGH_ERRORS = 40  # fewer give no quantile of 90 %
 MAX_ERRORS = 10_000  # of each kind
 
 
@@ -16,7 +16,7 @@ def normal_quantile(level: float) -> float:
 
 
 def edges(errors: Sequence[float], level: float, spread: float) -> tuple[float, float]:
-    """What a new error lies between with probability `level`. `errors`: signed, rising, of held-out cases.
+    """The interval that holds a new error with probability `level`. `errors`: signed, rising, of held-out cases.
 
     Their quantiles with the correction of a finite sample; by a normal of `spread` while fewer than ENOUGH_ERRORS
     are known.
@@ -31,7 +31,7 @@ def edges(errors: Sequence[float], level: float, spread: float) -> tuple[float, 
 
 
 def reach(errors: Sequence[float], level: float) -> float:
-    """As `edges`, of unsigned errors in units of what was expected: the factor that holds a new one."""
+    """As `edges`, of unsigned errors in units of the expected error: the factor that covers a new one."""
     count = len(errors)
     if count < ENOUGH_ERRORS:
         return normal_quantile((1.0 + level) / 2.0)
@@ -39,7 +39,7 @@ def reach(errors: Sequence[float], level: float) -> float:
 
 
 def thinned(errors: Sequence[float]) -> tuple[float, ...]:
-    """Rising, without what is no number, at most MAX_ERRORS at even ranks."""
+    """Rising, without values that are not finite, at most MAX_ERRORS at even ranks."""
     known = sorted(error for error in errors if isfinite(error))
     if len(known) <= MAX_ERRORS:
         return tuple(known)
