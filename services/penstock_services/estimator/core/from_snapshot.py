@@ -1,4 +1,4 @@
-"""Begins the estimator's fold at a snapshot of the cell instead of at the ledger's first record."""
+"""Initialisation of the estimator's fold from a snapshot of the cell instead of the ledger's first record."""
 
 from collections import OrderedDict
 
@@ -15,9 +15,9 @@ from penstock_services.estimator.core.state import State, tasks_of
 
 
 def begin_at(state: State, replica: Replica) -> None:
-    """Goes on from a fold of the cell that somebody else has made (a snapshot); only before the first `fold`.
+    """Continues from a fold of the cell that another process has made (a snapshot); only before the first `fold`.
 
-    Gangs of which some workers had exited teach nothing: a snapshot does not hold what those used.
+    Gangs of which some workers had exited teach nothing: a snapshot does not hold the use of those workers.
     """
     cell, state.head = replica.state, replica.head
     state.jobs_offset = cell.positions.get((state.jobs_topic, state.jobs_partition), 0)
@@ -54,7 +54,7 @@ def begin_at(state: State, replica: Replica) -> None:
 
 
 def _earlier_of(job: JobState) -> Earlier:
-    """What earlier attempts left to it. A snapshot does not hold what disturbed those: they count as undisturbed."""
+    """State inherited from earlier attempts. A snapshot does not hold their disturbances: they count as undisturbed."""
     found, saved = Earlier(ran=job.served_ms > 0, kept_ms=job.kept_ms), job.checkpoint
     if found.kept_ms:
         found.workers.add(job.workers)
@@ -64,7 +64,7 @@ def _earlier_of(job: JobState) -> Earlier:
 
 
 def _conditions_of(state: State, job: JobState, live: LiveJob) -> None:
-    """What the present attempt has met."""
+    """The run conditions of the present attempt."""
     assert live.progress is not None
     workers = [task for task in job.tasks.values() if task.place.role == "worker"]
     living = [task.place for task in workers if task.status is not TaskStatus.EXITED]

@@ -1,7 +1,7 @@
 """Gaussian process regression: exact, with noise per cell and leave-group-out cross-validation in closed form.
 
 Source: Rasmussen & Williams, Gaussian Processes for Machine Learning, algorithm 2.1 and §5.4.2. Shared by the models of
-resources and of step times, which bring their covariances. Why it is not scikit-learn's: decision 20.
+resources and of step times, which supply their covariances. Why it is not scikit-learn's: decision 20.
 """
 
 from collections.abc import Iterable
@@ -30,8 +30,8 @@ class Posterior:
         self.alpha: Floats = self.root.T @ (self.root @ y)
 
     def predict(self, k: Floats, prior: Floats | float) -> tuple[Floats, Floats]:
-        """Mean and variance without noise, shape (q,). `k`: covariance of what is asked with the cells, shape (q, n);
-        `prior`: variance of what is asked before anything was measured."""
+        """Mean and variance without noise, shape (q,). `k`: covariance of the queries with the cells, shape (q, n);
+        `prior`: variance of the queries before any measurement."""
         variance = prior - ((k @ self.root.T) ** 2).sum(axis=1)
         return k @ self.alpha, np.maximum(variance, MIN_VARIANCE)
 

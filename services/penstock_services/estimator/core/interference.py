@@ -1,11 +1,11 @@
-"""What jobs that share a GPU take from each other, learned per pair of kinds (model, batch size) and GPU model.
+"""Interference between jobs that share a GPU: their slowdown, learned per pair of kinds (model, batch size) and GPU model.
 
 Speed beside another = time of a step alone / time of a step beside it, both as scripts report them; alone as the same job was measured
 before or after, else as jobs of its kind were. Runs of a pair are averaged. Only jobs of one GPU, and only two at a time, are measured.
 Source: Gavel (OSDI '20) §3.2 measures pairs beforehand; here the cell's own runs are the measurements.
 
-A pair's speeds are facts about programs, and a name is no proof of one: jobs of other owners may bear it (decision 70). So each owner
-is answered with the pairs that his own jobs were part of.
+A pair's speeds are facts about programs, and a name does not prove which program runs: jobs of other owners may have it (decision 70). So
+an owner's estimates use only the pairs that this owner's jobs were part of.
 """
 
 from collections import OrderedDict
@@ -16,15 +16,15 @@ from penstock.model.types import MAX_PAIRS, JobSpec, PairSpeed
 from penstock_services.estimator.core.runs import JobInfo
 
 MAX_KINDS = 4_096
-"""Of each table; the one measured longest ago is forgotten first."""
+"""Of each table; the kind measured longest ago is evicted first."""
 MOST_RUNS = 32
-"""So many runs weigh in a mean: what has changed since is forgotten."""
+"""At most so many runs weigh in a mean, so that older values fade out."""
 MAX_SPEED = 2.0
-"""More is a clock, or a step alone that was measured in another phase."""
+"""A larger value is a clock error, or a step alone that was measured in another phase."""
 
 
 class Kind(NamedTuple):
-    """Of jobs that are taken to be alike."""
+    """Key of jobs that are treated as alike."""
 
     owner: str
     model: str
@@ -57,10 +57,10 @@ class Learned(NamedTuple):
 
     alone_ms: dict[Kind, float]
     pairs: dict[tuple[Kind, Kind], Mean]
-    """What the first has beside the second, and what it leaves it."""
+    """Speed of the first beside the second, and the speed that it leaves to the second."""
 
     def then(self, later: "Learned") -> "Learned":
-        """With what later ones say of the same."""
+        """Updated with the rows of a later one."""
         return Learned(self.alone_ms | later.alone_ms, self.pairs | later.pairs)
 
     @property
@@ -77,12 +77,12 @@ class Interference:
         self._new = Learned({}, {})
 
     def take(self) -> Learned:
-        """Rows that have changed since the last call; whoever stores them takes them."""
+        """Rows that have changed since the last call; the caller stores them."""
         new, self._new = self._new, Learned({}, {})
         return new
 
     def put(self, stored: Learned) -> None:
-        """Rows that were stored. Only before anything is measured."""
+        """Restores stored rows. Only before anything is measured."""
         for kind, step_ms in stored.alone_ms.items():
             self._put_alone(kind, step_ms)
         for (kind, other), mean in stored.pairs.items():
@@ -101,7 +101,7 @@ class Interference:
             self._alone_ms.popitem(last=False)
 
     def together(self, one: Measured, other: Measured) -> bool:
-        """Two jobs shared a GPU; whether their speeds are known."""
+        """Two jobs shared a GPU. Returns whether their speeds are known."""
         own, its = self._speed(one), self._speed(other)
         if own is None or its is None:
             return False

@@ -1,4 +1,4 @@
-"""A live job as the estimator follows it: what is to be estimated, what its latest attempt got, shows and has met."""
+"""State of a live job in the estimator: the spec to estimate, and its latest attempt's allocation, progress and exits."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -19,7 +19,7 @@ class At(NamedTuple):
     seq: int
     now_ms: int
     event_id: str | None = None
-    """Of the input that the record answers."""
+    """Id of the input that the record answers."""
 
 
 @dataclass(slots=True)
@@ -28,20 +28,20 @@ class LiveJob:
 
     info: JobInfo
     spec: JobSpec | None
-    """What is to be estimated; None once it is, or once it is too late for a retry."""
+    """The spec to estimate; None once it is estimated, or once it is too late for a retry."""
     event_id: str
-    """Of its submission."""
+    """Id of its submission."""
     estimate: EstimateSummary | None = None
     asked: JobSpec | None = None
-    """What estimates rest on, for an attempt that is estimated anew; without command, environment and labels."""
+    """The spec for an attempt that is estimated anew; without command, environment and labels."""
     attempt: int = 0
-    """For which it is to be estimated; 0: its first."""
+    """The attempt to estimate; 0: its first."""
     servers: tuple[str, ...] = ()
     """Parameter servers of the latest attempt, as `workers`."""
     limits_mib: Mapping[str, int] = field(default_factory=dict)
     """Role → the smallest cap on host memory in the latest attempt."""
     workers: dict[str, None] = field(default_factory=dict)
-    """Worker tasks of the latest attempt; a new placement replaces them, what they got, and the exits."""
+    """Worker tasks of the latest attempt; a new placement replaces them, their allocations, and the exits."""
     allocation: Allocation | None = None
     exits: list[Run] = field(default_factory=list)
     partly: bool = False
@@ -56,7 +56,7 @@ class LiveJob:
         return "none" if self.asked is None else self.asked.checkpoint
 
     def disturbed_since(self, ms: int) -> bool:
-        """Whether a neighbour, other cores than it settled with or a cap was there since then, in ledger time."""
+        """Whether there was a neighbour, a cap, or another number of cores than the settled one since then, in ledger time."""
         found = self.progress
         if found is None or not found.disturbed:
             return False
@@ -64,7 +64,7 @@ class LiveJob:
 
 
 def without_texts(spec: JobSpec) -> JobSpec:
-    """What is retained of each live job: the key of its command is in `JobInfo`. A moldable one has a key for each shape."""
+    """The retained part of each live job's spec: the key of its command is in `JobInfo`. A moldable one has a key for each shape."""
     return replace(
         spec,
         command=("-",) if spec.min_workers is None else spec.command,

@@ -1,4 +1,4 @@
-"""Life cycle of a learned model: when training is due, how a candidate is judged, when it is promoted, how it is read again."""
+"""Life cycle of a learned model: when training is due, how a candidate is evaluated, when it is promoted, how it is loaded again."""
 
 import math
 from collections import deque
@@ -9,19 +9,19 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from penstock_services.estimator.core.runs import FinishedRun
 from penstock_services.estimator.core.saved import digest_of, from_bytes, to_bytes, version_of
 
-HELD_OUT = 0.2  # the newest runs judge, the older ones teach
-WORSE_BY = 1.02  # a new model may be so much worse on recent runs: smaller differences are noise
-GROWTH = 0.2  # new runs, as a share of those that the last model was trained on
-WATCHED = 50  # predictions that came true or not: drift is judged on the latest of them
+HELD_OUT = 0.2  # the newest runs are the test set, the older ones the training set
+WORSE_BY = 1.02  # a new model may be worse by so much on recent runs: smaller differences are noise
+GROWTH = 0.2  # new runs that make a training due, as a share of the last model's training set
+WATCHED = 50  # predictions with a known outcome: drift is tested on the latest of them
 MAX_MISSED = 13
-"""Of `WATCHED` predictions so many wrong ones are drift: a promise that is broken by one run in ten, as it may be, is broken
-so often by one stretch of 50 in 1,000 (binomial tail 0.001)."""
+"""So many wrong ones of `WATCHED` predictions are drift: a promise that one run in ten may exceed is exceeded
+so often in one stretch of 50 in 1,000 (binomial tail 0.001)."""
 
 Model = TypeVar("Model")
 
 
 class Trained(NamedTuple):
-    """A model as bytes, and how it did on the newest runs, which it was not shown."""
+    """A model as bytes, and its error on the newest runs, which were held out."""
 
     version: str
     sha256: str
@@ -34,7 +34,7 @@ class Trained(NamedTuple):
 
 
 class InUse(NamedTuple, Generic[Model]):
-    """A model that answers."""
+    """The model that is in use."""
 
     version: str
     model: Model
@@ -48,27 +48,27 @@ class ModelKind(Generic[Model]):
     """Begins the versions of its models, and is their `kind` in Postgres."""
     type: type[Model]
     teaching: Callable[[Sequence[FinishedRun]], Sequence[FinishedRun]]
-    """The runs that can teach it, in their order."""
+    """The runs of its training set, in their order."""
     min_teaching: int
-    """Fewer predict worse than the history of their own keys, and leave nothing to hold out."""
+    """Fewer predict worse than the history of their own keys, and leave no test set."""
     fit: Callable[[Sequence[FinishedRun], Model | None], Model]
-    """From these runs; a model of nearly the same ones lends what takes long to learn. Raises `ValueError`: nothing to learn."""
+    """Trains on these runs; a model of nearly the same runs supplies slow-to-learn hyperparameters. Raises `ValueError`: nothing to learn."""
     judge: Callable[[Model, Sequence[FinishedRun]], dict[str, float]]
     """Its metrics on these runs, `error` among them."""
     error: str
     """The metric by which it is promoted: the lower, the better."""
     min_new: int
-    """Runs that a training is due after, at least."""
+    """Runs after which a training is due, at least."""
     counts: Callable[[FinishedRun], bool]
     """Whether a sound run counts among those."""
     missed: Callable[[FinishedRun], bool | None]
-    """Whether a sound run contradicts what was predicted of it; None: nothing was."""
+    """Whether a sound run contradicts its prediction; None: there was none."""
 
     def train(self, runs: Sequence[FinishedRun], current: Model | None) -> Trained | None:
         """Learns from all runs; promoted if, learned from the older ones, it is no worse than `current` on the newest.
 
-        Hyperparameters come from the older runs alone, so that the judgement has not seen the newest in any way. None if
-        too few runs can teach. `current` has seen some of the newest, which is in its favour.
+        Hyperparameters come from the older runs alone, so that the test set stays unseen. None if
+        too few runs can be used. `current` was trained on some of the newest, which is in its favour.
         """
         teaching = self.teaching(runs)
         if len(teaching) < self.min_teaching:
@@ -100,7 +100,7 @@ class ModelKind(Generic[Model]):
 
 
 class Due:
-    """Counts runs since the last training of one kind: by what has happened, never by the clock."""
+    """Counts runs since the last training of one kind: by events, never by the clock."""
 
     def __init__(self, kind: ModelKind[Any]) -> None:
         self.kind = kind
@@ -123,7 +123,7 @@ class Due:
         self._missed.clear()
 
     def resumed(self, trained_on: int) -> None:
-        """After a restart: the model in use was trained on so many; what was seen since stays counted."""
+        """After a restart: the model in use was trained on so many; runs counted since then stay counted."""
         self._trained_on = trained_on
 
     @property

@@ -1,7 +1,7 @@
-"""Ends of prediction intervals for a question that is the first of its kind: a GPU model, a network or a kind of training never seen.
+"""Prediction intervals for a new group: the first question about a GPU model, a network or a kind of training.
 
-What was measured comes in groups, and what a group does unlike the others none of them shows. So the groups are the sample,
-not their runs: of each, left out, the end that its own errors need, and a bound that the end of one more group stays within.
+Measurements come in groups, and the runs of known groups do not show how a new group deviates. So the groups are the sample,
+not their runs: each is left out once, which gives the end that its own errors need, and a bound on the end of one more group.
 """
 
 from collections.abc import Iterable, Sequence
@@ -12,14 +12,14 @@ from scipy.special import stdtrit
 
 from penstock_services.estimator.core.gaussian_process import Floats
 
-MIN_GROUPS = 3  # two show no spread to speak of
-MIN_ERRORS = 5  # of a group; fewer show no end
+MIN_GROUPS = 3  # two are too few for a spread
+MIN_ERRORS = 5  # of a group; fewer give no end
 
 
 def ends_of_new_group(
     errors: Iterable[Floats], level: float, confidence: float, independent: int | None = None
 ) -> tuple[float, float] | None:
-    """(below, above), both ≥ 0: what the errors of one more group stay within with probability `level` on either side,
+    """(below, above), both ≥ 0: bounds on the errors of one more group with probability `level` on either side,
     in `confidence` of the groups. None for fewer than MIN_GROUPS with MIN_ERRORS, or below two `independent` ones.
 
     `errors`: of each group, left out: truth − prediction, any unit. `independent`: how many the groups count as, where some have

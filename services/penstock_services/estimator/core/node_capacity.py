@@ -1,4 +1,4 @@
-"""Node capacity: what the cell's nodes have, by shape. Thousands of nodes have few shapes."""
+"""Node capacity: the resources of the cell's nodes, by shape. Thousands of nodes have few shapes."""
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
@@ -13,7 +13,7 @@ from penstock_services.estimator.core.step_time.placements import Placement, why
 
 
 class Capacity(NamedTuple):
-    """Of each resource the maximum over the nodes that a job may use; not all of it need be on one."""
+    """Of each resource the maximum over the nodes that a job may use; the maxima may be of different nodes."""
 
     gpus: int
     cores: int
@@ -22,7 +22,7 @@ class Capacity(NamedTuple):
 
 
 class NodeCapacity:
-    """A fold of the nodes. Cards stay known when their node has left: the attempts that ran there still end."""
+    """A fold of the nodes. Cards stay known after their node has left: attempts that ran there are yet to end."""
 
     def __init__(self) -> None:
         self._cards: dict[str, Card] = {}
@@ -50,20 +50,20 @@ class NodeCapacity:
                 del self._shapes[shape]
 
     def cards(self) -> tuple[Card, ...]:
-        """Those with a name, each once, in order."""
+        """Cards with a name, each once, in order."""
         if self._named is None:
             self._named = tuple(sorted({card for card in self._cards.values() if card.model}))
         return self._named
 
     def allocation_of(self, places: Sequence[TaskPlacement]) -> Allocation:
-        """Of an attempt's workers (at least one); all of them get the same. A gang on unlike cards has none by name."""
+        """Allocation of an attempt's workers (at least one); all of them get the same. A gang on unlike cards has none by name."""
         first = places[0]
         found = {self._cards.get(place.node_id, NO_CARD) for place in places} if first.gpus else {NO_CARD}
         card = found.pop() if len(found) == 1 else Card("", min(card.memory_mib for card in found))
         return Allocation(len(first.gpus), first.gpu_share_milli, len(first.cores), card)
 
     def max(self, spec: JobSpec, gpus: int) -> Capacity | None:
-        """For a worker with so many GPUs of the models that the job allows; None: there is no such node now."""
+        """Capacity for a worker with so many GPUs of the models that the job allows; None: there is no such node now."""
         allowed = spec.gpu_models if gpus else ()
         fitting = [
             (shape.gpus, shape.cores, shape.host_memory_mib, shape.gpu_memory_mib)
@@ -73,7 +73,7 @@ class NodeCapacity:
         return Capacity(*map(max, zip(*fitting, strict=True))) if fitting else None
 
     def hold(self, spec: JobSpec, worker: ResourceVector, server: ResourceVector) -> bool:
-        """Whether the empty nodes hold the gang, in whichever order its tasks are placed: sufficient, not necessary."""
+        """Whether the empty nodes hold the gang, in any order of its tasks: sufficient, not necessary."""
         workers, servers = (worker, spec.workers, spec.gpu_models), (server, spec.parameter_servers, ())
         nodes = sorted(self._shapes.items())
         return all(
@@ -92,11 +92,11 @@ class NodeCapacity:
 
 
 Tasks = tuple[ResourceVector, int, tuple[str, ...]]
-"""What each needs, how many they are, allowed GPU models."""
+"""Resources of each task, number of tasks, allowed GPU models."""
 
 
 def _holds(nodes: Sequence[tuple[NodeShape, int]], roles: tuple[Tasks, Tasks]) -> bool:
-    """First fit, node by node, of each the first role first."""
+    """First fit, node by node, on each the first role first."""
     left = [wanted for _, wanted, _ in roles]
     for shape, count in nodes:
         for _ in range(count):
@@ -114,12 +114,12 @@ def _holds(nodes: Sequence[tuple[NodeShape, int]], roles: tuple[Tasks, Tasks]) -
             if not any(left):
                 return True
             if sum(left) == before:
-                break  # nor do others of this shape hold any
+                break  # other nodes of this shape hold none either
     return not any(left)
 
 
 def densest(each: int, workers: int, sizes: Mapping[int, int]) -> Placement:
-    """Workers with `each` GPUs on as few nodes as can be, though none were busy; `sizes`: GPUs on a node → nodes.
+    """Workers with `each` GPUs on as few nodes as possible on an idle cell; `sizes`: GPUs on a node → nodes.
 
     Empty where they do not fit.
     """

@@ -1,6 +1,6 @@
-"""Bounded table with a quota per owner: least recently used (LRU) eviction, so that nobody pushes out what others filled.
+"""Bounded table with a quota per owner: least recently used (LRU) eviction, so that no owner evicts the entries of others.
 
-Entries are grouped by key, and each belongs to one owner. Owner "" is nobody: without a quota, gone with its key.
+Entries are grouped by key, and each belongs to one owner. Owner "" stands for no owner: it has no quota, and its entries go with their key.
 """
 
 from collections import OrderedDict
@@ -39,7 +39,7 @@ class OwnerTable(Generic[Key, Value]):
         return MappingProxyType(self._values.get(key, {}))
 
     def of_owner(self, owner: str) -> Iterator[tuple[Key, Value]]:
-        """His keys with their values."""
+        """The owner's keys with their values."""
         return ((key, self._values[key][owner]) for key in self._keys_of.get(owner, ()))
 
     def use(self, key: Key) -> None:

@@ -1,4 +1,4 @@
-"""Progress of a running job, folded from what its tasks report: phases, iterations, step times, losses.
+"""Progress of a running job, folded from its tasks' reports: phases, iterations, step times, losses.
 
 Everything here is bounded per job, however often it reports: windows are merged in pairs, the loss curve has means over
 spans that grow with the iteration, published remaining times are thinned. Times of one task are compared with each other
@@ -35,22 +35,22 @@ from penstock_services.estimator.core.step_time.placements import (
 Phase = Literal["launch", "ready", "train", "save"]
 PHASES: tuple[Phase, ...] = ("launch", "train", "save")
 
-MAX_WINDOWS = 32  # enough for a mean and its wobble
+MAX_WINDOWS = 32  # enough for a mean and its spread
 SPAN = (
     1.15  # a span of the curve ends at so many times its first iteration: a million make 100, 2^53 make 270
 )
-MAX_SPANS = 512  # not reached by rising iterations; a bound that needs no argument
+MAX_SPANS = 512  # not reached by rising iterations; a hard bound
 MAX_PUBLISHED = 32
-SLACK = 1.5  # so many times longer than its task has run may a window seem to be, for clocks are coarse
+SLACK = 1.5  # a window may seem so many times longer than its task has run, since clocks are coarse
 SLACK_MS = 1_000.0
-MAX_CONDITIONS = 8  # whose step times are remembered; the latest, those of the placement and the usual ones
+MAX_CONDITIONS = 8  # with stored step times; the latest, those of the placement and the usual ones
 SMALL = 0.1
-"""Part of an attempt's time. A run that had other cores than it settled with, or was slowed, for no longer, is what the next run will be, which is searched for as well; its run time is wrong by a
-tenth at most, where it stood still meanwhile."""
+"""Part of an attempt's time. A run that had other cores than the settled ones, or was slowed, for no longer, is typical of the next run, whose cores are searched for as well; its run time is wrong by a
+tenth at most, where it made no progress meanwhile."""
 
 
 def ring_of(places: Sequence[TaskPlacement]) -> tuple[int, ...]:
-    """GPUs on each node, in the order in which the workers reach it; empty without GPUs or with parts of one."""
+    """GPUs on each node, in the order of the workers; empty without GPUs or with parts of one."""
     found: dict[str, int] = {}
     for place in places:
         if not place.gpus or place.gpu_share_milli < 1_000:
@@ -70,13 +70,13 @@ class TaskPhases:
     spent_ms: dict[Phase, float] = field(default_factory=dict)
     reported: bool = False
     broken: bool = False
-    """Its clock stepped back, or the fold began in the middle: nothing of this is known."""
+    """Its clock stepped back, or the fold began in the middle: none of its phases is known."""
     ready_ms: int | None = None
-    """When it had launched, where that was before its start was reported: it waited for its GPUs."""
+    """End of its launch, where that was before its start was reported: it waited for its GPUs."""
 
     @property
     def waited_ms(self) -> float:
-        """For its GPUs, with all launched."""
+        """Time for which it waited for its GPUs after its launch."""
         return self.spent_ms.get("ready", 0.0)
 
     def started(self, at_ms: int) -> None:
@@ -108,7 +108,7 @@ class TaskPhases:
 
 @dataclass(slots=True)
 class Windows:
-    """Step times since the placement: [steps, ms in all] of one window after the other."""
+    """Step times since the placement: [steps, ms in all] of successive windows."""
 
     parts: list[tuple[int, float]] = field(default_factory=list)
 
@@ -125,14 +125,14 @@ class Windows:
 
     @property
     def mean_ms(self) -> float:
-        """NaN without any."""
+        """NaN without any window."""
         steps = self.steps
         return sum(ms for _, ms in self.parts) / steps if steps else nan
 
     def equal(self) -> tuple[float, ...]:
         """Mean steps of as many windows, each of the same number of steps; ms.
 
-        Windows are reported at growing distances, so that their plain mean would be that of the first seconds.
+        Windows are reported at growing intervals, so that their plain mean would be that of the first seconds.
         """
         if not self.parts:
             return ()
@@ -166,7 +166,7 @@ class LossCurve:
             self.spans.append(_Span(step, 1, float(step), value))
 
     def forget_after(self, step: int) -> None:
-        """A job that resumed from its checkpoint goes through later iterations again."""
+        """Removes later points: a job that resumed from its checkpoint repeats later iterations."""
         while self.spans and self.spans[-1].first > step:
             self.spans.pop()
 
@@ -176,7 +176,7 @@ class LossCurve:
 
 
 class Published(NamedTuple):
-    """A remaining time that the ledger holds."""
+    """A remaining time in the ledger."""
 
     at_ms: int
     left_ms: Bounds
@@ -196,24 +196,24 @@ class Progress:
     """Workers."""
     done: int = 0
     total: int | None = None
-    """As the script reports."""
+    """As reported by the script."""
     at_ms: int = 0
     """Ledger time of the newest report; 0: this attempt reported nothing."""
     started_ms: int | None = None
     """Ledger time."""
     placed: Conditions = UNKNOWN_CONDITIONS
-    """As it was placed, and alone on its GPUs."""
+    """The conditions of its placement, alone on its GPUs."""
     usual: Conditions = UNKNOWN_CONDITIONS
     """As `placed`, but with the cores with which the search for them has ended."""
     conditions: Conditions = UNKNOWN_CONDITIONS
     since_ms: int = 0
-    """Ledger time from which on they are so."""
+    """Ledger time since which the present conditions hold."""
     disturbed: Disturbance = NONE
-    """What it has met since it was placed, however short; `met` has what it comes to."""
+    """All disturbances since its placement, however short; `met` weighs them."""
     lasted_ms: dict[Conditions, int] = field(default_factory=dict)
-    """Cores and caps that it had before the present ones → for how long; the longest."""
+    """Cores and caps before the present ones → how long they held; those that held longest."""
     windows_of: dict[Conditions, Windows] = field(default_factory=dict)
-    """Used last at the end."""
+    """The last used one is at the end."""
     first: tuple[int, int] | None = None
     """(iterations, ledger time) of this attempt's first report."""
     curve: LossCurve = field(default_factory=LossCurve)
@@ -226,7 +226,7 @@ class Progress:
         return sum(self.ring)
 
     def task(self, task_id: str) -> TaskPhases:
-        """Of one of its workers; of any other task one that nothing reads."""
+        """Phases of one of its workers; for any other task an object that is discarded."""
         return self.tasks.get(task_id) or TaskPhases()
 
     @property
@@ -236,7 +236,7 @@ class Progress:
 
     @property
     def undisturbed(self) -> Windows:
-        """Measured as it usually runs, and alone on its GPUs."""
+        """Measured in its usual conditions, and alone on its GPUs."""
         return self.windows_of.get(self.usual) or Windows()
 
     @property
@@ -246,7 +246,7 @@ class Progress:
         return next((self.windows_of[one] for one in others if one in self.windows_of), Windows())
 
     def meet(self, conditions: Conditions, now_ms: int) -> None:
-        """They are so from now on."""
+        """These conditions hold from now on."""
         if conditions == self.conditions:
             return
         before = self.conditions._replace(neighbours=())
@@ -257,19 +257,19 @@ class Progress:
         self.disturbed |= conditions.apart(self.placed)
 
     def settle(self, worker: int, cores: int) -> None:
-        """The search for its cores has ended: it stays with these."""
+        """The search for its cores has ended: it stays with this number."""
         self.usual = self.usual.with_cores(worker, cores)
 
     def met(self, now_ms: int) -> Disturbance:
-        """What makes an attempt that ends now unlike one that usually has what it settled with. Source: none of the papers; a run under the contention-guard teaches
-        what the next one will take, unless most of it was something else."""
+        """Disturbances of an attempt that ends now, against its usual conditions with the settled cores. Source: none of the papers; a run under the contention-guard teaches
+        the run time of the next one, unless other conditions held for most of it."""
         changed = self.disturbed & (Disturbance.CORES | Disturbance.CAPPED)
         if not changed or self._unusual_ms(now_ms) > SMALL * self._ran_ms(now_ms):
             return self.disturbed
         return self.disturbed & ~changed | Disturbance.BRIEFLY
 
     def _unusual_ms(self, now_ms: int) -> float:
-        """Time with other cores than it settled with, or a cap. What is not known, from before a restart, counts."""
+        """Time with other cores than the settled ones, or a cap. Unknown time, from before a restart, counts."""
         usual_ms = self.lasted_ms.get(self.usual, 0)
         if self.conditions._replace(neighbours=()) == self.usual:
             usual_ms += self._lasted_ms(now_ms)
@@ -279,7 +279,7 @@ class Progress:
         return now_ms - (self.placed_ms if self.started_ms is None else self.started_ms)
 
     def _lasted_ms(self, now_ms: int) -> int:
-        """For how long it has had the present conditions; launching does not count."""
+        """How long the present conditions have held; launching does not count."""
         return max(0, now_ms - max(self.since_ms, self.started_ms or 0))
 
     def skipped_ms(self) -> float | None:
@@ -296,7 +296,7 @@ class Progress:
             self.started_ms = now_ms if self.started_ms is None else min(self.started_ms, now_ms)
 
     def step(self, report: StepsMeasured, now_ms: int) -> bool:
-        """Whether it reports something new."""
+        """Takes the report. Returns whether it has news."""
         first = not self.at_ms
         if report.done <= self.done and not first:
             self.odd += report.done < self.done
@@ -317,7 +317,7 @@ class Progress:
 
     @property
     def _in_one_piece(self) -> bool:
-        """Whether a window that ends now was measured in the present conditions alone: it begins at the report before."""
+        """Whether a window that ends now was measured in the present conditions alone: it begins at the previous report."""
         began_ms = self.at_ms or self.started_ms
         return began_ms is None or began_ms >= self.since_ms
 
@@ -340,7 +340,7 @@ class Progress:
         )
 
     def publish(self, found: Published) -> None:
-        """A remaining time got into the ledger. Thinned to every second one, the first and the last stay."""
+        """A remaining time was written to the ledger. Thinned to every second one; the first and the last stay."""
         self.published.append(found)
         if len(self.published) > MAX_PUBLISHED:
             last = self.published[-1:] if len(self.published) % 2 == 0 else []
@@ -352,12 +352,12 @@ class Progress:
         return total if total is not None and total >= self.done else None
 
     def phases_ms(self) -> dict[Phase, float]:
-        """Of the ended attempt: over its workers the longest; a phase that nobody reported is NaN."""
+        """Of the ended attempt: the longest over its workers; a phase that no worker reported is NaN."""
         known = [task.spent_ms for task in self.tasks.values() if task.reported and not task.broken]
         return {phase: max((spent.get(phase, 0.0) for spent in known), default=UNKNOWN) for phase in PHASES}
 
     def eta_at_half(self, end_ms: int) -> EtaAtHalf | None:
-        """What stood in the ledger at half of the attempt, less the time since then, against what was left."""
+        """The ETA in the ledger at half of the attempt, less the time since then, and the true time left."""
         began_ms = self.placed_ms if self.started_ms is None else self.started_ms
         lasted_ms = end_ms - began_ms
         half_ms = began_ms + lasted_ms / 2
@@ -376,7 +376,7 @@ def begun(
     gpu: str,
     before: Progress | None = None,
 ) -> Progress:
-    """A new attempt's. What the job had done stays; step times only if it is placed as before."""
+    """Progress of a new attempt. The job's iterations and losses stay; step times only if it is placed as before."""
     ring, alone = ring_of(places), placed(places)
     found = Progress(
         attempt,
@@ -397,7 +397,7 @@ def begun(
 
 
 def steps_of(progress: Progress) -> tuple[Steps | None, str]:
-    """(what the ended job's steps were, why they cannot be true); one of them is empty, or both."""
+    """(the ended job's steps, why they are implausible); one of them is empty, or both."""
     if not progress.at_ms:
         return None, ""
     windows, ring = progress.undisturbed, progress.ring

@@ -1,6 +1,6 @@
-"""Progress of running jobs from before a snapshot that a fold begins with: a snapshot knows where they run, not how far they are.
+"""Recovery of running jobs' progress from before a snapshot that a fold begins with: a snapshot has their placements, not their progress.
 
-Records before the snapshot cannot be judged from their start, whose head is unknown, but from their end: the snapshot's
+Records before the snapshot cannot be validated forwards, since the head of the chain there is unknown, but backwards: the snapshot's
 head names the last valid one, which names the one before it (LAW 3).
 """
 
@@ -26,7 +26,7 @@ PROGRESS = frozenset(
 
 
 def recall_from(state: State, offset: int) -> int:
-    """From which offset on records before the snapshot, which ends at `offset`, hold the progress of running jobs."""
+    """Offset from which on records before the snapshot, which ends at `offset`, hold the progress of running jobs."""
     if state.recall_seq is None:
         return offset
     oldest = state.recall_seq - 1  # a record's offset is at least its seq - 1: void ones stand between
@@ -34,7 +34,7 @@ def recall_from(state: State, offset: int) -> int:
 
 
 def recall(state: State, values: Iterable[bytes]) -> None:
-    """Folds the progress of the snapshot's running jobs from the records before it, in their order and void ones among them; only
+    """Folds the progress of the snapshot's running jobs from the records before it, in their order, void ones included; only
     between `begin_at` and the first `fold`."""
     records: list[tuple[str, str, At, list[RawFact]]] = []
     for value in values:

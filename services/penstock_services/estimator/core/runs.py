@@ -1,4 +1,4 @@
-"""A finished run as it is stored for learning: what the job was, what it got, its estimate, what was measured."""
+"""Finished run as stored for learning: the job, its allocation, its estimate, and the measurements."""
 
 from typing import Literal, NamedTuple
 
@@ -7,13 +7,13 @@ from penstock.sdk.progress import PROFILE_ITERATIONS
 from penstock_services.estimator.core.resources.history import Run, key_of
 
 ASKABLE = ("gpus", "cores", "host_memory_mib", "gpu_memory_mib", "bandwidth_mbps")
-MAX_RUN_MS = 366 * 86_400_000  # a year: longer is a broken clock
+MAX_RUN_MS = 366 * 86_400_000  # a year: a longer time is a clock error
 MAX_HOST_MEMORY_MIB = 1 << 30  # the wire types' range
-MEMORY_SLACK = 1.05  # drivers report a little more than the card is sold with
+MEMORY_SLACK = 1.05  # drivers report a little more than the card's nominal memory
 
 
 class EstimateSummary(NamedTuple):
-    """The estimate that the job ran with."""
+    """The estimate with which the job ran."""
 
     tier: str
     model_version: str | None
@@ -26,7 +26,7 @@ class EstimateSummary(NamedTuple):
 
 
 class JobInfo(NamedTuple):
-    """The job, as far as learning needs it; small, since there is one for every live job."""
+    """The job's fields that learning needs; small, since there is one for every live job."""
 
     key: bytes
     owner: str
@@ -35,12 +35,12 @@ class JobInfo(NamedTuple):
     workers: int
     parameter_servers: int
     asked: tuple[str, ...]
-    """Fields that the user named himself."""
+    """Fields named in the user's request."""
     category: Category | None = None
     iterations: int | None = None
     target_loss: float | None = None
     profiled: bool = False
-    """It ends after as many iterations as its steps are measured in, so that its run time is that of no other run."""
+    """It ends after as many iterations as its steps are measured in, so that its run time does not count for any other run."""
 
 
 class Card(NamedTuple):
@@ -54,7 +54,7 @@ NO_CARD = Card("", 0)
 
 
 class Allocation(NamedTuple):
-    """What each worker of an attempt got."""
+    """Allocation of each worker of an attempt."""
 
     gpus: int
     gpu_share_milli: int
@@ -63,7 +63,7 @@ class Allocation(NamedTuple):
 
 
 class Steps(NamedTuple):
-    """How a job's steps went; what they come to in all is in `Run`."""
+    """Step times and losses of a job; their totals are in `Run`."""
 
     placement: tuple[int, ...] = ()
     """GPUs on each node of its last attempt, in ring order; empty: it had none, or only a part of one."""
@@ -74,7 +74,7 @@ class Steps(NamedTuple):
 
 
 class EtaAtHalf(NamedTuple):
-    """The remaining time that stood in the ledger when half of the last attempt was over, and what it turned out to be."""
+    """The ETA in the ledger when half of the last attempt was over, and the true remaining time."""
 
     left_ms: float
     low_ms: float
@@ -86,7 +86,7 @@ class FinishedRun(NamedTuple):
     """One succeeded job, or a task that ran out of memory. `rejected`: why nothing else may be learned from it; empty: it is sound."""
 
     seq: int
-    """Of the ledger record that ended it."""
+    """Number of the ledger record that ended it."""
     job_id: str
     info: JobInfo
     allocation: Allocation
@@ -94,19 +94,19 @@ class FinishedRun(NamedTuple):
     measured: Run
     rejected: str
     steps: Steps | None = None
-    """None: it reported nothing that can be used."""
+    """None: it reported nothing usable."""
     steps_rejected: str = ""
     """Why nothing may be learned from its steps although the rest is sound."""
     eta: EtaAtHalf | None = None
     """None: nothing was published in time."""
     limit_mib: int = 0
-    """The worker's cap on host memory; where a task ran out of memory, what that one could have: a lower bound of what it needs."""
+    """The worker's cap on host memory; where a task ran out of memory, that task's limit: a lower bound of its need."""
     exhausted: Literal["", "host_memory", "gpu_memory"] = ""
     """Which memory, where a task ran out of it; rows of earlier versions are of host memory."""
     role: Role = "worker"
-    """Whose."""
+    """Role of that task."""
     corrected: str = ""
-    """By what its run time was corrected; empty: it is as measured. What disturbed the run is in `measured`."""
+    """By what its run time was corrected; empty: it is as measured. The run's disturbances are in `measured`."""
 
 
 def job_info(spec: JobSpec) -> JobInfo:
@@ -142,9 +142,9 @@ def estimate_summary(estimate: Estimate) -> EstimateSummary:
 
 
 def implausible(measured: Run, allocation: Allocation) -> str:
-    """Why these measurements cannot be true; empty if they can. One broken sensor must not teach anybody.
+    """Why these measurements are implausible; empty if they are plausible. One broken sensor must not affect any estimate.
 
-    NaN stands for *not measured*, which is no reason for doubt.
+    NaN stands for *not measured*, which is plausible.
     """
     memory_mib, card_mib = measured.gpu_memory_mib, allocation.card.memory_mib
     if card_mib and memory_mib > card_mib * MEMORY_SLACK:

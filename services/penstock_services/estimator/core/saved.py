@@ -1,6 +1,6 @@
-"""Learned models as bytes, without pickle: MessagePack of numbers, names and arrays, checked against a SHA-256.
+"""Serialisation of learned models without pickle: MessagePack of numbers, names and arrays, checked against a SHA-256.
 
-The digest stands beside the bytes, in the model's row, and names the version. What is read is data: nothing in it is run.
+The digest is stored beside the bytes, in the model's row, and names the version. The content is data: none of it is executed.
 """
 
 from hashlib import sha256
@@ -17,7 +17,7 @@ Saved = TypeVar("Saved")
 
 
 class BadModel(ValueError):
-    """These bytes are no model that this version wrote, or no longer the one of this digest."""
+    """These bytes are not a model that this version wrote, or do not match the digest."""
 
 
 class _Array(msgspec.Struct, array_like=True):

@@ -1,8 +1,8 @@
-"""How long a job will still run, with an interval: iterations left × time of one, and the phases around them.
+"""Remaining time (ETA) of a running job, with an interval: iterations left × time of one, and the phases around them.
 
 Ideal: the distribution of the remaining time. Departure: a median and an interval, each side from how far earlier
-estimates of the same kind were off (conformal: the quantile of held-out errors), so that it holds what it promises
-wherever the new job is like the past ones. Iterations left come from the surest source: the number asked for, else
+estimates of the same kind were off (conformal: the quantile of held-out errors), so that it covers as often as it promises
+wherever the new job is like the past ones. Iterations left come from the most precise source: the number asked for, else
 finished runs of the same job, else the curve of its loss on the way to a target.
 """
 
@@ -27,17 +27,17 @@ from penstock_services.estimator.core.new_group import ends_of_new_group
 
 OUTLIVED = 0.99  # a run past this part of its kind is of another kind
 
-# Until enough errors are known; by hand, wide on purpose, of ln.
+# Used until enough errors are known; chosen by hand, wide on purpose, of ln.
 RUN_SPREAD = 0.2
 STEP_SPREAD = 0.1
-MAX_LOG = 100.0  # of a number of iterations: nobody's job is so long, and e^100 · e^100 is still a number
-MIN_STEP_SPREAD = 0.01  # of ln: however steady the runs that taught were, clocks and neighbours are not
-RUN_CONFIDENCE = 0.95  # of kinds never seen 1 in 20 may exceed an end more often
-RUN_WEIGHT = 2.0  # runs' worth of belief in the spread that other jobs have
+MAX_LOG = 100.0  # of a number of iterations: no job is so long, and e^100 · e^100 is still finite
+MIN_STEP_SPREAD = 0.01  # of ln: even if the training runs were steady, clocks and neighbours are not
+RUN_CONFIDENCE = 0.95  # of unseen kinds 1 in 20 may exceed an end more often
+RUN_WEIGHT = 2.0  # weight, in runs, of the spread that other jobs have
 
 
 class Bounds(NamedTuple):
-    """`low` ≤ `middle` ≤ `high`, all ≥ 0; what is asked for lies between with the probability asked for."""
+    """`low` ≤ `middle` ≤ `high`, all ≥ 0; the true value lies between with the requested probability."""
 
     middle: float
     low: float
@@ -45,7 +45,7 @@ class Bounds(NamedTuple):
 
 
 class Learned(NamedTuple):
-    """What finished runs teach. Tuples of floats, so that it is stored and hashed as JSON."""
+    """Parameters learned from finished runs. Tuples of floats, so that it is stored and hashed as JSON."""
 
     curves: CurveModel = CurveModel()
     run_spread: float = RUN_SPREAD
@@ -53,7 +53,7 @@ class Learned(NamedTuple):
     run_errors: tuple[float, ...] = ()
     """|error| / spread of each finished run, predicted from the others of its job; rising."""
     run_kinds: tuple[str, ...] = ()
-    """Kinds of training whose runs taught the two above."""
+    """Kinds of training whose runs are in the two fields above."""
     foreign_reach: float | None = None
     """As the largest of `run_errors` that count, for a run of another kind; None: too few kinds."""
     step_errors: tuple[float, ...] = ()
@@ -61,10 +61,10 @@ class Learned(NamedTuple):
 
 
 class Step(NamedTuple):
-    """What is known about the time of a step, on the GPUs that the job has now."""
+    """The known times of a step, on the GPUs that the job has now."""
 
     measured_s: Sequence[float] = ()
-    """Mean step of equally long windows since it is placed there."""
+    """Mean step of equally long windows since its placement there."""
     log_s: float | None = None
     """ln of the step that the step model predicts."""
     spread: float = 0.0
@@ -83,22 +83,22 @@ class Asked(NamedTuple):
     kind: str = ""
     """As in `learn_curves`."""
     after_s: float = 0.0
-    """To save at the end."""
+    """Time to save at the end."""
 
 
 class Eta(NamedTuple):
-    """Seconds and iterations that are left, and what they rest on."""
+    """Seconds and iterations that are left, and their sources."""
 
     left_s: Bounds
     steps: Bounds
     step_s: Bounds
     source: str
     first_of_kind: bool = False
-    """Runs of other kinds of training taught how far such an answer is off, and none of this kind."""
+    """The error of such an answer was learned from runs of other kinds of training, and none of this kind."""
 
 
 def eta(asked: Asked, learned: Learned, level: float = LEVEL) -> Eta | None:
-    """None where nothing is known of how many iterations are left or how long one takes."""
+    """None where neither the iterations left nor the time of one is known."""
     step = step_time(asked.step, learned, level)
     sources = _sources(asked, learned, level)
     if step is None or not sources:
@@ -109,7 +109,7 @@ def eta(asked: Asked, learned: Learned, level: float = LEVEL) -> Eta | None:
 
 
 def _sources(asked: Asked, learned: Learned, level: float) -> list[tuple[str, Bounds, bool]]:
-    """(name, iterations left, whether its kind taught) of every source; the number asked for bounds the others."""
+    """(name, iterations left, whether its kind is in the training set) of every source; the number asked for bounds the others."""
     found: list[tuple[str, Bounds, bool]] = []
     most = inf
     if asked.total is not None:
@@ -133,14 +133,14 @@ def _sources(asked: Asked, learned: Learned, level: float) -> list[tuple[str, Bo
 
 
 def _taught(kind: str, kinds: Sequence[str]) -> bool:
-    """Where no kind taught, intervals are set by hand and a kind is like any other."""
+    """Where the training set has no kind, intervals are set by hand and all kinds count as known."""
     return not kinds or kind in kinds
 
 
 def left_by_runs(
     totals: Sequence[float], done: float, learned: Learned, level: float = LEVEL, kind: str | None = None
 ) -> Bounds | None:
-    """Iterations left, given the totals of finished runs and that this one has outlived `done`. `kind`: None for one that taught.
+    """Iterations left, given the totals of finished runs and that this one has outlived `done`. `kind`: None for one of the training set.
 
     ln of the total is normal around the runs' mean; their spread is shrunk to that of other jobs' runs. None where
     no run can be used, or this one has outlived them so far that they predict nothing.
@@ -168,7 +168,7 @@ def left_by_runs(
 def step_time(step: Step, learned: Learned, level: float = LEVEL) -> Bounds | None:
     """Mean seconds of the remaining steps; None where there is neither a measurement nor a model.
 
-    Both weigh by their precision: the model's decides at the start, after some windows the run's own mean.
+    Both are weighted by their precision: the model's dominates at the start, after some windows the run's own mean.
     """
     usable = [value for value in step.measured_s if isfinite(value) and value > 0]
     modelled = step.log_s is not None and isfinite(step.log_s) and isfinite(step.spread)
@@ -208,7 +208,7 @@ def learn_runs(totals: Sequence[Sequence[float]]) -> tuple[float, tuple[float, .
 
 
 def reach_of_new_kind(totals: Mapping[str, Sequence[Sequence[float]]]) -> float | None:
-    """`foreign_reach`, from the totals of finished runs by kind: each kind predicted with the spread that all others have."""
+    """`foreign_reach`, from the totals of finished runs by kind: each kind is predicted with the spread of all others."""
     errors = []
     for kind, jobs in sorted(totals.items()):
         spread, _ = learn_runs([job for other, own in totals.items() if other != kind for job in own])
@@ -219,7 +219,7 @@ def reach_of_new_kind(totals: Mapping[str, Sequence[Sequence[float]]]) -> float 
 
 
 def _run_errors(logs: Sequence[Sequence[float]], spread: float) -> list[float]:
-    """|error| of each run predicted by the others of its job, in what was expected. `logs`: of totals, two or more per job."""
+    """|error| of each run predicted by the others of its job, in units of the expected error. `logs`: of totals, two or more per job."""
     errors = []
     for job in logs:
         for place, one in enumerate(job):
@@ -231,7 +231,7 @@ def _run_errors(logs: Sequence[Sequence[float]], spread: float) -> list[float]:
 def learn_steps(runs: Sequence[Sequence[float]]) -> tuple[float, ...]:
     """`step_errors` from finished runs: the mean step of each of its windows, in their order.
 
-    Predicted at some moments of each run from the windows until then, against the mean of those after.
+    Predicted at some points of each run from the windows until then, compared with the mean of the windows after.
     """
     errors = []
     for run in runs:
@@ -254,14 +254,14 @@ def _predicted_by(logs: Sequence[float], spread: float) -> tuple[float, float]:
 
 
 def _width(bounds: Bounds) -> float:
-    """In ln; 0 for what is certain."""
+    """In ln; 0 for a certain value."""
     if bounds.low == bounds.high:
         return 0.0
     return log(bounds.high / bounds.low) if bounds.low > 0 else inf
 
 
 def _times(steps: Bounds, step: Bounds) -> Bounds:
-    """Of the product; the errors of both are independent, so that their squares add, in ln and on each side."""
+    """Bounds of the product; the errors of both are independent, so that their squares add, in ln and on each side."""
     middle = steps.middle * step.middle
     if middle <= 0:
         return Bounds(middle, 0.0, steps.high * step.high)

@@ -1,7 +1,7 @@
-"""When to publish how long a running job will still take, and what.
+"""Publication of ETAs: when a job's remaining time is published, and with which value.
 
-Once per attempt as soon as it has reported steps, and again when the time left has moved by more than a tenth against what
-was published, less the time since then, or out of the interval that was published. Rests on the ledger's time alone.
+Once per attempt as soon as it has reported steps, and again when the time left has changed by more than a tenth against the
+published one, less the time since then, or has left the published interval. Depends on the ledger's time alone.
 """
 
 import math
@@ -22,29 +22,29 @@ from penstock_services.estimator.core.step_time.tier import StepTier
 from penstock_services.estimator.core.step_time.training import StepQuestion
 from penstock_services.estimator.core.step_time.training_set import cell_of, kind_of
 
-MOVED = 0.1  # of the time left: below, nobody plans otherwise
+MOVED = 0.1  # of the time left: smaller changes do not alter a plan
 EDGE_MOVED = 0.25  # of the time left, for either end of the interval
-MIN_MOVED_MS = 1_000.0  # at the end of a job everything moves by a tenth
-MAX_LEFT_MS = 3.2e12  # a hundred years: nobody waits longer
+MIN_MOVED_MS = 1_000.0  # near the end of a job every change exceeds a tenth
+MAX_LEFT_MS = 3.2e12  # a hundred years
 MAX_STEPS = float(1 << 53)
 RUNS_APART = 0.15  # standard deviation of ln step between runs of one job on as many GPUs
 CONDITIONS_APART = 0.42
-"""Standard deviation of ln step between conditions: nine in ten within a factor of two, as two jobs lose that take turns on a GPU."""
+"""Standard deviation of ln step between conditions: nine in ten within a factor of two, the loss of two jobs that take turns on a GPU."""
 UNKNOWN_KIND = Learned()
-MAX_ENDED = 1_000  # jobs that have ended and are still remembered here
+MAX_ENDED = 1_000  # jobs that have ended and are still cached here
 
 
 class EtaUpdates:
-    """Over the state, which it reads and never writes. `steps`: predicts the step before any window."""
+    """Reads the state and never writes it. `steps`: predicts the step before any window."""
 
     def __init__(self, state: State, steps: StepTier) -> None:
         self._state = state
         self._steps = steps
         self._published: dict[str, tuple[int, Published]] = {}
-        """Job → attempt, what was published of it last."""
+        """Job → attempt, the latest published remaining time."""
 
     def open(self) -> Iterator[str]:
-        """Live jobs that reported more than was answered in the ledger: to be answered after a restart."""
+        """Live jobs with reports newer than the latest published time in the ledger: to be answered after a restart."""
         for job_id in list(self._state.stepped):
             job = self._state.live.get(job_id)
             progress = None if job is None else job.progress
@@ -54,7 +54,7 @@ class EtaUpdates:
                 yield job_id
 
     def next(self, job_id: str) -> EtaEstimated | None:
-        """What to publish now; None: nothing new, or nothing is known. What is returned counts as published."""
+        """The ETA to publish now; None: nothing new, or nothing is known. A returned value counts as published."""
         job = self._state.live.get(job_id)
         progress = None if job is None else job.progress
         if job is None or progress is None or not progress.at_ms:
@@ -86,7 +86,7 @@ class EtaUpdates:
         )
 
     def _latest(self, job_id: str, progress: Progress) -> Published | None:
-        """The newest of what was published from here and what the ledger holds of this attempt."""
+        """The newer of the time published from here and the one in the ledger of this attempt."""
         attempt, mine = self._published.get(job_id, (0, None))
         known = progress.published[-1:] + ([mine] if mine and attempt == progress.attempt else [])
         return max(known, key=lambda one: one.at_ms, default=None)
@@ -124,7 +124,7 @@ class EtaUpdates:
 def in_conditions(progress: Progress, undisturbed: tuple[float, float] | None) -> tuple[float, float] | None:
     """(ln step in s, its standard deviation) before any window of the present conditions, from the undisturbed step.
 
-    Or from what the job itself showed in other conditions here. Either says less of these; the surer one counts.
+    Or from the job's own step in other conditions here. Each holds less precisely in these conditions; the more precise one counts.
     """
     found = []
     if undisturbed is not None:

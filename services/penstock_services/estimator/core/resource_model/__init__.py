@@ -1,1 +1,1 @@
-"""Pure: models of what a job needs, trained on finished runs. Arrays in, arrays out; random numbers only from seeds."""
+"""Pure: models of a job's resources, trained on finished runs. Arrays in, arrays out; random numbers only from seeds."""

@@ -1,12 +1,12 @@
-"""Covariance of resource needs between jobs, and the search for its hyperparameters.
+"""Covariance function (kernel) of resource needs between jobs, and the search for its hyperparameters.
 
 k(x, x') = a₀·exp(−w₀·d) + a₁·exp(−w₁·d) + a₂·exp(−w₂·d) + g·(a₃·exp(−w₃·d) + a₄), where d are distances of two jobs: the
 squared difference of each column, 1 where the precisions' widths differ, 1 where the workloads' names differ; g = 1 on the
 same GPU model, else 0. `_layout` names the weights of each term.
 
-The first term is what all workloads share, the next two are the workload's own on any GPU of such size, the last two the
-GPU model's own. For an unknown GPU these are 0 and the others carry over, since they describe GPUs only by what
-they can do: so one model remembers the cells that it saw and predicts GPU models that it never saw.
+The first term is shared by all workloads, the next two are the workload's own on any GPU of such size, the last two the
+GPU model's own. For an unknown GPU these are 0 and the others carry over, since they describe GPUs only by their
+capabilities: so one model interpolates the measured cells and predicts unseen GPU models.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,12 +27,12 @@ ON_GPU = slice(3, 5)
 T_WORK, T_HALF, T_HALF_SHARED, T_WORK_GPU, T_HALF_GPU = range(SHARES, SHARES + 5)
 RATES = SHARES + 5
 FIRST = (0.0, 0.0, 0.0, -1.0, -2.0, 0.0, -0.5, -1.0, 0.0, -0.5)
-"""Mean of the prior on the logarithms, and where the search starts: the GPU model's own share is small until shown."""
+"""Mean of the prior on the logarithms, and start of the search: the GPU model's own share is small until measured."""
 FIRST_RATE, FIRST_NOISE = -2.0, -2.0
 PRIOR_VARIANCE = 2.0  # a factor of 4 costs half a unit of likelihood
 PRIOR_VARIANCE_NOISE = 4.0
 JITTER = 1e-6
-WIDEST = 14.0  # logarithms beyond e^±14 are no different; the search's long steps would overflow
+WIDEST = 14.0  # logarithms beyond e^±14 make no difference; the search's long steps would overflow
 SEARCH_STEPS = 30  # the last of 100 change R² by less than 0.002
 ABSENT = -1
 
@@ -55,7 +55,7 @@ def _layout(columns: int) -> Indexes:
 
 @dataclass(frozen=True, slots=True)
 class Covariance:
-    """Logarithms of all that `k` and the noise need. `columns`: of `Inputs.columns`, those that count."""
+    """Logarithms of the parameters of `k` and of the noise. `columns`: the used ones of `Inputs.columns`."""
 
     values: Floats
     columns: tuple[int, ...]
@@ -67,15 +67,15 @@ class Covariance:
 
     @property
     def prior(self) -> float:
-        """k(x, x): variance of a job that is like none measured."""
+        """k(x, x): variance of a job that is unlike all measured ones."""
         return float(np.exp(self.values[:SHARES]).sum())
 
     def between(self, some: Inputs, others: Inputs) -> Floats:
-        """k of each pair. Shape (some, others). A name never seen (−1) equals none."""
+        """k of each pair. Shape (some, others). An unseen name (−1) equals none."""
         return self.to(others)(some)
 
     def to(self, others: Inputs) -> Callable[[Inputs], Floats]:
-        """`between` with these others, for many questions. What names and widths do to a term has eight cases."""
+        """`between` with these others, for many questions. The effect of names and widths on a term has eight cases."""
         columns, weight = list(self.columns), _weights(self.values, _layout(len(self.columns)))
         same, differs, narrow = (np.arange(8) & bit > 0 for bit in (4, 2, 1))
         factor = np.exp(self.values[:SHARES, None] - weight[:, -2:] @ np.array([narrow, differs]))
@@ -97,7 +97,7 @@ class Covariance:
         return k
 
     def keys(self, inputs: Inputs) -> list[bytes]:
-        """Of each job what k depends on: jobs with equal keys have equal k with any other."""
+        """Per job the values on which k depends: jobs with equal keys have equal k with any other."""
         names = (inputs.workload, inputs.half, inputs.gpu)
         rows = np.column_stack([inputs.columns[:, self.columns], *names])
         whole, width = rows.tobytes(), rows.itemsize * rows.shape[1]
@@ -116,7 +116,7 @@ def _same(some: Indexes, others: Indexes) -> Mask:
 def search(inputs: Inputs, y: Floats, repeats: Floats, columns: Sequence[int]) -> Covariance:
     """Maximum a posteriori hyperparameters: the likelihood of these measurements times the prior around `FIRST`. Deterministic.
 
-    `y`: shape (n,), mean 0, variance about 1; `repeats`: how many measurements each is the mean of. O(n³) per step.
+    `y`: shape (n,), mean 0, variance about 1; `repeats`: number of measurements of which each is the mean. O(n³) per step.
     Source of the gradient: Rasmussen & Williams, eq. 5.9.
     """
     count, x = len(y), inputs.columns[:, list(columns)]

@@ -1,8 +1,8 @@
-"""From jobs to the numbers of the default model: sizes as logarithms, the GPU as what it can do.
+"""Features of the default model: job sizes as logarithms, the GPU by its capabilities.
 
-Ideal: a job's memory follows from its graph. What is known instead is its workload's name, so a line is fitted per
+Ideal: a job's memory follows from its graph. Departure: only its workload's name is known, so a line is fitted per
 workload: memory = a + b·batch + c·batch/GPUs with a, b, c ≥ 0 (some launchers report the batch of one GPU, some that
-of all; the fit finds out which). The line predicts how full the card will be.
+of all; the fit determines which). The line predicts how full the card will be.
 """
 
 import math
@@ -32,7 +32,7 @@ MIN_RUNS = 4  # for a line of its own, or a median
 ROUNDS = 8  # of reweighting: least squares becomes least absolute error
 TIGHTEST = 0.02  # relative error below which a run is not weighted up any more
 MIN_FILL = math.exp(-8.0)  # 0.03 % of the card
-LINE_SHARES = (0.5, 1.0)  # least and most
+LINE_SHARES = (0.5, 1.0)  # lower and upper bound
 NO_LINE = (math.nan, math.nan, math.nan)
 NEW_GPU, NEW_GENERATION = -1, -2
 
@@ -42,19 +42,19 @@ Key = tuple[str, bool]
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """Jobs for the kernels. All of length n; `columns` shape (n, WIDTH), standardised but for GPUS."""
+    """Jobs as input of the kernels. All of length n; `columns` shape (n, WIDTH), standardised but for GPUS."""
 
     columns: Floats
     workload: Indexes
-    """Index of the workload's name; −1: never seen."""
+    """Index of the workload's name; −1: unseen."""
     half: Indexes
     """1: most arithmetic is 16 bits wide, else 0."""
     gpu: Indexes
-    """Index of the GPU model's name; NEW_GPU: never seen; NEW_GENERATION: neither seen nor any of its generation."""
+    """Index of the GPU model's name; NEW_GPU: unseen; NEW_GENERATION: unseen, as all of its generation."""
     log_card: Floats
     """Natural logarithm of the card's MiB."""
     log_line: Floats
-    """Of memory: as far as it is taken to follow its line from a full card down, at most 0; in logarithms."""
+    """Of memory: its part that follows the line below a full card, at most 0; in logarithms."""
     log_gpus: Floats
 
     def pick(self, rows: Indexes) -> "Inputs":
@@ -64,7 +64,7 @@ class Inputs:
 
 @dataclass(frozen=True, slots=True)
 class Features:
-    """What training learned about columns. Everything in it can be written down as numbers and names."""
+    """Parameters of the columns, learned in training. All of it can be stored as numbers and names."""
 
     workloads: Mapping[str, int]
     gpus: Mapping[str, int]
@@ -76,11 +76,11 @@ class Features:
     scale: Floats
     line_share: float
     """How far memory follows its line when the batch or the card changes. At 1 it is the line alone, whatever the
-    card; at 0 it would be the share of the card that such jobs take. Libraries that grow into free memory put it
+    card; at 0 the card's share that such jobs take. Libraries that grow into free memory put it
     between; never below 0, or memory would fall as the batch grows."""
 
     def of(self, tasks: Sequence[Task]) -> Inputs:
-        """Any jobs, also of workloads and GPUs never seen: what is not known about those is the training's mean."""
+        """Any jobs, also of unseen workloads and GPUs: their unknown values are the training set's mean."""
         raw, half = self.raw(tasks)
         fill, unknown = raw[:, FILL], np.isnan(raw)
         if unknown.any():
@@ -191,8 +191,8 @@ def memory_lines(runs: Runs) -> tuple[dict[Key, tuple[float, float, float]], dic
 def memory_line(batch: Floats, gpus: Floats, memory_mib: Floats) -> tuple[float, float, float]:
     """a, b, c ≥ 0 of memory = a + b·batch + c·batch/GPUs with the least sum of relative errors; MiB.
 
-    Relative, or the largest cards alone would decide; absolute errors rather than squares, for many runs sit
-    above the line because their library takes what memory is left. Shape of each argument: (runs,), > 0.
+    Relative, since otherwise the largest cards alone would dominate; absolute errors rather than squares, since many runs lie
+    above the line because their library takes the free memory. Shape of each argument: (runs,), > 0.
     """
     unit = np.array([1.0, 1.0 / batch.mean(), 1.0 / (batch / gpus).mean()]) * memory_mib.mean()
     x = np.stack([np.ones_like(batch), batch, batch / gpus], axis=1) * unit / memory_mib[:, None]

@@ -1,4 +1,4 @@
-"""What GPUs can do, as their makers publish it, so that a model can predict one that it never saw.
+"""Table of GPU models with their published performance figures, so that a model can predict an unseen one.
 
 Facts only. Rates are dense (no sparsity). `half_tflops` is with 32-bit accumulation, as training uses it, so the
 GeForce cards have half of the figure that is usually published. `full_tflops` is what "FP32" training gets: since
@@ -21,7 +21,7 @@ class GpuFacts(NamedTuple):
     full_tflops: float
     half_tflops: float
     year: int
-    """It came to market."""
+    """Year of its market launch."""
     generation: str
     """Its maker's name for the architecture."""
 
@@ -82,16 +82,16 @@ GPUS = (
     GpuFacts("5090", 32, 1792, 104.8, 209.5, 2025, "Blackwell"),
 )
 BY_NAME = MappingProxyType({gpu.name: gpu for gpu in GPUS})
-NAMES = tuple(sorted(BY_NAME, key=lambda name: (-len(name), name)))  # the longest name that fits is meant
+NAMES = tuple(sorted(BY_NAME, key=lambda name: (-len(name), name)))  # the longest matching name counts
 
 MAKERS_WORDS = re.compile(r"NVIDIA|TESLA|QUADRO|GEFORCE|SXM\d?|[^A-Z0-9]")
 GROUP = re.compile(r"^(?:RTX(?=A\d|[2-5]0\d\d)|GTX(?=1))")
 REST = re.compile(
     r"(?:\d{1,3}GI?B?.*|16|24|32|40|48|64|80|\D.*)?"
-)  # after a name: a size or words, no digits
+)  # what may follow a name: a size or words, no digits
 
 
-@lru_cache(maxsize=1_024)  # names come from nodes and job files: few, and each many times
+@lru_cache(maxsize=1_024)  # names come from nodes and job files: few, and each is looked up often
 def facts_of(name: str) -> GpuFacts | None:
     """The facts of a GPU by any of its names ("NVIDIA A100-SXM4-80GB", "RTX 2080 Ti", "V100-16"); None: unknown."""
     plain = MAKERS_WORDS.sub("", name.upper())

@@ -1,6 +1,6 @@
-"""How each label is learned: in which units, from which columns, and within which bounds.
+"""Transformation of each label before learning: its unit, its columns, and its bounds.
 
-The unit is chosen so that errors are alike over its range and what is known from physics is in the offset, not learned.
+The unit is chosen so that errors are alike over its range, and known physics is in the offset, not learned.
 """
 
 from collections.abc import Callable, Mapping
@@ -35,7 +35,7 @@ ABOVE_FULL = 101.0  # percent; one above 100, so that the root's slope stays fin
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """`learned` maps measured values to what is learned, `measured` back; both rise, so intervals map by their ends.
+    """`learned` maps measured values to the learned unit, `measured` back; both rise, so intervals map by their ends.
 
     Shape (jobs,), of `measured` also (any, jobs).
     """
@@ -70,7 +70,7 @@ UNITS: Mapping[str, Unit] = MappingProxyType(
             lambda y, _: np.log1p(y),
             lambda z, _: np.expm1(np.clip(z, 0.0, 35.0)),
         ),
-        # Of one GPU: that n GPUs do n times as much is the offset; what they lose by it is learned.
+        # Per GPU: a linear speed-up with n GPUs is the offset; the loss against it is learned.
         THROUGHPUT: Unit(
             (GPUS, CARD, RATE, SPEED, BATCH, FILL),
             lambda y, inputs: np.log(y) - inputs.log_gpus,

@@ -1,4 +1,4 @@
-"""Jobs, and what their finished runs were measured to use.
+"""Data set of the resource models: jobs, and the measured use of their finished runs.
 
 A job is described by what is known before it starts; a run adds the labels. Columns, not rows: a model is
 trained on all of them at once.
@@ -20,7 +20,7 @@ UTILISATION_STD = "gpu_utilisation_std"
 BANDWIDTH = "bandwidth_mbps"
 THROUGHPUT = "throughput"
 LABELS = (MEMORY, UTILISATION, UTILISATION_STD, BANDWIDTH, THROUGHPUT)
-"""GPU memory: the largest seen on one GPU; utilisation: mean and standard deviation over the run, percent;
+"""GPU memory: the largest measured on one GPU; utilisation: mean and standard deviation over the run, percent;
 bandwidth: of the network; throughput: of the whole job, per second, in the workload's own unit."""
 
 MIB_PER_GIB = 1_024
@@ -87,5 +87,5 @@ def half_precision(precision: str) -> bool:
 
 
 def cell_of(task: Task) -> tuple[str, float, str, str]:
-    """What repeats of one measurement share: GPU model, number of GPUs, workload, precision."""
+    """Cell of a job: repeats of a measurement have the same GPU model, number of GPUs, workload and precision."""
     return (task.gpu, task.gpus, task.model, task.precision)

@@ -30,21 +30,25 @@ from penstock_services.estimator.core.resource_model.measurements import (
     half_precision,
 )
 
-MAX_CELLS = 512  # cells²: the work of a prediction; cells³: of a training
+MAX_CELLS = 512  # a prediction costs cells², a training cells³
 MAX_SEARCHED = 400  # cells that hyperparameters are searched on; cells³ per step
 MAX_CACHED = 50_000  # predictions; 10 MB
 MAX_WIDENED = 2.0  # in variance, where there are few cells
-OUTSIDE = 0.1  # of held-out runs may lie outside their interval; half of it on either side
-MIN_SCORES = 20  # below, no 5 % tail has been seen
-UNTESTED = 2.5  # standard deviations on either side while that is so
-UNTESTED_GPU = 5.0  # the same for a GPU model never seen, with too few others to leave one out; that of 17 models is 3 to 5
-UNTESTED_GENERATION = 10.0  # and for a generation never seen, where all GPU models are of one
+OUTSIDE = 0.1  # share of held-out runs that may lie outside their interval; half of it on either side
+MIN_SCORES = 20  # fewer show no 5 % tail
+UNTESTED = 2.5  # standard deviations on either side below that number
+UNTESTED_GPU = (
+    5.0  # the same for an unseen GPU model, with too few others to leave one out; that of 17 models is 3 to 5
+)
+UNTESTED_GENERATION = 10.0  # and for an unseen generation, where all GPU models are of one
 GENERATION_CONFIDENCE = 0.95  # as the next one, of generations
-GPU_CONFIDENCE = 0.99  # of the GPU models never seen 1 in 100 may exceed an end more often: a promise of memory is enforced
-SHRINK_SCORES = 10.0  # runs of average spread that a workload's own spread is shrunk by
+GPU_CONFIDENCE = (
+    0.99  # of unseen GPU models 1 in 100 may exceed an end more often: a promise of memory is enforced
+)
+SHRINK_SCORES = 10.0  # weight, in runs, of the average spread to which a workload's own is shrunk
 MIN_SPREAD = 1e-6
-OUTLIER = 3.0  # standard deviations from what all others predict; beyond, a cell loses weight (Huber)
-LINE_NUMBERS = 2  # parameters that a workload's line really has: one of its two slopes is nearly always 0
+OUTLIER = 3.0  # standard deviations from the prediction by all others; beyond, a cell loses weight (Huber)
+LINE_NUMBERS = 2  # effective parameters of a workload's line: one of its two slopes is nearly always 0
 
 
 class Spread(NamedTuple):
@@ -55,24 +59,24 @@ class Spread(NamedTuple):
 
 
 NOTHING_KNOWN = Spread(math.inf, math.inf)
-"""Of a workload that was never run: everything that the label's range holds."""
+"""Of a workload that was never run: the whole range of the label."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
     """Of one label, in its own unit. Shapes (tasks,). The truth lies between low and high 9 times of 10, and below high
-    19 times of 20; on a GPU model never seen in GPU_CONFIDENCE of such models."""
+    19 times of 20; on unseen GPU models in GPU_CONFIDENCE of them."""
 
     value: Floats
     low: Floats
     high: Floats
     known: Floats
-    """0: nothing like it was measured, 1: all but measured."""
+    """0: no similar job was measured, 1: as good as measured."""
 
 
 @dataclass(frozen=True)
 class LabelModel:
-    """One label: its cells, and what was learned from them. Standardised by `mean` and `scale`."""
+    """Model of one label: its cells and its learned parameters. Standardised by `mean` and `scale`."""
 
     covariance: Covariance
     cells: Inputs
@@ -81,7 +85,7 @@ class LabelModel:
     mean: float
     scale: float
     width: Floats
-    """Per workload, its errors relative to the average."""
+    """Per workload, the size of its errors relative to the average."""
     seen_gpu: Spread
     new_gpu: Spread
     new_generation: Spread
@@ -99,7 +103,7 @@ class LabelModel:
         return {}
 
     def predict(self, name: str, inputs: Inputs, *, cached: bool = False) -> Prediction:
-        """`cached`: for labels whose covariance takes few different values, as memory's, which leaves out the batch."""
+        """`cached`: for labels whose covariance takes few different values, such as memory's, which does not depend on the batch."""
         mean, variance = self._cached(inputs) if cached else self._computed(inputs)
         known = 1 - np.minimum(variance / self.covariance.prior, 1.0)
         deviation = np.sqrt(variance + self.covariance.noise)
@@ -142,7 +146,7 @@ class Model:
     def predict(
         self, tasks: Sequence[Task] | Inputs, names: Collection[str] = LABELS
     ) -> Mapping[str, Prediction]:
-        """Label → predictions, of those that are asked for; labels that no run measured are missing.
+        """Label → predictions, of the requested ones; labels that no run measured are missing.
 
         The memory's `high` is the bound to promise.
         """
@@ -201,8 +205,8 @@ def _learn(
     posterior = Posterior(gram, noise, y)
 
     def scores(groups: Sequence[Hashable], asked: Inputs, k: Floats) -> Floats:
-        """Of each run, how many standard deviations it is off when predicted without its cell's group; `asked` and `k`: as
-        what it is asked about."""
+        """Of each run, its error in standard deviations when predicted without its cell's group; `asked` and `k`: the
+        queries for it."""
         predicted, variance = posterior.leave_groups_out(blocks(groups), k, covariance.prior)
         truth = (unit.learned(runs.labels[name], asked) - mean) / scale
         return np.asarray((truth - predicted[cell]) / np.sqrt(variance + covariance.noise)[cell])
@@ -220,7 +224,7 @@ def _learn(
         off = scores([kind(tasks[row]) for row in first], asked, k) / own
         count, errors = len({kind(task) for task in tasks}), [off[rows] for rows in gpu_models]
         ends = ends_of_new_group(errors, 1 - OUTSIDE / 2, confidence, count) or (untested, untested)
-        spreads.append(Spread(*map(max, ends, spreads[-1])))  # the less is known, the wider
+        spreads.append(Spread(*map(max, ends, spreads[-1])))  # intervals widen as less is known
     return LabelModel(covariance, some_cells, y, noise, mean, scale, width, *spreads)
 
 
@@ -239,9 +243,9 @@ def _generation(task: Task) -> str:
 
 
 def as_new(features: Features, runs: Runs, tasks: Sequence[Task], kind: Callable[[Task], str]) -> Inputs:
-    """Each task as it is described before any GPU of its kind (model, generation) was measured: the lines know others only.
+    """Each task as described before any GPU of its kind (model, generation) was measured: the lines use the other kinds only.
 
-    `runs`: one per cell, those that the lines are made of. With one kind the lines know nothing.
+    `runs`: one per cell, those of which the lines are made. With one kind the lines have no data.
     """
     groups = blocks([kind(task) for task in tasks])
     parts = []
@@ -267,7 +271,7 @@ def grouped(names: Sequence[Hashable]) -> tuple[Indexes, Indexes]:
 
 
 def blocks(names: Sequence[Hashable]) -> list[Indexes]:
-    """Rows with the same name, in the order of their first."""
+    """Rows with the same name, in the order of their first row."""
     _, number = grouped(names)
     order = np.argsort(number, kind="stable")
     return np.split(order, np.cumsum(np.bincount(number))[:-1])
@@ -285,7 +289,7 @@ def cells(tasks: Sequence[Task]) -> tuple[Indexes, Indexes]:
 
 
 def aggregated_by_owner(runs: Runs, first: Indexes, cell: Indexes) -> Runs:
-    """One run per cell (see `cells`), with the memory of `merged`; NaN where nobody measured it."""
+    """One run per cell (see `cells`), with the memory of `merged`; NaN where no owner measured it."""
     memory = runs.labels.get(MEMORY, np.full(len(runs), np.nan))
     together = np.full(len(first), np.nan)
     rows = np.flatnonzero(np.isfinite(memory))
@@ -296,9 +300,9 @@ def aggregated_by_owner(runs: Runs, first: Indexes, cell: Indexes) -> Runs:
 
 
 def limited_per_owner(runs: Runs, seed: int) -> Runs:
-    """The runs to learn from, so that no owner alone measured more cells than all others together.
+    """The training set, limited so that no owner alone measured more cells than all others together.
 
-    Cells that go are chosen by `seed`; CELLS_OF_ONE of them stay in any case, and all that a second owner measured.
+    Cells to drop are chosen by `seed`; CELLS_OF_ONE of them stay in any case, and all cells that a second owner measured.
     """
     first, cell = cells(runs.tasks)
     owners_of: list[set[str]] = [set() for _ in first]
@@ -317,9 +321,9 @@ def limited_per_owner(runs: Runs, seed: int) -> Runs:
 
 
 def merged(runs: Runs, y: Floats, cell: Indexes, count: int) -> tuple[Floats, Floats]:
-    """One value per cell and how many measurements it is worth: the median over owners of each owner's mean.
+    """One value per cell and its weight in measurements: the median over owners of each owner's mean.
 
-    So one owner, however many runs he sends, moves a cell that two others measured no further than between them.
+    So one owner, however many runs are sent, moves a cell that two others measured no further than between those two.
     """
     owners, owner_of = np.unique([task.owner for task in runs.tasks], return_inverse=True)
     pairs, pair_of, size = np.unique(cell * len(owners) + owner_of, return_inverse=True, return_counts=True)
@@ -336,8 +340,8 @@ def merged(runs: Runs, y: Floats, cell: Indexes, count: int) -> tuple[Floats, Fl
 def widths(scores: Floats, workload: Indexes, count: int, groups: Sequence[Indexes]) -> tuple[Floats, Floats]:
     """How much wider than the average each workload's errors are, about 1: shape (count,), and per run, shape (runs,).
 
-    Mean absolute errors, shrunk to the average: some workloads wait for their input in ways that no column knows. A run's
-    own group is left out of its figure, or the calibration would judge by what it was shown.
+    Mean absolute errors, shrunk to the average: some workloads wait for their input in ways that no column shows. A run's
+    own group is left out of its figure, since otherwise the calibration would use the run that it tests.
     """
     size = np.abs(scores)
     average = max(float(size.mean()), MIN_SPREAD)
@@ -351,9 +355,9 @@ def widths(scores: Floats, workload: Indexes, count: int, groups: Sequence[Index
 
 
 def spread_of(scores: Floats, cells: int, fitted: int) -> Spread:
-    """Ends that 5 % of runs left out fell beyond, on either side; never inside the mean.
+    """Ends beyond which 5 % of the left-out runs fell, on either side; never inside the mean.
 
-    Source: cross-conformal prediction with normalised scores, its level (n + 1) / n · 0.95 for one more run is to come.
+    Source: cross-conformal prediction with normalised scores; its level is (n + 1) / n · 0.95, since one more run is to come.
     n counts cells, not runs: repeats of one cell add nothing. Departure: leaving a cell out does not unlearn the
     `fitted` numbers that it helped to choose, so the ends are widened as for a variance, by √(n / (n − fitted)).
     """
@@ -366,5 +370,5 @@ def spread_of(scores: Floats, cells: int, fitted: int) -> Spread:
 
 
 def within(low: Floats, high: Floats, truth: Floats) -> Mask:
-    """Which runs their interval holds, its ends included. Shape (runs,)."""
+    """Which runs lie in their interval, its ends included. Shape (runs,)."""
     return (low <= truth) & (truth <= high)

@@ -16,18 +16,18 @@ from penstock_services.estimator.core.resource_model.model import Model
 from penstock_services.estimator.core.resources.estimate import DEFAULT_GPUS, Guess
 from penstock_services.estimator.core.runs import Card
 
-MIN_KNOWN = 0.2  # of 1: below, the model does not answer, for nothing like it was measured
+MIN_KNOWN = 0.2  # of 1: below, the model does not answer, since no similar job was measured
 MAX_CONFIDENCE = 0.9  # the interval holds nine runs in ten
 MAX_CACHED = 4_096  # answers
 
 
 class _Asked(NamedTuple):
-    """What the model's answer depends on."""
+    """Cache key: the inputs of the model's answer."""
 
     model: str
     batch_size: int | None
     gpus: int
-    """Of all workers."""
+    """Of all workers together."""
     cards: tuple[Card, ...]
 
     def tasks(self) -> list[Task]:
@@ -40,10 +40,10 @@ class _Asked(NamedTuple):
 
 
 class ModelTier:
-    """Answers GPU memory and utilisation; None for networks that it never saw.
+    """Answers GPU memory and utilisation; None for unseen networks.
 
     The GPU is not chosen yet when a job is estimated. Of the cards in the cell that the job may use, those count
-    on which it fits; among them the smallest promise is taken, so that no card that would do is ruled out.
+    on which it fits; among them the smallest promise is taken, so that no suitable card is ruled out.
     """
 
     def __init__(self, nodes: NodeCapacity) -> None:
@@ -52,14 +52,14 @@ class ModelTier:
         self._answers: OrderedDict[_Asked, Guess | None] = OrderedDict()
 
     def use(self, model: InUse[Model]) -> None:
-        """From the next estimate on."""
+        """Uses this model from the next estimate on."""
         self._model = model
         self._answers.clear()
 
     def prepare(self, specs: Iterable[JobSpec]) -> None:
-        """Predicts for jobs that arrive together, all at once: `guess` of each then finds its answer in the cache.
+        """Predicts for jobs that arrive together in one batch: `guess` of each then finds its answer in the cache.
 
-        Beyond MAX_CACHED kinds of jobs, `guess` predicts for itself.
+        Beyond MAX_CACHED kinds of jobs, `guess` predicts by itself.
         """
         found = (self._asked(spec) for spec in specs)
         wanted = dict.fromkeys(asked for asked in found if asked is not None and asked not in self._answers)
@@ -96,7 +96,7 @@ class ModelTier:
 
 
 def _answers(learned: InUse[Model], wanted: Sequence[_Asked]) -> list[Guess | None]:
-    """One for each, in their order; by two questions to the model, however many there are."""
+    """One for each, in their order; in two batched predictions, however many there are."""
     version, model = learned
     if MEMORY not in model.labels:
         return [None] * len(wanted)
@@ -135,7 +135,7 @@ def _answers(learned: InUse[Model], wanted: Sequence[_Asked]) -> list[Guess | No
 
 
 def _best_card(high: Sequence[float], cards: Sequence[Card]) -> int:
-    """Index of the card with the smallest promise among those that hold it; else of the largest card."""
+    """Index of the card with the smallest promise among those on which it fits; else of the largest card."""
     holds = [index for index, card in enumerate(cards) if high[index] < card.memory_mib]
     if holds:
         return min(holds, key=lambda index: (high[index], cards[index]))

@@ -1,1 +1,1 @@
-"""What a job needs: tiers over what finished runs used, and the bounds on them."""
+"""Estimates of a job's resources: tiers over the measured use of finished runs, and the bounds on them."""

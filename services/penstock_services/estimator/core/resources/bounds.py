@@ -1,4 +1,4 @@
-"""Bounds on learned needs, before the user's request: raised after a task ran out of memory, cut to the largest node, marked as guesses."""
+"""Bounds on estimated resources, before the user's request: raised after a task ran out of memory, cut to the largest node, marked as guesses."""
 
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -16,22 +16,22 @@ from penstock_services.estimator.core.resources.estimate import (
 from penstock_services.estimator.core.resources.memory_kills import Exhausted, Floor
 
 CAPPED_FROM = 0.5
-"""An estimate of host memory with less confidence is no cap: as two runs of the same command have it that agree in all."""
+"""An estimate of host memory with less confidence is not used as a cap: two runs of the same command that agree fully reach it."""
 
 
 class Raise(NamedTuple):
-    """What a failed allocation may raise."""
+    """A kind of memory that a failed allocation may raise."""
 
     field: str
-    """Of `Guess`."""
+    """Field of `Guess`."""
     memory: str
-    """For people."""
+    """Name for users."""
     limit: int | None
     """MiB, of the largest node; None: no node is known."""
 
 
 class Bounds:
-    """For `estimate`."""
+    """The bounds on `estimate`."""
 
     def __init__(self, exhausted: Exhausted, nodes: NodeCapacity) -> None:
         """Both are kept up to date by the caller."""
@@ -39,11 +39,11 @@ class Bounds:
         self._nodes = nodes
 
     def __call__(self, spec: JobSpec, key: bytes, found: Guess) -> Guess:
-        """The guess with memory of at least twice what a run like it ran out of, and nothing in it beyond the largest node that the
+        """The guess with memory of at least twice the amount that a run like it ran out of, and no field beyond the largest node that the
         job may use.
 
-        A job's own history is cut by no more than its margin: where the job is known to need more than any node has,
-        it shall end as unschedulable rather than be killed.
+        A job's own history is cut by no more than its margin: a job that is known to need more than any node has
+        shall end as unschedulable rather than be killed.
         """
         asked = spec.resources
         gpus = 1 if (asked.gpu_share_milli or WHOLE_GPU) < WHOLE_GPU else asked.gpus
@@ -79,7 +79,7 @@ class Bounds:
         return found._replace(guessed=(*workers, "ps") if spec.parameter_servers else workers)
 
     def _raised(self, spec: JobSpec, found: Guess, what: Raise, floor: Floor | None) -> Guess:
-        """The guess with the field raised to the floor, with the reason; as it was where the floor is no more, or no node has more.
+        """The guess with the field raised to the floor, with the reason; unchanged where the floor is not higher, or no node has more.
 
         Raised at most so far that the gang fits the empty cell: a job that fails is better than one that waits for ever.
         """
@@ -103,7 +103,7 @@ class Bounds:
 
 
 def _candidates(target: int, limit: int | None) -> Iterator[int]:
-    """The target, at most the limit, and smaller ones, falling: for two of a gang's tasks on a node, three, …"""
+    """The target, at most the limit, and smaller ones, falling: so that two, three, … of a gang's tasks fit on a node."""
     if limit is None:
         yield target
         return
@@ -112,7 +112,7 @@ def _candidates(target: int, limit: int | None) -> Iterator[int]:
 
 
 def _cut(value: int | None, limit: int, margin_percent: int | None) -> int | None:
-    """`value`, at most `limit`; with a margin only if what it was put upon is not above `limit` itself."""
+    """`value`, at most `limit`; with a margin only if the value without the margin is not above `limit` itself."""
     if value is None or value <= limit:
         return value
     if margin_percent is not None and value > limit * margin_percent / 100 + 1:

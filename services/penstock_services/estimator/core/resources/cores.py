@@ -1,9 +1,9 @@
-"""How many cores a training begins with, from its category and the owner's past trainings (CODA's N_start).
+"""Initial number of cores of a training, from its category and the owner's past trainings (CODA's N_start).
 
-Source: CODA §V-B1. It answers where neither the job's own history nor runs of its network show how many cores were busy.
+Source: CODA §V-B1. It answers where neither the job's own history nor runs of its network have measured busy cores.
 
-Ideal: the owner's past jobs end with the cores that suited them. Departures: as long as nothing moves the cores of a
-running job, a past job counts with its busy cores + 25 %, as in its history, since an owner who once asked for 64
+Ideal: the owner's past jobs end with the cores that suited them. Departures: as long as the cores of a running job
+are not changed, a past job counts with its busy cores + 25 %, as in its history, since an owner who once asked for 64
 and used two would begin with 64 for ever; the cores of its allocation count only where the CPU time is unknown. Counts are
 per GPU, times the job's GPUs (§IV-B2: demand is linear in the GPUs of a node). Where neither category nor a past training is
 known, the paper names no count and this tier does not answer: one core, the default, fits on every node, and the next run begins
@@ -46,7 +46,7 @@ class PastJob(NamedTuple):
 
 
 class Start(NamedTuple):
-    """Cores to begin with, and why."""
+    """The initial number of cores, and the reason."""
 
     cores: int
     reason: str
@@ -86,7 +86,7 @@ def n_start(
 
 
 class PastCores:
-    """Owner → the cores of his latest trainings; bounded."""
+    """Owner → the cores of the owner's latest trainings; bounded."""
 
     def __init__(self) -> None:
         self._owners: OwnerTable[str, deque[PastJob]] = OwnerTable(CORE_OWNERS, keys_of_one=1)
@@ -95,7 +95,7 @@ class PastCores:
         return len(self._owners)
 
     def add(self, info: JobInfo, allocation: Allocation, run: Run) -> None:
-        """A sound run; one without GPUs is no training, and one whose cores were changed, or that was slowed, shows what it was given."""
+        """A sound run. Ignored: runs without GPUs, which are no trainings, and runs whose cores were changed or that were slowed."""
         if not comparable("busy_cores", run.disturbed):
             return
         busy = run.busy_cores
@@ -114,7 +114,7 @@ class PastCores:
 
 
 class CoresTier:
-    """Cores alone, with where they come from."""
+    """Answers cores alone, with their source."""
 
     def __init__(self, past: PastCores, nodes: NodeCapacity) -> None:
         self._past = past

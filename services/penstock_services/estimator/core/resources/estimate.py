@@ -1,8 +1,8 @@
-"""From a job's spec to what it needs: tiers tried in order, and the user's request above them.
+"""Resource estimate of a job from its spec: tiers tried in order, and the user's request above them.
 
-Ideal: every need is predicted from the job's model and data, with its uncertainty. Departure: until models are
-trained, needs are those of earlier runs of the same command, else a default. Each tier may leave fields open;
-the next one fills them, and the last leaves none. What the user asked for wins field by field.
+Ideal: every resource is predicted from the job's model and data, with its uncertainty. Departure: until models are
+trained, the estimate is that of earlier runs of the same command, else a default. Each tier may leave fields open;
+the next one fills them, and the last leaves none open. The user's request takes precedence field by field.
 """
 
 import math
@@ -30,27 +30,31 @@ TierName = Literal["user", "history", "model", "nearest", "default"]
 NewKind = Literal["network", "gpu_model"]
 
 # The default must start a small job on every node, since a job that fits nowhere ends without having run, while
-# one with too few cores merely runs slowly, once: its next run is estimated from what it used. It is not cut to
+# one with too few cores merely runs slowly, once: its next run is estimated from this one's use. It is not cut to
 # the smallest node known: nodes come and go, and an estimate must not depend on when it was made.
-DEFAULT_GPUS = 1  # whole: how well it could share is not known
+DEFAULT_GPUS = 1  # whole: whether it could share one is not known
 DEFAULT_CORES = 1
 DEFAULT_HOST_MEMORY_MIB = 2_048  # a framework and a loader's buffers
 DEFAULT_GPU_MEMORY_MIB = 0  # no demand on the GPU's size; it is not shared, so all of its memory is the job's
 DEFAULT_UTILISATION_PERCENT = 100.0
-DEFAULT_CONFIDENCE = 0.1  # above nothing, below one run
+DEFAULT_CONFIDENCE = 0.1  # between no run and one run
 PARAMETER_SERVER = ResourceVector(gpus=0, cores=1, host_memory_mib=1_024, gpu_utilisation_percent=0.0)
 NO_SERVER = ResourceVector()
 
-MEMORY_PERCENT = 110  # of the largest run seen: too little memory kills a job, too much only wastes some
-CORES_HEADROOM = 1.25  # over busy cores: a run never shows more than it was given, so it must be able to grow
-PRIOR_RUNS = 2  # weight of doubt, in runs: see `confidence`
-SAME_ITERATIONS = 0.05  # apart at most, for the run time of earlier runs to be this one's: runs scatter more
+MEMORY_PERCENT = 110  # of the largest run: too little memory kills a job, too much only wastes some
+CORES_HEADROOM = (
+    1.25  # over busy cores: a run never uses more cores than its allocation, so it must be able to grow
+)
+PRIOR_RUNS = 2  # weight of the prior, in runs: see `confidence`
+SAME_ITERATIONS = (
+    0.05  # largest relative difference at which earlier runs' time counts for this one: runs scatter more
+)
 MAX_MEMORY_MIB = 1 << 30  # the wire types' range
 LAST_DATE_MS = 253_402_300_799_999  # the end of year 9999
 
 
 class Guess(NamedTuple):
-    """One tier's answer about a worker; None: it leaves that open."""
+    """One tier's answer about a worker; None: the field is left open."""
 
     tier: TierName
     confidence: float
@@ -64,28 +68,28 @@ class Guess(NamedTuple):
     launch_ms: int | None = None
     model_version: str | None = None
     memory_confidence: float = 0.0
-    """Of the tier that answered `host_memory_mib`; only in what was merged."""
+    """Of the tier that answered `host_memory_mib`; set only in a merged guess."""
     server_memory_mib: int | None = None
-    """Of a parameter server; None: as ever."""
+    """Of a parameter server; None: the default."""
     guessed: tuple[Role, ...] = ()
     """As in `Estimate`."""
     first_of_kind: tuple[NewKind, ...] = ()
     """As in `Estimate`."""
     raised: str = ""
-    """What was raised after a task ran out of memory; stands behind every other source."""
+    """Text about memory that was raised after a task ran out of it; it follows every other source."""
     partly: str = ""
-    """Not empty: it answers only some fields, with this as their source, and lends the estimate neither name nor confidence."""
+    """Not empty: it answers only some fields, with this as their source, and sets neither the estimate's tier nor its confidence."""
 
 
 class Tier(Protocol):
     """One way to estimate. Learned models and nearest neighbours become further tiers."""
 
     def guess(self, spec: JobSpec, key: bytes) -> Guess | None:
-        """What this tier knows about the job; None when that is nothing. `key`: `key_of(spec)`."""
+        """What this tier knows about the job; None if nothing. `key`: `key_of(spec)`."""
         ...
 
 
-DEFAULT = Guess(  # the last tier: always answers, with every field but the run time
+DEFAULT = Guess(  # the last tier: always answers every field but the run time
     tier="default",
     confidence=DEFAULT_CONFIDENCE,
     source="default: nothing is known yet about this owner, command, model and batch size",
@@ -124,7 +128,7 @@ def _as_long(runs: Runs, iterations: int) -> bool:
 
 
 def guess_from(runs: Runs) -> Guess:
-    """The estimate that rests on these runs (at least one)."""
+    """The estimate from these runs (at least one)."""
     count, newest_ms = len(runs), runs.column("ended_ms")[-1]
     source = (
         f"median of {count} run{'s' if count > 1 else ''} with the same owner, command, model and batch size, "
@@ -146,18 +150,18 @@ def guess_from(runs: Runs) -> Guess:
 
 
 def confidence(runs: int, spread: float) -> float:
-    """How sure an estimate from `runs` runs is, 0–1: n / (n + 2) / (1 + spread).
+    """Confidence of an estimate from `runs` runs, 0–1: n / (n + 2) / (1 + spread).
 
-    The first factor is the weight of n runs against PRIOR_RUNS runs' worth of doubt, as in the mean of a
+    The first factor is the weight of n runs against a prior of PRIOR_RUNS runs, as in the mean of a
     posterior: 1/3 after one run, 0.71 after five, 0.94 after 32. The second halves it when the typical
-    deviation is as large as the median. `spread`: median absolute deviation / median, ≥ 0; one wild run
-    does not move it.
+    deviation is as large as the median. `spread`: median absolute deviation / median, ≥ 0; one outlier
+    does not change it.
     """
     return round(runs / (runs + PRIOR_RUNS) / (1 + spread), 3)
 
 
 def date(time_ms: float) -> str:
-    """Ledger time for people, UTC to the second."""
+    """Ledger time as text for users, UTC to the second."""
     return datetime.fromtimestamp(min(time_ms, LAST_DATE_MS) / 1_000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
@@ -173,12 +177,12 @@ def _spread(runs: Runs, name: str) -> float:
 
 
 def _whole(value: float | None, low: int, high: int) -> int | None:
-    """Rounded up to a whole number within the noun's range."""
+    """Rounded up to a whole number within the type's range."""
     return None if value is None else min(max(math.ceil(value), low), high)
 
 
 def promised_memory_mib(largest_mib: float | None) -> int | None:
-    """What to promise a job whose like has used so much."""
+    """The memory to promise a job if similar runs used so much."""
     return None if largest_mib is None else _whole(largest_mib * MEMORY_PERCENT / 100, 0, MAX_MEMORY_MIB)
 
 
@@ -187,7 +191,7 @@ def _percent(value: float | None) -> float | None:
 
 
 ASKABLE = ("gpus", "cores", "host_memory_mib", "gpu_memory_mib")
-"""What a request must name to leave nothing open. Bandwidth is no part of it: nothing measures it yet."""
+"""Fields of a request that leaves nothing open. Bandwidth is not among them: nothing measures it yet."""
 OPEN = (
     "gpus",
     "cores",
@@ -197,19 +201,19 @@ OPEN = (
     "run_ms",
     "launch_ms",
 )
-"""What a tier may leave to the next one."""
+"""Fields that a tier may leave to the next one."""
 
 
 Bounding = Callable[[JobSpec, bytes, Guess], Guess]
-"""What is done to everything that was learned, before the user's request; see `bounds.Bounds`."""
+"""Bounds every learned value, before the user's request; see `bounds.Bounds`."""
 
 
 def estimate(
     spec: JobSpec, tiers: Sequence[Tier], key: bytes | None = None, bounds: Bounding | None = None
 ) -> Estimate:
-    """What the job needs, per worker of a moldable job with its fewest, who have the largest batches. `tiers` in order of trust; what all of them leave open is the default.
+    """The job's resources, per worker of a moldable job with its fewest workers, which have the largest batches. `tiers` in order of precedence; fields that all of them leave open get the default.
 
-    Confidence, tier and source are those of the first that answered, or the user's if he left nothing open.
+    Confidence, tier and source are those of the first that answered, or the user's if the request left nothing open.
     """
     key = key_of(spec) if key is None else key
     spec = spec.least
@@ -244,7 +248,7 @@ def estimate(
 
 
 def worker_of(spec: JobSpec, found: Guess) -> ResourceVector:
-    """What a worker needs: as asked for, else as guessed, else the default."""
+    """Resources of a worker: as requested, else as guessed, else the default."""
     asked = spec.resources
     share = asked.gpu_share_milli or WHOLE_GPU
 
@@ -268,7 +272,7 @@ def worker_of(spec: JobSpec, found: Guess) -> ResourceVector:
 
 
 def server_of(spec: JobSpec, found: Guess) -> ResourceVector:
-    """What a parameter server needs; nothing in a job without."""
+    """Resources of a parameter server; none in a job without servers."""
     if not spec.parameter_servers:
         return NO_SERVER
     if found.server_memory_mib is None:
@@ -277,9 +281,9 @@ def server_of(spec: JobSpec, found: Guess) -> ResourceVector:
 
 
 def merge(spec: JobSpec, tiers: Sequence[Tier], key: bytes) -> Guess:
-    """The first answer that is no partial one, with what it left open filled in by all others and by the default, in order.
+    """The first complete answer, with its open fields filled in by all others and by the default, in order.
 
-    `partly`: the sources of the partial ones that filled something in.
+    `partly`: the sources of the partial answers that filled in a field.
     """
     guesses = [found for tier in tiers if (found := tier.guess(spec, key)) is not None]
     guesses.append(DEFAULT)

@@ -12,21 +12,21 @@ from penstock_services.estimator.core.conditions import comparable
 from penstock_services.estimator.core.limits import HISTORY_KEYS, HISTORY_KEYS_OF_ONE
 from penstock_services.estimator.core.owner_table import OwnerTable
 
-RUNS_PER_KEY = 32  # older runs are of yesterday's code and data; their median is stable from about ten on
+RUNS_PER_KEY = 32  # older runs had older code and data; the median is stable from about ten runs on
 MAX_VALUE = 1 << 53  # the largest whole number that a float holds exactly, and the wire types' largest range
 
 UNKNOWN = math.nan
 
 
 class Run(NamedTuple):
-    """One finished, succeeded job: over its workers the largest of each, utilisation the mean. NaN: not measured."""
+    """One finished, succeeded job: the maximum over its workers, of utilisation the mean. NaN: not measured."""
 
     ended_ms: float
     seq: float
-    """Of the ledger record that ended it."""
+    """Number of the ledger record that ended it."""
     run_ms: float = UNKNOWN
     gpus: float = UNKNOWN
-    """Allocation, per worker; how many of them it needed is not measured."""
+    """Allocation, per worker; the number of GPUs needed is not measured."""
     busy_cores: float = UNKNOWN
     """CPU time / run time."""
     host_memory_mib: float = UNKNOWN
@@ -36,7 +36,7 @@ class Run(NamedTuple):
     total_gpus: float = UNKNOWN
     """Of all its workers."""
     iterations: float = UNKNOWN
-    """In all, those of earlier attempts too."""
+    """In all, including those of earlier attempts."""
     step_ms: float = UNKNOWN
     """Mean of one iteration on its last placement."""
     launch_ms: float = UNKNOWN
@@ -50,7 +50,7 @@ WIDTH = len(Run._fields)
 
 
 def bounded(value: float | None) -> float:
-    """A measured value as the history stores it: ≥ 0, ≤ MAX_VALUE; NaN for None and for what is no number."""
+    """A measured value as the history stores it: ≥ 0, ≤ MAX_VALUE; NaN for None and for values that are not finite."""
     if value is None or value != value:
         return UNKNOWN
     return float(min(max(value, 0), MAX_VALUE))
@@ -67,9 +67,9 @@ def key_of(spec: JobSpec) -> bytes:
 
 
 def of_comparable(name: str, values: Sequence[float], disturbed: Sequence[float]) -> list[float]:
-    """The values of runs that are comparable in this field; of all where there is none. Without NaN.
+    """The values of runs that are comparable in this field; of all runs where none is comparable. Without NaN.
 
-    Ideal: of comparable ones alone. Departure: whose runs all shared a GPU would be estimated as if it had never run.
+    Ideal: comparable runs alone. Departure: a job whose runs all shared a GPU would be estimated as if it had never run.
     """
     known = [(value, by) for value, by in zip(values, disturbed, strict=True) if value == value]
     return [value for value, by in known if comparable(name, by)] or [value for value, _ in known]
@@ -100,11 +100,11 @@ class Runs:
         return self._values[Run._fields.index(name) :: WIDTH]
 
     def column(self, name: str) -> list[float]:
-        """The measured values of one field of `Run`, oldest first; of comparable runs, or of all where there is none."""
+        """The measured values of one field of `Run`, oldest first; of comparable runs, or of all where none is comparable."""
         return of_comparable(name, self.whole_column(name), self.whole_column("disturbed"))
 
     def disturbed(self, name: str) -> bool:
-        """Whether what is known of this field was measured by disturbed runs alone."""
+        """Whether all measurements of this field are of disturbed runs."""
         values, disturbed = self.whole_column(name), self.whole_column("disturbed")
         known = [by for value, by in zip(values, disturbed, strict=True) if value == value]
         return bool(known) and not any(comparable(name, by) for by in known)
@@ -116,7 +116,7 @@ class Runs:
 
 
 class History:
-    """Key → runs; least recently used keys go, of an owner with many keys his own."""
+    """Key → runs; least recently used keys are evicted, of an owner with many keys the owner's own."""
 
     def __init__(self, keys: int = HISTORY_KEYS, keys_of_one: int = HISTORY_KEYS_OF_ONE) -> None:
         self._runs: OwnerTable[bytes, Runs] = OwnerTable(keys, keys_of_one)
@@ -125,13 +125,13 @@ class History:
         return len(self._runs)
 
     def add(self, key: bytes, run: Run, owner: str = "") -> None:
-        """A sound run of this owner, to whom the key belongs; "": to nobody."""
+        """A sound run of this owner, to whom the key belongs; "": the key has no owner."""
         runs = self._runs.get(key, owner) or Runs()
         runs.add(run)
         self._runs.put(key, owner, runs)
 
     def get(self, key: bytes) -> Runs | None:
-        """The runs of this key, which thereby was used."""
+        """The runs of this key. Counts as a use."""
         runs = next(iter(self._runs.of_key(key).values()), None)
         if runs is not None:
             self._runs.use(key)

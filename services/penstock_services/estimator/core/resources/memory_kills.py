@@ -1,8 +1,8 @@
-"""Tasks that ran out of memory (killed, or an allocation failed): the next attempt is promised more.
+"""Out-of-memory tasks (killed, or an allocation failed) as lower bounds: the next attempt is promised more memory.
 
-Such a run shows that its limit was too small, not by how much: a lower bound. Doubling finds any need in as many attempts as it has
-doublings, and promises less than twice of it in the end; the first steps are longer, since an attempt costs more than memory that
-is promised for one run. Each owner's runs are his own: what others are promised never rests on them.
+Such a run shows that its limit was too small, not by how much: a lower bound. Doubling reaches any need in as many attempts as it has
+doublings, and promises less than twice the need in the end; the first steps are longer, since an attempt costs more than memory that
+is promised for one run. Runs affect only their own owner: other owners' promises never depend on them.
 """
 
 import math
@@ -21,7 +21,7 @@ FIRST_WORKER_MIB = (
 FIRST_SERVER_MIB = 2_048  # twice the guess for parameter servers, of which a gang may have many
 FIRST_GPU_MIB = 0  # doubled: a card's memory is no guess
 REASON = "out_of_memory"
-"""With which such a run is rejected."""
+"""Reason with which such a run is rejected."""
 
 
 class Kill(NamedTuple):
@@ -38,7 +38,7 @@ class Floor(NamedTuple):
     memory_mib: int
     promised_mib: int
     same_command: bool
-    """Else another command of the same owner, with the same network."""
+    """False: it was another command of the same owner, with the same network."""
 
 
 class MemoryKills:
@@ -52,7 +52,7 @@ class MemoryKills:
         return len(self._kills)
 
     def add(self, info: JobInfo, promised_mib: float) -> None:
-        """A task ran out of memory while it could have so much; without a limit (0) it shows nothing."""
+        """A task ran out of memory under this limit; without a limit (0) nothing is learned."""
         if not promised_mib > 0:
             return
         known = self._kills.get(info.key, info.owner)
@@ -60,14 +60,14 @@ class MemoryKills:
         self._kills.put(info.key, info.owner, Kill(promised_mib, info.model, info.batch_size))
 
     def ran(self, info: JobInfo, promised_mib: float) -> None:
-        """A sound run of this key that was promised so much. With more than the killed one had it shows what the job
-        needs, and the kill is forgotten; with as little it was luck."""
+        """A sound run of this key that was promised so much. With a larger promise than the killed one's it shows the job's
+        need, and the kill is deleted; with no more it was luck."""
         known = self._kills.get(info.key, info.owner)
         if known and promised_mib > known.promised_mib:
             self._kills.remove(info.key, info.owner)
 
     def floor(self, spec: JobSpec, key: bytes, *, near: bool) -> Floor | None:
-        """By the owner's kills of this key; with `near` also by those of the same network, as far as runs are near."""
+        """From the owner's kills of this key; with `near` also from those of the same network, as far as runs count as near."""
         own = self._kills.get(key, spec.owner)
         if own is not None:
             return self._floor(own.promised_mib, same_command=True)
@@ -86,7 +86,7 @@ class MemoryKills:
 
 
 class Exhausted:
-    """What ran out of memory so far, by kind of memory. `server`: a parameter server's host memory."""
+    """All kills so far, by kind of memory. `server`: a parameter server's host memory."""
 
     def __init__(self) -> None:
         self.host = MemoryKills(FIRST_WORKER_MIB)
@@ -94,11 +94,11 @@ class Exhausted:
         self.server = MemoryKills(FIRST_SERVER_MIB)
 
     def add(self, info: JobInfo, memory: str, role: Role, limit_mib: float) -> None:
-        """A task of this role ran out of this memory (as in `TaskExited.exhausted`) while it could have so much."""
+        """A task of this role ran out of this memory (as in `TaskExited.exhausted`) under this limit."""
         kills = self.gpu if memory == "gpu_memory" else self.server if role == "ps" else self.host
         kills.add(info, limit_mib)
 
     def ran(self, info: JobInfo, host_mib: float, gpu_mib: float) -> None:
-        """A sound run, with these limits of its workers. Of parameter servers nothing is measured that could replace their raise."""
+        """A sound run, with these limits of its workers. For parameter servers no measurement could replace the raise."""
         self.host.ran(info, host_mib)
         self.gpu.ran(info, gpu_mib)

@@ -1,7 +1,7 @@
 """Nearest neighbours: finished runs of the same network by other commands, nearest in batch size.
 
 Each owner counts with few runs only and the median decides, so that one owner's runs, however many or strange, do not
-move what others are answered beyond what their own runs span. Where only one owner has run a network, his runs count
+move other owners' estimates beyond the range of their own runs. Where only one owner has run a network, those runs count
 as they are: nothing contradicts them.
 """
 
@@ -33,13 +33,13 @@ from penstock_services.estimator.core.resources.estimate import (
 from penstock_services.estimator.core.resources.history import UNKNOWN, Run, Runs, bounded
 from penstock_services.estimator.core.runs import JobInfo
 
-NEAREST = 8  # runs of all owners together; odd counts are as good, more are of other batch sizes
-FARTHEST = 4.0  # times the batch size, or a quarter: beyond, memory and time are others
+NEAREST = 8  # runs of all owners together; odd counts are as good, further runs have other batch sizes
+FARTHEST = 4.0  # times the batch size, or a quarter: beyond, memory and time differ
 DOUBLE = 1 << 30  # of a distance: twice the batch size; whole numbers, so that twice and half are equally far
 MAX_DISTANCE = round(math.log2(FARTHEST) * DOUBLE)
 MAX_CACHED = 1_024  # answers; each holds up to `NEAREST` runs, about 4 KiB
 RANK = itemgetter(0, 1, 2)
-DISCOUNT = 0.5  # of the confidence: another command, perhaps another person's
+DISCOUNT = 0.5  # of the confidence: another command, perhaps of another owner
 
 
 class _Entry(NamedTuple):
@@ -61,7 +61,7 @@ class Nearest:
         return len(self._networks)
 
     def add(self, info: JobInfo, run: Run) -> None:
-        """A sound run; one without the name of its network is near to nothing."""
+        """A sound run; ignored without the name of its network."""
         if info.model is None:
             return
         runs = self._networks.get(info.model, info.owner)
@@ -106,7 +106,7 @@ def _distance(one: int | None, other: int | None) -> int:
 
 class NearestTier:
     """Medians of the nearest runs; of memory the largest + 10 %, as in the history. Leaves GPUs open:
-    how many another command was given is no need of this one."""
+    another command's GPUs say nothing about this one's."""
 
     def __init__(self, nearest: Nearest) -> None:
         self._nearest = nearest
@@ -118,7 +118,7 @@ class NearestTier:
 
 @lru_cache(MAX_CACHED)
 def _guess(model: str | None, found: tuple[tuple[str, Run], ...]) -> Guess:
-    """By the same runs for near batch sizes, which are asked about again and again."""
+    """Cached, since near batch sizes give the same runs."""
     found = comparable_of_each(found)
     caps = [
         (name, cap)
@@ -142,9 +142,9 @@ def _guess(model: str | None, found: tuple[tuple[str, Run], ...]) -> Guess:
 
 
 def comparable_of_each(found: Sequence[tuple[str, Run]]) -> tuple[tuple[str, Run], ...]:
-    """Of each owner only what was measured comparably, where he has any such run of that field.
+    """Of each owner only comparable measurements, where the owner has any such run of that field.
 
-    Over owners it does not count: else the one whose runs nobody disturbed would alone say what all others are answered.
+    Over all owners this rule does not apply: else the one owner with undisturbed runs would alone determine all others' estimates.
     """
     if not any(run.disturbed for _, run in found):
         return tuple(found)
@@ -171,10 +171,10 @@ def comparable_of_each(found: Sequence[tuple[str, Run]]) -> tuple[tuple[str, Run
 
 
 def believed(found: Sequence[tuple[str, Run]], name: str, always: float = 0.0) -> float | None:
-    """The largest value of any owner, but no more than `ABOVE_OTHERS` times what the next one had.
+    """The largest value of any owner, but no more than `ABOVE_OTHERS` times the next one.
 
-    Of two owners alone it is believed up to `always` in any case: the smaller value may be false, and would take from
-    a job what it had without anybody's runs.
+    With two owners a value up to `always` counts in any case: the smaller value may be false, and would reduce
+    a job's estimate below the one without any runs.
     """
     largest: dict[str, float] = {}
     for owner, run in found:
@@ -190,13 +190,13 @@ def believed(found: Sequence[tuple[str, Run]], name: str, always: float = 0.0) -
 Around = Literal["launch_ms", "save_ms"]
 AROUND: tuple[Around, ...] = ("launch_ms", "save_ms")
 """Phases around the training itself. Medians and not Liquid's forest (§6.1): launching depends on the machine's images and the
-data's place, saving on the size of the network; the forest has no answer for a network that it never saw."""
+data's place, saving on the size of the network; the forest has no answer for an unseen network."""
 
 
 def phase_ms(name: Around, job: JobSpec | JobInfo, runs: Runs | None, nearest: Nearest) -> float:
-    """The median of `runs`, which are the job's own, else of its nearest; 0 where nobody reported it.
+    """The median of `runs`, which are the job's own, else of its nearest; 0 where no run reported it.
 
-    Of the nearest each owner counts with two runs at most and with no more than twice what the next one had, so that one
+    Of the nearest, each owner counts with two runs at most and with no more than twice the next owner's value, so that one
     among three does not move it beyond the others'.
     """
     values: Sequence[float] = runs.column(name) if runs else ()

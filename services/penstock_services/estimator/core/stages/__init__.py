@@ -1,1 +1,1 @@
-"""What an iteration spends its time on. Source: Muri §5."""
+"""Stage profiles: the time of an iteration by resource. Source: Muri §5."""

@@ -1,9 +1,9 @@
-"""How long one iteration of a job uses storage, CPU, GPU and network: its stages, for interleaving.
+"""Stage profile of a job: how long one iteration uses storage, CPU, GPU and network, for interleaving.
 
 Source: Muri §4.2 (handling multi-resource usage in practice) and §5 (resource profiler). Usage is normalised to its own
-peak, the highest resource of an instant is the one used, usage under a threshold is none. Departure: `least` drops what is small against the machine before normalising, since a peak of 1 MB/s would otherwise
-count like one of 10 GB/s. The paper leaves open the threshold (here 10 % of the peak), what a tie is (the earlier
-stage) and what an instant without usage is (no stage: `idle_ms`).
+peak, the highest resource of an instant is the one used, usage under a threshold counts as none. Departure: usage below `least` is dropped before normalising, since a peak of 1 MB/s would otherwise
+count like one of 10 GB/s. The paper does not define the threshold (here 10 % of the peak), a tie (the earlier
+stage) and an instant without usage (no stage: `idle_ms`).
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ NOTHING: Usage = (0.0, 0.0, 0.0, 0.0)
 
 
 class Sample(NamedTuple):
-    """What a job used during `lasted_ms`."""
+    """Usage of a job during `lasted_ms`."""
 
     lasted_ms: float
     usage: Usage
@@ -36,11 +36,11 @@ class StageProfile(NamedTuple):
     idle_ms: float
     iteration_ms: float
     iterations: int
-    """How many it rests on."""
+    """Number of measured iterations."""
 
 
 class StageKey(NamedTuple):
-    """What a profile is reused for."""
+    """Jobs with this key reuse a profile."""
 
     model: str
     batch: int
@@ -68,7 +68,7 @@ def stage_profile(samples: Sequence[Sample], iterations: int, least: Usage = NOT
 
 
 def mean_profile(one: StageProfile, other: StageProfile) -> StageProfile:
-    """Weighted by iterations; what is old never weighs more than 100 times MIN_ITERATIONS."""
+    """Mean weighted by iterations; older ones weigh at most 100 times MIN_ITERATIONS."""
     before = min(one.iterations, 100 * MIN_ITERATIONS)
     total = before + other.iterations
     storage, cpu, gpu, network, idle, whole = (

@@ -1,9 +1,9 @@
-"""Registry of stage profiles per ⟨model, batch, GPUs⟩ as the cell's jobs measured them, and which of them to publish.
+"""Registry of stage profiles per ⟨model, batch, GPUs⟩ measured on the cell's jobs, and which of them to publish.
 
 Source: Muri §5: a profile is measured once and reused for every job like it. Departures: the paper has one measurer,
-we have many owners. Each owner's iterations are averaged; over owners the median counts, field by field, so that one
-of three or more never moves it out of what the others measured. Of two owners neither can outvote the other: the one
-who measured first counts until there is a third. A profile is published again when a stage has moved by more than 10 %.
+Penstock has many owners. Each owner's iterations are averaged; over owners the median counts, field by field, so that one
+of three or more never moves it outside of the others' range. Of two owners neither can outvote the other: the first
+to measure counts until there is a third. A profile is published again when a stage has changed by more than 10 %.
 """
 
 from collections import Counter, OrderedDict
@@ -27,22 +27,20 @@ from penstock_services.estimator.core.stages.profile import (
     stage_profile,
 )
 
-MOVED = 0.1  # a change of any stage by more is published. Source: Muri Fig. 14: noise of 0.2 costs under 1 % of JCT
-SMALL = (
-    0.01  # of the iteration: a stage below is judged as if it were so long, or its noise would be published
-)
-MIN_ITERATION_MS, MAX_ITERATION_MS = 0.01, 3_600_000.0  # beyond, a clock or a count is broken
-MAX_USAGE = 1e15  # of any resource in any unit: bytes a second of the fastest machine are fewer
+MOVED = 0.1  # a larger change of any stage is published. Source: Muri Fig. 14: noise of 0.2 costs under 1 % of JCT
+SMALL = 0.01  # of the iteration: a shorter stage counts as so long, or its noise would be published
+MIN_ITERATION_MS, MAX_ITERATION_MS = 0.01, 3_600_000.0  # outside, a clock or a count is wrong
+MAX_USAGE = 1e15  # of any resource in any unit: the fastest machine has fewer bytes per second
 
 
 class Owned(NamedTuple):
-    """One row as it is stored: what one owner measured of a key. NOBODY: what was published last."""
+    """One row as it is stored: one owner's measurements of a key. NOBODY: the profile that was published last."""
 
     key: StageKey
     owner: str
     profile: StageProfile
     seq: int = 0
-    """Of the ledger record that changed it last."""
+    """Number of the ledger record that changed it last."""
 
 
 class StageRegistry:
@@ -50,13 +48,13 @@ class StageRegistry:
 
     def __init__(self) -> None:
         self.rejected: Counter[str] = Counter()
-        """Reason → measurements that teach nothing."""
+        """Reason → measurements that were rejected."""
         self._profiles: OwnerTable[StageKey, StageProfile] = OwnerTable(
             STAGE_KEYS, STAGE_KEYS_OF_ONE, STAGE_OWNERS
         )
-        """A key's owners in the order in which they first measured; NOBODY's is what was published."""
+        """A key's owners in the order in which they first measured; NOBODY's is the published profile."""
         self._changed: OrderedDict[StageKey, str | None] = OrderedDict()
-        """With the id of the event that changed them last, where it is known."""
+        """Key → id of the event that changed it last, where it is known."""
 
     def __len__(self) -> int:
         return len(self._profiles)
@@ -73,9 +71,9 @@ class StageRegistry:
         disturbed: bool = False,
     ) -> Owned | None:
         """One worker's samples; `gpus` of all workers, `cause`: id of the event, `seq`: its ledger record.
-        `disturbed`: a neighbour, a change of cores or a cap was there while they were taken.
+        `disturbed`: there was a neighbour, a change of cores or a cap while they were taken.
 
-        Returns the owner's profile as it now is, None if they taught nothing.
+        Returns the owner's updated profile, None if the samples were rejected.
         """
         why, profile = ("it was disturbed", None) if disturbed else _profile(info, gpus, share_milli, fact)
         if profile is None or info.model is None or info.batch_size is None:
@@ -92,7 +90,7 @@ class StageRegistry:
         return row
 
     def put(self, row: Owned) -> Owned:
-        """A row as it was stored, or as it has become. Rows of a key in the order of first measurement, NOBODY's last."""
+        """A row as stored or updated. Rows of a key in the order of first measurement, NOBODY's last."""
         if row.owner != NOBODY:
             self._changed[row.key] = None
         elif row.key not in self._profiles:
@@ -101,7 +99,7 @@ class StageRegistry:
         return row
 
     def published(self, fact: StagesProfiled, seq: int = 0) -> Owned | None:
-        """What the cell was sent; None for a key that is not known here (any more)."""
+        """Records a published profile; None for a key that is not known here (any more)."""
         key = StageKey(fact.model, fact.batch_size, fact.gpus)
         if key not in self._profiles:
             return None
@@ -114,7 +112,7 @@ class StageRegistry:
         return combined([row for owner, row in rows if owner != NOBODY and row.iterations >= MIN_ITERATIONS])
 
     def times(self, spec: JobSpec, gpus_of_worker: int) -> StageTimes | None:
-        """Of a job's iteration with as many GPUs as it asks for: what the cell was sent last, of as many, else of half or twice as many. None:
+        """Stage times of a job's iteration on as many GPUs as it asks for: the latest published ones, of as many, else of half or twice as many. None:
         nothing was measured of this model and batch size. O(1)."""
         if spec.model is None or spec.batch_size is None:
             return None
@@ -129,7 +127,7 @@ class StageRegistry:
         return None
 
     def news(self) -> Iterator[tuple[StagesProfiled, str | None]]:
-        """Profiles that are new or differ from what was published, each once, and the id of the event that led to it where
+        """Profiles that are new or differ from the published ones, each once, and the id of the event that led to it where
         that is known; they count as published from then on."""
         changed, self._changed = self._changed, OrderedDict()
         for key, cause in changed.items():
@@ -142,7 +140,7 @@ class StageRegistry:
 
 
 def combined(owners: Sequence[StageProfile]) -> StageProfile | None:
-    """One profile of what owners measured, in the order of first measurement; None without any."""
+    """One profile combined from the owners' profiles, in the order of first measurement; None without any."""
     if not owners:
         return None
     if len(owners) < 3:
@@ -155,7 +153,7 @@ def combined(owners: Sequence[StageProfile]) -> StageProfile | None:
 
 
 def moved(before: StageProfile | None, now: StageProfile) -> bool:
-    """Whether a stage, or idling, differs by more than `MOVED` from what it was; also where there was nothing."""
+    """Whether a stage, or idling, differs by more than `MOVED` from before; also where there was no profile."""
     if before is None:
         return True
     least = SMALL * before.iteration_ms
@@ -165,7 +163,7 @@ def moved(before: StageProfile | None, now: StageProfile) -> bool:
 def _profile(
     info: JobInfo, gpus: int, share_milli: int, fact: external_events.StagesMeasured
 ) -> tuple[str, StageProfile | None]:
-    """(why it teaches nothing, None) or ("", the profile). The reasons are few, since they are counted."""
+    """(reason of the rejection, None) or ("", the profile). The reasons are few, since they are counted."""
     if info.model is None or info.batch_size is None:
         return "the job names no model or no batch size", None
     if gpus < 1:
