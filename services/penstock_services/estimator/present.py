@@ -1,6 +1,6 @@
-"""What the estimator would answer at this moment, for jobs that are not submitted. The gateway asks in a worker process.
+"""Estimates on demand, for jobs that are not submitted. The gateway calls these functions in a worker process.
 
-The same code as the service's: its tables and models, with the ledger folded to its end. Nothing is written but tables that do not exist yet.
+The same code as the service's: its tables and models, with the ledger folded to its end. Writes nothing, except that missing tables are created.
 """
 
 from collections.abc import AsyncIterator, Mapping

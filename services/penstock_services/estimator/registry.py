@@ -1,7 +1,7 @@
 """Model registry: the stored models, and whether those that a job was estimated with predict the same again.
 
-The gateway calls `models` and `check` in a worker process. The check asks the tiers of the service itself, with what the
-ledger held then: the fold up to the job's estimate.
+The gateway calls `models` and `check` in a worker process. The check queries the tiers of the service itself, with the state
+of the ledger at that time: the fold up to the job's estimate.
 """
 
 import re
@@ -33,7 +33,7 @@ from penstock_services.estimator.shell.store import estimator_schema, store_erro
 
 CONNECT_TIMEOUT_S = 5.0
 LOOK_BACK = (
-    256  # records before the job came: so far behind the ledger the service may have been when it answered
+    256  # records before the submission: so far behind the ledger the service may have been when it answered
 )
 MAX_LISTED = 1_000  # the service stores 32 of each kind
 
@@ -41,7 +41,7 @@ NAMES = re.compile(rf"\b(?:{'|'.join(kind.name for kind in KINDS)})-[0-9a-f]{{12
 
 
 class Recorded(NamedTuple):
-    """What the ledger holds of a job, and in which records."""
+    """A job's estimate in the ledger, and the numbers of its records."""
 
     job_id: str
     spec: JobSpec
@@ -51,7 +51,7 @@ class Recorded(NamedTuple):
 
 
 class Stored(NamedTuple):
-    """A model as its row holds it. `damage`: why it cannot be used; empty: it is whole."""
+    """A model as stored in its row. `damage`: why it cannot be used; empty: it is whole."""
 
     row: Mapping[str, Any]
     model: InUse[Any] | None
@@ -59,7 +59,7 @@ class Stored(NamedTuple):
 
 
 class BadRecord(ValueError):
-    """The question cannot be read; the message names what is wrong with it."""
+    """The request cannot be decoded; the message names the error."""
 
 
 def recorded(text: bytes) -> Recorded:
@@ -78,7 +78,7 @@ def recorded(text: bytes) -> Recorded:
 
 
 async def models(settings: Settings) -> dict[str, Any]:
-    """All that are stored, newest first of each kind. Raises `StoreError`, `ConfigurationError`."""
+    """All stored models, newest first of each kind. Raises `StoreError`, `ConfigurationError`."""
     async with _connected(settings) as connection:
         found = await _stored(connection)
     used: dict[str, str] = {}
@@ -99,7 +99,7 @@ async def models(settings: Settings) -> dict[str, Any]:
 
 @asynccontextmanager
 async def _connected(settings: Settings) -> AsyncIterator[asyncpg.Connection]:
-    """To the estimator's schema, which is not made here. Raises `StoreError`, `ConfigurationError`."""
+    """A connection to the estimator's schema, which is not created here. Raises `StoreError`, `ConfigurationError`."""
     search_path = {"search_path": estimator_schema(settings.cell)}
     dsn = settings.need_dsn("the list of models")
     with store_errors("Postgres cannot be reached"):
@@ -111,7 +111,7 @@ async def _connected(settings: Settings) -> AsyncIterator[asyncpg.Connection]:
 
 
 async def _stored(connection: asyncpg.Connection, version: str | None = None) -> Sequence[Stored]:
-    """All, or those of this name. An estimator that never ran here has none. Raises `StoreError`."""
+    """All, or those of this name; none where no estimator ever ran. Raises `StoreError`."""
     with store_errors("models cannot be read"):
         try:
             rows = await connection.fetch(
@@ -126,7 +126,7 @@ async def _stored(connection: asyncpg.Connection, version: str | None = None) ->
 
 
 def _read(row: dict[str, Any]) -> Stored:
-    """With what is wrong with it, if anything: cut short, changed, of another version, or under a foreign name."""
+    """With its damage, if any: cut short, changed, of another version, or under a wrong name."""
     body = row.pop("body")
     row |= {"metrics": orjson.loads(row["metrics"]), "bytes": len(body)}
     kind = next((one for one in KINDS if one.name == row["kind"]), None)
@@ -146,7 +146,7 @@ def _read(row: dict[str, Any]) -> Stored:
 
 
 class Outcome(NamedTuple):
-    """How one model's answer compares. `as_of`: the record after which it was asked."""
+    """Comparison of one model's answers. `as_of`: the record after which it was queried again."""
 
     same: bool
     fields: Mapping[str, Mapping[str, Any]]
@@ -155,9 +155,9 @@ class Outcome(NamedTuple):
 
 
 async def check(settings: Settings, log: Log, job: Recorded) -> dict[str, Any]:
-    """Whether the models that the job's estimate names predict the same again.
+    """Whether the models named in the job's estimate predict the same again.
 
-    `ok` is None where no model was asked. Raises `StoreError`, `LogError`, `ConfigurationError`.
+    `ok` is None where no model was used. Raises `StoreError`, `LogError`, `ConfigurationError`.
     """
     estimate = job.estimate
     named = [*filter(None, [estimate.model_version]), *NAMES.findall(estimate.source)]
@@ -175,7 +175,7 @@ async def check(settings: Settings, log: Log, job: Recorded) -> dict[str, Any]:
     async with _connected(settings) as connection:
         stored = {version: next(iter(await _stored(connection, version)), None) for version in versions}
         if any(version.startswith(STEPS.name) for version in versions):
-            replica = Replica()  # these rest on the runs before, too
+            replica = Replica()  # these depend on the runs before, too
         else:
             replica = await load_latest(
                 connection, settings.cell, log, Partition(Topic.LEDGER, settings.cell_index), Until(since)
@@ -198,7 +198,7 @@ async def _ask_again(
     replica: Replica,
     since: int,
 ) -> dict[str, Outcome]:
-    """Version → how its answer compares: after the latest record up to the estimate where it is the same, else the last."""
+    """Version → comparison of its answers: after the latest record up to the estimate where they are the same, else the last."""
     state = State(Topic.JOBS, settings.cell_index)
     begin_at(state, replica)
     key = key_of(job.spec)
@@ -224,7 +224,7 @@ async def _ask_again(
 
 
 def _tier(model: InUse[Any], state: State) -> Tier:
-    """The service's own tier with this model in it."""
+    """The service's own tier with this model."""
     steps = model.version.startswith(STEPS.name)
     tier = StepTier(state.history, state.nearest, state.nodes) if steps else ModelTier(state.nodes)
     tier.use(model)
@@ -232,9 +232,9 @@ def _tier(model: InUse[Any], state: State) -> Tier:
 
 
 def compare(job: Recorded, version: str, guess: Guess | None, seq: int) -> Outcome:
-    """What the model predicted then against what it predicts again.
+    """Comparison of the model's recorded prediction with its present one.
 
-    The source holds its numbers as they were; memory may since have been cut to the largest node, or be the user's.
+    The source has the original numbers; memory may since have been cut to the largest node, or be the user's.
     """
     if guess is None:
         return Outcome(False, {}, seq)
@@ -253,7 +253,7 @@ def compare(job: Recorded, version: str, guess: Guess | None, seq: int) -> Outco
 
 
 def _same(name: str, then: Any, again: Any) -> bool:
-    """Also where the model leaves it open now as another tier filled it in, or memory was cut to the largest node: the
+    """True also where the model leaves the field open now and another tier filled it then, or memory was cut to the largest node: the
     model's own number is in the source."""
     return again is None or bool(then <= again if name == "gpu_memory_mib" else then == again)
 

@@ -87,7 +87,7 @@ def report(
 
 
 def plain(found: Accuracy) -> Mapping[str, Any]:
-    """For JSON, which writes NaN as null."""
+    """For JSON, which encodes NaN as null."""
     eta = found.remaining
     return {
         "runs": found.runs,
@@ -117,7 +117,7 @@ def plain(found: Accuracy) -> Mapping[str, Any]:
 
 
 def show(found: Accuracy) -> None:
-    """For people: scores per tier, drift, who over-asks, the worst jobs."""
+    """For the terminal: scores per tier, drift, over-asking owners, the worst jobs."""
     screen = console()
     for line in report_tables.summary(found):
         screen.print(line, markup=False)

@@ -24,8 +24,10 @@ from penstock_services.estimator.report_tables import TITLES, colour_of, in_orde
 
 T = TypeVar("T")
 
-MAX_POINTS = 2_500  # of one tier and field: more hide each other, and make the page too large for a mail
-STRETCH_RUNS = 12  # at least, of one point of the drift
+MAX_POINTS = (
+    2_500  # of one tier and field: more points hide each other, and make the page too large for a mail
+)
+STRETCH_RUNS = 12  # minimum runs per point of the drift
 MAX_STRETCHES = 24
 MAX_VERSIONS = 12  # marked in the drift
 MARGIN = 1.25  # around the points, as a factor
@@ -69,7 +71,7 @@ def thinned(values: Sequence[T]) -> Sequence[T]:
 
 
 def limits(values: Sequence[float]) -> tuple[float, float]:
-    """Of a logarithmic axis that shows them all; at least one, all > 0. Never narrower than a factor of four."""
+    """Limits of a logarithmic axis that shows them all; at least one, all > 0. Never narrower than a factor of four."""
     low, high = min(values) / MARGIN, max(values) * MARGIN
     middle = math.sqrt(low * high)
     return min(low, middle / 2), max(high, middle * 2)
@@ -192,7 +194,7 @@ def _drifts(runs: Sequence[FinishedRun], pairs: Sequence[Pair]) -> Section:
 
 
 def _drift(name: str, pairs: Sequence[Pair], span: tuple[float, float], versions: dict[str, float]) -> Chart:
-    """`pairs`: in the order in which they ended; `versions`: of models, and when the first run ended that each had answered."""
+    """`pairs`: in the order in which the runs ended; `versions`: of models, and when the first run ended that used each."""
     parts = [
         pairs[low:high] for low, high in stretches(pairs, min(MAX_STRETCHES, len(pairs) // STRETCH_RUNS))
     ]
@@ -205,7 +207,7 @@ def _drift(name: str, pairs: Sequence[Pair], span: tuple[float, float], versions
         "runs": [len(part) for part in parts],
     }
     low, high = limits([*columns["low"], *columns["high"], 1.0])
-    # An expression: Vega's interpreter cannot read the form in which Vega-Lite writes the numbers of a time axis.
+    # An expression: Vega's interpreter cannot parse the form in which Vega-Lite writes the numbers of a time axis.
     domain = alt.ExprRef(f"[{span[0]:.0f}, {span[1]:.0f}]")
     axis = alt.Axis(title=None, tickCount=8, labelOverlap=True)
     x = alt.X("at:T", axis=axis, scale=alt.Scale(type="utc", domain=domain, nice=False))

@@ -16,7 +16,7 @@ TIERS: Mapping[str, tuple[str, str]] = MappingProxyType(
         USER: ("#CC79A7", "asked for by the user"),
     }
 )
-"""Tier → colour, name, in the order of trust. Source of the colours: Okabe and Ito, Color Universal Design, 2008."""
+"""Tier → colour, name, in order of precedence. Source of the colours: Okabe and Ito, Color Universal Design, 2008."""
 OTHER_COLOUR = "#56B4E9"
 
 TITLES: Mapping[str, str] = MappingProxyType(
@@ -39,12 +39,12 @@ def name_of(tier: str) -> str:
 
 
 def in_order(tiers: Mapping[str, object] | set[str]) -> list[str]:
-    """In the order of trust."""
+    """In order of precedence."""
     return sorted(tiers, key=lambda tier: (list(TIERS).index(tier) if tier in TIERS else len(TIERS), tier))
 
 
 def shown(field: str, value: float) -> str:
-    """With its unit, for people."""
+    """With its unit, as text for users."""
     if field.endswith("_mib"):
         return f"{value:,.0f} MiB" if value < 10_240 else f"{value / 1_024:,.1f} GiB"
     if field.endswith("_ms"):
@@ -61,7 +61,7 @@ def time_text(ms: float) -> str:
 
 
 def scores(found: Accuracy) -> Table | None:
-    """Per tier and field; of bounds the share of runs that used no more, with its 95 % interval."""
+    """Per tier and field; for bounds the share of runs that used no more, with its 95 % interval."""
     rows = []
     for tier in in_order(found.tiers):
         for name, score in found.tiers[tier].items():
@@ -82,7 +82,7 @@ def scores(found: Accuracy) -> Table | None:
 
 
 def owners(found: Accuracy) -> Table | None:
-    """What owners asked for themselves against what their jobs used."""
+    """Owners' own requests against the use of their jobs."""
     rows = [
         [Cell(one.owner), Cell(TITLES[one.field]), Cell(f"{one.runs:,}"), Cell(f"{one.asked_to_used:.1f}")]
         for one in found.over_asking
@@ -105,7 +105,7 @@ def _table(heads: Sequence[str], rows: Sequence[Sequence[Cell]], texts: int) -> 
 
 
 def summary(found: Accuracy) -> list[str]:
-    """A sentence each."""
+    """One sentence per finding."""
     lines = [f"{found.runs:,} finished runs, {sum(found.rejected.values()):,} of them rejected."]
     lines += [f"{count:,} × {reason} that cannot be true." for reason, count in found.rejected.items()]
     lines += [f"{count:,} × disturbed: {reason}." for reason, count in found.disturbed.items()]

@@ -1,4 +1,4 @@
-"""The estimator's state: one fold of the cell's ledger, as far as estimates need it. `evolve` is the only writer."""
+"""State of the estimator: the fold of the cell's ledger, as far as estimates need it. `evolve` is the only writer."""
 
 import math
 from collections import OrderedDict
@@ -43,8 +43,10 @@ from penstock_services.estimator.core.runs import (
 )
 from penstock_services.estimator.core.stages.registry import Owned, StageRegistry
 
-MAX_EARLY = 10_000  # estimates that the ledger holds before their job, as many as the placer remembers
-MAX_FORGOTTEN = 1_000_000  # ids of those that it had to let go: 100 MB, and a placer that is as far behind
+MAX_EARLY = 10_000  # estimates that the ledger holds before their job, as many as the placer caches
+MAX_FORGOTTEN = (
+    1_000_000  # ids of those that it had to drop: 100 MB; more only behind a placer that lags as far
+)
 ASKED_TO_STOP = frozenset({"preempted", "migrated", "drained"})  # reasons of `JobRequeued` after a SIGTERM
 
 Memory = Literal["host_memory", "gpu_memory"]
@@ -52,7 +54,7 @@ Memory = Literal["host_memory", "gpu_memory"]
 
 @dataclass(slots=True)
 class State:
-    """Fold of the records up to `head`: tables of what runs taught, the nodes, and the live jobs."""
+    """Fold of the records up to `head`: tables learned from runs, the nodes, and the live jobs."""
 
     jobs_topic: str
     jobs_partition: int
@@ -65,11 +67,11 @@ class State:
     nodes: NodeCapacity = field(default_factory=NodeCapacity)
     live: dict[str, LiveJob] = field(default_factory=dict)
     stepped: dict[str, str] = field(default_factory=dict)
-    """Live job → id of the event by which it last reported steps; whoever answers that takes it out."""
+    """Live job → id of the event by which it last reported steps; removed by the caller that answers it."""
     learning: bool = True
-    """Whether ended runs teach; not while records are folded whose runs are known already."""
+    """Whether ended runs are learned; not while records are folded whose runs are known already."""
     finished: list[FinishedRun] = field(default_factory=list)
-    """Every succeeded run, sound or not, and every worker that was killed for its memory; whoever stores them takes them out."""
+    """Every succeeded run, sound or not, and every worker that was killed for its memory; the caller that stores them removes them."""
     stage_rows: list[Owned] = field(default_factory=list)
     """Likewise."""
     head: Head = GENESIS
@@ -83,20 +85,20 @@ class State:
     estimate_again: list[str] = field(default_factory=list)
     """Jobs whose estimate came too early, and those whose next attempt is to be estimated anew."""
     job_of_task: dict[str, str] = field(default_factory=dict)
-    """Of workers."""
+    """Of worker tasks."""
     job_of_server: dict[str, str] = field(default_factory=dict)
-    """Of parameter servers."""
+    """Of parameter-server tasks."""
     holders: Holders = field(default_factory=Holders)
     recall_seq: int | None = None
-    """Of the oldest placement of a job that ran in the snapshot which the fold began with."""
+    """Number of the oldest placement of a job that ran in the snapshot with which the fold began."""
 
     @property
     def seq(self) -> int:
-        """Of the last valid record."""
+        """Number of the last valid record."""
         return self.head.seq
 
     def fold(self, value: bytes) -> bool:
-        """One record of the ledger's partition, in their order; False for a void one."""
+        """Folds one record of the ledger's partition, in order. Returns False for a void one."""
         found = read_valid(self.head, value)
         if found is None:
             self.void += 1
@@ -116,20 +118,20 @@ class State:
         return [(job_id, job, job.spec) for job_id, job in self.live.items() if job.spec is not None]
 
     def forgotten(self) -> list[tuple[str, LiveJob, JobSpec]]:
-        """As `unestimated`, of those jobs whose estimate came so early that the placer had to forget it, and of those whose next attempt
+        """As `unestimated`, of jobs whose estimate came so early that the placer had to drop it, and of jobs whose next attempt
         is to be estimated anew: it waits for that, or backs off; once each."""
         again, self.estimate_again = self.estimate_again, []
         found = [(job_id, self.live[job_id]) for job_id in again if job_id in self.live]
         return [(job_id, job, job.spec) for job_id, job in found if job.spec is not None]
 
     def progress_of(self, task_id: str) -> Progress | None:
-        """Of a worker's job."""
+        """Progress of a worker's job."""
         job = self.live.get(self.job_of_task.get(task_id, ""))
         return None if job is None else job.progress
 
 
 def evolve(state: State, at: At, kind: str, fact: Any) -> None:
-    """One fact; `kind`: its wire type. Types that estimates do not need change nothing."""
+    """Applies one fact; `kind`: its wire type. Types that estimates do not need change nothing."""
     handler = HANDLERS.get(kind)
     if handler is not None:
         handler(state, at, fact)
@@ -166,7 +168,7 @@ def _requeued(state: State, at: At, fact: ledger_events.JobRequeued) -> None:
 
 
 def _queued(state: State, at: At, fact: ledger_events.JobQueued) -> None:
-    """A retry's back-off is over: it goes on with the estimate that it has."""
+    """A retry's back-off is over: it uses its present estimate."""
     if (job := state.live.get(fact.job_id)) is not None:
         job.spec = None
 
@@ -201,7 +203,7 @@ def _placed(state: State, at: At, fact: ledger_events.PlacementDecided) -> None:
 
 
 def tasks_of(state: State, job_id: str, job: LiveJob, places: Sequence[TaskPlacement]) -> None:
-    """Parameter servers of an attempt, and the caps of all its tasks."""
+    """Records the parameter servers of an attempt, and the caps of all its tasks."""
     job.servers = tuple(place.task_id for place in places if place.role == "ps")
     state.job_of_server.update(dict.fromkeys(job.servers, job_id))
     limits: dict[str, int] = {}
@@ -247,7 +249,7 @@ def _exited(state: State, at: At, fact: external_events.TaskExited) -> None:
 
 
 def _peak(job: LiveJob, used: Usage) -> None:
-    """Of a task that did not succeed. GPU memory is measured on the device, a neighbour's with it."""
+    """Peak of a task that did not succeed. GPU memory is measured on the device and includes a neighbour's."""
     alone = job.progress is not None and not job.progress.disturbed & Disturbance.SHARED
     gpu_mib = bounded(used.gpu_memory_mib) if alone else UNKNOWN
     job.earlier.peak = job.earlier.peak.or_more(Peak(bounded(used.host_memory_mib), gpu_mib))
@@ -275,7 +277,7 @@ def _fetched(state: State, at: At, fact: external_events.CheckpointFetched) -> N
 def _ran_out(
     state: State, at: At, job_id: str, job: LiveJob, allocation: Allocation, role: Role, memory: Memory
 ) -> None:
-    """A task ran out of memory: what it could have is a lower bound of what it needs, and nothing else of the run is learned."""
+    """A task ran out of memory: its limit is a lower bound of its need, and nothing else is learned from the run."""
     estimate = job.estimate
     if memory == "gpu_memory":
         limit_mib = _gpu_limit_mib(allocation, estimate)
@@ -292,7 +294,7 @@ def _ran_out(
 
 
 def _gpu_limit_mib(allocation: Allocation, estimate: EstimateSummary | None) -> int:
-    """GPU memory that each worker could have: its card's, or what it was promised of a shared one."""
+    """GPU memory limit of each worker: its card's memory, or the promised part of a shared card."""
     if allocation.gpu_share_milli == WHOLE_GPU:
         return allocation.card.memory_mib if allocation.gpus else 0
     return 0 if estimate is None else estimate.gpu_memory_mib
@@ -334,7 +336,7 @@ def _finish(state: State, run: FinishedRun) -> None:
 
 
 def learn(state: State, run: FinishedRun) -> None:
-    """What a finished run, or a task that ran out of memory, teaches; in the order in which they ended."""
+    """Adds a finished run, or a task that ran out of memory, to the tables; in the order in which they ended."""
     promised_mib = 0 if run.estimate is None else run.estimate.host_memory_mib
     if run.rejected.startswith(REASON):
         limit_mib = run.limit_mib if run.exhausted else promised_mib  # earlier versions stored no limit
@@ -446,4 +448,4 @@ HANDLERS: Mapping[str, Callable[[State, At, Any], None]] = MappingProxyType(
         wire_type(StagesProfiled): _stages_published,
     }
 )
-"""Wire type of a fact → what it does to the state."""
+"""Wire type of a fact → the function that applies it to the state."""

@@ -1,5 +1,5 @@
-"""Publishes how long running jobs still take, beside the loop that estimates submissions: one job after the other, and
-whoever waits for the event loop gets it in between."""
+"""Publisher of running jobs' remaining times, beside the loop that estimates submissions: one job after the other, and
+other coroutines run in between."""
 
 import asyncio
 
@@ -13,7 +13,7 @@ MAX_AT_ONCE = 64  # in one append
 
 
 class EtaPublisher:
-    """One cell's."""
+    """One cell's publisher."""
 
     def __init__(self, state: State, steps: StepTier, publisher: Publisher) -> None:
         self._updates = EtaUpdates(state, steps)
@@ -22,7 +22,7 @@ class EtaPublisher:
         self._wake = asyncio.Event()
 
     def caught_up(self) -> None:
-        """The ledger that exists was folded: what of it was answered is not answered again."""
+        """The existing ledger was folded: ETAs that it already answers are not published again."""
         still_open = set(self._updates.open())
         for job_id in list(self._state.stepped):
             if job_id not in still_open:
@@ -30,7 +30,7 @@ class EtaPublisher:
         self.folded()
 
     def folded(self) -> None:
-        """Records were folded; perhaps jobs reported their steps."""
+        """Records were folded; jobs may have reported their steps."""
         if self._state.stepped:
             self._wake.set()
 

@@ -1,7 +1,7 @@
-"""Beside the loop that answers: stores finished runs, and trains models when they are due, in a worker process.
+"""Learning beside the estimating loop: stores finished runs, and trains models when they are due, in a worker process.
 
-Answers never wait for it. Where Postgres is away, runs wait here and are written later; what is lost with the
-process is read again from the ledger, since runs and position are written together.
+Answers never wait for it. While Postgres is down, runs are buffered here and written later; runs that are lost with the
+process are read again from the ledger, since runs and position are written together.
 """
 
 import asyncio
@@ -32,27 +32,29 @@ from penstock_services.estimator.shell.store import RunStore, estimator_schema
 
 LOG = logging.getLogger(__name__)
 
-RESOURCE_RUNS = 10_000  # newest; more are of other code, and training takes seconds
-POSITION_RECORDS = 20_000  # so many records without a finished run, and the position is written all the same
+RESOURCE_RUNS = 10_000  # newest; older ones are of other code, and training takes seconds
+POSITION_RECORDS = 20_000  # after so many records without a finished run the position is written, too
 MAX_PENDING = 50_000  # runs that wait for Postgres; beyond, the rest is read again after a restart
-NICENESS = 10  # of the worker: where it shares a core with the answers, they get nine tenths of it
+NICENESS = (
+    10  # of the worker: where it shares a core with the estimating loop, the loop gets nine tenths of it
+)
 FIRST_PAUSE_S, LAST_PAUSE_S = 0.5, 30.0  # between attempts to reach Postgres
 
 KINDS: tuple[ModelKind[Any], ...] = (RESOURCES, STEPS)
 
 
 class Training(NamedTuple):
-    """What came of one. `trained`: None where the runs hold nothing that a model could learn."""
+    """Result of one training. `trained`: None where the runs hold nothing that a model could learn."""
 
     runs: int
-    """That were looked at."""
+    """Number of runs that were read."""
     seq: int
-    """Of the newest of them."""
+    """Record number of the newest of them."""
     trained: Trained | None
 
 
 class Learner:
-    """One cell's. `use`: who gets each model that answers from now on, by the name of its kind; `publish` appends an event."""
+    """One cell's learner. `use`: receives each model that answers from now on, by the name of its kind; `publish` appends an event."""
 
     def __init__(
         self,
@@ -77,15 +79,15 @@ class Learner:
         self._current: dict[str, Trained] = {}
         """Kind → its newest promoted model."""
         self.learned_from = 0
-        """The ledger offset up to which runs are written down already."""
+        """The ledger offset up to which runs are stored already."""
 
     async def runs(self) -> list[FinishedRun]:
-        """All that are known, those that are not written yet included. Raises `StoreError`."""
+        """All known runs, those that are not stored yet included. Raises `StoreError`."""
         stored = [] if self._store is None else [run async for run in self._store.runs()]
         return stored + self._runs
 
     def folded(self, state: State, next_offset: int) -> None:
-        """The ledger was folded so far; what is to be stored is taken out of the state."""
+        """The ledger was folded so far; takes the rows to store out of the state."""
         runs, state.finished = state.finished, []
         stages, state.stage_rows = state.stage_rows, []
         pairs = state.interference.take()
@@ -101,13 +103,15 @@ class Learner:
             self._wake.set()
 
     async def begin(self, state: State, log: Log, ledger: Partition) -> int:
-        """Fills the state from snapshot and runs; returns where to read on.
+        """Fills the state from snapshot and runs; returns the offset to read from.
 
         Raises `ConfigurationError` when the runs belong to a longer log, `StoreError` without Postgres.
         """
         store = self._store = await RunStore.open(self._dsn, self._cell)
         self.learned_from = self._written = self._offset = await store.position()
-        end = (await log.end_offsets([ledger]))[ledger]  # afterwards: the cell's own estimator may be writing
+        end = (await log.end_offsets([ledger]))[
+            ledger
+        ]  # after the read: the cell's own estimator may be writing
         if end < self.learned_from:
             raise ConfigurationError(
                 f"the runs of cell {self._cell} were read from a longer ledger (offset {self.learned_from}, this one "
@@ -132,7 +136,7 @@ class Learner:
         return replica.offset
 
     async def _load_model(self, store: RunStore, due: Due) -> None:
-        """The newest promoted model that is whole."""
+        """The newest promoted model that is undamaged."""
         for stored in await store.promoted_models(due.kind.name):
             try:
                 self._use[due.kind.name](await asyncio.to_thread(due.kind.read, stored.body, stored.sha256))
@@ -184,9 +188,9 @@ class Learner:
             await store.close()
 
     async def _train(self, store: RunStore, due: Due) -> None:
-        """One model, in a worker process. What fails is logged and tried with later runs.
+        """Trains one model, in a worker process. A failure is logged and tried again with later runs.
 
-        Stored, published, used: in this order, so that an estimate never names a model that nobody has.
+        Stored, published, used: in this order, so that an estimate never names a model that is not stored.
         """
         why = due.reason
         try:
@@ -213,14 +217,14 @@ class Learner:
             due.trained(0)
 
     async def close(self) -> None:
-        """Ends the worker; a training under way is lost and comes again."""
+        """Ends the worker; a training under way is lost and becomes due again."""
         self._pool.close()
         await self._drop_store()
 
 
 def train_on_latest(dsn: str, cell: str, kind: str, current: Trained | None) -> Training:
-    """One training, in the worker process: it reads its runs itself, so that the loop that answers neither decodes 10,000
-    rows nor sends them on: that alone would hold it up for half a second. Raises `StoreError`."""
+    """One training, in the worker process: it reads its runs itself, so that the estimating loop neither decodes 10,000
+    rows nor sends them on, which alone would block it for half a second. Raises `StoreError`."""
     [found] = [one for one in KINDS if one.name == kind]
     runs = asyncio.run(_latest(dsn, cell, found))
     model = None if current is None else found.read(current.body, current.sha256).model

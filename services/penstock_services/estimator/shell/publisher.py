@@ -13,11 +13,11 @@ from penstock.retry import retry
 LOG = logging.getLogger(__name__)
 
 SOURCE = "/penstock/estimator"
-FIRST_BACKOFF_S, LAST_BACKOFF_S = 0.05, 2.0  # between appends that failed; a broker restarts in 3–5 s
+FIRST_BACKOFF_S, LAST_BACKOFF_S = 0.05, 2.0  # between failed appends; a broker restarts in 3–5 s
 
 
 class Publisher:
-    """One cell's. Ids derive from content or cause, so that a repeat is known as one."""
+    """One cell's publisher. Ids derive from content or cause, so that a repeat is recognised as a duplicate."""
 
     def __init__(self, log: Log, partition: Partition, cell: str) -> None:
         self._log = log
@@ -46,7 +46,7 @@ class Publisher:
         return Message(self._partition, value, headers, self._key)
 
     async def send(self, messages: Sequence[Message], what: str) -> None:
-        """Until the append succeeds: repeating it is harmless, leaving it out is not. `what`: the messages, for people."""
+        """Retries until the append succeeds: repeating it is harmless, leaving it out is not. `what`: description of the messages for the log."""
         await retry(
             lambda: self._log.append(messages),
             (AppendFailed,),
@@ -58,7 +58,7 @@ class Publisher:
         )
 
     async def send_once(self, event_id: str, event: Event) -> None:
-        """For what need not arrive."""
+        """For events that need not arrive."""
         try:
             await self._log.append([self.message(event_id, event)])
         except AppendFailed as error:

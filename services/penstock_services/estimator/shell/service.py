@@ -1,8 +1,8 @@
-"""The estimator's loop: fold the ledger, estimate what is submitted, append, wait for the append.
+"""Main loop of the estimator service: fold the ledger, estimate submissions, append, wait for the append.
 
-After a restart it folds the ledger (with Postgres from a snapshot on), estimates every job that the ledger knows
-without an estimate, and reads on where the placer has read to. An estimate that is sent twice has the same id,
-and the placer rejects the second. The `Learner` stores what finished runs teach, beside this loop.
+After a restart it folds the ledger (with Postgres from a snapshot on), estimates every job without an estimate in the
+ledger, and reads on from the placer's position. An estimate that is sent twice has the same id,
+and the placer rejects the second. The `Learner` stores the finished runs, beside this loop.
 """
 
 import asyncio
@@ -50,7 +50,7 @@ from penstock_services.estimator.shell.publisher import Publisher
 
 LOG = logging.getLogger(__name__)
 
-BATCH_MS = 20  # under load a poll costs more than the records that it brings; after idle nothing waits
+BATCH_MS = 20  # under load a poll costs more than the records that it returns; after idle there is no delay
 
 
 class Estimator:
@@ -84,7 +84,7 @@ class Estimator:
         )
 
     async def catch_up(self) -> Reader:
-        """Folds the ledger that exists and estimates what it left open; returns the reader to go on with."""
+        """Folds the existing ledger and estimates jobs without an estimate; returns the reader to go on with."""
         offset = await self.fold_ledger()
         reader = self._log.reader(
             {self._jobs: self.state.jobs_offset, self._ledger_partition: offset}, batch_ms=BATCH_MS
@@ -92,7 +92,7 @@ class Estimator:
         unestimated = self.state.unestimated()
         self._prepare([spec for _, _, spec in unestimated])
         missing = [self._again(*found) for found in unestimated]
-        self.state.forgotten()  # they are among these
+        self.state.forgotten()  # included above
         LOG.info(
             "folded the ledger to seq %d (%d void records), %d live jobs, %d of them not estimated",
             self.state.seq,
@@ -107,7 +107,7 @@ class Estimator:
         return reader
 
     async def fold_ledger(self) -> int:
-        """What exists; returns the offset of the next record to read."""
+        """Folds the existing records; returns the offset of the next record to read."""
         start = known = 0
         if self.learner is not None:
             try:
@@ -141,7 +141,7 @@ class Estimator:
     def _folded_to(self, offset: int) -> None:
         if self.learner is not None:
             self.learner.folded(self.state, offset)
-        else:  # nobody stores what ended
+        else:  # without a learner the rows are not stored
             self.state.finished.clear()
             self.state.stage_rows.clear()
             self.state.interference.take()
@@ -172,13 +172,13 @@ class Estimator:
                 await self._send(messages)
 
     def _prepare(self, specs: Sequence[JobSpec]) -> None:
-        """Asks the models about all of them at once, which costs little more than about one."""
+        """Queries the models about all of them in one batch, which costs little more than one."""
         specs = [spec.least for spec in specs]
         self._model.prepare(specs)
         self._steps.prepare(specs)
 
     def _submission(self, record: Record) -> tuple[JobSubmitted, Envelope] | None:
-        """Of one record of the jobs topic; None when it is no submission, or cannot be read: the placer writes a dead letter."""
+        """Submission in one record of the jobs topic; None when there is none, or it cannot be decoded: the placer writes a dead letter."""
         try:
             envelope = from_wire(record.headers, record.value, self._jobs.topic)
         except EventError:
@@ -187,7 +187,7 @@ class Estimator:
         return (submitted, envelope) if isinstance(submitted, JobSubmitted) else None
 
     def _again(self, job_id: str, job: LiveJob, spec: JobSpec) -> Message:
-        """The estimate of a job that the ledger holds: its first, or that of the attempt that comes after a failed one."""
+        """The estimate of a job that is in the ledger: its first, or that of the attempt after a failed one."""
         key = job.info.key if spec.min_workers is None else None
         return self._message(job_id, spec, job.event_id, None, key, job.attempt)
 
@@ -224,7 +224,7 @@ class Estimator:
         return self._publisher.message(event_id, event, cause, job_id, context)
 
     def estimate(self, spec: JobSpec, key: bytes | None = None) -> Estimate:
-        """By what is known now. `key`: None for that of `spec`."""
+        """The estimate from the present state. `key`: None for that of `spec`."""
         found = estimate(spec, self._tiers, key_of(spec) if key is None else key, self._bounds)
         if spec.min_workers is not None or spec.timed:
             found = replace(found, options=self._steps.options(spec, found.worker.gpus))
@@ -235,13 +235,13 @@ class Estimator:
         return found
 
     async def profile(self, asked: Asked) -> dict[str, Any]:
-        """As `profiling.profile`, by what is known now. Raises `NothingFits`, `StoreError`."""
+        """As `profiling.profile`, from the present state. Raises `NothingFits`, `StoreError`."""
         runs = [] if self.learner is None else await self.learner.runs()
         model = self._steps.model
         return profile(asked, self.state.nodes, runs, WIDE if model is None else model.model.prior)
 
     def _stages(self) -> list[Message]:
-        """Stages that the cell does not know yet. Their id is their content's, so that a repeat is known as one."""
+        """Stage profiles that are not published yet. The id is a digest of the content, so that a repeat is recognised."""
         messages = []
         for event, cause in self.state.stages.news():
             digest = sha256(encode(event)).hexdigest()[:32]

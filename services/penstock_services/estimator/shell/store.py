@@ -1,6 +1,6 @@
 """The estimator's projection in Postgres: finished runs, the position in the ledger, and the learned models.
 
-Runs and position are written in one transaction, so that each run is there exactly once whatever is killed.
+Runs and position are written in one transaction, so that each run is stored exactly once, even after a kill.
 """
 
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
@@ -29,11 +29,13 @@ CONNECT_TIMEOUT_S = 5.0
 COMMAND_TIMEOUT_S = 60.0
 MAX_RUNS = 200_000  # older ones are of other code; about 60 MB
 MAX_MODELS = 32
-FETCHED = 1_000  # rows at once, of many
+FETCHED = 1_000  # rows per fetch
 
-MAX_PAIR_ROWS = 4 * MAX_KINDS  # the memory holds more of few kinds; of many the oldest are of other code
+MAX_PAIR_ROWS = (
+    4 * MAX_KINDS
+)  # the tables in memory hold more of few kinds; of many the oldest are of other code
 NOTHING_LEARNED = Learned({}, {})
-MAX_STAGES = STAGE_KEYS * (STAGE_OWNERS + 1)  # as many as the memory holds
+MAX_STAGES = STAGE_KEYS * (STAGE_OWNERS + 1)  # as many as the registry in memory holds
 
 _STAGE_COLUMNS = ("model", "batch_size", "gpus", "owner", "first_seq", "last_seq", *StageProfile._fields)
 INSERT_RUN = "INSERT INTO runs VALUES ($1, $2, $3, $4, $5) ON CONFLICT (seq) DO NOTHING"
@@ -42,7 +44,7 @@ INSERT_STAGES = (
     "ON CONFLICT (model, batch_size, gpus, owner) DO UPDATE SET "
     + ", ".join(f"{name} = excluded.{name}" for name in ("last_seq", *StageProfile._fields))
 )
-"""Of a row that exists, only `first_seq` stays."""
+"""Of an existing row only `first_seq` stays."""
 INSERT_PAIRS = (
     "INSERT INTO pairs VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11) "
     "ON CONFLICT (owner, model, batch_size, gpu_model, other_owner, other_model, other_batch_size) DO UPDATE "
@@ -56,7 +58,7 @@ INSERT_ALONE = (
 
 @contextmanager
 def store_errors(what: str) -> Iterator[None]:
-    """Turns what Postgres raises into `StoreError`."""
+    """Converts Postgres errors into `StoreError`."""
     try:
         yield
     except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, TimeoutError) as error:
@@ -64,7 +66,7 @@ def store_errors(what: str) -> Iterator[None]:
 
 
 def estimator_schema(cell: str) -> str:
-    """Beside the cell's read models."""
+    """Schema name, beside the cell's read models."""
     return f"{schema_of(cell)}_learned"
 
 
@@ -80,7 +82,7 @@ async def _connect(dsn: str, settings: Mapping[str, str]) -> asyncpg.Connection:
 
 
 async def _make_tables(dsn: str, schema: str) -> None:
-    """On a connection that ends: the server's process behind it keeps what it looked up in the catalogs, 2 MiB.
+    """On a connection of its own that is closed: the server process behind it caches 2 MiB of catalog entries.
 
     Raises `StoreError`, or `ConfigurationError` for a schema of another version.
     """
@@ -128,7 +130,7 @@ class RunStore:
         stages: Iterable[Owned] = (),
         pairs: Learned = NOTHING_LEARNED,
     ) -> None:
-        """Runs, stages, pairs and position together; a run that is there already stays as it is. Raises `StoreError`."""
+        """Writes runs, stages, pairs and position together; a run that exists already stays as it is. Raises `StoreError`."""
         with store_errors(f"{len(runs)} runs were not written"):
             async with self._connection.transaction():
                 await self._connection.executemany(INSERT_RUN, [_row(run) for run in runs])
@@ -192,7 +194,7 @@ class RunStore:
                     yield _decode(row["body"])
 
     async def trained_seq(self, kind: str) -> int:
-        """Of the newest run that the newest model of this kind had seen; -1: there is no model. Raises `StoreError`."""
+        """Number of the newest run in the training set of the newest model of this kind; -1: there is no model. Raises `StoreError`."""
         with store_errors("models could not be read"):
             query = "SELECT coalesce(max(trained_seq), -1) FROM models WHERE kind = $1"
             found: int = await self._connection.fetchval(query, kind)
@@ -251,13 +253,13 @@ class RunStore:
         )
 
     async def _runs(self, query: str, *arguments: object) -> list[FinishedRun]:
-        """In the opposite order of the query's, which takes the newest first."""
+        """In reverse order of the query, which takes the newest first."""
         with store_errors("runs could not be read"):
             rows = await self._connection.fetch(query, *arguments)
         return [_decode(row["body"]) for row in reversed(rows)]
 
     async def save_model(self, model: Trained, trained_seq: int, kind: str) -> None:
-        """The same version twice is one. Raises `StoreError`."""
+        """Saving the same version twice has no effect. Raises `StoreError`."""
         with store_errors(f"model {model.version} was not written"):
             await self._connection.execute(
                 "INSERT INTO models VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10) ON CONFLICT (version) DO UPDATE "
@@ -267,7 +269,7 @@ class RunStore:
             )  # fmt: skip
 
     async def promoted_models(self, kind: str) -> list[Trained]:
-        """Newest first: should one be damaged, the next is tried. Raises `StoreError`."""
+        """Newest first: if one is damaged, the next is tried. Raises `StoreError`."""
         with store_errors("models could not be read"):
             rows = await self._connection.fetch(
                 "SELECT version, sha256, body, runs, first_run_ms, last_run_ms, metrics, promoted FROM models "
@@ -291,6 +293,6 @@ def _kind(owner: str, model: str, batch_size: int, gpu_model: str) -> Kind:
 
 
 def _row(run: FinishedRun) -> tuple[Any, ...]:
-    """What queries select by, and the run itself."""
+    """The columns for queries, and the run itself."""
     body = msgspec.msgpack.encode(run)
     return run.seq, run.info.owner, run.rejected, run.steps is not None, body

@@ -24,12 +24,12 @@ from penstock_services.gateway.core.problems import Problem
 
 MAX_TOKENS = 10_000
 FIELDS = ("roles", "tenant", "node", "name")
-NAMED = 12  # characters of its hash that name a token without a name of its own
+NAMED = 12  # characters of its hash that identify a token without a name
 HASH = re.compile(r"sha256:([0-9a-f]{64})\Z")
 
 
 class Role(StrEnum):
-    """What a caller may do. None includes another."""
+    """What a caller may do. No role includes another."""
 
     SUBMIT = "submit"
     """Submit jobs of its tenant, and cancel those."""
@@ -46,15 +46,15 @@ class Caller(NamedTuple):
 
     roles: frozenset[Role]
     tenant: str | None = None
-    """Owner of what it submits; None: as the job's own field."""
+    """Owner of the jobs that it submits; None: as the job's own field."""
     node: str | None = None
-    """The node that it may speak for; None: any, where it has the role."""
+    """The node for which it may report; None: any, where it has the role."""
     name: str = ""
-    """Of the token, among those of its tenant."""
+    """Name of the token, among those of its tenant."""
 
     @property
     def by(self) -> str:
-        """Who acts, as events name it: `ops/on-call`."""
+        """The caller as events name it: `ops/on-call`."""
         return self.name if self.tenant is None else f"{self.tenant}/{self.name}"
 
     def may_act_for(self, owner: str) -> bool:
@@ -62,7 +62,7 @@ class Caller(NamedTuple):
         return Role.OPERATE in self.roles or self.tenant == owner
 
     def demand(self, what: str, *roles: Role) -> None:
-        """Raises `Problem` 403 with the roles of which one is missing and the remedy."""
+        """Raises `Problem` 403 with the roles of which one is required, and the remedy."""
         if not self.roles.isdisjoint(roles):
             return
         have, role = ", ".join(sorted(self.roles)), " or ".join(roles)
@@ -98,11 +98,11 @@ def local_caller(user: str) -> Caller:
 
 
 Tokens = Mapping[bytes, Caller]
-"""SHA-256 of the token → who has it."""
+"""SHA-256 of the token → its caller."""
 
 
 def digest(token: bytes) -> bytes:
-    """As the file has it, as raw bytes."""
+    """The digest in the file, as raw bytes."""
     return sha256(token).digest()
 
 
@@ -156,7 +156,7 @@ def _entry(words: list[str]) -> tuple[bytes, Caller]:
 
 
 def _named(field: str, value: str) -> str:
-    """A name as events have it, so that no job is accepted that no reader takes. Raises `ValueError`."""
+    """A name that is valid in events, so that no job is accepted that readers would reject. Raises `ValueError`."""
     try:
         return msgspec.convert(value, Identifier)
     except msgspec.ValidationError as error:

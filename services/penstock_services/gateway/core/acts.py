@@ -1,4 +1,4 @@
-"""Bodies of requests that act on nodes and jobs: a reason, and what else there is to say. Who acts follows from the token, never from the body. Pure."""
+"""Request bodies of commands on nodes and jobs: a reason, and the command's fields. The caller follows from the token, never from the body. Pure."""
 
 from typing import Annotated, TypeVar
 
@@ -79,7 +79,7 @@ def read_fields(body: bytes, kind: type[A]) -> A:
 
 
 def check_proposal(event: Event) -> None:
-    """One that was handed in as an event. Raises `Problem` where it names an operator."""
+    """Checks a proposal that was sent as an event. Raises `Problem` where it names an operator."""
     if isinstance(event, CoresProposed | ThrottleProposed | MigrationProposed) and event.by:
         raise _named(["data.by"])
 
@@ -87,7 +87,7 @@ def check_proposal(event: Event) -> None:
 def check_command(
     event: JobCancelRequested | JobHoldRequested | JobReleaseRequested | JobCheckpointRequested,
 ) -> None:
-    """One that was handed in as an event. Raises `Problem` where it names who acts."""
+    """Checks a command that was sent as an event. Raises `Problem` where it names its caller."""
     if event.by or event.tenant is not None:
         raise _named([f"data.{name}" for name in FROM_THE_TOKEN if getattr(event, name)])
 

@@ -1,7 +1,7 @@
 """CloudEvents over HTTP: binary mode (attributes in `ce-*` headers) and structured mode (one JSON object).
 
-Both become an `Envelope`, validated strictly: a typo in a field name is an error here, where it is written, while
-readers of the log ignore what they do not know (style 5).
+Both become an `Envelope`, validated strictly: a misspelt field name is an error here, where it is written, while
+readers of the log ignore unknown fields (style 5).
 """
 
 import re
@@ -20,8 +20,8 @@ from penstock_services.gateway.core.problems import BadField, Problem, bad_field
 from penstock_services.gateway.core.submission import read_json
 
 CONTROLS = r"\u0000-\u001f\u007f-\u009f\u2028-\u202e\u2066-\u2069\ufdd0-\ufdef\ufffe\uffff"
-"""What no attribute may hold, as a character class: what CloudEvents refuses in a String, and characters that break or turn
-a line. No class of Unicode's, such as `str.isprintable`: two libraries know two versions of those."""
+"""Characters that no attribute may contain, as a character class: those that CloudEvents forbids in a String, and those that break or reverse
+a line. Not a class of Unicode, such as `str.isprintable`: two libraries know two versions of those."""
 CONTROL = re.compile(f"[{CONTROLS}\\ud800-\\udfff]")
 STRUCTURED = "application/cloudevents+json"
 BATCHED = "application/cloudevents-batch+json"
@@ -75,7 +75,7 @@ def _from_object(found: Any, prefix: str = "") -> Envelope:
 
 
 def _envelope(attributes: Mapping[str, str | None], value: bytes, prefix: str) -> Envelope:
-    """Checks everything that can be wrong, all at once where possible."""
+    """Checks everything, and reports all errors at once where possible."""
     wrong = [
         BadField(f"{prefix}{name}", "is missing", f"give `{prefix}{name}`")
         for name in ("specversion", "id", "source", "type")

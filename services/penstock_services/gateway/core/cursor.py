@@ -1,4 +1,4 @@
-"""Places in the stream of events: `seq.n`, the n-th event of the ledger's record seq."""
+"""Cursor into the stream of events: `seq.n`, the n-th event of the ledger's record seq."""
 
 import re
 from typing import NamedTuple

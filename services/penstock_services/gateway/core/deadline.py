@@ -1,7 +1,7 @@
-"""Whether a job will be in time, and which deadline would hold: from its expected start, and its run time with an interval. Pure, and read only.
+"""Deadline forecast of a job: its odds of being in time, and the deadline that would hold, from its expected start and its run time with an interval. Pure, and read only.
 
-Of a job that waits the start is that of the forecast (`penstock.policies.forecast`) for the number of workers that the profile gives it now. Which
-deadline would hold is looked for over the numbers of workers that it may have, its place in line being as it is.
+The start of a waiting job is that of the forecast (`penstock.policies.forecast`) for the number of workers that the profile gives it now. The deadline
+that would hold is searched over the numbers of workers that it may have, with its place in line unchanged.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -24,8 +24,8 @@ from penstock.sdk.units import MS_PER_UNIT, show
 from penstock_services.gateway.core.eta import MAX_LEFT_MS, ends_ms
 
 MAX_FORECASTS = 4  # of one job with different numbers of workers, about 0.1 s each in the largest cells
-MAX_MS = 2.0**53  # that JSON holds exactly
-LIKELY = 0.5  # less is warned of at once
+MAX_MS = 2.0**53  # the range that JSON represents exactly
+LIKELY = 0.5  # lower odds lead to a warning at submission
 ROUNDED_FROM_MS = 600_000  # a deadline is proposed in whole minutes from here on, below in whole seconds
 
 NO_ESTIMATE = "it has no estimate yet"
@@ -36,33 +36,33 @@ NOT_IN_LINE = "it is held, or backs off after a failure"
 
 
 class Outlook(NamedTuple):
-    """Of one job. Times are the ledger's, in ms; None where not known, and `unknown` names the cause."""
+    """The forecast of one job. Times are the ledger's, in ms; None where not known, and `unknown` names the cause."""
 
     job_id: str
     qos: str
     """Its service class: urgent, prior or normal; empty: it names a deadline of its own."""
     now_ms: int
     due_ms: int | None
-    """None also for an urgent one, which is to end as soon as can be."""
+    """None also for an urgent one, which is to end as soon as possible."""
     starts_ms: int | None = None
-    """Expected; of a job that holds resources when it was placed."""
+    """Expected start; of a job that holds resources the time of its placement."""
     ends_ms: int | None = None
-    """Expected."""
+    """Expected end."""
     workers: int | None = None
     odds: float | None = None
-    """That it ends by `due_ms`, 0 – 1."""
+    """Probability that it ends by `due_ms`, 0 – 1."""
     level: float = SURE
     sure_ms: int | None = None
-    """By when it ends with odds of `level`."""
+    """The time by which it ends with odds of `level`."""
     sure_workers: int | None = None
-    """With how many; of a job that waits those that hold the earliest deadline."""
+    """Number of workers for it; of a waiting job the number with the earliest deadline."""
     deadline_ms: int | None = None
     """The shortest deadline, after its submission, that holds with odds of `level`."""
     unknown: str = ""
 
 
 def outlook(state: CellState, job: JobState, now_ms: int) -> Outlook | None:
-    """None: it does not name when it should be done."""
+    """None: the job names neither a deadline nor a service class."""
     if not job.spec.timed:
         return None
     if job.status in HOLDING:
@@ -83,9 +83,9 @@ def outlook(state: CellState, job: JobState, now_ms: int) -> Outlook | None:
 
 
 def outlooks(state: CellState, jobs: Iterable[JobState], now_ms: int) -> list[Outlook]:
-    """Of all that name when they should be done, least odds first, then those of which they are not known, each by when they should be done.
+    """Of all jobs with a deadline or a service class, lowest odds first, then those with unknown odds, each by due time.
 
-    Those that wait are looked at in one forecast, and only with the workers that the profile gives them.
+    Waiting jobs are forecast together, and only with the workers that the profile gives them.
     """
     timed = [job for job in jobs if job.spec.timed]
     found = [_of_running(job, now_ms) for job in timed if job.status in HOLDING]
@@ -117,7 +117,7 @@ def answer(one: Outlook | None) -> dict[str, Any] | None:
 
 
 def failed(job: JobState, now_ms: int, error: Exception) -> Outlook:
-    """What is answered where the profile's own order has a fault."""
+    """The answer where the profile's own order raised an error."""
     return _head(job, now_ms)._replace(unknown=f"the profile's order failed: {one_line(error)}")
 
 
@@ -129,12 +129,12 @@ def _head(job: JobState, now_ms: int) -> Outlook:
 
 
 def service_class(spec: JobSpec) -> str:
-    """Of a job that names when it should be done; empty: by a deadline of its own."""
+    """Class of a job with a service class or a deadline; empty: it has a deadline of its own."""
     return "" if spec.deadline_ms is not None else spec.qos or "normal"
 
 
 def _not_in_line(job: JobState) -> str | None:
-    """Why the start of a job that waits cannot be forecast, or its run time; None: it can."""
+    """Why the start or the run time of a waiting job cannot be forecast; None: it can."""
     if job.status is JobStatus.SUBMITTED or job.estimate is None:
         return NO_ESTIMATE
     if job.unschedulable:
@@ -145,7 +145,7 @@ def _not_in_line(job: JobState) -> str | None:
 
 
 def _options(job: JobState) -> Sequence[ShapeOption]:
-    """Those within its range, fewest workers first."""
+    """Options within its range, fewest workers first."""
     options = () if job.estimate is None else job.estimate.options
     return [one for one in options if job.spec.fewest_workers <= one.workers <= job.spec.workers]
 
@@ -199,7 +199,7 @@ def _of_time(job: JobState, found: RunTime | None, now_ms: int) -> Outlook:
 def _with_earliest(
     state: CellState, job: JobState, options: Sequence[ShapeOption], ends: Mapping[str, int], found: Outlook
 ) -> Outlook:
-    """With the earliest deadline that holds, over the numbers of workers; no later than that of `found`, which is asked about already."""
+    """With the earliest deadline that holds, over the numbers of workers; no later than that of `found`, which is computed already."""
     assert found.sure_ms is not None, job.job_id
     at_best = {
         option.workers: time.by_ms(SURE) or inf
@@ -223,7 +223,7 @@ def _with_earliest(
 
 
 def warning(one: Outlook) -> Doubt | None:
-    """That it is hardly in time, and which deadline would hold; None: it may well be, or that is not known."""
+    """Warning that it is unlikely to be in time, with the deadline that would hold; None: it is likely, or the odds are not known."""
     if one.odds is None or one.odds >= LIKELY:
         return None
     field = "qos" if one.qos else "deadline"
@@ -236,7 +236,7 @@ def percent(odds: float) -> str:
 
 
 def would_hold(one: Outlook) -> str:
-    """The shortest deadline that holds, for people."""
+    """The shortest deadline that holds, as text for users."""
     if one.deadline_ms is None or one.deadline_ms > MAX_LEFT_MS:
         return "give a later one"
     with_ = "" if one.sure_workers is None else f" with {count(one.sure_workers, 'worker')}"
@@ -245,18 +245,18 @@ def would_hold(one: Outlook) -> str:
 
 
 def proposed(deadline_ms: int) -> str:
-    """As a job file has it, rounded up: `2h`, `95m`, `40s`."""
+    """In the format of a job file, rounded up: `2h`, `95m`, `40s`."""
     unit_ms = MS_PER_UNIT["m" if deadline_ms >= ROUNDED_FROM_MS else "s"]
     return show(max(1, -(-deadline_ms // unit_ms)) * unit_ms, MS_PER_UNIT)
 
 
 def tried(state: CellState, spec: JobSpec, estimate: Estimate, now_ms: int) -> Outlook | None:
-    """As `outlook`, of a job that is not there, as if it were submitted now and estimated so. None: it does not name when it should be done."""
+    """As `outlook`, of a job that is not submitted, as if it were submitted now with this estimate. None: it names neither a deadline nor a service class."""
     if not spec.timed:
         return None
     order = max([state.seq, *state.queue]) + 1
     job = JobState("", spec, order, now_ms, JobStatus.QUEUED, estimate, queued_ms=now_ms)
-    beside = copy(state)  # to be read only, with a queue and jobs of its own
+    beside = copy(state)  # a read-only copy with a queue and jobs of its own
     beside.queue, beside.jobs = state.queue.copy(), {**state.jobs, job.job_id: job}
     beside.queue[order] = job.job_id
     if short := shortfall(state.index, job.demand):

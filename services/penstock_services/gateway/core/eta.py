@@ -1,6 +1,6 @@
-"""Remaining time (ETA) of a job as of a moment: from what the fold knows of its steps, else from its estimate. Pure.
+"""Remaining time (ETA) of a job at a given time: from its reported steps in the fold, else from its estimate. Pure.
 
-The estimator's answer counts from the moment it was made; what has passed since is taken off. It is of one attempt:
+The estimator's answer counts from the moment it was made; the time since then is subtracted. It holds for one attempt:
 after a failure it does not hold for the next one.
 """
 
@@ -15,7 +15,7 @@ from penstock.ledger.remaining import Remaining
 from penstock.ledger.speed import slowed_ms
 from penstock.model.types import Estimate
 
-MAX_LEFT_MS = 100 * 366 * 86_400_000  # a century: no clock and no screen shows more
+MAX_LEFT_MS = 100 * 366 * 86_400_000  # a century: an upper bound for display
 REPORT_PROGRESS = (
     "Let the training report its progress: `from penstock.sdk.progress import progress`, then `progress(done, total)` "
     "after each iteration. Else only a later run of the same job can be predicted, from how long this one takes."
@@ -31,9 +31,9 @@ def ended(job_id: str, outcome: str, ended_ms: int | None, now_ms: int) -> dict[
 def remaining(
     job: Mapping[str, Any], estimate: Estimate | None, eta: Remaining | None, now_ms: int
 ) -> dict[str, Any]:
-    """The answer for a job that has not ended. `job`: its row. `eta`: the latest, of whatever attempt.
+    """The answer for a job that has not ended. `job`: its row. `eta`: the latest, of any attempt.
 
-    `answer` is `waiting`, `told` (by its training), `estimated` (before it ran) or `unknown`; `due` is `later`,
+    `answer` is `waiting`, `told` (reported by its training), `estimated` (before it ran) or `unknown`; `due` is `later`,
     `any_moment` (the middle has passed) or `overdue` (the high end has passed). Times left are ≥ 0. `done` and `steps` are as
     reported, `share` is of now, by the middle.
     """
@@ -62,9 +62,9 @@ def remaining(
 
 
 def ends_ms(job: JobState, now_ms: int) -> int | None:
-    """When a job that holds resources is expected to end, as `remaining` answers; None: not known. Microseconds: many are asked for.
+    """When a job that holds resources is expected to end, as `remaining` answers; None: not known. Takes microseconds, since it is called for many jobs.
 
-    In a group by the speed that it has there now.
+    For a job in a group at its present speed there.
     """
     slowed = slowed_ms(job, now_ms)
     if job.eta is not None and job.eta.attempt == job.attempt:

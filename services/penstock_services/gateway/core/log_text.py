@@ -1,4 +1,4 @@
-"""Output of a job's tasks as text or as JSON lines: prefixes, whole lines where several tasks speak, and what could not be read. Pure."""
+"""Rendering of a job's output as text or as JSON lines: prefixes, whole lines where several tasks write, and unreadable logs. Pure."""
 
 import codecs
 import re
@@ -22,7 +22,7 @@ class Member(NamedTuple):
     attempt: int
     node_id: str
     started: bool
-    """Whether its program has started, so that there must be output, be it empty."""
+    """Whether its program has started, so that a log must exist, even an empty one."""
 
     @property
     def short(self) -> str:
@@ -36,27 +36,27 @@ class Member(NamedTuple):
         return f"{ROLES[found[1]]}-{found[2]}" if found else self.short
 
     def is_called(self, name: str) -> bool:
-        """Whether that is its id, with or without the job's, or one of its names."""
+        """Whether the name is its id, with or without the job's, or one of its names."""
         return name in (self.task_id, self.task_id.removeprefix(f"{self.job_id}."), self.short, self.name)
 
 
 class Ask(NamedTuple):
-    """The part of each log that is wanted."""
+    """The requested part of each log."""
 
     tail: int | None = None
     since_ms: int | None = None
     age_ms: int | None = None
-    """Only what was no older when it was asked for, by the clock of the node."""
+    """Only output that was no older at the request, by the clock of the node."""
     asked_ms: int = 0
-    """When that was, by the clock of the gateway."""
+    """Time of the request, by the clock of the gateway."""
 
     def parameters(self, now_ms: int) -> dict[str, int | None]:
-        """Of a request to a node."""
+        """Query parameters of a request to a node."""
         age_ms = None if self.age_ms is None else self.age_ms + max(0, now_ms - self.asked_ms)
         return {"tail": self.tail, "since_ms": self.since_ms, "age_ms": age_ms}
 
     def since(self) -> int | None:
-        """`since_ms` or `age_ms`, whichever is later, where no node's clock is at hand."""
+        """`since_ms` or `age_ms`, whichever is later, where no node's clock is available."""
         if self.age_ms is None:
             return self.since_ms
         return max(self.since_ms or 0, self.asked_ms - self.age_ms)
@@ -71,25 +71,25 @@ class NoFile(Unreadable):
 
 
 class NoAnswer(Unreadable):
-    """The node does not answer, which may pass."""
+    """The node does not answer, which may be temporary."""
 
 
 class Begin(NamedTuple):
-    """An attempt, whose members' output follows."""
+    """Start of an attempt; its members' output follows."""
 
     attempt: int
     members: Sequence[Member]
 
 
 class Text(NamedTuple):
-    """Output. Of one of several members: whole lines."""
+    """Output of one member. Of one of several members: whole lines."""
 
     member: Member
     data: bytes
 
 
 class Trouble(NamedTuple):
-    """Why there is no output, for now or (`final`) at all."""
+    """Why there is no output, for now or (`final`) permanently."""
 
     text: str
     member: Member | None = None
@@ -100,13 +100,13 @@ Piece = Begin | Text | Trouble
 
 
 class Lines:
-    """Whole lines of what comes in chunks."""
+    """Splits chunks into whole lines."""
 
     def __init__(self) -> None:
         self._rest = b""
 
     def feed(self, chunk: bytes) -> bytes:
-        """What is whole now, each line with its end; empty: nothing."""
+        """The lines completed by this chunk, each with its end; empty: none."""
         data = self._rest + chunk
         held = data[-1:] if data.endswith(b"\r") else b""  # perhaps the first half of \r\n
         data = LINE_END.sub(b"\n", data[: len(data) - len(held)])
@@ -123,7 +123,7 @@ class Lines:
 
 
 class AsText:
-    """For people: output as it is, of several members each line with its member before it."""
+    """For terminals: output as it is, of several members each line with its member before it."""
 
     MEDIA_TYPE = "text/plain; charset=utf-8"
 
@@ -131,7 +131,7 @@ class AsText:
         self._prefixed = False
         self._begun = False
         self._line_end = b""
-        """What ends the line that has begun."""
+        """The end of the line that has begun."""
 
     def render(self, piece: Piece) -> bytes:
         match piece:

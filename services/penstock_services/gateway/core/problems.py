@@ -8,7 +8,7 @@ from pydantic import ValidationError
 
 from penstock.model.errors import EventError, Reason
 
-MAX_FIELDS = 50  # more would not be read
+MAX_FIELDS = 50  # users would not read more
 CONTENT_TYPE = "application/problem+json"
 
 TITLES = {
@@ -27,7 +27,7 @@ TITLES = {
 
 
 class BadField(NamedTuple):
-    """One thing that is wrong with a request. `field`: a path such as `resources.gpus`."""
+    """One error in a request. `field`: a path such as `resources.gpus`."""
 
     field: str
     message: str
@@ -64,7 +64,7 @@ class Problem(Exception):
 
 
 SPANNING = re.compile(r"([a-z_]+): ([^;]+); (.+)")
-"""What a rule says that spans fields: field, what is wrong, remedy."""
+"""Message of a rule that spans fields: field, error, remedy."""
 
 
 def bad_fields(error: ValidationError, prefix: str = "") -> list[BadField]:
@@ -94,7 +94,7 @@ def _remedy(kind: str, field: str) -> str:
 
 
 def invalid(what: str, errors: Sequence[BadField]) -> Problem:
-    """400 with every bad field, all in the detail too, for people who only read that."""
+    """400 with every bad field, also listed in the detail for clients that show only that."""
     detail = "; ".join(f"{error.field}: {error.message}" for error in errors[:MAX_FIELDS])
     return Problem(400, "invalid", f"{what}: {detail}"[:4_096], errors)
 
@@ -109,5 +109,5 @@ KINDS: dict[Reason, int] = {
 
 
 def from_event_error(error: EventError) -> Problem:
-    """An event that cannot be read."""
+    """An event that cannot be decoded."""
     return Problem(KINDS[error.reason], error.reason, str(error))

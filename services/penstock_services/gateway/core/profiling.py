@@ -1,4 +1,4 @@
-"""Body of the request that asks which runs would lessen the doubt about a network's iterations most. Pure."""
+"""Body of a profiling request: which runs would reduce the uncertainty about a network's iterations most. Pure."""
 
 from typing import Annotated
 
@@ -12,7 +12,7 @@ Batch = Annotated[int, Meta(ge=1, le=1 << 30)]
 
 
 class ProfileAsked(Value, frozen=True, kw_only=True):
-    """Of whose network, with how many workers and which batches."""
+    """The owner's network, the numbers of workers and the batches."""
 
     model: Identifier
     owner: Identifier = "unknown"

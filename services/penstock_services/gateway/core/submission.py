@@ -1,4 +1,4 @@
-"""From a request's body to a job: ids, digests, JSON and YAML. Pure."""
+"""Parsing of submissions, from a request's body to a job: ids, digests, JSON and YAML. Pure."""
 
 import base64
 import json
@@ -23,14 +23,14 @@ from penstock_services.gateway.core.problems import BadField, Problem, bad_field
 
 MAX_KEY_CHARS = 256
 SEPARATOR = "\x1f"  # between tenant and key
-KEYED_CHARS = 24  # 120 bits: two keys of one cell never meet
-RANDOM_BYTES = 7  # 56 bits beside the millisecond
+KEYED_CHARS = 24  # 120 bits: two keys of one cell never collide
+RANDOM_BYTES = 7  # 56 bits after the millisecond
 GENERATED = re.compile(r"(k[0-9a-z]{24}|j[0-9a-z]{21})\Z")
 CROCKFORD = bytes.maketrans(b"ABCDEFGHIJKLMNOPQRSTUVWXYZ234567", b"0123456789abcdefghjkmnpqrstvwxyz")
 
 
 class PlainLoader(JobLoader):
-    """YAML without aliases: a few lines of them can stand for gigabytes."""
+    """YAML without aliases, since a few lines of them can expand to gigabytes."""
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         if self.check_event(yaml.AliasEvent):
@@ -47,7 +47,7 @@ def _base32(raw: bytes) -> str:
 
 
 def keyed_job_id(cell: str, key: str) -> str:
-    """The job of this key: the same in every gateway and after every crash."""
+    """The job id of this key: the same in every gateway and after every crash."""
     return "k" + _base32(sha256(f"{cell}\0{key}".encode()).digest())[:KEYED_CHARS]
 
 
@@ -57,7 +57,7 @@ def fresh_job_id(now_ms: int, random: bytes) -> str:
 
 
 def is_generated(job_id: str) -> bool:
-    """Whether the id has the form of those above: whoever chose it could take the job id of another tenant's key."""
+    """Whether the id has the form of those above: a client that chose it could take the job id of another tenant's key."""
     return GENERATED.match(job_id) is not None
 
 
@@ -74,17 +74,17 @@ def checked_key(key: str | None) -> str | None:
 
 
 def tenants_key(tenant: str | None, key: str) -> str:
-    """Keys of two tenants never meet: a key that was sent holds no control character."""
+    """Keys of two tenants never collide: a client's key contains no control character."""
     return key if tenant is None else f"{tenant}{SEPARATOR}{key}"
 
 
 def own_key(key: str) -> str:
-    """The key as it was sent."""
+    """The key as the client sent it."""
     return key.rpartition(SEPARATOR)[2]
 
 
 def owned(spec: JobSpec, tenant: str | None) -> JobSpec:
-    """The job as the caller's tenant owns it, whatever its own field is."""
+    """The job with the caller's tenant as owner, whatever its own field is."""
     return spec if tenant is None else msgspec.structs.replace(spec, owner=tenant)
 
 
@@ -101,7 +101,7 @@ def read_json(body: bytes) -> Any:
 
 
 def _refuse_keys_twice(body: bytes) -> None:
-    """Well-formed JSON, of whose equal keys in an object the last would win. Raises `Problem` with all of them."""
+    """Refuses well-formed JSON with repeated keys in an object, of which the last would count. Raises `Problem` with all of them."""
     twice: dict[str, None] = {}
 
     def note(pairs: list[tuple[str, Any]]) -> None:
@@ -147,7 +147,7 @@ def spec_from_yaml(body: bytes) -> JobSpec:
 
 
 def _unreadable(error: Exception) -> str:
-    """Line, column and what is wrong there; the text itself may hold a password."""
+    """Line, column and error; without the text itself, which may contain a password."""
     if not isinstance(error, yaml.MarkedYAMLError):
         return unquoted(" ".join(str(error).split()))[:512]
     mark = error.problem_mark
@@ -160,7 +160,7 @@ def _too_deep() -> BadField:
 
 
 def _split(field: str, text: str) -> BadField:
-    """`what is wrong; remedy` as two."""
+    """Splits `error; remedy` in two."""
     message, mark, remedy = text.partition("; ")
     return BadField(field, message, remedy if mark else "correct it")
 
@@ -180,6 +180,6 @@ def submission(job_id: str, spec: JobSpec) -> JobSubmitted:
 
 
 def spec_digest(spec: JobSpec) -> str:
-    """Equal for jobs that mean the same, however they were written."""
+    """Equal for jobs with the same meaning, in any notation."""
     canonical = json.dumps(as_written(spec), sort_keys=True, ensure_ascii=False)
     return sha256(canonical.encode(errors="surrogatepass")).hexdigest()

@@ -1,7 +1,7 @@
-"""What a caller is shown of a job: its tenant and operators see all of it, others what scheduling shows. Pure.
+"""Visibility of a job's fields to a caller: its tenant and operators see all of it, others only its scheduling. Pure.
 
-Shown to every reader: which job of which tenant waits or runs where since when, on how much, and why. The rest may hold what
-its tenant alone should read: program, variables, names, output, what failed. What is new in a row is not shown until it stands here.
+Every reader sees: which job of which tenant waits or runs where since when, on how much, and why. The rest may hold data for
+its tenant alone: program, variables, names, output, errors. A new field of a row is hidden until it is listed here.
 """
 
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ from penstock_services.gateway.core.access import Caller, Role
 Row = dict[str, Any]
 
 HIDDEN = "hidden"
-"""Key of a row of which a part is not shown: the names of that part, whose values are null."""
+"""Key of a row with hidden fields: the names of those fields, whose values are null."""
 OF_JOBS = frozenset(
     {
         "job_id", "seq", "owner", "status", "workers", "parameter_servers", "attempt", "infrastructure_retries", "submitted_seq",
@@ -31,11 +31,11 @@ OF_REASONS = frozenset(
     }
 )  # fmt: skip
 QUOTING = frozenset({"penstock.input.rejected", "penstock.input.dead_lettered"})
-"""Events without a job whose reason may quote what was sent."""
+"""Events without a job whose reason may quote the client's input."""
 
 
 def sees_all(caller: Caller) -> bool:
-    """Whether nothing is hidden from it, whatever the job."""
+    """Whether nothing is hidden from the caller, for any job."""
     return Role.OPERATE in caller.roles
 
 
@@ -45,7 +45,7 @@ def job_for(caller: Caller, row: Row) -> Row:
 
 
 def event_for(caller: Caller, row: Row, owner: str | None) -> Row:
-    """An event's or decision's row. `owner`: of its job; None: it is about none, or about one that has left the tables."""
+    """An event's or decision's row. `owner`: of its job; None: it has no job, or one that has left the tables."""
     if row["job_id"] is None:
         return row if sees_all(caller) or row.get("type") not in QUOTING else _only(OF_EVENTS, row)
     own = owner is not None and caller.may_act_for(owner)
@@ -53,7 +53,7 @@ def event_for(caller: Caller, row: Row, owner: str | None) -> Row:
 
 
 def reason_for(caller: Caller, row: Row, owner: str) -> Row:
-    """An answer to `why`, or a row of the queue. Between attempts and after the end its details are what failed."""
+    """An answer to `why`, or a row of the queue. Between attempts and after the end its details are the error."""
     if caller.may_act_for(owner):
         return row
     figures = row.get("reason") not in (None, Reason.HELD, Reason.BACKOFF, Reason.AWAITING_ESTIMATE)

@@ -1,4 +1,4 @@
-"""Folders of a job that are on none of its nodes: known at submission where all nodes are on the gateway's own machine."""
+"""Check of a submission for folders that exist on none of its nodes, possible where all nodes are on the gateway's own machine."""
 
 import asyncio
 import os
@@ -12,13 +12,13 @@ from penstock.model.types import JobSpec
 from penstock.runtime.this_machine import boot_id, machine_id
 from penstock.sdk.job_warnings import Doubt
 
-PATIENCE_S = 1.0  # for a folder on a network
-MAX_LOOKS = 2  # at once: one at a folder on a network that hangs may never end
+PATIENCE_S = 1.0  # for a folder on a network file system
+MAX_LOOKS = 2  # at once: a look at a network file system that hangs may never end
 _looks = threading.BoundedSemaphore(MAX_LOOKS)
 
 
 async def absent_folders(spec: JobSpec, nodes: Iterable[NodeState]) -> list[Doubt]:
-    """Empty where a node is elsewhere: the gateway does not see its files. A folder may be made before the job starts, so it is no mistake."""
+    """Empty where a node is elsewhere: the gateway does not see its files. A folder may be created before the job starts, so it is no error."""
     venv = spec.environment.venv if spec.environment is not None else None
     asked = {"workdir": spec.workdir, "environment.venv": venv and f"{venv}/bin/python"}
     paths = {field: path for field, path in asked.items() if path is not None and path.startswith("/")}
@@ -33,7 +33,7 @@ async def absent_folders(spec: JobSpec, nodes: Iterable[NodeState]) -> list[Doub
 
 
 async def _looked_for(paths: dict[str, str]) -> list[tuple[str, str]]:
-    """Those that do not exist; none where that is not known in time. In a thread that no other work waits for, nor the process's end."""
+    """Folders that do not exist; none where that is not known in time. Runs in a thread for which neither other work nor the process's end waits."""
     if not _looks.acquire(blocking=False):
         return []
     loop = asyncio.get_running_loop()
@@ -60,7 +60,7 @@ def _all_here(nodes: Iterable[NodeState]) -> bool:
 
 
 def _absent(paths: dict[str, str]) -> list[tuple[str, str]]:
-    """Those that do not exist; what may not be looked at is left to the node."""
+    """Folders that do not exist; one that may not be read is left to the node."""
     found = []
     for field, path in paths.items():
         try:

@@ -1,7 +1,7 @@
 """Admin requests that read the whole ledger or the learned models: verify, rebuild, replay, models, check.
 
 The services' own functions answer them, in worker processes; see penstock.runtime.pool. The answer is one JSON object.
-While a worker is busy, blanks are sent ahead of it, so that no proxy in between closes a silent connection.
+While a worker is busy, spaces are sent before it, so that no proxy in between closes an idle connection.
 """
 
 import asyncio
@@ -86,9 +86,9 @@ async def models(request: Request) -> StreamingResponse:
     "/jobs/{job_id}/estimate/check", response_class=StreamingResponse, dependencies=[needs(Role.READ)]
 )
 async def check(job_id: str, request: Request) -> StreamingResponse:
-    """Asks the very model version that the job was estimated with again: `{"ok": true|false|null, "text": …, "models": […]}`.
+    """Queries again exactly the model version in the job's estimate: `{"ok": true|false|null, "text": …, "models": […]}`.
 
-    `ok` is null where no model was asked.
+    `ok` is null where no model was used.
     """
     gateway = gateway_of(request)
     require_free_models(gateway)
@@ -130,7 +130,7 @@ PROFILE_BODY: dict[str, Any] = {
 
 @router.post("/estimator/profile", openapi_extra=PROFILE_BODY, dependencies=[needs(Role.SUBMIT)])
 async def profile(request: Request) -> Response:
-    """What is known of a network's iterations with these numbers of workers and batches, and which runs would lessen the doubt most.
+    """What is known of a network's iterations with these numbers of workers and batches, and which runs would reduce the uncertainty most.
 
     `cells`: each with the interval of nine in ten, null where nothing was measured on this `gpu`; `plan`: the runs, the most useful first, with the
     root of the mean variance of ln t over the cells before and after. Nothing is submitted. `owner`: whose runs count first; of a token its tenant.
@@ -160,7 +160,7 @@ def ask_profile(asked: bytes, settings: Settings) -> Answer:
 
 
 def _over_ledger(request: Request, name: str, work: Callable[[Settings], Answer]) -> StreamingResponse:
-    """One such work at a time. Raises `Problem`."""
+    """Runs one such request at a time. Raises `Problem`."""
     gateway = gateway_of(request)
     if gateway.ledger.lock.locked():
         raise Problem(409, "under_way", "a verify, rebuild or replay is under way", retry_after_s=5)
@@ -168,7 +168,7 @@ def _over_ledger(request: Request, name: str, work: Callable[[Settings], Answer]
 
 
 def _of_models(gateway: Gateway, work: Callable[[Settings], Answer]) -> StreamingResponse:
-    """A question to the estimator; it does not wait for a replay. Raises `Problem`."""
+    """A question to the estimator, which does not wait for a replay. Raises `Problem`."""
     require_free_models(gateway)
     return _stream(gateway.settings, "penstock", gateway.models, work)
 

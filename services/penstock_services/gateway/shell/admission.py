@@ -1,4 +1,4 @@
-"""What would become of a job that is not submitted yet: its estimate by the estimator's own code in a worker process, and the odds of its deadline."""
+"""Dry run of a submission: its estimate by the estimator's own code in a worker process, and the odds of its deadline."""
 
 import asyncio
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ Answer = dict[str, Any]
 
 
 async def dry_run(gateway: Gateway, spec: JobSpec, doubts: Sequence[Doubt]) -> Answer:
-    """The answer to a submission that is not one. Without an estimator beside the gateway it says so, and is no error."""
+    """The answer to a dry run. Without an estimator beside the gateway the answer states that, and is no error."""
     estimate: Estimate | None = None
     found: Outlook | None = None
     problem = ""
@@ -42,8 +42,8 @@ async def dry_run(gateway: Gateway, spec: JobSpec, doubts: Sequence[Doubt]) -> A
 
 
 async def refuse_late(gateway: Gateway, spec: JobSpec) -> None:
-    """Raises `Problem` 409 for a job that would not be in time with the odds that count as certain, 400 for one that names no time, 503 where that
-    cannot be asked. A job of which nothing is known yet is not refused: else none of its kind could ever become known."""
+    """Raises `Problem` 409 for a job that would not be in time with the odds that count as certain, 400 for one that names no time, 503 where the estimator
+    cannot be queried. A job without any estimate is not refused: else no job of its kind could ever be learned."""
     field = "deadline" if spec.deadline_ms is not None else "qos"
     if not spec.timed or (spec.deadline_ms is None and spec.qos == "urgent"):
         text, remedy = "names no time at which it should be done", "give a deadline, or qos prior or normal"
@@ -73,7 +73,7 @@ async def _expected(gateway: Gateway, spec: JobSpec) -> tuple[Estimate, Outlook 
 
 
 def ask_estimate(spec: bytes, settings: Settings) -> Answer:
-    """What the estimator would answer now. For a worker: it loads the estimator's libraries."""
+    """The estimator's present answer. For a worker: it loads the estimator's libraries."""
     from penstock_services.estimator import present
 
     return asyncio.run(present.estimate_now(settings, checked(JobSpec, orjson.loads(spec), unknown="ignore")))

@@ -1,4 +1,4 @@
-"""The HTTP application: routes, errors as problems, and who may come in."""
+"""HTTP application of the gateway: routes, errors as problems, and authentication."""
 
 import logging
 import os
@@ -72,11 +72,11 @@ OPEN_PATHS = frozenset({"/healthz", "/readyz"})
 
 
 class Guard:
-    """Before everything else: who sends the request, and no web page of another site.
+    """Authentication before every route: identifies the caller, and refuses web pages of other sites.
 
     With tokens: the caller that the token file names. On loopback without them: the user who runs the gateway, by
-    the peer's socket. A page in that user's browser could reach us too, and what it submits runs: so the Host must be
-    this machine by name (against DNS rebinding) and an Origin, if sent, must be ours.
+    the peer's socket. A page in that user's browser could reach the gateway too, and its submissions would run: so the Host must be
+    this machine by name (against DNS rebinding) and an Origin, if sent, must be the gateway's.
     """
 
     def __init__(self, app: Any, tokens: TokenFile | None) -> None:
@@ -127,7 +127,7 @@ def _local(peers: Peers, scope: Scope) -> Caller:
 
 @cache
 def _user() -> str:
-    """Who runs this process, and where: `ada@workstation-7`."""
+    """User and host of this process: `ada@workstation-7`."""
     try:
         name = pwd.getpwuid(os.geteuid()).pw_name
     except KeyError:  # this uid has no name
@@ -151,7 +151,7 @@ def _bearer(tokens: TokenFile, authorization: bytes) -> Caller:
 
 
 def _split(url: str) -> SplitResult:
-    """As `urlsplit`; what is no URL (`http://[`) is nowhere."""
+    """As `urlsplit`; an invalid URL (`http://[`) gives an empty result."""
     try:
         return urlsplit(url)
     except ValueError:
@@ -185,7 +185,7 @@ def build_app(gateway: Gateway) -> Any:
 
 
 def required_roles() -> dict[tuple[str, str], tuple[Role, ...]]:
-    """(method, path) of every route → the roles of which it demands one. Raises LookupError for one that demands none."""
+    """(method, path) of every route → its roles, of which it requires one. Raises LookupError for a route that requires none."""
     found = {}
     for part in PARTS:
         for route in part.router.routes:
@@ -232,7 +232,7 @@ async def _on_http(request: Request, error: Exception) -> Response:
 
 
 def _allowed(request: Request) -> list[str]:
-    """Methods of this path. Of several templates that fit it the longest counts: node ids may hold a slash."""
+    """Methods of this path. Of several matching templates the longest counts: node ids may contain a slash."""
     routes = [*request.app.routes, *(route for part in PARTS for route in part.router.routes)]
     fitting: dict[str, set[str]] = {}
     for route in routes:

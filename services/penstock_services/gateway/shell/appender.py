@@ -1,4 +1,4 @@
-"""The way into the log: bounded, and never an acknowledgement without an append."""
+"""Bounded append to the log: nothing is acknowledged without an append."""
 
 import asyncio
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ class Appender:
         answer_within_s: float,
         operator_key: bytes | None = None,
     ) -> None:
-        """`operator_key`: signs what operators and watches say of nodes; None: the placer trusts its log."""
+        """`operator_key`: signs events about nodes from operators and watches; None: the placer trusts its log."""
         self._log = log
         self._cell, self._cell_index = settings.cell, settings.cell_index
         self._key = operator_key
@@ -79,4 +79,4 @@ class Appender:
     def _settled(self, append: "asyncio.Future[list[int]]") -> None:
         self.in_flight -= 1
         if not append.cancelled():
-            append.exception()  # seen: the request that waited has reported it, or has given up waiting
+            append.exception()  # retrieved: the request has reported it, or has given up waiting

@@ -1,4 +1,4 @@
-"""`POST /v1/jobs/{id}/checkpoint`: a running job is asked to save what it has done, and trains on."""
+"""`POST /v1/jobs/{id}/checkpoint`: asks a running job to save a checkpoint and to train on."""
 
 import asyncio
 import secrets
@@ -20,12 +20,12 @@ from penstock_services.gateway.shell.roles import caller_of, needs
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 
-SAVED_WITHIN_S = 5.0  # an answer waits so long for the checkpoint
+SAVED_WITHIN_S = 5.0  # the response waits so long for the checkpoint
 
 
 @router.post("/{job_id}/checkpoint", status_code=202, dependencies=[needs(Role.SUBMIT, Role.OPERATE)])
 async def checkpoint(job_id: str, request: Request) -> Response:
-    """The job saves what it has done at the end of an iteration, and trains on. Body (optional): `{"reason": "…"}`.
+    """The job saves a checkpoint at the end of an iteration, and trains on. Body (optional): `{"reason": "…"}`.
 
     200 with the checkpoint once it is reported; 202 with null if that takes longer, or if the job saves in a place of its own.
     """
@@ -51,7 +51,7 @@ async def checkpoint(job_id: str, request: Request) -> Response:
 
 
 async def _saved(gateway: Gateway, job_id: str, before: Checkpoint | None) -> dict[str, object] | None:
-    """The next one that is reported; None: not in time, or the job has ended."""
+    """The next reported checkpoint; None: not in time, or the job has ended."""
     try:
         async with asyncio.timeout(SAVED_WITHIN_S):
             while (job := gateway.follower.state.jobs.get(job_id)) is not None:

@@ -34,13 +34,15 @@ from penstock_services.gateway.shell.roles import caller_of, needs
 router = APIRouter(prefix="/v1", tags=["cell"])
 
 MAX_LISTED = 1_000
-MAX_EXPLAINED = 200  # of a queue, each costs about a placement; the others are listed without a reason
+MAX_EXPLAINED = (
+    200  # of a queue; each costs about as much as a placement, and the others are listed without a reason
+)
 WAITING = (JobStatus.SUBMITTED, JobStatus.QUEUED, JobStatus.BACKOFF)
 
 
 @router.get("/nodes", dependencies=[needs(Role.READ)])
 async def nodes(request: Request) -> Response:
-    """All nodes with what is free on them."""
+    """All nodes with their free resources."""
     gateway = gateway_of(request)
     await gateway.fresh()
     rows = await gateway.store.rows("SELECT row_to_json(nodes)::text FROM nodes ORDER BY node_id")
@@ -48,7 +50,7 @@ async def nodes(request: Request) -> Response:
 
 
 def _with_doubt(gateway: Gateway, row: str) -> orjson.Fragment:
-    """The row with the key `suspicion`; it is read only while it is suspect."""
+    """The row with the key `suspicion`; its text is decoded only while the node is suspect."""
     suspect = '"status":"suspect"' in row
     live = gateway.follower.state.nodes.get(orjson.loads(row)["node_id"]) if suspect else None
     found = None if live is None else doubt(gateway.follower.state, live)
@@ -101,7 +103,7 @@ async def gpus(request: Request) -> Response:
 
 
 def _held(gateway: Gateway, row: dict[str, Any]) -> Row:
-    """Which tasks hold the GPU of this row, and what is left of it."""
+    """The tasks that hold the GPU of this row, and its free share."""
     state = gateway.follower.state
     node = state.nodes.get(row["node_id"])
     return {"holders": [], "free_milli": 0} if node is None else gpu_use(state, node, row["gpu"])
@@ -115,7 +117,7 @@ class Filters(NamedTuple):
     label: list[str] | None
 
     def chosen(self, state: CellState, caller: Caller) -> list[JobState]:
-        """Name and labels of another tenant's job are hidden, so they do not find it."""
+        """Name and labels of another tenant's job are hidden, so these filters do not match it."""
         labels = dict.fromkeys(tuple(text.split("=", 1)) for text in self.label or ())
         return [
             job
@@ -161,10 +163,10 @@ async def queue(request: Request, filters: Filtered, limit: Limit = 100) -> Resp
 
 @router.get("/deadlines", dependencies=[needs(Role.READ)])
 async def deadlines(request: Request, filters: Filtered, limit: Limit = 100) -> Response:
-    """Jobs that name when they should be done and have not ended, of the caller's tenant: least odds first, then those of which they are not known.
+    """Jobs of the caller's tenant with a deadline or a service class that have not ended: lowest odds first, then those with unknown odds.
 
     `odds`: that it ends by `due_ms`, null with `unknown`; `ends_ms`: expected end; `sure_ms`: by when it ends with odds of `level`; `deadline_ms`: the
-    shortest deadline, after its submission, that holds with these; `qos`: its class, empty where it names a deadline. `timed`: how many there are.
+    shortest deadline, after its submission, that holds with these; `qos`: its class, empty where it names a deadline. `timed`: their number.
     """
     follower, caller = gateway_of(request).follower, caller_of(request)
     state, now_ms = follower.state, follower.now_ms()
@@ -209,7 +211,7 @@ async def decisions(
 
 @router.get("/decisions/{seq}", dependencies=[needs(Role.READ)])
 async def decision(seq: Annotated[int, Path(ge=0, le=MAX_SEQ)], request: Request) -> Response:
-    """Everything that the placer decided in one ledger record."""
+    """All decisions of the placer in one ledger record."""
     rows = await _decisions(request, "seq = $1 ORDER BY n", seq)
     if not rows:
         raise Problem(404, "no_decision", f"record {seq} holds no decision; GET /v1/decisions lists them")
@@ -254,7 +256,7 @@ async def ledger(request: Request) -> Response:
 
 @router.get("/status", dependencies=[needs(Role.READ)])
 async def status(request: Request) -> Response:
-    """Where the cell and its read models stand."""
+    """Positions of the cell's ledger and its read models."""
     gateway = gateway_of(request)
     state, cell_index = gateway.follower.state, gateway.settings.cell_index
     ledger, letters = Partition(Topic.LEDGER, cell_index), Partition(Topic.DEAD_LETTERS, 0)

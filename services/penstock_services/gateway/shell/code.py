@@ -1,4 +1,4 @@
-"""`/v1/code`: archives of the folders that jobs run in, stored once per tenant and digest, fetched by nodes."""
+"""`/v1/code`: archives of jobs' working folders, stored once per tenant and digest, fetched by nodes."""
 
 from pathlib import Path
 from typing import Annotated
@@ -30,7 +30,7 @@ BODY = {
 
 @router.get("/{digest}", dependencies=[needs(Role.SUBMIT)])
 async def code(digest: Digest, request: Request) -> Response:
-    """Whether the caller's tenant has put this archive here: `stored`, `bytes`."""
+    """Whether the caller's tenant has stored this archive: `stored`, `bytes`."""
     path = _store(gateway_of(request)).path(caller_of(request).tenant, digest)
     size = path.stat().st_size if path.is_file() else None
     return answer({"digest": digest, "stored": size is not None, "bytes": size})

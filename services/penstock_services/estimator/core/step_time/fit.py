@@ -1,4 +1,4 @@
-"""Fitting step models: maximum a posteriori by Gauss-Newton, and what measured networks teach about the next (empirical Bayes)."""
+"""Fitting of step models: maximum a posteriori by Gauss-Newton, and the prior from measured networks (empirical Bayes)."""
 
 from collections.abc import Callable, Sequence
 from math import exp, inf, log
@@ -14,7 +14,7 @@ from penstock_services.estimator.core.step_time.prior import WIDE, Located, Prio
 
 MAX_CELLS = 1_000  # a fit costs cells³, an answer cells²: about 0.3 ms with so many
 MAX_ROUNDS = 30  # of Gauss-Newton; it ends after about 10
-MIN_GAIN = 1e-4  # nats: what one round must gain
+MIN_GAIN = 1e-4  # nats: minimum gain of a round
 MAX_HALVINGS = 8
 SEARCH_STEP = 0.5  # in ln of a scale
 SEARCH_ROUNDS = 6
@@ -22,13 +22,13 @@ CELLS_PER_PLACEMENT = 4  # in that sample, on average
 
 TEACHING_CELLS = 250  # per network for its parameters
 SCALE_CELLS = 150  # per network for the scales of the residual
-SCALE_BELIEF = 1.0  # standard deviation of ln of a scale around the one set by hand
-MEAN_MODELS = 1.0  # weight, in networks, of the beliefs set by hand
+SCALE_BELIEF = 1.0  # prior standard deviation of ln of a scale around the one set by hand
+MEAN_MODELS = 1.0  # weight, in networks, of the means set by hand
 SPREAD_MODELS = 2.0
 
 
 def fit(table: Table, prior: Prior, reference_batch: float) -> StepModel:
-    """The model of these cells (none are allowed: then the prior answers).
+    """The model of these cells (without any, the prior answers).
 
     Raises `ValueError` for more than MAX_CELLS or a reference batch that is not above 0.
     """
@@ -40,10 +40,10 @@ def fit(table: Table, prior: Prior, reference_batch: float) -> StepModel:
 
 
 def learn_prior(tables: Sequence[Table], generator: np.random.Generator) -> Prior:
-    """From networks measured widely (one table each); WIDE where there are none. `generator` picks the cells.
+    """From widely measured networks (one table each); WIDE where there are none. `generator` samples the cells.
 
-    What one table can move is bounded, whatever it holds: a parameter by MAX_SPREADS of the spreads set by hand over
-    the number of tables, a scale to MAX_SCALE times the one set by hand.
+    The effect of one table is bounded, whatever its values: on a parameter by MAX_SPREADS of the spreads set by hand over
+    the number of tables, on a scale by MAX_SCALE times the one set by hand.
     """
     wide = [table for table in tables if len(table.cells) > len(WIDE.mean)]
     if not wide:
@@ -78,9 +78,9 @@ def reference_batch(table: Table) -> float:
 
 
 def sample(whole: Table, at_most: int, generator: np.random.Generator) -> Table:
-    """At most so many of its cells, from few placements: only several cells of one show what it has of its own.
+    """At most so many of its cells, from few placements: only several cells of a placement show its own residual.
 
-    Those on one node are always among them, for they are few and show what computing costs.
+    Cells on one node are always included: they are few and show the cost of computing.
     """
     placements = sorted({cell.placement for cell in whole.cells}, key=lambda shape: (len(shape), shape))
     some = generator.permutation(len(placements))[: at_most // CELLS_PER_PLACEMENT]
@@ -128,12 +128,12 @@ def _parameters_of(table: Table, reference_batch: float, prior: Prior) -> Floats
 
 
 def _spread_of(residual: Floats, at: Located, table: Table) -> Floats:
-    """Covariance of what was measured around the shape of `physics`, shape (cells, cells)."""
+    """Covariance of the measurements around the shape of `physics`, shape (cells, cells)."""
     return covariance(residual, at, at) + np.diag(noise_variance(residual, at) / table.runs)
 
 
 class _Explained:
-    """One network's cells with its parameters fixed: how well scales of the residual explain them."""
+    """One network's cells with its parameters fixed: the likelihood of the residual's scales."""
 
     def __init__(self, table: Table, reference: float) -> None:
         model = fit(table, WIDE, reference)
@@ -143,14 +143,14 @@ class _Explained:
         self._from_parameters = slope * np.array(WIDE.spread) ** 2 @ slope.T
 
     def negative_log_likelihood(self, residual: Floats) -> float:
-        """Of the cells, the parameters being as uncertain as the prior has them."""
+        """Of the cells, with the parameters as uncertain as in the prior."""
         return negative_log_likelihood(
             _spread_of(residual, self._at, self._table) + self._from_parameters, self._off
         )
 
 
 def _scales_of(explained: list[_Explained]) -> tuple[float, ...]:
-    """The scales of the residual, shape (RESIDUAL,), of the greatest likelihood; believed to be near those set by hand."""
+    """The scales of the residual, shape (RESIDUAL,), of the greatest posterior, with a prior around the ones set by hand."""
     middle = np.log(np.array(WIDE.residual))
 
     def loss(logs: Floats) -> float:
@@ -163,9 +163,9 @@ def _scales_of(explained: list[_Explained]) -> tuple[float, ...]:
 
 
 def _coordinate_search(loss: Callable[[Floats], float], start: Floats) -> Floats:
-    """Along one axis after the other; a step that helps grows by half, one that helps in neither direction is halved.
+    """Along one axis after the other; a step that helps grows by half, a step that helps in neither direction is halved.
 
-    Ends early, which keeps the scales near the belief: L-BFGS to its end explains the measured cells better and others worse
+    Ends early, which leaves the scales near the prior: L-BFGS to its end explains the measured cells better and others worse
     (p95 of 15 measured cells 18.7 % instead of 16.9 %).
     """
     found, least = start.copy(), loss(start)

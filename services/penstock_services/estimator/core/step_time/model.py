@@ -1,4 +1,4 @@
-"""Step times of one network on one kind of GPU: the shape that physics gives, and a Gaussian process for the rest.
+"""Step time model of one network on one kind of GPU: a parametric shape from physics, and a Gaussian process for the residual.
 
 Ideal: the posterior of every parameter and of the residual. Departure: parameters are linearised around the most
 likely ones, so that mean and variance of ln t are those of one Gaussian process, in closed form.
@@ -24,8 +24,8 @@ from penstock_services.estimator.core.step_time.prior import (
     prior_variance,
 )
 
-SCALE_RUNS = 10.0  # weight, in cells, of the belief that the residual's scale is the one expected
-HELD_OUT_FROM = 60  # cells; fewer leave-one-out errors make no quantile
+SCALE_RUNS = 10.0  # weight, in cells, of the prior that the residual's scale is the expected one
+HELD_OUT_FROM = 60  # cells; fewer leave-one-out errors give no quantile
 
 
 class StepTimes(NamedTuple):
@@ -60,19 +60,19 @@ class StepModel:
 
     @cached_property
     def posterior(self) -> Posterior:
-        """Of ln t less its shape, at the measured cells."""
+        """Posterior of ln t less its shape, at the measured cells."""
         shape, slope, at = self._measured
         noise = noise_variance(self._residual, at) / self.table.runs
         return Posterior(self.together(slope, at), noise, self.table.log_s - shape - slope @ self._off)
 
     def parameter_variances(self) -> Floats:
-        """What is left of the prior's variances after measuring, shape (PARAMETERS,)."""
+        """Posterior variances of the parameters, shape (PARAMETERS,)."""
         known = self.posterior.root @ (self._measured[1] * self._variances)
         return np.asarray(self._variances - (known**2).sum(axis=0))
 
     @cached_property
     def scale(self) -> float:
-        """Of the residual, in units of what was expected."""
+        """Scale of the residual, in units of the expected scale."""
         fit = float(self.posterior.y @ self.posterior.alpha)
         return sqrt((SCALE_RUNS + fit) / (SCALE_RUNS + len(self.table.cells)))
 
@@ -83,12 +83,12 @@ class StepModel:
         return np.sort(np.abs(error) / np.sqrt(variance))
 
     def factor(self, level: float) -> float:
-        """How many expected standard deviations hold a measurement with probability `level`, 0 < level < 1.
+        """Number of expected standard deviations that covers a measurement with probability `level`, 0 < level < 1.
 
-        The quantile of the cells' leave-one-out errors, with the correction of a finite sample (conformal); of so few cells
-        that there is none, Student's t of their root mean square. With few cells at least Student's t of the scale of all of
-        them, which is then never taken for less than expected. Wider by √(1 + PARAMETERS / cells): parameters were fitted to
-        those very cells, and new ones lie further off.
+        The quantile of the cells' leave-one-out errors, with the correction of a finite sample (conformal); where the cells are too few
+        for it, Student's t of their root mean square. With few cells at least Student's t of the scale of all of
+        them, which is then never taken for less than expected. Wider by √(1 + PARAMETERS / cells): the parameters were fitted to
+        these cells, and new ones lie further off.
         """
         cells, both = len(self.table.cells), (1.0 + level) / 2.0
         few = (
@@ -121,7 +121,7 @@ class StepModel:
         return self.linearised(self.table.cells)
 
     def linearised(self, cells: Sequence[Cell]) -> tuple[Floats, Floats, Located]:
-        """Of ln t: its shape, the slopes by parameter, and where the cells lie."""
+        """Linearisation of ln t: its shape, the slopes by parameter, and where the cells lie."""
         at = points(cells, self.reference_batch)
         shape = shape_of(self.parameters, at)
         return shape.log_s, slopes(self.parameters, at), Located(at, shape.sync_share)

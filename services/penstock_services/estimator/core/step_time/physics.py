@@ -1,4 +1,4 @@
-"""The shape of a step that physics gives: computing, and synchronising partly hidden behind it.
+"""Parametric shape of a step time from physics: computing, and synchronisation that partly overlaps with it.
 
     ln t = level + ln(C^γ + S^γ) / γ
     C = ((1 − φ) + φ·batch) · (1 + host·(widest − 1)/3)         computing, in units of e^level
@@ -8,8 +8,8 @@
       = exp(sync + density_slope·ln(gpus/(2·nodes)) + nodes_slope·ln(nodes/3))   more
 
 φ = 1/(1 + e^fixed) is the part of a step at the reference batch that grows with the batch; γ = 1 + e^overlap:
-1 = nothing is hidden, large = the longer of both alone counts. Every coefficient of time is positive by its form.
-Two nodes stand apart since all-reduce libraries use another algorithm from three nodes on: a step on three nodes can be
+1 = no overlap, large = only the longer of both counts. Every coefficient of time is positive by its form.
+Two nodes have parameters of their own since all-reduce libraries use another algorithm from three nodes on: a step on three nodes can be
 shorter than on two. One local batch is measured against `reference`, so that the parameters of one model
 inform the prior of the next.
 """

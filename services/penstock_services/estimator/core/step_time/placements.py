@@ -1,4 +1,4 @@
-"""What was measured: the time of one step by placement and local batch; and which measurements cannot be true."""
+"""Measurements of step times by placement and local batch, and the rejection of implausible ones."""
 
 from collections.abc import Iterable, Sequence
 from math import isfinite, log
@@ -19,14 +19,14 @@ MAX_STEP_S = 86_400.0  # a step of a day is a job that hangs
 
 
 class Cell(NamedTuple):
-    """One point of the space that is measured: a placement and the samples per GPU and step."""
+    """One point of the measured space: a placement and the samples per GPU and step."""
 
     placement: Placement
     local_batch: float
 
 
 class Measurement(NamedTuple):
-    """The mean time of a step that one run had in one cell, in seconds."""
+    """The mean step time of one run in one cell, in seconds."""
 
     cell: Cell
     step_s: float
@@ -49,9 +49,9 @@ def ring(placement: Placement) -> Placement:
 
 
 def table(measurements: Iterable[Measurement]) -> Table:
-    """Runs of one cell are averaged. Only measurements that can be true, see `why_rejected`.
+    """Runs of one cell are averaged. Only plausible measurements are allowed, see `why_rejected`.
 
-    The order of the cells is that of their placements and batches, so that the order of the runs moves nothing.
+    The order of the cells is that of their placements and batches, so that the order of the runs has no effect.
     """
     logs: dict[Cell, list[float]] = {}
     for (placement, local_batch), step_s in measurements:
@@ -62,7 +62,7 @@ def table(measurements: Iterable[Measurement]) -> Table:
 
 
 def why_rejected(measurement: Measurement) -> str:
-    """Why this cannot be true; empty if it can."""
+    """Why this is implausible; empty if it is plausible."""
     (placement, local_batch), step_s = measurement
     if not (isfinite(step_s) and MIN_STEP_S <= step_s <= MAX_STEP_S):
         return f"step time {step_s} s is not between {MIN_STEP_S} and {MAX_STEP_S:.0f} s"
@@ -72,7 +72,7 @@ def why_rejected(measurement: Measurement) -> str:
 
 
 def why_no_placement(placement: Placement) -> str:
-    """Why this cannot be a placement; empty if it can."""
+    """Why this is not a valid placement; empty if it is."""
     if not 1 <= len(placement) <= MAX_NODES:
         return f"{len(placement)} nodes: must be 1 to {MAX_NODES}"
     bad = [gpus for gpus in placement if not 1 <= gpus <= MAX_GPUS_PER_NODE]
@@ -85,13 +85,13 @@ class Points(NamedTuple):
     nodes: Floats
     gpus: Floats
     widest: Floats
-    """GPUs on the node that has most."""
+    """GPUs on the node with the most."""
     batch: Floats
     """Local batch / reference batch."""
     ring: Integers
     """Same number: same placement."""
     counts: Integers
-    """Same number: the same GPU counts per node in whatever order."""
+    """Same number: the same GPU counts per node in any order."""
 
 
 def points(cells: Sequence[Cell], reference_batch: float) -> Points:

@@ -1,4 +1,4 @@
-"""What is believed about a model's step times before it was measured, and how other models teach it."""
+"""Prior distribution of a model's step times before any measurement, learned from other models."""
 
 from typing import NamedTuple
 
@@ -22,9 +22,9 @@ RESIDUAL = (
     "cell",
     "noise",
 )
-"""What describes the residual: standard deviations of ln t, and reaches in ln nodes, ln GPUs, ln batch and GPUs."""
+"""Parameters of the residual: standard deviations of ln t, and length scales in ln nodes, ln GPUs, ln batch and GPUs."""
 
-# Set by hand, wide on purpose: one step is 1 ms to a day; a factor of 4 either way on how much it synchronises.
+# Set by hand, wide on purpose: a step takes 1 ms to a day; a factor of 4 either way on its synchronisation.
 _MEAN = (0.0, 0.0, -2.5, -0.5, -1.5, 0.3, 1.0, 0.5, 0.3, 0.0, 0.0)
 _SPREAD = (5.0, 1.5, 1.0, 1.5, 1.0, 0.4, 0.5, 0.3, 0.2, 0.3, 1.0)
 _RESIDUAL = (0.15, 0.5, 0.7, 1.0, 0.06, 0.06, 1.0, 0.03, 0.7, 1.5, 0.06, 0.03)
@@ -40,18 +40,18 @@ class Prior(NamedTuple):
     spread: tuple[float, ...]
     residual: tuple[float, ...]
     models: int = 0
-    """How many measured models taught it."""
+    """Number of measured models from which it was learned."""
 
 
 WIDE = Prior(_MEAN, _SPREAD, _RESIDUAL)
-"""Before any model was measured."""
+"""The prior before any model was measured."""
 
 assert len(_MEAN) == len(_SPREAD) == len(PARAMETERS), "one belief per parameter"
 assert len(_RESIDUAL) == len(RESIDUAL), "one scale per part of the residual"
 
 
 class Located(NamedTuple):
-    """Points and how much of each step is synchronising there, shape (cells,)."""
+    """Points and the share of synchronisation in each step there, shape (cells,)."""
 
     points: Points
     sync_share: Floats
@@ -60,9 +60,9 @@ class Located(NamedTuple):
 def covariance(residual: Floats, one: Located, other: Located) -> Floats:
     """Of the residuals of ln t at `one` (rows) and `other` (columns), without the noise of a measurement.
 
-    What deviates is mostly how long synchronising takes; it counts by its share in the step. It is alike on
-    placements of like size within one regime (one, two, more nodes), on the same GPU counts per node in any
-    order, and on the very same placement; always at like batches. What is left belongs to computing.
+    Most of the deviation is in the time of synchronisation; it counts by its share in the step. It is correlated over
+    placements of like size within one regime (one, two, more nodes), over the same GPU counts per node in any
+    order, and over the same placement; always at like batches. The remainder is the deviation of computing.
     """
     shape, nodes_reach, gpus_reach, batch_reach, place, counts, place_reach, compute, c_batch, c_wide = (
         residual[:10]
@@ -87,7 +87,7 @@ def prior_variance(residual: Floats, at: Located) -> Floats:
 
 
 def noise_variance(residual: Floats, at: Located) -> Floats:
-    """Of one measurement of ln t, shape (cells,): of the clock and of the network in that run."""
+    """Variance of one measurement of ln t, shape (cells,): from the clock and the network in that run."""
     cell, noise = residual[10], residual[11]
     return np.asarray(noise**2 + (cell * at.sync_share) ** 2)
 

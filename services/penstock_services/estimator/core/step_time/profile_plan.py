@@ -1,9 +1,9 @@
-"""Which few placements to measure next.
+"""Profiling plan (greedy experimental design): which few placements to measure next.
 
-Ideal: the set of measurements after which the estimates that will be used err least. Departure: one after the other,
+Ideal: the set of measurements after which the later estimates have the smallest error. Departure: one after the other,
 each the best given those before it (greedy): its gain is near that of the best set, since a measurement gains less
 the more others there are. Departure: the two ends of the batch on the fewest GPUs go first. They cost least, and
-until they are known the expected gain rests on a guess of how computing grows with the batch.
+until they are known the expected gain depends on a guess of how computing grows with the batch.
 """
 
 from collections.abc import Sequence
@@ -34,7 +34,7 @@ def profile_plan(
 ) -> list[Probe]:
     """Up to `most` cells to measure next, the most useful first.
 
-    `use`: how often each candidate is expected to be asked for, ≥ 0 and not all 0. A candidate's gain is the
+    `use`: how often each candidate is expected to be queried, ≥ 0 and not all 0. A candidate's gain is the
     fall of the mean variance of ln t over all candidates, weighted by use. It ends early once the weighted spread
     is at most `enough`. Ties go to the candidate that comes first. Raises `ValueError`.
     """

@@ -1,7 +1,7 @@
-"""Lightweight profiling of one network on one kind of GPU: which runs lessen the doubt about its iterations most, and what is known of each placement.
+"""Lightweight profiling of one network on one kind of GPU: which runs reduce the uncertainty about its iterations most, and what is known of each placement.
 
-Ideal: B × N × G runs, each batch on each ⟨nodes, GPUs per node⟩. Departure: B + N + G of them at most (Source: GENIE §II-B), and not those on the axes but the
-ones that the model's own covariance finds the most useful (`profile_plan`). Only placements that the cell packs for a gang are looked at, since no others are asked for.
+Ideal: B × N × G runs, each batch on each ⟨nodes, GPUs per node⟩. Departure: B + N + G of them at most (Source: GENIE §II-B), and instead of those on the axes the
+most useful ones by the model's own covariance (`profile_plan`). Only placements that the cell packs for a gang are considered, since no others are queried.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,11 +25,11 @@ from penstock_services.estimator.core.step_time.training_set import (
     tables_of,
 )
 
-MAX_LOG = 50.0  # of a width: beyond it nothing is known
+MAX_LOG = 50.0  # of a width: a larger one means that nothing is known
 
 
 class Asked(NamedTuple):
-    """What is to be profiled."""
+    """The network and the range to profile."""
 
     owner: str
     model: str
@@ -53,11 +53,11 @@ class Shape(NamedTuple):
 
 
 class NothingFits(ValueError):
-    """The cell holds none of what is to be profiled."""
+    """The cell can hold none of the placements to profile."""
 
 
 def profile(asked: Asked, nodes: NodeCapacity, runs: Sequence[FinishedRun], prior: Prior) -> dict[str, Any]:
-    """`gpu`: on which kind; `cells`: what is known of each; `plan`: runs to make, the most useful first; `spread_before`, `spread_after`.
+    """`gpu`: on which kind; `cells`: the known times of each; `plan`: runs to make, the most useful first; `spread_before`, `spread_after`.
 
     Spreads are roots of the mean variance of ln t over the cells. Raises `NothingFits`.
     """
@@ -87,7 +87,7 @@ def light_runs(shapes: Sequence[Shape]) -> int:
 
 
 def _shapes(asked: Asked, nodes: NodeCapacity) -> tuple[str, list[Shape]]:
-    """On the kind of GPU of which the cell has most, among those that hold any of them."""
+    """On the kind of GPU of which the cell has most, among those on which any of them fits."""
     for gpu, sizes in nodes.gpu_nodes(asked.gpu_models):
         if found := [*_packed(asked, sizes)]:
             return gpu, found
@@ -112,7 +112,7 @@ def _packed(asked: Asked, sizes: Mapping[int, int]) -> list[Shape]:
 def _model(
     asked: Asked, gpu: str, shapes: Sequence[Shape], runs: Sequence[FinishedRun], prior: Prior
 ) -> StepModel:
-    """Of the owner's own runs, else of all owners'; of none where no run measured it."""
+    """Model of the owner's own runs, else of all owners'; of none where no run measured it."""
     samples = [one for one in samples_of(runs) if (one.network, one.gpu) == (asked.model, gpu)]
     tables = tables_of(samples)
     own, shared = (tables.get(name_of(whose, asked.model, gpu)) for whose in (asked.owner, SHARED))
@@ -124,7 +124,7 @@ def _model(
 
 
 def _known(model: StepModel, shape: Shape) -> dict[str, Any]:
-    """Times are null where nothing was measured on this kind of GPU: then only the prior answers, and it is no knowledge."""
+    """Times are null where nothing was measured on this kind of GPU: then only the prior answers, which does not count as known."""
     found = {
         "workers": shape.workers,
         "batch": shape.batch,

@@ -1,4 +1,4 @@
-"""Run time of a job that names its number of iterations: these × the step that was measured or learned, and its phases."""
+"""Run time tier for jobs with a number of iterations: iterations × the measured or learned step time, and the job's phases."""
 
 import math
 from collections import OrderedDict
@@ -23,15 +23,15 @@ from penstock_services.estimator.core.step_time.training import (
 from penstock_services.estimator.core.step_time.training_set import cell_of
 
 MAX_CACHED = 4_096  # answers of the model
-RUNS_APART = 0.1  # a single measurement lies off its own mean by 12 % at p95 (tests/papers/README.md)
-MAX_SPREAD = 1.0  # of ln step: more is no knowledge, but what all networks have in common
+RUNS_APART = 0.1  # a single measurement deviates from its own mean by 12 % at p95 (tests/papers/README.md)
+MAX_SPREAD = 1.0  # of ln step: a larger spread is only the prior that all networks share
 
 
 class StepTier:
-    """Answers the run time only, and only of a job that names its iterations; of one with a target it is the longest.
+    """Answers the run time only, and only of a job that names its iterations; for a job with a target it is an upper bound.
 
     The step is that of the same job's runs on as many GPUs, else the model's for the densest ring of the GPUs asked for,
-    on the GPU model of which the cell has most among those allowed that it knows.
+    on the allowed and known GPU model of which the cell has most.
     """
 
     def __init__(self, history: History, nearest: Nearest, nodes: NodeCapacity) -> None:
@@ -41,12 +41,12 @@ class StepTier:
         self._answers: OrderedDict[StepQuestion, StepAnswer | None] = OrderedDict()
 
     def use(self, model: InUse[Durations]) -> None:
-        """From the next estimate on."""
+        """Uses this model from the next estimate on."""
         self.model = model
         self._answers.clear()
 
     def prepare(self, specs: Iterable[JobSpec]) -> None:
-        """Predicts for all of them at once, each on the first kind of GPU that the model knows; `guess` finds
+        """Predicts for all of them in one batch, each on the first kind of GPU that the model knows; `guess` finds
         the answers in the cache. Optional, and much cheaper."""
         if self.model is None:
             return
@@ -83,7 +83,7 @@ class StepTier:
         )
 
     def answer(self, asked: StepQuestion) -> StepAnswer | None:
-        """The model's, through an LRU cache; None where it knows no more than what all networks have in common."""
+        """The model's answer, through an LRU cache; None where it has only the prior that all networks share."""
         if self.model is None:
             return None
         if asked not in self._answers:
@@ -92,7 +92,7 @@ class StepTier:
         return None if found is None or found.spread > MAX_SPREAD else found
 
     def options(self, spec: JobSpec, gpus_each: int) -> tuple[ShapeOption, ...]:
-        """What is known of the steps of a moldable job, on the kind of GPU of which most is known; those that are offered."""
+        """Known step times of a moldable job, on the kind of GPU of which most is known; the shapes that are offered."""
         if gpus_each < 1 or (spec.resources.gpu_share_milli or WHOLE_GPU) < WHOLE_GPU:
             return ()
         found: tuple[ShapeOption, ...] = ()
@@ -103,7 +103,7 @@ class StepTier:
         return found
 
     def _options_on(self, gpu: str, spec: JobSpec, rings: Mapping[int, Placement]) -> Iterator[ShapeOption]:
-        """The steps of its own runs in a shape, else the model's, which is asked about all of them at once. `rings`: by number of workers."""
+        """Steps of the job's own runs in a shape, else the model's, which predicts all of them in one batch. `rings`: by number of workers."""
         asked: dict[int, StepQuestion] = {}
         for workers, ring in rings.items():
             each = spec.shaped(workers).batch_size
@@ -136,7 +136,7 @@ class StepTier:
         return None
 
     def _askable(self, spec: JobSpec, gpus_each: int) -> Iterator[tuple[StepQuestion, Placement]]:
-        """What the model can be asked about the job: for each kind of GPU that may hold it, the most GPUs first."""
+        """The model queries for the job: for each kind of GPU that may hold it, the most GPUs first."""
         share = spec.resources.gpu_share_milli or WHOLE_GPU
         if spec.model is None or spec.batch_size is None or gpus_each < 1 or share < WHOLE_GPU:
             return
@@ -159,7 +159,7 @@ class Interval(NamedTuple):
 
 
 def _measured_ms(runs: Runs | None, gpus: int) -> Interval | None:
-    """Median, smallest and largest step of the same job's runs on as many GPUs; no narrower than single measurements lie apart, since they are few."""
+    """Median, smallest and largest step of the same job's runs on as many GPUs; no narrower than the scatter of single measurements, since they are few."""
     steps_ms = runs.steps_ms(gpus) if runs else []
     if not steps_ms:
         return None
@@ -169,12 +169,12 @@ def _measured_ms(runs: Runs | None, gpus: int) -> Interval | None:
 
 
 def _shape(ring: Placement) -> str:
-    """For people: a gang may be on 256 nodes, and a source is a short text."""
+    """Text for users: a gang may be on 256 nodes, and a source is a short text."""
     return f"{sum(ring)} GPUs of {len(ring)} nodes," if len(ring) > 1 else str(ring[0])
 
 
 def _gpus_each(spec: JobSpec, runs: Runs | None) -> int:
-    """Per worker: asked for, else as earlier runs had."""
+    """Per worker: as requested, else as in earlier runs."""
     if spec.resources.gpus is not None:
         return spec.resources.gpus
     had = runs.column("gpus") if runs else []
@@ -182,7 +182,7 @@ def _gpus_each(spec: JobSpec, runs: Runs | None) -> int:
 
 
 def _measured_s(runs: Runs | None, gpus: int) -> tuple[float, str, str | None] | None:
-    """The same job's step on as many GPUs."""
+    """The same job's step time on as many GPUs."""
     steps_ms = runs.steps_ms(gpus) if runs else []
     if not steps_ms:
         return None

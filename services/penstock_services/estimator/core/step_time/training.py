@@ -1,4 +1,4 @@
-"""The learned model of durations: step times by network and GPU, and how remaining times err. Trained, judged and asked."""
+"""Learned model of durations: step times by network and GPU, and the errors of remaining times. Trained, evaluated and queried here."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -31,7 +31,7 @@ from penstock_services.estimator.core.step_time.training_set import (
     training_set,
 )
 
-MIN_TEACHING = 10  # runs that report a step time with its placement; fewer are their own history
+MIN_TEACHING = 10  # runs that report a step time with its placement; for fewer the history is enough
 MIN_NEW = 20  # runs; step times scatter by a few percent, resources do not: fewer runs suffice
 MAX_JUDGED = 500  # an answer takes 0.3 ms
 LEVEL = 0.9
@@ -50,7 +50,7 @@ class Durations(NamedTuple):
 
 
 class StepQuestion(NamedTuple):
-    """A network of an owner's, in a cell of placements and batches."""
+    """A network of an owner, in a cell of placements and batches."""
 
     owner: str
     network: str
@@ -59,20 +59,20 @@ class StepQuestion(NamedTuple):
 
 
 class StepAnswer(NamedTuple):
-    """ln of the step in seconds, the standard deviation of one run's around it, and by what."""
+    """ln of the step in seconds, the standard deviation of one run's around it, and the source."""
 
     log_s: float
     spread: float
     cells: int
-    """Measured, that it rests on."""
+    """Number of measured cells in its model."""
     own: bool
-    """Of this owner's own runs."""
+    """True: from this owner's own runs."""
     width: float
     """Half of the interval of LEVEL, of ln."""
 
 
 def train(found: TrainingSet, generator: np.random.Generator, prior: Prior | None = None) -> Durations:
-    """The same data and generator give the same model, in whatever order the tables come. `prior`: one that is known already.
+    """The same data and generator give the same model, in any order of the tables. `prior`: one that is known already.
 
     Raises `ValueError` for more than MAX_CELLS cells in a table.
     """
@@ -100,8 +100,8 @@ def _learn_eta(found: TrainingSet) -> Learned:
 
 
 def fit(runs: Sequence[FinishedRun], like: Durations | None) -> Durations:
-    """`like` lends its prior, which a fifth more runs hardly move and which takes longest to learn; without it only step
-    times are learned, for they are what is judged."""
+    """`like` supplies its prior, which a fifth more runs hardly change and which takes longest to learn; without it only step
+    times are learned, since only they are evaluated."""
     found, generator = training_set(runs), np.random.default_rng(SEED)
     if like is None:
         return train(found._replace(curves=(), totals=(), windows=()), generator)
@@ -109,14 +109,14 @@ def fit(runs: Sequence[FinishedRun], like: Durations | None) -> Durations:
 
 
 def knows(durations: Durations, asked: StepQuestion) -> bool:
-    """Whether anybody measured this network there."""
+    """Whether any owner measured this network there."""
     return any(name in durations.models for name in _names(asked))
 
 
 def answer(durations: Durations, asked: Iterable[StepQuestion]) -> dict[StepQuestion, StepAnswer | None]:
-    """By the owner's own runs or by everybody's, whichever is more certain; None: nobody measured this network there.
+    """From the owner's own runs or from all owners', whichever is more certain; None: no owner measured this network there.
 
-    What rests on the same model is answered together, for most of an answer's time is not its own.
+    Questions to the same model are answered in one batch, since most of the cost is per batch.
     """
     found: dict[StepQuestion, StepAnswer | None] = dict.fromkeys(asked)
     by_name: dict[str, list[StepQuestion]] = {}
@@ -141,7 +141,7 @@ def answer(durations: Durations, asked: Iterable[StepQuestion]) -> dict[StepQues
 
 def judge(durations: Durations, runs: Sequence[FinishedRun]) -> dict[str, float]:
     """`step_error`: mean |ln (predicted / measured)| of a step; `step_within`: share inside the interval; `step_told`: share
-    of the runs that are answered. Only what there is to judge."""
+    of the runs that are answered. Only metrics with data."""
     samples = samples_of(runs)[-MAX_JUDGED:]
     asked = [StepQuestion(one.owner, one.network, one.gpu, one.cell) for one in samples]
     answers = answer(durations, asked)

@@ -1,9 +1,9 @@
-"""The training set of step times: which finished runs teach, and how much one owner may.
+"""Training set of step times: which finished runs are used, and how much of it may come from one owner.
 
-A network's step times are stored twice: per owner, and shared by all owners. One owner's runs move what others are answered
+A network's step times are stored twice: per owner, and shared by all owners. One owner's runs change other owners' estimates
 only within bounds (`limits`): a shared cell is the median over owners; where two disagree too far there is none; a cell that
-one owner alone measured counts while it is near what is usual among owners; and of everything that is learned across
-networks (the prior, curves, spreads) each owner teaches a bounded part.
+one owner alone measured counts while it is near the usual value among owners; and of everything that is learned across
+networks (the prior, curves, spreads) each owner supplies a bounded part.
 """
 
 from collections import Counter
@@ -25,7 +25,9 @@ from penstock_services.estimator.core.step_time.placements import (
 )
 
 SHARED = "*"  # stands for all owners in a table's name; no owner can be called so
-OWNERS_APART = 0.3  # by hand, while few cells have two owners: versions, precisions and input sizes differ
+OWNERS_APART = (
+    0.3  # set by hand, while few cells have two owners: versions, precisions and input sizes differ
+)
 APART, APART_WEIGHT = (
     (0.05, 0.5),
     10.0,
@@ -33,7 +35,7 @@ APART, APART_WEIGHT = (
 
 
 class Quota(NamedTuple):
-    """How many tables, cells in all of them, and cells in each. A fit costs cells³, and a training shall end in seconds."""
+    """Maximum number of tables, of cells in all of them, and of cells in each. A fit costs cells³, and a training shall end in seconds."""
 
     tables: int
     cells: int
@@ -42,13 +44,15 @@ class Quota(NamedTuple):
 
 SHARED_QUOTA = Quota(120, 4_000, 200)  # the most recently used tables; of each the newest cells
 MIN_SHARED_EACH = 40  # cells that a shared table may have, however many tables there are
-OWN_QUOTA = Quota(80, 2_000, 50)  # an owner's own show how his runs differ; fewer than have their own scales
+OWN_QUOTA = Quota(
+    80, 2_000, 50
+)  # an owner's own tables show how the owner's runs differ; fewer cells than for scales of their own
 
 Item = TypeVar("Item")
 
 
 class Sample(NamedTuple):
-    """One run's step time that names its network, GPU and placement."""
+    """One run's step time with its network, GPU and placement."""
 
     seq: int
     owner: str
@@ -62,11 +66,11 @@ class Sample(NamedTuple):
 
 
 class TrainingSet(NamedTuple):
-    """What is learned from. Step times by name of table."""
+    """Data of the learned models. Step times by name of table."""
 
     tables: Mapping[str, Table]
     teaching: Collection[str]
-    """Names of the tables that the prior is learned from."""
+    """Names of the tables from which the prior is learned."""
     curves: Sequence[tuple[str, Curve]]
     """(kind, loss curve) of finished runs."""
     totals: Sequence[tuple[str, Sequence[float]]]
@@ -88,7 +92,7 @@ def cell_of(placement: tuple[int, ...], batch_size: float, workers: int = 1) -> 
 
 
 def sample_of(run: FinishedRun) -> Sample | None:
-    """None where something is missing or cannot be true."""
+    """None where a value is missing or implausible."""
     info, steps, step_s = run.info, run.steps, run.measured.step_ms / 1_000.0
     if run.rejected or steps is None or not steps.placement or not isfinite(step_s):
         return None
@@ -140,7 +144,7 @@ def tables_of(samples: Sequence[Sample]) -> dict[str, Table]:
 
 
 def _within_quota(samples: Mapping[str, Sequence[Sample]], quota: Quota) -> dict[str, Table]:
-    """Tables of these samples, newest first each; the most recently used tables have room first."""
+    """Tables of these samples, newest first each; the most recently used tables are filled first."""
     tables_by_name: dict[str, Table] = {}
     left = quota.cells
     tables: Counter[str] = Counter()
@@ -163,7 +167,7 @@ def _within_quota(samples: Mapping[str, Sequence[Sample]], quota: Quota) -> dict
 
 
 def shared_cells(samples: Sequence[Sample]) -> list[Measurement]:
-    """Of each cell the median over its runs, then over owners, those measured last first; see the top."""
+    """Of each cell the median over its runs, then over owners, those measured last first; see the module docstring."""
     found: dict[Cell, dict[str, list[float]]] = {}
     for sample in samples:
         found.setdefault(sample.cell, {}).setdefault(sample.owner, []).append(log(sample.step_s))
@@ -184,7 +188,7 @@ def shared_cells(samples: Sequence[Sample]) -> list[Measurement]:
 
 
 def _usual(logs_of: Mapping[Cell, Mapping[str, float]]) -> float:
-    """Median over owners of the median of each one's, ln of seconds."""
+    """Median over owners of the median of each owner's cells, ln of seconds."""
     by_owner: dict[str, list[float]] = {}
     for owners in logs_of.values():
         for owner, value in owners.items():
@@ -193,7 +197,7 @@ def _usual(logs_of: Mapping[Cell, Mapping[str, float]]) -> float:
 
 
 def owners_apart(samples: Sequence[Sample]) -> float:
-    """Standard deviation of ln step between owners who measured the same cell, within APART; the belief set by hand weighs
+    """Standard deviation of ln step between owners that measured the same cell, within APART; the value set by hand weighs
     as much as APART_WEIGHT such cells."""
     logs_of: dict[tuple[str, str, Cell], dict[str, list[float]]] = {}
     for sample in samples:
@@ -211,7 +215,7 @@ def owners_apart(samples: Sequence[Sample]) -> float:
 
 
 def teaching_of(tables: Mapping[str, Table], samples: Sequence[Sample]) -> frozenset[str]:
-    """Names of the shared tables that teach the prior: those with most cells, few of any one owner alone."""
+    """Names of the shared tables from which the prior is learned: those with most cells, few of any one owner alone."""
     owners: dict[str, set[str]] = {}
     for sample in samples:
         owners.setdefault(name_of(SHARED, sample.network, sample.gpu), set()).add(sample.owner)
@@ -243,7 +247,7 @@ def limited_per_owner(items: Iterable[tuple[str, Item]], at_most: int) -> list[I
 
 
 def kind_of(network: str | None) -> str:
-    """What makes loss curves alike."""
+    """Group of similar loss curves."""
     return network or ""
 
 
