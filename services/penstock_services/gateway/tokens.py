@@ -1,4 +1,4 @@
-"""`penstock token`: makes a bearer token; the gateway's file gets its hash, the caller gets the token."""
+"""`penstock token`: generates a bearer token; the gateway's file gets its hash, the caller gets the token."""
 
 import fcntl
 import os
@@ -44,9 +44,9 @@ def token(
 
 
 def _append(path: Path, line: str) -> None:
-    """Adds the line, in a file that only its owner can use: the owner so far, also where root adds the line.
+    """Adds the line, in a file that only its owner can use: its present owner, also where root adds the line.
 
-    One process at a time: each reads what the one before has written.
+    One process at a time, so that no line is lost.
     Raises `ValueError` or OSError, and then changes nothing.
     """
     folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)  # the file itself is replaced

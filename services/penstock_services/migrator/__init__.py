@@ -1,1 +1,1 @@
-"""The migrator: proposes that running jobs go on elsewhere, by how their losses fall."""
+"""The migrator: proposes to move running jobs to other nodes, by how their losses fall."""

@@ -13,11 +13,11 @@ DEFAULT_LOG_LIMIT_MIB = 64
 DEFAULT_DRAIN_GRACE_MS = 10_000
 DEFAULT_FETCH_LIMIT_MIB = 65_536  # a minute at 10 Gbit/s
 MIB = {"": 1, "MIB": 1, "GIB": 1_024, "TIB": 1_048_576}
-BY_NODE = Path("nodes/ID")  # stands for a folder named after the node
+BY_NODE = Path("nodes/ID")  # placeholder for a folder named after the node
 
 
 def mebibytes(text: str | int) -> int:
-    """`16GiB`, `512MiB` or a bare number of MiB, which a default is. Raises `BadParameter`."""
+    """`16GiB`, `512MiB` or a bare number of MiB, as defaults are. Raises `BadParameter`."""
     match = re.fullmatch(r"(\d+)\s*([A-Za-z]*)", str(text).strip())
     if match is None or match[2].upper() not in MIB:
         raise typer.BadParameter(f"{text!r} is not an amount of memory; write 16GiB or 512MiB")
@@ -29,7 +29,7 @@ def _memory(flag: str, metavar: str, help_text: str | None = None) -> Any:
 
 
 class IsolationChoice(StrEnum):
-    """What `--isolation` may be."""
+    """Values of `--isolation`."""
 
     AUTO = "auto"
     PID_NAMESPACE = "pid_namespace"

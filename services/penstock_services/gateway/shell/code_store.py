@@ -1,6 +1,6 @@
-"""Archives of code in a folder, by tenant and SHA-256: written whole, bounded, the one that was used longest ago removed first.
+"""Content-addressed store of code archives in a folder, by tenant and SHA-256: written whole, bounded, with least recently used (LRU) eviction.
 
-A tenant reads what it has put there itself, so knowing another's digest is not enough. Callers without a tenant share one place.
+A tenant reads only its own archives, so knowing another's digest is not enough. Callers without a tenant share one place.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from penstock.sdk.code_archive import MAX_PACKED_BYTES
 from penstock_services.gateway.core.problems import BadField, Problem, invalid
 
 MAX_STORED_BYTES = 16 << 30
-PART_S = 3_600  # without a byte: its gateway has been killed
+PART_S = 3_600  # age of a partial file without a new byte: its gateway has been killed
 
 
 class CodeStore:
@@ -32,18 +32,18 @@ class CodeStore:
         return self._folder / file_name(tenant or SHARED_TENANT) / digest
 
     def find(self, owner: str, digest: str) -> Path | None:
-        """For a job of this owner: its tenant's own, else the shared one."""
+        """For a job of this owner: its tenant's own archive, else the shared one."""
         return next((path for tenant in (owner, None) if (path := self.path(tenant, digest)).is_file()), None)
 
     def used(self, path: Path) -> None:
-        """It is removed later than those that were used before."""
+        """Marks it as used: it is evicted after archives that were used before."""
         with suppress(OSError):
             os.utime(path)
 
     async def put(
         self, tenant: str | None, digest: str, chunks: AsyncIterator[bytes], live: Collection[str]
     ) -> int:
-        """Stores an archive; its bytes. `live`: digests that jobs still need. Raises `Problem`."""
+        """Stores an archive and returns its size in bytes. `live`: digests that jobs still need. Raises `Problem`."""
         path = self.path(tenant, digest)
         part = path.with_name(f".{secrets.token_hex(8)}")
         try:
@@ -60,7 +60,7 @@ class CodeStore:
         return size
 
     async def _receive(self, part: Path, digest: str, chunks: AsyncIterator[bytes]) -> int:
-        """Raises `Problem` for too many bytes, and for others than the digest's."""
+        """Raises `Problem` for too many bytes, and for a wrong digest."""
         size, found = 0, hashlib.sha256()
         with await asyncio.to_thread(part.open, "xb") as file:
             async for chunk in chunks:
@@ -77,7 +77,7 @@ class CodeStore:
         return size
 
     def _make_room(self, size: int, live: Collection[str]) -> None:
-        """Removes what a killed gateway left half-written, and the oldest that no job needs. Raises `Problem` 507 where that is not enough."""
+        """Removes partial files of killed gateways, and the oldest archives that no job needs. Raises `Problem` 507 where that is not enough."""
         for part in self._folder.glob("*/.*"):
             with suppress(FileNotFoundError):
                 if part.stat().st_mtime < wall_ms() / 1_000 - PART_S:

@@ -1,7 +1,7 @@
-"""Standing connections of node-reporters: one that breaks, and is not replaced at once, makes its node suspect (decision 39).
+"""Liveness by standing connections of node-reporters: one that breaks, and is not replaced at once, makes its node suspect (decision 39).
 
-A reporter opens a request whose answer never ends. Nothing is sent on it: the kernels of both ends look after it. Postgres has
-the latest connection of each node, so that one that is replaced at another gateway of the cell is no break.
+A reporter opens a request whose answer never ends. Nothing is sent on it: both kernels detect a break. Postgres has
+the latest connection of each node, so that a connection that is replaced at another gateway of the cell does not count as broken.
 """
 
 import asyncio
@@ -25,11 +25,15 @@ from penstock_services.gateway.shell.roles import caller_of, needs
 
 router = APIRouter(prefix="/v1/nodes", tags=["nodes"])
 
-REPLACED_WITHIN_S = 8.0  # a reporter that restarts, or loses its connection to a router, is back by then
+REPLACED_WITHIN_S = (
+    8.0  # a reporter that restarts, or loses its connection to a router, has reconnected by then
+)
 RETURNED_WITHIN_S = (
     60.0  # after a gateway's start; a reporter tries again every 5 s, a balancer may need longer
 )
-TAKEN_IN_S = 0.005  # by another gateway, of one connection: 2.5 ms of CPU with TLS, 1 ms without
+TAKEN_IN_S = (
+    0.005  # time in which another gateway accepts one connection: 2.5 ms of CPU with TLS, 1 ms without
+)
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 10.0
 BEGUN = b'{"connected": true}\n'
 
@@ -40,7 +44,7 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 
 class Standing(Response):
-    """An answer that ends with its connection, or with the gateway."""
+    """A response that ends with its connection, or with the gateway."""
 
     def __init__(self, gateway: Gateway, node_id: str) -> None:
         super().__init__(media_type="application/x-ndjson")
@@ -76,14 +80,14 @@ async def _disconnected(receive: Receive) -> None:
 
 
 def _is_back(gateway: Gateway, node_id: str) -> None:
-    """A new connection, or a goodbye: what broke before is no news."""
+    """A new connection, or a goodbye: an earlier break is not reported."""
     report = gateway.broken.pop(node_id, None)
     if report is not None:
         report.cancel()
 
 
 async def _suspect(gateway: Gateway, node_id: str, connection_id: str | None) -> None:
-    """Cancelled when the node is back meanwhile. `connection_id`: what broke; None: Postgres was away when it began."""
+    """Cancelled when the node reconnects meanwhile. `connection_id`: the broken one; None: Postgres was down when it began."""
     await asyncio.sleep(REPLACED_WITHIN_S)
     await asyncio.sleep(TAKEN_IN_S * (len(gateway.broken) - 1))  # a balancer moves all of them at once
     if connection_id is not None and not await gateway.store.is_latest_connection(node_id, connection_id):
@@ -96,7 +100,7 @@ async def _suspect(gateway: Gateway, node_id: str, connection_id: str | None) ->
 
 
 async def report_missing(gateway: Gateway) -> None:
-    """After a start: suspects the nodes whose latest connection ended together with its gateway, and that came back to none."""
+    """After a start: suspects the nodes whose latest connection ended together with its gateway, and that reconnected to none."""
 
     async def missing() -> list[tuple[str, str]]:
         moment, entries = await gateway.store.call_roll()
@@ -112,7 +116,7 @@ async def report_missing(gateway: Gateway) -> None:
 
 
 async def _report(gateway: Gateway, node_id: str, reason: str) -> None:
-    """Until it is in the log."""
+    """Retries until the event is in the log."""
     envelope = Envelope(
         id=f"connection-{secrets.token_hex(8)}",
         source="/penstock/gateway",
@@ -137,7 +141,7 @@ async def connection(node_id: str, request: Request) -> Response:
 
 @router.delete("/{node_id:path}/connection", dependencies=[needs(Role.NODE)])
 async def goodbye(node_id: str, request: Request) -> Response:
-    """The reporter ends in good order: what follows is no break."""
+    """The reporter shuts down regularly: the end of its connection does not count as broken."""
     caller_of(request).demand_node(node_id, "a standing connection")
     gateway = gateway_of(request)
     gateway.connections.pop(node_id, None)

@@ -34,14 +34,14 @@ BODY: dict[str, Any] = {
         "content": {"application/json": {"schema": msgspec.json.schema(CoresAct)["$defs"]["CoresAct"]}},
     }
 }
-APPLIED_WITHIN_S = 5.0  # an answer waits so long for the nodes'
+APPLIED_WITHIN_S = 5.0  # the response waits so long for the nodes' answers
 
 
 @router.post("/{job_id}/cores", status_code=202, openapi_extra=BODY, dependencies=[needs(Role.OPERATE)])
 async def cores(job_id: str, request: Request) -> Response:
-    """Each running worker of the job, or the one task named, has so many cores from now on, as long as this attempt lasts.
+    """Each running worker of the job, or the named task, gets this number of cores for the rest of the attempt.
 
-    Body: `{"cores": 4, "task": "w0", "reason": "…"}`. 200 once the nodes have answered; 202 if that takes longer: `tasks` says who has.
+    Body: `{"cores": 4, "task": "w0", "reason": "…"}`. 200 once the nodes have answered; 202 if that takes longer: `tasks` lists the answers so far.
     """
     body = await read_body(request, MAX_EVENT_BYTES)
     if content_type(request) != "application/json":
@@ -103,7 +103,7 @@ def _proposals(state: CellState, job_id: str, act: CoresAct, by: str) -> list[Co
 
 
 def _refuse_crowd(state: CellState, asked: list[CoresProposed]) -> None:
-    """Raises `Problem` where a node has room for each of them, and not for all."""
+    """Raises `Problem` where a node has enough cores for each of them, but not for all."""
     more: Counter[str] = Counter()
     for found in asked:
         place = state.jobs[found.task_id.rsplit(".", 2)[0]].tasks[found.task_id].place
@@ -116,7 +116,7 @@ def _refuse_crowd(state: CellState, asked: list[CoresProposed]) -> None:
 
 
 async def _outcome(gateway: Gateway, job_id: str, asked: list[str], wanted: int) -> list[Row]:
-    """What each task has, once its node has answered or the time is over."""
+    """The cores of each task, once its node has answered or the time is over."""
     try:
         async with asyncio.timeout(APPLIED_WITHIN_S):
             while True:

@@ -1,4 +1,4 @@
-"""The OpenAPI document: what is generated from the routes, and the models of bodies that the handlers read themselves."""
+"""OpenAPI document of the gateway: the part generated from the routes, and the models of bodies that the handlers read themselves."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -31,7 +31,7 @@ from penstock_services.gateway.core.problems import CONTENT_TYPE, BadField, Prob
 PRINTABLE = f"^[^{CONTROLS}]*$"
 REFERENCE = "#/components/schemas/{model}"
 TOPICS = (Topic.JOBS, Topic.ESTIMATES, Topic.PROPOSALS)
-"""Of events that are accepted from outside."""
+"""Topics of events that are accepted from clients."""
 
 
 def openapi(app: FastAPI) -> dict[str, Any]:
@@ -57,7 +57,7 @@ def openapi(app: FastAPI) -> dict[str, Any]:
 
 
 def _add(schemas: dict[str, Any], kind: type[Value]) -> dict[str, Any]:
-    """Adds the schema of this type and of those within; a reference to it."""
+    """Adds the schema of this type and of those within; returns a reference to it."""
     if kind.__name__ not in schemas:
         schema = json_schema(kind, REFERENCE)
         schemas.update(schema.pop("$defs", {}))
@@ -66,7 +66,7 @@ def _add(schemas: dict[str, Any], kind: type[Value]) -> dict[str, Any]:
 
 
 def _say_rules_of_jobs(properties: dict[str, Any]) -> None:
-    """What a job's rules refuse, as far as JSON Schema has words for it: the published schemas of events stay as they are."""
+    """Adds a job's rules, as far as JSON Schema can express them: the published schemas of events stay as they are."""
     command = properties["command"]
     command["prefixItems"] = [{**command["items"], "minLength": 1}]
     for name in ("env", "secrets"):
@@ -74,11 +74,11 @@ def _say_rules_of_jobs(properties: dict[str, Any]) -> None:
 
 
 ENVIRONMENTS = {"venv": "^/", "conda": "^[^-]", "container": "^[^-]"}
-"""Of these exactly one is given, and looks so."""
+"""Exactly one of these is given, and matches its pattern."""
 
 
 def _just(name: str, pattern: str) -> dict[str, Any]:
-    """An environment that gives this and no other."""
+    """Schema of an environment with this one key."""
     others = {other: {"type": "null"} for other in ENVIRONMENTS if other != name}
     properties = {name: {"type": "string", "pattern": pattern}, **others}
     return {"required": [name], "properties": properties}
@@ -98,7 +98,7 @@ NARROWER: dict[type[Event], dict[str, Any]] = {
     JobSubmitted: {"job_id": {"maxLength": MAX_JOB_ID_CHARS, "pattern": "^[^/]*$"}},
     **{command: {"by": {"const": ""}, "tenant": {"type": "null"}} for command in COMMANDS},
 }
-"""Event → what is refused at this door beside what the event itself refuses (`shell/events.py`)."""
+"""Event → constraints of this endpoint beside those of the event itself (`shell/events.py`)."""
 
 
 def _cloud_event(schemas: dict[str, Any]) -> dict[str, Any]:

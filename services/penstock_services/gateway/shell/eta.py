@@ -1,4 +1,4 @@
-"""How long jobs still take: from the replica, as the decisions see it."""
+"""Remaining time (ETA) of jobs from the replica, as the placer's decisions use it."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from penstock_services.gateway.shell.gateway import Gateway
 
 
 def eta_of(gateway: Gateway, row: Row) -> dict[str, Any]:
-    """The answer as of now. `row`: the job's, from memory or table."""
+    """The ETA now. `row`: the job's, from memory or table."""
     now_ms = gateway.follower.now_ms()
     if row["outcome"] is not None:
         return ended(row["job_id"], row["outcome"], row["ended_ms"], now_ms) | {"unproven": []}

@@ -1,4 +1,4 @@
-"""`POST /v1/events`: CloudEvents from outside, validated and appended before they are acknowledged."""
+"""`POST /v1/events`: CloudEvents from clients, validated and appended before they are acknowledged."""
 
 from typing import Any
 
@@ -75,7 +75,7 @@ BODY: dict[str, Any] = {
 
 @router.post("", status_code=202, openapi_extra=BODY, dependencies=[needs(Role.SUBMIT, Role.OPERATE)])
 async def post(request: Request) -> Response:
-    """Hand in events of jobs; with the role operate also estimates and proposals. 202 once all are durable; sending one again is harmless."""
+    """Send events of jobs; with the role operate also estimates and proposals. 202 once all are durable; sending one again is harmless."""
     gateway = gateway_of(request)
     kind = content_type(request)
     if kind == STRUCTURED:
@@ -99,9 +99,9 @@ async def post(request: Request) -> Response:
 
 
 async def _permitted(gateway: Gateway, caller: Caller, envelope: Envelope) -> Envelope:
-    """The event as this caller may hand it in: a job belongs to its tenant. Raises `Problem` 403.
+    """The event as this caller may send it: a job belongs to its tenant. Raises `Problem` 403.
 
-    Facts about nodes and tasks come from the reporter of the node alone, through the log, where its signature shows it.
+    Facts about nodes and tasks come from the reporter of the node alone, through the log, where its signature proves the origin.
     """
     event, what = envelope.data, f"POST /v1/events of {envelope.type}"
     if event.TOPIC == Topic.NODES:
@@ -131,16 +131,16 @@ async def _permitted(gateway: Gateway, caller: Caller, envelope: Envelope) -> En
 
 
 def _check_free(gateway: Gateway, event: JobSubmitted) -> None:
-    """Raises `Problem` for the id of another tenant's job. The placer refuses what another gateway has let through."""
+    """Raises `Problem` for the id of another tenant's job. The placer refuses events that pass another gateway."""
     known = gateway.follower.job(event.job_id)
     if known is not None and known["owner"] != event.spec.owner:
         raise Problem(409, "job_id_taken", f"job {event.job_id} belongs to {known['owner']}; give another id")
 
 
 def _check_accepted(envelope: Envelope) -> None:
-    """Old versions of a type are upcast by now: what they became is checked again.
+    """Old versions of a type were upcast before: the result is validated again.
 
-    What the placer would only reject is refused here, where the sender gets the answer.
+    Events that the placer would reject are refused here, where the sender gets the answer.
     """
     if envelope.data.TOPIC not in INPUT_TOPICS:
         field = BadField(
@@ -153,7 +153,7 @@ def _check_accepted(envelope: Envelope) -> None:
 
 
 def _unusable(job_id: str) -> tuple[str, str] | None:
-    """What is wrong with a job's id although it is an identifier, and the remedy."""
+    """Why a job's id is not usable although it is an identifier, and the remedy."""
     if len(job_id) > MAX_JOB_ID_CHARS:
         return f"has {len(job_id)} characters", f"give at most {MAX_JOB_ID_CHARS}: task ids grow out of it"
     if is_generated(job_id):
@@ -164,7 +164,7 @@ def _unusable(job_id: str) -> tuple[str, str] | None:
 
 
 def _in_own_trace(gateway: Gateway, envelope: Envelope) -> Envelope:
-    """A submission belongs to its job's trace, whatever trace it was sent in; other contexts are handed on."""
+    """A submission belongs to its job's trace, not to the trace it was sent in; other contexts are passed on."""
     if isinstance(envelope.data, JobSubmitted):
         root = gateway.traces.start_job_trace(envelope.data.job_id)
         return replace(envelope, traceparent=gateway.traces.upcoming("submit", root, "submit"))

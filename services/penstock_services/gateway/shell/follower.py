@@ -1,4 +1,4 @@
-"""The gateway's replica: one reader of the ledger, folded as everywhere; answers that no table can give."""
+"""In-memory replica of the cell in the gateway: one reader of the ledger, folded as everywhere; for answers that the tables do not have."""
 
 import asyncio
 from collections import OrderedDict
@@ -18,24 +18,24 @@ from penstock.model.topics import Topic
 from penstock.runtime.crash_only import applying
 
 BATCH_MS = 20  # only queries wait for the replica
-MAX_ENDED_ROWS = 5_000  # ended jobs that are answered from memory until the tables surely have them
+MAX_ENDED_ROWS = 5_000  # ended jobs that are answered from memory until the tables certainly have them
 MAX_PENDING = 20_000  # acknowledged submissions that the placer has not answered yet
 
 
 class Follower:
-    """`replica` is the cell as of the last valid record read; `pending` what was acknowledged and not read yet."""
+    """`replica` is the cell as of the last valid record read; `pending` are the acknowledged submissions that were not read yet."""
 
     def __init__(self, replica: Replica) -> None:
         self.replica = replica
         self.pending: OrderedDict[str, Row] = OrderedDict()
         self.log_ms: int | None = None
-        """When the log took the latest valid record, by its own clock; None: none was read yet."""
+        """The log's own timestamp of the latest valid record; None: none was read yet."""
         self._clock = ReadersClock()
         if replica.state.now_ms:  # of a snapshot, whose records have no stamps
             self._clock.read(replica.state.now_ms, replica.state.now_ms)
         self._ended: OrderedDict[str, Row] = OrderedDict()
         self._taken: OrderedDict[str, int] = OrderedDict()
-        """Job → the record that took it in, of the newest that the tables may not hold yet."""
+        """Job → the record that accepted it, of the newest jobs that the tables may not hold yet."""
         self._changed = asyncio.Event()
 
     @property
@@ -43,11 +43,11 @@ class Follower:
         return self.replica.state
 
     def now_ms(self) -> int:
-        """The ledger's time now, also while no record is written."""
+        """The ledger's time now, which goes on without records."""
         return self._clock.now_ms()
 
     async def follow(self, log: Log, cell_index: int, caught_up: asyncio.Event) -> None:
-        """Folds until cancelled; sets `caught_up` once everything that was there at the start is folded."""
+        """Folds until cancelled; sets `caught_up` once all records that existed at the start are folded."""
         ledger = Partition(Topic.LEDGER, cell_index)
         end = (await log.end_offsets([ledger]))[ledger]
         reader = log.reader({ledger: self.replica.offset}, batch_ms=BATCH_MS)
@@ -71,7 +71,7 @@ class Follower:
             await reader.close()
 
     def _fold(self, record: RawRecord, n: int, fact: Any) -> None:
-        """Folds one fact, and keeps the rows of jobs that end."""
+        """Folds one fact, and caches the rows of jobs that end."""
         state = self.replica.state
         ending = state.jobs.get(fact.job_id) if isinstance(fact, JobEnded) else None
         evolve(state, fact)
@@ -87,7 +87,7 @@ class Follower:
                 self._ended.popitem(last=False)
 
     def _refused(self, record: RawRecord) -> None:
-        """A submission that is answered and was not taken in waits for nothing any more."""
+        """A refused submission is no longer pending."""
         if record.outcome != "committed" and record.cause.event_id is not None:
             self.pending.pop(record.cause.event_id.removeprefix("submit-"), None)
 
@@ -96,7 +96,7 @@ class Follower:
         self._changed = asyncio.Event()
 
     def next_change(self) -> asyncio.Event:
-        """Set when the next record has been folded. Take it before looking, so that nothing is missed."""
+        """Set when the next record has been folded. Take it before reading the state, so that no change is missed."""
         return self._changed
 
     def acknowledged(self, job_id: str, row: Row) -> None:
@@ -112,14 +112,14 @@ class Follower:
         return [] if job is None else unproven(self.state.nodes, job)
 
     def job(self, job_id: str) -> Row | None:
-        """The job's row from memory: live, ended lately, or just acknowledged; else None."""
+        """The job's row from memory: live, ended recently, or just acknowledged; else None."""
         job = self.state.jobs.get(job_id)
         if job is not None:
             return job_row(job, self.state.seq)
         return self._ended.get(job_id) or self.pending.get(job_id)
 
     def newer_than(self, seq: int) -> list[Row]:
-        """Rows of the jobs that were taken in after this record, or are acknowledged and not taken in; the latest first."""
+        """Rows of the jobs that were accepted after this record, or are acknowledged and not accepted yet; the latest first."""
         while self._taken and next(iter(self._taken.values())) <= seq:
             self._taken.popitem(last=False)
         found = (self.job(job_id) for job_id in (*self._taken, *self.pending))

@@ -20,13 +20,13 @@ from penstock_services.gateway.shell.log_reader import LogReader
 from penstock_services.gateway.shell.options import Options
 from penstock_services.gateway.shell.store import Store
 
-MAX_BODY_BYTES = 1 << 20  # read at most; events are held to their own, smaller bound
-FRESH_WITHIN_S = 0.5  # a listing waits so long for the tables to reach what this gateway has already seen
+MAX_BODY_BYTES = 1 << 20  # maximum that is read; events have their own, smaller bound
+FRESH_WITHIN_S = 0.5  # a listing waits so long for the tables to reach this gateway's replica
 
 
 @dataclass(slots=True)
 class Exclusive:
-    """Work of which there is one piece at a time, in worker processes of its own."""
+    """A lock and worker processes for requests that run one at a time."""
 
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     workers: WorkerPool = field(default_factory=WorkerPool)
@@ -49,20 +49,20 @@ class Gateway:
     ledger: Exclusive = field(default_factory=Exclusive)
     """Verify, rebuild, replay."""
     models: Exclusive = field(default_factory=Exclusive)
-    """Questions about models."""
+    """Requests about models."""
     submitting: "WeakValueDictionary[str, asyncio.Lock]" = field(default_factory=WeakValueDictionary)
-    """Idempotency key → held while a submission with it is under way."""
+    """Idempotency key → lock, held while a submission with it is under way."""
     marking: "set[asyncio.Future[None]]" = field(default_factory=set)
-    """Keys that are being marked as done; held here so that they are not garbage-collected."""
+    """Keys that are being marked as done; referenced here so that they are not garbage-collected."""
     streams: int = 0
     log_streams: int = 0
     connections: dict[str, object] = field(default_factory=dict)
     """Node → its standing connection."""
     broken: "dict[str, asyncio.Future[None]]" = field(default_factory=dict)
-    """Node whose connection broke a moment ago → what reports it, unless it is back in time."""
+    """Node whose connection has just broken → the task that reports it, unless the node reconnects in time."""
 
     async def fresh(self) -> None:
-        """Reads that follow see at least what this gateway has folded so far, if the projector keeps up."""
+        """Later reads see at least the records that this gateway has folded so far, if the projector keeps up."""
         await self.store.projected(self.follower.state.seq, FRESH_WITHIN_S)
 
     async def fresh_rows(self, query: str, *arguments: Any) -> list[orjson.Fragment]:
@@ -111,5 +111,5 @@ def content_type(request: Request) -> str:
 
 
 def row_json(text: str) -> orjson.Fragment:
-    """A row that Postgres has already written as JSON."""
+    """A row that Postgres has already encoded as JSON."""
     return orjson.Fragment(text)

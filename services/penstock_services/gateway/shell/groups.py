@@ -1,4 +1,4 @@
-"""Groups: jobs that take turns on the same GPUs, why, and how fast each was predicted to be."""
+"""Groups: jobs that take turns on the same GPUs, the reason, and the predicted speed of each."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -54,7 +54,7 @@ async def of_job(gateway: Gateway, job: JobState) -> Row | None:
 
 
 async def waits_of(gateway: Gateway, job: JobState) -> Row | None:
-    """What a member's last report of its steps says of waiting for turns; None: it is in no group, or has reported none."""
+    """Waiting times for turns in a member's last report of its steps; None: it is in no group, or has reported none."""
     if not job.group:
         return None
     text = await gateway.store.row(

@@ -1,4 +1,4 @@
-"""`POST /v1/jobs/{id}/hold` and `/release`: a job is not to start, or may again."""
+"""`POST /v1/jobs/{id}/hold` and `/release`: a job must not start, or may start again."""
 
 import asyncio
 import secrets
@@ -22,7 +22,7 @@ APPLIED_WITHIN_S = 2.0  # the placer answers within milliseconds
 
 @router.post("/{job_id}/hold", status_code=202, dependencies=[needs(Role.SUBMIT, Role.OPERATE)])
 async def hold(job_id: str, request: Request) -> Response:
-    """The job does not start until it is released; what runs of it runs on. Body (optional): `{"reason": "…"}`."""
+    """The job does not start until it is released; running tasks run on. Body (optional): `{"reason": "…"}`."""
     reason = await _reason(request)
     await commanded(request, job_id)
     gateway, caller = gateway_of(request), caller_of(request)
@@ -63,7 +63,7 @@ async def _reason(request: Request) -> str:
 
 
 async def _order(gateway: Gateway, act: str, event: JobHoldRequested | JobReleaseRequested) -> Response:
-    """Appends the event; the answer waits a moment for its effect, so that the next look shows it."""
+    """Appends the event; the response waits a moment for its effect, so that the next query shows it."""
     event_id = f"{act}-{event.job_id}-{secrets.token_hex(8)}"
     await append_event(gateway, act, event_id, event_id, event, {"penstock.reason": event.reason})
     try:

@@ -1,4 +1,4 @@
-"""Jobs: submit, cancel, look."""
+"""Jobs: requests to submit, cancel and query them."""
 
 import secrets
 import time
@@ -67,7 +67,7 @@ async def append_event(
     event: JobSubmitted | Command,
     attributes: Attributes,
 ) -> None:
-    """Appends, and writes the span that the envelope's context is about: from the request until it is durable.
+    """Appends, and writes the span of the envelope's context: from the request until it is durable.
 
     The submitter's own trace context is an attribute of the span, never a parent in the job's trace.
     """
@@ -132,7 +132,7 @@ async def _cancel(request: Request, job_id: str, act: Act) -> Response:
 
 
 async def commanded(request: Request, job_id: str) -> Row:
-    """The job, on which the caller may act. Raises `Problem` 404, 403 for another tenant's and 409 for one that has ended."""
+    """The job, if the caller may act on it. Raises `Problem` 404, 403 for another tenant's and 409 for one that has ended."""
     job = await find_job(gateway_of(request), job_id)
     caller_of(request).demand_tenant(job["owner"], f"job {job_id}")
     if job["outcome"] is not None:
@@ -144,20 +144,20 @@ C = TypeVar("C", bound=Command)
 
 
 def as_asked_by(caller: Caller, event: C) -> C:
-    """With who asks; the placer compares the tenant with the job's owner, whatever this gateway knows of the job."""
+    """The event with its caller; the placer compares the tenant with the job's owner, independent of this gateway's state."""
     tenant = None if Role.OPERATE in caller.roles else caller.tenant
     return replace(event, by=caller.by, tenant=tenant)
 
 
 async def own_job(request: Request, job_id: str, what: str) -> Row:
-    """The job, of which the caller may read everything. Raises `Problem` 404, and 403 for another tenant's."""
+    """The job, if the caller may read all of it. Raises `Problem` 404, and 403 for another tenant's."""
     job = await find_job(gateway_of(request), job_id)
     caller_of(request).demand_tenant(job["owner"], f"the {what} of job {job_id}")
     return job
 
 
 async def find_job(gateway: Gateway, job_id: str) -> Row:
-    """The job as far as anybody knows it. Raises `Problem` 404."""
+    """The job from replica or tables. Raises `Problem` 404."""
     found = gateway.follower.job(job_id)
     if found is not None:
         return found
@@ -171,7 +171,7 @@ async def find_job(gateway: Gateway, job_id: str) -> Row:
 
 
 async def _forgotten(gateway: Gateway, job_id: str) -> str:
-    """Where a job is found that ended so long ago that it has left the tables; empty: none has."""
+    """Where to find a job that ended so long ago that it has left the tables; empty: no such job."""
     query = "SELECT forgotten_ms::text FROM positions WHERE cell = $1"
     forgotten_ms = int(await gateway.store.row(query, gateway.settings.cell) or 0)
     if not forgotten_ms:
@@ -193,9 +193,9 @@ Prefix = Annotated[str | None, Query(max_length=128, description="Only jobs whos
 def _chosen(
     caller: Caller, labels: Sequence[str], name: str | None, **given: str | None
 ) -> tuple[str, list[Any]]:
-    """The jobs of a listing, as a condition with its arguments: without conditions that are not asked for, so that an index serves.
+    """The WHERE clause of a listing and its arguments: without unused conditions, so that an index serves.
 
-    Name and labels of another tenant's job are hidden, so they do not find it.
+    Name and labels of another tenant's job are hidden, so these filters do not match it.
     """
     conditions = {
         "owner = $": given["owner"],
@@ -214,7 +214,7 @@ def _chosen(
 
 
 def _fits(row: Row, caller: Caller, labels: Sequence[str], name: str | None, **given: str | None) -> bool:
-    """As `_chosen`, of a row in memory."""
+    """As `_chosen`, for a row in memory."""
     if (labels or name is not None) and not sees_all(caller) and row["owner"] != (caller.tenant or ""):
         return False
     return (
@@ -227,7 +227,7 @@ def _fits(row: Row, caller: Caller, labels: Sequence[str], name: str | None, **g
 
 
 def _without(recent: Sequence[Row], rows: Sequence[str]) -> list[str]:
-    """As the tables would have them, without those that they have."""
+    """The recent jobs that are not in the tables, in the tables' format."""
     stored = {orjson.loads(row)["job_id"] for row in rows} if recent else ()
     return [orjson.dumps(row).decode() for row in recent if row["job_id"] not in stored]
 
@@ -246,7 +246,7 @@ async def jobs(
         bool, Query(description="With the key `eta`, as `/v1/jobs/ID/eta` answers; null where not running")
     ] = False,
 ) -> Response:
-    """Jobs, the latest first. `total`: how many there are of this kind, on all pages."""
+    """Jobs, the latest first. `total`: the number of matching jobs on all pages."""
     gateway = gateway_of(request)
     await gateway.fresh()
     caller = caller_of(request)
@@ -262,9 +262,7 @@ async def jobs(
         limit,
     )
     recent = [row for row in recent if _fits(row, caller, label or (), name, **asked)]
-    newest = _without(
-        recent, rows
-    )  # the tables are behind: what was submitted a moment ago is there all the same
+    newest = _without(recent, rows)  # the tables lag: recent submissions are added from memory
     rows = [*newest, *rows][:limit]
     last = (orjson.loads(rows[-1])["submitted_seq"] or MAX_SEQ) if len(rows) == limit else None
     total = len(rows)
@@ -280,7 +278,7 @@ async def jobs(
 
 
 def _with_unproven(gateway: Gateway, row: str) -> orjson.Fragment:
-    """The row with the key `unproven`; it is read only while some node is silent."""
+    """The row with the key `unproven`; its text is decoded only while a node is silent."""
     state = gateway.follower.state
     silent = state.index.known & ~state.index.gone & ~state.index.placeable
     found = gateway.follower.unproven(orjson.loads(row)["job_id"]) if silent else []
@@ -288,7 +286,7 @@ def _with_unproven(gateway: Gateway, row: str) -> orjson.Fragment:
 
 
 def _with_more(gateway: Gateway, rows: Sequence[str], *, eta: bool) -> list[Row]:
-    """The rows with the key `unproven`, and where asked for with `eta`."""
+    """The rows with the key `unproven`, and if requested with `eta`."""
     found: list[Row] = [orjson.loads(row) for row in rows]
     if not eta:
         return [{**job, "unproven": gateway.follower.unproven(job["job_id"])} for job in found]
@@ -304,9 +302,9 @@ def _with_more(gateway: Gateway, rows: Sequence[str], *, eta: bool) -> list[Row]
 
 @router.get("/{job_id}", dependencies=[needs(Role.READ)])
 async def job(job_id: str, request: Request) -> Response:
-    """One job: what was asked, what was given, when; `unproven`: its tasks on silent nodes; `trace_id`: null without traces.
+    """One job: its request, its placement, its times; `unproven`: its tasks on silent nodes; `trace_id`: null without traces.
 
-    `stages`: what an iteration of jobs like it uses (`penstock.stages.profiled`); null where none was measured, and once it has ended.
+    `stages`: the stage times of similar jobs' iterations (`penstock.stages.profiled`); null where none was measured, and once it has ended.
     `shares_gpus_with`: ids of jobs that hold parts of the same GPUs, or take turns on them, sorted; `group`: as `GET /v1/groups` lists it, `waits`: its
     last report of waiting for turns, both null for a job in no group.
     """
@@ -327,10 +325,10 @@ async def job(job_id: str, request: Request) -> Response:
 
 @router.get("/{job_id}/eta", dependencies=[needs(Role.READ)])
 async def eta(job_id: str, request: Request) -> Response:
-    """How long it still takes, with an interval; `answer` names where that comes from, `due` whether it is late.
+    """Its remaining time, with an interval; `answer` names the source, `due` whether it is late.
 
-    `start`: when a job in the queue is expected to start, as `why` answers; null for other jobs. `deadline`: of a job that names when it should be
-    done, as `GET /v1/deadlines` has it; null for others, and for another tenant's.
+    `start`: the expected start of a job in the queue, as `why` answers; null for other jobs. `deadline`: of a job with a deadline or a service
+    class, as `GET /v1/deadlines` has it; null for others, and for another tenant's.
     """
     gateway = gateway_of(request)
     row = await find_job(gateway, job_id)
@@ -354,7 +352,7 @@ async def tasks(job_id: str, request: Request) -> Response:
 
 @router.get("/{job_id}/events", dependencies=[needs(Role.READ)])
 async def events(job_id: str, request: Request, limit: Limit = MAX_LISTED) -> Response:
-    """What happened to it, in order."""
+    """Its events, in order."""
     gateway = gateway_of(request)
     await own_job(request, job_id, "events")
     rows = await gateway.fresh_rows(

@@ -1,4 +1,4 @@
-"""Output of one task, from the node where it ran, else from the archive; over restarts of that node's reporter."""
+"""Reader of one task's output, from the node where it ran, else from the archive; across restarts of that node's reporter."""
 
 import asyncio
 import logging
@@ -18,7 +18,7 @@ from penstock_services.gateway.shell.options import Options
 from penstock_services.gateway.shell.tokens import TokenFile
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 5.0
-QUIET_FAILURES = 4  # a restart of a reporter takes about so many attempts; then the reader learns of it
+QUIET_FAILURES = 4  # a restart of a reporter takes about so many attempts; after them the error is reported
 
 if TYPE_CHECKING:
     from penstock_services.gateway.shell.node_log import NodeLogs, Reading
@@ -48,11 +48,11 @@ class LogReader:
     async def read(
         self, member: Member, ask: Ask, follow: bool, over: Callable[[], bool]
     ) -> AsyncIterator[bytes | Trouble]:
-        """What is there now; with `follow` also what comes, until `over` holds: the ledger knows that the task has exited."""
+        """The present output; with `follow` also further output, until `over` holds: the task has exited by the ledger."""
         offset: int | None = None
         backoff, failures = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S), 0
         while not self._stopping.is_set():
-            last = not follow or over()  # asked before the last look at the log
+            last = not follow or over()  # read before the last read of the log
             served, failed = self._served(member), None
             try:
                 async with self._reading(member, ask, offset, follow=not last) as reading:
@@ -75,7 +75,7 @@ class LogReader:
                         yield chunk
                     return
                 except Unreadable as error:
-                    # A reporter that was read from before may be restarting.
+                    # The reporter, from which output was read before, may be restarting.
                     if offset is None or not isinstance(error, NoAnswer) or failures >= QUIET_FAILURES:
                         if member.started or not isinstance(error, NoFile):
                             yield Trouble(str(error), member)
@@ -87,7 +87,7 @@ class LogReader:
     async def _pause(
         self, member: Member, served: object, pause_s: float, over: Callable[[], bool] | None
     ) -> None:
-        """Cut short where the node serves elsewhere, or the task is over: other records of the ledger mean nothing here."""
+        """Ends early where the node's server has moved, or the task is over; other records of the ledger do not matter."""
         loop = asyncio.get_running_loop()
         ends_s = loop.time() + pause_s
         while (left_s := ends_s - loop.time()) > 0 and not self._stopping.is_set():
@@ -112,7 +112,7 @@ class LogReader:
         return self._nodes.reading(url, key, member, ask, offset, follow=follow)
 
     async def _next(self, reading: "Reading", over: Callable[[], bool] | None) -> bytes:
-        """The next chunk; empty: it has ended, or the task is over. Raises `Unreadable`."""
+        """The next chunk; empty: the output has ended, or the task is over. Raises `Unreadable`."""
         if over is None:
             return await reading.chunk()
         coming = asyncio.ensure_future(reading.chunk())
@@ -130,7 +130,7 @@ class LogReader:
     async def _archived(
         self, member: Member, ask: Ask, offset: int | None, error: Unreadable
     ) -> AsyncIterator[bytes]:
-        """The log, or the rest of it, from the archive. `error`: why not from the node; raised with more where the archive cannot help."""
+        """The log, or the rest of it, from the archive. `error`: why the node cannot be read; raised with details where the archive cannot help."""
         if self._archive is None:
             raise error
         wanted = Wanted(ask.tail, ask.since(), offset)

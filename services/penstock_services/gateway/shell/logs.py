@@ -1,4 +1,4 @@
-"""`GET /v1/jobs/{id}/logs`: what a job's tasks printed, from the nodes where they ran; all members, earlier attempts, and as it comes."""
+"""`GET /v1/jobs/{id}/logs`: output of a job's tasks, from the nodes where they ran; all members, earlier attempts, and live."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -34,7 +34,7 @@ from penstock_services.gateway.shell.roles import needs
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 
 MAX_STREAMS = 256
-MAX_AT_ONCE = 128  # members of one job that are read side by side, each over a connection of its own
+MAX_AT_ONCE = 128  # members of one job that are read in parallel, each over a connection of its own
 WAITING_PIECES = 16  # of these members together, each at most a chunk
 BEHIND_S = 10.0  # for the tables to hold the last attempt of a job that has ended
 MAX_MS = 1 << 53
@@ -42,7 +42,7 @@ MAX_NAMED = 4  # tasks in a message
 
 
 class Form(StrEnum):
-    """How output is written down."""
+    """Format of the output."""
 
     TEXT = "text"
     NDJSON = "ndjson"
@@ -124,7 +124,7 @@ async def _rendered(
         async for piece in pieces:
             if found := renderer.render(piece):
                 yield found
-    except Problem as problem:  # the database is away
+    except Problem as problem:  # the database is down
         yield renderer.render(Trouble(problem.detail))
     finally:
         gateway.log_streams -= 1
@@ -141,7 +141,7 @@ def _begun(gateway: Gateway, job_id: str) -> int:
 
 
 def _may_begin(gateway: Gateway, job_id: str, attempt: int | None) -> bool:
-    """Whether an attempt is still to come, or this one. Of one that runs all tasks are known."""
+    """Whether an attempt is still to come, or this one. Of a running attempt all tasks are known."""
     if not _is_live(gateway, job_id):
         return False
     job = gateway.follower.state.jobs.get(job_id)
@@ -158,7 +158,7 @@ def _is_over(gateway: Gateway, member: Member) -> bool:
 async def _members(
     gateway: Gateway, job_id: str, task: str | None, attempt: int | None = None, first: int | None = None
 ) -> Sequence[Member]:
-    """The tasks of this attempt, of the earliest one from `first` on, or of the latest; with `task` of those that have one called so, and only that."""
+    """The tasks of this attempt, of the earliest one from `first` on, or of the latest; with `task` only the task of that name, of attempts that have one."""
     job = gateway.follower.state.jobs.get(job_id)
     if job is not None and job.tasks and job.attempt == (attempt or first or job.attempt):
         found = [
@@ -186,10 +186,10 @@ async def _followed(
     """One attempt after another, from `first` or the latest on, until the job ends; with `attempt` that one."""
     while not gateway.stopping.is_set():
         changes = gateway.follower.next_change(), gateway.store.next_change()
-        live, seq = _is_live(gateway, job_id), gateway.follower.state.seq  # before the look at its attempts
+        live, seq = _is_live(gateway, job_id), gateway.follower.state.seq  # before its attempts are read
         begun = _begun(gateway, job_id)
         if live and begun < (attempt or first or 1):
-            # Its record says so: in a long queue the tables are not asked at each change of the cell.
+            # The job's record is enough here: in a long queue the tables are not queried at each change of the cell.
             await first_of(changes[0].wait(), gateway.stopping.wait())
             continue
         members = await _members(gateway, job_id, task, attempt, first)
@@ -198,12 +198,12 @@ async def _followed(
                 yield piece
             if attempt is not None:
                 return
-            first, ask = members[0].attempt + 1, ask._replace(tail=None)  # of a retry all is new
+            first, ask = members[0].attempt + 1, ask._replace(tail=None)  # all output of a retry is new
             continue
         if gateway.store.projected_seq >= seq:
             if attempt is not None or not live:
                 return
-            first = begun + 1  # those so far had no such task
+            first = begun + 1  # earlier attempts had no such task
             continue
         waits = [one.wait() for one in (*changes, gateway.stopping)]
         if not await first_of(*waits, timeout_s=None if live else BEHIND_S):
@@ -214,7 +214,7 @@ async def _followed(
 async def _attempt(
     gateway: Gateway, members: Sequence[Member], ask: Ask, *, follow: bool
 ) -> AsyncIterator[Piece]:
-    """One attempt's output: of several members one after the other, or side by side where they are followed."""
+    """One attempt's output: of several members one after the other, or in parallel where they are followed."""
     if not members:
         return
     yield Begin(members[0].attempt, members)

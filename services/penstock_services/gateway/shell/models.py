@@ -1,4 +1,4 @@
-"""Questions to the estimator's own code, in a worker process beside the gateway: one at a time."""
+"""Requests about models, answered by the estimator's own code in a worker process beside the gateway: one at a time."""
 
 import asyncio
 from collections.abc import Callable
@@ -25,7 +25,7 @@ def require_free_models(gateway: Gateway) -> None:
 
 
 async def answer_about_models(gateway: Gateway, work: Callable[[Settings], Answer]) -> Answer:
-    """The whole answer, `ok` or not. Raises `Problem`. A caller that goes away ends the work."""
+    """The whole answer, `ok` or not. Raises `Problem`. A caller that disconnects ends the work."""
     require_free_models(gateway)
     async with gateway.models.lock:
         working = asyncio.ensure_future(gateway.models.workers.run(answer_of, "", work, gateway.settings))
@@ -41,7 +41,7 @@ async def answer_about_models(gateway: Gateway, work: Callable[[Settings], Answe
 
 
 def answer_of(name: str, work: Callable[[Settings], Answer], settings: Settings) -> bytes:
-    """JSON of the answer, or of what went wrong: after `name`, unless that is empty. For a worker."""
+    """JSON of the answer, or of the error: after `name`, unless that is empty. For a worker."""
     try:
         found = work(settings)
     except (PenstockError, LookupError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""`POST /v1/jobs/{id}/move`: an operator moves a running job to nodes that are kept for it until it is there."""
+"""`POST /v1/jobs/{id}/move`: an operator moves a running job to nodes that are reserved for it until its arrival."""
 
 import asyncio
 import secrets
@@ -31,12 +31,12 @@ BODY: dict[str, Any] = {
         "content": {"application/json": {"schema": msgspec.json.schema(MoveAct)["$defs"]["MoveAct"]}},
     }
 }
-DECIDED_WITHIN_S = 5.0  # an answer waits so long for the placer's
+DECIDED_WITHIN_S = 5.0  # the response waits so long for the placer's answer
 
 
 @router.post("/{job_id}/move", status_code=202, openapi_extra=BODY, dependencies=[needs(Role.OPERATE)])
 async def move_job(job_id: str, request: Request) -> Response:
-    """The job is stopped, saves within its grace, and starts on these nodes, which nobody else gets meanwhile. It costs the user no retry.
+    """The job is stopped, saves within its grace, and starts on these nodes, which are reserved for it meanwhile. It costs the user no retry.
 
     Body: `{"to": ["node-b1"], "reason": "…"}`, a node for each task in rank order or one for all. 200 once it is decided; 202 if that takes longer.
     """
@@ -75,7 +75,7 @@ def _proposal(state: CellState, job_id: str, act: MoveAct, by: str) -> Migration
 
 
 def _token(state: CellState, job_id: str) -> int:
-    """Of its latest move; 0: it has none."""
+    """Token of its latest move; 0: it has none."""
     job = state.jobs.get(job_id)
     return 0 if job is None or job.move is None else job.move.token
 

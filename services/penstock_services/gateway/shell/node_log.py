@@ -1,4 +1,4 @@
-"""Requests for a task's output to the log server of its node."""
+"""HTTP client of the nodes' log servers: requests for a task's output."""
 
 from pathlib import Path
 from urllib.parse import urlencode
@@ -20,7 +20,7 @@ CA = "PENSTOCK_NODE_LOG_CA"
 
 
 class NodeLogs:
-    """The connections of one gateway to all log servers. `ca`: the authority of those that encrypt; None: the system's."""
+    """The connections of one gateway to all log servers. `ca`: the authority of encrypting servers; None: the system's."""
 
     def __init__(self, ca: Path | None) -> None:
         self._ca = SYSTEM_CA if ca is None else str(ca)
@@ -33,7 +33,7 @@ class NodeLogs:
     def reading(
         self, url: str, key: LogKey, member: Member, ask: Ask, offset: int | None, *, follow: bool
     ) -> "Reading":
-        """One request to the server at `url`; `offset`: of the first byte that is wanted, None: `ask` decides. Raises `Unreadable`."""
+        """One request to the server at `url`; `offset`: of the first wanted byte, None: `ask` decides. Raises `Unreadable`."""
         return Reading(self._client(url.startswith("https")), url, key, member, ask, offset, follow=follow)
 
     def _client(self, encrypted: bool) -> httpx.AsyncClient:
@@ -61,7 +61,7 @@ class Reading:
     ) -> None:  # fmt: skip
         self._client, self._url, self._key, self._member = client, url, key, member
         self.offset = offset or 0
-        """Of what comes next, once it is opened."""
+        """Offset of the next byte, once it is opened."""
         self.opened = offset is not None
         asked = {"job": member.job_id, "task": member.task_id, "follow": 1 if follow else None}
         asked |= ask.parameters(wall_ms()) if offset is None else {"offset": offset}
@@ -79,7 +79,7 @@ class Reading:
             await self._response.aclose()
 
     async def chunk(self) -> bytes:
-        """Empty: it has ended. Raises `Unreadable`."""
+        """Empty: the output has ended. Raises `Unreadable`."""
         try:
             if self._response is None:
                 self._response = await self._open()

@@ -1,4 +1,4 @@
-"""What operators may do to nodes: cordon, drain, uncordon, fence. Each is an event that names who acted, by the token, and why."""
+"""Operators' commands on nodes: cordon, drain, uncordon, fence. Each is an event that names the operator, by the token, and the reason."""
 
 import asyncio
 import secrets
@@ -24,13 +24,13 @@ from penstock_services.gateway.shell.roles import caller_of, needs
 router = APIRouter(prefix="/v1/nodes", tags=["operators"])
 
 SOURCE = "/penstock/gateway"
-APPLIED_WITHIN_S = 5.0  # an answer waits so long for the placer's record
+APPLIED_WITHIN_S = 5.0  # the response waits so long for the placer's record
 MAX_BODY_BYTES = 8_192
 Holds = Callable[[NodeState], bool]
 
 
 class Asked(NamedTuple):
-    """Who acts, why, and the node as of the latest record, which is `seq`."""
+    """The operator, the reason, and the node as of the latest record, which is `seq`."""
 
     by: str
     reason: str
@@ -40,7 +40,7 @@ class Asked(NamedTuple):
 
 @router.post("/{node_id:path}/cordon", status_code=202, dependencies=[needs(Role.OPERATE)])
 async def cordon(node_id: str, request: Request) -> Response:
-    """Nothing new is placed on the node until it is uncordoned; what runs there runs on. Body: `{"reason": …}`."""
+    """No new task is placed on the node until it is uncordoned; running tasks run on. Body: `{"reason": …}`."""
     return await _cordon(node_id, request, drain=False)
 
 
@@ -76,7 +76,7 @@ async def uncordon(node_id: str, request: Request) -> Response:
 
 @router.post("/{node_id:path}/fence", status_code=202, dependencies=[needs(Role.OPERATE)])
 async def fence(node_id: str, request: Request) -> Response:
-    """States that the machine is dead for sure (power cut, destroyed): its jobs are placed elsewhere at once.
+    """States that the machine is certainly dead (power cut, destroyed): its jobs are placed elsewhere at once.
 
     If it is not dead, two attempts of a job run at the same time.
     """
@@ -87,7 +87,7 @@ async def fence(node_id: str, request: Request) -> Response:
         node_id=node_id,
         boot_id=asked.node.spec.boot_id,
         proof="fenced",
-        incarnation=asked.node.incarnation,  # sent again after the node has come back, it ends nothing
+        incarnation=asked.node.incarnation,  # sent again after the node's return, it ends nothing
         by=asked.by,
         reason=asked.reason,
     )

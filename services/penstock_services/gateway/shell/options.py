@@ -30,7 +30,7 @@ from penstock_services.gateway.shell.tls import CERTIFICATE, KEY, ServerCertific
 from penstock_services.gateway.shell.tokens import TokenFile
 
 DEFAULT_BIND = "127.0.0.1:8742"
-MAX_IN_FLIGHT = 2_000  # requests whose append is under way; one full batch of the log
+MAX_IN_FLIGHT = 2_000  # requests with an append under way; one full batch of the log
 ANSWER_WITHIN_S = 10.0  # for the log to acknowledge; then the client gets "outcome unknown"
 
 
@@ -80,7 +80,7 @@ class Options:
         return options
 
     def tls(self) -> ServerCertificate | None:
-        """With the files as they are now; None: not encrypted. Raises `ConfigurationError`."""
+        """From the present files; None: not encrypted. Raises `ConfigurationError`."""
         if self.certificate is None and self.key is None:
             return None
         if self.certificate is None or self.key is None:
@@ -90,7 +90,7 @@ class Options:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches that address; names other than localhost are not trusted."""
+    """Whether only this machine can reach that address; names other than localhost are not trusted."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

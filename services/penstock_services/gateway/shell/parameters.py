@@ -1,4 +1,4 @@
-"""Query parameters: unknown ones are refused, and wrong ones get the names that would be right."""
+"""Validation of query parameters: unknown ones are refused, and the error names the valid ones."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -13,7 +13,7 @@ from penstock_services.gateway.core.problems import BadField, invalid
 
 
 async def refuse_unknown(request: Request) -> None:
-    """Raises `Problem` 400 for a parameter that the OpenAPI document does not name: nothing would come of it."""
+    """Raises `Problem` 400 for a parameter that the OpenAPI document does not name: it would have no effect."""
     if not request.query_params:
         return
     known = _known(request)
@@ -35,14 +35,14 @@ def _known(request: Request) -> list[str] | None:
 
 
 def query_parameters(dependant: Dependant) -> Iterator[str]:
-    """As the OpenAPI document names them; to make that takes a third of a second, in which no other request is answered."""
+    """Names as in the OpenAPI document; generating that takes a third of a second, in which no other request is answered."""
     yield from (field.alias for field in dependant.query_params)
     for needed in dependant.dependencies:
         yield from query_parameters(needed)
 
 
 def bad_parameter(problem: Mapping[str, Any]) -> BadField:
-    """One of pydantic's findings about a parameter, as text: of a choice the names that there are."""
+    """One of pydantic's findings about a parameter, as text: for a choice with the valid names."""
     field = ".".join(str(part) for part in problem["loc"][1:]) or "request"
     if problem["type"] == "enum":
         known = re.findall(r"'([^']+)'", problem["ctx"]["expected"])

@@ -1,4 +1,4 @@
-"""`why` at a past record: the nearest snapshot, the records after it, and the same pure `explain`.
+"""`why` at a past record (time travel): the nearest snapshot, the records after it, and the same pure `explain`.
 
 Reading happens here on the loop; loading the snapshot and folding happen in a worker process.
 """
@@ -26,7 +26,7 @@ READ_WITHIN_S = 20.0
 
 
 class Past(NamedTuple):
-    """What a worker found."""
+    """Result of a worker."""
 
     explanation: dict[str, Any]
     placed: bool
@@ -48,7 +48,7 @@ def explain_past(stored: Stored | None, values: list[bytes], job_id: str) -> Pas
 async def record_at(gateway: Gateway, at_ms: int) -> int:
     """The latest stored record of this time or before, by binary search: the ledger's time never goes back.
 
-    Of records without events the one before is found. Raises `Problem` 404.
+    For a record without events the one before is returned. Raises `Problem` 404.
     """
     await gateway.fresh()
     first = await gateway.store.fetch("SELECT seq, at_ms FROM events ORDER BY seq LIMIT 1")

@@ -1,6 +1,6 @@
-"""Which user is at the other end of a loopback connection: the kernel's socket diagnosis (netlink, `sock_diag(7)`).
+"""User id of the peer of a loopback connection, by the kernel's socket diagnosis (netlink, `sock_diag(7)`).
 
-Exact look-up of one connection, without privileges, O(1); `/proc/net/tcp` tells the same and lists every socket.
+Exact look-up of one connection, without privileges, O(1); `/proc/net/tcp` has the same and lists every socket.
 """
 
 import socket
@@ -28,7 +28,7 @@ class Peers:
         self._asked = 0
 
     def uid(self, peer: Address, own: Address) -> int | None:
-        """The user who made the socket at `peer`, which is connected to `own`, both on this machine.
+        """The user who created the socket at `peer`, which is connected to `own`, both on this machine.
 
         None if no process holds it any more: a closed socket has no user, and the kernel would call it root's.
         """

@@ -1,4 +1,4 @@
-"""The roles of which a route demands one, as a dependency of the route; and who sent a request."""
+"""Authorisation of routes: the roles of which a route requires one, as a dependency of the route; and the caller of a request."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ from fastapi import Depends, Request
 from penstock_services.gateway.core.access import Caller, Role
 
 CALLER = "penstock.caller"
-"""Key in a request's scope: its `Caller`, set before any route is looked for."""
+"""Key in a request's scope: its `Caller`, set before routing."""
 
 
 class _Demand:
@@ -26,7 +26,7 @@ def needs(*roles: Role) -> Any:
 
 
 def roles_of(dependency: Any) -> tuple[Role, ...]:
-    """The roles of which this dependency demands one."""
+    """The roles of which this dependency requires one."""
     found = dependency.dependency
     return found.roles if isinstance(found, _Demand) else ()
 

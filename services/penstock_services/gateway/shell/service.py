@@ -1,4 +1,4 @@
-"""The gateway's shell: the replica's reader and the HTTP server, side by side in one event loop."""
+"""Main program of the gateway service: the replica's reader and the HTTP server in one event loop."""
 
 import asyncio
 import logging
@@ -38,7 +38,7 @@ TOPICS: dict[str, int] = {Topic.DEAD_LETTERS: 1}
 
 
 def listening_socket(options: Options) -> socket.socket:
-    """Bound and listening. Raises `ConfigurationError` when the address is taken or not ours."""
+    """Bound and listening. Raises `ConfigurationError` when the address is in use or not of this machine."""
     family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
     found = socket.socket(family, socket.SOCK_STREAM)
     found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -110,7 +110,7 @@ async def _attempt(
     listener: socket.socket,
     ready: asyncio.Event,
 ) -> None:
-    """One life: log, store, replica, server; ends by an exception or cancellation and leaves nothing open."""
+    """One attempt: log, store, replica, server; ends by an exception or cancellation and leaves nothing open."""
     store = Store(settings.need_dsn("the gateway"), settings.cell, settings.log_url)
     start_fork_server()
     log = (

@@ -1,4 +1,4 @@
-"""When a waiting job is expected to start, and who holds what it needs: from the remaining times of what runs."""
+"""Forecast of a waiting job's start, and the holders of the resources it needs: from the remaining times of running jobs."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The gateway's view of Postgres: reads the projector's tables, and keeps its own idempotency keys."""
+"""The gateway's access to Postgres: reads the projector's tables, and writes its own idempotency keys."""
 
 import asyncio
 import logging
@@ -20,8 +20,8 @@ CHANNEL = "penstock_projected"  # the projector's; payload `schema:seq`
 ROLL_CALL = "penstock_roll_call"  # a gateway has started; payload: the gateways' schema
 POOL = 8  # connections; reads are short
 TIMEOUT_S = 10.0
-KEY_DAYS = 30  # an idempotency key is remembered for so long
-PRUNE_EVERY_KEYS = 1_000  # keys entered between two looks for older ones; at least one look per start
+KEY_DAYS = 30  # retention of an idempotency key
+PRUNE_EVERY_KEYS = 1_000  # keys inserted between two removals of old ones; at least one removal per start
 FIRST_RETRY_S, MAX_RETRY_S = 0.1, 5.0
 
 OUTAGES = (
@@ -36,17 +36,17 @@ OUTAGES = (
 
 
 class Key(NamedTuple):
-    """What is known of an idempotency key."""
+    """The entry of an idempotency key."""
 
     spec_sha256: str
     job_id: str
     appended: bool
     fresh: bool
-    """Entered by this very call."""
+    """Inserted by this very call."""
 
 
 def gateway_schema(cell: str) -> str:
-    """Of the idempotency keys and standing connections, beside the cell's read models."""
+    """Schema of the idempotency keys and standing connections, beside the cell's read models."""
     return f"{schema_of(cell)[:50]}_gateway"
 
 
@@ -56,7 +56,7 @@ class Store:
     def __init__(self, dsn: str, cell: str, log_url: str) -> None:
         self._dsn = dsn
         self._cell = cell
-        # Where log and keys share one database, an append that is durable makes every commit before it durable.
+        # Where log and keys share one database, a durable append makes every commit before it durable.
         self._commit = "off" if log_url == dsn else "on"
         self.schema = schema_of(cell)
         self._own = gateway_schema(cell)
@@ -68,7 +68,7 @@ class Store:
         self._listener: asyncpg.Connection | None = None
         self._listening: asyncio.Task[None] | None = None
         self._standing: set[str] = set()
-        """Connections of nodes that this gateway has."""
+        """Standing connections of nodes to this gateway."""
         self._answering: set[asyncio.Future[None]] = set()
         self.projected_seq = 0
         self._projected = asyncio.Event()
@@ -116,10 +116,10 @@ class Store:
         assert self._pool is not None, "not started"
         return self._pool
 
-    # ------------------------------------------------------------------------- how far the tables are
+    # ------------------------------------------------------------------------- position of the tables
 
     async def _listen(self) -> None:
-        """Keeps one listening connection; after each (re)connection the position is read once."""
+        """Holds one listening connection; after each (re)connection the position is read once."""
         backoff = Backoff(FIRST_RETRY_S, MAX_RETRY_S)
         while True:
             lost = asyncio.Event()
@@ -130,7 +130,7 @@ class Store:
                 listener.add_termination_listener(lambda _, lost=lost: lost.set())
                 await listener.add_listener(CHANNEL, self._notified)
                 await listener.add_listener(ROLL_CALL, self._called)
-                await self._answer_roll_call()  # one may have been missed
+                await self._answer_roll_call()  # a roll call may have been missed
                 try:
                     seq = await listener.fetchval("SELECT seq FROM positions WHERE cell = $1", self._cell)
                     self._set_projected(seq or 0)
@@ -169,7 +169,7 @@ class Store:
         return True
 
     def next_change(self) -> asyncio.Event:
-        """Set when the projector has committed again. Take it before looking, so that nothing is missed."""
+        """Set when the projector has committed again. Take it before reading, so that no change is missed."""
         return self._projected
 
     # ------------------------------------------------------------------------------------------ reads
@@ -205,7 +205,7 @@ class Store:
         )
 
     async def events_after(self, cursor: Cursor, job_id: str | None, limit: int) -> list[asyncpg.Record]:
-        """Of the stream after the cursor, as `with_owners`."""
+        """Events of the stream after the cursor, as `with_owners`."""
         job = "AND job_id = $4 " if job_id is not None else ""
         where = f"(seq, n) > ($1, $2) {job}ORDER BY seq, n LIMIT $3"
         return await self.with_owners(
@@ -215,7 +215,7 @@ class Store:
     # ------------------------------------------------------------------------------- idempotency keys
 
     async def enter_key(self, key: str, spec_sha256: str, job_id: str) -> Key:
-        """Enters the key, or returns what was entered before. Raises `Problem` 503."""
+        """Inserts the key, or returns the existing entry. Raises `Problem` 503."""
         table = f"{self._own}.idempotency"
         known = f"SELECT spec_sha256, job_id, appended, false FROM {table} WHERE key = $1"
         rows = await self.fetch(
@@ -225,7 +225,7 @@ class Store:
             key,
             spec_sha256,
             job_id,
-        )  # empty: entered by another request between the two halves of the statement
+        )  # empty: inserted by another request between the two halves of the statement
         self._entered += 1
         if self._entered % PRUNE_EVERY_KEYS == 0:
             await self.fetch(self._prune_keys, KEY_DAYS)
@@ -241,7 +241,7 @@ class Store:
     # --------------------------------------------------------------------------- standing connections
 
     async def enter_connection(self, node_id: str, connection_id: str) -> bool:
-        """This is the node's latest connection to any gateway of the cell. False where Postgres is away."""
+        """Records this as the node's latest connection to any gateway of the cell. False where Postgres is down."""
         self._standing.add(connection_id)
         return await self._noted(
             f"INSERT INTO {self._own}.connections (node_id, connection_id) VALUES ($1, $2) ON CONFLICT (node_id) "
@@ -251,7 +251,7 @@ class Store:
         )
 
     async def is_latest_connection(self, node_id: str, connection_id: str) -> bool:
-        """Whether no gateway has had another connection, or a goodbye, since. True where Postgres is away."""
+        """Whether no gateway has had another connection, or a goodbye, since. True where Postgres is down."""
         query = f"SELECT connection_id FROM {self._own}.connections WHERE node_id = $1"
         try:
             return bool(await self.pool.fetchval(query, node_id) == connection_id)
@@ -260,11 +260,11 @@ class Store:
             return True
 
     def lost_connection(self, connection_id: str) -> None:
-        """It has ended; its entry says so only once it is forgotten or replaced."""
+        """It has ended; its entry stays until it is removed or replaced."""
         self._standing.discard(connection_id)
 
     async def forget_connection(self, node_id: str, connection_id: str | None = None) -> None:
-        """The node's reporter has ended in good order, or this connection's break is reported."""
+        """Removes the entry: the node's reporter has ended regularly, or this connection's break is reported."""
         await self._noted(
             f"DELETE FROM {self._own}.connections WHERE node_id = $1 AND connection_id = coalesce($2, connection_id)",
             node_id,
@@ -272,7 +272,7 @@ class Store:
         )
 
     async def call_roll(self) -> tuple[datetime, int]:
-        """Asks all gateways which connections they have: the moment by Postgres' clock, and the number of entries. Raises `Problem`."""
+        """Asks all gateways for their connections. Returns the time by Postgres' clock, and the number of entries. Raises `Problem`."""
         [row] = await self.fetch(
             f"SELECT now(), (SELECT count(*) FROM {self._own}.connections) FROM pg_notify($1, $2)",
             ROLL_CALL,
@@ -281,7 +281,7 @@ class Store:
         return row[0], row[1]
 
     async def unanswered_since(self, moment: datetime) -> list[tuple[str, str]]:
-        """(node, connection) of which no gateway has had the connection since. Raises `Problem`."""
+        """(node, connection) that no gateway has claimed since. Raises `Problem`."""
         query = f"SELECT node_id, connection_id FROM {self._own}.connections WHERE seen_at < $1"
         return [(row[0], row[1]) for row in await self.fetch(query, moment)]
 

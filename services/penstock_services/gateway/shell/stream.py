@@ -1,8 +1,8 @@
 """`GET /v1/stream`: the ledger's events as they are projected, as server-sent events.
 
-An event's id is its place in the ledger, `seq.n`. A client that comes back with `Last-Event-ID` gets every later
-event once, in order. Where it names no place, the first frame, which has no event, has the id of the place where the
-stream begins: its line may break before the first event. Nothing is polled: the projector's commit wakes the streams.
+An event's id is its position in the ledger, `seq.n`. A client that reconnects with `Last-Event-ID` gets every later
+event once, in order. Without a `Last-Event-ID` the first frame, which has no event, has the id of the position where the
+stream begins, since the connection may break before the first event. Nothing is polled: the projector's commit wakes the streams.
 """
 
 from collections.abc import AsyncIterator
@@ -25,7 +25,7 @@ router = APIRouter(prefix="/v1", tags=["events"])
 
 PAGE = 500
 MAX_STREAMS = 256
-QUIET_S = 25.0  # a comment after so long without an event, so that both ends notice a dead line
+QUIET_S = 25.0  # a comment after so long without an event, so that both ends detect a dead connection
 RECONNECT_MS = 500
 
 
@@ -57,7 +57,7 @@ async def stream(
 
 
 async def _start(gateway: Gateway, cursor: Cursor | None, name: str) -> Cursor:
-    """Where to begin. Raises `Problem`: 410 when events after the cursor are no longer kept, 400 ahead of the end."""
+    """The start position. Raises `Problem`: 410 when events after the cursor are no longer stored, 400 beyond the end."""
     found = await gateway.store.row(
         "SELECT seq || ' ' || coalesce((SELECT min(seq) FROM events), 0) FROM positions LIMIT 1"
     )
@@ -103,6 +103,6 @@ async def _frames(
             ):
                 yield b": quiet\n\n"
     except Problem:
-        return  # the database is away: the client comes back with its Last-Event-ID
+        return  # the database is down: the client reconnects with its Last-Event-ID
     finally:
         gateway.streams -= 1

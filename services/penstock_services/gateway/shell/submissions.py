@@ -1,4 +1,4 @@
-"""Submission of jobs: once per key, durable before it is acknowledged, with what is expected of its deadline."""
+"""Idempotent submission of jobs: once per key, durable before it is acknowledged, with the forecast of its deadline."""
 
 import asyncio
 import secrets
@@ -93,10 +93,10 @@ async def submit(
     ] = False,
     dry_run: Annotated[bool, Query(description="Only what would be expected of it: 200")] = False,
 ) -> Response:
-    """Submit a job. 202 once it is durable; 200 for a key that was seen before with the same job.
+    """Submit a job. 202 once it is durable; 200 for a known key with the same job.
 
-    `deadline`: of a job that names when it should be done, the odds that it is, and the shortest deadline that holds, as `GET /v1/deadlines` has it.
-    With `dry_run` the answer has no `job_id`; `estimate`: what the job is expected to need, null with `problem` where the estimator cannot be asked.
+    `deadline`: of a job with a deadline or a service class, its odds, and the shortest deadline that holds, as `GET /v1/deadlines` has it.
+    With `dry_run` the answer has no `job_id`; `estimate`: the job's estimated resources, null with `problem` where the estimator cannot be queried.
     """
     gateway = gateway_of(request)
     caller = well_formed(request.headers.get("traceparent"))
@@ -129,14 +129,14 @@ async def submit(
 
 
 async def _doubts(gateway: Gateway, spec: JobSpec) -> list[Doubt]:
-    """What is accepted and yet hardly meant."""
+    """Warnings: requests that are accepted and yet hardly intended."""
     return [*warnings_of(spec), *await absent_folders(spec, gateway.follower.state.nodes.values())]
 
 
 async def _submit_keyed(
     gateway: Gateway, key: str, event: JobSubmitted, caller: str | None
 ) -> tuple[str, int]:
-    """One append per key, whatever is sent at once, and after whatever crash: the job's id, and 202 or, for a repetition, 200.
+    """One append per key, for concurrent requests and after any crash. Returns the job's id, and 202 or, for a repetition, 200.
 
     The key is entered before the append and marked after it. In between, a crash leaves it unmarked; a repeat
     then appends the same event (same job id, same event id) again unless the tables know the job, and the placer
@@ -158,14 +158,14 @@ async def _submit_keyed(
         raise
     marking = asyncio.ensure_future(
         _mark(gateway, key, lock)
-    )  # the answer need not wait: the job is in the log
+    )  # the response need not wait: the job is in the log
     gateway.marking.add(marking)
     marking.add_done_callback(gateway.marking.discard)
     return event.job_id, 202 if known.fresh else 200
 
 
 async def _exists(gateway: Gateway, job_id: str) -> bool:
-    """Whether this job was ever taken in: the ledger's fold forgets ended jobs, the tables do not."""
+    """Whether this job was ever accepted: the ledger's fold drops ended jobs, the tables do not."""
     await gateway.fresh()
     try:
         await find_job(gateway, job_id)
@@ -177,7 +177,7 @@ async def _exists(gateway: Gateway, job_id: str) -> bool:
 
 
 async def _mark(gateway: Gateway, key: str, lock: asyncio.Lock) -> None:
-    """Notes that the key's job is in the log; until then others with the key wait."""
+    """Marks the key's job as in the log; until then other requests with the key wait."""
     try:
         await gateway.store.mark_appended(key)
     finally:

@@ -1,4 +1,4 @@
-"""The gateway's certificate and key, tried at the start and renewed without one: what every client would refuse is never used."""
+"""TLS certificate and key of the gateway, checked at the start and renewed without a restart: a pair that every client would refuse is never used."""
 
 import logging
 import ssl
@@ -14,17 +14,17 @@ logger = logging.getLogger(__name__)
 
 
 class ServerCertificate:
-    """What new connections are shown: the files as they were at the start, or at the last `renew` that succeeded."""
+    """Certificate for new connections: the files as they were at the start, or at the last `renew` that succeeded."""
 
     def __init__(self, certificate: Path, key: Path) -> None:
         """Raises `ConfigurationError` as `server_context` does."""
         self._certificate, self._key = certificate, key
         self.context = self._latest = server_context(certificate, key, (CERTIFICATE, KEY))
-        """For the listening server, for as long as it runs. A handshake is led by the latest: replaced as a whole, never altered."""
+        """For the listening server, for as long as it runs. Handshakes use the latest context: replaced as a whole, never altered."""
         self.context.sni_callback = self._led_by_latest
 
     def renew(self) -> None:
-        """Reads both files again. One that cannot be used is logged, and what is in use stays."""
+        """Reads both files again. An unusable one is logged, and the present certificate stays in use."""
         try:
             self._latest = server_context(self._certificate, self._key, (CERTIFICATE, KEY))
         except ConfigurationError as error:
@@ -33,11 +33,11 @@ class ServerCertificate:
         logger.info("new connections are shown %s as it is now", self._certificate)
 
     def _led_by_latest(self, connection: ssl.SSLObject, name: str | None, _: ssl.SSLContext) -> None:
-        """OpenSSL asks this for each handshake, also for one that names no server."""
+        """OpenSSL calls this for each handshake, also for one that names no server."""
         connection.context = self._latest
 
 
 def certificate_shown(certificate: Path, key: Path) -> dict[str, Any]:
-    """What clients are shown, as `ssl.SSLSocket.getpeercert` has it. Raises `ConfigurationError` as `server_context` does."""
+    """The certificate as clients see it, as `ssl.SSLSocket.getpeercert` has it. Raises `ConfigurationError` as `server_context` does."""
     context = server_context(certificate, key, (CERTIFICATE, KEY))
     return shake_hands(context, certificate, CERTIFICATE)

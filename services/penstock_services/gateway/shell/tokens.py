@@ -1,4 +1,4 @@
-"""The token file: mode 0600, read again whenever it has changed, so that a token is revoked by deleting its line."""
+"""File of bearer tokens: mode 0600, read again whenever it has changed, so that a token is revoked by deleting its line."""
 
 import os
 from pathlib import Path
@@ -12,7 +12,7 @@ _Version = tuple[int, int, int, int]
 
 
 class TokenFile:
-    """One file. Each question costs a stat; a file that became wrong admits no caller."""
+    """One file. Each look-up costs a stat; a file that became invalid admits no caller."""
 
     def __init__(self, path: Path) -> None:
         """Raises `ConfigurationError` that names the line and the remedy."""
@@ -21,15 +21,15 @@ class TokenFile:
 
     @property
     def count(self) -> int:
-        """Of the tokens when the file was last read."""
+        """Number of tokens when the file was last read."""
         return len(self._tokens)
 
     def caller(self, token: bytes) -> Caller | None:
-        """Who has this token, as the file is now. Raises `ConfigurationError`."""
+        """The caller with this token, from the present file. Raises `ConfigurationError`."""
         return self._latest().get(digest(token))
 
     def digests_of(self, node_id: str) -> list[bytes]:
-        """SHA-256 of each token of this node's reporter, as the file is now. Raises `ConfigurationError`."""
+        """SHA-256 of each token of this node's reporter, from the present file. Raises `ConfigurationError`."""
         return [found for found, caller in self._latest().items() if caller.node == node_id]
 
     def _latest(self) -> Tokens:

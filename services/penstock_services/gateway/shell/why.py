@@ -1,4 +1,4 @@
-"""`GET /v1/jobs/{id}/why`: the reasons of now, or of any past record, from the same pure `explain`."""
+"""`GET /v1/jobs/{id}/why`: the reasons now, or at any past record, from the same pure `explain`."""
 
 import asyncio
 from typing import Annotated, Any
@@ -42,10 +42,10 @@ async def why(
         ),
     ] = None,
 ) -> Response:
-    """Why it waits, or why it went where it went; now, or as of record `at`, or of the time `at_ms`.
+    """Why it waits, or why it was placed there; now, or as of record `at`, or of the time `at_ms`.
 
-    `start`: when a job in the queue is expected to start, and which jobs hold what it needs; null of the past and for other jobs. `deadline`: of a job
-    that names when it should be done, as `GET /v1/deadlines` has it; null of the past and for others.
+    `start`: when a job in the queue is expected to start, and which jobs hold the resources it needs; null of the past and for other jobs. `deadline`:
+    of a job with a deadline or a service class, as `GET /v1/deadlines` has it; null of the past and for others.
     """
     gateway = gateway_of(request)
     if at is None and at_ms is not None:
@@ -94,7 +94,7 @@ async def _until_folded(gateway: Gateway, job_id: str) -> None:
 
 
 async def _not_folded(gateway: Gateway, job_id: str) -> dict[str, Any]:
-    """A job that the fold does not hold: just acknowledged, or ended long ago. Raises `Problem` 404."""
+    """For a job that is not in the fold: just acknowledged, or ended long ago. Raises `Problem` 404."""
     row = await find_job(gateway, job_id)
     pending = row["outcome"] is None
     text, step = (
@@ -112,7 +112,7 @@ async def _not_folded(gateway: Gateway, job_id: str) -> dict[str, Any]:
 
 
 async def _past(gateway: Gateway, job_id: str, at: int) -> dict[str, Any]:
-    """The answer that would have been given when record `at` was the last one. Raises `Problem`."""
+    """The answer as of record `at`, as if it were the last one. Raises `Problem`."""
     head = gateway.follower.state.seq
     if at > head:
         raise Problem(404, "no_record", f"record {at} does not exist yet; the latest is {head}")

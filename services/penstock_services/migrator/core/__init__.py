@@ -1,1 +1,1 @@
-"""When jobs are judged, and what is proposed: pure."""
+"""When a job's convergence is evaluated, and which moves are proposed: pure."""

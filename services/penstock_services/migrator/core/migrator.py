@@ -1,15 +1,15 @@
-"""When jobs are judged by their convergence, and what is proposed: a state machine beside the fold of the ledger.
+"""State machine of the migrator beside the fold of the ledger: when jobs' convergence is evaluated, and which moves are proposed.
 
-Its driver (the service's shell, or a simulation) folds the ledger and shows it each fact after that was folded, and each loss
+Its driver (the service's shell, or a simulation) folds the ledger and passes each fact after it was folded, and each loss
 that it reads from telemetry:
 
     migrator.see(state, fact, now_ms)
     migrator.hear(state, sample, now_ms)
     while (proposal := migrator.next(state, now_ms)) is not None: ...  # send it
-    migrator.due_ms(state)                       # call `next` again then, though nothing happens
+    migrator.due_ms(state)                       # call `next` again at that time, even without news
 
-One proposal is under way at a time. A refused one is not repeated: the job asks again when its loss has fallen still slower. What it
-holds beside the ledger's state are monitors, one for each job that has reported a loss, and these follow from telemetry.
+One proposal is under way at a time. A refused one is not repeated: the job asks again when its loss falls still slower. Its state
+beside the ledger's are monitors, one for each job that has reported a loss, and these follow from telemetry.
 """
 
 import heapq
@@ -43,7 +43,7 @@ class _Sent(NamedTuple):
 
 
 def _stage(settings: PlacerSettings) -> Migrate | None:
-    """None: under these settings nothing moves."""
+    """None: under these settings no job is moved."""
     profile = known_profile(settings)
     return None if profile is None else profile.migrate
 
@@ -59,11 +59,11 @@ class Migrator:
     def __init__(self) -> None:
         self._monitors: dict[str, Monitor] = {}
         self._looks: list[tuple[int, str]] = []
-        """(due at ms, job id); those that are out of date are passed over."""
+        """(due at ms, job id); outdated entries are skipped."""
         self._asking: dict[str, None] = {}
-        """Ids of jobs that may give up their place, first asked first."""
+        """Ids of jobs that may be moved, in the order of their requests."""
         self._changed = True
-        """Whether something has happened since the stage was asked last; a restart asks once."""
+        """Whether a fact has come since the stage was last asked; a restart asks once."""
         self._sent: _Sent | None = None
         self._crowding = Crowding()
         self.heard = 0
@@ -73,7 +73,7 @@ class Migrator:
         return {job_id: monitor.category for job_id, monitor in self._monitors.items()}
 
     def see(self, state: CellState, fact: Event, now_ms: int) -> None:
-        """A fact that has just been folded."""
+        """Takes a fact that has just been folded."""
         if isinstance(fact, ProposalAnswered):
             if self._sent is not None and (fact.proposer, fact.proposal_id) == (
                 PROPOSER,
@@ -106,7 +106,7 @@ class Migrator:
             self._at(job_id, monitor)
 
     def hear(self, state: CellState, sample: TelemetrySampled, now_ms: int) -> None:
-        """A sample of telemetry, at the reader's time: no other machine's clock is believed. Of a task that does not run it is ignored."""
+        """Takes a sample of telemetry, at the reader's time: no other machine's clock is trusted. Samples of a task that does not run are ignored."""
         stage = _stage(state.settings)
         job = _running(state, sample)
         if sample.loss is None or job is None or stage is None or job.converged_ms is not None:
@@ -128,7 +128,7 @@ class Migrator:
             heapq.heappush(self._looks, (monitor.due_ms, job_id))
 
     def due_ms(self, state: CellState) -> int | None:
-        """Ledger time from which `next` has something to do; None: nothing before something else happens."""
+        """Ledger time from which `next` has something to do; None: nothing before another input."""
         if state.frozen or _stage(state.settings) is None:
             return None
         while self._looks:
@@ -145,7 +145,7 @@ class Migrator:
         return min(found, default=None)
 
     def next(self, state: CellState, now_ms: int) -> MigrationProposed | None:
-        """Looks at the losses that are due, and returns what to propose. `now_ms`: the ledger's time, also while no record comes."""
+        """Evaluates the losses that are due, and returns a proposal. `now_ms`: the ledger's time, which goes on without records."""
         while (due_ms := self.due_ms(state)) is not None and due_ms <= now_ms:
             if self._looks and self._looks[0][0] <= now_ms:
                 _, job_id = heapq.heappop(self._looks)
@@ -212,4 +212,4 @@ CHANGES: Mapping[type[Event], Callable[[Any], str]] = MappingProxyType(
         MoveGivenUp: _job,
     }
 )
-"""Ledger events after which a job's losses are looked at or not, or after which moves may come out differently, and whose."""
+"""Ledger events after which a job's losses are evaluated or not, or moves may come out differently → the function that gives its job id."""

@@ -1,6 +1,6 @@
-"""The migrator's loop (`penstock.runtime.proposing`): hears losses from telemetry, proposes moves.
+"""Main loop of the migrator service (`penstock.runtime.proposing`): reads losses from telemetry, proposes moves.
 
-After a restart it hears anew what the running tasks have reported: categories follow from that.
+After a restart it reads the running tasks' telemetry again: categories follow from that.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ class Watcher(Proposing[Sampled, MigrationProposed]):
         return TelemetryReader(self._log)
 
     def hear(self, state: CellState, heard: Sampled, now_ms: int) -> None:
-        """At the time at which the log took it, by the ledger's clock."""
+        """The sample's time is the log's timestamp, by the ledger's clock."""
         age_ms = max(0, wall_ms() - heard.at_ms)
         self._migrator.hear(state, heard.sample, max(0, now_ms - age_ms))
 

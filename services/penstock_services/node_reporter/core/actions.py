@@ -17,7 +17,7 @@ class Emit(msgspec.Struct, frozen=True):
 
 
 class Spawn(msgspec.Struct, frozen=True):
-    """Up to its gate where the task is gated."""
+    """Start the process, up to its gate where the task is gated."""
 
     order: StartTask
 
@@ -29,7 +29,7 @@ class Signal(OfTask, frozen=True):
 
 
 class OpenGate(OfTask, frozen=True):
-    """It has its GPUs now, and goes on. Idempotent; nothing where the task has ended."""
+    """The task has its GPUs now, and goes on. Idempotent; nothing where the task has ended."""
 
 
 class KillAt(OfTask, frozen=True):
@@ -39,7 +39,7 @@ class KillAt(OfTask, frozen=True):
 
 
 class SetAffinity(OfTask, frozen=True):
-    """Feed `Done` with what became of it; nothing where the task has ended."""
+    """Feed `Done` with the result; nothing where the task has ended."""
 
     order_token: int
     cores: tuple[int, ...]
@@ -50,17 +50,17 @@ class CapBandwidth(OfTask, frozen=True):
 
     order_token: int
     percent: int | None
-    """Of what a memory controller can do; None: no cap."""
+    """Of a memory controller's bandwidth; None: no cap."""
 
 
 class Discard(msgspec.Struct, frozen=True):
-    """The job of this task has succeeded: remove what it saved here."""
+    """The job of this task has succeeded: remove its checkpoints here."""
 
     order: StartTask
 
 
 class Note(msgspec.Struct, frozen=True):
-    """For the service's log: an order that is not for us any more, or that this node cannot carry out."""
+    """For the service's log: an order that is outdated, or that this node cannot carry out."""
 
     text: str
 

@@ -1,7 +1,7 @@
-"""Adjustments of tasks: cores and memory bandwidth. The row has the desired state before anything is done, and the answer after it.
+"""Adjustments of tasks: cores and memory bandwidth. The row has the desired state before it is applied, and the answer after it.
 
-An order older than the one obeyed last changes nothing (`Adjusted.token`, one per kind). One that comes before its task's program
-runs is obeyed when it does; a start that is repeated has its cores already. What is not answered is done again after a restart.
+An order older than the last applied one changes nothing (`Adjusted.token`, one per kind). An order that comes before its task's program
+runs is applied when it does; a repeated start has its cores already. An unanswered order is applied again after a restart.
 """
 
 from collections.abc import Iterable, Iterator
@@ -18,7 +18,7 @@ MAX_DETAIL_CHARS = 1_000  # ShortText holds 1,024
 
 
 def adjust(state: NodeState, order: SetCores | SetBandwidth) -> Iterator[Decision]:
-    """A new order is written down and obeyed; a repeat is answered as before, or obeyed again where there is no answer yet."""
+    """Stores and applies a new order; a repeat is answered as before, or applied again where there is no answer yet."""
     task = state.tasks.get(order.task_id)
     if task is None or task.status is Status.STOPPING or order.token < task.token:
         yield Note(f"{order.task_id}: {order.TYPE} {order.token} finds no running task; ignored")
@@ -38,14 +38,14 @@ def adjust(state: NodeState, order: SetCores | SetBandwidth) -> Iterator[Decisio
 
 
 def unconfirmed(tasks: Iterable[Task]) -> Iterator[Decision]:
-    """Does what these are to have and no answer says that they have it, in the order in which it was decided: who gives up cores comes
-    before who gets them."""
+    """Applies the unconfirmed desired states of these tasks, in the order of the decisions: tasks that give up cores come
+    before tasks that get them."""
     asked = [each for task in tasks if task.status is Status.RUNNING for each in _asked(task)]
     yield from (act for _, found, act in sorted(asked, key=lambda each: each[0]) if found.answer is None)
 
 
 def _asked(task: Task, token: int | None = None) -> Iterator[tuple[int, Adjusted, Decision]]:
-    """Token, desired state and deed of each kind, or of that with this token."""
+    """Token, desired state and action of each kind, or of the one with this token."""
     if task.cores is not None and task.order is not None and token in (None, task.cores.token):
         act: Decision = SetAffinity(task.task_id, task.token, task.cores.token, task.order.place.cores)
         yield task.cores.token, task.cores, act
@@ -55,7 +55,7 @@ def _asked(task: Task, token: int | None = None) -> Iterator[tuple[int, Adjusted
 
 
 def done(state: NodeState, given: Done) -> Iterator[Decision]:
-    """The shell has set it and read it back, or could not. Not reported where a newer order, or the task's end, has overtaken it."""
+    """The shell has set it and read it back, or could not. Not reported where a newer order, or the task's end, has come meanwhile."""
     task = state.tasks.get(given.task_id)
     if task is None or task.token != given.token:
         return
@@ -77,7 +77,7 @@ def done(state: NodeState, given: Done) -> Iterator[Decision]:
 
 
 def _desired(state: NodeState, task: Task, order: SetCores | SetBandwidth) -> Task:
-    """The task with what this order asks; where the node has no such cores only the answer."""
+    """The task with the state that this order requests; where the node has no such cores only the answer."""
     if isinstance(order, SetBandwidth):
         return replace(task, bandwidth=Adjusted(order.token, order.memory_bandwidth_percent))
     assert task.order is not None

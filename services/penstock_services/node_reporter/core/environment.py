@@ -1,4 +1,4 @@
-"""The environment of a task: what a training script may rely on. The names torch and TensorFlow know are theirs."""
+"""Environment variables of a task, on which a training script may rely. The names known to torch and TensorFlow are theirs."""
 
 import json
 from collections.abc import Collection, Mapping, Sequence
@@ -13,12 +13,12 @@ INHERITED = (
     "PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "TMPDIR",
     "VIRTUAL_ENV", "CONDA_PREFIX", "LD_LIBRARY_PATH", "CUDA_HOME", "CUDA_MPS_PIPE_DIRECTORY", "SSL_CERT_FILE", "SSL_CERT_DIR",
 )  # fmt: skip
-"""All that passes from the reporter to a task: no address, password or failpoint of ours."""
+"""All variables that pass from the reporter to a task: no address, password or failpoint of Penstock."""
 DEFAULT_PATH = "/usr/local/bin:/usr/bin:/bin"
 
 
 def base_environment(reporter: Mapping[str, str], own: Collection[str] = ()) -> dict[str, str]:
-    """The sane minimum. `own`: folders of the Python environment that we run in, which is not the task's: neither on its PATH,
+    """The minimum that programs expect. `own`: folders of the reporter's own Python environment, which is not the task's: neither on its PATH,
     nor named as its virtual environment."""
     found = {name: reporter[name] for name in INHERITED if name in reporter and reporter[name] not in own}
     folders = [folder for folder in found.get("PATH", "").split(":") if folder and folder not in own]
@@ -47,10 +47,10 @@ def task_environment(
     virtual: bool,
     mps: bool = False,
 ) -> dict[str, str]:
-    """`peers`: the variable that holds the gang's peers, or names their file. Base, then the job's own variables, then ours: a job cannot pretend to be another.
+    """`peers`: the variable that holds the gang's peers, or names their file. Base, then the job's own variables, then Penstock's: a job cannot pretend to be another.
 
     RANK and WORLD_SIZE count workers; a parameter server's RANK is its rank in the whole gang. MASTER_ADDR
-    is rank 0's node. `mps`: a control daemon of CUDA's Multi-Process Service runs here. Thread pools follow the cores given unless the job says otherwise.
+    is rank 0's node. `mps`: a control daemon of CUDA's Multi-Process Service runs here. Thread pools have as many threads as the task has cores unless the job sets another number.
     """
     place = order.place
     gang = gang_of(order, node)
@@ -92,10 +92,10 @@ def task_environment(
 
 
 def _memory_limits(order: StartTask, node: NodeSpec, *, mps: bool) -> dict[str, str]:
-    """What makes frameworks, and MPS, keep the promise of memory of a task with a part of a GPU; nothing for others.
+    """Variables by which frameworks, and MPS, observe the promised memory of a task with a part of a GPU; none for other tasks.
 
     PyTorch has no variable for it: `penstock.sdk.gpu_memory`. Of MPS's limits only that of memory: a share is a mean over the run, and a
-    limit of its threads would slow what computes in bursts even while the GPU is free.
+    limit of its threads would slow bursts of computation even while the GPU is free.
     """
     place = order.place
     total_mib = {gpu.uuid: gpu.memory_mib for gpu in node.gpus}.get(next(iter(order.gpu_uuids), ""), 0)
@@ -111,7 +111,7 @@ def _memory_limits(order: StartTask, node: NodeSpec, *, mps: bool) -> dict[str, 
 
 
 def _batch_sizes(order: StartTask, workers: Sequence[int]) -> dict[str, str]:
-    """Of all workers and of this one: the first ones have one sample more where the batch does not divide. Nothing for a job without a global batch."""
+    """Batch sizes of all workers and of this one: the first ones have one sample more where the batch does not divide. None for a job without a global batch."""
     whole = order.global_batch_size
     if whole is None:
         return {}

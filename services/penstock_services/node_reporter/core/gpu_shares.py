@@ -1,7 +1,7 @@
-"""Sharing GPUs between tasks: which exclude each other, and whether one more fits beside those that are there.
+"""Sharing of GPUs between tasks: which tasks exclude each other, and whether one more fits beside the present ones.
 
 Parts of GPUs add up. Whole GPUs are shared by companions alone, tasks of one group in the ledger. The order of the later one names the
-earlier one, which runs on and gets no message about it; so a task's companions are those that its order names, and those whose orders name it.
+earlier one, which runs on and gets no message about it; so a task's companions are those named in its order, and those whose orders name it.
 """
 
 from collections.abc import Iterable
@@ -22,14 +22,14 @@ def _names(one: Task, other: Task) -> bool:
 
 
 def exclude(one: Task, other: Task) -> bool:
-    """Whether the cell cannot want both at once: they meet on a GPU, one of them has it whole, and they are no companions."""
+    """Whether the cell cannot want both at once: they have a GPU in common, one of them has it whole, and they are no companions."""
     if not set(one.gpus) & set(other.gpus) or WHOLE_GPU not in (one.share_milli, other.share_milli):
         return False
     return not companions(one, other)
 
 
 def fits(others: Iterable[Task], task: Task) -> bool:
-    """Whether each of its GPUs has so much left beside the others."""
+    """Whether each of its GPUs has enough left beside the others."""
     own = set(task.gpus)
     met = [other for other in others if not own.isdisjoint(other.gpus) and not companions(other, task)]
     if not met:

@@ -1,4 +1,4 @@
-"""Inputs of the node's core: orders read, processes started and gone, and what the machine itself reports."""
+"""Inputs of the node's core: orders read, processes started and gone, and the machine's own reports."""
 
 from typing import Literal
 
@@ -20,7 +20,7 @@ class OrderRead(msgspec.Struct, frozen=True):
 
 
 class OfTask(msgspec.Struct, frozen=True):
-    """About one task under one token."""
+    """For one task under one token."""
 
     task_id: str
     token: int
@@ -35,7 +35,7 @@ class Spawned(OfTask, frozen=True):
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """How a task ended. Without code, signal and failure nobody could read it: it is lost."""
+    """How a task ended. Without code, signal and failure the result could not be read: it is lost."""
 
     exited_ms: int
     started_ms: int | None = None
@@ -45,7 +45,7 @@ class Outcome(msgspec.Struct, frozen=True):
     """Why it could not be started, with the remedy."""
     out_of_memory: bool = False
     exhausted: Exhausted = ""
-    """Which memory an allocation failed in, as far as kernel or program reported it; `evidence`: how that is known."""
+    """Kind of memory in which an allocation failed, as far as kernel or program reported it; `evidence`: the source."""
     evidence: str = ""
     lost: str = ""
     usage: Usage = NOTHING_MEASURED
@@ -58,7 +58,7 @@ class Gone(OfTask, frozen=True):
 
 
 class Resumed(msgspec.Struct, frozen=True):
-    """A new reporter has found what runs; nothing was started since."""
+    """A new reporter has found the running tasks; nothing was started since."""
 
 
 class Done(OfTask, frozen=True):

@@ -1,4 +1,4 @@
-"""What the cell answers to a node's joining: it counts, it has to be made again, or the node makes way for another machine."""
+"""Joining of a node to the cell, and the cell's answer: it counts, it has to be repeated, or the node makes way for another machine."""
 
 from collections.abc import Iterator
 
@@ -11,7 +11,7 @@ from penstock_services.node_reporter.core.state import Accept, NodeState
 
 
 class JoinAgain(msgspec.Struct, frozen=True):
-    """The joining did not count: the journal was lost, and the clock is behind what it was. Join above this incarnation."""
+    """The joining did not count: the journal was lost, and the clock is behind its former value. Join above this incarnation."""
 
     above: int
 
@@ -23,7 +23,7 @@ class Fence(msgspec.Struct, frozen=True):
 
 
 def joining(state: NodeState, spec: NodeSpec, public_key: str | None) -> NodeJoined:
-    """What this node is, and what is (or is about to be) alive on it."""
+    """The node's resources, and the tasks that are (or are about to be) alive on it."""
     tasks = sorted(state.tasks.values(), key=lambda task: task.task_id)
     return NodeJoined(
         node=spec,
@@ -36,7 +36,7 @@ def joining(state: NodeState, spec: NodeSpec, public_key: str | None) -> NodeJoi
 
 
 def join_answered(state: NodeState, order: AnswerJoin) -> Iterator[Accept | JoinAgain | Fence]:
-    """An answer to an older joining of this machine means nothing any more. A boot that joins above one whose joining counted, and
+    """An answer to an older joining of this machine has no effect. A boot that joins above one whose joining counted, and
     that still runs, is of another machine, though it has the same machine id, as after an image was cloned."""
     own = (order.boot_id, order.incarnation) == (state.boot_id, state.incarnation)
     own &= order.public_key in (None, state.public_key)

@@ -1,15 +1,15 @@
-"""Which losses of a running task are published: those that may matter for its convergence, at growing distances.
+"""Sampling filter of a running task's losses: publishes those that may matter for its convergence, at growing intervals.
 
-Ideal: every loss that a script reports. Departure: a script reports in every iteration, and categories of convergence are judged by looks
-that are seconds apart (`penstock.policies.convergence`), which compare even the smallest gains. A loss is published where it is not the last one,
+Ideal: every loss that a script reports. Departure: a script reports in every iteration, and categories of convergence are evaluated
+seconds apart (`penstock.policies.convergence`), where even the smallest gains count. A loss is published where it differs from the last published one,
 and enough time has passed since that; so a long job's samples grow with the logarithm of its time, and are bounded.
 """
 
 from math import isfinite
 
-LEAST_MS = 5_000  # a sixth of the interval at which losses are looked at
+LEAST_MS = 5_000  # a sixth of the interval at which losses are evaluated
 GROWTH = 0.01  # of the time since the first: a month has 850 samples
-MAX_LOSSES = 1_024  # per task, whatever its clock does
+MAX_LOSSES = 1_024  # per task, even if its clock is wrong
 
 
 class LossFilter:
@@ -23,7 +23,7 @@ class LossFilter:
         self._last = 0.0
 
     def passes(self, loss: float, now_ms: int) -> bool:
-        """Whether it is published; it counts as published then. A loss that is not finite never is."""
+        """Whether it is published; then it counts as published. A loss that is not finite never is."""
         if not isfinite(loss):
             return False
         if not self.published:

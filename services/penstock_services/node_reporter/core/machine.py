@@ -1,4 +1,4 @@
-"""The node's choices: an input in, changes and actions out. No process, file or clock is touched here.
+"""State machine of a node: one input leads to changes and actions. No process, file or clock is used here.
 
 The shell first makes the changes durable (fsync when an order was decided on, LAW 4) and only then acts.
 
@@ -6,18 +6,18 @@ The shell first makes the changes durable (fsync when an order was decided on, L
 |---|---|
 | `OrderRead` StartTask | refuse, wait for a predecessor, spawn, spawn up to its gate (`gate`), or repeat the earlier answer |
 | `OrderRead` StopTask | SIGTERM now and SIGKILL after the grace, or make sure that the task never starts |
-| `OrderRead` SetCores, SetBandwidth | write it down, do it to a running task, report what became of it (`adjustments`) |
-| `OrderRead` CheckpointTask | do it to a running task, else a line in the service's log |
-| `OrderRead` HandOverCheckpoint | write it down: from now on that node may ask for it |
+| `OrderRead` SetCores, SetBandwidth | record it, apply it to a running task, report the result (`adjustments`) |
+| `OrderRead` CheckpointTask | apply it to a running task, else a line in the service's log |
+| `OrderRead` HandOverCheckpoint | record it: from now on that node may fetch it |
 | `Spawned` | report the start, unless its gate is closed; if it was to be stopped or adjusted meanwhile, do that |
-| `Resumed`, `Done` | adjust what was not confirmed; report what is |
-| `Gone` | the whole process tree is proven dead: report the exit, open gates, start whoever waited |
+| `Resumed`, `Done` | adjust unconfirmed tasks; report the result |
+| `Gone` | the whole process tree is proven dead: report the exit, open gates, start waiting tasks |
 | `GraceOver` | SIGKILL |
 | `OrderRead` AnswerJoin | join again, or make way for the machine that has this node id |
 | `Drain` | stop everything |
-| `Faulted` | remember and report the fault |
+| `Faulted` | record and report the fault |
 
-`OrderRefused` frees the task's place, so it is sent only for a StartTask that is not, and never will be, obeyed.
+`OrderRefused` frees the task's place, so it is sent only for a StartTask that is not obeyed, now or later.
 """
 
 import signal
@@ -89,7 +89,7 @@ Reason = Literal["stale_token", "unknown_gpu", "occupied", "unknown_task", "wron
 
 
 def step(state: NodeState, given: Input) -> list[Decision]:
-    """Decides and folds each own change at once; returns everything in order."""
+    """Decides and folds each own change at once; returns all changes and actions in order."""
     decisions: list[Decision] = []
     for decision in decide(state, given):
         if isinstance(decision, Put | Break | Accept | Gang | HandOver):
@@ -104,7 +104,7 @@ def step(state: NodeState, given: Input) -> list[Decision]:
 
 
 def decide(state: NodeState, given: Input) -> Iterator[Decision]:
-    """What follows from one input. A generator: `step` folds each change before the next is asked for."""
+    """The decisions from one input. A generator: `step` folds each change before the next decision."""
     match given:
         case OrderRead(order=StartTask() as order):
             return _start(state, order, given.context)
@@ -163,10 +163,10 @@ def _start(state: NodeState, order: StartTask, context: Context) -> Iterator[Dec
     if order.boot_id != state.boot_id:
         yield Note(f"{order.task_id}: start order {order.token} is for boot {order.boot_id}, which is over")
         return
-    if 0 < order.incarnation < state.incarnation:  # the cell may have given it up when this node left
+    if 0 < order.incarnation < state.incarnation:  # the cell may have dropped it when this node left
         yield Note(f"{order.task_id}: start order {order.token} is of before this node joined; ignored")
         return
-    if len(order.gpu_uuids) != len(order.place.gpus):  # it comes again once the placer names them
+    if len(order.gpu_uuids) != len(order.place.gpus):  # it is sent again once the placer names them
         yield Note(f"{order.task_id}: start order {order.token} does not name its GPUs; upgrade the placer")
         return
     known = state.find(order.task_id)
@@ -210,7 +210,7 @@ def _start(state: NodeState, order: StartTask, context: Context) -> Iterator[Dec
 
 
 def _peers(state: NodeState, order: StartTask) -> tuple[Peer, ...]:
-    """Of a large gang: those of the order that `peers_of` names, whose task may have ended since. Raises `ValueError`."""
+    """Peers of a large gang: those of the order named by `peers_of`, whose task may have ended since. Raises `ValueError`."""
     bearer_id = order.peers_of or ""
     if (bearer_id, order.token) in state.gangs:
         return state.gangs[bearer_id, order.token]
@@ -221,7 +221,7 @@ def _peers(state: NodeState, order: StartTask) -> tuple[Peer, ...]:
 
 
 def _highest(state: NodeState, order: StartTask, known: Task | None) -> int:
-    """The highest token that speaks against this order: of its GPUs, of the same task, of forgotten ones."""
+    """The highest token that this order must exceed: of its GPUs, of the same task, of forgotten tasks."""
     tokens = [state.gpu_tokens.get(gpu, 0) for gpu in order.gpu_uuids]
     tokens.append(state.forgotten_token + 1 if known is None else max(known.token, known.refused_token + 1))
     return max(tokens)
@@ -268,7 +268,7 @@ def _supersede(task: Task, token: int) -> Iterator[Decision]:
 
 
 def _repeat(task: Task) -> Iterator[Decision]:
-    """The same order again: repeats what is known; of a task that has yet to start nothing is."""
+    """The same order again: repeats the earlier answer; a task that has yet to start has none."""
     if task.answer is not None:
         yield Emit(task.answer, task.context)
     elif task.started_ms is not None and not task.gated:
@@ -318,7 +318,9 @@ def _stop_ordered(state: NodeState, order: StopTask, now_ms: int, context: Conte
     elif task is not None and task.exited is not None and order.token == task.token:
         yield Emit(task.exited, task.context)
     elif task is None or task.status is Status.ENDED:
-        if task is not None and task.exited is not None:  # of this start, or of one that the ledger has lost
+        if (
+            task is not None and task.exited is not None
+        ):  # exit of this start, or of one that the ledger has lost
             yield Emit(task.exited, task.context)
         tombstone = Task(order.task_id, order.token, state.boot_id, Status.ENDED, context=context)
         yield from _never_start(tombstone, order.node_id, now_ms, "never started")
@@ -334,7 +336,7 @@ def _stop(task: Task, grace_ms: int, now_ms: int, reason: str) -> Iterator[Decis
             replace(task, order=None), task.order.node_id, now_ms, f"never started: {reason}"
         )
     elif task.status is Status.STARTING:
-        # It may be in its program already, or hang before: in a folder on a network, or a large archive.
+        # Its program may run already, or its start may hang: on a network file system, or in a large archive.
         grace_ms = min(grace_ms, grace_ms if task.stop_grace_ms is None else task.stop_grace_ms)
         yield Put(replace(task, stop_grace_ms=grace_ms))
         yield Signal(task.task_id, task.token, signal.SIGTERM)
@@ -391,7 +393,7 @@ def _gone(state: NodeState, given: Gone) -> Iterator[Decision]:
 
 
 def _succeeds(state: NodeState, order: StartTask, exited: TaskExited) -> bool:
-    """Whether a job that saves has ended with this exit, for sure: it has one task. No later attempt of it is here."""
+    """Whether a job that saves has certainly succeeded with this exit: it has one task, and no later attempt of it is here."""
     done = exited.cause == "exited" and exited.exit_code == 0
     if not done or order.checkpoint is None or len(order.peers) != 1:
         return False

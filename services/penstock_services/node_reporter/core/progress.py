@@ -1,8 +1,8 @@
 """Parser of the progress lines that training scripts write into the FIFO of their task: from bytes to events.
 
 Ideal: every line becomes an event. Departure: a script may be hostile or broken, so lines are bounded in length, events
-in number, progress is reported at growing distances, and of a gang only rank 0 reports progress and stages. What is
-not one of our lines is counted and ignored; it never spoils the next one. Lines: `libs/penstock/sdk/README.md`.
+in number, progress is reported at growing intervals, and of a gang only rank 0 reports progress and stages. Lines
+in another format are counted and ignored; they never affect the next one. Format: `libs/penstock/sdk/README.md`.
 """
 
 from typing import Annotated, Literal, NamedTuple
@@ -25,8 +25,10 @@ from penstock_services.node_reporter.core.losses import LossFilter
 from penstock_services.node_reporter.core.step_times import StepFilter
 
 PHASES_KNOWN = frozenset({b"launch", b"ready", b"train", b"save"})
-MAX_CHANGES = 1_000  # of phase per task, for scripts that write their phase in every step
-MAX_STEPS = 200  # events per task and its last line: as many as 10^8 iterations have at distances that grow by a tenth
+MAX_CHANGES = 1_000  # of phase per task, since a script may write its phase in every step
+MAX_STEPS = (
+    200  # events per task and its last line: enough for 10^8 iterations at intervals that grow by a tenth
+)
 GROWTH_TENTHS = 11
 MAX_STAGES = 16  # events per task
 MAX_CHECKPOINTS = 1_000  # events per task and its last one: one an hour for six weeks
@@ -35,14 +37,14 @@ MS_PER_S = 1_000
 
 
 class Report(NamedTuple):
-    """An event that a script's line became; `name`: what its id ends with. Losses and step times go to the telemetry topic, the rest to the nodes' own."""
+    """An event made from a script's line; `name`: the end of its id. Losses and step times go to the telemetry topic, the rest to the nodes' own."""
 
     name: str
     event: Event
 
 
 class LineSplitter:
-    """Cuts chunks into lines. What is longer than LINE_BYTES is skipped up to its end and counted."""
+    """Cuts chunks into lines. A line longer than LINE_BYTES is skipped up to its end and counted."""
 
     def __init__(self) -> None:
         self.too_long = 0
@@ -50,7 +52,7 @@ class LineSplitter:
         self._skips = False
 
     def cut(self, chunk: bytes) -> list[bytes]:
-        """The lines that are whole now, without their ends; a phase's name is whole by itself."""
+        """The lines that are complete now, without their ends; a phase's name is complete without a line end."""
         *lines, rest = (self._rest + chunk).split(b"\n")
         if self._skips and lines:
             lines, self._skips = lines[1:], False
@@ -67,7 +69,7 @@ class LineSplitter:
         return fitting
 
     def end(self) -> list[bytes]:
-        """What was begun and not ended."""
+        """The incomplete last line."""
         rest, self._rest = self._rest, b""
         return [rest] if rest else []
 
@@ -89,9 +91,9 @@ class ProgressParser:
         shared: bool = False,
     ) -> None:
         self.garbage = 0
-        """Lines that are not ours."""
+        """Lines in another format."""
         self.dropped = 0
-        """Lines of ours that are not reported: beyond the bounds, repeated, or between two that are."""
+        """Valid lines that are not reported: beyond the bounds, repeated, or between two reported ones."""
         self._lines = LineSplitter()
         self._task = {"node_id": node_id, "task_id": task_id, "token": token}
         self._leads = leads
@@ -108,14 +110,14 @@ class ProgressParser:
         self._checkpoints = 0
         self._saved: TaskCheckpointed | None = None
         self.exhausted: tuple[str, str] = ("", "")
-        """Which memory the script reported last as exhausted, and the error's name: for its exit, if it fails."""
+        """Memory that the script last reported as exhausted, and the error's name: for its exit, if it fails."""
 
     def parse(self, chunk: bytes, now_ms: int) -> list[Report]:
         """The events that follow from these bytes, in order."""
         return self._parsed(self._lines.cut(chunk), now_ms)
 
     def end(self, now_ms: int) -> list[Report]:
-        """The task is over: what is left of its last line, and its last progress."""
+        """The task is over: events from the rest of its last line, and its last progress."""
         reports = self._parsed(self._lines.end(), now_ms)
         self.garbage += self._lines.too_long
         self._lines.too_long = 0
@@ -177,7 +179,7 @@ class ProgressParser:
         return Report(f"{name}/{now_ms}", checked(TelemetrySampled, {**task, "at_ms": now_ms, name: value}))
 
     def _on_phase(self, phase: bytes, now_ms: int) -> Report | None:
-        """Each change, while there are few enough."""
+        """Each change, up to the bound."""
         if phase == self._phase:
             return None
         self._phase = phase
@@ -189,7 +191,7 @@ class ProgressParser:
         return Report(f"{phase.decode()}/{now_ms}", checked(TaskPhaseChanged, fields))
 
     def _on_steps(self, steps: StepsMeasured) -> Report | None:
-        """The first, then at growing distances from it; the last one is held back until the end."""
+        """The first, then at growing intervals from it; the last one is held back until the end."""
         done = steps.done
         if done <= max(self._done, self._held.done if self._held is not None else 0):
             return None
@@ -210,7 +212,7 @@ class ProgressParser:
         return Report(f"stages/{stages.at_ms}/{self._stages}", stages)
 
     def _on_checkpoint(self, saved: TaskCheckpointed) -> Report | None:
-        """Each, while there are few enough; then the last one is held back until the end."""
+        """Each, up to the bound; then the last one is held back until the end."""
         if self._checkpoints == MAX_CHECKPOINTS:
             self._saved = saved
             return None
@@ -266,7 +268,7 @@ class _Window(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class _Line(msgspec.Struct, forbid_unknown_fields=True):
-    """One of them."""
+    """A progress line: one of these fields."""
 
     steps: _Steps | None = None
     stages: _Stages | None = None
@@ -282,7 +284,7 @@ _DECODER = msgspec.json.Decoder(_Line)
 def _event_of(
     line: bytes, task: dict[str, object], checkpoints: dict[str, object]
 ) -> StepsMeasured | StagesMeasured | TaskCheckpointed | _Exhausted | _Loss | _Window | None:
-    """None for what is not one of our lines. `checkpoints`: the job's folder of them, and whether it is shared."""
+    """None for a line in another format. `checkpoints`: the job's folder of them, and whether it is shared."""
     try:
         found = _DECODER.decode(line)
         given = (found.steps, found.stages, found.checkpoint, found.exhausted, found.loss, found.window)

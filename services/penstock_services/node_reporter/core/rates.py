@@ -1,8 +1,8 @@
-"""Token bucket: a bound on how often something happens that allows bursts and has no lifetime maximum."""
+"""Token bucket: a rate limit that allows bursts and has no lifetime maximum."""
 
 
 class TokenBucket:
-    """Starts full. `per_s`: tokens that come back each second; `burst`: as many as it holds."""
+    """Starts full. `per_s`: tokens added each second; `burst`: capacity."""
 
     __slots__ = ("_at_s", "_burst", "_left", "_per_s")
 
@@ -12,7 +12,7 @@ class TokenBucket:
         self._at_s: float | None = None
 
     def take(self, now_s: float) -> bool:
-        """Whether there is a token at this time; it is gone then. A clock that was set back brings none."""
+        """Takes a token if there is one at this time. A clock that was set back adds none."""
         passed_s = 0.0 if self._at_s is None else max(0.0, now_s - self._at_s)
         self._at_s = now_s
         self._left = min(self._burst, self._left + self._per_s * passed_s)

@@ -1,13 +1,13 @@
-"""Which measurements of waiting for cores are published: while it lasts those that differ, and one when it is over.
+"""Sampling filter of stall measurements (waiting for cores): during a stall those that differ, and one at its end.
 
-Ideal: the kernel's trigger fires when tasks begin to wait, and again when they wait no more. Departure: pressure stall triggers know the
-first alone, so a window without one ends it. Nothing is published of a task, or of a node, that does not wait.
+Ideal: the kernel's trigger fires when tasks begin to wait, and again when they wait no more. Departure: pressure stall triggers signal the
+begin alone, so a window without one ends it. Nothing is published for a task, or a node, that does not wait.
 """
 
 WINDOW_S = 2.0  # of the trigger; as long as those of `penstock.policies.telemetry_windows`
 LEAST_PERCENT = 10.0  # of the time; the trigger's threshold
 MIN_CHANGE_POINTS = 10.0  # as for utilisation
-REPEAT_S = 10.0  # while it lasts and does not change: who reads windows of samples sees that it goes on
+REPEAT_S = 10.0  # during an unchanged stall, so that each window of samples shows it
 
 
 class StallFilter:
@@ -17,7 +17,7 @@ class StallFilter:
 
     def __init__(self) -> None:
         self._last: float | None = None
-        """Published last; None: it does not wait."""
+        """The last published value; None: it does not wait."""
         self._last_s = 0.0
 
     @property
@@ -25,7 +25,7 @@ class StallFilter:
         return self._last is not None
 
     def passes(self, percent: float, now_s: float) -> bool:
-        """Whether this measurement is published; it counts as published then. `now_s`: monotonic."""
+        """Whether this measurement is published; then it counts as published. `now_s`: monotonic."""
         if percent < LEAST_PERCENT:
             over, self._last = self._last is not None, None
             return over

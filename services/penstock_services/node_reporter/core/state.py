@@ -1,7 +1,7 @@
 """State of a node: orders and tasks. `evolve` is the only writer; the shell journals its changes.
 
-A task's row is a frozen value that is replaced whole, so that what is on disk and what is in memory are
-the same thing.
+A task's row is a frozen value that is replaced as a whole, so that disk and memory hold
+the same.
 """
 
 from dataclasses import dataclass, field
@@ -14,7 +14,9 @@ from penstock.model.external_events import GpuFault, OrderRefused, TaskExited
 from penstock.model.orders import HandOverCheckpoint, Peer, StartTask
 from penstock.model.types import MAX_CORES_PER_NODE, WHOLE_GPU
 
-MAX_ENDED_REMEMBERED = 1_000  # ended tasks whose answer can be repeated; older ones only count as "too old"
+MAX_ENDED_REMEMBERED = (
+    1_000  # ended tasks whose answer can be repeated; of older ones only the highest token is stored
+)
 MAX_HANDOVERS = 256  # most are over within seconds
 MAX_GANGS_REMEMBERED = 8  # large ones, whose orders to one node follow each other
 
@@ -31,7 +33,7 @@ LIVE = frozenset({Status.STARTING, Status.RUNNING, Status.STOPPING})
 
 
 class Context(msgspec.Struct, frozen=True):
-    """The tracing context of the order that a task came from; its events carry it on."""
+    """The tracing context of the task's order; its events continue it."""
 
     traceparent: str | None = None
     causation_id: str | None = None
@@ -42,13 +44,13 @@ NO_CONTEXT = Context()
 
 
 class Adjusted(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The latest order to change what a task has; older ones are not obeyed."""
+    """The latest order to change a task's cores or bandwidth; older ones are not obeyed."""
 
     token: int
     percent: int | None = None
     """Of the memory bandwidth; None: no cap. Cores are in the task's order."""
     answer: TaskAdjusted | None = None
-    """What was reported; None: it is not known to be done."""
+    """The reported result; None: it is not known to be applied."""
 
 
 class Task(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -61,12 +63,12 @@ class Task(msgspec.Struct, frozen=True, omit_defaults=True):
     gpus: tuple[str, ...] = ()
     """UUIDs."""
     order: StartTask | None = None
-    """Kept until the task has ended."""
+    """Stored until the task has ended."""
     context: Context = NO_CONTEXT
     pid: int | None = None
     started_ms: int | None = None
     stop_grace_ms: int | None = None
-    """Set once somebody asked to stop it."""
+    """Set once a stop was requested."""
     kill_at_ms: int | None = None
     exited: TaskExited | None = None
     refusal: OrderRefused | None = None
@@ -75,13 +77,13 @@ class Task(msgspec.Struct, frozen=True, omit_defaults=True):
     cores: Adjusted | None = None
     bandwidth: Adjusted | None = None
     gated: bool = False
-    """It launches, or is about to, while others live on its GPUs: these are not its own yet."""
+    """It launches, or is about to, while others live on its GPUs: they are not allocated to it yet."""
     opened_ms: int | None = None
     """When it got them, where it was gated before."""
 
     @property
     def answer(self) -> TaskExited | OrderRefused | None:
-        """What the node reported at its end; it is repeated when the task is ordered again."""
+        """The node's report at its end; it is repeated when the task is ordered again."""
         return self.exited or self.refusal
 
     @property
@@ -92,14 +94,14 @@ class Task(msgspec.Struct, frozen=True, omit_defaults=True):
 
 @dataclass(slots=True)
 class NodeState:
-    """Everything that decisions on this node rest on."""
+    """All state on which decisions of this node depend."""
 
     node_id: str
     boot_id: str
     gpus: tuple[str, ...]
-    """UUIDs of the GPUs that it has."""
+    """UUIDs of its GPUs."""
     incarnation: int = 0
-    """Of its latest joining."""
+    """Incarnation of its latest joining."""
     gpu_tokens: dict[str, int] = field(default_factory=dict)
     """Per GPU, by UUID, the highest token ever accepted (LAW 4); also of GPUs that it no longer has."""
     tasks: dict[str, Task] = field(default_factory=dict)
@@ -119,7 +121,7 @@ class NodeState:
     handovers: dict[str, HandOverCheckpoint] = field(default_factory=dict)
     """Job → the latest order to hand its checkpoint over, oldest first, at most MAX_HANDOVERS."""
     cores: int = MAX_CORES_PER_NODE
-    """How many it has."""
+    """Number of its cores."""
 
     def find(self, task_id: str) -> Task | None:
         return self.tasks.get(task_id) or self.ended.get(task_id)
@@ -146,7 +148,7 @@ class Put(msgspec.Struct, frozen=True):
 
 
 class Forget(msgspec.Struct, frozen=True):
-    """An ended task leaves the memory."""
+    """An ended task is dropped from memory."""
 
     task_id: str
     token: int
@@ -160,22 +162,22 @@ class Break(msgspec.Struct, frozen=True):
 
 
 class Accept(msgspec.Struct, frozen=True):
-    """The cell has accepted this node's joining; not for the disk."""
+    """The cell has accepted this node's joining; not journaled."""
 
     incarnation: int
 
 
 class Gang(msgspec.Struct, frozen=True):
-    """The peers of a large gang, for its orders that come after the first one's task has ended; not for the disk."""
+    """The peers of a large gang, for later orders after the first one's task has ended; not journaled."""
 
     bearer: str
-    """The task whose order had them."""
+    """The task whose order contained them."""
     token: int
     peers: tuple[Peer, ...]
 
 
 class HandOver(msgspec.Struct, frozen=True):
-    """Another node may ask for a job's checkpoint."""
+    """Another node may fetch a job's checkpoint."""
 
     order: HandOverCheckpoint
 
@@ -204,7 +206,7 @@ def evolve(state: NodeState, change: Change) -> None:
 
 
 def hand_over(state: NodeState, order: HandOverCheckpoint) -> None:
-    """Beyond the bound the oldest is forgotten: an attempt that still waits for it begins anew."""
+    """Beyond the bound the oldest is dropped: an attempt that still waits for it begins anew."""
     state.handovers.pop(order.job_id, None)
     state.handovers[order.job_id] = order
     if len(state.handovers) > MAX_HANDOVERS:

@@ -1,18 +1,18 @@
-"""Which step times of a running task are published: those that differ, a second apart, at a rate that a job of months can keep up.
+"""Sampling filter of a running task's step times: publishes those that differ, a second apart, at a rate sustainable for months.
 
-Ideal: each window of a training that others slow down or leave alone again. Departure: a script may be hostile, or its steps vary all the
-time; so a step time is published where it differs from the last published one by `CHANGE`, or the task had another number of cores then, and a token bucket bounds the rest. What is left
-out then is not lost for long: the SDK repeats its latest step time (`penstock.sdk.progress`), and it is compared with what was published.
+Ideal: each window of a training whose speed changes under contention. Departure: a script may be hostile, or its steps vary all the
+time; so a step time is published where it differs from the last published one by `CHANGE`, or the task had another number of cores then, and a token bucket bounds the rest. A step time that is left
+out is soon replaced: the SDK repeats its latest step time (`penstock.sdk.progress`), and it is compared with the published one.
 """
 
 from math import isfinite
 
 from penstock_services.node_reporter.core.rates import TokenBucket
 
-CHANGE = 0.05  # of the one published last; the SDK writes no line below that
+CHANGE = 0.05  # of the last published one; the SDK writes no line for smaller changes
 LEAST_MS = 1_000
 BURST = 30  # a minute of the SDK's windows
-PER_S = 0.1  # for ever: a job of a month whose steps vary without end has 260,000 samples
+PER_S = 0.1  # sustained rate: a job of a month whose steps vary all the time has 260,000 samples
 MS_PER_S = 1_000
 
 
@@ -28,7 +28,7 @@ class StepFilter:
         self._cores = 0
 
     def passes(self, step_ms: float, now_ms: int, cores: int = 0) -> bool:
-        """Whether it is published; it counts as published then. One that is not finite or not positive never is. `cores`: that the script had;
+        """Whether it is published; then it counts as published. One that is not finite or not positive never is. `cores`: of the script at that time;
         0: not known."""
         if not isfinite(step_ms) or step_ms <= 0:
             return False

@@ -1,4 +1,4 @@
-"""Memory traffic from counters of bytes (resctrl, MBM), and in percent of what the node can do."""
+"""Memory bandwidth in use, from byte counters (resctrl, MBM), and in percent of the node's capacity."""
 
 from collections.abc import Mapping
 
@@ -16,8 +16,8 @@ class Rate:
         self._at_s = 0.0
 
     def mb_s(self, counters: Mapping[str, int], now_s: float) -> float | None:
-        """Since the last call. None: at the first one, and where a counter is missing, has come or has gone back since, as after a
-        reset; a sum over the others would look as if traffic had fallen. `counters`: bytes by counter; `now_s`: monotonic."""
+        """Mean since the last call. None: at the first call, and where a counter is missing, is new or has gone back since, as after a
+        reset; a sum over the others would look like a fall in traffic. `counters`: bytes by counter; `now_s`: monotonic."""
         before, passed_s = self._counters, now_s - self._at_s
         self._counters, self._at_s = counters, now_s
         if not counters or counters.keys() != before.keys() or passed_s <= 0:
@@ -29,7 +29,7 @@ class Rate:
 
 
 class Capacity:
-    """What the node's memory can do, MB/s. `given`: by the operator; None: the largest seen, at least `LEAST_CAPACITY_MB_S`."""
+    """Memory bandwidth of the node, MB/s. `given`: by the operator; None: the largest measured, at least `LEAST_CAPACITY_MB_S`."""
 
     __slots__ = ("_given", "_seen")
 
@@ -38,7 +38,7 @@ class Capacity:
         self._seen = LEAST_CAPACITY_MB_S
 
     def percent(self, mb_s: float) -> float:
-        """Of the node's capacity, ≥ 0; beyond 100 where the operator's figure is too low."""
+        """Percent of the node's capacity, ≥ 0; above 100 where the operator's figure is too low."""
         if self._given is not None:
             return 100 * mb_s / self._given
         self._seen = max(self._seen, mb_s)

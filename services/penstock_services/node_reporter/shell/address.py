@@ -1,4 +1,4 @@
-"""The address under which other nodes reach this one's tasks: `--address`, else the one by which the kernel routes to the log.
+"""Address of the node for other nodes' tasks: `--address`, else the one by which the kernel routes to the log.
 
 A node never announces loopback where the log is on another machine. Decision 48.
 """
@@ -21,7 +21,7 @@ IpAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
 async def own_address(given: str | None, log_url: str) -> str:
-    """What this node announces. Nothing is sent: a UDP socket is connected, which asks the kernel for the route.
+    """The address that this node announces. Nothing is sent: a UDP socket is connected, which asks the kernel for the route.
 
     Raises `ConfigurationError` for an address that cannot be one of this node, `LogError` where there is no route or no
     name service yet, which may come.
@@ -43,7 +43,7 @@ async def own_address(given: str | None, log_url: str) -> str:
 
 
 async def _check(given: str, hosts: Sequence[tuple[str, int]]) -> None:
-    """Raises `ConfigurationError` where others cannot reach this node so, `LogError` for a name without an address."""
+    """Raises `ConfigurationError` where others cannot reach this node there, `LogError` for a name without an address."""
     try:
         addresses = [ipaddress.ip_address(given)]
     except ValueError:
@@ -99,7 +99,7 @@ async def _routes(hosts: Sequence[tuple[str, int]]) -> list[str]:
 
 
 def _is_loopback(host: str) -> bool:
-    """By what is written: a name that another machine would resolve otherwise is not one."""
+    """By its text: a name that another machine would resolve otherwise is not one."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

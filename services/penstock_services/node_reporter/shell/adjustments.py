@@ -1,4 +1,4 @@
-"""Carries out adjustments of tasks on the host and says what became of them, for the core to report."""
+"""Applies adjustments of tasks on the host and returns the result, for the core to report."""
 
 from typing import Literal
 
