@@ -1,4 +1,4 @@
-"""Copies of ended tasks' logs to the archive. What is still to be copied is on disk: no crash and no outage loses a copy."""
+"""Archiver of ended tasks' logs. Pending copies are recorded on disk, so that no crash and no outage loses one."""
 
 import asyncio
 import logging
@@ -36,7 +36,7 @@ class Archiver:
         (self._folder / _mark(task_id, token)).write_text(log_name(job_id, task_id))
 
     def ended(self, task_id: str, token: int) -> None:
-        """Nothing is written to its log any more. Any thread may call it."""
+        """Its log is complete. Any thread may call it."""
         self._loop.call_soon_threadsafe(self._add, _mark(task_id, token))
 
     def _add(self, mark: str) -> None:
@@ -44,7 +44,7 @@ class Archiver:
         self._something.set()
 
     async def run(self, ended: Callable[[str], bool]) -> None:
-        """Copies until cancelled. `ended`: whether the task of a mark that was left over has ended."""
+        """Copies until cancelled. `ended`: whether the task of a mark from before the restart has ended."""
         backoff, warned = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S), ""
         with suppress(FileNotFoundError):
             self._ended |= dict.fromkeys(name for name in sorted(os.listdir(self._folder)) if ended(name))
@@ -59,7 +59,7 @@ class Archiver:
                     if str(error) != warned:
                         logger.warning("logs are not copied yet, and on this node only: %s", error)
                     warned = str(error)
-                    self._ended[mark] = None  # behind the others, of which not all may fail
+                    self._ended[mark] = None  # behind the others, which may succeed
                     await asyncio.sleep(backoff.next_s())
                 else:
                     backoff.reset()
@@ -71,7 +71,7 @@ class Archiver:
         place = self._folder / mark
         try:
             name = place.read_text()
-        except FileNotFoundError:  # of a task from before there was an archive
+        except FileNotFoundError:  # of a task that began before there was an archive
             return
         self._archive.put(name, self._log_dir / name)
         place.unlink(missing_ok=True)

@@ -1,7 +1,7 @@
 """Control groups of tasks: memory caps, cores, devices, pressure stall information, and the proof of an end where there is no PID namespace.
 
 A task's groups are folders named after node and shim under a *root* per purpose, in the hierarchy of cgroup v2 or
-in one of v1. A shim makes them before it has a task, and removes them at the end; an order sets their limits.
+of v1. A shim creates them before it has a task, and removes them at the end; an order sets their limits.
 """
 
 import os
@@ -20,13 +20,13 @@ from penstock_services.node_reporter.shell.ports import Immortal
 BYTES_PER_MIB = 1 << 20
 DATA_SLACK_MIB = 1_024
 """RLIMIT_DATA counts memory that is reserved but never touched (thread stacks of 8 MiB, BLAS buffers of 32 MiB
-per thread), a memory cap means what is used; so much more is therefore allowed."""
+per thread), a memory cap counts used memory; so this much more is allowed."""
 UNIFIED = "unified"
 MEMORY = "memory"
 CPUSET = "cpuset"
 DEVICES = "devices"
 GPU_MAJOR = 195
-"""Of /dev/nvidia0 … Source: the kernel's admin-guide/devices.txt; a GPU's minor number is NVML's."""
+"""Major number of /dev/nvidia0 … Source: the kernel's admin-guide/devices.txt; a GPU's minor number is NVML's."""
 DISKS = "b *:* rwm"
 CAPS = {"memory.max": "memory.events", "memory.limit_in_bytes": "memory.oom_control"}
 """File with the cap in bytes (v2, v1) → file with the line `oom_kill COUNT`."""
@@ -64,7 +64,7 @@ def _writable(path: Path) -> bool:
 
 
 def gives(root: Path | None, file: str, works: Callable[[Path], bool] = _writable) -> bool:
-    """Whether groups can be made in this one, and have this file, which works."""
+    """Whether groups can be created in this one, and have this file in working order."""
     if root is None:
         return False
     trial = root / f"penstock-trial-{os.getpid()}"
@@ -80,9 +80,9 @@ def gives(root: Path | None, file: str, works: Callable[[Path], bool] = _writabl
 
 
 class Cgroups:
-    """The groups of one node's tasks. `given`: the folder of `--cgroup`. Raises `ConfigurationError` if that is no use.
+    """The groups of one node's tasks. `given`: the folder of `--cgroup`. Raises `ConfigurationError` if it is not usable.
 
-    `name`: no other reporter on this machine has it.
+    `name`: unique among the reporters on this machine.
     """
 
     def __init__(self, name: str, given: Path | None) -> None:
@@ -90,7 +90,7 @@ class Cgroups:
         self.name = name
         unified = given or own.get(UNIFIED)
         self.unified = unified if gives(unified, "cgroup.kill") else None
-        """Where ends can be proven."""
+        """Root of the groups that prove a task's end."""
         self.proves_ends = False
         self._pressure = unified if gives(unified, pressure.CPU, pressure.triggers) else None
         candidates = [given] if given else [own.get(MEMORY), own.get(UNIFIED)]
@@ -120,31 +120,31 @@ class Cgroups:
 
     @property
     def caps_memory(self) -> bool:
-        """Of all processes of a task together; else of each."""
+        """True: a cap holds for all processes of a task together; False: for each."""
         return self._memory is not None
 
     @property
     def has_pressure(self) -> bool:
-        """Whether the kernel reports which tasks wait for cores."""
+        """Whether the kernel reports per task whether threads wait for cores."""
         return self._pressure is not None
 
     def pressure_of(self, groups: Iterable[str]) -> Path | None:
-        """The one of a task's groups that has its pressure stall information; None: none has."""
+        """The task's group with pressure stall information; None: there is none."""
         return next((group for group in map(Path, groups) if group.parent == self._pressure), None)
 
     @property
     def watched(self) -> str:
-        """Where `remove_watched` removes groups; "": nowhere."""
+        """The root from which `remove_watched` removes groups; "": none."""
         return "" if self._pressure is None else str(self._pressure)
 
     def remove_watched(self, groups: Iterable[str]) -> None:
-        """Removes the group that an ended task's shim has left. In a thread: with a trigger it takes some 20 ms."""
+        """Removes the group of an ended task after its shim's end. In a thread: with a trigger it takes some 20 ms."""
         if (group := self.pressure_of(groups)) is not None:
             with suppress(OSError):
                 group.rmdir()
 
     def plan(self) -> list[tuple[str, list[tuple[str, str]]]]:
-        """The roots, each with what a group there needs before anybody may enter it. See `Confinement.groups`."""
+        """The roots, each with the settings of a new group there before any process may enter it. See `Confinement.groups`."""
         found: dict[str, list[tuple[str, str]]] = {str(root): [] for root in self._roots()}
         if (
             self._cpuset is not None and (self._cpuset / "cpuset.mems").exists()
@@ -158,9 +158,9 @@ class Cgroups:
     def request(self, place: TaskPlacement, cores: Sequence[int], gpus: Collection[str]) -> dict[str, Any]:
         """The launcher's fields `data_limit` (bytes, 0: none), `settings`, `oom`, `oom_first` and `ended_by`.
 
-        `oom_first`: where the machine runs short, the kernel ends this one before those that have what they were promised.
+        `oom_first`: where the machine runs out of memory, the kernel kills this task before those within their promise.
 
-        `cores`: as this machine counts; `gpus`: UUIDs of those that the task may open.
+        `cores`: this machine's core numbers; `gpus`: UUIDs of those that the task may open.
         """
         settings: list[tuple[str, str, str]] = []
         fields: dict[str, Any] = {"data_limit": 0, "settings": settings, "oom": None, "ended_by": None}
@@ -184,13 +184,13 @@ class Cgroups:
         return fields
 
     def set_cores(self, groups: Iterable[str], cores: Sequence[int]) -> None:
-        """Gives a running task other cores, where a cgroup keeps them. Raises OSError."""
+        """Gives a running task other cores, where a cgroup enforces them. Raises OSError."""
         for group in groups:
             if Path(group).parent == self._cpuset:
                 (Path(group) / "cpuset.cpus").write_text(",".join(map(str, cores)))
 
     def allow_gpus(self, groups: Iterable[str], uuids: Iterable[str]) -> None:
-        """Lets a running task open these GPUs, where a cgroup keeps devices. A group that has gone had an ended task."""
+        """Lets a running task open these GPUs, where a cgroup enforces devices. A missing group had an ended task."""
         minors = [minor for uuid in uuids if (minor := (self.gpu_minors or {}).get(uuid)) is not None]
         for group in groups if self.keeps_devices else ():
             if Path(group).parent == self._devices:
@@ -199,14 +199,14 @@ class Cgroups:
                         (Path(group) / "devices.allow").write_text(f"c {GPU_MAJOR}:{minor} rwm")
 
     def sweep(self) -> None:
-        """Removes groups that killed shims left behind; those with a living task stay."""
+        """Removes groups that killed shims left behind; groups with a living task stay."""
         for root in self._roots():
             for group in root.glob(f"{self.name}@*"):
                 with suppress(OSError):
                     group.rmdir()
 
     def end(self, groups: Iterable[str]) -> int:
-        """Kills what is left in a task's groups and removes them; how many processes. Raises `Immortal`."""
+        """Kills the remaining processes in a task's groups and removes them; returns how many. Raises `Immortal`."""
         return sum(self._end(Path(group)) for group in groups)
 
     def _roots(self) -> list[Path]:

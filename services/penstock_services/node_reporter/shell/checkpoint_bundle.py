@@ -1,6 +1,6 @@
-"""A checkpoint on its way between two nodes: a tar stream that ends with the size and SHA-256 of each file, and their signature.
+"""Transfer format of a checkpoint between two nodes: a tar stream that ends with the size and SHA-256 of each file, and their signature.
 
-What is packed and what is unpacked may have been made by a hostile task: only files, folders and links of the folder's own owner are
+The packed files and the stream may come from a hostile task: only files, folders and links of the folder's own owner are
 packed, and nothing is written outside of the new folder.
 """
 
@@ -31,14 +31,14 @@ Digests = dict[str, list[str | int]]
 
 
 class BadBundle(PenstockError):
-    """It is not what a node packs: cut short, changed, too large, or leading out of its folder."""
+    """Not a valid bundle of a node: cut short, changed, too large, or leading out of its folder."""
 
 
 class Manifest(msgspec.Struct, frozen=True):
     """`digests.json`."""
 
     name: str
-    """Of the checkpoint."""
+    """Name of the checkpoint."""
     files: Digests
 
 
@@ -47,7 +47,7 @@ class Source(Protocol):
 
 
 class Received(NamedTuple):
-    """`manifest` as it came, with its signature; `size_bytes` of all files."""
+    """`manifest` as received, with its signature; `size_bytes` of all files."""
 
     manifest: bytes
     signature: bytes
@@ -60,7 +60,7 @@ def size_of(folder: Path) -> int:
 
 
 def pack(folder: Path, digests: Digests) -> Iterator[bytes]:
-    """The stream up to its last file; fills `digests`. Raises `OSError`, also for what may not leave the node."""
+    """The stream up to its last file; fills `digests`. Raises `OSError`, also for files that may not leave the node."""
     owner = os.lstat(folder).st_uid
     for path, folders, files, at in os.fwalk(folder, onerror=_raise, follow_symlinks=False):
         for name in sorted([*folders, *files]):
@@ -111,9 +111,9 @@ def ending(manifest: bytes, signature: bytes) -> bytes:
 
 
 def unpack(stream: Source, into: Path, owner: tuple[int, int] | None, limit_bytes: int) -> Received:
-    """Writes the files into an empty folder that nobody else can write to, all of them to the disk, and compares sizes and digests.
+    """Writes the files into an empty folder that no other user can write to, syncs all of them, and compares sizes and digests.
 
-    `owner`: user and group that they get. Raises `BadBundle`, `OSError`.
+    `owner`: user and group of the new files. Raises `BadBundle`, `OSError`.
     """
     writing = _Writing(into, owner, limit_bytes)
     last = {DIGESTS: b"", SIGNATURE: b""}
@@ -183,7 +183,7 @@ class _Writing:
             os.close(folder)
 
     def _folder(self, parts: list[str]) -> int:
-        """Opened without following a link, so that no link of the bundle leads anywhere."""
+        """Opened without following a link, so that no link of the bundle is followed."""
         at = os.open(self._into, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         for part in parts:
             try:
@@ -209,7 +209,7 @@ class _Writing:
         return [size, digest.hexdigest()]
 
     def sync(self) -> None:
-        """The folders, after what is in them."""
+        """Syncs the folders, after their content."""
         for _, _, _, at in os.fwalk(self._into, topdown=False, follow_symlinks=False):
             os.fsync(at)
 

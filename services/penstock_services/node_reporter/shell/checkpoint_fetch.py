@@ -1,4 +1,4 @@
-"""Fetches a job's checkpoint from the node that saved it, before the task starts here: bounded in time and size, compared, whole or not at all."""
+"""Fetches a job's checkpoint from the node that saved it, before the task starts here: bounded in time and size, verified, whole or not at all."""
 
 import asyncio
 import logging
@@ -30,11 +30,11 @@ from penstock_services.node_reporter.shell.checkpoint_bundle import (
 from penstock_services.node_reporter.shell.checkpoint_folders import CheckpointFolders, age, covers
 from penstock_services.node_reporter.shell.checkpoint_server import PATH, SCHEME, SIZE, answers, asks
 
-LIMIT_S = 300.0  # for all of it
-PATIENCE_S = 15.0  # without a byte: a reporter that restarts is back by then, and has read the order
+LIMIT_S = 300.0  # for the whole transfer
+PATIENCE_S = 15.0  # without a byte: a restarting reporter runs again by then, and has read the order
 CONNECT_S, READ_S = 3.0, 5.0
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 1.0
-RESERVE_BYTES = 1 << 30  # of the disk, for others
+RESERVE_BYTES = 1 << 30  # free space of the disk that is reserved for other uses
 MAX_FETCHES = 16  # at once; as many as a node has GPUs
 REASON_CHARS = 300
 MIB = 1 << 20
@@ -43,11 +43,11 @@ logger = logging.getLogger(__name__)
 
 
 class NotFetched(PenstockError):
-    """Why, with the remedy."""
+    """The reason, with the remedy."""
 
 
 class NotYet(NotFetched):
-    """It may work in a moment."""
+    """A retry may succeed."""
 
 
 class Place(NamedTuple):
@@ -58,11 +58,11 @@ class Place(NamedTuple):
     proof: str
     began_s: float
     ends: threading.Event
-    """Set when the task is to stop: nobody waits any more."""
+    """Set when the task is to stop: the fetch is not needed any more."""
 
 
 class Stream:
-    """The answer's body as a file; notes when bytes came. Raises `NotYet` where they end early, `NotFetched` after `LIMIT_S`."""
+    """The answer's body as a file; calls `came` when bytes arrive. Raises `NotYet` where they end early, `NotFetched` after `LIMIT_S`."""
 
     def __init__(self, chunks: Iterator[bytes], place: Place, came: Callable[[], None]) -> None:
         self._chunks, self._place, self._came = chunks, place, came
@@ -94,7 +94,7 @@ class CheckpointFetcher:
         self._threads = ThreadPoolExecutor(MAX_FETCHES, "checkpoint")
 
     async def fetch(self, order: StartTask, source: CheckpointSource) -> CheckpointFetched:
-        """Never fails: where it cannot be had, the event says why, and the task does without."""
+        """Never fails: where the checkpoint is not available, the event has the reason, and the task starts without it."""
         began_s = time.monotonic()
         fields: dict[str, Any] = {
             "node_id": self._options.node_id, "task_id": order.task_id, "token": order.token, "from_node": source.node_id,

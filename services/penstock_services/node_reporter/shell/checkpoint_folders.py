@@ -1,6 +1,6 @@
-"""Folders of checkpoints, one per job: made for its tasks when they start, and which checkpoint in it is the newest.
+"""Checkpoint folders, one per job: created when its tasks start, with the choice of the newest checkpoint.
 
-All of it may block, since the folder may be on a network: it is called in a thread.
+Every call may block, since the folder may be on a network file system: it runs in a thread.
 """
 
 import os
@@ -35,7 +35,7 @@ class CheckpointFolders:
         self._hidden = False
 
     def make(self) -> None:
-        """The folder of all jobs, where it is not one that an operator has named; without what a killed reporter had fetched in part.
+        """Creates the folder of all jobs, unless an operator has named it, and removes partial fetches of a killed reporter.
         Raises `OSError`."""
         if self._own:
             self.root.mkdir(mode=0o711, parents=True, exist_ok=True)
@@ -43,7 +43,7 @@ class CheckpointFolders:
             shutil.rmtree(entry, ignore_errors=True)
 
     def hidden(self, folders: Iterable[Path]) -> str:
-        """The folder of all jobs, if it lies in one that tasks find empty: then each sees its own job's below its own folder. Else ""."""
+        """The folder of all jobs, if it lies in a hidden one: then each task sees its own job's below its own folder. Else ""."""
         self._hidden = any(self.root.resolve().is_relative_to(folder) for folder in folders)
         return str(self.root) if self._hidden else ""
 
@@ -60,7 +60,7 @@ class CheckpointFolders:
         return folder / newest(found, known) if found else None
 
     def prepare(self, order: StartTask) -> None:
-        """Makes the job's folder and looks for the checkpoint to go on at. Raises `NotStartable`."""
+        """Creates the job's folder and selects the checkpoint to resume at. Raises `NotStartable`."""
         folder = self.of(order.job_id)
         try:
             self._make(folder)
@@ -84,7 +84,7 @@ class CheckpointFolders:
 
     @contextmanager
     def receiving(self) -> Iterator[Path]:
-        """An empty folder beside those of jobs, for a checkpoint that comes; removed at the end unless it was adopted."""
+        """An empty folder beside those of jobs, for an incoming checkpoint; removed at the end unless it was adopted."""
         folder = self.root / f"{self._coming}{secrets.token_hex(8)}"
         folder.mkdir(mode=0o700)
         try:
@@ -93,7 +93,7 @@ class CheckpointFolders:
             shutil.rmtree(folder, ignore_errors=True)
 
     def adopt(self, folder: Path, job_id: str, name: str) -> Path:
-        """All of it is on the disk: from now on it is this checkpoint of the job. Raises `OSError`."""
+        """The checkpoint is completely on the disk: from now on it belongs to the job. Raises `OSError`."""
         self._make(self.of(job_id))
         if self.owner is not None:
             os.chown(folder, *self.owner)
@@ -111,7 +111,7 @@ class CheckpointFolders:
         return shutil.disk_usage(self.root).free
 
     def discard(self, job_id: str) -> None:
-        """The job has succeeded. Where an operator named the folder, what is in it is the operator's affair."""
+        """The job has succeeded. A folder that an operator named is left alone."""
         if self._own:
             shutil.rmtree(self.of(job_id), ignore_errors=True)
 
@@ -133,19 +133,19 @@ def _complete(folder: Path) -> list[str]:
 
 
 def newest(names: Sequence[str], known: str) -> str:
-    """Of complete checkpoints, at least one, in one folder. `known`: to the ledger. It, or what has all of its work; where neither is
-    here the SDK has removed it, for a newer one."""
+    """Of complete checkpoints, at least one, in one folder: the `known` one of the ledger, or one that has all of its work; where neither is
+    here the SDK has removed it in favour of a newer one."""
     return max([name for name in names if covers(name, known)] or names, key=age)
 
 
 def covers(name: str, known: str) -> bool:
-    """Whether a complete checkpoint has all the work of another one. A later attempt alone does not: it may have begun before the other
+    """Whether a complete checkpoint has all the work of another one. A later attempt alone does not suffice: it may have begun before the other
     one was known, at an older one."""
     return all(mine >= other for mine, other in zip(age(name), age(known), strict=False))
 
 
 def age(name: str) -> tuple[int, ...]:
-    """Later attempts, then later iterations, are newer; empty for another name. The ledger may not know the newest: its report is lost
-    where reporter and task die together."""
+    """Sort key: later attempts, then later iterations, are newer; empty for another name. The ledger may not know the newest: its report is lost
+    where reporter and task are killed together."""
     match = COMPLETE.fullmatch(name)
     return () if match is None else tuple(map(int, match.groups()))

@@ -1,6 +1,6 @@
-"""Hands a job's checkpoint over to the node where the ledger has placed its next attempt: one path of the log server.
+"""Server of checkpoints for the node on which the ledger has placed a job's next attempt: one path of the log server.
 
-`GET /v1/checkpoint?job=&token=&after=`. An order (`HandOverCheckpoint`) names the node that may ask and its public key, with which the
+`GET /v1/checkpoint?job=&token=&after=`. An order (`HandOverCheckpoint`) names the node that may fetch and its public key, with which the
 request is signed; the answer ends with the digests of all files, signed with this node's key.
 """
 
@@ -28,12 +28,12 @@ logger = logging.getLogger(__name__)
 
 
 def asks(node_id: str, query: str) -> bytes:
-    """What a request to this node signs."""
+    """The signed text of a request to this node."""
     return f"penstock checkpoint request\0{node_id}\n{query}".encode()
 
 
 def answers(query: str, manifest: bytes) -> bytes:
-    """What the answer to it signs."""
+    """The signed text of its answer."""
     return f"penstock checkpoint\0{query}\n".encode() + manifest
 
 
@@ -95,7 +95,7 @@ class CheckpointServer:
             while chunk:
                 await send({"type": "http.response.body", "body": chunk, "more_body": True})
                 chunk = await asyncio.to_thread(next, packed, b"")
-        except OSError as error:  # without its end nobody believes it
+        except OSError as error:  # without its end the receiver rejects it
             logger.warning("%s is not handed over: %s", folder, error)
             chunk = b""
         else:

@@ -1,7 +1,7 @@
-"""Code that a job was sent with: unpacked by the task's leader, as the task's user, into the task's own folder.
+"""Unpacking of a job's code archive by the task's leader, as the task's user, into the task's own folder.
 
-Standard library only. The archive was fetched and compared by the reporter (`code_cache`); it is compared again here, since it
-lies where other tasks of the same user may write on a machine that hides nothing.
+Standard library only. The reporter has fetched and verified the archive (`code_cache`); it is verified again here, since it
+lies where other tasks of the same user may write on a machine without hidden folders.
 """
 
 import contextlib
@@ -15,15 +15,15 @@ import zlib
 
 MAX_FILES = 10_000
 MAX_BYTES = 256 << 20
-UNPACKED_S = 1_000_000_000  # the time of change of what was unpacked: the same at each start; zip files have none before 1980
-TICK_S = 0.02  # two of the kernel's at most: times of files are as coarse
+UNPACKED_S = 1_000_000_000  # modification time of unpacked files: the same at each start; zip files have none before 1980
+TICK_S = 0.02  # at most two of the kernel's: the resolution of file times
 
 
 def unpack(archive: str, digest: str, into: str) -> int:
-    """No path that is absolute or leads out of the folder, also over links, no device, no more than the bounds.
+    """Refuses absolute paths, paths that lead out of the folder, also through links, devices, and more than the bounds.
 
-    When all was there, ns by the clock of the folder's file system: what is changed or copied later has a later `st_ctime_ns`.
-    Raises `OSError`: EBADMSG for another archive or what is none, EFBIG for too much, EPERM for what would lead out.
+    Returns the time after unpacking, ns by the clock of the folder's file system: files changed or copied later have a later `st_ctime_ns`.
+    Raises `OSError`: EBADMSG for a wrong or invalid archive, EFBIG for too much, EPERM for a path that would lead out.
     """
     with open(archive, "rb") as file:
         if hashlib.file_digest(file, "sha256").hexdigest() != digest:
@@ -51,7 +51,7 @@ def unpack(archive: str, digest: str, into: str) -> int:
 
 
 def _extract(packed: tarfile.TarFile, into: str) -> None:
-    """Member by member: Python before 3.11.4 has no extraction filters, and what is packed here has three kinds alone."""
+    """Member by member: Python before 3.11.4 has no extraction filters, and the archives have three kinds of members only."""
     size, root = 0, os.path.realpath(into)
     for count, member in enumerate(packed):
         if member.size < 0 or member.issparse() or not (member.isreg() or member.isdir() or member.issym()):
@@ -59,7 +59,7 @@ def _extract(packed: tarfile.TarFile, into: str) -> None:
         size += member.size
         if count >= MAX_FILES or size > MAX_BYTES:
             raise OSError(errno.EFBIG, "more files or bytes than are allowed")
-        if ".." in member.name.split("/"):  # after a link it leads elsewhere than it reads
+        if ".." in member.name.split("/"):  # after a link it leads elsewhere than its text
             raise OSError(errno.EPERM, f"{member.name} leads out of the task's folder")
         path = _inside(root, root, member.name)
         os.makedirs(path if member.isdir() else os.path.dirname(path), exist_ok=True)
@@ -73,7 +73,7 @@ def _extract(packed: tarfile.TarFile, into: str) -> None:
 
 
 def _inside(root: str, folder: str, name: str) -> str:
-    """Where the name leads from the folder, links of what is there already followed. Raises `OSError` where that is outside of the root."""
+    """The path of the name from the folder, with existing links followed. Raises `OSError` where that is outside of the root."""
     path = os.path.join(folder, name)
     found = os.path.realpath(path)
     if os.path.isabs(name) or os.path.commonpath((root, found)) != root:
@@ -82,7 +82,7 @@ def _inside(root: str, folder: str, name: str) -> str:
 
 
 def _write(packed: tarfile.TarFile, member: tarfile.TarInfo, path: str) -> None:
-    """A new file, with the rights of its owner alone: no set-user-id, nothing that others may write."""
+    """A new file, with the rights of its owner alone: no set-user-id, not writable for others."""
     rights = 0o755 if member.mode & 0o100 else 0o644
     descriptor = os.open(
         path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, rights & (member.mode | 0o600)
@@ -92,13 +92,13 @@ def _write(packed: tarfile.TarFile, member: tarfile.TarInfo, path: str) -> None:
 
 
 def remove_unchanged(folder: str, unpacked_ns: int | None) -> None:
-    """After the end of all of its processes: what was unpacked by then and is as it was, and Python's caches of it; what the task wrote stays.
+    """After the end of all of its processes: removes unpacked files that are unchanged, and Python's caches of them; files written by the task stay.
 
-    A copy has its original's time of change, but was made later. None: the program never began, so all of it goes.
+    A copy has its original's modification time, but was made later. None: the program never began, so all files are removed.
     """
     for path, folders, files, at in os.fwalk(folder, topdown=False, follow_symlinks=False):
         for name in [*files, *folders]:
-            with contextlib.suppress(OSError):  # a folder, or gone
+            with contextlib.suppress(OSError):  # a folder, or removed already
                 found = os.stat(name, dir_fd=at, follow_symlinks=False)
                 if unpacked_ns is None or _is_cache(path, name) or _is_unchanged(found, unpacked_ns):
                     os.unlink(name, dir_fd=at)

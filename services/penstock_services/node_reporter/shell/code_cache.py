@@ -1,4 +1,4 @@
-"""Archives of code on this node, by digest: fetched from the gateway, or from its folder where this machine shares it."""
+"""Cache of code archives on this node, by digest: fetched from the gateway, or from its folder where this machine shares it."""
 
 import asyncio
 import hashlib
@@ -19,7 +19,7 @@ from penstock_services.node_reporter.options import Options
 from penstock_services.node_reporter.shell.ports import NotStartable
 
 TIMEOUT_S = 10.0
-FIRST_PAUSE_S, LONGEST_PAUSE_S, LIMIT_S = 0.2, 5.0, 60.0  # a gateway that restarts is back by then
+FIRST_PAUSE_S, LONGEST_PAUSE_S, LIMIT_S = 0.2, 5.0, 60.0  # a restarting gateway runs again by then
 MAX_CACHED_BYTES = 4 << 30
 
 
@@ -51,9 +51,9 @@ class CodeCache:
                 raise NotStartable(text) from error
 
     def _is_intact(self, digest: str) -> bool:
-        """Whether the archive is here; from now on it is removed later than those that were used before.
+        """Whether the archive is here and intact; marks it as used, so that it is evicted later.
 
-        A task of the reporter's own user could have written into it, over its own link.
+        A task of the reporter's own user could have written into it, through its own link.
         """
         path = self.path(digest)
         try:
@@ -86,7 +86,7 @@ class CodeCache:
             raise NotStartable(f"its code cannot be fetched from --gateway: {error!r}") from error
 
     def _store(self, digest: str, data: bytes) -> None:
-        """Raises `NotStartable` for another archive than the digest's."""
+        """Raises `NotStartable` for an archive with another digest."""
         if hashlib.sha256(data).hexdigest() != digest:
             raise NotStartable(
                 f"what is stored as its code {digest} is another archive; submit the job again"
@@ -102,7 +102,7 @@ class CodeCache:
         self._make_room(self.path(digest))
 
     async def _asked(self, order: StartTask, digest: str) -> bytes:
-        """Raises `NotStartable` with the gateway's reason, and what httpx raises."""
+        """Raises `NotStartable` with the gateway's reason, and httpx's errors."""
         import httpx
 
         options = self._options
@@ -131,7 +131,7 @@ class CodeCache:
         return response.content
 
     def _make_room(self, new: Path) -> None:
-        """Removes the archives that were used longest ago, beyond the bound; a task that has begun has a link of its own."""
+        """Evicts the least recently used archives beyond the bound; a task that has begun has a link of its own."""
         found = []
         for path in self._folder.iterdir():
             with suppress(FileNotFoundError):

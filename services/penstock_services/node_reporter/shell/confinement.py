@@ -1,10 +1,10 @@
-"""Linux namespaces, private mounts and capabilities of tasks: what a shim and its leader do to themselves before the exec.
+"""Linux namespaces, private mounts and capabilities of tasks, as a shim and its leader set them up for themselves before the exec.
 
-Standard library only: it runs in the launcher's processes, which have no site-packages. A `Confinement` is decided once,
-by `probe`, with real processes; so a node reports what it does, and a later failure is a task's failure to start.
+Standard library only: it runs in the launcher's processes, which have no site-packages. A `Confinement` is chosen once,
+by `probe`, with real processes; so a node reports what it enforces, and a later failure is a task's failure to start.
 
-Of a PID namespace the first process is the task's shim: when that ends, the kernel kills all others and waits for them
-before it reports the end. Inside it a process finds its own /proc, and neither the reporter's folders nor writable
+The first process of a PID namespace is the task's shim: when that ends, the kernel kills all others and waits for them
+before it reports the end. Inside it a process sees its own /proc, and neither the reporter's folders nor writable
 kernel settings. A task that is uid 0 has the capabilities in `KEPT_CAPABILITIES` and no others.
 """
 
@@ -26,7 +26,7 @@ SYS_KEYCTL = {"x86_64": 250, "ppc64le": 271, "s390x": 280}.get(os.uname().machin
 KEYCTL_JOIN_SESSION_KEYRING = 1  # <linux/keyctl.h>
 PR_CAPBSET_READ, PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS = 23, 24, 38  # <linux/prctl.h>
 KEPT_CAPABILITIES = frozenset({0, 1, 3, 4, 5, 6, 7, 8, 10, 14, 18})
-"""CHOWN, DAC_OVERRIDE, FOWNER, FSETID, KILL, SETGID, SETUID, SETPCAP, NET_BIND_SERVICE, IPC_LOCK, SYS_CHROOT: what
+"""CHOWN, DAC_OVERRIDE, FOWNER, FSETID, KILL, SETGID, SETUID, SETPCAP, NET_BIND_SERVICE, IPC_LOCK, SYS_CHROOT: those that
 container runtimes leave to root, without raw network, device nodes and file capabilities; with locked memory, for RDMA."""
 MAX_CAPABILITIES = 64
 READ_ONLY_PROC = ("sys", "sysrq-trigger", "irq", "bus")
@@ -39,26 +39,26 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Confinement(NamedTuple):
-    """What is done with each task of one node."""
+    """The confinement of each task of one node."""
 
     exits: Literal["pid_namespace", "cgroup", "none"] = "none"
-    """What proves a task's end: `pid_namespace`, `cgroup`, or `none`: the shim's own search for descendants."""
+    """The proof of a task's end: `pid_namespace`, `cgroup`, or `none`: the shim's own search for descendants."""
     user_namespace: bool = False
     """The namespaces belong to a user namespace, since the reporter is not root."""
     mounts: bool = False
-    """/proc, the hidden folders and /sys are the task's own."""
+    """/proc, the hidden folders and /sys are the task's own mounts."""
     hidden: Sequence[str] = ()
-    """Folders that a task finds empty, none inside another."""
+    """Folders that appear empty to a task, none inside another."""
     tasks: str = ""
     """The folder of the tasks' folders."""
     user: Sequence[Any] | None = None
     """(uid, gid, groups) of the tasks; None: as the reporter."""
     name: str = ""
-    """Of the node, in the names of its tasks' cgroups."""
+    """Name of the node, in the names of its tasks' cgroups."""
     groups: Sequence[tuple[str, Sequence[tuple[str, str]]]] = ()
-    """In which cgroups each task gets one of its own, and what is written there before anybody may enter."""
+    """Cgroups in which each task gets one of its own, and the settings written there before any process may enter."""
     watched: str = ""
-    """Of the roots of `groups`, the one whose groups the reporter removes, since it may have triggers there: removing them costs the kernel 16 ms."""
+    """The root in `groups` whose groups the reporter removes, since it may have triggers there: removing them costs the kernel 16 ms."""
     checkpoints: str = ""
     """The folder of the jobs' folders of checkpoints, if it is in a hidden one."""
     members: str = ""
@@ -70,7 +70,7 @@ class _MountAttributes(ctypes.Structure):
 
 
 def _call(name: str, *arguments: Any) -> int:
-    """A function of the C library. Raises `OSError` where it reports an error."""
+    """Calls a function of the C library. Raises `OSError` where it reports an error."""
     result: int = getattr(_libc, name)(*arguments)
     if result < 0:
         number = ctypes.get_errno()
@@ -91,7 +91,7 @@ def _read_only(path: str) -> None:
 
 
 def enter_namespaces(plan: Confinement) -> None:
-    """Makes the caller's future the first process of a PID namespace: it goes on in a child, the parent ends."""
+    """Continues as the first process of a PID namespace: the caller goes on in a child, the parent ends."""
     if plan.exits != "pid_namespace":
         return
     uid, gid = os.geteuid(), os.getegid()
@@ -121,7 +121,7 @@ def hide(plan: Confinement) -> Hidden | None:
     if not plan.mounts:
         return None
     _call("unshare", CLONE_NEWNS)
-    _mount("none", "/", None, MS_REC | MS_SLAVE)  # what is mounted on the machine later appears here, too
+    _mount("none", "/", None, MS_REC | MS_SLAVE)  # later mounts of the machine appear here, too
     tasks = os.open(plan.tasks, os.O_PATH | os.O_DIRECTORY)
     checkpoints, members = (
         os.open(path, os.O_PATH | os.O_DIRECTORY) if path else None
@@ -134,7 +134,7 @@ def hide(plan: Confinement) -> Hidden | None:
             _read_only(f"/proc/{name}")
     _read_only("/sys")
     for folder in plan.hidden:
-        last = MS_RDONLY if folder != _hides(plan, plan.tasks) else 0  # where `reveal` has something to make
+        last = MS_RDONLY if folder != _hides(plan, plan.tasks) else 0  # where `reveal` creates something
         _mount("tmpfs", folder, "tmpfs", MS_NOSUID | MS_NODEV | last, HIDDEN_OPTIONS)
     return Hidden(tasks, checkpoints, members)
 
@@ -152,7 +152,7 @@ def reveal(
     checkpoints: str | None,
     group: str | None,
 ) -> None:
-    """Shows the task these files and folders of its own folder, which `hide` has hidden, its job's checkpoints and its group's folder."""
+    """Mounts these hidden files and folders of the task's own folder, its job's checkpoints and its group's folder for the task."""
     if found is None:
         return
     os.makedirs(folder, exist_ok=True)
@@ -179,7 +179,7 @@ def reveal(
 
 
 def become(plan: Confinement) -> None:
-    """Makes the calling leader the tasks' user."""
+    """Switches the calling leader to the tasks' user."""
     if plan.user is not None:
         uid, gid, groups = plan.user
         os.setgroups(groups)
@@ -188,7 +188,7 @@ def become(plan: Confinement) -> None:
 
 
 def drop_privileges() -> None:
-    """Of the leader's program, by exec: root keeps `KEPT_CAPABILITIES` alone, and no program gives more than the task has."""
+    """Of the leader's program, at exec: root retains `KEPT_CAPABILITIES` alone, and no program gets more than the task has."""
     if os.geteuid() == 0:
         for capability in range(MAX_CAPABILITIES):
             known = _libc.prctl(PR_CAPBSET_READ, capability, 0, 0, 0) >= 0
@@ -200,7 +200,7 @@ def drop_privileges() -> None:
 def leave_keyring() -> None:
     """Gives the caller an empty session keyring in place of the inherited one, whose keys a process may read as any user.
 
-    Raises `OSError`, but not where keys are unknown to the kernel or forbidden to all that runs here.
+    Raises `OSError`, but not where the kernel has no keys or forbids them to all processes here.
     """
     try:
         _call("syscall", SYS_KEYCTL, KEYCTL_JOIN_SESSION_KEYRING, None)
@@ -213,7 +213,7 @@ def leave_keyring() -> None:
 
 
 def plans(user: Sequence[Any] | None) -> Iterator[Confinement]:
-    """What may work here, the best first. A user namespace knows one user, so root's tasks there are root."""
+    """Plans that may work here, the best first. A user namespace has one user, so root's tasks there are root."""
     kinds = (True,) if os.geteuid() else (False, True) if user is None else (False,)
     for user_namespace in kinds:
         for mounts in (True, False):

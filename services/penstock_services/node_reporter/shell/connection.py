@@ -1,6 +1,6 @@
-"""The standing connection to the gateway, by whose break the cell learns that this machine is gone (decision 39).
+"""Standing connection to the gateway, whose break reports to the cell that this machine is gone (decision 39).
 
-Nothing is sent on it, and nothing on this node depends on it: without a gateway all goes on.
+Nothing is sent on it, and nothing on this node depends on it: the node works without a gateway.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from penstock.retry import Backoff
 from penstock.runtime.keepalive import SOCKET_OPTIONS
 from penstock.tls import SYSTEM_CA, client_context, misfit
 
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 5.0  # below what a gateway waits for a replacement
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 5.0  # below a gateway's time-out for a replacement
 CONNECT_TIMEOUT_S = 5.0
 GOODBYE_TIMEOUT_S = 2.0
 
@@ -46,7 +46,7 @@ class Connection:
             self._http = httpx.AsyncClient(
                 base_url=gateway, headers=headers, timeout=timeout, transport=transport, trust_env=False
             )
-        except (httpx.InvalidURL, ValueError):  # which show a part of the address, perhaps of a password
+        except (httpx.InvalidURL, ValueError):  # whose text has a part of the address, perhaps of a password
             raise ConfigurationError(
                 f"--gateway {without_password(gateway)}: no usable address; give http://host:port"
             ) from None

@@ -1,9 +1,9 @@
-"""Containers of tasks: command lines for podman and apptainer, which start a container below the process that asks for it.
+"""Containers of tasks: command lines for podman and apptainer, which start a container as a child of the calling process.
 
 So everything in a container is in the task's PID namespace, its cgroups and its mounts, and ends with its shim (decision 34). The
 container has no PID namespace of its own: a /proc of its own could not be mounted below the task's, of which parts are read-only.
 GPUs: podman gives a container the devices that the NVIDIA Container Toolkit has described (CDI), by UUID; apptainer (`--nv`) binds all that the
-task may open, of which `CUDA_VISIBLE_DEVICES` names the task's. Docker's containers are children of its daemon, outside of all that: it is not used.
+task may open, of which `CUDA_VISIBLE_DEVICES` names the task's. Docker's containers are children of its daemon, outside of all these: it is not used.
 """
 
 import shutil
@@ -16,22 +16,22 @@ from penstock_services.node_reporter.shell.ports import NotStartable
 
 PODMAN, APPTAINER, DOCKER = "podman", "apptainer", "docker"
 APPTAINER_SCHEMES = ("library://", "oras://", "shub://", "http://", "https://")
-CDI_FOLDERS = (Path("/etc/cdi"), Path("/var/run/cdi"))  # where podman looks
+CDI_FOLDERS = (Path("/etc/cdi"), Path("/var/run/cdi"))  # podman's search path
 INSTALL = "install podman or apptainer on the node, or name a --venv or --conda environment"
 SHARED_MEMORY = "/dev/shm"  # of data loaders; a container's own has 64 MiB
 
 
 class Runtime(NamedTuple):
-    """What starts containers here."""
+    """The container runtime of this machine."""
 
     name: str
     path: str
     unshare: str = ""
-    """Of util-linux; podman needs it."""
+    """Path of util-linux's `unshare`; podman needs it."""
 
 
 class Container(NamedTuple):
-    """What a container is to have. `folders` and files are mounted where they are; `variables`: names, whose values its starter has."""
+    """Contents of a container. `folders` and files are mounted at the same paths; `variables`: names, whose values the calling process has."""
 
     image: str
     command: Sequence[str]
@@ -45,7 +45,7 @@ class Container(NamedTuple):
 
 
 def find_runtime(path: str, image: str, *, root: bool) -> Runtime:
-    """The first of podman and apptainer on this PATH that takes such an image. `root`: tasks are root. Raises `NotStartable`."""
+    """The first of podman and apptainer on this PATH that supports such an image. `root`: tasks are root. Raises `NotStartable`."""
     if root:
         raise NotStartable(
             "jobs run as root on this node, without the rights that containers need; give its reporter --task-user"
@@ -75,12 +75,12 @@ def _unshare(path: str) -> str:
 
 
 def _is_of_apptainer(image: str) -> bool:
-    """A file or an unpacked folder, or what has a scheme that podman does not know."""
+    """A file or an unpacked folder, or an image with a scheme that podman does not know."""
     return image.startswith("/") or image.startswith(APPTAINER_SCHEMES)
 
 
 def check_devices(runtime: Runtime, gpus: Sequence[str], folders: Sequence[Path] = CDI_FOLDERS) -> None:
-    """Raises `NotStartable` where podman could not give a container one of these GPUs, since it is not described by its UUID."""
+    """Raises `NotStartable` where podman could not give a container one of these GPUs, since no description has its UUID."""
     if runtime.name != PODMAN or not gpus:
         return
     texts = list(_descriptions(folders))
@@ -112,9 +112,9 @@ def command_line(runtime: Runtime, asked: Container) -> list[str]:
 
 
 def _as_container_root(runtime: Runtime, user: tuple[int, int]) -> list[str]:
-    """Ideal: podman makes its own user namespace. Departure: that takes the setuid `newuidmap` for a user with subordinate ids, which no
-    task can run, and a process that holds the namespace for the user's next containers, whose number means nothing in another task's
-    PID namespace. So it is made here, and podman finds itself in it, as below `podman unshare`."""
+    """Ideal: podman creates its own user namespace. Departure: that takes the setuid `newuidmap` for a user with subordinate ids, which no
+    task can run, and a process that holds the namespace for the user's next containers, whose pid is not valid in another task's
+    PID namespace. So it is created here, and podman runs inside it, as below `podman unshare`."""
     uid, gid = user
     variables = {"USERNS_CONFIGURED": "done", "ROOTLESS_UID": uid, "ROOTLESS_GID": gid}
     made = [f"_CONTAINERS_{name}={text}" for name, text in variables.items()]
@@ -122,7 +122,7 @@ def _as_container_root(runtime: Runtime, user: tuple[int, int]) -> list[str]:
 
 
 def _podman(asked: Container) -> list[str]:
-    """`void`: what an image asks for itself, as images of CUDA do with `all`, is not given by a hook of an earlier toolkit."""
+    """`void`: a hook of an earlier toolkit must not add devices that an image requests itself, as images of CUDA do with `all`."""
     return [
         "run", "--rm", "--pid=host", "--network=host", "--log-driver=none", "--security-opt=label=disable",
         "--security-opt=no-new-privileges", "--entrypoint=", f"--workdir={asked.workdir}",
@@ -134,7 +134,7 @@ def _podman(asked: Container) -> list[str]:
 
 
 def _apptainer(asked: Container) -> list[str]:
-    """It passes its own environment on; `--userns`: without rights of its own. An image without a scheme that is no file is of a registry."""
+    """It passes its own environment on; `--userns`: without setuid. An image without a scheme that is not a file is from a registry."""
     local = "://" in asked.image or asked.image.startswith("/")
     return [
         "exec", "--userns", "--no-home", *(["--nv"] if asked.gpus else []), f"--pwd={asked.workdir}",

@@ -1,7 +1,7 @@
-"""Who waits for cores, and how much memory traffic there is: samples for the contention-guard.
+"""Contention sampling: waiting for cores, and memory traffic, as samples for the contention-guard.
 
 Where the kernel has pressure stall information, its triggers wake this node when threads really wait; nothing is polled, and nothing is
-published while none waits. Where it has not, or not of tasks, the waiting of their threads is read while the sampler ticks anyway.
+published while none waits. Without it, or without it per task, the sampler reads their threads' waiting times at its ticks.
 """
 
 import asyncio
@@ -15,8 +15,8 @@ from penstock_services.node_reporter.shell.ports import Key, Meters, Pressure, P
 
 OVER_S = (
     1.5 * WINDOW_S
-)  # since the trigger, which fires a window apart at least, and now and then two, as long as it lasts
-LEAST_S = WINDOW_S / 2  # a shorter time measures badly
+)  # since the trigger, which fires at least a window apart, and sometimes two, during a stall
+LEAST_S = WINDOW_S / 2  # a shorter time is imprecise
 MIN_CHANGE_POINTS = 10.0
 NS_PER_S = 1_000_000_000
 US_PER_S = 1_000_000
@@ -29,7 +29,7 @@ class Sample(Protocol):
 
 
 class PressureWatch:
-    """One trigger, from its first firing to the end of the waiting, again and again."""
+    """One trigger, from its first firing to the end of the stall, repeatedly."""
 
     def __init__(self, trigger: PressureTrigger, publish: Callable[[float], None]) -> None:
         self._trigger = trigger
@@ -43,7 +43,7 @@ class PressureWatch:
 
     @property
     def waits(self) -> bool:
-        """Whether the last sample reports that some thread does."""
+        """Whether the last sample reports a waiting thread."""
         return self._filter.waits
 
     def close(self) -> None:
@@ -52,7 +52,7 @@ class PressureWatch:
         self._cancel()
 
     def _fired(self) -> None:
-        """At least the trigger's threshold: it may lie in a part of what is measured."""
+        """Publishes at least the trigger's threshold: the stall may lie in a part of the measured time."""
         found, now_s = self._trigger.read(), self._loop.time()
         if found is None:
             self.close()
@@ -64,7 +64,7 @@ class PressureWatch:
         self._look_later()
 
     def _look(self) -> None:
-        """No trigger for a window: it is over, unless the kernel has left one out."""
+        """No trigger for a window: the stall is over, unless the kernel has left one out."""
         self._timer = None
         found, now_s = self._trigger.read(), self._loop.time()
         if found is None:
@@ -96,14 +96,14 @@ class PressureWatch:
 
 @dataclass(slots=True)
 class _Waits:
-    """Of the threads of one task, or of the node, where there is no trigger."""
+    """Waiting times of the threads of one task, or of the node, where there is no trigger."""
 
     filter: StallFilter = field(default_factory=StallFilter)
     before: Mapping[int, int] | None = None
     at_s: float = 0.0
 
     def percent(self, waits: Mapping[int, int], now_s: float) -> float | None:
-        """Of the time since the last look; None: this is the first. Ideal: that in which some thread waited. Departure: the sum over threads, at most all of it, which is more where several
+        """Percent of the time since the last call; None: this is the first. Ideal: the time in which some thread waited. Departure: the sum over threads, at most 100 %, which is more where several
         wait at the same time."""
         before, passed_s = self.before, now_s - self.at_s
         self.before, self.at_s = waits, now_s
@@ -119,12 +119,12 @@ class _Followed:
     groups: tuple[str, ...] | None = None
     """None: the node."""
     seen: bool = False
-    """In a tick."""
+    """A tick has read it."""
     watch: PressureWatch | None = None
     waits: _Waits = field(default_factory=_Waits)
     traffic: Rate = field(default_factory=Rate)
     traffic_percent: float | None = None
-    """Published last."""
+    """The last published value."""
 
     @property
     def waiting(self) -> bool:
@@ -132,7 +132,7 @@ class _Followed:
 
 
 class Contention:
-    """Of the tasks of one node. `memory_mb_s`: what its memory can do; None: not known."""
+    """Samples of one node and its tasks. `memory_mb_s`: bandwidth of its memory; None: not known."""
 
     def __init__(self, meters: Meters, sample: Sample, memory_mb_s: float | None) -> None:
         self._meters = meters
@@ -170,7 +170,7 @@ class Contention:
         self._node = None
 
     def tick(self) -> None:
-        """Measures what has no trigger."""
+        """Measures tasks without a trigger."""
         now_s, highest = self._loop.time(), None
         for key, task in self._tasks.items():
             self._see(task, key[0])
@@ -186,7 +186,7 @@ class Contention:
             self._traffic(self._node, None, now_s)
 
     def _see(self, task: _Followed, task_id: str | None) -> None:
-        """At the first tick a trigger is armed, where there is one."""
+        """At the first tick a trigger is armed, where the kernel has one."""
         if task.seen:
             return
         task.seen = True

@@ -1,4 +1,4 @@
-"""How a task ended: from its exit record to the outcome that is reported."""
+"""Outcome of a task's end, derived from its exit record."""
 
 import errno
 import os
@@ -26,13 +26,13 @@ NO_PYTHON = (
 NO_FOLDER = (
     "make it on every node, or send a folder of this machine with the job: --sync DIR (`sync` in a job file)"
 )
-NEAR_CAP = 0.95  # killed with at least this share of its memory cap in use: taken for out of memory
+NEAR_CAP = 0.95  # a task killed with at least this share of its memory cap in use counts as out of memory
 
 
 def outcome_of(
     found: Exit | None, order: StartTask | None, reported: tuple[str, str] = ("", ""), over: str = ""
 ) -> Outcome | None:
-    """None: there is no exit record, so the outcome is not known (the shim was killed). `reported`: what the program itself reported as exhausted; `over`: the evidence for which its node killed it, that
+    """None: there is no exit record, so the outcome is not known (the shim was killed). `reported`: the memory that the program itself reported as exhausted; `over`: the evidence for which its node killed it, that
     it held more of a shared GPU than it was promised."""
     if found is None:
         return None
@@ -60,7 +60,7 @@ def outcome_of(
 
 
 def _reported(found: Exit, order: StartTask | None, reported: tuple[str, str]) -> tuple[Exhausted, str]:
-    """(memory, evidence) by the program's own report, else by its last lines, if it failed; a GPU's memory only where it had a GPU."""
+    """(memory, evidence) by the program's own report, else by its last lines, if it failed; a GPU's memory only if it had a GPU."""
     if found.exit_code == 0 or found.failure:
         return "", ""
     memory, name = reported if reported[0] else found.exhausted
@@ -74,20 +74,20 @@ def _reported(found: Exit, order: StartTask | None, reported: tuple[str, str]) -
 
 
 def merged(kernel: Usage, sampled: Usage) -> Usage:
-    """The kernel's figures with the sampler's; of host memory the larger (one process' peak, or all together)."""
+    """The kernel's figures with the sampler's; of host memory the larger (peak of one process, or all together)."""
     memory = [mib for mib in (kernel.host_memory_mib, sampled.host_memory_mib) if mib is not None]
     fields = {"cpu_ms": kernel.cpu_ms, "host_memory_mib": max(memory, default=None)}
     return msgspec.structs.replace(sampled, **fields)
 
 
 def lost_outcome(ended: int, now_ms: int) -> Outcome:
-    """Nobody could read its code; what was left of it was killed."""
+    """Its exit code could not be read; its remaining processes were killed."""
     detail = f"its guardian was killed, so the exit code is unknown; {ended} processes were ended"
     return Outcome(now_ms, signal=signal.SIGKILL, lost=detail)
 
 
 def _why(failure: Failure, order: StartTask | None) -> str:
-    """What could not be done, the system's message, and what to do about it."""
+    """The failed step, the system's message, and the remedy."""
     program = order.command[0] if order is not None else "the program"
     if failure.stage == "environment" and order is not None:
         return _no_environment(order, failure.errno)
@@ -122,7 +122,7 @@ def _no_workdir(order: StartTask | None) -> str:
 
 
 def _no_environment(order: StartTask, number: int) -> str:
-    """The environment that is not to be had here, and the remedy."""
+    """The environment that is not available here, and the remedy."""
     asked = order.environment
     venv, conda = (asked.venv, asked.conda) if asked is not None else (None, None)
     if venv is not None:

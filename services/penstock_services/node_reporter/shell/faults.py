@@ -13,16 +13,16 @@ from penstock.model.external_events import GpuFaulted
 from penstock.model.nodes import Gpu
 from penstock.model.validation import checked
 
-WAIT_MS = 3_600_000  # nothing depends on it: the wait begins again
+WAIT_MS = 3_600_000  # no meaning beyond the call: the wait begins again
 APPLICATION_XIDS = frozenset({13, 31, 43, 45, 68, 109})
-"""Raised by what a program does, not by a broken GPU. Source: NVIDIA's Xid catalogue, "application" rows."""
+"""Xids caused by a program, not by a broken GPU. Source: NVIDIA's Xid catalogue, "application" rows."""
 FELL_OFF_BUS_XID = 79
 
 logger = logging.getLogger(__name__)
 
 
 def classify(event_type: int, data: int) -> tuple[str, int] | None:
-    """(fault, code) of an NVML event; None when the GPU is as good as before."""
+    """(fault, code) of an NVML event; None when the GPU still works as before."""
     if event_type & pynvml.nvmlEventTypeDoubleBitEccError:
         return "ecc", data
     if event_type & pynvml.nvmlEventTypeXidCriticalError and data not in APPLICATION_XIDS:
@@ -43,7 +43,7 @@ def watch_faults(node_id: str, gpus: Sequence[Gpu], deliver: Callable[[GpuFaulte
 
 
 class _Watch:
-    """The thread's work: one event set over the GPUs that answer, made anew without each one that is lost."""
+    """The thread's work: one event set over the GPUs that answer, created anew without each one that is lost."""
 
     def __init__(self, node_id: str, gpus: Sequence[Gpu], report: Callable[[GpuFaulted], None]) -> None:
         self._node_id = node_id
@@ -64,7 +64,7 @@ class _Watch:
             logger.error("GPU faults are no longer watched: %s", error)
 
     def _registered(self) -> tuple[Any, dict[int | None, Gpu]]:
-        """The event set, and which GPU each handle is of."""
+        """The event set, and the GPU of each handle."""
         wanted = pynvml.nvmlEventTypeXidCriticalError | pynvml.nvmlEventTypeDoubleBitEccError
         events = pynvml.nvmlEventSetCreate()
         known: dict[int | None, Gpu] = {}
@@ -95,13 +95,13 @@ class _Watch:
                 self._report(gpu, *kind)
 
     def _report(self, gpu: Gpu, kind: str, code: int) -> None:
-        """Once: a broken GPU may raise the same event thousands of times, and what waits to be written down is bounded."""
+        """Reports it once: a broken GPU may raise the same event thousands of times, and the queue to the journal is bounded."""
         if (gpu.uuid, kind, code) not in self._reported:
             self._reported.add((gpu.uuid, kind, code))
             self._deliver(_fault(self._node_id, gpu, kind, code))
 
     def _drop_lost(self) -> bool:
-        """Reports GPUs that fell off the bus and watches them no more; whether there were any."""
+        """Reports GPUs that fell off the bus and stops watching them; returns whether there were any."""
         lost = [gpu for gpu in self._gpus if _is_lost(gpu)]
         self._gpus = [gpu for gpu in self._gpus if gpu not in lost]
         for gpu in lost:

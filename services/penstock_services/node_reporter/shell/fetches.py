@@ -1,4 +1,4 @@
-"""What a task needs before it starts, brought here beside everything else: its code, and its job's checkpoint from another node."""
+"""Fetches of a task's code, and of its job's checkpoint from another node, before the task starts; they run in the background."""
 
 import asyncio
 import logging
@@ -16,8 +16,8 @@ Fetching = asyncio.Task[CheckpointFetched | None]
 
 
 class Fetches:
-    """Of one session. `gone` takes the end of a task that will not start, `came` what became of a checkpoint; after either, and
-    when a task has all that it needs (`ready`), `wake` is called."""
+    """Of one session. `gone` receives the end of a task that will not start, `came` the result of a checkpoint's fetch; after either, and
+    when a task's fetches are complete (`ready`), `wake` is called."""
 
     def __init__(
         self,
@@ -27,25 +27,25 @@ class Fetches:
         wake: Callable[[], None],
     ) -> None:
         self.ready: list[StartTask] = []
-        """What they need is here."""
+        """Tasks whose fetches are complete."""
         self._host = host
         self._gone, self._came, self._wake = gone, came, wake
         self._under_way: dict[Key, Fetching] = {}
         self._stopped: set[Key] = set()
 
     def needs(self, order: StartTask) -> bool:
-        """Whether something has to be brought here, or made, first."""
+        """Whether anything has to be fetched or created first."""
         return (order.code is not None or order.checkpoint is not None) and order not in self.ready
 
     def begin(self, order: StartTask) -> None:
-        """Its code and its folder of checkpoints, under a lease, which is renewed meanwhile as if the task ran."""
+        """Fetches its code and its folder of checkpoints, under a lease, which is renewed meanwhile as if the task ran."""
         key = (order.task_id, order.token)
         task = asyncio.get_running_loop().create_task(self._host.fetch(order))
         self._under_way[key] = task
         task.add_done_callback(lambda done: self._ended(order, key, done))
 
     def stop(self, key: Key) -> bool:
-        """The task is to stop: it never starts. False: nothing is brought for it."""
+        """The task is to stop: it never starts. False: it has no fetch."""
         task = self._under_way.get(key)
         if task is None or not task.cancel():
             return False

@@ -1,4 +1,4 @@
-"""A task's progress FIFO, which its shim keeps open. Adapter of `ports.ProgressStream`."""
+"""Progress FIFO of a task, which its shim holds open. Adapter of `ports.ProgressStream`."""
 
 import asyncio
 import logging
@@ -11,13 +11,13 @@ from penstock_services.node_reporter.shell.ports import Key
 
 CHUNK_BYTES = 65_536  # a pipe's capacity
 
-MAX_HELD = 128  # of tasks that are being started; of those that could not be the oldest are closed
+MAX_HELD = 128  # of tasks that are being started; of failed starts the oldest are closed
 
 logger = logging.getLogger(__name__)
 
 
 class Fifo:
-    """An open descriptor, for reading without waiting."""
+    """An open descriptor for non-blocking reads."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -41,7 +41,7 @@ class Fifo:
 
 
 def open_fifo(path: Path) -> Fifo | None:
-    """None: it is gone, so nobody can write either, or the task has put something else in its place."""
+    """None: it is removed, so no process can write either, or the task has replaced it."""
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_NOFOLLOW)
     except OSError:
@@ -54,7 +54,7 @@ def open_fifo(path: Path) -> Fifo | None:
 
 
 class HeldFifos:
-    """Open from before a task starts: it may write and end, and its shim with it, before its start is known here."""
+    """Opened before a task starts: the task may write and end, and its shim with it, before its start is known here."""
 
     def __init__(self) -> None:
         self._held: dict[Key, Fifo] = {}
@@ -67,7 +67,7 @@ class HeldFifos:
             self.release(next(iter(self._held)))
 
     def take(self, key: Key, path: Path) -> Fifo | None:
-        """It is the caller's from now on."""
+        """The caller owns it from now on."""
         return self._held.pop(key, None) or open_fifo(path)
 
     def release(self, key: Key) -> None:

@@ -1,4 +1,4 @@
-"""Peers of a gang for its tasks: in a variable, or for a large gang in one file per node, of which each task has a link."""
+"""Peers of a gang for its tasks: in a variable, or for a large gang in one file per node, to which each task has a link."""
 
 from contextlib import suppress
 from pathlib import Path
@@ -35,7 +35,7 @@ class GangFiles:
         return {PEERS_FILE: str(folder / PEERS)}
 
     def forget(self, key: Key, folder: Path) -> None:
-        """The file goes with the last task's link."""
+        """The file is removed with the last task's link."""
         gang = self._file(key)
         with suppress(OSError):
             (folder / PEERS).unlink()

@@ -1,8 +1,8 @@
 """Folders of groups: one per set of GPUs that whole tasks hold on this node, in which the members lock files to take turns.
 
-Members of a group hold the same GPUs, so a folder that is named by them needs no message: a task that has its GPUs alone has the folder
-already in which it meets who joins it later. A file with a hard link in the folder of each task counts the members. It outlives the
-reporter, and the folder goes with the last link but its own.
+Members of a group hold the same GPUs, so a folder named after these needs no message: a task that has its GPUs alone already has
+the folder in which later members join it. A file with a hard link in the folder of each task counts the members. It outlives the
+reporter, and the folder is removed with the last link but its own.
 """
 
 import os
@@ -23,7 +23,7 @@ LINK = "member-of-"
 
 
 def group_key(order: StartTask) -> str | None:
-    """Of the GPUs that the job holds on this node; None for a task without GPUs, or with a part of one: it is never in a group."""
+    """Key of the GPUs that the job holds on this node; None for a task without GPUs, or with a part of one: it is never in a group."""
     uuids = order.job_gpu_uuids or order.gpu_uuids
     if not order.gpu_uuids or order.place.gpu_share_milli != WHOLE_GPU:
         return None
@@ -39,12 +39,12 @@ class GroupFolders:
         self._hidden = False
 
     def prepare(self, *, hidden: bool) -> str:
-        """Removes what nobody is left in; `hidden`: tasks find it empty, and their own group's folder in their own. Returns the folder of
+        """Removes folders without members; `hidden`: the folder appears empty to tasks, and each sees its own group's folder in its own. Returns the folder of
         all groups if it is hidden, else "". Raises `OSError`."""
         self._hidden = hidden
         self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
         if self._user is not None:
-            self.root.chmod(0o711)  # it must be let through
+            self.root.chmod(0o711)  # tasks must be able to pass through
         for members in self.root.glob(f"*{MEMBERS}"):
             self._drop(members)
         return str(self.root) if hidden else ""
@@ -73,7 +73,7 @@ class GroupFolders:
         return key if self._hidden else None
 
     def leave(self, own: Path) -> None:
-        """The task is proven to have ended. The last member's folder goes."""
+        """The task is proven to have ended. With the last member the folder is removed."""
         with suppress(OSError):
             for link in own.glob(f"{LINK}*"):
                 link.unlink()

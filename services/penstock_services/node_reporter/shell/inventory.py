@@ -1,4 +1,4 @@
-"""What this machine has: GPUs through NVML or pretended ones, cores and memory from the operating system."""
+"""Hardware inventory of this machine: GPUs through NVML or virtual ones, cores and memory from the operating system."""
 
 import logging
 import os
@@ -46,7 +46,7 @@ def find_node(options: Options) -> NodeSpec:
 
 
 def virtual_gpus(options: Options) -> tuple[Gpu, ...]:
-    """Pretended GPUs, for machines without."""
+    """Virtual GPUs, for machines without."""
     return tuple(
         Gpu(
             index=index,
@@ -64,7 +64,7 @@ def mps_runs() -> bool:
 
 
 def memory_of(pids: Set[int], uuid: str) -> int | None:
-    """MiB of a GPU that these processes hold; None where the driver does not say so of each process."""
+    """MiB of a GPU that these processes hold; None where the driver does not report it for each process."""
     try:
         handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
         held = [

@@ -1,10 +1,10 @@
-"""The node's journal: one SQLite file with tokens, tasks, the next order to read, and the outbox of unsent events.
+"""Write-ahead journal of the node: one SQLite file with tokens, tasks, the next order to read, and the outbox of unsent events.
 
-Ideal: every change is on disk before anything follows from it. Departure: only what LAW 4 rests on (orders
-accepted or refused) waits for the disk; what the task folders or a new boot id prove again after a crash of
-the machine is written without waiting, which still survives the death of this process.
+Ideal: every change is on disk before anything follows from it. Departure: only changes on which LAW 4 rests (orders
+accepted or refused) wait for the disk; state that the task folders or a new boot id prove again after a crash of
+the machine is written without waiting, and still survives the death of this process.
 
-Bounded: ended tasks beyond `MAX_ENDED_REMEMBERED` are forgotten by the core, events once acknowledged.
+Bounded: the core drops ended tasks beyond `MAX_ENDED_REMEMBERED`, and events are deleted once acknowledged.
 """
 
 import json
@@ -59,7 +59,7 @@ class JournalFailed(PenstockError):
 
 
 class Outgoing(NamedTuple):
-    """An event on its way out; `id` is its envelope's, `seq` its place in the outbox."""
+    """An event to send; `id` is its envelope's, `seq` its place in the outbox."""
 
     id: str
     message: Message
@@ -67,7 +67,7 @@ class Outgoing(NamedTuple):
 
 
 def connect_file(path: Path) -> sqlite3.Connection:
-    """The database in a file that only we can read."""
+    """The database in a file that only the reporter's user can read."""
     database = sqlite3.connect(path, isolation_level=None, timeout=1)
     path.chmod(0o600)
     return database
@@ -90,10 +90,10 @@ class Journal:
         self._db.close()
 
     def _settle(self) -> None:
-        """Copies what an earlier life left in the write-ahead log into the database, and waits for the disk.
+        """Copies the write-ahead log of an earlier process into the database, and waits for the disk.
 
         A sync that failed leaves its transaction readable but perhaps not on the disk, and the next sync of the
-        same file may well succeed: only writing it anew proves it. Nothing may be recovered from it before.
+        same file may well succeed: only a new write proves it. Nothing may be recovered from it before.
         """
         busy, _, _ = self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
         if busy:
@@ -121,7 +121,7 @@ class Journal:
             self._db.execute("DELETE FROM faults")
 
     def number(self, key: str, default: int) -> int:
-        """A number that `write` was given, or the default."""
+        """A number stored by `write`, or the default."""
         with self._failing():
             row = self._db.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
         return default if row is None else int(row[0])
@@ -134,7 +134,7 @@ class Journal:
         *,
         durable: bool,
     ) -> None:
-        """All in one transaction. `durable`: returns when the disk has it."""
+        """All in one transaction. `durable`: returns after the disk write."""
         with self._failing(), self._transaction(durable=durable):
             for change in changes:
                 self._write_change(change)

@@ -1,9 +1,9 @@
-"""A small process that starts tasks for the reporter: stdlib only, one thread, so that it may fork safely.
+"""Fork server: a small process that starts tasks for the reporter; stdlib only, one thread, so that it may fork safely.
 
 Ideal: the reporter forks each task itself. Departure: it has threads and a large heap, and a fork of those
 is neither safe nor quick.
 
-Run by the reporter with `LAUNCHER`, a socket, the lock, a `Confinement` and arguments of `reporter_watch.ReporterWatch` or null (JSON). It always keeps one *shim* ready,
+Run by the reporter with `LAUNCHER`, a socket, the lock, a `Confinement` and arguments of `reporter_watch.ReporterWatch` or null (JSON). It always has one *shim* ready,
 forked beforehand, in its namespace, with the process that will become the program (forks and their page faults would
 be most of a start's time). A shim takes one request from the socket, see `shim`. It outlives launcher and reporter.
 """
@@ -28,14 +28,12 @@ LAUNCHER = IMPORTABLE + "from penstock_services.node_reporter.shell.launcher imp
 
 
 def guard(control: socket.socket, lock_fd: int, taken_fd: int, plan: Confinement) -> NoReturn:
-    """A shim's whole life. Should it fail, the traceback goes to `shim.err` and the kernel kills its leader."""
+    """A shim's whole life. If it fails, the traceback goes to `shim.err` and the kernel kills its leader."""
     try:
         failure = None
         try:
             enter_namespaces(plan)
-        except (
-            OSError
-        ) as error:  # the machine gives no further namespace: the task that comes here cannot start
+        except OSError as error:  # no further namespace is available: the task of this shim cannot start
             failure = error
         shim = Shim(control, lock_fd, taken_fd, plan, failure)
         shim.prepare()
@@ -49,7 +47,7 @@ def guard(control: socket.socket, lock_fd: int, taken_fd: int, plan: Confinement
 
 
 def main() -> None:
-    """Keeps one shim ready until the reporter closes its end."""
+    """Holds one shim ready until the reporter closes its end."""
     control = socket.socket(fileno=int(sys.argv[1]))
     lock_fd = int(sys.argv[2])
     plan, watched = Confinement(*json.loads(sys.argv[3])), json.loads(sys.argv[4])
@@ -67,7 +65,7 @@ def main() -> None:
     prctl(PR_SET_NAME, b"penstock-launch", 0, 0, 0)
     prctl(
         PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0
-    )  # a shim's parent ends as it enters its namespace; the shim stays below us
+    )  # a shim's parent ends as it enters its namespace; the shim remains a descendant of the launcher
     leave_keyring()
     gc.collect()
     gc.freeze()
@@ -88,10 +86,10 @@ def main() -> None:
 
 
 def taken(control: socket.socket, taken_read: int, watch: ReporterWatch | None) -> bool:
-    """Waits until the shim has let go of its end: it works, or was killed. False: the reporter has closed its own."""
+    """Waits until the shim has closed its end: it has a task, or was killed. False: the reporter has closed its own."""
     poll = select.poll()
     poll.register(taken_read, select.POLLIN)
-    poll.register(control, 0)  # its hang-up alone
+    poll.register(control, 0)  # for its hang-up alone
     if watch is not None:
         watch.register(poll)
     while True:

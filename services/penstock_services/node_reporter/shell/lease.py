@@ -1,9 +1,9 @@
-"""The lease of this node's tasks: they run only as long as the node reaches the log (decision 40).
+"""Lease of this node's tasks: they run only as long as the node reaches the log (decision 40).
 
-*Contact* is a moment of the boot-time clock at which the log held no probe that this node has not answered. Until contact plus its
-lease a task may run; then its shim ends it, whether or not a reporter is left. The reporter renews: when a third of the shortest
-lease has passed it asks the log where the orders end, and contact is the moment of the question. A node without tasks asks
-nothing; a start after that waits for the answer to one question.
+*Contact* is a time of the boot-time clock at which the log held no probe that this node has not answered. Until contact plus its
+lease a task may run; then its shim ends it, with or without a reporter. The reporter renews: when a third of the shortest
+lease has passed it queries the log for the end of the orders, and contact is the time of the query. A node without tasks queries
+nothing; a later start waits for the answer to one query.
 """
 
 import asyncio
@@ -20,8 +20,8 @@ from penstock_services.node_reporter.core.state import NodeState, Status, Task
 from penstock_services.node_reporter.shell.ports import Host, Key
 
 ASK_AFTER = 1 / 3  # of the lease, since contact
-STOP_AFTER = 5 / 6  # of the lease: then tasks get SIGTERM, and what is left of it to save their work
-MIN_PAUSE_S = 0.01  # the loop's timers go by another clock
+STOP_AFTER = 5 / 6  # of the lease: then tasks get SIGTERM, and the rest of the lease to save their work
+MIN_PAUSE_S = 0.01  # the event loop's timers use another clock
 FIRST_PAUSE_S = 0.05
 LONGEST_PAUSE_S = 5.0
 
@@ -29,11 +29,11 @@ logger = logging.getLogger(__name__)
 
 
 class LeaseLapsed(PenstockError):
-    """The log was out of reach for so long that the cell may take this node's tasks for dead: they have to be."""
+    """The log was out of reach for so long that the cell may take this node's tasks for dead: they have to end."""
 
 
 def concerns(state: NodeState, order: ProbeNode) -> bool:
-    """Whether a probe is of this joining; of an earlier one it is answered."""
+    """Whether a probe is of this joining; a probe of an earlier one is answered already."""
     return order.node_id == state.node_id and order.incarnation == state.incarnation
 
 
@@ -59,11 +59,11 @@ class Lease:
         self._position = -1
         self._moved = asyncio.Event()
         self._asleep_s = 0.0
-        """While `keep` sleeps: a task with a lease below this has to wake it, s."""
+        """While `keep` sleeps, s: a task with a shorter lease has to wake it."""
         self._held: dict[Key, StartTask] = {}
 
     def until_s(self, order: StartTask) -> float | None:
-        """When this task's lease ends, by the boot-time clock; None: never."""
+        """End of this task's lease, by the boot-time clock; None: never."""
         return (
             self._contact_s + order.lease_ms / 1_000
             if order.lease_ms and self._contact_s is not None
@@ -71,7 +71,7 @@ class Lease:
         )
 
     def holds(self, order: StartTask | None, for_s: float = 0.0) -> bool:
-        """Whether the task may run now, and so much longer."""
+        """Whether the task may run now, and for so much longer."""
         until_s = None if order is None else self.until_s(order)
         return order is None or not order.lease_ms or (until_s is not None and boot_s() + for_s < until_s)
 
@@ -101,26 +101,26 @@ class Lease:
         return list(held)
 
     def lapsed(self) -> bool:
-        """Whether some task that has begun must not run any more."""
+        """Whether a task that has begun must not run any more."""
         return any(not self.holds(task.order) for task in self._begun())
 
     def taken(self, position: int) -> None:
-        """All orders before this offset are taken."""
+        """All orders before this offset are processed."""
         self._position = position
         if not self._asleep_s:
             self.wake()
 
     def changed(self, task: Task) -> None:
-        """A task is as given now; most have the same lease as those before, for which `keep` will wake in time."""
+        """A task has changed; most have the same lease as the tasks before, for which `keep` will wake in time."""
         if 0 < length_s(task) < self._asleep_s:
             self.wake()
 
     def wake(self) -> None:
-        """Something changed: tasks, the position, or the joining."""
+        """Tasks, the position, or the joining have changed."""
         self._moved.set()
 
     async def keep(self) -> None:
-        """Renews the lease while it is needed. Raises `LeaseLapsed`, while there is still time to end tasks in good order."""
+        """Renews the lease while it is needed. Raises `LeaseLapsed`, while there is still time to stop tasks with their grace."""
         while True:
             self._moved.clear()
             lease_s = shortest_s(self._leased())
@@ -158,7 +158,7 @@ class Lease:
             self._spawn(order)
 
     async def _ask(self) -> tuple[float, int]:
-        """When it was asked, and where the orders ended no earlier than that."""
+        """(time of the query, end of the orders, which is no earlier than that time)."""
         asked_s = boot_s()
         return asked_s, (await self._log.end_offsets([self._orders]))[self._orders]
 

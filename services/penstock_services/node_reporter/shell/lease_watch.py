@@ -1,7 +1,7 @@
 """Watchdog of one task's lease, inside its shim: a timer of the boot-time clock, which goes on while the machine sleeps.
 
-Standard library only (see `confinement`). The reporter notes contact with the log in a file, which the shim reads when the
-timer fires. If the lease is over by then, the task ends, whether the reporter is cut off, hangs or is no more.
+Standard library only (see `confinement`). The reporter writes its contact with the log into a file, which the shim reads when the
+timer fires. If the lease is over by then, the task ends, even if the reporter is cut off, hangs or is dead.
 """
 
 import ctypes
@@ -31,7 +31,7 @@ def boot_s() -> float:
 
 
 def read_contact_s(path: str) -> float:
-    """The latest contact that a reporter has noted, s of the boot-time clock; -inf: none that can be read."""
+    """The latest contact written by a reporter, s of the boot-time clock; -inf: none that can be read."""
     try:
         descriptor = os.open(path, os.O_RDONLY)
         try:

@@ -1,4 +1,4 @@
-"""The real host: state folder, /proc, cgroups, NVML. Adapter of `ports.Host` for Linux."""
+"""Linux adapter of `ports.Host`, the real machine: state folder, /proc, cgroups, NVML."""
 
 import asyncio
 import logging
@@ -84,7 +84,7 @@ logger = logging.getLogger(__name__)
 class LinuxHost:
     """This machine under these options. Raises `ConfigurationError` naming the option that does not fit.
 
-    `own_process`: the reporter has its process for itself, which may be killed when it hangs.
+    `own_process`: the reporter is alone in its process, which may be killed when it hangs.
     """
 
     def __init__(self, options: Options, *, own_process: bool = False) -> None:
@@ -116,7 +116,7 @@ class LinuxHost:
         self._code = CodeCache(options, options.state_dir / "code")
         self._secrets = Secrets(options.secrets_dir, os.environ)
         self.locked = asyncio.Event()
-        """No start of an earlier reporter is under way."""
+        """Set when no start of an earlier reporter is under way."""
         self.archiver: Archiver | None = None
         """Set before the first task starts."""
         self._fifos = HeldFifos()
@@ -124,13 +124,13 @@ class LinuxHost:
         self._gangs = GangFiles(options.state_dir / "gangs")
         self._groups = GroupFolders(options.state_dir / "groups", self._user)
         self._marks = {"PENSTOCK_NODE_ID": options.node_id, "PENSTOCK_STATE_DIR": str(options.state_dir)}
-        """Environment variables that mark our processes."""
+        """Environment variables that mark this reporter's processes."""
         self._base = base_environment(os.environ, own_environment(os.environ)) | self._marks
         if self._user is not None:
             self._base |= self._user.environment()
 
     def _isolation(self, why: str) -> Isolation:
-        """What is enforced. A task of the same user that can write to the cgroups' files is confined by none of them."""
+        """The enforced isolation. A task of the same user that can write to the cgroups' files is confined by none of them."""
         groups, plan = self._cgroups, self._confinement
         protected = plan.mounts or self._user is not None
         return Isolation(
@@ -169,7 +169,7 @@ class LinuxHost:
 
     @property
     def _lease(self) -> Path:
-        """Where contact is noted for launcher and shims, which cannot be asked; with the boot that its clock belongs to, and the
+        """File with the contact for launcher and shims, which take no queries; with the boot of its clock, and the
         longest lease."""
         return self.options.state_dir / "lease"
 
@@ -187,7 +187,7 @@ class LinuxHost:
             new.replace(self._lease)
 
     def _folder(self, key: Key) -> Path:
-        """Where a task's shim writes down its start and end."""
+        """Folder in which a task's shim records its start and end."""
         return self.options.state_dir / "tasks" / f"{file_name(key[0])}@{key[1]}"
 
     def started(self, key: Key) -> Started | None:
@@ -214,7 +214,7 @@ class LinuxHost:
             self._cgroups.remove_watched(started.groups)
 
     def forget(self, key: Key) -> None:
-        """Leaves what the task itself wrote into its working folder."""
+        """Files that the task itself wrote into its working folder stay."""
         folder = self._folder(key)
         self._groups.leave(folder)
         self._gangs.forget(key, folder)
@@ -257,7 +257,7 @@ class LinuxHost:
         return Spawner(lock, self._marks, plan, callbacks, self.request, contact)
 
     def request(self, order: StartTask, until_s: float | None, *, gated: bool) -> dict[str, Any]:
-        """The launcher's request for a task, whose folder is made. `gated`: it has no GPU yet. Raises `SecretMissing`, `JournalFailed`."""
+        """The launcher's request for a task, whose folder is created. `gated`: it has no GPU yet. Raises `SecretMissing`, `JournalFailed`."""
         options, secrets = self.options, self._secrets.resolve(order.secrets, order.owner)
         folder = self._folder((order.task_id, order.token))
         work = None if order.workdir and order.code is None else folder / WORK
@@ -316,7 +316,7 @@ class LinuxHost:
     def _argv(
         self, order: StartTask, env: Mapping[str, str], cwd: str, shown: Sequence[str], *, virtual: bool
     ) -> list[str]:
-        """The job's command, in a container where it asks for one. `shown`: what the task sees of its folder. Raises `NotStartable`."""
+        """The job's command, in a container where it asks for one. `shown`: the task's view of its folder. Raises `NotStartable`."""
         image = None if order.environment is None else order.environment.container
         if image is None:
             return list(order.command)
@@ -351,7 +351,7 @@ class LinuxHost:
         self._checkpoints.discard(order.job_id)
 
     def _link_code(self, digest: str, folder: Path) -> None:
-        """Of its own, so that the cache may forget the archive. Raises `NotStartable`."""
+        """A hard link of the task's own, so that the cache may evict the archive. Raises `NotStartable`."""
         try:
             with suppress(FileExistsError):
                 (folder / CODE).hardlink_to(self._code.path(digest))
@@ -362,14 +362,14 @@ class LinuxHost:
 
     @staticmethod
     def _remove_code(folder: Path, found: Exit) -> None:
-        """Removes code that a task was sent with and has not changed. In a thread: it may be many files."""
+        """Removes code that the task has not changed. In a thread: it may be many files."""
         cut_short = found.failure is not None and found.failure.stage == "code"
         with suppress(OSError, RecursionError):
             remove_unchanged(str(folder / WORK), None if cut_short else found.unpacked_ns)
             (folder / CODE).unlink()
 
     def _give(self, folder: Path, paths: Sequence[Path]) -> None:
-        """Makes these paths of a task's folder its user's; without mounts of its own it must be let through to them."""
+        """Gives these paths of a task's folder to its user; without mounts of its own the task must be able to pass through to them."""
         if self._user is None:
             return
         with state_folder():
@@ -389,7 +389,7 @@ class LinuxHost:
         started = self.started(key)
         in_groups = self._cgroups.end(() if started is None else started.groups)
         if started is not None and started.exits == "pid_namespace":
-            return 0  # with its shim the kernel ended all of it
+            return 0  # the kernel ended all of its processes with the shim
         session = started.pid if started is not None else None
         own = {**self._marks, "PENSTOCK_TASK_ID": key[0], "PENSTOCK_TOKEN": str(key[1])}
         found = lambda: processes.with_descendants(processes.members(own, session), set())  # noqa: E731
@@ -413,7 +413,7 @@ class LinuxHost:
         return started if alive else None
 
     def set_affinity(self, key: Key, cores: Sequence[int]) -> Enforced | None:
-        """The group first: it bounds what an affinity may be."""
+        """The group first: it bounds the possible affinities."""
         if (started := self._alive(key)) is None:
             return None
         try:
@@ -449,13 +449,13 @@ def _programs(environment: Environment | None) -> tuple[str, str, list[str]] | N
 
 
 def outermost(folders: Iterable[Path]) -> list[Path]:
-    """Without those that lie in another of them."""
+    """The folders that do not lie in another of them."""
     whole = {folder.resolve() for folder in folders}
     return sorted(folder for folder in whole if whole.isdisjoint(folder.parents))
 
 
 def _write_secret(path: Path, data: bytes) -> None:
-    """Whole or not at all, on the disk, and for us alone. Raises OSError."""
+    """Whole or not at all, synced to the disk, and readable for the reporter's user alone. Raises OSError."""
     temporary = path.with_suffix(".new")
     with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
         file.write(data)
@@ -465,7 +465,7 @@ def _write_secret(path: Path, data: bytes) -> None:
 
 
 def confine(choice: IsolationChoice, groups: Cgroups, user: TaskUser | None) -> tuple[Confinement, str]:
-    """What is done with each task, and why nothing better is. Raises `ConfigurationError` where the choice is not to be had."""
+    """The confinement of each task, and why no better one is possible. Raises `ConfigurationError` where the choice is not available."""
     plan, errors = Confinement(user=user and user[:3]), ["--isolation asks for nothing better"]
     if choice in (IsolationChoice.AUTO, IsolationChoice.PID_NAMESPACE):
         plan, errors = find_confinement(user)

@@ -1,7 +1,7 @@
 """HTTP server of the tasks' output, for the gateway alone: whole, its end, from an offset or a time on, and as it grows.
 
 `GET /v1/logs?job=&task=&tail=&since_ms=&age_ms=&offset=&follow=1`, with the proof of `penstock.runtime.log_keys`. An answer begins at
-the byte that its header `penstock-offset` names. One that follows ends with its connection: the ledger knows when a task has exited.
+the byte in its header `penstock-offset`. One that follows ends with its connection: the ledger records when a task has exited.
 """
 
 import asyncio
@@ -49,7 +49,7 @@ logger = logging.getLogger(__name__)
 
 
 class Refused(Exception):
-    """An answer that is no log."""
+    """An answer other than a log."""
 
     def __init__(self, status: int, text: str) -> None:
         super().__init__(text)
@@ -57,14 +57,14 @@ class Refused(Exception):
 
 
 class NotBound(ConfigurationError):
-    """The address is not this machine's, or the port is taken."""
+    """The address is not this machine's, or the port is in use."""
 
 
 class TaskLogServer:
-    """Of one node, from the start of its reporter to its end. `announced`: what the node's joining names."""
+    """Of one node, from the start of its reporter to its end. `announced`: the address in the node's joining."""
 
     def __init__(self, options: Options, more: Mapping[str, Answer] = NOTHING_MORE) -> None:
-        """Listens. `more`: path → what answers there in its own way. Raises `NotBound`, and `ConfigurationError` for files that cannot be used."""
+        """Listens. `more`: path → the handler of that path. Raises `NotBound`, and `ConfigurationError` for files that cannot be used."""
         self._options = options
         self._more = more
         self._key = _secret(options)
@@ -128,7 +128,9 @@ class TaskLogServer:
         found = {name: values[0] for name, values in parse_qs(query).items()}
         numbers = {name: _number(found, name) for name in ("tail", "since_ms", "age_ms", "offset")}
         since_ms = numbers["since_ms"]
-        if (age_ms := numbers["age_ms"]) is not None:  # by this machine's clock, which also wrote the times
+        if (
+            age_ms := numbers["age_ms"]
+        ) is not None:  # by this machine's clock, which the recorded times are of
             since_ms = max(since_ms or 0, wall_ms() - age_ms)
         tail = None if numbers["tail"] is None else min(numbers["tail"], MAX_LINES)
         if not found.get("job") or not found.get("task"):
@@ -136,7 +138,7 @@ class TaskLogServer:
         return found["job"], found["task"], Wanted(tail, since_ms, numbers["offset"]), "follow" in found
 
     async def _send_whole(self, path: Path, wanted: Wanted, send: Send) -> None:
-        """What is there now."""
+        """The present content."""
         file, first = await asyncio.to_thread(_open, path, wanted)
         with file:
             await _begin(send, first)
@@ -145,7 +147,7 @@ class TaskLogServer:
         await send({"type": "http.response.body", "body": b""})
 
     async def _follow(self, path: Path, wanted: Wanted, receive: Receive, send: Send) -> None:
-        """The file as it grows, also one that is not there yet, until the reader leaves or the reporter ends."""
+        """The file as it grows, even if it does not exist yet, until the reader disconnects or the reporter ends."""
         self._watcher = self._watcher or Watcher()
         left = asyncio.ensure_future(_left(receive))
         file: BinaryIO | None = None
@@ -210,7 +212,7 @@ async def _answer(send: Send, status: int, text: str) -> None:
 
 
 def _secret(options: Options) -> LogKey:
-    """Of the key file, else of the node's token for the gateway. Raises `ConfigurationError`."""
+    """From the key file, else from the node's token for the gateway. Raises `ConfigurationError`."""
     if options.log_key is not None:
         return key_in_file(options.log_key)
     assert options.gateway_token_file is not None
@@ -238,7 +240,7 @@ def listens_at(options: Options) -> tuple[str, int]:
 
 
 def _port_before(options: Options) -> int:
-    """That of the reporter before, so that a restart is no move for who was about to ask; 0: none."""
+    """Port of the reporter before, so that a restart does not change the address for pending readers; 0: none."""
     try:
         text = (options.state_dir / PORT_FILE).read_text()
     except (OSError, UnicodeDecodeError):
@@ -257,7 +259,7 @@ def _listener(options: Options) -> socket.socket:
         if not port:
             raise
         listener = _bound(host, 0)
-    with suppress(OSError):  # the state folder's troubles are reported by who needs it
+    with suppress(OSError):  # errors of the state folder are reported elsewhere
         options.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         (options.state_dir / PORT_FILE).write_text(str(listener.getsockname()[1]))
     return listener

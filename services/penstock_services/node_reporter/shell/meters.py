@@ -1,4 +1,4 @@
-"""What this machine can measure of its tasks: /proc, NVML, pressure stall information, resctrl. Adapter of `ports.Meters` for Linux."""
+"""Linux adapter of `ports.Meters`, the measurements of tasks: /proc, NVML, pressure stall information, resctrl."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -23,7 +23,7 @@ SCHEDSTAT = Path("/proc/self/schedstat")
 
 
 class LinuxMeters:
-    """`virtual`: the GPUs are pretended. `memory_mb_s`: what the machine's memory can do; None: the operator has not stated it."""
+    """`virtual`: the GPUs are virtual. `memory_mb_s`: bandwidth of the machine's memory; None: the operator has not stated it."""
 
     def __init__(
         self, cgroups: Cgroups, monitor: TrafficMonitor, *, virtual: bool, memory_mb_s: int | None
@@ -35,7 +35,7 @@ class LinuxMeters:
 
     @property
     def measures(self) -> Measures:
-        """What the node announces."""
+        """The measurements that the node announces."""
         contention: Literal["pressure", "schedstat", "none"] = "none"
         if self._cgroups.has_pressure:
             contention = "pressure"
@@ -48,7 +48,7 @@ class LinuxMeters:
         )
 
     def use(self, shim: int) -> tuple[float, int]:
-        """Looks at no other process than those below the shim."""
+        """Reads no other process than those below the shim."""
         ticks = pages = 0
         for pid in processes.below(shim):
             with suppress(OSError):
@@ -97,5 +97,5 @@ class LinuxMeters:
 
 
 def _name(key: Key) -> str:
-    """As the task's folder is called, and its group where its bandwidth is capped."""
+    """Name of the task's folder, and of its group where its bandwidth is capped."""
     return f"{file_name(key[0])}@{key[1]}"

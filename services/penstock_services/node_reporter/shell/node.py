@@ -1,7 +1,7 @@
-"""One node at work: orders and exits go through the core, into the journal, and only then are acted on.
+"""Session of a node: orders and exits go through the core, into the journal, and only then are acted on.
 
-A `Node` lives from one recovery to the next. Whatever breaks what it rests on (journal, launcher, its position
-in the log) ends it with an exception; `run` then recovers from disk, as after a crash: one path.
+A `Node` lives from one recovery to the next. A failure of its journal, its launcher or its position
+in the log ends it with an exception; `run` then recovers from disk, as after a crash: one path.
 """
 
 import asyncio
@@ -80,9 +80,9 @@ from penstock_services.node_reporter.shell.samples import Samples
 from penstock_services.node_reporter.shell.spans import TaskSpans
 
 SERVICE = "node-reporter"
-SKIPPED_ORDERS = 1_000  # of other nodes, before the position is written down without an order of our own
-LEAVE_TIMEOUT_S = 10.0  # for the log to take the last events of a draining node
-SWEEP_PAUSE_S = 5.0  # between attempts to end what SIGKILL did not end
+SKIPPED_ORDERS = 1_000  # of other nodes, before the position is recorded without an order for this node
+LEAVE_TIMEOUT_S = 10.0  # for the append of a draining node's last events
+SWEEP_PAUSE_S = 5.0  # between attempts to end processes that SIGKILL did not end
 
 logger = logging.getLogger(__name__)
 
@@ -137,7 +137,7 @@ class Node:
         durable: bool,
         numbers: Mapping[str, int] | None = None,
     ) -> None:
-        """Decides, writes down, acts; in this order. `durable`: waits for the disk in between."""
+        """Decides, journals, acts; in this order. `durable`: waits for the disk in between."""
         changes: list[Change] = []
         outgoing: list[Outgoing] = []
         actions: list[Action | Forget] = []
@@ -232,13 +232,13 @@ class Node:
             headers = (*headers, *self._keys.proofs(data))
         return Outgoing(id_, Message(self._nodes, value, headers, self.spec.node_id.encode()))
 
-    # -------------------------------------------------------------------------------------- beginnings
+    # -------------------------------------------------------------------------------------- starts
 
     def _spawn(self, order: StartTask) -> None:
-        """Asks the launcher for one task, once the lease allows. A folder that cannot be made leaves it to recovery
+        """Asks the launcher for one task, once the lease allows. A folder that cannot be created is left to recovery
         (`JournalFailed`)."""
         key = (order.task_id, order.token)
-        if self._order(key) is None:  # it was given up together with its predecessor
+        if self._order(key) is None:  # it was dropped together with its predecessor
             return
         self._asked.add(key)
         if not self.lease.admits(order):
@@ -254,7 +254,7 @@ class Node:
             self._later(Gone(*key, Outcome(exited_ms=wall_ms(), failure=str(error))))
 
     def _open(self, key: Key) -> None:
-        """A task gets its GPUs. One whose device group cannot be changed runs without them, and says so itself."""
+        """A task gets its GPUs. A task whose device group cannot be changed runs without them, and reports that itself."""
         order = self._order(key)
         try:
             self.host.allow_gpus(key, () if order is None else order.gpu_uuids)
@@ -298,13 +298,13 @@ class Node:
         self.launcher.signal(key, signal.SIGKILL)
 
     def _background(self, tasks: set[asyncio.Task[None]], what: Coroutine[Any, Any, None]) -> None:
-        """Goes on beside; held in `tasks` until it has ended."""
+        """Runs it in the background; held in `tasks` until it has ended."""
         task = self._loop.create_task(what)
         tasks.add(task)
         task.add_done_callback(tasks.discard)
 
     async def _sweep(self, key: Key) -> None:
-        """The shim was killed: ends what is left of its task, however long that takes, before it is reported."""
+        """The shim was killed: ends the remaining processes of its task, however long that takes, before it is reported."""
         while True:
             try:
                 count = await asyncio.to_thread(self.host.end_task, key)
@@ -334,7 +334,7 @@ class Node:
         return task.order if task is not None and task.token == key[1] else None
 
     def _later(self, given: Input | Outgoing) -> None:
-        """For callbacks, which have nobody to raise to: `_apply` takes it from here."""
+        """For callbacks, whose exceptions would be lost: `_apply` takes it from here."""
         self._inputs.append(given)
         self._something.set()
 
@@ -343,7 +343,7 @@ class Node:
         self._something.set()
 
     async def _apply(self) -> None:
-        """Feeds what the callbacks gathered. Raises what ends this session."""
+        """Feeds the inputs from the callbacks. Raises the error that ends this session."""
         while True:
             await self._something.wait()
             self._something.clear()
@@ -358,7 +358,7 @@ class Node:
     # ---------------------------------------------------------------------------------- orders
 
     async def live(self, start: int, faults: "asyncio.Queue[GpuFaulted]") -> None:
-        """Reads orders from offset `start`, and faults, until cancelled. Raises what ended this session."""
+        """Reads orders from offset `start`, and faults, until cancelled. Raises the error that ended this session."""
         await first_of(
             self.outbox.run(),
             self._apply(),
@@ -368,7 +368,7 @@ class Node:
         )
 
     async def drain(self) -> None:
-        """Stops all tasks, reports that the node leaves for good, and waits for the log to have it."""
+        """Stops all tasks, reports that the node leaves for good, and waits for the log's acknowledgement."""
         await first_of(self.outbox.run(), self._apply(), self._leave())
 
     async def fence(self) -> None:
@@ -381,7 +381,7 @@ class Node:
         self.feed([Gone(*key, outcome) for key in self.lease.give_up()], durable=False)
 
     def _answer_probe(self) -> None:
-        """Joins again, with all that lives; tasks run on. Raises `LeaseLapsed` when the answer comes too late for them."""
+        """Joins again, with all living tasks, which run on. Raises `LeaseLapsed` when the answer comes too late for them."""
         self._give_up_held()
         if self.lease.lapsed():
             raise LeaseLapsed("a probe was read after the lease")
@@ -410,7 +410,7 @@ class Node:
             logger.warning("the log cannot be reached: unsent events wait in the journal for the next start")
 
     def start_again(self, order: StartTask) -> None:
-        """After recovery: a task whose start was decided on, but never begun."""
+        """After recovery: a task whose start was decided, but never begun."""
         if (order.task_id, order.token) not in self._asked:
             self._spawn(order)
 
@@ -420,7 +420,7 @@ class Node:
         self._kill_at(key, wall_ms() + left_ms)
 
     def join(self) -> None:
-        """Reports what this node is and what is (or is about to be) alive on it."""
+        """Reports the node's resources and the tasks that are (or are about to be) alive on it."""
         # Above the last one even if the journal is new: then this machine's own clock has moved on.
         number = max(self.journal.number("incarnation", 0) + 1, wall_ms())
         self.state.incarnation = number
@@ -429,7 +429,7 @@ class Node:
         self.feed([self._envelope(self._join_id, joined)], durable=True, numbers={"incarnation": number})
 
     def close(self) -> None:
-        """Lets go of launcher, timers and journal; tasks run on."""
+        """Closes launcher, timers and journal; tasks run on."""
         self.launcher.close()
         for timer in self._timers.values():
             timer.cancel()
@@ -442,7 +442,7 @@ class Node:
         self.journal.close()
 
     async def _read_orders(self, start: int) -> None:
-        """Obeys nothing before the log has acknowledged the join: sent again later, it would deny a newer task."""
+        """Obeys nothing before the log has acknowledged the join: a join that is sent again later would deny a newer task."""
         await self._joined.wait()
         reader = self.log.reader({self.orders: start})
         self.lease.taken(start)
@@ -457,7 +457,7 @@ class Node:
             await reader.close()
 
     def _take(self, records: Sequence[Record], position: int) -> None:
-        """All orders of one read, with one wait for the disk."""
+        """Processes all orders of one read, with one wait for the disk."""
         inputs: list[Input | Outgoing] = []
         orders = 0
         probed = False

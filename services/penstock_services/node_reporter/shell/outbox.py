@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 
 class Outbox:
-    """One sender. An append that failed may have happened: the same events go again under the same ids."""
+    """One sender. A failed append may have succeeded in the log: the same events are sent again under the same ids."""
 
     def __init__(self, journal: Journal, log: Log, sent: Callable[[list[Outgoing]], None]) -> None:
         self._journal = journal
@@ -29,7 +29,7 @@ class Outbox:
         self._empty = asyncio.Event()
 
     def notify(self) -> None:
-        """There is something new in the journal."""
+        """There is a new event in the journal."""
         self._empty.clear()
         self._wake.set()
 

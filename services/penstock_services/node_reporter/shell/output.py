@@ -1,4 +1,4 @@
-"""A task's log file, bounded, as its shim writes it. Standard library only (see `confinement`)."""
+"""Bounded log file of a task, as its shim writes it. Standard library only (see `confinement`)."""
 
 import os
 import struct
@@ -8,13 +8,13 @@ from collections import deque
 
 from penstock_services.node_reporter.shell.last_lines import LAST_BYTES
 
-TAIL_BYTES = 65_536  # of output beyond the limit: so much of its end is logged
+TAIL_BYTES = 65_536  # so much of the end of output beyond the limit is logged
 TIMES, TIMES_RECORD = ".times", struct.Struct("<QQ")  # read by `penstock.runtime.task_logs`
 FIRST_INTERVAL_MS, INTERVAL_SHARE = 1_000, 10_000  # as there
 
 
 class Output:
-    """A task's log file: everything up to the limit, a marker, and the end of what came after. Beside it when what was written."""
+    """A task's log file: everything up to the limit, a marker, and the end of the later output. A file beside it has the times of writing."""
 
     def __init__(self, path: str, limit_bytes: int) -> None:
         try:
@@ -32,7 +32,7 @@ class Output:
         self._tail: deque[bytes] = deque()
         self._tail_bytes = 0
         self.last = b""
-        """The last LAST_BYTES of the output, wherever the log ends."""
+        """The last LAST_BYTES of the output, also beyond the log's limit."""
 
     def write(self, chunk: bytes) -> None:
         self.last = chunk[-LAST_BYTES:] if len(chunk) >= LAST_BYTES else (self.last + chunk)[-LAST_BYTES:]
@@ -62,11 +62,11 @@ class Output:
         try:
             self._note_time()
             self._size += os.write(self._file, data)
-        except OSError:  # a full disk must not stop the task; what is missing is missing
+        except OSError:  # a full disk must not stop the task; the output is lost
             self._dropped += len(data)
 
     def _note_time(self) -> None:
-        """Once per second with output, less often in a log that grows old: about 65,000 times in a month."""
+        """Once per second with output, less often as the log grows old: about 65,000 times in a month."""
         now_ms = time.time_ns() // 1_000_000
         if now_ms >= self._next_ms:
             self._began_ms = self._began_ms or now_ms

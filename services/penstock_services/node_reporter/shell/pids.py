@@ -1,4 +1,4 @@
-"""Processes by /proc for the shim: their start times, numbers and descendants. Standard library only (see `confinement`)."""
+"""Process look-ups in /proc for the shim: start times, pids and descendants. Standard library only (see `confinement`)."""
 
 import os
 from collections import deque
@@ -6,7 +6,7 @@ from contextlib import suppress
 
 
 def start_ticks(pid: int) -> int | None:
-    """When this process started, in clock ticks since boot; with the pid it names one process. None: no such."""
+    """Start time of this process, in clock ticks since boot; with the pid it identifies one process. None: no such process."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             return int(file.read().rpartition(b")")[2].split()[19])
@@ -15,7 +15,7 @@ def start_ticks(pid: int) -> int | None:
 
 
 def pid_of(pidfd: int) -> int:
-    """A process's number in the namespace of our /proc, which may be another than ours."""
+    """A process's pid in the namespace of the mounted /proc, which may be another than the caller's."""
     with open(f"/proc/self/fdinfo/{pidfd}") as file:
         return next(int(line.split()[1]) for line in file if line.startswith("Pid:"))
 

@@ -1,4 +1,4 @@
-"""CPU affinity of everything that belongs to a task: every thread of every process below its shim, set and read back."""
+"""CPU affinity of all threads of a task: every thread of every process below its shim, set and read back."""
 
 import os
 from collections.abc import Callable, Collection, Sequence
@@ -9,7 +9,7 @@ MAX_ROUNDS = 100
 
 
 def pin(shim: int, cores: Collection[int]) -> str:
-    """Lets all threads below the shim run on these cores alone, and reads it back. Returns why that is not to be had; empty: it is done."""
+    """Lets all threads below the shim run on these cores alone, and reads it back. Returns why that is not possible; empty: it is done."""
     wanted = set(cores)
 
     def pinned(thread: int) -> bool:
@@ -22,9 +22,9 @@ def pin(shim: int, cores: Collection[int]) -> str:
 
 
 def each_thread(shim: int, change: Callable[[int], bool]) -> str:
-    """Calls `change` on every thread below the shim until a whole round changes none: what is begun later inherits from its creator.
+    """Calls `change` on every thread below the shim until a whole round changes none: a later thread inherits from its creator.
 
-    `change`: whether there was something to do; may raise OSError. Returns what stands against it; empty: nothing.
+    `change`: whether there was something to do; may raise OSError. Returns the obstacle; empty: none.
     """
     for _ in range(MAX_ROUNDS):
         changed = 0
@@ -46,6 +46,6 @@ def each_thread(shim: int, change: Callable[[int], bool]) -> str:
 
 
 def real_cores(cores: Sequence[int]) -> list[int]:
-    """Cores as this machine has them: a virtual node may count more than there are."""
+    """This machine's core numbers: a virtual node may have more cores than the machine."""
     usable = sorted(os.sched_getaffinity(0))
     return sorted({usable[core % len(usable)] for core in cores})

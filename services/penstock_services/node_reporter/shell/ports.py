@@ -22,7 +22,7 @@ Key = tuple[str, int]
 
 
 class LauncherLost(PenstockError):
-    """The launcher ended under us: which requests it took is known again after a new start (the lock)."""
+    """The launcher ended: which requests it had taken is known only after a new start (the lock)."""
 
 
 class JoinStale(PenstockError):
@@ -42,7 +42,7 @@ class SecretMissing(NotStartable):
 
 
 class Immortal(PenstockError):
-    """Processes that SIGKILL did not end in time (uninterruptible sleep): what they hold may not be given out."""
+    """Processes that SIGKILL did not end in time (uninterruptible sleep): their resources may not be given out."""
 
 
 class Started(msgspec.Struct, frozen=True):
@@ -55,10 +55,10 @@ class Started(msgspec.Struct, frozen=True):
     shim_start: int | None
     """Start time of that process in clock ticks since boot."""
     pid: int
-    """Of the program; also its session id."""
+    """Pid of the program; also its session id."""
     started_ms: int
     exits: str = "none"
-    """What proves its end, see `confinement.Confinement`."""
+    """The proof of its end, see `confinement.Confinement`."""
     groups: tuple[str, ...] = ()
     """Its cgroups."""
 
@@ -80,25 +80,25 @@ class Exit(msgspec.Struct, frozen=True):
     cpu_ms: int
     max_rss_kib: int
     oom: bool = False
-    """Its cgroup counted an OOM kill, of whichever process; a program may go on without it and succeed."""
+    """Its cgroup counted an OOM kill, of any process; a program may go on without that process and succeed."""
     failure: Failure | None = None
     unpacked_ns: int = 0
-    """When all of its code was unpacked, by the clock of its folder's file system; 0: none was. See `code`."""
+    """Time after all of its code was unpacked, by the clock of its folder's file system; 0: none was. See `code`."""
     lapsed: bool = False
-    """Its lease ended, and so it was ended."""
+    """It was ended because its lease ended."""
     exhausted: tuple[str, str] = ("", "")
-    """Which memory its last lines report as exhausted, and the name of that error; empty: none. See `last_lines`."""
+    """Memory that its last lines report as exhausted, and the name of that error; empty: none. See `last_lines`."""
 
 
 class Enforced(NamedTuple):
-    """What became of an adjustment. `by` is empty where it is not to be had; `detail` has the reason then."""
+    """Result of an adjustment. `by` is empty where it is not possible; then `detail` has the reason."""
 
     by: Literal["", "cpuset", "affinity", "resctrl"]
     detail: str = ""
 
 
 class Callbacks(NamedTuple):
-    """What a launcher reports, on the event loop."""
+    """Reports of a launcher, on the event loop."""
 
     started: Callable[[Key, int, int], None]
     """(key, pid, started_ms): the program runs (its exec succeeded)."""
@@ -115,8 +115,8 @@ class Launcher(Protocol):
     def pid(self) -> int: ...
 
     def spawn(self, order: StartTask, until_s: float | None, *, gated: bool) -> None:
-        """Asks for one task. `gated`: it stops at its gate until that is opened, and can open no GPU where devices are enforced. `until_s`: it is ended when no contact has been noted (`Host.renew`) before its lease ends, at this time
-        of the boot-time clock at first; None: it has no lease. Raises `NotStartable`, and `JournalFailed` when its folder cannot be made."""
+        """Asks for one task. `gated`: it stops at its gate until that is opened, and can open no GPU where devices are enforced. `until_s`: the end of its lease, by the boot-time clock, at which it is ended unless
+        contact was recorded (`Host.renew`) before; None: it has no lease. Raises `NotStartable`, and `JournalFailed` when its folder cannot be created."""
         ...
 
     def attach(self, key: Key, shim: int, shim_start: int | None) -> bool:
@@ -132,15 +132,15 @@ class Launcher(Protocol):
         ...
 
     def close(self) -> None:
-        """Lets the launcher go; tasks and shims stay. Idempotent."""
+        """Closes the launcher; tasks and shims stay. Idempotent."""
         ...
 
 
 class ProgressStream(Protocol):
-    """What one task writes about its progress. Bytes wait in the stream until they are read."""
+    """Progress output of one task. Bytes wait in the stream until they are read."""
 
     def read(self) -> bytes:
-        """What there is, at most 64 KiB; b"" if there is nothing."""
+        """The waiting bytes, at most 64 KiB; b"" if there are none."""
         ...
 
     def watch(self, readable: Callable[[], None]) -> None:
@@ -153,10 +153,10 @@ class ProgressStream(Protocol):
 
 
 class Pressure(NamedTuple):
-    """Of the processor: how long some thread has waited for a core. Source: the kernel's accounting/psi.rst."""
+    """Pressure of the processor: how long some thread has waited for a core. Source: the kernel's accounting/psi.rst."""
 
     waited_us: int
-    """In all."""
+    """In total."""
     avg10: float
     """Percent of the last 10 s, a moving average."""
 
@@ -165,11 +165,11 @@ class PressureTrigger(Protocol):
     """Fires when threads of a group of tasks, or of the machine, have waited for cores: `core.stalls.LEAST_PERCENT` of the last window."""
 
     def watch(self, fired: Callable[[], None]) -> None:
-        """Calls `fired` on the event loop, at most once a window, as long as it goes on."""
+        """Calls `fired` on the event loop, at most once a window, during the stall."""
         ...
 
     def read(self) -> Pressure | None:
-        """None: the group has gone."""
+        """None: the group was removed."""
         ...
 
     def close(self) -> None:
@@ -178,7 +178,7 @@ class PressureTrigger(Protocol):
 
 
 class Meters(Protocol):
-    """What one machine can measure of its tasks."""
+    """Measurements of one machine and its tasks."""
 
     def use(self, shim: int) -> tuple[float, int]:
         """CPU seconds used by, and resident MiB of, everything below a shim."""
@@ -193,7 +193,7 @@ class Meters(Protocol):
         ...
 
     def pressure(self, groups: Sequence[str] | None) -> PressureTrigger | None:
-        """Of the task with these cgroups; `groups` None: of the machine. None: not to be had."""
+        """Of the task with these cgroups; `groups` None: of the machine. None: not available."""
         ...
 
     def waits(self, shim: int) -> Mapping[int, int]:
@@ -201,11 +201,11 @@ class Meters(Protocol):
         ...
 
     def traffic(self, key: Key | None) -> Mapping[str, int]:
-        """Bytes by memory controller that this followed task has moved, or the machine (None). Empty: not to be had, now or at all."""
+        """Bytes by memory controller that this followed task has moved, or the machine (None). Empty: not available, now or at all."""
         ...
 
     def follow_traffic(self, key: Key, shim: int) -> None:
-        """Counts the traffic of everything below this shim, where there is a counter left."""
+        """Counts the traffic of everything below this shim, if a counter is free."""
         ...
 
     def forget_traffic(self, key: Key) -> None:
@@ -223,7 +223,7 @@ class Host(Protocol):
     def meters(self) -> Meters: ...
 
     async def lock(self) -> int:
-        """Takes the state folder's lock. Who has it knows: nothing will start any more without a `started.json`.
+        """Takes the state folder's lock. Its holder can rely on it: no more task starts without a `started.json`.
 
         Raises `JournalFailed` when the folder cannot be made, `ConfigurationError` when another reporter has it.
         """
@@ -236,18 +236,18 @@ class Host(Protocol):
         ...
 
     def keys(self) -> NodeKeys:
-        """The machine's own, made once: the cell knows the node by it. Raises `JournalFailed`."""
+        """The machine's own keys, created once: the cell identifies the node by them. Raises `JournalFailed`."""
         ...
 
     def launch(self, lock: int, callbacks: Callbacks) -> Launcher: ...
 
     async def fetch(self, order: StartTask) -> CheckpointFetched | None:
-        """Brings the code of this task here, makes its job's folder of checkpoints and fetches the one to go on at. What became of the
+        """Fetches the code of this task, creates its job's folder of checkpoints and fetches the one to resume at. Returns the result of the
         latter; None: it need not be fetched. Raises `NotStartable`. May be cancelled."""
         ...
 
     def hand_over(self, orders: Mapping[str, HandOverCheckpoint]) -> None:
-        """Job → which node may have its checkpoint; from now on, as the mapping is at the moment of each request."""
+        """Job → the node that may fetch its checkpoint; from now on, as the mapping is at the time of each request."""
         ...
 
     def checkpoints(self, order: StartTask) -> str:
@@ -255,7 +255,7 @@ class Host(Protocol):
         ...
 
     def discard(self, order: StartTask) -> None:
-        """Removes the job's folder of checkpoints, unless an operator named where it lies. May block."""
+        """Removes the job's folder of checkpoints, unless an operator named its place. May block."""
         ...
 
     def contact(self) -> float | None:
@@ -263,7 +263,7 @@ class Host(Protocol):
         ...
 
     def renew(self, contact_s: float, lease_s: float) -> None:
-        """Notes contact, for the shims that watch the leases of running tasks, and the longest of these. Raises `JournalFailed`."""
+        """Records contact, for the shims that watch the leases of running tasks, and the longest of these. Raises `JournalFailed`."""
         ...
 
     def started(self, key: Key) -> Started | None:
@@ -275,15 +275,15 @@ class Host(Protocol):
         ...
 
     def forget(self, key: Key) -> None:
-        """Removes what is written down of a task, except its own output."""
+        """Removes a task's records, except its own output."""
         ...
 
     def end_task(self, key: Key) -> int:
-        """Kills what is left of a task whose shim was killed; how many processes. May block. Raises `Immortal`."""
+        """Kills the remaining processes of a task whose shim was killed; returns how many. May block. Raises `Immortal`."""
         ...
 
     def end_orphans(self, known: set[int]) -> int:
-        """Kills our processes that are neither one of `known` (pids) nor below one; how many. Raises `Immortal`."""
+        """Kills this reporter's processes that are neither one of `known` (pids) nor below one; returns how many. Raises `Immortal`."""
         ...
 
     def progress(self, key: Key) -> ProgressStream | None:

@@ -1,4 +1,4 @@
-"""Triggers on pressure stall information (PSI): the kernel wakes us when threads have waited for cores, and costs nothing while none does.
+"""Triggers on pressure stall information (PSI): the kernel wakes this process when threads have waited for cores, without cost while none waits.
 
 Source: the kernel's accounting/psi.rst: `some STALL WINDOW` in µs, written into `cpu.pressure` of a cgroup v2 or /proc/pressure/cpu; the
 descriptor must stay open, and becomes ready for POLLPRI at most once a window. Without CAP_SYS_RESOURCE a window is a multiple of 2 s.
@@ -25,12 +25,12 @@ MAX_BYTES = 512
 
 
 class Trigger:
-    """An armed one. Adapter of `ports.PressureTrigger`."""
+    """An armed trigger. Adapter of `ports.PressureTrigger`."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
-        # asyncio does not wait for POLLPRI, but an epoll descriptor is readable when one of its own is ready. One each: looking at an
-        # event takes it back, so that an epoll descriptor with several does not know whose it was.
+        # asyncio does not wait for POLLPRI, but an epoll descriptor is readable when one of its own is ready. One each: reading an
+        # event consumes it, so that an epoll descriptor with several could not tell which trigger fired.
         self._ready = select.epoll()
         self._ready.register(descriptor, select.EPOLLPRI | select.EPOLLERR)
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -51,7 +51,7 @@ class Trigger:
         return None if found is None else Pressure(int(found[2]), float(found[1]))
 
     def close(self) -> None:
-        """The kernel waits for some 20 ms when its last descriptor goes, so that happens in a thread beside the event loop."""
+        """The kernel waits for some 20 ms when its last descriptor is closed, so that happens in a thread beside the event loop."""
         if self._ready.closed:
             return
         if self._loop is not None:

@@ -1,4 +1,4 @@
-"""Processes by /proc: which are alive, which are ours, and killing until nothing is left."""
+"""Process table by /proc: which processes are alive, which are this reporter's, and killing until none is left."""
 
 import os
 import signal
@@ -26,7 +26,7 @@ def fields(pid: int) -> tuple[str, int, int] | None:
 
 
 def living() -> dict[int, tuple[str, int, int]]:
-    """Pid → `fields` of every process that has not ended; zombies have."""
+    """Pid → `fields` of every process that has not ended; zombies count as ended."""
     return {
         pid: found for pid in psutil.pids() if (found := fields(pid)) is not None and found[0] not in "ZX"
     }
@@ -53,14 +53,16 @@ def open_pidfd(pid: int, ticks: int | None) -> int | None:
         descriptor = os.pidfd_open(pid)
     except OSError:
         return None
-    if ticks is not None and not is_alive(pid, ticks):  # after opening: the number cannot be another's
+    if ticks is not None and not is_alive(
+        pid, ticks
+    ):  # checked after opening: the pid cannot be reused any more
         os.close(descriptor)
         return None
     return descriptor
 
 
 def kill_all(find: Callable[[], set[int]]) -> int:
-    """SIGKILLs what `find` returns until it returns nothing; how many there were.
+    """SIGKILLs what `find` returns until it returns nothing; returns how many there were.
 
     Blocks for at most KILL_ROUNDS × KILL_PAUSE_S; then raises `Immortal`.
     """
@@ -78,7 +80,7 @@ def kill_all(find: Callable[[], set[int]]) -> int:
 
 
 def with_descendants(roots: set[int], spare: set[int]) -> set[int]:
-    """These processes and everything below them that is alive, without the spared and what is below those."""
+    """These processes and all living ones below them, without the spared and those below the spared."""
     table = living()
     chosen: set[int] = set()
     more = (roots & table.keys()) - spare
@@ -89,7 +91,7 @@ def with_descendants(roots: set[int], spare: set[int]) -> set[int]:
 
 
 def below(root: int) -> Iterator[int]:
-    """Processes below this one, without it. Looks at no other; of those that come or go meanwhile some may be missing."""
+    """Processes below this one, without it. Reads no others; of those that start or end meanwhile some may be missing."""
     queue = [root]
     while queue:
         pid = queue.pop()
@@ -105,7 +107,7 @@ def members(marks: Mapping[str, str], session: int | None = None) -> set[int]:
     """Living processes whose environment has all these marks, or that are in this session."""
     found: set[int] = set()
     for pid, (_, _, own_session) in living().items():
-        with suppress(psutil.Error):  # it has ended, or its environment is not ours to read
+        with suppress(psutil.Error):  # it has ended, or its environment may not be read
             if pid != os.getpid() and (
                 own_session == session or marks.items() <= psutil.Process(pid).environ().items()
             ):

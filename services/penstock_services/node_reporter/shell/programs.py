@@ -1,4 +1,4 @@
-"""Where a task's programs come from: Python virtual environments and conda environments, entered as their activation does.
+"""Activation of a task's Python virtual environment or conda environment, and the look-up of its program.
 
 Standard library only: a task's leader runs it as the task's user, who may see other folders than the reporter does.
 """
@@ -21,7 +21,7 @@ CONDA_ROOTS = (
 )
 """Below the user's home and /opt; a conda environment NAME lies in ROOT/envs/NAME, `base` is the root itself."""
 CONDA_FOLDERS = ("CONDA_ENVS_PATH", "CONDA_ENVS_DIRS")
-"""Conda's own variables: folders of environments. The node-reporter's count."""
+"""Conda's own variables: folders of environments. The node-reporter's values count."""
 BASE = "base"
 
 
@@ -39,9 +39,9 @@ def enter(kind: str, where: str, env: Mapping[str, str], folders: Sequence[str])
 
 
 def find_program(request: Mapping[str, Any]) -> str | None:
-    """Where PATH has a request's program, looked up while its leader waits: a look costs less than an attempt to execute.
+    """Path of a request's program by PATH, looked up while its leader waits: a look-up costs less than an attempt to execute.
 
-    None: `execute` has to look, as where a folder of PATH depends on where the task works, or on what is made there.
+    None: `execute` has to search, as where a folder of PATH depends on the task's working folder, or on what is created there.
     """
     name, path = request["argv"][0], request["env"].get("PATH", os.defpath).split(":")
     settled = request["code"] is None and request["programs"] is None
@@ -52,7 +52,7 @@ def find_program(request: Mapping[str, Any]) -> str | None:
 
 
 def execute(found: str | None, argv: list[str], env: Mapping[str, str]) -> NoReturn:
-    """`found`: by `find_program`; should that be of no use, all of PATH is tried. Raises `OSError`."""
+    """`found`: by `find_program`; if it fails, all of PATH is tried. Raises `OSError`."""
     if found is not None:
         with suppress(OSError):
             os.execve(found, argv, env)
@@ -60,12 +60,12 @@ def execute(found: str | None, argv: list[str], env: Mapping[str, str]) -> NoRet
 
 
 def conda_folders(env: Mapping[str, str]) -> list[str]:
-    """What the reporter's own environment names."""
+    """Folders named in the reporter's own environment."""
     return [folder for name in CONDA_FOLDERS for folder in env.get(name, "").split(":") if folder]
 
 
 def _first(prefix: str, env: Mapping[str, str]) -> dict[str, str]:
-    """With its programs first, and nothing of another environment."""
+    """With its programs first, and without variables of another environment."""
     others = {"VIRTUAL_ENV", "CONDA_PREFIX", "CONDA_DEFAULT_ENV", "PYTHONHOME"}
     path = f"{prefix}/bin:{env.get('PATH', os.defpath)}"
     return {name: text for name, text in env.items() if name not in others} | {"PATH": path}
@@ -87,14 +87,14 @@ def _prefixes(name: str, home: str, folders: Sequence[str]) -> Iterator[str]:
     yield from (f"{folder}/{name}" for folder in folders)
     yield from (f"{root}/envs/{name}" for root in roots)
     try:
-        with open(f"{home}/.conda/environments.txt") as file:  # where conda lists those that lie elsewhere
+        with open(f"{home}/.conda/environments.txt") as file:  # conda's list of environments in other places
             yield from (line.strip() for line in file if os.path.basename(line.strip()) == name)
     except (OSError, UnicodeDecodeError):
         return
 
 
 def own_environment(env: Mapping[str, str]) -> list[str]:
-    """However they are spelt there: the folder of the virtual or conda environment that we run in, and that of its programs."""
+    """However they are spelt there: the folder of the reporter's own virtual or conda environment, and that of its programs."""
     if sys.prefix == sys.base_prefix and not os.path.isdir(f"{sys.prefix}/conda-meta"):
         return []
     ours = {os.path.realpath(sys.prefix), os.path.realpath(f"{sys.prefix}/bin")}

@@ -1,4 +1,4 @@
-"""Reads the progress streams of running tasks, with a bound per second on what one task may write."""
+"""Reader of the progress streams of running tasks, with a rate limit per task."""
 
 import asyncio
 import logging
@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 
 
 class _Followed:
-    """One task's stream. Of a script that writes without pause so much a period is read; the rest finds the FIFO full."""
+    """One task's stream. At most so much per period is read of a script that writes without pause; then its FIFO is full."""
 
     def __init__(self, stream: ProgressStream, parser: ProgressParser) -> None:
         self.stream = stream
@@ -41,7 +41,7 @@ class _Followed:
 
 
 class ProgressReader:
-    """Calls `report(key, found)` for whatever becomes an event."""
+    """Calls `report(key, found)` for each line that becomes an event."""
 
     def __init__(self, report: Callable[[Key, Report], None]) -> None:
         self._report = report
@@ -54,7 +54,7 @@ class ProgressReader:
             stream.watch(lambda: self._read(key))
 
     def forget(self, key: Key) -> tuple[str, str]:
-        """Reads what is left and closes the stream; `ProgressParser.exhausted`."""
+        """Reads the rest and closes the stream; returns `ProgressParser.exhausted`."""
         task = self._tasks.pop(key, None)
         if task is None:
             return "", ""

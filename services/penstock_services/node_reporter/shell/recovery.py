@@ -1,10 +1,10 @@
-"""Crash recovery: from what is on disk and in the process table to a node that may go on. Used after every start.
+"""Crash recovery of a node from its disk and the process table. Used after every start.
 
-1. Tasks of an older boot are dead; others are where their records say: started, ended, or never begun.
+1. Tasks of an older boot are dead; others are in the state of their records: started, ended, or never begun.
 2. Living ones are watched again. (pid, start time and token must agree.)
-3. Processes of ours that no task accounts for are killed and proven dead.
-4. What was to be changed of running tasks and is not known to be done is done, before anything starts.
-5. Only then does the node join, with everything that lives.
+3. The reporter's own processes that belong to no task are killed and proven dead.
+4. Adjustments of running tasks that are not known to be applied are applied, before anything starts.
+5. Only then does the node join, with all living tasks.
 """
 
 import logging
@@ -35,7 +35,7 @@ def recover(node: Node) -> None:
 
 
 def _give_up_if_impossible(node: Node, task: Task) -> bool:
-    """Of a task that has not begun: whether it never can, since its boot is over or a GPU of it is gone."""
+    """Whether a task that has not begun never can, since its boot is over or a GPU of it is missing."""
     missing = [gpu for gpu in task.gpus if gpu not in node.state.gpus]
     if task.boot_id != node.spec.boot_id:
         why = "the node was booted anew before it could start"
@@ -51,7 +51,7 @@ def _give_up_if_impossible(node: Node, task: Task) -> bool:
 
 
 def _recover_task(node: Node, task: Task) -> set[int]:
-    """Learns what became of one task; returns its shim's pid when it lives."""
+    """Determines the state of one task; returns its shim's pid when it lives."""
     key = (task.task_id, task.token)
     started = node.host.started(key)
     outcome = outcome_of(node.host.exit(key), task.order)
@@ -79,12 +79,12 @@ def _feed_started(node: Node, task: Task, started: Started) -> None:
 
 
 def _lost(node: Node, task: Task) -> Outcome:
-    """Its shim is gone without an exit record: whatever is left of it is ended first."""
+    """Its shim is gone without an exit record: its remaining processes are ended first."""
     return lost_outcome(node.host.end_task((task.task_id, task.token)), wall_ms())
 
 
 def _resume(node: Node, task: Task) -> None:
-    """A start that had not begun begins now; a stop goes on where it was."""
+    """A start that had not begun begins now; a stop continues."""
     key = (task.task_id, task.token)
     if task.status is Status.STARTING and node.host.started(key) is None:
         assert task.order is not None
