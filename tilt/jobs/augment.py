@@ -2,7 +2,7 @@
 
     python tilt/jobs/augment.py --processes 4
 
-A job without GPUs, as it runs beside trainings on most clusters: it takes all the processor time that it can have.
+A job without GPUs, typical of those that run beside trainings on most clusters: it takes all the processor time that it can have.
 """
 
 import argparse
@@ -29,7 +29,7 @@ def augmented(images: np.ndarray, generator: np.random.Generator) -> np.ndarray:
 
 
 def work(number: int, images: np.ndarray) -> None:
-    """Until the program that began it has gone."""
+    """Runs until the program that started it has ended."""
     os.setsid()  # the kernel shares busy cores among sessions: each process has its part of one
     parent, generator = os.getppid(), np.random.default_rng((SEED, number))
     while os.getppid() == parent:

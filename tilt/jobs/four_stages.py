@@ -1,14 +1,14 @@
-"""A training whose iteration has four stages, one of which takes most of the time: reads a batch from disk, prepares it on one core, learns
+"""Training with four stages per iteration, one of which takes most of the time: reads a batch from disk, prepares it on one core, learns
 from it, averages the gradient with a peer over TCP.
 
     python tilt/jobs/four_stages.py --bound storage --folder /tmp/stages --iterations 200
 
-Four of them, each bound by another resource, keep most of their speed on one GPU if they take turns (Muri, SIGCOMM '22, Table 2).
+Four of them, each bound by another resource, retain most of their speed on one GPU if they take turns (Muri, SIGCOMM '22, Table 2).
 
-Storage is the disk itself (O_DIRECT where the file system has it), the CPU one core. The learning and the link are stand-ins, since neither
-needs to be here: the computing is real, and so are the bytes, but a piece of it takes a fixed time, in which one process alone has the
-device. So two that use it at once get half of it each, as of a GPU that runs the kernels of several processes one after the other.
-What a stage does is measured once per folder and the same afterwards, however busy the machine is.
+Storage is the disk itself (O_DIRECT where the file system has it), the CPU one core. The learning and the link are stand-ins, since no GPU and
+no network is needed here: the computing is real, and so are the bytes, but a piece of it takes a fixed time, in which one process alone has the
+device. So two processes that use it at once get half of it each, as of a GPU that runs the kernels of several processes one after the other.
+The work of a stage is measured once per folder and the same afterwards, however busy the machine is.
 """
 
 import argparse
@@ -42,7 +42,7 @@ SEED = 5
 
 
 class Device:
-    """A stand-in that serves one process at a time: each piece of work takes `PIECE_S`, whoever asks for it."""
+    """A stand-in that serves one process at a time: each piece of work takes `PIECE_S`, for any process."""
 
     def __init__(self, path: Path) -> None:
         self._file = open(path, "w")  # noqa: SIM115 - as long as the process
@@ -84,7 +84,7 @@ class Disk:
 
 
 class Peer:
-    """The other side of the link: sends back what it gets."""
+    """The other side of the link: sends back the bytes that it receives."""
 
     def __init__(self) -> None:
         listener = socket.create_server(("127.0.0.1", 0))
@@ -164,7 +164,7 @@ class Training:
 
 
 def pieces_of(training: Training, name: str, seconds: float, known: Path) -> int:
-    """How many pieces of this stage take so long on this machine when nobody else is here: as in the file `known`, else measured."""
+    """Number of pieces of this stage that take so long on this machine when it is idle: as in the file `known`, else measured."""
     if not known.exists():
         times = []
         for _ in range(MEASURED):

@@ -1,7 +1,7 @@
 """Asynchronous training with parameter servers: each holds a slice of the weights, workers push and pull.
 
 A worker computes the gradient on its own share of the digits, sends each server its slice of it and gets the
-current slice back; nobody waits for the other workers (asynchronous SGD). The roles come from Penstock:
+current slice back; no worker waits for the others (asynchronous SGD). The roles come from Penstock:
 PENSTOCK_ROLE (worker or ps), RANK, WORLD_SIZE (workers) and PENSTOCK_PEERS (everyone with rank and address).
 
     job file: workers: 2, parameter_servers: 1, command: [python, tilt/jobs/parameter_server.py]
@@ -37,7 +37,7 @@ def receive(connection: socket.socket, count: int) -> bytes:
 
 
 def slices(servers: int) -> list[slice]:
-    """Which part of the flat weights each server holds."""
+    """The part of the flat weights on each server."""
     edges = np.linspace(0, SHAPE[0] * SHAPE[1], servers + 1).astype(int)
     return [slice(low, high) for low, high in itertools.pairwise(edges)]
 
@@ -92,7 +92,7 @@ def connect(address: tuple[str, int]) -> socket.socket:
 
 
 def exchange(servers: list[socket.socket], parts: list[slice], gradient: np.ndarray) -> np.ndarray:
-    """Pushes every server its slice; returns the weights as they are now."""
+    """Pushes every server its slice; returns the present weights."""
     for server, part in zip(servers, parts, strict=True):
         server.sendall(gradient[part].tobytes())
     return np.concatenate(

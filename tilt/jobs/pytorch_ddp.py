@@ -1,4 +1,4 @@
-"""Data-parallel training in PyTorch that goes on from its checkpoint, wherever and however often it is stopped.
+"""Data-parallel training in PyTorch that resumes from its checkpoint after any number of stops, on any node.
 
 Penstock sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT for every worker, which is all that `init_process_group` needs: no torchrun.
 With GPUs it uses NCCL, without them Gloo on CPUs. Alone it runs as a gang of one:
@@ -27,7 +27,7 @@ from penstock.sdk.phases import phase
 from penstock.sdk.progress import progress
 
 FEATURES, CLASSES = 64, 10
-STOPPED = 128 + signal.SIGTERM  # what a shell gives for a program that SIGTERM ended
+STOPPED = 128 + signal.SIGTERM  # a shell's exit code for a program that SIGTERM ended
 PEERS_TIMEOUT = timedelta(
     seconds=60
 )  # the last worker may start later; a peer that is silent for so long is gone
@@ -60,7 +60,7 @@ def meet() -> torch.device:
 
 
 def save(path: Path, state: dict[str, Any]) -> None:
-    """The file is there whole or not at all: a kill at any moment leaves the one before."""
+    """The file is written atomically: a kill at any time leaves the one before."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_suffix(".new")
     torch.save(state, temporary)
@@ -75,7 +75,7 @@ def batch(done: int, size: int, device: torch.device) -> tuple[torch.Tensor, tor
 
 
 def main() -> None:
-    report_out_of_memory()  # what ends the script for want of memory raises the next attempt's
+    report_out_of_memory()  # an out-of-memory error raises the next attempt's memory
     phase("launch")
     asked, device = arguments(), meet()
     torch.manual_seed(0)

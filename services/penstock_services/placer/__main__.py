@@ -1,4 +1,4 @@
-"""`penstock-placer [replay | archive | verify-archive | accept-input | accept-ledger]`, or `python -m penstock_services.placer`: the placer, and what is done in its name."""
+"""`penstock-placer [replay | archive | verify-archive | accept-input | accept-ledger]`, or `python -m penstock_services.placer`: the placer and its admin commands."""
 
 import asyncio
 import sys

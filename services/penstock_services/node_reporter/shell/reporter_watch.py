@@ -1,8 +1,8 @@
-"""Watchdog of the reporter, in its launcher: a reporter that hangs is killed, so that its end is noticed.
+"""Watchdog of the reporter, in its launcher: a reporter that hangs is killed, so that its end is detected.
 
-Standard library only (see `confinement`). While tasks run, the reporter notes contact with the log (`lease_watch`). When there was none
-for the longest lease, the launcher asks the reporter whether it works, and kills it when no answer comes: its tasks have ended with
-their leases, and the kernel closes its connection to the gateway, which suspects the node (decisions 39, 40). A node without tasks is asked
+Standard library only (see `confinement`). While tasks run, the reporter records contact with the log (`lease_watch`). After a time without
+contact as long as the longest lease the launcher probes the reporter, and kills it when no answer comes: its tasks have ended with
+their leases, and the kernel closes its connection to the gateway, which suspects the node (decisions 39, 40). A node without tasks is probed
 once, after its last one.
 """
 
@@ -23,7 +23,7 @@ BOOT_ID = "/proc/sys/kernel/random/boot_id"
 
 
 class ReporterWatch:
-    """`reporter`: its pidfd. `question`: where it answers. `path`: where it notes contact, its boot, and its longest lease."""
+    """`reporter`: its pidfd. `question`: socket of the probe. `path`: file with its contact, its boot, and its longest lease."""
 
     def __init__(self, path: str, reporter: int, question: socket.socket) -> None:
         """Tasks of an earlier reporter may run: the watch begins. Raises OSError."""
@@ -32,13 +32,13 @@ class ReporterWatch:
         self._lease_s = 0.0
         """0: nothing is watched."""
         self._killed_s: float | None = None
-        """When it is killed unless it answers, by the monotonic clock."""
+        """Time of the kill unless it answers, by the monotonic clock."""
         with open(BOOT_ID) as file:
             self._boot_id = file.read().strip()
         self.began()
 
     def close(self) -> None:
-        """In a child that is no launcher."""
+        """In a child that is not a launcher."""
         os.close(self._timer.fd)
         os.close(self._reporter)
         self._question.close()
@@ -48,17 +48,17 @@ class ReporterWatch:
         poll.register(self._question, select.POLLIN)
 
     def began(self) -> None:
-        """A task has begun: the reporter is to have contact within a lease."""
+        """A task has begun: the reporter must have contact within a lease."""
         if not self._lease_s:
             self._lease_s = self._read()[1]
             self._timer.set(boot_s() + self._lease_s if self._lease_s else None)
 
     def timeout_ms(self) -> int | None:
-        """How long to wait before `turn` is due in any case."""
+        """Longest wait before `turn` is due."""
         return None if self._killed_s is None else max(0, round(1_000 * (self._killed_s - time.monotonic())))
 
     def turn(self, ready: set[int]) -> None:
-        """After a poll that found these descriptors."""
+        """After a poll that returned these descriptors."""
         if self._timer.fd in ready:
             self._due()
         if self._question.fileno() in ready:
@@ -79,7 +79,7 @@ class ReporterWatch:
             self._question.send(QUESTION)
 
     def _answered(self) -> None:
-        """It works, whether it has contact or not: what runs without a lease is its own business."""
+        """The reporter works, with or without contact: tasks without a lease do not matter here."""
         with suppress(OSError):
             self._question.recv(len(ANSWER))
         self._killed_s = None

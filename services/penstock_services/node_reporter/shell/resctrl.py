@@ -1,6 +1,6 @@
-"""Caps of memory bandwidth by the kernel's resctrl (Intel MBA, AMD QoS): a group per capped task, with an `MB` line in its `schemata`.
+"""Memory bandwidth caps by the kernel's resctrl (Intel MBA, AMD QoS): a group per capped task, with an `MB` line in its `schemata`.
 
-Source: the kernel's filesystems/resctrl.rst. What a task starts later belongs to its creator's group; a group goes by `rmdir`, and its
+Source: the kernel's filesystems/resctrl.rst. A new thread of a task belongs to its creator's group; a group is removed by `rmdir`, and its
 tasks then belong to the root group, which has no cap. The number of groups is the processor's: often 8 or 16.
 """
 
@@ -17,7 +17,7 @@ UNCAPPED = 100
 
 
 class Resctrl:
-    """The groups of one node's tasks below `root`. `name`: no other reporter on this machine has it."""
+    """The groups of one node's tasks below `root`. `name`: unique among the reporters on this machine."""
 
     def __init__(self, name: str, root: Path = ROOT) -> None:
         self._name = name
@@ -28,9 +28,9 @@ class Resctrl:
         """Whether memory bandwidth can be capped here."""
 
     def cap(self, task: str, shim: int, percent: int | None) -> str:
-        """Caps everything below the task's shim, or lifts the cap; read back. Returns why that is not to be had; empty: it is done.
+        """Caps everything below the task's shim, or lifts the cap; read back. Returns why that is not possible; empty: it is done.
 
-        A cap below the least that the processor has becomes that.
+        A cap below the processor's minimum is raised to that.
         """
         if not self.usable:
             return "this node cannot cap memory bandwidth: it has no resctrl with memory bandwidth allocation"
@@ -62,7 +62,7 @@ class Resctrl:
 
 
 def enter(group: Path, thread: int) -> bool:
-    """Whether the thread had to be moved into the group. Raises OSError."""
+    """Moves the thread into the group; returns whether that was needed. Raises OSError."""
     if str(thread) in (group / "tasks").read_text().split() if (group / "tasks").exists() else False:
         return False
     _put(group / "tasks", str(thread))
@@ -70,7 +70,7 @@ def enter(group: Path, thread: int) -> bool:
 
 
 def remove_empty(groups: Iterable[Path]) -> None:
-    """Removes those that have no task."""
+    """Removes groups without tasks."""
     for group in groups:
         with suppress(OSError):
             if not (group / "tasks").read_text().strip():
@@ -88,7 +88,7 @@ def _bandwidths(path: Path) -> dict[str, int]:
 
 
 def number_in(path: Path) -> int | None:
-    """The number that is all of this file; None where there is none."""
+    """The number that is the file's whole content; None where there is none."""
     try:
         return int(path.read_text())
     except (OSError, ValueError):
@@ -96,5 +96,5 @@ def number_in(path: Path) -> int | None:
 
 
 def _put(path: Path, line: str) -> None:
-    with open(path, "a") as file:  # the kernel takes each write for itself, wherever it would stand
+    with open(path, "a") as file:  # the kernel handles each write by itself, at any offset
         file.write(f"{line}\n")

@@ -1,7 +1,7 @@
-"""Memory traffic by the kernel's resctrl (Intel MBM, AMD QoS): bytes that the machine, and each task, have moved.
+"""Memory bandwidth monitoring by the kernel's resctrl (Intel MBM, AMD QoS): bytes that the machine, and each task, have moved.
 
 Source: the kernel's filesystems/resctrl.rst. A task whose bandwidth is capped has a group with counters of its own (`resctrl`); another one gets
-a monitoring group, of which the processor has few (RMIDs; each cap needs one, too). What a task starts later belongs to its creator's group.
+a monitoring group, of which the processor has few (RMIDs; each cap needs one, too). A new thread of a task belongs to its creator's group.
 """
 
 from collections.abc import Iterable, Mapping
@@ -15,7 +15,7 @@ TOTAL = "mbm_total_bytes"
 
 
 class TrafficMonitor:
-    """The counters below `root`. `name`: no other reporter on this machine has it."""
+    """The counters below `root`. `name`: unique among the reporters on this machine."""
 
     def __init__(self, name: str, root: Path = ROOT) -> None:
         self._name = name
@@ -24,14 +24,14 @@ class TrafficMonitor:
         """Whether memory traffic is counted here."""
         caps = [number_in(root / f"info/{kind}/num_closids") or 0 for kind in ("MB", "L3")]
         self._max_groups = (number_in(root / "info/L3_MON/num_rmids") or 0) - max(1, *caps)
-        """That leaves a counter for the root group and for each cap."""
+        """Leaves a counter for the root group and for each cap."""
         self._followed: dict[str, int] = {}
         """Task → shim, of those with a monitoring group."""
         self._capped: set[str] = set()
-        """Those of them that had another group when they were looked at last."""
+        """Those of them that had another group at the last read."""
 
     def follow(self, task: str, shim: int) -> None:
-        """Counts the traffic of everything below the task's shim, where there is a counter left."""
+        """Counts the traffic of everything below the task's shim, if a counter is free."""
         if not self.usable or len(self._followed) >= self._max_groups:
             return
         with suppress(OSError):
@@ -53,7 +53,7 @@ class TrafficMonitor:
             remove_empty((self._root / "mon_groups").glob(f"{self._name}@*"))
 
     def of_task(self, task: str) -> Mapping[str, int]:
-        """Bytes by counter; empty: not to be had, now or at all. Other counters than before are those of another group."""
+        """Bytes by counter; empty: not available, now or at all. A change of counters means another group."""
         if not self.usable:
             return {}
         if (control := self._control(task)).exists():
@@ -68,7 +68,7 @@ class TrafficMonitor:
         return _counters([self._monitoring(task)])
 
     def of_machine(self) -> Mapping[str, int]:
-        """Bytes by counter: of the root group, which has those of its monitoring groups, and of each capped one. Empty: as `of_task`."""
+        """Bytes by counter: of the root group, which includes its monitoring groups, and of each capped one. Empty: as `of_task`."""
         if not self.usable:
             return {}
         capped = [group for group in sorted(self._root.iterdir()) if (group / "mon_data").is_dir()]
@@ -86,7 +86,7 @@ class TrafficMonitor:
 
 
 def _counters(groups: Iterable[Path]) -> dict[str, int]:
-    """Empty where one of them has no number: `Unavailable`, `Error` or `Unassigned`, or its group has just gone."""
+    """Empty where one of them has no number: `Unavailable`, `Error` or `Unassigned`, or its group was just removed."""
     found: dict[str, int] = {}
     for group in groups:
         for file in sorted(group.glob(f"mon_data/mon_L3_*/{TOTAL}")):

@@ -1,4 +1,4 @@
-"""Runs one node in sessions: lock, journal, recovery, join, work; and the same again after whatever ended that one."""
+"""Main loop of one node in sessions: lock, journal, recovery, join, work; after any failure the next session begins."""
 
 import asyncio
 import logging
@@ -45,7 +45,7 @@ logger = logging.getLogger(__name__)
 def runner(options: Options, host: Host | None = None, *, own_process: bool = False) -> Run:
     """The service's entry (see `penstock.runtime.service`) for one node with these options. `host`: this machine.
 
-    `own_process`: nothing else runs in this process; it is killed when it hangs (`reporter_watch`).
+    `own_process`: the reporter is alone in this process, which is killed when it hangs (`reporter_watch`).
     """
 
     async def run(
@@ -95,7 +95,7 @@ async def _connected(options: Options) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def _serving_logs(host: LinuxHost) -> AsyncIterator[None]:
-    """With a server of the tasks' output where there is a secret that gateway and node share, and with copies to the archive, if one is named."""
+    """With a server of the tasks' output if gateway and node share a secret, and with copies to the archive, if one is named."""
     options, work = host.options, []
     if options.log_archive is not None and not is_at(options.log_archive, options.log_dir):
         from penstock.runtime.log_archive import LogArchive
@@ -124,13 +124,13 @@ async def _serving_logs(host: LinuxHost) -> AsyncIterator[None]:
 
 
 async def _copies(host: LinuxHost, archiver: "Archiver") -> None:
-    # Before, a task whose start is under way looks like one that has ended: nothing of either is written down.
+    # Before, a task whose start is under way looks like one that has ended: neither has a record.
     await host.locked.wait()
     await archiver.run(host.has_ended)
 
 
 def _beside(work: Coroutine[Any, Any, None], what: str) -> "asyncio.Task[None]":
-    """Work that no task and no order depends on: its end is logged and nothing more."""
+    """Background work that no task and no order depends on: its end is only logged."""
 
     def ended(task: "asyncio.Task[None]") -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
@@ -145,7 +145,7 @@ async def _sessions(
     options: Options, settings: Settings, host: Host, log: Log, traces: Tracing, stop: asyncio.Event,
     ready: asyncio.Event | None,
 ) -> None:  # fmt: skip
-    """One session after another until `stop`. Raises `ConfigurationError` when the state folder is another's."""
+    """One session after another until `stop`. Raises `ConfigurationError` when another reporter has the state folder."""
     backoff = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S)
     anew = False
     cleared = asyncio.Event()
@@ -175,7 +175,7 @@ async def _session(
 ) -> None:  # fmt: skip
     """From the lock to the stop. `anew`: the journal's position is not in the log; start at the log's end.
 
-    `cleared`: the faults of earlier starts are forgotten, if that was asked for.
+    `cleared`: the faults of earlier starts are dropped, if that was requested.
     """
     with ExitStack() as stack:
         lock = await host.lock()

@@ -1,7 +1,7 @@
-"""Utilisation of running tasks: sampled on the node while tasks run, published when it has changed.
+"""Sampler of running tasks' utilisation: sampled on the node while tasks run, published when it has changed.
 
-There is no event for utilisation, so this is the one thing that is polled (architecture §8); a node without
-tasks has no timer. Who waits for cores the kernel reports by itself where it can (`contention`).
+There is no event for utilisation, so this is the only value that is polled (architecture §8); a node without
+tasks has no timer. Waiting for cores is reported by the kernel where possible (`contention`).
 """
 
 import asyncio
@@ -18,11 +18,9 @@ from penstock_services.node_reporter.shell.ports import Key, Meters
 
 PERIOD_S = 2.0
 MIN_CHANGE_POINTS = 10.0  # of utilisation, in percentage points
-MIN_CHANGE_SHARE = 0.05  # of memory, relative to what was published last
-PROMISE_MARGIN = (
-    1.1  # of the promise of memory on a shared GPU: a CUDA context is no part of what frameworks count
-)
-OVER_TICKS = 2  # in a row: one may fall into a moment of another process's
+MIN_CHANGE_SHARE = 0.05  # of memory, relative to the last published value
+PROMISE_MARGIN = 1.1  # of the promise of memory on a shared GPU: frameworks do not count the CUDA context
+OVER_TICKS = 2  # in a row: a single one may be due to another process
 MAX_SAMPLES = 4_096  # per task for mean and deviation; then every second one is dropped
 
 
@@ -31,11 +29,11 @@ class _Followed:
     shim: int
     gpus: Mapping[int, str]
     promised_mib: int = 0
-    """Of each of its GPUs, which it shares; 0: it has them alone."""
+    """Of each of its shared GPUs; 0: it has them alone."""
     over: int = 0
     """Ticks in a row beyond its promise."""
     evidence: str = ""
-    """That it was killed for this."""
+    """Why it was killed; empty: it was not."""
     cpu_s: float = 0.0
     at_s: float = 0.0
     published: dict[str, float] = field(default_factory=dict)
@@ -45,9 +43,9 @@ class _Followed:
 
 
 class Sampler:
-    """Follows tasks of this node from start to end. `publish` gets what has changed; `kill` tasks that hold more of a
-    shared GPU than they were promised, at each tick until it has ended: its neighbours were promised the rest. `memory_mb_s`: what the
-    node's memory can do; None: not known."""
+    """Follows tasks of this node from start to end. `publish` receives changed values; `kill` is called for a task that holds more of a
+    shared GPU than it was promised, at each tick until it has ended: its neighbours were promised the rest. `memory_mb_s`: bandwidth of the
+    node's memory; None: not known."""
 
     def __init__(
         self,
@@ -81,7 +79,7 @@ class Sampler:
             self._timer = self._loop.call_later(PERIOD_S, self._tick)
 
     def forget(self, key: Key) -> tuple[Usage, str]:
-        """It has ended; what was measured of it, None where nothing was, and why it was killed here; empty: it was not."""
+        """It has ended. Returns its measurements, None where nothing was measured, and why it was killed here; empty: it was not."""
         task = self._followed.pop(key, None)
         self._contention.forget(key)
         if not self._followed:
@@ -135,7 +133,7 @@ class Sampler:
             self._sample(task_id, gpu=slot, gpu_utilisation_percent=percent, gpu_memory_mib=memory_mib)
 
     def _own(self, task: _Followed, uuid: str, device_mib: int) -> int:
-        """What it holds itself of a shared GPU, and a strike if that is too much; where that cannot be measured, what all hold."""
+        """Its own memory of a shared GPU, and a strike if that is too much; where that cannot be measured, that of all tasks."""
         own_mib = self._meters.gpu_memory_of(task.shim, uuid)
         if own_mib is None:
             return device_mib
@@ -153,7 +151,7 @@ class Sampler:
 
 
 def _changed(published: dict[str, float], name: str, value: float) -> bool:
-    """Whether to publish it: memory counts relatively, utilisation in points. Remembers what is published."""
+    """Whether to publish it: memory changes count relatively, utilisation in points. Records the value as published."""
     last = published.get(name)
     if last is not None:
         relative = name.startswith("memory")

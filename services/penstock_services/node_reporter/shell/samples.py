@@ -1,6 +1,6 @@
-"""Publishes samples to the telemetry topic, at most once: one that the log does not take is no loss, the next one is fresher.
+"""Publisher of samples to the telemetry topic, at most once: a failed append is not retried, since the next sample is newer.
 
-Bounded per node, whatever its tasks do: a token bucket, and a number of appends under way. What is dropped is counted and logged.
+Bounded per node, for any behaviour of its tasks: a token bucket, and a number of appends under way. Dropped samples are counted and logged.
 """
 
 import asyncio
@@ -20,13 +20,13 @@ from penstock_services.node_reporter.shell.journal import Outgoing
 from penstock_services.node_reporter.shell.outbox import event_id
 
 MAX_UNDER_WAY = 64
-PER_S = 50.0  # of one node, for ever: 16 GPUs and 64 tasks whose use changes all the time have 48
+PER_S = 50.0  # of one node, sustained: 16 GPUs and 64 tasks whose use changes all the time have 48
 BURST = 200.0  # every value of so many tasks at once
-REPORT_S = 60.0  # between lines in the service's log about what was dropped
+REPORT_S = 60.0  # between lines in the service's log about dropped samples
 MEASURED = (
     "loss", "step_ms", "cpu_stalled_percent", "memory_bandwidth_percent", "cpu_percent", "gpu_utilisation_percent",
 )  # fmt: skip
-"""One of them names a sample: several of one task may be of the same millisecond."""
+"""One of them is part of a sample's id: several of one task may be of the same millisecond."""
 
 logger = logging.getLogger(__name__)
 
@@ -66,7 +66,7 @@ class Samples:
             self._log_dropped()
 
     def _log_dropped(self) -> None:
-        """What was dropped since the last line about it; looks again as long as there is something."""
+        """Logs the samples dropped since the last line; repeats as long as there are any."""
         self._report = None
         new = self.dropped - self._logged
         if new:

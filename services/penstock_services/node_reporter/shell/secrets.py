@@ -1,7 +1,7 @@
 """Secrets of a node: by tenant and name, from a folder of files (mounted Kubernetes secrets) or from the reporter's environment.
 
-A job gets its own tenant's, then those that every tenant may have: `TENANT/NAME`, then `shared/NAME`. Each is looked for as that file in
-the folder, then as the variable `PENSTOCK_SECRET_TENANT__NAME`. Read when a task starts and handed to its process alone: through the
+A job gets its own tenant's, then those shared by all tenants: `TENANT/NAME`, then `shared/NAME`. Each is searched as that file in
+the folder, then as the variable `PENSTOCK_SECRET_TENANT__NAME`. Read when a task starts and passed to its process alone: through the
 launcher's socket into its environment, never to a disk.
 """
 
@@ -19,7 +19,7 @@ MAX_SECRET_BYTES = 16_384
 FOLDER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]*\Z")
 """A part of a tenant's name that is a folder: not `..`, nor one of Kubernetes' own, which begin with two dots."""
 PLAIN = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*\Z")
-"""Tenants and names that have a variable: no two of them have the same, and none holds the two underscores between them."""
+"""Tenants and names that have a variable: no two of them have the same, and none contains the two underscores of the separator."""
 
 
 class Secrets:
@@ -61,7 +61,7 @@ class Secrets:
         return _checked(variable, name, mode, raw)
 
     def _missing(self, name: str, tenant: str | None) -> str:
-        """What is missing, and the remedy."""
+        """The missing secret, and the remedy."""
         files = [f"{place}/{name}" for place in (tenant, SHARED_TENANT) if place]
         variables = [
             found for place in (tenant, SHARED_TENANT) if place and (found := _variable(place, name))
@@ -80,7 +80,7 @@ class Secrets:
 
 
 def _variable(place: str, name: str) -> str | None:
-    """Its variable; None where two secrets could share one, which only files can hold."""
+    """Its variable; None where two secrets could have the same, which are possible as files only."""
     if PLAIN.match(place) is None or PLAIN.match(name) is None:
         return None
     return f"{PREFIX}{_upper(place)}__{_upper(name)}"

@@ -1,23 +1,23 @@
-"""One task's supervisor, from its fork to the last of its task's processes. Standard library only (see `confinement`).
+"""Supervisor (shim) of one task, from its fork to the last of its task's processes. Standard library only (see `confinement`).
 
 A shim takes one request, a JSON message on the SEQPACKET socket: `{folder, log, log_limit, argv, env, cwd, code, programs, cores,
-data_limit, settings, oom, oom_first, ended_by, visible, saves, checkpoints, group, gate, lease, task_id, token}`; runs the program, waits for all of it and writes down how it
+data_limit, settings, oom, oom_first, ended_by, visible, saves, checkpoints, group, gate, lease, task_id, token}`; runs the program, waits for all of its processes and records how it
 ended.
 
-The folder of a task holds, each written whole (temporary name, then rename):
+The folder of a task holds, each written atomically (temporary name, then rename):
 `started.json {task_id, token, shim, shim_start, pid, pid_start, started_ms, exits, groups}`, written before the program runs;
 `exit.json {task_id, token, exit_code, signal, cpu_ms, max_rss_kib, started_ms, exited_ms, failure, unpacked_ns, oom, exhausted, lapsed}`, written
-after the *last* process of the task has been reaped; and what the task itself may see, `visible`: `work`, and `phases`,
+after the *last* process of the task has been reaped; and the folders visible to the task, `visible`: `work`, and `phases`,
 a FIFO made by the reporter for the program's lines.
 
 Proof of exit: the shim is the first process of the task's PID namespace, so that nothing of the task outlives it.
-Where there is no namespace it is the subreaper of everything that the program starts, in whatever session. Once
-the leader is gone it kills what is left and waits until the kernel knows of no child any more: ECHILD.
+Where there is no namespace it is the subreaper of everything that the program starts, in any session. Once
+the leader has ended it kills the remaining processes and waits until the kernel reports no child any more: ECHILD.
 
 The lock's descriptor is held by the reporter, by the launcher and by each shim until its `started.json` is
-written. Who gets the lock therefore knows: nothing will be started any more that has no `started.json`.
+written. The holder of the lock can therefore rely on it: no task without a `started.json` will be started any more.
 
-`lease` is None or the arguments of `lease_watch.LeaseWatch`: when it ends, so does the task, whether or not a reporter is left.
+`lease` is None or the arguments of `lease_watch.LeaseWatch`: when it ends, so does the task, with or without a reporter.
 
 Signals to a shim: SIGTERM → SIGTERM to the process group, or to the leader alone if it then saves, for which it may need the others; SIGUSR1 → SIGKILL to every process of the task;
 SIGUSR2 → SIGUSR1 to the leader if it handles it (a request to save a checkpoint); SIGHUP → the gate opens.
@@ -54,21 +54,23 @@ from penstock_services.node_reporter.shell.pids import catches, descendants, pid
 from penstock_services.node_reporter.shell.programs import enter, execute, find_program
 from penstock_services.node_reporter.shell.whole_files import put, write_whole
 
-MAX_MESSAGE_BYTES = 1 << 18  # argv, environment, peers, secrets; but for these the events behind are ≤ 64 KiB
+MAX_MESSAGE_BYTES = 1 << 18  # argv, environment, peers, secrets; without these the events are ≤ 64 KiB
 CHUNK_BYTES = 65_536  # a pipe's capacity
-FIRST_PAUSE_S = 0.1  # between attempts to write down an exit on a full disk
+FIRST_PAUSE_S = 0.1  # between attempts to record an exit on a full disk
 LONGEST_PAUSE_S = 5.0
 OOM_FIRST = 500  # of 1,000: as if it used half of the machine's memory on top
 REAP_PAUSE_MS = 5  # between kills while the last processes die
-GO = b"\n"  # ends a line between shim and leader: the request, then an empty one, at which the leader runs it
-NEXT_SHIM_MS = 50  # after that the next shim is made ready beside a start, which most are done with before
+GO = (
+    b"\n"  # ends a line from shim to leader: the request, then an empty line, at which the leader executes it
+)
+NEXT_SHIM_MS = 50  # after that the next shim is prepared during a start; most starts take less
 PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 PR_SET_NAME = 15
 PR_SET_CHILD_SUBREAPER = 36
 RESET_SIGNALS = (
     signal.SIGTERM, signal.SIGINT, signal.SIGCHLD, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP, signal.SIGPIPE, signal.SIGXFSZ,
 )  # fmt: skip
-"""What Python, the launcher or the shim changed; the program shall find the defaults."""
+"""Signals changed by Python, the launcher or the shim; the program shall have the defaults."""
 
 prctl = ctypes.CDLL(None, use_errno=True).prctl
 
@@ -84,11 +86,11 @@ class Shim:
     def __init__(
         self, control: socket.socket, lock_fd: int, taken_fd: int, plan: Confinement, failure: OSError | None
     ) -> None:
-        """`failure`: why the confinement could not be had; the task will not start."""
+        """`failure`: why the confinement is not available; the task will not start."""
         self._plan = plan
         self._failure = failure
         self._alone = failure is None and plan.exits == "pid_namespace"
-        """Only the task's own processes are there besides this one."""
+        """This process sees no others than the task's own."""
         self._control = control
         self._lock_fd = lock_fd
         self._taken_fd: int | None = taken_fd
@@ -115,7 +117,7 @@ class Shim:
             (signal.SIGCHLD, self._on_child),
         ):
             signal.signal(number, handler)
-        self._shim = int(os.readlink("/proc/self"))  # as the reporter counts; in its namespace it is 1
+        self._shim = int(os.readlink("/proc/self"))  # the pid in the reporter's namespace; in its own it is 1
         self._shim_start = start_ticks(self._shim)
         own = os.getpid()
         self._out_read, out_write = os.pipe()
@@ -137,7 +139,7 @@ class Shim:
         self._enter_groups()
 
     def run(self) -> None:
-        """Takes one request and stays until nothing of its program is left."""
+        """Takes one request and stays until no process of its program is left."""
         message = self._control.recv(MAX_MESSAGE_BYTES)
         if not message:
             os.kill(self._leader, signal.SIGKILL)  # the reporter is gone
@@ -145,7 +147,7 @@ class Shim:
             self._remove_groups()
             os._exit(0)
         rest = message + GO
-        while rest:  # the leader prepares while it is written down who will run
+        while rest:  # the leader prepares while the start is recorded
             rest = rest[os.write(self._go_write, rest) :]
         self._request = json.loads(message)
         self._folder = self._request["folder"]
@@ -155,7 +157,9 @@ class Shim:
         self._report({"event": "taken"})
         errors = os.open(f"{self._folder}/shim.err", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         os.dup2(errors, 2)
-        phases = os.open(f"{self._folder}/phases", os.O_RDWR | os.O_NONBLOCK)  # held, so that no line is lost
+        phases = os.open(
+            f"{self._folder}/phases", os.O_RDWR | os.O_NONBLOCK
+        )  # held open, so that no line is lost
         failure = self._start()
         if failure is None:
             self._report({"event": "started", "pid": self._pid, "started_ms": self._started_ms})
@@ -170,7 +174,7 @@ class Shim:
         self._remove_groups(but=self._plan.watched)
 
     def _start(self) -> dict[str, Any] | None:
-        """Writes down who will run, lets the leader go on; the failure when the program could not be executed."""
+        """Records the start, lets the leader go on; returns the failure when the program could not be executed."""
         self._note_start()
         started = {
             "task_id": self._request["task_id"],
@@ -201,9 +205,9 @@ class Shim:
         return failure
 
     def _until_executed(self) -> bytes:
-        """What the leader reports up to its exec, which closes the pipe.
+        """The leader's report up to its exec, which closes the pipe.
 
-        It may unpack code, or look into a folder on a network that hangs: other tasks start meanwhile, and its lease may end.
+        It may unpack code, or access a network file system that hangs: other tasks start meanwhile, and its lease may end.
         """
         poll, found = select.poll(), b""
         pause_ms: int | None = NEXT_SHIM_MS
@@ -224,17 +228,17 @@ class Shim:
                 return found
 
     def _let_next(self) -> None:
-        """The launcher makes the next shim ready."""
+        """Lets the launcher prepare the next shim."""
         if self._taken_fd is not None:
             os.close(self._taken_fd)
             self._taken_fd = None
 
     def _note_start(self) -> None:
-        """Its end is as much later as time has passed since boot: a clock that steps meanwhile makes no run longer."""
+        """Its end is derived from the time since boot: a clock that steps meanwhile does not change the run's length."""
         self._started_ms, self._began_s = now_ms(), boot_s()
 
     def _enter_groups(self) -> None:
-        """Puts the leader into cgroups of its own: in advance, for that waits for a grace period of the kernel (11 ms)."""
+        """Puts the leader into cgroups of its own: in advance, since that waits for a grace period of the kernel (11 ms)."""
         self._groups: dict[str, str] = {}
         self._group_failure: OSError | None = None
         try:
@@ -248,7 +252,7 @@ class Shim:
             self._group_failure = error
 
     def _set_groups(self) -> dict[str, Any] | None:
-        """Gives the groups the limits of this task; the failure, if that is refused."""
+        """Gives the groups the limits of this task; returns the failure, if that is refused."""
         try:
             if self._group_failure is not None:
                 raise self._group_failure
@@ -259,26 +263,28 @@ class Shim:
         return None
 
     def _remove_groups(self, but: str = "") -> None:
-        """All but that in this root."""
+        """All but the one in this root."""
         for root, group in self._groups.items():
             with contextlib.suppress(OSError):
                 if root != but:
                     os.rmdir(group)
 
     def _become_program(self, output: int, go: int, failed: int, shim: int) -> NoReturn:
-        """In the child: wait for the request, prepare, exec. Whatever fails is reported through `failed`."""
+        """In the child: wait for the request, prepare, exec. Failures are reported through `failed`."""
         stage = "prepare"
         try:
             prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
             if os.getppid() != shim:
                 os._exit(127)
-            self._let_next()  # the shim alone waits with that
+            self._let_next()  # only the shim delays that
             os.setsid()
             for number in RESET_SIGNALS:
                 signal.signal(number, signal.SIG_DFL)
             os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
             os.dup2(output, 1)
-            with contextlib.suppress(OSError):  # beyond the user's number of keys tasks share the launcher's
+            with contextlib.suppress(
+                OSError
+            ):  # beyond the user's key quota tasks share the launcher's keyring
                 leave_keyring()
             failure, tasks = self._failure, None
             try:
@@ -304,11 +310,11 @@ class Shim:
                 resource.setrlimit(resource.RLIMIT_DATA, (request["data_limit"], request["data_limit"]))
             resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
             if request["oom_first"]:
-                with contextlib.suppress(OSError):  # the cap holds all the same
+                with contextlib.suppress(OSError):  # the cap holds without it
                     put("/proc/self/oom_score_adj", str(OOM_FIRST))
             stage = "user"
             become(self._plan)
-            prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)  # which another user would be without
+            prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)  # set again: a change of the user clears it
             program = find_program(request)
             if not lines.readline():
                 os._exit(127)
@@ -331,7 +337,7 @@ class Shim:
             os._exit(127)
 
     def _watch(self, pipe: int, output: Output) -> None:
-        """Carries output until the leader has ended."""
+        """Copies output until the leader has ended."""
         leader = self._leader_fd
         poll = select.poll()
         poll.register(pipe, select.POLLIN)
@@ -360,7 +366,7 @@ class Shim:
             time.sleep(REAP_PAUSE_MS / 1_000)
 
     def _reap_all(self, pipe: int, output: Output) -> None:
-        """Kills what the leader left behind and waits until no child is left; then empties the pipe."""
+        """Kills the processes that the leader left behind and waits until no child is left; then empties the pipe."""
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         os.set_blocking(pipe, False)
         alive = True
@@ -373,7 +379,7 @@ class Shim:
         self._carry(pipe, output)
 
     def _reap_ready(self) -> bool:
-        """Reaps every child that has ended. False: the kernel knows of no child any more."""
+        """Reaps every child that has ended. False: the kernel reports no child any more."""
         while True:
             try:
                 pid, status, usage = os.wait4(-1, os.WNOHANG)
@@ -414,7 +420,7 @@ class Shim:
             "lapsed": self._lapsed,
         }
         pause_s = FIRST_PAUSE_S
-        while os.path.isdir(self._folder):  # without it no reporter will ever ask
+        while os.path.isdir(self._folder):  # without it no reporter will read the exit
             try:
                 write_whole(self._folder, "exit.json", content)
                 return
@@ -423,7 +429,7 @@ class Shim:
                 pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
     def _empty_group(self) -> None:
-        """Where a cgroup proves the end: kills what is in it until the kernel knows of no process there."""
+        """Where a cgroup proves the end: kills its processes until the kernel reports none there."""
         group = self._groups.get(self._request["ended_by"])
         while group:
             with open(f"{group}/cgroup.events") as file:
@@ -442,7 +448,7 @@ class Shim:
         return counts.get("oom_kill", "0") != "0"
 
     def _report(self, content: dict[str, Any]) -> None:
-        """Reports to the reporter, if it is still there; if not, the next one reads `started.json`."""
+        """Sends to the reporter, if it is still there; if not, the next one reads `started.json`."""
         content |= {"task_id": self._request["task_id"], "token": self._request["token"], "shim": self._shim}
         with contextlib.suppress(OSError):
             self._control.send(json.dumps(content).encode())
@@ -457,7 +463,7 @@ class Shim:
                 os.kill(pid, signal.SIGKILL)
 
     def _on_terminate(self, _number: int, _frame: FrameType | None) -> None:
-        if self._leader and self._reaped is None:  # unreaped, so the number cannot be another's
+        if self._leader and self._reaped is None:  # unreaped, so the pid cannot be reused
             alone = self._request.get("saves") and catches(self._pid, signal.SIGTERM)
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 (os.kill if alone else os.killpg)(self._leader, signal.SIGTERM)
@@ -473,7 +479,7 @@ class Shim:
 
     def _on_open(self, _number: int, _frame: FrameType | None) -> None:
         if self._gate is not None:
-            os.close(self._gate)  # which unlocks it: nobody else has this descriptor
+            os.close(self._gate)  # which unlocks it: no other process has this descriptor
             self._gate = None
 
     def _on_child(self, _number: int, _frame: FrameType | None) -> None:

@@ -1,4 +1,4 @@
-"""Tracing spans of a node in its jobs' traces: `start` and `task`, both below the decision that the order came from."""
+"""Tracing spans of a node in its jobs' traces: `start` and `task`, both children of the decision behind the order."""
 
 from penstock.clock import wall_ms
 from penstock.model.event import Event
@@ -9,7 +9,7 @@ from penstock_services.node_reporter.shell.ports import Key
 
 
 class TaskSpans:
-    """Holds when each start was asked for, until the task ends; that is forgotten with the process."""
+    """Caches the time of each start request, until the task ends; lost with the process."""
 
     def __init__(self, traces: Tracing, node_id: str) -> None:
         self._traces = traces
@@ -22,9 +22,9 @@ class TaskSpans:
             self._asked_ms[key] = wall_ms()
 
     def on_event(self, event: Event, context: Context) -> str | None:
-        """Writes the span that the event completes; returns the context that its envelope carries.
+        """Writes the span that the event completes; returns the context for its envelope.
 
-        `context`: of the order that the task came from; one that is not of its job's trace is not handed on.
+        `context`: of the task's order; one that is not of its job's trace is not passed on.
         """
         above = context.traceparent
         if context.correlation_id is not None:

@@ -1,4 +1,4 @@
-"""Starts tasks through the launcher and watches their shims by pidfd. Nothing here decides anything."""
+"""Client of the launcher: starts tasks and watches their shims by pidfd. Makes no decisions."""
 
 import asyncio
 import fcntl
@@ -26,7 +26,7 @@ from penstock_services.node_reporter.shell.reporter_watch import ANSWER, QUESTIO
 from penstock_services.node_reporter.shell.shim import MAX_MESSAGE_BYTES
 from penstock_services.node_reporter.shell.users import TaskUser
 
-LOCK_WAIT_S = 15.0  # a killed reporter's launcher lets go in milliseconds, one that leaves while the log is away in 10 s
+LOCK_WAIT_S = 15.0  # a killed reporter's launcher releases it in milliseconds, a reporter that leaves while the log is down in 10 s
 LOCK_PAUSE_S = 0.01
 ISOLATED_PYTHON = (sys.executable, "-I", "-S", "-c")  # followed by the code
 SHIM_SIGNALS: Mapping[signal.Signals, signal.Signals] = {
@@ -34,13 +34,13 @@ SHIM_SIGNALS: Mapping[signal.Signals, signal.Signals] = {
     signal.SIGKILL: signal.SIGUSR1,
     signal.SIGUSR1: signal.SIGUSR2,
 }
-"""What is to reach the task → the signal to its shim (see shim.py)."""
+"""Signal for the task → the signal to its shim (see shim.py)."""
 
 logger = logging.getLogger(__name__)
 
 
 def find_confinement(user: TaskUser | None) -> tuple[Confinement, list[str]]:
-    """The best that this machine allows, tried with real processes; and why nothing better is to be had."""
+    """The best that this machine allows, tried with real processes; and why no better one is possible."""
     command = [*ISOLATED_PYTHON, IMPORTABLE + PROBE, json.dumps(user and user[:3])]
     try:
         answer = subprocess.run(
@@ -53,9 +53,9 @@ def find_confinement(user: TaskUser | None) -> tuple[Confinement, list[str]]:
 
 
 async def lock_state(state_dir: Path) -> int:
-    """Takes the state folder's lock; returns its descriptor. Raises `ConfigurationError` when another has it.
+    """Takes the state folder's lock; returns its descriptor. Raises `ConfigurationError` when another process has it.
 
-    Whoever has it knows that no former launcher or half-started shim is left.
+    The lock proves that no former launcher or half-started shim is left.
     """
     descriptor = os.open(state_dir / "lock", os.O_RDWR | os.O_CREAT, 0o600)
 
@@ -83,7 +83,7 @@ class RequestOf(Protocol):
 class Spawner:
     """The launcher's other end; adapter of `ports.Launcher`. `marks`: the launcher's environment.
 
-    `contact`: where contact is noted, if the launcher is to
+    `contact`: file with the recorded contact, if the launcher is to
     kill this process when it hangs.
     """
 
@@ -132,7 +132,9 @@ class Spawner:
         self._launcher = os.pidfd_open(self._process.pid)
         self._loop.add_reader(self._control.fileno(), self._on_message)
         self._loop.add_reader(self._question.fileno(), self._answer)
-        self._loop.add_reader(self._launcher, self._on_lost)  # the socket alone is also held by shims
+        self._loop.add_reader(
+            self._launcher, self._on_lost
+        )  # the socket alone does not suffice, since shims hold it, too
 
     @property
     def pid(self) -> int:
@@ -156,7 +158,7 @@ class Spawner:
         return True
 
     def _tell(self, key: Key, number: signal.Signals) -> None:
-        """The shim; one that has ended needs nothing."""
+        """Signals the shim; one that has ended needs no signal."""
         descriptor = self._pidfds.get(key)
         if descriptor is not None:
             with suppress(ProcessLookupError):
@@ -199,7 +201,7 @@ class Spawner:
         self._loop.remove_writer(self._control.fileno())
 
     def _on_message(self) -> None:
-        """Everything that the launcher and the shims have sent up to now."""
+        """Handles all messages that the launcher and the shims have sent up to now."""
         while not self._closed:
             try:
                 message = self._control.recv(MAX_MESSAGE_BYTES)
@@ -219,7 +221,7 @@ class Spawner:
                 self._started(key, found["pid"], found["started_ms"])
 
     def _answer(self) -> None:
-        """The launcher asks whether this process works."""
+        """Answers the launcher's probe."""
         try:
             if self._question.recv(len(QUESTION)):
                 self._question.send(ANSWER)

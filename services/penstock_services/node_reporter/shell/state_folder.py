@@ -1,4 +1,4 @@
-"""The node-reporter's state folder: what cannot be written there ends the reporter."""
+"""State folder of the node-reporter: a failed write there ends the reporter."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,7 +9,7 @@ from penstock_services.node_reporter.shell.journal import JournalFailed
 
 @contextmanager
 def state_folder() -> Iterator[None]:
-    """Turns an OSError into `JournalFailed`: a state folder that cannot be written is no base to act on."""
+    """Turns an OSError into `JournalFailed`: without writable state no order may be acted on."""
     try:
         yield
     except OSError as error:
@@ -17,7 +17,7 @@ def state_folder() -> Iterator[None]:
 
 
 def make_folder(path: Path) -> Path:
-    """A folder only we can look into. Raises `JournalFailed`."""
+    """A folder that only the reporter's user can read. Raises `JournalFailed`."""
     with state_folder():
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
     return path

@@ -1,6 +1,6 @@
-"""Folders of tasks: each with the FIFO for the program's lines and, unless the program has another, a folder to work in.
+"""Folders of tasks: each with the FIFO for the program's lines and, unless the program has another, a working folder.
 
-Ideal: a folder is made when its order comes. Departure: the next one lies ready, and becomes the task's by one rename. Each change of
+Ideal: a folder is created when its order comes. Departure: the next one is created in advance, and becomes the task's by one rename, since each change of
 a file system waits while its journal is committed, which the order's own fsync has just begun.
 """
 
@@ -13,7 +13,7 @@ from pathlib import Path
 PHASES = "phases"
 WORK = "work"
 SPARE = "spare"
-REFILL_S = 0.05  # after a start, which is over by then; a task that comes earlier gets a folder made for it
+REFILL_S = 0.05  # after a start, which is over by then; for an earlier task a folder is created on demand
 
 
 class TaskFolders:
@@ -25,15 +25,15 @@ class TaskFolders:
         self._refill: asyncio.TimerHandle | None = None
 
     def prepare(self) -> None:
-        """Makes the next folder. What an earlier reporter left is not used: nobody knows how far it got."""
+        """Creates the next folder. One left by an earlier reporter is not used: it may be incomplete."""
         self._ready = False
         shutil.rmtree(self._spare, ignore_errors=True)
-        with suppress(OSError):  # then it is made for its task, which reports why it cannot be
+        with suppress(OSError):  # then it is created for its task, whose failure reports the reason
             _make(self._spare, work=True, again=False)
             self._ready = True
 
     def create(self, folder: Path, *, work: bool) -> None:
-        """A task's; what an earlier attempt at the same start has made stays. Raises `OSError`."""
+        """A task's folder; files of an earlier attempt at the same start stay. Raises `OSError`."""
         if not self._taken(folder):
             _make(folder, work=work, again=True)
         elif not work:
@@ -54,7 +54,7 @@ class TaskFolders:
 
 
 def _make(folder: Path, *, work: bool, again: bool) -> None:
-    """For our eyes only. Raises `OSError`."""
+    """Readable for the reporter's user alone. Raises `OSError`."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=again)
     with suppress(FileExistsError):
         os.mkfifo(folder / PHASES, 0o600)

@@ -1,4 +1,4 @@
-"""As whom tasks run: the reporter's own user, or one that `--task-user` names."""
+"""User of the tasks: the reporter's own user, or the one named by `--task-user`."""
 
 import os
 import pwd
@@ -10,7 +10,7 @@ from penstock.errors import ConfigurationError
 
 
 class TaskUser(NamedTuple):
-    """A user of this machine, with what a login gives it."""
+    """A user of this machine, with the attributes of a login."""
 
     uid: int
     gid: int
@@ -24,7 +24,7 @@ class TaskUser(NamedTuple):
 
 
 def find_task_user(name: str | None, *, allow_root: bool) -> TaskUser | None:
-    """None: the reporter's own. Raises `ConfigurationError` when tasks would be root without leave, or cannot be that user."""
+    """None: the reporter's own. Raises `ConfigurationError` when tasks would be root without permission, or cannot be that user."""
     own = os.geteuid()
     found = None if name is None else _user(name)
     uid = own if found is None else found.uid
@@ -43,7 +43,7 @@ def find_task_user(name: str | None, *, allow_root: bool) -> TaskUser | None:
 
 
 def own_name() -> str:
-    """Of the reporter's user; its number where it has no name."""
+    """Name of the reporter's user; its number where it has no name."""
     try:
         return pwd.getpwuid(os.geteuid()).pw_name
     except KeyError:
@@ -51,7 +51,7 @@ def own_name() -> str:
 
 
 def check_reach(user: TaskUser, folder: Path) -> None:
-    """Raises `ConfigurationError` when this user cannot come to a folder, whose parents alone count."""
+    """Raises `ConfigurationError` when this user cannot reach a folder; only its parents are checked."""
     for parent in folder.resolve().parents:
         try:
             found = parent.stat()

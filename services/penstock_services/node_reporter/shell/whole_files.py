@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all, and files of cgroups, for the shim. Standard library only (see `confinement`)."""
+"""Atomic file writes, and writes to cgroup files, for the shim. Standard library only (see `confinement`)."""
 
 import errno
 import json
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def write_whole(folder: str, name: str, content: dict[str, Any]) -> None:
-    """Writes a file that is there whole or not at all, while the machine is up: nobody waits for the disk."""
+    """Writes a file atomically, while the machine is up: without waiting for the disk."""
     temporary = f"{folder}/.{name}"
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     data = json.dumps(content).encode()

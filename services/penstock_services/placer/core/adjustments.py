@@ -1,4 +1,4 @@
-"""Adjustments of running tasks: which cores a proposal gets, and what changes of memory bandwidth are decided."""
+"""Adjustments of running tasks: the cores that a proposal gets, and the changes of memory bandwidth that are decided."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -13,8 +13,8 @@ from penstock.policies.validate_adjustments import Adjusting, Running, cause_of,
 
 
 def decided(state: CellState, proposal: Adjusting) -> Iterator[CoresDecided | BandwidthDecided]:
-    """For a proposal that `validate` has accepted on this state. Nothing where the task has it so already, and its node knows; but that
-    a search for cores ends with those that it has is a fact, too."""
+    """For a proposal that `validate` has accepted on this state. Nothing where the task has it already, and its node has confirmed it; but the
+    end of a search for cores with the present ones is recorded, too."""
     found = running(state, proposal.task_id)
     assert isinstance(found, Running), found
     job, task, _ = found
@@ -36,7 +36,7 @@ def decided(state: CellState, proposal: Adjusting) -> Iterator[CoresDecided | Ba
 
 
 def asked_to_save(state: CellState, event: JobCheckpointRequested) -> Iterator[CheckpointDecided]:
-    """Of a job that runs: rank 0, which saves for its gang."""
+    """For a running job: rank 0, which saves for its gang."""
     job = state.jobs[event.job_id]
     for task_id, task in job.tasks.items():
         if task.place.rank == 0 and task.status is TaskStatus.RUNNING:
@@ -51,7 +51,7 @@ def asked_to_save(state: CellState, event: JobCheckpointRequested) -> Iterator[C
 
 
 def frees(state: CellState, decision: Event) -> bool:
-    """Whether a decision that is not folded yet leaves room for others."""
+    """Whether a decision that is not folded yet frees capacity for others."""
     if not isinstance(decision, CoresDecided) or decision.cause == "probe":
         return False
     return len(decision.cores) < len(state.jobs[decision.job_id].tasks[decision.task_id].place.cores)

@@ -1,4 +1,4 @@
-"""From one input's bytes to the draft of its one ledger record (LAW 2). Shared by the shell and by replay."""
+"""Drafts the one ledger record that answers an input (LAW 2), from the input's bytes. Shared by the shell and by replay."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -22,7 +22,7 @@ CHOICE_FAILED = wire_type(ChoiceFailed)
 
 
 class Moment(NamedTuple):
-    """Where the next record will stand, and the ledger's time for it."""
+    """Position of the next record, and the ledger's time for it."""
 
     seq: int
     term: int
@@ -48,11 +48,11 @@ class Forgery(NamedTuple):
 
     why: str
     facts: Sequence[Event] = ()
-    """Of the record: that the sender is to know."""
+    """Facts of the record that the sender is to receive."""
 
 
 class Answer(NamedTuple):
-    """The record to write, the reason and text of its dead letter, if there is one, and what deciding raised."""
+    """The record to write, the reason and text of its dead letter, if there is one, and the exceptions of deciding."""
 
     draft: Draft
     envelope: Envelope | None = None
@@ -67,7 +67,7 @@ def answer_input(
     failure: Failure | None = None,
     forged: Callable[[CellState, Input, Envelope], Forgery | None] = lambda *_: None,
 ) -> Answer:
-    """Folds and decides one input. `failure`: what an earlier attempt failed at; `forged`: whether another sender than it names has written it."""
+    """Folds and decides one input. `failure`: that of an earlier attempt; `forged`: whether another sender than the named one wrote it."""
     begin(core.state, *_order(moment))
     place = (found.topic, found.partition, found.offset)
     cause: dict[str, object] = {
@@ -123,7 +123,7 @@ def _draft(moment: Moment, cause: dict[str, object], step: Step) -> Draft:
 
 
 def failure_of(record: RawRecord) -> Failure | None:
-    """What this record's placer failed at, so that its input is answered the same way again."""
+    """The failure of this record's placer, so that its input is answered the same way again."""
     if record.outcome != "dead_lettered" or record.reason is None:
         return None
     if record.reason.startswith(FAILED):
@@ -141,14 +141,14 @@ def failure_of(record: RawRecord) -> Failure | None:
 
 
 def forgery_of(record: RawRecord) -> Forgery | None:
-    """What this record's placer found its input to be, so that a replay needs no keys."""
+    """The verdict of this record's placer on its input, so that a replay needs no keys."""
     if record.outcome != "dead_lettered" or record.reason is None or not record.reason.startswith(FORGED):
         return None
     return Forgery(record.reason.removeprefix(FORGED), tuple(raw.event() for raw in record.facts))
 
 
 def answer_term(core: PlacerCore, moment: Moment, fact: TermStarted, accepted: Sequence[Event] = ()) -> Draft:
-    """The record that begins a term (LAW 3). `accepted`: what an operator accepts with it."""
+    """The record that begins a term (LAW 3). `accepted`: facts that an operator accepts with it."""
     begin(core.state, *_order(moment))
     step = core.step(fact, f"term-{fact.term}")
     for other in accepted:
@@ -158,5 +158,5 @@ def answer_term(core: PlacerCore, moment: Moment, fact: TermStarted, accepted: S
 
 
 def _order(moment: Moment) -> tuple[int, int, int]:
-    """As `begin` takes them."""
+    """In the order of `begin`'s parameters."""
     return moment.seq, moment.now_ms, moment.term

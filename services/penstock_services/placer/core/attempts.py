@@ -1,4 +1,4 @@
-"""What becomes of an attempt: a gang whose tasks exit or are lost succeeds, fails, is retried, or queues again."""
+"""End of an attempt: a gang whose tasks exit or are lost succeeds, fails, is retried, or queues again."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -18,17 +18,15 @@ from penstock_services.placer.core.explaining import Explain
 
 LOST = frozenset({"node_lost", "lost", "refused"})
 """First causes that are not the job's fault; nor is `stopped` without a decision to stop: its node was drained."""
-MAX_LOSSES = (
-    10  # attempts lost to nodes or refusals, beyond the user's own; then it counts as the job's failure
-)
+MAX_LOSSES = 10  # attempts lost to nodes or refusals, beyond the user's retries; further ones count as the job's failure
 REFUSED_BACKOFF_MS = 1_000  # a node that refuses reports its changed inventory first
 
 
 class Attempts:
-    """The choices at the end of an attempt.
+    """The decisions at the end of an attempt.
 
-    `replans`: the profile tries no head of the queue, so a job that fits no more is found when it queues again.
-    `grace_ms`: a job that fits on no node ends after so long. `explain`: takes the explanations of moved jobs' places.
+    `replans`: the profile tries no head of the queue, so a job that no longer fits is detected when it queues again.
+    `grace_ms`: a job that fits on no node ends after so long. `explain`: receives the explanations of moved jobs' placements.
     """
 
     def __init__(self, *, replans: bool, grace_ms: int, explain: Explain) -> None:
@@ -37,7 +35,7 @@ class Attempts:
         self._grace_ms = grace_ms
 
     def after_exit(self, state: CellState, job: JobState) -> Iterator[Event]:
-        """One or more tasks of the job have ended: what becomes of the gang."""
+        """One or more tasks of the job have ended: decides about the gang."""
         living, failed, completed = False, False, True
         for task in job.tasks.values():
             exited = task.status is TaskStatus.EXITED
@@ -93,7 +91,7 @@ class Attempts:
                 yield succeeded(job)
             case "preempted" | "migrated" | "drained" | "predecessor_late" as reason:
                 if all(task.succeeded for task in job.tasks.values() if task.place.role == "worker"):
-                    # It was done before the stop reached it; a script that exits 0 on SIGTERM has not succeeded.
+                    # It had finished before the stop reached it; a script that exits 0 on SIGTERM has not succeeded.
                     yield succeeded(job)
                     return
                 if job.target:
@@ -104,7 +102,7 @@ class Attempts:
                 yield from self._failed(state, job)
 
     def _failed(self, state: CellState, job: JobState) -> Iterator[Event]:
-        """The attempt failed and holds nothing any more: try again, later, or end."""
+        """The attempt failed and holds no resources any more: retry now, later, or end."""
         cause = job.failure_cause
         if cause == "stopped":
             yield from self.queue_again(state, job, "drained")
@@ -141,7 +139,7 @@ class Attempts:
         )
 
     def queue_again(self, state: CellState, job: JobState, reason: Any) -> Iterator[Event]:
-        """At its old place. Meanwhile the cell may have become too small for it."""
+        """At its old place in the queue. Meanwhile the cell may have become too small for it."""
         yield ledger_events.JobRequeued(
             job_id=job.job_id,
             attempt=job.attempt,
@@ -153,7 +151,7 @@ class Attempts:
             yield from self.park(state, job, why)
 
     def park(self, state: CellState, job: JobState, reason: str) -> Iterator[Event]:
-        """It would not fit even the empty cell: no job waits behind it, and it ends unless a node comes in time."""
+        """It would not fit even the empty cell: no job waits behind it, and it ends unless a suitable node joins in time."""
         yield ledger_events.JobFoundUnschedulable(job_id=job.job_id, reason=reason[:MAX_TEXT])
         yield timer(state, job.job_id, "unschedulable", self._grace_ms)
 

@@ -1,4 +1,4 @@
-"""Backfill behind the nodes that are kept for the first job that does not fit."""
+"""Backfill behind the nodes that are reserved for the first job that does not fit."""
 
 from collections.abc import Iterator
 
@@ -11,27 +11,27 @@ from penstock.policies.base import Backfill, Choose
 
 
 class Kept:
-    """What one walk through those who wait keeps for the first of them that does not fit. `stage`: None: nothing."""
+    """Reservation of one pass over the waiting jobs, for the first that does not fit. `stage`: None: no reservation."""
 
     def __init__(self, stage: Backfill | None) -> None:
         self._stage = stage
         self._unit: PlanUnit | None = None
 
     def alike(self, state: CellState, job: JobState) -> tuple[object, ...]:
-        """Equal for jobs of which none fits where one does not."""
+        """Key of jobs with the same result: if one does not fit, no other with the same key does."""
         if self._unit is None or self._stage is None:
             return job.demand.key
         return *job.demand.key, self._stage.may_use(state, job, self._unit)
 
     def chooser(self) -> Choose | None:
-        """In place of the place stage; None: nobody is in the way."""
+        """Replaces the place stage; None: no reservation limits the choice."""
         stage, unit = self._stage, self._unit
         if stage is None or unit is None:
             return None
         return lambda state, job, _rng: stage.beside(state, job, unit)
 
     def refused(self, state: CellState, job: JobState) -> Iterator[Event]:
-        """The job does not fit. One for which something is given back has its nodes."""
+        """The job does not fit. A job for which capacity is reclaimed has its nodes already."""
         if self._unit is not None or self._stage is None:
             return
         if any(unit.job_id == job.job_id for unit in units_of_reclaim(state)):
@@ -41,7 +41,7 @@ class Kept:
             yield PlanAdopted(units=(*_others(state), self._unit))
 
     def done(self, state: CellState) -> Iterator[Event]:
-        """All were tried."""
+        """All jobs were tried."""
         if self._unit is None and _kept(state):
             yield PlanAdopted(units=tuple(_others(state)))
 
@@ -52,5 +52,5 @@ def _kept(state: CellState) -> list[PlanUnit]:
 
 
 def _others(state: CellState) -> list[PlanUnit]:
-    """Those that are not its own."""
+    """Units of other stages."""
     return [*units_of_proposals(state), *units_of_reclaim(state)]

@@ -1,4 +1,4 @@
-"""Decisions of one line that several choosers take, and the cell's one timer for rescheduling."""
+"""Short decisions that several stages share, and the cell's one timer for rescheduling."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -18,7 +18,7 @@ RESCHEDULE = timer_id("cell", "place_more")
 def timer(
     state: CellState, subject: str, kind: Any, after_ms: int, attempt: int = 0
 ) -> ledger_events.TimerSet:
-    """A timer about `subject`, `after_ms` from the ledger's now."""
+    """A timer for `subject`, `after_ms` from the ledger's now."""
     return ledger_events.TimerSet(
         timer_id=timer_id(subject, kind),
         at_ms=state.now_ms + after_ms,
@@ -27,7 +27,7 @@ def timer(
 
 
 def request_plan(state: CellState) -> Iterator[ledger_events.TimerSet]:
-    """One plan for all inputs of a moment; nothing if it is already requested."""
+    """One plan for all inputs of the same time; nothing if it is already requested."""
     requested = state.timers.get(RESCHEDULE)
     if requested is None or requested.at_ms > state.now_ms:
         yield wake_up(state, state.now_ms)
@@ -39,7 +39,7 @@ def continuation(state: CellState) -> ledger_events.TimerSet:
 
 
 def wake_up(state: CellState, at_ms: int) -> ledger_events.TimerSet:
-    """Reschedule at this time, whatever happens until then."""
+    """Reschedule at this time, even without an event before."""
     return timer(state, "cell", "place_more", at_ms - state.now_ms)
 
 
@@ -60,8 +60,8 @@ def launches_early(state: CellState, job: JobState, after: Sequence[str]) -> boo
 
 
 def start_deadline(state: CellState, job: JobState) -> ledger_events.TimerSet:
-    """When all nodes must have answered the orders to start it; where it starts after others, these may take their grace before, or the time
-    that it waits for their end."""
+    """Time by which all nodes must have answered the orders to start it; where it starts after other jobs, these may take their grace before, or the time
+    for which it waits for their end."""
     before = [state.jobs[job_id].spec.grace_ms for job_id in job.after if job_id in state.jobs]
     if (late := state.timers.get(timer_id(job.job_id, "predecessor_timeout"))) is not None:
         before.append(late.at_ms - state.now_ms)
@@ -70,7 +70,7 @@ def start_deadline(state: CellState, job: JobState) -> ledger_events.TimerSet:
 
 
 def stop_deadline(state: CellState, job: JobState) -> Iterator[Event]:
-    """When all nodes must have answered the orders to stop it; nothing where none of them can be probed."""
+    """Time by which all nodes must have answered the orders to stop it; nothing where none of them can be probed."""
     stopping = (task for task in job.tasks.values() if task.status is TaskStatus.STOPPING)
     if any(state.nodes[task.place.node_id].leases for task in stopping):
         after_ms = job.spec.grace_ms + state.settings.launch_timeout_ms
@@ -78,5 +78,5 @@ def stop_deadline(state: CellState, job: JobState) -> Iterator[Event]:
 
 
 def succeeded(job: JobState) -> ledger_events.JobEnded:
-    """Every worker has exited 0, and nothing of the job runs any more."""
+    """Every worker has exited 0, and no task of the job runs any more."""
     return ledger_events.JobEnded(job_id=job.job_id, outcome="succeeded", exit_code=0, reason="")

@@ -1,4 +1,4 @@
-"""Explanations of places for which no policy gave scores: units of plans, proposed or awaiting stops, and moves."""
+"""Explanations of placements without a policy's scores: units of plans, proposed or awaiting stops, and moves."""
 
 from collections.abc import Callable, Sequence
 
@@ -11,7 +11,7 @@ from penstock.model.types import TaskPlacement
 from penstock.policies.reasons import refusals
 
 Explain = Callable[[PlacementExplanation], None]
-"""Takes the explanations of placements, in their order."""
+"""Receives the explanations of placements, in their order."""
 
 
 def explained(
@@ -22,12 +22,14 @@ def explained(
     reason: str,
     moved: Moved | None = None,
 ) -> PlacementExplanation:
-    """The nodes that were asked for are the only candidate. Of a move also why the other nodes were none. `proposer`: empty for the profile."""
+    """The requested nodes are the only candidate. Of a move also why the other nodes were not candidates. `proposer`: empty for the profile."""
     need, models = job.demand.worker, job.demand.gpu_models
     fitting = state.index.candidates(need, models)
     rejected: dict[str, int] = {}
     if moved is not None:
-        fitting |= state.nodes[tasks[0].node_id].bit  # what is kept for it, or held by itself, counts as free
+        fitting |= state.nodes[
+            tasks[0].node_id
+        ].bit  # nodes reserved for it, or held by itself, count as free
         refused = refusals(state.index, need, models, fitting)
         rejected = {why.value: nodes.bit_count() for why, nodes in refused.items() if nodes}
     return PlacementExplanation(
@@ -44,13 +46,13 @@ def explained(
 
 
 def leaving(state: CellState, job: JobState) -> Moved:
-    """The job runs and is to be moved: from where."""
+    """The present placement of a running job that is to be moved."""
     nodes = tuple(task.place.node_id for task in job.tasks.values())
     return Moved(seq=state.seq, attempt=job.attempt, nodes=nodes)
 
 
 class Stopped:
-    """What the stop of a moved job cost. Made when its end is proven, asked when it has its places again."""
+    """Cost of a moved job's stop. Created when its end is proven, read when it is placed again."""
 
     def __init__(self, state: CellState, job: JobState, move: Move) -> None:
         self._nodes = tuple(task.place.node_id for task in job.tasks.values())
@@ -59,7 +61,7 @@ class Stopped:
         self._worked_ms = job.kept_ms + ran_ms
 
     def moved(self, job: JobState, move: Move) -> Moved:
-        """With the work that the next attempt does again: what was done when the move was decided, without what its checkpoint has."""
+        """With the work that the next attempt repeats: the work done when the move was decided, less that in its checkpoint."""
         found = job.checkpoint
         unknown = job.spec.checkpoint == "signal" and found is None
         saved = None if found is None or not job.kept_ms else found.iteration

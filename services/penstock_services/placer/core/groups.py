@@ -1,4 +1,4 @@
-"""Groups: decided for units of plans whose jobs `penstock.policies.validate_groups` lets share GPUs."""
+"""Group decisions: for units of plans whose jobs `penstock.policies.validate_groups` lets share GPUs."""
 
 from penstock.ledger.state import CellState
 from penstock.model.groups import GroupDecided, Turns

@@ -1,6 +1,6 @@
-"""Which inputs may change the state at all. A refused input still gets its record (`rejected`, LAW 2).
+"""Admission guards of inputs: which may change the state at all. A refused input still gets its record (`rejected`, LAW 2).
 
-Messages may come twice, late, or for things that have ended: each guard compares with the job's state,
+Messages may come twice, late, or for jobs and tasks that have ended: each guard compares with the job's state,
 so that a duplicate cannot act twice (speed.md rule 10).
 """
 
@@ -61,7 +61,7 @@ def _cancel(state: CellState, event: external_events.JobCancelRequested) -> str 
 
 
 def _command(state: CellState, event: Command) -> str | None:
-    """What holds and their ends have in common."""
+    """Checks that holds and releases share."""
     job = state.jobs.get(event.job_id)
     if job is None:
         return "job_ended" if event.job_id in state.ended else "unknown_job"
@@ -107,7 +107,7 @@ def _of_living_task(state: CellState, event: "TaskEvent") -> str | None:
 
 
 def _eta(state: CellState, event: EtaEstimated) -> str | None:
-    """Remaining time is of one attempt: what comes after its end does not apply to the next."""
+    """Remaining time is of one attempt: a report after its end does not apply to the next."""
     if event.job_id in state.ended:
         return "job_ended"
     job = state.jobs.get(event.job_id)
@@ -126,7 +126,7 @@ def _started(state: CellState, event: external_events.TaskStarted) -> str | None
 
 
 def _adjusted(state: CellState, event: TaskAdjusted) -> str | None:
-    """The answer to the latest order of its kind, once; one to an order before says nothing any more."""
+    """The answer to the latest order of its kind, once; an answer to an earlier order is outdated."""
     reason = _of_living_task(state, event)
     if reason is None:
         job = state.jobs[state.nodes[event.node_id].tasks[event.task_id]]
@@ -199,7 +199,7 @@ def _changed(state: CellState, event: external_events.NodeChanged) -> str | None
 
 
 def _joined(state: CellState, event: external_events.NodeJoined) -> str | None:
-    """A copy that comes late would declare dead what the node has started since."""
+    """A late duplicate would declare tasks dead that the node has started since."""
     node = state.nodes.get(event.node.node_id)
     if node is not None and _other_machine(node, event.node):
         return "other_machine"
@@ -216,7 +216,7 @@ def _other_machine(node: NodeState, found: NodeSpec) -> bool:
 
 
 def join_refusal(state: CellState, event: Event, reason: str) -> ledger_events.NodeJoinRefused | None:
-    """What a node is to know of its refused joining; None for a copy of the joining that counts, and for other inputs."""
+    """The answer to a node whose joining was refused; None for a duplicate of the valid joining, and for other inputs."""
     if not isinstance(event, external_events.NodeJoined) or reason not in get_args(JoinRefusal):
         return None
     node, boot_id = state.nodes.get(event.node.node_id), event.node.boot_id

@@ -2,7 +2,7 @@
 
     suspect ─▶ NodeProbed ─▶ the probe is in the log ─▶ ProbeSent ─▶ timer, within one term ─▶ ProbeExpired ─▶ NodeLeft
 
-ProbeSent and NodeLeft come through the nodes' topic. A joining that stands there before NodeLeft is the node's answer.
+ProbeSent and NodeLeft come through the nodes' topic. A joining before NodeLeft in that topic is the node's answer.
 """
 
 from collections.abc import Container, Iterator
@@ -20,21 +20,21 @@ OUTLIVED = "lease_outlived: its node is silent, and has ended what ran there whe
 
 
 def suspect(state: CellState, node_id: str, reason: str) -> Iterator[Event]:
-    """Nothing new is placed there; it is asked whether it lives."""
+    """No new task is placed there; the node is probed."""
     if state.nodes[node_id].status is NodeStatus.READY:
         yield external_events.NodeSuspected(node_id=node_id, reason=reason)
         yield from probe(state.nodes[node_id])
 
 
 def probe(node: NodeState) -> Iterator[Event]:
-    """For one that is suspect and was not asked yet. A reporter of an earlier version would not understand it."""
+    """For a suspect node without a probe. A reporter of an earlier version would not understand it."""
     doubt = node.suspicion
     if node.leases and not node.leaving and doubt is not None and not doubt.probe:
         yield ledger_events.NodeProbed(node_id=node.spec.node_id)
 
 
 def answers_due(state: CellState, node: NodeState, alive: Container[str]) -> Iterator[Event]:
-    """A node that joins is sent again what it has not answered; of tasks that it does not name, each order has its time anew."""
+    """A node that joins gets its unanswered orders again; of tasks that its joining does not name, each order has its full time again."""
     for job_id in dict.fromkeys(job_id for task_id, job_id in node.tasks.items() if task_id not in alive):
         job = state.jobs[job_id]
         if job.status is JobStatus.LAUNCHING and timer_id(job_id, "launch_timeout") not in state.timers:
@@ -44,14 +44,14 @@ def answers_due(state: CellState, node: NodeState, alive: Container[str]) -> Ite
 
 
 def sent(state: CellState, node_id: str) -> Iterator[Event]:
-    """The probe is in the log: the time begins."""
+    """The probe is in the log: its time begins."""
     due_ms = proven_ms(state.nodes[node_id], state)
     if due_ms is not None:
         yield timer(state, node_id, LEASE_TIMER, due_ms - state.now_ms)
 
 
 def due(state: CellState, node_id: str) -> Iterator[Event]:
-    """The timer fired. One that was set in an earlier term proves nothing: between terms a log's clock may have stepped."""
+    """The timer fired. A timer of an earlier term proves nothing: between terms a log's clock may have stepped."""
     node = state.nodes.get(node_id)
     if node is None or node.suspicion is None or node.status is not NodeStatus.SUSPECT or node.leaving:
         return
@@ -62,5 +62,5 @@ def due(state: CellState, node_id: str) -> Iterator[Event]:
 
 
 def awaits_answer(node: NodeState) -> bool:
-    """Whether only a joining counts as a sign of life: what else arrives may have been sent before its silence."""
+    """Whether only a joining counts as a sign of life: other reports may have been sent before its silence."""
     return node.suspicion is not None and bool(node.suspicion.probe)

@@ -1,4 +1,4 @@
-"""Running jobs that make way by the profile's own stage: its plan is answered as one of the batcher's would be, where it stops a job for another."""
+"""Preemption of running jobs by the profile's own stage: where its plan stops a job for another, it is answered like a plan of the batcher."""
 
 from collections.abc import Callable, Iterator
 
@@ -15,7 +15,7 @@ from penstock_services.placer.core.explaining import Explain
 def begin(
     state: CellState, profile: Profile, explain: Explain, failed: Callable[[Exception], str]
 ) -> Iterator[Event]:
-    """Nothing where no job makes way. A stage that raises loses this choice and no other."""
+    """Nothing where no job is preempted. A stage that raises loses this choice and no other."""
     if profile.make_way is None:
         return
     try:

@@ -1,4 +1,4 @@
-"""Choices that follow when nodes join, leave, change or are drained: what is lost, when the cell freezes, who may run now."""
+"""Decisions when nodes join, leave, change or are drained: lost tasks, freezing of the cell, and jobs that may run now."""
 
 from collections.abc import Iterator
 
@@ -14,21 +14,21 @@ from penstock_services.placer.core import lease
 from penstock_services.placer.core.attempts import Attempts
 from penstock_services.placer.core.common import continuation, stop
 
-MAX_NODES_PER_RECORD = 16  # whose departure is accepted at once
+MAX_NODES_PER_RECORD = 16  # whose departure is accepted in one record
 MAX_LOST_PER_RECORD = MAX_GANG_TASKS  # tasks of such nodes
 MAX_DRAINED_PER_RECORD = 32  # jobs stopped
 MAX_RECONSIDERED_PER_RECORD = 256
 
 
 class Membership:
-    """The choices under one set of settings. Who is placed on what becomes free is not decided here."""
+    """The decisions under one set of settings. Placements on freed capacity are not decided here."""
 
     def __init__(self, attempts: Attempts, settings: PlacerSettings) -> None:
         self._attempts = attempts
         self._settings = settings
 
     def joined(self, state: CellState, event: external_events.NodeJoined) -> Iterator[Event]:
-        """Tasks that the node does not find alive are dead: it reports exits before it joins (LAW 5)."""
+        """Tasks that the joining does not list as alive are dead: a node reports exits before it joins (LAW 5)."""
         node = state.nodes[event.node.node_id]
         alive = {task.task_id for task in event.tasks if task.task_id not in node.orphan_tasks}
         for task_id in [task_id for task_id in node.tasks if task_id not in alive]:
@@ -60,7 +60,7 @@ class Membership:
         yield from self._attempts.accept_loss(state, node, why)
 
     def drain(self, state: CellState) -> Iterator[Event]:
-        """Stops what runs on nodes that are being drained, a bounded number per record; nothing while the cell is frozen."""
+        """Stops the jobs on nodes that are being drained, a bounded number per record; nothing while the cell is frozen."""
         if state.frozen:
             return
         stopped = 0
@@ -84,7 +84,7 @@ class Membership:
                 stopped += 1
 
     def thaw(self, state: CellState) -> Iterator[Event]:
-        """Enough nodes are back: the cell thaws, and the departure of the others is accepted."""
+        """Enough nodes have returned: the cell thaws, and the departure of the others is accepted."""
         if not state.frozen or state.awaits_nodes():
             return
         missing, of = self._missing(state)
@@ -93,10 +93,10 @@ class Membership:
         yield ledger_events.CellThawed(reason=f"{of - missing} of {of} nodes are there")
         yield from self.accept_losses(state)
         if state.index.cordoned:
-            yield continuation(state)  # whom to drain was not stopped meanwhile
+            yield continuation(state)  # jobs on draining nodes were not stopped meanwhile
 
     def _missing(self, state: CellState) -> tuple[int, int]:
-        """(nodes that left within the window or are still waited for, those and the nodes that are there)."""
+        """(nodes that left within the window or are still awaited, those and the present nodes)."""
         since_ms = state.now_ms - self._settings.freeze_window_ms
         there = missing = 0
         for node in state.nodes.values():
@@ -106,7 +106,7 @@ class Membership:
         return missing, missing + there
 
     def accept_losses(self, state: CellState) -> Iterator[Event]:
-        """Of the nodes that left while the cell was frozen, a bounded number; a timer brings the next ones."""
+        """Of the nodes that left while the cell was frozen, a bounded number; a timer continues with the next ones."""
         index = state.index
         silent = index.known & ~index.placeable & ~index.gone
         left = [node for ordinal in bits(silent) if (node := state.node(ordinal)).leaving]
@@ -119,7 +119,7 @@ class Membership:
             yield from self._attempts.accept_loss(state, node)
 
     def reconsider(self, state: CellState) -> Iterator[Event]:
-        """The cell's capacity changed: may jobs that could never run, run now? A bounded number per record."""
+        """The cell's capacity changed: jobs that fit no node before may fit now. A bounded number per record."""
         found = 0
         hopeless: set[tuple[object, ...]] = set()
         for job_id in list(state.unschedulable):

@@ -40,14 +40,14 @@ def decided(state: CellState, proposal: MigrationProposed, explain: Explain) -> 
 
 
 def give_up_lost(state: CellState) -> Iterator[Event]:
-    """Targets that can no longer be used, after whatever may have changed that. O(tasks that are to move)."""
+    """Drops moves whose targets can no longer be used, after any change of that. O(tasks that are to move)."""
     for job in list(state.moving.values()):
         if lost := _lost(state, job):
             yield _given_up(job, lost)
 
 
 def arrive(state: CellState, job: JobState, explain: Explain) -> Iterator[Event]:
-    """Every task is proven dead: the job goes on at its target, or gives it up and has to be queued."""
+    """Every task is proven dead: the job starts at its target, or drops the move and has to be queued."""
     lost = _lost(state, job) or _not_now(state, job)
     if lost:
         yield _given_up(job, lost)
@@ -66,7 +66,7 @@ def _given_up(job: JobState, why: str) -> MoveGivenUp:
 
 
 def _lost(state: CellState, job: JobState) -> str:
-    """Why nothing can start at its target, however long it waits; empty: something can."""
+    """Why nothing can start at its target at any later time; empty: something can."""
     if job.held is not None:
         return "the job is held"
     return next((why for place in job.target if (why := _unusable(state, place))), "")

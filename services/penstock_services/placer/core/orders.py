@@ -37,30 +37,30 @@ from penstock.model.token import token_of
 from penstock.model.transitions import TaskStatus
 from penstock.model.types import WHOLE_GPU, JoinRefusal
 
-ORPHAN_GRACE_MS = 10_000  # as a job has it by default; whose the task was may be forgotten
+ORPHAN_GRACE_MS = 10_000  # a job's default; the task's job may be forgotten
 RENDEZVOUS_FIRST_PORT = 20_000
-MAX_PEERS_EACH = 64  # members of a gang whose orders have the peers each, as they are; 5 KiB
+MAX_PEERS_EACH = 64  # members of a gang whose orders each have the peers unpacked; 5 KiB
 Verdict = Literal["accepted", JoinRefusal]
 Notice = ProbeSent | NodeLeft
-"""What the placer writes to the nodes' topic about a probe."""
+"""Records that the placer writes to the nodes' topic for a probe."""
 RENDEZVOUS_PORTS = 10_000  # distinct within so many placements, and below the ephemeral range
 
 
 class Gang(NamedTuple):
-    """A job's members: as they are, or packed once for all orders that have them."""
+    """A job's members: unpacked, or packed once for all orders that have them."""
 
     peers: tuple[Peer, ...]
     packed: str | None
 
 
 def orders_of(state: CellState, fact: Event, seq: int) -> Sequence[Order]:
-    """What follows from one fact of record `seq`, which was read back as valid; nothing from most."""
+    """Orders that follow from one fact of record `seq`, which was read back as valid; none from most."""
     make = ORDERS.get(type(fact))
     return () if make is None else list(make(state, fact, token_of(state.epoch, seq)))
 
 
 def notices_of(state: CellState, fact: Event, orders: Sequence[Order]) -> Sequence[Notice]:
-    """What the nodes' topic must hold of one fact: that a probe is in the log, once it is; that it stayed unanswered.
+    """Notices of one fact for the nodes' topic: that a probe is in the log, once it is; that it stayed unanswered.
 
     `orders`: those that follow from it.
     """
@@ -70,7 +70,7 @@ def notices_of(state: CellState, fact: Event, orders: Sequence[Order]) -> Sequen
 
 
 def outstanding_notices(state: CellState, orders: Iterable[Order]) -> Iterator[Notice]:
-    """At the start of a term, after the orders that it repeats: the placer before it may have ended too early to send them."""
+    """At the start of a term, after the repeated orders: the placer before may have ended too early to send them."""
     yield from _sent_probes(orders)
     for node in state.nodes.values():
         yield from _proof(node)
@@ -83,7 +83,7 @@ def _sent_probes(orders: Iterable[Order]) -> Iterator[ProbeSent]:
 
 
 def _proof(node: NodeState) -> Iterator[NodeLeft]:
-    """Of a node whose probe has expired. Whatever it has answered in time stands in the nodes' topic before this."""
+    """For a node whose probe has expired. Any answer in time precedes this in the nodes' topic."""
     if node.suspicion is not None and node.suspicion.expired:
         yield NodeLeft(
             node_id=node.spec.node_id,
@@ -95,7 +95,7 @@ def _proof(node: NodeState) -> Iterator[NodeLeft]:
 
 
 def start_orders(state: CellState, job_id: str, token: int) -> list[Order]:
-    """For a placement read back as valid; before them what hands over its checkpoint. Empty when a later record has ended that attempt.
+    """For a placement read back as valid; before them the order to hand over its checkpoint. Empty when a later record has ended that attempt.
 
     The state may have run ahead of that record: a task lost to a reboot meanwhile must not start under the new
     boot id, and one that is to stop again need not start (its stop order makes sure that it never will).
@@ -109,7 +109,7 @@ def start_orders(state: CellState, job_id: str, token: int) -> list[Order]:
 
 
 def stop_orders(state: CellState, job_id: str, token: int) -> list[Order]:
-    """For a stop read back as valid. Empty when a later stop or the exits have overtaken it."""
+    """For a stop read back as valid. Empty after a later stop or the exits."""
     job = state.jobs.get(job_id)
     if job is None or job.stop_token != token:
         return []
@@ -117,9 +117,9 @@ def stop_orders(state: CellState, job_id: str, token: int) -> list[Order]:
 
 
 def adjusting_orders(state: CellState, task: TaskState, up_to: int) -> Iterator[Order]:
-    """What a running task is to have and its node has not answered, oldest first. Tokens and `up_to` as in `outstanding`.
+    """Adjustments of a running task that its node has not answered, oldest first. Tokens and `up_to` as in `outstanding`.
 
-    Of one that is being stopped its cores, too: others may have those that it was to give up before, and it may save for long.
+    Cores also of a task that is being stopped: others may have the cores that it was to give up, and its save may take long.
     """
     if task.status not in (TaskStatus.RUNNING, TaskStatus.STOPPING):
         return
@@ -147,7 +147,7 @@ def _asked_to_save(state: CellState, fact: CheckpointDecided, token: int) -> Ite
 
 
 def _adjusted(state: CellState, fact: AdjustmentDecided, token: int) -> Iterator[Order]:
-    """For an adjustment read back as valid. Empty when a later one, an exit or, unless it is of cores, a stop has overtaken it."""
+    """For an adjustment read back as valid. Empty after a later one, an exit or, unless it is of cores, a stop."""
     job = state.jobs.get(fact.job_id)
     task = None if job is None else job.tasks.get(fact.task_id)
     if task is not None:
@@ -155,7 +155,7 @@ def _adjusted(state: CellState, fact: AdjustmentDecided, token: int) -> Iterator
 
 
 def _task_started(state: CellState, fact: TaskStarted, token: int) -> Iterator[Order]:
-    """What was decided of it before a restored ledger knew that it runs."""
+    """Adjustments decided before a restored ledger recorded that the task runs."""
     job = (
         state.jobs.get(state.nodes[fact.node_id].tasks.get(fact.task_id, ""))
         if fact.node_id in state.nodes
@@ -166,7 +166,7 @@ def _task_started(state: CellState, fact: TaskStarted, token: int) -> Iterator[O
 
 
 def outstanding(state: CellState, node_ids: Iterable[str], up_to: int) -> Iterator[Order]:
-    """What was ordered of these nodes and not answered; repeats are harmless, tokens make them idempotent.
+    """Orders to these nodes that are not answered; repeats are harmless, tokens make them idempotent.
 
     Only tokens ≤ `up_to`, that of the last record read back as valid: the state may have run ahead of it.
     """
@@ -195,7 +195,7 @@ def outstanding(state: CellState, node_ids: Iterable[str], up_to: int) -> Iterat
 
 
 def refusals(state: CellState, up_to: int) -> Iterator[AnswerJoin]:
-    """At the start of a term: joinings that did not count; the placer before it may have ended before their nodes were told."""
+    """At the start of a term: joinings that did not count; the placer before may have ended before it answered their nodes."""
     for node_id, found in state.refused_joins.items():
         if found.token <= up_to:
             about = found.boot_id, found.incarnation, found.reason, found.token, found.public_key
@@ -203,10 +203,10 @@ def refusals(state: CellState, up_to: int) -> Iterator[AnswerJoin]:
 
 
 def orphan_orders(state: CellState, node_id: str, up_to: int) -> Iterator[Order]:
-    """Stops what a joining node runs and the cell has given up there: its job may be running elsewhere by now.
+    """Stops tasks that a joining node runs and the cell has dropped there: their job may be running elsewhere by now.
 
     Ideal: there is no such task, since only proof makes a node Gone. Departure: proof comes from people and other
-    systems too, and two machines may go by one name. Tokens and `up_to` as in `outstanding`.
+    systems too, and two machines may have one name. Tokens and `up_to` as in `outstanding`.
     """
     for task_id, token in state.nodes[node_id].orphan_tasks.items():
         if token <= up_to:
@@ -291,7 +291,7 @@ def _starts(state: CellState, job: JobState, tasks: Iterable[TaskState], gang: G
 
 
 def _held(job: JobState) -> dict[str, Sequence[int]]:
-    """Node → slots of all whole GPUs that the attempt was given there, ascending. Empty for a job of one task."""
+    """Node → slots of all whole GPUs of the attempt there, ascending. Empty for a job of one task."""
     found: dict[str, list[int]] = {}
     if len(job.tasks) > 1:
         for task in job.tasks.values():

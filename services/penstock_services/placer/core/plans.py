@@ -1,7 +1,7 @@
-"""Carrying out what a profile's preempt stage wants: stops and placements out.
+"""Execution of a plan of the profile's preempt stage: stops and placements.
 
-All stops go out at once, and who fits beside them starts at once. Who waits for a stop keeps the nodes on which it was tried,
-as a fact (`PlanAdopted`). Where it lacks nothing but GPUs that are being freed, its order goes out as well, and its node starts it when they are
+All stops are decided at once, and jobs that fit beside the running ones start at once. Nodes are reserved for a job that waits for a stop,
+as a fact (`PlanAdopted`). Where the job lacks only GPUs that are being freed, its order is sent as well, and its node starts it when they are free
 (`penstock.policies.succession`); else it is placed when the stop is proven.
 """
 
@@ -30,9 +30,9 @@ Place = Callable[[CellState, JobState, Choose], Iterator[Event]]
 def carry_out_plan(
     state: CellState, profile: Profile, place: Place, explain: Explain, failed_jobs: Mapping[str, str]
 ) -> Iterator[Event]:
-    """Stops who runs and shall not, and places who shall run and fits beside.
+    """Stops running jobs that the plan excludes, and places jobs of the plan that fit beside the others.
 
-    `failed_jobs`: those on which the policy has failed by now; they are not tried again in this record.
+    `failed_jobs`: jobs on which the policy has failed in this record; they are not tried again in it.
     """
     if state.frozen or not state.jobs or profile.preempt is None:
         return
@@ -69,7 +69,7 @@ def carry_out_plan(
 def _nexts(
     state: CellState, units: Sequence[PlanUnit], placed: int, tasks: int, explain: Explain
 ) -> Iterator[Event]:
-    """Those who start as soon as others have ended where they are to be. `placed`, `tasks`: in this record by now."""
+    """Jobs that start as soon as others have ended on their nodes. `placed`, `tasks`: numbers in this record so far."""
     for unit in units:
         job = state.jobs[unit.job_id]
         if not job.in_line:
@@ -94,7 +94,7 @@ def _nexts(
 
 
 def _units(state: CellState, awaiting: Sequence[Start]) -> Iterator[PlanUnit]:
-    """Those who wait for stops and their nodes, as many as one record holds."""
+    """Jobs that wait for stops, and their nodes, as many as one record holds."""
     tasks = 0
     for number, (job, fit) in enumerate(awaiting):
         tasks += len(fit)
@@ -104,11 +104,11 @@ def _units(state: CellState, awaiting: Sequence[Start]) -> Iterator[PlanUnit]:
 
 
 def _chooser(profile: Profile, start: Start, rest: Sequence[Start], claimed: int) -> Choose:
-    """As the place stage wants it; where it was tried, if the stage finds no place, or takes room of who starts next or waits for a stop."""
+    """The place stage's choice; else the nodes of the trial, if the stage finds none, or takes capacity of jobs that start next or wait for a stop."""
 
     def choose(state: CellState, job: JobState, rng: LazyRng) -> Plan | None:
         if job.workers != start.job.workers and (len(state.queue) > 1 or state.stopping):
-            return None  # a moldable job has more than its fewest only where nobody else waits: the selection counts with these
+            return None  # a moldable job has more than its fewest workers only where no other job waits: the selection relies on this
         found = profile.place.place(state, job, rng)
         if (
             found is None

@@ -1,7 +1,7 @@
-"""Pre-scheduling (Liquid §6.1): jobs are ordered to launch where others come to their end, and given back to the queue where these do not.
+"""Pre-scheduling (Liquid §6.1): jobs are ordered to launch where running jobs are about to end, and return to the queue where these do not.
 
-The order names who is to end before (`PlacementDecided.after`); the node starts the process and gives it its GPUs when those are proven dead. A
-wrong prediction costs a bounded wait: until `predecessor_timeout`, or until the one before reports that it trains on.
+The order names the jobs that are to end before (`PlacementDecided.after`); the node starts the process and gives it its GPUs when those are proven dead. A
+wrong prediction costs a bounded wait: until `predecessor_timeout`, or until the predecessor reports that it trains on.
 """
 
 from collections.abc import Iterator
@@ -21,12 +21,12 @@ from penstock_services.placer.core.common import launches_early, start_deadline,
 from penstock_services.placer.core.explaining import Explain, explained
 
 ENDING = timer_id("cell", "ending")
-"""The timer at which some running job is so near its end that the next one may launch."""
+"""The timer at which a running job is so near its end that the next one may launch."""
 MAX_AT_ONCE = 32  # in one record
 
 
 def begin(state: CellState, profile: Profile, explain: Explain) -> Iterator[Event]:
-    """Those that launch now, and the timer for the next. Nothing under profiles that do not know it, or where no job may."""
+    """Jobs that launch now, and the timer for the next. Nothing under profiles without pre-scheduling, or where no job may launch."""
     if not profile.prelaunch or not state.prelaunching or state.in_window:
         return
     for _ in range(MAX_AT_ONCE):
@@ -65,13 +65,13 @@ def _order(
 
 
 def late(state: CellState, job: JobState) -> Iterator[Event]:
-    """Those before it have not ended in time. Who is being stopped by now is about to."""
+    """Its predecessors have not ended in time. A predecessor that is being stopped is about to end."""
     if job.status is JobStatus.LAUNCHING and _waits(state, job):
         yield from stop(state, job, "predecessor_late")
 
 
 def phase_changed(state: CellState, event: TaskPhaseChanged) -> Iterator[Event]:
-    """Those that wait for a job that trains on, though it was about to end, are given back to the queue."""
+    """Jobs that wait for a job that trains on, though it was about to end, return to the queue."""
     job = state.jobs[state.nodes[event.node_id].tasks[event.task_id]]
     if event.phase != "save" and job.false_ends:
         for other_id in followers(state, job):

@@ -1,4 +1,4 @@
-"""Answers to proposals of other services: what they ask is decided, or refused with the reason (LAW 1)."""
+"""Answers to proposals of other services: the proposed changes are decided, or refused with the reason (LAW 1)."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -29,7 +29,7 @@ from penstock_services.placer.core.explaining import Explain
 
 
 def answer(state: CellState, event: Any, profile: Profile, explain: Explain) -> Iterator[Event]:
-    """What a proposal asks that may be done on this state, and the answer. A copy of one that was answered is answered as that was."""
+    """The parts of a proposal that are valid on this state, and the answer. A duplicate gets the first one's answer."""
     about: dict[str, Any] = {"proposal_id": event.proposal_id, "proposer": event.proposer}
     former = state.proposals.get(proposal_key(event.proposer, event.proposal_id))
     if former is not None:
@@ -55,7 +55,7 @@ def answer(state: CellState, event: Any, profile: Profile, explain: Explain) -> 
 
 
 def _plan(state: CellState, event: PlanProposed, profile: Profile, explain: Explain) -> Iterator[Event]:
-    """Units that may start do, nodes are kept for those that wait for stops; each is answered."""
+    """Units that may start do, nodes are reserved for those that wait for stops; each is answered."""
     about: dict[str, Any] = {"proposal_id": event.proposal_id, "proposer": event.proposer}
     found, stops = judge_with_stops(state, event, profile)
     if (stops.made or stops.refused) and not isinstance(found, Refusal):
@@ -106,13 +106,13 @@ def _plan(state: CellState, event: PlanProposed, profile: Profile, explain: Expl
 
 
 def _changed_ranks(state: CellState, event: PlanProposed) -> tuple[JobRank, ...]:
-    """Of jobs that still live, where they stand otherwise by now; of several of one job the last."""
+    """Ranks of live jobs that have changed; of several of one job the last counts."""
     found = {rank.job_id: rank for rank in event.ranks if rank.job_id in state.jobs}
     return tuple(rank for job_id, rank in found.items() if state.jobs[job_id].rank != rank_of(rank))
 
 
 def _stop(state: CellState, event: PlanProposed, found: MakesWay) -> Iterator[Event]:
-    """Makes way for a unit of the plan."""
+    """Stops a job that makes way for a unit of the plan."""
     yield JobPreempted(
         job_id=found.job.job_id,
         attempt=found.job.attempt,

@@ -1,4 +1,4 @@
-"""What is taken back for a job that does not fit: stops and moves go out, and its nodes are reserved until it starts."""
+"""Reclaiming of capacity for a job that does not fit: stops and moves are decided, and its nodes are reserved until it starts."""
 
 from collections.abc import Iterator, Sequence
 
@@ -17,14 +17,14 @@ from penstock.policies.validate_moves import target_of
 from penstock_services.placer.core.common import continuation, stop
 from penstock_services.placer.core.explaining import Explain, explained, leaving
 
-MAX_RECLAIMS_PER_RECORD = 8  # jobs for which something is taken back
+MAX_RECLAIMS_PER_RECORD = 8  # jobs for which capacity is reclaimed
 MAX_STOPS = 64  # jobs stopped for them
 MAX_RESERVED = 128  # jobs for which nodes are reserved at once
-MAX_TRIED = 8  # jobs with GPUs of one walk for which that is tried, first in order first
+MAX_TRIED = 8  # jobs with GPUs per pass for which that is tried, in queue order
 
 
 class Reclaiming:
-    """One walk through those who wait. `profile.reclaim` None: nothing is ever taken back."""
+    """One pass over the waiting jobs. `profile.reclaim` None: nothing is ever reclaimed."""
 
     def __init__(self, profile: Profile, explain: Explain) -> None:
         self._name = profile.name
@@ -40,7 +40,7 @@ class Reclaiming:
             yield fact
 
     def arrived(self, state: CellState, job: JobState) -> Iterator[Event]:
-        """A job has just queued and finds no node; those before it have been refused."""
+        """A job has just queued and finds no node; jobs before it have been refused."""
         yield from self.refused(state, job)
         yield from self.done(state)
 
@@ -63,7 +63,7 @@ class Reclaiming:
         self._stopped += len(found.stops) + len(found.moves)
 
     def done(self, state: CellState) -> Iterator[Event]:
-        """All were tried: nodes are no longer reserved where nothing is awaited that would bring the job there."""
+        """All jobs were tried: reservations end where no awaited event could start the job there."""
         if self._stage is None:
             return
         vain = {unit.job_id for unit in state.planned.values() if self._vain(state, unit)}

@@ -1,4 +1,4 @@
-"""The placer's core with its ledger's chain: one event in, one valid record out (LAWs 2 and 3), without IO.
+"""Placer core with its ledger's chain, in memory: one event in, one valid record out (LAWs 2 and 3), without IO.
 
 For everything that drives the core without the placer's shell: the simulator, tests and benchmarks.
 """
@@ -17,9 +17,9 @@ Sink = Callable[[bytes], object]
 
 
 class Recorder:
-    """One cell, begun empty. `sink` takes each record's bytes; a record counts as read back once it is written.
+    """One cell, initially empty. `sink` receives each record's bytes; a record counts as read back once it is written.
 
-    `partition`: of the input topics, in which the inputs count as read. `stops_at_bugs`: what deciding raises is
+    `partition`: of the input topics, in which the inputs count as read. `stops_at_bugs`: exceptions of deciding are
     raised; a placer goes on.
     """
 
@@ -35,7 +35,7 @@ class Recorder:
         return self.core.state
 
     def record(self, event: Event, now_ms: int, event_id: str = "") -> Step:
-        """Answers one input, timer or beginning of a term at this time, or at the ledger's if that is later.
+        """Answers one input, timer or start of a term at this time, or at the ledger's if that is later.
 
         An input is the next one of its topic. `event_id` seeds the random generator; it has a default.
         """

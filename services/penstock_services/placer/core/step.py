@@ -1,8 +1,8 @@
-"""One input in, one record's content out (LAW 2): guard, fold, decide, fold each decision at once.
+"""One step of the placer: one input in, one record's content out (LAW 2): guard, fold, decide, fold each decision at once.
 
 Ideal: deciding never fails. Departure: a policy has bugs. An exception costs the choice that raised it, not the fact:
-the input stays folded, with every decision taken before, and `ChoiceFailed` stands for what is missing. What a later
-attempt or a replay must do the same way, however chance or a mended policy would answer now, is in `Failure`.
+the input stays folded, with every decision taken before, and `ChoiceFailed` stands for the missing choice. What a later
+attempt or a replay must repeat, even with other random numbers or a fixed policy, is in `Failure`.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,7 +26,7 @@ MAX_RETRY_MS = 600_000  # between two tries while deciding fails and nothing els
 MAX_DOUBLINGS = 10
 MAX_REASON = 1_024
 UNDECIDED = "undecided: "
-"""Begins the reason of a record of which some choice is missing."""
+"""Begins the reason of a record in which a choice is missing."""
 
 
 class Step(msgspec.Struct, frozen=True, gc=False):
@@ -37,16 +37,16 @@ class Step(msgspec.Struct, frozen=True, gc=False):
     facts: Sequence[Event]
     explanation: Sequence[PlacementExplanation]
     errors: Sequence[Exception] = ()
-    """What deciding raised; `reason` and the facts say it in words."""
+    """Exceptions of deciding; `reason` and the facts have their text."""
 
 
 class Failure(NamedTuple):
-    """What is known to fail in a step: from an earlier attempt at it, or from its record."""
+    """Known failures of a step: from an earlier attempt at it, or from its record."""
 
     error: str = ""
-    """Empty: nothing fails but the placements of `jobs`."""
+    """Empty: only the placements of `jobs` fail."""
     decisions: int | None = None
-    """So many decisions stand, then deciding fails with `error`; None: folding the input itself does."""
+    """So many decisions count, then deciding fails with `error`; None: folding the input itself does."""
     jobs: Mapping[str, str] = MappingProxyType({})
     """Job → error of each on which the policy fails."""
 
@@ -73,8 +73,8 @@ class PlacerCore:
     def step(self, event: Event, event_id: str, failure: Failure | None = None) -> Step:
         """Answers one input. The caller has set the state's seq, time and term (`begin`).
 
-        Own decisions are folded here: waiting to read them back would place twice. Raises what folding the input
-        raises, and `DecisionNotFolded`.
+        Own decisions are folded here: waiting to read them back would place twice. Raises the exceptions of folding the
+        input, and `DecisionNotFolded`.
         """
         state = self.state
         reason = refusal(state, event)
@@ -108,7 +108,7 @@ class PlacerCore:
         return Step("committed", None, folded, decider.explanations)
 
     def _undecided(self, folded: list[Event]) -> Step:
-        """The content of the record. While choices fail, placing is tried again even if nothing happens."""
+        """The content of the record. While choices fail, placing is tried again even without an event."""
         state, decider = self.state, self.decider
         again_ms = state.now_ms + retry_ms(state.failed_choices.in_a_row)
         requested = state.timers.get(RESCHEDULE)
@@ -122,7 +122,7 @@ class PlacerCore:
 
 
 class _Recorded(Exception):
-    """Stands for an exception that an earlier attempt met."""
+    """Stands for the exception of an earlier attempt."""
 
 
 def _until(decisions: Iterator[Event], failure: Failure | None) -> Iterator[Event]:
@@ -135,5 +135,5 @@ def _until(decisions: Iterator[Event], failure: Failure | None) -> Iterator[Even
 
 
 def retry_ms(failures: int) -> int:
-    """After how long placing is tried again although nothing has happened."""
+    """Time after which placing is tried again without an event."""
     return min(FIRST_RETRY_MS << min(max(0, failures - 1), MAX_DOUBLINGS), MAX_RETRY_MS)

@@ -1,7 +1,7 @@
-"""Which units of plans wait on without being tried again: cache of verdicts, by the nodes and jobs that they rest on.
+"""Cache of verdicts on waiting units of plans, by the nodes and jobs on which they depend: an unchanged unit is not tried again.
 
-While many jobs are being stopped each exit would try every unit that waits, though it frees something on one node only. A unit's verdict
-rests on its jobs, on its nodes and who holds something there, and on the units with which it has nodes in common, directly or through others.
+While many jobs are being stopped each exit would try every waiting unit, though it frees capacity on one node only. A unit's verdict
+depends on its jobs, on its nodes and the tasks there, and on the units with which it has nodes in common, directly or through others.
 """
 
 from collections.abc import Collection, Sequence
@@ -15,18 +15,18 @@ Together = Sequence[PlanUnit]
 
 
 class StillWaiting:
-    """Of one decider. It only saves work: units that are tried again are judged the same."""
+    """Of one decider. It only saves work: units that are tried again get the same verdict."""
 
     def __init__(self) -> None:
         self._changes = Changes()
         self._waited: dict[str, Together] = {}
-        """First job → units that waited when they were tried last."""
+        """First job → units that waited at the last trial."""
         self._node_versions: dict[str, int] = {}
         self._stopping: dict[int, int] = {}
         """Order → version of jobs that are being stopped: a start that is reported late changes nothing else."""
 
     def units(self, state: CellState, units: Sequence[Together]) -> Collection[int]:
-        """Numbers of those for which nothing has changed. O(units that wait · their nodes + changes)."""
+        """Numbers of the units for which nothing has changed. O(waiting units · their nodes + changes)."""
         jobs, anew = self._changes.ids(state)
         before = self._stopping
         self._stopping = {order: job.version for order, job in state.stopping.items()}
@@ -60,7 +60,7 @@ class StillWaiting:
         return {node_id for node_id, version in self._node_versions.items() if before.get(node_id) != version}
 
     def _judged_anew(self, state: CellState, together: Together, changed_jobs: Collection[str]) -> bool:
-        """For what is its own: it is new, has expired, or a job of it has changed."""
+        """For a reason of its own: it is new, has expired, or a job of it has changed."""
         if self._waited.get(together[0].job_id) != together:
             return True
         unit = together[0].proposed
@@ -70,5 +70,5 @@ class StillWaiting:
         return any(unit.job_id in changed_jobs for unit in together)
 
     def waited(self, units: Sequence[Together]) -> None:
-        """These wait on; those of a record that was full not for what they lack, and are not named."""
+        """These wait on; units after the end of a full record do not wait for capacity, and are not named."""
         self._waited = {together[0].job_id: together for together in units}

@@ -1,8 +1,8 @@
-"""Carrying out units of proposed plans: all jobs of a unit start in one record, or none.
+"""Execution of units of proposed plans: all jobs of a unit start in one record, or none.
 
-A unit whose nodes have room only when what is being stopped has ended is ordered to start then, where its nodes can tell when that is
-(`penstock.policies.succession`). Else it waits, and nobody else gets anything of its nodes (`PlanAdopted`). Whenever something happens those that fit by now start, in their order; one that would not fit any more even then
-is given up, and its jobs go on waiting in the queue.
+A unit whose nodes are free only after running stops is ordered to start then, where its nodes can detect the ends
+(`penstock.policies.succession`). Else it waits, and its nodes are reserved (`PlanAdopted`). At each event units that fit by then start, in their order; a unit that would not fit even after all stops
+is dropped, and its jobs go on waiting in the queue.
 """
 
 from collections.abc import Iterator, Sequence
@@ -33,7 +33,7 @@ from penstock_services.placer.core.still_waiting import StillWaiting
 def waiting(
     state: CellState, unit: ProposedUnit, ref: UnitRef, valid_until_ms: int | None
 ) -> Iterator[PlanUnit]:
-    """The unit as the ledger keeps it: its jobs that are in the queue, or will be once they have made way."""
+    """The unit as the ledger stores it: its jobs that are in the queue, or will be once they have made way."""
     queued = [job for job in unit.jobs if state.jobs[job.job_id].status not in RUNS]
     running = tuple(job.job_id for job in unit.jobs if job not in queued)
     group = running if unit.kind == "group" else None
@@ -51,7 +51,7 @@ def waiting(
 
 
 def adopt(state: CellState, units: Sequence[PlanUnit]) -> Iterator[PlanAdopted]:
-    """These take the place of all units of proposals that wait; what the profile keeps stays. Nothing where that changes nothing."""
+    """These replace all waiting units of proposals; the profile's reservations stay. Nothing where that changes nothing."""
     named = {unit.job_id for unit in units}
     found = (*units, *(unit for unit in units_of_profile(state) if unit.job_id not in named))
     if found != tuple(state.planned.values()):
@@ -67,7 +67,7 @@ def start(
     group: Formed | None = None,
     turns: Turns | None = None,
 ) -> Iterator[Event]:
-    """All jobs of one unit; the places were chosen on this state. `why`: as the proposer says. `group`: they share GPUs, in these turns."""
+    """All jobs of one unit; the places were chosen on this state. `why`: the proposer's reason. `group`: they share GPUs, in these turns."""
     group_id = None
     if group is not None:
         decided = groups.decided(state, group, ref, why, turns)
@@ -91,9 +91,9 @@ def start(
 def carry_on(
     state: CellState, explain: Explain, still: StillWaiting, *, made_way: bool = False
 ) -> Iterator[Event]:
-    """Units that wait start, wait on or are given up. Nothing where none waits, or the cell is frozen.
+    """Waiting units start, wait on or are dropped. Nothing where none waits, or the cell is frozen.
 
-    `made_way`: all that has happened since the last call is that a task has ended which counted as ended for them.
+    `made_way`: the only event since the last call is the end of a task that counted as ended for them.
     """
     if not state.planned or state.frozen:
         return
@@ -142,7 +142,7 @@ class _Tried(NamedTuple):
 
 
 def _tried(room: Room, unit: Waiting, gangs: Gangs, *, made_way: bool) -> _Tried | None:
-    """None: it would not fit even when all stops are proven. Who still has to make way itself is not judged before it has."""
+    """None: it would not fit even when all stops are proven. A unit that still has to make way itself is not tried before it has."""
     if not all(job.in_line for job, _ in gangs):
         room.keep([node_id for _, nodes in gangs for node_id in nodes])
         return _Tried()
@@ -158,7 +158,7 @@ def _tried(room: Room, unit: Waiting, gangs: Gangs, *, made_way: bool) -> _Tried
 
 
 def _gangs(state: CellState, together: Sequence[PlanUnit]) -> Gangs | None:
-    """The jobs of a unit that wait, and their nodes; None where it has expired, or one of its jobs neither waits in the queue nor comes back to it."""
+    """The waiting jobs of a unit, and their nodes; None where it has expired, or one of its jobs neither waits in the queue nor returns to it."""
     first = together[0].proposed
     if first is None or len(together) < first.jobs:
         return None
@@ -169,7 +169,7 @@ def _gangs(state: CellState, together: Sequence[PlanUnit]) -> Gangs | None:
 
 
 def alone(state: CellState, profile: str, job: JobState) -> Plan | None:
-    """A place by first fit for a job that has the whole cell, where its policy found none: tasks of two kinds may block each other."""
+    """A first-fit placement for a job that has the whole cell, where its policy found none: tasks of two kinds may block each other."""
     if not job.spec.parameter_servers or state.planned:
         return None
     fit = Trial(state).fit(job.demand)
@@ -177,7 +177,7 @@ def alone(state: CellState, profile: str, job: JobState) -> Plan | None:
 
 
 def beside(state: CellState, profile: str, choose: Choose) -> Choose:
-    """As `choose`, where it takes nothing of the nodes of units that wait; else on other nodes, by first fit."""
+    """As `choose`, unless it uses nodes reserved for waiting units; then on other nodes, by first fit."""
     kept = kept_nodes(state)
     if not kept:
         return choose

@@ -1,9 +1,9 @@
-"""Batch window: while jobs arrive fast those that wait are left to a batch plan, for a bounded time.
+"""Batch window: while jobs arrive fast the waiting ones are left to a batch plan, for a bounded time.
 
-The rate is the placer's own: `batch_arrivals` jobs within `batch_window_ms` are fast. A burst may need more than there is: under a profile with a batch stage
+The rate is the placer's own: `batch_arrivals` jobs within `batch_window_ms` are fast. A burst may need more than the cell has: under a profile with a batch stage
 the end of a task opens a window, too, while the first `batch_arrivals` of the queue are of one burst, unless no plan came for the latest. Under a profile with a regroup stage every arrival opens one, and every end of
-an attempt while somebody waits, but not that of a job which makes way for the plan: who runs is the plan's. The window ends when a plan was answered, whatever
-became of it, and by a timer where none came; then everybody is tried as usual. It counts as over at that moment of the ledger's time, also
+an attempt while a job waits, except that of a job which makes way for the plan: the plan decides which jobs run. The window ends when a plan was answered, with any
+result, and by a timer where none came; then all jobs are tried as usual. It counts as over at that time of the ledger, also
 before the timer's record.
 """
 
@@ -31,19 +31,19 @@ def arrived(state: CellState, *, regroups: bool) -> Iterator[Event]:
 
 
 def freed(state: CellState) -> Iterator[Event]:
-    """An attempt is over under a profile with a regroup stage: what it leaves is left to the plan, if anybody waits for it."""
+    """An attempt is over under a profile with a regroup stage: its resources are left to the plan, if a job waits for it."""
     if state.settings.batch_window_ms and not state.window_until_ms and state.queue and not state.frozen:
         yield from _opened(state)
 
 
 def freed_in_burst(state: CellState) -> Iterator[Event]:
-    """A task is over under a profile with a batch stage: what its gang leaves is left to the plan, if a burst waits. O(`batch_arrivals`)."""
+    """A task is over under a profile with a batch stage: its gang's resources are left to the plan, if a burst waits. O(`batch_arrivals`)."""
     if state.settings.batch_window_ms and _burst_waits(state):
         yield from freed(state)
 
 
 def _burst_waits(state: CellState) -> bool:
-    """Whether the first `batch_arrivals` that wait came fast. `arrivals` is short after a window in which no plan came."""
+    """Whether the first `batch_arrivals` waiting jobs came fast. `arrivals` is short after a window in which no plan came."""
     settings = state.settings
     if min(len(state.arrivals), len(state.queue)) < settings.batch_arrivals:
         return False
@@ -58,7 +58,7 @@ def _opened(state: CellState) -> Iterator[Event]:
 
 
 def answered(state: CellState) -> Iterator[Event]:
-    """A plan was answered: who still waits is tried at once, where the plan does not say who runs."""
+    """A plan was answered: jobs that still wait are tried at once, unless the plan decides which jobs run."""
     if state.window_until_ms:
         yield BatchWindowClosed(reason="answered")
         yield continuation(state)

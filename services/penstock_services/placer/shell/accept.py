@@ -1,4 +1,4 @@
-"""Explicit acceptance of a changed log by an operator: a term of its own, whose first record names what was accepted."""
+"""Explicit acceptance of a changed log by an operator: a term of its own, whose first record names the accepted changes."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
@@ -55,8 +55,8 @@ async def accept_ledger(
 ) -> dict[str, Any]:
     """Goes on with a ledger that has lost records, in a new epoch (default: one above the highest that is known here).
 
-    The cell stays frozen until no node can run what is lost. Raises `ConfigurationError` where the epoch is not above the
-    highest known or too high, or without one where the ledger has what the read models have seen of it; `LogError`, `Fenced`.
+    The cell stays frozen until no node can run lost tasks. Raises `ConfigurationError` where the epoch is not above the
+    highest known or too high, or without one where the ledger has all records that the read models have of it; `LogError`, `Fenced`.
     """
     ledger = Partition(Topic.LEDGER, settings.cell_index)
     nodes = Partition(Topic.NODES, settings.cell_index)
@@ -95,7 +95,7 @@ async def _begin_term(
     *,
     whole: bool,
 ) -> dict[str, Any]:
-    """`whole`: only if the ledger has all that is known of it."""
+    """`whole`: only if the ledger has all its known records."""
     ledger = Partition(Topic.LEDGER, settings.cell_index)
     replica, written = await start.load(settings, log), await start.projected(settings)
     reader = log.reader({ledger: replica.offset})

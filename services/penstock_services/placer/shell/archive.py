@@ -2,7 +2,7 @@
 
     copy ─▶ fold the copy ─▶ equal to the snapshot? ─▶ read back and enter into the index ─▶ delete from the log
 
-Nothing is deleted before all of it is in the archive's indexes, so that a command that ends anywhere is repeated. The
+Nothing is deleted before all of it is in the archive's indexes, so that an interrupted command can be repeated. The
 snapshot's own record stays in the log, and so does the last answered record of each input: they prove that archive, log and
 snapshots belong together.
 """
@@ -32,8 +32,8 @@ from penstock.runtime.snapshots import (
 )
 from penstock_services.placer.shell.inputs import input_positions
 
-LEAVE_RECORDS = 200_000  # of the ledger: what `why` and a start read most often
-READ_WITHIN_MS = 10_000  # records that are there come within milliseconds, or after an outage
+LEAVE_RECORDS = 200_000  # of the ledger: the records that `why` and a start read most often
+READ_WITHIN_MS = 10_000  # existing records come within milliseconds, or after an outage
 
 logger = logging.getLogger(__name__)
 
@@ -138,7 +138,7 @@ async def _copy_ledger(whole: ArchivedLog, ledger: Partition, snapshot: Replica)
 
 
 def _archived_fold(store: Archive, ledger: Partition) -> Replica:
-    """What the archive's records fold to, as it was verified then; empty where that was another version's fold."""
+    """The fold of the archive's records, as it was verified then; empty where that was another version's fold."""
     index = store.index(ledger)
     if index.fold is None or index.fold.format != format_id():
         return Replica()
@@ -147,7 +147,7 @@ def _archived_fold(store: Archive, ledger: Partition) -> Replica:
 
 
 async def _copy(whole: ArchivedLog, writer: Writer, place: Partition, until: int) -> int:
-    """Copies what the archive lacks of an input up to there."""
+    """Copies the missing records of an input up to there."""
     begin = (await whole.log.begin_offsets([place]))[place]
     start, copied = writer.end or begin, 0
     reader = whole.reader({place: start})

@@ -1,8 +1,8 @@
-"""The dispatcher: orders, and spans of the trace, that follow from valid records (LAW 4).
+"""Dispatcher of orders and trace spans that follow from valid records (LAW 4).
 
-Ideal: orders leave only for records that were read back as valid. So it is on Kafka. Departure: a log with
+Ideal: orders leave only for records that were read back as valid. On Kafka this holds. Departure: a log with
 compare-and-append (penstock.log.port) takes record and orders in one commit, which fails as a whole unless the record
-follows on the last valid one: there the commit is the proof (decision 19).
+follows the last valid one: there the commit is the proof (decision 19).
 """
 
 import asyncio
@@ -49,7 +49,7 @@ class Dispatcher:
         keys: PlacerKeys,
         operator: bytes | None,
     ) -> None:
-        """`operator`: the key of what gateway and placer write about nodes; None: there is none."""
+        """`operator`: the key that signs records of gateway and placer about nodes; None: there is none."""
         self._keys = keys
         self._operator = operator
         self._log = log
@@ -61,7 +61,7 @@ class Dispatcher:
         self._batches: asyncio.Queue[list[Message]] = asyncio.Queue(maxsize=MAX_QUEUED_BATCHES)
 
     async def repeat_outstanding(self, seq: int) -> None:
-        """At the start of a term: whatever was ordered and not answered (its orders may never have been sent)."""
+        """At the start of a term: repeats every unanswered order (it may never have been sent)."""
         up_to = token_of(self._state.epoch, seq)
         orders = [*outstanding(self._state, list(self._state.nodes), up_to), *refusals(self._state, up_to)]
         await self._append([self._message(order) for order in orders])
@@ -80,7 +80,7 @@ class Dispatcher:
             self._batch += self.orders(seq, facts)
 
     def orders(self, seq: int, facts: Sequence[Event]) -> list[Message]:
-        """What follows from the record `seq`, whose facts are the last that were folded: orders, then notices for the nodes' topic."""
+        """Messages that follow from the record `seq`, whose facts are the last that were folded: orders, then notices for the nodes' topic."""
         messages: list[Message] = []
         notices: list[Message] = []
         for fact in facts:
@@ -90,7 +90,7 @@ class Dispatcher:
         return messages + notices
 
     def _notice(self, event: Notice) -> Message:
-        """A probe is named by its token, which also names the record that decided it."""
+        """A probe is identified by its token, which also names the record that decided it."""
         envelope = Envelope(
             id=f"{event.TYPE}-{event.node_id}-{event.probe}",
             source="/penstock/placer",
@@ -118,7 +118,7 @@ class Dispatcher:
         return self._addressed(order, f"order-{order.token}-{order.task_id}", parent, job_id)
 
     def _addressed(self, order: Order, id_: str, traceparent: str | None, job_id: str | None) -> Message:
-        """To its node's partition."""
+        """Addressed to its node's partition."""
         headers, value = to_wire(
             Envelope(
                 id=id_,
@@ -134,7 +134,7 @@ class Dispatcher:
         return Message(place, value, (*headers, self._keys.header), order.node_id.encode())
 
     async def flush(self) -> None:
-        """Hands what `take` gathered to the sender; waits while `MAX_QUEUED_BATCHES` are waiting."""
+        """Passes the messages collected by `take` to the sender; waits while `MAX_QUEUED_BATCHES` are waiting."""
         if self._batch:
             batch, self._batch = self._batch, []
             await self._batches.put(batch)
@@ -155,7 +155,7 @@ class Dispatcher:
             await self._log.append(messages)
 
     async def _notify(self, notices: list[Message]) -> None:
-        """Without the right to do so nothing is proven, and everything else goes on."""
+        """Without the right to write there nothing is proven, and everything else goes on."""
         try:
             await self._append(notices)
         except NotAllowed as error:

@@ -1,8 +1,8 @@
-"""A ledger that has lost records (truncated, restored from an older copy, an unclean leader), found before a term begins.
+"""Detection of a ledger that has lost records (truncated, restored from an older copy, an unclean leader), before a term begins.
 
-A reader of a valid record knows its id and its offset. The read models write that down, and a placer remembers it from
-term to term: where that record no longer lies there, tokens that were given out would be given out again. That is for a
-person to judge, who goes on with `penstock-placer accept-ledger`: it raises the epoch, which is part of every token.
+A reader of a valid record knows its id and its offset. The read models store both, and a placer carries them from
+term to term: where that record is no longer at its offset, tokens would be given out twice. An operator
+has to decide then, and goes on with `penstock-placer accept-ledger`: it raises the epoch, which is part of every token.
 """
 
 from collections.abc import Iterable
@@ -14,7 +14,7 @@ from penstock.runtime.snapshots import Written, head_id_at
 
 
 async def check_ledger(log: Log, ledger: Partition, epoch: int, seen: Iterable[Written | None]) -> None:
-    """Raises `ConfigurationError` where the ledger, in this epoch, lacks a record that was seen in it, `LogError`."""
+    """Raises `ConfigurationError` where the ledger, in this epoch, lacks a record that was read from it, `LogError`."""
     for one in seen:
         if one is None or one.head == GENESIS or one.epoch < epoch:
             continue  # lost before the ledger was accepted as it is

@@ -1,9 +1,9 @@
-"""Authenticity of inputs: what a node reports is signed with the key that it registered when it first joined.
+"""Authenticity of inputs: a node's reports are signed with the key that it registered when it first joined.
 
-Ideal: every input is signed. Departure: a node that has never named a key is believed as before, and so is the first
-joining under a name that no node has (trust on first use). What operators and watches report of nodes comes through the gateway,
+Ideal: every input is signed. Departure: a node that has never named a key is trusted as before, and so is the first
+joining under a name that no node has (trust on first use). Reports of operators and watches on nodes come through the gateway,
 which shares a key with the placer (`PENSTOCK_OPERATOR_KEY`); jobs, estimates and proposals are separated by topic.
-Signatures are judged here, before the pure core, and a replay takes the verdict from the record.
+Signatures are verified here, before the pure core, and a replay takes the verdict from the record.
 """
 
 import logging
@@ -20,16 +20,16 @@ logger = logging.getLogger(__name__)
 
 
 class Identity:
-    """Judges the inputs of one cell."""
+    """Verifies the inputs of one cell."""
 
     def __init__(self, cell: str, keys: PlacerKeys, gateways: bytes | None) -> None:
-        """`gateways`: the key of what the gateway writes about nodes; None: the log is trusted to hold no other's."""
+        """`gateways`: the key that signs the gateway's records about nodes; None: the log is trusted to hold no others."""
         self._cell = cell
         self._keys = keys
         self._gateways = gateways
 
     def forged(self, state: CellState, read: Input, found: Envelope) -> Forgery | None:
-        """The verdict on an input that another sender than it names has written; None for all others."""
+        """The verdict on an input from another sender than it names; None for all others."""
         if read.topic != Topic.NODES:
             return None
         event = found.data
@@ -67,7 +67,7 @@ class Identity:
 
 
 def _refused(event: NodeJoined) -> NodeJoinRefused:
-    """So that the machine that has this key learns that the node id is not its own."""
+    """Answers the machine with this key that the node id is not its own."""
     return NodeJoinRefused(
         node_id=event.node.node_id,
         boot_id=event.node.boot_id,
@@ -78,6 +78,6 @@ def _refused(event: NodeJoined) -> NodeJoinRefused:
 
 
 def _about(event: object) -> str:
-    """The node that an event of the nodes' topic is about."""
+    """The node of an event on the nodes' topic."""
     node = getattr(event, "node", None)
     return str(getattr(event, "node_id", "") if node is None else node.node_id)

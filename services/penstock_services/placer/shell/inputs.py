@@ -1,8 +1,8 @@
-"""Truncated and recreated input topics, found before a term begins.
+"""Detection of truncated and recreated input topics, before a term begins.
 
-The ledger holds how far each input was answered, and the id of the event answered last. A topic that does not hold this
-position, or another event before it, is not the topic that was answered: what was acknowledged there may be lost. That is
-for a person to judge, who goes on with `penstock-placer accept-input`.
+The ledger holds how far each input was answered, and the id of the last answered event. A topic that does not hold this
+position, or has another event before it, is not the topic that was answered: records acknowledged there may be lost. An
+operator has to decide then, and goes on with `penstock-placer accept-input`.
 """
 
 from collections.abc import Mapping
@@ -15,19 +15,19 @@ from penstock.model.topics import INPUT_TOPICS
 
 
 def input_positions(state: CellState, cell_index: int) -> dict[Partition, int]:
-    """Of each input the offset of the next record to answer."""
+    """Input → offset of the next record to answer."""
     return {
         Partition(topic, cell_index): state.positions.get((topic, cell_index), 0) for topic in INPUT_TOPICS
     }
 
 
 async def check_inputs(log: Log, state: CellState, cell_index: int) -> None:
-    """Raises `ConfigurationError` where an input is not what the ledger has answered so far, `LogError`."""
+    """Raises `ConfigurationError` where an input is not the one that the ledger has answered so far, `LogError`."""
     await _check(log, state, input_positions(state, cell_index))
 
 
 async def need_another(log: Log, state: CellState, place: Partition) -> None:
-    """Raises `ConfigurationError` where this input is what the ledger has answered: nothing is to be accepted; `LogError`."""
+    """Raises `ConfigurationError` where this input is the one that the ledger has answered: there is nothing to accept; `LogError`."""
     position = state.positions.get(place, 0)
     try:
         await _check(log, state, {place: position})
@@ -53,7 +53,7 @@ async def _check(log: Log, state: CellState, positions: Mapping[Partition, int])
 
 
 def _event_id(record: Record) -> str:
-    """As far as it has one: whether the rest of it can be read does not matter."""
+    """Empty without an id; the rest of the record need not be readable."""
     return dict(record.headers).get("ce_id", b"").decode(errors="replace")
 
 

@@ -1,8 +1,8 @@
-"""Spans of the ledger's records: each record when it is read back, and the latest ones once more at a take-over.
+"""Spans of the ledger's records: each record when it is read back, and the latest ones once more at a takeover.
 
 A predecessor may have been killed between a record and its read-back, or with spans that were not exported yet. So a
 placer prepares the spans of the latest records while it folds them, and exports them when its term begins. Ids derive
-from what a span is about: a span that both placers export is one span.
+from a span's subject: a span that both placers export is one span.
 """
 
 from collections.abc import Iterable, Sequence
@@ -56,7 +56,7 @@ class LedgerTrace:
         facts: Sequence[Event],
         explanation: Iterable[PlacementExplanation],
     ) -> None:
-        """One valid record of our own, in ledger order."""
+        """One valid record of this placer, in ledger order."""
         if self.traces.enabled:
             decide_placements(self._held, seq, now_ms, explanation, facts)
             self._follow_facts(seq, now_ms, facts)

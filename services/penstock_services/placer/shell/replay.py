@@ -1,9 +1,9 @@
 """Replay: decide everything again from the log and compare byte for byte.
 
-Each valid ledger record names its cause. The input is read again from its topic, the very same core answers
-it, and the record so written must equal the one in the ledger,
+Each valid ledger record names its cause. The input is read again from its topic, exactly the same core answers
+it, and the resulting record must equal the one in the ledger,
 which is upcast where an earlier version wrote a fact in another form. Each term names the version that decided its records:
-where they differ, the report names the version that decided them. Replay writes nothing and emits no trace.
+where they differ, the report names that version. Replay writes nothing and emits no trace.
 """
 
 import asyncio
@@ -42,11 +42,11 @@ from penstock_services.placer.core.step import PlacerCore
 MAX_DIFFERENCES = 10  # reported; the count goes on
 PROGRESS_EVERY = 5_000  # records
 PLACEMENT = wire_type(PlacementDecided)
-INPUT_WAIT_MS = 5_000  # an input that its ledger record names must be there; so long may the log take
+INPUT_WAIT_MS = 5_000  # time-out for an input that a ledger record names
 
 
 class Decider(NamedTuple):
-    """Which code decided a term's records."""
+    """The code version that decided a term's records."""
 
     code_version: str = __version__
     fold_version: int = FOLD_VERSION
@@ -60,7 +60,7 @@ class Decider(NamedTuple):
 
 @dataclass(slots=True)
 class Report:
-    """What a replay found. `identical` is the verdict."""
+    """Result of a replay. `identical` is the verdict."""
 
     records: int = 0
     void: int = 0
@@ -73,11 +73,11 @@ class Report:
     records_per_s: float = 0.0
     differences: list[dict[str, Any]] = field(default_factory=list)
     version: str = field(default_factory=lambda: Decider().text)
-    """Ours: so it was decided again."""
+    """The replaying version."""
     decided_by: dict[str, dict[str, int]] = field(default_factory=dict)
-    """Version, as each term names it → its records, those of them that differ, the first and the last."""
+    """Version, as each term names it → number of its records, of those that differ, the first and the last."""
     decision: dict[str, Any] | None = None
-    """The record asked for, as decided again."""
+    """The requested record, as decided again."""
 
 
 def replay(
@@ -121,8 +121,8 @@ class Replayer:
         decision: str | None = None,
         progress: Callable[[int], None] = lambda _: None,
     ) -> Report:
-        """Up to record `until` (default: the head now). `decision`: a seq, or a job whose last
-        placement is meant; its re-decided record is reported."""
+        """Up to record `until` (default: the head now). `decision`: a seq, or a job, for its last
+        placement; the re-decided record is reported."""
         began = perf_counter()
         await check_beginning(self._log, self._ledger, 0)
         end = (await self._log.end_offsets([self._ledger]))[self._ledger]
@@ -196,7 +196,7 @@ class Replayer:
         return write(Head(raw.seq - 1, raw.parent, raw.term), draft)[1]
 
     async def _input(self, seq: int, topic: str, offset: int) -> Input:
-        """The input that ledger record `seq` answers, at this offset. Raises `LookupError` if the log has it no longer."""
+        """The input that ledger record `seq` answers, at this offset. Raises `LookupError` if it is no longer in the log."""
         reader, waiting = self._inputs[Topic(topic)]
         while True:
             while waiting:

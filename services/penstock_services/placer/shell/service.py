@@ -1,4 +1,4 @@
-"""The placer's shell: reads inputs, lets the core decide, writes the ledger, reads it back, sends orders.
+"""Main loop of the placer service: reads inputs, lets the core decide, writes the ledger, reads it back, sends orders.
 
 Four coroutines per term, each with a bounded queue behind it:
 
@@ -58,7 +58,7 @@ MAX_INPUTS_PER_READ = 256  # steps between two turns of the event loop, ≈ 20 m
 MAX_TIMERS_PER_TURN = 256  # as above; after a long absence thousands are due at once
 MAX_APPEND_BYTES = 1 << 18  # beyond one read of inputs; the adapters hold several copies of a batch
 MAX_IN_FLIGHT = 4_096  # records appended and not read back
-INPUT_BATCH_MS = 10  # under load a poll costs more than the records that it brings
+INPUT_BATCH_MS = 10  # under load a poll costs more than the records that it returns
 TOPICS: dict[str, int] = {Topic.ORDERS: NODE_PARTITIONS, Topic.DEAD_LETTERS: 1}
 
 
@@ -143,7 +143,7 @@ class Term:
                 messages += self._answer(record)
             if messages:
                 await self._to_append.put(messages)
-                await asyncio.sleep(0)  # neither read nor put need have waited, and others want their turn
+                await asyncio.sleep(0)  # neither read nor put may have waited, and other coroutines must run
             if len(self._pending) > MAX_IN_FLIGHT:
                 self._room.clear()
 
@@ -158,7 +158,7 @@ class Term:
         return None if due is None else max(0, due[0] - self._now_ms())
 
     def _fire_due(self) -> list[Message]:
-        """The records of timers that are due; a bounded number, the others have their turn behind the inputs."""
+        """The records of timers that are due; a bounded number, the others come after the next inputs."""
         messages: list[Message] = []
         fired = 0
         while (due := self._core.state.next_timer()) is not None and due[0] <= self._now_ms():
@@ -215,7 +215,7 @@ class Term:
     # -------------------------------------------------------------------------------- append, read back
 
     async def _append(self) -> None:
-        """One append at a time, each with everything decided meanwhile (client-side group commit)."""
+        """One append at a time, each with all records decided meanwhile (client-side group commit)."""
         while True:
             messages = await self._to_append.get()
             size = _bytes(messages)
@@ -248,7 +248,7 @@ class Term:
                 elif read_valid(self._valid, record.value) is not None:
                     raise Fenced(f"another placer wrote seq {self._valid.seq + 1}; term {self._term} is over")
                 elif not proven:
-                    # A late record of a replaced placer; or the ledger was restored, and goes on without our last records.
+                    # A late record of a replaced placer; or the ledger was restored, and goes on without this placer's last records.
                     if await head_id_at(self._log, self._ledger, self._valid_offset) != self._valid.id:
                         raise Fenced(
                             f"record {self._valid.seq} is no longer in the ledger; term {self._term} is over"
@@ -266,23 +266,23 @@ class Term:
 
 
 def failure_from(error: Poisoned) -> Failure:
-    """What the next attempt at this input must leave out."""
+    """The parts that the next attempt at this input must leave out."""
     cause = error.__cause__
     decisions = cause.decisions if isinstance(cause, DecisionNotFolded) else None
     return Failure(str(cause) if decisions is not None else error.detail, decisions)
 
 
 class Start(NamedTuple):
-    """How one placer begins."""
+    """Start parameters of one placer."""
 
     placer_id: str
     standing_by: bool
     load: Callable[[Settings, Log], Awaitable[Replica]]
-    """What each of its terms begins with."""
+    """The replica with which each of its terms begins."""
     projected: Callable[[Settings], Awaitable[Written | None]]
-    """The newest record of this cell's ledger that its read models hold; None: not known."""
+    """The newest record of this cell's ledger in its read models; None: not known."""
     seed: bytes
-    """Of the key that this process shows to nodes."""
+    """Seed of this process's key for nodes."""
     operator: bytes | None
     """The key that gateway and placers share (`penstock.runtime.node_keys.operator_key`)."""
 
@@ -311,12 +311,12 @@ class PlacerService:
         self._traces = traces
         self._poisoned: dict[str, Failure] = {}
         self._seen: Written | None = None
-        """At the end of this process' last term."""
+        """The last record read back before the end of this process's last term."""
         self._placer_id, self._standing_by, self._load, self._projected, seed, self._operator = start
         self._keys = PlacerKeys(seed)
 
     def failed(self, error: BaseException) -> None:
-        """What the next attempt must know of this one's end."""
+        """Takes the end of this attempt into account for the next one."""
         if isinstance(error, Poisoned):
             self._poisoned[error.place] = failure_from(error)
         if isinstance(error, Fenced | OffsetTaken):
@@ -331,7 +331,10 @@ class PlacerService:
         if self._standing_by:
             self._ready.set()
             await stand_by(self._log, replica, self._settings.cell_index, ledger_trace, seen)
-            seen = (await self._projected(self._settings), self._seen)  # of what others wrote meanwhile
+            seen = (
+                await self._projected(self._settings),
+                self._seen,
+            )  # including records that others wrote meanwhile
         reader = self._log.reader({ledger: replica.offset})
         cell = self._settings.cell
         try:
@@ -358,7 +361,7 @@ class PlacerService:
 
 
 async def newest_projected(settings: Settings) -> Written | None:
-    """The newest record that the read models hold; None where Postgres is not to be had."""
+    """The newest record in the read models; None where Postgres is not available."""
     if settings.dsn is None:
         return None
     try:
@@ -379,7 +382,7 @@ async def run(
     ready: asyncio.Event | None = None,
     start: Start | None = None,
 ) -> None:
-    """The placer service until `stop`; see penstock.runtime.service. `start`: otherwise than by the environment."""
+    """The placer service until `stop`; see penstock.runtime.service. `start`: instead of the environment's."""
     shared = log is not None
     start = start or _start()
     log = log if log is not None else await open_log(settings.log_url, "placer", settings.archive).start()
@@ -394,7 +397,7 @@ async def run(
 
 
 def _start() -> Start:
-    """By the environment. Raises `ConfigurationError`."""
+    """From the environment. Raises `ConfigurationError`."""
     operator = operator_key()
     if operator is None:
         logger.warning("%s is %s: each writer of %s may fence nodes", OPERATOR_KEY, TRUST_LOG, Topic.NODES)

@@ -1,8 +1,8 @@
-"""Standing by without heartbeats: take over only when something stays unanswered.
+"""Standby without heartbeats: a placer takes over only when an input or a timer stays unanswered.
 
-The active placer answers every input with a record, and every due timer. So silence with nothing to answer
-proves nothing, and an input without its record for `TAKEOVER_MS` is taken as its failure, once the ledger has been
-read to its end: a standby that was itself too slow to read sees the answers late. Taking over wrongly is safe: the
+The active placer answers every input with a record, and every due timer. So silence without a pending input
+proves nothing, and an input without its record for `TAKEOVER_MS` counts as its failure, once the ledger has been
+read to its end: a standby that was itself too slow to read gets the answers late. A wrong takeover is safe: the
 chain rule voids the loser's records (LAW 3).
 """
 
@@ -43,7 +43,7 @@ class Unanswered(NamedTuple):
     oldest: int
     newest: int
     since_s: float
-    """When the oldest was seen, or the one before it was answered; the event loop's clock."""
+    """When the oldest was read, or the one before it was answered; the event loop's clock."""
 
 
 async def stand_by(
@@ -55,7 +55,7 @@ async def stand_by(
 ) -> None:
     """Follows the ledger until an input or a timer has waited for `TAKEOVER_MS`; `replica` is then up to date.
 
-    Raises `ConfigurationError` where the ledger lacks what was `seen` of it, or an input is not the one that it has answered.
+    Raises `ConfigurationError` where the ledger lacks records that were `seen` in it, or an input is not the one that it has answered.
     """
     ledger = Partition(Topic.LEDGER, cell_index)
     reader = log.reader({ledger: replica.offset})
@@ -75,7 +75,7 @@ async def stand_by(
     clock = LedgerClock(replica.state.now_ms)
     waiting: dict[Partition, Unanswered] = {}
     heard_s = loop.time()
-    known = replica.offset  # the ledger's end when it was last asked for
+    known = replica.offset  # the ledger's end when it was last read
     try:
         while True:
             if reader.position(ledger) < known:
@@ -113,10 +113,10 @@ async def stand_by(
 def _patience_ms(
     replica: Replica, clock: LedgerClock, waiting: dict[Partition, Unanswered], now_s: float, heard_s: float
 ) -> int | None:
-    """How long the placer in office may still stay silent; None: nothing is waiting.
+    """How long the active placer may still be silent; None: nothing is waiting.
 
-    `heard_s`: when the last valid record came. Who has just written is alive: a timer that was due long before
-    that record is given time anew, else two placers could take each other's office for ever.
+    `heard_s`: when the last valid record came. Its writer was alive then: a timer that was due long before
+    that record gets its time anew, else two placers could replace each other for ever.
     """
     left = [TAKEOVER_MS - (now_s - unanswered.since_s) * 1_000 for unanswered in waiting.values()]
     timer = replica.state.next_timer()

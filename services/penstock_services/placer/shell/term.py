@@ -1,4 +1,4 @@
-"""Acquiring a term: fold to the end, append `TermStarted`, read it back as valid, only then decide (LAW 3)."""
+"""Start of a term (leader election through the ledger): fold to the end, append `TermStarted`, read it back as valid, only then decide (LAW 3)."""
 
 import asyncio
 import logging
@@ -38,7 +38,7 @@ class Fenced(PenstockError):
     """Another placer's valid record: this term is over."""
 
 
-KNOWN_WITHIN_MS = 10_000  # records that are there come within milliseconds, or after an outage
+KNOWN_WITHIN_MS = 10_000  # existing records come within milliseconds, or after an outage
 LEDGER_TYPE = f"{LedgerRecord.TYPE}.v{LedgerRecord.VERSION}"
 
 ENVIRONMENT: Mapping[str, str] = MappingProxyType(
@@ -97,7 +97,7 @@ def ledger_headers(
 
 
 async def read_known(log: Log, reader: Reader, ledger: Partition, end: int) -> list[Record]:
-    """The next records of a ledger that ended at `end` a moment ago. Raises `LogError` when it does not any more."""
+    """The next records of a ledger that has just ended at `end`. Raises `LogError` when it does not any more."""
     records = await reader.read(timeout_ms=KNOWN_WITHIN_MS)
     if not records and (found := (await log.end_offsets([ledger]))[ledger]) < end:
         raise LogError(f"the ledger ended at {end}, and ends at {found} now")
@@ -119,7 +119,7 @@ async def overlooked(log: Log, ledger: Partition, head: Head, head_offset: int, 
 
 
 async def check_followed(log: Log, ledger: Partition, replica: Replica) -> None:
-    """What another history holds looked void, and so unanswered.
+    """Checks that the ledger's history is still the same: records of another one look void, and so unanswered.
 
     Raises `LogError` where the ledger is not the one that was followed.
     """
@@ -142,10 +142,10 @@ async def acquire(
     seen: Sequence[Written | None] = (),
     accepted: Callable[[CellState], Awaitable[Sequence[Event]]] | None = None,
 ) -> LedgerClock:
-    """Leads `replica` to the end of the ledger with our own `TermStarted` as its last valid record; returns the term's clock.
+    """Leads `replica` to the end of the ledger with this placer's `TermStarted` as its last valid record; returns the term's clock.
 
-    Nothing is written unless the ledger has all that was `seen` of it, and the inputs are those that it has answered; raises
-    `ConfigurationError` where that is not so. `accepted`: what an operator accepts with it, whatever the inputs are.
+    Nothing is written unless the ledger has all records `seen` in it, and the inputs are those that it has answered; otherwise raises
+    `ConfigurationError`. `accepted`: facts that an operator accepts with it, for any inputs.
 
     Tries again when a record of the term before came first; each try is one append. Raises `Fenced` when another
     placer's term came first: two that tried again would supersede each other for ever, so the loser stands by.
@@ -189,7 +189,7 @@ async def acquire(
                     before_ms, stamp_ms = stamp_ms, record.timestamp_ms
         if ours and (
             accepted is not None or replica.head.term == term
-        ):  # accepted is accepted, whichever placer came next
+        ):  # the acceptance counts, even if another placer came next
             ledger_trace.begin(replica)
             logger.info("term %d begins at seq %d with %s", term, seq, settings.profile)
             ago_ms = round((asyncio.get_running_loop().time() - sent_s) * 1_000)

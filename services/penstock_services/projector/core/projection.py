@@ -1,8 +1,8 @@
-"""The pure projector: ledger records in, rows out.
+"""Pure projection of the ledger to read models: records in, rows out.
 
-Ideal: a row is a function of the state after a record. Departure: rows are taken once per batch, for what the
-batch touched; since a row only depends on the state, the tables at a given position are the same however the
-ledger was cut into batches, and so a rebuild can be compared with them row by row.
+Ideal: a row is a function of the state after a record. Departure: rows are built once per batch, for the entities that the
+batch changed; since a row only depends on the state, the tables at a given position are the same for any division of the
+ledger into batches, and so a rebuild can be compared with them row by row.
 """
 
 from collections.abc import Callable, Mapping
@@ -63,7 +63,7 @@ class Batch(dict[str, list[Row]]):
 
 
 class Projection:
-    """A fold that remembers what it touched. `replica` is where it stands."""
+    """A fold that records which entities it changed. `replica`: its present state."""
 
     def __init__(self, replica: Replica) -> None:
         self.replica = replica
@@ -92,7 +92,7 @@ class Projection:
         return record is not None
 
     def _fold(self, record: RawRecord, n: int, event: Event) -> None:
-        """Folds one fact, logs it, and notes what it touches."""
+        """Folds one fact, logs it, and records the entities that it changes."""
         state = self.replica.state
         job_id, node_id, task_id = self._subjects(event)
         self._log(record, n, event, job_id, node_id, task_id)
@@ -103,7 +103,7 @@ class Projection:
             touch(self, event, job if job is not None or job_id is None else state.jobs.get(job_id))
 
     def drain(self) -> Batch:
-        """The rows for everything taken since the last call."""
+        """The rows for all records taken since the last call."""
         state = self.replica.state
         jobs, changes = [], []
         for job_id, found in self._jobs.items():
@@ -137,7 +137,7 @@ class Projection:
     # ------------------------------------------------------------------------------ effects of a record
 
     def _subjects(self, event: Event) -> tuple[str | None, str | None, str | None]:
-        """(job, node, task) that a fact is about; tasks are looked up before they are folded away."""
+        """(job, node, task) of a fact; tasks are looked up before the fold removes them."""
         job_id: str | None = getattr(event, "job_id", None)
         node_id: str | None = getattr(event, "node_id", None)
         task_id: str | None = getattr(event, "task_id", None)
@@ -205,7 +205,7 @@ class Projection:
             }
         )
 
-    # ------------------------------------------------------------------------------- what it touches
+    # ------------------------------------------------------------------------------- changed entities
 
     def touch_job(self, job: JobState | None, ending: Ending | None = None) -> None:
         if job is not None:
@@ -218,7 +218,7 @@ class Projection:
         self._nodes[node_id] = self.replica.state.seq
 
     def touch_target(self, job: JobState) -> None:
-        """Nodes where something is, or was, reserved for its latest move."""
+        """Nodes on which resources are, or were, reserved for its latest move."""
         for node_id in () if job.move is None else job.move.nodes:
             self.touch_node(node_id)
 
@@ -239,7 +239,7 @@ class Projection:
         self.touch_node(place.node_id)
 
     def _drop_forgotten(self) -> None:
-        """Rows of the nodes that the record's beginning has forgotten go; the latest are last."""
+        """Removes rows of nodes that the state has dropped; the latest are last."""
         for node_id in reversed(self.replica.state.forgotten_nodes):
             if node_id not in self._listed:
                 return
@@ -278,7 +278,7 @@ def _cause(record: RawRecord) -> Row:
 
 
 def _explanation(record: RawRecord, job_id: str | None) -> orjson.Fragment | None:
-    """The part of the record's explanation that is about this job."""
+    """The part of the record's explanation for this job."""
     for raw in _explanations(record.explanation):
         if _explained(raw).job_id == job_id:
             return orjson.Fragment(bytes(raw))
@@ -334,7 +334,7 @@ def _started(to: Projection, event: external_events.TaskStarted, job: JobState |
 
 def _exited(to: Projection, event: Any, job: JobState | None) -> None:
     if job is None:
-        return  # a task that the cell had given up
+        return  # a task that the cell had dropped
     to.touch_job(job)
     to.touch_task(job, event.task_id, event if isinstance(event, external_events.TaskExited) else None)
     to.disown(job, event.task_id)

@@ -1,8 +1,8 @@
 """`verify` and `rebuild`: the whole ledger projected once more, beside the tables, in one transaction.
 
-Ideal: the tables are compared with the ledger at one moment. That is what happens: the transaction sees the
+Ideal: the tables are compared with the ledger at one point in time. That holds: the transaction sees the
 tables as of its first statement, their position included, and the ledger up to that position never changes.
-Nothing that `verify` writes is ever committed, so a crash leaves nothing behind.
+Writes of `verify` are never committed, so a crash leaves nothing behind.
 """
 
 import logging
@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 MIGRATIONS = "penstock_services.projector.migrations"
 KEYS: Mapping[str, str] = {**REPLACED, "decisions": "seq, n", "events": "seq, n", "positions": "cell"}
 SHOWN = 10  # differences per table in the answer
-READ_TIMEOUT_MS = 30_000  # the records are there; a log that shows none for so long is broken
+READ_TIMEOUT_MS = 30_000  # the records exist; a log that returns none for so long is broken
 
 
 async def verify(settings: Settings, log: Log) -> dict[str, Any]:
@@ -78,7 +78,7 @@ async def rebuild(settings: Settings, log: Log) -> dict[str, Any]:
             end = (await log.end_offsets([ledger]))[ledger]
             side = f"{schema[:48]}_rebuild"
             _, replica = await _project(connection, side, settings, log, end)
-            # First of all its tables: a projector that waits here holds no lock that we need.
+            # First of all its tables: a projector that waits here holds no lock that this transaction needs.
             await connection.execute(f"LOCK TABLE {schema}.positions IN ACCESS EXCLUSIVE MODE")
             counts: dict[str, int] = {}
             await connection.execute(f"TRUNCATE {', '.join(f'{schema}.{table}' for table in KEYS)}")
@@ -150,7 +150,7 @@ async def _project(
 
 
 async def _forget_as(connection: asyncpg.Connection, live: str, side: str, cell: str) -> int:
-    """Removes what the read models have removed; returns up to when, in ms of the ledger's time, 0: nothing."""
+    """Removes the same old rows as the read models; returns up to when, in ms of the ledger's time, 0: none."""
     query = f"SELECT forgotten_ms FROM {live}.positions WHERE cell = $1"
     forgotten_ms: int = await connection.fetchval(query, cell)
     await connection.execute(f"SET LOCAL search_path TO {side}")

@@ -1,7 +1,7 @@
-"""The projector's shell: reads the ledger's partition, folds, writes rows and position together, takes snapshots.
+"""Main loop of the projector service: reads the ledger's partition, folds, writes rows and position together, takes snapshots.
 
 Any failure drops the fold and starts again from the stored position (crash-only). A second projector on the
-same cell loses the compare-and-set and stands back for a moment; the tables are the same whichever writes them.
+same cell loses the compare-and-set and pauses; the tables are the same whichever writes them.
 """
 
 import asyncio
@@ -28,8 +28,8 @@ logger = logging.getLogger(__name__)
 
 BATCH_MS = 150  # under load rows touched several times within it are written once
 SNAPSHOT_RECORDS = 20_000  # between two snapshots; folding so many takes under half a second
-MIN_SNAPSHOT_RECORDS = 500  # a clean stop takes none for less
-RETAINED_RECORDS = 1_000_000  # of the ledger, whose events stay in the database
+MIN_SNAPSHOT_RECORDS = 500  # a clean stop takes none after fewer records
+RETAINED_RECORDS = 1_000_000  # records of the ledger whose events stay in the database
 FORGET_RECORDS = 10_000  # between two removals of old events and jobs
 FORGET_JOBS = 200  # after one batch of records: 10 ms of Postgres
 ENDED_JOBS_DAYS = 365
@@ -38,8 +38,8 @@ MIGRATIONS = "penstock_services.projector.migrations"
 
 
 class ProjectorSettings(EnvironmentSettings):
-    """`PENSTOCK_EVENTS_KEPT`: so many ledger records keep their events in the database. `PENSTOCK_ENDED_JOBS_DAYS`: so long do
-    jobs that ended stay there, with their tasks and decisions; longer than an idempotency key, which asks for them."""
+    """`PENSTOCK_EVENTS_KEPT`: so many ledger records retain their events in the database. `PENSTOCK_ENDED_JOBS_DAYS`: retention of
+    ended jobs there, with their tasks and decisions; longer than that of an idempotency key, which looks them up."""
 
     events_kept: int = Field(RETAINED_RECORDS, ge=1, title="give a number above 0")
     ended_jobs_days: int = Field(ENDED_JOBS_DAYS, ge=31, title="give 31 or more")
@@ -117,7 +117,7 @@ class Projector:
     async def _follow(self, store: Store, projection: Projection) -> None:
         replica = projection.replica
         saved_seq = forgot_seq = replica.head.seq
-        old_jobs = True  # whether there may be some; the first batch finds out
+        old_jobs = True  # whether there may be some; the first batch checks
         reader = self._log.reader({self._ledger: replica.offset}, batch_ms=BATCH_MS)
         try:
             while True:
@@ -147,7 +147,7 @@ class Projector:
             await reader.close()
 
     async def _snapshot_on_stop(self, store: Store, replica: Replica, saved_seq: int) -> None:
-        """A clean stop spares the next start its replay, unless the fold is ahead of what was committed."""
+        """A clean stop spares the next start its replay, unless the fold is ahead of the committed position."""
         if store.connection.is_closed() or replica.head.seq - saved_seq < MIN_SNAPSHOT_RECORDS:
             return
         try:

@@ -1,7 +1,7 @@
-"""The read models in Postgres: one statement per batch writes all rows and moves the position (speed.md rule 7).
+"""Read models in Postgres: one statement per batch writes all rows and moves the position (speed.md rule 7).
 
 The statement begins with a compare-and-set of the position. Of two projectors only one can match it; the other
-writes nothing at all and learns that it was superseded.
+writes nothing at all and raises `Superseded`.
 
 Commits do not wait for the disk (`synchronous_commit=off`): position and rows are lost together, if at all, and
 then projected again from the ledger, which does wait.
@@ -21,7 +21,7 @@ from penstock_services.projector.core.projection import JOB_CHANGES, Batch
 
 CHANNEL = "penstock_projected"  # payload: `schema:seq` of the new position
 CONNECT_TIMEOUT_S = 5.0
-COMMAND_TIMEOUT_S = 60.0  # one batch; an fsync on a struggling disk can take seconds
+COMMAND_TIMEOUT_S = 60.0  # one batch; an fsync on an overloaded disk can take seconds
 
 # Table → its key; rows of these tables replace older ones.
 REPLACED = {"jobs": "job_id", "tasks": "task_id", "nodes": "node_id", "gpus": "node_id, gpu"}
@@ -39,7 +39,7 @@ noted AS (UPDATE positions SET forgotten_ms = greatest(forgotten_ms, $1) WHERE c
 SELECT count(*) FROM gone
 """
 
-NUL = re.compile(rb"(?<!\\)((?:\\\\)*)\\u0000")  # an escaped NUL that is not itself behind a backslash
+NUL = re.compile(rb"(?<!\\)((?:\\\\)*)\\u0000")  # an escaped NUL without a further backslash before it
 
 
 class Superseded(StoreError):
@@ -94,7 +94,7 @@ def _statement(columns: Columns) -> str:
 
 
 async def _columns(connection: asyncpg.Connection, schema: str) -> Columns:
-    """Of all tables of a batch. From the catalog itself: `information_schema` costs the server's process 2 MiB for good."""
+    """Of all tables of a batch. From the catalog itself: `information_schema` costs the server's process 2 MiB permanently."""
     tables = (*REPLACED, *APPENDED)
     rows = await connection.fetch(
         "SELECT relname, attname, format_type(atttypid, NULL) AS kind FROM pg_class JOIN pg_attribute ON attrelid = pg_class.oid "
@@ -144,7 +144,7 @@ class Store:
 
     @classmethod
     async def prepare(cls, connection: asyncpg.Connection, schema: str, cell: str) -> "Store":
-        """On a connection whose search path is the migrated schema; enters the cell's first position."""
+        """On a connection whose search path is the migrated schema; inserts the cell's first position."""
         store = cls(connection, schema, cell)
         await connection.execute(
             "INSERT INTO positions VALUES ($1, 0, 0, $2, 0, 0, '', -1, 0) ON CONFLICT (cell) DO NOTHING",
@@ -193,8 +193,8 @@ class Store:
         await self.connection.execute("DELETE FROM events WHERE seq < $1", before_seq)
 
     async def forget_jobs(self, before_ms: int, limit: int) -> bool:
-        """Removes about `limit` of the jobs that ended before this moment of the ledger, oldest first, with their tasks and decisions,
-        and decisions about no job; returns whether more are left."""
+        """Removes about `limit` of the jobs that ended before this time of the ledger, oldest first, with their tasks and decisions,
+        and decisions without a job; returns whether more are left."""
         until_ms = await self.connection.fetchval(FORGET_UNTIL, before_ms, limit)
         if until_ms is None:
             return False
