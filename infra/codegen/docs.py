@@ -100,7 +100,7 @@ def _retention(retention_ms: int) -> str:
 
 
 def _topic_settings() -> str:
-    """What each topic is given and must have, with three copies and with one."""
+    """Settings that each topic is created with and must have, with three copies and with one."""
     three, one = topic_settings(Topic.LEDGER, 3), topic_settings(Topic.LEDGER, 1)
 
     def rows() -> Iterator[tuple[str, ...]]:

@@ -53,7 +53,7 @@ KEEP_OLD_FORM = "job files of users must stay valid: read the old form beside th
 
 @dataclass(frozen=True)
 class Catalogue:
-    """What is to be published. Tests give altered ones; the product's is `Catalogue.current()`."""
+    """The models to publish. Tests use altered ones; the product's is `Catalogue.current()`."""
 
     models: Mapping[str, type[Event]]
     examples: Mapping[str, Event]
@@ -129,7 +129,7 @@ class _Plain(yaml.SafeDumper):
 
 
 def inspect(folder: Path, catalogue: Catalogue) -> Findings:
-    """Compares `folder` with what the models say now; changes nothing."""
+    """Compares `folder` with the present models; changes nothing."""
     without = [name for name in catalogue.models if name not in catalogue.examples]
     if without:
         remedy = "add one to infra/codegen/examples.py"
@@ -155,7 +155,7 @@ def inspect(folder: Path, catalogue: Catalogue) -> Findings:
 
 
 def _inspect_published(folder: Path, path: str, digest: str, current: bytes | None, found: Findings) -> None:
-    """One locked file: it must be as locked, and what the models say now must be compatible with it."""
+    """One locked file: it must match the lock, and the present models must be compatible with it."""
     file, restore = folder / path, f"restore it (`git checkout schemas/{path}`)"
     if not file.is_file():
         found.refused.append(f"schemas/{path}: a published file is missing; {restore}")

@@ -42,7 +42,7 @@ def receive(connection: socket.socket, count: int) -> bytes:
 
 
 class Gang:
-    """All workers; `mean` is a barrier that returns the same array to everyone."""
+    """All workers; `mean` is a barrier that returns the same array to every worker."""
 
     def __init__(self, rank: int, size: int, address: tuple[str, int]) -> None:
         self.rank, self.size = rank, size

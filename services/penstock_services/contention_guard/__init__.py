@@ -1,1 +1,1 @@
-"""The contention-guard: finds the cores that running trainings need, and keeps jobs without GPUs from slowing them."""
+"""The contention-guard: finds the cores that running trainings need, and slows jobs without GPUs that contend with them."""

@@ -1,1 +1,1 @@
-"""The estimator service: a pure core and a thin shell."""
+"""The estimator service: resource and run time prediction for jobs. A pure core and a thin shell."""

@@ -1,1 +1,1 @@
-"""The gateway service: a pure core and a thin shell."""
+"""The gateway service: HTTP API of a cell. A pure core and a thin shell."""

@@ -1,1 +1,1 @@
-"""The node-reporter service: a pure core and a thin shell."""
+"""The node-reporter service: the agent that runs tasks on a node. A pure core and a thin shell."""

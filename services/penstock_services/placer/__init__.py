@@ -1,1 +1,1 @@
-"""The placer service: a pure core and a thin shell."""
+"""The placer service: the scheduler, sole writer of the ledger. A pure core and a thin shell."""

@@ -1,1 +1,1 @@
-"""The projector service: a pure core and a thin shell."""
+"""The projector service: read models of the ledger in Postgres. A pure core and a thin shell."""

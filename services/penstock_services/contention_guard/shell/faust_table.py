@@ -14,7 +14,7 @@ decisions. Ideal: at-least-once, as Faust promises it. Departures of faust-strea
 - A recovery waits for the last record of the changelog, which compaction may have removed if it was a deletion. There are none.
 - Its consumer hands the partitions to read to a thread as a set that it changes meanwhile, and an empty set stands for all: records then read
   from a paused partition are lost to a group without positions. Here the thread gets a copy.
-- An agent that raises is started again, without what it had read. Here any error ends the process; the service begins anew (crash-only).
+- An agent that raises is started again, and the records that it had read are lost. Here any error ends the process; the service begins anew (crash-only).
 - Without a broker its stop hangs and leaves threads and tasks that cannot be cancelled. Hence a process, which ends for certain.
 - Environment variables override its settings, and it would create topics and serve HTTP. Here it gets no environment, and may do neither.
 """

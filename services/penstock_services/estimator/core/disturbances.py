@@ -30,7 +30,7 @@ def left(live: Mapping[str, LiveJob], holders: Holders, tasks: Iterable[str], no
 
 
 def measured(live: Mapping[str, LiveJob], learned: Interference, job_id: str, job: LiveJob) -> None:
-    """An attempt is over: learns its step times alone, and beside each other job that still lives. Of two jobs the one that ends first teaches the pair."""
+    """An attempt is over: learns its step times alone, and beside each other job that still lives. A pair is learned when the first of the two jobs ends."""
     progress = job.progress
     if progress is None or not _one_gpu(job):
         return

@@ -39,7 +39,7 @@ CURVES, JOBS, WINDOWED = (
 )  # loss curves, jobs and runs that all networks' spreads are learned from
 TAUGHT_BY_ONE = 32  # of each of these three
 
-# Parameters shared by all networks: no table, whatever its values, moves a parameter or a scale further than this.
+# Parameters shared by all networks: no table, with any values, moves a parameter or a scale further than this.
 MAX_SPREADS = 3.0  # of the spreads set by hand, over the number of tables
 MAX_SCALE = 8.0  # times the scale set by hand
 

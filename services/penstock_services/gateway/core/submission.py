@@ -84,7 +84,7 @@ def own_key(key: str) -> str:
 
 
 def owned(spec: JobSpec, tenant: str | None) -> JobSpec:
-    """The job with the caller's tenant as owner, whatever its own field is."""
+    """The job with the caller's tenant as owner, for any value of its own field."""
     return spec if tenant is None else msgspec.structs.replace(spec, owner=tenant)
 
 

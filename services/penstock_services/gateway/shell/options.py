@@ -8,7 +8,7 @@
 | `PENSTOCK_GATEWAY_TLS_CERT` | PEM file: its certificate, then those between it and the authority; with it the gateway speaks `https` only; SIGHUP reads both files again | none: `http` |
 | `PENSTOCK_GATEWAY_TLS_KEY` | PEM file of the certificate's key, mode 0600, without a passphrase | none |
 | `PENSTOCK_GATEWAY_IN_FLIGHT` | requests that may wait for the log at once; beyond: 429 | `2000` |
-| `PENSTOCK_NODE_LOG_KEY` | file of 32 random bytes, mode 0600, which the node-reporters have, too: proves who fetches tasks' output. Not needed for nodes with a token in `PENSTOCK_TOKENS` | none |
+| `PENSTOCK_NODE_LOG_KEY` | file of 32 random bytes, mode 0600, which the node-reporters have, too: authenticates readers of tasks' output. Not needed for nodes with a token in `PENSTOCK_TOKENS` | none |
 | `PENSTOCK_NODE_LOG_CA` | PEM file of the authority of node-reporters that serve output with TLS; `system`: those of this machine | `system` |
 | `PENSTOCK_NODE_LOG_ARCHIVE` | folder (`file:///…`) or store (`s3://…`) of the output of tasks whose node is gone, as the node-reporters have it | none |
 | `PENSTOCK_CODE_DIR` | folder for the code that jobs are sent with (`--sync`), one for all gateways of a cell; at most 16 GiB | none: no code |

@@ -100,7 +100,7 @@ class Journal:
             raise sqlite3.OperationalError("another process uses the journal")
 
     def load(self, spec: NodeSpec) -> NodeState:
-        """The state as of the last write; tasks keep the boot id that they were started under."""
+        """The state as of the last write; tasks retain the boot id of their start."""
         uuids = tuple(gpu.uuid for gpu in spec.gpus)
         state = NodeState(spec.node_id, spec.boot_id, uuids, machine_id=spec.machine_id, cores=spec.cores)
         with self._failing():

@@ -1,4 +1,4 @@
-"""Moves of running jobs: decided with a reserved target, carried out when the stop is proven, given up when the target is lost."""
+"""Moves of running jobs: decided with a reserved target, carried out when the stop is proven, dropped when the target is lost."""
 
 from collections.abc import Iterator
 

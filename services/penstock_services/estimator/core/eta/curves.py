@@ -28,7 +28,7 @@ STRETCH = (1.02, 30.0)  # range of iterations in all / done by the power law
 LOG_U = (
     -4.6,
     1.6,
-)  # range of the prediction: from 1 % more to 140 times the iterations done, whatever was learned
+)  # range of the prediction: from 1 % more to 140 times the iterations done, for any learned values
 SPREAD = 1.5  # of ln(left / done) while no finished curve is known; chosen by hand
 MAX_LOG_LEFT = 50.0  # e^50 times the iterations done is still finite
 RIDGE = 1.0

@@ -125,7 +125,7 @@ class History:
         return len(self._runs)
 
     def add(self, key: bytes, run: Run, owner: str = "") -> None:
-        """A sound run of this owner, to whom the key belongs; "": the key has no owner."""
+        """A sound run of this owner of the key; "": the key has no owner."""
         runs = self._runs.get(key, owner) or Runs()
         runs.add(run)
         self._runs.put(key, owner, runs)

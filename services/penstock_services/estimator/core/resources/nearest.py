@@ -106,7 +106,7 @@ def _distance(one: int | None, other: int | None) -> int:
 
 class NearestTier:
     """Medians of the nearest runs; of memory the largest + 10 %, as in the history. Leaves GPUs open:
-    another command's GPUs say nothing about this one's."""
+    another command's GPUs do not determine this one's."""
 
     def __init__(self, nearest: Nearest) -> None:
         self._nearest = nearest

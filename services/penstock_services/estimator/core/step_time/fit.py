@@ -42,7 +42,7 @@ def fit(table: Table, prior: Prior, reference_batch: float) -> StepModel:
 def learn_prior(tables: Sequence[Table], generator: np.random.Generator) -> Prior:
     """From widely measured networks (one table each); WIDE where there are none. `generator` samples the cells.
 
-    The effect of one table is bounded, whatever its values: on a parameter by MAX_SPREADS of the spreads set by hand over
+    The effect of one table is bounded, for any values: on a parameter by MAX_SPREADS of the spreads set by hand over
     the number of tables, on a scale by MAX_SCALE times the one set by hand.
     """
     wide = [table for table in tables if len(table.cells) > len(WIDE.mean)]

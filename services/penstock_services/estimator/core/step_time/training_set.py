@@ -31,7 +31,7 @@ OWNERS_APART = (
 APART, APART_WEIGHT = (
     (0.05, 0.5),
     10.0,
-)  # what is learned of that stays within, and weighs against so many cells
+)  # bounds of the learned value, and weight of the one set by hand, in cells
 
 
 class Quota(NamedTuple):
