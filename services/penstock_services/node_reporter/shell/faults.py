@@ -13,7 +13,7 @@ from penstock.model.external_events import GpuFaulted
 from penstock.model.nodes import Gpu
 from penstock.model.validation import checked
 
-WAIT_MS = 3_600_000  # no meaning beyond the call: the wait begins again
+WAIT_MS = 3_600_000  # arbitrary: the wait begins again
 APPLICATION_XIDS = frozenset({13, 31, 43, 45, 68, 109})
 """Xids caused by a program, not by a broken GPU. Source: NVIDIA's Xid catalogue, "application" rows."""
 FELL_OFF_BUS_XID = 79

@@ -2,7 +2,7 @@
 
 Within a term time goes on by the boot-time clock (`penstock.clock.LedgerClock`). Between two terms only the log has the
 elapsed time: it has stamped the last record, and the new term's first. The difference counts, for any values of both clocks, so a log whose clock
-is wrong by years has no effect; only a step of it while no record is written has, and is not followed beyond `MAX_ABSENCE_MS`.
+is wrong by years has no effect; only a step of it while no record is written has one, and is not followed beyond `MAX_ABSENCE_MS`.
 
 Ideal: the ledger's time is the time of day. Departure: catching up with it would fire deadlines, so that is done only
 when none is pending; and a time that was wrong once stays in the ledger, so that is not done beyond `MAX_ABSENCE_MS` either.
