@@ -20,9 +20,7 @@ from pathlib import Path
 from types import FrameType
 
 LOWEST_PORT = 20_000
-HIGHEST_PORT = (
-    31_999  # below Linux' ephemeral range (32768 on), so no outgoing connection takes a chosen port
-)
+HIGHEST_PORT = 31_999  # below Linux' ephemeral range (32768 on), so that no outgoing connection takes it
 PORT_ATTEMPTS = 100
 POLL_S = 0.02  # between readiness probes; a probe is one loopback connection
 LOG_TAIL_LINES = 25

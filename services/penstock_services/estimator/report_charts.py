@@ -24,9 +24,7 @@ from penstock_services.estimator.report_tables import TITLES, colour_of, in_orde
 
 T = TypeVar("T")
 
-MAX_POINTS = (
-    2_500  # of one tier and field: more points hide each other, and make the page too large for a mail
-)
+MAX_POINTS = 2_500  # of one tier and field: more hide each other, and make the page too large for a mail
 STRETCH_RUNS = 12  # minimum runs per point of the drift
 MAX_STRETCHES = 24
 MAX_VERSIONS = 12  # marked in the drift

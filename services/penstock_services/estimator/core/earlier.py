@@ -12,9 +12,7 @@ from penstock_services.estimator.core.progress import Progress
 from penstock_services.estimator.core.resources.history import UNKNOWN, Run
 from penstock_services.estimator.core.runs import Card
 
-ANEW = (
-    0.05  # of the run: an attempt that resumes from less has begun anew, within the precision of the clocks
-)
+ANEW = 0.05  # of the run: an attempt that resumes from less counts as begun anew
 
 
 class Peak(NamedTuple):

@@ -25,9 +25,7 @@ STAGE_OWNERS = 16  # of one key; further ones add nothing
 
 # Step times: a cell is the median over owners, and these bound the cells of a single owner.
 SHARING_OWNERS = 2  # from which on a shared cell needs no bound by the usual value
-OWNERS_DISAGREE = (
-    4.0  # times: beyond, two owners do not measure the same thing, and the cell counts for neither
-)
+OWNERS_DISAGREE = 4.0  # times: beyond, two owners measure different things, and the cell counts for neither
 BEYOND_USUAL = 8.0  # times the usual value among owners: in none of Pollux' networks is a cell further than 4.6 from the median
 TABLES_OF_ONE = 3  # a third of the tables, and of their cells, may be of one owner alone
 STEP_RUNS, STEP_RUNS_OF_ONE = 10_000, 5_000  # read by a training

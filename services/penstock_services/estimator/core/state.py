@@ -44,9 +44,7 @@ from penstock_services.estimator.core.runs import (
 from penstock_services.estimator.core.stages.registry import Owned, StageRegistry
 
 MAX_EARLY = 10_000  # estimates that the ledger holds before their job, as many as the placer caches
-MAX_FORGOTTEN = (
-    1_000_000  # ids of those that it had to drop: 100 MB; more only behind a placer that lags as far
-)
+MAX_FORGOTTEN = 1_000_000  # ids of dropped ones: 100 MB; reached only if the placer lags as far
 ASKED_TO_STOP = frozenset({"preempted", "migrated", "drained"})  # reasons of `JobRequeued` after a SIGTERM
 
 Memory = Literal["host_memory", "gpu_memory"]

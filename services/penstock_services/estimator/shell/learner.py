@@ -35,9 +35,7 @@ LOG = logging.getLogger(__name__)
 RESOURCE_RUNS = 10_000  # newest; older ones are of other code, and training takes seconds
 POSITION_RECORDS = 20_000  # after so many records without a finished run the position is written, too
 MAX_PENDING = 50_000  # runs that wait for Postgres; beyond, the rest is read again after a restart
-NICENESS = (
-    10  # of the worker: where it shares a core with the estimating loop, the loop gets nine tenths of it
-)
+NICENESS = 10  # of the worker: on a shared core the estimating loop gets nine tenths
 FIRST_PAUSE_S, LAST_PAUSE_S = 0.5, 30.0  # between attempts to reach Postgres
 
 KINDS: tuple[ModelKind[Any], ...] = (RESOURCES, STEPS)
@@ -109,9 +107,7 @@ class Learner:
         """
         store = self._store = await RunStore.open(self._dsn, self._cell)
         self.learned_from = self._written = self._offset = await store.position()
-        end = (await log.end_offsets([ledger]))[
-            ledger
-        ]  # after the read: the cell's own estimator may be writing
+        end = (await log.end_offsets([ledger]))[ledger]  # later: the cell's own estimator may be writing
         if end < self.learned_from:
             raise ConfigurationError(
                 f"the runs of cell {self._cell} were read from a longer ledger (offset {self.learned_from}, this one "

@@ -31,9 +31,7 @@ MAX_RUNS = 200_000  # older ones are of other code; about 60 MB
 MAX_MODELS = 32
 FETCHED = 1_000  # rows per fetch
 
-MAX_PAIR_ROWS = (
-    4 * MAX_KINDS
-)  # the tables in memory hold more of few kinds; of many the oldest are of other code
+MAX_PAIR_ROWS = 4 * MAX_KINDS  # memory holds more of few kinds; of many the oldest are of other code
 NOTHING_LEARNED = Learned({}, {})
 MAX_STAGES = STAGE_KEYS * (STAGE_OWNERS + 1)  # as many as the registry in memory holds
 

@@ -34,9 +34,7 @@ from penstock_services.gateway.shell.roles import caller_of, needs
 router = APIRouter(prefix="/v1", tags=["cell"])
 
 MAX_LISTED = 1_000
-MAX_EXPLAINED = (
-    200  # of a queue; each costs about as much as a placement, and the others are listed without a reason
-)
+MAX_EXPLAINED = 200  # of a queue, each at about a placement's cost; the others are listed without a reason
 WAITING = (JobStatus.SUBMITTED, JobStatus.QUEUED, JobStatus.BACKOFF)
 
 

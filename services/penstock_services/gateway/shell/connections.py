@@ -25,15 +25,11 @@ from penstock_services.gateway.shell.roles import caller_of, needs
 
 router = APIRouter(prefix="/v1/nodes", tags=["nodes"])
 
-REPLACED_WITHIN_S = (
-    8.0  # a reporter that restarts, or loses its connection to a router, has reconnected by then
-)
+REPLACED_WITHIN_S = 8.0  # a reporter that restarts, or loses a router's connection, is connected by then
 RETURNED_WITHIN_S = (
     60.0  # after a gateway's start; a reporter tries again every 5 s, a balancer may need longer
 )
-TAKEN_IN_S = (
-    0.005  # time in which another gateway accepts one connection: 2.5 ms of CPU with TLS, 1 ms without
-)
+TAKEN_IN_S = 0.005  # per connection, at another gateway: 2.5 ms of CPU with TLS, 1 ms without
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 10.0
 BEGUN = b'{"connected": true}\n'
 

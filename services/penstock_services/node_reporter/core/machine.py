@@ -318,9 +318,7 @@ def _stop_ordered(state: NodeState, order: StopTask, now_ms: int, context: Conte
     elif task is not None and task.exited is not None and order.token == task.token:
         yield Emit(task.exited, task.context)
     elif task is None or task.status is Status.ENDED:
-        if (
-            task is not None and task.exited is not None
-        ):  # exit of this start, or of one that the ledger has lost
+        if task is not None and task.exited is not None:  # exit of this start, or of a lost one
             yield Emit(task.exited, task.context)
         tombstone = Task(order.task_id, order.token, state.boot_id, Status.ENDED, context=context)
         yield from _never_start(tombstone, order.node_id, now_ms, "never started")

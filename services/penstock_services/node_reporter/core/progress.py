@@ -26,9 +26,7 @@ from penstock_services.node_reporter.core.step_times import StepFilter
 
 PHASES_KNOWN = frozenset({b"launch", b"ready", b"train", b"save"})
 MAX_CHANGES = 1_000  # of phase per task, since a script may write its phase in every step
-MAX_STEPS = (
-    200  # events per task and its last line: enough for 10^8 iterations at intervals that grow by a tenth
-)
+MAX_STEPS = 200  # events per task and its last line: 10^8 iterations at intervals that grow by a tenth
 GROWTH_TENTHS = 11
 MAX_STAGES = 16  # events per task
 MAX_CHECKPOINTS = 1_000  # events per task and its last one: one an hour for six weeks

@@ -14,9 +14,7 @@ from penstock.model.external_events import GpuFault, OrderRefused, TaskExited
 from penstock.model.orders import HandOverCheckpoint, Peer, StartTask
 from penstock.model.types import MAX_CORES_PER_NODE, WHOLE_GPU
 
-MAX_ENDED_REMEMBERED = (
-    1_000  # ended tasks whose answer can be repeated; of older ones only the highest token is stored
-)
+MAX_ENDED_REMEMBERED = 1_000  # ended tasks whose answer can be repeated; older ones count as "too old"
 MAX_HANDOVERS = 256  # most are over within seconds
 MAX_GANGS_REMEMBERED = 8  # large ones, whose orders to one node follow each other
 

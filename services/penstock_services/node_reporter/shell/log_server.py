@@ -128,9 +128,7 @@ class TaskLogServer:
         found = {name: values[0] for name, values in parse_qs(query).items()}
         numbers = {name: _number(found, name) for name in ("tail", "since_ms", "age_ms", "offset")}
         since_ms = numbers["since_ms"]
-        if (
-            age_ms := numbers["age_ms"]
-        ) is not None:  # by this machine's clock, which the recorded times are of
+        if (age_ms := numbers["age_ms"]) is not None:  # by this machine's clock, as are the times
             since_ms = max(since_ms or 0, wall_ms() - age_ms)
         tail = None if numbers["tail"] is None else min(numbers["tail"], MAX_LINES)
         if not found.get("job") or not found.get("task"):

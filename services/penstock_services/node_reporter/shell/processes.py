@@ -53,9 +53,7 @@ def open_pidfd(pid: int, ticks: int | None) -> int | None:
         descriptor = os.pidfd_open(pid)
     except OSError:
         return None
-    if ticks is not None and not is_alive(
-        pid, ticks
-    ):  # checked after opening: the pid cannot be reused any more
+    if ticks is not None and not is_alive(pid, ticks):  # after opening: the pid cannot be reused
         os.close(descriptor)
         return None
     return descriptor

@@ -60,9 +60,7 @@ FIRST_PAUSE_S = 0.1  # between attempts to record an exit on a full disk
 LONGEST_PAUSE_S = 5.0
 OOM_FIRST = 500  # of 1,000: as if it used half of the machine's memory on top
 REAP_PAUSE_MS = 5  # between kills while the last processes die
-GO = (
-    b"\n"  # ends a line from shim to leader: the request, then an empty line, at which the leader executes it
-)
+GO = b"\n"  # ends a line from shim to leader: the request, then an empty line, the sign to execute it
 NEXT_SHIM_MS = 50  # after that the next shim is prepared during a start; most starts take less
 PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 PR_SET_NAME = 15
@@ -157,9 +155,7 @@ class Shim:
         self._report({"event": "taken"})
         errors = os.open(f"{self._folder}/shim.err", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         os.dup2(errors, 2)
-        phases = os.open(
-            f"{self._folder}/phases", os.O_RDWR | os.O_NONBLOCK
-        )  # held open, so that no line is lost
+        phases = os.open(f"{self._folder}/phases", os.O_RDWR | os.O_NONBLOCK)  # held: no line is lost
         failure = self._start()
         if failure is None:
             self._report({"event": "started", "pid": self._pid, "started_ms": self._started_ms})
@@ -282,9 +278,7 @@ class Shim:
                 signal.signal(number, signal.SIG_DFL)
             os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
             os.dup2(output, 1)
-            with contextlib.suppress(
-                OSError
-            ):  # beyond the user's key quota tasks share the launcher's keyring
+            with contextlib.suppress(OSError):  # beyond the user's key quota the launcher's keyring is shared
                 leave_keyring()
             failure, tasks = self._failure, None
             try:

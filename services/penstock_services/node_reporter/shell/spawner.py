@@ -132,9 +132,7 @@ class Spawner:
         self._launcher = os.pidfd_open(self._process.pid)
         self._loop.add_reader(self._control.fileno(), self._on_message)
         self._loop.add_reader(self._question.fileno(), self._answer)
-        self._loop.add_reader(
-            self._launcher, self._on_lost
-        )  # the socket alone does not suffice, since shims hold it, too
+        self._loop.add_reader(self._launcher, self._on_lost)  # not the socket, which shims hold as well
 
     @property
     def pid(self) -> int:

@@ -27,9 +27,7 @@ def explained(
     fitting = state.index.candidates(need, models)
     rejected: dict[str, int] = {}
     if moved is not None:
-        fitting |= state.nodes[
-            tasks[0].node_id
-        ].bit  # nodes reserved for it, or held by itself, count as free
+        fitting |= state.nodes[tasks[0].node_id].bit  # nodes reserved for it, or held by it, are free
         refused = refusals(state.index, need, models, fitting)
         rejected = {why.value: nodes.bit_count() for why, nodes in refused.items() if nodes}
     return PlacementExplanation(

@@ -331,10 +331,7 @@ class PlacerService:
         if self._standing_by:
             self._ready.set()
             await stand_by(self._log, replica, self._settings.cell_index, ledger_trace, seen)
-            seen = (
-                await self._projected(self._settings),
-                self._seen,
-            )  # including records that others wrote meanwhile
+            seen = (await self._projected(self._settings), self._seen)  # others may have written meanwhile
         reader = self._log.reader({ledger: replica.offset})
         cell = self._settings.cell
         try:

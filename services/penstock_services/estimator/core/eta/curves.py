@@ -33,9 +33,7 @@ SPREAD = 1.5  # of ln(left / done) while no finished curve is known; chosen by h
 MAX_LOG_LEFT = 50.0  # e^50 times the iterations done is still finite
 RIDGE = 1.0
 GAINS = (0.8, 0.9, 0.95)  # training targets of a finished curve: parts of its way
-MOMENTS = tuple(
-    n / 10 for n in range(1, 10)
-)  # training points for each target: parts of the iterations until then
+MOMENTS = tuple(n / 10 for n in range(1, 10))  # training points per target: parts of its iterations
 CURVE_CONFIDENCE = 0.925  # of unseen kinds 1 in 13 may exceed an end more often; why this value: decision 57
 EXAMPLES_OF_KIND = 40.0  # at most so many of a kind count where another kind is predicted
 ENOUGH_OF_KIND = 20  # examples for a quantile of a kind's own errors

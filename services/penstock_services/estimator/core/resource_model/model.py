@@ -37,14 +37,10 @@ MAX_WIDENED = 2.0  # in variance, where there are few cells
 OUTSIDE = 0.1  # share of held-out runs that may lie outside their interval; half of it on either side
 MIN_SCORES = 20  # fewer show no 5 % tail
 UNTESTED = 2.5  # standard deviations on either side below that number
-UNTESTED_GPU = (
-    5.0  # the same for an unseen GPU model, with too few others to leave one out; that of 17 models is 3 to 5
-)
+UNTESTED_GPU = 5.0  # for an unseen GPU model with too few others to leave one out; that of 17 is 3 to 5
 UNTESTED_GENERATION = 10.0  # and for an unseen generation, where all GPU models are of one
 GENERATION_CONFIDENCE = 0.95  # as the next one, of generations
-GPU_CONFIDENCE = (
-    0.99  # of unseen GPU models 1 in 100 may exceed an end more often: a promise of memory is enforced
-)
+GPU_CONFIDENCE = 0.99  # 1 unseen GPU model in 100 may exceed an end more often: promises are enforced
 SHRINK_SCORES = 10.0  # weight, in runs, of the average spread to which a workload's own is shrunk
 MIN_SPREAD = 1e-6
 OUTLIER = 3.0  # standard deviations from the prediction by all others; beyond, a cell loses weight (Huber)

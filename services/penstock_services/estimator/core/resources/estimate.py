@@ -42,13 +42,9 @@ PARAMETER_SERVER = ResourceVector(gpus=0, cores=1, host_memory_mib=1_024, gpu_ut
 NO_SERVER = ResourceVector()
 
 MEMORY_PERCENT = 110  # of the largest run: too little memory kills a job, too much only wastes some
-CORES_HEADROOM = (
-    1.25  # over busy cores: a run never uses more cores than its allocation, so it must be able to grow
-)
+CORES_HEADROOM = 1.25  # over busy cores: a run never exceeds its allocation, so it must be able to grow
 PRIOR_RUNS = 2  # weight of the prior, in runs: see `confidence`
-SAME_ITERATIONS = (
-    0.05  # largest relative difference at which earlier runs' time counts for this one: runs scatter more
-)
+SAME_ITERATIONS = 0.05  # relative difference up to which earlier runs' time counts: runs scatter more
 MAX_MEMORY_MIB = 1 << 30  # the wire types' range
 LAST_DATE_MS = 253_402_300_799_999  # the end of year 9999
 

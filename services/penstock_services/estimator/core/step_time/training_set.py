@@ -25,9 +25,7 @@ from penstock_services.estimator.core.step_time.placements import (
 )
 
 SHARED = "*"  # stands for all owners in a table's name; no owner can be called so
-OWNERS_APART = (
-    0.3  # set by hand, while few cells have two owners: versions, precisions and input sizes differ
-)
+OWNERS_APART = 0.3  # by hand, while few cells have two owners: versions, precisions, input sizes differ
 APART, APART_WEIGHT = (
     (0.05, 0.5),
     10.0,
@@ -44,9 +42,7 @@ class Quota(NamedTuple):
 
 SHARED_QUOTA = Quota(120, 4_000, 200)  # the most recently used tables; of each the newest cells
 MIN_SHARED_EACH = 40  # cells that a shared table may have, however many tables there are
-OWN_QUOTA = Quota(
-    80, 2_000, 50
-)  # an owner's own tables show how the owner's runs differ; fewer cells than for scales of their own
+OWN_QUOTA = Quota(80, 2_000, 50)  # an owner's own tables; too few cells for scales of their own
 
 Item = TypeVar("Item")
 
