@@ -1,4 +1,4 @@
-"""Bearer tokens in files, as clients of the gateway read them."""
+"""Bearer token of a client of the gateway, read from a file."""
 
 import re
 from pathlib import Path
@@ -6,11 +6,11 @@ from pathlib import Path
 from penstock.errors import ConfigurationError
 
 TOKEN = re.compile(r"[!-~]{1,4096}")
-"""What one HTTP header takes: RFC 6750's tokens are printable ASCII without spaces."""
+"""The tokens that one HTTP header takes: printable ASCII without spaces (RFC 6750)."""
 
 
 def bearer_token(path: Path, setting: str) -> str:
-    """The only word in this file. Raises `ConfigurationError` that names the setting and never holds what is in the file."""
+    """The only word in this file. Raises `ConfigurationError` that names the setting and never contains the file's text."""
     try:
         text = path.read_text(encoding="ascii").strip()
     except UnicodeDecodeError:

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 
 TRUSTED_STEP_MS = 60_000  # time servers correct by less; beyond it a wall clock is taken as wrong
-SLEW = 0.001  # so much faster than the boot-time clock at most; crystals differ by a tenth of it
+SLEW = 0.001  # how much faster than the boot-time clock at most; crystals differ by a tenth of it
 MAX_AGE_MS = 30 * 86_400_000  # of a record that a reader finds: beyond it one of two clocks is wrong
 
 
@@ -19,7 +19,7 @@ def boot_s() -> float:
 
 
 class LedgerClock:
-    """The ledger's time as its writer stamps it: never backwards, never standing still, never ahead of what passed.
+    """The ledger's time as its writer stamps it: it never goes backwards nor stands still, and follows the time since boot.
 
     Ideal: the wall clock. Departure: a wall clock may be wrong by years (a bad battery, a wrong time server), and a step
     forward would fire every deadline. So time goes on from `start_ms` by the boot-time clock, and follows a wall clock
@@ -38,7 +38,7 @@ class LedgerClock:
         self._wall_ms = wall or (lambda: wall_ms())
         self._stamp_s = self._elapsed_s()
         self.wall_ahead_ms = 0
-        """By how much the wall clock is ahead at the latest reading; 0: by nothing that matters."""
+        """How far the wall clock is ahead at the latest reading; 0: by `TRUSTED_STEP_MS` at most."""
 
     def now_ms(self, last_ms: int = 0) -> int:
         """The time for the next record; at least `last_ms`, the latest that the ledger shows by now."""
@@ -54,12 +54,12 @@ class LedgerClock:
 
 
 class ReadersClock:
-    """The ledger's time as a reader counts it on: that of the latest record, and what passed since it was read.
+    """The ledger's time as a reader extrapolates it: the latest record's time plus the time since that record was read.
 
     Ideal: the placer's own clock, which goes on while nothing is recorded. Departure: a reader has only the records, and
-    its own time since boot. A record that was in the log before the reader came is older than its reading by an unknown
-    time; until the first record that is read as it comes, the wall clock less the log's stamp stands in for it, where
-    that is between 0 and `MAX_AGE_MS`.
+    its own time since boot. A record that was in the log before the reader started has an unknown age when it is read;
+    until the first record that is read as it is written, the wall clock less the log's stamp is taken as that age, if it
+    is between 0 and `MAX_AGE_MS`.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class ReadersClock:
         self._read_s = 0.0
 
     def read(self, record_ms: int, stamp_ms: int | None = None) -> None:
-        """The latest record's time. `stamp_ms`: the log's stamp of one that was there before the reader came."""
+        """The latest record's time. `stamp_ms`: the log's stamp of a record that was there before the reader started."""
         age_ms = 0 if stamp_ms is None else self._wall_ms() - stamp_ms
         self._read_ms = record_ms + (age_ms if 0 <= age_ms <= MAX_AGE_MS else 0)
         self._read_s = self._elapsed_s()

@@ -176,7 +176,7 @@ def run(command: Command, arguments: Sequence[str], prog: str, obj: object = Non
 
 
 def _drop_output() -> None:
-    """What stdout still holds: the interpreter would try it again at its end, and complain."""
+    """Discards what stdout still buffers: the interpreter would write it again at its end, and complain."""
     with suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 

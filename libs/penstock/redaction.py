@@ -1,7 +1,7 @@
 """Redaction: URLs without their passwords, and values cut, for messages, logs, reports and traces.
 
-The one place that decides what may be shown. It shows what it knows to be harmless and hides the rest: a URL that is
-not well-formed is where a password is most easily taken for something else.
+The one place that decides what may be shown. It shows what it knows to be harmless and hides the rest: in a URL that is
+not well-formed a password is easily taken for another part.
 """
 
 import re
@@ -22,7 +22,7 @@ _HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\s:/?#\[\]@]*)(:[0-9]{1,5})?\Z")
 
 
 def without_password(url: str) -> str:
-    """The same URL with `***` for its password, and for a user without one, who may be a token (of Postgres: is a user).
+    """The same URL with `***` for its password, and for a user without password, which may be a token (but not for Postgres).
 
     What follows the last `@` is the address, so that a password may hold any character. What is not a URL is hidden whole.
     """
@@ -44,7 +44,7 @@ def without_password(url: str) -> str:
 
 
 def without_passwords(text: str) -> str:
-    """The text with every URL in it as `without_password` gives it."""
+    """The text with `without_password` applied to every URL in it."""
     return _URL.sub(lambda found: without_password(found[0]), text)
 
 
@@ -61,12 +61,12 @@ def brief(value: object) -> str:
 
 
 def unquoted(message: str) -> str:
-    """A parser's message without the words of the text that it quotes; its own signs stay (`','`, `'<block end>'`)."""
+    """A parser's message without its quotations from the text; the parser's own tokens stay (`','`, `'<block end>'`)."""
     return _QUOTED.sub("…", message)
 
 
 def postgres_problem(dsn: str) -> str | None:
-    """What makes this unusable as the URL of a Postgres database, with the remedy and without its text; None: nothing.
+    """Why this URL of a Postgres database is not usable, with the remedy and without the URL; None: it is usable.
 
     A client that is given such a URL takes a part of the password for a port or a host, and shows it.
     """
@@ -87,7 +87,7 @@ def postgres_problem(dsn: str) -> str | None:
 
 
 def _place(text: str) -> str:
-    """Hosts and path; hidden where a host is none: `user:password` without an address looks so."""
+    """Hosts and path; hidden if a host is not valid, as in `user:password` without an address."""
     hosts, slash, path = text.partition("/")
     fits = all(map(_HOST.match, hosts.split(",")))
     return f"{hosts}{slash}{path}" if fits else HIDDEN

@@ -1,4 +1,4 @@
-"""TLS of clients: which authorities they believe, and what to change where two ends do not fit."""
+"""TLS of clients: the certificate authorities that they trust, and the remedy where client and server do not fit."""
 
 import socket
 import ssl
@@ -24,7 +24,7 @@ def client_context(ca: str, setting: str) -> ssl.SSLContext:
 
 
 def speaks_tls(host: str, port: int) -> bool:
-    """Whether a server there takes part in a handshake; nothing is sent on it, so its certificate does not matter. Blocks for
+    """Whether a server there takes part in a TLS handshake; no data follows, so its certificate does not matter. Blocks for
     PROBE_TIMEOUT_S at most."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
@@ -45,7 +45,7 @@ def misfit(
     setting: str,
     asks: Callable[[str, int], bool] = speaks_tls,
 ) -> str | None:
-    """Why a request to `url` can never succeed as the two ends are set, and the remedy; None: that is not its trouble.
+    """Why a request to `url` can never succeed with the settings of both ends, and the remedy; None: they are not the cause.
 
     `asks`: whether the server speaks TLS, where an unencrypted request got no answer.
     """
@@ -68,7 +68,7 @@ def misfit(
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    """The error and what it was raised from."""
+    """The error and the errors from which it was raised."""
     while error is not None:
         yield error
         error = error.__cause__ or error.__context__

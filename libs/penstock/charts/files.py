@@ -12,7 +12,7 @@ MAX_PAGE_BYTES = 15_000_000  # a page that a browser opens at once, and a mail s
 
 
 def check(page: Path | None, png: Path | None) -> None:
-    """Raises `BadCommand` for what could not be written in the end; makes the folder of the pictures."""
+    """Raises `BadCommand` for a file that could not be written later; makes the folder of the PNG files."""
     if page is not None:
         if page.is_dir():
             raise BadCommand(f"--report {page}: is a folder; name a file")
@@ -30,7 +30,7 @@ def check(page: Path | None, png: Path | None) -> None:
 
 
 def write(found: Page, page: Path | None, png: Path | None, errors: Console) -> None:
-    """Only what is asked for; `errors` names what was written. Raises `BadCommand` where the disk refuses."""
+    """Writes the files that were asked for and lists them on `errors`. Raises `BadCommand` where the disk refuses."""
     if page is None and png is None:
         return
     from penstock.charts.render import html, save_all  # Altair takes 0.3 s

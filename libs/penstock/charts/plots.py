@@ -79,8 +79,8 @@ def theme(*, dark: bool = False) -> dict[str, Any]:
 
 
 class Rows(alt.InlineData):
-    """Rows that are never changed: copies of a chart share them. Altair copies a chart for each of its methods, and every
-    cell of its data with it: most of the time that a large page took.
+    """Immutable rows, which all copies of a chart share. Altair copies a chart at each method call, and every cell of its
+    data with it: that took most of the time of a large page.
     """
 
     def __deepcopy__(self, memo: object = None) -> "Rows":
@@ -117,7 +117,7 @@ def duration_text(seconds: str) -> str:
 
 
 def duration_domain(low_s: float, high_s: float) -> tuple[float, float]:
-    """Of a logarithmic scale in seconds: as it is, or where fewer than `MIN_TICKS` lie in it, from tick to tick."""
+    """Domain of a logarithmic scale in seconds: as given, or widened to the next ticks if fewer than `MIN_TICKS` lie in it."""
     if sum(low_s <= tick <= high_s for tick in _ticks(low_s, high_s)) >= MIN_TICKS:
         return low_s, high_s
     below = [tick for tick in FINE_S if tick <= low_s]
@@ -130,12 +130,12 @@ def _ticks(low_s: float, high_s: float) -> Sequence[float]:
 
 
 def duration_axis(title: str | None, low_s: float, high_s: float) -> alt.Axis:
-    """Of a logarithmic scale in seconds; ticks outside its domain are not drawn."""
+    """Axis of a logarithmic scale in seconds; ticks outside its domain are not drawn."""
     return alt.Axis(title=title, values=list(_ticks(low_s, high_s)), labelExpr=duration_text("datum.value"))
 
 
 def legend(names: Sequence[str], **more: Any) -> alt.Legend:
-    """Above the chart, in as many columns as its width holds."""
+    """A legend above the chart, in as many columns as its width holds."""
     longest = min(LEGEND_CHARACTERS, max((len(name) for name in names), default=0))
     wide = LEGEND_SYMBOL_PX + LEGEND_CHARACTER_PX * longest
     return alt.Legend(columns=min(MAX_LEGEND_COLUMNS, max(1, WIDTH // wide)), **more)

@@ -10,7 +10,7 @@ Chart: TypeAlias = "alt.LayerChart | alt.FacetChart"
 
 
 class Cell(NamedTuple):
-    """Of a table. `colour`: of a dot before the text."""
+    """A cell of a table. `colour`: that of a dot before the text."""
 
     text: str
     small: str = ""
@@ -35,7 +35,7 @@ class Panel(NamedTuple):
 
 
 class Drawing(NamedTuple):
-    """One PNG file. `part`: of several drawings with one title, which; a page has a tab for each."""
+    """One PNG file. `part` distinguishes several drawings with one title; a page has a tab for each."""
 
     panels: Sequence[Panel]
     note: str = ""

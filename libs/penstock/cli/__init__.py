@@ -1,1 +1,1 @@
-"""The command line; it talks to the gateway and to nothing else."""
+"""Command-line interface `penstock`, a client of the gateway alone."""

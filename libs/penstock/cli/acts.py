@@ -1,4 +1,4 @@
-"""What users and operators do to jobs that are submitted: cancel, hold, release, other cores, other nodes. Who acted and why is stored with it."""
+"""Commands on submitted jobs: cancel, hold, release, checkpoint, change cores, move. The user and the reason are stored with each."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any
@@ -119,7 +119,7 @@ def move(
 
 
 def _act(ctx: typer.Context, act: str, jobs: list[str], reason: str, output: Format, done: str) -> None:
-    """Does it to each; what fails for one is printed, and the others are acted on. Ends with the first failure's code."""
+    """Applies the act to each job; a failure is printed and the next job follows. Ends with the first failure's code."""
     client = gateway(ctx)
     answers, failed = [], []
     jobs = list(dict.fromkeys(jobs))

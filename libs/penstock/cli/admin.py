@@ -1,4 +1,4 @@
-"""Checking: projections, replay."""
+"""Checks of a cell for operators: verify or rebuild the projections, replay the ledger."""
 
 from typing import Annotated, Any
 
@@ -11,7 +11,7 @@ from penstock.exits import Exit
 MIN_PYTHON = (3, 11)
 MAX_NAMED = 4  # nodes of one kind
 MAX_LAG_RECORDS = 1_000  # behind the ledger; far below a second of work for the projector
-MAX_CLOCK_STEP_MS = 120_000  # beyond what records are under way
+MAX_CLOCK_STEP_MS = 120_000  # longer than records are under way
 REPLAY_PATIENCE_S = 600.0  # a replay folds tens of thousands of records per second, and decides on each
 NVIDIA_SMI_TIMEOUT_S = 10.0
 

@@ -1,4 +1,4 @@
-"""The tree of `penstock`'s commands. A command's module is imported when the command is asked for."""
+"""The command tree of `penstock`, as a table. A command's module is imported when the command is asked for."""
 
 import shlex
 from collections.abc import Mapping, Sequence
@@ -244,7 +244,7 @@ PANELS: Mapping[str, Mapping[str, Entry]] = MappingProxyType({
         ),
     },
 })  # fmt: skip
-"""Heading in the list of commands → command → where it is."""
+"""Heading in the list of commands → command → its entry."""
 
 app = commandline.new_app(
     cls=LazyGroup,

@@ -1,4 +1,4 @@
-"""What every command shares: the gateway of this call, `-o`, and finding a job by id, prefix or name."""
+"""Shared parts of the commands: the gateway of this call, `-o`, and the search for a job by id, prefix or name."""
 
 import re
 import threading
@@ -60,8 +60,8 @@ def chosen(state: str | None, owner: str | None, name: str | None, label: list[s
 def gateway(ctx: typer.Context) -> Client:
     """The gateway that this command talks to; closed when the command ends.
 
-    A signal may come just as the client has taken a lock, which then stays taken: closing it waits for ever, the command does not.
-    After a signal another one is to be used.
+    A signal may interrupt the client while it holds a lock, which then stays locked: closing it would wait for ever, so the
+    command waits `CLOSE_S` at most. After a signal, use another client.
     """
     found = cast(Session, ctx.find_root().obj).gateway()
     closing = threading.Thread(target=found.close, name="closing", daemon=True)
@@ -75,12 +75,12 @@ def gateway(ctx: typer.Context) -> Client:
 
 
 def find_job(client: Client, text: str) -> dict[str, Any]:
-    """The job with this id; else the latest of this name; else the only one whose id starts so. Raises `Stop`."""
+    """The job with this id; else the latest of this name; else the only one with this prefix of its id. Raises `Stop`."""
     return client.find(text)
 
 
 def find_job_id(client: Client, text: str) -> str:
-    """The id of that job. Where this token may not read, the text is taken for an id, which the gateway judges. Raises `Stop`."""
+    """The id of that job. If this token may not read, the text is taken as an id, which the gateway checks. Raises `Stop`."""
     try:
         return client.job(text).job_id
     except Stop as stop:

@@ -1,4 +1,4 @@
-"""Completion of jobs' names and ids, and of nodes, in the shell: one short question to the gateway, and silence where it fails."""
+"""Shell completion of jobs' names and ids, and of nodes: one short request to the gateway, and no output where it fails."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,7 +15,7 @@ MAX_LOOKED_AT = 200  # of the latest jobs
 
 
 def complete_job(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Names of jobs, the latest first, then ids; those that start so."""
+    """Names of jobs with this prefix, the latest first, then ids."""
     try:
         return _jobs(ctx.find_root().params, incomplete)
     except Exception:  # noqa: BLE001 - a message in the middle of a line that is being typed helps no one
@@ -23,7 +23,7 @@ def complete_job(ctx: typer.Context, incomplete: str) -> list[str]:
 
 
 def complete_node(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Ids of nodes that start so."""
+    """Ids of nodes with this prefix."""
     try:
         with _asking(ctx.find_root().params) as client:
             return [node.node_id for node in client.nodes() if node.node_id.startswith(incomplete)][

@@ -1,4 +1,4 @@
-"""Deadlines for people: the odds of one job in a line, and `penstock get jobs --deadline`."""
+"""Deadlines as text: the odds of one job in a line, and `penstock get jobs --deadline`."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -41,7 +41,7 @@ def in_a_line(found: Row) -> str:
 
 
 def percent(odds: float | None) -> str:
-    """`93 %`, `< 1 %`, `> 99 %`: none is shown as certain; `–` for None."""
+    """`93 %`, `< 1 %`, `> 99 %`: never shown as certain; `–` for None."""
     if odds is None:
         return "–"
     if 0.01 <= odds <= 0.99:
@@ -50,7 +50,7 @@ def percent(odds: float | None) -> str:
 
 
 def list_jobs(client: Client, filters: Mapping[str, Any], limit: int, output: Format) -> None:
-    """Jobs that name when they should be done, least odds first."""
+    """Jobs with a deadline, least odds first."""
     answer = client.get("/v1/deadlines", limit=limit, **filters)
     jobs = rows_of(answer, "jobs")
 

@@ -19,7 +19,7 @@ from penstock.screen import plain_table
 
 MAX_NAMED = 4  # nodes of one kind
 MAX_LAG_RECORDS = 1_000  # behind the ledger; far below a second of work for the projector
-MAX_CLOCK_STEP_MS = 120_000  # beyond what records are under way
+MAX_CLOCK_STEP_MS = 120_000  # longer than records are under way
 
 
 MAX_ASKED = 256  # nodes, one after the other: a second
@@ -40,7 +40,7 @@ Reach = Callable[[Sequence[tuple[str, str]]], Iterator[Finding]]
 
 
 def checked(what: str, look: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
-    """What `look` finds; its error as a finding, whose remedy follows the first `; `."""
+    """The findings of `look`; its error as a finding, with the remedy after the message's first `; `."""
     try:
         yield from look()
     except (PenstockError, OSError) as error:
@@ -67,7 +67,7 @@ def table_of(findings: Sequence[Finding]) -> Table:
 
 
 def cell_findings(client: Client, reach: Reach | None = None) -> Iterator[Finding]:
-    """What is behind the gateway: services, ledger, nodes. `reach`: tries the nodes' log servers from here (`log_server_findings`)."""
+    """Checks behind the gateway: services, ledger, nodes. `reach`: tries the nodes' log servers from here (`log_server_findings`)."""
     try:
         status = client.get("/v1/status")
     except Stop as stop:
@@ -92,7 +92,7 @@ def cell_findings(client: Client, reach: Reach | None = None) -> Iterator[Findin
 
 
 def _ledger(ledger: dict[str, Any]) -> Finding:
-    """Whether all of it can be read, from the log and its archive."""
+    """Whether the whole ledger can be read, from the log and its archive."""
     archive = ledger["archive"]
     found = f"offsets {ledger['begin']} to {ledger['end']} in the log"
     if archive:
@@ -106,7 +106,7 @@ def _ledger(ledger: dict[str, Any]) -> Finding:
 
 
 def _addresses(nodes: Sequence[dict[str, Any]]) -> Iterator[Finding]:
-    """Nodes that announce loopback beside others that do not: gangs over both cannot meet."""
+    """Nodes that announce a loopback address beside others that do not: tasks of a gang over both cannot connect."""
     there = [node for node in nodes if node["status"] != "gone"]
     local = [node["node_id"] for node in there if _is_loopback(node["address"])]
     if local and len(local) < len(there):
@@ -184,7 +184,7 @@ def _services(status: dict[str, Any]) -> Iterator[Finding]:
 
 
 def _clock(status: dict[str, Any]) -> Iterator[Finding]:
-    """The ledger's time against the log's clock, at the latest record: it does not follow steps."""
+    """The ledger's time against the log's clock at the latest record: the ledger's time does not follow a clock's steps."""
     if status["log_ms"] is None:
         return
     ahead_ms = status["now_ms"] - status["log_ms"]

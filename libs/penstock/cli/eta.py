@@ -1,4 +1,4 @@
-"""`penstock eta JOB`: how long a job still takes, when it ends, how sure that is and where it comes from."""
+"""`penstock eta JOB`: remaining time of a job, its end, their interval and source."""
 
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -56,13 +56,13 @@ def nothing_known(answer: Answer) -> bool:
 
 
 def _starts_ms(answer: Answer) -> int | None:
-    """When it is expected to start; None: not in the queue, or not known."""
+    """The expected start; None: not in the queue, or not known."""
     start = answer.get("start")
     return None if start is None else start["starts_ms"]
 
 
 def of_job(client: Client, job_id: str) -> dict[str, Any] | None:
-    """The gateway's answer; None from one that is too old to have any."""
+    """The gateway's answer; None from a gateway that is too old to have one."""
     try:
         found: dict[str, Any] = client.get(f"/v1/jobs/{job_id}/eta")
     except Stop as stop:
@@ -97,7 +97,7 @@ def in_a_line(answer: Answer) -> str:
 
 
 def shown(answer: Answer, job: Answer, now: int | None = None) -> RenderableType:
-    """The whole answer for people; `now`: counts on from when it was given, in ms."""
+    """The whole answer as text. `now`, in ms: the answer is advanced to this time."""
     answer = later(answer, now)
     lines = [f"[bold]{answer['job_id']}[/]  {state(answer['status'])}  {escape(str(job['name']))}"]
     lines.append(f"[bold]{escape(_headline(answer))}[/]")
@@ -141,7 +141,7 @@ def _headline(answer: Answer) -> str:
 
 
 def _expected(answer: Answer) -> list[str]:
-    """Of a job that waits: start, run time, and where both are known its end."""
+    """Expected start and run time of a job that waits, and its end where both are known."""
     starts_ms, run_ms = _starts_ms(answer), answer["run_ms"]
     start = [] if starts_ms is None else [expected_start(starts_ms, answer["now_ms"])]
     if run_ms is None:
@@ -210,7 +210,7 @@ def later(answer: Answer, now: int | None) -> Answer:
 
 
 def _watch(client: Client, job: dict[str, Any], output: Format) -> int:
-    """Until the job ends; its exit code. On a terminal the times tick, elsewhere each change is a line."""
+    """Follows the job to its end; returns its exit code. On a terminal the times tick, elsewhere each change is a line."""
     path = f"/v1/jobs/{job['job_id']}/eta"
     if output is Format.TABLE and sys.stdout.isatty():
         _draw(client, job)
@@ -226,9 +226,9 @@ def _print(answer: Answer) -> None:
 
 
 def _changes(client: Client, job: Answer, waits: Callable[[], bool] | None = None) -> Iterator[str]:
-    """Once now, then the type of each event that may change the answer; the last is the job's end.
+    """Yields once at the start, then the type of each event that may change the answer; the last is the job's end.
 
-    While `waits`, starts and ends of other jobs count too: its expected start goes by them. None: only its own events.
+    While `waits`, starts and ends of other jobs count too: its expected start depends on them. None: only its own events.
     """
     yield ""
     only = {} if waits is not None else {"job": job["job_id"]}

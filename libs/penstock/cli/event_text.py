@@ -1,4 +1,4 @@
-"""Text of ledger events for people, one line each, for `submit`, `events` and `watch`."""
+"""Ledger events as text, one line each, for `submit`, `events` and `watch`."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -80,12 +80,12 @@ def _estimated(data: Data) -> str:
     estimate = data["estimate"]
     tier = TIERS.get(estimate["tier"], estimate["tier"])
     sure = f"{needs(estimate['worker'])} per worker; {tier}, {estimate['confidence']:.0%} sure"
-    new = "" if estimate["tier"] == "default" else first_of_kind(estimate)  # else it is said already
+    new = "" if estimate["tier"] == "default" else first_of_kind(estimate)  # else the line states it already
     return "; ".join(filter(None, (sure, new)))
 
 
 def first_of_kind(estimate: Data) -> str:
-    """`first of its kind: network`, of an estimate that nothing like the job has taught; empty otherwise."""
+    """`first of its kind: network` if no similar job was in the estimate's training set; empty otherwise."""
     names = [name.replace("gpu_model", "GPU model") for name in estimate.get("first_of_kind") or ()]
     return f"first of its kind: {', '.join(names)}" if names else ""
 
@@ -109,12 +109,12 @@ def _exited(data: Data) -> str:
 
 
 def reason_of(job: Data) -> str:
-    """Why it ended or failed, with its tasks named without it."""
+    """Why the job ended or failed; tasks are named without the job's id."""
     return without_prefix(str(job.get("reason") or "").replace(f"{job['job_id']}.", ""))
 
 
 def without_prefix(text: str) -> str:
-    """`never_fits_gpus: one worker needs …` without the reason's name, which is for programs."""
+    """`never_fits_gpus: one worker needs …` without the reason's name."""
     return re.sub(r"^never_fits\w*: ", "", text)
 
 
@@ -146,13 +146,13 @@ def _adjusted(data: Data) -> str:
 
 
 def asked(row: Data) -> str:
-    """Who asked for something, and why: `asked for by ops/ana: it starves`; empty where nobody did."""
+    """Who asked for something, and why: `asked for by ops/ana: it starves`; empty if no user did."""
     why = f": {row['reason']}" if row["reason"] else ""
     return f"asked for by {row['by']}{why}" if row["by"] else ""
 
 
 def adjustment(row: Data) -> str:
-    """What a running task was given: `w0 has 4 cores (0–3), asked for by ops/ana: it starves, by cpuset`."""
+    """An adjustment of a running task: `w0 has 4 cores (0–3), asked for by ops/ana: it starves, by cpuset`."""
     has = (
         f"{count(len(row['value']), 'core')} ({numbers(row['value'])})"
         if row["what"] == "cores"
@@ -172,7 +172,7 @@ def _checkpointed(data: Data) -> str:
 
 
 def _fetched(data: Data) -> str:
-    """`w0 has iteration 9,000 from node-a1 in 1.3 s, 2 GiB`, or why it begins without."""
+    """`w0 has iteration 9,000 from node-a1 in 1.3 s, 2 GiB`, or why it starts without a checkpoint."""
     if data.get("problem"):
         return f"{_short(data)} starts without its checkpoint from {data['from_node']}: {data['problem']}"
     size = memory(-(-data.get("size_bytes", 0) >> 20))
@@ -181,7 +181,7 @@ def _fetched(data: Data) -> str:
 
 
 def checkpoint(row: Data) -> str:
-    """A job's latest: `iteration 9,000 of attempt 1, saved in 1.3 s on node-a1: /var/lib/…`."""
+    """A job's latest checkpoint: `iteration 9,000 of attempt 1, saved in 1.3 s on node-a1: /var/lib/…`."""
     at = "" if row["iteration"] is None else f"iteration {row['iteration']:,} of "
     where = f"{row['node_id']}{', shared' if row['shared'] else ''}"
     fetched = f", fetched from {row['fetched_from']}" if row["fetched_from"] else ""
@@ -197,7 +197,7 @@ def checkpoint(row: Data) -> str:
 
 
 def move(row: Data) -> str:
-    """A job's latest, with what it cost where that is given: `to node-b1, asked for by ops/ana: fans; given up: node-b1 is cordoned`."""
+    """A job's latest move, with its cost where that is given: `to node-b1, asked for by ops/ana: fans; given up: node-b1 is cordoned`."""
     why = f": {row['reason']}" if row["reason"] else ""
     ends = {"under_way": "it is being stopped", "arrived": f"attempt {row['attempt'] + 1} is there"}
     end = ends.get(row["outcome"]) or f"given up: {row['problem']}"
@@ -318,7 +318,7 @@ def _requeued(data: Data) -> str:
 
 
 def _operator(data: Data) -> str:
-    """`, by ada@workstation-7: fans`; empty where no person acted."""
+    """`, by ada@workstation-7: fans`; empty if no person acted."""
     by, reason = data.get("by"), data.get("reason")
     return (f", by {by}" if by else "") + (f": {reason}" if reason else "")
 
@@ -336,7 +336,7 @@ def _adopted(data: Data) -> str:
 
 
 def _answered(data: Data) -> str:
-    """Of a plan the numbers of units; the first that is refused, with why."""
+    """The numbers of units in a plan; the first refused unit, with the reason."""
     text = f"{data['proposer']}: {data['verdict']}"
     refused = data.get("refused", [])
     parts = [f"{data[key]} {key}" for key in ("started", "waiting") if data.get(key)]
@@ -349,7 +349,7 @@ def _answered(data: Data) -> str:
 
 
 def _short(data: Data) -> str:
-    """A task without its job: `w0`."""
+    """A task's id without its job: `w0`."""
     return str(data["task_id"]).rpartition(".")[2]
 
 

@@ -1,4 +1,4 @@
-"""The answer to `why`, for people."""
+"""Text of `penstock why`: why a job waits, or why it was placed where it is."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -60,7 +60,7 @@ def show(answer: Mapping[str, Any], first_of_kind: str = "", *, wide: bool = Fal
 
 
 def start_lines(answer: Mapping[str, Any]) -> list[str]:
-    """When a job of the queue is expected to start, what that assumes, and who holds what it needs."""
+    """The expected start of a queued job, its assumptions, and the jobs that hold what it needs."""
     start = answer.get("start")
     if not start:
         return []
@@ -112,7 +112,7 @@ def in_short(answer: Mapping[str, Any], job: Mapping[str, Any]) -> str:
 
 
 def _placement(found: Mapping[str, Any], *, wide: bool) -> None:
-    """The candidates with their scores, the winner first, then the GPUs of each task."""
+    """The candidate placements with their scores, the winner first, then the GPUs of each task."""
     screen = console()
     screen.print()
     table = plain_table("", "NODES", "SCORE", right=("SCORE",))
@@ -148,7 +148,7 @@ def _gpus(tasks: list[Mapping[str, Any]], limit: int, *, wide: bool) -> None:
 
 
 def asked(found: Mapping[str, Any]) -> str:
-    """`proposed by batcher: shares no link`, `chosen by srtf: starts when it has ended there: night`; empty where scores tell why."""
+    """`proposed by batcher: shares no link`, `chosen by srtf: starts when it has ended there: night`; empty where the scores explain it."""
     why = f": {found['reason']}" if found.get("reason") else ""
     if found.get("proposer"):
         return f"proposed by {found['proposer']}{why}"
@@ -185,5 +185,5 @@ def _counts(counts: Mapping[str, int]) -> str:
 
 
 def reason_words(reason: str) -> str:
-    """A reason of the closed list for people: `gpus_busy` → `GPUs busy`."""
+    """A reason of the closed list as text: `gpus_busy` → `GPUs busy`."""
     return reason.replace("_", " ").replace("gpus", "GPUs").replace("gpu", "GPU")

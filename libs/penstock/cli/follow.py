@@ -1,4 +1,4 @@
-"""Following one job from the stream of its events to its end."""
+"""Follows one job to its end by the stream of its events."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
@@ -21,7 +21,7 @@ STYLES = {"succeeded": "green", "failed": "red", "cancelled": "magenta", "can ne
 
 
 def events_of(client: Client, job_id: str) -> Iterator[dict[str, Any]]:
-    """Its events from the first on, as they happen, to its end."""
+    """The job's events from the first one to its end, as they happen."""
     for event in client.stream("/v1/stream", last_id="0", job=job_id):
         yield event.data
         if event.data["type"] == ENDED:
@@ -34,7 +34,7 @@ class Shows(Enum):
     NOTHING = auto()
     PHASES = auto()
     PHASES_AND_TAIL = auto()
-    """Of a failed job also the end of its output."""
+    """Phases, and the end of a failed job's output."""
     OUTPUT = auto()
     """Phases, and all that the job prints, as it comes."""
 
@@ -74,7 +74,7 @@ def print_event(event: Mapping[str, Any], lead: str, *, wide: bool = False) -> N
 
 
 def _print_end(client: Client, job: dict[str, Any], *, tail: bool) -> None:
-    """Where the time went; with `tail` of a failed job also the end of its output."""
+    """The time of each phase; with `tail` also the end of a failed job's output."""
     screen = console()
     if tail and job["outcome"] == "failed":
         for line in _last_lines(client, job["job_id"]):
@@ -90,7 +90,7 @@ def _print_end(client: Client, job: dict[str, Any], *, tail: bool) -> None:
 
 
 def _last_lines(client: Client, job_id: str) -> list[str]:
-    """The end of its output; what goes wrong with it changes nothing else."""
+    """The end of the job's output; an error here is not one of the command."""
     try:
         return client.text(f"/v1/jobs/{job_id}/logs", tail=TAIL_LINES).splitlines()[-TAIL_LINES:]
     except Stop as error:
@@ -103,7 +103,7 @@ def phases_ms(job: dict[str, Any], now_ms: int | None = None) -> tuple[int | Non
 
     The first attempt's wait begins with the submission, a later one's when it queued again.
 
-    A phase that has begun and not ended counts up to `now_ms`; without it, and for those not begun, None.
+    A phase that has begun and not ended counts up to `now_ms`, without it None; a phase that has not begun is None.
     """
     again = job["attempt"] > 1 or (job["attempt"] == 1 and job.get("placed_ms") is None)
     first_ms = (job.get("queued_ms") or job["submitted_ms"]) if again else job["submitted_ms"]

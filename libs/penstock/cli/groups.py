@@ -30,7 +30,7 @@ def get_groups(ctx: typer.Context, output: Output = Format.TABLE) -> None:
 
 
 def groups_table(groups: list[Row], now_ms: int, *, wide: bool = False) -> Table:
-    """A line per group and member, members in the order of their rotation. SPEED: as predicted, of that alone; USED: of the four resources (γ)."""
+    """A line per group and member, members in the order of their rotation. SPEED: predicted, relative to the job alone; USED: share of the four resources (γ)."""
     columns = ["GROUP", "NODES", "GPUS", "SINCE", "PERIOD", "USED", "JOB", "SPEED"]
     table = plain_table(
         *columns, *(["BY", "REASON"] if wide else []), right=("GPUS", "SINCE", "PERIOD", "USED", "SPEED")
@@ -51,7 +51,10 @@ def groups_table(groups: list[Row], now_ms: int, *, wide: bool = False) -> Table
 
 
 def in_rotation(group: Row) -> list[str]:
-    """Its members that are there: while the first uses storage the second uses the CPU, and so on; oldest first where nothing was predicted."""
+    """The group's present members in the order of the rotation: while the first uses storage the second uses the CPU, and so on.
+
+    Members without a prediction follow, oldest first.
+    """
     order: list[str] = (group["turns"] or {}).get("job_ids", [])
     present_now: list[str] = group["job_ids"]
     return [job_id for job_id in order if job_id in present_now] + [
@@ -60,7 +63,7 @@ def in_rotation(group: Row) -> list[str]:
 
 
 def speed_of(group: Row, job_id: str) -> float | None:
-    """As predicted, of its speed alone."""
+    """The predicted speed, relative to the job alone."""
     turns = group["turns"] or {"job_ids": [], "speeds": []}
     return dict(zip(turns["job_ids"], turns["speeds"], strict=True)).get(job_id)
 

@@ -1,4 +1,4 @@
-"""Looking: get, describe, events, why, queue."""
+"""Read-only commands about jobs, nodes and GPUs: get, describe, events, why, queue."""
 
 from functools import partial
 from typing import Annotated, Any
@@ -142,7 +142,7 @@ def describe_job(ctx: typer.Context, job: JobArgument, output: Output = Format.T
 
 
 def _anothers_job(found: dict[str, Any], *, wide: bool) -> RenderableType:
-    """What scheduling shows of another tenant's job."""
+    """The fields of another tenant's job that are shown for scheduling."""
     del wide
     queue_ms, launch_ms, run_ms = follow.phases_ms(found, found["now_ms"])
     facts = {
@@ -161,7 +161,7 @@ def _anothers_job(found: dict[str, Any], *, wide: bool) -> RenderableType:
 def _job(
     found: dict[str, Any], tasks: list[dict[str, Any]], remaining: eta.Answer | None, *, wide: bool
 ) -> RenderableType:
-    """Everything about a job, for people."""
+    """Everything about a job, as text."""
     spec, estimate = found["spec"], found.get("estimate")
     queue_ms, launch_ms, run_ms = follow.phases_ms(found, found["now_ms"])
     facts = {
@@ -204,7 +204,7 @@ def _job(
 
 
 def _stopping(spec: dict[str, Any]) -> str:
-    """`saves by the SDK; never to make way for another job`; empty where nothing was said."""
+    """`saves by the SDK; never to make way for another job`; empty where the job file has no such field."""
     saves = {"sdk": "saves by the SDK", "signal": "saves by itself"}.get(spec.get("checkpoint", "none"), "")
     stays = "" if spec.get("preemptible", True) else "never to make way for another job"
     early = "launches before its GPUs are free" if spec.get("prelaunch") else ""
@@ -212,7 +212,7 @@ def _stopping(spec: dict[str, Any]) -> str:
 
 
 def _priority(spec: dict[str, Any]) -> str:
-    """`5 among the jobs of its owner`; empty for the usual one."""
+    """`5 among the jobs of its owner`; empty for the default priority."""
     priority = spec.get("priority", 0)
     return f"{priority} among the jobs of its owner" if priority else ""
 
@@ -230,7 +230,7 @@ def _training(spec: dict[str, Any]) -> str:
 
 
 def _iteration(stages: dict[str, Any] | None) -> str:
-    """What one uses, by jobs like it: `220.0 ms: storage 20.0, CPU 100.0, GPU 90.0, network 8.0, idle 2.0; of 40 iterations of jobs like it`."""
+    """What an iteration uses, measured on similar jobs: `220.0 ms: storage 20.0, CPU 100.0, GPU 90.0, network 8.0, idle 2.0; of 40 iterations of jobs like it`."""
     if stages is None:
         return ""
     names = {"storage": "storage", "cpu": "CPU", "gpu": "GPU", "network": "network", "idle": "idle"}
@@ -257,7 +257,7 @@ def _gang(job: dict[str, Any]) -> str:
 
 
 def _facts(facts: dict[str, str]) -> Table:
-    """Two columns; what is empty is left out."""
+    """Two columns; empty values are left out."""
     table = plain_table("", "")
     table.show_header = False
     table.columns[1].no_wrap = False

@@ -1,4 +1,4 @@
-"""From a job file and flags to the job that is submitted, and the key under which it is."""
+"""Builds the job to submit from a job file and flags, and its idempotency key."""
 
 import getpass
 import hashlib
@@ -37,8 +37,8 @@ CI_VARIABLES: tuple[tuple[str, tuple[str, ...]], ...] = (
 def read_job_file(path: str, *, packed: bool = False) -> dict[str, Any]:
     """The mapping in a YAML job file; `-` reads stdin. Raises `Stop` with line and column.
 
-    Relative paths in it are of the folder that it is in, which is also the default of `workdir`, but not where a folder is packed:
-    by its `sync`, or by a flag (`packed`).
+    Relative paths in it are relative to its folder, which is also the default of `workdir`, unless a folder is packed: by its
+    `sync`, or by a flag (`packed`).
     """
     try:
         if path == "-":
@@ -74,12 +74,12 @@ def read_job_file(path: str, *, packed: bool = False) -> dict[str, Any]:
 
 
 def folder_of(path: str) -> str:
-    """What the relative paths of a job file are relative to."""
+    """The folder that a job file's relative paths start from."""
     return os.getcwd() if path == "-" else os.path.dirname(os.path.abspath(path))
 
 
 def located(fields: Mapping[str, Any], folder: str) -> dict[str, Any]:
-    """With absolute paths instead of those that are relative to this folder, `~` included."""
+    """The fields with absolute paths in place of those relative to this folder, `~` included."""
     found = dict(fields)
     if isinstance(workdir := found.get("workdir"), str):
         found["workdir"] = _absolute(workdir, folder)
@@ -95,7 +95,7 @@ def located(fields: Mapping[str, Any], folder: str) -> dict[str, Any]:
 
 
 def _is_path(kind: str, text: object) -> bool:
-    """Of an environment's field: a folder or an image's file, and not the name of a conda environment or of an image in a registry."""
+    """Whether an environment's field is a folder or an image's file, not the name of a conda environment or of an image in a registry."""
     if not isinstance(text, str):
         return False
     return (
@@ -106,7 +106,7 @@ def _is_path(kind: str, text: object) -> bool:
 
 
 def synced(fields: Mapping[str, Any]) -> tuple[dict[str, Any], Packed | None]:
-    """With the digest of the folder that is to be packed, `workdir` inside it, and its archive; None: there is none. Raises `Stop`."""
+    """The fields with the digest of the folder to pack and `workdir` inside it, and the folder's archive; None: no folder. Raises `Stop`."""
     folder, workdir = fields.get("sync"), fields.get("workdir")
     if not isinstance(folder, str) or folder.startswith(PACKED):
         return dict(fields), None
@@ -129,7 +129,7 @@ def _absolute(path: str, folder: str) -> str:
 def environment(
     venv: str | None, conda: str | None, container: str | None, *, path: bool
 ) -> dict[str, Any] | str | None:
-    """`environment` of a job file, from flags; None: none is given. Raises `Stop`."""
+    """`environment` of a job file, from flags; None: no flag is given. Raises `Stop`."""
     given = {"venv": venv, "conda": conda, "container": container}
     found = {kind: text for kind, text in given.items() if text is not None}
     if len(found) + path > 1:
@@ -139,7 +139,7 @@ def environment(
 
 
 def build(fields: Mapping[str, Any], where: str) -> JobSpec:
-    """The job these fields describe; owner and workdir default to who and where we are. Raises `Stop`."""
+    """The job these fields describe; owner and workdir default to this user and folder. Raises `Stop`."""
     fields = {"owner": _user(), **({} if "sync" in fields else {"workdir": os.getcwd()}), **fields}
     try:
         return parse_job(fields)
@@ -191,7 +191,7 @@ def default_name(command: list[str]) -> str:
 
 
 def idempotency_key(spec: JobSpec, env: Mapping[str, str] = os.environ) -> str:
-    """In CI: the same for the same job of the same CI attempt, so that a repeated step submits once. Else random."""
+    """In CI the same key for the same job of the same CI attempt, so that a repeated step submits once; else random."""
     for system, names in CI_VARIABLES:
         values = [env.get(name, "") for name in names]
         if all(values):

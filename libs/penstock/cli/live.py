@@ -35,7 +35,7 @@ from penstock.counting import count
 from penstock.exits import Exit, Stop
 from penstock.screen import console
 
-BURST_S = 0.2  # events of so long lead to one look: a gang's start is a dozen of them
+BURST_S = 0.2  # events within this time lead to one look: a gang's start is a dozen of them
 TICKS_PER_S = 2  # running times on the screen; nothing is asked of the gateway for them
 MAX_JOBS = 25
 HEAD_AND_FOOT = 3  # lines
@@ -69,7 +69,7 @@ def watch(
 
 
 def follow_one(client: Client, job_id: str, form: Format) -> NoReturn:
-    """To its end; ends the command with its exit code. JSON and YAML: the job as it ended."""
+    """Follows the job to its end and ends the command with its exit code. JSON and YAML: the job as it ended."""
     data = form in (Format.JSON, Format.YAML)
     job = follow.to_end(client, job_id, follow.Shows.NOTHING if data else follow.Shows.PHASES_AND_TAIL)
     if data:
@@ -84,7 +84,7 @@ LeftOf = Callable[[list[dict[str, Any]]], Mapping[str, str]]
 def watch_jobs(
     client: Client, filters: Mapping[str, Any], limit: int, form: Format, left_of: LeftOf | None = None
 ) -> None:
-    """Until Ctrl-C; with `left_of` the wide table. JSON and YAML: each job that there is, then each that changes, one after the other."""
+    """Runs until Ctrl-C; with `left_of` the wide table. JSON and YAML: each existing job, then each job that changes."""
     if form in (Format.JSON, Format.YAML):
         _documents(client, filters, limit, form)
         return
@@ -115,7 +115,7 @@ def _documents(client: Client, filters: Mapping[str, Any], limit: int, form: For
 
 
 def _place(client: Client) -> str:
-    """Where the stream is now: taken before the first look, so that no change is missed."""
+    """The stream's position now: read before the first look, so that no change is missed."""
     status = client.status()
     return str(min(status.seq, status.projected_seq))
 
@@ -129,7 +129,7 @@ def top(ctx: typer.Context) -> None:
 def _jobs(
     client: Client, filters: Mapping[str, Any], limit: int, left_of: LeftOf | None
 ) -> Callable[[], RenderableType]:
-    """One look; the result draws itself again with times that tick. A screen shows as many as it has lines for, the latest."""
+    """One look; the result draws itself again with times that tick. A screen shows the latest jobs, as many as it has lines for."""
     answer = client.get("/v1/jobs", limit=limit, eta=left_of and True, **filters)
     jobs = sorted(rows_of(answer, "jobs"), key=lambda job: job["submitted_seq"])
     if not jobs:

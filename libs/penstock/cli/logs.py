@@ -1,4 +1,4 @@
-"""`penstock logs`, and the output that `submit` prints: what a job's tasks print, each line with its task before it where there are several."""
+"""`penstock logs`, and the output that `submit` prints: the output of a job's tasks, with the task before each line if there are several."""
 
 import json
 import re
@@ -55,7 +55,7 @@ def logs(
 
 
 def _since(text: str | None) -> dict[str, Any]:
-    """`5m` is taken by the clock of the node, a date and time as it is. Raises `Stop`."""
+    """`5m` counts by the node's clock, a date and time is absolute. Raises `Stop`."""
     if text is None or re.fullmatch(DURATION_PATTERN, text):
         return {"since": text}
     try:
@@ -81,20 +81,20 @@ def frames(client: Client, job_id: str, **asked: Any) -> Iterator[dict[str, Any]
 
 @dataclass(slots=True)
 class Shown:
-    """What has been printed of a job's output."""
+    """Printer of a job's output, with the state of the line that it is in."""
 
     whole_lines: bool = False
-    """A line is printed once it has ended, for other lines come between. A progress bar's state is such a line."""
+    """A line is printed once it has ended, since other lines come between. Each state of a progress bar is a line."""
     attempt: int | None = None
     missing: bool = False
     """Some of it could not be read."""
     at_line_start: bool = True
     _rest: str = ""
-    """The beginning of a line that is to be printed whole."""
+    """The buffered beginning of a line that is printed whole."""
     _names: dict[str, str] = field(default_factory=dict)
 
     def take(self, frame: dict[str, Any]) -> None:
-        """Prints one piece; what is no output goes to stderr."""
+        """Prints one piece; a frame that is not output goes to stderr."""
         if "text" in frame:
             text = self._prefixed(frame["task"], frame["text"])
             self._print(self._ended(text) if self.whole_lines else text)
@@ -124,7 +124,7 @@ class Shown:
         self.fresh_line()
 
     def _ended(self, text: str) -> str:
-        """The lines that have ended with it; the carriage return at its end may be half of a line end."""
+        """The lines that this text ends; a carriage return at its end may be half of a line end."""
         text = self._rest + text
         cut = max(text.rfind("\n"), text.rfind("\r", 0, -1)) + 1
         if len(text) - cut > MAX_LINE_CHARS:
@@ -146,7 +146,7 @@ class Shown:
 
 
 class Following:
-    """A job's output in whole lines, printed by a thread of its own. Nothing that goes wrong with it matters to the job: one line on stderr."""
+    """A job's output in whole lines, printed by a thread of its own. An error is one line on stderr and does not affect the job."""
 
     def __init__(self, client: Client, job_id: str) -> None:
         self.lock = threading.Lock()
@@ -158,7 +158,7 @@ class Following:
         self._thread.start()
 
     def __enter__(self) -> "Following":
-        """For a line of another kind: it begins on a line of its own."""
+        """Locks the output so that a line of another kind starts on a line of its own."""
         self.lock.acquire()
         self._shown.fresh_line()
         return self
@@ -167,13 +167,13 @@ class Following:
         self.lock.release()
 
     def silence(self) -> None:
-        """Nothing is printed any more: the command ends while output still comes."""
+        """Stops printing: the command ends while output still comes."""
         self.lock.acquire()
         with suppress(OSError):  # its reader may be what has ended
             self._shown.end()
 
     def finish(self) -> None:
-        """The job has ended: waits for the rest of its output, as long as there comes any."""
+        """Waits for the rest of an ended job's output, as long as some comes."""
         before = -1
         while self._thread.is_alive() and before != self._pieces:
             before = self._pieces

@@ -1,4 +1,4 @@
-"""Moments of the past as people write them: `10:42`, `5m`, a date, or the number of a ledger record."""
+"""Parser of past moments: `10:42`, `5m`, a date, or the number of a ledger record."""
 
 import re
 from contextlib import suppress
@@ -11,7 +11,7 @@ _TIME = re.compile(r"([01]?\d|2[0-3]):([0-5]\d)(?::([0-5]\d))?\Z")
 
 
 def moment(text: str, now_ms: int) -> dict[str, int]:
-    """As parameters of the gateway: `at`, a record, or `at_ms`. A time of day is the last one of this zone. Raises `Stop`."""
+    """The moment as parameters of the gateway: `at`, a record, or `at_ms`. A time of day is the last one of this zone. Raises `Stop`."""
     if text.isascii() and text.isdigit():
         return {"at": int(text)}
     at_ms = _at_ms(text, now_ms)
@@ -37,5 +37,5 @@ def _at_ms(text: str, now_ms: int) -> int:
 
 
 def _ms(at: datetime) -> int:
-    """≥ 0; without a zone it is of this one."""
+    """≥ 0; a time without a zone is in the local one."""
     return max(0, round(at.astimezone().timestamp() * 1_000))

@@ -1,4 +1,4 @@
-"""What operators do to nodes: cordon, drain, uncordon, fence. Who acted and why is stored with it."""
+"""Operators' commands on nodes: cordon, drain, uncordon, fence. The operator and the reason are stored with each."""
 
 import sys
 from typing import Annotated, Any

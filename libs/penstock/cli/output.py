@@ -21,7 +21,7 @@ class Format(StrEnum):
 
 
 def remark(text: str) -> None:
-    """One line beside the answer, on stderr."""
+    """Prints one line on stderr, beside the answer."""
     console(stderr=True).print(text, markup=False, soft_wrap=True)
 
 

@@ -1,4 +1,4 @@
-"""`penstock profile MODEL`: a few short runs of a job, those that lessen the doubt about its iterations most; how long they then take, with which workers and batch."""
+"""`penstock profile MODEL`: measures the time of an iteration, by workers and batch, in the few short runs that reduce its uncertainty most."""
 
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -30,7 +30,7 @@ LABEL = "penstock.profile"
 BATCH, ITERATIONS = "{batch}", "{iterations}"
 MS_PER_MINUTE = 60_000
 UNKNOWN_FROM, FACTOR_FROM = 2.3, 0.4  # standard deviations of ln t: a factor of 10, and one half
-NOTHING_KNOWN = 100.0  # of an interval's upper end to its lower: more is no knowledge
+NOTHING_KNOWN = 100.0  # ratio of an interval's upper end to its lower: above it nothing is known
 Row = Mapping[str, Any]
 
 WorkersFlag = Annotated[
@@ -131,7 +131,7 @@ def _numbers(flag: str, text: str) -> list[int]:
 
 @dataclass(slots=True)
 class Campaign:
-    """The runs of one network, one after the other, so that none disturbs another."""
+    """The profiling runs of one network, one after the other, so that none disturbs another."""
 
     connect: Callable[[], Client]
     spec: JobSpec
@@ -202,7 +202,7 @@ class Campaign:
         return int(next((code for code in codes if code), Exit.OK))
 
     def _one(self, number: int, runs: int, probe: Row) -> bool:
-        """One run; False: the budget has nothing left for it."""
+        """One run; False: the budget is used up."""
         left_ms = None
         if self.budget is not None:
             left_ms = int((self.budget - self._gpu_minutes()) * MS_PER_MINUTE / self._gpus(probe["workers"]))
@@ -234,7 +234,7 @@ class Campaign:
         return True
 
     def _probe(self, probe: Row, left_ms: int | None) -> JobSpec:
-        """The job of one run. `left_ms`: it is stopped after that."""
+        """The job of one run. `left_ms`: the run time after which it is stopped."""
         values = {BATCH: str(probe["batch"]), ITERATIONS: str(self.iterations)}
         limits = [ms for ms in (self.spec.run_timeout_ms, left_ms) if ms is not None]
         return replace(
@@ -261,7 +261,7 @@ class Campaign:
         return float(sum(run["gpu_minutes"] for run in self.made))
 
     def _interrupted(self) -> None:
-        """The run under way is this command's own: it is cancelled. What was measured stays."""
+        """Cancels the run under way, which is this command's own. Earlier measurements stay."""
         if self.running is not None:
             with held():
                 self.connect().post(
@@ -314,7 +314,7 @@ def _cells(before: Sequence[Row], after: Sequence[Row]) -> Table:
 
 
 def _placement(row: Row) -> str:
-    """`2 × 4`: nodes, and GPUs on that with most."""
+    """`2 × 4`: nodes, and GPUs on the node with most of them."""
     return f"{row['nodes']} × {row['gpus_per_node']}"
 
 
@@ -327,7 +327,7 @@ def _interval(row: Row) -> str:
 
 
 def doubt(spread: float) -> str:
-    """A standard deviation of ln t as `± 12 %`, or `a factor of 3.4` either way; more is no knowledge."""
+    """A standard deviation of ln t as `± 12 %`, or `a factor of 3.4` either way; from `UNKNOWN_FROM` on nothing is known."""
     if spread > UNKNOWN_FROM:
         return "unknown"
     if spread > FACTOR_FROM:

@@ -1,4 +1,4 @@
-"""What one call of `penstock` shares with its commands: the gateway's address, the command line, the cell's events."""
+"""Session of one call of `penstock`, shared by its commands: the gateway's address, the command line, the cell's events."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

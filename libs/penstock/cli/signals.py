@@ -48,7 +48,7 @@ def held(*, really: bool = True) -> Iterator[None]:
 
 @contextmanager
 def time_limit(limit_ms: int | None) -> Iterator[None]:
-    """Raises `Expired` within the block once it is over, also out of a read that would wait longer."""
+    """Raises `Expired` within the block once the limit is over, also out of a blocking read."""
 
     def expired(number: int, frame: object) -> None:
         raise Expired

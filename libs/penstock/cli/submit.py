@@ -1,4 +1,4 @@
-"""`penstock submit`: build the job, hand it in once, follow it, and end with its exit code."""
+"""`penstock submit`: builds the job, submits it once (idempotency key), follows it, and ends with its exit code."""
 
 import os
 from collections.abc import Callable, Mapping
@@ -197,7 +197,7 @@ def submit(
 
 
 def _workers(fields: Mapping[str, Any], fewest: int | None, most: int | None) -> int | dict[str, Any] | None:
-    """As the job file has it: with --min-workers a range, whose other end may stand in the file."""
+    """`workers` in the job file's form: with --min-workers a range, whose other end may be in the file."""
     if fewest is None:
         return most
     written = fields.get("workers")
@@ -231,9 +231,9 @@ class Submission:
     cancels: bool
     quiet: bool
     strict: bool
-    """Nothing is submitted unless it will be in time with the odds that count as certain."""
+    """The job is submitted only if its deadline is met with the odds that count as certain."""
     code: Packed | None = None
-    """The folder that it runs in, where one is to be sent."""
+    """The archive of the folder to send with the job, if any."""
     job_id: str | None = None
     key: str = field(init=False)
     client: Client = field(init=False)
@@ -246,7 +246,7 @@ class Submission:
         """Submits, and follows unless detached; the exit code."""
         with terminable():
             try:
-                # A signal before the answer would leave a job of which only the gateway knows the id.
+                # A signal before the answer would leave a job whose id only the gateway knows.
                 with held(really=self.cancels):
                     answer = self._hand_in()
                 return self._print(answer) if self.detach or not self._may_follow() else self._follow()
@@ -285,7 +285,7 @@ class Submission:
         return 0
 
     def _may_follow(self) -> bool:
-        """A token that may submit and not read has done what it is for: the job is in."""
+        """Whether this token may read. One that may only submit has done its work: the job is submitted."""
         try:
             self.client.get(f"/v1/jobs/{self.job_id}")
         except NotPermitted as error:
@@ -304,7 +304,7 @@ class Submission:
         return follow.exit_code(job, propagate=self.propagate)
 
     def _interrupted(self) -> None:
-        """What becomes of the job."""
+        """Cancels the job, or leaves it running, and prints which."""
         job_id = self.job_id
         if job_id is None:
             remark(
@@ -326,12 +326,12 @@ class Submission:
 
 
 def _given(flags: dict[str, Any]) -> dict[str, Any]:
-    """Without those that are left out."""
+    """The flags that were given."""
     return {field: value for field, value in flags.items() if value is not None}
 
 
 def _show(connect: Callable[[], Client], spec: JobSpec, output: Format) -> None:
-    """The job as it would be submitted. The gateway is asked about a deadline only, and what it cannot answer is no error."""
+    """Prints the job as it would be submitted. The gateway is asked about a deadline only; its failure is not an error."""
     for name, message, remedy in warnings_of(spec):
         remark(f"warning: {name} {message}; {remedy}")
     if spec.timed:

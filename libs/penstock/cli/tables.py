@@ -30,7 +30,7 @@ def counting_on(answered_ms: int) -> Callable[[], int]:
 
 
 def clock(ms: int | None) -> str:
-    """A moment as local time of day, with the date unless it is today's; `–` for None."""
+    """A moment as local time of day, with the date unless that is today; `–` for None."""
     if ms is None:
         return "–"
     moment, today = time.localtime(ms / 1_000), time.localtime()
@@ -38,7 +38,7 @@ def clock(ms: int | None) -> str:
 
 
 def as_of(answer: Row) -> str:
-    """`as of record 812, 10:42:03; now 11:07:10`: what an answer was judged by, and up to when its times count."""
+    """`as of record 812, 10:42:03; now 11:07:10`: the record as of which an answer holds, and up to when its times count."""
     record = f"as of record {answer['seq']}, {clock(answer['record_ms'])}"
     return f"{record}; now {clock(answer['now_ms'])}" if answer["now_ms"] > answer["record_ms"] else record
 
@@ -141,7 +141,7 @@ def cordoned_by(node: Row) -> str:
 
 
 def nodes_table(nodes: Iterable[Row], *, wide: bool = False) -> Table:
-    """One line per node, by id; used of all."""
+    """One line per node, by id, with used and total capacity."""
     columns = ["NODE", "STATE", "GPU MODEL", "GPUS", "", "CORES", "MEMORY", "TASKS"]
     if wide:
         columns += ["RACK", "DOMAIN", "ADDRESS", "NETWORK", "FAULTED", "CORDONED BY", "ISOLATION"]
@@ -208,7 +208,7 @@ def measures(node: Row) -> str:
 
 
 def gpus_table(gpus: Iterable[Row], *, wide: bool = False) -> Table:
-    """By node and slot, a line per GPU and job on it; SHARE: what the job has of the GPU."""
+    """A line per GPU and job on it, by node and slot; SHARE: the job's share of the GPU."""
     columns = ["NODE", "GPU", "UUID", "MODEL", "MEMORY", "STATE", "SHARE", "JOB"]
     if wide:
         columns += ["TASK", "GPU MEMORY OF IT"]

@@ -1,4 +1,4 @@
-"""`penstock wait`: until jobs have ended, by one stream of events for all of them."""
+"""`penstock wait`: waits until jobs have ended, by one stream of events for all of them."""
 
 from typing import Annotated
 

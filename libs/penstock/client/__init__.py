@@ -1,4 +1,4 @@
-"""Python client of the gateway: `Client`, `AsyncClient`, what they answer, and their errors."""
+"""Python client of the gateway: `Client`, `AsyncClient`, their answers and their errors."""
 
 from penstock.client.aio import AsyncClient, AsyncFinishedJob, AsyncJobHandle
 from penstock.client.errors import (

@@ -1,4 +1,4 @@
-"""The client of programs with an event loop, over `httpx.AsyncClient`: as `penstock.client.sync`, awaited."""
+"""Asynchronous client of the gateway, over `httpx.AsyncClient`: `penstock.client.sync`, awaited."""
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
@@ -54,7 +54,7 @@ T = TypeVar("T")
 
 
 class AsyncClient:
-    """One gateway; see `Client`, whose methods these are."""
+    """One gateway; the methods are those of `Client`."""
 
     def __init__(
         self,
@@ -271,7 +271,7 @@ class AsyncClient:
     async def _next(
         self, frames: AsyncIterator[httpx_sse.ServerSentEvent], waiting: Waiting
     ) -> httpx_sse.ServerSentEvent | None:
-        """Only the read is limited: while an event is handed out, the caller's own code runs."""
+        """The next frame within the time limit, which bounds the read alone: between two events the caller's own code runs."""
         async with asyncio.timeout(waiting.left_s):
             return await anext(frames, None)
 
@@ -308,7 +308,7 @@ class AsyncJobHandle:
         self.repeated = submitted.repeated
         self.warnings: Sequence[Warned] = submitted.accepted.warnings
         self.deadline = submitted.accepted.deadline
-        """As expected when it was submitted; None: it does not name when it should be done."""
+        """As expected at the submission; None: the job has no deadline."""
 
     async def refresh(self) -> Job:
         return await self._client.job(self.job_id)

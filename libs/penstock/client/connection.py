@@ -1,4 +1,4 @@
-"""Which gateway to talk to, with which token and authority; and what its failures mean, as errors with a remedy."""
+"""Connection settings of the client (gateway, token, certificate authority), and the gateway's failures as errors with a remedy."""
 
 import os
 import re
@@ -25,14 +25,14 @@ from penstock.tls import SYSTEM_CA, client_context, misfit, speaks_tls
 DEFAULT_SERVER = "http://127.0.0.1:8742"
 TIMEOUT_S = 10.0  # connect, and wait for a first byte
 LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=20)
-"""A stream has a connection of its own; the gateway bounds how many there are."""
+"""Each stream has a connection of its own; the gateway bounds their number."""
 TOKEN_SETTING = "--token-file (PENSTOCK_TOKEN_FILE)"
 _TOKEN = re.compile(r"[!-~]+\Z")
-"""What HTTP can carry of a token."""
+"""The tokens that an HTTP header can carry."""
 
 
 class Connection:
-    """One gateway. What is None comes from PENSTOCK_SERVER, PENSTOCK_TOKEN_FILE and PENSTOCK_CA, as for the command line.
+    """One gateway. Arguments that are None come from PENSTOCK_SERVER, PENSTOCK_TOKEN_FILE and PENSTOCK_CA, as for the command line.
 
     `server`: its URL; `token`: sent as a bearer token, else `token_file` holds it; `ca`: PEM file of the authority of its certificate.
     """
@@ -46,13 +46,13 @@ class Connection:
     ) -> None:
         server = (server or os.environ.get("PENSTOCK_SERVER") or DEFAULT_SERVER).rstrip("/")
         self.server = without_password(server)
-        """For messages: without a password."""
+        """The URL without a password, for messages."""
         self._url = server
         self._token = token or _token_in(token_file or os.environ.get("PENSTOCK_TOKEN_FILE"))
         authority = str(ca or os.environ.get("PENSTOCK_CA") or "")
         self._ca = authority or SYSTEM_CA
         self._speaks_tls: bool | None = None
-        """Of a server for unencrypted requests; None: it was not asked and has not answered yet."""
+        """Whether a server at an `http://` URL speaks TLS; None: neither probed nor answered yet."""
         self._encrypted = not server.startswith("http://")
         if self._token and not _TOKEN.match(self._token):
             text = f"{TOKEN_SETTING} does not hold one token in one line; `penstock token` makes one"
@@ -64,7 +64,7 @@ class Connection:
             )
 
     def options(self) -> dict[str, Any]:
-        """For `httpx.Client` and `httpx.AsyncClient`. Raises `BadRequest`."""
+        """Arguments of `httpx.Client` and `httpx.AsyncClient`. Raises `BadRequest`."""
         try:  # to read the system's certificates takes 25 ms
             verify = client_context(self._ca, "--ca") if self._encrypted else False
             httpx.URL(self._url)
@@ -78,17 +78,17 @@ class Connection:
         }  # fmt: skip
 
     def answered(self) -> None:
-        """A request had an answer: a line that breaks later has another cause than TLS."""
+        """To be called when a request was answered: a connection that breaks later has another cause than TLS."""
         self._speaks_tls = False
 
     def _asks_for_tls(self, host: str, port: int) -> bool:
-        """Once per connection: the question may take seconds, in which an event loop would stand still."""
+        """Whether the server speaks TLS; probed once per connection, as a probe may block an event loop for seconds."""
         if self._speaks_tls is None:
             self._speaks_tls = speaks_tls(host, port)
         return self._speaks_tls
 
     def unreachable(self, error: Exception | None) -> ClientError:
-        """What a request that got no answer means."""
+        """The error of a request that got no answer."""
         if isinstance(error, httpx.UnsupportedProtocol | httpx.InvalidURL):
             return self._no_address()
         if (misfit := self.misfit(error)) is not None:
@@ -100,7 +100,7 @@ class Connection:
         )
 
     def misfit(self, error: Exception | None) -> BadRequest | None:
-        """For what no repetition mends."""
+        """The error of a failure that no retry can mend; None: another failure."""
         why = misfit(error, self.server, self._ca, "--ca or PENSTOCK_CA", self._asks_for_tls)
         return None if why is None else BadRequest(f"--server {self.server}: {why}")
 
@@ -141,6 +141,6 @@ def _problem(response: httpx.Response) -> dict[str, Any]:
 
 
 def _plain(error: Exception | None) -> str:
-    """`[Errno 111] Connection refused` without the number, for people."""
+    """`[Errno 111] Connection refused` without the number."""
     text = re.sub(r"^\[Errno -?\d+\] ", "", str(error or ""))
     return text[:1].lower() + text[1:] or "the line broke"

@@ -41,11 +41,11 @@ class ClientError(PenstockError, Stop):
         self.kind = kind
         """The last part of the problem's `type` (RFC 9457), such as `key_conflict`; stable."""
         self.status = status
-        """Of the gateway's answer; None: the client refused."""
+        """Status of the gateway's answer; None: the client refused."""
 
     @property
     def remedy(self) -> str:
-        """What to do, of each wrong field; else what follows the message's last semicolon."""
+        """The remedy of each wrong field; else the text after the message's last semicolon."""
         if self.fields:
             return "; ".join(field.remedy for field in self.fields)
         return str(self).rpartition("; ")[2] if "; " in str(self) else ""
@@ -108,7 +108,7 @@ BY_STATUS: dict[int, type[ClientError]] = {
 
 
 def fields_of(problem: dict[str, Any]) -> list[BadField]:
-    """Of a problem's `errors`; entries of another form are left out."""
+    """The wrong fields in a problem's `errors`; entries of another form are left out."""
     found = problem.get("errors")
     return [
         BadField(*(str(entry.get(name, "")) for name in BadField._fields))

@@ -1,4 +1,4 @@
-"""What the gateway answers, as frozen values. Unknown keys are ignored, so that a newer gateway can be asked.
+"""The gateway's answers as frozen values. Unknown keys are ignored, so that a newer gateway can be asked.
 
 Units end names; times are milliseconds since 1970, None where not reached. Of another tenant's job `hidden` names the keys that
 are None because they are not shown.
@@ -19,7 +19,7 @@ class Answer(Struct, frozen=True, kw_only=True):
 
 
 class Warned(Answer, frozen=True, kw_only=True):
-    """What is hardly meant so in a job that was accepted."""
+    """A probable mistake in a job that was accepted."""
 
     field: str
     message: str
@@ -27,21 +27,21 @@ class Warned(Answer, frozen=True, kw_only=True):
 
 
 class Deadline(Answer, frozen=True, kw_only=True):
-    """Whether a job will be in time. `odds`: that it ends by `due_ms`, 0 to 1; what is None is not known, and `unknown` names the cause."""
+    """Whether a job will be in time. `odds`: that it ends by `due_ms`, 0 to 1; None: not known, and `unknown` names the cause."""
 
     job_id: str
     qos: str
-    """urgent, prior or normal; empty: it names a deadline of its own."""
+    """urgent, prior or normal; empty: the job has a deadline of its own."""
     now_ms: int
     due_ms: int | None = None
-    """None also for an urgent job, which is to end as soon as can be."""
+    """None also for an urgent job, which is to end as soon as possible."""
     starts_ms: int | None = None
     ends_ms: int | None = None
     workers: int | None = None
     odds: float | None = None
     level: float
     sure_ms: int | None = None
-    """By when it ends with odds of `level`."""
+    """The time by which it ends with odds of `level`."""
     sure_workers: int | None = None
     deadline_ms: int | None = None
     """The shortest deadline, after its submission, that holds with these odds."""
@@ -49,16 +49,16 @@ class Deadline(Answer, frozen=True, kw_only=True):
 
 
 class Accepted(Answer, frozen=True, kw_only=True):
-    """The request is in the log. `warnings` and `deadline`: of a submission."""
+    """Acknowledgement: the request is in the log. `warnings` and `deadline`: of a submission."""
 
     job_id: str
     warnings: tuple[Warned, ...] = ()
     deadline: Deadline | None = None
-    """Of a job that names when it should be done."""
+    """None: the job has no deadline."""
 
 
 class Hold(Answer, frozen=True, kw_only=True):
-    """Who holds a job, since when and why."""
+    """A hold on a job: the user, since when and why."""
 
     by: str
     reason: str
@@ -93,23 +93,23 @@ class Job(Answer, frozen=True, kw_only=True):
     nodes: tuple[str, ...] = ()
     gpus: int = 0
     cores: int = 0
-    """That its tasks may use now, all together; 0: it holds none."""
+    """Cores that its tasks may use now, in all; 0: it holds none."""
     labels: dict[str, str] | None = None
     estimate: Estimate | None = None
     spec: JobSpec | None = None
     held: Hold | None = None
-    """Why it does not start until it is released."""
+    """The hold, until whose release it does not start; None: it is not held."""
     trace_id: str | None = None
     hidden: tuple[str, ...] = ()
 
     @property
     def code(self) -> int | None:
-        """The exit code of `penstock submit` for it; None: it has not ended."""
+        """The exit code of `penstock submit` for this job; None: it has not ended."""
         return None if self.outcome is None else of_job(self.outcome, self.exit_code, propagate=False)
 
 
 class Page(Answer, frozen=True, kw_only=True):
-    """Some of the jobs that were asked for, the latest first. `total`: on all pages."""
+    """One page of a list of jobs, the latest first. `total`: on all pages."""
 
     jobs: tuple[Job, ...]
     total: int
@@ -138,7 +138,7 @@ class Task(Answer, frozen=True, kw_only=True):
 
 
 class Node(Answer, frozen=True, kw_only=True):
-    """A node with what is free on it."""
+    """A node with its free capacity."""
 
     node_id: str
     status: str
@@ -172,34 +172,34 @@ class Event(Answer, frozen=True, kw_only=True):
 
     @property
     def id(self) -> str:
-        """Its place in the stream: give it as `after` to go on behind it."""
+        """The event's position in the stream: give it as `after` to go on behind it."""
         return f"{self.seq}.{self.n}"
 
 
 class Holder(Answer, frozen=True, kw_only=True):
-    """A job that holds what another one waits for."""
+    """A job that holds resources for which another job waits."""
 
     job_id: str
     owner: str
     gpus: int
     ends_ms: int | None = None
-    """Expected; None: not known."""
+    """The expected end; None: not known."""
 
 
 class Start(Answer, frozen=True, kw_only=True):
-    """When a job in the queue is expected to start."""
+    """Expected start of a job in the queue."""
 
     starts_ms: int | None = None
     """In the ledger's ms; None: not known."""
     unknown: str = ""
-    """Why it is not known."""
+    """Why the start is not known."""
     holders: tuple[Holder, ...] = ()
-    """Jobs on nodes that suit it, first those that end first; at most five."""
+    """Jobs on nodes that suit the waiting job, first those that end first; at most five."""
     assumes: str
 
 
 class Why(Answer, frozen=True, kw_only=True):
-    """Why a job waits, or went where it went, as of ledger record `seq`."""
+    """Why a job waits, or why it was placed where it is, as of ledger record `seq`."""
 
     job_id: str
     seq: int
@@ -213,15 +213,15 @@ class Why(Answer, frozen=True, kw_only=True):
     histogram: dict[str, int] = field(default_factory=dict)
     feasible: int = 0
     position: int | None = None
-    """In the order of the cell's profile, from 1."""
+    """Rank in the order of the cell's profile, from 1."""
     ahead: int = 0
     claim: str = ""
-    """What its place in that order rests on; empty where profiles go by arrival or stop jobs."""
+    """The reason for its rank in that order; empty where profiles go by arrival or stop jobs."""
     waited_ms: int | None = None
     placement: dict[str, Any] | None = None
-    """The explanation that was recorded with the latest placement."""
+    """The explanation recorded with the latest placement."""
     start: Start | None = None
-    """Of a job in the queue, now; None of the past and of other jobs."""
+    """The expected start of a job in the queue; None for a past moment and for other jobs."""
 
 
 class Bounds(Answer, frozen=True, kw_only=True):
@@ -233,7 +233,7 @@ class Bounds(Answer, frozen=True, kw_only=True):
 
 
 class Eta(Answer, frozen=True, kw_only=True):
-    """How long a job still takes. `left_ms` from `now_ms` on; `level`: how often the interval holds, 0 to 1."""
+    """Remaining time of a job. `left_ms` from `now_ms` on; `level`: how often the interval holds, 0 to 1."""
 
     job_id: str
     status: str
@@ -249,13 +249,13 @@ class Eta(Answer, frozen=True, kw_only=True):
     ended_ms: int | None = None
     outcome: str | None = None
     start: Start | None = None
-    """Of a job in the queue; None for others."""
+    """None: the job is not in the queue."""
     deadline: Deadline | None = None
-    """Of a job that names when it should be done; None for others."""
+    """None: the job has no deadline."""
 
 
 class Status(Answer, frozen=True, kw_only=True):
-    """Where the cell and its read models stand."""
+    """State of the cell and its read models."""
 
     cell: str
     seq: int
@@ -271,25 +271,25 @@ class Status(Answer, frozen=True, kw_only=True):
 
 
 class Checkpoint(Answer, frozen=True, kw_only=True):
-    """A saved state that a node reported. `at_ms`: in the ledger's ms."""
+    """A checkpoint that a node reported. `at_ms`: in the ledger's ms."""
 
     path: str
     iteration: int | None = None
-    """How many were over; None: not reported."""
+    """Completed iterations; None: not reported."""
     node_id: str
     attempt: int
     at_ms: int
     save_ms: int
-    """What saving took."""
+    """Duration of the save."""
     size_bytes: int
     shared: bool
-    """Other nodes find it, too."""
+    """Other nodes can read it, too."""
     usual_save_ms: float = 0.0
     """Exponential mean of the job's saves."""
     fetched_from: str = ""
-    """The node that had it before; empty: it was saved where it is."""
+    """The node from which it was fetched; empty: it was saved where it is."""
     problem: str = ""
-    """Why the latest attempt that was to fetch it could not; empty: it could."""
+    """Why the latest attempt could not fetch it; empty: it could."""
 
 
 class Saved(Answer, frozen=True, kw_only=True):
@@ -298,16 +298,16 @@ class Saved(Answer, frozen=True, kw_only=True):
 
 
 class TaskCores(Answer, frozen=True, kw_only=True):
-    """What a task has after its cores were changed."""
+    """A task's cores after a change."""
 
     task_id: str
     cores: tuple[int, ...]
     applied: bool
-    """Its node has answered that it has them."""
+    """Its node has confirmed the change."""
     enforced: str = ""
-    """By what: cpuset, affinity; empty: no answer yet, or by its placement."""
+    """How the node limits the task: cpuset, affinity; empty: no answer yet, or by its placement."""
     problem: str = ""
-    """Why its node could not."""
+    """Why its node could not apply the change."""
 
 
 class CoresChanged(Answer, frozen=True, kw_only=True):

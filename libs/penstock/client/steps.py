@@ -1,6 +1,6 @@
-"""The requests of every call, without IO: each is a generator that yields requests and pauses and is sent the answers.
+"""Sans-IO core of both clients: each call is a generator that yields requests and pauses and is sent the answers.
 
-`Client` and `AsyncClient` only carry them out, so that what is asked, repeated and made of the answers stands once.
+`Client` and `AsyncClient` only carry them out, so that requests, retries and the parsing of answers are defined once.
 """
 
 import getpass
@@ -49,7 +49,7 @@ MAX_RETRY_AFTER_S = 10.0
 FIRST_PAUSE_S, LAST_PAUSE_S = 0.2, 5.0
 OCTETS = {"Content-Type": "application/octet-stream"}
 SEND_TIMEOUT_S = 60.0  # of code: for each write, and for the answer
-LOOKS_AFTER_END = 8  # at a job whose end was in the stream: another gateway may read later
+LOOKS_AFTER_END = 8  # at a job whose end was in the stream: another gateway may be behind
 PAGE = 200  # jobs
 MAX_NAMED = 3  # jobs in a sentence
 NO_JOB = "no_job"  # kind of the problem
@@ -68,17 +68,17 @@ class Request(NamedTuple):
 
     @property
     def repeatable(self) -> bool:
-        """Whether sending it twice is the same as once, also where the first one's answer was lost."""
+        """Whether the request is idempotent: a retry after a lost answer has no further effect."""
         return self.method in ("GET", "PUT") or "Idempotency-Key" in self.headers
 
     def options(self) -> dict[str, Any]:
-        """For `httpx.Client.request`."""
+        """Arguments of `httpx.Client.request`."""
         body = {} if self.body is None else {"content" if isinstance(self.body, bytes) else "json": self.body}
         return {"params": given(self.params), "headers": self.headers, "timeout": self.timeout_s, **body}
 
 
 class Pause(NamedTuple):
-    """Wait before going on. `TimeoutError` is thrown in where the caller's time is over."""
+    """A wait before the next request. `TimeoutError` is thrown in where the caller's time is over."""
 
     seconds: float
 
@@ -87,7 +87,7 @@ Steps: TypeAlias = Generator[Request | Pause, Any, T]
 
 
 class Looked(NamedTuple):
-    """Jobs by the texts that name them. `after`: the record from which on the stream has every end that they do not show."""
+    """Jobs by the texts that name them. `after`: the stream from this record on has every end that the jobs do not show."""
 
     jobs: dict[str, Job]
     after: int
@@ -101,7 +101,7 @@ class Submitted(NamedTuple):
 
 
 class LogPart(TypedDict, total=False):
-    """Which part of a job's output is wanted: without any, all of its latest attempt."""
+    """Filter of a job's output: without any field, all output of its latest attempt."""
 
     task: str | None
     """Only this task: its id, or w0, worker-0, ps1, …"""
@@ -109,13 +109,13 @@ class LogPart(TypedDict, total=False):
     tail: int | None
     """Only the last lines of each task."""
     since: str | None
-    """Only what is no older, such as `"5m"`, by the clock of the node."""
+    """Only output of this age at most, such as `"5m"`, by the clock of the node."""
     since_ms: int | None
-    """Only what was printed at this time or later, in ms since 1970."""
+    """Only output from this time on, in ms since 1970."""
 
 
 def given(params: Mapping[str, Any]) -> dict[str, Any]:
-    """Without what is None."""
+    """The parameters that are not None."""
     return {name: value for name, value in params.items() if value is not None}
 
 
@@ -124,7 +124,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}\Z")
 
 
 def job_path(job_id: str, more: str = "") -> str:
-    """Raises `NotFound` for what is no id."""
+    """The URL path of a job. Raises `NotFound` for a text that is not an id."""
     if not _ID.match(job_id):
         raise NotFound(f"job {_shown(job_id)}: not found; `penstock get jobs` lists them", kind=NO_JOB)
     return f"/v1/jobs/{quote(job_id)}{more}"
@@ -135,9 +135,9 @@ def _shown(text: str) -> str:
 
 
 def send(connection: Connection, request: Request, tries: int) -> Steps[httpx.Response]:
-    """The answer. Sits out overload and outages (429, 503) within a bound; `tries`: attempts in all at a gateway that does not answer.
+    """The answer. Waits out overload and outages (429, 503) within a bound; `tries`: attempts in all at a gateway that does not answer.
 
-    A request that acts is sent again only if it carries a key, or no connection came about. Raises `ClientError`.
+    A request with an effect is sent again only if it carries a key, or no connection came about. Raises `ClientError`.
     """
     backoff, overloads = Backoff(FIRST_PAUSE_S, LAST_PAUSE_S), 0
     while True:
@@ -177,7 +177,7 @@ def read(response: httpx.Response, kind: type[T]) -> T:
 
 
 def job_of(job: JobSpec | Mapping[str, Any] | None, fields: Mapping[str, Any]) -> JobSpec:
-    """The job of a spec, or of the fields of a job file; owner and workdir default to who and where we are. Raises `BadRequest`."""
+    """The job of a spec, or of the fields of a job file; owner and workdir default to this user and folder. Raises `BadRequest`."""
     if isinstance(job, JobSpec):
         try:
             return msgspec.structs.replace(job, **fields)
@@ -250,7 +250,7 @@ class Calls:
         return (yield from self._of(job, ask))
 
     def _of(self, job: str, ask: Callable[[str], Steps[T]]) -> Steps[T]:
-        """What `ask` is answered for a job, which is looked for by its name only where it is no id. Raises `NotFound`."""
+        """The answer to `ask` for a job; the job is searched by name only if its text is not an id. Raises `NotFound`."""
         try:
             return (yield from ask(job))
         except NotFound as missing:
@@ -266,7 +266,7 @@ class Calls:
         return self._of(job, lambda job_id: self.get(kind, job_path(job_id, more), **params))
 
     def find(self, text: str) -> Steps[httpx.Response]:
-        """The job with this id; else the latest of this name; else the only one whose id starts so. Raises `NotFound`."""
+        """The job with this id; else the latest of this name; else the only one with this prefix of its id. Raises `NotFound`."""
         try:
             return (yield from self.request(Request("GET", job_path(text))))
         except NotFound as error:
@@ -280,13 +280,13 @@ class Calls:
             some = ", ".join(job.job_id for job in named[:MAX_NAMED])
             raise NotFound(f"job {text}: several ids start so ({some}, …); give more of it")
         if not named:
-            left = str(missing).partition(". ")[2]  # that old jobs have left the tables
+            left = str(missing).partition(". ")[2]  # the hint that old jobs have left the tables
             text = f"job {_shown(text)}: not found; `penstock get jobs` lists them{'. ' * bool(left)}{left}"
             raise NotFound(text, kind=NO_JOB) from missing
         return (yield from self.request(Request("GET", job_path(named[0].job_id))))
 
     def find_ended(self, job_id: str) -> Steps[httpx.Response]:
-        """A job whose end was in the stream, once the gateway that answers has read that end, too. Raises `GatewayFault`."""
+        """A job whose end was in the stream, once the answering gateway has read that end, too. Raises `GatewayFault`."""
         backoff = Backoff(FIRST_PAUSE_S / 4, LAST_PAUSE_S)
         for _ in range(LOOKS_AFTER_END):
             response = yield from self.find(job_id)
@@ -307,7 +307,7 @@ class Calls:
         return read((yield from self.find_ended(job_id)), Job)
 
     def look(self, jobs: Iterable[str]) -> Steps[Looked]:
-        """The place in the stream is taken before the jobs are looked at. Several gateways may have read to different records."""
+        """The jobs, with the stream's position from before they were read: several gateways may have read to different records."""
         status = yield from self.status()
         found, after = {}, min(status.seq, status.projected_seq)
         for text in jobs:

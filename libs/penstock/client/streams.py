@@ -1,4 +1,4 @@
-"""Server-sent events over broken lines: where a stream goes on, when it gives up, and when its time is over."""
+"""Server-sent events with reconnection: the position to resume from, the bound on attempts, and the time limit of a wait."""
 
 import socket
 import threading
@@ -17,12 +17,12 @@ from penstock.client.models import Event, Job
 from penstock.client.steps import FIRST_PAUSE_S, LAST_PAUSE_S, PASSING
 from penstock.retry import Backoff
 
-# The gateway comments into idle streams more often; silence beyond this is a dead line.
+# The gateway sends comments into idle streams more often; silence beyond this means a dead connection.
 SILENCE_S = 60.0
 STREAM_TIMEOUT = httpx.Timeout(TIMEOUT_S, read=SILENCE_S)
 ENDLESS = httpx.Timeout(TIMEOUT_S, read=None)
 RECONNECT_TRIES = 8
-LEAST_S = 1.0  # a look at a job lasts so long at most, also when the time limit is over: one of 0 is a look
+LEAST_S = 1.0  # a look at a job may last so long, also when the time limit is over: a limit of 0 is one look
 ENDED = "penstock.job.ended"
 BROKEN = (httpx.HTTPError, httpx.StreamError, httpx_sse.SSEError, OSError)
 
@@ -43,7 +43,7 @@ class StreamEvent(NamedTuple):
 
 
 class Place:
-    """How far a stream was read, by the id of its last event (`Last-Event-ID`), and how often it broke since."""
+    """Position in a stream: the id of its last event (`Last-Event-ID`), and the number of breaks since."""
 
     def __init__(self, connection: Connection, path: str, last_id: str | None) -> None:
         self._connection = connection
@@ -55,7 +55,7 @@ class Place:
         return {"Last-Event-ID": self._last_id} if self._last_id else {}
 
     def took(self, sse: httpx_sse.ServerSentEvent) -> StreamEvent | None:
-        """None: the frame only sets the time to reconnect. Raises `GatewayFault`."""
+        """The frame's event, whose id is now the position; None: a frame without data. Raises `GatewayFault`."""
         self._connection.answered()
         self._last_id = sse.id or self._last_id
         self._failures = 0
@@ -67,12 +67,12 @@ class Place:
             raise GatewayFault(text) from error
 
     def refused(self, response: httpx.Response) -> Exception:
-        """What to raise for an answer that is an error; its body is read."""
+        """The exception for an answer that is an error; its body has been read."""
         error = self._connection.refused(response)
         return Passing(error) if response.status_code in PASSING else error
 
     def pause_s(self, cause: Exception | None) -> float:
-        """Before the next attempt; `cause`: what broke the line, None: the gateway ended it. Raises `ClientError` when it is over."""
+        """Pause before the next attempt. `cause`: the connection's error, None: the gateway ended it. Raises `ClientError` to give up."""
         if cause is not None and (misfit := self._connection.misfit(cause)) is not None:
             raise misfit from cause
         self._failures += 1
@@ -84,7 +84,7 @@ class Place:
 
 
 class Passing(httpx.TransportError):
-    """The gateway is overloaded, or its database is away: worth another try. `error`: what it answered."""
+    """The gateway is overloaded, or its database is away: worth another try. `error`: its answer."""
 
     def __init__(self, error: ClientError) -> None:
         super().__init__(str(error))
@@ -92,7 +92,7 @@ class Passing(httpx.TransportError):
 
 
 class Waiting:
-    """A wait for jobs, for `limit_s` at most; None: for ever. `pending`: those that have not ended, as far as is known."""
+    """A wait for jobs, for `limit_s` at most; None: for ever. `pending`: the jobs not known to have ended."""
 
     def __init__(self, limit_s: float | None = None, jobs: Iterable[str] = ()) -> None:
         self._limit_s = limit_s
@@ -109,11 +109,11 @@ class Waiting:
         return self.left_s == 0.0
 
     def at_most_s(self, seconds: float, least_s: float = 0.0) -> float:
-        """So long, or what is left of the limit, which is taken to be `least_s` or more."""
+        """`seconds`, or the time left if that is less; the time left counts as `least_s` at least."""
         return seconds if self.left_s is None else min(seconds, max(self.left_s, least_s))
 
     def found(self, jobs: Iterable[Job]) -> list[Job]:
-        """Those that have ended; the others are `pending`."""
+        """The jobs that have ended; the others become `pending`."""
         by_id = {job.job_id: job for job in jobs}
         self.pending = {job_id: None for job_id, job in by_id.items() if job.outcome is None}
         self._total = len(by_id)
@@ -125,7 +125,7 @@ class Waiting:
         return next(iter(self.pending)) if len(self.pending) == 1 else None
 
     def took(self, event: StreamEvent) -> str | None:
-        """The job whose end this is, if it is waited for."""
+        """The pending job whose end this event is; None: another event."""
         job_id = event.data["job_id"]
         if event.data["type"] != ENDED or job_id not in self.pending:
             return None

@@ -1,4 +1,4 @@
-"""The client of programs without an event loop, over `httpx.Client`. Threads may share one."""
+"""Synchronous client of the gateway, over `httpx.Client`. Threads may share one."""
 
 import time
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
@@ -54,7 +54,7 @@ T = TypeVar("T")
 
 
 class Client:
-    """One gateway. What is None comes from PENSTOCK_SERVER, PENSTOCK_TOKEN_FILE and PENSTOCK_CA, as for the command line.
+    """One gateway. Arguments that are None come from PENSTOCK_SERVER, PENSTOCK_TOKEN_FILE and PENSTOCK_CA, as for the command line.
 
     `tries`: attempts at a gateway that does not answer, over about 16 s. Every call raises `ClientError`.
     """
@@ -72,7 +72,7 @@ class Client:
         self._http = httpx.Client(**self._connection.options())
         self._calls = Calls(self._connection, tries)
         self.server = self._connection.server
-        """For messages: what it is connected to, without a password."""
+        """The gateway's URL without a password, for messages."""
 
     def __enter__(self) -> Self:
         return self
@@ -88,9 +88,9 @@ class Client:
     def submit(
         self, job: JobSpec | Mapping[str, Any] | None = None, *, key: str | None = None, **fields: Any
     ) -> "JobHandle":
-        """Submits a job: a spec, or the fields of a job file. The same key and job: the same job, once.
+        """Submits a job: a spec, or the fields of a job file. The same key with the same job submits it once.
 
-        Returns once it is in the log. A lost answer is asked for again under the same key, which is random unless given.
+        Returns once it is in the log. After a lost answer the request is sent again under the same key, random unless given.
         """
         return JobHandle(self, self.run(self._calls.submit(job_of(job, fields), key)))
 
@@ -104,7 +104,7 @@ class Client:
         return JobHandle(self, Submitted(Accepted(job_id=found.job_id), True))
 
     def job(self, job: str) -> Job:
-        """As `handle`, what is known of it."""
+        """The present state of the job, named as for `handle`."""
         return self.run(self._calls.job(job))
 
     def jobs(
@@ -117,7 +117,7 @@ class Client:
         limit: int = 50,
         cursor: int | None = None,
     ) -> Page:
-        """The latest first; `labels`: with all of them; `cursor`: `next_cursor` of the page before."""
+        """One page of jobs, the latest first; `labels`: with all of them; `cursor`: `next_cursor` of the page before."""
         label = [f"{name}={value}" for name, value in (labels or {}).items()] or None
         return self.run(
             self._calls.jobs(status=status, owner=owner, name=name, label=label, limit=limit, cursor=cursor)
@@ -140,34 +140,34 @@ class Client:
                 return
 
     def tasks(self, job: str) -> Sequence[Task]:
-        """Of all attempts."""
+        """The tasks of all attempts."""
         return self.run(self._calls.tasks(job))
 
     def cancel(self, job: str, reason: str | None = None) -> Accepted:
-        """SIGTERM, the job's grace, SIGKILL. Raises `Conflict` for a job that has ended."""
+        """Cancels the job: SIGTERM, its grace, SIGKILL. Raises `Conflict` for a job that has ended."""
         return self.run(self._calls.act(job, "cancel", reason))
 
     def hold(self, job: str, reason: str | None = None) -> Accepted:
-        """It does not start until it is released; what runs of it runs on. Raises `Conflict`."""
+        """Holds the job: it does not start until it is released; its running tasks run on. Raises `Conflict`."""
         return self.run(self._calls.act(job, "hold", reason))
 
     def release(self, job: str, reason: str | None = None) -> Accepted:
-        """Ends a hold. Raises `Conflict` where it is not held."""
+        """Ends a hold. Raises `Conflict` for a job that is not held."""
         return self.run(self._calls.act(job, "release", reason))
 
     def checkpoint(self, job: str, reason: str | None = None) -> Checkpoint | None:
-        """It saves what it has done, and trains on: the checkpoint; None: it was asked, and reports it later.
+        """Has the job save a checkpoint and train on; returns it, or None: the job was asked and reports it later.
 
-        Raises `Conflict` where it does not run or does not save.
+        Raises `Conflict` for a job that does not run or does not save.
         """
         return self.run(self._calls.checkpoint(job, reason))
 
     def cores(
         self, job: str, cores: int, *, task: str | None = None, reason: str | None = None
     ) -> Sequence[TaskCores]:
-        """Each running worker, or the one task such as "w0", has so many cores as long as the attempt lasts: what each has now.
+        """Gives each running worker, or one task such as "w0", this number of cores for this attempt; returns what each has now.
 
-        For operators. Raises `Conflict` where its nodes have not so many free; then nothing was changed.
+        For operators. Raises `Conflict` if its nodes have fewer cores free; then nothing was changed.
         """
         return self.run(self._calls.cores(job, cores, task, reason))
 
@@ -197,20 +197,20 @@ class Client:
                     yield self.run(self._calls.ended(job_id), waiting)
 
     def logs(self, job: str, **part: Unpack[LogPart]) -> str:
-        """What its tasks printed, of several each line with its task before it. `part`: `task`, `attempt`, `tail`, `since`, `since_ms`."""
+        """The output of its tasks; of several tasks, each line starts with its task. `part`: `task`, `attempt`, `tail`, `since`, `since_ms`."""
         return self.run(self._calls.logs(job, **part))
 
     def follow_logs(self, job: str, **part: Unpack[LogPart]) -> Generator[str, None, None]:
-        """As `logs`, in pieces as they come, over retries until the job ends; with `attempt` until that one ends."""
+        """As `logs`, in pieces as they come, over retries until the job ends; with `attempt` until that attempt ends."""
         with self.lines(f"/v1/jobs/{self.job(job).job_id}/logs", **part, follow=1) as chunks:
             yield from chunks
 
     def why(self, job: str, at: int | None = None, *, at_ms: int | None = None) -> Why:
-        """Why it waits or went where it went, now, as of ledger record `at`, or of the latest one at `at_ms` or before."""
+        """Why the job waits or is placed where it is: now, as of ledger record `at`, or of the latest record at `at_ms` or before."""
         return self.run(self._calls.why(job, at, at_ms))
 
     def eta(self, job: str) -> Eta:
-        """How long it still takes."""
+        """Remaining time of the job."""
         return self.run(self._calls.eta(job))
 
     # ------------------------------------------------------------------------------------------ cell
@@ -224,7 +224,7 @@ class Client:
     def events(self, *, job_id: str | None = None, after: str | None = None) -> Generator[Event, None, None]:
         """Events as they happen, for ever: from now on, or those behind the event with id `after` (`"0"`: all that are stored).
 
-        Goes on behind the last one after a broken line: none is left out and none comes twice. Raises `NotFound` for the job.
+        After a broken connection it goes on behind the last event: none is left out and none comes twice. Raises `NotFound` for the job.
         """
         only = None if job_id is None else self.job(job_id).job_id
         with closing(self.stream("/v1/stream", after, job=only)) as happened:
@@ -234,11 +234,11 @@ class Client:
     # ------------------------------------------------------------------------------ the gateway's JSON
 
     def get(self, path: str, *, patience_s: float = TIMEOUT_S, **params: Any) -> Any:
-        """The JSON at this path, for what has no method here; parameters that are None are left out."""
+        """The JSON at this path, for requests without a method here; parameters that are None are left out."""
         return self.run(self._calls.request(Request("GET", path, params, timeout_s=patience_s))).json()
 
     def find(self, job: str, *, ended: bool = False) -> dict[str, Any]:
-        """As `job`, the gateway's JSON. `ended`: its end was in the stream, so it is shown as ended."""
+        """As `job`, but the gateway's JSON. `ended`: its end was in the stream, so wait until it is shown as ended."""
         calls = self._calls.find_ended(job) if ended else self._calls.find(job)
         found: dict[str, Any] = self.run(calls).json()
         return found
@@ -260,7 +260,7 @@ class Client:
         patience_s: float = TIMEOUT_S,
         **params: Any,
     ) -> tuple[int, Any]:
-        """As `post`, with the status, by which a repetition is known. `params` that are None are left out; a query in `path` would be lost."""
+        """As `post`, with the status, which shows a repetition. `params` that are None are left out; a query in `path` would be lost."""
         request = Request("POST", path, params, body, headers or {}, patience_s)
         response = self.run(self._calls.request(request))
         return response.status_code, response.json()
@@ -280,7 +280,7 @@ class Client:
     def stream(
         self, path: str, last_id: str | None = None, waiting: Waiting | None = None, **params: Any
     ) -> Generator[StreamEvent, None, None]:
-        """The events of a stream until `waiting` is over; after a broken line it goes on where it was.
+        """The events of a stream until `waiting` is over; after a broken connection it resumes.
 
         Raises `Unreachable` when the gateway stays away over RECONNECT_TRIES attempts.
         """
@@ -306,7 +306,7 @@ class Client:
                 time.sleep(waiting.at_most_s(place.pause_s(cause)))
 
     def run(self, steps: Steps[T], waiting: Waiting | None = None) -> T:
-        """Carries the steps of a call out; those of a wait only as long as it lasts."""
+        """Carries out the steps of a call; those of a wait only within its time limit."""
         waiting = waiting or Waiting()
         try:
             step = next(steps)
@@ -337,45 +337,45 @@ class JobHandle:
         self._client = client
         self.job_id = submitted.accepted.job_id
         self.repeated = submitted.repeated
-        """The key was seen before with the same job: this is that one."""
+        """The key was used before with the same job: this is that job."""
         self.warnings: Sequence[Warned] = submitted.accepted.warnings
         self.deadline = submitted.accepted.deadline
-        """As expected when it was submitted; None: it does not name when it should be done."""
+        """As expected at the submission; None: the job has no deadline."""
 
     def refresh(self) -> Job:
-        """What is known of it now."""
+        """The job's present state."""
         return self._client.job(self.job_id)
 
     def wait(self, timeout_s: float | None = None) -> "FinishedJob":
-        """Until it has ended. Raises `WaitTimeout`."""
+        """Waits until it has ended. Raises `WaitTimeout`."""
         [job] = self._client.wait(self.job_id, timeout_s=timeout_s)
         return FinishedJob(self._client, job)
 
     def cancel(self, reason: str | None = None) -> None:
-        """Raises `Conflict` where it has ended."""
+        """Raises `Conflict` if it has ended."""
         self._client.cancel(self.job_id, reason)
 
     def hold(self, reason: str | None = None) -> None:
-        """Raises `Conflict` where it has ended or is held."""
+        """Raises `Conflict` if it has ended or is held."""
         self._client.hold(self.job_id, reason)
 
     def release(self, reason: str | None = None) -> None:
-        """Raises `Conflict` where it is not held."""
+        """Raises `Conflict` if it is not held."""
         self._client.release(self.job_id, reason)
 
     def checkpoint(self, reason: str | None = None) -> Checkpoint | None:
-        """Raises `Conflict` where it does not run or does not save."""
+        """Raises `Conflict` if it does not run or does not save."""
         return self._client.checkpoint(self.job_id, reason)
 
     def cores(self, cores: int, *, task: str | None = None, reason: str | None = None) -> Sequence[TaskCores]:
-        """For operators. Raises `Conflict` where its nodes have not so many free."""
+        """For operators. Raises `Conflict` if its nodes have fewer cores free."""
         return self._client.cores(self.job_id, cores, task=task, reason=reason)
 
     def logs(self, **part: Unpack[LogPart]) -> str:
         return self._client.logs(self.job_id, **part)
 
     def events(self) -> Generator[Event, None, None]:
-        """From its submission on, as they happen, to its end."""
+        """The job's events from its submission on, as they happen, to its end."""
         with closing(self._client.events(job_id=self.job_id, after="0")) as happened:
             for event in happened:
                 yield event

@@ -1,1 +1,1 @@
-"""Everything on this machine: embedded Postgres, all services, virtual nodes, the demo."""
+"""Local installation on one machine: embedded Postgres, all services, virtual nodes, the demo, `penstock doctor`."""

@@ -1,7 +1,7 @@
-"""A child process that never outlives us, is restarted when it crashes, and is stopped within a bound.
+"""Supervisor of child processes: a child never outlives this process, is restarted when it crashes, and is stopped within a bound.
 
-Ideal: a child exists exactly as long as the block that wanted it. Departure: after a kill -9 of ours no process
-is left to clean up, so the kernel signals the child for us (PDEATHSIG).
+Ideal: a child exists exactly as long as the block that started it. Departure: after a kill -9 of this process none
+is left to clean up, so the kernel signals the child (PDEATHSIG).
 """
 
 import asyncio
@@ -28,7 +28,7 @@ START_TIMEOUT_S = 20.0
 async def all_ready(
     events: Iterable[asyncio.Event], failed: "asyncio.Future[None]", timeout_s: float
 ) -> bool:
-    """Waits until all are set; False on time-out. Raises what `failed` holds if that comes first."""
+    """Waits until all are set; False on time-out. Raises the error of `failed` if that comes first."""
 
     async def all_set() -> None:
         for event in events:
@@ -57,7 +57,7 @@ class ChildFailed(PenstockError):
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """What to run; `log_path` gets its output."""
+    """A command line to run; `log_path` gets its output."""
 
     name: str
     argv: Sequence[str]
@@ -90,7 +90,7 @@ async def keep_running(
 
 
 async def _run_once(command: Command, ready: asyncio.Event) -> int:
-    """Starts it and waits for its end; when cancelled, ends it first."""
+    """Starts the child and waits for its end; when cancelled, ends the child first."""
     with command.log_path.open("ab") as log:
         process = await asyncio.create_subprocess_exec(
             *command.argv,

@@ -1,6 +1,6 @@
 """`penstock up` and `penstock demo`: everything on this machine, until Ctrl-C or until the demo is over.
 
-Light on purpose: what to do at a stop signal is settled before the services are imported.
+Light on purpose: the signal handlers are set before the services are imported.
 """
 
 import asyncio
@@ -44,7 +44,7 @@ def demo(ctx: typer.Context, options: DemoOptions) -> int:
 
 
 def _end_while_importing(code: Exit) -> None:
-    """At a stop signal, at once: nothing has been started, and the imports take long where nothing is compiled yet."""
+    """Makes a stop signal exit at once: nothing has been started, and the imports take long where nothing is compiled yet."""
     for number in STOP_SIGNALS:
         signal.signal(number, lambda *_: os._exit(code))
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # a client that goes away must not end a server

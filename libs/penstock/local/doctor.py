@@ -1,4 +1,4 @@
-"""`penstock doctor`: what is missing on this machine, for the services whose settings it is given, and in the cell; each with its remedy."""
+"""`penstock doctor`: diagnostic checks of this machine, of the services whose settings are given, and of the cell, with remedies."""
 
 import os
 from collections.abc import Iterator, Mapping
@@ -72,7 +72,7 @@ def _findings(env: Mapping[str, str], session: Session, *, whole: bool) -> Itera
 
 
 def _gateway(env: Mapping[str, str], session: Session) -> Client:
-    """The one that this command names, else that of the files of settings: PENSTOCK_SERVER, or a node-reporter's gateway."""
+    """The gateway that this command names, else that of the settings files: PENSTOCK_SERVER, or a node-reporter's gateway."""
     names = SERVER if env.get("PENSTOCK_SERVER") else OF_NODE
     if session.server is not None or not env.get(names[0]):
         return session.gateway()

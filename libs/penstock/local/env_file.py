@@ -1,4 +1,4 @@
-"""Files of settings as systemd's `EnvironmentFile=` has them: NAME=value lines, comments, values in quotes."""
+"""Parser of systemd's `EnvironmentFile=` format: NAME=value lines, comments, values in quotes."""
 
 import re
 import shlex
@@ -10,7 +10,7 @@ NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 def read_env_file(path: Path) -> dict[str, str]:
-    """Raises `ConfigurationError` with the line, never with what it holds: it may be a password."""
+    """Raises `ConfigurationError` with the line's number, never with its text, which may be a password."""
     try:
         lines = path.read_text().splitlines()
     except (OSError, UnicodeDecodeError) as error:

@@ -1,4 +1,4 @@
-"""One Penstock per folder: a lock file that the kernel releases when its holder ends, however that happens."""
+"""Lock file for one Penstock per folder; the kernel releases it when the process that holds it ends, in whatever way."""
 
 import fcntl
 import json
@@ -13,7 +13,7 @@ from penstock.redaction import without_password
 
 
 def announce(lock: IO[str], url: str) -> None:
-    """Writes who holds the folder, and the gateway's URL, for the message that the next one gets."""
+    """Writes this process's id and the gateway's URL into the lock file, for the message of a second process."""
     lock.seek(0)
     lock.truncate()
     json.dump({"pid": os.getpid(), "url": url}, lock)
@@ -22,7 +22,7 @@ def announce(lock: IO[str], url: str) -> None:
 
 @contextmanager
 def folder_lock(folder: Path) -> Iterator[IO[str]]:
-    """Holds the folder for the block; gives its lock file. Raises `ConfigurationError` naming the holder of a taken one."""
+    """Locks the folder for the block; yields its lock file. Raises `ConfigurationError` that names the process that holds it."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         file = open(folder / "up.lock", "a+", encoding="utf-8")  # noqa: SIM115 - closed below
@@ -43,7 +43,7 @@ def folder_lock(folder: Path) -> Iterator[IO[str]]:
 
 
 def same_log(folder: Path, log_url: str | None) -> None:
-    """Ties the folder to one log: its read models and nodes' tokens mean nothing on another.
+    """Ties the folder to one log: its read models and nodes' tokens are invalid on another.
 
     Raises `ConfigurationError` when it was used with another one.
     """

@@ -1,4 +1,4 @@
-"""Checks of one machine: Python, disk, GPUs, and what the services need whose settings are given. Nothing is changed or created."""
+"""Checks of one machine: Python, disk, GPUs, and the needs of the services whose settings are given. Nothing is changed or created."""
 
 import os
 import platform
@@ -19,7 +19,7 @@ MIN_PYTHON = (3, 11)
 MIN_FREE_BYTES = 1 << 30  # of a state folder: journals are small, tasks' logs have 64 MiB each
 MIN_FREE_SHARE = 0.05
 NODE_SETTINGS = ("PENSTOCK_NODE_", "PENSTOCK_TASK_USER", "PENSTOCK_MACHINE_ID", "PENSTOCK_SECRETS_DIR")
-"""Beginnings of variables that belong to a node-reporter's settings."""
+"""Prefixes of a node-reporter's variables."""
 ARCHIVE = "PENSTOCK_NODE_LOG_ARCHIVE"
 OF_GATEWAY_TOO = ("PENSTOCK_NODE_LOG_CA", "PENSTOCK_NODE_LOG_KEY", ARCHIVE)
 SERVICE_SETTINGS = ("PENSTOCK_GATEWAY_", "PENSTOCK_OPERATOR_KEY", "PENSTOCK_TOKENS")
@@ -28,7 +28,7 @@ OF_SERVICES = ("PENSTOCK_CELL", "PENSTOCK_CELL_INDEX", "PENSTOCK_OTLP", "PENSTOC
 
 
 def machine_findings(env: Mapping[str, str], *, whole: bool = False) -> Iterator[Finding]:
-    """Of this machine, with the settings of `env`. `whole`: they are all that a service has, so what is missing there is missing."""
+    """Checks of this machine with the settings of `env`. `whole`: these are all settings of a service, so a missing one is a finding."""
     node = any(name.startswith(NODE_SETTINGS) and name not in OF_GATEWAY_TOO for name in env)
     new = sys.version_info[:2] >= MIN_PYTHON
     yield Finding("Python", platform.python_version(), "" if new else "use Python 3.11 or newer")
@@ -54,18 +54,18 @@ def machine_findings(env: Mapping[str, str], *, whole: bool = False) -> Iterator
 
 
 def _url(env: Mapping[str, str], variable: str) -> str:
-    """The value of PENSTOCK_LOG or PENSTOCK_DSN, or of the file that stands for it; empty where that one cannot be used."""
+    """The value of PENSTOCK_LOG or PENSTOCK_DSN, or the content of its file; empty where the file cannot be used."""
     if env.get(variable):
         return env[variable]
     path = env.get(f"{variable}_FILE")
     try:
         return read_private_text(f"{variable}_FILE", Path(path))[0].strip() if path else ""
     except ConfigurationError:
-        return ""  # `_private` has its finding
+        return ""  # `_private` reports it
 
 
 def _settings(env: Mapping[str, str], *, node: bool, whole: bool) -> Iterator[Finding]:
-    """Those that all services share, read as they read them. Files that stand for one have lines of their own."""
+    """The settings that all services share, parsed as services parse them. Settings in files have findings of their own."""
     named = {name for name, text in env.items() if text}
     service = whole and any(name.startswith(SERVICE_SETTINGS) for name in named)
     if not node and not service and not named & {*OF_SERVICES, *LOG_SETTINGS}:
@@ -108,7 +108,7 @@ def _operator_key(env: Mapping[str, str]) -> Iterator[Finding]:
 
 
 def _log_archive(env: Mapping[str, str]) -> Iterator[Finding]:
-    """Where tasks' output is copied to; the packages of its store must be here."""
+    """The archive of tasks' output; the packages for its store must be installed."""
     if env.get(ARCHIVE):
         from penstock.runtime.log_archive import LogArchive
 
@@ -125,7 +125,7 @@ def _tokens(env: Mapping[str, str]) -> Iterator[Finding]:
 
 
 def _certificate(env: Mapping[str, str]) -> Iterator[Finding]:
-    """The gateway's own, as its clients are shown it."""
+    """The gateway's own certificate, as its clients receive it."""
     if not any(name.startswith("PENSTOCK_GATEWAY_") and text for name, text in env.items()):
         return
     from penstock_services.gateway.shell.options import Options
@@ -141,7 +141,7 @@ def _certificate(env: Mapping[str, str]) -> Iterator[Finding]:
 
 
 def _disk(env: Mapping[str, str]) -> Iterator[Finding]:
-    """Of the folders for state and output."""
+    """Free space of the folders for state and output."""
     from penstock_services.node_reporter.shell.users import own_name
 
     home = Path.home() / ".local/state/penstock"

@@ -32,7 +32,7 @@ TRUE = ("1", "true", "t", "yes", "y", "on")
 
 
 def node_findings(env: Mapping[str, str], log_url: str) -> Iterator[Finding]:
-    """What a node-reporter with these settings needs. `log_url`: empty where it is not known."""
+    """Checks of the needs of a node-reporter with these settings. `log_url`: empty where it is not known."""
     missing = [name for name in NEEDED_BY_NODE if importlib.util.find_spec(name) is None]
     if missing:
         yield gpus_here()
@@ -55,7 +55,7 @@ def node_findings(env: Mapping[str, str], log_url: str) -> Iterator[Finding]:
 
 
 def options_of(env: Mapping[str, str]) -> "Options":
-    """As the unit's line gives them: variables, and PENSTOCK_NODE_OPTIONS. Raises `ConfigurationError`."""
+    """The node-reporter's options as its systemd unit passes them: variables, and PENSTOCK_NODE_OPTIONS. Raises `ConfigurationError`."""
     from penstock_services.node_reporter.__main__ import app
     from penstock_services.node_reporter.options import Options
 
@@ -103,7 +103,7 @@ def _not_here(host: str) -> str:
 
 
 def _log_server(options: "Options") -> Iterator[Finding]:
-    """From which the gateway fetches tasks' output."""
+    """The log server, from which the gateway fetches tasks' output."""
     from penstock_services.node_reporter.shell.log_server import listens_at
 
     what, certificate, key = "log server", options.log_cert, options.log_cert_key
@@ -141,7 +141,7 @@ def _certificate(certificate: Path, key: Path) -> Iterator[Finding]:
 
 
 def _task_user(options: "Options", env: Mapping[str, str]) -> Iterator[Finding]:
-    """Who jobs run as, and what of them can be confined: tried with a real process."""
+    """The user that jobs run as, and the isolation of jobs that works here: tried with a real process."""
     from penstock_services.node_reporter.shell.spawner import find_confinement
     from penstock_services.node_reporter.shell.users import check_reach, find_task_user, own_name
 
@@ -162,7 +162,7 @@ def _task_user(options: "Options", env: Mapping[str, str]) -> Iterator[Finding]:
 
 
 def _containers(user: "TaskUser | None", options: "Options") -> Finding:
-    """What starts jobs that name a container. A node may be without."""
+    """The container runtime for jobs that name an image. A node may be without."""
     from penstock_services.node_reporter.shell.containers import check_devices, find_runtime
     from penstock_services.node_reporter.shell.ports import NotStartable
 
@@ -192,7 +192,7 @@ def _machine_id(options: "Options") -> Finding:
 
 
 def _gpus(options: "Options") -> Finding:
-    """Of a node: --virtual-gpus 0 is for one without GPUs."""
+    """GPUs of a node; a node without GPUs has --virtual-gpus 0."""
     if options.virtual_gpus is not None:
         return Finding(GPUS_HERE, f"{options.virtual_gpus} virtual ones, by --virtual-gpus")
     found = gpus_here()
@@ -203,7 +203,7 @@ def _gpus(options: "Options") -> Finding:
 
 
 def gpus_here() -> Finding:
-    """Real GPUs are a possibility, not a duty: their absence is no fault."""
+    """Real GPUs of this machine. They are optional: their absence is not an error."""
     here = GPUS_HERE
     program = shutil.which("nvidia-smi")
     if program is None:
@@ -220,13 +220,13 @@ def gpus_here() -> Finding:
 
 
 def _listed(program: str) -> "subprocess.CompletedProcess[str]":
-    """A line per GPU: `GPU 0: NVIDIA H200 (UUID: GPU-…)`. Raises `OSError`, `TimeoutExpired`."""
+    """The program's list with a line per GPU: `GPU 0: NVIDIA H200 (UUID: GPU-…)`. Raises `OSError`, `TimeoutExpired`."""
     argv = [program, "-L"]
     return subprocess.run(argv, capture_output=True, text=True, timeout=NVIDIA_SMI_TIMEOUT_S, check=False)
 
 
 def _uuids() -> list[str]:
-    """Of the real GPUs here; none where they cannot be listed, which has a line of its own."""
+    """UUIDs of the real GPUs here; none where they cannot be listed, which is a finding of its own."""
     program = shutil.which("nvidia-smi")
     try:
         return re.findall(r"UUID: (GPU-[0-9a-f-]+)", _listed(program).stdout) if program else []

@@ -1,11 +1,11 @@
-"""Makes a Postgres ready for services with a role each: least rights on read models and on the embedded log.
+"""Set-up of a Postgres with a role per service: least privilege on read models and on the embedded log.
 
     PENSTOCK_DSN_FILE=admin.url python -m penstock.local.postgres_setup --rights infra/kafka/acls.yaml --urls FOLDER
         [--cells N] [--node NODE …]
 
 Run it as the server's administrator, before the services of a new version start, and again at any time. `FOLDER/SERVICE.url` (mode
-0600) is what to give a service as `PENSTOCK_DSN_FILE`, and `FOLDER/nodes/NODE.url` what to give that node's reporter as
-`PENSTOCK_LOG_FILE`. Passwords are made once and stay.
+0600) is for the service's `PENSTOCK_DSN_FILE`, and `FOLDER/nodes/NODE.url` for the `PENSTOCK_LOG_FILE` of that node's
+reporter. Passwords are made once and stay.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ from penstock_services.gateway.shell.store import gateway_schema
 
 SERVICE_NAME = re.compile(r"[a-z][a-z-]{0,40}")
 READERS = ("batcher", "contention-guard", "estimator", "gateway", "migrator", "placer")
-"""Of the read models and snapshots. All of them read the ledger, from which these follow."""
+"""Services that may read the read models and snapshots. All of them read the ledger, from which these are computed."""
 
 
 def schemas(cell: str) -> dict[str, str]:
@@ -48,7 +48,7 @@ def schemas(cell: str) -> dict[str, str]:
 
 
 async def give_schema(connection: asyncpg.Connection, schema: str, owner: str) -> None:
-    """The schema, with what is in it, belongs to this role; no other service has rights there."""
+    """Makes this role the owner of the schema and its tables; no other service has rights there."""
     await connection.execute(f"CREATE SCHEMA IF NOT EXISTS {schema}")
     await connection.execute(f"ALTER SCHEMA {schema} OWNER TO {owner}")
     for row in await connection.fetch(
@@ -58,7 +58,7 @@ async def give_schema(connection: asyncpg.Connection, schema: str, owner: str) -
 
 
 async def let_read(connection: asyncpg.Connection, schema: str, owner: str, reader: str) -> None:
-    """`reader` may read every table of the schema, those to come included."""
+    """Lets `reader` read every table of the schema, future tables included."""
     await connection.execute(f"GRANT USAGE ON SCHEMA {schema} TO {reader}")
     await connection.execute(f"GRANT SELECT ON ALL TABLES IN SCHEMA {schema} TO {reader}")
     await connection.execute(
@@ -69,8 +69,7 @@ async def let_read(connection: asyncpg.Connection, schema: str, owner: str, read
 async def prepare(
     settings: Settings, rights: Rights, folder: Path, cells: int = 1, nodes: Sequence[str] = ()
 ) -> list[str]:
-    """Roles, files and rights for the cell of `settings`, and for the reporters of these nodes; returns what there is now, a line
-    each.
+    """Makes roles, files and rights for the cell of `settings`, and for the reporters of these nodes; returns a line for each.
 
     The embedded log gets its rights where it is the same database. Raises `ConfigurationError`, `StoreError`.
     """
@@ -122,7 +121,7 @@ def _checked(node_id: str) -> str:
 
 
 def _password(folder: Path, name: str) -> str:
-    """That of the file that is there, else a new one."""
+    """The password in the existing file, else a new one."""
     path = folder / f"{name}.url"
     known = password_of(path.read_text().strip()) if path.exists() else ""
     return known or secrets.token_urlsafe(24)

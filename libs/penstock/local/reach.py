@@ -1,4 +1,4 @@
-"""Checks of what is on other machines: the log, Postgres, their certificates and their clocks. Nothing is created there."""
+"""Reachability checks of servers: the log, Postgres, the gateway, their certificates and their clocks. Nothing is created there."""
 
 import asyncio
 import email.utils
@@ -43,7 +43,7 @@ OPEN_DATABASE = (
 
 
 def log_findings(url: str, *, node: bool, cell_index: int = 0) -> Iterator[Finding]:
-    """Whether it can be reached with this identity, and has Penstock's topics. `node`: those of a node-reporter."""
+    """Whether the log can be reached with this identity, and has Penstock's topics. `node`: those of a node-reporter."""
     open_log(url, "doctor")  # raises for one that is not well-formed
     there = []
     for host, port in log_hosts(url):
@@ -63,7 +63,7 @@ def log_findings(url: str, *, node: bool, cell_index: int = 0) -> Iterator[Findi
 
 
 async def _topics(url: str, first: Topic, cell_index: int) -> list[Finding]:
-    """Of the topics that this identity may see: whether they exist, and whether they could lose records."""
+    """Whether the topics that this identity may see exist, and whether they could lose records."""
     shown = without_password(url)
     log = open_log(url, "doctor")
     assert isinstance(log, KafkaLog)
@@ -137,7 +137,7 @@ def _kafka_certificate(url: str, hosts: Sequence[tuple[str, int]]) -> Iterator[F
 
 
 def certificate_of(what: str, host: str, port: int, context: ssl.SSLContext) -> Finding:
-    """Of a server, as we are shown it: its names and its end."""
+    """A server's certificate as this machine receives it: its names and its end."""
     try:
         with (
             socket.create_connection((host, port), timeout=REACH_S) as connection,
@@ -155,7 +155,7 @@ def certificate_of(what: str, host: str, port: int, context: ssl.SSLContext) -> 
 
 
 def _for_verdict(code: int, host: str) -> str:
-    """What to do about a certificate that OpenSSL refused with this code (X509_V_ERR_…)."""
+    """The remedy for a certificate that OpenSSL refused with this code (X509_V_ERR_…)."""
     if code == EXPIRED:
         return f"renew the certificate of {host}, unless this machine's clock is wrong"
     if code == NOT_YET_VALID:
@@ -166,17 +166,17 @@ def _for_verdict(code: int, host: str) -> str:
 
 
 def names_of(shown: Mapping[str, Any]) -> str:
-    """The hosts that a certificate, as `getpeercert` has it, is for."""
+    """The hosts of a certificate, given as `getpeercert` returns it."""
     return ", ".join(name for _, name in shown.get("subjectAltName", ())) or "no host"
 
 
 def database_findings(dsn: str, cell: str) -> Iterator[Finding]:
-    """Postgres for read models: reachable, as whom, how its clock goes, and of which version the cell's tables are."""
+    """Postgres for read models: whether it is reachable, with which role, its clock, and the version of the cell's tables."""
     yield from asyncio.run(_database("Postgres", dsn, lambda connection: _read_models(connection, cell)))
 
 
 async def _database(what: str, dsn: str, look: Look) -> list[Finding]:
-    """`look`: at what a set-up or a service has made there."""
+    """Checks of a Postgres. `look`: the check of the tables that a set-up or a service has made there."""
     shown = without_password(dsn)
     try:
         connection = await asyncpg.connect(dsn, timeout=REACH_S)
@@ -210,7 +210,7 @@ async def _database(what: str, dsn: str, look: Look) -> list[Finding]:
 
 
 async def _log_tables(connection: asyncpg.Connection) -> Finding:
-    """Of the embedded log."""
+    """The version of the embedded log's tables."""
     what, made = "log's tables", await made_by(connection)
     if made == 0:
         return Finding(what, "none yet", f"{OPEN_DATABASE}, or start the placer")
@@ -223,7 +223,7 @@ async def _log_tables(connection: asyncpg.Connection) -> Finding:
 
 
 async def _read_models(connection: asyncpg.Connection, cell: str) -> Finding:
-    """Of the projector: read by the placer, the estimator, the batcher, the migrator, the contention-guard and the gateway."""
+    """The migrations of the projector's tables, which are read by the placer, the estimator, the batcher, the migrator, the contention-guard and the gateway."""
     what, schema = "read models", schema_of(cell)
     if await connection.fetchval("SELECT to_regclass($1)", f"{schema}.migrations") is None:
         return Finding(what, f"{schema} has no tables yet", "start the projector and look at its log")
@@ -259,7 +259,7 @@ def gateway_findings(env: Mapping[str, str]) -> Iterator[Finding]:
             email.utils.parsedate_to_datetime(answer.headers["date"]).timestamp() + 0.5 - wall_ms() / 1_000
         )
     except (httpx.HTTPError, httpx.InvalidURL) as error:
-        if place.scheme != "https":  # else the line of the certificate has it
+        if place.scheme != "https":  # else the certificate's finding covers it
             remedy = "start the gateway, or mend the network, a firewall or PENSTOCK_NODE_GATEWAY"
             yield Finding("standing connection", f"{url}: {error}", remedy)
     except (KeyError, ValueError):
@@ -269,8 +269,8 @@ def gateway_findings(env: Mapping[str, str]) -> Iterator[Finding]:
 
 
 def log_server_findings(servers: Sequence[tuple[str, str]], ca: str | None) -> Iterator[Finding]:
-    """Whether the log servers of nodes (node, URL) are reached from here, which must be the gateway's machine. A line for those that
-    are, and one for each that is not.
+    """Whether the log servers of nodes (node, URL) are reached from here, which must be the gateway's machine. One finding for all
+    that are, and one for each that is not.
     """
     context = client_context(ca or SYSTEM_CA, "PENSTOCK_NODE_LOG_CA")
 
@@ -293,7 +293,7 @@ def log_server_findings(servers: Sequence[tuple[str, str]], ca: str | None) -> I
 
 
 def dated(what: str, not_after: str, found: str, where: object) -> Finding:
-    """A certificate's end, as OpenSSL writes it."""
+    """The finding about a certificate's end. `not_after`: as OpenSSL writes it."""
     days = (ssl.cert_time_to_seconds(not_after) - wall_ms() / 1_000) / 86_400
     remedy = "" if days >= MIN_DAYS else f"renew {where}"
     return Finding(what, f"{found}; until {not_after}, {days:.0f} days", remedy)
@@ -305,7 +305,7 @@ def _clock(off_s: float, of: str) -> Finding:
 
 
 def unreachable(host: str, port: int) -> str:
-    """Why no connection is made; empty: it is."""
+    """Why no TCP connection can be made; empty: it can."""
     try:
         socket.create_connection((host, port), timeout=REACH_S).close()
     except OSError as error:

@@ -1,4 +1,4 @@
-"""All services in this one process, on one shared log. Each mends itself (crash-only); one that cannot ends `up`."""
+"""Runs all services in one process, on one shared log. Each restarts itself (crash-only); one that cannot ends `up`."""
 
 import asyncio
 import importlib
@@ -28,12 +28,12 @@ class ServiceFailed(PenstockError):
 
 
 def entry(name: str) -> Run:
-    """The `run` of a service."""
+    """The `run` function of a service."""
     return cast(Run, importlib.import_module(f"penstock_services.{name.replace('-', '_')}.shell.service").run)
 
 
 def check_settings(env: Mapping[str, str]) -> None:
-    """Raises `ConfigurationError` for a setting that a service would refuse, before anything is started for it."""
+    """Raises `ConfigurationError` for a setting that a service would refuse, before anything is started."""
     importlib.import_module("penstock_services.placer.shell.term").placer_settings(env)
     importlib.import_module("penstock_services.gateway.shell.options").Options.from_env(env)
 
@@ -48,7 +48,7 @@ def guard_of(env: Mapping[str, str]) -> tuple[str, bool]:
 async def _serve(
     name: str, settings: Settings, log: Log | None, stop: asyncio.Event, ready: asyncio.Event
 ) -> None:
-    """One service until `stop`. Raises `ServiceFailed` when it ends before."""
+    """Runs one service until `stop`. Raises `ServiceFailed` when it ends before."""
     try:
         await entry(name)(settings, stop, log=log, ready=ready)
     except Exception as error:
@@ -62,14 +62,14 @@ async def _serve(
 async def all_services(
     settings: Settings, log: Log | None, log_file: Path, failed: "asyncio.Future[None]"
 ) -> AsyncIterator[None]:
-    """All serve inside the block; `failed` gets the error of the first that cannot go on. Raises `ServiceFailed`."""
+    """Runs all services inside the block; `failed` gets the error of the first that cannot go on. Raises `ServiceFailed`."""
     stop = asyncio.Event()
     ready = {name: asyncio.Event() for name in NAMES}
     tasks: list[asyncio.Task[None]] = []
     try:
         for name in NAMES:
             tasks.append(watched(_serve(name, settings, log, stop, ready[name]), failed, name))
-            await asyncio.sleep(0)  # it is imported, which blocks the loop: a stop comes through between two
+            await asyncio.sleep(0)  # each import blocks the loop: a stop signal is handled between two
         if not await all_ready(ready.values(), failed, START_TIMEOUT_S):
             late = ", ".join(name for name, event in ready.items() if not event.is_set())
             raise ServiceFailed(

@@ -1,4 +1,4 @@
-"""Everything of one local installation: started in order, watched, ended in the opposite order.
+"""Supervisor of one local installation: starts its parts in order, watches them, ends them in the opposite order.
 
 Postgres → log → services (this process) → one node-reporter process per node. All state lies in the
 folder: `postgres/`, `nodes/<id>/`, `logs/`. Nothing is written elsewhere.
@@ -47,11 +47,11 @@ from penstock.runtime.task_logs import ARCHIVE
 
 logger = logging.getLogger(__name__)
 
-RACKS = 2  # virtual nodes are spread over so many, so that the network levels differ
+RACKS = 2  # over which virtual nodes are spread, so that the network levels differ
 DRAIN_GRACE_MS = 1_500  # running tasks get so long after SIGTERM; all of `up` must end within 5 s
 TASK_LOGS = "task-logs"  # inside the folder: JOB/TASK.log
 KEYS = "keys"
-CODE = "code"  # what jobs were sent with
+CODE = "code"  # folders sent with jobs
 OWN_FOLDERS = (
     KEYS,
     CODE,
@@ -59,19 +59,19 @@ OWN_FOLDERS = (
     "nodes",
     "logs",
     TASK_LOGS,
-)  # which jobs find empty; the rest of the folder may be anybody's
+)  # which jobs see as empty; the rest of the folder may belong to the user
 LOG_BYTES = 16 << 20  # a log file larger than this starts anew
 
 
 class Running(NamedTuple):
-    """What is up."""
+    """The running installation."""
 
     url: str
     failed: "asyncio.Future[None]"
-    """Never done while all is well; holds the first error of a service, node-reporter or server that cannot go on."""
+    """Pending while all is well; gets the first error of a service, node-reporter or server that cannot go on."""
 
     async def until_failure(self) -> None:
-        """Returns never; raises that error."""
+        """Never returns; raises that error."""
         await asyncio.shield(self.failed)
 
 
@@ -106,7 +106,7 @@ async def running(options: Options, screen: Console) -> AsyncIterator[Running]:
         (options.folder / CODE).mkdir(mode=0o700, exist_ok=True)
         bind = {
             "PENSTOCK_GATEWAY_BIND": f"127.0.0.1:{port}",
-            ARCHIVE: (options.folder / TASK_LOGS).as_uri(),  # of nodes that are gone
+            ARCHIVE: (options.folder / TASK_LOGS).as_uri(),  # for output of nodes that are gone
             LOG_KEY: str(key_file_at(_keys(options.folder) / "logs.key")),
             "PENSTOCK_CODE_DIR": str(options.folder / CODE),
         }
@@ -143,7 +143,7 @@ async def running(options: Options, screen: Console) -> AsyncIterator[Running]:
 async def _postgres(
     folder: Path, warn: Callable[[str], None], failed: "asyncio.Future[None]", stack: AsyncExitStack
 ) -> str:
-    """The DSN of the configured server, or of one of our own that is started again whenever it dies."""
+    """The DSN of the configured server, or of an embedded one that is started again whenever it dies."""
     dsn, server = await resolve_dsn(folder)
     if server is not None:
         _write_private(folder / "url", dsn)
@@ -155,7 +155,7 @@ async def _postgres(
 
 
 async def _keep_postgres(server: PostgresServer, folder: Path, warn: Callable[[str], None]) -> None:
-    """Ends only by cancellation, or when the server cannot be started again."""
+    """Restarts the server whenever it dies; ends only by cancellation, or when it cannot be started again."""
     while server.pid is not None:
         await _ended(server.pid)
         warn("Postgres died; starting it again")
@@ -164,7 +164,7 @@ async def _keep_postgres(server: PostgresServer, folder: Path, warn: Callable[[s
 
 
 async def _ended(pid: int) -> None:
-    """Returns when this child of ours has ended; nothing is polled."""
+    """Returns when this child process has ended; nothing is polled."""
     loop, over = asyncio.get_running_loop(), asyncio.Event()
     descriptor = os.pidfd_open(pid)
     loop.add_reader(descriptor, over.set)
@@ -195,8 +195,8 @@ async def _log(settings: Settings, stack: AsyncExitStack) -> Log | None:
 async def _of_node_reporters(
     settings: Settings, node_ids: Sequence[str], warn: Callable[[str], None]
 ) -> dict[str, Settings]:
-    """Node → settings without the database, and on a server of our own with the node's own role: it appends facts about nodes and
-    no others, and reads the orders for this node."""
+    """Node → settings without the database, and on an embedded server with the node's own role: it may append events about nodes
+    and no others, and read the orders for this node."""
     urls = dict.fromkeys(node_ids, settings.log_url)
     if settings.log_url == settings.dsn:
         if os.environ.get(DSN_VARIABLE, "").strip():
@@ -238,7 +238,7 @@ async def _node_reporters(
 
 
 def _node_command(options: Options, settings: Settings, number: int, node_id: str) -> Command:
-    """How the node-reporter of one node is started."""
+    """Command line of one node's node-reporter."""
     state = options.folder / "nodes" / node_id
     state.mkdir(parents=True, exist_ok=True)
     argv = [
@@ -264,7 +264,7 @@ def _node_command(options: Options, settings: Settings, number: int, node_id: st
 
 
 def _node_environment(settings: Settings, log_url: Path) -> dict[str, str]:
-    """The log's password is in a file of our own, the database's nowhere: no node-reporter needs it."""
+    """Environment of a node-reporter: the log's password is in a file, the database's is left out, as it is not needed."""
     _write_private(log_url, settings.log_url)
     found = {**os.environ, **settings.environment(), "PENSTOCK_LOG_FILE": str(log_url)}
     absent = ("PENSTOCK_LOG", DSN_VARIABLE, "PENSTOCK_DSN_FILE")
@@ -272,7 +272,7 @@ def _node_environment(settings: Settings, log_url: Path) -> dict[str, str]:
 
 
 def _keys(folder: Path) -> Path:
-    """Where jobs see nothing."""
+    """The folder of keys, which jobs see as empty."""
     found = folder / KEYS
     found.mkdir(mode=0o700, exist_ok=True)
     return found
@@ -294,7 +294,7 @@ def _describe_nodes(options: Options) -> str:
 
 @contextmanager
 def _environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """Sets variables that services in this process read for themselves; restores what was there."""
+    """Sets environment variables that services in this process read, and restores them after the block."""
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     try:

@@ -1,7 +1,7 @@
-"""Cleanup of orphan processes: training processes that outlived their node-reporter are ended, each proven to be ours.
+"""Cleanup of orphan processes: ends training processes that outlived their node-reporter, each proven to be Penstock's.
 
-A node-reporter stops its tasks before it ends. Departure from that ideal: one that was killed could not; its
-tasks' shims then live on (that is how a restarted reporter finds them again), and when all of Penstock
+A node-reporter stops its tasks before it ends. Departure from that ideal: a killed node-reporter could not; its
+tasks' shims then live on (so that a restarted reporter finds them again), and when all of Penstock
 ends on this machine they must be ended here.
 """
 
@@ -16,7 +16,7 @@ from penstock_services.node_reporter.shell.ports import Started
 from penstock_services.node_reporter.shell.processes import is_alive
 from penstock_services.node_reporter.shell.records import read_record
 
-WAIT_S = 2.0  # for shims to reap what they killed
+WAIT_S = 2.0  # for shims to reap the processes that they killed
 POLL_S = 0.02
 
 
@@ -33,7 +33,7 @@ def end_leftover_tasks(nodes: Path) -> int:
 
 
 def reap_orphans() -> None:
-    """Reaps everything that has ended. To be called last: no other code may still wait for a child of ours."""
+    """Reaps every ended child. To be called last: no other code may still wait for a child of this process."""
     with suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             continue

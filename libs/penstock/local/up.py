@@ -1,4 +1,4 @@
-"""`penstock up`: what is up is printed part by part; then it stays until it is interrupted."""
+"""`penstock up`: starts the local installation, prints each part that is up, and runs until it is interrupted."""
 
 import asyncio
 import os
@@ -10,7 +10,7 @@ from penstock.screen import console
 
 
 async def up(options: Options) -> int:
-    """Until cancelled. Raises what ended a part for good."""
+    """Runs until cancelled. Raises the error that ended a part for good."""
     screen = console()
     start_s = time.perf_counter()
     screen.print(

@@ -1,1 +1,1 @@
-"""The log: one port, and its adapters for memory, Postgres and Kafka."""
+"""Message log with ordered, durable partitions: one port, and its adapters for Postgres and Kafka."""

@@ -24,7 +24,7 @@ from aiokafka.protocol.types import Array, Boolean, Int8, Int16, Int32, Schema, 
 from aiokafka.record.default_records import _DefaultRecordBatchPy
 from aiokafka.record.memory_records import MemoryRecords, _MemoryRecordsPy
 
-STOP_TIMEOUT_S = 5.0  # closing sockets; a broker that is gone must not hold us
+STOP_TIMEOUT_S = 5.0  # closing sockets; a broker that is gone must not block a stop
 ACL_TOPIC, ACL_GROUP = 2, 3  # Kafka's ResourceType
 ACL_LITERAL, ACL_PREFIXED = 3, 4  # its PatternType
 ACL_ALLOW = 3  # its AclPermissionType
@@ -87,7 +87,7 @@ async def create_topic_acl(admin: AIOKafkaAdminClient, identity: str, operation:
 
 
 async def create_group_acl(admin: AIOKafkaAdminClient, identity: str, operation: int, prefix: str) -> Any:
-    """The same for all consumer groups whose names begin so."""
+    """The same for all consumer groups with this prefix."""
     request = CreateAclsRequest(
         ACL_GROUP, prefix, ACL_PREFIXED, f"User:{identity}", "*", operation, ACL_ALLOW
     )
@@ -168,8 +168,8 @@ def set_fetch_wait(consumer: AIOKafkaConsumer, min_bytes: int, max_wait_ms: int)
 def watch_for_deletion(consumer: AIOKafkaConsumer) -> set[str]:
     """The names of topics that this consumer has read from and that a broker no longer knows; it grows while the consumer works.
 
-    Gap: a consumer takes UNKNOWN_TOPIC_OR_PARTITION for a change of leaders. In a topic of the same name that was created anew it
-    reads on at its position, and passes over what lies before (no issue upstream).
+    Gap: a consumer takes UNKNOWN_TOPIC_OR_PARTITION for a change of leaders. In a topic that was deleted and created again it
+    reads on at its old position, and skips the records before it (no issue upstream).
     """
     client, known, gone = consumer._client, set(), set()
     send = client.send
@@ -194,11 +194,11 @@ def watch_for_deletion(consumer: AIOKafkaConsumer) -> set[str]:
 # Gap: Kafka's protocol wants UTF-8 in header names, no broker checks it, and aiokafka's decoder raises
 # `UnicodeDecodeError` for every reader of the partition at every try (no issue upstream): one record of a foreign
 # client would end a cell. A reader that meets such a record asks for lenient decoding until it is past it; `read`
-# then returns U+FFFD in the name, and the record is judged like any other. The lenient decoder is aiokafka's own
+# then returns U+FFFD in the name, and the record is handled like any other. The lenient decoder is aiokafka's own
 # pure-Python one, about ten times slower than the C one, hence the switch.
 
 _lenient: set[int] = set()
-"""Ids of the readers that stand before such a record."""
+"""Ids of the readers whose next record is such a one."""
 
 
 class _LenientBytes(bytearray):

@@ -24,8 +24,8 @@ from penstock.errors import ConfigurationError
 from penstock.ledger.record import NO_PARENT, record_id
 from penstock.log.port import Partition, Record
 
-SEGMENT_RECORDS = 20_000  # one read of the archive holds a segment in memory
-SEGMENT_BYTES = 32 << 20  # of values, as above
+SEGMENT_RECORDS = 20_000  # one read of the archive loads a whole segment into memory
+SEGMENT_BYTES = 32 << 20  # bytes of values, for the same reason
 INDEX = "index.json"
 LOCK = ".lock"
 
@@ -44,20 +44,20 @@ class Segment(msgspec.Struct, frozen=True):
 
 
 class Fold(msgspec.Struct, frozen=True):
-    """What the ledger folds to after the last record, so that the next archiving goes on from there."""
+    """Snapshot of the ledger's fold after the last record, so that the next archiving goes on from there."""
 
     format: str
-    """`format_id` of the snapshot: another version folds from the beginning."""
+    """`format_id` of the snapshot: a version with another one folds from the beginning."""
     name: str
     sha256: str
 
 
 class Index(msgspec.Struct, frozen=True):
-    """What the archive holds of one partition, in order of the offsets and without gaps."""
+    """The archived segments of one partition, in order of the offsets and without gaps."""
 
     segments: tuple[Segment, ...] = ()
     last_id: str = NO_PARENT
-    """Of the last record (`record_id`)."""
+    """Id of the last record (`record_id`)."""
     fold: Fold | None = None
 
     @property
@@ -82,7 +82,7 @@ class Archive:
         self.folder = Path(folder)
 
     def index(self, partition: Partition) -> Index:
-        """Empty where nothing of this partition is archived. Raises `ConfigurationError` for one that is damaged."""
+        """The partition's index, empty where nothing is archived. Raises `ConfigurationError` for a damaged one."""
         path = self._folder_of(partition) / INDEX
         try:
             index = msgspec.json.decode(path.read_bytes(), type=Index)
@@ -113,7 +113,7 @@ class Archive:
         return gzip.decompress(self._file(partition, fold.name, fold.sha256))
 
     def lacking(self, partition: Partition) -> list[str]:
-        """The segments whose files are not there, or not readable; their digests are not looked at."""
+        """The segments whose files are missing or not readable; digests are not checked."""
         folder = self._folder_of(partition)
         return [
             segment.name
@@ -139,7 +139,7 @@ class Archive:
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """For the one archiver. Raises `ConfigurationError` while another one is at work, or the directory cannot be written."""
+        """Lock of the one archiver. Raises `ConfigurationError` while another archiver runs, or the directory cannot be written."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             handle = os.open(self.folder / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
@@ -160,7 +160,7 @@ class Archive:
 
 
 class Writer:
-    """Appends records of one partition to an archive. Nothing of it counts before `commit`."""
+    """Appends records of one partition to an archive. They count only after `commit`."""
 
     def __init__(self, archive: Archive, partition: Partition) -> None:
         self._archive = archive
@@ -180,7 +180,7 @@ class Writer:
         return self._before.end
 
     def add(self, record: Record) -> None:
-        """The next record. The first one of a partition begins its archive."""
+        """Appends the next record. The first one of a partition begins its archive."""
         if not self._before.segments and not self._segments and not self._rows:
             self._last_end = record.offset
         self._rows.append((record.offset, record.timestamp_ms, record.key, record.headers, record.value))
@@ -190,7 +190,7 @@ class Writer:
             self._flush()
 
     def commit(self, snapshot: tuple[str, bytes] | None = None) -> Index:
-        """Reads every new segment back, and enters them into the index.
+        """Reads every new segment back, and then enters all of them into the index.
 
         `snapshot`: of the fold after the last record, with its format.
         """
@@ -223,7 +223,7 @@ class Writer:
 
 
 def _write_durably(path: Path, content: bytes) -> None:
-    """The whole file or none, also over a power loss."""
+    """Writes the whole file or none, also over a power loss."""
     part = path.with_name(path.name + ".part")
     with part.open("wb") as file:
         file.write(content)

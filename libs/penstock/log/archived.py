@@ -1,7 +1,7 @@
-"""A log and the archive of its oldest records, read as one log.
+"""Tiered log: a log and the archive of its oldest records, read as one log.
 
-Ideal: a reader cannot tell which of both a record comes from. Departures: a read of the archive costs a segment, and the
-archive is looked at only below the beginning of the log.
+Ideal: a reader cannot tell which of the two a record comes from. Departures: a read of the archive costs a whole segment,
+and the archive is read only below the beginning of the log.
 """
 
 import asyncio
@@ -17,9 +17,9 @@ from penstock.log.port import MAX_READ_RECORDS, Log, Message, Partition, Reader,
 
 
 class ArchivedLog:
-    """Appends go to the log; what the log no longer has is read from the archive.
+    """Appends go to the log; records that the log no longer has are read from the archive.
 
-    Raises `ConfigurationError` where the archive does not belong to the log, lacks what lies between both, or is damaged.
+    Raises `ConfigurationError` where the archive does not belong to the log, ends before the log begins, or is damaged.
     """
 
     def __init__(self, log: Log, archive: Archive) -> None:
@@ -61,7 +61,7 @@ class ArchivedLog:
         await self.log.close()
 
     async def indexes(self, begins: Mapping[Partition, int]) -> dict[Partition, Index]:
-        """The indexes of partitions that are archived and whose log begins there; each continues in its log."""
+        """The indexes of the archived ones of these partitions (partition → the log's first offset); each continues in its log."""
         found: dict[Partition, Index] = {}
         for place, begin in begins.items():
             index = await asyncio.to_thread(self.archive.index, place)
@@ -102,7 +102,7 @@ class ArchivedReader:
         self._positions = dict(start)
         self._batch_ms = batch_ms
         self._left: dict[Partition, tuple[int, Index]] | None = None
-        """Partitions whose position is in the archive: where their log begins, and their index. None: not yet known."""
+        """Partitions whose position is in the archive: the first offset of their log, and their index. None: not yet known."""
         self._buffer: deque[Record] = deque()
         self._rest: Reader | None = None
 
@@ -141,7 +141,7 @@ class ArchivedReader:
         }
 
     async def _load(self, left: dict[Partition, tuple[int, Index]]) -> None:
-        """The next records of one partition into the buffer."""
+        """Loads the next records of one partition into the buffer."""
         place, (begin, index) = next(iter(left.items()))
         at = self._positions[place]
         segment = index.holding(at) if at < begin else None

@@ -1,17 +1,17 @@
 """Token bucket that limits how often a reader reads: the first record after an idle moment is never delayed.
 
-Ideal: the reader knows whether more records are about to come. Departure: a token bucket guesses it from how
-often it was read lately. Each read takes a token, one token comes back per `batch_ms`; without a token the
+Ideal: the reader knows whether more records are about to come. Departure: a token bucket estimates it from the
+rate of recent reads. Each read takes a token, one token comes back per `batch_ms`; without a token the
 reader gathers until the next one is due. A few hops in quick succession (one job on a quiet system) thus pass
-undelayed, a steady stream is read once per `batch_ms`. A reader with a long interval is in no hurry: it
-passes fewer hops undelayed (at least one), and so keeps out of the way of those that are.
+undelayed, a steady stream is read once per `batch_ms`. A reader with a long interval is not urgent: it
+passes fewer hops undelayed (at least one), and so leaves more CPU to urgent readers.
 """
 
 from collections.abc import Callable
 
 BURST_READS = 8  # may follow each other undelayed: more than the hops of one job through one service
-BURST_MS = 48  # they are fewer where the interval is so long that they would save up more than this
-NEARLY = 1e-6  # of a token: a wait so short that a clock's doubles cannot show it would be waited for ever
+BURST_MS = 48  # bound on BURST_READS × interval: with a long interval fewer reads follow undelayed
+NEARLY = 1e-6  # of a token: a shorter wait is below the resolution of a clock in doubles, and would never end
 
 
 class TokenBucket:
@@ -35,7 +35,7 @@ class TokenBucket:
         return missing * self._interval_s if missing > NEARLY else 0.0
 
     def took(self) -> None:
-        """A read returned records."""
+        """To be called when a read returned records."""
         if self._interval_s > 0:
             self._refill()
             self._tokens = max(0.0, self._tokens - 1)

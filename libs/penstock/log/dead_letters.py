@@ -1,6 +1,6 @@
 """Dead-letter topic: a record that cannot be read or applied, with its place, the reason and an outline; never dropped.
 
-The record itself stays at its place, where its topic's readers alone get it: what could not be read may hold anything.
+The record itself stays at its place, where only readers of its topic get it: an unreadable record may hold a secret.
 """
 
 from hashlib import sha256

@@ -1,4 +1,4 @@
-"""The log in Postgres: for one machine, or a few programs that share one database (architecture §5).
+"""Message log in Postgres: for one machine, or a few programs that share one database (architecture §5).
 
 Ideal: a write costs its fsync and nothing else. Departures: one round trip for the whole batch over all its
 partitions, and a notification. Readers opened on the *same* `EmbeddedLog` get committed records straight from
@@ -46,7 +46,7 @@ CONNECT_TIMEOUT_S = 5.0  # one attempt; Postgres on the same machine answers wit
 OUTAGE_LIMIT_S = 60.0  # a crash recovery takes seconds; beyond this the log counts as lost
 WRITE_BATCH_MS = 4  # under load; a transaction costs 1 ms of CPU besides its records
 WRITE_TIMEOUT_S = 30.0  # one batch; an fsync on a struggling disk can take seconds
-EXPIRE_EVERY = 20_000  # records appended between two looks for expired ones; so many stay too long at most
+EXPIRE_EVERY = 20_000  # records appended between two looks for expired ones; at most so many stay too long
 EXPIRE_BATCH = 250  # oldest records per partition and transaction; of 32 partitions in 80 ms
 DELETE_BATCH = 5_000  # records of one partition and transaction
 NOTHING_DELETED = "DELETE 0"
@@ -55,7 +55,7 @@ REMEDY = (
 )
 FIRST_BACKOFF_S, LAST_BACKOFF_S = 0.02, 1.0
 
-# What a restarting, recovering or vanished server looks like to its clients.
+# Errors by which clients see a restarting, recovering or vanished server.
 OUTAGES = (
     OSError,
     asyncpg.InterfaceError,
@@ -148,7 +148,7 @@ class EmbeddedLog:
         return {partition: first[ids[partition]] for partition in wanted}
 
     async def delete_before(self, offsets: Mapping[Partition, int]) -> None:
-        """In small transactions, oldest records first: a crash leaves no gap."""
+        """Deletes in small transactions, oldest records first: a crash leaves no gap."""
         ids = await self.partition_ids(offsets)
         connection = await self._connect(" (archive)")
         try:
@@ -178,14 +178,14 @@ class EmbeddedLog:
                 await asyncio.gather(task, return_exceptions=True)
         for connection in (self._writer, self._listener):
             if connection is not None and not connection.is_closed():
-                connection.terminate()  # nothing is in flight that anybody still waits for
+                connection.terminate()  # no call waits for what is in flight
         self._writer = self._listener = None
         self._fail(LogError("the log is closed"))
 
     # --- for readers -------------------------------------------------------------------------------------
 
     def forget(self, reader: EmbeddedReader, partitions: Iterable[Partition]) -> None:
-        """Ends the reader's feed."""
+        """Removes the reader from those that get committed records."""
         for partition in partitions:
             readers = self._feeds.get(partition, [])
             if reader in readers:
@@ -214,12 +214,12 @@ class EmbeddedLog:
         return self._names[partition_id]
 
     async def read_heads(self, ids: Iterable[int]) -> dict[int, int]:
-        """Next offset per row id, as committed. Sits out outages."""
+        """Next offset per row id, as committed. Waits out outages."""
         rows = await self._query(HEADS, list(ids))
         return {row["id"]: row["head"] for row in rows}
 
     async def read_rows(self, ids: Sequence[int], first: Sequence[int], limit: int) -> list[Any]:
-        """At most `limit` rows from the given offsets on, in order within each id. Sits out outages."""
+        """At most `limit` rows from the given offsets on, in order within each id. Waits out outages."""
         return await self._query(self._read, list(ids), list(first), limit)
 
     async def reading(self) -> asyncpg.Connection:
@@ -254,7 +254,7 @@ class EmbeddedLog:
     # --- connections -------------------------------------------------------------------------------------
 
     async def _make_tables(self, writer: asyncpg.Connection) -> None:
-        """On a connection that ends: the server's process behind it keeps what it looked up in the catalogs, 3 MiB."""
+        """Makes the tables on a connection of its own, closed afterwards: a server process caches its catalog look-ups, 3 MiB."""
         if await made_by(writer) >= VERSION:
             return
         connection = await self._connect(" (tables)")
@@ -352,7 +352,7 @@ class EmbeddedLog:
     # --- retention ---------------------------------------------------------------------------------------
 
     def _expire_soon(self) -> None:
-        """Begins to delete what is older than its topic's retention, beside everything else, if this role may."""
+        """Starts to delete records older than their topic's retention, in the background, if this role may."""
         if self._expires and (self._expiring is None or self._expiring.done()):
             self._expiring = asyncio.create_task(
                 self._expire(), name=f"expire embedded log ({self._identity})"
@@ -361,7 +361,7 @@ class EmbeddedLog:
     async def _expire(self) -> None:
         """Deletes the oldest records of each partition, as far as all of them have expired. Failing costs disk only.
 
-        On a connection that ends, see `_make_tables`.
+        On a connection of its own, see `_make_tables`.
         """
         limited = {topic: ms for topic, ms in RETENTION_MS.items() if ms != FOR_EVER}
         terms = (list(limited), list(limited.values()))
@@ -423,7 +423,7 @@ class EmbeddedLog:
         except (*OUTAGES, asyncpg.PostgresError) as error:
             writer.terminate()
             self._writer_pid = 0  # its commit may still come, and then its notification is news
-            self._look_again()  # should it have been committed, no notification will wake our readers
+            self._look_again()  # if it was committed, no notification will wake this log's readers
             raise AppendFailed(f"{type(error).__name__}: {error}") from error
         offsets = [bases[slot - 1] + rank for slot, rank in zip(slots, ranks, strict=True)]
         self._appended += len(batch)

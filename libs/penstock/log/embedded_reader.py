@@ -12,11 +12,11 @@ from penstock.log.port import MAX_READ_RECORDS, Partition, Record
 
 MAX_BUFFER_RECORDS = 20_000  # a reader this far behind reads from the table again
 MAX_BUFFER_BYTES = 32_000_000  # value bytes, as above
-LOOK_TIMEOUT_S = 0.25  # a read with time-out 0 still looks into the table, for so long at most
+LOOK_TIMEOUT_S = 0.25  # bound on the look into the table of a read with time-out 0
 
 
 class Source(Protocol):
-    """What a reader needs of its log."""
+    """The interface of a log that its readers use."""
 
     def raise_if_lost(self) -> None: ...
     def forget(self, reader: "EmbeddedReader", partitions: Iterable[Partition]) -> None: ...
@@ -29,7 +29,7 @@ class Source(Protocol):
 class EmbeddedReader:
     """Invariant per partition: position ≤ end, and the buffer holds exactly the offsets position … end - 1.
 
-    `heads` are lower bounds of the next offsets; where `unsure`, the table may hold more and must be asked.
+    `heads` are lower bounds of the next offsets; where `unsure`, the table may hold more and must be queried.
     """
 
     def __init__(self, log: Source, start: Mapping[Partition, int], *, batch_ms: int) -> None:
@@ -104,7 +104,7 @@ class EmbeddedReader:
             self._wake()
 
     def look_again(self) -> None:
-        """Notifications may have been missed, or the log is lost."""
+        """To be called when notifications may have been missed, or the log is lost."""
         self._doubts += 1
         self._unsure.update(self._heads)
         self._behind.update(dict.fromkeys(self._heads))
@@ -160,7 +160,7 @@ class EmbeddedReader:
         self._wake()
 
     async def _fill(self) -> None:
-        """Reads from the table what did not come through memory. Runs beside `read`, so that cancelling one
+        """Reads from the table the records that did not come through memory. Runs beside `read`, so that cancelling one
         read leaves it undisturbed."""
         ids = await self._log.partition_ids(self._behind)
         await self._learn_heads({ids[partition]: partition for partition in ids if partition in self._unsure})
@@ -180,7 +180,7 @@ class EmbeddedReader:
                 self._behind[partition] = None
 
     async def _learn_heads(self, names: dict[int, Partition]) -> None:
-        """Asks the table for the heads of these partitions (by row id)."""
+        """Queries the table for the heads of these partitions (by row id)."""
         if not names:
             return
         doubts, ends = self._doubts, dict(self._ends)

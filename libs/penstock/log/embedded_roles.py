@@ -1,10 +1,10 @@
-"""Roles of the embedded log: who may append to, read and expire which topics, enforced by Postgres.
+"""Access control of the embedded log: which role may append to, read and expire which topics, enforced by Postgres.
 
-Appending is checked by `penstock_log.append` once for each batch. Reading and expiring are checked by row security, which the
-owner of the tables is exempt from: an installation with one DSN for all services pays nothing for it.
+Appending is checked by `penstock_log.append` once for each batch. Reading and expiring are checked by row security, from which
+the owner of the tables is exempt: it costs nothing in an installation with one DSN for all services.
 
-A node's own role reads through `penstock_log.read`, which shows it the records with the node's id as their key; of the others in
-the same partition it shows offsets and times, since a reader's offsets have no gaps.
+A node's own role reads through `penstock_log.read`, which returns the records with the node's id as their key; of the other
+records in the same partition it returns offsets and times, since a reader's offsets have no gaps.
 """
 
 import re
@@ -26,7 +26,7 @@ NODE_REPORTER_RIGHTS: Rights = {
 """As in infra/kafka/acls.yaml, for an installation that has no checkout; a test compares them."""
 
 EXPIRES = "placer"
-"""The service that deletes expired records: it runs once per cell, and writes most of them."""
+"""The service that deletes expired records: one runs per cell, and writes most of them."""
 
 _SHORTEST_MS = min(ms for ms in RETENTION_MS.values() if ms != FOR_EVER)
 
@@ -56,7 +56,7 @@ def role_of(service: str) -> str:
 
 
 def node_role(node_id: str) -> str:
-    """The role of one node's reporter: node ids are longer than Postgres' names, and have other characters."""
+    """The role of one node's reporter; not the node's id, which may be too long for a name in Postgres and have other characters."""
     readable = re.sub(r"[^a-z0-9]+", "_", node_id.lower())[:30].strip("_")
     return f"penstock_node_{readable}_{sha256(node_id.encode()).hexdigest()[:12]}"
 
@@ -87,7 +87,7 @@ async def grant_log(connection: asyncpg.Connection, rights: Rights, cells: int =
 
 
 async def grant_node(connection: asyncpg.Connection, node_id: str, rights: Rights) -> None:
-    """Gives the node's role, which must exist, the rights of a node-reporter, and of what it may read only what is for this node.
+    """Gives the node's role, which must exist, the rights of a node-reporter; it may read only the records for this node.
 
     After `grant_log`, as the same administrator.
     """

@@ -1,15 +1,15 @@
-"""Tables and statements of the embedded log, and how headers lie in one column.
+"""SQL schema and statements of the embedded log, and the encoding of headers in one column.
 
 `partitions.head` is the next offset. An append locks the heads it needs in id order (so appends cannot deadlock),
 raises them and inserts its records in one transaction: offsets are given in commit order, leave no gaps, and a
-record becomes visible together with all before it. `wanted` names the head that a partition must have, or NULL: then
-nothing is appended unless it has it. The notification is part of the same transaction, so a
+record becomes visible together with all before it. `wanted` is the head that a partition must have for anything to be
+appended, or NULL for any. The notification is part of the same transaction, so a
 crash cannot lose the wake-up of a committed record.
 
 `append` runs with the rights of the schema's owner, so that a service needs none on the tables: it may append to the topics
-that `rights` lists for its role. Who may insert into the records anyway (the owner, for one) may append to all. `read` does
-the same for roles that may not read the records' contents: of other keys than their own they get offsets and nothing else.
-(In PL/pgSQL, which keeps the plan: an SQL function with its owner's rights is planned at each call.)
+that `rights` lists for its role. A role that may insert into the table of records, such as the owner, may append to all.
+`read` does the same for roles that may not read all contents: for other keys than their own they get offsets and times.
+(They are in PL/pgSQL, which caches the plan: an SQL function with its owner's rights is planned at each call.)
 """
 
 import struct
@@ -20,7 +20,7 @@ import asyncpg
 from penstock.log.port import Headers
 
 CHANNEL = "penstock_log"
-EVERYTHING = "*"  # a notification that names no partition: look at all of them
+EVERYTHING = "*"  # a notification without a partition: look at all of them
 VERSION = 5  # stored in the schema's comment; raised with every change below
 COMMENT = "penstock log"
 _LOCK_KEY = 0x70656E73746F636B  # advisory lock around the creation: the letters of "penstock"
@@ -150,7 +150,7 @@ WITH oldest AS (
 DELETE FROM penstock_log.records WHERE partition_id = $1 AND position <= (SELECT max(position) FROM oldest)
 """
 SOME_HIDDEN = (
-    "SELECT row_security_active('penstock_log.records')"  # by rights: then nothing is deleted, silently
+    "SELECT row_security_active('penstock_log.records')"  # if true, a delete removes no row and raises no error
 )
 EXPIRE_ALONE = f"SELECT pg_try_advisory_xact_lock({_LOCK_KEY + 1})"  # one program at a time
 ANY_EXPIRED = """
@@ -183,7 +183,7 @@ OWN_RIGHTS = (  # whether this role reads every key, and whether it deletes what
 async def ensure_schema(connection: asyncpg.Connection) -> None:
     """Creates or renews the log's tables; several programs may do so at once.
 
-    Those of a newer version stay: during an upgrade a service of the former version may start once more.
+    Tables of a newer version stay: during an upgrade a service of the former version may start once more.
     """
     if await made_by(connection) >= VERSION:
         return
@@ -195,7 +195,7 @@ async def ensure_schema(connection: asyncpg.Connection) -> None:
 
 
 async def made_by(connection: asyncpg.Connection) -> int:
-    """The version that made the tables; 0: there are none, or they are of no version."""
+    """The version that made the tables; 0: there are none, or they have no version."""
     comment = await connection.fetchval(
         "SELECT obj_description(to_regnamespace('penstock_log'), 'pg_namespace')"
     )

@@ -1,9 +1,9 @@
 """Client-side group commit: one write in flight, the next batch gathers meanwhile (speed.md rules 1 and 2).
 
 Ideal: every append is written at once. Departure: appends that arrive during a write share the next one, since
-a write costs a round trip and an fsync whatever it holds. Where all services share one log, those costs eat a
-core once writes follow each other without a break: such a stream of writes is paced (penstock.log.batching), the
-first ones after a quiet moment never are.
+a write costs a round trip and an fsync whatever its size. Where all services share one log, those costs use up a
+core once writes follow each other without a break: such a stream of writes is paced (penstock.log.batching); the
+first ones after a quiet moment are not delayed.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ Write = Callable[[list[Message]], Awaitable[list[int]]]
 
 
 class PartlyFailed(Exception):
-    """Raised by a `Write` that knows, message by message, what was written (its offset) and what was not."""
+    """Raised by a `Write` with the result of each message: its offset, or the error if it was not written."""
 
     def __init__(self, outcomes: Sequence[int | PenstockError]) -> None:
         super().__init__(
@@ -137,7 +137,7 @@ class GroupCommit:
                 self._resolve(shares, offsets)
 
     def _take(self) -> tuple[list[Message], list[tuple[_Call, int]]]:
-        """Up to one batch from the front of the queue, and how many records of it belong to which call."""
+        """Up to one batch from the front of the queue, and the number of its records from each call."""
         batch: list[Message] = []
         shares: list[tuple[_Call, int]] = []
         batch_bytes = 0
@@ -174,7 +174,7 @@ class GroupCommit:
     def _resolve_partly(
         self, shares: list[tuple[_Call, int]], outcomes: Sequence[int | PenstockError]
     ) -> None:
-        """Each call learns about its own messages only: another call's forbidden write is not its failure."""
+        """Resolves each call by its own messages only: a forbidden write of another call is not its failure."""
         at = 0
         for call, count in shares:
             part = outcomes[at : at + count]

@@ -1,10 +1,10 @@
-"""The log on Kafka. The only file that constructs aiokafka objects (`_Clients`); Faust constructs its own (decision 102).
+"""Message log on Kafka. The only file that constructs aiokafka objects (`_Clients`); Faust constructs its own (decision 102).
 
-Ideal: as many writes in flight as there are. Departure: aiokafka keeps one produce request per broker and
-producer in flight, so the ledger, the orders and everything else have a producer each (speed.md rule 3), and
-each producer has one writer that gathers while its predecessor's write is under way. The producers are idempotent:
-over an outage aiokafka repeats what it has not seen acknowledged, without duplicates. Once we give up on a write its
-outcome is unknown (`AppendFailed`), and its producer is dropped with everything that it may still hold.
+Ideal: all writes are in flight at once. Departure: aiokafka has at most one produce request per broker and
+producer in flight, so the ledger, the orders and all other topics have a producer each (speed.md rule 3), and
+each producer has one writer that gathers a batch while the previous write is under way. The producers are idempotent:
+over an outage aiokafka repeats unacknowledged requests without duplicates. After the time-out of a write its
+outcome is unknown (`AppendFailed`), and its producer is dropped with all batches that it may still hold.
 """
 
 import asyncio
@@ -69,7 +69,7 @@ class Sasl(NamedTuple):
 
 
 class Connection(NamedTuple):
-    """What a client that is not constructed here (Faust's) needs to reach the same cluster as the same identity."""
+    """Address and credentials for a client constructed elsewhere (Faust's), for the same cluster and identity."""
 
     bootstrap: str
     identity: str
@@ -78,7 +78,7 @@ class Connection(NamedTuple):
 
 
 class _Trouble(logging.Handler):
-    """aiokafka logs every try of every client, a hundred lines a second without a broker: one a minute is passed on."""
+    """Log filter: without a broker aiokafka logs every try of every client, a hundred lines a second; one a minute is passed on."""
 
     def __init__(self) -> None:
         super().__init__(logging.ERROR)
@@ -134,7 +134,7 @@ class _Clients:
 
 
 def _family(topic: str) -> str:
-    """Which producer writes this topic: `penstock.ledger.v1` → "ledger"."""
+    """The producer that writes this topic: `penstock.ledger.v1` → "ledger"."""
     name = topic.split(".")[1] if "." in topic else topic
     return name if name in OWN_PRODUCERS else "others"
 
@@ -147,7 +147,7 @@ class KafkaLog:
     def __init__(
         self, bootstrap: str, identity: str, *, sasl: Sasl | None = None, ca: str | None = None
     ) -> None:
-        """`ca`: PEM file of the authorities that may have signed a broker's certificate, "system", or None: not encrypted.
+        """`ca`: PEM file of the authorities that sign brokers' certificates, "system", or None: not encrypted.
 
         Raises `ConfigurationError` for a file that cannot be used.
         """
@@ -179,7 +179,7 @@ class KafkaLog:
 
     @property
     def topics(self) -> KafkaTopics:
-        """For administrators: settings of topics, and rights on them."""
+        """Settings of topics, and rights on them, for administrators."""
         return self._topics
 
     async def create(self, topics: Mapping[str, int]) -> None:
@@ -221,7 +221,7 @@ class KafkaLog:
             await self._ask(lambda admin: admin.delete_records(wanted))
 
     async def committed(self, group: str) -> dict[Partition, int]:
-        """Where a consumer group goes on, for the partitions of which it has committed a position. Raises `LogError`."""
+        """Committed offsets of a consumer group, for the partitions that have one. Raises `LogError`."""
         found = await self._ask(lambda admin: admin.list_consumer_group_offsets(group))
         return {Partition(*place): position.offset for place, position in found.items()}
 
@@ -242,15 +242,15 @@ class KafkaLog:
     # --- for readers -------------------------------------------------------------------------------------
 
     def forget(self, reader: KafkaReader) -> None:
-        """The reader closed itself."""
+        """Removes a reader that has closed itself."""
         self._readers.discard(reader)
 
     async def started_consumer(self) -> AIOKafkaConsumer:
-        """A connected consumer without assignment; sits out an outage within `START_LIMIT_S`."""
+        """A connected consumer without assignment; waits out an outage within `START_LIMIT_S`."""
         return await self._started(self._clients.consumer, START_LIMIT_S)
 
     async def require(self, partitions: Iterable[Partition]) -> None:
-        """Raises `LogError` for a partition that does not exist, `NotAllowed` for one we may not even see."""
+        """Raises `LogError` for a partition that does not exist, `NotAllowed` for one that this identity may not see."""
         wanted = list(partitions)
         async with self._counts_lock:  # first come, first served: appends keep their order
             unknown = {topic for topic, index in wanted if index >= self._counts.get(topic, 0)}
@@ -284,12 +284,12 @@ class KafkaLog:
         return {partition: found[TopicPartition(*partition)] for partition in wanted}
 
     def _admin_url(self, sasl: Sasl | None) -> str:
-        """The form of an administrator's URL, for commands in messages."""
+        """Template of an administrator's URL, for commands in messages."""
         names = "" if sasl is None else "ADMIN:PASSWORD@"
         return f"kafka://{names}{self._bootstrap}" + (f"?ca={self._ca}" if self._ca else "")
 
     async def _shake_hands(self, tls: ssl.SSLContext) -> None:
-        """Tells a wrong certificate from a broker that is away: aiokafka reports both alike, after `START_LIMIT_S`."""
+        """Distinguishes a wrong certificate from a broker that is away: aiokafka reports both alike, after `START_LIMIT_S`."""
         for address in self._bootstrap.split(","):
             host, _, port = address.rpartition(":")
             try:
@@ -305,7 +305,7 @@ class KafkaLog:
                     f"{address} does not speak TLS as we do ({error.reason}): leave out ?ca= for a listener without"
                 ) from error
             except OSError:
-                continue  # away, as one of several may be
+                continue  # one of several brokers may be away
             writer.close()
 
     def _writer(self, family: str) -> "_Writer":
@@ -319,7 +319,7 @@ class KafkaLog:
         return await self._started(self._clients.producer, DELIVERY_TIMEOUT_S)
 
     async def _append_to_several(self, families: list[str], messages: Sequence[Message]) -> list[int]:
-        """One call over several producers: each gets its part, at once."""
+        """One append over several producers: each gets its part, concurrently."""
         parts = {name: [m for m in messages if _family(m.partition.topic) == name] for name in families}
         answers = await asyncio.gather(
             *(self._writer(name).commit.append(part) for name, part in parts.items()), return_exceptions=True
@@ -339,7 +339,7 @@ class KafkaLog:
         return [next(offsets[_family(message.partition.topic)]) for message in messages]
 
     async def _started(self, make: Callable[[], Any], limit_s: float) -> Any:
-        """A started client. Waits for an absent cluster; a wrong password looks the same (runtimes.md)."""
+        """A started client. Waits for an absent cluster; a wrong password raises the same error (runtimes.md)."""
         deadline_s = asyncio.get_running_loop().time() + limit_s
 
         async def attempt() -> Any:
@@ -363,7 +363,7 @@ class KafkaLog:
             ) from error
 
     async def _ask(self, question: Callable[[AIOKafkaAdminClient], Awaitable[Result]]) -> Result:
-        """One admin request; repeated while the cluster is away."""
+        """Sends one admin request; repeats it while the cluster is away."""
 
         async def attempt() -> Result:
             if self._admin is None:
@@ -401,7 +401,7 @@ class _Writer:
             await abandon_producer(producer)
 
     async def _write(self, batch: list[Message]) -> list[int]:
-        """Sends one record batch per partition and awaits them together; again while something is left."""
+        """Sends one record batch per partition and awaits them together; repeats while messages are left."""
         if self._producer is None:
             try:
                 self._producer = await self._start()
@@ -421,7 +421,7 @@ class _Writer:
             await self._drop()
             raise AppendFailed(f"not acknowledged: {error!r}") from error
         except BaseException:
-            await self._drop()  # it may hold batches of a round that did not finish
+            await self._drop()  # it may still hold batches of an unfinished round
             raise
         offsets = [outcome for outcome in outcomes if isinstance(outcome, int)]
         if len(offsets) < len(outcomes):
@@ -436,7 +436,7 @@ class _Writer:
         left: dict[Partition, list[int]],
         outcomes: list[int | PenstockError],
     ) -> dict[Partition, list[int]]:
-        """One record batch for each partition; returns what did not fit. A failed partition ends here."""
+        """Sends one record batch for each partition; returns the messages that did not fit. A failed partition is not continued."""
         sent: list[tuple[Partition, list[int], asyncio.Future[Any]]] = []
         now_ms = wall_ms()
         for partition, indices in left.items():
@@ -475,7 +475,7 @@ class _Writer:
     def _error_of(self, future: "asyncio.Future[Any]") -> PenstockError | None:
         error = future.exception()
         if error is None:
-            # An offset below 0: the broker knew the batch already but no longer where it lies.
+            # An offset below 0: the broker recognised a duplicate batch, and no longer has its offset.
             return AppendFailed("written, but its offset is lost") if future.result().offset < 0 else None
         if isinstance(error, _DENIED):
             return NotAllowed(f"{self._identity} may not write {error}")
@@ -490,7 +490,7 @@ def _retrieve(future: "asyncio.Future[Any]") -> None:
 
 
 async def _abandon(client: Any) -> None:
-    """Closes a client at once, with all it holds."""
+    """Closes a client at once, with all its buffers."""
     if isinstance(client, AIOKafkaProducer):
         await abandon_producer(client)
     else:

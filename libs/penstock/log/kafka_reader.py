@@ -1,4 +1,4 @@
-"""Reader of the Kafka log: one consumer with manual assignment; its own positions, nothing committed to Kafka."""
+"""Reader of the Kafka log: one consumer with manual assignment; positions are held here, none is committed to Kafka."""
 
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
@@ -24,17 +24,17 @@ from penstock.log.aiokafka_gaps import (
 from penstock.log.batching import TokenBucket
 from penstock.log.port import MAX_READ_RECORDS, Headers, Partition, Record
 
-LOOK_TIMEOUT_S = 0.25  # a first read with time-out 0 waits so long for the connection
+LOOK_TIMEOUT_S = 0.25  # wait for the connection in a first read with time-out 0
 LONG_POLL_MS = 60_000  # 'for ever' in pieces
 MAX_UNDECODED = 20  # fetches in a row; some were under way when the decoding was changed
-FETCH_WAIT_MS = 5_000  # how long the broker holds a fetch on a quiet log; new records answer it at once
+FETCH_WAIT_MS = 5_000  # of a long poll on a quiet log; the broker answers new records at once
 BUSY_WAIT_MS = 25  # the same for a reader of several partitions that has just read
 BUSY_S = 0.5  # after its last records a reader counts as busy
-GATHER_BYTES = 1 << 20  # more than a paced fetch waits for: its time ends it
+GATHER_BYTES = 1 << 20  # more than comes within a paced fetch, so that the fetch ends by its time
 
 
 class Source(Protocol):
-    """What a reader needs of its log."""
+    """The interface of a log that its readers use."""
 
     def forget(self, reader: "KafkaReader") -> None: ...
     async def require(self, partitions: Iterable[Partition]) -> None: ...
@@ -42,7 +42,7 @@ class Source(Protocol):
 
 
 class KafkaReader:
-    """Outages are sat out by the consumer, which repeats its fetches until the broker is back."""
+    """Reader over one aiokafka consumer, which waits out outages: it repeats its fetches until the broker is back."""
 
     def __init__(self, log: Source, start: Mapping[Partition, int], *, batch_ms: int) -> None:
         self._log = log
@@ -96,7 +96,7 @@ class KafkaReader:
             await within_bound(consumer.stop())
 
     async def _opened(self, deadline_s: float | None) -> bool:
-        """Whether the consumer is there in time. It is opened beside `read`, which may be cancelled."""
+        """Whether the consumer is open in time. It is opened in a task of its own, as `read` may be cancelled."""
         if self._closed:
             raise LogError("the reader is closed")
         if self._opening is None:
@@ -144,16 +144,16 @@ class KafkaReader:
             raise NotAllowed(f"may not be read: {error}") from error
         except (KafkaError, ConsumerStoppedError) as error:
             raise LogError(f"the log cannot be read: {error!r}") from error
-        if self._deleted:  # what comes now may be of topics of the same names
+        if self._deleted:  # later records may be from new topics with the same names
             raise LogError(f"deleted while it was read: {', '.join(sorted(self._deleted))}")
         return fetched
 
     def _ask_for(self, gather_s: float) -> None:
-        """What the consumer's next requests ask for: an answer at once, or (under load) after `gather_s`.
+        """Sets the wait of the consumer's next fetches: an answer at once, or (under load) after `gather_s`.
 
-        Ideal: each request names all partitions. Departure: aiokafka leaves out those whose records lie unread for
-        0.1 s, and has one request under way: one that names idle partitions only holds up the others for as long as
-        the broker may wait. So the broker may not wait long while a reader of several partitions is busy.
+        Ideal: each request names all partitions. Departure: aiokafka leaves out partitions with unread records for
+        0.1 s, and has one request under way: a request for idle partitions alone blocks the others for as long as
+        the broker may wait. So this wait is short while a reader of several partitions is busy.
         """
         if self._gathering is not None:
             self._gathering.cancel()
@@ -188,8 +188,8 @@ class KafkaReader:
 
 
 def wire_headers(found: Sequence[tuple[str, bytes | None]]) -> Headers:
-    """Kafka allows a header without a value, as it does a record; ours are bytes, empty ones at least."""
+    """Kafka's headers as the port has them. Kafka allows a header without a value, the port does not: it becomes empty bytes."""
     for _, raw in found:
         if raw is None:
             return tuple((name, raw or b"") for name, raw in found)
-    return tuple(found)  # type: ignore[arg-type]  # the loop has looked
+    return tuple(found)  # type: ignore[arg-type]  # the loop has checked it

@@ -1,8 +1,8 @@
-"""Makes a Kafka ready for Penstock: its topics, and the rights of each service. Run again at any time.
+"""Set-up of a Kafka cluster for Penstock: its topics, and the rights of each service (ACLs). Run again at any time.
 
     python -m penstock.log.kafka_setup kafka://admin:password@host:9092 [--rights FILE] [--cells N] [--correct]
 
-Prints what the cluster has now, and what was changed. Exit status: 0 done, 1 the cluster refused or cannot be reached,
+Prints the resulting topics and rights, and the changes. Exit status: 0 done, 1 the cluster refused or cannot be reached,
 2 wrong arguments, or a topic could lose records and `--correct` was not given.
 """
 
@@ -39,7 +39,7 @@ async def grant_all(log: KafkaLog, rights: Rights) -> int:
 
 
 def read_rights(path: Path) -> Rights:
-    """Raises `ConfigurationError` when the file names a verb, a topic or a group that does not exist."""
+    """The rights in a YAML file. Raises `ConfigurationError` if it names a verb, a topic or a group that does not exist."""
     import yaml
 
     try:
@@ -60,7 +60,7 @@ def read_rights(path: Path) -> Rights:
 
 
 async def prepare(url: str, rights: Rights, cells: int, *, correct: bool) -> list[str]:
-    """Creates what is missing; returns what there is and what was changed, a line each.
+    """Creates missing topics and rights; returns a line for each existing one and each change.
 
     `correct`: changes settings of topics that exist. Raises `LogError`; `ConfigurationError` for a topic that could lose
     records.

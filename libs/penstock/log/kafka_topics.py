@@ -1,8 +1,8 @@
 """Topics of a Kafka cluster: creating them, verifying and correcting their settings, and rights on them (ACLs).
 
-Ideal: a topic that exists has the settings of `topic_settings`. Departure: any client may have made or changed it, Kafka itself
-too, which by default creates a topic that a client asks for and deletes its records after seven days. So nothing here
-asks in that way, settings are read back at each start, and a topic that could lose records is refused.
+Ideal: a topic that exists has the settings of `topic_settings`. Departure: any client may have made or changed it, and so may
+Kafka, which by default creates a topic that a client names and deletes its records after seven days. So no request here lets
+Kafka create a topic, settings are read back at each start, and a topic that could lose records is refused.
 """
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -29,13 +29,13 @@ Result = TypeVar("Result")
 
 
 class Ask(Protocol):
-    """Sends one admin request; repeats it while the cluster is away. Raises `LogError`."""
+    """A function that sends one admin request and repeats it while the cluster is away. Raises `LogError`."""
 
     def __call__(self, question: Callable[[AIOKafkaAdminClient], Awaitable[Result]]) -> Awaitable[Result]: ...
 
 
 class _Absent(LogError):
-    """A created topic is not known everywhere yet, or has no leaders."""
+    """A created topic is not yet known to every broker, or has no leaders."""
 
 
 class Found(NamedTuple):
@@ -43,7 +43,7 @@ class Found(NamedTuple):
 
     partitions: int
     replicas: int
-    """Copies of the partition that has the fewest."""
+    """Replicas of the partition that has the fewest."""
     led: bool
     """Whether each partition has a leader at this moment."""
 
@@ -58,7 +58,7 @@ class Difference(NamedTuple):
 
     @property
     def harmless(self) -> bool:
-        """Whether nothing can be lost by it."""
+        """Whether no record can be lost by it."""
         return self.setting != PARTITIONS and suffices(self.setting, self.found, self.wanted)
 
     def __str__(self) -> str:
@@ -66,7 +66,7 @@ class Difference(NamedTuple):
 
 
 class KafkaTopics:
-    """The topics, seen by one identity. `admin_url`: what commands in messages name."""
+    """The topics, as one identity sees them. `admin_url`: the URL in commands that messages name."""
 
     def __init__(self, identity: str, admin_url: str, ask: Ask) -> None:
         self._identity = identity
@@ -74,9 +74,9 @@ class KafkaTopics:
         self._ask = ask
 
     async def create(self, topics: Mapping[str, int]) -> dict[str, Found]:
-        """Creates what is missing (topic → partitions) and verifies what is there.
+        """Creates missing topics (topic → partitions) and verifies existing ones.
 
-        Topics that exist need no right to create; a missing one without that right is `NotAllowed`. Raises
+        Existing topics need no right to create; for a missing one without that right raises `NotAllowed`. Raises
         `ConfigurationError` for a topic that could lose records.
         """
         found = await self.ensure(topics)
@@ -86,7 +86,7 @@ class KafkaTopics:
         return found
 
     async def ensure(self, topics: Mapping[str, int]) -> dict[str, Found]:
-        """Creates what is missing and adds partitions, never removes any; settings are not looked at."""
+        """Creates missing topics and adds partitions, never removes any; settings are not checked."""
         there = await self.describe(topics)
         missing = {topic: count for topic, count in topics.items() if topic not in there}
         if missing:
@@ -101,7 +101,7 @@ class KafkaTopics:
         return await self._wait_visible(topics)
 
     async def describe(self, topics: Iterable[str]) -> dict[str, Found]:
-        """Those of the topics that exist."""
+        """The existing ones of these topics."""
         wanted = sorted(topics)
         if not wanted:
             return {}
@@ -119,7 +119,7 @@ class KafkaTopics:
         return found
 
     async def differences(self, topics: Mapping[str, Found]) -> list[Difference]:
-        """Settings that are not those of `topic_settings`, in order of the topics."""
+        """Settings that differ from `topic_settings`, in order of the topics."""
         values = await retry(
             lambda: self._values(topics),
             (_Absent,),
@@ -135,14 +135,14 @@ class KafkaTopics:
         ]
 
     async def harmful(self, topics: Mapping[str, Found]) -> list[Difference]:
-        """Those of the differences by which records could be lost."""
+        """The differences by which records could be lost."""
         return [difference for difference in await self.differences(topics) if not difference.harmless]
 
     async def correct(self, topics: Mapping[str, Found]) -> list[Difference]:
-        """Changes what could lose records, nothing else; returns what it was, once a broker's answer shows the change.
+        """Corrects only settings that could lose records; returns their old values once a broker's answer shows the change.
 
         The other brokers follow within a moment; one that still has the old value refuses a service's start until then.
-        Raises `LogError` with what the cluster refused; the rest is changed then.
+        Raises `LogError` with the changes that the cluster refused; the others are made.
         """
         differences = await self.harmful(topics)
         if not differences:
@@ -168,7 +168,7 @@ class KafkaTopics:
         return differences
 
     def refusal(self, wrong: Sequence[Difference], topics: Mapping[str, int]) -> ConfigurationError:
-        """Names each setting, what was found, what must be, and the command that sets it."""
+        """The error that names each setting, the value found, the value wanted, and the command that sets it."""
         lines = "\n".join(f"  {difference}" for difference in wrong)
         cells = max((topics[topic] for topic in CELL_TOPICS if topic in topics), default=max(topics.values()))
         command = f"python -m penstock.log.kafka_setup {self._admin_url} --correct --cells {cells}"
@@ -248,7 +248,7 @@ class KafkaTopics:
         return await retry(look, (_Absent,), first_s=LOOK_S, longest_s=LOOK_S, limit_s=VISIBLE_LIMIT_S)
 
     async def _values(self, topics: Iterable[str]) -> dict[str, dict[str, str]]:
-        """Topic → setting → value, whether it is the topic's own or the broker's default."""
+        """Topic → setting → value, the topic's own or the broker's default."""
         resources = [
             ConfigResource(ConfigResourceType.TOPIC, topic, topic_settings(topic, 1)) for topic in topics
         ]

@@ -1,7 +1,7 @@
 """Point lookup: the record at an offset of each partition.
 
-A position that was written down elsewhere (a snapshot, a table, another topic) may be of another log: topics are deleted
-and created again, and backups are restored. What was read there is compared with what lies there now.
+A position that is stored elsewhere (in a snapshot, a table, another topic) may be of another log: topics are deleted
+and created again, and backups are restored. So the record that was read there is compared with the record there now.
 """
 
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from penstock.log.port import Log, Partition, Record
 
 
 async def records_at(log: Log, offsets: Mapping[Partition, int]) -> dict[Partition, Record | None]:
-    """Per partition the record at this offset; None: there is none (any more, or yet). Raises `LogError`."""
+    """Per partition the record at this offset; None: it is deleted or not written yet. Raises `LogError`."""
     found: dict[Partition, Record | None] = dict.fromkeys(offsets)
     first, ends = await log.begin_offsets(offsets), await log.end_offsets(offsets)
     wanted = {place: at for place, at in offsets.items() if first[place] <= at < ends[place]}
@@ -24,7 +24,7 @@ async def records_at(log: Log, offsets: Mapping[Partition, int]) -> dict[Partiti
                 if wanted.pop(record.partition, None) == record.offset:
                     found[record.partition] = record
     except OffsetOutOfRange:
-        pass  # removed since we asked
+        pass  # deleted since its offset was looked up
     finally:
         await reader.close()
     return found

@@ -1,4 +1,4 @@
-"""From a URL to the log it names."""
+"""Factory of logs: makes the adapter that a URL names."""
 
 import os
 from urllib.parse import parse_qsl, unquote, urlsplit
@@ -18,7 +18,7 @@ _FORMS = (
 
 
 def open_log(url: str, identity: str, archive: str | None = None) -> Log:
-    """The log, not yet started. `identity` names the service; on Kafka the URL's user is who it is to the broker.
+    """The log, not yet started. `identity` names the service; on Kafka the broker authenticates the URL's user.
 
     `archive`: directory of the log's oldest records, which are read as part of it. Raises `ConfigurationError`; the message
     never holds the password.
@@ -62,7 +62,7 @@ def _log(url: str, identity: str) -> Log:
 
 
 def log_hosts(url: str) -> list[tuple[str, int]]:
-    """Where the log's servers are: host and port of each, of a URL that `open_log` accepts. None for a socket in a folder of this
+    """Host and port of each of the log's servers, for a URL that `open_log` accepts. None for a socket in a folder of this
     machine, and for a log in memory.
     """
     scheme, _, rest = url.partition("://")

@@ -2,8 +2,8 @@
 
 Ideal: a total order per partition; an append that returns is durable and visible to every reader, and
 readers never see a record before its predecessors. Departure: an append that *fails* may still have
-happened (`AppendFailed`), since no network protocol can rule that out; readers therefore judge records
-by the ledger's chain rule and never by who sent them.
+happened (`AppendFailed`), since no network protocol can rule that out; readers therefore accept records
+by the ledger's chain rule and never by their sender.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -56,12 +56,12 @@ class Reader(Protocol):
     async def read(
         self, *, max_records: int = MAX_READ_RECORDS, timeout_ms: int | None = None
     ) -> list[Record]:
-        """Waits for at least one record and drains what is there, up to `max_records`.
+        """Waits for at least one record and returns all available ones, up to `max_records`.
 
         Per partition in offset order; partitions may interleave. `timeout_ms=None` waits for ever,
         0 returns at once. Returns [] on time-out. Cancelling it loses nothing: the next read continues.
         Raises `OffsetOutOfRange` when the position is not in the log, `LogError` when the log is lost
-        for good; outages that the adapter can sit out are waited for.
+        for good; shorter outages are waited out by the adapter.
         """
         ...
 
@@ -119,12 +119,12 @@ class Log(Protocol):
         ...
 
     async def delete_before(self, offsets: Mapping[Partition, int]) -> None:
-        """Deletes the records of each partition below this offset, for ever; those that are gone already are no error.
+        """Deletes the records of each partition below this offset, for ever; already deleted ones are not an error.
 
         For administrators: nothing but the archiver calls it. Raises `NotAllowed`, `LogError`.
         """
         ...
 
     async def close(self) -> None:
-        """Flushes nothing (appends are awaited by their callers), frees everything; idempotent."""
+        """Frees all resources; flushes nothing, since appends are awaited by their callers. Idempotent."""
         ...

@@ -19,7 +19,7 @@ Rights = Mapping[str, Mapping[str, list[str]]]
 """Service → "read" | "write" → topics, and "join" → prefixes of consumer groups, as infra/kafka/acls.yaml."""
 
 JOIN = "join"
-"""The right that is not on topics; it exists on Kafka alone."""
+"""The right to join consumer groups, not a right on topics; it exists on Kafka alone."""
 
 DAY_MS = 86_400_000
 FOR_EVER = -1
@@ -28,22 +28,22 @@ MAX_MESSAGE_BYTES = 1_048_588  # Kafka's default; our largest record with its he
 
 RETENTION_MS: Mapping[str, int] = MappingProxyType(
     {
-        # The ledger alone rebuilds the state. An input must be there until the ledger has answered it, however long the
-        # placer stood still: no period of time is safe.
+        # The ledger alone rebuilds the state. An input must stay until the ledger has answered it, however long the
+        # placer was stopped: no retention time is safe.
         **dict.fromkeys((str(Topic.LEDGER), *map(str, INPUT_TOPICS)), FOR_EVER),
-        # Derived from the ledger: a node whose position is gone joins again, and its orders are repeated then.
+        # Computed from the ledger: a node whose position is gone joins again, and its orders are repeated then.
         str(Topic.ORDERS): 7 * DAY_MS,
-        str(Topic.TELEMETRY): 7 * DAY_MS,  # only looked at
-        str(Topic.DEAD_LETTERS): 90 * DAY_MS,  # only looked at, by people
+        str(Topic.TELEMETRY): 7 * DAY_MS,  # no state depends on it
+        str(Topic.DEAD_LETTERS): 90 * DAY_MS,  # no state depends on it; people read it
         **dict.fromkeys(
             map(str, COMPACTED_TOPICS), FOR_EVER
-        ),  # by time; compaction takes what is overwritten
+        ),  # by time; compaction removes overwritten records
     }
 )
-"""Topic → how long a record stays at least, in ms, or `FOR_EVER`."""
+"""Topic → minimum retention of a record in ms, or `FOR_EVER`."""
 
 SEGMENT_MS = 10 * 60_000
-"""Compaction leaves the newest segment alone, which by default grows for seven days."""
+"""Compaction skips the newest segment, which by default grows for seven days."""
 
 _AT_LEAST = frozenset({"min.insync.replicas", "max.message.bytes"})
 _AT_LEAST_OR_FOR_EVER = frozenset({"retention.ms", "retention.bytes"})
@@ -51,35 +51,36 @@ _LOSES_NOTHING = frozenset({"segment.ms"})
 
 
 def topic_partitions(cells: int = 1) -> dict[str, int]:
-    """Topic → partitions of an installation with so many cells (≥ 1)."""
+    """Topic → partitions of an installation with `cells` cells (≥ 1)."""
     by_cell = {str(topic): cells for topic in CELL_TOPICS}
     by_node = {str(topic): NODE_PARTITIONS for topic in NODE_TOPICS}
     return {**by_cell, **by_node, str(Topic.DEAD_LETTERS): 1}
 
 
 def topic_settings(topic: str, replicas: int) -> dict[str, str]:
-    """Every setting that decides whether an acknowledged record stays, for a topic with so many copies (≥ 1).
+    """Every setting that decides whether an acknowledged record stays, for a topic with `replicas` replicas (≥ 1).
 
-    A topic that is not in the table keeps its records for ever.
+    A topic that is not in the table retains its records for ever.
     """
     compacted = {"segment.ms": str(SEGMENT_MS)} if topic in COMPACTED_TOPICS else {}
     return {
         "retention.ms": str(RETENTION_MS.get(topic, FOR_EVER)),
         "retention.bytes": str(FOR_EVER),
         "cleanup.policy": "compact" if topic in COMPACTED_TOPICS else "delete",
-        # Acknowledged means: in more than one copy, where one may be missing. With two copies that would end all writes.
+        # Acknowledged means: in two replicas at least, where one of three may be missing. With two replicas in all, this
+        # would stop all writes while one is missing.
         "min.insync.replicas": str(max(1, min(replicas, MAX_REPLICAS) - 1)),
-        # The broker's clock, for retention by a client's would follow the client's mistakes, and by default a broker refuses
-        # records that are stamped an hour ahead.
+        # The broker's clock: retention by a client's clock would follow the client's errors, and by default a broker
+        # refuses records that are stamped an hour ahead.
         "message.timestamp.type": "LogAppendTime",
-        "unclean.leader.election.enable": "false",  # a copy that missed records must not become the one that counts
+        "unclean.leader.election.enable": "false",  # a replica that lacks records must not become the leader
         "max.message.bytes": str(MAX_MESSAGE_BYTES),
         **compacted,
     }
 
 
 def suffices(setting: str, found: str, wanted: str) -> bool:
-    """Whether a topic with this value loses nothing that it would retain with the wanted one."""
+    """Whether a topic with this value retains every record that it would retain with the wanted value."""
     if found == wanted or setting in _LOSES_NOTHING:
         return True
     if setting in _AT_LEAST:
