@@ -149,9 +149,7 @@ WITH oldest AS (
 )
 DELETE FROM penstock_log.records WHERE partition_id = $1 AND position <= (SELECT max(position) FROM oldest)
 """
-SOME_HIDDEN = (
-    "SELECT row_security_active('penstock_log.records')"  # if true, a delete removes no row and raises no error
-)
+SOME_HIDDEN = "SELECT row_security_active('penstock_log.records')"  # if true, a delete removes no row and raises no error
 EXPIRE_ALONE = f"SELECT pg_try_advisory_xact_lock({_LOCK_KEY + 1})"  # one program at a time
 ANY_EXPIRED = """
 SELECT EXISTS (

@@ -1,1 +1,1 @@
-"""The shell's floor: the log port and its adapters, Postgres, the clock, the service loop."""
+"""Runtime of the services: process entry, settings, crash-only restart, Postgres, snapshots, process pool, tracing."""

@@ -1,7 +1,7 @@
-"""Crash-only: after any failure a service drops everything it holds and starts from the log again.
+"""Crash-only supervision of a service: after any failure it drops its state and starts from the log again.
 
-There is one way up, used at every start; so it is tested at every start. The broad `except`s of the
-product live here: nothing is swallowed, the attempt ends and its cause is logged.
+There is one start-up path, used at every start and so tested at every start. The broad `except`s of the
+product are here: no error is swallowed, the attempt ends and its cause is logged.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 FIRST_PAUSE_S = 0.05
 LONGEST_PAUSE_S = 5.0
-HEALTHY_S = 10.0  # an attempt that worked for so long starts the pauses anew
+HEALTHY_S = 10.0  # an attempt that worked for so long resets the back-off
 
 Result = TypeVar("Result")
 
@@ -33,7 +33,7 @@ class Poisoned(PenstockError):
 
 
 def applying(place: str, call: Callable[[], Result]) -> Result:
-    """Runs `call`. Raises `Poisoned` with the input's place for whatever it raises."""
+    """Runs `call`. Raises `Poisoned` with the input's place for any exception."""
     try:
         return call()
     except Exception as error:
@@ -54,10 +54,10 @@ async def crash_only(
     stop: asyncio.Event,
     on_failure: Callable[[BaseException], None] = lambda _: None,
 ) -> None:
-    """Runs `attempt` again and again until `stop`; failures pause it, doubling up to `LONGEST_PAUSE_S`.
+    """Repeats `attempt` until `stop`; pauses after failures, doubling up to `LONGEST_PAUSE_S`.
 
-    `on_failure` sees every leaf exception first. Raises `ConfigurationError` and `NotAllowed` through: no
-    repetition mends those.
+    `on_failure` gets every leaf exception first. `ConfigurationError` and `NotAllowed` pass through: no
+    retry mends those.
     """
     loop = asyncio.get_running_loop()
     backoff = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S)
@@ -71,11 +71,11 @@ async def crash_only(
         if loop.time() - began > HEALTHY_S:
             backoff.reset()
         await first_of(stop.wait(), timeout_s=backoff.next_s())
-        gc.collect()  # its exceptions and frames hold each other and all that it held, and else we collect rarely
+        gc.collect()  # the attempt's exceptions and frames form cycles that hold its state, and collections are rare
 
 
 def _examine(name: str, error: Exception, on_failure: Callable[[BaseException], None]) -> None:
-    """Logs why an attempt ended. Raises what no repetition mends."""
+    """Logs why an attempt ended. Raises errors that no retry mends."""
     for leaf in causes(error):
         if isinstance(leaf, ConfigurationError | NotAllowed):
             raise leaf from error

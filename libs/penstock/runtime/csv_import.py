@@ -13,7 +13,7 @@ MAX_SHOWN = 20  # problems listed in a message; the others are counted
 MAX_BYTES = 1 << 30
 MAX_LINE = 1 << 18  # labels of a job may take most of it
 MAX_NUMBER = 1e12  # 30,000 years in seconds
-WHOLE = re.compile(r"([0-9]{1,18})(?:\.0{1,9})?")  # 128.0, too: as pandas writes a column with gaps
+WHOLE = re.compile(r"([0-9]{1,18})(?:\.0{1,9})?")  # 128.0, too: pandas writes so in a column with gaps
 MAX_NAME = 128
 TIMES = "seconds, an epoch in s or ms, 2026-01-31T12:00:00, 1-02:03:04 or 02:03:04"
 SPANS = "seconds, 02:03:04 or 1-02:03:04"
@@ -21,13 +21,13 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]*")
 
 
 class Problem(NamedTuple):
-    """`line` counts from 1, the header included; 0: the whole file. `column`: its name; empty: the whole line."""
+    """A problem in a file. `line` counts from 1, the header included; 0: the whole file. `column`: name; empty: the whole line."""
 
     line: int
     column: str
     text: str
     unit: str = "line"
-    """What is counted: lines, or the items of a list."""
+    """The unit of `line`: lines, or the items of a list."""
 
     def __str__(self) -> str:
         where = f"{self.unit} {self.line}" if self.line else "file"
@@ -35,7 +35,7 @@ class Problem(NamedTuple):
 
 
 class BadFile(ValueError):
-    """The file cannot be read; `problems` holds all that is wrong with it."""
+    """The file cannot be read; `problems` lists all its problems."""
 
     def __init__(self, path: str, problems: Sequence[Problem]) -> None:
         self.problems = tuple(problems)
@@ -46,13 +46,13 @@ class BadFile(ValueError):
 
 
 class Row:
-    """One line by column; each parsing method notes what is wrong and returns a stand-in."""
+    """Parser of one line by column; each method notes a problem and returns a stand-in for a bad value."""
 
     def __init__(self, line: int, values: Mapping[str, str], unit: str = "line") -> None:
         self.line = line
         self.problems: list[Problem] = []
         self.dated: bool | None = None
-        """Whether its moments count from 1970; None: it has none."""
+        """Whether this line's times count from 1970; None: it has none."""
         self._values = values
         self._unit = unit
 
@@ -81,11 +81,11 @@ class Row:
         return value
 
     def text(self, column: str) -> str:
-        """Without spaces around it; empty where the file has no such column."""
+        """The value without spaces around it; empty where the file has no such column."""
         return self._values.get(column, "").strip()
 
     def name(self, column: str, *, optional: bool = False, most: int = MAX_NAME) -> str:
-        """Letters, digits and . _ : / -, at most `most`."""
+        """A name of letters, digits and . _ : / -, at most `most` characters."""
         text = self._values[column].strip()
         return text if optional and not text else self.checked_name(column, text, most)
 
@@ -101,7 +101,7 @@ class Row:
         return column in self._values
 
     def has(self, column: str) -> bool:
-        """Whether the file has the column and this line a value in it."""
+        """Whether this line has a value in this column."""
         return bool(self.text(column))
 
     def moment_s(self, column: str, per: float = 1.0) -> float:
@@ -139,7 +139,7 @@ class Row:
 
 
 def text_of(path: Path) -> str:
-    """The file as text, lines ended by `\\n`. Raises `BadFile` for what cannot be read at all.
+    """The file as text, lines ended by `\\n`. Raises `BadFile` for an unreadable file.
 
     Bytes that are not UTF-8 stay in it as lone surrogates, so that `rows` can report each line that has any.
     """
@@ -160,7 +160,7 @@ def text_of(path: Path) -> str:
 
 
 def header_of(path: Path, text: str, delimiter: str = ",") -> list[str]:
-    """The column names. Raises `BadFile` for an empty file, or a first line that is no header."""
+    """The column names. Raises `BadFile` for an empty file, or a first line that is not a header."""
     first = text.partition("\n")[0]
     if not text.strip():
         raise BadFile(str(path), [Problem(0, "", "empty: a header line was expected")])
@@ -190,7 +190,7 @@ def rows(
     delimiter: str = ",",
     header: bool = True,
 ) -> Iterator[tuple[int, Read]]:
-    """(line, what `read` made of it) of each good line; what is wrong with the others goes to `problems`."""
+    """(line, result of `read`) of each good line; the problems of the others go to `problems`."""
     for row in table_rows(text, columns, problems, delimiter=delimiter, header=header):
         found = read(row)
         if row.problems:
@@ -204,7 +204,7 @@ def table_rows(
 ) -> Iterator[Row]:
     """Each line that has as many fields as columns, in readable text; the others go to `problems`.
 
-    Each line is read by itself: a quote that is not closed spoils no other line. Blank lines are none.
+    Each line is read by itself: a quote that is not closed spoils no other line. Blank lines are skipped.
     """
     for line, whole in enumerate(text.split("\n"), 1):
         if (header and line == 1) or not whole.strip():
@@ -229,7 +229,7 @@ def table_rows(
 
 
 def _fields(line: str, delimiter: str) -> list[str] | str:
-    """The fields of one line, or what is wrong with it."""
+    """The fields of one line, or its problem."""
     if '"' not in line:
         return line.split(delimiter)
     try:
@@ -240,7 +240,7 @@ def _fields(line: str, delimiter: str) -> list[str] | str:
 
 
 def _unreadable(text: str) -> str | None:
-    """The first character that is not valid text; None: all are."""
+    """The first character that is not valid text; None: all are valid."""
     if text.isascii() and "\0" not in text:
         return None
     for character in text:
@@ -252,7 +252,7 @@ def _unreadable(text: str) -> str | None:
 
 
 def shown(text: str) -> str:
-    """Foreign text as it can stand in a message: short, printable."""
+    """Foreign text made short and printable, for a message."""
     return "".join(
         character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in text[:40]
     )

@@ -1,4 +1,4 @@
-"""Roles of Postgres for services, and URLs with their passwords."""
+"""Postgres roles for services and nodes, and URLs with their passwords."""
 
 import base64
 import hmac
@@ -16,7 +16,7 @@ SCRAM_ROUNDS = 4_096  # Postgres' own default; the passwords are random and long
 
 
 def url_for(administrator: str, role: str, password: str) -> str:
-    """The same server and database for this role."""
+    """The administrator's URL with this role and password: same server and database."""
     parts = urlsplit(administrator)
     address = parts.netloc.rpartition("@")[2]
     options = [(name, value) for name, value in parse_qsl(parts.query) if name not in ("user", "password")]
@@ -25,7 +25,7 @@ def url_for(administrator: str, role: str, password: str) -> str:
 
 
 def scram_verifier(password: str) -> str:
-    """What Postgres stores of a password (RFC 5803): the password itself is in no statement, and so in no server's log."""
+    """SCRAM verifier that Postgres stores for a password (RFC 5803): the password itself is in no statement, nor in a server's log."""
     salt = secrets.token_bytes(16)
     salted = pbkdf2_hmac("sha256", password.encode(), salt, SCRAM_ROUNDS)
     stored = sha256(hmac.digest(salted, b"Client Key", "sha256")).digest()
@@ -35,7 +35,7 @@ def scram_verifier(password: str) -> str:
 
 
 async def ensure_role(connection: asyncpg.Connection, role: str, password: str) -> None:
-    """This role with this password, and without any right of an administrator."""
+    """Creates or alters the role: this password, and no right of an administrator."""
     known = await connection.fetchval("SELECT 1 FROM pg_roles WHERE rolname = $1", role)
     await connection.execute(
         f"{'ALTER' if known else 'CREATE'} ROLE {role} LOGIN NOSUPERUSER NOCREATEDB NOCREATEROLE NOREPLICATION NOBYPASSRLS "

@@ -15,18 +15,18 @@ from penstock.runtime.json_lines import json_lines
 
 CELL = "the cell's events"
 TYPES = {model.TYPE: name for name, model in REGISTRY.items()}
-"""Type of a fact as the gateway streams it → as the ledger has it."""
+"""Type of an event in the gateway's stream → its type in the ledger."""
 
 
 class Fold(Protocol):
-    """What is derived from a ledger."""
+    """A fold of a ledger, such as a report."""
 
     def take(self, value: bytes) -> bool:
-        """One record; False for a void one."""
+        """Folds one record; False for a void one."""
         ...
 
     def take_event(self, seq: int, at_ms: int, event: Event) -> None:
-        """One event of record `seq`. Raises `KeyError` for what no earlier event introduced."""
+        """Folds one event of record `seq`. Raises `KeyError` for an id that no earlier event introduced."""
         ...
 
 
@@ -41,7 +41,7 @@ class Streamed(msgspec.Struct):
 
 @contextmanager
 def _blames(source: str) -> Iterator[list[int]]:
-    """Yields where to note the number of the line being read. Raises `BadFile` with it for what cannot be read."""
+    """Yields a list in which the caller puts the number of the line being read. Raises `BadFile` with it for an unreadable line."""
     lines = [0]
     try:
         yield lines

@@ -1,4 +1,4 @@
-"""Named places where a fault test may kill this very process, as a machine would: SIGKILL, no clean-up.
+"""Failpoints: named places where a fault test may kill this process as a crash would (SIGKILL, no clean-up).
 
 `PENSTOCK_FAILPOINT=name:n` kills at the n-th passage of `name`. Without the variable a passage costs one
 dictionary look-up. The names are listed in `NAMES`, so that the fault suite can prove it visits them all.
@@ -53,7 +53,7 @@ _arm(os.environ.get("PENSTOCK_FAILPOINT"))
 
 
 def hit(name: str) -> None:
-    """Dies here if armed and this is the n-th passage."""
+    """Kills this process if the failpoint is armed and this is its n-th passage."""
     left = _armed.get(name)
     if left is None:
         return

@@ -1,4 +1,4 @@
-"""uvicorn inside a service: without its own signals and without its ten wake-ups a second."""
+"""HTTP server of a service: uvicorn without its signal handlers and without its ten wake-ups a second."""
 
 import asyncio
 from collections.abc import Iterator
@@ -8,7 +8,7 @@ import uvicorn
 
 
 class Server(uvicorn.Server):
-    """Serves until `stop`. The process has its own handlers of signals."""
+    """Serves until `stop`. The process has its own signal handlers."""
 
     def __init__(self, config: uvicorn.Config, stop: asyncio.Event) -> None:
         super().__init__(config)

@@ -1,4 +1,4 @@
-"""Waking up when a file grows, without looking at it again and again (Linux inotify through libc)."""
+"""File watcher without polling: wakes up when a file grows (Linux inotify through libc)."""
 
 import asyncio
 import ctypes
@@ -14,13 +14,13 @@ IN_MODIFY, IN_CLOSE_WRITE, IN_CREATE, IN_MOVED_TO = 0x2, 0x8, 0x100, 0x80
 IN_NONBLOCK, IN_CLOEXEC = os.O_NONBLOCK, os.O_CLOEXEC
 EVENTS_BYTES = 65_536
 EVENT = struct.Struct("iIII")
-"""Watch, mask, cookie, length of the name that follows."""
+"""Watch, mask, cookie, length of the following name."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Watcher:
-    """Folders of which files are created or grow, all with one inotify instance: the kernel allows a user 128. Use it on the running loop."""
+    """Watches folders whose files are created or grow, with one inotify instance: the kernel allows a user 128. Use it on the running loop."""
 
     def __init__(self) -> None:
         self._fd = _libc.inotify_init1(IN_NONBLOCK | IN_CLOEXEC)
@@ -38,7 +38,7 @@ class Watcher:
 
     @contextmanager
     def watching(self, folder: Path) -> Iterator[asyncio.Event]:
-        """An event that is set whenever something has changed there; clear it before looking. Raises `PenstockError`."""
+        """An event that is set whenever something in the folder changes; clear it before looking. Raises `PenstockError`."""
         mask = IN_MODIFY | IN_CLOSE_WRITE | IN_CREATE | IN_MOVED_TO
         number = _libc.inotify_add_watch(self._fd, os.fsencode(folder), mask)  # the same for the same folder
         if number < 0:
@@ -61,7 +61,7 @@ class Watcher:
                 while at < len(data):
                     number, _, _, length = EVENT.unpack_from(data, at)
                     at += EVENT.size + length
-                    # An overflow of the kernel's queue, number -1, may have been anything.
+                    # An overflow of the kernel's queue, number -1, may concern any folder.
                     found = self._waiting if number < 0 else (number,)
                     for one in found:
                         for changed in self._waiting.get(one, ()):

@@ -1,4 +1,4 @@
-"""Files of records or events, one JSON value a line: ledgers, and what the gateway streams."""
+"""Reader of JSON Lines: files of ledger records, or of events that the gateway streamed."""
 
 import sys
 from collections.abc import Iterator
@@ -6,7 +6,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import BinaryIO
 
-MAX_LINE_BYTES = 16 << 20  # far above a record; a longer line comes in pieces, which are no JSON
+MAX_LINE_BYTES = 16 << 20  # far above a record; a longer line comes in pieces, which are not valid JSON
 
 
 def json_lines(path: Path) -> Iterator[tuple[int, bytes]]:

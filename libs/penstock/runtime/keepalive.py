@@ -1,4 +1,4 @@
-"""TCP keepalive: the kernel notices a peer that is gone without a goodbye. Both ends of a standing connection set it."""
+"""TCP keepalive: the kernel notices a peer that vanished without closing the connection. Both ends of a standing connection set it."""
 
 import socket
 

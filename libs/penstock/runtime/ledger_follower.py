@@ -1,6 +1,6 @@
-"""Follows a cell's ledger: folds what comes into a replica, shows each fact to its owner, and counts the ledger's time on.
+"""Follower of a cell's ledger: folds new records into a replica, passes each event to a callback, and extrapolates the ledger's time.
 
-For services that hold nothing that the log does not have: after any failure they fold anew (crash-only).
+For services whose whole state follows from the log: after any failure they fold from the start (crash-only).
 """
 
 from collections.abc import Callable, Sequence
@@ -17,13 +17,13 @@ from penstock.model.event import Event
 from penstock.runtime.crash_only import applying
 
 BATCH_MS = (
-    20  # of readers: under load a poll costs more than the records that it brings; after idle nothing waits
+    20  # of readers: under load a poll costs more than its records; after an idle moment no record is delayed
 )
-MAX_VOIDS = 256  # of placers that are not in office any more; beyond, the ledger was restored from an older copy, and goes on otherwise
+MAX_VOIDS = 256  # records by superseded placers; more in a row: the ledger was restored from an older copy and has diverged
 
 
 class LedgerFollower:
-    """`see`: gets each fact after that was folded."""
+    """`see` gets each event after it was folded."""
 
     def __init__(self, replica: Replica, see: Callable[[CellState, Event], None]) -> None:
         self.clock = ReadersClock()
@@ -38,20 +38,20 @@ class LedgerFollower:
 
     @property
     def offset(self) -> int:
-        """Of the next record."""
+        """Offset of the next record."""
         return self._replica.offset
 
     @property
     def seq(self) -> int:
-        """Of the latest valid record."""
+        """`seq` of the latest valid record."""
         return self._replica.head.seq
 
     def until_s(self, due_ms: int | None) -> float | None:
-        """How long it is until this ledger time, 0 where it is over; None: for ever, where there is none."""
+        """Seconds until this ledger time, 0 if it has passed; None: for ever, if no time is given."""
         return None if due_ms is None else max(0.0, (due_ms - self.clock.now_ms()) / 1_000)
 
     def fold(self, records: Sequence[Record], *, new: bool) -> None:
-        """`new`: they come now; else they were in the log before. Raises `LogError` where none follows what was folded."""
+        """Folds records. `new`: they were just written, not in the log before. Raises `LogError` after `MAX_VOIDS` void ones in a row."""
         for record in records:
             place = f"ledger offset {record.offset}"
             take = partial(self._replica.take, record.value, record.offset, self._fact)

@@ -17,23 +17,23 @@ from penstock.redaction import without_password, without_passwords
 from penstock.runtime.task_logs import ARCHIVE, MAX_TIMES_BYTES, TIMES, Wanted, log_name, open_at, start_of
 
 FOLDER_MODE, FILE_MODE = 0o750, 0o640
-"""In a folder: for its owner and group, since node-reporter and gateway may be different users."""
-BLOCK_BYTES = 1 << 20  # that a reader has in memory; s3fs would have 50 MiB
+"""Modes in a folder: for owner and group, since node-reporter and gateway may run as different users."""
+BLOCK_BYTES = 1 << 20  # buffer of a reader; the default of s3fs is 50 MiB
 
 
 class ArchiveError(PenstockError):
-    """The archive could not do what was asked. The message names it, and the remedy where that is known."""
+    """An operation of the archive failed. The message names the archive, and the remedy where that is known."""
 
 
 class LogArchive:
-    """All calls block."""
+    """One archive. All calls block."""
 
     def __init__(self, url: str) -> None:
         """Raises `ConfigurationError` for a URL of a kind that is not installed here."""
         self.name = without_password(url)
-        """For messages."""
+        """The URL without a password, for messages."""
         try:
-            # With an instance of its own: a shared one has the credentials that another part of the process began with.
+            # An instance of its own: a shared one has the credentials with which another part of the process made it.
             self._store, self._root = fsspec.core.url_to_fs(url, skip_instance_cache=True)
         except (ImportError, ValueError, OSError) as error:
             raise ConfigurationError(
@@ -42,13 +42,13 @@ class LogArchive:
             ) from error
 
     def put(self, name: str, path: Path) -> None:
-        """Stores a log and the times beside it. A copy under way is never taken for a whole one. Raises `ArchiveError`."""
+        """Stores a log and its times file. A partial copy is never visible under the final name. Raises `ArchiveError`."""
         for suffix in (TIMES, ""):
             source = path.with_name(path.name + suffix)
             if source.exists():  # a task that could not be started has none
                 try:
                     self._put(f"{self._root}/{name}{suffix}", source)
-                except Exception as error:  # stores raise what they like
+                except Exception as error:  # each store raises its own types
                     raise self._explained(error) from error
 
     def _put(self, target: str, source: Path) -> None:
@@ -88,7 +88,7 @@ class LogArchive:
         return file
 
     def read(self, file: BinaryIO, size: int) -> bytes:
-        """The next bytes of what `open` gave; empty: its end. Raises `ArchiveError`."""
+        """The next bytes of a file from `open`; empty: its end. Raises `ArchiveError`."""
         try:
             return file.read(size)
         except Exception as error:

@@ -1,7 +1,7 @@
-"""Proof of who asks a node-reporter for logs: a message authentication code over the request, with a secret that gateway and node share.
+"""Authentication of requests for logs at a node-reporter: a message authentication code, with a secret that gateway and node share.
 
-The secret follows from the node's token for the gateway, of which the gateway has the SHA-256 hash, or is a file that both have.
-It never travels: an address that another machine has taken over learns nothing by which it could ask a node.
+The secret is derived from the SHA-256 hash of the node's token, which the gateway stores, or is a file that both have.
+It is never sent: a machine that has taken over a node's address receives nothing with which it could request logs.
 """
 
 from hashlib import blake2b, sha256
@@ -15,7 +15,7 @@ from penstock.private_files import read_private
 VARIABLE = "PENSTOCK_NODE_LOG_KEY"
 SCHEME = "Penstock"
 OFFSET = "penstock-offset"
-"""Header of an answer: where in the log it begins."""
+"""Header of an answer: the offset in the log at which it begins."""
 PATH = "/v1/logs"
 MIN_KEY_BYTES = 32
 CONTEXT = b"penstock logs\0"
@@ -23,17 +23,17 @@ ID_CHARS = 16
 
 
 class LogKey(NamedTuple):
-    """A shared secret. `id` names it without giving it away."""
+    """A shared secret. `id` names it without revealing it."""
 
     id: str
     secret: bytes
 
     def authorization(self, node_id: str, query: str) -> str:
-        """The header for a request about this node's logs."""
+        """The `Authorization` header of a request for this node's logs."""
         return f"{SCHEME} {self._code(node_id, query)}"
 
     def admits(self, header: str, node_id: str, query: str) -> bool:
-        """Whether a request with this `Authorization` was made by an owner of the secret."""
+        """Whether the sender of a request with this `Authorization` has the secret."""
         scheme, _, code = header.partition(" ")
         return scheme == SCHEME and compare_digest(code.encode(), self._code(node_id, query).encode())
 

@@ -1,7 +1,7 @@
-"""Numbered SQL files, applied in order, once, in one transaction under an advisory lock.
+"""Schema migrations of Postgres: numbered SQL files, applied in order, once, in one transaction under an advisory lock.
 
-A service keeps its files as package data (`migrations/NNNN_name.sql`) and owns one schema. What was applied is
-recorded with its sha256: a file that is changed after it was applied somewhere is an error, not a surprise.
+A service has its files as package data (`migrations/NNNN_name.sql`) and owns one schema. Applied files are
+recorded with their sha256: a file that changed after it was applied is an error.
 """
 
 import re
@@ -27,7 +27,7 @@ class Migration(NamedTuple):
 
 
 def schema_of(cell: str) -> str:
-    """The schema of a cell's read models: `penstock` for the cell `default`; a cell never sees another's."""
+    """The schema of a cell's read models: `penstock` for the cell `default`; each cell has its own."""
     if cell == "default":
         return "penstock"
     simple = f"penstock_{cell}"
@@ -51,8 +51,8 @@ def load_migrations(package: str) -> list[Migration]:
 async def migrate(connection: asyncpg.Connection, schema: str, migrations: list[Migration]) -> list[str]:
     """Brings `schema` up to date; returns the names applied now. Several programs may do so at once.
 
-    Raises `ConfigurationError` when an applied file was changed or is unknown here (a newer version was at
-    work), `StoreError` when a file fails: then nothing of the schema has changed.
+    Raises `ConfigurationError` when an applied file was changed or is unknown here (applied by a newer
+    version), `StoreError` when a file fails: then the schema is unchanged.
     """
     if not SCHEMA_NAME.fullmatch(schema):
         raise StoreError(f"{schema!r} is no schema name; use small letters, digits and _")
@@ -61,7 +61,7 @@ async def migrate(connection: asyncpg.Connection, schema: str, migrations: list[
         await connection.execute("SELECT pg_advisory_xact_lock($1)", LOCK_KEY)
         if (
             await connection.fetchval("SELECT to_regnamespace($1)", schema) is None
-        ):  # its owner may create no other
+        ):  # the schema's owner may lack the right to create schemas
             await connection.execute(f"CREATE SCHEMA {schema}")
         await connection.execute(f"SET LOCAL search_path TO {schema}")
         await connection.execute(
@@ -87,7 +87,7 @@ async def migrate(connection: asyncpg.Connection, schema: str, migrations: list[
 
 
 def _refuse_changes(schema: str, known: dict[str, str], migrations: list[Migration]) -> None:
-    """Raises `ConfigurationError` where the database and the files disagree about the past."""
+    """Raises `ConfigurationError` where the applied migrations differ from the files."""
     ours = {migration.name: migration.sha256 for migration in migrations}
     for name, digest in known.items():
         if name not in ours:

@@ -1,9 +1,9 @@
-"""How a node proves that an event is its own: an Ed25519 signature on each, and a message authentication code that costs 1/50.
+"""Authentication of a node's events: an Ed25519 signature on each, and a message authentication code at 1/50 of the cost.
 
-The signature alone proves it, to any placer and at any time. Verifying it costs 130 µs, a third of what a placer spends on
-a job; so node and placer agree on a secret (X25519: the node's key is registered at its joining, the placer's is one
-per process, on each order that it sends), and the placer accepts the code in place of the signature. Who knows no such
-secret, a placer that has just started for one, verifies the signature.
+The signature alone proves the sender, to any placer and at any time. Verifying it costs 130 µs, a third of a placer's time for
+a job; so node and placer agree on a secret (X25519: the node's key is registered when it joins, the placer's is one
+per process, on each order that it sends), and the placer accepts the code in place of the signature. A placer without this
+secret, such as one that has just started, verifies the signature.
 """
 
 import os
@@ -27,7 +27,7 @@ CODE_BYTES = 16
 OPERATOR_KEY = "PENSTOCK_OPERATOR_KEY"
 """Variable of gateway and placer: a file with a key that both have, or `trust-log`."""
 TRUST_LOG = "trust-log"
-"""In place of a file: each writer of the nodes' topic may act as an operator."""
+"""In place of a file: every writer of the nodes' topic may act as an operator."""
 NAMED = 8  # characters of the placer's key
 CONTEXT = b"penstock node and placer\0"
 
@@ -42,11 +42,11 @@ def _code(secret: bytes, data: bytes) -> bytes:
 
 
 OPERATOR = b"operator:"
-"""Begins the code of what the gateway writes about nodes."""
+"""Prefix of the code on events about nodes that the gateway writes."""
 
 
 def operators_code(key: bytes, data: bytes) -> tuple[str, bytes]:
-    """The header by which the placer knows the gateway; both have the key."""
+    """The header by which the placer recognises the gateway; both have the key."""
     return CODE, OPERATOR + _code(sha256(key).digest(), data)
 
 
@@ -81,7 +81,7 @@ def operator_key(env: Mapping[str, str] = os.environ) -> bytes | None:
 
 
 def key_file_at(path: Path) -> Path:
-    """The same path, with a new key in it unless there is one; of several that ask at once all get the first one's."""
+    """Writes a new key to this path unless it has one, and returns the path; concurrent calls all get the first call's key."""
     if not path.exists():
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=path.parent) as file:  # mode 0600
@@ -93,7 +93,7 @@ def key_file_at(path: Path) -> Path:
 
 
 class NodeKeys:
-    """A node's own, both from one seed of 32 bytes."""
+    """A node's two private keys, both from one seed of 32 bytes."""
 
     def __init__(self, seed: bytes) -> None:
         """Raises `ValueError` for another length."""
@@ -105,7 +105,7 @@ class NodeKeys:
         self._secret: bytes | None = None
 
     def meet(self, headers: Headers) -> None:
-        """Takes note of the placer whose order has these headers."""
+        """Derives the secret shared with the placer whose order has these headers."""
         placer = next((raw.decode("latin-1") for name, raw in headers if name == PLACER_KEY), "")
         if placer and placer != self._placer:
             self._placer = placer
@@ -116,7 +116,7 @@ class NodeKeys:
         return self._signing.sign(data)
 
     def proofs(self, data: bytes) -> Headers:
-        """The headers that prove who sends `data`."""
+        """The headers that prove the sender of `data`."""
         signature = (SIGNATURE, self._signing.sign(data))
         if self._secret is None:
             return (signature,)
@@ -129,7 +129,7 @@ def signed_by(public_key: str, signature: bytes, data: bytes) -> bool:
 
 
 class PlacerKeys:
-    """One placer process's: its key on orders, and the proofs that nodes give."""
+    """Keys of one placer process: its own for orders, and those that verify nodes' events."""
 
     def __init__(self, seed: bytes) -> None:
         self._exchange = ExchangeKey(seed)

@@ -22,5 +22,5 @@ def ends_with_parent(number: signal.Signals) -> Callable[[], None]:
 
 
 def adopt_orphans() -> None:
-    """From now on whatever our children leave behind becomes ours: a container's process 1 may reap nothing."""
+    """From now on orphans of this process's children become its children: a container's process 1 may not reap them."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)

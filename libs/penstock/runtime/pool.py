@@ -1,8 +1,8 @@
-"""Process pool: long computations leave the event loop and return their result to it.
+"""Process pool for long computations, outside the event loop.
 
-The loop of a service also carries its decisions, so nothing on it may compute for more than a few milliseconds.
+A service also makes its decisions on its loop, so no computation there may take more than a few milliseconds.
 Workers are forked from a small fork server, so that a task starts no interpreter once the server runs
-(`start_fork_server`). They end after a while without a task, and they die with their parent.
+(`start_fork_server`). They end after `IDLE_S` without a task, and with their parent.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ WORKERS = 1  # a machine's cores belong to its jobs
 MAX_WAITING = 8  # tasks in the pool; beyond, `run` raises at once
 IDLE_S = 60.0  # then the workers end: an idle one holds 60 MiB
 CLOSED = -1  # index of the flag behind the workers' process ids
-LOCK_S = 1.0  # a worker that was killed as it wrote its id down holds their lock for ever
+LOCK_S = 1.0  # a worker that was killed while it wrote its id holds the lock for ever
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
@@ -38,7 +38,7 @@ class PoolBusy(PenstockError):
 
 
 class WorkerDied(PenstockError):
-    """The worker was killed (out of memory?); the task's outcome is lost, the pool starts anew."""
+    """The worker was killed (out of memory?); the task's outcome is lost, the pool starts new workers."""
 
 
 def start_fork_server() -> None:
@@ -48,7 +48,7 @@ def start_fork_server() -> None:
 
 
 def _begin_worker(niceness: int, pids: "SynchronizedArray[int]") -> None:
-    """A worker leaves signals from the terminal to its parent, ends with it, and keeps to one core."""
+    """Initialiser of a worker: it leaves signals from the terminal to its parent, ends with it, and uses one core."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
     with pids.get_lock():
         closed = pids[CLOSED]
@@ -61,7 +61,7 @@ def _begin_worker(niceness: int, pids: "SynchronizedArray[int]") -> None:
 
 
 def _end_with_parent() -> None:
-    """The kernel's death signal would follow the fork server, which lives as long as any of its workers."""
+    """Ends the worker with its parent. The kernel's death signal would follow the fork server, which lives as long as its workers."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     parent.join()
@@ -69,7 +69,7 @@ def _end_with_parent() -> None:
 
 
 def _end_workers(pids: "SynchronizedArray[int]") -> None:
-    """Those that have started; the others end themselves as soon as they have."""
+    """Kills the workers that have started; the others end themselves at their start."""
     locked = pids.get_lock().acquire(timeout=LOCK_S)
     values: Any = pids.get_obj()  # read without the lock
     values[CLOSED] = 1
@@ -92,7 +92,7 @@ class WorkerPool:
         idle_s: float = IDLE_S,
         niceness: int = 0,
     ) -> None:
-        """`niceness`: 0–19; how far the workers stand back where cores are short."""
+        """`niceness`: 0–19, of the workers."""
         self._workers = workers
         self._niceness = niceness
         self._max_waiting = max_waiting
@@ -105,7 +105,7 @@ class WorkerPool:
     async def run(
         self, function: Callable[Arguments, Result], *args: Arguments.args, **kwargs: Arguments.kwargs
     ) -> Result:
-        """The function's result, or what it raised. Raises `PoolBusy` at once, `WorkerDied` when it was killed, or the pool closed.
+        """The function's result or exception. Raises `PoolBusy` at once, `WorkerDied` when the worker was killed or the pool closed.
 
         Cancelling the caller does not end a task that has begun.
         """
@@ -138,7 +138,7 @@ class WorkerPool:
             raise WorkerDied("the pool was closed before the task began") from error
 
     def _count_down(self, loop: asyncio.AbstractEventLoop) -> None:
-        """On a thread of the executor, perhaps after the loop has ended."""
+        """Counts a task as ended. Runs on a thread of the executor, perhaps after the loop has ended."""
         with suppress(RuntimeError):
             loop.call_soon_threadsafe(self._done)
 
@@ -155,5 +155,5 @@ class WorkerPool:
         if executor is None:
             return
         executor.shutdown(wait=False, cancel_futures=True)
-        if self._under_way and self._pids is not None:  # without a task they end by themselves
+        if self._under_way and self._pids is not None:  # without a task workers end by themselves
             _end_workers(self._pids)

@@ -1,4 +1,4 @@
-"""Which Postgres to use: the one that `PENSTOCK_DSN` names, else one started here for as long as we live.
+"""Choice of the Postgres: the one that `PENSTOCK_DSN` names, else an embedded one that lives as long as this process.
 
 Departure from the ideal, one server per user for all programs: each data folder has its own server, so that
 removing the folder removes everything.
@@ -46,7 +46,7 @@ async def check_dsn(dsn: str) -> None:
 async def resolve_dsn(folder: Path) -> tuple[str, PostgresServer | None]:
     """A working DSN and, when a server had to be started for it, that server (the caller stops it).
 
-    `folder` keeps the embedded server's data; it is not touched when `PENSTOCK_DSN` is set.
+    `folder` has the embedded server's data; it is not touched when `PENSTOCK_DSN` is set.
     Raises `ConfigurationError`.
     """
     configured = os.environ.get(DSN_VARIABLE, "").strip()
@@ -59,7 +59,7 @@ async def resolve_dsn(folder: Path) -> tuple[str, PostgresServer | None]:
 
 @asynccontextmanager
 async def embedded_postgres(folder: Path) -> AsyncIterator[str]:
-    """The DSN of a Postgres that runs inside the block; what it stored stays in `folder`."""
+    """The DSN of a Postgres that runs inside the block; its data stay in `folder`."""
     server = PostgresServer()
     try:
         yield await server.start(folder)

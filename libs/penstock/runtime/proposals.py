@@ -1,4 +1,4 @@
-"""Writes a service's proposals to its cell's partition of the proposals topic, each in the context of its own `plan` span."""
+"""Writer of a service's proposals to its cell's partition of the proposals topic, each in the context of its own `plan` span."""
 
 from penstock.clock import wall_ms
 from penstock.log.port import Log, Message, Partition
@@ -10,7 +10,7 @@ from penstock.runtime.tracing.tracer import Tracing
 
 
 class ProposalWriter:
-    """Of one service, `source` in its events."""
+    """Writer of one service, which is the `source` of the events."""
 
     def __init__(self, settings: Settings, log: Log, traces: Tracing, source: str) -> None:
         self._log, self._traces, self._source = log, traces, source
@@ -18,7 +18,7 @@ class ProposalWriter:
         self._key = settings.cell.encode()
 
     async def write(self, proposal: Proposal) -> None:
-        """Its id is the event's: a copy is answered as the first one was. Raises `LogError`."""
+        """Writes a proposal; its id is the event's id, so a copy gets the first one's answer. Raises `LogError`."""
         envelope = Envelope(
             id=proposal.proposal_id,
             source=self._source,

@@ -1,7 +1,7 @@
-"""Loop of a service that folds the ledger, hears telemetry and proposes: the contention-guard and the migrator.
+"""Event loop of a service that folds the ledger, reads telemetry and proposes: the contention-guard and the migrator.
 
-It holds nothing that the log does not have. After any failure it folds anew, and hears anew what telemetry retains (crash-only). A proposal
-that was sent twice is answered once, and no service waits for such a one.
+Its whole state follows from the log. After any failure it folds the ledger and reads the retained telemetry from the start (crash-only). A
+proposal that was sent twice is answered once, and no service waits for the answer.
 """
 
 import asyncio
@@ -32,28 +32,28 @@ LOG = logging.getLogger(__name__)
 
 
 Heard = TypeVar("Heard")
-"""What is read of telemetry."""
+"""A report read from telemetry."""
 HeardOut = TypeVar("HeardOut", covariant=True)
 Sent = TypeVar("Sent", bound=Proposal)
 SentOut = TypeVar("SentOut", bound=Proposal, covariant=True)
 
 
 class Core(Protocol[SentOut]):
-    """A state machine beside the fold of the ledger."""
+    """State machine of the service, beside the fold of the ledger."""
 
     heard: int
-    """How much of what was heard counted."""
+    """Number of reports that counted."""
 
     def see(self, state: CellState, fact: Event, now_ms: int) -> None:
-        """A fact that has just been folded."""
+        """Takes an event that has just been folded."""
         ...
 
     def next(self, state: CellState, now_ms: int) -> SentOut | None:
-        """What to propose now."""
+        """The next proposal; None: nothing to propose now."""
         ...
 
     def due_ms(self, state: CellState) -> int | None:
-        """Ledger time from which `next` has something to do though nothing happens; None: it has not."""
+        """Ledger time from which `next` may have a proposal without a further event; None: never."""
         ...
 
 
@@ -61,20 +61,20 @@ class Telemetry(Protocol[HeardOut]):
     """Reads the telemetry topic. Not for concurrent use."""
 
     async def begin(self) -> Sequence[HeardOut]:
-        """Once, before `read`: what is retained. Raises `LogError`."""
+        """The retained reports; call it once, before `read`. Raises `LogError`."""
         ...
 
     async def read(self) -> Sequence[HeardOut]:
-        """Waits for more; cancelling it loses nothing. Raises `LogError`."""
+        """Waits for more reports; cancelling it loses none. Raises `LogError`."""
         ...
 
     async def close(self) -> None:
-        """Frees what it holds; idempotent."""
+        """Frees all resources; idempotent."""
         ...
 
 
 class Proposing(ABC, Generic[Heard, Sent]):
-    """One attempt of one cell's service on one log. `name`: of the service; failpoints have it with underscores."""
+    """One attempt of one cell's service on one log. `name`: the service's; in names of failpoints with underscores."""
 
     def __init__(
         self, name: str, settings: Settings, log: Log, traces: Tracing, replica: Replica, core: Core[Sent]
@@ -86,22 +86,22 @@ class Proposing(ABC, Generic[Heard, Sent]):
 
     @abstractmethod
     def hears(self, settings: PlacerSettings) -> bool:
-        """Whether there is anything to do under these settings: telemetry is only read where there is."""
+        """Whether the service has work under these settings; telemetry is read only then."""
 
     @abstractmethod
     def telemetry(self) -> Telemetry[Heard]:
-        """From the beginning."""
+        """A reader of the telemetry from the beginning."""
 
     @abstractmethod
     def hear(self, state: CellState, heard: Heard, now_ms: int) -> None:
-        """Something that was read, at the ledger's time."""
+        """Takes a report, at the ledger's time `now_ms`."""
 
     @abstractmethod
     def attributes(self, state: CellState, proposal: Sent) -> dict[str, Any]:
-        """Of the proposal's span, beside what all have."""
+        """Attributes of the proposal's span, beside the common ones."""
 
     async def work(self, ready: asyncio.Event) -> None:
-        """Until there begins or ceases to be anything to do."""
+        """Runs until the settings change whether the service has work (`hears`)."""
         reader = self._log.reader({self._ledger: self._follower.offset}, batch_ms=BATCH_MS)
         telemetry: Telemetry[Heard] | None = None
         try:

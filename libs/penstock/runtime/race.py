@@ -1,4 +1,4 @@
-"""Race of coroutines: several run side by side, the first to end decides, the others are cancelled."""
+"""Race of coroutines: several run concurrently until the first ends; the others are cancelled."""
 
 import asyncio
 from collections.abc import Awaitable, Collection
@@ -6,14 +6,14 @@ from typing import Any
 
 
 async def cancelled(tasks: Collection[asyncio.Future[Any]]) -> None:
-    """Cancels these and waits for their ends; what they raise is lost."""
+    """Cancels these tasks and waits for their ends; their exceptions are dropped."""
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def first_of(*work: Awaitable[Any], timeout_s: float | None = None) -> bool:
-    """Runs these until the first ends and raises what it raised; the others are cancelled and awaited.
+    """Runs these until the first ends and raises its exception, if any; the others are cancelled and awaited.
 
     False: none ended within `timeout_s`. A future that must survive is given as `asyncio.shield(future)`.
     """

@@ -1,4 +1,4 @@
-"""How a service runs: one coroutine, a stop event, signals, and a clear message when settings are wrong.
+"""Process entry of a service: runs one coroutine until a stop signal, with a clear message for wrong settings.
 
 Every service exports `async def run(settings, stop, *, log=None, ready=None)`: it works until `stop` is
 set or cancelled; `log` is given when several services share one process; `ready` is set once it serves.
@@ -37,7 +37,7 @@ class Run(Protocol):
 
 
 def settle_gc() -> None:
-    """After start-up: what lives now lives long; collect rarely (speed.md rule 6)."""
+    """Tunes the garbage collector after start-up: objects that exist now live long; collect rarely (speed.md rule 6)."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 20)
@@ -75,7 +75,7 @@ async def _until_stopped(run: Run, settings: Settings) -> None:
         await first_of(asyncio.shield(serving), stop.wait())
         if ready.is_set():
             await serving
-        else:  # it may wait for a log or a database that is away, and has nothing to finish
+        else:  # it may be waiting for a log or a database that is away, and has nothing to finish
             serving.cancel()
             await asyncio.gather(serving, return_exceptions=True)
     finally:
@@ -83,7 +83,7 @@ async def _until_stopped(run: Run, settings: Settings) -> None:
 
 
 async def _announce(ready: asyncio.Event) -> None:
-    """One line on stdout that a parent process can wait for."""
+    """Prints one line on stdout, for which a parent process can wait."""
     await ready.wait()
     settle_gc()
     print("ready", flush=True)

@@ -83,7 +83,7 @@ class EnvironmentSettings(BaseSettings):
 
 
 class Settings(EnvironmentSettings):
-    """See the module's table."""
+    """The settings in the module's table."""
 
     log_url: str = Field(
         validation_alias="PENSTOCK_LOG",
@@ -107,7 +107,7 @@ class Settings(EnvironmentSettings):
 
     @classmethod
     def from_env(cls, env: Mapping[str, str] = os.environ) -> Self:
-        """The log is that of the DSN unless it is named."""
+        """Reads the environment; without a log the DSN's is used."""
         dsn = env.get("PENSTOCK_DSN") or _private(env, "PENSTOCK_DSN_FILE")
         log_url = env.get("PENSTOCK_LOG") or _private(env, "PENSTOCK_LOG_FILE") or dsn
         return super().from_env({**env, "PENSTOCK_LOG": log_url, "PENSTOCK_DSN": dsn})
@@ -138,6 +138,6 @@ class Settings(EnvironmentSettings):
 
 
 def _private(env: Mapping[str, str], variable: str) -> str:
-    """What the named file holds; empty without the variable. Raises `ConfigurationError`."""
+    """Content of the file that the variable names; empty without the variable. Raises `ConfigurationError`."""
     path = env.get(variable)
     return read_private_text(variable, Path(path))[0].strip() if path else ""

@@ -1,4 +1,4 @@
-"""Ed25519 signatures (RFC 8032) and X25519 key agreement (RFC 7748) by the OpenSSL that Python's `ssl` rests on, through ctypes.
+"""Ed25519 signatures (RFC 8032) and X25519 key agreement (RFC 7748) by the OpenSSL of Python's `ssl`, through ctypes.
 
 A package for this would be one more compiled dependency for a few calls. Signing costs about 50 µs, verifying or agreeing 130 µs.
 """
@@ -40,7 +40,7 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
 
 @cache
 def _openssl() -> Any:
-    """The library. Raises `ConfigurationError` where there is none."""
+    """The OpenSSL library. Raises `ConfigurationError` where there is none."""
     import _ssl
 
     places = (getattr(_ssl, "__file__", None), ctypes.util.find_library("crypto"), "libcrypto.so.3")
@@ -83,7 +83,7 @@ class _Key:
 
 
 class ExchangeKey:
-    """An X25519 private key: with another's public key it gives a secret that only the two have."""
+    """An X25519 private key: with the public key of another it gives a secret that only the two owners have."""
 
     def __init__(self, seed: bytes) -> None:
         """Raises `ValueError` for another length than 32 bytes."""
@@ -92,7 +92,7 @@ class ExchangeKey:
         self.public_key = self._key.public_text()
 
     def shared(self, public_key: str) -> bytes | None:
-        """32 bytes, never to be used without hashing; None for what is not a usable public key."""
+        """The shared secret, 32 bytes, to be hashed before use; None for a text that is not a usable public key."""
         other = _public(EVP_PKEY_X25519, public_key)
         if other is None:
             return None
@@ -118,7 +118,7 @@ class SigningKey:
         self._lib = _openssl()
         self._key = _Key(EVP_PKEY_ED25519, seed, private=True)
         self.public_key = self._key.public_text()
-        """As `NodeJoined` carries it."""
+        """The public key in the form of `NodeJoined`."""
         self._context = self._lib.EVP_MD_CTX_new()
         self._signature, self._size = ctypes.create_string_buffer(SIGNATURE_BYTES), _N(SIGNATURE_BYTES)
         if self._lib.EVP_DigestSignInit(self._context, None, None, None, self._key.pointer) != 1:
@@ -131,7 +131,7 @@ class SigningKey:
     def sign(self, data: bytes) -> bytes:
         """The signature in base64."""
         self._size.value = SIGNATURE_BYTES
-        # begun anew with the same key, without looking for the algorithm: a third less where the caches are cold
+        # reset with the same key, without a new look-up of the algorithm: a third less time with cold caches
         ready = self._lib.EVP_DigestSignInit(self._context, None, None, None, None) == 1
         size = ctypes.byref(self._size)
         if not ready or self._lib.EVP_DigestSign(self._context, self._signature, size, data, len(data)) != 1:
@@ -141,7 +141,7 @@ class SigningKey:
 
 @lru_cache(maxsize=MAX_KEYS)
 def _public(kind: int, text: str) -> _Key | None:
-    """None for what is not a key."""
+    """The parsed public key; None for a text that is not one."""
     try:
         return _Key(kind, base64.urlsafe_b64decode(text + "="), private=False)
     except ValueError:

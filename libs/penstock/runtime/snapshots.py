@@ -1,8 +1,8 @@
 """Snapshots of a cell's state, stored in Postgres beside the read models; every replica may start from one.
 
-A snapshot only spares time: one that is damaged, of another version, of another ledger, or not there at all is passed
-over for an older one, and in the end for the beginning of the ledger. Which ledger it is of is proven: its head is the
-digest of a record, which names its parent's, and so the whole ledger up to there (LAW 3).
+A snapshot only saves time: one that is missing, damaged, of another version or of another ledger is skipped for an older
+one, and in the end for the beginning of the ledger. Its ledger is proven: its head is the digest of a record, which
+contains its parent's digest, and so depends on the whole ledger up to there (LAW 3).
 """
 
 import asyncio
@@ -55,19 +55,19 @@ FAR = (1 << 63) - 1
 
 
 class Until(NamedTuple):
-    """How far in the ledger a snapshot may lie."""
+    """Bound on a snapshot's position in the ledger."""
 
     seq: int = FAR
-    """Of its head, at most."""
+    """Of its head, inclusive."""
     offset: int = FAR
-    """Of its head, below."""
+    """Of its head, exclusive."""
 
 
 NEWEST = Until()
 
 
 async def save_snapshot(store: Store, cell: str, replica: Replica, *, schema: str | None = None) -> int:
-    """Stores the replica, which must not be folded on before this returns; returns the compressed size in bytes.
+    """Stores the replica, which must not change before this returns; returns the compressed size in bytes.
 
     Encoding happens in a thread: the event loop goes on. Removes all but the newest `MAX_SNAPSHOTS`.
     """
@@ -94,7 +94,7 @@ async def save_snapshot(store: Store, cell: str, replica: Replica, *, schema: st
 
 
 class Stored(NamedTuple):
-    """A snapshot as it lies in the table; `restore` makes a replica of it."""
+    """A snapshot as stored in the table; `restore` makes a replica of it."""
 
     seq: int
     head_id: str
@@ -107,10 +107,10 @@ class Stored(NamedTuple):
 async def stored_snapshots(
     store: Store, cell: str, log: Log, ledger: Partition, until: Until = NEWEST, schema: str | None = None
 ) -> AsyncIterator[Stored]:
-    """The snapshots of this format and this ledger, newest first, unread.
+    """The snapshots of this format and this ledger, newest first, not yet decoded.
 
-    Those of another ledger are passed over with a warning, and those from before the ledger's beginning, which cannot be
-    proven, in silence. Raises `LogError`.
+    Those of another ledger are skipped with a warning, and those from before the ledger's beginning, which cannot be
+    proven, without one. Raises `LogError`.
     """
     begin = (await log.begin_offsets([ledger]))[ledger]
     query = _LATEST.format(schema=schema or schema_of(cell))
@@ -139,16 +139,16 @@ async def stored_snapshots(
 
 
 async def head_id_at(log: Log, ledger: Partition, head_offset: int) -> str | None:
-    """The id of the record at this offset, for comparison with that of the head which was read there; None: no record.
+    """The id of the record at this offset, to compare with the id of a head that was read there; None: no record.
 
-    The one proof that something folded from a ledger is of this one. Raises `LogError`.
+    This is the one proof that a state was folded from this ledger. Raises `LogError`.
     """
     record = (await records_at(log, {ledger: head_offset}))[ledger]
     return None if record is None else record_id(record.value)
 
 
 class Written(NamedTuple):
-    """A valid record that the projector has read, and where; `epoch`: of the ledger then."""
+    """A valid record that the projector has read, and its position; `epoch`: the ledger's then."""
 
     head: Head
     head_offset: int
@@ -156,12 +156,12 @@ class Written(NamedTuple):
 
 
 async def projected(store: Store, cell: str) -> Written | None:
-    """The newest record that the cell's read models hold; None: the projector has never run here."""
+    """The newest record in the cell's read models; None: the projector has never run here."""
     query = f"SELECT seq, head_id, term, head_offset, epoch FROM {schema_of(cell)}.positions WHERE cell = $1"
     try:
         row = await store.fetchrow(query, cell)
     except (asyncpg.UndefinedTableError, asyncpg.UndefinedColumnError):
-        return None  # nor its present version
+        return None  # or not in its present version
     return None if row is None else Written(Head(*row[:3]), row["head_offset"], row["epoch"])
 
 
@@ -177,8 +177,8 @@ def restore(stored: Stored) -> Replica:
 async def restored(stored: Stored) -> Replica:
     """`restore` in a thread: the event loop goes on. Raises `Damaged`.
 
-    Ideal: it costs the loop nothing. Departure: the two take turns at the interpreter. A garbage collection in between would go
-    through everything just loaded, in which there are no cycles, so that is taken out of the collector's sight.
+    Ideal: it costs the loop nothing. Departure: loop and thread share the interpreter's lock. A garbage collection in between
+    would traverse all that was just loaded, which has no cycles, so these objects are excluded from collections.
     """
     gc.disable()
     try:
@@ -192,10 +192,10 @@ async def restored(stored: Stored) -> Replica:
 async def load_latest(
     store: Store, cell: str, log: Log, ledger: Partition, until: Until = NEWEST, schema: str | None = None
 ) -> Replica:
-    """The newest usable snapshot up to there, ready to be folded on; else an empty replica, where the ledger begins at 0.
+    """The newest usable snapshot up to this bound, ready to be folded on; else an empty replica, if the ledger begins at 0.
 
-    The replica's `offset` is where to read the ledger's partition from. Snapshots that are damaged or of another ledger
-    are passed over with a warning. Raises `LogError`, and `ConfigurationError` where the ledger begins later.
+    The replica's `offset` is the position from which to read the ledger's partition. Snapshots that are damaged or of another
+    ledger are skipped with a warning. Raises `LogError`, and `ConfigurationError` where the ledger begins later.
     """
     async for stored in stored_snapshots(store, cell, log, ledger, until, schema):
         try:
@@ -218,7 +218,7 @@ async def check_beginning(log: Log, ledger: Partition, offset: int) -> None:
 
 
 def warn_damaged(stored: Stored, error: Damaged) -> None:
-    """Logs that a snapshot is passed over."""
+    """Logs that a snapshot is skipped."""
     logger.warning("the snapshot of seq %s is refused (%s); trying an older one", stored.seq, error)
 
 
@@ -248,7 +248,7 @@ def _lines(body: bytes, digest: str) -> Iterator[bytes]:
 async def load_latest_from(
     dsn: str, cell: str, log: Log, ledger: Partition, until: Until = NEWEST
 ) -> Replica:
-    """`load_latest` for a caller without a connection; a database that cannot be reached raises what asyncpg raises."""
+    """`load_latest` for a caller without a connection. Raises asyncpg's errors for an unreachable database."""
     connection = await asyncpg.connect(dsn, timeout=CONNECT_TIMEOUT_S)
     try:
         return await load_latest(connection, cell, log, ledger, until)

@@ -1,4 +1,4 @@
-"""A task's log file: where it lies, and which part of it is wanted (its last lines, what is newer than a time, the rest from an offset).
+"""Log files of tasks: their path, and the part to read (the last lines, lines since a time, or the rest from an offset).
 
 The node-reporter writes the file and serves it; an archive has the same layout, so that the gateway reads both with the same code.
 """
@@ -19,23 +19,23 @@ CHUNK_BYTES = 65_536
 MAX_TAIL_BYTES = 1 << 20
 MAX_LINES = 10_000
 TIMES = ".times"
-"""Suffix of the file beside a log that has when what was written."""
+"""Suffix of the file beside a log that maps times to offsets."""
 TIMES_RECORD = struct.Struct("<QQ")
 """ms since 1970 by the node's clock, and the size of the log then. `shell/output.py` of the node-reporter writes them."""
 MAX_TIMES_BYTES = 4 << 20
-FIRST_INTERVAL_MS = 1_000  # what is written within it has one record
-INTERVAL_SHARE = 10_000  # of the log's age: intervals grow, so that records are few after months
+FIRST_INTERVAL_MS = 1_000  # all output within it has one record
+INTERVAL_SHARE = 10_000  # the log's age per interval: intervals grow, so that records are few after months
 
 
 class Wanted(NamedTuple):
-    """The part of a log that is asked for; without any of these the whole."""
+    """The part of a log to read; without any field all of it."""
 
     tail: int | None = None
-    """Only so many of its last lines, of which MAX_TAIL_BYTES are looked at."""
+    """Only this number of last lines, within the last MAX_TAIL_BYTES."""
     since_ms: int | None = None
-    """Only what was written at this time or later, ms since 1970 by the node's clock."""
+    """Only output from this time on, ms since 1970 by the node's clock."""
     offset: int | None = None
-    """From this byte on, whatever else is wanted."""
+    """From this byte on; the other fields are then ignored."""
 
 
 def file_name(identifier: str) -> str:
@@ -66,7 +66,7 @@ def is_at(url: str, folder: Path) -> bool:
 
 
 def open_plain(path: Path) -> BinaryIO:
-    """The file itself, never one that a link names. Raises OSError, also for what is no plain file."""
+    """Opens a file without following a link. Raises OSError, also for anything but a plain file."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
@@ -100,7 +100,7 @@ def start_of(file: BinaryIO, wanted: Wanted, times: bytes, modified_ms: int) -> 
 
 
 def written_since(times: bytes, since_ms: int, size: int, modified_ms: int) -> int:
-    """Offset of what was written at `since_ms` or later, and at most one interval before; `size`: nothing was."""
+    """Offset of the output from `since_ms` on, at most one interval earlier; `size`: there is none."""
     whole = len(times) - len(times) % TIMES_RECORD.size
     records = list(TIMES_RECORD.iter_unpack(times[:whole]))
     if not records:
@@ -113,7 +113,7 @@ def written_since(times: bytes, since_ms: int, size: int, modified_ms: int) -> i
 
 
 def interval_ms(age_ms: int) -> int:
-    """What is written within so many ms of a record has no record of its own."""
+    """Minimum time between two records in the times file, in ms, when the log has this age."""
     return max(FIRST_INTERVAL_MS, age_ms // INTERVAL_SHARE)
 
 

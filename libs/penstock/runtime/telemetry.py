@@ -1,4 +1,4 @@
-"""Reader of the telemetry topic: samples of all nodes, from the topic's beginning, each with the time at which the log took it."""
+"""Reader of the telemetry topic: samples of all nodes, from the topic's beginning, each with the log's time stamp."""
 
 import logging
 from collections.abc import Iterable, Sequence
@@ -19,16 +19,16 @@ SAMPLED = wire_type(TelemetrySampled)
 
 
 class Sampled(NamedTuple):
-    """A sample as the log has it."""
+    """A sample with its time in the log."""
 
     event_id: str
     at_ms: int
-    """When the log took it: nodes' clocks may jump."""
+    """The log's time stamp: nodes' clocks may jump."""
     sample: TelemetrySampled
 
 
 def sampled(record: Record) -> Sampled | None:
-    """None: another kind of event. Raises `EventError` for what cannot be read."""
+    """The sample in a record; None: another kind of event. Raises `EventError` for an unreadable one."""
     headers = dict(record.headers)
     if headers.get("ce_type") != SAMPLED.encode():
         return None
@@ -40,14 +40,14 @@ def sampled(record: Record) -> Sampled | None:
 
 
 class TelemetryReader:
-    """As `penstock.runtime.proposing.Telemetry`, of `Sampled`."""
+    """Implements `penstock.runtime.proposing.Telemetry` for `Sampled`."""
 
     def __init__(self, log: Log) -> None:
         self._log = log
         self._reader: Reader | None = None
 
     async def begin(self) -> Sequence[Sampled]:
-        """Once, before `read`: what is retained. Raises `LogError`."""
+        """The retained samples; call it once, before `read`. Raises `LogError`."""
         self._reader = self._log.reader(await self._log.begin_offsets(PARTITIONS), batch_ms=BATCH_MS)
         end = await self._log.end_offsets(PARTITIONS)
         found: list[Sampled] = []
@@ -56,7 +56,7 @@ class TelemetryReader:
         return found
 
     async def read(self) -> Sequence[Sampled]:
-        """Waits for records; the samples among them, maybe none. Raises `LogError`."""
+        """Waits for records and returns the samples among them, maybe none. Raises `LogError`."""
         assert self._reader is not None, "`begin` comes first"
         return self._samples(await self._reader.read())
 
@@ -70,7 +70,7 @@ class TelemetryReader:
         for record in records:
             try:
                 one = sampled(record)
-            except EventError as error:  # telemetry is looked at only
+            except EventError as error:  # no state depends on telemetry
                 LOG.warning("telemetry %s@%d: %s", record.partition, record.offset, error)
                 continue
             if one is not None:

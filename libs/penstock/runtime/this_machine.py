@@ -1,16 +1,16 @@
-"""Identity of the machine that a process runs on: its boot, and the id that stays over boots."""
+"""Machine id and boot id of the machine that a process runs on."""
 
 import re
 from pathlib import Path
 
 
 def boot_id() -> str:
-    """Changes with each boot of this machine."""
+    """An id that changes with each boot of this machine."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
 def machine_id() -> str | None:
-    """Stays over boots; None where the system has none (a container, say, or an image that was never booted)."""
+    """An id that stays over boots; None where the system has none (a container, say, or an image that was never booted)."""
     try:
         found = Path("/etc/machine-id").read_text().strip()
     except (OSError, UnicodeDecodeError):

@@ -1,4 +1,4 @@
-"""Parser of times as files hold them: dates with and without a zone, Unix epochs, clock times; seconds in doubles."""
+"""Parser of times in files: dates with and without a zone, Unix epochs, clock times; seconds in doubles."""
 
 import re
 from datetime import UTC, datetime
@@ -9,14 +9,14 @@ CLOCK = re.compile(r"(?:([0-9]{1,6})(?:-| days? ))?([0-9]{1,6}):([0-5][0-9]):([0
 UTC_AT_THE_END = re.compile(r" ?(?:UTC|GMT)$")
 DAY_S, HOUR_S, MINUTE_S = 86_400, 3_600, 60
 EPOCH_S = 1e8
-"""From here on a number is an epoch: it would be three years from the start of a trace, and is March 1973 as a date."""
+"""From this value on a number is an epoch: as seconds from a trace's start it would be three years, as a date it is March 1973."""
 EPOCH_UNITS = (1.0, 1e3, 1e6, 1e9)
-"""Of a second: s, ms, µs, ns. In each unit dates up to the year 5138 lie below the first date of the next one."""
+"""Units per second: s, ms, µs, ns. In each unit dates up to the year 5138 lie below the first date of the next one."""
 MAX_EPOCH_S = 1e11
 
 
 class Moment(NamedTuple):
-    """A time. `dated`: `at_s` counts from 1970; else from the start of whatever the file is about."""
+    """A time. `dated`: `at_s` counts from 1970; else from the start of the file's period."""
 
     at_s: float
     dated: bool

@@ -1,4 +1,4 @@
-"""TLS of servers: a certificate and its key, tried before they are used, so that what every client would refuse is a configuration error."""
+"""TLS of servers: a certificate and its key are tried before use, so that a pair which every client would refuse is a configuration error."""
 
 import ssl
 from pathlib import Path
@@ -7,11 +7,11 @@ from typing import Any
 from penstock.errors import ConfigurationError
 from penstock.private_files import read_private
 
-MAX_FLIGHTS = 4  # of a handshake, in either direction
+MAX_FLIGHTS = 4  # flights of messages in a handshake, in either direction
 
 
 def server_context(certificate: Path, key: Path, settings: tuple[str, str]) -> ssl.SSLContext:
-    """TLS 1.2 or later with this certificate. Raises `ConfigurationError` that names the setting of the two and the remedy."""
+    """TLS 1.2 or later with this certificate. Raises `ConfigurationError` that names the setting at fault and the remedy."""
     for_certificate, for_key = settings
     _check_readable(for_certificate, certificate)
     read_private(for_key, key)
@@ -48,7 +48,7 @@ def _no_passphrase(setting: str) -> str:
 
 
 def shake_hands(context: ssl.SSLContext, certificate: Path, setting: str) -> dict[str, Any]:
-    """With itself, in memory, as a client does that trusts the certificate; returns what that one is shown."""
+    """Handshake of the context with a client in memory that trusts the certificate; returns the certificate that the client received."""
     trusting = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     trusting.check_hostname = False
     trusting.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN

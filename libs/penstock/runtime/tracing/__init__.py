@@ -1,1 +1,1 @@
-"""Tracing and metrics."""
+"""Distributed tracing: one OpenTelemetry trace per job, exported as OTLP over HTTP."""

@@ -1,7 +1,7 @@
-"""Where a span stands in its job's trace: ids that derive from the job, and the W3C `traceparent` header.
+"""Span contexts of a job's trace: deterministic trace and span ids, and the W3C `traceparent` header.
 
-Every id is a hash of what the span is about, never a random number: a service that writes a span again after
-a crash writes the same id, and any service can name a job's root span without having seen its submission.
+Every id is a hash of the job's id, or of the parent's id, name and key, never a random number: a service that writes a
+span again after a crash writes the same id, and any service can compute a job's root span without its submission.
 Pure; OpenTelemetry is not needed here. Source of the header: W3C Trace Context §3.2, version 00.
 """
 
@@ -10,12 +10,12 @@ from hashlib import sha256
 from typing import NamedTuple
 
 TRACEPARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
-MAX_TRACEPARENT_CHARS = 128  # version 00 has 55; what is longer does not follow the specification
+MAX_TRACEPARENT_CHARS = 128  # version 00 has 55; a longer one violates the specification
 SAMPLED = 0x01  # the one flag that version 00 defines
 
 
 class SpanContext(NamedTuple):
-    """One span's place: 128-bit trace id, 64-bit span id (both > 0), and whether the trace is sampled."""
+    """Context of one span: 128-bit trace id, 64-bit span id (both > 0), and whether the trace is sampled."""
 
     trace_id: int
     span_id: int
@@ -25,8 +25,8 @@ class SpanContext(NamedTuple):
 def job_context(job_id: str, ratio: float) -> SpanContext:
     """The root span of a job's trace. `ratio` 0–1: the share of jobs that are sampled, decided by the id alone.
 
-    sha256 of the job id: bytes 0–15 trace id, 16–23 root span id, 24–31 the number that is held against
-    `ratio`; so every service with the same ratio decides alike, and a higher ratio only adds jobs.
+    sha256 of the job id: bytes 0–15 trace id, 16–23 root span id, 24–31 the number that is compared with
+    `ratio`; so every service with the same ratio samples the same jobs, and a higher ratio only adds jobs.
     """
     digest = sha256(job_id.encode()).digest()
     return SpanContext(
@@ -48,7 +48,7 @@ def to_traceparent(context: SpanContext) -> str:
 
 
 def from_traceparent(text: str | None) -> SpanContext | None:
-    """Reads a header from outside; None when it is absent or breaks the specification (then: no context).
+    """Parses a foreign header; None when it is absent or violates the specification (then: no context).
 
     Later versions are read by the fields of version 00, as the specification asks.
     """
@@ -64,5 +64,5 @@ def from_traceparent(text: str | None) -> SpanContext | None:
 
 
 def well_formed(text: str | None) -> str | None:
-    """A header from outside as it may be handed on: itself, or None when it breaks the specification."""
+    """A foreign header that may be passed on: itself, or None when it violates the specification."""
     return None if from_traceparent(text) is None else text

@@ -1,8 +1,8 @@
-"""A job's phases and its root span, written in hindsight from ledger records that were read back as valid.
+"""Spans of a job's phases and its root span, written afterwards from ledger records that were read back as valid.
 
-The placer's shell is the one place that calls this: what it reads back is valid, and replay never goes
-through it. The placer's own state cannot be asked, since it has moved on when a record comes back; so the few
-times that a live job needs are stored here, and after a restart `remember` takes them from the folded state.
+Only the placer's shell calls this: records that it reads back are valid, and replay does not run it. The placer's own
+state is already ahead when a record is read back; so the few times of a live job that are needed are stored here, and
+after a restart `remember` takes them from the folded state.
 
 | phase | from | to |
 |---|---|---|
@@ -34,7 +34,7 @@ MAX_NAMED = 16  # jobs of a plan in its span
 
 @dataclass(slots=True)
 class _Times:
-    """What is known of a live job, in ledger ms."""
+    """Times of a live job, in ledger ms."""
 
     submitted_ms: int
     queued_ms: int | None = None
@@ -48,9 +48,9 @@ class _Times:
 
 
 class JobSpans:
-    """Follows the ledger and writes `queue`, `launch`, `run` and `job`. Holds live jobs only.
+    """Follows the ledger and writes the spans `queue`, `launch`, `run` and `job`. Stores live jobs only.
 
-    A job that it never saw (submitted before a restart, and not remembered) is left out.
+    A job of which it has no times (submitted before a restart, and not in `remember`) is left out.
     """
 
     def __init__(self, tracing: Tracing) -> None:
@@ -59,7 +59,7 @@ class JobSpans:
         self._job_of_task: dict[str, str] = {}
 
     def remember(self, jobs: "Iterable[JobState]") -> None:
-        """Takes over the live jobs of a state that was folded up to where `read_back` will go on."""
+        """Takes over the live jobs of a state that was folded up to the record before the next `read_back`."""
         if not self._tracing.enabled:
             return
         for job in jobs:
@@ -70,7 +70,7 @@ class JobSpans:
             self._assign(job.job_id, times, tuple((place.task_id, place.node_id) for place in places))
 
     def read_back(self, now_ms: int, record_facts: Iterable[Event]) -> None:
-        """One valid record: its time and its facts, in order. Writes what it completes."""
+        """Takes one valid record: its time and its events, in order. Writes the spans that it completes."""
         if not self._tracing.enabled:
             return
         for fact in record_facts:
@@ -130,7 +130,7 @@ class JobSpans:
         )
 
     def _end_attempt(self, job_id: str, times: _Times, now_ms: int, error: str | None) -> None:
-        """The phase that was going on ends here."""
+        """Ends the current phase."""
         for task_id in times.tasks:
             self._job_of_task.pop(task_id, None)
         if times.placed_ms is not None:
@@ -155,7 +155,7 @@ def decide_placements(
     explanations: Iterable[ledger_events.PlacementExplanation],
     record_facts: Iterable[Event],
 ) -> None:
-    """`decide_placement` for each of a record; those of units of a proposed plan, and moves that a service proposed, link to its span."""
+    """`decide_placement` for each placement of a record; units of a proposed plan, and moves that a service proposed, link to its span."""
     plans: dict[str, tuple[str, str]] = {}
     for fact in record_facts:
         if isinstance(fact, ledger_events.PlacementDecided) and fact.unit is not None:
@@ -173,11 +173,11 @@ def decide_placement(
     why: ledger_events.PlacementExplanation,
     plan: tuple[str, str] | None = None,
 ) -> None:
-    """Writes the `decide` span of a placement, or of the decision to move there, from its record: the explanation, and the ledger's time.
+    """Writes the `decide` span of a placement, or of a decision to move a job, from its record: the explanation, and the ledger's time.
     `plan`: proposer and id of the proposal that it follows.
 
-    Call it once the record is read back as valid. The span has no length: how long the step took (below 1 ms) is
-    not in the record, and a span that is written again after a crash must be the same span in every field.
+    Call it once the record is read back as valid. The span has no length: the duration of the step (below 1 ms) is
+    not in the record, and a span that is written again after a crash must be equal in every field.
     """
     best = why.candidates[0] if why.candidates else None
     moved = why.moved

@@ -1,15 +1,15 @@
-"""One trace per job, from submission to exit, over all services, exported as OTLP over HTTP.
+"""Tracer: one trace per job, from submission to exit, over all services, exported as OTLP over HTTP.
 
-Ideal: each service opens a span when work starts and closes it when it ends. Departure: spans are written in
-hindsight, with event times. What the trace is about (waiting, launching, running) outlives the process that
-saw its beginning, and a service that is killed half-way must not leave a trace that never ends.
+Ideal: each service opens a span when work starts and closes it when it ends. Departure: spans are written
+afterwards, with event times. The traced phases (waiting, launching, running) outlive the process in which they
+began, and a service that is killed half-way must not leave a trace that never ends.
 
-Ideal: the SDK's `Tracer` makes the spans. Departure: it draws their ids from an `IdGenerator` that does not know
-what the span is about, so a span written twice after a crash would appear twice. We hand finished
-`ReadableSpan`s, whose ids we derive (penstock.runtime.tracing.context), to the SDK's batch processor instead.
+Ideal: the SDK's `Tracer` makes the spans. Departure: it takes their ids from an `IdGenerator` that does not know
+the span's job, so a span written twice after a crash would appear twice. Finished `ReadableSpan`s with derived
+ids (penstock.runtime.tracing.context) are passed to the SDK's batch processor instead.
 
-Tracing never disturbs the service: nothing here raises for the collector's sake, blocks, or waits; without an
-endpoint every call returns at once. Replay emits nothing, since nothing that a fold calls knows this module.
+Tracing never disturbs the service: no call here raises an error of the collector, blocks, or waits; without an
+endpoint every call returns at once. Replay emits nothing, since no code that a fold calls uses this module.
 """
 
 import asyncio
@@ -35,14 +35,14 @@ if TYPE_CHECKING:
 
 LOG = logging.getLogger("penstock.runtime.tracing")
 
-SCHEDULE_MS = 200  # a span waits at most so long for its batch: a trace can be read right after its job
-QUEUE_SPANS = 16_384  # waiting for export, the oldest are dropped beyond; about 2 s at 1,000 jobs/s × 8 spans
+SCHEDULE_MS = 200  # longest wait of a span for its batch: a trace can be read right after its job
+QUEUE_SPANS = 16_384  # waiting for export; beyond it the oldest are dropped; about 2 s at 1,000 jobs/s × 8 spans
 BATCH_SPANS = 512
 EXPORT_TIMEOUT_S = 2.0  # per batch with its retries; a slow collector costs spans, never memory
 CLOSE_TIMEOUT_S = 2.0
 MAX_TEXT_CHARS = 1_024  # per attribute; longer ones are cut
 NANOSECONDS_PER_MS = 1_000_000
-MAX_NANOSECONDS = (1 << 63) - 1  # OTLP's field; one absurd time would cost its whole batch
+MAX_NANOSECONDS = (1 << 63) - 1  # OTLP's field; one time beyond it would cost its whole batch
 SDK_LOGGERS = ("opentelemetry.exporter", "opentelemetry.sdk._shared_internal")
 
 Attribute = str | bool | int | float | Sequence[str] | None
@@ -63,7 +63,7 @@ class Finished(NamedTuple):
 
 
 def _plan_context(proposer: str, proposal_id: str) -> SpanContext:
-    """Every plan is sampled: there are few."""
+    """Context of a plan's span. Every plan is sampled, as plans are few."""
     return job_context(f"plan {proposer} {proposal_id}", 1.0)
 
 
@@ -73,9 +73,9 @@ def _nanoseconds(time_ms: float) -> int:
 
 
 class _Sink:
-    """Takes finished spans to one exporter, on a thread of the SDK's batch processor.
+    """Sends finished spans to one exporter, on a thread of the SDK's batch processor.
 
-    OpenTelemetry is imported here, at run time: a service that exports nothing does not carry it in memory.
+    OpenTelemetry is imported here, at run time: a service that exports nothing does not load it.
     """
 
     def __init__(self, service: str, cell: str, exporter: "SpanExporter", endpoint: str) -> None:
@@ -87,7 +87,7 @@ class _Sink:
         from opentelemetry.trace import SpanContext as OtelContext
 
         class WarnOnce(SpanExporter):
-            """Passes batches on; the first failure is logged, with what it means, and no other."""
+            """Passes batches on; logs the first failure with its effect, and no further ones."""
 
             reported = False
 
@@ -106,7 +106,7 @@ class _Sink:
             def shutdown(self) -> None:
                 exporter.shutdown()
 
-        for name in SDK_LOGGERS:  # they repeat every failure; ours reports it once
+        for name in SDK_LOGGERS:  # they log every failure; `WarnOnce` logs one
             logging.getLogger(name).setLevel(logging.CRITICAL)
         self._exporter = WarnOnce()
         self._processor = BatchSpanProcessor(
@@ -128,9 +128,9 @@ class _Sink:
     def put(self, span: Finished) -> None:
         """Queues one finished span; never blocks.
 
-        Clocks step back, and to Jaeger 0 ns is below 0: each span lasts 1 ns at least. A root lasts 1 ns more than reported,
-        so that what happened in its last millisecond lies inside: Jaeger remarks on a child outside, on the stored span
-        itself, and then takes the same span written again for another one.
+        Clocks step back, and Jaeger takes 0 ns for a negative length: each span lasts 1 ns at least. A root lasts 1 ns more than
+        reported, so that children in its last millisecond lie inside: Jaeger adds a warning about a child outside to the stored
+        span, and then takes the same span written again for another one.
         """
         parent = span.parent
         start = min(_nanoseconds(span.start_ms), MAX_NANOSECONDS - 2)
@@ -158,7 +158,7 @@ class _Sink:
         )
 
     def close(self) -> None:
-        """Flushes for at most CLOSE_TIMEOUT_S, then gives up what is left."""
+        """Flushes for at most CLOSE_TIMEOUT_S, then drops the rest."""
         flush = threading.Thread(target=self._processor.shutdown, name="traces-flush", daemon=True)
         flush.start()
         flush.join(CLOSE_TIMEOUT_S)
@@ -182,29 +182,29 @@ class Tracing:
 
     @property
     def enabled(self) -> bool:
-        """False: every call is a no-op, and a caller may spare itself collecting attributes."""
+        """False: every call is a no-op, and a caller need not collect attributes."""
         return self._sink is not None
 
     def start_job_trace(self, job_id: str) -> str | None:
         """The context of the job's root span, for the submission's envelope; None when nothing is exported.
 
-        Nothing is written yet: `end_job` writes the root span when it is over. Any service may call it, at
-        any time, and gets the same answer for the same ratio; where a record brings a context, that one wins.
+        Nothing is written yet: `end_job` writes the root span when the job has ended. Any service may call it, at
+        any time, and gets the same answer for the same ratio; a context in a record takes precedence.
         """
         if self._sink is None:
             return None
         return to_traceparent(job_context(job_id, self._ratio))
 
     def trace_id(self, job_id: str) -> str | None:
-        """32 hex digits under which a person finds the job's trace; None when it is not exported."""
+        """Trace id of the job, 32 hex digits; None when it is not exported."""
         context = job_context(job_id, self._ratio)
         return f"{context.trace_id:032x}" if self._sink is not None and context.sampled else None
 
     def in_job(self, job_id: str, traceparent: str | None) -> str | None:
         """`traceparent` if it lies in this job's trace, else the context of the job's root.
 
-        For contexts that came from outside (a submitter's own trace): what we write under one of those would be
-        missing in the job's trace, and text that we never read is not handed on.
+        For foreign contexts (a submitter's own trace): spans written under one of those would be
+        missing in the job's trace, and unparsed text is not passed on.
         """
         if self._sink is None and traceparent is None:
             return None
@@ -215,7 +215,7 @@ class Tracing:
         return None if self._sink is None else to_traceparent(root)
 
     def upcoming(self, name: str, parent: str | None, key: str) -> str | None:
-        """The context that `span` will return for these: for what is caused before the span can be written."""
+        """The context that `span` will return for these arguments: for events caused before the span can be written."""
         if self._sink is None:
             return parent if parent is None or len(parent) <= MAX_TRACEPARENT_CHARS else None
         above = from_traceparent(parent)
@@ -240,7 +240,7 @@ class Tracing:
         key: str | None = None,
         error: str | None = None,
     ) -> str | None:
-        """Writes one finished span under `parent` and returns its context, the parent of what it caused.
+        """Writes one finished span under `parent` and returns its context, the parent of spans that it caused.
 
         Times in ms since the epoch (fractions allowed). `key` distinguishes it from siblings of the same name and
         must be the same when it is written again; by default its start. `error`: marks it as failed.
@@ -263,8 +263,8 @@ class Tracing:
     def plan(
         self, proposer: str, proposal_id: str, start_ms: float, end_ms: float, attributes: Attributes
     ) -> None:
-        """Writes the `plan` span of one proposal, from the question to the proposal in the log: the only span of a trace of its
-        own, to which the placements of its units link."""
+        """Writes the `plan` span of one proposal, from the start of planning to the proposal in the log: the only span of a trace
+        of its own, to which the placements of its units link."""
         if self._sink is not None:
             found = {"penstock.proposer": proposer, "penstock.proposal_id": proposal_id, **attributes}
             context = _plan_context(proposer, proposal_id)
@@ -301,8 +301,8 @@ class Tracing:
         attributes: Attributes,
         plan: tuple[str, str] | None = None,
     ) -> None:
-        """Writes the span of one decision other than a placement, without length: fact `n` of its record. `job_id`: under its root if
-        it is sampled; None: the decision is about the cell, and the only span of a trace of its own. `plan`: as for `decide`."""
+        """Writes the span of one decision other than a placement, without length: event `n` of its record. `job_id`: under its root if
+        it is sampled; None: the decision is about the cell, and its span is the only one of a trace. `plan`: as for `decide`."""
         if self._sink is None:
             return
         root = (
@@ -353,7 +353,7 @@ class Tracing:
             self._sink.put(Finished("job", root, None, submitted_ms, ended_ms, found, error))
 
     def close(self) -> None:
-        """Flushes what is queued, for at most CLOSE_TIMEOUT_S; idempotent. Calls after it are no-ops."""
+        """Flushes queued spans, for at most CLOSE_TIMEOUT_S; idempotent. Later calls are no-ops."""
         sink, self._sink = self._sink, None
         if sink is not None:
             sink.close()
@@ -392,14 +392,14 @@ class _Waiting:
             self._sink.put(self._held.popleft())
 
     def close(self) -> None:
-        """The sink belongs to the tracing that we were made from."""
+        """Does nothing: the sink belongs to the tracing from which this one was made."""
 
 
 class HeldTracing(Tracing):
-    """Writes nothing until `release`: then its latest spans, at most so many, and from then on everything.
+    """Buffers the latest spans, up to a bound, until `release` writes them; later spans are written at once.
 
-    For a stand-in that follows what another writes: should it take over, it repeats the latest of it, since the
-    other may have died before it wrote them. (Derived ids: what is written twice is one span.)
+    For a standby that follows the active placer's records: when it takes over it writes the latest spans once more, since the
+    other may have died before it wrote them. (Ids are derived: a span written twice is one span.)
     """
 
     __slots__ = ("_waiting",)
@@ -410,7 +410,7 @@ class HeldTracing(Tracing):
         super().__init__(self._waiting, ratio)
 
     def release(self) -> None:
-        """Idempotent."""
+        """Writes the buffered spans; idempotent."""
         if self._waiting is not None:
             self._waiting.release()
 
