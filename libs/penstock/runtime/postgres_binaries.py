@@ -42,7 +42,7 @@ def _complete(folder: Path) -> bool:
 def _candidates() -> Iterator[Path]:
     on_path = shutil.which("postgres")
     if on_path is not None:
-        yield Path(on_path).resolve().parent  # a link into the release's folder: initdb needs the files beside it
+        yield Path(on_path).resolve().parent  # a link into the release's folder, which initdb needs
     if _SYSTEM_ROOT.is_dir():
         releases = [entry for entry in _SYSTEM_ROOT.iterdir() if entry.name.isdigit()]
         for entry in sorted(releases, key=lambda entry: int(entry.name), reverse=True):

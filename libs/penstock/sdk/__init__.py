@@ -1,1 +1,1 @@
-"""What a training script and other programs import."""
+"""SDK for training scripts (progress, stages, checkpoints, phases), and the parser of job files."""

@@ -8,8 +8,8 @@
     Trainer(callbacks=[lightning_callback()])            # Lightning
     model.fit(x, y, monitor=monitor(model.n_estimators)) # scikit-learn's boosting
 
-None of these frameworks is imported here: their base classes are taken from what the script has imported itself, where a framework insists
-on them. Outside of Penstock all of it does nothing, as `penstock.sdk.progress` and `stages` do; nothing here ever fails a training.
+None of these frameworks is imported here: a base class that a framework requires is taken from the modules that the script has imported.
+Outside of Penstock these callbacks do nothing, like `penstock.sdk.progress` and `stages`; they never fail a training.
 """
 
 import sys
@@ -27,9 +27,9 @@ KERAS, LIGHTNING = ("keras", "tensorflow.keras", "tf_keras"), ("lightning.pytorc
 
 
 class Steps:
-    """Counts the iterations of a loop. `total`: how many there are in all; `done`: how many were over when it began.
+    """Counts the iterations of a loop. `total`: of the whole training; `done`: completed before the loop begins.
 
-    `loss`: set it within an iteration; it is looked at only now and then, so a loss on a GPU is not waited for. Fetching the next item is the stage `storage`,
+    `loss`: set it within an iteration; it is read only now and then, so a loss on a GPU is not waited for. Fetching the next item is the stage `storage`,
     the body of the loop `gpu`.
     """
 
@@ -39,7 +39,7 @@ class Steps:
         self.loss: Any = None
 
     def __call__(self, items: Iterable[Item]) -> Iterator[Item]:
-        """The items, each as one iteration that is over when the next one is asked for."""
+        """The items, each as one iteration, which ends when the next item is requested."""
         following = iter(items)
         while True:
             iteration()
@@ -53,13 +53,13 @@ class Steps:
             self.step()
 
     def step(self) -> None:
-        """One more iteration is over, for loops that are no `for` over items."""
+        """Counts one more completed iteration, for loops other than a `for` over items."""
         self.done += 1
         progress(self.done, self.total, self.loss)
 
 
 def monitor(total: int | None = None) -> Callable[[int, Any, Any], bool]:
-    """For `fit(monitor=…)` of scikit-learn's gradient boosting: a stage is an iteration, its training score the loss. It never stops the training."""
+    """Callback for `fit(monitor=…)` of scikit-learn's gradient boosting: a boosting stage is an iteration, its training score the loss. It never stops the training."""
 
     def each(number: int, model: Any, variables: Any) -> bool:
         scores = getattr(model, "train_score_", None)
@@ -71,22 +71,22 @@ def monitor(total: int | None = None) -> Callable[[int, Any, Any], bool]:
 
 
 def keras_callback(model: Any = None) -> Any:
-    """For `fit(callbacks=[…])` of Keras: batches are iterations, with `logs["loss"]`.
+    """Callback for `fit(callbacks=[…])` of Keras: batches are iterations, with `logs["loss"]`.
 
-    With the model its weights and the number of epochs are the job's checkpoint: they are restored here, so pass `initial_epoch=callback.epoch`. A save in the middle
-    of an epoch goes on at the epoch's beginning with the weights of the middle, as Keras' own backups do.
+    If a model is given, its weights and the number of epochs are the job's checkpoint: they are restored here, so pass `initial_epoch=callback.epoch`. After a save in the
+    middle of an epoch the training goes on at the epoch's beginning with the weights of the middle, as with Keras' own backups.
     """
     return _keras_class(_base("Callback", KERAS, "callbacks"))(model)
 
 
 def lightning_callback() -> Any:
-    """For `Trainer(callbacks=[…])` of Lightning: batches are iterations, with the step's loss; fetching a batch is the stage `storage`. Checkpoints are Lightning's
-    own: job files of such a script say `checkpoint: signal` where it saves on SIGTERM."""
+    """Callback for `Trainer(callbacks=[…])` of Lightning: batches are iterations, with the step's loss; fetching a batch is the stage `storage`. Checkpoints are
+    Lightning's own: if such a script saves on SIGTERM, write `checkpoint: signal` in its job file."""
     return _lightning_class(_base("Callback", LIGHTNING, "callbacks"))()
 
 
 def _base(name: str, modules: Iterable[str], below: str) -> type:
-    """The class of that name that the script's own framework has; `object` where it has imported none."""
+    """The class of this name in the framework that the script has imported; `object` where it has imported none."""
     for module in modules:
         framework = sys.modules.get(module)
         found = getattr(getattr(framework, below, None), name, None)
@@ -104,7 +104,7 @@ def _keras_class(base: type) -> type:
             self._steps = Steps()
             self._trained = trained
             self.epoch = 0
-            """At which the training goes on."""
+            """The epoch at which the training goes on."""
             if trained is not None:
                 checkpoint(self._save, self._restore)
 
@@ -136,7 +136,7 @@ def _keras_class(base: type) -> type:
             self._steps.done, self.epoch = int(done), int(epoch)
 
         def __getattr__(self, name: str) -> Any:
-            """Hooks that it does not use, where there is no base class to have them."""
+            """Stubs of unused hooks, where there is no base class that has them."""
             if base is object and name.startswith("on_"):
                 return _nothing
             raise AttributeError(name)
@@ -173,7 +173,7 @@ def _lightning_class(base: type) -> type:
             self._fetched()
 
         def _fetch(self) -> None:
-            """The next batch is being read."""
+            """Enters the stage of reading the next batch."""
             iteration()
             self._fetching = stage("storage")
             self._fetching.__enter__()
@@ -187,4 +187,4 @@ def _lightning_class(base: type) -> type:
 
 
 def _nothing(*_: Any, **__: Any) -> None:
-    """A hook that is not used."""
+    """An unused hook."""

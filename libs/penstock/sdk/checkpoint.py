@@ -1,13 +1,13 @@
-"""Checkpoints of a training script: `checkpoint(save, restore)` goes on at the last one and saves when Penstock asks.
+"""Checkpointing of a training script: `checkpoint(save, restore)` restores the last checkpoint and saves when Penstock asks.
 
     checkpoint(save, restore)
     for done in range(state.done + 1, 2_001):
         train_one_batch()
         progress(done, 2_000)
 
-Penstock asks by SIGTERM, before it stops the job, or by SIGUSR1. The handlers only note it: what is saved is saved inside the next
-`progress`, between two iterations. A checkpoint is there whole or not at all: it is written into a folder of another name, which is
-renamed when all of it is on the disk; only then the one before is removed, by another name, too.
+Penstock asks by SIGTERM, before it stops the job, or by SIGUSR1. The handlers only set a flag: the save happens inside the next
+`progress`, between two iterations. A checkpoint exists whole or not at all: it is written into a folder of another name, which is
+renamed when all of it is on the disk; only then the previous one is removed, and renamed before that, too.
 """
 
 import json
@@ -25,18 +25,18 @@ from typing import SupportsInt
 from penstock.sdk.lines import leads, write_line
 
 FOLDER = "PENSTOCK_CHECKPOINT_DIR"
-"""Variable: the job's own folder, which Penstock gives to a job with `checkpoint: sdk`."""
+"""Variable: folder of the job's checkpoints, set for a job with `checkpoint: sdk`."""
 RESUME = "PENSTOCK_RESUME"
-"""Variable: the folder of the checkpoint to go on at."""
-SAVED_STATUS = 75  # EX_TEMPFAIL of sysexits.h: stopped when all was saved; try again
-NEW, OLD = ".new", ".old"  # of what is not whole yet, or not any more
+"""Variable: folder of the checkpoint to restore."""
+SAVED_STATUS = 75  # EX_TEMPFAIL of sysexits.h: stopped after a save; try again
+NEW, OLD = ".new", ".old"  # names of a partly written and of a partly removed checkpoint
 MAX_DONE = 1 << 53
 Act = Callable[[str], object]
-"""Takes the path of a folder."""
+"""A function that takes the path of a folder."""
 
 
 class Saver:
-    """What one process knows of its checkpoints. `asked`: the next boundary is to save."""
+    """Checkpoint state of one process. `asked`: the next boundary is to save."""
 
     def __init__(self, write: Callable[[str], bool] = write_line) -> None:
         self.asked = False
@@ -49,7 +49,7 @@ class Saver:
 
     @property
     def ends(self) -> bool:
-        """Whether the script ends at its next boundary, once it has saved."""
+        """Whether the script ends at its next boundary, after a save."""
         return self._ends
 
     def begin(self, save: Act, restore: Act) -> bool:
@@ -83,9 +83,9 @@ class Saver:
             raise RuntimeError("call checkpoint() in the main thread: it handles signals") from None
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
-        """Notes what is asked. In a process that the script has forked, such as a loader, the signal does what it does without us.
+        """Notes the request. In a process that the script has forked, such as a loader, the signal has its default effect.
 
-        Of a gang rank 0 alone saves; the others go on meanwhile, since it may need them up to its next boundary.
+        In a gang rank 0 alone saves; the others go on meanwhile, since rank 0 may need them up to its next boundary.
         """
         if os.getpid() != self._pid:
             signal.signal(number, signal.SIG_DFL)
@@ -98,7 +98,7 @@ class Saver:
 
     @contextmanager
     def nothing_to_save(self) -> Iterator[None]:
-        """Nothing was done yet, or since the last boundary: being stopped in here raises SystemExit at once."""
+        """A block without work to save, before the first iteration or after a boundary: a stop in it raises SystemExit at once."""
         self._idle = True
         try:
             if self._ends:
@@ -108,12 +108,12 @@ class Saver:
             self._idle = False
 
     def boundary(self, done: SupportsInt) -> None:
-        """Between two iterations, `done` of which are over. Saves, and raises SystemExit where the job is stopped."""
+        """Saves between two iterations, after `done` of them, and raises SystemExit where the job is stopped."""
         self.asked = False
         failed = False
         try:
             self._keep(int(done))
-        except Exception:  # noqa: BLE001 - a script's own: training goes on, with the checkpoint before
+        except Exception:  # noqa: BLE001 - of the script's own code: training goes on, the previous checkpoint stays
             failed = True
             traceback.print_exc()
         if self._ends:
@@ -126,14 +126,14 @@ class Saver:
         began = time.monotonic()
         name = f"attempt-{os.environ.get('PENSTOCK_ATTEMPT', '1')}-iteration-{done}"
         final, new = os.path.join(self._folder, name), os.path.join(self._folder, NEW)
-        if not os.path.isdir(final):  # else nothing was done since
+        if not os.path.isdir(final):  # else no iteration has ended since
             shutil.rmtree(new, ignore_errors=True)
             os.mkdir(new)
             self._save(new)
             _sync(new)
             os.rename(new, final)
             _sync_one(self._folder)
-        for entry in sorted(os.listdir(self._folder)):  # what is left of an earlier one comes first
+        for entry in sorted(os.listdir(self._folder)):  # the remains of an earlier removal come first
             if entry != name:
                 self._remove(os.path.join(self._folder, entry))
         seconds = round(time.monotonic() - began, 3)
@@ -141,7 +141,7 @@ class Saver:
         self._write(json.dumps({"checkpoint": found}, separators=(",", ":")))
 
     def _remove(self, folder: str) -> None:
-        """Where this is interrupted nothing that is left has the name of a checkpoint."""
+        """Removes a checkpoint; if interrupted, the remains do not have the name of a checkpoint."""
         old = os.path.join(self._folder, OLD)
         if os.path.isdir(folder):
             with suppress(OSError):
@@ -150,10 +150,10 @@ class Saver:
 
 
 def _sync(folder: str) -> None:
-    """All of it to the disk, the folders after what is in them. Raises OSError."""
+    """Syncs a folder to the disk, its content before itself. Raises OSError."""
     for place, _, files in os.walk(folder, topdown=False):
         for file in files:
-            with suppress(FileNotFoundError):  # a link that leads nowhere
+            with suppress(FileNotFoundError):  # a dangling link
                 _sync_one(os.path.join(place, file))
         _sync_one(place)
 
@@ -167,7 +167,7 @@ def _sync_one(path: str) -> None:
 
 
 def _bytes(folder: str) -> int:
-    """Of all files in it."""
+    """Size of all files in a folder."""
     return sum(
         os.lstat(os.path.join(place, file)).st_size for place, _, files in os.walk(folder) for file in files
     )
@@ -177,13 +177,13 @@ SAVER = Saver()
 
 
 def checkpoint(save: Act, restore: Act) -> bool:
-    """Goes on at the last checkpoint, if there is one, and saves from now on when Penstock asks. Returns whether it restored.
+    """Restores the last checkpoint, if there is one, and saves from now on when Penstock asks. Returns whether it restored.
 
     `save(path)` writes everything that the training needs into an empty folder; `restore(path)` reads it. Call this once, in the main
-    thread, when the model is made and before the loop that calls `progress`: the saving happens inside of it. After SIGTERM the script
-    ends there with SystemExit, status 75 (1 where the saving failed). In a gang rank 0 saves and all restore.
+    thread, when the model is made and before the loop that calls `progress`: saves happen inside of it. After SIGTERM the script
+    ends there with SystemExit, status 75 (1 if the save failed). In a gang rank 0 saves and all ranks restore.
 
     Outside of Penstock, and in a job without `checkpoint: sdk`, nothing is saved; `PENSTOCK_RESUME` restores there, too. Raises
-    FileNotFoundError where the folder that it names is not there.
+    FileNotFoundError if the folder that it names does not exist.
     """
     return SAVER.begin(save, restore)

@@ -1,12 +1,13 @@
-"""Turns of a gang's other ranks: those on the chief's node enter a stage when rank 0 has, whose turn it is for all of the gang.
+"""Turns of a gang's other ranks: rank 0 (the chief) takes turns for the gang; ranks on its node enter a stage after it.
 
 The chief counts its entries into each stage in a file of its group's folder; another rank enters a stage for the n-th time once the chief has entered
-it n times. All ranks go through the same stages in the same order (SPMD), so nobody waits for somebody who waits for him: what a rank waits
-for comes before what the chief still waits for from it. A script in which ranks differ loses one bounded wait, then its ranks follow no more.
+it n times. All ranks go through the same stages in the same order (SPMD), so there is no circular wait: the chief's
+entry for which a rank waits comes before anything that the chief still needs from that rank. A script whose ranks differ loses one bounded wait;
+then its ranks no longer follow.
 
-They do so only while the chief has had to wait for turns of late: where a job has its GPUs alone, its ranks are not slowed. The chief holds a
-lock on its file, by which others see that it lives. Ranks on other nodes have no such file, and run ahead up to their next collective; so do
-workers with parameter servers, which do not wait for each other.
+They do so only while the chief has had to wait for turns recently: where a job has its GPUs alone, its ranks are not slowed. The chief holds a
+lock on its file, by which others detect that it is alive. Ranks on other nodes have no such file, and run ahead up to their next collective; so
+do workers with parameter servers, which do not wait for each other.
 """
 
 import os
@@ -32,11 +33,11 @@ from penstock.sdk.turns import (
 
 SUFFIX = ".chief"
 COUNT = struct.Struct("=Q")
-COMPANY_S = 10.0  # a chief that has waited for a turn has company for so long
+COMPANY_S = 10.0  # after a wait for a turn, other jobs count as present for so long
 
 
 def _path(folder: str) -> str:
-    """Of the chief of this attempt of this job."""
+    """The file of the chief of this attempt of this job."""
     job, attempt = os.environ.get("PENSTOCK_JOB_ID", "job"), os.environ.get("PENSTOCK_ATTEMPT", "1")
     return os.path.join(folder, f"{job.replace('/', '_')}-{attempt}{SUFFIX}")
 
@@ -56,12 +57,12 @@ def _has_servers() -> bool:
 
 
 class LeadingTurns:
-    """The chief's: takes turns as `turns` does, and lets the others know."""
+    """Turns of the chief: takes them as `turns` does, and publishes its entries to the other ranks."""
 
     def __init__(
         self, folder: str, turns: Turns, resources: int, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """Removes what dead chiefs have left. `clock`: monotonic seconds. Raises `OSError`."""
+        """Removes files of dead chiefs. `clock`: monotonic seconds. Raises `OSError`."""
         for path in _chiefs(folder):
             with suppress(OSError):
                 _remove_if_dead(path)
@@ -94,7 +95,7 @@ class LeadingTurns:
         return self._turns.waits
 
     def close(self) -> None:
-        """In a forked child, which would else keep the lock when the chief is dead."""
+        """For a forked child, which would otherwise hold the lock after the chief's death."""
         self._turns.close()
         os.close(self._file)
 
@@ -103,7 +104,7 @@ class LeadingTurns:
 
 
 class FollowedTurns:
-    """Another rank's. `leaving`: whether this process is about to end. `clock`: monotonic seconds."""
+    """Turns of another rank. `leaving`: whether this process is about to end. `clock`: monotonic seconds."""
 
     def __init__(
         self,
@@ -124,7 +125,7 @@ class FollowedTurns:
         self._missed = 0
 
     def change(self, index: int | None) -> None:
-        """Waits until the chief has entered this stage as often. Never fails."""
+        """Waits until the chief has entered this stage as often as this rank. Never fails."""
         if index is None or not self._follows:
             return
         self._counts[index] += 1
@@ -133,7 +134,7 @@ class FollowedTurns:
                 self._file = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
             if not self._entered(index):
                 self._wait(index)
-        except FileNotFoundError:  # the chief is on another node, or not there yet
+        except FileNotFoundError:  # the chief is on another node, or has not started
             return
         except OSError:
             self._follows = False
@@ -143,7 +144,7 @@ class FollowedTurns:
         return Waits(self._waited_s, self._missed)
 
     def close(self) -> None:
-        """In a forked child."""
+        """For a forked child."""
         self._changes.close()
         if self._file >= 0:
             os.close(self._file)
@@ -164,15 +165,15 @@ class FollowedTurns:
             self._waited_s += self._clock() - began_s
 
     def _entered(self, index: int) -> bool:
-        """Or the chief has no company."""
+        """Whether the chief has entered the stage as often, or no other job is present."""
         found = os.pread(self._file, self._all.size, 0)
-        if len(found) < self._all.size:  # it is about to write it
+        if len(found) < self._all.size:  # the chief has not written it yet
             return True
         *entered, company = self._all.unpack(found)
         return not company or entered[index] >= self._counts[index]
 
     def _dead(self) -> bool:
-        """Whether the chief does not hold its lock any more."""
+        """Whether the chief no longer holds its lock."""
         try:
             fcntl.flock(self._file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -186,7 +187,7 @@ def _chiefs(folder: str) -> Iterator[str]:
 
 
 def _remove_if_dead(path: str) -> None:
-    """Raises `OSError` where it lives."""
+    """Removes a dead chief's file. Raises `OSError` where the chief is alive."""
     file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -196,13 +197,13 @@ def _remove_if_dead(path: str) -> None:
 
 
 def followed_turns(resources: int, leaving: Callable[[], bool]) -> FollowedTurns | None:
-    """Of this process, which is not rank 0; None: it is in no group's folder."""
+    """Turns of this process, which is not rank 0; None: the job is in no group."""
     folder = os.environ.get(GROUP)
     return FollowedTurns(folder, resources, leaving) if folder and LOCKS else None
 
 
 def leading_turns(turns: Turns, resources: int) -> Turns | LeadingTurns:
-    """Of this process, which is rank 0 of several; without others where its file cannot be had."""
+    """Turns of this process, which is rank 0 of several; where its file cannot be opened, the other ranks do not follow."""
     try:
         return LeadingTurns(os.environ[GROUP], turns, resources)
     except OSError:

@@ -1,4 +1,4 @@
-"""Archive of a folder of code: tar and gzip, the same bytes for the same files, bounded, without what ignore files name and without virtual environments."""
+"""Reproducible archive of a folder of code: tar and gzip, the same bytes for the same files, bounded, without ignored files and virtual environments."""
 
 import gzip
 import hashlib
@@ -22,11 +22,11 @@ REMEDY = "list what the job does not need in .penstockignore or .gitignore; data
 
 
 class NotPackable(PenstockError):
-    """A folder cannot be packed; the text names why, and the remedy."""
+    """A folder cannot be packed; the text names the reason and the remedy."""
 
 
 class Packed(NamedTuple):
-    """An archive. `sha256`: of `data`."""
+    """An archive. `sha256`: digest of `data`."""
 
     data: bytes
     sha256: str
@@ -42,7 +42,7 @@ class Entry(NamedTuple):
 
 
 def pack(folder: Path) -> Packed:
-    """Times and owners are left out; of modes the executable bit remains. Raises `NotPackable`."""
+    """Archives a folder, without times and owners; of modes only the executable bit is included. Raises `NotPackable`."""
     if not folder.is_dir():
         raise NotPackable(f"{folder} is not a folder; name the one with the job's code")
     entries = _bounded(folder)
@@ -62,7 +62,7 @@ def pack(folder: Path) -> Packed:
 
 
 def _bounded(folder: Path) -> list[Entry]:
-    """All that is packed, in the order of names. Raises `NotPackable`."""
+    """The entries to pack, in the order of names. Raises `NotPackable`."""
     found: list[Entry] = []
     size = 0
     try:
@@ -95,16 +95,16 @@ def _walk(folder: Path, base: str, above: Sequence[Rule]) -> Iterator[Entry]:
         if stat.S_ISLNK(found.st_mode):
             _stays_inside(path, inside)
         elif is_folder and any((path / mark).exists() for mark in ENVIRONMENTS):
-            continue  # what it links to is on this machine alone; a job names its environment
+            continue  # its links lead to files of this machine alone; a job names its environment
         elif not is_folder and not stat.S_ISREG(found.st_mode):
-            continue  # a socket, a FIFO or a device is no code
+            continue  # sockets, FIFOs and devices are not code
         yield Entry(inside, path, found)
         if is_folder:
             yield from _walk(path, f"{inside}/", rules)
 
 
 def _stays_inside(path: Path, inside: str) -> None:
-    """Raises `NotPackable` for a link that leads out of the folder: it would lead elsewhere on a node."""
+    """Raises `NotPackable` for a link that leads out of the folder: on a node it would have another target."""
     target = os.readlink(path)
     depth = os.path.normpath(os.path.join(os.path.dirname(inside), target))
     if target.startswith("/") or depth.split("/")[0] == "..":
@@ -114,7 +114,7 @@ def _stays_inside(path: Path, inside: str) -> None:
 
 
 def _add(archive: tarfile.TarFile, entry: Entry) -> None:
-    """Raises `NotPackable` for a file that changes meanwhile."""
+    """Adds an entry. Raises `NotPackable` for a file that changes meanwhile."""
     info = tarfile.TarInfo(entry.name)
     mode = entry.found.st_mode
     info.mode = 0o755 if mode & 0o100 or stat.S_ISDIR(mode) else 0o644

@@ -1,7 +1,7 @@
-"""CPU cores of a running script: how many it may use now, and a call when that changes, to resize pools of threads.
+"""Number of CPU cores that a running script may use, with a callback on changes, to resize thread pools.
 
 Penstock changes the cores of running tasks by their affinity and cpuset, and the kernel moves their threads at once; only the sizes of
-pools are the program's own affair. Ideal: the change interrupts. Departure: pools are resized between two iterations, where nobody uses
+pools are left to the program. Ideal: the change interrupts. Departure: pools are resized between two iterations, where no thread uses
 them, so the affinity is read there, once a second at most.
 """
 
@@ -15,7 +15,7 @@ LOOK_EVERY_S = 1.0
 
 
 def cores() -> int:
-    """How many cores the calling thread may use now: its affinity, on Linux."""
+    """Number of cores that the calling thread may use now: its affinity, on Linux."""
     affinity = getattr(os, "sched_getaffinity", None)
     return len(affinity(0)) if affinity is not None else os.cpu_count() or 1
 
@@ -53,14 +53,14 @@ class Watch:
 
 _WATCH = Watch()
 look = _WATCH.look
-"""Calls back if the number of cores has changed; `progress` and `iteration` call it. For scripts that call neither."""
+"""Runs the callbacks if the number of cores has changed; `progress` and `iteration` call it. For scripts that call neither."""
 
 
 def on_cores(callback: Callable[[int], object]) -> None:
     """Calls `callback` with the number of cores: now, and between iterations after each change, in the thread that iterates.
 
-    `on_cores(torch.set_num_threads)`, `on_cores(numba.set_num_threads)`; a pool of one's own is replaced. What `callback` raises the
-    script sees. Does nothing outside of Penstock, where the number of cores is the user's choice.
+    `on_cores(torch.set_num_threads)`, `on_cores(numba.set_num_threads)`; a pool of one's own is replaced. Exceptions of `callback` are
+    raised in the script. Does nothing outside of Penstock, where the number of cores is the user's choice.
     """
     if os.environ.get(FIFO):
         _WATCH.add(callback)

@@ -1,8 +1,8 @@
-"""Gate before a script's first use of its GPUs: a lock that is free once these are its own.
+"""Gate before a script's first use of its GPUs: a file lock that is free once the job holds them alone.
 
 Penstock may start a job with `prelaunch: true` while another one still holds its GPUs: it loads, unpacks and connects meanwhile. `phase("train")`
-waits here. The lock is a file's (`flock`), held by the task's supervisor until the node has proof that those before it have ended: nobody polls, and
-it is free for whoever asks later. Source of the overlap: Liquid §6.1.
+waits here. The lock (`flock`) is held by the task's supervisor until the node has proof that the jobs before it have ended: no process polls, and
+later calls find it free. Source of the overlap: Liquid §6.1.
 """
 
 import fcntl
@@ -16,9 +16,9 @@ GATE = "PENSTOCK_GATE"
 
 
 def pass_gate() -> None:
-    """Returns when the GPUs are this job's own. Each process of the script may call it, and as often as it likes.
+    """Returns when this job holds its GPUs alone. Each process of the script may call it, any number of times.
 
-    Raises OSError where the file is not there, since it is not known then whose they are, and SystemExit where the job is stopped meanwhile.
+    Raises OSError if the file does not exist, since it is not known then which job holds the GPUs, and SystemExit if the job is stopped meanwhile.
     """
     path = os.environ.get(GATE)
     if not path:

@@ -1,6 +1,6 @@
-"""The promise of GPU memory to a task that shares a GPU, kept by the framework: `keep_promise()` once torch is imported.
+"""GPU memory limit of a task that shares a GPU, enforced by the framework: `keep_promise()` after the import of torch.
 
-An allocation beyond the promise then fails in the script that makes it, as if the card were so small, and not in a neighbour. PyTorch alone needs
+An allocation beyond the promised memory then fails in the script that makes it, as on a smaller GPU, and not in another job's. PyTorch alone needs
 the call: JAX and TensorFlow read variables that Penstock sets. Source: Liquid §6.2, where each job's memory is limited by a parameter of its framework.
 """
 
@@ -12,7 +12,7 @@ BYTES_PER_MIB = 1 << 20
 
 
 def promised_mib() -> int | None:
-    """MiB of its GPU that the task was promised; None: it shares none, or was promised no figure, and outside of Penstock."""
+    """GPU memory promised to the task in MiB; None: it shares no GPU, has no promised amount, or runs outside of Penstock."""
     try:
         share = float(os.environ.get("PENSTOCK_GPU_SHARE", "1"))
         memory_mib = int(os.environ.get("PENSTOCK_GPU_MEMORY_MIB", "0"))
@@ -22,9 +22,9 @@ def promised_mib() -> int | None:
 
 
 def keep_promise() -> bool:
-    """Limits PyTorch's allocator on the task's GPU to the promise; whether it did. Imports nothing, never fails; `phase` calls it, too.
+    """Limits PyTorch's allocator on the task's GPU to the promised memory; returns whether it did. Imports nothing, never fails; `phase` calls it, too.
 
-    Costs a look into a dictionary where the script has not imported torch. What was allocated before stays.
+    Costs a dictionary look-up where the script has not imported torch. Earlier allocations stay.
     """
     torch: Any = sys.modules.get("torch")
     memory_mib = promised_mib()

@@ -1,8 +1,8 @@
-"""Ignore files as git reads them: `.gitignore` and `.penstockignore`, in the folder to pack and in those below it.
+"""Matcher of ignore files with git's rules: `.gitignore` and `.penstockignore`, in the folder to pack and in those below it.
 
-Rules: `#` comments, `!` takes a file back, a slash at the end means folders only, one elsewhere binds the pattern to the ignore
-file's folder; `*`, `?` and `[…]` match within a name, `**` over folders. The last rule that fits counts; nothing in an ignored folder
-is taken back. Not read: git's global excludes and `.git/info/exclude`; a backslash only escapes `#`, `!` and a blank.
+Rules: `#` comments, `!` includes a file again, a slash at the end means folders only, one elsewhere binds the pattern to the ignore
+file's folder; `*`, `?` and `[…]` match within a name, `**` over folders. The last matching rule counts; no file in an ignored folder
+is included again. Not read: git's global excludes and `.git/info/exclude`; a backslash only escapes `#`, `!` and a blank.
 """
 
 import re
@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 FILES = (".gitignore", ".penstockignore")
-"""The second one's rules come later, and win."""
+"""The second file's rules come later, and take precedence."""
 ALWAYS = frozenset({".git", ".hg", ".svn", ".penstock", "__pycache__"})
 """Names that are never packed."""
 
 
 class Rule(NamedTuple):
-    """One line. `pattern` fits paths that are relative to the ignore file's folder."""
+    """One line. `pattern` matches paths relative to the ignore file's folder."""
 
     base: str
     pattern: "re.Pattern[str]"
@@ -26,7 +26,7 @@ class Rule(NamedTuple):
 
 
 def rules_of(folder: Path, base: str) -> list[Rule]:
-    """Of a folder's ignore files, in their order. `base`: its path in what is packed, with a slash at its end; "" for the top."""
+    """Rules of a folder's ignore files, in their order. `base`: the folder's path in the archive, with a slash at its end; "" for the top."""
     found = []
     for name in FILES:
         file = folder / name
@@ -37,7 +37,7 @@ def rules_of(folder: Path, base: str) -> list[Rule]:
 
 
 def ignored(path: str, rules: Sequence[Rule], *, is_folder: bool) -> bool:
-    """`path`: relative to the top, with slashes."""
+    """Whether a path is ignored. `path`: relative to the top, with slashes."""
     if path.rpartition("/")[2] in ALWAYS:
         return True
     for rule in reversed(rules):
@@ -62,13 +62,13 @@ def _rule(line: str, base: str) -> Rule | None:
         return None
     try:
         pattern = re.compile(("" if anchored else "(?:.*/)?") + _expression(text), re.DOTALL)
-    except re.error:  # a range that goes backwards: git lets such a pattern fit nothing
+    except re.error:  # a reversed range: in git such a pattern matches nothing
         return None
     return Rule(base, pattern, takes_back, folders_only)
 
 
 def _expression(glob: str) -> str:
-    """The regular expression of a pattern of git's."""
+    """A git pattern as a regular expression."""
     found, index = [], 0
     while index < len(glob):
         rest = glob[index:]

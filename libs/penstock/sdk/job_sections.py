@@ -29,7 +29,7 @@ from penstock.sdk.units import (
 
 
 def _written(pattern: str, example: str, plain: str) -> WithJsonSchema:
-    """JSON Schema of a field that is written with a unit, for editors."""
+    """JSON Schema of a field with a unit, for editors."""
     text = {"type": "string", "pattern": pattern, "examples": [example]}
     return WithJsonSchema({"anyOf": [text, {"type": "number", "minimum": 0, "description": plain}]})
 
@@ -132,11 +132,11 @@ def form_of_workers(given: object) -> str:
 
 
 NUMBER, RANGE = "number", "range"
-"""Ways to write `workers`: tags that no message shows."""
+"""The two forms of `workers`: tags that no message shows."""
 
 
 def units_of(info: FieldInfo) -> Mapping[str, int] | None:
-    """The units that a field is written in; None for a field without."""
+    """The units that a field may be written in; None for a field without units."""
     marks = [*info.metadata, *(mark for kind in get_args(info.annotation) for mark in get_args(kind))]
     readers = (mark.func for mark in marks if isinstance(mark, BeforeValidator))
     return next((_UNITS[reader] for reader in readers), None)

@@ -1,4 +1,4 @@
-"""Warnings about a job that is accepted and yet hardly meant: texts that look like secrets, memory for no training."""
+"""Warnings about probable mistakes in a job that is accepted: texts that look like secrets, memory too small for a training."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -6,11 +6,11 @@ from typing import NamedTuple
 from penstock.model.types import JobSpec
 from penstock.sdk.secrets import remedy, suspicions
 
-SMALL_MIB = 64  # no training fits into less; who writes 8 may mean 8 GiB
+SMALL_MIB = 64  # no training fits into less; a user who writes 8 may mean 8 GiB
 
 
 class Doubt(NamedTuple):
-    """`field`: a path such as `resources.host_memory_mib`."""
+    """One warning. `field`: a path such as `resources.host_memory_mib`."""
 
     field: str
     message: str
@@ -18,7 +18,7 @@ class Doubt(NamedTuple):
 
 
 def warnings_of(spec: JobSpec) -> Iterator[Doubt]:
-    """All of them, in no particular order."""
+    """All warnings about a job, in no particular order."""
     for field, why in suspicions(spec.env, spec.command, spec.secrets):
         yield Doubt(field, f"looks like a secret: {why}", remedy(field))
     for field in ("host_memory_mib", "gpu_memory_mib"):

@@ -1,15 +1,15 @@
-"""YAML loader of job files: PyYAML's safe loader, and a key that stands twice in a mapping is an error."""
+"""YAML loader of job files: PyYAML's safe loader, with duplicate keys in a mapping as an error."""
 
 from typing import Any
 
 import yaml
 
 MAX_SHOWN = 80  # characters of a key
-MERGE = "tag:yaml.org,2002:merge"  # `<<: *other` may stand several times; keys beside it win
+MERGE = "tag:yaml.org,2002:merge"  # `<<: *other` may occur several times; keys beside it take precedence
 
 
 class JobLoader(yaml.SafeLoader):
-    """Raises `yaml.MarkedYAMLError` at the second of two equal keys, of which PyYAML would take the last."""
+    """Raises `yaml.MarkedYAMLError` at the second of two equal keys; PyYAML would silently take the last one."""
 
     def compose_mapping_node(self, anchor: Any) -> Any:
         found = super().compose_mapping_node(anchor)

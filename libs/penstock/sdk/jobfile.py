@@ -1,6 +1,6 @@
-"""The job file: what users write in YAML, with human units, and its translation into a `JobSpec`.
+"""Parser of the job file, YAML with human units, into a `JobSpec`.
 
-`parse_job` refuses with every problem at once, each naming the field and the remedy. `job_schema` is the
+`parse_job` reports all problems at once, each with the field and the remedy. `job_schema` is the
 same model as JSON Schema, for completion in editors (`schemas/job.schema.json`).
 The models of its sections are in `job_sections`.
 """
@@ -45,9 +45,9 @@ from penstock.suggestion import near
 MAX_PROBLEMS = 50  # more would not be read
 
 PATH = "path"
-"""As `environment`: the node's own PATH."""
+"""Value of `environment`: the node's own PATH."""
 PACKED = "sha256:"
-"""Begins `sync` of a folder whose archive the gateway has."""
+"""Prefix of `sync` for a folder whose archive the gateway has."""
 SECRET_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$"
 
 
@@ -205,11 +205,11 @@ class JobFile(Section):
 
     @property
     def fewest_workers(self) -> int | None:
-        """None: it has one number of workers."""
+        """Lower end of the range of workers; None: it has one number of workers."""
         return self.workers.min if isinstance(self.workers, Workers) else None
 
     def to_spec(self) -> JobSpec:
-        """The same job in machine units. Raises pydantic's ValidationError for what spans fields."""
+        """The same job in machine units. Raises pydantic's ValidationError for problems that span fields."""
         asked, share = self.resources, self.resources.gpu_share
         fields = {name: getattr(self, name) for name in JobSpec.__struct_fields__ if hasattr(self, name)}
         return checked(
@@ -242,18 +242,18 @@ class JobFile(Section):
 
 
 class Problem(NamedTuple):
-    """One thing that is wrong. `field`: a path such as `resources.gpus`, or `job` for the whole file."""
+    """One problem. `field`: a path such as `resources.gpus`, or `job` for the whole file."""
 
     field: str
     text: str
-    """What is wrong, then the remedy."""
+    """The problem, then the remedy."""
 
     def __str__(self) -> str:
         return f"{self.field}: {self.text}"
 
 
 class BadJob(Exception):
-    """A job file was refused; `problems` holds everything that is wrong with it, at least one."""
+    """A job file was refused; `problems` lists all its problems, at least one."""
 
     def __init__(self, problems: tuple[Problem, ...]) -> None:
         super().__init__("\n".join(str(problem) for problem in problems))
@@ -263,7 +263,7 @@ class BadJob(Exception):
 def parse_job(data: Mapping[str, object]) -> JobSpec:
     """The job that a parsed YAML file describes. Raises `BadJob` with all problems of all fields.
 
-    What spans fields (the size of the whole gang) is checked once each field is right by itself.
+    Rules that span fields (the size of the whole gang) are checked once each field is valid by itself.
     """
     if not isinstance(data, Mapping):
         raise BadJob((Problem("job", "is no mapping; write fields such as `command: [python, train.py]`"),))
@@ -298,7 +298,7 @@ def parse_job(data: Mapping[str, object]) -> JobSpec:
 
 
 def _with_references(fields: dict[str, object]) -> tuple[dict[str, object], list[str]]:
-    """With values `{secret: NAME}` of `env` as entries of `secrets`, and which of them stand there already."""
+    """The fields with values `{secret: NAME}` of `env` moved to `secrets`, and the names that `secrets` has already."""
     env, secrets = fields.get("env"), fields.get("secrets", {})
     if not isinstance(env, Mapping) or not isinstance(secrets, Mapping):
         return fields, []
@@ -342,7 +342,7 @@ def job_schema() -> dict[str, Any]:
 
 
 def _as_written(entry: dict[str, Any], default: int | None, units: Mapping[str, int]) -> None:
-    """Bounds and default of a field with units are in machine units: gives them back to people's."""
+    """Converts bounds and default of a field with units from machine units to human units."""
     for part in (entry, *entry["anyOf"]):
         part.pop("ge", None)
         part.pop("le", None)
@@ -368,21 +368,21 @@ def _unknown(path: tuple[int | str, ...]) -> str:
 
 
 def _problem(detail: ErrorDetails, fields: Mapping[Any, Any]) -> Problem:
-    """One of pydantic's findings as text: field, what is wrong, remedy."""
+    """One of pydantic's errors as text: field, problem, remedy."""
     path = detail["loc"]
     if path[2:] == ("[key]",) and path[0] in (
         "env",
         "secrets",
-    ):  # pydantic's mark of a wrong name, not the user's word
+    ):  # pydantic's mark of a wrong name, not the user's text
         path = path[:2]
-    if path[:1] == ("workers",) and path[1:2] in ((NUMBER,), (RANGE,)):  # which form it took it for
+    if path[:1] == ("workers",) and path[1:2] in ((NUMBER,), (RANGE,)):  # the form that pydantic took it for
         path = path[:1] + path[2:]
     given = detail.get("input") if len(path) < len(detail["loc"]) else _written_at(fields, path)
     return Problem(".".join(str(part) for part in path) or "job", _text(path, detail["type"], given, detail))
 
 
 def _written_at(fields: Mapping[Any, Any], path: tuple[int | str, ...]) -> Any:
-    """What the user wrote there, before any conversion; None where nothing is."""
+    """The user's value at this path, before any conversion; None where there is none."""
     found: Any = fields
     for part in path:
         if isinstance(found, Mapping):
@@ -395,7 +395,7 @@ def _written_at(fields: Mapping[Any, Any], path: tuple[int | str, ...]) -> Any:
 
 
 def _text(path: tuple[int | str, ...], kind: str, given: object, detail: ErrorDetails) -> str:
-    """What is wrong, then the remedy, for one kind of finding."""
+    """The problem, then the remedy, for one kind of error."""
     context: Mapping[str, Any] = detail.get("ctx", {})
     if kind == "extra_forbidden":
         return _unknown(path)
@@ -423,7 +423,7 @@ def _text(path: tuple[int | str, ...], kind: str, given: object, detail: ErrorDe
 
 _QUANTITIES = frozenset({"float_type", "finite_number", "int_type"})
 _KINDS: Mapping[type, str] = {int: "a number", float: "a number", str: "this text"}
-"""What is shown of a value that belongs elsewhere: `env: PASSWORD=…` without the password."""
+"""Text shown in place of a misplaced value: `env: PASSWORD=…` without the password."""
 _REMEDIES = {
     "bool_type": "is neither true nor false; write one of them without quotes",
     "string_type": "is no text; quote it",
@@ -440,7 +440,7 @@ _REMEDIES = {
 
 
 def _human(path: tuple[int | str, ...], bound: float) -> str:
-    """A bound in the units that the field is written in."""
+    """A bound in the field's human units."""
     *section, name = (str(part) for part in path)
     units = units_of(_sections()[".".join(section)].model_fields[name])
     return str(bound) if units is None else show(int(bound), units)

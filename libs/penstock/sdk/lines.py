@@ -1,4 +1,4 @@
-"""Lines that a training script writes to its node-reporter: what `phases`, `progress` and `stages` have in common.
+"""Writer of report lines from a training script to its node-reporter, through a FIFO; `phases`, `progress` and `stages` use it.
 
 Penstock names a FIFO in PENSTOCK_PHASE_FILE. A line in it is a phase's name, or a JSON object with one field,
 `steps`, `window`, `loss`, `stages`, `checkpoint` or `exhausted` (`README.md` shows them). A write never blocks and never fails: without a
@@ -8,11 +8,11 @@ reader, or when the FIFO is full, the line is lost.
 import os
 
 FIFO = "PENSTOCK_PHASE_FILE"
-LINE_BYTES = 4_096  # with its end; PIPE_BUF on Linux: a write of so much is atomic
+LINE_BYTES = 4_096  # with its end; PIPE_BUF on Linux: a write up to this size is atomic
 
 
 def write_line(text: str) -> bool:
-    """Whether the line, given without its end, is on its way. Costs an open, a write and a close: about 10 µs."""
+    """Writes a line, given without its end; returns whether it was written. Costs an open, a write and a close: about 10 µs."""
     path, line = os.environ.get(FIFO), f"{text}\n".encode()
     if not path or len(line) > LINE_BYTES:
         return False

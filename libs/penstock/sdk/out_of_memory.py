@@ -1,7 +1,7 @@
-"""Out-of-memory reports of a training script: `report_out_of_memory()` once, where it begins.
+"""Out-of-memory reports of a training script: call `report_out_of_memory()` once at its beginning.
 
-A failed allocation is then known by the type of the error that ended the script, whatever it prints and where that goes. Without this, the
-node looks for the names of such errors in the last lines of the output. The next attempt is promised more of that memory.
+A failed allocation is then recognised by the type of the error that ended the script, independent of its output. Without this, the
+node searches the last lines of the output for the names of such errors. The next attempt gets more of that memory.
 """
 
 import errno
@@ -13,7 +13,7 @@ from types import TracebackType
 from penstock.sdk.lines import write_line
 
 HOST, GPU = "host_memory", "gpu_memory"
-MAX_CAUSES = 32  # of one error
+MAX_CAUSES = 32  # of one error that are examined
 TYPES = {
     ("torch", "OutOfMemoryError"): GPU,
     ("cupy", "OutOfMemoryError"): GPU,
@@ -27,11 +27,11 @@ TEXTS = (
     (HOST, "DefaultCPUAllocator", re.compile(r"DefaultCPUAllocator: (?:can't allocate|not enough) memory")),
     (HOST, "std::bad_alloc", re.compile(r"^std::bad_alloc$")),
 )
-"""(memory, name; empty: that of the class, text of a RuntimeError), for errors whose type names no memory. Sources: PyTorch, JAX, pybind11."""
+"""(memory, name; empty: the class's, text of a RuntimeError), for errors whose type does not name the memory. Sources: PyTorch, JAX, pybind11."""
 
 
 def report_out_of_memory() -> None:
-    """From now on an error that ends the script is reported if it, or what caused it, is a failed allocation.
+    """Installs a hook: an error that ends the script is reported if it, or one of its causes, is a failed allocation.
 
     The traceback, the exit code and an earlier `sys.excepthook` stay as they are. Outside of Penstock, and called again, it does nothing more.
     """
@@ -45,12 +45,12 @@ def report_out_of_memory() -> None:
         finally:
             before(kind, error, trace)
 
-    hook.reports_memory = True  # type: ignore[attr-defined] # marks our own hook
+    hook.reports_memory = True  # type: ignore[attr-defined] # marks this hook
     sys.excepthook = hook
 
 
 def report(error: BaseException) -> bool:
-    """Reports an error that the script has caught and ends for; True: it is a failed allocation, and its report is on its way.
+    """Reports an error that the script has caught and that will end it; True: it is a failed allocation, and its report is written.
 
     It counts only if the task then fails. Never blocks, never fails.
     """
@@ -75,7 +75,7 @@ def exhausted(error: BaseException) -> tuple[str, str] | None:
 
 
 def _by_type(error: BaseException) -> tuple[str, str] | None:
-    """A class's bases count, too; the most derived one that is known comes first."""
+    """The failed allocation by the error's class or its bases, the most derived known class first."""
     for kind in type(error).__mro__:
         memory = TYPES.get((kind.__module__.partition(".")[0], kind.__name__))
         if memory is not None:
@@ -98,7 +98,7 @@ def _by_text(error: BaseException) -> tuple[str, str] | None:
 
 
 def _name(kind: type) -> str:
-    """Package and class; at most 100 characters of those that a line may have."""
+    """Package and class; at most 100 of the characters that a line may have."""
     package = kind.__module__.partition(".")[0]
     name = kind.__name__ if package == "builtins" else f"{package}.{kind.__name__}"
     return re.sub(r"[^\w.:]", "_", name, flags=re.ASCII)[:100]

@@ -1,13 +1,13 @@
 """Progress reports of a training script: `progress(done, total, loss)`, once per iteration.
 
-Most calls cost a comparison. A line is written at the first one, then whenever the distance from the first has grown
-by a tenth, half a second apart at least, at iteration `total`, and when the script ends. Ideal: every iteration is
-reported; departure: a job of 10 million of them writes 170 lines, and what lies between two is their mean.
+Most calls cost a comparison. A line is written at the first one, then whenever the number of iterations since the first has
+grown by a tenth, half a second apart at least, at iteration `total`, and when the script ends. Ideal: every iteration is
+reported; departure: a job of 10 million of them writes 170 lines, each with the mean since the line before.
 
-Two things matter by time and not by iterations. Whether the loss still falls: about every `LOSS_S` seconds a line has the loss alone. Whether
-others slow the training down: the mean step time of about every `WINDOW_S` seconds is compared with the last one that was written, and written
-where it differs, or the script has another number of cores since: by that the cores that it needs are found. What was waited for turns, or spent on a
-checkpoint, is no part of it.
+Two reports go by time and not by iterations. The loss, to detect whether it still falls: about every `LOSS_S` seconds a line has the loss alone. The
+step time, to detect whether other jobs slow the training down: the mean of about every `WINDOW_S` seconds is compared with the last one written, and
+written if it differs, or if the script has another number of cores since, from which the number of cores that it needs is found. It excludes waits for
+turns and time spent on a checkpoint.
 """
 
 import atexit
@@ -26,24 +26,24 @@ from penstock.sdk.turns import Waits
 
 GROWTH_TENTHS = 11  # a line when the iterations since the first one are 1.1 times those of the last line
 PROFILE_ITERATIONS = "PENSTOCK_PROFILE_ITERATIONS"
-"""Variable of a run that measures the job's steps: it ends after so many."""
-LEAST_S = 0.5  # between lines; a shorter window measures the time of a step badly
-LOOK_S = 0.5  # between looks at the clock, as far as the time of a step is steady; when steps take four times as long, within a window
+"""Variable of a profiling run: the number of iterations after which it ends."""
+LEAST_S = 0.5  # between lines; a shorter window measures the step time badly
+LOOK_S = 0.5  # between looks at the clock, for steady step times; if steps take four times as long, still within a window
 LOSS_S = 5.0  # between losses
 WINDOW_S = 2.0  # of a step time; as long as the kernel's windows of pressure stall information
-CHANGED = 0.05  # of a step time, to write it again
-REPEAT_S = 30.0  # an unchanged one: a line, or what became of it, may be lost
+CHANGED = 0.05  # relative change of the step time at which it is written again
+REPEAT_S = 30.0  # between lines with an unchanged step time, since a line or its event may be lost
 MAX_DONE = 1 << 53
-MAX_LOSS = 1e100  # what an event takes; NaN, infinities and more are left out
+MAX_LOSS = 1e100  # bound of an event's field; NaN, infinities and more are left out
 MAX_STEP_MS = 1e9
 Number = TypeVar("Number", int, float)
 UNFIT = (ArithmeticError, AttributeError, RuntimeError, TypeError, ValueError)
-"""What values that are not numbers raise, tensors' included."""
+"""Errors that values which are not numbers raise, tensors included."""
 
 
 class Meter:
-    """Decides when to write a line. `clock`: monotonic seconds; `write`: takes a line, returns whether it was written; `waits`: for turns, so far; `count`: cores
-    that it may use now."""
+    """Decides when to write a line. `clock`: monotonic seconds; `write`: takes a line, returns whether it was written; `waits`: waits for turns so far;
+    `count`: number of cores that the script may use now."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class Meter:
         self._waits = waits
         self._count = count
         self._cores = 0
-        """When the window of the step time began; 0: none has."""
+        """Number of cores when the window of the step time began; 0: none has begun."""
         self._waited = Waits()
         self._off = False
         self._begun = 0  # iterations before the first one reported
@@ -68,13 +68,13 @@ class Meter:
         self._seen = 0
         self._total: Any = None
         self._look_due = 0
-        """Iteration at which the clock is looked at next; 0: not before the first line."""
+        """Iteration at which the clock is read next; 0: not before the first line."""
         self._looked, self._looked_at = 0, 0.0
         self._loss_at = 0.0
         self._window, self._window_at, self._window_waited_s = 0, 0.0, 0.0
         """Iteration, time and waits so far at which the window of the step time began."""
         self._step_ms, self._step_ms_at = 0.0, 0.0
-        """Of the last window that was written; 0: none was."""
+        """Step time of the last window that was written, and when it was; 0: none was."""
 
     def step(self, done: int, total: int | None, loss: SupportsFloat | SupportsIndex | None) -> None:
         """As `progress`."""
@@ -95,7 +95,7 @@ class Meter:
             return
 
     def finish(self) -> None:
-        """The script ends: reports the last iteration, unless that was reported."""
+        """At the script's end: reports the last iteration, unless it was reported."""
         with suppress(*UNFIT):
             if not self._off and self._seen > self._reported:
                 self._report(int(self._seen), self._total, None, self._clock())
@@ -131,13 +131,13 @@ class Meter:
         self._due = self._begun + (GROWTH_TENTHS * (done - self._begun) + 9) // 10
 
     def interrupted(self) -> None:
-        """Something that is no part of an iteration has just taken time: the window of the step time begins anew."""
+        """Restarts the window of the step time, after work that is not part of an iteration."""
         if self._look_due:
             self._begin_window(self._seen, self._clock())
 
     def _look(self, done: int, loss: Any, now: float) -> None:
-        """Between two lines of progress."""
-        if self._count() != self._cores:  # a window of both numbers of cores measures neither
+        """Writes the step time and the loss, if due, between two lines of progress."""
+        if self._count() != self._cores:  # a window with both numbers of cores measures neither
             self._begin_window(done, now)
             self._step_ms = 0.0
         elif now - self._window_at >= WINDOW_S:
@@ -168,7 +168,7 @@ class Meter:
         self._cores = self._count()
 
     def _look_again(self, done: int, now: float) -> None:
-        """After so many iterations as lately took `LOOK_S`; a comparison of numbers is all that the others cost."""
+        """Sets the next look at the clock after as many iterations as recently took `LOOK_S`; others cost a comparison."""
         passed_s, steps = now - self._looked_at, done - self._looked
         ahead = steps if passed_s <= 0 else int(LOOK_S * steps / passed_s)
         self._look_due = done + max(1, min(ahead, 2 * steps))
@@ -176,7 +176,7 @@ class Meter:
 
 
 def _number(value: Any, kind: type[Number]) -> Number | None:
-    """None for a value that is not a number. A tensor that has a gradient is read without it, which spares PyTorch's warning."""
+    """The value as a number; None: it is not one. A tensor with a gradient is detached first, to avoid PyTorch's warning."""
     if value is None:
         return None
     try:
@@ -187,18 +187,18 @@ def _number(value: Any, kind: type[Number]) -> Number | None:
 
 
 class Limit:
-    """Ends a run that only measures. `most`: iterations; 0: it is no such run."""
+    """Ends a profiling run. `most`: its iterations; 0: it is not a profiling run."""
 
     def __init__(self, most: int) -> None:
         self._left = most
 
     @classmethod
     def of(cls, text: str) -> "Limit":
-        """From the variable's text; what is no number is none."""
+        """The limit in the variable's text; a text that is not a number means no limit."""
         return cls(int(text) if text.isdecimal() else 0)
 
     def step(self) -> None:
-        """One more is over. Raises `SystemExit` at the last one, in every worker of a gang."""
+        """Counts one more iteration. Raises `SystemExit` at the last one, in every worker of a gang."""
         if self._left:
             self._left -= 1
             if not self._left:
@@ -210,14 +210,14 @@ _LIMIT = Limit.of(os.environ.get(PROFILE_ITERATIONS, ""))
 
 
 def progress(done: int, total: int | None = None, loss: SupportsFloat | SupportsIndex | None = None) -> None:
-    """Reports that `done` iterations are over, of `total` if that is known. Call it after each one.
+    """Reports that `done` iterations are complete, of `total` if that is known. Call it after each one.
 
     `done` counts since the job began: a script that resumes goes on counting from its checkpoint. A count that is not
-    higher than before is not reported. `loss` may be whatever `float` takes; it is looked at only when a line is written, so
-    that a loss on a GPU is not waited for in every iteration. Under `penstock profile` it ends the script after the iterations that are measured.
+    higher than before is not reported. `loss` may be any argument of `float`; it is read only when a line is written, so
+    that a loss on a GPU is not waited for in every iteration. Under `penstock profile` it ends the script after the measured iterations.
 
-    Costs less than a microsecond, and some ten where a line is written. Never blocks, never fails, but for what `on_cores` was given; does nothing outside of
-    Penstock, and in all workers of a gang but rank 0. Where a checkpoint is asked for (`penstock.sdk.checkpoint`) it is saved here.
+    Costs less than a microsecond, and some ten where a line is written. Never blocks, never fails, except by callbacks of `on_cores`; does nothing outside of
+    Penstock, and in all workers of a gang but rank 0. A requested checkpoint (`penstock.sdk.checkpoint`) is saved here.
     """
     look()
     _METER.step(done, total, loss)

@@ -1,9 +1,9 @@
-"""Secret detection: what in a job's variables and arguments looks like a password, a token or a key, and what to write instead.
+"""Secret detection: finds texts in a job's variables and arguments that look like passwords, tokens or keys, with a remedy.
 
-A guess that only warns. By a variable's name, by forms that providers give their tokens, by a password inside a URL, and by
+It is a heuristic that only warns: by a variable's name, by the known forms of providers' tokens, by a password inside a URL, and by
 entropy: random text has more than 4 bits per character (Shannon), words and paths have less.
 
-The gateway looks at each submission on its event loop: a search takes time in proportion to the text, whatever the text is.
+The gateway checks each submission on its event loop: a search takes time linear in the length of any text.
 """
 
 import math
@@ -30,7 +30,7 @@ HARMLESS = re.compile(r"(true|false|yes|no|none|\d*)\Z", re.IGNORECASE)
 def suspicions(
     env: Mapping[str, str], command: Sequence[str] = (), secrets: Mapping[str, str] = MappingProxyType({})
 ) -> Iterator[tuple[str, str]]:
-    """(field, what gives it away) of what looks like a secret; never its text. `secrets`: variable → name of a secret."""
+    """(field, reason) of each text that looks like a secret, never the text itself. `secrets`: variable → name of a secret."""
     for name, value in env.items():
         if (why := _why(name, value)) is not None:
             yield f"env.{name}", why
@@ -43,7 +43,7 @@ def suspicions(
 
 
 def remedy(field: str) -> str:
-    """What to write instead."""
+    """The remedy for a secret in this field."""
     section, _, name = field.partition(".")
     variable = name if section in ("env", "secrets") else "NAME"
     return (

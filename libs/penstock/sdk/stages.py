@@ -1,4 +1,4 @@
-"""Stage profile of a training script, where an iteration spends its time, and turns in a group: `iteration()` and `with stage("storage")`.
+"""Stage profile of a training script (time of an iteration per resource), and turns in a group: `iteration()` and `with stage("storage")`.
 
     for batch in range(batches):
         iteration()
@@ -7,13 +7,13 @@
         with stage("gpu"):
             step(samples)
 
-Once 20 whole iterations are over, one line reports the share of time of each stage; another one only if that has
-changed. Source: Muri §5 (tens of iterations make a stable profile). Ideal: usage is sampled from counters, piece by
-piece; departure: the script marks it, so a stage is either used or not, and all pieces of a stage are reported as their sum,
-which is all that a profile is made of.
+After 20 whole iterations one line reports the share of time of each stage; another line follows only if that has
+changed. Source: Muri §5 (tens of iterations make a stable profile). Ideal: usage is sampled from counters, interval by
+interval; departure: the script marks it, so a stage is either used or not, and all intervals of a stage are reported as their
+sum, which is all that a profile needs.
 
-In a group (jobs that share GPUs) a stage holds its resource while the block runs, see `turns`. What is waited for a turn is
-no stage's time and no idle time: the profile stays that of running alone.
+In a group (jobs that share GPUs) a stage holds its resource while the block runs, see `turns`. The wait for a turn counts neither
+as a stage's time nor as idle time: the profile stays that of running alone.
 """
 
 import json
@@ -33,20 +33,20 @@ from penstock.sdk.turns import Turns, Waits, turns_of_group
 StageName = Literal["storage", "cpu", "gpu", "network"]
 STAGES: tuple[StageName, ...] = ("storage", "cpu", "gpu", "network")
 IDLE = len(STAGES)
-WAITING = IDLE + 1  # for a turn: no part of the profile
+WAITING = IDLE + 1  # for a turn: not part of the profile
 ITERATIONS = 20  # of one profile, at least
-LEAST_S = 0.5  # of one profile: what is shorter is mostly noise
-WARM_UP = 3  # iterations that are not counted: what is loaded or compiled once is no part of the others
+LEAST_S = 0.5  # of one profile: a shorter one is mostly noise
+WARM_UP = 3  # iterations that are not counted: they load and compile what later ones reuse
 CHANGED = 0.2  # of an iteration's time, as the sum of the stages' differences
-MAX_LINES = 16  # a script whose stages change all the time is not profiled for ever
-MAX_WINDOW_MS = 86_400_000.0  # what an event takes
+MAX_LINES = 16  # bound for a script whose stages change all the time
+MAX_WINDOW_MS = 86_400_000.0  # bound of an event's field
 
 
 AnyTurns = Turns | LeadingTurns | FollowedTurns
 
 
 class _StageMark(AbstractContextManager[None]):
-    """One per stage; keeps nothing of its own, so that it may be entered anywhere and again."""
+    """Context manager of a stage, one per stage; it is stateless and so reentrant."""
 
     __slots__ = ("_index", "_recorder")
 
@@ -64,7 +64,7 @@ _NO_MARK = nullcontext()
 
 
 class Recorder:
-    """Adds up the time of each stage. `clock`: monotonic seconds; `write`: takes a line, returns whether it was written; `join`: opens the
+    """Sums up the time of each stage. `clock`: monotonic seconds; `write`: takes a line, returns whether it was written; `join`: opens the
     turns of this process's group, None outside of one."""
 
     def __init__(
@@ -81,7 +81,7 @@ class Recorder:
         self._marks = {name: _StageMark(self, index) for index, name in enumerate(STAGES)}
         self._asked = False
         self._thread: int | None = None
-        """That iterates, and whose marks count; None: nothing is recorded."""
+        """Id of the iterating thread, whose marks count; None: nothing is recorded."""
         self._now = IDLE
         self._around: list[int] = []
         self._since = 0.0
@@ -112,7 +112,7 @@ class Recorder:
         return self._marks.get(name, _NO_MARK)
 
     def enter(self, index: int) -> None:
-        """From now on it is this stage. In a group, waits for its turn."""
+        """Begins this stage. In a group, waits for its turn."""
         if self._thread == threading.get_ident():
             before = self._now
             self._turn(index)
@@ -120,7 +120,7 @@ class Recorder:
             self._switch(index)
 
     def leave(self) -> None:
-        """From now on it is again what it was around this stage."""
+        """Ends this stage and returns to the surrounding one."""
         if self._around and self._thread == threading.get_ident():
             outer = self._around.pop()
             self._turn(outer)
@@ -128,16 +128,16 @@ class Recorder:
 
     @property
     def waits(self) -> Waits:
-        """For turns."""
+        """Waits for turns so far."""
         return Waits() if self._turns is None else self._turns.waits
 
     def yield_turn(self) -> None:
-        """Gives back the turn that it may have, to do something that takes long."""
+        """Gives its turn back, if it has one, before work that takes long."""
         if self._turns is not None and self._thread == threading.get_ident():
             self._turns.change(None)
 
     def forked(self) -> None:
-        """This process is a child: it marks nothing, and its parent keeps its turn."""
+        """For a forked child: it marks nothing, and its parent still holds its turn."""
         self._asked, self._thread = True, None
         turns, self._turns = self._turns, None
         if turns is not None:
@@ -151,7 +151,7 @@ class Recorder:
             self._since = self._clock()
 
     def _turn(self, index: int) -> None:
-        """Leaves its turn, if it has one, and takes that of this stage, if it is one."""
+        """Gives back its turn, if it has one, and takes the turn of this stage, unless it is idle."""
         if self._turns is not None:
             self._switch(WAITING)
             self._turns.change(index if index < IDLE else None)
@@ -162,7 +162,7 @@ class Recorder:
         self._since, self._now = now, index
 
     def _report_profile(self, sums_ms: list[float], count: int) -> None:
-        """Reports the first profile, then one that two windows in a row make another: a checkpoint is no change."""
+        """Reports the first profile, then one that differs in two windows in a row, so that a checkpoint is not a change."""
         if self._lines == MAX_LINES or not any(sums_ms[:IDLE]) or sum(sums_ms) > MAX_WINDOW_MS:
             return
         profile = [part / count for part in sums_ms]
@@ -179,7 +179,7 @@ class Recorder:
 
 
 def _line(sums_ms: list[float], count: int) -> str:
-    """Each sample: ms, then what was used of storage, CPU, GPU and network."""
+    """The profile's line. Each sample: ms, then the use of storage, CPU, GPU and network."""
     samples = [
         [round(lasted, 3), *(int(index == used) for used in range(IDLE))]
         for index, lasted in enumerate(sums_ms)
@@ -189,7 +189,7 @@ def _line(sums_ms: list[float], count: int) -> str:
 
 
 def _join() -> AnyTurns | None:
-    """The turns of this process's group, as its rank takes them."""
+    """The turns of this process's group, by its rank."""
     if not os.environ.get(FIFO) or os.environ.get("PENSTOCK_ROLE") == "ps":
         return None
     if not leads():
@@ -203,32 +203,32 @@ os.register_at_fork(after_in_child=_RECORDER.forked)
 
 
 def iteration() -> None:
-    """An iteration begins, and the one before is over. Call it at the same place of each, in one thread.
+    """Marks the beginning of an iteration and the end of the one before. Call it at the same place of each, in one thread.
 
-    Never blocks, never fails, but for what `on_cores` was given; does nothing outside of Penstock, and in all workers of a gang but rank 0.
+    Never blocks, never fails, except by callbacks of `on_cores`; does nothing outside of Penstock, and in all workers of a gang but rank 0.
     """
     look()
     _RECORDER.iteration()
 
 
 def waits() -> Waits:
-    """What this process has waited for turns of its group; zeros outside of one, and where it calls no `iteration`."""
+    """Waits of this process for turns of its group; zeros outside of one, and without calls of `iteration`."""
     return _RECORDER.waits
 
 
 def yield_turn() -> None:
-    """For what takes long inside of a stage, such as saving: gives the turn back; the rest of the block runs without."""
+    """Gives the turn back before long work inside of a stage, such as a save; the rest of the block runs without a turn."""
     _RECORDER.yield_turn()
 
 
 def stage(name: StageName) -> AbstractContextManager[None]:
-    """`with stage("cpu"):` the block's time is spent in this stage; a block inside it takes its own time out.
+    """`with stage("cpu"):` the block's time counts for this stage; the time of a block inside it is subtracted.
 
-    Where other jobs have the same GPUs the block begins when none of them is in this stage: after a bounded wait, whatever they do. A
+    Where other jobs have the same GPUs the block begins when none of them is in this stage, or after a bounded wait in any case. A
     block inside another gives the outer one's resource to others meanwhile.
 
-    Only marks of the thread that calls `iteration` count, so a loader in the background is the stage that the
-    training waits for it in. GPUs work on after a call returns: wait for them (`loss.item()`) within the block.
+    Only marks of the thread that calls `iteration` count, so a background loader counts by the wait for it, in the
+    stage of that wait. GPUs work on after a call returns: wait for them (`loss.item()`) within the block.
     An unknown name marks nothing. Costs about a microsecond, some ten with GPUs, nearly nothing without a reader.
     """
     return _RECORDER.stage(name)

@@ -1,21 +1,21 @@
-"""Turns of the members of a group: one lock file per resource, in the folder that PENSTOCK_GROUP names, so that stages of different jobs
-never use one resource at the same time. Source: Muri §4.1 (a barrier ends each stage of a group).
+"""Fair file locks (first come, first served) for the turns of a group's members: one lock file per resource, in the folder that PENSTOCK_GROUP
+names, so that stages of different jobs never use one resource at the same time. Source: Muri §4.1 (a barrier ends each stage of a group).
 
-Departure: no barrier over all stages. A member waits for the resource alone that it needs next, so one that is faster than predicted goes on.
+Departure: no barrier over all stages. A member waits only for the resource that it needs next, so one that is faster than predicted goes on.
 
 Locks are the kernel's, on open files (`F_OFD_SETLK` of fcntl(2)): the holder's death frees them, and no process but the members is needed.
-Whoever waits is first in line, then holder. It stands in line by a lock on one byte, the nanosecond since boot at which it came, and tests whether any
-byte before that is locked: first come, first served, without a counter that a death could leave wrong. The holder locks as many bytes from
-`HELD` on as its place in line says: thereby others recognise it. Nothing is stored in the file. A wait ends by inotify: who leaves writes a
-byte, if anybody is in line, and the death of a holder closes its file.
+A process first waits in line, then holds the turn. It queues by a lock on one byte, whose offset is its time of arrival in ns since boot, and tests
+whether any byte before that is locked: first come, first served, without a counter that a death could leave wrong. The holder locks bytes from
+`HELD` on; their number is its place in line, by which others identify it. Nothing is stored in the file. A wait ends by inotify: a holder that
+leaves writes a byte, if any process is in line, and the death of a holder closes its file.
 
 **No deadlock.** A process holds at most one turn, and none while it waits: entering a stage inside of another gives the outer one's turn back,
-which is taken again afterwards. So nobody who is waited for waits for a turn. In a gang rank 0 alone takes turns, at the node on which the
-chiefs of all members are, since members of a group are on the same nodes rank by rank; its other ranks wait for it (`chief`) and hold nothing.
+which is taken again afterwards. So no holder waits for a turn. In a gang rank 0 alone takes turns, at the node on which the
+chiefs of all members are, since members of a group are on the same nodes rank by rank; its other ranks wait for it (`chief`) and hold none.
 
-**Nobody starves.** Each of the others is before a waiting member at most once. A wait lasts at most `MAX_WAIT_S` per holder, of `MAX_HOLDERS`. Who
-has waited that long for one holder goes on without a turn, is counted (`missed`), and does not wait for that holder again. Who stands in line
-and does not move (its process is stopped) is passed after `PATIENCE_S`.
+**No starvation.** Each other member goes before a waiting member at most once. A wait lasts at most `MAX_WAIT_S` per holder, of `MAX_HOLDERS`. A
+member that has waited that long for one holder goes on without a turn, counts it (`missed`), and does not wait for that holder again. A member
+that is next in line and does not take its turn (its process is stopped) is passed after `PATIENCE_S`.
 """
 
 import ctypes
@@ -30,47 +30,47 @@ from typing import NamedTuple
 
 try:
     import fcntl
-except ImportError:  # not on this system, and neither is Penstock's node
+except ImportError:  # a system without fcntl, on which Penstock's node does not run either
     LOCKS = False
 else:
     LOCKS = hasattr(fcntl, "F_OFD_SETLK") and struct.calcsize("P") == 8
 
 GROUP = "PENSTOCK_GROUP"
-"""Variable: the folder in which the members of a group meet; a job with GPUs of its own has it, too."""
+"""Variable: the folder with the lock files of a group; a job with GPUs of its own has it, too."""
 MAX_WAIT_S = 10.0  # for one holder: longer than a stage of any measured network (Muri §6), as long as a stop's usual grace
 MAX_HOLDERS = 3  # of a group of four (Muri §4), each of the others once
-PATIENCE_S = 0.25  # for somebody in line who could go on and does not
+PATIENCE_S = 0.25  # for the next process in line, while the turn is free and it does not take it
 FIRST_LOOK_S = (
     0.001  # after a change: the kernel reports that a file was closed just before its locks are gone
 )
-LAST_LOOK_S = 0.25  # should a change not be reported
-POLL_S = 0.002  # between looks where inotify cannot be had
+LAST_LOOK_S = 0.25  # in case a change is not reported
+POLL_S = 0.002  # between looks where inotify is not available
 
-HELD = 1 << 62  # of the file's bytes, of which it has none: there the holder's lock begins
+HELD = 1 << 62  # offset at which the holder's lock begins, beyond the file's end
 FLOCK = "hhqqi4x"  # struct flock of 64-bit Linux: type, whence, start, length, process
 IN_MODIFY, IN_CLOSE_WRITE = 0x2, 0x8
 
 
 class Waits(NamedTuple):
-    """Since the process began."""
+    """Waits for turns since the process began."""
 
     seconds: float = 0.0
-    """Waited for turns."""
+    """Time waited for turns."""
     missed: int = 0
-    """Stages that were entered without a turn, since its holder did not leave in time."""
+    """Stages entered without a turn, since its holder did not leave in time."""
 
 
 class Changes:
-    """Wakes who waits for a lock file. A thin reader of inotify(7), opened by the first wait; without it, looks are `POLL_S` apart."""
+    """Wakes a process that waits for a lock file. A thin reader of inotify(7), opened by the first wait; without it, looks are `POLL_S` apart."""
 
     def __init__(self) -> None:
         self._descriptor: int | None = None
-        """None: not opened yet; -1: it cannot be had."""
+        """None: not opened yet; -1: not available."""
         self._poll = select.poll()
         self._watched: set[str] = set()
 
     def watch(self, path: str) -> None:
-        """From now on changes of it wake; what was reported before is forgotten."""
+        """Watches a file; earlier changes are discarded."""
         libc = ctypes.CDLL(None)
         if self._descriptor is None:
             self._descriptor = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -84,7 +84,7 @@ class Changes:
             self._forget()
 
     def wait(self, seconds: float) -> bool:
-        """Whether something has changed, at most so long from now."""
+        """Waits at most `seconds` for a change; returns whether there was one."""
         if self._descriptor is None or self._descriptor < 0:
             time.sleep(min(seconds, POLL_S))
             return False
@@ -94,7 +94,7 @@ class Changes:
         return True
 
     def close(self) -> None:
-        """Looks are `POLL_S` apart from now on."""
+        """Closes inotify; from now on looks are `POLL_S` apart."""
         if self._descriptor is not None and self._descriptor >= 0:
             self._poll.unregister(self._descriptor)
             os.close(self._descriptor)
@@ -103,13 +103,13 @@ class Changes:
     def _forget(self) -> None:
         assert self._descriptor is not None
         with suppress(BlockingIOError):
-            os.read(self._descriptor, 4_096)  # some hundred; were there more, the next wait would end at once
+            os.read(self._descriptor, 4_096)  # some hundred changes; with more, the next wait ends at once
 
 
 class Turn:
-    """The turn at one resource: in line, then held, then left. For one thread. Raises `OSError` where the file cannot be opened.
+    """The turn at one resource: queued, held, left. For one thread. Raises `OSError` where the file cannot be opened.
 
-    `clock`: monotonic seconds. `leaving`: whether this process is about to end, and should wait for nobody.
+    `clock`: monotonic seconds. `leaving`: whether this process is about to end, and should not wait.
     """
 
     def __init__(
@@ -125,16 +125,16 @@ class Turn:
         self._clock = clock
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         self._held = 0
-        """As how many bytes; 0: not."""
+        """Number of bytes by which it is held; 0: it is not held."""
         self._given_up = 0
-        """The holder that is not waited for any more, by its bytes."""
+        """The holder for which it no longer waits, by the number of its bytes."""
         self._passed = 0
-        """The last place in line that is not waited for any more."""
+        """The last place in line for which it no longer waits."""
         self.waited_s = 0.0
         self.missed = 0
 
     def take(self) -> bool:
-        """Waits until it is this process's turn. Returns whether it is. Raises what a signal's handler raises, and then holds nothing."""
+        """Waits until it is this process's turn. Returns whether it is. Passes through exceptions of signal handlers, and then holds nothing."""
         if not self._in_line(HELD) and self._hold(time.monotonic_ns()):
             return True
         if self._given_up and self._holder() == self._given_up:
@@ -150,7 +150,7 @@ class Turn:
             self.waited_s += self._clock() - began_s
 
     def leave(self) -> None:
-        """The turn is over; the next in line is woken. Nothing where it is not held."""
+        """Releases the turn and wakes the next in line; does nothing if it is not held."""
         if not self._held:
             return
         self._lock(fcntl.F_UNLCK, HELD, self._held)
@@ -159,11 +159,11 @@ class Turn:
             os.pwrite(self._descriptor, b"\n", 0)
 
     def close(self) -> None:
-        """Gives up the file, in a forked child as well, whose parent keeps what it holds."""
+        """Closes the file; in a forked child the parent still holds its lock."""
         os.close(self._descriptor)
 
     def _wait(self, place: int, began_s: float) -> bool:
-        """`place`: in line. False: the holder was waited for in vain, or this process leaves."""
+        """Waits at this place in line. False: the wait for the holder timed out, or this process leaves."""
         holder, looked_s, delay_s = -1, began_s, FIRST_LOOK_S
         most_s = began_s + MAX_HOLDERS * MAX_WAIT_S
         while not self._leaving():
@@ -197,15 +197,15 @@ class Turn:
         return bool(self._held)
 
     def _holder(self) -> int:
-        """How many bytes another process holds; 0: none."""
+        """Number of bytes that another process holds; 0: none."""
         return self._test(HELD, 1)
 
     def _in_line(self, before: int) -> bool:
-        """Whether another process stands in line there, and is not passed."""
+        """Whether another process is in line before this place, and not passed."""
         return bool(self._test(self._passed + 1, max(1, before - self._passed - 1)))
 
     def _lock(self, kind: int, start: int, length: int) -> bool:
-        """False: another process has a part of it. Raises `OSError`."""
+        """Sets a lock on a range of bytes. False: another process holds a part of it. Raises `OSError`."""
         try:
             fcntl.fcntl(
                 self._descriptor, fcntl.F_OFD_SETLK, struct.pack(FLOCK, kind, os.SEEK_SET, start, length, 0)
@@ -217,7 +217,7 @@ class Turn:
         return True
 
     def _test(self, start: int, length: int) -> int:
-        """How many bytes the lock has that is in the way; 0: none is."""
+        """Length in bytes of a lock that conflicts with this range; 0: none does."""
         asked = struct.pack(FLOCK, fcntl.F_WRLCK, os.SEEK_SET, start, length, 0)
         found = fcntl.fcntl(self._descriptor, fcntl.F_OFD_GETLK, asked)
         kind, _, _, length, _ = struct.unpack(FLOCK, found)
@@ -225,7 +225,7 @@ class Turn:
 
 
 class Turns:
-    """The turns at all resources of one member, of which it holds one at most. `folder`: of its group; `names`: of the resources."""
+    """The turns of one member at all resources; it holds one at most. `folder`: its group's; `names`: of the resources."""
 
     def __init__(self, folder: str, names: tuple[str, ...], leaving: Callable[[], bool]) -> None:
         changes = Changes()
@@ -234,7 +234,7 @@ class Turns:
         self._now: Turn | None = None
 
     def change(self, index: int | None) -> None:
-        """Leaves the turn that it has, and takes that of the resource with this number; None: takes none. Waits. Never fails: without
+        """Releases the held turn, then waits for the turn at the resource with this index; None: takes none. Never fails: without
         a turn the stage runs all the same."""
         with suppress(OSError):
             former, self._now = self._now, None
@@ -247,18 +247,18 @@ class Turns:
 
     @property
     def waits(self) -> Waits:
-        """Of all resources together."""
+        """Waits at all resources together."""
         return Waits(sum(turn.waited_s for turn in self._turns), sum(turn.missed for turn in self._turns))
 
     def close(self) -> None:
-        """In a forked child: what the parent holds stays its own."""
+        """For a forked child: the parent still holds its turn."""
         self._changes.close()
         for turn in self._turns:
             turn.close()
 
 
 def turns_of_group(names: tuple[str, ...], leaving: Callable[[], bool]) -> Turns | None:
-    """Of this process; None: it is in no group's folder, or files cannot be locked there."""
+    """The turns of this process; None: it is in no group, or files cannot be locked there."""
     folder = os.environ.get(GROUP)
     if not folder or not LOCKS:
         return None

@@ -1,4 +1,4 @@
-"""Durations, sizes and rates as people write them, and their exact meaning in machine units.
+"""Parser of durations, sizes and rates in human units, with their exact meaning in machine units.
 
 | kind | written | without a unit | becomes |
 |---|---|---|---|
@@ -65,7 +65,7 @@ def _quantity(value: object, kind: str, units: dict[str, int], remedy: str) -> i
 
 
 def show(number: int, units: Mapping[str, int]) -> str:
-    """The number in the largest unit that divides it: 3_600_000 ms is `1h`. Inverse of the readers above."""
+    """The number in the largest unit that divides it: 3_600_000 ms is `1h`. Inverse of the parsers above."""
     fitting = [unit for unit, size in units.items() if number % size == 0 and number >= size]
     unit = max(fitting, key=units.__getitem__, default=next(iter(units)))
     return f"{number // units[unit]}{unit}"

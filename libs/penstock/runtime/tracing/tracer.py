@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 LOG = logging.getLogger("penstock.runtime.tracing")
 
 SCHEDULE_MS = 200  # longest wait of a span for its batch: a trace can be read right after its job
-QUEUE_SPANS = 16_384  # waiting for export; beyond it the oldest are dropped; about 2 s at 1,000 jobs/s × 8 spans
+QUEUE_SPANS = 16_384  # waiting for export, older ones are dropped; about 2 s at 1,000 jobs/s × 8 spans
 BATCH_SPANS = 512
 EXPORT_TIMEOUT_S = 2.0  # per batch with its retries; a slow collector costs spans, never memory
 CLOSE_TIMEOUT_S = 2.0
