@@ -1,1 +1,1 @@
-"""The same cores in virtual time: traces, simulated nodes, job models, and what came of it."""
+"""Discrete-event simulator: the services' cores in virtual time, with traces, simulated nodes, job models and figures."""

@@ -1,4 +1,4 @@
-"""What a run assumes, in words: which run times policies are given, what a restart costs, how late news comes."""
+"""Assumptions of a simulation run as sentences: run times given to policies, restart cost, latencies."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
@@ -24,7 +24,7 @@ Asked = Literal["both", "known", "learned", "unknown"]
 
 
 class Variant(NamedTuple):
-    """A profile with the run times that it is given. `name`: in tables and charts."""
+    """A profile with the source of its run times. `name`: in tables and charts."""
 
     name: str
     profile: str
@@ -32,7 +32,7 @@ class Variant(NamedTuple):
 
 
 def variants_of(profiles: Iterable[str], asked: Asked, *, endless: bool = False) -> Sequence[Variant]:
-    """Of `both` two for each profile that reads run times, and one for each other: where none are read, none are learned.
+    """The variants to run; with `both` two for each profile that reads run times, and one for each other, without learning.
 
     `endless`: no job ends.
     """
@@ -72,7 +72,7 @@ LABELS: Mapping[str, str] = MappingProxyType(
 
 
 def _run_times(variants: Sequence[Variant]) -> str:
-    """Per way of knowing them, which policies; those that do not read them apart."""
+    """The policies by source of their run times; policies that do not read them are listed apart."""
     ways: dict[str, list[str]] = {}
     for one in variants:
         way = RUN_TIMES[one.durations] if one.profile in READ_DURATIONS else "not read"
@@ -110,7 +110,7 @@ def _charged(work: RestartingWork, options: Options, jobs: Sequence[TraceJob]) -
 
 
 def _range(seconds: Callable[[TraceJob], float], jobs: Sequence[TraceJob]) -> str:
-    """`18 s`, `20 – 35 s`, `30 min`; empty: nothing."""
+    """`18 s`, `20 – 35 s`, `30 min`; empty: 0 s."""
     found = [seconds(job) for job in jobs]
     low, high = min(found, default=0.0), max(found, default=0.0)
     if not high:

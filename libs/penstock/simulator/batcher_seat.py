@@ -1,4 +1,4 @@
-"""The batcher of a simulated cell, with simulated planning time; it plans once nothing else is left at a moment."""
+"""The batcher of a simulated cell, with simulated planning time; it plans after all other events of a moment."""
 
 from time import perf_counter
 
@@ -10,17 +10,17 @@ from penstock_services.placer.core.step import Step
 
 
 class BatcherSeat:
-    """`planning_s`: from a question to its answer, ≥ 0; None: as long as it really took, so that no run repeats."""
+    """`planning_s`: from a request for a plan to the plan, ≥ 0; None: the real computing time, so that runs do not repeat."""
 
     def __init__(self, planning_s: float | None = 0.0) -> None:
         self._batcher = Batcher()
         self._planning_s = planning_s
         self._under_way: tuple[float, Work, object] | None = None
-        """Until when, what was asked, and the answer."""
+        """End of the planning, its input and its result."""
         self.planned = 0
-        """Questions answered."""
+        """Number of plans computed."""
         self.planning_s = 0.0
-        """Real time spent on them."""
+        """Real time spent on planning."""
 
     def see(self, state: CellState, step: Step) -> None:
         """As `Seat`."""
@@ -29,7 +29,7 @@ class BatcherSeat:
                 self._batcher.see(fact)
 
     def hear(self, state: CellState, sample: TelemetrySampled, now_ms: int) -> None:
-        """It reads no telemetry."""
+        """Does nothing: the batcher reads no telemetry."""
 
     def next_s(self, state: CellState) -> float | None:
         """As `Seat`."""

@@ -15,7 +15,7 @@ from penstock_services.placer.core.step import Failure, PlacerCore, Step
 
 PLACER_ID = "simulated"
 Watch = Callable[[str, float], object]
-"""Takes note of an input's type and of the real seconds that its decisions took; never part of the ledger."""
+"""Callback with an input's type and the real seconds of its decisions; they are never part of the ledger."""
 
 
 class Cell(Recorder):
@@ -30,11 +30,11 @@ class Cell(Recorder):
         self.record(NodeJoined(node=spec), 0)
 
     def fire(self, timer_id: str, now_ms: int) -> Step:
-        """One due timer."""
+        """Fires one due timer."""
         return self.record(TimerFired(timer_id=timer_id), now_ms)
 
     def orders(self, step: Step) -> Sequence[Order]:
-        """What this step asks of the nodes."""
+        """The orders to nodes that follow from this step."""
         state, seq = self.core.state, self.head.seq
         found: list[Order] = []
         for fact in step.facts:

@@ -9,12 +9,12 @@ from penstock.simulator.runs import Result
 from penstock.simulator.statistics import Mean, mean_of, paired
 
 CLOCKED = frozenset({"events_per_s", "cpu_s", "wall_s"})
-"""Measured with a real clock: no seed fixes them."""
+"""Figures measured with a real clock, which vary with the same seed."""
 COUNTED = tuple(name for name in Figures._fields if name != "ledger_hash")
 
 
 class Standing(NamedTuple):
-    """How one variant did. `exact`: it is deterministic, so that one run stands for every seed."""
+    """Figures of one variant. `exact`: it is deterministic, so that one run stands for every seed."""
 
     name: str
     exact: bool
@@ -25,12 +25,12 @@ class Standing(NamedTuple):
 
 
 def deterministic(result: Result, *, seeded: bool) -> bool:
-    """Whether every seed would give the same run. `seeded`: the trace or the cluster is a matter of the seed."""
+    """Whether every seed would give the same run. `seeded`: the trace or the cluster depends on the seed."""
     return not seeded and not result.used_rng
 
 
 def compare(names: Iterable[str], results: Sequence[Result], *, seeded: bool) -> Sequence[Standing]:
-    """Those variants that have a whole run, in the order given. Broken-off runs do not count."""
+    """Figures of the variants with at least one complete run, in the order given. Aborted runs do not count."""
     found: list[Standing] = []
     for name in names:
         own = sorted((one for one in results if one.name == name and one.whole), key=lambda one: one.seed)
@@ -65,7 +65,7 @@ def _differences(first: Standing, other: Standing) -> Mapping[str, Mean]:
 
 
 def best_of(standings: Sequence[Standing], name: str, better: str) -> Mean | None:
-    """The best mean; None where neither way is better, or all are equal."""
+    """The best mean; None if the figure has no better direction, or all are equal."""
     means = [standing.means[name] for standing in standings]
     if not better or all(isclose(mean.mean, means[0].mean) for mean in means):
         return None

@@ -1,13 +1,13 @@
 """Discrete-event simulation: virtual time, an event heap, and the services' own cores between events.
 
-One moment, in this order (ties inside a class: first scheduled, first served):
-  0  work flows until now: jobs that are done exit, running jobs report
+Order of events at one moment (ties inside a class: first scheduled, first served):
+  0  work advances until now: completed jobs exit, running jobs report
   1  jobs that arrive now are submitted and estimated
   2  nodes answer, at their latency
   3  the placer's timers that are due
-  4  running jobs report their steps, and services publish what they have planned; last of all the batcher
+  4  running jobs report their steps, and services publish their plans; last of all the batcher
 and again from 2 until nothing is left at this moment. The engine keeps exact time as seconds in doubles; the
-ledger's time is the same, rounded up to whole milliseconds, so a timer never fires before what it waits for.
+ledger's time is the same, rounded up to whole milliseconds, so a timer never fires before the event it waits for.
 The engine itself uses no random numbers: they are seeded inside the cores.
 """
 
@@ -51,10 +51,10 @@ from penstock_services.node_reporter.core.inputs import Gone, Input, OrderRead, 
 from penstock_services.placer.core.recorder import Sink
 from penstock_services.placer.core.step import Step
 
-MAX_JOBS_PER_REPORT = 256  # as WorkProgressed holds
+MAX_JOBS_PER_REPORT = 256  # bound of WorkProgressed
 DEFAULT_GRACE_MS = JobSpec(command=COMMAND).grace_ms
-WINDOW_MS = 5_000  # in which jobs wait for the batcher's plan, where the settings name no window
-MAX_STEPS_PER_MOMENT = 1_000_000  # far above any real one: a policy that undoes its own plan for ever
+WINDOW_MS = 5_000  # in which jobs wait for the batcher's plan, if the settings name no window
+MAX_STEPS_PER_MOMENT = 1_000_000  # far above any real one; ends a policy that undoes its plan for ever
 
 
 class Unsound(Exception):
@@ -65,37 +65,37 @@ Durations = Literal["known", "learned", "unknown"]
 
 
 class Options(NamedTuple):
-    """How to simulate, beside cluster, settings and job model."""
+    """Options of a simulation beside cluster, settings and job model."""
 
     latency: Latency = Latency()
     durations: Durations = "known"
-    """Which run times estimates carry: the trace's, those learned from ended runs, or none."""
+    """Source of the run times in estimates: the trace, ended runs, or none."""
     single_gpu_workers: bool = False
     """A worker per GPU, free to spread over nodes; else as few workers as nodes can hold."""
     tick_s: float = 0.0
-    """With > 0 the placer hears of everything only at multiples of this: what a heartbeat would cost."""
+    """If > 0 the placer receives events only at multiples of this time, to measure the cost of a heartbeat."""
     check_every_step: bool = False
     """`check(state)` after each record; slow."""
     grace_ms: int = DEFAULT_GRACE_MS
     """Between SIGTERM and SIGKILL, of every job."""
     slices_per_core: int = 1
-    """What the nodes count as a core: 8 where they count in eighths, so that jobs may have parts of cores."""
+    """Nodes' units per core: 8 if they count in eighths, so that jobs may have parts of cores."""
     estimator_s: float | None = 0.0
-    """How long the estimator takes for an answer, where run times are learned; None: as long as it really took."""
+    """Time that the estimator takes for an answer, if run times are learned; None: the real computing time."""
     services: Sequence[Attached] = ()
     """Further services of the cell."""
     predicts: Callable[[TraceJob, Estimate], Estimate] = lambda job, estimate: estimate
-    """What the estimator predicts of a job beyond what its trace says that it asks for."""
+    """Adds the estimator's predictions to an estimate with the trace's requests."""
     saves: Callable[[TraceJob], bool] | None = None
-    """Which jobs go on from where they were when they are stopped; None: those of which the profile's services may want that."""
+    """Jobs that save when they are stopped and resume there; None: those whose saves the profile's services may need."""
     names_cores: Callable[[TraceJob], bool] = lambda job: True
-    """Whose users name their cores; those of others are an estimate, and may be searched for."""
+    """Jobs whose users name their cores; other jobs' cores are an estimate, and may be searched for."""
     planning_s: float | None = 0.0
-    """How long the batcher takes for a plan, under profiles for which it plans; None: as long as it really took."""
+    """Time that the batcher takes for a plan, under profiles for which it plans; None: the real computing time."""
     profile_noise: float = 0.0
-    """Largest relative error of stage times in estimates, 0 – 1; what runs is not changed by it. Source: Muri §6.4."""
+    """Largest relative error of stage times in estimates, 0 – 1; it does not affect the jobs' speeds. Source: Muri §6.4."""
     prelaunch: bool = False
-    """Every job's script waits for its GPUs where it begins to train: it may launch while those that hold them end."""
+    """Every job's script waits for its GPUs where it begins to train: it may launch while the jobs that hold them end."""
 
 
 class Simulation:
@@ -113,7 +113,7 @@ class Simulation:
         self.now_s = 0.0
         attached = list(options.services)
         self._unestimated: dict[str, Estimate] = {}
-        """What jobs need that were submitted and that the estimator has not answered yet."""
+        """Resources of submitted jobs that the estimator has not answered yet."""
         self._learns = options.durations == "learned"
         if self._learns:
             estimator = SimulatedEstimator(self._unestimated)
@@ -132,14 +132,14 @@ class Simulation:
         )
         self.meter = Meter(sum(len(node.gpus) for node in nodes))
         self._now_ms = 0
-        """The same in the ledger's time."""
+        """`now_s` in the ledger's time."""
         self._work = work
         self._options = options
         self._nodes = SimulatedNodes(nodes, options.latency, self._later, self)
         self._arrivals = sorted(jobs, key=lambda job: job.submit_s)
         self._arrived = 0
         self._due: list[tuple[float, int, str, Input]] = []
-        """(at s, order of scheduling, node id, what happens there then)."""
+        """(at s, order of scheduling, node id, input of the node)."""
         self._order = count()
         self._submissions = Submissions(
             gpus_per_node=max(len(node.gpus) for node in nodes),
@@ -153,7 +153,7 @@ class Simulation:
         )
         self._held_gpus = HeldGpus()
         self._launching: set[str] = set()
-        """Tasks that launch and whose gangs do not as a whole."""
+        """Launching tasks of gangs whose other tasks do not all launch yet."""
         self._alone_s: dict[str, float] = {}
         self._steps = 0
         for node in nodes:
@@ -165,16 +165,16 @@ class Simulation:
 
     @property
     def jobs(self) -> int:
-        """In the whole trace."""
+        """Number of jobs in the whole trace."""
         return len(self._arrivals)
 
     def figures(self, wall_s: float, cpu_s: float) -> Figures:
-        """What came of it so far; real time and processor time as the caller measured them."""
+        """The figures so far; real time and processor time as the caller measured them."""
         head = self.cell.head
         return self.meter.figures(self._alone_s, head.id, head.seq, wall_s, cpu_s, self._work.charges)
 
     def step(self) -> bool:
-        """Goes to the next moment and works it off; False when there is none."""
+        """Advances to the next moment and processes its events; False when there is none."""
         now_s = self._next_s()
         if now_s is None:
             return False
@@ -199,7 +199,7 @@ class Simulation:
         heapq.heappush(self._due, (self.now_s + after_s, next(self._order), node_id, given))
 
     def _answer(self, node_id: str, given: Input) -> None:
-        """A node answers at once to what happens there."""
+        """Gives a node an input, which it answers at once."""
         for event in self._nodes.feed(node_id, given, self._now_ms):
             self._deliver(event)
         if self._nodes.terminated:
@@ -236,7 +236,7 @@ class Simulation:
         return self._arrivals[first : self._arrived]
 
     def _settle(self) -> None:
-        """Answers, timers, reports and services of this moment, until there are none."""
+        """Processes answers, timers, reports and services of this moment until there are none."""
         while True:
             if self._due and self._due[0][0] <= self.now_s:
                 _, _, node_id, given = heapq.heappop(self._due)
@@ -255,7 +255,7 @@ class Simulation:
                 return
 
     def _propose(self) -> bool:
-        """What a seat proposes next at this moment; whether it is anything."""
+        """Delivers the next proposal of a seat at this moment; whether there was one."""
         for seat in self._seats:
             if (proposal := seat.due(self.cell.state, self.now_s, self._now_ms)) is not None:
                 self._deliver(proposal)
@@ -263,7 +263,7 @@ class Simulation:
         return False
 
     def _serve(self, services: Services) -> bool:
-        """What a service publishes next at this moment; whether it is anything."""
+        """Delivers the next events of a service at this moment; whether there were any."""
         events = services.due()
         for event in events:
             self._deliver(event)
@@ -272,7 +272,7 @@ class Simulation:
     # ----------------------------------------------------------------------------------------- inputs
 
     def _flow(self) -> Sequence[external_events.JobProgress]:
-        """Lets the work flow until now; returns what the running jobs report of themselves."""
+        """Advances the work until now; returns the reports of running jobs."""
         instant = self._work.advance(self.now_s)
         for change in instant.phases:
             self._report_phase(change)
@@ -291,7 +291,7 @@ class Simulation:
         return instant.progress
 
     def _report_phase(self, change: PhaseChange) -> None:
-        """Each task of the gang reports it, as a training script does."""
+        """Reports the phase for each task of the gang, as a training script does."""
         job = self.cell.state.jobs[change.job_id]
         for task_id, task in list(job.tasks.items()):
             self._deliver(
@@ -305,7 +305,7 @@ class Simulation:
             )
 
     def _report_checkpoint(self, checkpoint: Checkpoint) -> None:
-        """Each task of the gang reports it, as a training script does."""
+        """Reports the checkpoint for each task of the gang, as a training script does."""
         job = self.cell.state.jobs[checkpoint.job_id]
         for task_id, task in list(job.tasks.items()):
             at_ms = ceil(checkpoint.at_s * 1_000)
@@ -316,7 +316,7 @@ class Simulation:
             )
 
     def _report_steps(self) -> bool:
-        """The next job whose turn it is; whether there was one."""
+        """Reports the steps of the next job that is due; whether there was one."""
         due = self._step_reports.due(self.now_s)
         if due is None:
             return False
@@ -329,7 +329,7 @@ class Simulation:
         return True
 
     def _report_step(self, job: JobState, share: float) -> None:
-        """The chief reports how much of the job's work is done."""
+        """Reports, as the job's chief, the share of its work that is done."""
         task_id, task = next(iter(job.tasks.items()))
         trace_job = self.meter.lives[job.job_id].job
         found = self._step_reports.report(trace_job, share, task.place.node_id, task_id, self.now_s)
@@ -337,7 +337,7 @@ class Simulation:
             self._deliver(found)
 
     def _report(self, reports: Sequence[external_events.JobProgress]) -> None:
-        """All that jobs report at this moment; of the jobs that have just come, too. What is left, only where it is known."""
+        """Delivers all reports of jobs at this moment, also of those that have just arrived; remaining times only if known."""
         if self._options.durations != "known":
             reports = [msgspec.structs.replace(report, remaining_s=None) for report in reports]
         reporter = next(iter(self.cell.state.nodes))
@@ -360,11 +360,11 @@ class Simulation:
         if not self._learns:
             self._deliver(JobEstimated(job_id=job.job_id, estimate=self._timed(job, need)))
         while self._services is not None and self._serve(self._services):
-            pass  # an estimator that takes no time answers before the next job comes
+            pass  # an estimator without planning time answers before the next job comes
         return progress
 
     def _timed(self, job: TraceJob, need: Estimate) -> Estimate:
-        """With the run time that the policy may know."""
+        """The estimate with the run time that the policy may use."""
         alone_s = self._alone_s[job.job_id]
         if self._options.durations == "unknown" or alone_s <= 0:
             return need
@@ -377,7 +377,7 @@ class Simulation:
     # ---------------------------------------------------------------------------------------- answers
 
     def _deliver(self, event: Event) -> None:
-        """Brings an event to the placer: at once, and once."""
+        """Delivers an event to the placer, at once and exactly once."""
         self._after(self.cell.record(event, self._now_ms))
 
     def _after(self, step: Step) -> None:
@@ -403,15 +403,15 @@ class Simulation:
                 self._answer(order.node_id, OrderRead(order, self._now_ms))
 
     def saving_s(self, task_id: str) -> float:
-        """As the nodes ask; see `Programs`."""
+        """Called by the nodes; see `Programs`."""
         return self._work.saving_s(_job_of(task_id), self.now_s)
 
     def checkpoint(self, task_id: str) -> None:
-        """As the nodes ask; see `Programs`."""
+        """Called by the nodes; see `Programs`."""
         self._work.checkpoint(_job_of(task_id), self.now_s)
 
     def launching(self, task_id: str) -> None:
-        """As the nodes report; see `Programs`. A gang launches once all of its tasks do."""
+        """Called by the nodes; see `Programs`. A gang launches once all of its tasks do."""
         self._launching.add(task_id)
         self._launches(self.cell.state.jobs.get(_job_of(task_id)))
 
@@ -426,7 +426,7 @@ class Simulation:
             )
 
     def changed(self, task_id: str) -> None:
-        """As the nodes report; see `Programs`. A task that starts with them is not heard of here."""
+        """Called by the nodes; see `Programs`. It is not called for cores and caps with which a task starts."""
         job = self.cell.state.jobs.get(_job_of(task_id))
         if job is None or job.status is not JobStatus.RUNNING:
             return
@@ -436,7 +436,7 @@ class Simulation:
         self._work.changed(job.job_id, capped(placement, caps), self.now_s)
 
     def _interrupted(self) -> None:
-        """A gang makes no progress from its first SIGTERM on."""
+        """Stops the progress of each gang from its first SIGTERM on."""
         for task_id in self._nodes.terminated:
             job_id = _job_of(task_id)
             self._work.stopped(job_id, self.now_s)

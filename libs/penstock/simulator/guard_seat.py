@@ -8,12 +8,12 @@ from penstock_services.placer.core.step import Step
 
 
 class GuardSeat:
-    """As `penstock.simulator.seats.Seat`."""
+    """Implements `penstock.simulator.seats.Seat`."""
 
     def __init__(self) -> None:
         self.guard = ContentionGuard()
         self._windows: dict[str, NodeWindow] = {}
-        """The latest of each node."""
+        """The latest window of each node."""
         self._samples = 0
 
     def see(self, state: CellState, step: Step) -> None:

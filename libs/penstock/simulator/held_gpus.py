@@ -1,4 +1,4 @@
-"""GPUs that jobs hold and on which they compute, in thousandths; those of a group count once, as long as any member has them."""
+"""Accounting of GPUs that jobs hold and on which they compute, in thousandths; GPUs of a group count once, while any member holds them."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -16,17 +16,17 @@ class Lease:
 
     milli: int
     counted: int
-    """Of these, those that do not count as a later one's."""
+    """Of these, those that do not count for a later lease."""
     holders: int = 0
     computing: int = 0
-    """Jobs that compute on them."""
+    """Number of jobs that compute on them."""
     after: list[tuple["Lease", int]] = field(default_factory=list)
-    """Of tasks that are being stopped, and how much of theirs counts as this one's."""
+    """Leases of tasks that are being stopped, and how much of each counts for this one."""
 
 
 @dataclass(slots=True)
 class HeldGpus:
-    """Fed with placements and ends in the ledger's order."""
+    """Counts GPUs from placements and ends in the ledger's order."""
 
     held: int = 0
     working: int = 0
@@ -34,7 +34,7 @@ class HeldGpus:
     _of_task: dict[str, Lease] = field(default_factory=dict)
 
     def placed(self, state: CellState, fact: PlacementDecided) -> None:
-        """After the fact was folded; the members of a group one after the other."""
+        """Takes a placement after it was folded; the members of a group one after the other."""
         for place in fact.tasks:
             beside = () if fact.group is None else self._beside(state, state.jobs[fact.job_id], place.rank)
             lease = next(iter(beside), None)
@@ -44,7 +44,7 @@ class HeldGpus:
             self._of_task[place.task_id] = lease
 
     def _own(self, state: CellState, job: JobState, place: TaskPlacement) -> Lease:
-        """GPUs that it has after others count as its own at once."""
+        """A new lease; GPUs that other jobs still hold until they end count for it at once."""
         milli = len(place.gpus) * place.gpu_share_milli
         lease = Lease(milli, milli)
         self.held += milli
@@ -60,7 +60,7 @@ class HeldGpus:
         return lease
 
     def _beside(self, state: CellState, job: JobState, rank: int) -> Iterator[Lease]:
-        """Of other members that came before."""
+        """Leases of group members that were placed before."""
         for place in others(state, job, rank):
             if place.task_id in self._of_task:
                 yield self._of_task[place.task_id]

@@ -1,9 +1,9 @@
-"""The estimator in a simulation: its own fold of the simulated ledger, its own tiers and remaining times.
+"""Simulated estimator: the service's own fold of the simulated ledger, tiers and remaining times.
 
-Ideal: the whole estimator. Departures: what a job needs stays as its trace asks for it, since job models do not measure memory; and
+Ideal: the whole estimator. Departures: a job's resources stay as its trace requests them, since job models do not measure memory; and
 no models are trained, which takes a service's worker processes minutes. So the run time of a job comes from the ended runs of the same owner, command,
 model and batch size, for another number of iterations from their steps, else from the nearest runs of the same model, else there is
-none; and that of a running job from the steps that it reports.
+none; and the remaining time of a running job comes from the steps that it reports.
 """
 
 from collections.abc import MutableMapping, Sequence
@@ -23,7 +23,7 @@ from penstock_services.estimator.core.step_time.tier import StepTier
 
 
 class SimulatedEstimator:
-    """A `Service`. `needs`: job → what the trace says that it needs; whoever submits writes it, and it is taken out here."""
+    """A `Service`. `needs`: job → resources in the trace; the submitter puts them in, and they are taken out here."""
 
     writes = Topic.ESTIMATES
 

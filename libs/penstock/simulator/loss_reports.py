@@ -1,4 +1,4 @@
-"""Losses that simulated training scripts report, as their nodes publish them: through the node-reporter's own filter."""
+"""Loss reports of simulated training scripts, published through the node-reporter's own filter."""
 
 from math import ceil
 
@@ -9,14 +9,14 @@ from penstock_services.node_reporter.core.losses import LossFilter
 
 
 class LossReports:
-    """Of all running tasks; each attempt's filter begins anew."""
+    """Filters of all running tasks; each attempt has a new one."""
 
     def __init__(self) -> None:
         self._filters: dict[str, LossFilter] = {}
         """By task id."""
 
     def sample(self, report: LossReport, job: JobState) -> TelemetrySampled | None:
-        """What the chief's node publishes; None: nothing, it would not matter."""
+        """The sample that the chief's node publishes; None: the filter drops it."""
         task_id, task = next(iter(job.tasks.items()))
         at_ms = ceil(report.at_s * 1_000)
         if not self._filters.setdefault(task_id, LossFilter()).passes(report.loss, at_ms):

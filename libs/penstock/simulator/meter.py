@@ -11,7 +11,7 @@ SECONDS_PER_HOUR = 3_600
 
 
 class Figures(NamedTuple):
-    """Of one run. Means are over finished jobs; seconds are of virtual time."""
+    """Figures of one run. Means are over finished jobs; seconds are of virtual time."""
 
     avg_jct_s: float
     p50_jct_s: float
@@ -19,36 +19,36 @@ class Figures(NamedTuple):
     makespan_s: float
     """The last end, from the trace's start."""
     avg_queue_s: float
-    """JCT less the time in which the job ran."""
+    """JCT less the run time of the job."""
     gpu_utilisation: float
     """Work of finished jobs at their speed alone, in GPU seconds, over all GPUs until the last end."""
     gpu_allocation: float
-    """GPU seconds that jobs held, over all GPUs until the last end; where none ends, until the last event."""
+    """GPU seconds that jobs held, over all GPUs until the last end; if none ends, until the last event."""
     fragmentation: float
-    """GPU seconds that were free while some job waited, over all GPUs until the last end."""
+    """Free GPU seconds while a job waited, over all GPUs until the last end."""
     events: int
     """Arrivals and completions."""
     events_per_s: float
     """Per second of processor time: this runs on one core."""
     full_load_allocation: float
     """Mean share of all GPUs that jobs held after each arrival at which all jobs so far asked for 100 % of the
-    GPUs, rounded to a whole per cent; where one arrival leaps over that, of what they held at the end; 0 if they never
-    asked for so much. Meaningful where no job ends."""
+    GPUs, rounded to a whole per cent; if one arrival skips 100 %, the share held at the end; 0 if they never
+    asked for so much. Meaningful if no job ends."""
     ledger_hash: str
     """Id of the last record: it covers every byte of the ledger."""
     finished_jobs: int
     unfinished_jobs: int
     preemptions: int
     restarts_per_job: float
-    """Starts after its first, mean over all jobs that have started."""
+    """Starts after the first, mean over all jobs that have started."""
     save_gpu_h: float
-    """GPU hours in which jobs saved because they were stopped or ordered to."""
+    """GPU hours of saves at stops or by order."""
     launch_gpu_h: float
-    """GPU hours in which jobs that had run before launched again."""
+    """GPU hours of launches of jobs that had run before."""
     lost_gpu_h: float
-    """GPU hours of work that were done and have to be done again."""
+    """GPU hours of lost work, which has to be done again."""
     records: int
-    """Of the ledger."""
+    """Number of ledger records."""
     cpu_s: float
     wall_s: float
 
@@ -72,7 +72,7 @@ class Life:
 
 @dataclass(slots=True)
 class Meter:
-    """Fed by the engine; time only moves forward."""
+    """Collects the figures, fed by the engine; time never goes back."""
 
     gpus: int
     lives: dict[str, Life] = field(default_factory=dict)
@@ -94,7 +94,7 @@ class Meter:
     _until_last_end: tuple[float, float] = (0.0, 0.0)
 
     def at(self, now_s: float) -> None:
-        """What was held and who waited since the last call lasted until now."""
+        """Integrates held GPUs and waiting jobs from the last call until now."""
         passed_s = now_s - self._now_s
         if passed_s > 0:
             self._held_s += passed_s * self.held
@@ -104,7 +104,7 @@ class Meter:
             self._sample()
 
     def _sample(self) -> None:
-        """After an arrival: what is allocated, if the load has just reached the whole cluster."""
+        """After an arrival: samples the allocation if the load has just reached the whole cluster."""
         if self.asked == self._asked_before:
             return
         self._asked_before = self.asked
@@ -131,13 +131,13 @@ class Meter:
             life.running_since_s = None
 
     def finished_work(self, job_id: str, at_s: float) -> None:
-        """Its work was done at `at_s`, not later than now; it runs no more."""
+        """The job completed its work at `at_s`, not later than now, and no longer runs."""
         self.stopped(job_id, at_s)
         self.lives[job_id].end_s = at_s
         self._last_end_s = max(self._last_end_s, at_s)
 
     def ended(self, job_id: str) -> None:
-        """The placer has taken note."""
+        """The placer has recorded the job's end."""
         self.events += 1
         self.finished += 1
         self._until_last_end = self._held_s, self._wasted_s
@@ -151,7 +151,7 @@ class Meter:
         cpu_s: float,
         charges: Charges,
     ) -> Figures:
-        """`alone_s`: per finished job its work in seconds. `charges`: what restarts took."""
+        """All figures. `alone_s`: per finished job its work in seconds. `charges`: costs of restarts."""
         self._sample()
         full_load, samples = self._full_load
         if not samples and 0 < self.gpus <= self.asked:

@@ -8,7 +8,7 @@ from penstock_services.placer.core.step import Step
 
 
 class MigratorSeat:
-    """As `penstock.simulator.seats.Seat`."""
+    """Implements `penstock.simulator.seats.Seat`."""
 
     def __init__(self) -> None:
         self.migrator = Migrator()

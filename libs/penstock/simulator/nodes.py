@@ -1,4 +1,4 @@
-"""The nodes of a simulated cell: the node-reporter's own core decides what an order leads to; no process runs.
+"""Simulated nodes of a cell: the node-reporter's own core handles orders; no process runs.
 
 Orders are obeyed by the same rules as on a machine: tokens, predecessors, stops that overtake starts. Only the
 actions differ: a spawn succeeds after `start_s`, a SIGTERM is obeyed when the program has saved and `stop_s` later, a SIGKILL at
@@ -26,34 +26,34 @@ from penstock_services.node_reporter.core.state import NodeState, Put
 
 
 class Latency(NamedTuple):
-    """Seconds that nodes take."""
+    """Latencies of nodes in seconds."""
 
     start_s: float = 0.0
     stop_s: float = 0.0
 
 
 Later = Callable[[float, str, Input], None]
-"""(seconds from now, node id, input): feed this to the node then."""
+"""(seconds from now, node id, input): feeds the input to the node at that time."""
 
 
 class Programs(Protocol):
-    """What the tasks' programs do when they are signalled."""
+    """Reactions of the tasks' programs to signals."""
 
     def saving_s(self, task_id: str) -> float:
-        """How long one that got SIGTERM now would save before it ends, seconds ≥ 0."""
+        """Seconds ≥ 0 for which the task's program would save after a SIGTERM now, before it ends."""
 
     def checkpoint(self, task_id: str) -> None:
-        """It was asked for a checkpoint."""
+        """The task was asked for a checkpoint."""
 
     def launching(self, task_id: str) -> None:
-        """It launches, and its GPUs are not its own yet."""
+        """The task launches before it holds its GPUs alone."""
 
     def changed(self, task_id: str) -> None:
-        """It has the cores, and the cap of memory bandwidth, that were decided for it."""
+        """The task now has the cores and the cap of memory bandwidth that were decided for it."""
 
 
 class SimulatedNodes:
-    """All nodes of the cell. `later` gets what will happen on them by itself."""
+    """All nodes of the cell. `later` schedules their future inputs."""
 
     def __init__(self, specs: Iterable[NodeSpec], latency: Latency, later: Later, programs: Programs) -> None:
         self._nodes = {
@@ -67,7 +67,7 @@ class SimulatedNodes:
         self._programs = programs
         self._pid = 1
         self.terminated: list[str] = []
-        """Ids of tasks that have just got SIGTERM: they compute no more. The engine empties it."""
+        """Ids of tasks that have just got SIGTERM and no longer compute. The engine empties the list."""
 
     def feed(self, node_id: str, given: Input, now_ms: int) -> Sequence[Event]:
         """One input of a node's core; returns the events that it sends."""
@@ -86,7 +86,7 @@ class SimulatedNodes:
         return sent
 
     def _act(self, node_id: str, decision: Decision, now_ms: int) -> None:
-        """What the machine does, and when it reports it."""
+        """Carries out a decision as the machine would, and schedules its report."""
         match decision:
             case Spawn(order=order):
                 self._pid += 1

@@ -1,7 +1,7 @@
-"""Process pool for simulation runs: one forked process per run. Which run is served first makes no difference to any result.
+"""Process pool for simulation runs: one forked process per run. The order of the runs does not affect any result.
 
-It is not the worker pool of services (`penstock.runtime.pool`), whose workers are shared by tasks: a run inherits the trace
-that was read, its memory goes with it, it reports its progress, and a run that the kernel kills ends no other.
+It is not the worker pool of services (`penstock.runtime.pool`), whose workers are shared by tasks: a run inherits the parsed
+trace, its memory is freed at its end, it reports its progress, and a run that the kernel kills does not end another.
 """
 
 import math
@@ -26,7 +26,7 @@ STOP_WITHIN_S = 20.0  # after Ctrl-C
 
 
 class Task(NamedTuple):
-    """A run to come. `draws`: whether charts are wanted. `name`: of its variant; by default the profile."""
+    """A run to perform. `draws`: whether charts are wanted. `name`: of its variant; by default the profile."""
 
     profile: str
     seed: int
@@ -42,7 +42,7 @@ Do = Callable[[Task, OnProgress], Result]
 
 
 class Failed(NamedTuple):
-    """A run without a result, and why."""
+    """A run without a result, and the reason."""
 
     task: Task
     why: str
@@ -65,7 +65,7 @@ class _Running:
 
 
 class Look(NamedTuple):
-    """What a progress bar may show. `waiting`: runs that have not begun."""
+    """Data for a progress bar. `waiting`: runs that have not begun."""
 
     done: int
     events: int
@@ -80,10 +80,10 @@ def run_all(
     then: Callable[[Result], Iterable[Task]] = lambda result: (),
     look: Callable[[Look], None] = lambda look: None,
 ) -> Outcome:
-    """Performs all tasks, and those that `then` asks for after a result; at most `workers` at once.
+    """Performs all tasks, and those that `then` returns after a result; at most `workers` at once.
 
-    Ctrl-C or SIGTERM stops the runs in progress between two steps: their figures so far are results, too. The second
-    one, or STOP_WITHIN_S, ends them without. `look` is called a few times a second. In the main thread only.
+    Ctrl-C or SIGTERM stops the runs in progress between two steps: their figures so far are results, too. A second
+    one, or STOP_WITHIN_S, ends them without results. `look` is called a few times a second. In the main thread only.
     """
     outcome, waiting = Outcome(), deque(tasks)
     running: dict[Connection, _Running] = {}
@@ -123,7 +123,7 @@ def _look(outcome: Outcome, running: Mapping[Connection, _Running], waiting: int
 
 
 def _receive(reader: Connection, running: dict[Connection, _Running], outcome: Outcome) -> Result | None:
-    """One message of a run: how far it is, its result, or its end without one. Returns the result."""
+    """Receives one message of a run: its progress, its result, or its end without one. Returns the result."""
     own = running[reader]
     try:
         message = reader.recv()
@@ -153,8 +153,8 @@ def _start(task: Task, do: Do, stop: mmap.mmap) -> tuple[Connection, BaseProcess
 
 
 def _work(writer: Connection, reader: Connection, do: Do, task: Task, stop: mmap.mmap, parent: int) -> None:
-    """In the new process. Ctrl-C and SIGTERM are the parent's, which asks for the end by the byte `stop`: memory that
-    both share, and that no process locks. The process ends when its parent does.
+    """Runs in the new process. Ctrl-C and SIGTERM are left to the parent, which requests the end by the byte `stop`, in
+    shared memory without a lock. The process ends when its parent does.
     """
     for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
@@ -174,6 +174,6 @@ def _work(writer: Connection, reader: Connection, do: Do, task: Task, stop: mmap
     with closing(writer):
         try:
             message: Result | str = do(task, report)
-        except ValueError as error:  # a trace that only this seed makes bad
+        except ValueError as error:  # a trace that is bad only with this seed
             message = str(error)
         writer.send(message)

@@ -1,4 +1,4 @@
-"""One simulation run to its end, Ctrl-C or SIGTERM, its progress reports and its result."""
+"""Performs one simulation run to its end, Ctrl-C or SIGTERM, with progress reports and a result."""
 
 import gc
 import signal
@@ -24,7 +24,7 @@ Sink = Callable[[bytes], object]
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a run is. `share`: of its events, 0 … 1."""
+    """Progress of a run. `share`: of its events, 0 … 1."""
 
     share: float
     finished: int
@@ -33,18 +33,18 @@ class Progress:
 
 
 OnProgress = Callable[[Progress], bool]
-"""Takes note of how far the run is; False: stop here."""
+"""Callback with a run's progress; it returns False to stop the run."""
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What came of a run."""
+    """Result of a run."""
 
     name: str
-    """Of the variant: its profile, and where that is run in several ways, which."""
+    """Name of the variant: its profile, with the source of run times if it runs with several."""
     profile: str
     durations: Durations
-    """Which run times the policy was given."""
+    """Source of the policy's run times."""
     seed: int
     settings: PlacerSettings
     jobs: int
@@ -52,12 +52,12 @@ class Result:
     used_rng: bool
     """Whether a policy used random numbers: if not, and the trace does not depend on the seed, every seed gives the same."""
     jct_s: Reals
-    """Of finished jobs, ascending; as exact as the figures."""
+    """Completion times of finished jobs, ascending; as exact as the figures."""
     queue_s: Reals
     series: RunSeries | None = None
     interrupted: bool = False
     problem: str = ""
-    """Why it broke off."""
+    """Why the run was aborted; empty: it was not."""
 
     @property
     def whole(self) -> bool:
@@ -65,7 +65,7 @@ class Result:
 
 
 class Recorder:
-    """Hands each record on to a file and to a timeline, where there is one."""
+    """Passes each record to a file and to a timeline, if there is one."""
 
     def __init__(self, file: Sink | None = None, *, draws: bool = False) -> None:
         self.timeline = Timeline() if draws else None
@@ -79,14 +79,14 @@ class Recorder:
             self.timeline.take(value)
 
     def watch(self, simulation: Simulation) -> None:
-        """Before its first step."""
+        """Observes a simulation; call it before the first step."""
         if self.stopwatch is not None:
             simulation.cell.watch(self.stopwatch.note)
 
 
 @contextmanager
 def no_collection() -> Iterator[None]:
-    """Without Python's search for cycles, of which a run makes none: it takes a fifth of the time."""
+    """Disables Python's cyclic garbage collector, which takes a fifth of the time: a run makes no cycles."""
     gc.disable()
     try:
         yield
@@ -102,7 +102,7 @@ def perform(
     endless: bool = False,
     name: str = "",
 ) -> Result:
-    """Runs to the end, or until `report` has enough. The recorder's `take` is the simulation's sink.
+    """Runs to the end, or until `report` returns False. The recorder's `take` is the simulation's sink.
 
     `endless`: its jobs only arrive. `name`: of the variant; by default the profile.
     """
@@ -148,8 +148,8 @@ def perform(
 
 @contextmanager
 def first_interrupt_waits() -> Iterator[Callable[[], bool]]:
-    """Within the block the first Ctrl-C or SIGTERM only raises a flag, so that a run ends between two steps and its
-    figures fit together; the second interrupts at once. Yields whether the flag is up. In the main thread only.
+    """Within the block the first Ctrl-C or SIGTERM only sets a flag, so that a run ends between two steps and its
+    figures are consistent; the second interrupts at once. Yields a function that returns the flag. In the main thread only.
     """
     asked = False
 

@@ -1,7 +1,7 @@
-"""Seats of proposing services in a simulated cell: each has the service's own core, beside the placer's state.
+"""Adapters (seats) of proposing services in a simulated cell: each runs the service's own core on the placer's state.
 
-A service folds the ledger's bytes itself. A seat reads the placer's state instead, which is the same at the moment at which it reads, and
-takes no time to fold. Seats act once nothing else is left at a moment, so a moment has one answer for all that has happened in it.
+A service folds the ledger's bytes itself. A seat reads the placer's state instead, which is equal at that moment and takes
+no time to fold. Seats act after all other events of a moment, so that a moment has one answer for all its events.
 """
 
 from collections.abc import Sequence
@@ -24,24 +24,24 @@ class Seat(Protocol):
     """One service."""
 
     def see(self, state: CellState, step: Step) -> None:
-        """A record that was folded."""
+        """Takes a record that was folded."""
         ...
 
     def hear(self, state: CellState, sample: TelemetrySampled, now_ms: int) -> None:
-        """A sample of telemetry."""
+        """Takes a telemetry sample."""
         ...
 
     def next_s(self, state: CellState) -> float | None:
-        """When it has something to do, though nothing else happens; never before the present. None: nothing."""
+        """Time of its next proposal without a further event, not before the present; None: none."""
         ...
 
     def due(self, state: CellState, now_s: float, now_ms: int) -> Event | None:
-        """What it proposes now; None: nothing at this moment."""
+        """Its next proposal at this moment; None: there is none."""
         ...
 
 
 def seats_for(settings: PlacerSettings, planning_s: float | None) -> Sequence[Seat]:
-    """Of the services that have anything to do under these settings; `planning_s` as `BatcherSeat`."""
+    """Seats of the services that are active under these settings; `planning_s` as in `BatcherSeat`."""
     found: list[Seat] = []
     if plans(settings):
         found.append(BatcherSeat(planning_s))

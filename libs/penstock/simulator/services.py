@@ -1,12 +1,12 @@
-"""Port for services of a simulated cell: they hear the ledger and telemetry in their order, and publish answers and proposals.
+"""Port for services of a simulated cell: they read the ledger and telemetry in order, and publish answers and proposals.
 
-A service is a core with a loop around it: it reads what has come, computes, publishes, and reads again what has come meanwhile. So
-a simulated one hears a record `delay_s` after it was written; what it publishes reaches the placer after the *planning time*,
-simulated time that passes while it computes; and until then it hears nothing new. What it reads in one go is one batch.
+A service is a core with a loop around it: it reads new records, computes, publishes, and reads the records that have come meanwhile. So
+a simulated service receives a record `delay_s` after it was written; its events reach the placer after the *planning time*,
+simulated time that passes while it computes; and until then it receives nothing new. Records received together are one batch.
 
-The placer judges what it is sent (LAW 1): what comes late, twice or makes no sense is refused, on its record, and costs nobody
-anything. What could never be on the topic that the service writes to is dropped here, as the topic's rights and the event's schema do
-it on a log: things that are no events, events of other topics, values out of their range.
+The placer checks proposals (LAW 1): late, repeated or invalid ones are refused, on its record, and affect no job.
+Values that could never be on the service's topic are dropped here, as the topic's rights and the event's schema do on a log:
+values that are not events, events of other topics, fields out of range.
 """
 
 from collections import deque
@@ -25,27 +25,27 @@ Heard = bytes | TelemetrySampled
 
 
 class Service(Protocol):
-    """A service of the cell, without IO: whoever implements this takes part in a simulation.
+    """A service of the cell, without IO. An implementation can take part in a simulation.
 
-    It may keep state of its own, folded from what it hears, and must use neither clock nor unseeded random numbers: runs repeat.
+    It may hold state folded from its inputs, and must use neither clock nor unseeded random numbers, so that runs repeat.
     """
 
     writes: Topic
     """The one topic that it may write to."""
 
     def answer(self, heard: Sequence[Heard]) -> Sequence[Event]:
-        """All that has come since the last call, at least one, in the ledger's order; returns what it publishes, in order."""
+        """Takes all records and samples since the last call, at least one, in the ledger's order; returns its events, in order."""
         ...
 
 
 class Attached(NamedTuple):
-    """A service of a run, and how long it takes. Seconds, ≥ 0."""
+    """A service of a run, with its latencies in seconds, ≥ 0."""
 
     service: Service
     delay_s: float = 0.0
     """From a record to its reading."""
     planning_s: float | None = 0.0
-    """From the reading to the answer, where there is one; None: as long as the computation really took, so that no run repeats."""
+    """From the reading to the answer, if there is one; None: the real computing time, so that runs do not repeat."""
 
 
 class Services:
@@ -57,20 +57,20 @@ class Services:
 
     @property
     def dropped(self) -> int:
-        """How much of what they published could not be on their topic."""
+        """Number of their events that could not be on their topic."""
         return sum(one.dropped for one in self._running)
 
     def hear(self, heard: Heard) -> None:
-        """Something happens now."""
+        """Gives all services a record or sample, at the present time."""
         for one in self._running:
             one.inbox.append((self._now_s() + one.attached.delay_s, heard))
 
     def next_s(self) -> float | None:
-        """When one of them reads, or has planned."""
+        """The next time at which one of them reads or publishes."""
         return min((at_s for one in self._running if (at_s := one.next_s()) is not None), default=None)
 
     def due(self) -> Sequence[Event]:
-        """What reaches the placer next, now; empty: nothing more at this moment."""
+        """The next events for the placer at this moment; empty: none are left."""
         now_s = self._now_s()
         for one in self._running:
             while (at_s := one.next_s()) is not None and at_s <= now_s:
@@ -86,7 +86,7 @@ class _Running:
         self.dropped = 0
         self._planned: Sequence[Event] = ()
         self._until_s: float | None = None
-        """The end of the planning that is under way."""
+        """End of the present planning."""
 
     def next_s(self) -> float | None:
         if self._until_s is not None:
@@ -94,7 +94,7 @@ class _Running:
         return self.inbox[0][0] if self.inbox else None
 
     def go_on(self, now_s: float) -> Sequence[Event]:
-        """Publishes what is planned, or reads and plans; call it when `next_s` has come."""
+        """Publishes the planned events, or reads and plans; call it at `next_s`."""
         if self._until_s is not None:
             self._until_s = None
             return self._planned
@@ -116,7 +116,7 @@ class _Running:
 
 
 def _published(event: object, writes: Topic) -> Event | None:
-    """As it would be read from its topic; None: it could not be there."""
+    """The event as it would be read from its topic; None: it could not be there."""
     if not isinstance(event, Event) or event.TOPIC is not writes:
         return None
     try:
@@ -128,7 +128,7 @@ def _published(event: object, writes: Topic) -> Event | None:
 def heard_by_both(
     first: Callable[[bytes], object], second: Callable[[bytes], object] | None
 ) -> Callable[[bytes], object]:
-    """Hands each record to both."""
+    """Passes each record to both."""
     if second is None:
         return first
 

@@ -1,7 +1,7 @@
-"""Stage profiles of simulated jobs, as the estimator would have measured them: from the trace's stage times, with an error if one is asked for.
+"""Stage profiles of simulated jobs, as the estimator would have measured them: the trace's stage times, with an optional error.
 
 A trace in Muri's format has storage and CPU in one figure, the time of two of the four slots: half of it counts as each. The error is the same for all jobs of a
-kind, as one profile serves them all; what runs is not changed by it.
+kind, which share one profile; it does not affect the jobs' speeds.
 """
 
 from zlib import crc32
@@ -16,14 +16,14 @@ LEAST_MS = 1e-6
 
 
 class StageProfiles:
-    """Of one run. `noise`: largest relative error of each stage, 0 – 1, uniform and seeded."""
+    """Profiles of one run. `noise`: largest relative error of each stage, 0 – 1, uniform and seeded."""
 
     def __init__(self, seed: int, noise: float) -> None:
         self._seed, self._noise = seed, noise
         self._found: dict[Kind, StageTimes] = {}
 
     def of(self, job: TraceJob) -> StageTimes:
-        """Only for a job with stage times in its trace."""
+        """The profile of a job with stage times in its trace."""
         assert job.stages is not None, job
         kind = job.model, job.batch_size, job.gpus, job.stages
         found = self._found.get(kind)

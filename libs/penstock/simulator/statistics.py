@@ -1,4 +1,4 @@
-"""Means of repeated runs and how sure they are."""
+"""Means of repeated runs with Student's confidence intervals, and paired differences."""
 
 from collections.abc import Mapping, Sequence
 from math import sqrt
@@ -8,11 +8,11 @@ from typing import NamedTuple
 from scipy.special import stdtrit
 
 CONFIDENCE = 0.95
-SLACK = 1e-9  # of a mean: sums in another order differ so much
+SLACK = 1e-9  # relative to a mean: the error of summing in another order
 
 
 class Mean(NamedTuple):
-    """Of `n` runs. `half_width`: of the confidence interval; None with one run of something that varies."""
+    """Mean of `n` runs. `half_width`: of the confidence interval; None with one run of a varying figure."""
 
     mean: float
     half_width: float | None
@@ -27,7 +27,7 @@ class Mean(NamedTuple):
         return self.mean + (self.half_width or 0.0)
 
     def meets(self, other: "Mean") -> bool:
-        """Whether the intervals have a point in common; unknown ones meet everything."""
+        """Whether the intervals overlap; an unknown interval overlaps every other."""
         if self.half_width is None or other.half_width is None:
             return True
         slack = SLACK * max(abs(self.mean), abs(other.mean))
@@ -51,7 +51,7 @@ def mean_of(values: Sequence[float], *, exact: bool = False) -> Mean:
 def paired(
     values: Mapping[int, float], base: Mapping[int, float], *, exact: tuple[bool, bool]
 ) -> Mean | None:
-    """Differences to `base`, seed by seed; None if they have no seed in common.
+    """Mean of the differences to `base`, seed by seed; None if they have no seed in common.
 
     `exact`: whether either is deterministic: its one value then stands for every seed.
     """

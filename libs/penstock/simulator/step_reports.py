@@ -1,7 +1,7 @@
 """Progress reports of simulated training scripts: iterations done and the mean time of a step, as `penstock.sdk.progress` reports them.
 
-Ideal: the SDK's own rule, a report whenever the distance from the first has grown by a tenth. Departure: whenever the time since has doubled, so
-that a job costs some ten records and not a hundred; and only jobs whose trace counts iterations report any.
+Ideal: the SDK's own rule, a report whenever the iterations since the first have grown by a tenth. Departure: whenever the time since the start has
+doubled, so that a job costs some ten records and not a hundred; and only jobs whose trace counts iterations report any.
 """
 
 import heapq
@@ -26,7 +26,7 @@ class Reporting(NamedTuple):
 
 
 class StepReports:
-    """When running jobs report, and what. Whoever asks knows how far they are."""
+    """Schedules and makes the reports of running jobs. The caller supplies their progress."""
 
     def __init__(self) -> None:
         self._attempts: dict[str, Reporting] = {}
@@ -34,7 +34,7 @@ class StepReports:
         self._order = count()
 
     def started(self, job: TraceJob, token: int, now_s: float) -> None:
-        """All of its tasks run."""
+        """All of the job's tasks run."""
         if job.iterations:
             self._attempts[job.job_id] = Reporting(token, now_s)
             self._at(now_s + FIRST_S, job.job_id, token)
@@ -59,13 +59,13 @@ class StepReports:
         return job_id, token
 
     def over(self, job_id: str) -> None:
-        """Its attempt runs no more."""
+        """The job's attempt no longer runs."""
         self._attempts.pop(job_id, None)
 
     def report(
         self, job: TraceJob, share: float, node_id: str, task_id: str, now_s: float
     ) -> StepsMeasured | None:
-        """`share` of its work is done, 0 – 1. None: not one iteration more than at its latest report."""
+        """A report after `share` of the job's work, 0 – 1. None: no iteration was completed since the latest report."""
         known = self._attempts.get(job.job_id)
         if known is None or not job.iterations:
             return None

@@ -1,4 +1,4 @@
-"""What is submitted for a job of a trace: its job spec, and what the estimator core says that it needs."""
+"""Builds the submission of a trace's job: its job spec, and the estimator core's estimate of its resources."""
 
 from collections.abc import Callable
 from math import ceil
@@ -16,14 +16,14 @@ CLASSES: tuple[Qos, ...] = ("urgent", "prior", "normal")
 
 
 def _service_class(job: TraceJob) -> Qos | None:
-    """As its label `qos` has it."""
+    """The class in its label `qos`."""
     return next(
         (found for name, label in job.labels for found in CLASSES if (name, label) == ("qos", found)), None
     )
 
 
 def saves_when_stopped(settings: PlacerSettings) -> Callable[[TraceJob], bool]:
-    """Which jobs go on from where they were when they are stopped: all under profiles whose services move running jobs, those with GPUs where cores are
+    """Which jobs save when they are stopped and resume there: all under profiles whose services move running jobs, jobs with GPUs where cores are
     reclaimed, none under others."""
     profile = profile_for(settings)
     if profile.migrate is not None or profile.make_way is not None:
@@ -32,7 +32,7 @@ def saves_when_stopped(settings: PlacerSettings) -> Callable[[TraceJob], bool]:
 
 
 class Submissions:
-    """Of one run. Jobs that ask for the same share one spec and one estimate, but for their names."""
+    """Submissions of one run. Jobs with equal requests share one spec and one estimate, except for their names."""
 
     def __init__(
         self,
@@ -46,8 +46,8 @@ class Submissions:
         prelaunch: bool,
         names_cores: Callable[[TraceJob], bool] = lambda job: True,
     ) -> None:
-        """`gpus_per_node`: of the largest node; `learns`: jobs say how many iterations they have; `saves`: and that they save when
-        they are stopped; else as `Options`."""
+        """`gpus_per_node`: of the largest node; `learns`: specs state the number of iterations; `saves`: which jobs' specs state that
+        they save when they are stopped; others as in `Options`."""
         self._saves, self._names_cores = saves, names_cores
         self._prelaunch = prelaunch
         self._gpus_per_node = gpus_per_node
@@ -59,13 +59,13 @@ class Submissions:
         self._specs: dict[tuple[object, ...], JobSpec] = {}
 
     def of(self, job: TraceJob) -> tuple[JobSpec, Estimate]:
-        """The spec has the job's id as its name. The estimate is without a run time."""
+        """A job's spec, with its id as the name, and its estimate without a run time."""
         shape = gang_of(job, self._gpus_per_node, self._single_gpu_workers)
         request, need = self._need(job, shape)
         return self._spec(job, shape, request), need
 
     def _spec(self, job: TraceJob, shape: Shape, request: ResourceRequest) -> JobSpec:
-        """Validated once for jobs that differ in their names only; the name is the id, which is validated anyway."""
+        """The spec, validated once for jobs that differ in their names only; the name is the id, which is validated anyway."""
         alike = (
             job.owner,
             shape,

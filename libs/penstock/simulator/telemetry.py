@@ -1,4 +1,4 @@
-"""Telemetry of simulated nodes: losses, step times and memory traffic, as node-reporters publish them: what changes.
+"""Telemetry of simulated nodes: losses, step times and memory traffic, published like by node-reporters, on changes.
 
 The placer does not read telemetry: it goes to the seats and services of the cell.
 """
@@ -15,38 +15,38 @@ from penstock.simulator.seats import Seat
 from penstock.simulator.services import Services
 
 STEP_MS = 1_000.0
-"""Of a job whose trace counts no iterations, with what it asked for. An assumption: only its ratio to others matters."""
+"""Step time on the requested resources of a job whose trace has no iterations. An assumption: only its ratio to others matters."""
 TRAFFIC_POINTS = 5.0
-"""Percent of a node's memory bandwidth, by which it differs from what was published last. An assumption."""
+"""Change in percent of a node's memory bandwidth at which it is published again. An assumption."""
 
 
 WINDOW_S = 2.0
-"""After a change, until a training has measured its step time: a window of the SDK (`penstock.sdk.progress`)."""
+"""From a change to the measured step time of a training: a window of the SDK (`penstock.sdk.progress`)."""
 
 
 class _Published(NamedTuple):
-    """Of one task, last."""
+    """The last published values of one task."""
 
     step_ms: float
     cores: int
 
 
 class Telemetry:
-    """Of all nodes."""
+    """Telemetry of all nodes."""
 
     def __init__(self, seats: Sequence[Seat], services: Services | None) -> None:
         self._seats, self._services = seats, services
         self._losses = LossReports()
         self._steps: dict[str, _Published] = {}
-        """By task id."""
+        """Last published step times by task id."""
         self._measured: dict[str, tuple[float, Pace]] = {}
-        """Job → when its present step time is measured, in the order of that."""
+        """Job → time at which its present step time is measured, in order of time."""
         self._takes: dict[str, dict[str, float]] = {}
-        """Node → job → what it takes of the bandwidth."""
+        """Node → job → share of the bandwidth that it uses."""
         self._taken: dict[str, Sequence[str]] = {}
-        """Job → the nodes of which it takes some."""
+        """Job → the nodes whose bandwidth it uses."""
         self._traffic: dict[str, float] = {}
-        """Node or task → percent, published last."""
+        """Node or task → percent published last."""
 
     def over(self, task_id: str) -> None:
         """The task has ended."""
@@ -55,17 +55,17 @@ class Telemetry:
         self._traffic.pop(task_id, None)
 
     def loss(self, report: LossReport, state: CellState, now_ms: int) -> None:
-        """The chief reports it."""
+        """Publishes a loss report of a job's chief, if it passes the filter."""
         sample = self._losses.sample(report, state.jobs[report.job_id])
         if sample is not None:
             self._send(sample, state, now_ms)
 
     def next_s(self) -> float | None:
-        """When a step time is measured next."""
+        """Time of the next measured step time."""
         return next((at_s for at_s, _ in self._measured.values()), None)
 
     def due(self, state: CellState, now_s: float, now_ms: int) -> bool:
-        """The next step time that is measured by now; whether there was one."""
+        """Publishes the next step time that is measured by now; whether there was one."""
         job_id = next(iter(self._measured), "")
         if not job_id or self._measured[job_id][0] > now_s:
             return False
@@ -73,7 +73,7 @@ class Telemetry:
         return True
 
     def paces(self, paces: Sequence[Pace], state: CellState, now_s: float, now_ms: int) -> None:
-        """How fast jobs run from now on, and what they take of their nodes."""
+        """Takes the jobs' speeds from now on, and their use of their nodes' bandwidth."""
         touched: dict[str, None] = {}
         for pace in paces:
             for node_id in self._taken.pop(pace.job_id, ()):
@@ -103,7 +103,7 @@ class Telemetry:
         )
 
     def _takes_of(self, pace: Pace, state: CellState, now_ms: int) -> None:
-        """Of the tasks of a job without GPUs, each an equal part of what the job takes of its node."""
+        """Publishes the use of each task of a job without GPUs: an equal part of the job's use of its node."""
         job = state.jobs.get(pace.job_id)
         if job is None or pace.job.gpus:
             return
@@ -120,7 +120,7 @@ class Telemetry:
             self._send(sample, state, now_ms)
 
     def _task(self, pace: Pace, state: CellState, now_ms: int) -> None:
-        """The chief of a training reports its steps: once after each change of its cores, else where they differ."""
+        """Publishes the step time of a training's chief: once after each change of its cores, else if it differs."""
         job = state.jobs.get(pace.job_id)
         if job is None or not job.tasks:
             return

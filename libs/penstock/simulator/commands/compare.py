@@ -109,7 +109,7 @@ def compare(ctx: typer.Context, asked: CompareOptions) -> int:
 
 
 def _profiles(asked: CompareOptions) -> Sequence[str]:
-    """Raises `BadCommand`; names that exist not are `judge`'s."""
+    """The profiles to compare. Raises `BadCommand`; unknown names are found by `judge`."""
     profiles = [name for name in re.split(r"[,\s]+", asked.profiles) if name]
     if not profiles:
         raise BadCommand("--profiles: name at least one")
@@ -125,7 +125,7 @@ def _profiles(asked: CompareOptions) -> Sequence[str]:
 def _run_all(
     asked: CompareOptions, given: Given, variants: Sequence[Variant], seeded: bool, errors: Console
 ) -> Outcome:
-    """The first seed of each variant first; the others where they are known or then found to matter."""
+    """Runs all variants, the first seed of each first; the other seeds if they are known, or then found, to matter."""
     first, rest = asked.seed, range(asked.seed + 1, asked.seed + asked.seeds)
 
     def do(task: Task, report: OnProgress) -> Result:

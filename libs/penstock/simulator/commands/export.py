@@ -91,7 +91,7 @@ def export(
 
 
 def lines_of(found: Sequence[PastJob]) -> Iterator[Sequence[str]]:
-    """A trace's lines, with each job's outcome as a column for people."""
+    """A trace's lines, with each job's outcome as a further column."""
     yield from trace_lines([one.job for one in found], {"outcome": [one.outcome for one in found]})
 
 

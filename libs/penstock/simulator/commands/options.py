@@ -48,7 +48,7 @@ MAX_SECONDS = 86_400  # of latencies and ticks
 
 @contextmanager
 def bad_input_stops() -> Iterator[None]:
-    """For a whole command: what is wrong with its input ends it with a line each and exit code 2."""
+    """Wraps a whole command: problems of its input end it with a line each and exit code 2."""
     try:
         yield
     except (BadCluster, BadFile, UnknownProfile, UnknownJobModel) as error:
@@ -58,13 +58,13 @@ def bad_input_stops() -> Iterator[None]:
 
 
 def collect_rarely() -> None:
-    """What was imported stays, and a run makes no cycles: as in a service (speed.md rule 6)."""
+    """Makes garbage collections rare, as in a service (speed.md rule 6): imported objects stay, and a run makes no cycles."""
     gc.freeze()
     gc.set_threshold(50_000, 20, 20)
 
 
 def seconds(text: str) -> float:
-    """≥ 0, from `60s`, `5m`, `1h30m` or plain seconds. Raises `BadParameter` with the remedy."""
+    """Seconds ≥ 0, from `60s`, `5m`, `1h30m` or plain seconds. Raises `BadParameter` with the remedy."""
     with suppress(ValueError):
         return float(text)
     try:
@@ -89,7 +89,7 @@ Columns = Annotated[
 
 
 def renames_of(text: str | None) -> Mapping[str, str]:
-    """A column of our own CSV → what the file calls it. Raises `BadCommand`."""
+    """Column of our own CSV → its name in the file. Raises `BadCommand`."""
     renames: dict[str, str] = {}
     for pair in text.split(",") if text is not None else ():
         ours, equals, theirs = (part.strip() for part in pair.partition("="))
@@ -206,7 +206,7 @@ class SimulationOptions:
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """The command line, judged; from here on only the profile and the seed vary."""
+    """The validated command line; from here on only the profile and the seed vary."""
 
     asked: SimulationOptions
     cluster: Cluster
@@ -215,9 +215,9 @@ class Given:
     path: Path
     restarts: Restarts
     generator: Generator | None = None
-    """Makes the trace, where it is no file."""
+    """Makes the trace, if it is not a file."""
     read: dict[Path, Trace] = field(default_factory=dict)
-    """The trace as it stands in its file, once it was read."""
+    """Cache of the trace in its file."""
 
     @property
     def nodes(self) -> tuple[NodeSpec, ...]:
@@ -232,7 +232,7 @@ class Given:
             fits = self.capacity.beyond if self._fills(source.name) else self.capacity.problems
             try:
                 read = read_source(self.path, source, fits=fits, skip_bad=True)
-            except BadFile as error:  # that no job is left is news only where bad lines may be left out
+            except BadFile as error:  # `no job is left` is reported only where bad lines may be left out
                 lines = [problem for problem in error.problems if problem.line]
                 raise error if self.asked.skip_bad or not lines else BadFile(str(self.path), lines) from None
             self.read[self.path] = self._judged(read, seed)
@@ -245,7 +245,7 @@ class Given:
             raise BadCommand(f"--arrivals fill: {error}") from error
 
     def _judged(self, trace: Trace, seed: int) -> Trace:
-        """Without its bad lines, where they may be left out. Raises `BadFile` with all of them, else.
+        """The trace without its bad lines, if they may be left out; else raises `BadFile` with all of them.
 
         A line is bad by itself, because no node can hold its job, or because the job model has no measurement of it.
         """
@@ -267,7 +267,7 @@ class Given:
         return ClusterCapacity(self.nodes, self.cluster.slices_per_core, self.options.single_gpu_workers)
 
     def misfits(self, trace: Trace) -> int:
-        """How many jobs of the file fit nowhere, where they fill the cluster and may."""
+        """Number of jobs of the file that fit nowhere, where that is allowed because they fill the cluster."""
         if not self.fills(trace):
             return 0
         capacity = self.capacity
@@ -283,7 +283,7 @@ class Given:
         return (form is not None and form.endless) if arrivals is None else arrivals == "fill"
 
     def seeded(self, trace: Trace) -> bool:
-        """Whether the jobs or the nodes are a matter of the seed, beside the random numbers of policies."""
+        """Whether the jobs or the nodes depend on the seed, beside the random numbers of policies."""
         return self.generator is not None or self.fills(trace) or self.cluster.ranked
 
     def settings(self, profile: str, seed: int) -> PlacerSettings:
@@ -293,7 +293,7 @@ class Given:
         return settings
 
     def _typical(self, settings: PlacerSettings, trace: Trace) -> PlacerSettings:
-        """With the trace's own kinds of tasks, for a profile that scores by them and has none in its settings."""
+        """The settings with the trace's own kinds of tasks, for a profile that scores by them and has none set."""
         if settings.profile not in WANT_TYPICAL_TASKS or settings.typical_tasks:
             return settings
         jobs = self.read.get(self.path, trace).jobs  # each once, also where they fill the cluster
@@ -313,13 +313,13 @@ class Given:
         )
 
     def work(self, seed: int, trace: Trace, settings: PlacerSettings) -> Work:
-        """How far the jobs get. Raises `BadFile`, `UnknownJobModel`."""
+        """The work of the run, made by the job model. Raises `BadFile`, `UnknownJobModel`."""
         if self.fills(trace):
             return Work()
         return work_for(self.job_model, trace, self.path, settings, self._run(seed))
 
     def assumptions(self, variants: Sequence[Variant], trace: Trace) -> Mapping[str, str]:
-        """What all runs of these variants assume: key → sentence."""
+        """Assumptions of all runs of these variants: key → sentence."""
         work = self.work(self.asked.seed, trace, PlacerSettings())
         return assumptions(variants, self.options, work, trace.jobs, endless=self.fills(trace))
 
@@ -331,14 +331,14 @@ class Given:
         sink: Callable[[bytes], object] | None = None,
         durations: Durations = "known",
     ) -> Simulation:
-        """One run, about to begin. Raises `BadFile`, `UnknownJobModel`, and what `settings` raises."""
+        """One run before its first step. Raises `BadFile`, `UnknownJobModel`, and the errors of `settings`."""
         settings = self._typical(self.settings(profile, seed), trace)
         work, options = self.work(seed, trace, settings), self.options._replace(durations=durations)
         return Simulation(self.cluster.under(seed), settings, work, trace.jobs, options, sink)
 
 
 def begin(asked: SimulationOptions, profiles: Sequence[str], errors: Console) -> tuple[Given, Trace]:
-    """What to run, and the trace under the first seed, after every check that needs no run.
+    """The validated command line and the trace under the first seed, after every check that needs no run.
 
     Raises `BadCommand`, `BadCluster`, `BadFile`, `UnknownProfile`, `UnknownJobModel`.
     """
@@ -392,7 +392,7 @@ def judge(asked: SimulationOptions) -> Given:
 
 
 def _planning_s(service: str, text: str) -> float | None:
-    """None: measured. Raises `BadCommand`."""
+    """Planning time of a service in seconds; None: measured. Raises `BadCommand`."""
     if text == "measured":
         return None
     try:
@@ -405,7 +405,7 @@ def _planning_s(service: str, text: str) -> float | None:
 
 
 def _home(trace: str) -> str:
-    """The cluster of the trace's data set, where that lists its nodes."""
+    """The cluster of the trace's data set, if that lists its nodes."""
     data_set = trace.partition("/")[0]
     return data_set if data_set in NODE_SETS and not Path(trace).exists() else CLUSTER
 
@@ -429,7 +429,7 @@ def settings_of(profile: str, seed: int, pairs: Sequence[str]) -> PlacerSettings
 
 
 def report_skipped(trace: Trace, errors: Console) -> None:
-    """Which lines `--skip-bad` has left out, and columns of the file that no format reads."""
+    """Reports the lines that `--skip-bad` has left out, and columns of the file that no format reads."""
     for column, meant in trace.likely.items():
         errors.print(f"penstock: column {column} is not read; did you mean {meant}?", markup=False)
     if trace.passed:

@@ -1,4 +1,4 @@
-"""Figures of runs and comparisons: tables for people, JSON with fixed keys for programs."""
+"""Output of runs and comparisons: tables for the terminal, JSON with fixed keys for programs."""
 
 from collections.abc import Mapping, Sequence
 from math import isclose
@@ -20,7 +20,7 @@ NAME_COLUMNS, PROFILE_COLUMNS = 22, 16
 
 
 def stdout() -> Console:
-    """Tables are as wide as they are, up to WIDE columns when piped."""
+    """Console whose tables keep their width, up to WIDE columns when piped."""
     return console(soft_wrap=True, piped_width=WIDE)
 
 
@@ -37,19 +37,19 @@ def run_keys(result: Result, skipped: int) -> Mapping[str, object]:
 
 
 def _durations(result: Result) -> str | None:
-    """Which run times the policy was given; None: it reads none."""
+    """Source of the run times given to the policy; None: it reads none."""
     return result.durations if result.profile in READ_DURATIONS else None
 
 
 def print_assumptions(assumed: Mapping[str, str], out: Console) -> None:
-    """A line for each."""
+    """Prints a line for each assumption."""
     out.print()
     for key, text in assumed.items():
         out.print(f"[dim]{LABELS[key]}:[/] {text}", highlight=False)
 
 
 def figures_table(keys: Mapping[str, object]) -> Table:
-    """One run: name, value, meaning."""
+    """Table of one run: name, value, meaning."""
     table = plain_table("figure", "value", right=("value",))
     table.add_column("", style="dim", overflow="fold")
     finished = bool(keys["finished_jobs"])
@@ -65,7 +65,7 @@ def figures_table(keys: Mapping[str, object]) -> Table:
 
 
 def stopped_runs(results: Sequence[Result]) -> Sequence[Result]:
-    """Those that were in progress when the comparison was stopped."""
+    """The runs that were in progress when the comparison was stopped."""
     return sorted((one for one in results if one.interrupted), key=lambda one: (one.name, one.seed))
 
 
@@ -105,7 +105,7 @@ def _mean_keys(mean: Mean) -> Mapping[str, object]:
 
 
 def print_comparison(standings: Sequence[Standing], out: Console) -> None:
-    """Means, then differences; side by side as many profiles as the screen is wide."""
+    """Prints means, then differences; as many profiles side by side as fit on the screen."""
     at_once = max(1, (out.width - NAME_COLUMNS) // PROFILE_COLUMNS)
     for first in range(0, len(standings), at_once):
         out.print(_means_table(standings, standings[first : first + at_once]))
@@ -122,7 +122,7 @@ def print_comparison(standings: Sequence[Standing], out: Console) -> None:
 
 
 def print_stopped(results: Sequence[Result], out: Console) -> None:
-    """The figures so far of the runs that were stopped; they are part of no mean."""
+    """Prints the figures so far of stopped runs, which are part of no mean."""
     stopped = stopped_runs(results)
     at_once = max(1, (out.width - NAME_COLUMNS) // PROFILE_COLUMNS)
     for first in range(0, len(stopped), at_once):
@@ -141,7 +141,7 @@ def print_stopped(results: Sequence[Result], out: Console) -> None:
 
 
 def _means_table(standings: Sequence[Standing], shown_here: Sequence[Standing]) -> Table:
-    """A row per figure, a column per profile. Best is judged among all."""
+    """A row per figure, a column per profile. The best is determined among all profiles."""
     table = plain_table("figure")
     for one in shown_here:
         runs = (
@@ -178,7 +178,7 @@ def _marked(mean: Mean, best: Mean | None, name: str) -> str:
 
 
 def _differences_table(first: str, others: Sequence[Standing]) -> Table:
-    """What changes against the first profile."""
+    """Differences to the first profile."""
     table = plain_table(f"against {first}")
     for one in others:
         table.add_column(one.name, no_wrap=True, justify="right")

@@ -34,11 +34,11 @@ class ReportOptions:
         return self.report is not None or self.png is not None
 
     def check_files(self) -> None:
-        """Raises `BadCommand` for what could not be written in the end; makes the folder of the pictures."""
+        """Raises `BadCommand` for a file that could not be written later; makes the folder of the PNG files."""
         files.check(self.report, self.png)
 
     def write_files(self, page: Page, errors: Console) -> None:
-        """Raises `BadCommand` where the disk refuses."""
+        """Writes the files. Raises `BadCommand` where the disk refuses."""
         files.write(page, self.report, self.png, errors)
 
 

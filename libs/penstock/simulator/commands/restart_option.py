@@ -1,4 +1,4 @@
-"""Options `--restart-cost` and `--grace`: what it costs to stop a job and start it again, and how long a stop may take."""
+"""Options `--restart-cost` and `--grace`: the cost of stopping a job and starting it again, and the time limit of a stop."""
 
 from math import ceil
 from typing import NamedTuple
@@ -12,20 +12,20 @@ from penstock.simulator.job_models.tables import STAGE_PROFILES, read_start_ups
 from penstock.simulator.traces.importing import data_path
 
 NONE, MEASURED = "none", "measured"
-MAX_GRACE_S = 600.0  # as `JobSpec.grace_ms` has it: a longer save would always be killed
+MAX_GRACE_S = 600.0  # bound of `JobSpec.grace_ms`: a longer save would always be killed
 MAX_S = 86_400.0
 NAMES = ("SAVE", "LAUNCH", "INTERVAL")
 
 
 class Restarts(NamedTuple):
-    """`cost_of` None: they cost nothing. `longest_save_s` of all jobs."""
+    """Restart costs. `cost_of` None: restarts are free. `longest_save_s`: of all jobs."""
 
     cost_of: CostOf | None
     longest_save_s: float = 0.0
 
 
 def restarts_of(text: str) -> Restarts:
-    """`none`, `measured`, or SAVE,LAUNCH,INTERVAL. Raises `BadCommand` with the remedy, `BadFile` where Muri's table is not there."""
+    """Parses `none`, `measured`, or SAVE,LAUNCH,INTERVAL. Raises `BadCommand` with the remedy, `BadFile` if Muri's table is missing."""
     if text == NONE:
         return Restarts(None)
     if text == MEASURED:
@@ -51,7 +51,7 @@ def restarts_of(text: str) -> Restarts:
 
 
 def grace_of(asked_s: float | None, restarts: Restarts) -> int:
-    """Milliseconds; by default what a job file has by default, or as long as the longest save. Raises `BadCommand`."""
+    """Grace in milliseconds; by default a job file's default, or the longest save if that is longer. Raises `BadCommand`."""
     if asked_s is None:
         return max(DEFAULT_GRACE_MS, ceil(restarts.longest_save_s * 1_000))
     if not 0 <= asked_s <= MAX_GRACE_S:

@@ -91,7 +91,7 @@ def simulate(ctx: typer.Context, asked: SimulateOptions) -> int:
 def _go(
     asked: SimulateOptions, given: Given, trace: Trace, variant: Variant, recorder: Recorder, errors: Console
 ) -> Result:
-    """Runs to the end, or to Ctrl-C or SIGTERM."""
+    """Runs the simulation to its end, or to Ctrl-C or SIGTERM."""
     drawn_s = 0.0
     with first_interrupt_waits() as stopped, bar(errors, "simulating") as draw:
 

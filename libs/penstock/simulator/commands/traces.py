@@ -1,4 +1,4 @@
-"""`penstock traces ls|describe|convert`: which traces there are, what they are like, and as our own CSV."""
+"""`penstock traces ls|describe|convert`: lists traces, describes one in figures, and converts it to our own CSV."""
 
 import os
 from collections.abc import Mapping
@@ -56,7 +56,7 @@ OUR_COLUMNS = (
 )
 MAX_NAMED = 8  # models and owners in the table; JSON has all
 BAR_CHARS = 24
-NAME_CHARS = 48  # of a trace, on a screen; the start of a name is enough to name it
+NAME_CHARS = 48  # of a trace, on a screen; a unique prefix is enough to name it
 
 
 # --------------------------------------------------------------------------------------------------- ls
@@ -91,7 +91,7 @@ def ls(ctx: typer.Context, output: Output = "table") -> int:
 
 
 def _described(name: str) -> Mapping[str, Any]:
-    """A trace of a data set in figures; without them where it cannot be read."""
+    """A trace of a data set in figures; without figures if it cannot be read."""
     figures = ("jobs", "largest_gpus", "span_s", "gpu_hours")
     try:
         trace = read_trace(locate(name))
@@ -144,7 +144,7 @@ def _show_ls(screen: Console, root: Path | None, found: Mapping[str, Any]) -> No
 
 
 def _open(name: str, seed: int, columns: str | None, *, skip_bad: bool) -> Trace:
-    """Raises `BadFile`. Reports on stderr what was left out."""
+    """Reads a trace. Raises `BadFile`. Reports on stderr what was left out."""
     generator = None if Path(name).exists() else generator_of(name)
     if generator is not None:
         return generate(name, generator, seed)
@@ -251,7 +251,7 @@ def _names(counts: Mapping[str, int]) -> str:
 
 
 def _summarise(name: str, output: str) -> None:
-    """A data set's sums as they are: one column per cluster. Raises `BadFile`."""
+    """Prints a data set's published sums, one column per cluster. Raises `BadFile`."""
     path = data_path(SUMMARIES[name], "this data set", name)
     text = text_of(path)
     columns = header_of(path, text)

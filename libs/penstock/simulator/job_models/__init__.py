@@ -1,1 +1,1 @@
-"""Job models: how fast jobs run, from measured tables, and how they interfere with one another."""
+"""Job models: performance models of simulated jobs from measured tables, and interference between jobs."""

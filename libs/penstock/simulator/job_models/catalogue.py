@@ -1,7 +1,7 @@
-"""Registry of job models by name, each built for one trace. Source data is read here, so that the models stay pure.
+"""Registry of job models by name, each built for one trace. Source data are read here, so that the models are pure.
 
-Two job models bring work of their own and stand alone (`WORKS`); all others make speeds and can be put around each
-other (`MODELS`). What a trace lacks for a job model is reported before anything runs, each job with its line.
+Two job models bring work of their own and stand alone (`WORKS`); all others compute speeds and can wrap each
+other (`MODELS`). Data of a job model that a trace lacks are reported before anything runs, each job with its line.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -49,23 +49,23 @@ MEASURED = "pollux/traces"
 GAVEL, SYNERGY = "gavel", "synergy"
 DEFAULT_GPU = "v100"  # of nodes without a GPU model: the newest that Gavel measured
 MOST_S = 86_400.0
-LOSS_EVERY_S = 5.0  # between two losses of a training script, where anybody listens
+LOSS_EVERY_S = 5.0  # between two losses of a training script, if a service reads them
 
 
 class Run(NamedTuple):
-    """What a job model may have to know of the run."""
+    """Properties of the run that job models need."""
 
     gpus_per_node: int = 8
     tick_s: float = 0.0
     nodes: Sequence[NodeSpec] = ()
     slices_per_core: int = 1
-    """What the nodes count as a core."""
+    """Nodes' units per core."""
     cost_of: CostOf | None = None
-    """What a job's restarts cost; None: nothing."""
+    """Cost of a job's restarts; None: restarts are free."""
 
 
 class Asked(NamedTuple):
-    """For whom a job model is made, and its own options."""
+    """Arguments for building a job model: trace, settings, run, and its own options."""
 
     trace: Trace
     path: Path
@@ -74,11 +74,11 @@ class Asked(NamedTuple):
     wanted: Wanted
 
     def number(self, option: str, default: float) -> float:
-        """Seconds. Raises `UnknownJobModel`."""
+        """An option in seconds. Raises `UnknownJobModel`."""
         return self._between(option, default, MOST_S, f"{MOST_S:,.0f} seconds")
 
     def share(self, option: str, default: float) -> float:
-        """0 – 1. Raises `UnknownJobModel`."""
+        """An option from 0 to 1. Raises `UnknownJobModel`."""
         return self._between(option, default, 1.0, "1")
 
     def _between(self, option: str, default: float, most: float, most_text: str) -> float:
@@ -103,7 +103,7 @@ class Asked(NamedTuple):
         return text
 
     def data(self, where: str) -> Path:
-        """A place below the data. Raises `BadFile` where it is not there."""
+        """A path below the data folder. Raises `BadFile` if it does not exist."""
         return data_path(where, f"job model {self.wanted.name}", str(self.path))
 
 
@@ -209,7 +209,7 @@ def _measured_phases(asked: Asked, inner: JobModel) -> JobModel:
 
 
 class Kind(NamedTuple):
-    """How a job model is made; `around`: the default of the one inside, for those that stand around another."""
+    """Constructor of a job model; `around`: the default inner model of a wrapper."""
 
     make: Callable[..., JobModel]
     options: Sequence[str] = ()
@@ -236,7 +236,7 @@ MODELS: Mapping[str, Kind] = MappingProxyType(
 JOB_MODELS: Sequence[str] = (*WORKS, *MODELS)
 """All names."""
 ALONE = Kind(lambda asked: Constant())
-"""What an expression may say of those in `WORKS`."""
+"""The form of an expression with a model of `WORKS`: no options, no inner model."""
 
 
 def checked_job_model(text: str) -> Wanted:
@@ -259,7 +259,7 @@ def checked_job_model(text: str) -> Wanted:
 
 
 def work_for(job_model: str, trace: Trace, path: Path, settings: PlacerSettings, run: Run = Run()) -> Work:  # noqa: B008
-    """The work of a run. Raises `UnknownJobModel`, or `BadFile` where the trace lacks what the job model rests on."""
+    """The work of a run. Raises `UnknownJobModel`, or `BadFile` if the trace lacks data of the job model."""
     wanted = checked_job_model(job_model)
     asked = Asked(trace, path, settings, run, wanted)
     if wanted.name in WORKS:
@@ -283,7 +283,7 @@ def work_for(job_model: str, trace: Trace, path: Path, settings: PlacerSettings,
 
 
 def _model(asked: Asked) -> JobModel:
-    """The job model with all that it stands around. Raises `UnknownJobModel`, `BadFile`."""
+    """The job model with its inner models. Raises `UnknownJobModel`, `BadFile`."""
     kind = MODELS[asked.wanted.name]
     if not kind.around:
         return kind.make(asked)

@@ -2,15 +2,15 @@
 
 Two tables, both per GPU type, model and batch size:
 - *isolated*: on 1, 2, 4 or 8 GPUs, consolidated (as few nodes as hold the job) or spread (more nodes);
-- *pairs*: what two jobs reach that share the same GPUs, both with the same number of them.
+- *pairs*: two jobs that share the same GPUs, both with the same number of them.
 
-`speed` is the steps per second where the job is, over those that it would reach alone and consolidated on the GPU
-type that it asked for. Alone it is the isolated figure; with one other job on its GPUs the pair's, times what
-spreading costs alone (pairs were only measured consolidated: an assumption).
+`speed` is the steps per second in the job's placement, over those alone and consolidated on the GPU type that it
+asked for. Alone it is the isolated figure; with one other job on its GPUs the pair's, times the slowdown by
+spreading alone (pairs were only measured consolidated: an assumption).
 
 Not measured, and refused with `NotMeasured`: three and more jobs on a GPU, pairs with different numbers of GPUs,
-pairs whose table holds 0 (they did not run together, mostly for lack of memory), other models, batch sizes, GPU
-counts and types. With `split` the sharing that was not measured is taken as a slice of time instead: the job's own
+pairs whose table entry is 0 (they did not run together, mostly for lack of memory), other models, batch sizes, GPU
+counts and types. With `split` unmeasured sharing is treated as a slice of time instead: the job's own
 share of the GPU, or an equal one where whole GPUs are shared. That is an assumption; no table measures it.
 """
 
@@ -24,10 +24,10 @@ from penstock.simulator.traces.jobs import WHOLE_GPU_MILLI, TraceJob
 
 
 class Config(NamedTuple):
-    """What was measured; `batch` is None for models that have none to choose."""
+    """A measured configuration; `batch` is None for models without a choice of it."""
 
     gpu: str
-    """Type, in small letters."""
+    """GPU type, in small letters."""
     model: str
     batch: int | None
     gpus: int
@@ -39,7 +39,7 @@ class Config(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Throughputs:
-    """Steps per second, > 0 where measured; what is not in here was not measured."""
+    """Measured steps per second, > 0; a missing entry was not measured."""
 
     consolidated: Mapping[Config, float]
     spread: Mapping[Config, float]
@@ -52,7 +52,7 @@ class Throughputs:
 
 
 class Colocation(JobModel):
-    """`gpu_of`: node → GPU type; nodes that are not in it have `gpu`."""
+    """`gpu_of`: node → GPU type; other nodes have `gpu`."""
 
     name = "colocation"
     neighbours_matter = True
@@ -73,7 +73,7 @@ class Colocation(JobModel):
         self._split = split
 
     def work_s(self, job: TraceJob) -> float:
-        """Its iterations alone, consolidated, on the type that it asked for; without iterations its run time."""
+        """Time of its iterations alone, consolidated, on the type that it asked for; without iterations its run time."""
         steps_per_s = self._asked(job)
         return job.duration_s if job.iterations is None else job.iterations / steps_per_s
 
@@ -83,7 +83,7 @@ class Colocation(JobModel):
         return alone * self._left_by(job, placement, together) / self._asked(job)
 
     def network_share(self, job: TraceJob, placement: Placement) -> float:
-        """What spreading adds to a step; 0 where spread was no slower."""
+        """Share of a step that spreading adds; 0 if spread is not slower."""
         if not self._is_spread(placement):
             return 0.0
         config = self._config(job, placement)
@@ -103,7 +103,7 @@ class Colocation(JobModel):
         return self._consolidated(config)
 
     def _left_by(self, job: TraceJob, placement: Placement, together: Sequence[Neighbour]) -> float:
-        """What the others on its GPUs leave of its speed, 0 – 1."""
+        """Share of its speed beside the other jobs on its GPUs, 0 – 1."""
         if not together:
             return 1.0
         config = self._config(job, placement)
@@ -120,7 +120,7 @@ class Colocation(JobModel):
         return share_milli / WHOLE_GPU_MILLI if share_milli < WHOLE_GPU_MILLI else 1 / (len(together) + 1)
 
     def _config(self, job: TraceJob, placement: Placement) -> Config:
-        """With the GPUs that it holds. Where nodes of several types hold it, the slowest of them sets the pace."""
+        """Its configuration on the GPUs that it holds. On nodes of several types the slowest one counts."""
         gpus = _held(placement)
         types = sorted({self._gpu_of.get(node_id, self._gpu) for node_id in placement})
         configs = [Config(gpu, job.model, job.batch_size, gpus) for gpu in types]

@@ -1,16 +1,16 @@
-"""Job model `cpu`: measured throughput of models by cores and host memory (Synergy, OSDI '22).
+"""Job model `cpu`: throughput of models by cores and host memory, from measurements (Synergy, OSDI '22).
 
-The table holds per model, number of GPUs and cores and memory per GPU the throughput relative to that at three cores:
+The table has, per model, number of GPUs, and cores and memory per GPU, the throughput relative to that at three cores:
 1 – 24 cores, and five sizes of memory. Seven models were also measured on 2 and 4 GPUs; for other numbers of GPUs the
-figures of one GPU count (CODA §5a: the demand is linear in GPUs on one node). `speed` is the figure of what the job was given over that of what it asked for; a job that
-asked for no cores is taken to have asked for three per GPU, one that asked for no memory for plenty. Between
-measured points it is linear, first over cores, then over memory; beyond 24 cores or 250 GB nothing more is gained.
+figures of one GPU count (CODA §5a: the demand is linear in GPUs on one node). `speed` is the figure at the given resources over that at the requested ones; a job that
+asked for no cores counts as one that asked for three per GPU, a job that asked for no memory as one with plenty. Between
+measured points it is linear, first over cores, then over memory; it is constant beyond 24 cores or 250 GB.
 
 Not measured, and refused with `NotMeasured`: other models, less than one core per GPU, less than the smallest memory.
 
 Jobs without GPUs slow down with fewer cores than they asked for by Amdahl's law: a run on c cores takes (1 − p) + p / c of one
-on a single core. None of the tables here measured a job without GPUs, so p is assumed, and one for all (`PARALLEL`). More cores than it
-asked for gain it nothing: it has as many threads as it asked for.
+on a single core. No table here measured a job without GPUs, so p is an assumption, the same for all (`PARALLEL`). More cores than
+requested do not speed it up: it has as many threads as it asked for.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,7 +20,7 @@ from penstock.simulator.job_models.model import JobModel, Neighbour, NotMeasured
 from penstock.simulator.traces.jobs import TraceJob
 
 BASE_CORES = 3.0
-"""Per GPU: where the table is 1."""
+"""Cores per GPU at which the table is 1."""
 MIB_PER_GB = 1_000_000_000 / (1 << 20)
 TOLERANCE = 1e-9
 PARALLEL = 0.95
@@ -34,7 +34,7 @@ Sensitivity = Mapping[tuple[str, int], Sequence[tuple[float, Curve]]]
 
 
 class Cpu(JobModel):
-    """`slices_per_core`: what the nodes count as a core. `parallel`: of jobs without GPUs, 0 – 1."""
+    """`slices_per_core`: nodes' units per core. `parallel`: p of jobs without GPUs, 0 – 1."""
 
     name = "cpu"
 
@@ -45,7 +45,7 @@ class Cpu(JobModel):
         self._asked: dict[tuple[str, float, float | None, int], float] = {}
 
     def work_s(self, job: TraceJob) -> float:
-        """Raises `NotMeasured`."""
+        """The job's size, see `JobModel`. Raises `NotMeasured`."""
         if job.gpus:
             self._as_asked(job)
         return job.duration_s
@@ -86,7 +86,7 @@ class Cpu(JobModel):
 
 
 def amdahl(cores: float, asked: float, parallel: float) -> float:
-    """Speed on so many cores over that on those asked for, at most 1. `parallel`: 0 – 1."""
+    """Speed on `cores` cores over that on the `asked` ones, at most 1. `parallel`: 0 – 1."""
     if cores >= asked - TOLERANCE:
         return 1.0
     return ((1 - parallel) + parallel / asked) / ((1 - parallel) + parallel / cores)

@@ -1,4 +1,4 @@
-"""Parser of the expression that names a job model (`--truth`): `constant`, `links(stages)`, `phases(colocation(gpu=k80), launch_s=20)`.
+"""Parser of job model expressions (`--truth`): `constant`, `links(stages)`, `phases(colocation(gpu=k80), launch_s=20)`.
 
 A name, then in brackets its inner job model, if any, and its options as NAME=VALUE.
 """
@@ -17,7 +17,7 @@ class UnknownJobModel(LookupError):
 
 
 class Wanted(NamedTuple):
-    """A job model as asked for."""
+    """A parsed job model expression."""
 
     name: str
     inner: "Wanted | None"
@@ -46,7 +46,7 @@ FORM = "write NAME, NAME(MODEL) or NAME(MODEL, OPTION=VALUE)"
 
 
 def _wanted(text: str, tokens: list[str], at: int, depth: int = 1) -> tuple[Wanted, int]:
-    """The job model that begins at a token, and the place after it."""
+    """The job model that begins at a token, and the index after it."""
     if at >= len(tokens) or not NAME.fullmatch(tokens[at]):
         found = repr(tokens[at]) if at < len(tokens) else "its end"
         raise UnknownJobModel(f"job model {text!r}: a name was expected, not {found}; {FORM}")

@@ -15,7 +15,7 @@ Read = TypeVar("Read")
 
 
 def read_model(folder: Path) -> Model:
-    """The model whose name the folder has. Raises `BadFile`."""
+    """The model with the folder's name. Raises `BadFile`."""
     placements: dict[str, list[tuple[float, float, float]]] = {}
     for (key,), point in _points(folder / "placements.csv", ("placement",)):
         placements.setdefault(key, []).append(point)

@@ -1,8 +1,8 @@
-"""Interface of job models: how far simulated jobs get, and when they end.
+"""Interface of job models: progress and ends of simulated jobs.
 
-A *job model* says how fast a job runs; it is measured data, never a model that Penstock decides with. The
-*work* of a run turns speeds into ends. Most job models share `SteadyWork` (`steady.py`): work flows at a constant
-speed between changes. A job model whose source counts otherwise brings its own.
+A *job model* gives the speed of a job; it is measured data, never a model that Penstock's decisions use. The
+*work* of a run turns speeds into ends. Most job models share `SteadyWork` (`steady.py`): progress at constant
+speed between changes. A job model with other rules of progress brings its own.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,10 +17,10 @@ Phase = Literal["ready", "train", "save"]
 
 
 class Allocation(NamedTuple):
-    """What a job holds on one node, all of its tasks there together."""
+    """Resources that a job holds on one node, all of its tasks there together."""
 
     gpus: tuple[int, ...] = ()
-    """Which ones."""
+    """Indexes of its GPUs."""
     cores: int = 0
     share_milli: int = WHOLE_GPU_MILLI
     """Thousandths of its GPU; less than a whole one only with one GPU."""
@@ -28,16 +28,16 @@ class Allocation(NamedTuple):
     parameter_servers: int = 0
     host_memory_mib: int = 0
     bandwidth_percent: int | None = None
-    """Cap of what its tasks there may take of the node's memory bandwidth, all together; None: no cap."""
+    """Cap on the share of the node's memory bandwidth for its tasks there together; None: no cap."""
 
 
 NOTHING = Allocation(workers=0)
 Placement = Mapping[str, Allocation]
-"""Node id → what one job holds there; nodes in order of rank."""
+"""Node id → one job's resources there; nodes in order of rank."""
 
 
 def allocations(tasks: Iterable[TaskPlacement]) -> Placement:
-    """What the tasks of a gang hold, node by node; the tasks in order of rank."""
+    """Resources of a gang's tasks, node by node; the tasks in order of rank."""
     found: dict[str, Allocation] = {}
     for place in tasks:
         before = found.get(place.node_id, NOTHING)
@@ -53,7 +53,7 @@ def allocations(tasks: Iterable[TaskPlacement]) -> Placement:
 
 
 def capped(placement: Placement, caps: Iterable[tuple[str, int | None]]) -> Placement:
-    """With caps of memory bandwidth, ⟨node, percent⟩ for each task. A job has none on a node where one of its tasks has none."""
+    """The placement with caps of memory bandwidth, ⟨node, percent⟩ for each task. A job has no cap on a node where one of its tasks has none."""
     found: dict[str, list[int | None]] = {}
     for node_id, percent in caps:
         found.setdefault(node_id, []).append(percent)
@@ -74,20 +74,20 @@ class Neighbour(NamedTuple):
 
 
 class NotMeasured(LookupError):
-    """The job model's table has no entry for this; the message names what it lacks."""
+    """The job model's table has no entry for this; the message names the missing entry."""
 
 
 class JobModel:
-    """How fast jobs run. By default nothing but the job and its own placement matters."""
+    """Performance model of jobs. By default the speed depends only on the job and its own placement."""
 
     name: str
     neighbours_matter = False
     """Whether a job's speed changes when others start or stop to compute on its nodes."""
     knows_shapes = False
-    """Whether it has measurements of a job on other numbers of GPUs than it asked for: only then it may be moldable."""
+    """Whether it has measurements of a job on other numbers of GPUs than it asked for: only then a job may be moldable."""
 
     def work_s(self, job: TraceJob) -> float:
-        """The job's size: seconds alone on what it asked for, > 0."""
+        """The job's size: seconds alone on the requested resources, > 0."""
         return job.duration_s
 
     def speed(self, job: TraceJob, placement: Placement, neighbours: Sequence[Neighbour]) -> float:
@@ -95,34 +95,34 @@ class JobModel:
         return 1.0
 
     def network_share(self, job: TraceJob, placement: Placement) -> float:
-        """How much of its time alone here it sends over links between nodes, 0 – 1."""
+        """Share of its time alone in this placement in which it sends over links between nodes, 0 – 1."""
         return 0.0
 
     def traffic(self, job: TraceJob, placement: Placement) -> Mapping[str, float]:
-        """Node → what it takes of that node's memory bandwidth, 0 – 1; nodes of which that is not known are left out."""
+        """Node → share of that node's memory bandwidth that it uses, 0 – 1; nodes with unknown use are left out."""
         return {}
 
     def start_up_s(self, job: TraceJob) -> float:
-        """Seconds after each start in which nothing is done and its GPUs idle, ≥ 0."""
+        """Seconds after each start without progress, in which its GPUs idle, ≥ 0."""
         return 0.0
 
     def save_s(self, job: TraceJob) -> float:
-        """Seconds after its work in which it still holds everything and its GPUs idle, ≥ 0."""
+        """Seconds after its work in which it still holds all resources and its GPUs idle, ≥ 0."""
         return 0.0
 
     def loss(self, job: TraceJob, progress: float) -> float | None:
-        """Its training loss at a share of its work, 0 – 1; None: it reports none."""
+        """Its training loss at a share of its work, 0 – 1; None: it reports no loss."""
         return None
 
 
 class Constant(JobModel):
-    """Job model `constant`: a job runs as long as its trace says, wherever it is placed."""
+    """Job model `constant`: a job runs for the trace's run time, in any placement."""
 
     name = "constant"
 
 
 class Around(JobModel):
-    """A job model around another: what it does not change is the inner one's. Its neighbours matter."""
+    """Wrapper of a job model: methods that it does not override are the inner one's. Its neighbours matter."""
 
     neighbours_matter = True
 
@@ -153,14 +153,14 @@ class Around(JobModel):
 
 
 class End(NamedTuple):
-    """A job has done all since `at_s`."""
+    """A job has completed its work at `at_s`."""
 
     job_id: str
     at_s: float
 
 
 class PhaseChange(NamedTuple):
-    """A job has come to a phase of its run. Source: Liquid §6.1 (launch, train, save)."""
+    """A job has entered a phase of its run. Source: Liquid §6.1 (launch, train, save)."""
 
     job_id: str
     phase: Phase
@@ -177,7 +177,7 @@ class LossReport(NamedTuple):
 
 
 class Checkpoint(NamedTuple):
-    """A job has saved its state, as it was ordered to."""
+    """A job has saved its state, as ordered."""
 
     job_id: str
     at_s: float
@@ -185,94 +185,94 @@ class Checkpoint(NamedTuple):
 
 @dataclass(slots=True)
 class Charges:
-    """GPU seconds that restarts took so far, over all jobs."""
+    """GPU seconds spent on restarts so far, over all jobs."""
 
     save_gpu_s: float = 0.0
     launch_gpu_s: float = 0.0
     lost_gpu_s: float = 0.0
-    """Work that was done and has to be done again, at the jobs' speed alone."""
+    """Lost work that has to be done again, at the jobs' speed alone."""
 
 
 class Pace(NamedTuple):
-    """How fast a job runs from now on."""
+    """Speed of a job from now on."""
 
     job_id: str
     job: TraceJob
     work_s: float
-    """Its size: seconds alone on what it asked for."""
+    """Its size: seconds alone on the requested resources."""
     speed: float
     """Seconds of work per second; 0: it does not compute."""
     traffic: Mapping[str, float]
-    """As `JobModel.traffic`."""
+    """See `JobModel.traffic`."""
 
 
 class Instant(NamedTuple):
-    """What the jobs did up to a moment; each part in order of time."""
+    """Events of the jobs up to a moment; each part in order of time."""
 
     ended: Sequence[End]
     progress: Sequence[JobProgress]
-    """What jobs report of themselves."""
+    """Progress reports of jobs."""
     phases: Sequence[PhaseChange] = ()
     losses: Sequence[LossReport] = ()
     checkpoints: Sequence[Checkpoint] = ()
 
 
 class Work:
-    """The running jobs and what is left of them. Times never go back. This one's jobs never end."""
+    """The running jobs and their remaining work. Times never go back. In this base class jobs never end."""
 
     def __init__(self) -> None:
         self.charges = Charges()
 
     def alone_s(self, job: TraceJob) -> float:
-        """The job's size: seconds alone on what it asked for, without start-up."""
+        """The job's size: seconds alone on the requested resources, without start-up."""
         return 0.0
 
     def start_up_s(self, job: TraceJob) -> float:
-        """Seconds after each of its starts in which nothing is done, ≥ 0."""
+        """Seconds after each of its starts without progress, ≥ 0."""
         return 0.0
 
     def save_s(self, job: TraceJob) -> float:
-        """Seconds after its work in which it still holds everything, ≥ 0."""
+        """Seconds after its work in which it still holds all resources, ≥ 0."""
         return 0.0
 
     def admit(self, job: TraceJob, now_s: float) -> JobProgress | None:
-        """The job exists; the first progress it reports, if any."""
+        """Adds a job; returns the first progress that it reports, if any."""
         return None
 
     def launching(self, job_id: str, placement: Placement, now_s: float) -> None:
-        """All of its tasks launch, before their GPUs are free; `started` follows when they are, or `stopped`."""
+        """All of the job's tasks launch before their GPUs are free; `started` follows when they are free, or `stopped`."""
 
     def started(self, job_id: str, placement: Placement, now_s: float) -> None:
-        """All of its tasks run."""
+        """All of the job's tasks run."""
 
     def stopped(self, job_id: str, now_s: float) -> None:
-        """Its attempt is over, whether it ran or not."""
+        """The job's attempt is over, whether it ran or not."""
 
     def changed(self, job_id: str, placement: Placement, now_s: float) -> None:
-        """Its tasks have other cores, or another cap of memory bandwidth, from now on: its speed changes, and its neighbours'."""
+        """The job's tasks have other cores, or another cap of memory bandwidth, from now on: its speed changes, and its neighbours'."""
 
     def share(self, job_id: str, now_s: float) -> float | None:
-        """How much of its work a running job has done, 0 – 1; None where that is not known between its moments."""
+        """Share of its work that a running job has done, 0 – 1; None if it is not known between its moments."""
         return None
 
     def saving_s(self, job_id: str, now_s: float) -> float:
-        """How long a job that is asked to stop now goes on holding everything, because it saves; ≥ 0."""
+        """Seconds for which a job that is asked to stop now still holds all resources, because it saves; ≥ 0."""
         return 0.0
 
     def gone(self, job_id: str, now_s: float, *, killed: bool) -> None:
-        """After `stopped`: its first process has ended, `killed` before it had done what it does at its end."""
+        """After `stopped`: the job's first process has ended, `killed` before it had completed its save."""
 
     def checkpoint(self, job_id: str, now_s: float) -> None:
-        """It is ordered to save its state; ignored by jobs that do not train."""
+        """Orders a job to save its state; ignored by jobs that do not train."""
 
     def paces(self) -> Sequence[Pace]:
-        """Of jobs whose speed was set since the last call, where a service reads telemetry (`watched`)."""
+        """Speeds set since the last call, if a service reads telemetry (`watched`)."""
         return ()
 
     def next_s(self) -> float | None:
-        """The next moment at which something happens by itself; None while nothing runs."""
+        """The next moment with an event of a job; None while none runs."""
         return None
 
     def advance(self, now_s: float) -> Instant:
-        """Lets the work flow until `now_s`: called at `next_s` and at every arrival."""
+        """Advances the work until `now_s`: called at `next_s` and at every arrival."""
         return Instant((), ())

@@ -1,16 +1,16 @@
 """Job model `muri`: the job model of Muri's simulator, its quirks included (Zhao et al., SIGCOMM '22).
 
 Ideal: a job needs `iterations` iterations of its measured time, and loses its start-up time at each start.
-The source departs from that, and its published numbers hang on each departure:
+The source departs from that, and its published numbers depend on each departure:
 - An iteration alone takes 1.5 % longer than measured.
 - Time is booked only at *moments*: arrivals and completions (and, with `limits_gpu_s`, the moment at which a
   job's service reaches a limit). The start-up time is lost once between any two moments by every job that
   runs, whether or not it was just started.
-- A completion is predicted without that loss, so a job may be called complete with work left.
+- A completion is predicted without that loss, so a job may count as complete with work left.
 - Completions within a relative 1e-9 are one moment (with `limits_gpu_s`: only exactly equal ones).
 - Jobs that hold the same GPUs are a group: each of them needs the group's period, stretched by a factor of its size, for an iteration, and loses the
   start-up times of all of them. Stage times in the period are as measured, not 1.5 % longer.
-JobModel doubles, in the order of operations of the source: ties decide, and they hang on the last bit.
+Doubles, in the order of operations of the source: ties decide the schedule, and they depend on the last bit.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,12 +28,12 @@ SAME_MOMENT = 1e-9
 
 
 def iteration_s(stages: Stages) -> float:
-    """An iteration alone. Scaled first, then made seconds: other roundings break ties otherwise (trace4_pr, 0.05 %)."""
+    """Time of an iteration alone. Scaled first, then converted to seconds: another rounding breaks ties differently (trace4_pr, 0.05 %)."""
     return stages.iteration_ms * SLOWER_THAN_MEASURED / 1_000
 
 
 Held = tuple[tuple[str, tuple[int, ...]], ...]
-"""Node and GPUs there, node by node."""
+"""(node, its held GPUs), node by node."""
 
 
 class _Run:
@@ -75,8 +75,8 @@ class _Run:
 
 
 class MuriWork(Work):
-    """`start_up_s`: per (model, GPUs). `limits_gpu_s`: at which service jobs report, for Tiresias; () for none. `as_submitted`: a job that has not run yet
-    reports the trace's duration as what is left of it, as for Muri-S. `matched`: groups were found by matching; the source has another factor where not."""
+    """`start_up_s`: per (model, GPUs). `limits_gpu_s`: GPU seconds of service at which jobs report, for Tiresias; () for none. `as_submitted`: a job that has
+    not run yet reports the trace's duration as its remaining time, as for Muri-S. `matched`: groups were found by matching; otherwise the source has another factor."""
 
     def __init__(
         self,
@@ -91,15 +91,15 @@ class MuriWork(Work):
         self._limits = tuple(limits_gpu_s)
         self._as_submitted, self._matched = as_submitted, matched
         self._groups: dict[Held, dict[str, _Run]] = {}
-        """Who holds these GPUs, in the order of their starts."""
+        """Jobs that hold these GPUs, in the order of their starts."""
         self._places: dict[str, Held] = {}
         self._regrouped: set[Held] = set()
-        """Where somebody came or went since the last moment."""
+        """GPUs whose group has changed since the last moment."""
         self._all: dict[str, _Run] = {}
         self._running: dict[str, _Run] = {}
         self._moment_s = 0.0
         self._next: tuple[float, list[str]] | None = None
-        """The predicted moment and who completes then; None: to be predicted anew."""
+        """The predicted moment and the jobs that complete then; None: to be predicted anew."""
 
     def alone_s(self, job: TraceJob) -> float:
         assert job.stages is not None, job
@@ -136,7 +136,7 @@ class MuriWork(Work):
         self._regrouped.add(held)
 
     def _take_turns(self) -> None:
-        """Iterations of groups that have changed."""
+        """Computes the iteration times of changed groups."""
         for held in self._regrouped:
             runs = list(self._groups.get(held, {}).values())
             alone = len(runs) == 1
@@ -167,7 +167,7 @@ class MuriWork(Work):
         for run in self._running.values():
             end_s = now_s + run.left * run.iteration_s
             if best_s >= 0 and end_s > best_s * (1 + 2 * same):
-                continue  # it can be no member of the earliest batch
+                continue  # it cannot be in the earliest batch
             for first_s, members in batches:
                 if abs(end_s - first_s) <= same * end_s:
                     members.append(run.job_id)

@@ -1,12 +1,12 @@
-"""Iteration time of a group in Muri's published simulator: each stage of a member beside later stages of those before it.
+"""Iteration time of a group in Muri's published simulator: each member's stage runs beside later stages of the members before it.
 
-Three parts of an iteration: a, storage and CPU, which takes two of four slots; b, the GPU; c, the network. Members p₀ … stand in four slots, absent ones are
-left out, and f(i) is when slot i has been passed:
+Three parts of an iteration: a, storage and CPU, which takes two of four slots; b, the GPU; c, the network. Members p₀ … take four slots, absent ones are
+left out, and f(i) is the time at which slot i ends:
 
     f(0) = 0,  f(i + 1) = max(f(i) + c of p₍ᵢ₊₁₎, f(i) + b of p₍ᵢ₊₂₎, f(i − 1) + a of p₍ᵢ₊₃₎ for i ≥ 1)
 
-with indices modulo 4. The period is f(i + 1) − f(i − 3) at the first i ≥ 4 where it is within 0.1 % of the one before, else f(8) − f(4), and the least of all orders counts.
-Measured on the authors' cluster, a group needs more than that, by a factor of its size.
+with indices modulo 4. The period is f(i + 1) − f(i − 3) at the first i ≥ 4 where it is within 0.1 % of the previous one, else f(8) − f(4); the minimum over all orders is taken.
+On the authors' cluster a group was measured to need more, by a factor that depends on its size.
 """
 
 from collections.abc import Sequence
@@ -19,18 +19,18 @@ SLOTS, PASSES = 4, 8
 SAME_PERIOD = 1e-3
 FACTORS = {2: 1.33 / 1.015, 3: 1.5 / 1.015, 4: 1.37 / 1.015}
 UNMATCHED_FACTORS = {**FACTORS, 4: 1.30 / 1.015}
-"""In the source's own comparison without matching."""
+"""Factors in the source's own comparison without matching."""
 
 
 @lru_cache(maxsize=65_536)
 def iteration_together_s(members: tuple[Stages, ...], *, matched: bool = True) -> float:
-    """Of each of 2 – 4 members."""
+    """Time of an iteration of each of 2 – 4 members, in seconds."""
     factors = FACTORS if matched else UNMATCHED_FACTORS
     return period_ms([one[1:] for one in members]) * factors[len(members)] / 1_000
 
 
 def period_ms(members: Sequence[tuple[float, float, float]]) -> float:
-    """Of the best order; (a, b, c) of each, in ms."""
+    """Period of the best order; `members`: (a, b, c) of each, in ms."""
     best = min(_of_order(order) for order in permutations(members))
     if len(members) == 2:
         (a0, b0, c0), (a1, b1, c1) = members

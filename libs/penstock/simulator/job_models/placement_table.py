@@ -1,11 +1,11 @@
-"""Job model `placement-table`: measured step times and gradient noise of six models on 16 × 4 T4 (Pollux, OSDI '21).
+"""Job model `placement-table`: look-up of measured step times and gradient noise of six models on 16 × 4 T4 (Pollux, OSDI '21).
 
-A job trains with one process per GPU and a fixed total batch. How long an iteration takes is looked up by the
-GPUs that it holds on each node; how much an iteration is worth follows from the measured gradient noise, in
-iterations of the smallest batch. After each start nothing is done for half a minute. There is no interference.
+A job trains with one process per GPU and a fixed total batch. The time of an iteration is looked up by the
+GPUs that it holds on each node; the progress of an iteration follows from the measured gradient noise, in
+iterations of the smallest batch. After each start there is no progress for half a minute. There is no interference.
 
-With `tick_s` the source's stepping is repeated, its rounding included: an epoch ends at a whole second counted
-from where the step found it. Without, epochs end when they end.
+With `tick_s` the source's stepping is repeated, its rounding included: an epoch ends at a whole second, counted
+from the beginning of the step. Without it, epochs end at their exact times.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -18,18 +18,18 @@ from penstock.simulator.job_models.model import End, Instant, NotMeasured, Place
 from penstock.simulator.traces.jobs import TraceJob
 
 RESTART_S = 30.0
-MAX_NODES = 16  # of the measured cluster; the source treats more as so many
+MAX_NODES = 16  # of the measured cluster; the source treats more as 16
 TOLERANCE = 1e-8  # of the source's ceilings
 LOCAL_BATCH_LIMIT: Mapping[str, int] = {"yolov3": 8}
-"""Where the source allows less than was measured."""
+"""Largest local batch where the source allows less than was measured."""
 
 Curve = Sequence[tuple[float, float, float]]
-"""(local batch, step time, time of it spent synchronising), by rising batch; seconds."""
+"""(local batch, step time, synchronising time within it), by rising batch; seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Epoch:
-    """`ends_at`: progress at its end. `noise`: per batch size (batch, squared gradient, its variance)."""
+    """One measured epoch. `ends_at`: progress at its end. `noise`: per batch size (batch, squared gradient, its variance)."""
 
     ends_at: float
     noise: Sequence[tuple[float, float, float]]
@@ -37,7 +37,7 @@ class Epoch:
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """What was measured of one model."""
+    """Measurements of one model."""
 
     name: str
     smallest_batch: int
@@ -51,7 +51,7 @@ class Model:
     _step: dict[tuple[tuple[int, ...], int], tuple[float, float]] = field(default_factory=dict, compare=False)
 
     def batching(self, gpus: int, batch: int) -> tuple[int, int]:
-        """(local batch, accumulation steps) for this total batch on so many GPUs."""
+        """(local batch, accumulation steps) for this total batch on `gpus` GPUs."""
         each = ceil(batch / gpus - TOLERANCE)
         steps = ceil(each / self.local_max - TOLERANCE) - 1
         if gpus == 1 and batch > self.smallest_batch:
@@ -63,12 +63,12 @@ class Model:
         return local, steps
 
     def iteration_s(self, placement: tuple[int, ...], local: int, steps: int) -> float:
-        """`placement`: GPUs per node, in order of allocation."""
+        """Time of an iteration. `placement`: GPUs per node, in order of allocation."""
         step_s, sync_s = self.step(placement, local)
         return step_s + steps * (step_s - sync_s)
 
     def step(self, placement: tuple[int, ...], local: int) -> tuple[float, float]:
-        """(seconds of a step with so many samples per GPU, seconds of it spent synchronising)."""
+        """(seconds of a step with `local` samples per GPU, synchronising seconds within it)."""
         found = self._step.get((placement, local))
         if found is None:
             found = self._step[placement, local] = self._looked_up(placement, local)
@@ -82,7 +82,7 @@ class Model:
         return step_s, sync_s
 
     def _alike(self, placement: tuple[int, ...], local: int) -> tuple[float, float]:
-        """Linear over (nodes, GPUs, local batch) between the measured points, as the source's triangulation has it."""
+        """As `step`, linear over (nodes, GPUs, local batch) between the measured points, by the source's triangulation."""
         asked = (float(min(len(placement), MAX_NODES)), float(sum(placement)), float(local))
         step_s, sync_s = (float(value) for value in self.between([asked])[0])
         if not step_s > 0:
@@ -123,7 +123,7 @@ class _Run:
         self.resting_s = RESTART_S
 
     def run(self, seconds: float, *, whole_seconds: bool) -> float:
-        """Works for so long at most; returns what is left of the time when the job is done, else 0."""
+        """Works for at most `seconds`; returns the time left when the job completes, else 0."""
         rested = min(seconds, self.resting_s)
         self.resting_s -= rested
         seconds -= rested
@@ -132,7 +132,7 @@ class _Run:
             epoch = epochs[self.epoch]
             rate = self.model.rate(epoch, self.batch, self.iteration_s)
             needs_s = max(0.0, epoch.ends_at - self.progress) / rate
-            if needs_s > seconds:  # judged before it is rounded, as the source does
+            if needs_s > seconds:  # compared before it is rounded, as in the source
                 self.progress += rate * seconds
                 return 0.0
             seconds -= round(needs_s) if whole_seconds else needs_s
@@ -141,7 +141,7 @@ class _Run:
         return seconds
 
     def needs_s(self) -> float:
-        """Until it is done, if nothing changes."""
+        """Seconds until its completion, if nothing changes."""
         total, progress = self.resting_s, self.progress
         for epoch in self.model.epochs[self.epoch :]:
             total += max(0.0, epoch.ends_at - progress) / self.model.rate(epoch, self.batch, self.iteration_s)
@@ -163,7 +163,7 @@ class TableWork(Work):
         self._next_s: float | None = None
 
     def alone_s(self, job: TraceJob) -> float:
-        """On as few nodes as hold it."""
+        """The job's size on as few nodes as hold it."""
         run = _Run(job, self._models[job.model])
         run.place(packed(job.gpus, self._gpus_per_node))
         return run.needs_s() - RESTART_S

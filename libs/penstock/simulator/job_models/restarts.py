@@ -1,11 +1,11 @@
 """Restart cost: saving a checkpoint before a stop, work lost since the last one, launching again.
 
-A job that is stopped gets SIGTERM, computes no more and saves for `save_s`, while it still holds its GPUs. Killed before that is
-done, it loses what it did since its last checkpoint. Every start after its first makes no progress for `launch_s`. While it trains,
-its script saves each `interval_s` beside the training: the trace's run times hold that time already, so it is not charged again. A
-checkpoint that is ordered (`CheckpointTask`) is charged: the training stands still for `save_s`.
+A job that is stopped gets SIGTERM, stops computing and saves for `save_s`, while it still holds its GPUs. If it is killed before
+the end of the save, it loses its work since its last checkpoint. Every start after its first makes no progress for `launch_s`.
+While it trains, its script saves each `interval_s` beside the training: the trace's run times include that time already, so it is
+not charged again. A checkpoint that is ordered (`CheckpointTask`) is charged: the training stands still for `save_s`.
 
-A job that has done nothing since its last checkpoint, as one that still launches, has nothing to save.
+A job without progress since its last checkpoint, such as one that still launches, has nothing to save.
 """
 
 from collections.abc import Callable
@@ -19,14 +19,14 @@ from penstock.simulator.traces.jobs import TraceJob
 
 
 class RestartCost(NamedTuple):
-    """Seconds, ≥ 0. Of nothing: a job goes on where it was, in no time."""
+    """Costs of a restart in seconds, ≥ 0. By default it costs nothing and loses no work."""
 
     save_s: float = 0.0
     launch_s: float = 0.0
     interval_s: float = 0.0
-    """Between two checkpoints of the script's own; 0: it saves only when it is asked to."""
+    """Between two checkpoints that the script makes by itself; 0: it saves only when asked."""
     begins_anew: bool = False
-    """It never saves: whenever it is stopped, all its work is lost."""
+    """It never saves: at each stop all its work is lost."""
 
 
 CostOf = Callable[[TraceJob], RestartCost]
@@ -34,22 +34,22 @@ CostOf = Callable[[TraceJob], RestartCost]
 
 @dataclass(slots=True)
 class _Saved:
-    """What a job's latest checkpoint holds, and what it is doing about the next."""
+    """A job's latest checkpoint, and the state of its launch and save."""
 
     cost: RestartCost
     left_s: float
     """Work left at its latest checkpoint, seconds alone."""
     counted_s: float = 0.0
-    """Since when its own checkpoints are counted: the beginning of its training."""
+    """Time from which its own checkpoints are counted: the beginning of its training."""
     starts: int = 0
     launching_s: float | None = None
-    """Since when it launches again."""
+    """Beginning of its present relaunch; None: it does not relaunch."""
     saving_s: float | None = None
-    """Since when it saves, stopped or as it was ordered."""
+    """Beginning of its present save, at a stop or by order; None: it does not save."""
 
 
 class RestartingWork(SteadyWork):
-    """Steady work of jobs whose restarts cost something. `cost_of` is asked once for each job, when it arrives."""
+    """Steady work of jobs with restart costs. `cost_of` is called once for each job, when it arrives."""
 
     def __init__(
         self, job_model: JobModel, cost_of: CostOf, loss_every_s: float = inf, *, watched: bool = False
@@ -72,7 +72,7 @@ class RestartingWork(SteadyWork):
             return
         saved = self._saved[job_id]
         saves = self.saving_s(job_id, now_s) > 0
-        if run.at is At.CHECKPOINT:  # begun in vain: it saves anew
+        if run.at is At.CHECKPOINT:  # the unfinished save is lost: it saves anew
             self._charge_save(run, now_s)
         self._charge_launch(run, now_s)
         super().stopped(job_id, now_s)
@@ -157,7 +157,7 @@ class RestartingWork(SteadyWork):
         super()._settle(run, now_s)
 
     def _own_checkpoint(self, run: Run, now_s: float) -> None:
-        """Books the last one that the script has made by itself since the work was booked; its speed was steady since then."""
+        """Records the last checkpoint that the script has made by itself since the work was recorded; the speed was steady since then."""
         saved = self._saved[run.job.job_id]
         interval_s = saved.cost.interval_s
         if run.at is not At.TRAIN or interval_s <= 0:
@@ -174,7 +174,7 @@ class RestartingWork(SteadyWork):
             saved.launching_s = None
 
     def _charge_save(self, run: Run, now_s: float) -> bool:
-        """Up to now; whether it is done."""
+        """Charges a save up to now; returns whether it is complete."""
         saved = self._saved[run.job.job_id]
         assert saved.saving_s is not None, run.job
         done_s = saved.saving_s + saved.cost.save_s

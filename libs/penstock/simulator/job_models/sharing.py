@@ -1,10 +1,10 @@
-"""Interference models around others: slowdown of jobs that share a node, and phases without computing.
+"""Interference models as wrappers: slowdown of jobs that share nodes or links, and phases without computing.
 
 - `links`: jobs that cross nodes share the links of these nodes;
-- `shared-node`: a node's cores are shared by all that compute there;
+- `shared-node`: a node's cores are shared by all jobs that compute there;
 - `bandwidth`: a node's memory bandwidth is overloaded;
 - `phases`: a run launches before it trains, and saves after it.
-Each leaves a job that is alone as the inner job model has it, except for `phases`.
+Each gives a job alone the speed of the inner job model, except for `phases`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,12 +16,12 @@ Flows = Mapping[str, int]
 """Node id → flows of a job over that node's link, > 0."""
 
 BANDWIDTH_KNEE = 0.75
-"""Of a node's memory bandwidth: from here on jobs suffer. Source: CODA §5c, the threshold of its eliminator."""
+"""Share of a node's memory bandwidth above which jobs slow down. Source: CODA §5c, the threshold of its eliminator."""
 SENSITIVITY: Mapping[str, float] = {
     "bert": 0.5, "gnmt": 0.5, "lstm": 0.5, "transformer": 0.5, "deepspeech": 0.4, "m5": 0.3,
     "alexnet": 0.2, "mobilenet": 0.2, "shufflenet": 0.2, "vae": 0.2, "res18": 0.1, "res50": 0.1,
 }  # fmt: skip
-"""β by Synergy's models: what a fully overloaded node takes of a job's speed. An assumption, in the order of CODA §5c:
+"""β by Synergy's models: share of a job's speed lost on a fully overloaded node. An assumption, in the order of CODA §5c:
 language 0.5, speech 0.4 and 0.3, light vision 0.2, heavy vision 0.1."""
 LAUNCH_S, SAVE_S = 18.0, 5.0
 """Assumptions. Liquid §7.3 shows about 28 s without computing between two jobs on a GPU, up to 5 s of them its
@@ -29,7 +29,7 @@ heartbeat; SpeCon measured less than 5 s to save."""
 
 
 def flows_of(job: TraceJob, placement: Placement) -> Flows:
-    """With parameter servers a flow per pair of worker and server of which one end is on the node; else a ring."""
+    """With parameter servers a flow per pair of worker and server with one end on the node; else a ring."""
     if len(placement) < 2 or job.inference:
         return {}
     if not job.parameter_servers:
@@ -46,7 +46,7 @@ def flows_of(job: TraceJob, placement: Placement) -> Flows:
 
 
 def most_flows(job: TraceJob, placement: Placement) -> int:
-    """On one link when no two tasks of the job are on one node."""
+    """Flows over one link when no two tasks of the job are on one node."""
     if not job.parameter_servers:
         return 1
     workers = sum(allocation.workers for allocation in placement.values())
@@ -56,8 +56,8 @@ def most_flows(job: TraceJob, placement: Placement) -> int:
 class Links(Around):
     """Equal flows over a node's link get equal parts of it (an assumption, not measured).
 
-    Another job's flows are in the way for the share of its time that it sends alone. The busiest of the job's links,
-    seen from its own flows, lengthens the part of its time that it sends: speed = inner / (1 + share · (load − 1)),
+    Another job's flows compete for the share of its time alone in which it sends. The job's busiest link, relative to
+    its own flows, lengthens the part of its time in which it sends: speed = inner / (1 + share · (load − 1)),
     load = (own flows + Σ others' flows · their share) / own flows.
     """
 
@@ -80,9 +80,9 @@ class Links(Around):
 
 
 class SharedNode(Around):
-    """A node's speed is shared by all that compute there, in proportion to the cores that they were given.
+    """A node's speed is shared by all jobs that compute there, in proportion to the cores given to them.
 
-    Alone a job has the whole node, whatever it was given. A job on several nodes goes at its slowest part's pace.
+    A job alone has the whole node, however many cores it was given. A job on several nodes runs at the speed of its slowest part.
     Source: SpeCon §VI, containers without limits on 8-core nodes; the proportion is an assumption.
     """
 
@@ -99,12 +99,12 @@ class SharedNode(Around):
 
 class Bandwidth(Around):
     """speed = inner · (1 − β · overload): overload is 0 while a node's jobs take at most 75 % of its memory bandwidth,
-    1 when they take all of it or ask for more, linear in between. A job without a known model suffers nothing.
-    A job's demand is spread evenly over its workers; its most crowded node counts.
+    1 when they take all of it or ask for more, linear in between. A job without a known model is not slowed down.
+    A job's demand is spread evenly over its workers; its most overloaded node counts.
 
-    A cap of c on a demand of d > c leaves the others 1 − c, and costs the job itself 1 − c / d of its speed, of which a model
-    suffers β; a job without GPUs, whose β nobody knows, all. One without GPUs that has fewer cores than it asked for demands as much
-    less. All three are assumptions: no table measured caps.
+    A cap of c on a demand of d > c leaves the others 1 − c, and costs the job itself 1 − c / d of its speed, times β for a known
+    model; times 1 for a job without GPUs, whose β is not known. The demand of a job without GPUs that has fewer cores than it asked
+    for shrinks in proportion. All three are assumptions: no table measured caps.
     """
 
     name = "bandwidth"
@@ -136,7 +136,7 @@ class Bandwidth(Around):
         return {node_id: self._demand(job, placement, node_id) for node_id in placement}
 
     def _demand(self, job: TraceJob, placement: Placement, node_id: str) -> float:
-        """Of the node's bandwidth, 0 – 1, as far as it is capped."""
+        """Its demand as a share of the node's bandwidth, 0 – 1, at most its cap."""
         allocation = placement.get(node_id)
         if allocation is None or not job.memory_bandwidth:
             return 0.0
@@ -145,7 +145,7 @@ class Bandwidth(Around):
         return demand if percent is None else min(demand, percent / 100)
 
     def _cut(self, job: TraceJob, placement: Placement, node_id: str) -> float:
-        """What a cap takes of its demand on the node, 0 – 1."""
+        """Share of its demand on the node that a cap cuts, 0 – 1."""
         allocation = placement[node_id]
         if allocation.bandwidth_percent is None or not job.memory_bandwidth:
             return 0.0

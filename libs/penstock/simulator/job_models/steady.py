@@ -1,8 +1,8 @@
-"""Progress at constant speed between changes, as most job models have it; a stop keeps what was done.
+"""Work of most job models: progress at constant speed between changes; a stop loses no work.
 
 A run goes through phases: *launch* for `start_up_s`, *train* while work is left, *save* for `save_s`. Only a job in
-training computes: the others on its nodes slow it down, and it them, from the moment at which its training begins
-until its last work is done or it is stopped. A stop ends the run; the next one launches anew, and a job that was
+training computes: it and the other jobs on its nodes slow each other down from the beginning of its training
+until its work is complete or it is stopped. A stop ends the run; the next one launches anew, and a job that was
 stopped while it saved has only to save again.
 """
 
@@ -27,7 +27,7 @@ from penstock.simulator.traces.jobs import TraceJob
 
 
 class At(Enum):
-    """What a run is doing."""
+    """State of a run."""
 
     REST = auto()
     LAUNCH = auto()
@@ -51,26 +51,26 @@ class Run:
         self.work_s = self.left_s = work_s
         self.placement: Placement = {}
         self.seen = Neighbour(job, {})
-        """As others see it."""
+        """The job as a neighbour of others."""
         self.at = At.REST
         self.gated = False
-        """Whether it launches before its GPUs are its own."""
+        """Whether it launches before it holds its GPUs alone."""
         self.since_s = self.speed = 0.0
         self.report_s = inf
-        """When it reports its loss next."""
+        """Time of its next loss report."""
         self.to_report = False
         """Whether its next moment is a report, not the end of its work."""
         self.version = 0
 
 
 class SteadyWork(Work):
-    """`loss_every_s`: time between two reports of a job's training loss while it trains; infinite: it reports none. `watched`: as `Work.paces`."""
+    """`loss_every_s`: time between two reports of a job's training loss while it trains; infinite: it reports none. `watched`: see `Work.paces`."""
 
     def __init__(self, job_model: JobModel, loss_every_s: float = inf, *, watched: bool = False) -> None:
         super().__init__()
         self._watched = watched
         self._paced: dict[str, TraceJob] = {}
-        """Whose speed was set since it was asked last."""
+        """Jobs whose speed was set since the last call of `paces`."""
         self._job_model = job_model
         self._loss_every_s = loss_every_s
         self._runs: dict[str, Run] = {}
@@ -198,12 +198,12 @@ class SteadyWork(Work):
         return Instant(ended, (), phases, losses)
 
     def _at(self, run: Run, at_s: float) -> None:
-        """The run's next moment; older ones are void."""
+        """Sets the run's next moment; earlier entries become void."""
         run.version += 1
         heapq.heappush(self._moments, (at_s, run.job.job_id, run.version))
 
     def _launch_s(self, run: Run, now_s: float) -> float:
-        """How long it takes until a run that starts now trains."""
+        """Seconds until a run that starts now trains."""
         return self._job_model.start_up_s(run.job)
 
     def _train(self, run: Run, now_s: float) -> None:
@@ -218,7 +218,7 @@ class SteadyWork(Work):
         self._others_change(run, now_s)
 
     def _done(self, run: Run, now_s: float) -> float:
-        """Its work is done; how long it saves."""
+        """Ends the run's work; returns the seconds of its save."""
         run.left_s = 0.0
         self._compute_no_more(run, now_s)
         return self._job_model.save_s(run.job)
@@ -233,7 +233,7 @@ class SteadyWork(Work):
         return LossReport(run.job.job_id, loss, progress, now_s)
 
     def _settle(self, run: Run, now_s: float) -> None:
-        """Books the work done since the last change."""
+        """Records the work done since the last change."""
         run.left_s = max(0.0, run.left_s - max(0.0, now_s - run.since_s) * run.speed)
         run.since_s = now_s
 
@@ -247,7 +247,7 @@ class SteadyWork(Work):
         self._set_moment(run)
 
     def _set_moment(self, run: Run) -> None:
-        """When its work ends, or when it reports its loss before that."""
+        """Sets the next moment: the end of its work, or a loss report before that."""
         end_s = run.since_s + run.left_s / run.speed
         run.to_report = run.report_s < end_s
         self._at(run, min(run.report_s, end_s))
@@ -261,7 +261,7 @@ class SteadyWork(Work):
             self._others_change(run, now_s)
 
     def _others(self, run: Run) -> list[str]:
-        """Who else computes on its nodes, by id."""
+        """Other jobs that compute on its nodes, by id."""
         ids: set[str] = set()
         for node_id in run.placement:
             ids.update(self._on_node[node_id])

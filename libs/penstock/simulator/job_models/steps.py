@@ -1,12 +1,12 @@
 """Job models from measured iterations, for jobs whose size is a number of iterations.
 
 `step-times`: Pollux's placement table, one iteration at a time. Unlike job model `placement-table`, which trains to the
-end of the measured epochs, a job here is a number of iterations of its total batch, on whatever GPUs it is given:
-samples per second where it is, over those on the GPUs that it asked for, packed. An iteration of inference does not
+end of the measured epochs, a job here is a number of iterations of its total batch, on any GPUs: its speed is the
+samples per second on the held GPUs, over those on the requested ones, packed. An iteration of inference does not
 synchronise. Each start costs the source's 30 s. Source: GENIE's tasks ⟨b, r⟩ need exactly this.
 
-`stages`: the job's own stage times. Its iteration was measured across nodes; what of it is network is paid only for
-the flows that really cross: iteration = rest + network · (most flows over one link) / (those with every task on a
+`stages`: the job's own stage times. Its iteration was measured across nodes; the network part counts only for
+the flows that cross nodes: iteration = rest + network · (most flows over one link) / (the same with every task on a
 node of its own). On one node a job runs as long as in its trace.
 """
 
@@ -19,7 +19,7 @@ from penstock.simulator.traces.jobs import Stages, TraceJob
 
 
 class StepTimes(JobModel):
-    """`models` by name; a job asked for is packed on nodes with so many GPUs."""
+    """`models` by name; the requested GPUs of a job count as packed on nodes of the given size."""
 
     name = "step-times"
     knows_shapes = True
@@ -40,7 +40,7 @@ class StepTimes(JobModel):
         return RESTART_S
 
     def network_share(self, job: TraceJob, placement: Placement) -> float:
-        """Synchronising over all of an iteration, where it crosses nodes."""
+        """Synchronising share of an iteration, if the job crosses nodes."""
         held = _held(placement)
         if len(held) < 2 or job.inference:
             return 0.0
@@ -63,17 +63,17 @@ class StepTimes(JobModel):
 
 
 def _held(placement: Placement) -> tuple[int, ...]:
-    """GPUs on each node that has any."""
+    """GPUs held on each node with any."""
     return tuple(len(allocation.gpus) for allocation in placement.values() if allocation.gpus)
 
 
 class StageTimes(JobModel):
-    """Needs no table: the trace holds what was measured."""
+    """Needs no table: the trace has the measured stage times."""
 
     name = "stages"
 
     def work_s(self, job: TraceJob) -> float:
-        """Raises `NotMeasured`."""
+        """The job's size, see `JobModel`. Raises `NotMeasured`."""
         _parts(job, {})
         return job.duration_s
 
@@ -87,7 +87,7 @@ class StageTimes(JobModel):
 
 
 def _parts(job: TraceJob, placement: Placement) -> tuple[float, float]:
-    """(milliseconds of an iteration without network, with what crosses here)."""
+    """(milliseconds of an iteration without network, with the flows that cross nodes in this placement)."""
     stages: Stages | None = job.stages
     if stages is None or not 0 <= stages.network_ms < stages.iteration_ms:
         raise NotMeasured(f"stages: job {job.job_id} has no stage times, or nothing beside its network")

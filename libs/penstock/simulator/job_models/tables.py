@@ -14,7 +14,7 @@ ISOLATED, COLOCATED = "gavel_isolated_throughput.csv", "gavel_colocated_throughp
 STAGE_PROFILES = "stage_profiles.csv"
 SENSITIVITY = "cpu_mem_sensitivity.csv"
 SOURCE_RATIO = "models"
-"""Synergy's table comes four times, relative to 3, 4, 5 and 6 cores per GPU; this is the first."""
+"""Synergy's table has four versions, relative to 3, 4, 5 and 6 cores per GPU; this is the first."""
 CHARRNN = "charrnn_*_error.csv"
 EPOCHS_TO_TARGET = "summary_train.csv"
 RISES = frozenset({"bert", "cifar10", "imagenet", "ncf"})
@@ -26,7 +26,7 @@ Points = Sequence[tuple[float, float]]
 
 
 def read_throughputs(folder: Path) -> Throughputs:
-    """Gavel's two tables. A figure of 0 means that it did not run: it counts as not measured. Raises `BadFile`."""
+    """Gavel's two tables. A figure of 0 means that the configuration did not run: it counts as not measured. Raises `BadFile`."""
     isolated = read_all(
         folder / ISOLATED,
         {"gpu", "consolidated", "model", "batch_size", "num_gpus", "steps_per_s"},
@@ -50,7 +50,7 @@ def _isolated(row: Row) -> tuple[int, Config, float]:
 
 
 def _pair(row: Row) -> tuple[Config, Config, float]:
-    """The other half of a pair stands in a line of its own."""
+    """One half of a pair; the other half is in a line of its own."""
     one, other = (_config(row, f"model_{side}", f"batch_{side}", f"ngpu_{side}") for side in "ab")
     return one, other, row.number("tput_a")
 
@@ -125,7 +125,7 @@ def _columns(path: Path) -> Mapping[str, Sequence[float]]:
 
 
 def _even(losses: Sequence[float]) -> Points:
-    """A point per so many iterations, from the start to the end."""
+    """Points at equal numbers of iterations, from the start to the end."""
     last = max(1, len(losses) - 1)
     return [(index / last, loss) for index, loss in enumerate(losses)]
 
@@ -153,7 +153,7 @@ def _zeus(path: Path) -> Mapping[str, LossCurve]:
 
 
 def _target(row: Row) -> tuple[str, str, float, int | None]:
-    """`nan`: this seed never met the target."""
+    """Data set, network, batch and epochs of a run; `nan`: this seed never met the target."""
     data_set = row.name("dataset")
     name = f"zeus/{data_set}-{row.name('network')}-{row.whole('batch_size', least=1)}"
     epoch = None if row.text("target_epoch") == "nan" else row.whole("target_epoch")
@@ -161,7 +161,7 @@ def _target(row: Row) -> tuple[str, str, float, int | None]:
 
 
 def _rising(points: Iterable[tuple[float, float]]) -> Points:
-    """By epoch; where few seeds met a harder target, its mean may lie before an easier one's: the later counts."""
+    """Points by epoch; where few seeds met a harder target, its mean may lie before an easier one's: the later counts."""
     latest = 0.0
     found: list[tuple[float, float]] = []
     for epoch, loss in sorted(points, key=lambda point: -point[1]):
@@ -171,6 +171,6 @@ def _rising(points: Iterable[tuple[float, float]]) -> Points:
 
 
 def _from_zero(points: Points) -> Points:
-    """Progress from 0 to 1; what is before the first point is as that."""
+    """Points scaled to progress from 0 to 1; before the first point its value holds."""
     last = max(points[-1][0], 1e-9)
     return [(0.0, points[0][1]), *((at / last, loss) for at, loss in points)]

@@ -1,12 +1,12 @@
 """Job model `turns`: jobs that hold the same GPUs take turns at storage, cores, GPU and network, each with a lock of its own.
 
-Ideal: the members of a group as their scripts run. Each goes through the stages of its iteration in one order, storage, cores, GPU, network, and
-again; it holds a stage's lock while the stage runs; who wants a held lock waits, and who came first has it next. There is no barrier: a member with
-short iterations makes several while another makes one. The steady speeds come from playing that cycle with the measured stage times.
+Ideal: the scripts of a group's members. Each cycles through the stages of its iteration in one order, storage, cores, GPU, network;
+it holds a stage's lock while the stage runs; locks are granted first come, first served. There is no barrier: a member with
+short iterations makes several while another makes one. The steady speeds come from a simulation of that cycle with the measured stage times.
 
-Departures: a lock passes on in no time; a stage takes as long as measured, one after the other, also where the job alone overlaps them (its stages add up to
-more than its iteration: that overlap is lost in a group); what is left of an iteration beside its stages holds no lock; a trace's storage and CPU are one figure, half of
-it counts as each; a gang's tasks move as one. A member computes from its start on at the steady speed of the group that it has come to.
+Departures: a lock passes on in no time; stages take their measured times, one after the other, also where the job alone overlaps them (its stages add up to
+more than its iteration: that overlap is lost in a group); the rest of an iteration beside its stages holds no lock; a trace's storage and CPU are one figure, half of
+which counts as each; a gang's tasks proceed together. A member computes from its start on at the steady speed of its new group.
 """
 
 import heapq
@@ -22,12 +22,12 @@ LOCKS = 4
 WARM_UP, MEASURED = 16, 128  # iterations of the slowest member: until the cycle is steady, and counted
 KNOWN_GROUPS = 65_536
 MAX_STAGES = (
-    200_000  # of one part of a played cycle, where one member is thousands of times as fast as another
+    200_000  # of one part of a simulated cycle, where one member is thousands of times as fast as another
 )
 
 
 class Turns(Around):
-    """`inner`: what a job does alone where it is."""
+    """`inner`: the job model of a job alone in its placement."""
 
     name = "turns"
 
@@ -35,7 +35,7 @@ class Turns(Around):
         super().__init__(inner)
 
     def work_s(self, job: TraceJob) -> float:
-        """Raises `NotMeasured` for a job without stage times."""
+        """The job's size, see `JobModel`. Raises `NotMeasured` for a job without stage times."""
         _parts(job)
         return self.inner.work_s(job)
 
@@ -52,7 +52,7 @@ class Turns(Around):
 
 @lru_cache(KNOWN_GROUPS)
 def speeds(members: tuple[Stages, ...]) -> tuple[float, ...]:
-    """Of each member beside the others, as a share of its speed alone, > 0 – 1; equal members are equally fast."""
+    """Speed of each member beside the others, as a share of its speed alone, > 0 – 1; equal members are equally fast."""
     stages = [_stages(one) for one in members]
     made, passed_ms = _Cycle(stages).iterations()
     found: dict[Stages, list[float]] = {}
@@ -67,7 +67,7 @@ def speeds(members: tuple[Stages, ...]) -> tuple[float, ...]:
 def _least(
     one: Stages, own: Sequence[tuple[int, float]], members: Sequence[Sequence[tuple[int, float]]]
 ) -> float:
-    """Its share where each other member has each lock before it has; bounds what is played with members of very different lengths."""
+    """Lower bound of a member's share: each other member gets each lock before it. For members of very different lengths."""
     at_each = [sum(ms for stages in members for held, ms in stages if held == lock) for lock in range(LOCKS)]
     return one.iteration_ms / sum(at_each[lock] if lock < LOCKS else ms for lock, ms in own)
 
@@ -79,7 +79,7 @@ def _parts(job: TraceJob) -> Stages:
 
 
 def _stages(stages: Stages) -> Sequence[tuple[int, float]]:
-    """⟨lock, ms⟩ in order, stages of no length left out; `LOCKS`: what holds none, to the length of the whole iteration."""
+    """⟨lock, ms⟩ in order without empty stages; `LOCKS`: the rest of the iteration, which holds no lock."""
     times = (stages.storage_cpu_ms / 2, stages.storage_cpu_ms / 2, stages.gpu_ms, stages.network_ms)
     found = [(lock, ms) for lock, ms in enumerate(times) if ms > 0]
     rest = stages.iteration_ms - sum(times)
@@ -87,30 +87,30 @@ def _stages(stages: Stages) -> Sequence[tuple[int, float]]:
 
 
 class _Cycle:
-    """The locks of one group, played in virtual time. `members`: their stages, at least one each."""
+    """Simulation of one group's locks in virtual time. `members`: their stages, at least one each."""
 
     def __init__(self, members: Sequence[Sequence[tuple[int, float]]]) -> None:
         self._members = members
         self._at = [0] * len(members)
-        """Which stage each is in, or waits for."""
+        """Index of the stage that each member is in, or waits for."""
         self._made = [0] * len(members)
-        """Iterations."""
+        """Completed iterations of each member."""
         self._held = [False] * LOCKS
         self._waiting: list[deque[int]] = [deque() for _ in range(LOCKS)]
         self._ends: list[tuple[float, int, int]] = []
-        """(ms, order of beginning, member) of the stages that run."""
+        """(end in ms, order of beginning, member) of the running stages."""
         self._order = count()
         for member in range(len(members)):
             self._enter(member, 0.0)
 
     def iterations(self) -> tuple[Sequence[int], float]:
-        """What each has made once the cycle is steady, and in how many ms."""
+        """Iterations of each member once the cycle is steady, and their time in ms."""
         since_ms, before = self._until(WARM_UP)
         until_ms, after = self._until(WARM_UP + MEASURED)
         return [now - then for now, then in zip(after, before, strict=True)], until_ms - since_ms
 
     def _until(self, iterations: int) -> tuple[float, Sequence[int]]:
-        """Goes on until each has made so many, at most `MAX_STAGES`; the time, and how many they have made."""
+        """Runs until each member has made `iterations`, for at most `MAX_STAGES` stages; returns the time and their iterations."""
         now_ms = 0.0
         for _ in range(MAX_STAGES):
             now_ms = self._leave()
@@ -128,7 +128,7 @@ class _Cycle:
         heapq.heappush(self._ends, (now_ms + length_ms, next(self._order), member))
 
     def _leave(self) -> float:
-        """The next stage that ends; when that is."""
+        """Ends the next stage; returns its time."""
         now_ms, _, member = heapq.heappop(self._ends)
         lock, _ = self._members[member][self._at[member]]
         self._at[member] = (self._at[member] + 1) % len(self._members[member])
