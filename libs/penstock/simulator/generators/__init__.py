@@ -1,1 +1,1 @@
-"""Workloads made by rule from a seed: for papers without public traces, and for users without any."""
+"""Synthetic workload generators, seeded: for papers without public traces, and for users without traces."""

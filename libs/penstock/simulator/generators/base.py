@@ -1,4 +1,4 @@
-"""What a generator is. Each is a pure function of its seed and of measured tables: the same seed, the same jobs."""
+"""Interface of workload generators: each is a pure function of its seed and of measured tables, so equal seeds give equal jobs."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,25 +13,25 @@ HOUR_S = 3_600.0
 
 
 class Generator(NamedTuple):
-    """A workload, and what it is meant to run on."""
+    """A workload with its cluster and job model."""
 
     text: str
     """One line that describes it."""
     cluster: str
-    """Of the source, as `--cluster` takes it."""
+    """The source's cluster, as `--cluster` takes it."""
     job_model: str
-    """What its jobs need, as `--truth` takes it."""
+    """The job model of its jobs, as `--truth` takes it."""
     make: Callable[[int], Sequence[TraceJob]]
-    """Seed → jobs by arrival. Raises `BadFile` where it lacks a table."""
+    """Seed → jobs by arrival. Raises `BadFile` if a table is missing."""
 
 
 def source(generator: str, where: str) -> Path:
-    """A measured table below the data. Raises `BadFile` where it is not there."""
+    """A measured table below the data folder. Raises `BadFile` if it does not exist."""
     return data_path(where, "this generator", f"{generator}/…")
 
 
 def rng_of(seed: int, purpose: str) -> np.random.Generator:
-    """Of its own for each purpose, so that one generator's draws never shift another's. Any whole seed."""
+    """A random generator per purpose, so that the samples of one never shift those of another. Any whole seed."""
     return np.random.default_rng(np.random.SeedSequence((abs(seed), int(seed < 0), *purpose.encode())))
 
 

@@ -1,4 +1,4 @@
-"""`coda/month`, `coda/3-days`: a cluster's month of training and CPU jobs after the figures that CODA gives of its own (HPCA '21, §III, §VI).
+"""`coda/month`, `coda/3-days`: a month of training and CPU jobs after the published figures of CODA's cluster (HPCA '21, §III, §VI).
 
 From the source: 80 nodes with 5 GPUs and 28 cores; 25,000 training and 75,000 CPU jobs in 30 days; twenty users, of which 15 – 20 submit CPU jobs only; 68.5 % of the
 trainings run for more than an hour and 39.6 % for more than two; 76.1 % ask for one or two cores, 15.3 % for more than ten; the use of GPUs is steady, that of cores goes

@@ -2,12 +2,12 @@
 
 Each job has one parameter server and two workers, each task with one GPU; 4 · U{1…8} samples per worker and
 50 · U{4…20} iterations. A batch is 4 ResNet-50, 2 Inception V3 and 2 VGG-16 per 5 nodes of 2 GPUs, all submitted at
-once, in a seeded order. Immediate: one job at a time, each long after the one before has ended.
+once, in a seeded order. Immediate: one job at a time, each long after the previous one has ended.
 
-Stage times are measured ones, but not of these jobs on these machines. Each iteration has a part that is paid
-on one node and a part that is paid only across nodes (job model `stages`):
+Stage times are measured, but not for these jobs on these machines. Each iteration has a part that always counts
+and a part that counts only across nodes (job model `stages`):
 - ResNet-50: Pollux's `imagenet` on T4, two GPUs on one node and on two, at the worker's batch;
-- Inception V3: as ResNet-50, a stand-in with as many parameters: no table holds it;
+- Inception V3: as ResNet-50, a stand-in with as many parameters: no table has it;
 - VGG-16: Muri's profile, 2 GPUs (one node) and 16 (two nodes), measured at batch 16 only, on V100.
 """
 
@@ -35,7 +35,7 @@ JOB_MODEL = "links(stages)"
 
 
 def batch(nodes: int) -> Generator:
-    """On a multiple of 5 nodes."""
+    """A batch on a multiple of 5 nodes."""
 
     def make(seed: int) -> Sequence[TraceJob]:
         rng = rng_of(seed, f"liquid/batch-{nodes}")
@@ -92,12 +92,12 @@ def _jobs(rng: np.random.Generator, models: Sequence[str], times: Sequence[float
 
 
 def _resnet_ms(imagenet: Model, samples: int) -> tuple[float, float]:
-    """An iteration on one node and on two; below the smallest measured batch as there."""
+    """Time of an iteration on one node and on two; below the smallest measured batch as for that."""
     return imagenet.step(ONE_NODE, samples)[0] * 1_000, imagenet.step(TWO_NODES, samples)[0] * 1_000
 
 
 def _vgg_ms() -> tuple[float, float]:
-    """An iteration on one node and on two."""
+    """Time of an iteration on one node and on two."""
 
     def read(row: Row) -> tuple[str, int, float]:
         return row.name("model"), row.whole("num_gpu", least=1), row.number("iteration_ms", above=0)

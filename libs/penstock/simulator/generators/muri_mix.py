@@ -2,8 +2,8 @@
 
 Models, their stage times and start-ups are measured (`stage_profiles.csv`): each job is one of the eight models, evenly. Assumed, of the shape that Muri's
 traces show: arrivals are Poisson; `p` percent of the jobs ask for one GPU, the others evenly for 2, 4 or 8; run times are log-normal with a
-median of an hour and σ = 1.5, from a minute to a day. The load is what all jobs ask for until the last arrival, in GPU seconds
-alone, over the 64 GPUs of the cluster: at 100 and more the queue grows for as long as jobs come.
+median of an hour and σ = 1.5, from a minute to a day. The load is the demand of all jobs in GPU seconds alone, over the
+capacity of the cluster's 64 GPUs until the last arrival: at 100 and more the queue grows for as long as jobs come.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from penstock.simulator.traces.jobs import Stages, TraceJob
 
 JOBS = 400
 CLUSTER, GPUS = "8x8", 64
-JOB_MODEL = "measured-phases(turns)"  # Muri's own charges its start-up at each event: here events are so frequent that groups would do little else
+JOB_MODEL = "measured-phases(turns)"  # job model `muri` charges a start-up at each event: with such frequent events groups would do little else
 LARGER = (2, 4, 8)
 MEDIAN_S, SIGMA = 3_600.0, 1.5
 LEAST_S, MOST_S = 60.0, 86_400.0

@@ -1,4 +1,4 @@
-"""Generators by name. A trace may be one of these as well as a file."""
+"""Registry of generators by name. A trace may be one of these as well as a file."""
 
 import re
 from collections.abc import Mapping
@@ -29,12 +29,12 @@ GENERATORS: Mapping[str, Generator] = MappingProxyType(
     | {f"muri-mix/{share}-percent-1-gpu-load-100": muri_mix(share, 100) for share in (0, 50, 100)}
     | {f"poisson/{per_hour}-per-hour": poisson(per_hour) for per_hour in (10, 60)}
 )
-"""Those that are always there, though most need measured tables; any other rate of `poisson/…-per-hour`, share and load of `muri-mix/…` exist too."""
+"""Generators that need no data set's sums; most need measured tables. Other rates of `poisson/…-per-hour`, shares and loads of `muri-mix/…` exist too."""
 HELIOS = "helios"
 
 
 def of_summaries() -> Mapping[str, Generator]:
-    """Those that sample jobs after the sums of the data sets that are here. Raises `BadFile` for a broken one."""
+    """Generators of jobs with the sums of the data sets that are here. Raises `BadFile` for a broken one."""
     root = data_root()
     if root is None or not (root / SUMMARIES[HELIOS]).is_file():
         return {}
@@ -43,7 +43,7 @@ def of_summaries() -> Mapping[str, Generator]:
 
 
 def generator_of(name: str) -> Generator | None:
-    """The generator of this name; None where none has it. Raises `BadFile` for one whose data set is not here."""
+    """The generator of this name; None: no generator has it. Raises `BadFile` for one whose data set is not here."""
     if name.startswith(f"{HELIOS}/"):
         there = of_summaries()
         if name not in there:
@@ -61,7 +61,7 @@ def generator_of(name: str) -> Generator | None:
 
 
 def generate(name: str, generator: Generator, seed: int, fits: Fits | None = None) -> Trace:
-    """Its jobs under a seed, as a trace. Raises `BadFile` with all jobs that `fits` finds a problem in."""
+    """A generator's jobs under a seed, as a trace. Raises `BadFile` with all jobs in which `fits` finds a problem."""
     jobs = generator.make(seed)
     problems = [
         Problem(0, field, f"job {job.job_id}: {message}")

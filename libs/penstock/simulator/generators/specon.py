@@ -8,9 +8,9 @@
 | `random-30` | 30 | in [0, 600] s | any | 4 |
 | `random-50` | 50 | in [0, 1,200] s | any | 8 |
 
-A model is one of the measured loss curves of a character model, its run the curve stretched to 1 – 6.5 minutes alone on
-a node, sampled evenly, once for each model (decision 93). Nodes have 8 cores; each job asks for one, and has the node's speed
-in proportion while it runs (job model `shared-node`). `random-20-one` is the workload of table III.
+A model is one of the measured loss curves of a character model, stretched to a run of 1 – 6.5 minutes alone on a node,
+sampled uniformly, once for each model (decision 93). Nodes have 8 cores; each job asks for one, and gets its proportion of
+the node's speed while it runs (job model `shared-node`). `random-20-one` is the workload of table III.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,7 +26,7 @@ JOB_MODEL = "shared-node(convergence)"
 
 
 class Schedule(NamedTuple):
-    """`within_s` None: every 50 s."""
+    """One schedule. `within_s`: span of the submissions; None: one every 50 s."""
 
     jobs: int
     within_s: float | None
@@ -45,7 +45,7 @@ SCHEDULES: Mapping[str, Schedule] = {
 
 
 def specon(name: str) -> Generator:
-    """One of `SCHEDULES`."""
+    """The generator of one of `SCHEDULES`."""
     schedule = SCHEDULES[name]
 
     def make(seed: int) -> Sequence[TraceJob]:

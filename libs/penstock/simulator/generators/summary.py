@@ -1,16 +1,16 @@
-"""`helios/<cluster>`: jobs sampled so that they have the sums that a cluster published.
+"""`helios/<cluster>`: synthetic jobs sampled from a distribution with the published sums of a cluster.
 
-Helios' summary holds, per cluster, its GPUs, the number of GPU jobs, mean and median of their run times and of
-their GPU counts, and their GPU time; no job by itself. One law has exactly these sums:
+Helios' summary has, per cluster, its GPUs, the number of GPU jobs, mean and median of their run times and of
+their GPU counts, and their GPU time; no single job. One distribution has exactly these sums:
 
-* GPU counts are powers of two up to the cluster, each so many times rarer than the one before that the mean comes
-  out; single-GPU jobs are at least half, for the median is 1;
+* GPU counts are powers of two up to the cluster, with probabilities that fall by a fixed ratio, chosen for the
+  mean; single-GPU jobs are at least half, for the median is 1;
 * run times are log-normal around a median that grows with the count by a fixed power: three parameters for mean,
   median and GPU time.
 
-What the summary does not hold is assumed, and no result that validates the simulator rests on it: arrivals are
-Poisson at the rate that asks for LOAD of the GPUs, owners are none, nodes have 8 GPUs, and what would run longer than
-MOST_S ends then. JOBS of them are sampled, not the month's hundreds of thousands: the rate stays.
+All else is assumed, and no result that validates the simulator rests on it: arrivals are Poisson at the rate that
+asks for LOAD of the GPUs, jobs have no owners, nodes have 8 GPUs, and run times are cut at MOST_S. JOBS jobs are
+sampled, not the month's hundreds of thousands, at the same rate.
 """
 
 from collections.abc import Callable, Sequence
@@ -44,7 +44,7 @@ class Sums(NamedTuple):
 
 
 class Law(NamedTuple):
-    """`shares`: of the jobs with 1, 2, 4, … GPUs. ln(run time) has mean `mu` + `growth` · log2(GPUs) and deviation `sigma`."""
+    """The distribution. `shares`: of the jobs with 1, 2, 4, … GPUs. ln(run time) has mean `mu` + `growth` · log2(GPUs) and deviation `sigma`."""
 
     shares: Sequence[float]
     mu: float
@@ -53,7 +53,7 @@ class Law(NamedTuple):
 
 
 def read_sums(path: Path) -> Sequence[Sums]:
-    """One per line but the total. Raises `BadFile`."""
+    """The sums per cluster: one per line except the total. Raises `BadFile`."""
     columns = {"id", "gpu_num", "gpu_job_num", "avg_run_time_gpu", "med_run_time_gpu", "avg_gpu_num"}
     times = ("complete_gpu_time", "cancel_gpu_time", "fail_gpu_time")
 
@@ -72,7 +72,7 @@ def read_sums(path: Path) -> Sequence[Sums]:
 
 
 def law_of(sums: Sums) -> Law:
-    """The law with these sums. Raises ValueError where none of this kind has them."""
+    """The distribution with these sums. Raises ValueError if none of this kind has them."""
     shares = _shares(sums.mean_gpus, sums.gpus.bit_length())
     weight = sums.gpu_s / (sums.jobs * sums.mean_run_s)  # mean GPUs of a job, weighted by run time
 
@@ -96,7 +96,7 @@ def law_of(sums: Sums) -> Law:
 
 
 def _shares(mean_gpus: float, kinds: int) -> Sequence[float]:
-    """Of the counts 1, 2, 4, …: falling by a fixed ratio, with this mean and a median of 1."""
+    """Shares of the counts 1, 2, 4, …: falling by a fixed ratio, with this mean and a median of 1."""
 
     def falling(ratio: float, first: float | None) -> Sequence[float]:
         rest = [ratio**n for n in range(kinds)]
@@ -116,14 +116,14 @@ def _shares(mean_gpus: float, kinds: int) -> Sequence[float]:
 
 
 def _root(of: Callable[[float], float], low: float, high: float, name: str) -> float:
-    """Where a rising function is 0. Raises ValueError where it is so nowhere between."""
+    """Root of a rising function between `low` and `high`. Raises ValueError if there is none."""
     if not of(low) <= 0 <= of(high):
         raise ValueError(f"no law of this kind has this {name}")
     return float(brentq(of, low, high, xtol=1e-15))
 
 
 def generator_from(sums: Sums, path: Path) -> Generator:
-    """Jobs with the cluster's sums. Raises `BadFile` where no law has them."""
+    """Generator of jobs with the cluster's sums. Raises `BadFile` if no distribution has them."""
     try:
         law = law_of(sums)
     except ValueError as error:

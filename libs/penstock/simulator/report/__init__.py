@@ -1,1 +1,1 @@
-"""Report of a run from its ledger: figures, time series, charts, texts."""
+"""Report of a run from its ledger: metrics, time series, charts, texts."""

@@ -22,11 +22,11 @@ from penstock.simulator.report.series import MAX_DETAILED, RunSeries
 from penstock.simulator.runs import Result
 
 SHOWN_BELOW = (LABELS["run_times"], LABELS["restarts"])
-MAX_UNFOLDED = 4  # ledger hashes that stand on the page at once
+MAX_UNFOLDED = 4  # ledger hashes that the page shows without unfolding
 
 
 class Background(NamedTuple):
-    """What holds for all runs of a report."""
+    """Data common to all runs of a report."""
 
     command: str
     title: str
@@ -35,14 +35,14 @@ class Background(NamedTuple):
     cluster: str
     job_model: str
     assumptions: Sequence[tuple[str, str]] = ()
-    """(label, sentence): what holds in the simulation and perhaps not in a cluster."""
+    """(label, sentence): assumptions of the simulation that may not hold in a cluster."""
     more: Sequence[tuple[str, str]] = ()
 
 
 def report_of(
     background: Background, standings: Sequence[Standing], results: Sequence[Result], warning: str = ""
 ) -> Page:
-    """`standings`: whole runs, profile by profile. Without any, the one broken-off run of `results` is shown."""
+    """The page of a comparison. `standings`: complete runs, profile by profile. Without any, the one aborted run of `results` is shown."""
     series = _series(standings, results)
     names = [one.name for one in series]
     repeated = any(len(standing.results) > 1 for standing in standings)
@@ -79,7 +79,7 @@ def report_of(
 def ledger_report(
     background: Background, series: RunSeries, figures: Mapping[str, float | str], name: str
 ) -> Page:
-    """Of a ledger alone, which does not contain how fast its jobs could have been. `figures`: `figures_of`."""
+    """The page of a ledger alone, which does not have its jobs' speeds alone. `figures`: of `figures_of`."""
     finished = bool(figures["finished_jobs"])
     lead = f"{figures['finished_jobs']:,} jobs were finished"
     if finished:
@@ -130,13 +130,13 @@ def _sections(
 
 
 def _assumed(background: Background, *more: str) -> str:
-    """For a picture that is looked at alone."""
+    """The assumptions as one text, for a picture that is shown alone."""
     sentences = [f"{label}: {text}" for label, text in background.assumptions if label in SHOWN_BELOW]
     return " ".join([*sentences, *more] if sentences else [])
 
 
 def _latencies(runs: Sequence[RunSeries]) -> Sequence[Section]:
-    """How long the placer took, by kind of input."""
+    """The placer's decision latency, by kind of input."""
     rows = [
         [
             Cell(latency.kind.removeprefix("penstock.").replace(".", " ").replace("_", " "), run.name),
@@ -157,7 +157,7 @@ def _latencies(runs: Sequence[RunSeries]) -> Sequence[Section]:
 
 
 def _series(standings: Sequence[Standing], results: Sequence[Result]) -> Sequence[RunSeries]:
-    """One per profile: of its first run."""
+    """The series of each profile's first run."""
     if not standings:
         return [result.series for result in results if result.series is not None][:1]
     found = ([one.series for one in standing.results if one.series is not None] for standing in standings)
@@ -234,7 +234,7 @@ def _heading(key: str) -> Cell:
 
 
 def _cell(key: str, value: float) -> Cell:
-    """One figure; long times also in larger units."""
+    """A table cell with one figure; long times also in larger units."""
     return Cell(shown(key, value), duration(value) if METRICS[key].unit == "s" and value >= 60 else "")
 
 

@@ -30,18 +30,18 @@ from penstock.simulator.report.timeline import EXITED, SHARED, STOPPED
 from penstock.simulator.report.turns_chart import shares, turns_section
 
 PALETTE = (*CATEGORICAL[:6], "#B8A800", "#7A4B2B")
-"""For owners and jobs: no grey, which stands for all others."""
+"""Colours of owners and jobs, without grey, which stands for all others."""
 OTHERS = "#9A9A9A"
 SIZES = ("#443983", "#31688E", "#21918C", "#35B779", "#7AD151", "#B8C41F", "#E0A100")
-"""Rising, for sizes."""
+"""Colours of sizes, in rising order."""
 GAP = 0.6  # GPUs between the nodes of a Gantt chart
 MAX_NODE_LABELS = 40
 MAX_BAR_LABELS = 40
-MAX_OUTLINED_BARS, MAX_OUTLINED_GPUS = 600, 100  # beyond it an outline would hide short or thin bars
+MAX_OUTLINED_BARS, MAX_OUTLINED_GPUS = 600, 100  # beyond these an outline would hide short or thin bars
 PX_PER_GPU, GANTT_PX = 11.0, (110.0, 800.0)
 FEW_JOBS = 5  # up to here a queue's axis has whole numbers only
-MIN_S = 1.0  # where logarithmic axes of time begin
-SMOOTH_BINS = 160  # of a line with many steps, where several cross
+MIN_S = 1.0  # lower end of logarithmic axes of time
+SMOOTH_BINS = 160  # of a line with many steps, if several lines cross
 MIN_DIFFERENCE = 0.01  # between two curves, for both to be shown
 ENDS = {EXITED: "done", STOPPED: "stopped", SHARED: "goes on, with others or without"}
 
@@ -60,12 +60,12 @@ def time_unit(span_s: float) -> TimeUnit:
 
 
 def colour_of(index: int) -> tuple[str, Sequence[int]]:
-    """Colour and dash of the policy at this place."""
+    """Colour and dash of the policy with this index."""
     return CATEGORICAL[index % len(CATEGORICAL)], DASHES[index // len(CATEGORICAL) % len(DASHES)]
 
 
 def sections(runs: Sequence[RunSeries], assumed: str = "") -> list[Section]:
-    """All charts in the order of the page. `assumed`: stands below completion times, which are looked at alone."""
+    """All charts in the order of the page. `assumed`: text below completion times, whose picture is shown alone."""
     unit = time_unit(max(run.end_s for run in runs))
     detailed = runs[:MAX_DETAILED]
     waited = any(run.waited for run in runs) and any(
@@ -80,7 +80,7 @@ def sections(runs: Sequence[RunSeries], assumed: str = "") -> list[Section]:
         draw: Callable[[RunSeries], Chart],
         note: Callable[[RunSeries], str],
     ) -> Section | None:
-        """A chart for each run that has something to show."""
+        """A chart for each run with data for it."""
         drawings = [
             Drawing([Panel(draw(run))], note(run), run.name if len(runs) > 1 else "")
             for run in detailed
@@ -179,7 +179,7 @@ def _load(runs: Sequence[RunSeries], unit: TimeUnit) -> Section:
 
 
 def _waiting_s(run: RunSeries) -> float:
-    """Seconds that jobs waited, all together."""
+    """Sum of all jobs' waiting times in seconds."""
     return float(run.waiting.value[:-1] @ np.diff(run.waiting.at_s))
 
 
@@ -199,7 +199,7 @@ def _queue(runs: Sequence[RunSeries], unit: TimeUnit) -> Section:
 
 
 def _startable(run: RunSeries, unit: TimeUnit) -> Chart:
-    """Each size as a share of what the empty cell could take: the counts themselves differ by their size alone."""
+    """Each size as a share of the count in an empty cell: the counts themselves differ by their size alone."""
     biggest = max(8.0, run.largest_job)
     sizes = [size for size in run.startable if size <= biggest and run.room[size]]
     series = []
@@ -227,7 +227,7 @@ def _startable(run: RunSeries, unit: TimeUnit) -> Chart:
 def _distribution(
     runs: Sequence[RunSeries], field: str, key: str, title: str, axis: str, caption: str, note: str = ""
 ) -> Section | None:
-    """Cumulative; None where no value lies on the logarithmic axis of time."""
+    """Cumulative distribution; None if no value lies on the logarithmic axis of time."""
     series, low_s, high_s = [], inf, MIN_S
     for index, run in enumerate(runs):
         values = getattr(run, field)
@@ -247,7 +247,7 @@ def _distribution(
 
 
 def _waited_less(runs: Sequence[RunSeries]) -> str:
-    """What a logarithmic axis of waiting times leaves out."""
+    """Note about the values that a logarithmic axis of waiting times leaves out."""
     shorter = [float(np.mean(run.queue_s < MIN_S)) for run in runs if len(run.queue_s)]
     low, high = min(shorter, default=0.0), max(shorter, default=0.0)
     share = f"{100 * low:.0f}" + (f" – {100 * high:.0f}" if high - low >= 0.005 else "") + " %"
@@ -258,7 +258,7 @@ def _waited_less(runs: Sequence[RunSeries]) -> str:
 
 
 class Groups(NamedTuple):
-    """What colours mean. `of_bar`: group of each bar. `legend`: whether groups have names that say something."""
+    """Meaning of the colours. `of_bar`: group of each bar. `legend`: whether the groups' names are informative."""
 
     meaning: str
     of_bar: Sequence[str]
@@ -267,7 +267,7 @@ class Groups(NamedTuple):
 
 
 def _groups(run: RunSeries) -> Groups:
-    """Owners where there are several, the most frequent by their own colour; else jobs, in turn where they are many."""
+    """Groups by owner if there are several, the most frequent ones in a colour of their own; else by job, with repeated colours if many."""
     notes = [run.jobs[int(job)] for job in run.gantt.job]
     owners = [note.owner for note in run.jobs.values()]
     if len(set(owners)) > 1:
@@ -288,7 +288,7 @@ def _groups(run: RunSeries) -> Groups:
 
 
 def _shortened(names: Sequence[str]) -> Mapping[str, str]:
-    """Long names without their middle: begin and end tell them apart; all whole, where they would not."""
+    """Long names without their middle; all names whole, if they would not stay distinct."""
     short = {name: name if len(name) <= LEGEND_CHARACTERS else f"{name[:20]}…{name[-12:]}" for name in names}
     return short if len(set(short.values())) == len(short) else {name: name for name in names}
 
@@ -367,7 +367,7 @@ def _gantt(run: RunSeries) -> Chart:
 def _nodes(
     run: RunSeries, heights: NDArray[np.float64], tops: NDArray[np.float64]
 ) -> tuple[alt.Chart, alt.Chart]:
-    """Lines between the nodes' rows, and their names; of many nodes every so many."""
+    """Lines between the nodes' rows, and their names; of many nodes only every n-th."""
     rows = run.gantt.rows
     every = -(-len(rows) // MAX_NODE_LABELS)
     nodes = table(
@@ -408,7 +408,7 @@ def _resolution(run: RunSeries) -> str:
 
 
 def _heat(run: RunSeries, unit: TimeUnit) -> Chart:
-    """Neighbouring columns of one value are one rectangle; empty ones are not shown."""
+    """Heat map of nodes over time. Neighbouring columns of one value are one rectangle; empty ones are not shown."""
     heat = run.heat
     assert heat is not None, run.name
     new = np.ones(heat.percent.shape, dtype=bool)

@@ -13,7 +13,7 @@ from penstock.simulator.report.timeline import Timeline
 
 
 def figures_of(timeline: Timeline) -> Mapping[str, float | str]:
-    """Keys and meanings as `Figures` of `penstock.simulator.meter`; `records` and `ledger_hash` only of a ledger."""
+    """Keys and meanings as in `Figures` of `penstock.simulator.meter`; `records` and `ledger_hash` only for a ledger."""
     done = [job for job in timeline.jobs if job.outcome == "succeeded"]
     jcts = sorted(job.jct_ms / 1_000 for job in done)
     waited = sum(job.jct_ms - job.ran_ms for job in done) / 1_000
@@ -42,7 +42,7 @@ def figures_of(timeline: Timeline) -> Mapping[str, float | str]:
 
 
 def unfinished(timeline: Timeline) -> Mapping[str, int]:
-    """Key of `UNFINISHED` → how many jobs; their sum is `unfinished_jobs`."""
+    """Key of `UNFINISHED` → number of jobs; their sum is `unfinished_jobs`."""
     found = dict.fromkeys(UNFINISHED, 0)
     for job in timeline.jobs:
         if job.outcome == "succeeded":

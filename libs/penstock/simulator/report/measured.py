@@ -1,4 +1,4 @@
-"""What the figures of a ledger rest on, in words: measured or simulated times, who decided, which run times were known, what starts cost."""
+"""Provenance of a ledger's figures as sentences: measured or simulated times, deciding policies, known run times, cost of starts."""
 
 from array import array
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ from penstock.simulator.report.timeline import Term, Timeline
 def measured(timeline: Timeline, *, live: bool) -> Mapping[str, str]:
     """Key of `assumptions.LABELS` → sentence. `live`: read from a cell, up to its present; else from a file.
 
-    A file of `simulate --ledger` and one of a cell look alike but for the id of the placer. With a simulated clock, a run time
+    A file of `simulate --ledger` differs from one of a cell only in the placer's id. With a simulated clock, a run time
     that was known before any job had ended cannot have been learned.
     """
     simulated = any(term.placer_id == PLACER_ID for term in timeline.terms)

@@ -8,7 +8,7 @@ Better = Literal["low", "high", ""]
 
 
 class Metric(NamedTuple):
-    """`better`: empty where neither way is."""
+    """Description of a metric. `better`: empty if neither direction is."""
 
     label: str
     unit: str
@@ -87,11 +87,11 @@ UNFINISHED = (
     "running_jobs",
     "waiting_jobs",
 )
-"""What became of unfinished jobs; of a ledger only."""
+"""Final states of unfinished jobs; for a ledger only."""
 RESTARTS = ("restarts_per_job", "save_gpu_h", "launch_gpu_h", "lost_gpu_h")
-"""What restarts cost; worth a row where it is not 0."""
+"""Costs of restarts; shown where they are not 0."""
 RATED = tuple(key for key, metric in METRICS.items() if metric.better and metric.unit in ("s", "share"))
-"""What policies are compared by."""
+"""Metrics by which policies are compared."""
 
 
 def shown(key: str, value: object) -> str:
@@ -120,7 +120,7 @@ def spread(key: str, half_width: float) -> str:
 
 
 def says_something(key: str, *, finished: bool) -> bool:
-    """Whether a figure is worth a row: allocation at full load is, where no job ends, and there times are not."""
+    """Whether a figure is meaningful: if no job ends, allocation at full load is, and times are not."""
     if finished:
         return key != "full_load_allocation"
     timed = key.endswith(("jct_s", "_queue_s")) or key in ("makespan_s", "gpu_utilisation", "fragmentation")

@@ -20,11 +20,11 @@ Integers = NDArray[np.int64]
 
 MAX_ROWS = 1_200  # of a curve with every step; longer ones become means of bins
 BINS = 800
-MAX_BARS = 4_000  # of a Gantt chart that a browser still draws at once
+MAX_BARS = 4_000  # of a Gantt chart that a browser still draws without delay
 MIN_LANES, MAX_LANES = (
     64,
     256,
-)  # GPUs of a Gantt chart: enough to see how jobs lie, few enough to tell them apart
+)  # GPUs of a Gantt chart: enough to show the placements, few enough to distinguish them
 HALVINGS = 40
 MAX_HEAT_ROWS = 160
 HEAT_BINS = 320
@@ -36,17 +36,17 @@ MAX_DETAILED = 6  # policies with charts of their own, so that a page stays belo
 
 
 class Curve(NamedTuple):
-    """From `at_s[i]` on until the next, `value[i]` holds; the last point repeats the value at the end."""
+    """Step function: `value[i]` holds from `at_s[i]` until the next; the last point repeats the value at the end."""
 
     at_s: Reals
     value: Reals
 
 
 class Gantt(NamedTuple):
-    """Rectangles, one column per field. `y`, `height` in GPUs: from the first GPU of the node, and how many.
+    """Rectangles, one column per field. `y`, `height` in GPUs, `y` from the first GPU of the node.
 
-    `rows`: the nodes as (id, its GPUs); `node` counts in them. `window_s`: the part of the time;
-    `left_out`: how many bars are not here, because they lie on other nodes or outside the window.
+    `rows`: the nodes as (id, its GPUs); `node` is an index of `rows`. `window_s`: the shown part of the time;
+    `left_out`: number of bars on other nodes or outside the window.
     """
 
     rows: Sequence[tuple[str, int]]
@@ -59,10 +59,10 @@ class Gantt(NamedTuple):
     attempt: Integers
     how: Integers
     sharing: Integers
-    """`ALONE`, or the key in `sharings`."""
+    """`ALONE`, or a key of `sharings`."""
     place: Integers
     parts: Integers
-    """Of its height it has this part: `place` of so many."""
+    """Its height is divided into `parts`, of which it has the one at `place`."""
     sharings: Mapping[int, Sharing]
     window_s: tuple[float, float]
     left_out: int
@@ -78,7 +78,7 @@ class Heat(NamedTuple):
 
 
 class Latency(NamedTuple):
-    """Wall time of the placer's answers to one type of input, µs at `QUANTILES`."""
+    """Quantiles of the placer's wall time for one type of input, µs at `QUANTILES`."""
 
     kind: str
     inputs: int
@@ -86,22 +86,22 @@ class Latency(NamedTuple):
 
 
 class JobNote(NamedTuple):
-    """Of the job of a bar."""
+    """Labels of a bar's job."""
 
     job_id: str
     model: str
     gpus: float
     owner: str = ""
     label: str = ""
-    """What people call it: its name, where only one job of the chart has that."""
+    """Its name, with its id if several jobs of the chart have that name."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunSeries:
-    """Everything that charts show of one run. Seconds since the first record."""
+    """All chart data of one run. Seconds since the first record."""
 
     name: str
-    """Of the variant, or of the profile."""
+    """Name of the variant, or of the profile."""
     seed: int
     end_s: float
     gpus: int
@@ -112,33 +112,33 @@ class RunSeries:
     """Share of the GPUs on which jobs made progress."""
     waiting: Curve
     startable: Mapping[int, Curve]
-    """Size in GPUs → how many more such jobs could start."""
+    """Size in GPUs → number of further such jobs that could start."""
     room: Mapping[int, int]
-    """Size in GPUs → how many such jobs an empty cell could start."""
+    """Size in GPUs → number of such jobs that an empty cell could start."""
     averaged_s: float
     """0, or the width of the bins over which the curves are means."""
     jct_s: Reals
-    """Of finished jobs, ascending."""
+    """Completion times of finished jobs, ascending."""
     queue_s: Reals
-    """Of finished jobs: completion time less the time that they ran; ascending."""
+    """Waiting times of finished jobs: completion time less run time; ascending."""
     gantt: Gantt
     heat: Heat | None
-    """Where the Gantt chart cannot show everything."""
+    """Set where the Gantt chart cannot show everything."""
     jobs: Mapping[int, JobNote]
-    """Of the bars."""
+    """Labels of the bars' jobs."""
     largest_job: float
     waited: bool
-    """Whether a job was ever found waiting at the end of a moment."""
+    """Whether any job waited at the end of a moment."""
     latencies: Sequence[Latency] = ()
     shapes: Mapping[int, Shape] = field(default_factory=dict)
     """Size of a job → its gang on this cluster's largest nodes."""
     turns: Sequence[tuple[Sharing, Sequence[str]]] = ()
-    """Of those who took turns some that did so for long, and what people call their members."""
+    """The sharings with turns that lasted longest, with the labels of their members."""
 
 
 @dataclass(slots=True)
 class Stopwatch:
-    """Collects how long the placer took for each input."""
+    """Collects the placer's latency for each input."""
 
     seconds: dict[str, "array[float]"] = field(default_factory=dict)
 
@@ -157,7 +157,7 @@ class Stopwatch:
 def series_of(
     timeline: Timeline, stopwatch: Stopwatch | None = None, max_bars: int = MAX_BARS, name: str = ""
 ) -> RunSeries:
-    """Closes the timeline. At least one record. `name`: by default the profile's."""
+    """The series of a timeline, which is closed. At least one record. `name`: by default the profile's."""
     timeline.close()
     steps, nodes = timeline.steps, timeline.state.nodes.values()
     at_s, end_s = steps["at_ms"] / 1_000, timeline.now_ms / 1_000
@@ -214,7 +214,7 @@ def _notes(jobs: Mapping[int, Job]) -> Mapping[int, JobNote]:
 
 
 def curve_of(at_s: Reals, value: Reals, end_s: float) -> Curve:
-    """As it is if short enough, else the mean over each of `BINS` equal bins."""
+    """The curve itself if short enough, else the mean over each of `BINS` equal bins."""
     if not len(at_s):
         return Curve(np.zeros(1), np.zeros(1))
     whole = Curve(np.append(at_s, max(end_s, at_s[-1])), np.append(value, value[-1]))
@@ -222,7 +222,7 @@ def curve_of(at_s: Reals, value: Reals, end_s: float) -> Curve:
 
 
 def smooth(curve: Curve, bins: int) -> Curve:
-    """The mean over each of so many equal bins."""
+    """The mean over each of `bins` equal bins."""
     if len(curve.at_s) <= bins or curve.at_s[-1] <= curve.at_s[0]:
         return curve
     edges = np.linspace(curve.at_s[0], curve.at_s[-1], bins + 1)
@@ -232,7 +232,7 @@ def smooth(curve: Curve, bins: int) -> Curve:
 
 
 def cdf_of(values: Reals) -> Curve:
-    """`values` ascending, at least one → about `CDF_POINTS` points (value, share of jobs that are not above it)."""
+    """`values` ascending, at least one → about `CDF_POINTS` points (value, share of values ≤ it)."""
     count = len(values)
     at = np.arange(count) if count <= CDF_POINTS else np.linspace(0, count - 1, CDF_POINTS).astype(np.int64)
     return Curve(np.append(values[at[:1]], values[at]), np.append(0.0, (at + 1) / max(1, count)))
@@ -250,7 +250,7 @@ def _turns(timeline: Timeline) -> Sequence[tuple[Sharing, Sequence[str]]]:
 
 
 def _gantt(timeline: Timeline, end_s: float, max_bars: int) -> Gantt:
-    """All bars if they are few enough; else some nodes, and of these as much time around the busiest as fits."""
+    """All bars if they are few enough; else some nodes, and for these as much time around the busiest moment as fits."""
     everything = bars = _merged(timeline.bars)
     nodes = [(node.spec.node_id, len(node.spec.gpus)) for node in timeline.state.nodes.values()]
     shown = _nodes_that_fit(bars, [gpus for _, gpus in nodes], max_bars)
@@ -284,13 +284,13 @@ def _gantt(timeline: Timeline, end_s: float, max_bars: int) -> Gantt:
 
 
 def _within(bars: Rows, first_ms: float, last_ms: float) -> NDArray[np.bool_]:
-    """Bars of which some part lies in the window."""
+    """Bars that overlap the window."""
     found: NDArray[np.bool_] = (bars["start_ms"] < last_ms) & (bars["end_ms"] > first_ms)
     return found
 
 
 def _window(bars: Rows, middle_ms: float, end_ms: float, max_bars: int) -> tuple[float, float]:
-    """The widest window around a moment with at most so many bars; by halving."""
+    """The widest window around a moment with at most `max_bars` bars; by bisection."""
     fits, too_wide = 0.0, end_ms
     for _ in range(HALVINGS):
         half = (fits + too_wide) / 2
@@ -302,8 +302,7 @@ def _window(bars: Rows, middle_ms: float, end_ms: float, max_bars: int) -> tuple
 
 
 def _nodes_that_fit(bars: Rows, gpus: Sequence[int], max_bars: int) -> int:
-    """How many nodes, first ones first: all that keep within `MAX_LANES` GPUs and `max_bars` bars, but at least those
-    of `MIN_LANES` GPUs."""
+    """Number of nodes, from the first on, within `MAX_LANES` GPUs and `max_bars` bars, but with at least `MIN_LANES` GPUs."""
     counts = np.cumsum(np.bincount(bars["node"], minlength=len(gpus)))
     lanes = np.cumsum(gpus)
     too_many = (lanes > MAX_LANES) | ((counts > max_bars) & (lanes > MIN_LANES))
@@ -311,7 +310,7 @@ def _nodes_that_fit(bars: Rows, gpus: Sequence[int], max_bars: int) -> int:
 
 
 def _merged(bars: Rows) -> Rows:
-    """Neighbouring GPUs that one job held from and to the same moment become one rectangle."""
+    """Merges neighbouring GPUs that one job held from and to the same moment into one rectangle."""
     same = ("job", "node", "start_ms", "end_ms", "attempt", "how", "sharing")
     bars = bars[np.lexsort([bars[name] for name in ("y", *reversed(same))])]
     if not len(bars):

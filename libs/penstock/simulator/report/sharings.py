@@ -1,6 +1,6 @@
-"""Who held the same GPUs and took turns, and when: folded from a ledger beside the bars of a Gantt chart.
+"""Intervals in which jobs shared GPUs and took turns: folded from a ledger beside the bars of a Gantt chart.
 
-A sharing lasts from one change of a group's members to the next. In the chart its members lie beside each other, each on its part of the GPUs.
+A sharing lasts from one change of a group's members to the next. In the chart its members are beside each other, each on a part of the GPUs.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,21 +21,21 @@ class Sharing:
 
     group_id: str
     members: tuple[str, ...]
-    """Ids; in the order of the rotation where there is one."""
+    """Job ids; in the order of the rotation if there is one."""
     turns: Turns | None
-    """None: nobody predicted any."""
+    """None: no turns were predicted."""
     stages: tuple[StageTimes | None, ...]
-    """Of each member when it began."""
+    """Stage times of each member when the sharing began."""
     start_ms: int
     end_ms: int | None = None
-    """None: it lasts."""
+    """None: it has not ended."""
 
     def lasted_ms(self, now_ms: int) -> int:
         return (now_ms if self.end_ms is None else self.end_ms) - self.start_ms
 
 
 class Piece(NamedTuple):
-    """A part of the time for which a task holds its GPUs. `sharing`: `ALONE`, or its place in `Sharings.found`; then the task has
+    """A part of the time in which a task holds its GPUs. `sharing`: `ALONE`, or an index of `Sharings.found`; then the task has
     the part `place` of `parts`, counted from 0."""
 
     start_ms: int
@@ -47,15 +47,15 @@ class Piece(NamedTuple):
 
 @dataclass(slots=True)
 class Sharings:
-    """`note` after each fact that may change a group."""
+    """All sharings. Call `note` after each event that may change a group."""
 
     found: list[Sharing] = field(default_factory=list)
     _open: dict[str, int] = field(default_factory=dict)
-    """Group → its place in `found`."""
+    """Group → its index in `found`."""
     _of_job: dict[str, list[int]] = field(default_factory=dict)
 
     def note(self, state: CellState, group_id: str, now_ms: int) -> None:
-        """Ends what has changed, and begins what is there now."""
+        """Ends the group's present sharing if it has changed, and begins the new one."""
         jobs = state.groups.get(group_id, {})
         turns = next((job.turns for job in jobs.values() if job.turns is not None), None)
         members = tuple(jobs) if turns is None or set(turns.job_ids) != set(jobs) else turns.job_ids
@@ -77,7 +77,7 @@ class Sharings:
         self.found.append(Sharing(group_id, members, turns, stages, now_ms))
 
     def pieces(self, job_id: str, start_ms: int, end_ms: int) -> Iterator[Piece]:
-        """Of a task that holds its GPUs for this time, in order, without gaps."""
+        """Pieces of a task that holds its GPUs for this time, in order, without gaps."""
         at_ms = start_ms
         for number in self._of_job.get(job_id, ()):
             sharing = self.found[number]
@@ -94,7 +94,7 @@ class Sharings:
 
 
 def longest(sharings: Sequence[Sharing], now_ms: int, count: int) -> list[Sharing]:
-    """Those of which turns can be drawn; each group of the same kinds of members once."""
+    """The longest sharings with data for drawing turns; equal stage times of the members only once."""
     drawn: dict[tuple[object, ...], Sharing] = {}
     for sharing in sorted(sharings, key=lambda one: -one.lasted_ms(now_ms)):
         turns, stages = sharing.turns, [one for one in sharing.stages if one is not None]

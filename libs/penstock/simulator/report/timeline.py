@@ -1,6 +1,6 @@
 """Time series and Gantt bars folded from a ledger: GPU occupancy, queue length, free capacity.
 
-Their only input are the records, from a running simulation or an exported ledger, or the events that a gateway
+The only input are records, from a running simulation or an exported ledger, or the events that a gateway
 streams: the same ledger gives the same charts. Times are the ledger's, in ms since its first record.
 """
 
@@ -34,7 +34,7 @@ from penstock.simulator.traces.jobs import Shape, shape_of
 
 SIZES = (1, 2, 4, 8, 16, 32, 64)  # GPUs of the jobs whose free capacity is counted: the sizes in traces
 EXITED, STOPPED, STILL, SHARED = 0, 1, 2, 3
-"""How a bar ends: its task exited by itself; its job was ordered to stop; it has not ended yet; who shares its GPUs changes, and it goes on."""
+"""End of a bar: its task exited by itself; its job was ordered to stop; it has not ended yet; the members of its group changed, and the task goes on."""
 NEVER = -1
 QUEUED = frozenset({JobStatus.SUBMITTED, JobStatus.QUEUED})
 TASK_ENDS = external_events.TaskExited | external_events.OrderRefused | ledger.TaskLost
@@ -47,21 +47,21 @@ BAR = np.dtype(
         )
     ]
 )  # fmt: skip
-"""A rectangle of the Gantt chart: `job` counts in `Timeline.jobs`, `node` is its ordinal, `y` and `height` as in `Block`, `sharing`, `place` and `parts` as in `Piece`."""
+"""A rectangle of the Gantt chart: `job` is an index of `Timeline.jobs`, `node` the node's ordinal, `y` and `height` as in `Block`, `sharing`, `place` and `parts` as in `Piece`."""
 STEP = np.dtype(
     [(name, np.float64) for name in ("at_ms", "held", "working", "waiting", "gpus")]
     + [("startable", np.float64, (len(SIZES),))]
 )  # fmt: skip
-"""Values that hold from `at_ms` until the next row. `held`, `working`: GPUs given to jobs, and those of jobs that run and
-are not being stopped; shares count as such. `waiting`: jobs in the queue. `gpus`: of the nodes that are not gone.
-`startable`: per size of `SIZES`, how many more jobs of that size could start, if no other did."""
+"""Values that hold from `at_ms` until the next row. `held`, `working`: GPUs given to jobs, and GPUs of jobs that run and
+are not being stopped; shares count as fractions. `waiting`: jobs in the queue. `gpus`: of the nodes that are not gone.
+`startable`: per size of `SIZES`, number of further jobs of that size that could start, if no other did."""
 
 Rows = NDArray[np.void]
 
 
 @dataclass(slots=True)
 class Job:
-    """One job's times, ms; `NEVER` where it has not come to that."""
+    """One job's times, ms; `NEVER` if not reached."""
 
     job_id: str
     model: str
@@ -69,18 +69,18 @@ class Job:
     owner: str = ""
     name: str = ""
     gpus: float = 0.0
-    """Of the whole gang; a share of a GPU counts as such."""
+    """GPUs of the whole gang; a share of a GPU counts as a fraction."""
     ended_ms: int = NEVER
     outcome: str = ""
     ran_ms: int = 0
-    """With all its tasks started, until the first was stopped or exited; all attempts together."""
+    """Run time from the start of all its tasks until the first was stopped or exited; all attempts together."""
     running_since_ms: int = NEVER
     waiting: bool = False
-    """In the queue."""
+    """Whether it is in the queue."""
     timed: bool = False
-    """Its estimate had a run time."""
+    """Whether its estimate had a run time."""
     trained: int = 0
-    """The latest attempt that reported to train."""
+    """The latest attempt that reported phase `train`."""
 
     @property
     def jct_ms(self) -> int:
@@ -105,31 +105,31 @@ class Block(NamedTuple):
 
 @dataclass(slots=True)
 class Timeline:
-    """`take` each record's bytes in order, or `take_event`; then read the fields."""
+    """Fold of a ledger: call `take` with each record's bytes in order, or `take_event`; then read the fields."""
 
     replica: Replica = field(default_factory=Replica)
     state: CellState = field(init=False)
-    """The replica's."""
+    """The replica's state."""
     records: int = 0
     now_ms: int = 0
     preemptions: int = 0
     core_changes: int = 0
-    """Of running tasks, but for those to slow one; `slowed`: steps to slow a task for a training beside it, by cores or bandwidth."""
+    """Changes of running tasks' cores, except those that slow a task; `slowed`: steps that slow a task for a training beside it, by cores or bandwidth."""
     slowed: int = 0
     prelaunches: int = 0
-    """Attempts that launched before their GPUs were free; `given_back`: of these, those that did so in vain."""
+    """Attempts that launched before their GPUs were free; `given_back`: of these, attempts that never got them."""
     given_back: int = 0
     early_ms: "array[int]" = field(default_factory=lambda: array("q"))
-    """Of their tasks, from the start of the process until it had its GPUs."""
+    """For their tasks, from the start of the process until it had its GPUs."""
     terms: list[Term] = field(default_factory=list)
     foreseen: bool = False
     """Whether a run time was given before any job had ended."""
     starts_ms: "array[int]" = field(default_factory=lambda: array("q"))
-    """Of each attempt, from placement until all its tasks ran."""
+    """For each attempt, from placement until all its tasks ran."""
     trains_ms: "array[int]" = field(default_factory=lambda: array("q"))
-    """Of each attempt that reported it, from placement until the training began."""
+    """For each attempt that reported it, from placement until the training began."""
     saves_ms: "array[int]" = field(default_factory=lambda: array("q"))
-    """Of each save that a task reported."""
+    """Length of each save that a task reported."""
     jobs: list[Job] = field(default_factory=list)
     sharings: Sharings = field(default_factory=Sharings)
     _bars: "array[int]" = field(default_factory=lambda: array("q"))
@@ -137,23 +137,23 @@ class Timeline:
     _zero_ms: int | None = None
     _job_at: dict[str, int] = field(default_factory=dict)
     _blocks: dict[str, Sequence[Block]] = field(default_factory=dict)
-    """Task → what it holds."""
+    """Task → rectangles of its GPUs."""
     _shared: dict[tuple[str, int], list[Block]] = field(default_factory=dict)
-    """(node, GPU) → the shares of it that are given."""
+    """(node, GPU) → its allocated shares."""
     _saving_ms: dict[str, int] = field(default_factory=dict)
-    """Task → since when it saves."""
+    """Task → beginning of its present save."""
     _ended: bool = False
-    """Whether any job has."""
+    """Whether any job has ended."""
     _gpus_held: HeldGpus = field(default_factory=HeldGpus)
     _begun_ms: dict[str, int] = field(default_factory=dict)
-    """Task id → when those before it had ended; of one that starts after others."""
+    """Task id → end of the tasks before it, for a task that starts after others."""
     _waiting: int = 0
     _capacity_version: int = 0
     _gpus: int = 0
     _largest: int = 0
     """GPUs of the largest node so far."""
     _shapes: Sequence[Shape] = ()
-    """Of the jobs of `SIZES` on such nodes."""
+    """Gangs of the jobs of `SIZES` on such nodes."""
 
     def __post_init__(self) -> None:
         self.state = self.replica.state
@@ -165,7 +165,7 @@ class Timeline:
 
     @property
     def shapes(self) -> Mapping[int, Shape]:
-        """Size of a job → its gang on the largest nodes there were."""
+        """Size of a job → its gang on the largest nodes so far."""
         return dict(zip(SIZES, self._shapes, strict=False))
 
     @property
@@ -177,7 +177,7 @@ class Timeline:
     def take(self, value: bytes) -> bool:
         """Folds one record; False for a void one.
 
-        Raises `EventError` for a fact that cannot be read, `KeyError` with what no earlier fact introduced.
+        Raises `EventError` for an unreadable event, `KeyError` with an id that no earlier event introduced.
         """
         record = self.replica.take(value, self.records, self._fold)
         if record is None:
@@ -191,20 +191,20 @@ class Timeline:
         self._fact(event)
 
     def until(self, at_ms: int) -> None:
-        """Nothing changed up to then: what runs or waits did so on."""
+        """Advances the time to `at_ms` without changes: jobs ran and waited on."""
         if self._zero_ms is not None and at_ms - self._zero_ms > self.now_ms:
             self._note()
             self.now_ms = at_ms - self._zero_ms
 
     def close(self) -> None:
-        """The ledger ends here: what is still held gets a bar up to now."""
+        """Ends the ledger: GPUs that are still held get a bar up to now."""
         for node in self.state.nodes.values():
             for task_id, job_id in node.tasks.items():
                 job = self.state.jobs[job_id]
                 self._bar(job, job.tasks[task_id].place, self._blocks.pop(task_id, ()), STILL)
 
     def _note(self) -> None:
-        """A row of `steps` for the present moment, if it differs from the last; it may still change."""
+        """Adds a row of `steps` for the present moment, if it differs from the last; the row may still change."""
         state, width = self.state, STEP.itemsize // 8
         if state.capacity_version != self._capacity_version:
             self._capacity_version = state.capacity_version
@@ -228,7 +228,7 @@ class Timeline:
             self._steps.extend(row)
 
     def _startable(self) -> list[int]:
-        """As in `STEP`."""
+        """The counts `startable` of `STEP`."""
         free = [self.state.index.gpus.having(gpus).bit_count() for gpus in range(self._largest + 1)]
         return [sum(free[each::each]) // workers for workers, each in self._shapes] or [0] * len(SIZES)
 
@@ -302,7 +302,7 @@ class Timeline:
             self._wait(job_id)
 
     def _groups(self, event: Event) -> set[str]:
-        """Which it may change."""
+        """Groups that an event may change."""
         if isinstance(event, GroupDecided):
             return {event.group_id, *(self.state.jobs[job_id].group for job_id in event.job_ids)}
         if isinstance(event, ledger.PlacementDecided):
@@ -322,7 +322,7 @@ class Timeline:
             spans_ms.append(self.state.now_ms - job.placed_ms)
 
     def _phase(self, event: external_events.TaskPhaseChanged) -> None:
-        """Counts launching once per attempt, and each save."""
+        """Records the launch once per attempt, and each save."""
         job = job_of_task(self.state, event.node_id, event.task_id)
         if job is None:
             return
@@ -339,7 +339,7 @@ class Timeline:
             self.saves_ms.append(self.now_ms - since_ms)
 
     def _wait(self, job_id: str) -> None:
-        """Counts the job if it is in the queue; unschedulable ones stand beside it."""
+        """Counts the job if it is in the queue; unschedulable jobs are not."""
         job, found = self._job(job_id), self.state.jobs.get(job_id)
         waits = found is not None and found.status in QUEUED and not found.unschedulable
         self._waiting += waits - job.waiting
@@ -359,7 +359,7 @@ class Timeline:
         self._job(fact.job_id).gpus = held_milli / WHOLE_GPU
 
     def _halt(self, held: JobState) -> None:
-        """A gang makes no progress from the first stop or exit of a task on."""
+        """Ends the progress of a gang at the first stop or exit of a task."""
         job = self._job(held.job_id)
         if job.running_since_ms != NEVER:
             job.ran_ms += self.now_ms - job.running_since_ms
@@ -367,7 +367,7 @@ class Timeline:
             self._gpus_held.halts(held)
 
     def _task_ends(self, job: JobState, place: TaskPlacement) -> None:
-        """Before the fold frees what the task holds."""
+        """Draws the task's bars; call it before the fold frees the task's resources."""
         self._saved(place.task_id)
         blocks = self._blocks.pop(place.task_id, ())
         self._halt(job)
@@ -399,7 +399,7 @@ class Timeline:
                 )
 
     def _give(self, place: TaskPlacement) -> Sequence[Block]:
-        """The rectangles that show what a task holds; neighbouring whole GPUs are one."""
+        """Rectangles of a task's GPUs; neighbouring whole GPUs are one."""
         blocks: list[Block] = []
         for gpu in place.gpus:
             y = gpu * WHOLE_GPU
@@ -413,7 +413,7 @@ class Timeline:
 
 
 def _shelve(blocks: list[Block], share: int, base: int) -> list[Block]:
-    """Assigns a share to the gaps of its GPU, lowest first, split if necessary; what does not fit overlaps at the top."""
+    """Assigns a share to the gaps of its GPU, lowest first, split if necessary; the excess overlaps at the top."""
     pieces: list[Block] = []
     y, left = base, share
     for block in [*sorted(blocks), Block(base + WHOLE_GPU, 0)]:

@@ -1,4 +1,4 @@
-"""Jobs that take turns, for people who would rather look: what a bar of the Gantt chart says of its group, and one period of some groups."""
+"""Charts of jobs that take turns: text of a group for the bars of the Gantt chart, and one period of some groups."""
 
 from collections.abc import Mapping, Sequence
 
@@ -18,7 +18,7 @@ ROW_PX = 26
 
 
 def shares(gantt: Gantt, jobs: Mapping[int, JobNote]) -> list[str]:
-    """Of each bar with whom it takes turns and what was predicted; empty: it is alone."""
+    """For each bar the jobs with which it takes turns and the prediction; empty: it is alone."""
     names = {note.job_id: note.label for note in jobs.values()}
     return [
         "" if number == ALONE else _predicted(gantt.sharings[int(number)], jobs[int(job)].job_id, names)
@@ -37,7 +37,7 @@ def _predicted(sharing: Sharing, job_id: str, names: Mapping[str, str]) -> str:
 
 
 def turns_section(runs: Sequence[RunSeries]) -> Section | None:
-    """None: nobody took turns of which the stages are known."""
+    """The section about turns; None: no jobs with known stages took turns."""
     drawings = [
         Drawing(
             [Panel(_period(sharing), *_told(run, sharing, names)) for sharing, names in run.turns],
@@ -55,7 +55,7 @@ def turns_section(runs: Sequence[RunSeries]) -> Section | None:
 
 
 def _told(run: RunSeries, sharing: Sharing, names: Sequence[str]) -> tuple[str, str]:
-    """Who, and what was expected."""
+    """The members, and the prediction."""
     assert sharing.turns is not None, sharing
     turns = sharing.turns
     members = ", ".join(
@@ -68,7 +68,7 @@ def _told(run: RunSeries, sharing: Sharing, names: Sequence[str]) -> tuple[str, 
 
 
 def _period(sharing: Sharing) -> Chart:
-    """Rows: resources; bars: members."""
+    """Chart of one period. Rows: resources; bars: members."""
     times = [times_of(stages) for stages in sharing.stages if stages is not None]
     rows: list[tuple[float, float, str, str]] = []
     at_ms = 0.0

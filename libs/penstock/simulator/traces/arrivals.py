@@ -1,8 +1,8 @@
-"""Arrivals until the cluster is full, of jobs that never end: measures fragmentation of a packing.
+"""Arrivals of jobs that never end until the cluster is full, to measure the fragmentation of a packing.
 
 Source: the evaluation of the openb traces. Its rules: a seeded permutation of the jobs, then single ones sampled with
-replacement, until they ask for more than the cluster has; one job a second; what finds no place at once is gone,
-but counts as arrived. `Figures.full_load_allocation` is what such a run is about.
+replacement, until they ask for more than the cluster has; one job a second; a job that finds no place at once is
+dropped, but counts as arrived. The result of such a run is `Figures.full_load_allocation`.
 """
 
 from collections.abc import Sequence
@@ -13,16 +13,16 @@ from penstock.model.types import MAX_JOB_ID_CHARS
 from penstock.simulator.traces.jobs import TraceJob
 
 UNTIL = 1.01
-"""Of the cluster's GPUs: what the jobs ask for in the end. The figure at 100 % needs no more."""
+"""Demand of all jobs in the end, relative to the cluster's GPUs. The figure at 100 % needs no more."""
 APART_S = 1.0
 PATIENCE_S = 0.001  # long enough for one try: the ledger counts whole milliseconds
 MAX_ARRIVALS = 1_000_000
 
 
 def fill(jobs: Sequence[TraceJob], gpus: int, seed: int, until: float = UNTIL) -> Sequence[TraceJob]:
-    """The jobs in a seeded order and again, until they ask for more than `until` of `gpus`.
+    """The jobs in a seeded order, then sampled again, until they ask for more than `until` of `gpus`.
 
-    Those sampled again are named `<job>.2`, `<job>.3`, … Raises ValueError where they ask for no GPU at all.
+    Jobs sampled again are named `<job>.2`, `<job>.3`, … Raises ValueError if the jobs ask for no GPU at all.
     """
     if not any(job.gpus for job in jobs):
         raise ValueError("no job asks for a GPU: a cluster cannot be filled with them")
@@ -40,7 +40,7 @@ def fill(jobs: Sequence[TraceJob], gpus: int, seed: int, until: float = UNTIL) -
 
 
 def _sample(arrivals: list[TraceJob], times: list[int], jobs: Sequence[TraceJob], index: int) -> float:
-    """Appends one arrival; the GPUs that it asks for."""
+    """Appends one arrival; returns the GPUs that it asks for."""
     times[index] += 1
     job = jobs[index]
     name = job.job_id if times[index] == 1 else f"{job.job_id}.{times[index]}"

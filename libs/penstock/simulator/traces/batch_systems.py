@@ -1,7 +1,7 @@
-"""Importers of what batch systems export: Slurm's `sacct`, Helios' CSV files, Kubernetes' lists of jobs and pods.
+"""Importers of batch systems' exports: Slurm's `sacct`, Helios' CSV files, Kubernetes' lists of jobs and pods.
 
-Lines that are no jobs of a trace are passed over and counted: the steps of a Slurm job, jobs that never ran. A job that
-still runs counts with its time so far where the file has that. Names are made of letters, digits and . _ : / -; any
+Lines that are not jobs of a trace are skipped and counted: the steps of a Slurm job, jobs that never ran. A job that
+still runs counts with its time so far if the file has that. Names consist of letters, digits and . _ : / -; any
 other character of a user's name becomes a `-`.
 """
 
@@ -29,7 +29,7 @@ from penstock.simulator.traces.jobs import TraceJob
 NOT_IN_A_NAME = re.compile(r"[^A-Za-z0-9._:/-]")
 AMOUNT = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,9})?)([KMGTPE]?)")
 MIB = {"": 1.0, "K": 2**-10, "M": 1.0, "G": 2.0**10, "T": 2.0**20, "P": 2.0**30, "E": 2.0**40}
-"""Slurm's units of memory; without one it means MiB."""
+"""Slurm's units of memory; a number without a unit is in MiB."""
 QUANTITY = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,9})?)(m|k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi|Ei)?")
 UNITS = {
     "": 1.0, "m": 1e-3, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "E": 1e18,
@@ -43,18 +43,18 @@ PODS_OF_JOBS = "pods of jobs in the list"
 SACCT_NAMES = MappingProxyType(
     {"jobid": "JobID", "submit": "Submit", "elapsed": "Elapsed", "alloctres": "AllocTRES"}
 )
-"""As `sacct` prints them; here they are read in any case."""
+"""Column names as `sacct` prints them; they are read in upper or lower case."""
 SACCT_COMMAND = "sacct -P -X --format=JobID,User,State,Submit,Start,End,Elapsed,ReqTRES,AllocTRES"
 
 
 def user_name(row: Row, column: str) -> str:
-    """As a name can be here."""
+    """A user's name with other characters replaced by `-`."""
     text = NOT_IN_A_NAME.sub("-", row.text(column)).lstrip("._:/-")
     return text[:MAX_NAME]
 
 
 def _divided(row: Row, column: str, gpus: int) -> int | None:
-    """Nodes as the cut of a gang, where they divide its GPUs."""
+    """Number of nodes as the number of workers, if it divides the GPUs."""
     nodes = row.whole(column, least=0) if row.has(column) else 0
     return nodes if 0 < nodes <= MAX_WORKERS and gpus % nodes == 0 else None
 
@@ -85,7 +85,7 @@ def _tres(row: Row, column: str) -> Mapping[str, float]:
 
 
 def _resources(row: Row) -> tuple[str, Mapping[str, float]]:
-    """What the job held; of one that has no allocation on record, what it asked for. With the column."""
+    """The job's allocation, or its request if no allocation is recorded; with the column's name."""
     column = "alloctres" if row.has("alloctres") else "reqtres"
     return column, _tres(row, column)
 
@@ -117,7 +117,7 @@ def _sacct_job(row: Row, job: TraceJob) -> TraceJob:
 
 
 def _elapsed_s(row: Row) -> float:
-    """> 0, by the first column that has it: exact seconds, a clock time, or the end less the start."""
+    """Run time > 0, from the first column that has it: exact seconds, a clock time, or the end less the start."""
     for column in ("elapsedraw", "elapsed"):
         if row.has(column):
             return row.span_s(column, above=0)
@@ -171,9 +171,9 @@ def kubernetes_name(item: Mapping[str, Any]) -> str:
 
 
 def kubernetes_values(item: Mapping[str, Any], listed: Collection[str]) -> dict[str, str]:
-    """A Job, or a Pod by itself, as one line: per pod what all its containers ask for. Fields that are missing are empty.
+    """A Job, or a Pod by itself, as one line: per pod the sum of its containers' requests. Missing fields are empty.
 
-    `listed`: names of Jobs whose pods are no jobs of their own.
+    `listed`: names of Jobs whose pods do not count as jobs.
     """
     meta, spec, status = (_part(item, name) for name in ("metadata", "spec", "status"))
     if item.get("kind") == "Pod":
@@ -193,7 +193,7 @@ def kubernetes_values(item: Mapping[str, Any], listed: Collection[str]) -> dict[
 
 
 def _texts(item: Mapping[str, Any], meta: Mapping[str, Any], pod: Mapping[str, Any]) -> dict[str, str]:
-    """What Jobs and Pods have in common."""
+    """Fields that Jobs and Pods have in common."""
     selector = _part(pod, "nodeSelector")
     found = {
         "name": kubernetes_name(item),
@@ -206,7 +206,7 @@ def _texts(item: Mapping[str, Any], meta: Mapping[str, Any], pod: Mapping[str, A
 
 
 def _pod_times(meta: Mapping[str, Any], status: Mapping[str, Any], listed: Collection[str]) -> dict[str, str]:
-    """A Pod ends with its last container; one that was evicted before any of them ran has no end and no start."""
+    """Start and end of a Pod. It ends with its last container; a Pod that was evicted before any of them ran has neither."""
     ends = [
         _text(_part(_part(container, "state"), "terminated").get("finishedAt"))
         for container in _list(status, "containerStatuses")
@@ -238,7 +238,7 @@ def _list(whole: Mapping[str, Any], name: str) -> Iterator[Mapping[str, Any]]:
 
 
 def _asked(pod: Mapping[str, Any]) -> Mapping[str, list[str]]:
-    """Quantities of all containers by resource; a request counts before its limit. `limits`: what cannot be read."""
+    """Quantities of all containers by resource; a request takes precedence over a limit."""
     found: dict[str, list[str]] = {"cpu": [], "memory": [], "nvidia.com/gpu": [], "limits": []}
     for container in _list(pod, "containers"):
         resources = _part(container, "resources")
@@ -265,7 +265,7 @@ def _quantity(row: Row, column: str) -> float:
 
 
 def _pod_gpus(row: Row, column: str) -> int:
-    """Of all pods."""
+    """GPUs of all pods."""
     if row.has("limits"):
         return row.bad("limits", f"{row.text('limits')}: slices of a GPU are not read", 0)
     texts = row.text(column).split(",") if row.has(column) else []
@@ -291,7 +291,7 @@ def _kubernetes_job(row: Row, job: TraceJob) -> TraceJob:
         workers=pods,
     )
     if not found.gpus and found.cores is None:
-        found = found._replace(cores=float(pods))  # a pod that asks for nothing gets a core, as elsewhere
+        found = found._replace(cores=float(pods))  # a pod without a request gets a core, as elsewhere
     return _check_gang(row, "nvidia.com/gpu", found)
 
 

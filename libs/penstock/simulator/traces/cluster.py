@@ -1,4 +1,4 @@
-"""Clusters to simulate on: a short text, a file that lists nodes, or the nodes of a data set.
+"""Cluster descriptions: parser of a short text, a file that lists nodes, or the nodes of a data set.
 
 `8x8` is 8 nodes with 8 GPUs, `4x8+2x4` mixes them, `80x5x28@V100` adds cores per node and the GPU model, `4x0x8` has
 no GPUs; `nodes.csv` has a line per node; `openb` is the data set's.
@@ -9,7 +9,7 @@ no GPUs; `nodes.csv` has a line per node; `openb` is the data set's.
 | openb's | sn, cpu_milli, memory_mib, gpu, model | |
 
 openb counts cores in thousandths, a node here has whole ones. So its nodes, and the pods on them, count in eighths
-of a core: a need is rounded to the nearest. The most cores of a node, 1,024, are the 128 of its largest.
+of a core: a request is rounded to the nearest. The bound of 1,024 cores per node is the 128 cores of its largest.
 """
 
 import re
@@ -33,11 +33,9 @@ UNKNOWN_GPU = "GPU"  # of GPUs whose model is not given
 NODES_PER_RACK = 16
 MAX_MEMORY_MIB = 1 << 30
 BANDWIDTH_MBPS, MAX_BANDWIDTH_MBPS = 10_000, 10_000_000
-MAX_NODE_ID_CHARS = 100  # the ids of its GPUs, and its rank, grow around it
+MAX_NODE_ID_CHARS = 100  # its GPUs' ids, and its name with a rank, are longer
 OPENB_SLICES_PER_CORE = 8
-OPENB_NODES = (
-    "openb/openb_node_list_gpu_node.csv"  # those with GPUs: the ones that the published figures rest on
-)
+OPENB_NODES = "openb/openb_node_list_gpu_node.csv"  # nodes with GPUs, which the published figures are about
 NODE_SETS = {"openb": OPENB_NODES}
 OURS = ("node_id", "cores", "host_memory_mib", "gpus", "gpu_model")
 OPENB = ("sn", "cpu_milli", "memory_mib", "gpu", "model")
@@ -51,15 +49,15 @@ class BadCluster(ValueError):
 
 
 class Cluster(NamedTuple):
-    """Nodes, and what they count as a core."""
+    """Nodes, and their units per core."""
 
     nodes: tuple[NodeSpec, ...]
     slices_per_core: int = 1
     ranked: bool = False
-    """Whether a seed deals out the nodes' ranks anew: the source breaks ties by one permutation per run."""
+    """Whether the seed permutes the nodes' ranks: the source breaks ties by one permutation per run."""
 
     def under(self, seed: int) -> tuple[NodeSpec, ...]:
-        """The nodes under this seed: where they are ranked, in a seeded order, and named after their rank."""
+        """The nodes under this seed: if ranked, in a seeded order and named after their rank."""
         if not self.ranked:
             return self.nodes
         order = np.random.default_rng(seed).permutation(len(self.nodes)).tolist()
@@ -70,7 +68,7 @@ class Cluster(NamedTuple):
 
 
 def cluster_of(text: str) -> Cluster:
-    """From `8x8`, a path or the name of a data set. Raises `BadCluster`, and `BadFile` for what stands in a file."""
+    """From `8x8`, a path or the name of a data set. Raises `BadCluster`, and `BadFile` for a file's content."""
     if text in NODE_SETS and not Path(text).is_file():
         return read_nodes(data_path(NODE_SETS[text], f"cluster {text}", text))
     path = Path(text)
@@ -82,7 +80,7 @@ def cluster_of(text: str) -> Cluster:
 def nodes_of(text: str) -> tuple[NodeSpec, ...]:
     """The nodes, `n00000` first. Raises `BadCluster`.
 
-    Memory, and cores where the text has none, are so plenty that only GPUs bind: most traces do not hold them.
+    Memory, and cores where the text has none, are so plentiful that only GPUs limit: most traces do not have them.
     """
     found: list[NodeSpec] = []
     for part in text.split("+"):
@@ -110,7 +108,7 @@ def nodes_of(text: str) -> tuple[NodeSpec, ...]:
 
 
 def read_nodes(path: Path) -> Cluster:
-    """Nodes from a file. Raises `BadFile` with all that is wrong."""
+    """Nodes from a file. Raises `BadFile` with all problems."""
     text = text_of(path)
     columns = header_of(path, text)
     openb = frozenset(columns).issuperset(OPENB)
@@ -202,5 +200,5 @@ def _node(
 
 
 def gpu_count(nodes: Sequence[NodeSpec]) -> int:
-    """Of all nodes together."""
+    """GPUs of all nodes together."""
     return sum(len(node.gpus) for node in nodes)

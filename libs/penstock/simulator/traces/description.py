@@ -13,7 +13,7 @@ HOUR_S = 3_600.0
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """Seconds. `percentiles`: per cent → the value that so many of the jobs do not exceed."""
+    """Distribution of times in seconds. `percentiles`: per cent → value."""
 
     mean: float
     least: float
@@ -23,7 +23,7 @@ class Times:
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """The jobs that ask for so many GPUs; `shared`: for a part of one."""
+    """The jobs with one number of GPUs; `shared`: with a part of one."""
 
     gpus: str
     jobs: int
@@ -39,28 +39,28 @@ class Description:
     span_s: float
     """From the first arrival to the last."""
     run_s: Times | None
-    """Of the jobs whose run time is known; None where none is."""
+    """Run times of the jobs for which they are known; None if there are none."""
     unknown_run_times: int
     gpu_hours: float
-    """Of the jobs whose run time is known."""
+    """GPU hours of the jobs whose run time is known."""
     asked_gpus: float
-    """By all jobs together."""
+    """GPUs requested by all jobs together."""
     largest_gpus: int
     sizes: Sequence[Size]
     models: Mapping[str, int]
-    """Model → jobs, most frequent first; empty where the trace names none."""
+    """Model → jobs, most frequent first; empty if the trace names none."""
     owners: Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What a trace means for a cluster."""
+    """Load of a trace on a cluster."""
 
     gpus: int
     asked: float
-    """GPUs of all jobs together, over those of the cluster."""
+    """Requested GPUs of all jobs together, over the cluster's GPUs."""
     work: float | None
-    """GPU seconds over GPUs × span: above 1 the queue only grows; None where no run time or no span is known."""
+    """GPU seconds over GPUs × span: above 1 the queue only grows; None if no run time or no span is known."""
     misfits: int
     """Jobs that can never run there."""
 
@@ -92,7 +92,7 @@ def describe(jobs: Sequence[TraceJob]) -> Description:
 
 
 def load_on(gpus: int, misfits: int, found: Description) -> Load:
-    """On a cluster with so many GPUs."""
+    """Load on a cluster with `gpus` GPUs."""
     known = found.run_s is not None and found.span_s > 0 and gpus
     work = found.gpu_hours * HOUR_S / (gpus * found.span_s) if known else None
     return Load(gpus, found.asked_gpus / gpus if gpus else 0.0, work, misfits)
@@ -103,7 +103,7 @@ def _gpu_hours(job: TraceJob) -> float:
 
 
 def _times(known: Sequence[float]) -> Times:
-    """`known`: rising, at least one."""
+    """Distribution of `known`: rising, at least one."""
     last = len(known) - 1
     percentiles = {f"p{percent}": known[round(last * percent / 100)] for percent in PERCENTILES}
     return Times(sum(known) / len(known), known[0], known[-1], percentiles)

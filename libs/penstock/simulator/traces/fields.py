@@ -1,4 +1,4 @@
-"""Parsers of a trace's fields, and what a format is: its columns, and the parser of each field of a job."""
+"""Parsers of a trace's fields, and the definition of a format: its columns, and the parser of each field of a job."""
 
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -10,47 +10,47 @@ from penstock.model.types import MAX_JOB_ID_CHARS
 from penstock.runtime.csv_import import Row, shown
 from penstock.simulator.traces.jobs import Stages, TraceJob
 
-MAX_GANG_GPUS = 4_096  # 256 workers of 16 GPUs: the largest gang there can be
+MAX_GANG_GPUS = 4_096  # 256 workers of 16 GPUs: the largest possible gang
 MAX_WORKERS = 256
 MAX_CORES = 262_144  # of a whole gang: 256 workers of 1,024
 MAX_MEMORY_MIB = 1 << 30
 MAX_GPU_MODELS = 16
 MAX_BATCH = 1 << 30
 MAX_PATIENCE_S = 1e9
-MAX_LABELS, MAX_LABELS_CHARS = 64, 16_384  # as a job may have
+MAX_LABELS, MAX_LABELS_CHARS = 64, 16_384  # bounds of a job spec
 MODEL_AND_BATCH = re.compile(r"([A-Za-z0-9][A-Za-z0-9._:/-]*)(?: \(batch size ([1-9][0-9]{0,8})\))?")
 
 Parse = Callable[[Row, str], Any]
-"""(line, column) → value of a field; notes what is wrong in the row."""
+"""(line, column) → value of a field; problems are noted in the row."""
 Field = tuple[str, Parse]
-"""The column that a field comes from, and its parser."""
+"""The source column of a field, and its parser."""
 
 
 class Format(NamedTuple):
-    """One kind of file."""
+    """A file format."""
 
     columns: tuple[str, ...]
-    """That it must have; without a header: what stands in each line, in order."""
+    """Required columns; without a header: the fields of each line, in order."""
     fields: Mapping[str, Field]
-    """By field of `TraceJob`."""
+    """Field of `TraceJob` → column and parser."""
     optional: tuple[str, ...] = ()
     """Columns that may be missing or empty; their fields then have the default of a `TraceJob`."""
     check: Callable[[Row, TraceJob], TraceJob] = lambda row, job: job
-    """What concerns several columns."""
+    """Checks that concern several columns."""
     header: bool = True
     delimiter: str = ","
     endless: bool = False
-    """Whether its jobs are there to fill a cluster, rather than to be finished."""
+    """Whether its jobs fill a cluster and never end."""
     left_out: tuple[str, ...] = ()
-    """Columns of those above that a `TraceJob` cannot hold."""
+    """Columns of those above that have no field in a `TraceJob`."""
     passes: Callable[[Row], str] = lambda row: ""
-    """What a line is that is no job of a trace: `job steps`; empty: it is one."""
+    """Kind of a line that is not a job of a trace, such as `job steps`; empty: it is a job."""
 
     instead: Mapping[str, Sequence[tuple[str, ...]]] = MappingProxyType({})
-    """Columns that will do for one that it must have."""
+    """Alternatives to a required column."""
 
     def lacks(self, known: Collection[str]) -> list[str]:
-        """The columns that it must have and a file with these does not."""
+        """The required columns that a file with these columns lacks."""
         return [
             column
             for column in self.columns
@@ -59,7 +59,7 @@ class Format(NamedTuple):
         ]
 
     def read(self, row: Row) -> TraceJob:
-        """One line; what is wrong with it is noted in the row."""
+        """The job of one line; problems are noted in the row."""
         values = {
             field: parse(row, column)
             for field, (column, parse) in self.fields.items()
@@ -68,7 +68,7 @@ class Format(NamedTuple):
         return self.check(row, TraceJob(**({"submit_s": 0.0, "duration_s": 0.0} | values)))
 
     def column(self, field: str) -> str:
-        """Where a field of a job comes from, for what is found wrong later."""
+        """The column of a job's field, for problems found later."""
         return self.fields[field][0] if field in self.fields else field
 
 
@@ -80,7 +80,7 @@ def whole(most: int | None = None, least: int = 1) -> Parse:
 
 
 def number(above: float | None = None, most: float = 1e12, per: float = 1.0) -> Parse:
-    """Of so many units `per` one of the field's; bounds are in the column's."""
+    """A number in a unit of which `per` make one of the field's; bounds are in the column's unit."""
     return lambda row, column: row.number(column, above=above, most=most) / per
 
 
@@ -93,22 +93,22 @@ def job_id(row: Row, column: str) -> str:
 
 
 def numbered(prefix: str) -> Parse:
-    """The line is the job's id."""
+    """The line's number, after a prefix, as the job's id."""
     return lambda row, column: f"{prefix}-{row.line - 1}"
 
 
 def moment(per: float = 1.0) -> Parse:
-    """A time of any usual form; of a plain number so many units `per` second."""
+    """A time of any usual form; a plain number has `per` units in a second."""
     return lambda row, column: row.moment_s(column, per)
 
 
 def span(per: float = 1.0) -> Parse:
-    """A length of time > 0, in the same forms."""
+    """A duration > 0, in the same forms."""
     return lambda row, column: row.span_s(column, above=0, per=per)
 
 
 def span_from(start: str) -> Parse:
-    """The time from the moment in column `start` to the one in the field's own, > 0."""
+    """The time from the moment in column `start` to that in the field's own column, > 0."""
 
     def parse(row: Row, column: str) -> float:
         passed_s = row.moment_s(column) - row.moment_s(start)
@@ -130,7 +130,7 @@ def gpus(row: Row, column: str) -> int:
 
 
 def gpus_or_none(row: Row, column: str) -> int:
-    """A job that gives its cores may have no GPU."""
+    """GPUs; 0 is allowed for a job that has cores."""
     return row.whole(column, least=0) if row.has("cores") else gpus(row, column)
 
 
@@ -166,7 +166,7 @@ def yes_or_no(row: Row, column: str) -> bool:
 
 
 def labels(row: Row, column: str) -> tuple[tuple[str, str], ...]:
-    """`name=value|name=value`; what would disturb stands as in URLs: %7C for |."""
+    """`name=value|name=value`; special characters are escaped as in URLs: %7C for |."""
     pairs = [part.partition("=") for part in row.text(column).split("|")]
     if any(not name or not equals for name, equals, _ in pairs):
         return row.bad(column, f"{row.text(column)[:40]!r} is no name=value|name=value", ())

@@ -21,7 +21,7 @@ MAX_NAMED = 8  # kinds of GPUs in a message
 
 
 class ClusterCapacity:
-    """What a cluster has, by kinds of nodes."""
+    """Capacity of a cluster, by kinds of nodes."""
 
     def __init__(
         self, nodes: Sequence[NodeSpec], slices_per_core: int = 1, single_gpu_workers: bool = False
@@ -35,7 +35,7 @@ class ClusterCapacity:
             self._gpus[shape.gpu_model] = self._gpus.get(shape.gpu_model, 0) + shape.gpus * nodes_of
 
     def problems(self, job: TraceJob) -> Iterator[tuple[str, str]]:
-        """(field of the job, what is wrong); none if nothing is known to be."""
+        """(field of the job, problem); none if no problem is known."""
         known = {model: count for model, count in self._gpus.items() if count}
         if job.gpu_models and not known.keys() & set(job.gpu_models):
             here = ", ".join(sorted(known)[:MAX_NAMED])
@@ -64,7 +64,7 @@ class ClusterCapacity:
         if job.parameter_servers and job.server_gpus > max(kind.gpus for kind in kinds):
             yield "server_gpus", f"{job.server_gpus} GPUs; no node{here} has so many"
             return
-        cores = self._slices * max(1, gpus)  # the default request of a job that gives none
+        cores = self._slices * max(1, gpus)  # the default request of a job without one
         if job.cores is not None:
             cores = cores_of(job, workers, self._slices)
         worker = ResourceVector(
@@ -89,7 +89,7 @@ class ClusterCapacity:
             yield "parameter_servers", message
 
     def beyond(self, job: TraceJob) -> Iterator[tuple[str, str]]:
-        """(field of the job, what is wrong): what no job may ask for, however large the nodes are."""
+        """(field of the job, problem): requests beyond the bounds of any job, for nodes of any size."""
         workers, gpus = gang_of(job, self._largest, self._single)
         if workers > MAX_WORKERS:
             message = f"on nodes of {self._largest} are {workers} workers; at most {MAX_WORKERS}"
@@ -106,7 +106,7 @@ class ClusterCapacity:
 
 
 def _blamed(worker: ResourceVector, kinds: Sequence[NodeShape]) -> str:
-    """The first need that no node meets even alone."""
+    """The first resource of which no node has enough."""
     if worker.gpus > max(kind.gpus for kind in kinds):
         return "gpus"
     if worker.cores > max(kind.cores for kind in kinds):

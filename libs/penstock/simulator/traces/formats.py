@@ -1,4 +1,4 @@
-"""Trace formats: per format the columns of a file, and how each field of a job is parsed from its column."""
+"""Registry of trace formats: per format the columns of a file, and the parser of each field of a job."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -68,7 +68,7 @@ def _check_own(row: Row, job: TraceJob) -> TraceJob:
 
 
 def _wrong_range(job: TraceJob) -> str:
-    """Why the job cannot have a range of workers; empty: it can."""
+    """Why the job's range of workers is not valid; empty: it is valid."""
     if job.workers is None or job.batch_size is None:
         return "a range needs the columns workers, the most that it may have, and batch_size, of all of them together"
     wrong = wrong_shape(job.min_workers, job.workers, job.parameter_servers, None, job.batch_size)
@@ -110,7 +110,7 @@ MURI: Mapping[str, Field] = {
     "model": ("model_name", name),
     "iterations": ("iterations", whole()),
 }
-"""Of the formats of Muri and Tiresias."""
+"""Fields of the formats of Muri and Tiresias."""
 GAVEL: Mapping[str, Field] = {
     "job_id": ("", numbered("gavel")),
     "submit_s": ("arrival", moment()),
@@ -195,7 +195,7 @@ FORMATS: Mapping[str, Format] = MappingProxyType(
             delimiter="\t",
             left_out=IGNORED,
         ),
-        "shockwave": Format(  # how the batch size grows while a job runs is not read
+        "shockwave": Format(  # the growth of the batch size during a job is not read
             (
                 "job_type", "command", "working_directory", "steps_argument", "needs_data_dir", "total_steps",
                 "scale_factor", "mode", "priority_weight", "slo", "duration", "arrival",

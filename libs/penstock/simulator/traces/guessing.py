@@ -1,4 +1,4 @@
-"""Near misses of our own CSV: which columns of a file are probably ours under another name."""
+"""Suggestions for a CSV file that is nearly of our own format: its columns that are probably ours under another name."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -8,8 +8,8 @@ from types import MappingProxyType
 from penstock.runtime.csv_import import Problem, shown
 from penstock.simulator.traces.formats import FORMATS, NEEDED, OWN
 
-LIKELY = 0.8  # of 1, as `difflib` counts: so near to a column of ours, another one is a slip
-NEARLY = 0.75  # of the columns of another format: with so many it is worth a word
+LIKELY = 0.8  # ratio of `difflib` from which on a column's name counts as a misspelling of ours
+NEARLY = 0.75  # share of another format's columns from which on that format is suggested
 OTHER_UNIT = re.compile(
     r"(?:_|\b)(?:ms|msec|millis|us|ns|min|mins|minutes?|hours?|h|days?)$|Millis$", re.IGNORECASE
 )
@@ -36,11 +36,11 @@ SYNONYMS: Mapping[str, Sequence[str]] = MappingProxyType(
         ),
     }
 )  # fmt: skip
-"""Of the columns that our CSV must have: what else they are called, without case and punctuation; likeliest first."""
+"""Required column of our CSV → other names for it, without case and punctuation; likeliest first."""
 
 
 def likely_column(ours: str, theirs: Sequence[str]) -> str | None:
-    """The one of a file's columns that is probably this one of ours. One that names another unit is not."""
+    """The file's column that is probably this one of ours; a name with another unit does not match."""
     free = {NOT_LETTERS.sub("", name.lower()): name for name in theirs if not OTHER_UNIT.search(name)}
     for synonym in (NOT_LETTERS.sub("", ours), *SYNONYMS.get(ours, ())):
         if synonym in free:
@@ -50,7 +50,7 @@ def likely_column(ours: str, theirs: Sequence[str]) -> str | None:
 
 
 def near_misses(columns: Sequence[str]) -> Sequence[Problem]:
-    """What is wrong with a header that is of no format, and the option that mends it; empty: it resembles none."""
+    """Problems of a header that is of no format, with the option that corrects them; empty: it resembles none."""
     missing = [name for name in NEEDED if name not in columns]
     free = [name for name in columns if name not in OWN]
     renames: dict[str, str] = {}
@@ -82,6 +82,6 @@ def near_misses(columns: Sequence[str]) -> Sequence[Problem]:
 
 
 def likely_slips(unread: Sequence[str], columns: Sequence[str], read: Sequence[str]) -> Mapping[str, str]:
-    """Columns that are not read → the one of the format that was probably meant."""
+    """Unread columns → the format's column that was probably meant."""
     free = sorted({*read} - {*columns})
     return {column: near[0] for column in unread if (near := get_close_matches(column, free, 1, LIKELY))}

@@ -1,12 +1,12 @@
 """Export of a cell's jobs from its ledger: a fold over its events gives a trace to simulate.
 
-A job's run time is what was measured by the ledger's own clock: from the moment when all its tasks ran to the one
-when the last had ended or the attempt was ordered to stop; all attempts together. A job that never ran has none: it
-cannot be part of a trace, and is counted. A job that still runs counts with what it has run so far: up to the last record of
-a file, up to the present of a cell.
+A job's run time is measured by the ledger's own clock: from the moment when all its tasks ran to the moment when
+the last had ended or the attempt was ordered to stop; all attempts together. A job that never ran has none: it
+cannot be part of a trace, and is counted. A job that still runs counts with its run time so far: up to the last record of
+a file, or up to the present time of a cell.
 
-The gateway streams only the events that it still has, so the first of them may be about jobs that nothing describes:
-no state of the cell can be folded from them, and this reads single events.
+The gateway streams only the events that it still has, so the first of them may be about jobs without earlier events:
+no state of the cell can be folded from them, so this module reads single events.
 """
 
 from collections.abc import Iterator, Mapping
@@ -23,7 +23,7 @@ from penstock.model.nodes import NodeSpec
 from penstock.model.types import JobSpec, ResourceVector
 from penstock.simulator.traces.jobs import WHOLE_GPU_MILLI, TraceJob
 
-MIN_RUN_MS = 1  # a trace has no job of no length; the ledger counts whole milliseconds
+MIN_RUN_MS = 1  # a trace has no job of length 0; the ledger counts whole milliseconds
 STILL_RUNNING = "running"
 
 
@@ -34,12 +34,12 @@ class _Life:
     submitted_ms: int
     spec: JobSpec
     worker: ResourceVector | None = None
-    """As estimated before it was placed."""
+    """Resources of a worker, as estimated before its placement."""
     gpus: int | None = None
-    """Of its workers, once placed."""
+    """GPUs of its workers, once placed."""
     workers: int | None = None
     server_gpus: int = 0
-    """Of each of its parameter servers."""
+    """GPUs of each of its parameter servers."""
     starting: set[str] = field(default_factory=set)
     alive: set[str] = field(default_factory=set)
     began_ms: int | None = None
@@ -53,39 +53,39 @@ class _Life:
 
 
 class Left(NamedTuple):
-    """Jobs that are not in the trace, or not as they will be: counts."""
+    """Numbers of jobs that are not in the trace, or not with their final run time."""
 
     never_ran: int
     still_running: int
-    """In it, with the time so far."""
+    """In the trace, with the run time so far."""
     unknown: int
     """Submitted before the first record of the ledger."""
 
 
 class PastJob(NamedTuple):
-    """A job of the past, and how it ended."""
+    """A job of the past with its outcome."""
 
     job: TraceJob
     outcome: str
 
 
 class History:
-    """Takes events in the order of the ledger."""
+    """Fold of a ledger's events into past jobs; takes them in the order of the ledger."""
 
     def __init__(self) -> None:
         self.nodes: dict[str, NodeSpec] = {}
-        """All that ever joined, each as it was last."""
+        """All nodes that ever joined, with their latest specs."""
         self.first_ms: int | None = None
-        """Of the first record; None: there was none."""
+        """Time of the first record; None: there was none."""
         self.last_ms = 0
-        """Of the last record, or how far the cell's time had come."""
+        """Time of the last record, or the cell's present time."""
         self._replica = Replica()
         self._lives: dict[str, _Life] = {}
         self._owners: dict[str, str] = {}
         self._unknown: set[str] = set()
 
     def take(self, value: bytes) -> bool:
-        """One record of a ledger; False for a void one. Raises `EventError`."""
+        """Folds one record of a ledger; False for a void one. Raises `EventError`."""
 
         def take_fact(record: RawRecord, n: int, event: Event) -> None:
             self.take_event(record.seq, record.now_ms, event)
@@ -112,7 +112,7 @@ class History:
                     self._changed(life, at_ms, event)
 
     def until(self, at_ms: int) -> None:
-        """What runs has run on up to then."""
+        """Advances the time: running jobs have run on up to `at_ms`."""
         self.last_ms = max(self.last_ms, at_ms)
 
     def _changed(self, life: _Life, at_ms: int, event: Event) -> None:
@@ -129,7 +129,7 @@ class History:
                 life.alive = set(life.starting)
                 self._owners.update(dict.fromkeys(life.alive, event.job_id))
             case ledger.StopDecided():
-                life.starting.add("")  # a start that comes late begins nothing
+                life.starting.add("")  # a late start then does not begin a run
                 life.pause(at_ms)
             case ledger.JobEnded():
                 life.pause(at_ms)
@@ -152,9 +152,9 @@ class History:
                 life.pause(at_ms)
 
     def jobs(self, from_ms: int | None = None, until_ms: int | None = None) -> tuple[list[PastJob], Left]:
-        """Those submitted in the window, in order; times count from its begin, or from the first of them.
+        """The jobs submitted in the window, in order; times count from its begin, or from the first job.
 
-        A window that begins before the first record begins with that.
+        A window that begins before the first record begins at that record.
         """
         chosen = {
             job_id: life
@@ -204,7 +204,7 @@ class History:
 
 
 def mixed(node: NodeSpec) -> bool:
-    """Whether its GPUs are of several kinds: a line of a list of nodes holds only one."""
+    """Whether its GPUs are of several kinds: a line of a list of nodes has only one."""
     return len({(gpu.model, gpu.memory_mib) for gpu in node.gpus}) > 1
 
 

@@ -1,11 +1,11 @@
-"""Import of traces of real clusters; the first line of a file, or its keys, identifies its format.
+"""Import of workload traces; the first line of a file, or its keys, identifies its format.
 
 | format | columns that it must have | times |
 |---|---|---|
 | `csv` | job_id, submit_s, duration_s, gpus; may have the columns of `penstock traces convert` | seconds |
 | `sacct` | JobID, Submit, Elapsed, AllocTRES or the like; between commas or bars | date and time |
 | `helios` | job_id, gpu_num, submit_time, duration | date and time; seconds |
-| `kubernetes` | what `kubectl get jobs -o json`, or `get pods`, prints | date and time |
+| `kubernetes` | output of `kubectl get jobs -o json`, or `get pods` | date and time |
 | `muri` | job_id, num_gpu, submit_time, iterations, model_name, batch_size, duration, iteration_time, resource_time_0 … _2 | ms |
 | `tiresias` | job_id, num_gpu, submit_time, iterations, model_name, duration, interval | seconds |
 | `philly` | timestamp, duration, num_gpus, cluster | date and time; seconds |
@@ -14,9 +14,9 @@
 | `gavel` | no header; ten fields between tabs, see `formats.py` | seconds |
 | `shockwave` | no header; twelve fields between tabs | seconds |
 
-Other columns are allowed and ignored. A plain number of a column is in the unit above, as far as it is no epoch; dates,
+Other columns are allowed and ignored. A plain number of a column is in the unit above, unless it is an epoch; dates,
 epochs and clock times are read in every format (`penstock.runtime.times`). Dates and epochs count from the first job,
-other times from 0. Objects in JSON are lines whose keys are the columns. The readers stand in `formats.py` and
+other times from 0. Objects in JSON are lines whose keys are the columns. The readers are in `formats.py` and
 `batch_systems.py`.
 """
 
@@ -36,46 +36,46 @@ DEFAULT_DATA = "../shared/data"
 
 
 class Trace(NamedTuple):
-    """A trace as read. `skipped`: the problems of the lines left out, with `skip_bad` only."""
+    """A parsed trace. `skipped`: the problems of the lines left out, with `skip_bad` only."""
 
     name: str
     format: str
     jobs: Sequence[TraceJob]
     skipped: Sequence[Problem]
     lines: Mapping[str, int] = MappingProxyType({})
-    """Job id → the line that it stands in."""
+    """Job id → its line."""
     left_out: Sequence[str] = ()
-    """What the file holds and no job here can, by column."""
+    """Columns of the file that have no field in a job here."""
     likely: Mapping[str, str] = MappingProxyType({})
-    """Columns that were not read → the one that was probably meant."""
+    """Unread columns → the column that was probably meant."""
     passed: Mapping[str, int] = MappingProxyType({})
-    """Lines that are no jobs of a trace, by what they are."""
+    """Kind → number of lines that are not jobs of a trace."""
     source: Source | None = None
     """The file; None: a generator made it."""
 
     @property
     def skipped_lines(self) -> int:
-        """How many lines were left out; one line may have several problems."""
+        """Number of lines left out; one line may have several problems."""
         return len({problem.line for problem in self.skipped})
 
     def problem(self, job: TraceJob, field: str, text: str) -> Problem:
-        """Something wrong with a job that only shows later, reported with its line and column."""
+        """A problem of a job that is found later, with its line and column."""
         line = self.lines.get(job.job_id, 0)
         return Problem(line, field, text) if self.source is None else self.source.problem(line, field, text)
 
 
 Fits = Callable[[TraceJob], Iterable[tuple[str, str]]]
-"""What keeps a job from ever running on a cluster: (field, what is wrong)."""
+"""Check whether a job can ever run on a cluster: (field, problem) for each reason against it."""
 
 
 class DataSet(NamedTuple):
-    """Where the traces of one origin lie below the data."""
+    """Location of the traces of one origin below the data folder."""
 
     folder: str
     pattern: str
-    """Of a file's name; `{}` is the trace's."""
+    """Pattern of a file's name; `{}` is the trace's name."""
     begins: str = ""
-    """How the traces' names begin, where the folder holds more."""
+    """Prefix of the traces' names, if the folder has other files."""
 
 
 SETS: Mapping[str, DataSet] = MappingProxyType(
@@ -98,18 +98,18 @@ SETS: Mapping[str, DataSet] = MappingProxyType(
 SUMMARIES: Mapping[str, str] = MappingProxyType(
     {"helios": "helios/helios_cluster_summary.csv", "acme": "acme/cluster_summary.csv"}
 )
-"""Data sets of which only sums over whole clusters are here: `penstock traces describe helios` shows them."""
+"""Data sets with sums over whole clusters only: `penstock traces describe helios` shows them."""
 
 
 def data_root() -> Path | None:
-    """Where the data sets lie: the environment's PENSTOCK_DATA, else `../shared/data`; None if neither is there."""
+    """The folder of the data sets: the environment's PENSTOCK_DATA, else `../shared/data`; None if neither exists."""
     found = os.environ.get(DATA_VARIABLE)
     root = Path(found) if found else Path(DEFAULT_DATA)
     return root if root.is_dir() else None
 
 
 def data_path(where: str, who: str, file: str) -> Path:
-    """A file or folder below the data. Raises `BadFile` of this file where it is not there."""
+    """A file or folder below the data folder. Raises `BadFile` of this file if it does not exist."""
     root = data_root()
     if root is None or not (root / where).exists():
         message = f"{who} needs {where}; set {DATA_VARIABLE} to the folder that holds it"
@@ -126,7 +126,7 @@ def names_in(root: Path, data_set: str) -> Sequence[str]:
 
 
 def locate(name: str) -> Path:
-    """The file of a trace: a path, or `<data set>/<name>`; the start of a name will do where only one begins so.
+    """The file of a trace: a path, or `<data set>/<name>`; a unique prefix of the name is enough.
 
     Raises `BadFile` with both readings.
     """
@@ -163,14 +163,14 @@ def read_trace(
 ) -> Trace:
     """Reads a trace; jobs in order of arrival, equal times in the order of the file.
 
-    `columns`: a column of our own CSV → what the file calls it. A job that `fits` finds a problem in is a problem of
-    its line. Raises `BadFile` with all problems; with `skip_bad` only for those that no line can be blamed for.
+    `columns`: a column of our own CSV → its name in the file. A problem that `fits` finds in a job is a problem of
+    its line. Raises `BadFile` with all problems; with `skip_bad` only for problems that belong to no line.
     """
     return read_source(path, open_source(path, columns), fits=fits, skip_bad=skip_bad)
 
 
 def read_source(path: Path, source: Source, *, fits: Fits | None = None, skip_bad: bool = False) -> Trace:
-    """As `read_trace`, of a file whose format is known."""
+    """As `read_trace`, for a file whose format is known."""
     form = source.form
     reading = _Reading(source, fits)
     for row in source.rows(reading.problems):
@@ -203,12 +203,12 @@ def read_source(path: Path, source: Source, *, fits: Fits | None = None, skip_ba
 
 
 def passed_text(passed: Mapping[str, int]) -> str:
-    """Lines that are no jobs of a trace, for people."""
+    """Text about lines that are not jobs of a trace."""
     return ", ".join(f"{what} ({count:,})" for what, count in passed.items())
 
 
 class _Reading:
-    """One pass over a file: its jobs, what is wrong with its lines, and lines that are no jobs."""
+    """One pass over a file: its jobs, the problems of its lines, and lines that are not jobs."""
 
     def __init__(self, source: Source, fits: Fits | None) -> None:
         self.problems: list[Problem] = []
@@ -217,7 +217,7 @@ class _Reading:
         self._source = source
         self._fits = fits
         self._jobs: dict[bool, list[TraceJob]] = {True: [], False: []}
-        """By whether their times count from 1970, or from the start of the trace."""
+        """Jobs whose times count from 1970, and those whose times count from the start of the trace."""
         self._first_seen: dict[str, int] = {}
 
     def take(self, row: Row) -> None:
@@ -240,7 +240,7 @@ class _Reading:
             self._jobs[bool(row.dated)].append(job)
 
     def finished(self) -> Sequence[TraceJob]:
-        """In order of arrival; dates and epochs as seconds from the first job. Times of the rarer kind are problems."""
+        """The jobs in order of arrival; dates and epochs as seconds from the first job. Times of the rarer kind are problems."""
         dated = len(self._jobs[True]) >= len(self._jobs[False])
         for job in self._jobs[not dated]:
             text = f"{job.submit_s:g} counts from the start of the trace; other {self._source.unit}s have a date or an epoch"

@@ -6,7 +6,7 @@ WHOLE_GPU_MILLI = 1_000
 
 
 class Stages(NamedTuple):
-    """One iteration on what the job asked for, and its parts by resource; ms, as measured."""
+    """Measured times of one iteration on the requested resources, and of its parts by resource; ms."""
 
     iteration_ms: float
     storage_cpu_ms: float
@@ -15,40 +15,40 @@ class Stages(NamedTuple):
 
 
 class TraceJob(NamedTuple):
-    """One row. `duration_s`: its run time alone on what it asked for; 0: not in the trace."""
+    """One job. `duration_s`: its run time alone on the requested resources; 0: not in the trace."""
 
     job_id: str
     submit_s: float
     duration_s: float
     gpus: int
-    """Of all its workers; 0: it only computes on cores."""
+    """GPUs of all its workers; 0: it only computes on cores."""
     model: str = ""
     batch_size: int | None = None
     owner: str = ""
     iterations: int | None = None
     stages: Stages | None = None
     cores: float | None = None
-    """Of all its workers, like its memory; parts of a core count. None: not given, and then only GPUs bind."""
+    """Cores of all its workers, like its memory; fractions are allowed. None: not given, and then only GPUs limit."""
     host_memory_mib: int | None = None
     gpu_memory_mib: int | None = None
-    """On each of its GPUs."""
+    """Memory on each of its GPUs."""
     gpu_share_milli: int = WHOLE_GPU_MILLI
     """Thousandths of its GPU; less than a whole one only with one GPU."""
     gpu_models: tuple[str, ...] = ()
-    """Allowed ones; empty: any."""
+    """Allowed GPU models; empty: any."""
     workers: int | None = None
-    """How the user cut the gang; None: as few workers as the nodes allow."""
+    """Number of workers; None: as few as the nodes allow."""
     min_workers: int | None = None
-    """It is moldable: it starts with any number from this to `workers`, and its batch size is that of all of them. None: with `workers` exactly."""
+    """Set for a moldable job: it starts with any number from this to `workers`, and its batch size is that of all workers. None: with `workers` exactly."""
     parameter_servers: int = 0
     server_gpus: int = 0
-    """Of each parameter server, beside those of the workers."""
+    """GPUs of each parameter server, beside those of the workers."""
     patience_s: float | None = None
-    """It leaves when it has waited so long without being placed; None: it waits for ever."""
+    """Waiting time after which it leaves without being placed; None: it waits for ever."""
     inference: bool = False
-    """It only runs forward: its parts exchange nothing."""
+    """It runs only the forward pass: its workers do not communicate."""
     memory_bandwidth: float = 0.0
-    """What it takes of the memory bandwidth of a node, 0 – 1; of all its workers."""
+    """Memory bandwidth of all its workers, as a share of one node's, 0 – 1."""
     labels: tuple[tuple[str, str], ...] = ()
     """Further attributes: service class, category."""
 
@@ -59,14 +59,14 @@ class TraceJob(NamedTuple):
 
 
 class Shape(NamedTuple):
-    """A gang as nodes can hold it."""
+    """Shape of a gang: number of workers, and GPUs of each."""
 
     workers: int
     gpus_per_worker: int
 
 
 def shape_of(gpus: int, gpus_per_node: int) -> Shape:
-    """One worker if a node can hold the job, else equal workers, as large as divides it."""
+    """One worker if a node can hold the job, else equal workers of the largest size that divides it."""
     if gpus <= gpus_per_node:
         return Shape(1, gpus)
     each = max(size for size in range(1, gpus_per_node + 1) if gpus % size == 0)
@@ -74,7 +74,7 @@ def shape_of(gpus: int, gpus_per_node: int) -> Shape:
 
 
 def gang_of(job: TraceJob, gpus_per_node: int, single_gpu_workers: bool = False) -> Shape:
-    """The job's workers: as it was submitted, or a worker per GPU, or as few as nodes can hold."""
+    """The job's workers: as submitted, or a worker per GPU, or as few as nodes can hold."""
     if job.workers is not None:
         return Shape(job.workers, job.gpus // job.workers)
     if single_gpu_workers and job.gpus:

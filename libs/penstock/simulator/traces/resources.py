@@ -1,4 +1,4 @@
-"""Resource request of a trace's job, per worker. What the trace leaves open is small, so that only GPUs limit."""
+"""Resource request of a trace's job, per worker. Requests that the trace does not have are small, so that only GPUs limit."""
 
 from collections.abc import Iterator, Sequence
 from math import ceil, floor
@@ -15,7 +15,7 @@ GPU_MEMORY_MIB = 1_024
 
 
 def cores_of(job: TraceJob, workers: int, slices_per_core: int) -> int:
-    """Of one worker whose job gives its cores, ≥ 1. Whole cores are rounded up: half a core cannot be given.
+    """Cores of one worker whose job has a number of cores, ≥ 1. Whole cores are rounded up: half a core cannot be allocated.
 
     Slices are rounded to the nearest: the error is at most 1/16 of a core and evens out, while rounding up would
     ask for more cores than the trace does (openb: 0.4 points of allocation under dot-product).
@@ -25,7 +25,7 @@ def cores_of(job: TraceJob, workers: int, slices_per_core: int) -> int:
 
 
 def request_of(job: TraceJob, shape: Shape, slices_per_core: int) -> ResourceRequest:
-    """Of one worker; cores in slices."""
+    """Request of one worker; cores in slices."""
     gpus = shape.gpus_per_worker
     share_milli = None if job.gpu_share_milli == WHOLE_GPU else job.gpu_share_milli
     cores = slices_per_core * max(1, gpus)
@@ -47,7 +47,7 @@ def request_of(job: TraceJob, shape: Shape, slices_per_core: int) -> ResourceReq
 def typical_of(
     jobs: Sequence[TraceJob], gpus_per_node: int, slices_per_core: int, *, single_gpu_workers: bool
 ) -> tuple[TypicalTask, ...]:
-    """The kinds of workers that hold 95 % of all in the trace."""
+    """The kinds of workers that make up 95 % of all in the trace."""
 
     def workers() -> Iterator[tuple[ResourceVector, tuple[str, ...]]]:
         vectors: dict[ResourceRequest, ResourceVector] = {}

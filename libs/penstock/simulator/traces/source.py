@@ -1,4 +1,4 @@
-"""Detection of a trace file's format, and its lines under the names that the format has for its columns."""
+"""Detection of a trace file's format, and its lines with the format's column names."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -25,34 +25,34 @@ BY_COLUMN = 'JSON column by column: write it by line, in pandas as to_json(orien
 STEPS_COLUMN = "total_steps"  # of the formats without a header, a number
 SAFE = ":/+,;@()[]~"  # in labels: `formats.py` unquotes the rest
 SACCT, KUBERNETES = "sacct", "kubernetes"
-DURATION = "duration_s"  # that a file may have as two moments
+DURATION = "duration_s"  # a file may have it as two moments
 
 
 class Source(NamedTuple):
-    """A file whose format is known. `rows` yields its lines; those that cannot be split go to the list given."""
+    """A file whose format is known. `rows` yields its lines; problems of lines that cannot be split go to the given list."""
 
     name: str
     form: Format
     columns: Sequence[str]
-    """As the format calls them, in the order of the file."""
+    """The format's names of the columns, in the order of the file."""
     rows: Callable[[list[Problem]], Iterator[Row]]
     theirs: Mapping[str, str] = MappingProxyType({})
-    """A column of the format → what the file calls it, where that differs."""
+    """A column of the format → its name in the file, if that differs."""
     unit: str = "line"
 
     def column(self, ours: str) -> str:
-        """What the file calls a column of the format."""
+        """The file's name of a column of the format."""
         return self.theirs.get(ours, ours)
 
     def problem(self, line: int, field: str, text: str) -> Problem:
-        """Something wrong with a field of the job in this line."""
+        """A problem with a field of the job in this line."""
         return Problem(line, self.column(self.form.column(field)), text, self.unit)
 
 
 def open_source(path: Path, renames: Mapping[str, str] = MappingProxyType({})) -> Source:
-    """The format by the first line or the keys. `renames`: a column of our own CSV → the file's; then it is that.
+    """The source, with its format by the first line or the keys. `renames`: a column of our own CSV → the file's; then that is the format.
 
-    Raises `BadFile`: with the renames that are missing, where it is of no format.
+    Raises `BadFile`; for a file of no format with the renames that are needed.
     """
     text = text_of(path)
     if text.lstrip()[:1] in ("[", "{"):
@@ -63,9 +63,7 @@ def open_source(path: Path, renames: Mapping[str, str] = MappingProxyType({})) -
         for name, form in FORMATS.items():
             if form.header or len(form.columns) != len(fields):
                 continue
-            if not fields[
-                form.columns.index(STEPS_COLUMN)
-            ].isidentifier():  # no header of a table of other columns
+            if not fields[form.columns.index(STEPS_COLUMN)].isidentifier():  # not a header with other columns
                 return Source(
                     name, form, form.columns, _lines(text, form.columns, form.delimiter, header=False)
                 )
@@ -90,7 +88,7 @@ def _lines(
 def _named(
     path: Path, columns: Sequence[str], renames: Mapping[str, str]
 ) -> tuple[str, Format, Sequence[str], Mapping[str, str]]:
-    """The format of a file with these columns, their names there, and what the file calls those that differ."""
+    """The format of a file with these columns, the format's names of them, and the file's names if they differ."""
     if renames:
         ends = _difference(renames.get(DURATION, ""), columns)
         some = {ours: theirs for ours, theirs in renames.items() if ours != DURATION or ends is None}
@@ -119,7 +117,7 @@ def _named(
 
 
 def _difference(text: str, columns: Sequence[str]) -> tuple[str, str] | None:
-    """The two columns of `end_time-start_time`; None where a column is called so, or no two are."""
+    """The two columns of `end_time-start_time`; None if one column has that name, or no two match."""
     if text in columns:
         return None
     cuts = ((text[:place], text[place + 1 :]) for place, mark in enumerate(text) if mark == "-")
@@ -133,7 +131,7 @@ def _no_format() -> Problem:
 def _renamed(
     path: Path, columns: Sequence[str], renames: Mapping[str, str]
 ) -> tuple[Sequence[str], Mapping[str, str]]:
-    """The columns under our names. One that has a name of ours by itself, for which another stands, is not read."""
+    """The columns under our names. A column with a name of ours that is assigned to another column is not read."""
     for ours, theirs in renames.items():
         if theirs not in columns:
             known = ", ".join(map(shown, columns))
@@ -148,7 +146,7 @@ def _renamed(
 
 
 def _json_source(path: Path, text: str, renames: Mapping[str, str]) -> Source:
-    """Objects in a list, under `jobs` or `items`, or one a line. Raises `BadFile`."""
+    """Source of JSON objects in a list, under `jobs` or `items`, or one a line. Raises `BadFile`."""
     items, unit = _items(path, text)
     if isinstance(items, tuple):  # a list of Kubernetes
         form = FORMATS[KUBERNETES]
@@ -180,7 +178,7 @@ Items = list[tuple[int, Any]] | tuple[tuple[int, Any], ...]
 
 
 def _items(path: Path, text: str) -> tuple[Items, str]:
-    """(number from 1, object) of all, a tuple for those of Kubernetes, each with its kind; what the numbers count."""
+    """(number from 1, object) of all, as a tuple with kinds for Kubernetes; and the unit of the numbers."""
     try:
         whole = orjson.loads(text.encode("utf-8", "surrogateescape"))
     except orjson.JSONDecodeError as error:
@@ -213,7 +211,7 @@ def _items(path: Path, text: str) -> tuple[Items, str]:
 
 
 def _kubernetes_rows(items: Sequence[tuple[int, Any]], problems: list[Problem]) -> Iterator[Row]:
-    """A line per Job and per Pod; a Pod of a Job that is in the list, too, is marked so."""
+    """A line per Job and per Pod; a Pod whose Job is in the list is marked as such."""
     objects = [one for _, one in items if isinstance(one, dict)]
     listed = {kubernetes_name(one) for one in objects if one.get("kind", "Job") == "Job"}
     for number, one in items:
@@ -230,7 +228,7 @@ def _kubernetes_rows(items: Sequence[tuple[int, Any]], problems: list[Problem]) 
 
 
 def _text(value: Any) -> str:
-    """As it stands in our CSV."""
+    """A value in the form of our CSV."""
     match value:
         case list():
             return "|".join(map(_scalar, value))

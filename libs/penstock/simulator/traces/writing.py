@@ -18,7 +18,7 @@ DEFAULTS = {**TraceJob._field_defaults, "duration_s": 0.0}
 
 
 def _text(name: str, value: Any) -> str:
-    """As `formats.py` reads it."""
+    """A value in the form that `formats.py` reads."""
     if name in DEFAULTS and value == DEFAULTS[name]:
         return ""
     match value:
@@ -38,9 +38,9 @@ def _text(name: str, value: Any) -> str:
 def trace_lines(
     jobs: Sequence[TraceJob], more: Mapping[str, Sequence[str]] = MappingProxyType({})
 ) -> Iterable[Sequence[str]]:
-    """The header, then a line per job; columns in which no job has a value are left out.
+    """The header, then a line per job; columns without any value are left out.
 
-    `more`: further columns for people; the reader ignores them.
+    `more`: further columns, which the reader ignores.
     """
     columns = {name: [_text(name, getattr(job, name)) for job in jobs] for name in OWN}
     written = {name: values for name, values in columns.items() if name in NEEDED or any(values)}
@@ -50,12 +50,12 @@ def trace_lines(
 
 
 def write_lines(path: Path | None, lines: Iterable[Sequence[str]]) -> None:
-    """Whole or not at all: beside the file first, then in its place. None: to stdout. Raises OSError."""
+    """Writes a file whole or not at all: into a temporary file beside it, then renamed. None: to stdout. Raises OSError."""
     if path is None:
         csv.writer(sys.stdout, lineterminator="\n").writerows(lines)
         sys.stdout.flush()
         return
-    if path.exists() and not path.is_file():  # a pipe, a terminal: nothing can be put in its place
+    if path.exists() and not path.is_file():  # a pipe or a terminal cannot be replaced by a rename
         with path.open("w", encoding="utf-8", newline="") as file:
             csv.writer(file, lineterminator="\n").writerows(lines)
         return
