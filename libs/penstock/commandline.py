@@ -39,7 +39,7 @@ class Entry:
     """`module:function`; empty: a group."""
     entries: Mapping[str, "Entry"] = field(default_factory=dict)
     extra: str = ""
-    """What to install for it, as in `pip install 'penstock[extra]'`."""
+    """The extra to install for it, as in `pip install 'penstock[extra]'`."""
     interspersed: bool = True
     """Whether options may follow arguments."""
     examples: tuple[str, ...] = ()
@@ -70,7 +70,7 @@ class LazyGroup(TyperGroup):
         return self
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Without a command: the help. The shell's completion asks without one, too."""
+        """Prints the help if no command is given, except for the shell's completion."""
         if not args and not self.invoke_without_command and not ctx.resilient_parsing:
             print(ctx.get_help())
             raise typer.Exit(Exit.BAD_SPEC)

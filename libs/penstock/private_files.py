@@ -26,7 +26,7 @@ def read_private(setting: str, path: Path) -> tuple[bytes, os.stat_result]:
 
 
 def read_private_text(setting: str, path: Path) -> tuple[str, os.stat_result]:
-    """As `read_private`, of a UTF-8 text."""
+    """As `read_private`, for a UTF-8 text."""
     content, status = read_private(setting, path)
     try:
         return content.decode(), status

@@ -11,7 +11,7 @@ HIDDEN = "***"
 SHOWN_PARAMETERS = frozenset(
     {"application_name", "ca", "database", "dbname", "host", "port", "sslmode", "user"}
 )
-"""Of a URL's query. Values of all others are hidden."""
+"""Parameters of a URL's query whose values are shown. All others are hidden."""
 MAX_SHOWN = 16  # characters of a given text: a size, a number or a choice; most secrets are longer
 
 _SCHEME = r"[A-Za-z][A-Za-z0-9+.-]*://"

@@ -39,7 +39,7 @@ def plain_table(*columns: str, right: Sequence[str] = (), wrap: Sequence[str] = 
 
 class Bar(Protocol):
     def __call__(self, share: float, text: str = "") -> None:
-        """`share`: done, 0 … 1."""
+        """Shows progress. `share`: share done, 0 … 1."""
         ...
 
 
@@ -75,6 +75,6 @@ def bar(errors: Console, what: str) -> Iterator[Bar]:
 
 
 def write_json(value: object) -> None:
-    """Indented JSON and a line end on stdout."""
+    """Prints indented JSON and a line end on stdout."""
     sys.stdout.buffer.write(orjson.dumps(value, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
     sys.stdout.buffer.flush()

@@ -12,7 +12,7 @@ def near(name: str, known: Iterable[str]) -> str | None:
 
 
 def choices(name: str, known: Iterable[str]) -> str:
-    """What to write instead of an unknown name: ``did you mean `running`? One of queued, running``."""
+    """Remedy for an unknown name: ``did you mean `running`? One of queued, running``."""
     names = list(known)
     meant = near(name, names)
     lead = f"did you mean `{meant}`? One of" if meant else "use one of"

@@ -16,10 +16,10 @@ from penstock.charts.report import Chart
 CATEGORICAL = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#8C8C8C")
 """Distinguishable by colour-blind people, on white and on black. Source: Okabe and Ito, Color Universal Design, 2008."""
 DASHES = ((1, 0), (7, 4), (2, 2), (8, 3, 2, 3))
-"""Once the colours are used up: solid, dashed, dotted, both."""
+"""Dash patterns once the colours are used up: solid, dashed, dotted, dash-dotted."""
 WIDTH = 800  # px; a page stretches single charts to its own width
 MAX_LEGEND_COLUMNS = 5
-LEGEND_CHARACTERS, LEGEND_CHARACTER_PX, LEGEND_SYMBOL_PX = 34, 7, 34  # longest label, and what it takes
+LEGEND_CHARACTERS, LEGEND_CHARACTER_PX, LEGEND_SYMBOL_PX = 34, 7, 34  # longest label, and its size
 COARSE_FROM = 100.0  # ratio of the ends of a logarithmic axis of time from which on it has fewer ticks
 MIN_TICKS = 3
 MINUTE_S, HOUR_S, DAY_S = 60, 3_600, 86_400

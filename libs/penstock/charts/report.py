@@ -1,4 +1,4 @@
-"""What a report consists of: sections with texts, tables and chart definitions; no chart library is loaded here."""
+"""Data model of a report: sections with texts, tables and chart definitions; no chart library is loaded here."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
@@ -44,7 +44,7 @@ class Drawing(NamedTuple):
 
 
 class Section(NamedTuple):
-    """`key`: anchor and file name. `facts`: (label, text). `legend`: (name, colour) of all panels."""
+    """One section. `key`: anchor and file name. `facts`: (label, text). `legend`: (name, colour) of all panels."""
 
     key: str
     title: str

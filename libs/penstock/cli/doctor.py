@@ -44,9 +44,7 @@ def checked(what: str, look: Callable[[], Iterator[Finding]]) -> Iterator[Findin
     try:
         yield from look()
     except (PenstockError, OSError) as error:
-        ours = isinstance(
-            error, ConfigurationError
-        )  # whose remedies may show the form of a URL, and never a password
+        ours = isinstance(error, ConfigurationError)  # remedies may show the form of a URL, never a password
         problem, _, remedy = (str(error) if ours else without_passwords(str(error))).partition("; ")
         yield Finding(what, without_passwords(problem), remedy or f"mend the settings of: {what}")
     except ModuleNotFoundError as error:
@@ -142,7 +140,7 @@ def _named(names: Sequence[str]) -> str:
 
 
 def _isolation(nodes: list[dict[str, Any]]) -> Iterator[Finding]:
-    """What nodes enforce on tasks, one line per kind of node."""
+    """The isolation of tasks that nodes enforce, one line per kind of node."""
     kinds: dict[str, list[dict[str, Any]]] = {}
     for node in nodes:
         kinds.setdefault(isolation(node), []).append(node)

@@ -76,7 +76,7 @@ def of_job(client: Client, job_id: str) -> dict[str, Any] | None:
 
 
 def in_short(answer: Answer | None) -> str:
-    """For a column: `12m 40s`, `any moment`, `overdue`; `about` before an estimate without reported progress; `–`."""
+    """Text for a column: `12m 40s`, `any moment`, `overdue`; `about` before an estimate without reported progress; `–`."""
     if answer is None or answer["due"] is None:
         return "–"
     if answer["due"] != "later":
@@ -85,7 +85,7 @@ def in_short(answer: Answer | None) -> str:
 
 
 def in_a_line(answer: Answer) -> str:
-    """For `describe`: `12m 40s left (11m 02s to 15m 10s), ends 22:41:03 · 41% done · reported 9.1 s ago · iterations asked for`."""
+    """Text for `describe`: `12m 40s left (11m 02s to 15m 10s), ends 22:41:03 · 41% done · reported 9.1 s ago · iterations asked for`."""
     if answer["answer"] not in ("told", "estimated"):
         return _headline(answer)
     parts = [_headline(answer) + (f", ends {clock(answer['ends_ms']['middle'])}" if _ahead(answer) else "")]

@@ -33,7 +33,7 @@ TIERS = MappingProxyType(
         "default": "a guess, nothing like it ran yet",
     }
 )
-"""Where an estimate comes from."""
+"""Tier of an estimate → its source, as text."""
 
 
 def needs(vector: Data) -> str:
@@ -69,7 +69,7 @@ def numbers(values: list[int], separator: str = ",") -> str:
 
 
 def places(tasks: list[Data]) -> str:
-    """Where a gang's tasks are: `node-1 (GPU 0), node-2 (GPU 3)`."""
+    """Placement of a gang's tasks: `node-1 (GPU 0), node-2 (GPU 3)`."""
     by_node: dict[str, list[int]] = {}
     for task in tasks:
         by_node.setdefault(task["node_id"], []).extend(task["gpus"])

@@ -93,7 +93,7 @@ def expected_start(starts_ms: int, now_ms: int) -> str:
 
 
 def in_short(answer: Mapping[str, Any], job: Mapping[str, Any]) -> str:
-    """One line for a table."""
+    """The answer to `why` in one line, for a table."""
     placement = answer.get("placement")
     if not placement or not placement.get("candidates"):
         return reason_of(job) or str(answer.get("text") or "")

@@ -29,7 +29,7 @@ def events_of(client: Client, job_id: str) -> Iterator[dict[str, Any]]:
 
 
 class Shows(Enum):
-    """What is printed while a job is followed."""
+    """Kinds of output while a job is followed."""
 
     NOTHING = auto()
     PHASES = auto()

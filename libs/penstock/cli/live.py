@@ -216,7 +216,7 @@ def redraw(draw: Callable[[], RenderableType], look: Callable[[], bool], events:
 
 
 def _lines(client: Client, fits: Callable[[Mapping[str, Any]], bool], after: str) -> None:
-    """Without a terminal: a line per event."""
+    """Prints a line per event, where there is no terminal."""
     for event in client.stream("/v1/stream", after):
         data = event.data
         if not fits(data):

@@ -169,7 +169,7 @@ class Following:
     def silence(self) -> None:
         """Stops printing: the command ends while output still comes."""
         self.lock.acquire()
-        with suppress(OSError):  # its reader may be what has ended
+        with suppress(OSError):  # the reader of stdout may have ended
             self._shown.end()
 
     def finish(self) -> None:

@@ -37,5 +37,5 @@ def _at_ms(text: str, now_ms: int) -> int:
 
 
 def _ms(at: datetime) -> int:
-    """≥ 0; a time without a zone is in the local one."""
+    """Ms since 1970, ≥ 0; a time without a zone is in the local one."""
     return max(0, round(at.astimezone().timestamp() * 1_000))

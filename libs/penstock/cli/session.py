@@ -14,7 +14,7 @@ class Session:
     """The global options of one command line."""
 
     line: str
-    """As typed, for reports."""
+    """The command line as typed, for reports."""
     server: str | None = None
     token_file: Path | None = None
     ca: Path | None = None

@@ -18,7 +18,7 @@ class Expired(Exception):
 
 
 def exit_code(stop: KeyboardInterrupt) -> Exit:
-    """As a shell reports the signal."""
+    """The exit code by which a shell reports the signal."""
     return Exit.TERMINATED if isinstance(stop, Terminated) else Exit.INTERRUPTED
 
 

@@ -20,7 +20,7 @@ from penstock.redaction import brief
 from penstock.sdk.code_archive import Packed
 from penstock.sdk.job_warnings import warnings_of
 
-REPEATED = 200  # status of a key that was seen before with the same job
+REPEATED = 200  # status of a key that was used before with the same job
 CATEGORIES, TRAITS = "|".join(get_args(Category)), "|".join(get_args(Trait))
 
 FileFlag = Annotated[
@@ -374,7 +374,7 @@ def spec_of(
 
 
 def _merge(fields: dict[str, Any], section: str, more: dict[str, Any]) -> None:
-    """Flags win over the file, field by field. A section that is no mapping is left for the parser to refuse."""
+    """Merges flags over the file, field by field. A section that is not a mapping is left for the parser to refuse."""
     if more:
         known = fields.get(section) or {}
         if isinstance(known, dict):

@@ -178,7 +178,7 @@ CONTENTION = {
 
 
 def isolation(node: Row) -> str:
-    """What the node enforces on its tasks: `exits by PID namespace, files hidden`."""
+    """The isolation of tasks that the node enforces: `exits by PID namespace, files hidden`."""
     found = node.get("isolation")
     if not found:
         return "not reported"
@@ -195,7 +195,7 @@ def isolation(node: Row) -> str:
 
 
 def measures(node: Row) -> str:
-    """What the node can measure of contention: `waiting for cores by the kernel's triggers, memory traffic not at all`."""
+    """The contention that the node can measure: `waiting for cores by the kernel's triggers, memory traffic not at all`."""
     found = node.get("measures")
     if not found:
         return "not reported"

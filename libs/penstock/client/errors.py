@@ -4,10 +4,10 @@ ClientError
 ├── BadRequest        the job, the request or a setting is wrong; nothing was done
 ├── NotPermitted      no token, or one without the role
 ├── NotFound          no such job, node or record
-├── Conflict          what is asked for does not fit the present state, such as to cancel a job that has ended
+├── Conflict          the request does not fit the present state, such as to cancel a job that has ended
 │   └── KeyConflict   the idempotency key belongs to another job
 ├── Unreachable       no gateway answers, or it is overloaded, and stayed so
-├── GatewayFault      the gateway failed, or answered what is not in its contract
+├── GatewayFault      the gateway failed, or its answer violates its contract
 ├── WaitTimeout       some jobs have not ended yet; they go on
 └── JobNotSucceeded   `raise_for_outcome`: the job ended otherwise
 """
@@ -68,7 +68,7 @@ class NotFound(ClientError):
 
 
 class Conflict(ClientError):
-    """What is asked for does not fit the present state."""
+    """The request does not fit the present state."""
 
 
 class KeyConflict(Conflict):
@@ -84,7 +84,7 @@ class Unreachable(ClientError):
 
 
 class GatewayFault(ClientError):
-    """The gateway failed, or answered what is not in its contract."""
+    """The gateway failed, or its answer violates its contract."""
 
 
 class WaitTimeout(ClientError):

@@ -98,7 +98,7 @@ class Job(Answer, frozen=True, kw_only=True):
     estimate: Estimate | None = None
     spec: JobSpec | None = None
     held: Hold | None = None
-    """The hold, until whose release it does not start; None: it is not held."""
+    """The hold that keeps it from starting until it is released; None: it is not held."""
     trace_id: str | None = None
     hidden: tuple[str, ...] = ()
 

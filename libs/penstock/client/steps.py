@@ -53,7 +53,7 @@ LOOKS_AFTER_END = 8  # at a job whose end was in the stream: another gateway may
 PAGE = 200  # jobs
 MAX_NAMED = 3  # jobs in a sentence
 NO_JOB = "no_job"  # kind of the problem
-REPEATED = 200  # status of a key that was seen before with the same job
+REPEATED = 200  # status of a key that was used before with the same job
 
 
 class Request(NamedTuple):
@@ -94,7 +94,7 @@ class Looked(NamedTuple):
 
 
 class Submitted(NamedTuple):
-    """The gateway's acknowledgement. `repeated`: the key was seen before with the same job."""
+    """The gateway's acknowledgement. `repeated`: the key was used before with the same job."""
 
     accepted: Accepted
     repeated: bool

@@ -100,7 +100,7 @@ async def _topics(url: str, first: Topic, cell_index: int) -> list[Finding]:
 
 
 async def _visible(log: KafkaLog, cell_index: int) -> tuple[dict[str, Found], list[str]]:
-    """Topics that this identity may see, and those of them that are not there, or have no partition for this cell."""
+    """Topics that this identity may see, and those of them that do not exist, or have no partition for this cell."""
     there: dict[str, Found] = {}
     absent = []
     for topic, partitions in topic_partitions(cell_index + 1).items():

@@ -217,7 +217,7 @@ async def _node_reporters(
     warn: Callable[[str], None],
     failed: "asyncio.Future[None]",
 ) -> AsyncIterator[None]:
-    """One process per node of `settings`, restarted when it crashes; all ended, side by side, when the block ends."""
+    """One process per node of `settings`, restarted when it crashes; all are ended, concurrently, when the block ends."""
 
     def on_crash(name: str, code: int, backoff_s: float) -> None:
         warn(f"{name} ended with code {code}; starting it again in {backoff_s:.1f} s")

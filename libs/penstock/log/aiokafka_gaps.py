@@ -34,7 +34,7 @@ SET = 0  # Kafka's AlterConfigOp
 
 
 def never_create_topics() -> None:
-    """From now on no client of this process creates a topic by asking for it. Idempotent.
+    """From now on no metadata request of this process creates a topic. Idempotent.
 
     Gap: Kafka creates a topic that a metadata request names unless the request forbids it; aiokafka's can, but no client
     has an option for it (no issue upstream). Producers and consumers ask again at every change of leaders, so that one

@@ -46,7 +46,7 @@ def _key(secret: bytes) -> LogKey:
 
 
 def key_of_token(digest: bytes) -> LogKey:
-    """`digest`: SHA-256 of the node's token."""
+    """The key derived from a node's token. `digest`: SHA-256 of the token."""
     return _key(sha256(CONTEXT + digest).digest())
 
 

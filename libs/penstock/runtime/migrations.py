@@ -19,7 +19,7 @@ SCHEMA_NAME = re.compile(r"[a-z][a-z0-9_]{0,62}")
 
 
 class Migration(NamedTuple):
-    """One file. `sha256` is of its bytes."""
+    """One file. `sha256`: digest of its bytes."""
 
     name: str
     sql: str

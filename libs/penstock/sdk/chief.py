@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 
-with suppress(ImportError):  # `LOCKS` says so
+with suppress(ImportError):  # `LOCKS` records it
     import fcntl
 
 from penstock.sdk.turns import (

@@ -21,7 +21,7 @@ class Standing(NamedTuple):
     results: Sequence[Result]
     means: Mapping[str, Mean]
     differences: Mapping[str, Mean]
-    """To the first profile, seed by seed; empty for itself, and where no seed is common."""
+    """Differences to the first profile, seed by seed; empty for the first itself, and if no seed is common."""
 
 
 def deterministic(result: Result, *, seeded: bool) -> bool:

@@ -13,7 +13,7 @@ class LossReports:
 
     def __init__(self) -> None:
         self._filters: dict[str, LossFilter] = {}
-        """By task id."""
+        """Task id → filter."""
 
     def sample(self, report: LossReport, job: JobState) -> TelemetrySampled | None:
         """The sample that the chief's node publishes; None: the filter drops it."""

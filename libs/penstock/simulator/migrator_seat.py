@@ -14,20 +14,20 @@ class MigratorSeat:
         self.migrator = Migrator()
 
     def see(self, state: CellState, step: Step) -> None:
-        """As `Seat`."""
+        """See `Seat`."""
         if step.outcome == "committed":
             for fact in step.facts:
                 self.migrator.see(state, fact, state.now_ms)
 
     def hear(self, state: CellState, sample: TelemetrySampled, now_ms: int) -> None:
-        """As `Seat`."""
+        """See `Seat`."""
         self.migrator.hear(state, sample, now_ms)
 
     def next_s(self, state: CellState) -> float | None:
-        """As `Seat`."""
+        """See `Seat`."""
         due_ms = self.migrator.due_ms(state)
         return None if due_ms is None else due_ms / 1_000
 
     def due(self, state: CellState, now_s: float, now_ms: int) -> MigrationProposed | None:
-        """As `Seat`."""
+        """See `Seat`."""
         return self.migrator.next(state, now_ms)

@@ -43,9 +43,9 @@ class Attached(NamedTuple):
 
     service: Service
     delay_s: float = 0.0
-    """From a record to its reading."""
+    """Time from a record to its reading."""
     planning_s: float | None = 0.0
-    """From the reading to the answer, if there is one; None: the real computing time, so that runs do not repeat."""
+    """Time from the reading to the answer, if there is one; None: the real computing time, so that runs do not repeat."""
 
 
 class Services:

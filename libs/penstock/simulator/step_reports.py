@@ -12,7 +12,7 @@ from penstock.model.external_events import StepsMeasured
 from penstock.simulator.traces.jobs import TraceJob
 
 FIRST_S = 30.0
-"""From the start to the first report."""
+"""Time from the start to the first report."""
 
 
 class Reporting(NamedTuple):

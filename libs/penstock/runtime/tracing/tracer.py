@@ -68,7 +68,7 @@ def _plan_context(proposer: str, proposal_id: str) -> SpanContext:
 
 
 def _nanoseconds(time_ms: float) -> int:
-    """Since the epoch, clamped to what OTLP can carry."""
+    """Nanoseconds since the epoch, clamped to OTLP's range."""
     return min(max(int(time_ms * NANOSECONDS_PER_MS), 0), MAX_NANOSECONDS)
 
 

@@ -19,7 +19,7 @@ from penstock.simulator.traces.importing import Trace
 
 @dataclass(frozen=True, kw_only=True)
 class ReportOptions:
-    """Where to write charts."""
+    """Options for the files of charts."""
 
     report: Annotated[
         Path | None,

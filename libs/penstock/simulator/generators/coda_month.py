@@ -45,7 +45,7 @@ HIGH_DEMAND = 0.005
 
 
 def coda_month(days: int) -> Generator:
-    """`days`: so many days of it, ≥ 1."""
+    """The generator for this number of days, ≥ 1."""
     jobs = round(days * (GPU_JOBS_PER_DAY + CPU_JOBS_PER_DAY))
     return Generator(
         f"CODA's cluster for {days} days: {jobs:,} jobs, a quarter of them training",
@@ -66,7 +66,7 @@ def make(seed: int, days: int) -> Sequence[TraceJob]:
 
 
 def _running(rng: np.random.Generator) -> list[TraceJob]:
-    """Trainings that came before and would still run if all had started at once, with what is left of them."""
+    """Trainings that came before and would still run if all had started at once, with their remaining run time."""
     before = [
         _training(rng, -rng.uniform(0.0, LONGEST_S))
         for _ in range(round(LONGEST_S / DAY_S * GPU_JOBS_PER_DAY))
@@ -98,7 +98,7 @@ def _training(rng: np.random.Generator, at_s: float) -> TraceJob:
 
 
 def _one_of(rng: np.random.Generator, values: Sequence[int], parts: Sequence[float]) -> int:
-    """One of the values, each with its part of the probability."""
+    """Samples one of the values with the given probabilities."""
     place = rng.random()
     for value, part in zip(values, parts, strict=True):
         place -= part

@@ -31,7 +31,7 @@ class _Profile(NamedTuple):
 
 
 def muri_mix(share: int, load: int) -> Generator:
-    """`share`: percent of the jobs that ask for one GPU, 0 – 100; `load`: percent of the cluster, > 0."""
+    """The generator. `share`: percent of the jobs that ask for one GPU, 0 – 100; `load`: percent of the cluster, > 0."""
     name = f"muri-mix/{share}-percent-1-gpu-load-{load}"
 
     def make(seed: int) -> Sequence[TraceJob]:

@@ -60,9 +60,9 @@ class _Run:
         self.stages = job.stages
         self.duration_s = job.duration_s
         self.alone_s = self.iteration_s = iteration_s(job.stages)
-        """`iteration_s`: in its group, if it is in one."""
+        """`alone_s`: time of an iteration alone; `iteration_s`: in its group, if it is in one."""
         self.start_up_s = self.lost_s = start_up_s
-        """`lost_s`: at each moment, of its group together."""
+        """`start_up_s`: its own; `lost_s`: time lost at each moment, the sum over its group."""
         self.attained_s = 0.0
         self.level = 0
 

@@ -238,7 +238,7 @@ def _list(whole: Mapping[str, Any], name: str) -> Iterator[Mapping[str, Any]]:
 
 
 def _asked(pod: Mapping[str, Any]) -> Mapping[str, list[str]]:
-    """Quantities of all containers by resource; a request takes precedence over a limit."""
+    """Quantities of all containers by resource; a request takes precedence over a limit. `limits`: slices of GPUs, which cannot be read."""
     found: dict[str, list[str]] = {"cpu": [], "memory": [], "nvidia.com/gpu": [], "limits": []}
     for container in _list(pod, "containers"):
         resources = _part(container, "resources")

@@ -68,7 +68,7 @@ class Cluster(NamedTuple):
 
 
 def cluster_of(text: str) -> Cluster:
-    """From `8x8`, a path or the name of a data set. Raises `BadCluster`, and `BadFile` for a file's content."""
+    """The cluster of a text such as `8x8`, a path, or the name of a data set. Raises `BadCluster`, and `BadFile` for a file's content."""
     if text in NODE_SETS and not Path(text).is_file():
         return read_nodes(data_path(NODE_SETS[text], f"cluster {text}", text))
     path = Path(text)

@@ -37,7 +37,7 @@ class Description:
     jobs: int
     first_s: float
     span_s: float
-    """From the first arrival to the last."""
+    """Time from the first arrival to the last."""
     run_s: Times | None
     """Run times of the jobs for which they are known; None if there are none."""
     unknown_run_times: int
@@ -66,7 +66,7 @@ class Load:
 
 
 def describe(jobs: Sequence[TraceJob]) -> Description:
-    """`jobs`: at least one, by arrival."""
+    """Describes a trace. `jobs`: at least one, by arrival."""
     known = sorted(job.duration_s for job in jobs if job.duration_s > 0)
     groups: dict[tuple[int, int], list[TraceJob]] = {}
     for job in jobs:
