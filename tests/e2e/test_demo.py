@@ -17,6 +17,13 @@ pytestmark = pytest.mark.postgres
 DEMO_S = 640.0  # it ends itself after ten minutes; how long it took, it prints
 TAKEN, RETURNED, LEFT_OUT = "cores are taken", "cores are given back", "left out"
 """What the summary has of the contention-guard: on a busy machine how fast the training is alone may not be known, or a run end too early."""
+MOVED = (
+    r"migrator  digits-converges: (?P<here>node-\d) → (?P<there>node-\d), asked for by migrator: its loss falls slower and slower, and \d of 3 jobs .*",
+    r"migrator  digits-converges: moved from (?P<here>node-\d); its stop took .+ and cost .*; it goes on at iteration (?P<saved>[\d,]+)",
+    r"migrator  digits-converges: loss (?P<first>\S+) at iteration 1; (?P<before>\S+) at (?P<last>[\d,]+), its last report before the stop; "
+    r"(?P<after>\S+) at (?P<back>[\d,]+), its first after it",
+)
+"""What the summary has of a move."""
 NAMES = ("digits-gang", "digits-ps", "diverges", "too-big", "softmax-endless", "digits-mlp-again")
 
 
@@ -89,6 +96,43 @@ def test_the_batcher_lets_four_jobs_take_turns_on_one_gpu(place: Path) -> None:
     assert "penstock why gpu-together" in summary
     assert survivors(place) == []
     assert left_in(place / "home") == []
+
+
+@pytest.mark.timeout(700)
+def test_the_migrator_moves_a_training_that_has_converged_and_its_loss_goes_on(place: Path) -> None:
+    """Three trainings on one node, two on the other, all of them with the SDK's checkpoints. Where other programs leave them no time one line is the reason."""
+    demo = start(place, "--moves")
+    output, _ = demo.communicate(timeout=DEMO_S)
+    assert demo.returncode == 0, output
+    _, _, summary = output.partition("Summary")
+    assert "All 5 jobs ended as expected" in summary
+    assert "penstock why digits-converges" in summary
+    assert "penstock events digits-converges" in summary
+    lines = [line.strip() for line in summary.splitlines() if line.startswith("migrator ")]
+    if not lines[0].startswith("migrator  left out: "):
+        decided, cost, losses = (re.fullmatch(shape, line) for shape, line in zip(MOVED, lines, strict=True))
+        assert decided, lines
+        assert cost, lines
+        assert losses, lines
+        assert decided["here"] == cost["here"] != decided["there"]
+        (first, before, after), (last, back) = (
+            [float(losses[name]) for name in ("first", "before", "after")],
+            [int(losses[name].replace(",", "")) for name in ("last", "back")],
+        )
+        assert last <= int(cost["saved"].replace(",", "")) < back, "no iteration is done again"
+        assert after < before + 0.01 * (first - before), "its loss goes on"
+        assert before < first / 2, "it has learned something before"
+    assert survivors(place) == []
+    assert left_in(place / "home") == []
+
+
+def test_two_demonstrations_at_once_are_refused(place: Path) -> None:
+    """Nothing is started, and no folder emptied."""
+    demo = start(place, "--turns", "--moves")
+    output, _ = demo.communicate(timeout=180)
+    assert demo.returncode == 2
+    assert output == "penstock: --turns and --moves are two demonstrations: leave one of them out\n"
+    assert not (place / "state").exists()
 
 
 @pytest.mark.parametrize("made", ["state/up.lock", "state/logs/node-*.log", "state/task-logs/*/*w0.log"])

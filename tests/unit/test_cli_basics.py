@@ -22,7 +22,7 @@ from penstock.cli.session import Session
 from penstock.client import Client
 from penstock.commandline import Entry
 from penstock.exits import MEANING, OF_JOB, Exit, of_job
-from penstock.model import external_events, ledger_events  # noqa: F401 - fill the registry
+from penstock.model import external_events, ledger_events, proposals  # noqa: F401 - fill the registry
 from penstock.model.event import REGISTRY
 from penstock.model.transitions import TERMINAL
 from tests.support.command_line import penstock
@@ -273,7 +273,20 @@ def test_every_event_of_a_job_has_words() -> None:
     shown = {
         kind
         for kind in REGISTRY
-        if kind.split(".")[1] in ("job", "task", "placement", "stop", "node", "gpu", "cell")
+        if kind.split(".")[1]
+        in (
+            "job",
+            "task",
+            "placement",
+            "stop",
+            "node",
+            "gpu",
+            "cell",
+            "plan",
+            "migration",
+            "cores",
+            "throttle",
+        )
     }
     known = {kind.rpartition(".v")[0] if kind.rpartition(".v")[2].isdigit() else kind for kind in shown}
     assert known <= set(event_text.TEXTS)

@@ -10,7 +10,7 @@ from penstock.local import demo_guard
 from penstock.local.demo import start_fresh
 from penstock.local.demo_guard import GuardPart, Machine
 from penstock.local.demo_jobs import DEVICES, DemoJob, guard_jobs
-from penstock.local.services import guard_of
+from penstock.local.services import acts_of
 from penstock.local.stack import OWN_FOLDERS
 from tests.support.command_process import ROOT
 
@@ -34,17 +34,18 @@ RETURNED = changed(7, "released", "no training runs on node-0 any more")
 
 
 class Cell:
-    """Answers at once. `steps_ms`: of the training alone, a second each; `nodes`: of the training and of the job beside it."""
+    """Answers at once. `steps_ms`: of the training alone, a second each; `starts`: the nodes of the training and of the job beside it."""
 
-    def __init__(self, *steps_ms: float, slows: bool = True, nodes: tuple[str, str] = ("n0", "n0")) -> None:
+    def __init__(self, *steps_ms: float, slows: bool = True, starts: tuple[str, str] = ("n0", "n0")) -> None:
         self.said: list[str] = []
         self.cancelled: list[str] = []
-        self._steps_ms, self._slows, self._nodes = steps_ms, slows, nodes
+        self._steps_ms, self._slows, self._starts = steps_ms, slows, starts
         self._at_ms = 0
+        self.nodes: list[Mapping[str, Any]] = [NODE]
         self.part = GuardPart(*guard_jobs(ROOT, ROOT, 7), MACHINE, self.end, self.said.append)
 
     async def submit(self, job: DemoJob) -> None:
-        key, node = ("k1", self._nodes[0]) if job is self.part.training else ("k2", self._nodes[1])
+        key, node = ("k1", self._starts[0]) if job is self.part.training else ("k2", self._starts[1])
         self.tell(key, "job.submitted", spec={"name": job.spec.name})
         self.tell(key, "placement.decided", tasks=[{"cores": list(range(job.spec.resources.cores or 0))}])
         self.tell(key, "task.started", node_id=node)
@@ -69,8 +70,12 @@ class Cell:
             {"type": f"penstock.{kind}", "job_id": job_id, "at_ms": self._at_ms, "data": data},
         )
 
-    async def lines(self, machine_node: Mapping[str, Any] = NODE) -> list[str]:
-        await self.part.run([machine_node], self.submit, self.cancel)
+    async def why(self, job_id: str) -> Mapping[str, Any]:
+        raise AssertionError(job_id)
+
+    async def lines(self, node: Mapping[str, Any] = NODE) -> list[str]:
+        self.nodes = [node]
+        await self.part.run(self)
         return self.part.lines
 
 
@@ -103,15 +108,13 @@ async def test_where_steps_vary_the_other_job_is_not_submitted_and_the_reason_is
 
 async def test_a_training_that_ends_too_early_is_the_reason() -> None:
     """Its environment lacks NumPy."""
-    cell = Cell()
-    submit = cell.submit
 
-    async def fails(job: DemoJob) -> None:
-        await submit(job)
-        cell.tell("k1", "job.ended", outcome="failed")
+    class Fails(Cell):
+        async def submit(self, job: DemoJob) -> None:
+            await super().submit(job)
+            self.tell("k1", "job.ended", outcome="failed")
 
-    await cell.part.run([NODE], fails, cell.cancel)
-    assert cell.part.lines == ["left out: softmax-slowed has ended before its speed was known"]
+    assert await Fails().lines() == ["left out: softmax-slowed has ended before its speed was known"]
 
 
 @pytest.mark.parametrize(
@@ -122,7 +125,7 @@ async def test_a_training_that_ends_too_early_is_the_reason() -> None:
     ],
 )
 async def test_where_the_guard_sees_no_harm_the_demo_goes_on(nodes: tuple[str, str], reason: str) -> None:
-    cell = Cell(*[20.0] * 9, slows=False, nodes=nodes)
+    cell = Cell(*[20.0] * 9, slows=False, starts=nodes)
     [line] = await cell.lines()
     assert line.startswith("left out: ")
     assert reason in line
@@ -153,10 +156,11 @@ async def test_nothing_is_submitted_where_it_is_left_out() -> None:
     assert cell.said == [line]
 
 
-def test_the_profile_decides_whether_the_guard_slows_jobs() -> None:
-    assert guard_of({}) == ("penstock", True)
-    assert guard_of({"PENSTOCK_PROFILE": "fifo"}) == ("fifo", False)
-    assert guard_of({"PENSTOCK_CONTENTION": '{"eliminate": false}'}) == ("penstock", False)
+def test_the_profile_decides_whether_the_guard_slows_jobs_and_the_migrator_moves_them() -> None:
+    assert acts_of({}) == ("penstock", True, True)
+    assert acts_of({"PENSTOCK_PROFILE": "fifo"}) == ("fifo", False, False)
+    assert acts_of({"PENSTOCK_CONTENTION": '{"eliminate": false}'}) == ("penstock", False, True)
+    assert acts_of({"PENSTOCK_PROFILE": "specon"}) == ("specon", False, True)
 
 
 def test_the_demo_empties_a_folder_that_an_earlier_one_has_left(tmp_path: Path) -> None:

@@ -100,6 +100,24 @@ def test_a_stopped_script_saves_between_two_iterations_and_the_next_goes_on_ther
     assert state["sum"] == sum(range(1, state["done"] + 1))
 
 
+def test_the_sample_training_learns_the_same_when_it_is_stopped(tmp_path: Path) -> None:
+    """`tilt/jobs/softmax.py` is moved to another node after a few epochs: its last loss and accuracy are those of a run in one go."""
+    text = (ROOT / "tilt/jobs/softmax.py").read_text()
+    flags = ("--epochs", "60", "--gpu-ms", "5", "--checkpoint")
+    _, whole, _ = Script(tmp_path, text, *flags).ends()
+    first = Script(tmp_path, text, *flags)
+    assert first.line().startswith("epoch    3/60")
+    first.process.terminate()
+    assert first.ends()[0] == SAVED_STATUS
+    (name,) = first.complete()
+    assert 3 <= int(name.rpartition("-")[2]) < 60
+    again = Script(tmp_path, text, *flags, PENSTOCK_RESUME=str(first.folder / name), PENSTOCK_ATTEMPT="2")
+    status, out, errors = again.ends()
+    assert (status, errors) == (0, "")
+    assert out.splitlines()[-1].split()[:6] == whole.splitlines()[-1].split()[:6]
+    assert len(out.splitlines()) < len(whole.splitlines()), "what was learned is not learned again"
+
+
 def test_asked_for_a_checkpoint_it_saves_and_trains_on(tmp_path: Path) -> None:
     """SIGUSR1, twice: the older is removed when the newer is complete."""
     script = Script(tmp_path)

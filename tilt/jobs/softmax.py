@@ -2,7 +2,8 @@
 
     python tilt/jobs/softmax.py --batch-size 32 --learning-rate 0.1 --epochs 2000
 
-Ends with exit code 3 when the loss explodes, as it does with a learning rate far too large. Each epoch is reported to Penstock
+Ends with exit code 3 when the loss explodes, as it does with a learning rate far too large. Each epoch is reported to Penstock, and with
+`--checkpoint` (in a job with `checkpoint: sdk`) what was learned is saved when Penstock asks, and is there again afterwards
 (`libs/penstock/sdk/README.md`).
 """
 
@@ -14,6 +15,7 @@ from pathlib import Path
 import numpy as np
 from sklearn.datasets import load_digits
 
+from penstock.sdk.checkpoint import checkpoint
 from penstock.sdk.progress import progress
 
 EXIT_DIVERGED = 3
@@ -38,6 +40,44 @@ def loss_and_gradient(weights: np.ndarray, x: np.ndarray, y: np.ndarray) -> tupl
         return loss, inputs.T @ errors / len(y) + 2e-4 * weights
 
 
+class Diverged(Exception):
+    """The loss explodes."""
+
+
+class Training:
+    """What was learned in `done` epochs, and what the next one needs. `x`: shape (samples, features); `y`: their classes."""
+
+    def __init__(self, x: np.ndarray, y: np.ndarray, generator: np.random.Generator) -> None:
+        self._x, self._y = x, y
+        self.done = 0
+        self.weights = 0.01 * generator.standard_normal((x.shape[1] + 1, 10))
+        self._velocity = np.zeros_like(self.weights)
+
+    def epoch(self, batch_size: int, learning_rate: float) -> float:
+        """One pass over all samples; the mean of its losses. Raises `Diverged`."""
+        shuffled = np.random.default_rng((SEED, self.done)).permutation(len(self._x))
+        losses = []
+        for first in range(0, len(shuffled), batch_size):
+            chosen = shuffled[first : first + batch_size]
+            loss, gradient = loss_and_gradient(self.weights, self._x[chosen], self._y[chosen])
+            if not loss < HOPELESS_LOSS:
+                raise Diverged(
+                    f"epoch {self.done + 1}: the loss is {loss:.3g}: the learning rate is too large"
+                )
+            losses.append(loss)
+            self._velocity = MOMENTUM * self._velocity - learning_rate * gradient
+            self.weights = self.weights + self._velocity
+        self.done += 1
+        return float(np.mean(losses))
+
+    def save(self, folder: str) -> None:
+        np.savez(f"{folder}/state.npz", weights=self.weights, velocity=self._velocity, done=self.done)
+
+    def restore(self, folder: str) -> None:
+        state = np.load(f"{folder}/state.npz")
+        self.weights, self._velocity, self.done = state["weights"], state["velocity"], int(state["done"])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -54,42 +94,38 @@ def main() -> None:
     parser.add_argument(
         "--until", type=Path, help="end when this file is there, after --epochs at the latest"
     )
+    parser.add_argument(
+        "--checkpoint", action="store_true", help="save when Penstock asks, and go on at the last checkpoint"
+    )
     options = parser.parse_args()
     x, y = load_digits(return_X_y=True)
     x = x / 16.0
     generator = np.random.default_rng(SEED)
     order = generator.permutation(len(x))
     train, test = order[400:], order[:400]
-    weights = 0.01 * generator.standard_normal((x.shape[1] + 1, 10))
-    velocity = np.zeros_like(weights)
+    training = Training(x[train], y[train], generator)
+    if options.checkpoint:
+        checkpoint(training.save, training.restore)
     start = time.perf_counter()
-    for number in range(1, options.epochs + 1):
-        shuffled = generator.permutation(train)
-        losses = []
-        for first in range(0, len(shuffled), options.batch_size):
-            chosen = shuffled[first : first + options.batch_size]
-            loss, gradient = loss_and_gradient(weights, x[chosen], y[chosen])
-            if not loss < HOPELESS_LOSS:
-                print(
-                    f"epoch {number}: the loss is {loss:.3g}: the learning rate is too large", file=sys.stderr
-                )
-                sys.exit(EXIT_DIVERGED)
-            losses.append(loss)
-            velocity = MOMENTUM * velocity - options.learning_rate * gradient
-            weights = weights + velocity
+    enough = False
+    while training.done < options.epochs and not enough:
+        try:
+            loss = training.epoch(options.batch_size, options.learning_rate)
+        except Diverged as error:
+            print(error, file=sys.stderr)
+            sys.exit(EXIT_DIVERGED)
         time.sleep(options.gpu_ms / 1_000)
+        number = training.done
         enough = options.until is not None and options.until.exists()
-        progress(number, None if options.until else options.epochs, np.mean(losses))
+        progress(number, None if options.until else options.epochs, loss)
         if number % max(1, options.epochs // LINES) and number != options.epochs and not enough:
             continue
-        guesses = np.argmax(np.hstack([x[test], np.ones((len(test), 1))]) @ weights, axis=1)
+        guesses = np.argmax(np.hstack([x[test], np.ones((len(test), 1))]) @ training.weights, axis=1)
         print(
-            f"epoch {number:4d}/{options.epochs}  loss {np.mean(losses):.4f}  "
+            f"epoch {number:4d}/{options.epochs}  loss {loss:.4f}  "
             f"accuracy {np.mean(guesses == y[test]):.4f}  {time.perf_counter() - start:6.2f} s",
             flush=True,
         )
-        if enough:
-            break
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 import asyncio
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import httpx
@@ -11,31 +11,31 @@ import httpx_sse
 
 from penstock.cli.event_text import QUIET
 from penstock.errors import PenstockError
-from penstock.local.demo_guard import GuardPart
 from penstock.local.demo_jobs import DemoJob
+from penstock.local.demo_part import ENDED, STARTED, Part
 from penstock.local.demo_screen import Show
 from penstock.model.codec import as_written
 
 TICK_S = 0.5  # running times on the screen; the gateway is asked only when an event brings a change
 BURST_S = 0.1  # events of so long lead to one look
 REQUEST_TIMEOUT_S = 10.0
-STARTED, ENDED = "penstock.task.started", "penstock.job.ended"
 
 
 class DemoFailed(PenstockError):
     """The demo could not be carried through; the message gives the reason."""
 
 
-async def drive(url: str, jobs: list[DemoJob], part: GuardPart | None, show: Show) -> None:
+async def drive(url: str, jobs: Sequence[DemoJob], part: Part | None, show: Show) -> None:
     """Submits and watches everything to its end, `part` after the jobs, and asks `why` of each job. Raises `DemoFailed`."""
     try:
         async with httpx.AsyncClient(
             base_url=url, timeout=REQUEST_TIMEOUT_S, trust_env=False, event_hooks={"response": [_check]}
         ) as http:
+            driver = _Driver(http, show, part)
             with show.screen():
-                await _Driver(http, show, part).run(jobs)
+                await driver.run(jobs)
             for job_id in show.jobs:
-                show.why[job_id] = (await http.get(f"/v1/jobs/{job_id}/why")).json()
+                show.why[job_id] = await driver.why(job_id)
     except* httpx.HTTPError as group:
         first = group.exceptions[0]
         raise DemoFailed(f"the gateway does not answer as it should: {first!r}") from group
@@ -46,7 +46,9 @@ async def _check(response: httpx.Response) -> None:
 
 
 class _Driver:
-    def __init__(self, http: httpx.AsyncClient, show: Show, part: GuardPart | None) -> None:
+    """A `penstock.local.demo_part.Cell`, too."""
+
+    def __init__(self, http: httpx.AsyncClient, show: Show, part: Part | None) -> None:
         self._http = http
         self._show = show
         self._part = part
@@ -54,7 +56,7 @@ class _Driver:
         self._started: set[str] = set()
         self._over: dict[str, asyncio.Event] = {}
 
-    async def run(self, jobs: list[DemoJob]) -> None:
+    async def run(self, jobs: Sequence[DemoJob]) -> None:
         self._over = {job.spec.name: asyncio.Event() for job in jobs}
         async with asyncio.TaskGroup() as group:
             listening = group.create_task(self._listen(group))
@@ -80,23 +82,23 @@ class _Driver:
         await asyncio.sleep(max(0.0, began_s + job.after_s - time.perf_counter()))
         if job.after_job is not None:
             await self._over[job.after_job].wait()
-        await self._submit(job)
+        await self.submit(job)
 
-    async def _submit(self, job: DemoJob) -> None:
+    async def submit(self, job: DemoJob) -> None:
         key = {"Idempotency-Key": f"demo-{job.spec.name}"}
         response = await self._http.post("/v1/jobs", json=as_written(job.spec), headers=key)
         self._show.jobs[str(response.json()["job_id"])] = job
         self._changed.set()
 
     async def _last(self) -> None:
-        """What the contention-guard does, when nobody else runs any more."""
+        """The part, when nobody else runs any more."""
         if self._part is None:
             return
         for over in self._over.values():
             await over.wait()
         await self._look()
-        await self._part.run(self._show.nodes, self._submit, self._cancel)
-        self._show.guard = self._part.lines
+        await self._part.run(self)
+        self._show.lines, self._show.wrong = self._part.lines, self._part.wrong
 
     async def _listen(self, group: asyncio.TaskGroup) -> None:
         """The gateway's stream, from its beginning."""
@@ -128,11 +130,21 @@ class _Driver:
 
     async def _cancel_after(self, job_id: str, after_s: float) -> None:
         await asyncio.sleep(after_s)
-        await self._cancel(job_id)
+        await self.cancel(job_id)
 
-    async def _cancel(self, job_id: str) -> None:
+    async def cancel(self, job_id: str) -> None:
         reason = {"reason": "the demo has seen enough of it"}
         await self._http.post(f"/v1/jobs/{job_id}/cancel", json=reason)
+
+    async def why(self, job_id: str) -> Mapping[str, Any]:
+        """The gateway's answer."""
+        found: Mapping[str, Any] = (await self._http.get(f"/v1/jobs/{job_id}/why")).json()
+        return found
+
+    @property
+    def nodes(self) -> Sequence[Mapping[str, Any]]:
+        """Rows at the latest look."""
+        return self._show.nodes
 
     async def _look(self) -> None:
         """The gateway's rows as they are now."""

@@ -5,14 +5,14 @@ has ended. What this machine cannot show is left out, with the reason.
 """
 
 import asyncio
-import re
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
 from penstock.cli.event_text import asked
 from penstock.cli.tables import measures
 from penstock.counting import count
 from penstock.local.demo_jobs import DemoJob
+from penstock.local.demo_part import STEPS, Cell, Event, Part, Say
 from penstock.policies.settling import Settling
 from penstock.policies.telemetry_windows import WINDOW_MS, Latest, TaskWindow
 
@@ -23,13 +23,7 @@ MARGIN_S = 2.0
 ACTS_S = 12.0  # from the submission of the job beside it; three is usual
 SHOWN_S = 4.0  # so long the training goes on beside fewer cores; where they are too many still, the guard takes more
 RETURNS_S = 15.0  # of the cores, once the training has ended; less than one is usual
-SUBMITTED, PLACED, STARTED = "penstock.job.submitted", "penstock.placement.decided", "penstock.task.started"
-STEPS, CORES, ENDED = "penstock.steps.measured", "penstock.cores.decided", "penstock.job.ended"
-
-Event = Mapping[str, Any]
-Submit = Callable[[DemoJob], Awaitable[None]]
-Cancel = Callable[[str], Awaitable[None]]
-"""By job id."""
+PLACED, CORES = "penstock.placement.decided", "penstock.cores.decided"
 
 
 class Machine(NamedTuple):
@@ -79,89 +73,52 @@ class Alone:
         return self._settling.settled(at_ms) is not None
 
 
-class GuardPart:
-    """Submits both jobs, and ends both. `end`: lets the training end. `say`: shows a line."""
+class GuardPart(Part):
+    """A training, and a job without GPUs that is to lose cores to it."""
+
+    WORD = "guard"
 
     def __init__(
-        self,
-        training: DemoJob,
-        other: DemoJob,
-        machine: Machine,
-        end: Callable[[], None],
-        say: Callable[[str], None],
+        self, training: DemoJob, other: DemoJob, machine: Machine, end: Callable[[], None], say: Say
     ) -> None:
+        super().__init__((training, other), end, say)
         self.training, self.other = training, other
-        self._machine, self._end, self._say = machine, end, say
-        self._ids: dict[str, str] = {}
-        """Name → job id."""
-        self._nodes: dict[str, str] = {}
-        """Name → where it has started."""
-        self._ended: set[str] = set()
+        self._machine = machine
         self._alone = Alone()
         self._at_ms = 0
         self._cores = 0
         """That the other job has."""
         self._slowed = False
         """Whether it has not got them back."""
-        self._changes: list[str] = []
-        self._changed = asyncio.Event()
-        self.left_out = ""
-        """Why nothing was shown; empty: it was, or is not over."""
 
-    @property
-    def lines(self) -> list[str]:
-        """What there is to see, one line each."""
-        return self._changes or [f"left out: {self.left_out}"]
-
-    def hear(self, event: Event) -> bool:
-        """One of the stream, of any job. Whether it is shown by that."""
+    def _take(self, name: str, event: Event) -> bool:
         kind, data = event["type"], event["data"]
-        if kind == SUBMITTED and (name := data["spec"]["name"]) in (
-            self.training.spec.name,
-            self.other.spec.name,
-        ):
-            self._ids[name] = event["job_id"]  # which the answer to the submission may bring later
-        name = next((name for name, job_id in self._ids.items() if job_id == event["job_id"]), "")
-        if not name:
-            return False
         self._at_ms = max(self._at_ms, event["at_ms"])
-        if kind == STARTED:
-            self._nodes[name] = data["node_id"]
-        elif kind == ENDED:
-            self._ended.add(name)
-        elif kind == STEPS and name == self.training.spec.name:
+        if kind == STEPS and name == self.training.spec.name:
             self._alone.hear(event["at_ms"], data)
         elif kind == PLACED and name == self.other.spec.name:
             self._cores = len(data["tasks"][0]["cores"])
         changes = kind == CORES and name == self.other.spec.name
         if changes:
             self._change(name, data)
-        self._changed.set()
         return changes
 
     def _change(self, name: str, data: Mapping[str, Any]) -> None:
         """Of the other job's cores."""
         now, self._slowed = len(data["cores"]), data["cause"] == "contention"
-        self._changes.append(f"{name}: {self._cores} → {count(now, 'core')}, {self.named(asked(data))}")
+        self._see(f"{name}: {self._cores} → {count(now, 'core')}, {self.named(asked(data))}")
         self._cores = now
-        self._say(self._changes[-1])
 
-    def named(self, text: str) -> str:
-        """With its jobs' names in place of the ids of jobs and tasks."""
-        for name, job_id in self._ids.items():
-            text = re.sub(rf"{re.escape(job_id)}(\.\d+\.\w+)?", name, text)
-        return text
-
-    async def run(self, nodes: Collection[Mapping[str, Any]], submit: Submit, cancel: Cancel) -> None:
-        """To the end of both jobs. `nodes`: the gateway's rows."""
-        self._leave_out(self._machine.left_out(nodes))
+    async def run(self, cell: Cell) -> None:
+        """As of `Part`."""
+        self._leave_out(self._machine.left_out(cell.nodes))
         if self.left_out:
             return
         other = self.other.spec.name
-        if alone := await self._runs_alone(submit):
+        if alone := await self._runs_alone(cell):
             await asyncio.sleep(MARGIN_S)
             self._say(f"now {other} begins beside it, and keeps busy all the cores that it can have")
-            await submit(self.other)
+            await cell.submit(self.other)
             await self._slows()
         self._end()
         await self._until(lambda: self._over)
@@ -169,13 +126,13 @@ class GuardPart:
             await self._until(lambda: other in self._ids)
             await self._until(lambda: not self._slowed or other in self._ended, RETURNS_S)
             if other not in self._ended:
-                await cancel(self._ids[other])
+                await cell.cancel(self._ids[other])
 
-    async def _runs_alone(self, submit: Submit) -> bool:
+    async def _runs_alone(self, cell: Cell) -> bool:
         """Whether the training's speed is known then."""
         name = self.training.spec.name
         self._say(f"{name} runs alone first, so that its speed is known")
-        await submit(self.training)
+        await cell.submit(self.training)
         await self._until(lambda: name in self._nodes or self._over)
         settled = await self._until(lambda: self._alone.settled(self._at_ms) or self._over, SETTLES_S)
         if not settled:
@@ -203,19 +160,3 @@ class GuardPart:
     def _over(self) -> bool:
         """Whether the training is."""
         return self.training.spec.name in self._ended
-
-    def _leave_out(self, reason: str) -> None:
-        if reason:
-            self.left_out = reason
-            self._say(f"left out: {reason}")
-
-    async def _until(self, holds: Callable[[], bool], timeout_s: float | None = None) -> bool:
-        """Whether it does before the time is over; looked at after each event."""
-        try:
-            async with asyncio.timeout(timeout_s):
-                while not holds():
-                    self._changed.clear()
-                    await self._changed.wait()
-        except TimeoutError:
-            return False
-        return True

@@ -17,8 +17,12 @@ OWNERS = ("alice", "bob", "carol")
 BOUNDS = ("storage", "cpu", "gpu", "network")
 ALONE_ITERATIONS, TOGETHER_ITERATIONS = 40, 80  # some tens show the stages of an iteration
 DEVICES = "devices"  # of the jobs that take turns, in the demo's folder
-ENOUGH = "enough"  # the file there at which the training ends that is slowed
+ENOUGH = "enough"  # the file there at which trainings end that go on until then
 MAX_EPOCHS = 1_000_000  # hours
+WHOLE = 2_000  # samples, all of them at once: the loss falls without noise
+CONVERGES, LEARN = 0.3, (0.0002, 0.0003, 0.0004, 0.0005)
+"""Learning rates: after 200 epochs hardly any loss is left to lose, or nearly all of it."""
+SLOW_GPU_MS = "20"  # of an epoch of 21: five trainings leave the cores to others
 GPU_MS = "4"  # of an epoch of six: less of what else disturbs a core is in its time, and the loss of most of a core still is
 
 
@@ -44,11 +48,7 @@ def demo_jobs(folder: Path) -> list[DemoJob]:
 
     Raises `ConfigurationError` when the sample jobs are not there.
     """
-    samples = folder / "tilt" / "jobs"
-    if not samples.is_dir():
-        raise ConfigurationError(
-            f"the demo's training scripts are not in {samples}; run it from a checkout of Penstock, or name one with --jobs"
-        )
+    samples = _with(folder, "train.py")
     train = [
         ("digits-mlp", "mlp", "digits", 64, 40, 1),
         ("digits-mlp-256", "mlp", "digits", 256, 50, 2),
@@ -66,20 +66,11 @@ def demo_jobs(folder: Path) -> list[DemoJob]:
     jobs.append(_file(samples, "digits-ps"))
     jobs.append({**_softmax("softmax-endless", 32, 1_000_000), "grace": "2s"})
     found = []
-    # NumPy and scikit-learn are in the environment that the demo runs in.
-    ours = {} if sys.prefix == sys.base_prefix else {"environment": {"venv": sys.prefix}}
     for number, fields in enumerate(jobs):
-        spec = parse_job({"owner": OWNERS[number % len(OWNERS)], **fields, **ours, "workdir": str(folder)})
-        found.append(_expecting(spec, after_s=0.3 * number))
+        found.append(_expecting(_spec(fields, folder, OWNERS[number % len(OWNERS)]), after_s=0.3 * number))
     first = jobs[0]
-    again = {
-        **first,
-        "owner": found[0].spec.owner,
-        "name": f"{first['name']}-again",
-        **ours,
-        "workdir": str(folder),
-    }
-    found.append(DemoJob(parse_job(again), 0.0, after_job=first["name"]))  # its needs are known by then
+    again = _spec({**first, "name": f"{first['name']}-again"}, folder)
+    found.append(DemoJob(again, 0.0, after_job=first["name"]))  # its needs are known by then
     return found
 
 
@@ -90,12 +81,21 @@ def guard_jobs(folder: Path, state: Path, cores: int) -> tuple[DemoJob, DemoJob]
     training["resources"] = {"gpus": 1, "cores": 1}
     command = ["python", "tilt/jobs/augment.py", "--processes", str(cores)]
     other = {"name": "augment", "command": command, "resources": {"gpus": 0, "cores": cores}, "grace": "2s"}
-    ours = {} if sys.prefix == sys.base_prefix else {"environment": {"venv": sys.prefix}}
-    specs = [
-        parse_job({"owner": OWNERS[0], **fields, **ours, "workdir": str(folder)})
-        for fields in (training, other)
-    ]
-    return DemoJob(specs[0], 0.0), DemoJob(specs[1], 0.0, outcome="cancelled")
+    return DemoJob(_spec(training, folder), 0.0), DemoJob(_spec(other, folder), 0.0, outcome="cancelled")
+
+
+def move_jobs(folder: Path, state: Path) -> list[DemoJob]:
+    """Five trainings that save; the first learns so fast that its loss soon hardly falls any more. `state`, and what is raised: as of `turn_jobs`."""
+    _with(folder, "softmax.py")
+    rates = {"digits-converges": CONVERGES} | {f"digits-learns-{n}": rate for n, rate in enumerate(LEARN, 1)}
+    found = []
+    for name, rate in rates.items():
+        fields = _softmax(name, WHOLE, MAX_EPOCHS)
+        fields["command"] += ["--learning-rate", str(rate), "--gpu-ms", SLOW_GPU_MS, "--checkpoint"]
+        fields["command"] += ["--until", str(state / DEVICES / ENOUGH)]
+        fields |= {"resources": {"gpus": 1, "cores": 1}, "checkpoint": "sdk", "grace": "30s"}
+        found.append(DemoJob(_spec(fields, folder), 0.0))
+    return found
 
 
 def turn_jobs(folder: Path, state: Path) -> list[DemoJob]:
@@ -103,10 +103,7 @@ def turn_jobs(folder: Path, state: Path) -> list[DemoJob]:
 
     `state`: the demo's folder. Raises `ConfigurationError` when the sample jobs are not there.
     """
-    if not (folder / "tilt" / "jobs" / "four_stages.py").is_file():
-        raise ConfigurationError(
-            f"the demo's training scripts are not in {folder}/tilt/jobs; run it from a checkout of Penstock, or name one with --jobs"
-        )
+    _with(folder, "four_stages.py")
     found: list[DemoJob] = []
     for when, iterations in (("alone", ALONE_ITERATIONS), ("together", TOGETHER_ITERATIONS)):
         before = found[-1].spec.name if found else None
@@ -127,17 +124,23 @@ def _four_stages(folder: Path, devices: Path, name: str, bound: str, iterations:
         "model": f"stages-{bound}",
         "batch_size": 2_048,
     }
+    return _spec({"resources": needs, "checkpoint": "sdk", **fields}, folder)
+
+
+def _with(folder: Path, script: str) -> Path:
+    """The checkout's sample jobs. Raises `ConfigurationError` where this one is not among them."""
+    samples = folder / "tilt" / "jobs"
+    if not (samples / script).is_file():
+        raise ConfigurationError(
+            f"the demo's {script} is not in {samples}; run it from a checkout of Penstock, or name one with --jobs"
+        )
+    return samples
+
+
+def _spec(fields: Mapping[str, Any], folder: Path, owner: str = OWNERS[0]) -> JobSpec:
+    """NumPy and scikit-learn are in the environment that the demo runs in."""
     ours = {} if sys.prefix == sys.base_prefix else {"environment": {"venv": sys.prefix}}
-    return parse_job(
-        {
-            "owner": OWNERS[0],
-            "resources": needs,
-            "checkpoint": "sdk",
-            "workdir": str(folder),
-            **fields,
-            **ours,
-        }
-    )
+    return parse_job({"owner": owner, **fields, **ours, "workdir": str(folder)})
 
 
 def _expecting(spec: JobSpec, after_s: float) -> DemoJob:

@@ -36,11 +36,17 @@ class Show:
         self.expected = expected
         self.jobs: dict[str, DemoJob] = {}
         self.rows: dict[str, dict[str, Any]] = {}
-        self.why: dict[str, dict[str, Any]] = {}
+        self.why: dict[str, Mapping[str, Any]] = {}
         self.nodes: list[dict[str, Any]] = []
         self.ended: set[str] = set()
-        self.guard: list[str] = []
-        """What the contention-guard did, or why that was left out: a line each."""
+        self.word = ""
+        """Before each line of the part: who acts in it."""
+        self.lines: list[str] = []
+        """What there was to see of it, or why it was left out."""
+        self.wrong: list[str] = []
+        """What did not come as expected in it."""
+        self.others: Mapping[str, str] = {}
+        """Commands for other demonstrations, and what they show."""
         self._said = ""
         self._progress_s: dict[str, float] = {}
         self.busiest: RenderableType = Text()
@@ -70,11 +76,11 @@ class Show:
             self._live.update(self._table(), refresh=True)
 
     def say(self, text: str) -> None:
-        """What the contention-guard's part comes to now: under the table, or a line of its own."""
+        """What the part comes to now: under the table, or a line of its own."""
         self._said = text
         if not self.console.is_terminal:
             self.console.print(
-                f"{self._passed_s:6.1f} s  [bold]guard[/]             {escape(text)}", soft_wrap=True
+                f"{self._passed_s:6.1f} s  [bold]{self.word:<16}[/]  {escape(text)}", soft_wrap=True
             )
 
     def print_event(self, event: Mapping[str, Any]) -> None:
@@ -120,14 +126,16 @@ class Show:
         ]
         expected = max(self.expected, len(self.jobs))
         foot = f"[dim]{len(self.ended)} of {expected} ended · {self._passed_s:.0f} s[/]   GPUs  {'   '.join(free)}"
-        return Group(table, Text(), Text.from_markup(foot), _guard([self._said] if self._said else []))
+        return Group(
+            table, Text(), Text.from_markup(foot), _lines(self.word, [self._said] if self._said else [])
+        )
 
 
-def _guard(lines: list[str]) -> RenderableType:
-    """What the contention-guard does, one line each; on a narrow screen wrapped beside the word."""
+def _lines(word: str, lines: list[str]) -> RenderableType:
+    """Each with the word before it; on a narrow screen wrapped beside that."""
     table = Table.grid(padding=(0, 2, 0, 0))
     for line in lines:
-        table.add_row("[bold]guard[/]", escape(line))
+        table.add_row(f"[bold]{word}[/]", escape(line))
     return table
 
 
@@ -187,10 +195,10 @@ def print_summary(show: Show, took_s: float, folder: Path, out: Console) -> list
             escape(nodes_of(row)), escape(in_short(show.why.get(job_id, {}), row)),
         )  # fmt: skip
     out.print(table)
-    if show.guard:
+    if show.lines:
         out.print()
-        out.print(_guard(show.guard))
-    wrong = differences(show)
+        out.print(_lines(show.word, show.lines))
+    wrong = [*differences(show), *show.wrong]
     if wrong:
         out.print(f"\n[red]Not as expected[/] ({took_s:.0f} s):")
         for line in wrong:
@@ -206,12 +214,15 @@ def print_summary(show: Show, took_s: float, folder: Path, out: Console) -> list
             "start the same installation again, then in another terminal:",
         ),
         ("penstock why gpu-together", "with whom it took turns, and how fast that was expected to be"),
+        ("penstock why digits-converges", "why it moved, what its stop cost, and where it went on"),
+        ("penstock events digits-converges", "its losses, the move, and its losses after it"),
         ("penstock events augment", "when it lost cores, when it got them back, and why"),
         ("penstock why digits-gang", "the candidates and their scores"),
         ("penstock why too-big", "what would have to change"),
         ("penstock events diverges", "both attempts, step by step"),
         ("penstock logs digits-mlp", "what the training printed"),
         ("penstock replay", "decide everything again and compare"),
+        *show.others.items(),
     ]
     named = {job.spec.name for job in show.jobs.values()}
     for command, meaning in lines:

@@ -8,6 +8,7 @@ from typing import Annotated, Self
 import typer
 
 from penstock.counting import count
+from penstock.errors import ConfigurationError
 
 DEFAULT_FOLDER = Path(".penstock")
 DEFAULT_PORT = 8742
@@ -85,16 +86,25 @@ class DemoOptions(Options):
             "--turns", help="Instead: four jobs, each bound by another resource, take turns on one GPU."
         ),
     ] = False
+    moves: Annotated[
+        bool,
+        typer.Option(
+            "--moves", help="Instead: the migrator moves one of five trainings, which goes on where it was."
+        ),
+    ] = False
     keep: Annotated[bool, typer.Option("--keep", help="Stay up after the summary, until Ctrl-C.")] = False
     picture: Annotated[
         Path | None, typer.Option(metavar="FILE.svg", help="Write the screen there as a picture.")
     ] = None
 
+    def __post_init__(self) -> None:
+        """Raises `ConfigurationError` for two demonstrations at once."""
+        if self.turns and self.moves:
+            raise ConfigurationError("--turns and --moves are two demonstrations: leave one of them out")
+
     @property
-    def gpus_in_words(self) -> str:
+    def where(self) -> str:
         """Where the jobs run: `3 virtual nodes`."""
-        if self.turns:
-            return "one GPU"
         return "this machine's GPUs" if self.real else count(self.nodes, "virtual node")
 
     def of_jobs_that_meet(self, machine_cores: int) -> Self:
@@ -104,3 +114,7 @@ class DemoOptions(Options):
     def of_turns(self) -> Self:
         """With one GPU in all, that four jobs have to share."""
         return replace(self, nodes=1, virtual_gpus=1, real=False)
+
+    def of_moves(self) -> Self:
+        """With two nodes, one of which has room for another one of five jobs."""
+        return replace(self, nodes=2, virtual_gpus=3, real=False)

@@ -6,7 +6,7 @@ import logging
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import cast
+from typing import NamedTuple, cast
 
 from penstock.errors import PenstockError
 from penstock.local.children import all_ready, watched
@@ -38,11 +38,24 @@ def check_settings(env: Mapping[str, str]) -> None:
     importlib.import_module("penstock_services.gateway.shell.options").Options.from_env(env)
 
 
-def guard_of(env: Mapping[str, str]) -> tuple[str, bool]:
-    """The profile's name, and whether its contention-guard slows jobs without GPUs."""
+class Acts(NamedTuple):
+    """What is done to running jobs under the profile of this name."""
+
+    profile: str
+    eliminates: bool
+    """Whether its contention-guard slows jobs without GPUs."""
+    moves: bool
+    """Whether it has a stage that moves jobs."""
+
+
+def acts_of(env: Mapping[str, str]) -> Acts:
+    """Under these settings."""
     settings = importlib.import_module("penstock_services.placer.shell.term").placer_settings(env)
     profile = known_profile(settings)
-    return settings.profile, bool(profile and profile.guard and profile.guard.eliminates)
+    if profile is None:
+        return Acts(settings.profile, eliminates=False, moves=False)
+    eliminates = profile.guard is not None and profile.guard.eliminates
+    return Acts(settings.profile, eliminates, profile.migrate is not None)
 
 
 async def _serve(
