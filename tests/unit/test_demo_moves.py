@@ -120,7 +120,7 @@ async def test_where_nothing_moves_in_time_the_reason_is_shown() -> None:
     cell = Cell(moves=False)
     [line] = await cell.lines()
     assert line.startswith(
-        "left out: within 0 s the migrator did not find that digits-converges has converged"
+        "left out: within 0 s of its first loss digits-converges was not moved under profile specon"
     )
     assert line == cell.said[-1]
 

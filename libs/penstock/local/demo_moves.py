@@ -12,8 +12,8 @@ from penstock.cli.event_text import asked, moved
 from penstock.local.demo_jobs import DemoJob
 from penstock.local.demo_part import STARTED, STEPS, Cell, Event, Part, Say
 
-MOVES_S = 60.0
-"""From its first loss to the decision at most; 24 s are usual: it is looked at every six seconds, and four times at least."""
+MOVES_S = 60.0  # from its first loss to the decision at most
+USUAL_S = 24.0  # a loss is looked at every six seconds, and four times at least
 GOES_ON_S = 60.0  # from the decision to its first report on the other node; three are usual
 SHOWN_S = 2.0  # so long all train on
 SAME = 0.01  # of what its loss has fallen by: the migrator's α, less than which it changes between two looks
@@ -88,7 +88,10 @@ class MovesPart(Part):
         if self._ended:
             self._leave_out(f"{min(self._ended)} has ended before anything moved")
         else:
-            late = f"within {MOVES_S:.0f} s the migrator did not find that {self._name} has converged: this machine has other work"
+            late = (
+                f"within {MOVES_S:.0f} s of its first loss {self._name} was not moved under profile {self._profile}; "
+                f"under specon, on a machine without other work, it takes {USUAL_S:.0f} s"
+            )
             self._leave_out(self._problem or late)
         return False
 
@@ -106,8 +109,8 @@ class MovesPart(Part):
         name, first, before, after = self._name, self._before[0], self._before[-1], self._after[0]
         self._see(f"{name}: {moved(placement['moved'])}")
         self._see(
-            f"{name}: loss {first.loss:.4g} at iteration {first.done:,}; {before.loss:.4g} at {before.done:,}, its last report before the stop; "
-            f"{after.loss:.4g} at {after.done:,}, its first after it"
+            f"{name}: loss {first.loss:#.4g} at iteration {first.done:,}; {before.loss:#.4g} at {before.done:,}, its last report before the stop; "
+            f"{after.loss:#.4g} at {after.done:,}, its first after it"
         )
         saved = placement["moved"].get("resumes_at")
         if saved is None:
