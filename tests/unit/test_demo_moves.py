@@ -78,7 +78,7 @@ class Cell:
 @pytest.fixture(autouse=True)
 def no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """The cell has answered by then, or never does."""
-    for name in ("MOVES_S", "GOES_ON_S", "SHOWN_S"):
+    for name in ("MOVES_S", "RESUMES_S", "SHOWN_S"):
         monkeypatch.setattr(demo_moves, name, 0.0)
 
 
@@ -97,9 +97,9 @@ async def test_a_training_moves_and_its_loss_goes_on_where_it_was() -> None:
 @pytest.mark.parametrize(
     ("after", "resumes_at", "wrong"),
     [
-        ((1, 2.309), 900, ["went on at iteration 1 instead of 901", "rose from 0.1234 to 2.309"]),
+        ((1, 2.309), 900, ["resumed at iteration 1 instead of 901", "rose from 0.1234 to 2.309"]),
         ((901, 0.2), 900, ["rose from 0.1234 to 0.2"]),
-        ((1, 0.1233), None, ["went on at iteration 1, without a checkpoint"]),
+        ((1, 0.1233), None, ["resumed at iteration 1, without a checkpoint"]),
         ((901, 0.13), 900, []),
     ],
 )

@@ -3,7 +3,7 @@
     python tilt/jobs/softmax.py --batch-size 32 --learning-rate 0.1 --epochs 2000
 
 Ends with exit code 3 when the loss explodes, as it does with a learning rate far too large. Each epoch is reported to Penstock, and with
-`--checkpoint` (in a job with `checkpoint: sdk`) what was learned is saved when Penstock asks, and is there again afterwards
+`--checkpoint` (in a job with `checkpoint: sdk`) it saves a checkpoint when Penstock requests one, and resumes from it
 (`libs/penstock/sdk/README.md`).
 """
 
@@ -95,7 +95,9 @@ def main() -> None:
         "--until", type=Path, help="end when this file is there, after --epochs at the latest"
     )
     parser.add_argument(
-        "--checkpoint", action="store_true", help="save when Penstock asks, and go on at the last checkpoint"
+        "--checkpoint",
+        action="store_true",
+        help="save when Penstock requests it, and resume from the last checkpoint",
     )
     options = parser.parse_args()
     x, y = load_digits(return_X_y=True)

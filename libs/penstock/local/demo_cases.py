@@ -59,7 +59,7 @@ def _jobs(options: DemoOptions, folder: Path) -> Case:
         training, other = guard_jobs(folder, options.folder, options.cores - 1)
         acts = acts_of(os.environ)
         machine = Machine(machine_cores, acts.profile, acts.eliminates)
-        return GuardPart(training, other, machine, _ends(options), say)
+        return GuardPart(training, other, machine, _end_of(options), say)
 
     return Case(
         options=options,
@@ -70,7 +70,7 @@ def _jobs(options: DemoOptions, folder: Path) -> Case:
         part=part,
         others={
             "penstock demo --turns": "in place of this one: four jobs take turns on one GPU",
-            "penstock demo --moves": "in place of this one: a training moves to another node and goes on there",
+            "penstock demo --moves": "in place of this one: a training moves to another node and resumes there",
         },
     )
 
@@ -90,7 +90,7 @@ def _moves(options: DemoOptions, folder: Path) -> Case:
 
     def part(say: Say) -> Part:
         acts = acts_of(os.environ)
-        return MovesPart(jobs, acts.profile, _ends(options), say, moves=acts.moves)
+        return MovesPart(jobs, acts.profile, _end_of(options), say, moves=acts.moves)
 
     return Case(
         options=options,
@@ -103,7 +103,7 @@ def _moves(options: DemoOptions, folder: Path) -> Case:
     )
 
 
-def _ends(options: DemoOptions) -> Callable[[], None]:
-    """Lets trainings end that go on until then."""
+def _end_of(options: DemoOptions) -> Callable[[], None]:
+    """Ends the trainings that run until then."""
     (options.folder / DEVICES).mkdir()
     return (options.folder / DEVICES / ENOUGH).touch

@@ -91,7 +91,7 @@ class GuardPart(Part):
         self._slowed = False
         """Whether it has not got them back."""
 
-    def _take(self, name: str, event: Event) -> bool:
+    def _observe(self, name: str, event: Event) -> bool:
         kind, data = event["type"], event["data"]
         self._at_ms = max(self._at_ms, event["at_ms"])
         if kind == STEPS and name == self.training.spec.name:
@@ -106,7 +106,7 @@ class GuardPart(Part):
     def _change(self, name: str, data: Mapping[str, Any]) -> None:
         """Of the other job's cores."""
         now, self._slowed = len(data["cores"]), data["cause"] == "contention"
-        self._see(f"{name}: {self._cores} → {count(now, 'core')}, {self.named(asked(data))}")
+        self._show(f"{name}: {self._cores} → {count(now, 'core')}, {self.named(asked(data))}")
         self._cores = now
 
     async def run(self, cell: Cell) -> None:

@@ -17,7 +17,7 @@ OWNERS = ("alice", "bob", "carol")
 BOUNDS = ("storage", "cpu", "gpu", "network")
 ALONE_ITERATIONS, TOGETHER_ITERATIONS = 40, 80  # some tens show the stages of an iteration
 DEVICES = "devices"  # of the jobs that take turns, in the demo's folder
-ENOUGH = "enough"  # the file there at which trainings end that go on until then
+ENOUGH = "enough"  # the file there that ends the trainings which run until then
 MAX_EPOCHS = 1_000_000  # hours
 WHOLE = 2_000  # samples, all of them at once: the loss falls without noise
 CONVERGES, LEARN = 0.3, (0.0002, 0.0003, 0.0004, 0.0005)
@@ -85,7 +85,7 @@ def guard_jobs(folder: Path, state: Path, cores: int) -> tuple[DemoJob, DemoJob]
 
 
 def move_jobs(folder: Path, state: Path) -> list[DemoJob]:
-    """Five trainings that save; the first learns so fast that its loss soon hardly falls any more. `state`, and what is raised: as of `turn_jobs`."""
+    """Five trainings that save; the first converges within seconds. `state`, and what is raised: as of `turn_jobs`."""
     _with(folder, "softmax.py")
     rates = {"digits-converges": CONVERGES} | {f"digits-learns-{n}": rate for n, rate in enumerate(LEARN, 1)}
     found = []

@@ -1,7 +1,7 @@
-"""The demo of moves: five trainings on two nodes, the loss of one of which soon hardly falls any more.
+"""Demo of a migration by convergence: five trainings on two nodes, one of which converges and moves to the node with fewer jobs.
 
-The migrator calls that one converged and proposes that it makes room on the node with more jobs (SpeCon Alg. 1–2). It saves, is stopped, and goes on on the other node
-where it was. What this machine cannot show is left out, with the reason.
+The migrator proposes the move (SpeCon Alg. 1–2). The training saves a checkpoint, stops, and resumes from it on the other node. What this machine cannot show is
+left out, with the reason.
 """
 
 import asyncio
@@ -14,14 +14,14 @@ from penstock.local.demo_part import STARTED, STEPS, Cell, Event, Part, Say
 
 MOVES_S = 60.0  # from its first loss to the decision at most
 USUAL_S = 24.0  # a loss is looked at every six seconds, and four times at least
-GOES_ON_S = 60.0  # from the decision to its first report on the other node; three are usual
-SHOWN_S = 2.0  # so long all train on
+RESUMES_S = 60.0  # from the decision to its first report on the other node; three are usual
+SHOWN_S = 2.0  # so long all keep training
 SAME = 0.01  # of what its loss has fallen by: the migrator's α, less than which it changes between two looks
 MOVE, JUDGED, GIVEN_UP = "penstock.move.decided", "penstock.job.converged", "penstock.move.given_up"
 
 
 class Report(NamedTuple):
-    """Of the training that moves."""
+    """Progress of the training that moves."""
 
     done: int
     loss: float
@@ -41,12 +41,12 @@ class MovesPart(Part):
         self._profile, self._moves = profile, moves
         self._before: list[Report] = []
         self._after: list[Report] = []
-        """Once it has started where it moves to."""
+        """Reports from the node to which it moves."""
         self._decided = self._there = False
         self._problem = ""
-        """Why it does not move, though it was judged."""
+        """Why it does not move after a decision."""
 
-    def _take(self, name: str, event: Event) -> bool:
+    def _observe(self, name: str, event: Event) -> bool:
         kind, data = event["type"], event["data"]
         if name != self._name:
             return False
@@ -62,7 +62,7 @@ class MovesPart(Part):
         if shown:
             self._decided = True
             there = data["tasks"][0]["node_id"]
-            self._see(f"{name}: {self._nodes[name]} → {there}, {self.named(asked(data))}")
+            self._show(f"{name}: {self._nodes[name]} → {there}, {self.named(asked(data))}")
         return bool(shown)
 
     async def run(self, cell: Cell) -> None:
@@ -70,17 +70,19 @@ class MovesPart(Part):
         if not self._moves:
             self._leave_out(f"profile {self._profile} moves no jobs; specon does")
             return
-        self._say(f"the loss of {self._name} soon hardly falls any more; the others go on learning")
+        self._say(
+            f"the loss of {self._name} soon hardly falls any more; the losses of the others keep falling"
+        )
         for job in self._jobs:
             await cell.submit(job)
-        if await self._converges() and await self._goes_on():
-            self._tell((await cell.why(self._ids[self._name]))["placement"])
+        if await self._converges() and await self._resumes():
+            self._report((await cell.why(self._ids[self._name]))["placement"])
             await asyncio.sleep(SHOWN_S)
         self._end()
         await self._until(lambda: self._ended == self._names)
 
     async def _converges(self) -> bool:
-        """Whether it is to move."""
+        """Until the placer decides the move; whether it did."""
         await self._until(lambda: bool(self._before or self._ended))
         await self._until(lambda: self._decided or bool(self._problem or self._ended), MOVES_S)
         if self._decided:
@@ -95,27 +97,27 @@ class MovesPart(Part):
             self._leave_out(self._problem or late)
         return False
 
-    async def _goes_on(self) -> bool:
-        """Whether it trains on the other node."""
-        await self._until(lambda: bool(self._after or self._problem) or self._name in self._ended, GOES_ON_S)
+    async def _resumes(self) -> bool:
+        """Until the training reports from the other node; whether it did."""
+        await self._until(lambda: bool(self._after or self._problem) or self._name in self._ended, RESUMES_S)
         if not self._after:
-            late = f"no report from there within {GOES_ON_S:.0f} s: this machine has other work"
+            late = f"no report from there within {RESUMES_S:.0f} s: this machine has other work"
             ended = "it has ended before it reported from there" if self._name in self._ended else ""
-            self._see(f"{self._name}: {self._problem or ended or late}")
+            self._show(f"{self._name}: {self._problem or ended or late}")
         return bool(self._after)
 
-    def _tell(self, placement: Mapping[str, Any]) -> None:
-        """What the move cost, and whether the loss went on. `placement`: as `why` has it."""
+    def _report(self, placement: Mapping[str, Any]) -> None:
+        """Cost of the move, and the losses before and after it. `placement`: as `why` has it."""
         name, first, before, after = self._name, self._before[0], self._before[-1], self._after[0]
-        self._see(f"{name}: {moved(placement['moved'])}")
-        self._see(
+        self._show(f"{name}: {moved(placement['moved'])}")
+        self._show(
             f"{name}: loss {first.loss:#.4g} at iteration {first.done:,}; {before.loss:#.4g} at {before.done:,}, its last report before the stop; "
             f"{after.loss:#.4g} at {after.done:,}, its first after it"
         )
         saved = placement["moved"].get("resumes_at")
         if saved is None:
-            self.wrong.append(f"{name}: it went on at iteration {after.done:,}, without a checkpoint")
+            self.wrong.append(f"{name}: it resumed at iteration {after.done:,}, without a checkpoint")
         elif after.done <= saved:
-            self.wrong.append(f"{name}: it went on at iteration {after.done:,} instead of {saved + 1:,}")
+            self.wrong.append(f"{name}: it resumed at iteration {after.done:,} instead of {saved + 1:,}")
         if after.loss - before.loss > SAME * (first.loss - before.loss):
             self.wrong.append(f"{name}: its loss rose from {before.loss:.4g} to {after.loss:.4g}")

@@ -1,7 +1,7 @@
-"""A part of the demo: jobs of its own, on which a service acts while they run, after all others have ended.
+"""A part of the demo with jobs of its own: a service acts on them while they run. It begins when all other jobs have ended.
 
-What every part has in common: where its jobs are, waiting with a bound, and lines for the screen and the summary. What this machine cannot
-show is left out, with the reason.
+Common to all parts: the nodes of its jobs, waiting with a bound, and lines for the screen and the summary. What this machine cannot show is
+left out, with the reason.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ class Cell(Protocol):
 
 
 class Part(ABC):
-    """`jobs`: all that it submits; `run` ends them, too. `end`: lets trainings end that go on until then."""
+    """`jobs`: all that it submits; `run` ends them, too. `end`: ends the trainings that run until then."""
 
     WORD: ClassVar[str]
     """Before each line: who acts."""
@@ -51,7 +51,7 @@ class Part(ABC):
         self._nodes: dict[str, str] = {}
         """Name → where it started last."""
         self._ended: set[str] = set()
-        self._seen: list[str] = []
+        self._lines: list[str] = []
         self._changed = asyncio.Event()
         self.wrong: list[str] = []
         """What did not come as expected, one line each."""
@@ -61,14 +61,14 @@ class Part(ABC):
     @property
     def lines(self) -> list[str]:
         """What there is to see, one line each."""
-        return self._seen or [f"left out: {self.left_out}"]
+        return self._lines or [f"left out: {self.left_out}"]
 
     @abstractmethod
     async def run(self, cell: Cell) -> None:
         """To the end of all its jobs."""
 
     @abstractmethod
-    def _take(self, name: str, event: Event) -> bool:
+    def _observe(self, name: str, event: Event) -> bool:
         """An event of the job of this name, once what is common to all parts is known. Whether it is shown by that."""
 
     def hear(self, event: Event) -> bool:
@@ -83,7 +83,7 @@ class Part(ABC):
             self._nodes[name] = data["node_id"]
         elif kind == ENDED:
             self._ended.add(name)
-        shown = self._take(name, event)
+        shown = self._observe(name, event)
         self._changed.set()
         return shown
 
@@ -93,9 +93,9 @@ class Part(ABC):
             text = re.sub(rf"{re.escape(job_id)}(\.\d+\.\w+)?", name, text)
         return text
 
-    def _see(self, line: str) -> None:
+    def _show(self, line: str) -> None:
         """One more for the summary, shown at once."""
-        self._seen.append(line)
+        self._lines.append(line)
         self._say(line)
 
     def _leave_out(self, reason: str) -> None:

@@ -214,8 +214,11 @@ def print_summary(show: Show, took_s: float, folder: Path, out: Console) -> list
             "start the same installation again, then in another terminal:",
         ),
         ("penstock why gpu-together", "with whom it took turns, and how fast that was expected to be"),
-        ("penstock why digits-converges", "why it moved, what its stop cost, and where it went on"),
-        ("penstock events digits-converges", "its losses, the move, and its losses after it"),
+        (
+            "penstock why digits-converges",
+            "why it moved, the cost of its stop, and at which iteration it resumed",
+        ),
+        ("penstock events digits-converges", "its losses before and after the move"),
         ("penstock events augment", "when it lost cores, when it got them back, and why"),
         ("penstock why digits-gang", "the candidates and their scores"),
         ("penstock why too-big", "what would have to change"),

@@ -89,7 +89,8 @@ class DemoOptions(Options):
     moves: Annotated[
         bool,
         typer.Option(
-            "--moves", help="Instead: the migrator moves one of five trainings, which goes on where it was."
+            "--moves",
+            help="Instead: the migrator moves one of five trainings, which resumes from its checkpoint.",
         ),
     ] = False
     keep: Annotated[bool, typer.Option("--keep", help="Stay up after the summary, until Ctrl-C.")] = False
