@@ -27,10 +27,13 @@ Found = TypeVar("Found", bound=Attempt)
 
 @asynccontextmanager
 async def attempt(
-    of: Callable[[Settings, Log, Tracing, Replica], Found], broker: MemoryBroker
+    of: Callable[[Settings, Log, Tracing, Replica], Found],
+    broker: MemoryBroker,
+    traces: Tracing | None = None,
 ) -> AsyncIterator[Found]:
     """It works inside the block, from the moment at which it is ready, or has ended."""
-    found, ready = of(Settings(log_url="memory"), MemoryLog(broker), Tracing(), Replica()), asyncio.Event()
+    settings, ready = Settings(log_url="memory"), asyncio.Event()
+    found = of(settings, MemoryLog(broker), traces or Tracing(), Replica())
     work = asyncio.ensure_future(found.work(ready))
     try:
         await asyncio.wait_for(

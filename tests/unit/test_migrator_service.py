@@ -2,8 +2,11 @@
 
 import asyncio
 from contextlib import AbstractAsyncContextManager
+from itertools import pairwise
+from typing import Any
 
 import pytest
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from penstock.ledger.replica import Replica
 from penstock.log.port import Message, Partition
@@ -17,7 +20,7 @@ from penstock.model.settings import Convergence, PlacerSettings
 from penstock.model.topics import Topic, node_partition
 from penstock.policies.convergence import Category
 from penstock.runtime.settings import Settings
-from penstock.runtime.tracing.tracer import Tracing
+from penstock.runtime.tracing.tracer import Tracing, tracing
 from penstock_services.migrator.shell.service import Watcher
 from tests.support.driver import estimate, node_spec
 from tests.support.memory_log import MemoryBroker, MemoryLog
@@ -87,6 +90,37 @@ async def test_a_job_whose_loss_hardly_falls_is_proposed_to_move(broker: MemoryB
                 break
         found = await until_proposed(broker)
     assert (found.job_id, found.nodes, found.cause) == ("a", ("n2",), "converged")
+
+
+async def test_the_trace_of_a_move_shows_the_losses_that_caused_it(broker: MemoryBroker) -> None:
+    """The proposal's span, to which the placer's decision links, has the evaluated windows below it: one after the other, each with its loss and its growth."""
+    Cell(broker)
+    exporter = InMemorySpanExporter()
+    traces = tracing("migrator", Settings(log_url="memory"), exporter=exporter)
+    async with attempt(Watcher, broker, traces):
+        for number, loss in enumerate(LOSSES):
+            telemetry(broker, number, sample(loss))
+            await asyncio.sleep(INTERVAL_MS / 1_000)
+            if proposed(broker):
+                break
+        found = await until_proposed(broker)
+    traces.close()
+    spans = exporter.get_finished_spans()
+    [plan] = [span.context for span in spans if span.name == "plan"]
+    assert plan is not None
+    windows = sorted(
+        (span for span in spans if span.name == "loss_window"), key=lambda span: span.start_time or 0
+    )
+    assert {span.parent and span.parent.span_id for span in windows} == {plan.span_id}
+    shown: list[dict[str, Any]] = [dict(span.attributes or {}) for span in windows]
+    assert {one["penstock.job_id"] for one in shown} == {found.job_id}
+    assert [one["penstock.category"] for one in shown][-2:] == ["converged", "converged"]
+    assert all(before.end_time == after.start_time for before, after in pairwise(windows))
+    assert all(before["penstock.loss"] == after["penstock.before"] for before, after in pairwise(shown)), (
+        "each begins where the one before it ended"
+    )
+    assert shown[-1]["penstock.growth"] < shown[-1]["penstock.threshold"]
+    assert {one["penstock.loss"] for one in shown} <= set(LOSSES)
 
 
 async def test_a_restart_hears_what_was_reported_and_comes_to_the_same(broker: MemoryBroker) -> None:

@@ -4,8 +4,10 @@ A job's loss is evaluated once per categorisation interval of its running time. 
 Only losses that were reported before the evaluation count, so a category never changes afterwards.
 """
 
+from collections import deque
 from enum import StrEnum
 from math import isfinite, sqrt, ulp
+from typing import NamedTuple
 
 FIRST_GROWTH = 1.0
 """Growth before the first evaluation: the whole range of the loss."""
@@ -19,6 +21,21 @@ class Category(StrEnum):
     CONVERGED = "converged"
 
 
+MAX_WINDOWS = 4  # from progressing to converged takes two evaluations, a request one more
+
+
+class LossWindow(NamedTuple):
+    """One evaluation: the loss before and at its end, its growth, the threshold for that, and the category after it."""
+
+    began_ms: int
+    ended_ms: int
+    before: float
+    loss: float
+    growth: float
+    threshold: float
+    category: Category
+
+
 class Monitor:
     """Alg. 1 for one job: `alpha`, the threshold, a share of the range of losses so far, > 0; `interval_ms` between two evaluations, > 0.
 
@@ -30,13 +47,28 @@ class Monitor:
     """
 
     __slots__ = (
-        "_alpha", "_growth", "_high", "_interval_ms", "_last", "_loss", "_low", "_next_ms", "_rest_ms", "category",
+        "_alpha",
+        "_growth",
+        "_high",
+        "_interval_ms",
+        "_last",
+        "_looked_ms",
+        "_loss",
+        "_low",
+        "_next_ms",
+        "_rest_ms",
+        "category",
+        "windows",
     )  # fmt: skip
 
     def __init__(self, alpha: float, interval_ms: int) -> None:
         self._alpha = alpha
         self._interval_ms = interval_ms
         self.category = Category.PROGRESSING
+        self.windows: deque[LossWindow] = deque(maxlen=MAX_WINDOWS)
+        """The latest evaluations."""
+        self._looked_ms = 0
+        """Time of the latest evaluation, or of the first loss."""
         self._loss: float | None = None
         """The latest loss; None: none was reported."""
         self._last = 0.0
@@ -60,6 +92,7 @@ class Monitor:
         asks = self.look(now_ms)
         if self._loss is None:
             self._last = self._low = self._high = loss
+            self._looked_ms = now_ms
             self._next_ms = now_ms + self._interval_ms
         self._loss = loss
         self._low, self._high = min(self._low, loss), max(self._high, loss)
@@ -69,9 +102,10 @@ class Monitor:
         """Makes all evaluations due at `now_ms`. True: the job has converged and its growth still falls, so that it may give up its place (lines 13–16)."""
         asks = False
         while self._next_ms is not None and self._next_ms <= now_ms:
+            at_ms = self._next_ms
             self._next_ms += self.interval_ms()
             before = self._growth
-            asks = self._look() or (asks and self.category is Category.CONVERGED)
+            asks = self._look(at_ms) or (asks and self.category is Category.CONVERGED)
             if self._growth == before == 0.0:  # no loss since: all evaluations until now end the same way
                 missed = max(0, (now_ms - self._next_ms) // self.interval_ms())
                 self._next_ms += missed * self.interval_ms()
@@ -95,21 +129,24 @@ class Monitor:
         if self._loss is not None and self._next_ms is None:
             self._next_ms = now_ms + self._rest_ms
 
-    def _look(self) -> bool:
+    def _look(self, at_ms: int) -> bool:
         """Lines 4–22; returns whether it asks for a reallocation."""
         assert self._loss is not None, "it is due only after a report"
-        span = self._high - self._low
-        change = abs(self._loss - self._last)
+        span, before = self._high - self._low, self._last
+        change = abs(self._loss - before)
         growth = change / span if span > ulp(max(abs(self._high), abs(self._low))) else 0.0
         falls, self._growth, self._last = growth < self._growth, growth, self._loss
-        threshold = self.threshold(span)
+        threshold, asks = self.threshold(span), False
         if growth > threshold:
             self.category = Category.PROGRESSING
         elif growth < threshold and falls:
-            if self.category is Category.CONVERGED:
-                return True
-            self.category = Category.WATCHING if self.category is Category.PROGRESSING else Category.CONVERGED
-        return False
+            asks = self.category is Category.CONVERGED
+            progressing = self.category is Category.PROGRESSING
+            self.category = Category.WATCHING if progressing else Category.CONVERGED
+        window = LossWindow(self._looked_ms, at_ms, before, self._loss, growth, threshold, self.category)
+        self.windows.append(window)
+        self._looked_ms = at_ms
+        return asks
 
 
 SIGMAS = 3.0  # standard deviations of a difference from which it is significant
@@ -152,9 +189,9 @@ class NoiseMonitor(Monitor):
             return self._alpha
         return max(self._factor * self._alpha, SIGMAS * sqrt(2 * self._variance) / span)
 
-    def _look(self) -> bool:
+    def _look(self, at_ms: int) -> bool:
         threshold = self.threshold(self._high - self._low)
-        asks = super()._look()
+        asks = super()._look(at_ms)
         if self._variance:
             self._factor = 1 if self._growth > threshold else min(LONGEST, 2 * self._factor)
         return asks

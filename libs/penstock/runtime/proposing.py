@@ -7,8 +7,8 @@ proposal that was sent twice is answered once, and no service waits for the answ
 import asyncio
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, Generic, Protocol, TypeVar
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from penstock.clock import wall_ms
 from penstock.ledger.replica import Replica
@@ -26,7 +26,7 @@ from penstock.runtime.proposals import ProposalWriter
 from penstock.runtime.race import cancelled
 from penstock.runtime.settings import Settings
 from penstock.runtime.snapshots import load_replica
-from penstock.runtime.tracing.tracer import Tracing, tracing
+from penstock.runtime.tracing.tracer import Attributes, Tracing, tracing
 
 LOG = logging.getLogger(__name__)
 
@@ -73,6 +73,15 @@ class Telemetry(Protocol[HeardOut]):
         ...
 
 
+class Evidence(NamedTuple):
+    """What a proposal rests on, over a time of the ledger: a span below the proposal's own."""
+
+    name: str
+    start_ms: int
+    end_ms: int
+    attributes: Attributes
+
+
 class Proposing(ABC, Generic[Heard, Sent]):
     """One attempt of one cell's service on one log. `name`: the service's; in names of failpoints with underscores."""
 
@@ -99,6 +108,10 @@ class Proposing(ABC, Generic[Heard, Sent]):
     @abstractmethod
     def attributes(self, state: CellState, proposal: Sent) -> dict[str, Any]:
         """Attributes of the proposal's span, beside the common ones."""
+
+    def evidence(self, proposal: Sent) -> Iterable[Evidence]:
+        """What the proposal rests on; empty: its attributes hold all of it."""
+        return ()
 
     async def work(self, ready: asyncio.Event) -> None:
         """Runs until the settings change whether the service has work (`hears`)."""
@@ -172,7 +185,10 @@ class Proposing(ABC, Generic[Heard, Sent]):
             **self.attributes(self._state, proposal),
         }
         LOG.info("%s: %s", proposal.proposal_id, attributes)
-        self._traces.plan(proposal.proposer, proposal.proposal_id, began_ms, wall_ms(), attributes)
+        about = proposal.proposer, proposal.proposal_id
+        self._traces.plan(*about, began_ms, wall_ms(), attributes)
+        for name, start_ms, end_ms, found in self.evidence(proposal):
+            self._traces.span(name, self._traces.plan_context(*about), start_ms, end_ms, found)
 
 
 Attempt = Callable[[Log, Tracing, Replica, asyncio.Event], Coroutine[Any, Any, None]]

@@ -13,7 +13,7 @@ beside the ledger's are monitors, one for each job that has reported a loss, and
 """
 
 import heapq
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -29,7 +29,7 @@ from penstock.model.proposals import ANSWER_WITHIN_MS, MigrationProposed
 from penstock.model.settings import PlacerSettings
 from penstock.model.transitions import JobStatus
 from penstock.model.types import MAX_TEXT
-from penstock.policies.convergence import Category, Monitor
+from penstock.policies.convergence import Category, LossWindow, Monitor
 from penstock.policies.crowding import Crowding
 from penstock.policies.migrate import PROPOSER, Migrate, Seen
 from penstock.policies.profiles import known_profile
@@ -71,6 +71,11 @@ class Migrator:
     def categories(self) -> Mapping[str, Category]:
         """By job id, of jobs that have reported a loss."""
         return {job_id: monitor.category for job_id, monitor in self._monitors.items()}
+
+    def windows(self, job_id: str) -> Sequence[LossWindow]:
+        """The latest evaluations of this job's loss, oldest first; none where it reported no loss."""
+        monitor = self._monitors.get(job_id)
+        return () if monitor is None else tuple(monitor.windows)
 
     def see(self, state: CellState, fact: Event, now_ms: int) -> None:
         """Takes a fact that has just been folded."""

@@ -4,6 +4,7 @@ After a restart it reads the running tasks' telemetry again: categories follow f
 """
 
 import asyncio
+from collections.abc import Iterator
 from typing import Any
 
 from penstock.clock import wall_ms
@@ -12,7 +13,7 @@ from penstock.ledger.state import CellState
 from penstock.log.port import Log
 from penstock.model.proposals import MigrationProposed
 from penstock.model.settings import PlacerSettings
-from penstock.runtime.proposing import Proposing, run_attempts
+from penstock.runtime.proposing import Evidence, Proposing, run_attempts
 from penstock.runtime.settings import Settings
 from penstock.runtime.telemetry import Sampled, TelemetryReader
 from penstock.runtime.tracing.tracer import Tracing
@@ -47,6 +48,13 @@ class Watcher(Proposing[Sampled, MigrationProposed]):
             "penstock.jobs": (proposal.job_id,),
             "penstock.losses_heard": self._migrator.heard,
         }
+
+    def evidence(self, proposal: MigrationProposed) -> Iterator[Evidence]:
+        """The windows of the job's loss after which it was to move."""
+        for window in self._migrator.windows(proposal.job_id) if proposal.cause == "converged" else ():
+            found = {f"penstock.{name}": value for name, value in window._asdict().items()}
+            began_ms, ended_ms = (found.pop(f"penstock.{name}") for name in ("began_ms", "ended_ms"))
+            yield Evidence("loss_window", began_ms, ended_ms, {"penstock.job_id": proposal.job_id, **found})
 
 
 async def run(
