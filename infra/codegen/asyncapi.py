@@ -22,15 +22,15 @@ KAFKA_BINDING_VERSION = "0.5.0"
 JSON_SCHEMA_FORMAT = "application/schema+json;version=draft-2020-12"
 
 ABOUT_TOPIC: Mapping[Topic, str] = {
-    Topic.JOBS: "What users ask for.",
-    Topic.ESTIMATES: "What each job is expected to need, and new versions of the models that say so.",
-    Topic.NODES: "What nodes report: their inventory, their departure, their tasks.",
-    Topic.PROPOSALS: "What other services propose; the placer answers each one.",
+    Topic.JOBS: "Requests of users about jobs.",
+    Topic.ESTIMATES: "Estimates of each job's resources and times, and new versions of the models that make them.",
+    Topic.NODES: "Reports of nodes about their inventory, departure and tasks, and operators' commands on nodes.",
+    Topic.PROPOSALS: "Proposals of other services; the placer answers each one.",
     Topic.LEDGER: "One record per input: the only source of the cell's state. Written by one placer at a time.",
-    Topic.ORDERS: "What nodes are ordered to do, derived from valid ledger records; each node reads its partition.",
+    Topic.ORDERS: "Orders to nodes, derived from valid ledger records; each node reads its partition.",
     Topic.TELEMETRY: "Samples that crossed a threshold on their node.",
-    Topic.GUARD_WINDOWS: "Windows of telemetry as the contention-guard holds them: its own, in a format of its own, on Kafka only.",
-    Topic.DEAD_LETTERS: "What could not be read or applied: its place, the reason and an outline.",
+    Topic.GUARD_WINDOWS: "Changelog of the contention-guard's windows of telemetry, in a format of its own, on Kafka only.",
+    Topic.DEAD_LETTERS: "Records that could not be read or applied: their place, the reason and an outline.",
 }
 
 Document = dict[str, Any]

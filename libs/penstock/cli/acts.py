@@ -19,7 +19,9 @@ from penstock.screen import console
 Jobs = Annotated[
     list[str],
     typer.Argument(
-        metavar="JOB…", help="Ids, starts of them, or names (then the latest).", autocompletion=complete_job
+        metavar="JOB…",
+        help="Ids, prefixes of ids, or names (then the latest job).",
+        autocompletion=complete_job,
     ),
 ]
 
@@ -34,24 +36,24 @@ def cancel(
     _act(ctx, "cancel", jobs, reason, output, "asked to stop; `penstock watch {id}` follows it to its end")
 
 
-Reason = Annotated[str, typer.Option(metavar="TEXT", help="Stored with it; `why` shows it.")]
+Reason = Annotated[str, typer.Option(metavar="TEXT", help="Stored with the command; `why` shows it.")]
 
 
 def hold(ctx: typer.Context, jobs: Jobs, reason: Reason = "", output: Output = Format.TABLE) -> None:
-    """Hold jobs: they do not start until they are released. What runs of them runs on."""
+    """Hold jobs: they do not start until they are released. Running attempts continue."""
     done = "does not start until `penstock release {id}`; what runs of it runs on"
     _act(ctx, "hold", jobs, reason, output, done)
 
 
 def release(ctx: typer.Context, jobs: Jobs, reason: Reason = "", output: Output = Format.TABLE) -> None:
-    """Release jobs that are held: they wait at their place by submission."""
+    """Release held jobs: they queue at their place by submission."""
     _act(ctx, "release", jobs, reason, output, "released")
 
 
 def checkpoint(
     ctx: typer.Context, job: JobArgument, reason: Reason = "", output: Output = Format.TABLE
 ) -> None:
-    """Ask a running job to save what it has done; it trains on."""
+    """Ask a running job to save a checkpoint; it continues to train."""
     client = gateway(ctx)
     job_id = find_job_id(client, job)
     found = client.post(f"/v1/jobs/{job_id}/checkpoint", {"reason": reason})
@@ -66,11 +68,11 @@ def cores(
     ctx: typer.Context,
     job: JobArgument,
     number: Annotated[int, typer.Argument(metavar="N", min=1, help="Cores of each worker.")],
-    task: Annotated[str | None, typer.Option(metavar="w0", help="Of this task alone.")] = None,
+    task: Annotated[str | None, typer.Option(metavar="w0", help="Only this task.")] = None,
     reason: Reason = "",
     output: Output = Format.TABLE,
 ) -> None:
-    """Give a job's running workers N cores each, as long as this attempt lasts. For operators."""
+    """Give each running worker of a job N cores, until this attempt ends. For operators."""
     client = gateway(ctx)
     job_id = find_job_id(client, job)
     asked = {"cores": number, "reason": reason} | ({} if task is None else {"task": task})
@@ -107,7 +109,7 @@ def move(
     reason: Reason = "",
     output: Output = Format.TABLE,
 ) -> None:
-    """Move a running job: it saves, stops and goes on there, and nobody else gets its place meanwhile. For operators."""
+    """Move a running job: it saves, stops and resumes on the given nodes, which are reserved for it meanwhile. For operators."""
     client = gateway(ctx)
     job_id = find_job_id(client, job)
     nodes = [node.strip() for node in to.split(",")]

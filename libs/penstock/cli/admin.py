@@ -34,12 +34,14 @@ def _verdict(answer: dict[str, Any], output: Format) -> None:
 
 def replay(
     ctx: typer.Context,
-    until: Annotated[int | None, typer.Option(metavar="SEQ", min=0, help="Up to this ledger record.")] = None,
+    until: Annotated[
+        int | None, typer.Option(metavar="SEQ", min=0, help="Replay up to this ledger record.")
+    ] = None,
     decision: Annotated[
-        str | None, typer.Option(metavar="ID", help="A record's seq or a job: show it as decided again.")
+        str | None, typer.Option(metavar="ID", help="A record's seq or a job: show its decision as repeated.")
     ] = None,
     output: Output = Format.TABLE,
 ) -> None:
-    """Decide everything again from the log and compare byte for byte; exit code 1 when something differs."""
+    """Repeat all decisions from the log and compare byte for byte; exit code 1 when something differs."""
     client = gateway(ctx)
     _verdict(client.get("/v1/replay", patience_s=REPLAY_PATIENCE_S, until=until, decision=decision), output)

@@ -36,7 +36,7 @@ PANELS: Mapping[str, Mapping[str, Entry]] = MappingProxyType({
     },
     "Simulation": {
         "simulate": Entry(
-            "Run a trace under a profile, in virtual time, and report how it did.",
+            "Simulate a trace under a profile, in virtual time, and report its metrics.",
             f"{SIMULATOR}.simulate:simulate", extra="simulator",
             examples=(
                 "penstock simulate poisson/12-per-hour --cluster 2x8 --profile srtf",
@@ -44,44 +44,44 @@ PANELS: Mapping[str, Mapping[str, Entry]] = MappingProxyType({
             ),
         ),
         "compare": Entry(
-            "Run a trace under several profiles and seeds; report means with confidence intervals.",
+            "Simulate a trace under several profiles and seeds; report means with confidence intervals.",
             f"{SIMULATOR}.compare:compare", extra="simulator",
             examples=(
                 "penstock compare poisson/12-per-hour --cluster 2x8 --profiles fifo,srtf --seeds 4",
                 "penstock compare mine.csv --cluster 4x8 --profiles fifo,tiresias,srtf --report policies.html",
             ),
         ),
-        "traces": Entry("List the traces that are here, describe one, or convert it to our CSV.", entries={
-            "ls": Entry("List all traces that are here.", f"{SIMULATOR}.traces:ls", extra="simulator"),
+        "traces": Entry("List the available traces, describe one, or convert it to Penstock's CSV.", entries={
+            "ls": Entry("List all available traces.", f"{SIMULATOR}.traces:ls", extra="simulator"),
             "describe": Entry(
                 "Describe a trace: sizes, run times, models, owners, GPU hours, load on a cluster.",
                 f"{SIMULATOR}.traces:describe", extra="simulator",
             ),
             "convert": Entry(
-                "Write a trace as our own CSV, and list the columns that have no place there.",
+                "Convert a trace to Penstock's CSV, and list the columns that are lost.",
                 f"{SIMULATOR}.traces:convert", extra="simulator",
             ),
         }),
         "report": Entry(
-            "Report and draw what a cell did: who ran where and when, who waited, what was free.",
+            "Report and plot the history of a cell: where and when jobs ran, which waited, what was free.",
             f"{SIMULATOR}.report:report", extra="simulator",
         ),
-        "estimator": Entry("What jobs are expected to need: report and check it.", entries={
+        "estimator": Entry("Report and check the estimates of jobs.", entries={
             "report": Entry(
-                "Report and draw how estimates did against what jobs used.",
+                "Report and plot the accuracy of estimates against actual usage.",
                 "penstock_services.estimator.report:report", extra="estimator",
             ),
             "models": Entry(
-                "List the stored models: what they learned from, how they did, which one answers.",
+                "List the stored models: training data, accuracy, and which one is in use.",
                 "penstock.cli.estimator:models",
             ),
             "check": Entry(
-                "Ask the model that a job was estimated with again: does it give the same answer?",
+                "Repeat a job's estimate with the model that made it, and compare the two.",
                 "penstock.cli.estimator:check",
             ),
         }),
         "export": Entry(
-            "Write the jobs that the cell ran as a trace: last month, to be run again under another policy.",
+            "Export the jobs that the cell ran as a trace, to simulate them under another policy.",
             f"{SIMULATOR}.export:export", extra="simulator",
             examples=(
                 "penstock export --from 30d --nodes nodes.csv -o month.csv",
@@ -91,7 +91,7 @@ PANELS: Mapping[str, Mapping[str, Entry]] = MappingProxyType({
     },
     "Jobs": {
         "submit": Entry(
-            "Submit a job, follow it to its end and print its output. Ctrl-C stops following; the job goes on.",
+            "Submit a job, follow it to its end and print its output. Ctrl-C stops following; the job continues.",
             "penstock.cli.submit:submit", interspersed=False,
             examples=(
                 "penstock submit --gpus 1 -- python train.py",
@@ -100,7 +100,7 @@ PANELS: Mapping[str, Mapping[str, Entry]] = MappingProxyType({
             ),
         ),
         "profile": Entry(
-            "Measure how long a network's iterations take, by the few short runs that lessen the doubt most.",
+            "Measure the iteration times of a network in the few short runs that reduce the uncertainty most.",
             "penstock.cli.profile:profile",
             examples=(
                 "penstock profile resnet50 -f job.yaml --batches 128,256,512 --dry-run",
@@ -108,7 +108,7 @@ PANELS: Mapping[str, Mapping[str, Entry]] = MappingProxyType({
             ),
         ),
         "wait": Entry(
-            "Wait until jobs have ended; ends with the code of the first of them that did not succeed.",
+            "Wait until jobs have ended; exits with the code of the first job that did not succeed.",
             "penstock.cli.wait:wait",
             examples=(
                 "penstock wait nightly --timeout 1h",
@@ -117,49 +117,49 @@ PANELS: Mapping[str, Mapping[str, Entry]] = MappingProxyType({
         ),
         "cancel": Entry("Cancel jobs: SIGTERM, their grace, SIGKILL.", "penstock.cli.acts:cancel"),
         "hold": Entry(
-            "Hold jobs: they do not start until they are released. What runs of them runs on.",
+            "Hold jobs: they do not start until they are released. Running attempts continue.",
             "penstock.cli.acts:hold",
         ),
         "release": Entry(
-            "Release jobs that are held: they wait at their place by submission.", "penstock.cli.acts:release",
+            "Release held jobs: they queue at their place by submission.", "penstock.cli.acts:release",
         ),
         "checkpoint": Entry(
-            "Ask a running job to save what it has done; it trains on.", "penstock.cli.acts:checkpoint",
+            "Ask a running job to save a checkpoint; it continues to train.", "penstock.cli.acts:checkpoint",
             examples=('penstock checkpoint nightly --reason "before the upgrade"',),
         ),
         "cores": Entry(
-            "Give a job's running workers N cores each, as long as this attempt lasts. For operators.",
+            "Give each running worker of a job N cores, until this attempt ends. For operators.",
             "penstock.cli.acts:cores", examples=('penstock cores nightly 8 --reason "its loader starves"',),
         ),
         "move": Entry(
-            "Move a running job: it saves, stops and goes on there, and nobody else gets its place meanwhile. For operators.",
+            "Move a running job: it saves, stops and resumes on the given nodes, which are reserved for it meanwhile. For operators.",
             "penstock.cli.acts:move", examples=('penstock move nightly --to node-b1 --reason "its fans are loud"',),
         ),
     },
-    "Looking": {
+    "Inspection": {
         "get": Entry("List jobs, groups, nodes or GPUs.", entries={
             "jobs": Entry("List jobs, the latest last.", "penstock.cli.inspect:get_jobs", examples=(
                 "penstock get jobs --state running --label sweep=first",
                 "penstock get jobs --owner alice --watch",
                 "penstock get jobs --deadline",
             )),
-            "job": Entry("One job as a line of the list; --watch follows it to its end.", "penstock.cli.inspect:get_job"),
+            "job": Entry("Show one job as a line of the list; --watch follows it to its end.", "penstock.cli.inspect:get_job"),
             "groups": Entry("List groups: jobs that take turns on the same GPUs.", "penstock.cli.groups:get_groups"),
-            "nodes": Entry("List nodes and what of them is used.", "penstock.cli.inspect:get_nodes"),
+            "nodes": Entry("List nodes and their allocated resources.", "penstock.cli.inspect:get_nodes"),
             "gpus": Entry("List GPUs and the jobs on them.", "penstock.cli.inspect:get_gpus"),
         }),
-        "describe": Entry("Everything about one job or node.", entries={
+        "describe": Entry("Show one job or node in detail.", entries={
             "job": Entry(
-                "Everything about one job: what it asked for and got, its tasks and its times.",
+                "Show one job: requested and allocated resources, tasks and times.",
                 "penstock.cli.inspect:describe_job",
             ),
             "node": Entry(
-                "Everything about one node: capacity, GPUs and who is on them.",
+                "Show one node: capacity, GPUs and the jobs on them.",
                 "penstock.cli.inspect:describe_node",
             ),
         }),
         "why": Entry(
-            "Why a job is where it is, or why it still waits; now, or as of a past time or record.",
+            "Explain a job's placement, or why it still waits; now, or as of a past time or record.",
             "penstock.cli.inspect:why",
             examples=(
                 "penstock why nightly",
@@ -172,26 +172,26 @@ PANELS: Mapping[str, Mapping[str, Entry]] = MappingProxyType({
             "penstock logs nightly --task w0 --attempt 1 --tail 20",
         )),
         "events": Entry(
-            "Print what happened to a job, in order. -o json: one event per line with --follow.",
+            "Print a job's events in order. -o json: one event per line with --follow.",
             "penstock.cli.inspect:events",
         ),
         "queue": Entry(
-            "Jobs that wait, first in line first, each with its reason.",
+            "List waiting jobs in queue order, each with its reason.",
             "penstock.cli.inspect:queue",
         ),
         "eta": Entry(
-            "How long a job still takes: time left with its interval, end, share done, and the source.",
+            "Estimate a job's remaining time with its interval, end, share done, and source.",
             "penstock.cli.eta:eta",
         ),
         "watch": Entry(
-            "Watch jobs change. With JOB: follow that one; ends with its exit code.",
+            "Watch jobs change. With JOB: follow that job; exits with its exit code.",
             "penstock.cli.live:watch",
         ),
         "top": Entry("Watch nodes, GPUs and the jobs on them.", "penstock.cli.live:top"),
     },
     "Nodes": {
         "node": Entry("Take a node out of use, back into use, or declare it dead.", entries={
-            "cordon": Entry("Place nothing new on a node; what runs there runs on.", "penstock.cli.node:cordon"),
+            "cordon": Entry("Place no further tasks on a node; its running tasks continue.", "penstock.cli.node:cordon"),
             "drain": Entry(
                 "Cordon a node, stop its jobs with their grace and place them elsewhere.", "penstock.cli.node:drain",
                 examples=(
@@ -201,14 +201,14 @@ PANELS: Mapping[str, Mapping[str, Entry]] = MappingProxyType({
             ),
             "uncordon": Entry("End a cordon, and a drain with it.", "penstock.cli.node:uncordon"),
             "fence": Entry(
-                "State that a machine is dead for sure: its jobs are placed elsewhere at once.",
+                "Declare a machine dead for certain: its jobs are placed elsewhere at once.",
                 "penstock.cli.node:fence",
             ),
         }),
     },
     "Access": {
         "token": Entry(
-            "Make a token for the gateway: its hash goes into the gateway's file, the token to stdout, once.",
+            "Make a token for the gateway: its hash is added to the gateway's file, the token is printed to stdout once.",
             "penstock_services.gateway.tokens:token", extra="gateway",
             examples=(
                 "penstock token --roles submit,read --tenant vision --tokens tokens > alice.token",
@@ -235,7 +235,7 @@ PANELS: Mapping[str, Mapping[str, Entry]] = MappingProxyType({
             ),
         }),
         "replay": Entry(
-            "Decide everything again from the log and compare byte for byte; exit code 1 when something differs.",
+            "Repeat all decisions from the log and compare byte for byte; exit code 1 when something differs.",
             "penstock.cli.admin:replay",
             examples=(
                 "penstock replay",
@@ -264,13 +264,15 @@ def _globals(
     ] = None,
     token_file: Annotated[
         Path | None,
-        typer.Option(envvar="PENSTOCK_TOKEN_FILE", help="File with a token of the gateway, if it wants one."),
+        typer.Option(
+            envvar="PENSTOCK_TOKEN_FILE", help="File with a token for the gateway, if it requires one."
+        ),
     ] = None,
     ca: Annotated[
         Path | None,
         typer.Option(
             envvar="PENSTOCK_CA",
-            help="PEM file of the authority of an https gateway; by default those of this machine.",
+            help="PEM file of the certificate authority of an https gateway; by default those of this machine.",
         ),
     ] = None,
 ) -> None:

@@ -21,9 +21,7 @@ Output = Annotated[
 ]
 JobArgument = Annotated[
     str,
-    typer.Argument(
-        metavar="JOB", help="A job's id, the start of one, or a name.", autocompletion=complete_job
-    ),
+    typer.Argument(metavar="JOB", help="A job's id, a prefix of it, or a name.", autocompletion=complete_job),
 ]
 
 STATES = [str(status) for status in JobStatus]
@@ -31,16 +29,16 @@ StateFilter = Annotated[
     str | None,
     typer.Option(
         "--state",
-        help="Only those in this state, such as running.",
+        help="Only jobs in this state, such as running.",
         autocompletion=lambda incomplete: [name for name in STATES if name.startswith(incomplete)],
     ),
 ]
 NodeArgument = Annotated[str, typer.Argument(metavar="NODE", autocompletion=complete_node)]
-OwnerFilter = Annotated[str | None, typer.Option("--owner", help="Only this owner's.")]
-NameFilter = Annotated[str | None, typer.Option("--name", help="Only those of this name.")]
+OwnerFilter = Annotated[str | None, typer.Option("--owner", help="Only jobs of this owner.")]
+NameFilter = Annotated[str | None, typer.Option("--name", help="Only jobs of this name.")]
 LabelFilter = Annotated[
     list[str] | None,
-    typer.Option("--label", "-l", metavar="NAME=VALUE", help="Only with this label; may be repeated."),
+    typer.Option("--label", "-l", metavar="NAME=VALUE", help="Only jobs with this label; may be repeated."),
 ]
 
 

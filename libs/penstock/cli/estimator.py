@@ -18,9 +18,9 @@ PATIENCE_S = 600.0  # a check may fold the whole ledger
 
 
 def models(ctx: typer.Context, output: Output = Format.TABLE) -> None:
-    """List the stored models: what they learned from, how they did, which one answers.
+    """List the stored models: training data, accuracy, and which one is in use.
 
-    Also whether each is whole.
+    Also whether each stored file is intact.
     """
     answer = gateway(ctx).get("/v1/estimator/models", patience_s=PATIENCE_S)
     _stop_at_error(answer)
@@ -54,9 +54,9 @@ def _error(metrics: Mapping[str, float]) -> str:
 
 
 def check(ctx: typer.Context, job: JobArgument, output: Output = Format.TABLE) -> None:
-    """Ask the model that a job was estimated with again: does it give the same answer?
+    """Repeat a job's estimate with the model that made it, and compare the two.
 
-    The very version of then. Exit code 1 if the answer differs, or the model is no longer stored, or was changed.
+    The same version of the model is used. Exit code 1 if the estimates differ, or the model is no longer stored, or was changed.
     """
     client = gateway(ctx)
     found = find_job(client, job)

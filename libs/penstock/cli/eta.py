@@ -32,12 +32,12 @@ OTHERS = frozenset({"penstock.task.started", follow.ENDED})
 def eta(
     ctx: typer.Context,
     job: JobArgument,
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="Go on until the job ends.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Continue until the job ends.")] = False,
     output: Output = Format.TABLE,
 ) -> None:
-    """How long a job still takes: time left with its interval, end, share done, and the source.
+    """Estimate a job's remaining time with its interval, end, share done, and source.
 
-    Exit code 1 where nothing is known of its time; with --watch the job's own, as with `penstock watch JOB`.
+    Exit code 1 where no estimate exists; with --watch the job's own, as with `penstock watch JOB`.
     """
     client = gateway(ctx)
     found = find_job(client, job)

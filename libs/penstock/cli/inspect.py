@@ -47,11 +47,11 @@ from penstock.exits import Exit, Stop
 from penstock.screen import plain_table
 
 MAX_SEARCHED = 1_000  # the gateway's bound of one page
-Limit = Annotated[int, typer.Option(min=1, max=1_000, help="At most so many, the latest.")]
-Watch = Annotated[bool, typer.Option("--watch", "-w", help="Go on, with a new look at each change.")]
+Limit = Annotated[int, typer.Option(min=1, max=1_000, help="Maximum number of jobs; the latest are shown.")]
+Watch = Annotated[bool, typer.Option("--watch", "-w", help="Continue, and print again at each change.")]
 At = Annotated[
     str | None,
-    typer.Option(metavar="10:42|5m|SEQ", help="As of this time, so long ago, or as of this record."),
+    typer.Option(metavar="10:42|5m|SEQ", help="As of this time, this long ago, or this record."),
 ]
 
 
@@ -65,7 +65,8 @@ def get_jobs(
     deadline: Annotated[
         bool,
         typer.Option(
-            "--deadline", help="Those that name when they should be done, with their odds; least odds first."
+            "--deadline",
+            help="Only jobs with a service class or deadline, with the probability of meeting it; lowest first.",
         ),
     ] = False,
     limit: Limit = 50,
@@ -109,7 +110,7 @@ def _left_of(jobs: list[dict[str, Any]]) -> dict[str, str]:
 def get_job(
     ctx: typer.Context, job: JobArgument, watch: Watch = False, output: Output = Format.TABLE
 ) -> None:
-    """One job as a line of the list; --watch follows it to its end."""
+    """Show one job as a line of the list; --watch follows it to its end."""
     client = gateway(ctx)
     found = find_job(client, job)
     if watch:
@@ -118,7 +119,7 @@ def get_job(
 
 
 def get_nodes(ctx: typer.Context, output: Output = Format.TABLE) -> None:
-    """List nodes and what of them is used."""
+    """List nodes and their allocated resources."""
     answer = gateway(ctx).get("/v1/nodes")
     present(answer, output, lambda: nodes_table(rows_of(answer, "nodes"), wide=output is Format.WIDE))
 
@@ -130,7 +131,7 @@ def get_gpus(ctx: typer.Context, output: Output = Format.TABLE) -> None:
 
 
 def describe_job(ctx: typer.Context, job: JobArgument, output: Output = Format.TABLE) -> None:
-    """Everything about one job: what it asked for and got, its tasks and its times."""
+    """Show one job: requested and allocated resources, tasks and times."""
     client = gateway(ctx)
     found = find_job(client, job)
     hidden = found.get("hidden")
@@ -268,7 +269,7 @@ def _facts(facts: dict[str, str]) -> Table:
 
 
 def describe_node(ctx: typer.Context, node: NodeArgument, output: Output = Format.TABLE) -> None:
-    """Everything about one node: capacity, GPUs and who is on them."""
+    """Show one node: capacity, GPUs and the jobs on them."""
     client = gateway(ctx)
     nodes = [row for row in rows_of(client.get("/v1/nodes"), "nodes") if row["node_id"] == node]
     if not nodes:
@@ -293,7 +294,7 @@ def describe_node(ctx: typer.Context, node: NodeArgument, output: Output = Forma
 
 
 def why(ctx: typer.Context, job: JobArgument, at: At = None, output: Output = Format.TABLE) -> None:
-    """Why a job is where it is, or why it still waits; now, or as of a past time or record."""
+    """Explain a job's placement, or why it still waits; now, or as of a past time or record."""
     client = gateway(ctx)
     found = find_job(client, job)
     past = {} if at is None else moment(at, found["now_ms"])
@@ -320,10 +321,10 @@ def _refuse_before(job: dict[str, Any], past: dict[str, int]) -> None:
 def events(
     ctx: typer.Context,
     job: JobArgument,
-    go_on: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job ends.")] = False,
+    go_on: Annotated[bool, typer.Option("--follow", "-f", help="Continue until the job ends.")] = False,
     output: Output = Format.TABLE,
 ) -> None:
-    """Print what happened to a job, in order. -o json: one event per line with --follow."""
+    """Print a job's events in order. -o json: one event per line with --follow."""
     client = gateway(ctx)
     found = find_job(client, job)
     if not go_on and output in (Format.JSON, Format.YAML):
@@ -344,10 +345,12 @@ def queue(
     owner: OwnerFilter = None,
     name: NameFilter = None,
     label: LabelFilter = None,
-    limit: Annotated[int, typer.Option(min=1, max=1_000, help="At most so many, the first in line.")] = 100,
+    limit: Annotated[
+        int, typer.Option(min=1, max=1_000, help="Maximum number of jobs; the first in the queue are shown.")
+    ] = 100,
     output: Output = Format.TABLE,
 ) -> None:
-    """Jobs that wait, first in line first, each with its reason."""
+    """List waiting jobs in queue order, each with its reason."""
     filters = chosen(None, owner, name, label)
     answer = gateway(ctx).get("/v1/queue", limit=limit, **filters)
     present(answer, output, lambda: _queue(answer, "No job that waits fits." if filters else "No job waits."))

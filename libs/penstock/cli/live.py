@@ -47,7 +47,9 @@ def watch(
     job: Annotated[
         str | None,
         typer.Argument(
-            metavar="[JOB]", help="One job, to its end; by default all.", autocompletion=complete_job
+            metavar="[JOB]",
+            help="Follow this job to its end; by default all jobs.",
+            autocompletion=complete_job,
         ),
     ] = None,
     state: StateFilter = None,
@@ -55,7 +57,7 @@ def watch(
     name: NameFilter = None,
     label: LabelFilter = None,
 ) -> None:
-    """Watch jobs change. With JOB: follow that one; ends with its exit code."""
+    """Watch jobs change. With JOB: follow that job; exits with its exit code."""
     client = gateway(ctx)
     filters = chosen(state, owner, name, label)
     if job is None:

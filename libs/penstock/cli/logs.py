@@ -27,20 +27,20 @@ def logs(
     ctx: typer.Context,
     job: JobArgument,
     go_on: Annotated[
-        bool, typer.Option("--follow", "-f", help="Go on, over retries, until the job ends.")
+        bool, typer.Option("--follow", "-f", help="Continue, across retries, until the job ends.")
     ] = False,
     task: Annotated[
-        str | None, typer.Option(help="One task, such as w0 or ps0; by default all of them.")
+        str | None, typer.Option(help="One task, such as w0 or ps0; by default all tasks.")
     ] = None,
-    attempt: Annotated[int | None, typer.Option(min=1, help="An earlier one; by default the latest.")] = None,
+    attempt: Annotated[
+        int | None, typer.Option(min=1, help="Number of an earlier attempt; by default the latest.")
+    ] = None,
     tail: Annotated[int | None, typer.Option(min=1, help="Only the last lines of each task.")] = None,
-    since: Annotated[
-        str | None, typer.Option(metavar="5m|TIME", help="Only what was printed since then.")
-    ] = None,
+    since: Annotated[str | None, typer.Option(metavar="5m|TIME", help="Only output since then.")] = None,
 ) -> None:
     """Print a job's output.
 
-    Ends with 1 if some of it cannot be read, which a line on stderr explains, else with 0, whatever became of the job.
+    Exit code 1 if some of it cannot be read, which a line on stderr explains, else 0, whatever the job's outcome.
     """
     client = gateway(ctx)
     job_id = find_job(client, job)["job_id"]

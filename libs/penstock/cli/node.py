@@ -14,13 +14,15 @@ from penstock.exits import Exit, Stop
 
 MAX_NAMED = 10  # jobs in a question
 
-Reason = Annotated[str, typer.Option("--reason", metavar="TEXT", help="Stored with it; `why` shows it.")]
+Reason = Annotated[
+    str, typer.Option("--reason", metavar="TEXT", help="Stored with the command; `why` shows it.")
+]
 
 
 def cordon(
     ctx: typer.Context, node: NodeArgument, reason: Reason = "", output: Output = Format.TABLE
 ) -> None:
-    """Place nothing new on a node; what runs there runs on."""
+    """Place no further tasks on a node; its running tasks continue."""
     _order(gateway(ctx), "cordon", node, reason, output)
 
 
@@ -39,13 +41,13 @@ def uncordon(
 def fence(
     ctx: typer.Context,
     node: NodeArgument,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
     reason: Reason = "",
     output: Output = Format.TABLE,
 ) -> None:
-    """State that a machine is dead for sure: its jobs are placed elsewhere at once.
+    """Declare a machine dead for certain: its jobs are placed elsewhere at once.
 
-    If it lives after all, its tasks run twice until its node-reporter is restarted, which ends them and joins anew.
+    If the machine is alive after all, its tasks run twice until its node-reporter is restarted, which ends them and joins anew.
     """
     client = gateway(ctx)
     if not yes:

@@ -36,28 +36,31 @@ Row = Mapping[str, Any]
 WorkersFlag = Annotated[
     str | None,
     typer.Option(
-        metavar="1,2,4", help="Numbers of workers to know of; by default those of the job file's range."
+        metavar="1,2,4", help="Numbers of workers to measure; by default those of the job file's range."
     ),
 ]
 BatchesFlag = Annotated[
-    str | None, typer.Option(metavar="64,128", help="Of all workers together; by default the job file's.")
+    str | None,
+    typer.Option(metavar="64,128", help="Batch sizes of all workers together; by default the job file's."),
 ]
 RunsFlag = Annotated[
     int | None,
-    typer.Option(min=1, max=64, help="At most; by default as many as there are batches and placements."),
+    typer.Option(
+        min=1, max=64, help="Maximum number of runs; by default the number of batches and placements."
+    ),
 ]
-IterationsFlag = Annotated[int, typer.Option(min=10, max=1_000_000, help="Of each run.")]
+IterationsFlag = Annotated[int, typer.Option(min=10, max=1_000_000, help="Iterations of each run.")]
 BudgetFlag = Annotated[
     float | None,
     typer.Option(
-        metavar="MINUTES", min=0.01, help="GPU minutes of all runs together; none takes more than is left."
+        metavar="MINUTES", min=0.01, help="GPU minutes of all runs together; no run takes more than is left."
     ),
 ]
 
 
 def profile(
     ctx: typer.Context,
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="Name of the network, as jobs give it.")],
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="Name of the network, as in job files.")],
     command: CommandWords = None,
     file: FileFlag = None,
     gpus: GpusFlag = None,
@@ -69,13 +72,15 @@ def profile(
     runs: RunsFlag = None,
     iterations: IterationsFlag = 50,
     budget: BudgetFlag = None,
-    dry_run: Annotated[bool, typer.Option(help="Only list the runs and what they would lessen.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option(help="Only list the runs and the uncertainty that they would reduce.")
+    ] = False,
     output: Output = Format.TABLE,
 ) -> None:
-    """Measure how long a network's iterations take, by the few short runs that lessen the doubt most.
+    """Measure the iteration times of a network in the few short runs that reduce the uncertainty most.
 
-    Ends with the code of the first run that did not succeed. The job is that of -f FILE or after --. Its script calls the SDK's `progress` once per iteration and is ended after the given number of
-    them; it finds its batch in PENSTOCK_BATCH_SIZE, and {batch} and {iterations} in the command are replaced.
+    Exits with the code of the first run that did not succeed. The job is that of -f FILE or after --. Its script calls the SDK's `progress` once per iteration and is ended after the given number of
+    iterations; it finds its batch in PENSTOCK_BATCH_SIZE, and {batch} and {iterations} in the command are replaced.
     """
     fields = (jobspec.read_job_file(file) if file is not None else {}) | {"model": model}
     flags = {"environment": jobspec.environment(venv, None, container, path=False)}

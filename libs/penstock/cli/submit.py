@@ -30,7 +30,9 @@ FileFlag = Annotated[
 CommandWords = Annotated[
     list[str] | None, typer.Argument(metavar="-- COMMAND…", help="Program and arguments, after --.")
 ]
-GpusFlag = Annotated[int | None, typer.Option(help="Per worker; estimated if left out, like all needs.")]
+GpusFlag = Annotated[
+    int | None, typer.Option(help="GPUs per worker; estimated if left out, like all resources.")
+]
 EnvFlag = Annotated[
     list[str] | None, typer.Option("--env", "-e", metavar="NAME=VALUE", help="May be repeated.")
 ]
@@ -38,26 +40,33 @@ SecretFlag = Annotated[
     list[str] | None,
     typer.Option(
         metavar="VARIABLE=NAME",
-        help="A variable from the nodes' secret of this name, never its text. May be repeated.",
+        help="A variable with the value of the nodes' secret of this name. May be repeated.",
     ),
 ]
 QueueTimeoutFlag = Annotated[
     str | None,
-    typer.Option(metavar="10m", help="Give up after waiting so long, each time that it queues."),
+    typer.Option(metavar="10m", help="Give up after waiting this long, each time that the job queues."),
 ]
 ModelFlag = Annotated[str | None, typer.Option(help="Name of the network, to learn from earlier runs.")]
 CategoryFlag = Annotated[
-    str | None, typer.Option(metavar=CATEGORIES, help="What it works on; its cores depend on it.")
+    str | None,
+    typer.Option(metavar=CATEGORIES, help="Kind of data; the initial number of cores depends on it."),
 ]
 TraitFlag = Annotated[
-    list[str] | None, typer.Option(metavar=TRAITS, help="What its training does with cores; may be repeated.")
+    list[str] | None,
+    typer.Option(
+        metavar=TRAITS, help="Property of the training that changes its number of cores; may be repeated."
+    ),
 ]
-IterationsFlag = Annotated[int | None, typer.Option(help="How many it will run; for its remaining time.")]
+IterationsFlag = Annotated[
+    int | None, typer.Option(help="Planned number of iterations, for the estimate of the remaining time.")
+]
 TargetLossFlag = Annotated[
-    float | None, typer.Option(help="It ends once its loss is there, after --iterations at the latest.")
+    float | None,
+    typer.Option(help="The job ends once its loss reaches this, after --iterations at the latest."),
 ]
 WorkdirFlag = Annotated[
-    str | None, typer.Option(help="On the node; by default the job file's folder, or the current one.")
+    str | None, typer.Option(help="Folder on the node; by default the job file's, or the current one.")
 ]
 VenvFlag = Annotated[
     str | None, typer.Option(metavar="DIR", help="Python virtual environment to run in, on each node.")
@@ -74,54 +83,60 @@ SyncFlag = Annotated[
 ]
 PathFlag = Annotated[
     bool,
-    typer.Option("--path", help="Programs of the node's own PATH, also where the job file names others."),
+    typer.Option("--path", help="Use the node's own PATH, even where the job file names an environment."),
 ]
 PreemptibleFlag = Annotated[
     bool | None,
-    typer.Option("--preemptible/--no-preemptible", help="May it be stopped to make way for another job?"),
+    typer.Option(
+        "--preemptible/--no-preemptible", help="Whether the job may be stopped to make way for another one."
+    ),
 ]
 PrelaunchFlag = Annotated[
     bool | None,
     typer.Option(
         "--prelaunch/--no-prelaunch",
-        help='May it launch while its GPUs are still held? Its script waits for them at phase("train").',
+        help='Whether the job may launch while its GPUs are still in use; its script waits for them at phase("train").',
     ),
 ]
 PriorityFlag = Annotated[
     int | None,
-    typer.Option(metavar="-10…10", help="Among your own jobs, the larger the earlier; 0 by default."),
+    typer.Option(
+        metavar="-10…10", help="Priority among your own jobs, the larger the earlier; 0 by default."
+    ),
 ]
 CheckpointFlag = Annotated[
     str | None,
-    typer.Option(metavar="none|sdk|signal", help="How it saves what it has done when it is stopped."),
+    typer.Option(metavar="none|sdk|signal", help="How the job saves its progress when it is stopped."),
 ]
 MinWorkersFlag = Annotated[
     int | None,
     typer.Option(help="Start with any number from this to --workers; needs --global-batch-size."),
 ]
 GlobalBatchSizeFlag = Annotated[
-    int | None, typer.Option(help="Of all workers together, in place of --batch-size.")
+    int | None, typer.Option(help="Batch of all workers together, in place of --batch-size.")
 ]
 QosFlag = Annotated[str | None, typer.Option(metavar="CLASS", help="Service class: urgent, prior or normal.")]
-DeadlineFlag = Annotated[str | None, typer.Option(metavar="6h", help="So long from now it should be done.")]
+DeadlineFlag = Annotated[
+    str | None, typer.Option(metavar="6h", help="Time from now within which the job should be done.")
+]
 StrictFlag = Annotated[
     bool,
-    typer.Option("--strict-deadline", help="Submit it only where it will be in time with odds of 95 %."),
+    typer.Option("--strict-deadline", help="Submit only if the job is in time with a probability of 95 %."),
 ]
 DryRunFlag = Annotated[
     bool,
-    typer.Option(help="Only check the job and print it; what is expected of its deadline goes to stderr."),
+    typer.Option(help="Only check the job and print it; the forecast of its deadline goes to stderr."),
 ]
-DetachFlag = Annotated[bool, typer.Option("--detach", "-d", help="Print the job's id and end at once.")]
-QuietFlag = Annotated[
-    bool, typer.Option("--quiet", "-q", help="Print what becomes of the job, not its output.")
-]
+DetachFlag = Annotated[bool, typer.Option("--detach", "-d", help="Print the job's id and exit at once.")]
+QuietFlag = Annotated[bool, typer.Option("--quiet", "-q", help="Print the job's states, not its output.")]
 CancelFlag = Annotated[
     bool, typer.Option("--cancel-on-interrupt", help="Ctrl-C and SIGTERM cancel the job, too.")
 ]
 KeyFlag = Annotated[
     str | None,
-    typer.Option(metavar="KEY", help="The same key submits once; by default from the CI's variables."),
+    typer.Option(
+        metavar="KEY", help="Idempotency key: the same key submits once; by default from the CI's variables."
+    ),
 ]
 
 
@@ -130,17 +145,23 @@ def submit(
     command: CommandWords = None,
     file: FileFlag = None,
     name: Annotated[str | None, typer.Option(help="Shown in tables; by default the script's name.")] = None,
-    owner: Annotated[str | None, typer.Option(help="By default you.")] = None,
+    owner: Annotated[str | None, typer.Option(help="Owner of the job; by default you.")] = None,
     gpus: GpusFlag = None,
-    cores: Annotated[int | None, typer.Option(help="Per worker.")] = None,
-    host_memory: Annotated[str | None, typer.Option(metavar="8GiB", help="Per worker.")] = None,
-    gpu_memory: Annotated[str | None, typer.Option(metavar="10GiB", help="On each GPU.")] = None,
-    bandwidth: Annotated[str | None, typer.Option(metavar="10Gbit", help="Per worker.")] = None,
-    workers: Annotated[int | None, typer.Option(help="They start together or not at all.")] = None,
+    cores: Annotated[int | None, typer.Option(help="CPU cores per worker.")] = None,
+    host_memory: Annotated[str | None, typer.Option(metavar="8GiB", help="Main memory per worker.")] = None,
+    gpu_memory: Annotated[str | None, typer.Option(metavar="10GiB", help="Memory on each GPU.")] = None,
+    bandwidth: Annotated[
+        str | None, typer.Option(metavar="10Gbit", help="Network bandwidth per worker.")
+    ] = None,
+    workers: Annotated[
+        int | None, typer.Option(help="Number of workers; they start together or not at all.")
+    ] = None,
     min_workers: MinWorkersFlag = None,
-    parameter_servers: Annotated[int | None, typer.Option(help="Beside the workers.")] = None,
+    parameter_servers: Annotated[
+        int | None, typer.Option(help="Parameter servers beside the workers.")
+    ] = None,
     model: ModelFlag = None,
-    batch_size: Annotated[int | None, typer.Option(help="Per worker.")] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Batch per worker.")] = None,
     global_batch_size: GlobalBatchSizeFlag = None,
     category: CategoryFlag = None,
     trait: TraitFlag = None,
@@ -156,26 +177,30 @@ def submit(
     container: ContainerFlag = None,
     path: PathFlag = False,
     sync: SyncFlag = None,
-    max_attempts: Annotated[int | None, typer.Option(help="Tries in all, when it fails.")] = None,
+    max_attempts: Annotated[int | None, typer.Option(help="Attempts in all if the job fails.")] = None,
     queue_timeout: QueueTimeoutFlag = None,
-    run_timeout: Annotated[str | None, typer.Option(metavar="2h", help="Stop after running so long.")] = None,
+    run_timeout: Annotated[
+        str | None, typer.Option(metavar="2h", help="Stop after running this long.")
+    ] = None,
     qos: QosFlag = None,
     deadline: DeadlineFlag = None,
     strict_deadline: StrictFlag = False,
-    grace: Annotated[str | None, typer.Option(metavar="10s", help="Between SIGTERM and SIGKILL.")] = None,
+    grace: Annotated[
+        str | None, typer.Option(metavar="10s", help="Time between SIGTERM and SIGKILL.")
+    ] = None,
     preemptible: PreemptibleFlag = None,
     prelaunch: PrelaunchFlag = None,
     checkpoint: CheckpointFlag = None,
     priority: PriorityFlag = None,
     detach: DetachFlag = False,
-    propagate: Annotated[bool, typer.Option(help="End with the job's own exit code if it failed.")] = False,
+    propagate: Annotated[bool, typer.Option(help="Exit with the job's own exit code if it failed.")] = False,
     quiet: QuietFlag = False,
     cancel_on_interrupt: CancelFlag = False,
     idempotency_key: KeyFlag = None,
     dry_run: DryRunFlag = False,
     output: Output = Format.TABLE,
 ) -> None:
-    """Submit a job, follow it to its end and print its output. Ctrl-C stops following; the job goes on."""
+    """Submit a job, follow it to its end and print its output. Ctrl-C stops following; the job continues."""
     fields = jobspec.read_job_file(file, packed=sync is not None) if file is not None else {}
     flags: dict[str, Any] = {
         "name": name, "owner": owner, "workers": _workers(fields, min_workers, workers), "parameter_servers": parameter_servers,

@@ -15,16 +15,19 @@ from penstock.sdk.units import duration_ms
 Jobs = Annotated[
     list[str],
     typer.Argument(
-        metavar="JOB…", help="Ids, starts of them, or names (then the latest).", autocompletion=complete_job
+        metavar="JOB…",
+        help="Ids, prefixes of ids, or names (then the latest job).",
+        autocompletion=complete_job,
     ),
 ]
 Timeout = Annotated[
-    str | None, typer.Option(metavar="10m", help="Give up after so long; the jobs go on. By default never.")
+    str | None,
+    typer.Option(metavar="10m", help="Give up after this time; the jobs continue. By default never."),
 ]
 
 
 def wait(ctx: typer.Context, jobs: Jobs, timeout: Timeout = None, output: Output = Format.TABLE) -> None:
-    """Wait until jobs have ended; ends with the code of the first of them that did not succeed."""
+    """Wait until jobs have ended; exits with the code of the first job that did not succeed."""
     limit_s = _limit_s(timeout)
     client = gateway(ctx)
     ids = list(dict.fromkeys(find_job_id(client, name) for name in jobs))

@@ -28,7 +28,7 @@ def doctor(
         list[Path] | None,
         typer.Option(
             metavar="FILE",
-            help="Settings of a service, as systemd's EnvironmentFile; repeatable. Without: those of the environment.",
+            help="File of settings of a service, as systemd's EnvironmentFile; repeatable. Default: the environment.",
         ),
     ] = None,
     output: Output = Format.TABLE,
@@ -36,7 +36,7 @@ def doctor(
     """Check this machine, what its services need, and the cell; exit code 1 when something is wrong.
 
     Run it as the user of the service, on each machine, with each file of settings: PENSTOCK_LOG, PENSTOCK_DSN, PENSTOCK_GATEWAY_…
-    and PENSTOCK_NODE_… choose what is checked.
+    and PENSTOCK_NODE_… determine what is checked.
     """
     env: Mapping[str, str] = dict(os.environ)
     for path in env_file or ():

@@ -158,9 +158,9 @@ def prepare_postgres(
         typer.Option(help="A node whose reporter gets a role of its own; once for each node."),
     ] = None,
 ) -> None:
-    """Make a Postgres ready for services with a role each. Run again at any time.
+    """Prepare a Postgres for services with a role each. May be run again at any time.
 
-    PENSTOCK_DSN or PENSTOCK_DSN_FILE is a superuser's.
+    PENSTOCK_DSN or PENSTOCK_DSN_FILE must be a superuser's.
     """
     print("\n".join(asyncio.run(prepare(Settings.from_env(), read_rights(rights), urls, cells, node or ()))))
 

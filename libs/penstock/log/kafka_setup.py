@@ -93,7 +93,9 @@ app = commandline.new_app()
 def prepare_kafka(
     url: Annotated[
         str,
-        typer.Argument(envvar="PENSTOCK_LOG", help="kafka://[user:password@]host:port of an administrator."),
+        typer.Argument(
+            envvar="PENSTOCK_LOG", help="URL of an administrator: kafka://[user:password@]host:port."
+        ),
     ] = "",
     rights: Annotated[
         Path | None, typer.Option(help="infra/kafka/acls.yaml, for a cluster that checks rights.")
@@ -103,10 +105,12 @@ def prepare_kafka(
     ] = 1,
     correct: Annotated[
         bool,
-        typer.Option("--correct", help="Also change settings of topics that exist, where they are not ours."),
+        typer.Option(
+            "--correct", help="Also change settings of existing topics that differ from Penstock's."
+        ),
     ] = False,
 ) -> None:
-    """Make a Kafka ready for Penstock: its topics, and the rights of each service. Run again at any time."""
+    """Prepare a Kafka for Penstock: its topics, and the rights of each service. May be run again at any time."""
     if not url:
         raise ConfigurationError(
             "URL: not given; give kafka://[user:password@]host:port, or set PENSTOCK_LOG"

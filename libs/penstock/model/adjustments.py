@@ -1,4 +1,4 @@
-"""Adjustments of running tasks: what the placer decides of their cores and memory bandwidth, and what a node makes of it."""
+"""Events that adjust running tasks: the placer's decisions about cores, memory bandwidth and checkpoints, and a node's report of the result."""
 
 from typing import Annotated, Literal
 
@@ -10,14 +10,15 @@ from penstock.model.types import CoreId, Identifier, ShortText
 
 Percent = Annotated[int, Meta(ge=1, le=100)]
 MAX_CORE_PROBES = 4
-"""Numbers of cores that a running task is tried with, by services, per attempt. Source: CODA §VI-F, 3 to 4."""
+"""Maximum number of core counts that services try on a running task, per attempt. Source: CODA §VI-F, 3 to 4."""
 MAX_CORE_CHANGES = 16
-"""Of one job's tasks together, by services and per worker: three searches of four probes and an end each. What gives a task back what it was placed with is not counted."""
+"""Maximum number of core changes by services, per worker and summed over a job's tasks: three searches of four probes and a final change each. A return to the cores of the placement is not counted."""
 MAX_THROTTLES = 24
-"""Of one job's tasks together, by services and per worker: steps down, whether by caps or by cores. Lifting them is not counted: each lifts one that was."""
+"""Maximum number of throttling steps by services, per worker and summed over a job's tasks, by caps or by cores. Lifts are not counted: each ends a step that was counted."""
 AdjustmentCause = Literal["", "probe", "settled", "contention", "released", "other"]
-"""Why a service adjusts a task. `probe`: to measure its speed with so many cores, at most `MAX_CORE_PROBES` times; `settled`: the search for its cores has
-ended, once per attempt; `contention`: it slows a training beside it (never a job with GPUs); `released`: that is over; `other`: it names none. Empty: an operator asks for it."""
+"""Why a service adjusts a task. `probe`: to measure its speed with this number of cores, at most `MAX_CORE_PROBES` times; `settled`: the search for its number of
+cores has ended, once per attempt; `contention`: it slows down a training job on its node (never a job with GPUs); `released`: the contention is over; `other`: the service
+names no cause. Empty: an operator requested it."""
 
 
 class AdjustmentDecided(Event, frozen=True, kw_only=True):
@@ -34,7 +35,7 @@ class AdjustmentDecided(Event, frozen=True, kw_only=True):
 
 @event
 class CoresDecided(AdjustmentDecided, frozen=True, kw_only=True):
-    """A running task has exactly these cores from now on: those that it keeps, then the lowest free ones."""
+    """A running task has exactly these cores from now on: the ones that it retains, then the lowest free ones."""
 
     TYPE = "penstock.cores.decided"
     OMITTED = ("cause",)
@@ -45,7 +46,7 @@ class CoresDecided(AdjustmentDecided, frozen=True, kw_only=True):
 
 @event
 class BandwidthDecided(AdjustmentDecided, frozen=True, kw_only=True):
-    """A running task's memory bandwidth is capped, in percent of what each of its node's memory controllers can do; None lifts the cap."""
+    """A running task's memory bandwidth is capped, in percent of the bandwidth of each memory controller of its node; None lifts the cap."""
 
     TYPE = "penstock.bandwidth.decided"
     OMITTED = ("cause",)
@@ -56,20 +57,20 @@ class BandwidthDecided(AdjustmentDecided, frozen=True, kw_only=True):
 
 @event
 class CheckpointDecided(AdjustmentDecided, frozen=True, kw_only=True):
-    """A running job's rank 0 is asked to save what it has done, and trains on. `TaskCheckpointed` answers."""
+    """Rank 0 of a running job is asked to save a checkpoint and continues to train. `TaskCheckpointed` answers."""
 
     TYPE = "penstock.checkpoint.decided"
 
 
 @event
 class TaskAdjusted(TaskEvent, frozen=True, kw_only=True):
-    """A node has obeyed an order to adjust a running task, or cannot. `token`: of the order that started the task."""
+    """A node has carried out an order to adjust a running task, or reports that it cannot. `token`: of the order that started the task."""
 
     TYPE = "penstock.task.adjusted"
 
     order_token: Token
-    """Of the order that is answered."""
+    """Token of the order that is answered."""
     what: Literal["cores", "memory_bandwidth"]
     enforced: Literal["", "cpuset", "affinity", "resctrl"]
-    """By what, read back after it was set; `affinity`: the task can widen it. Empty: not, `detail` has the reason."""
+    """Mechanism that enforces it, read back after it was set; `affinity`: the task can widen it. Empty: not enforced, `detail` has the reason."""
     detail: ShortText = ""

@@ -1,4 +1,4 @@
-"""Facts of resource arrays: how a cell is divided between jobs with and without GPUs, and which cores are taken back. Source: CODA §V-C."""
+"""Ledger events of resource arrays: how a cell is divided between jobs with and without GPUs, and which lent cores are reclaimed. Source: CODA §V-C."""
 
 from typing import Annotated
 
@@ -14,20 +14,20 @@ MAX_NODES = 1_000_000
 
 @event
 class ArraysSized(Event, frozen=True, kw_only=True):
-    """From now on the arrays have these sizes, as the history of the cell's jobs asks for. Nothing that runs is stopped for it."""
+    """New sizes of the resource arrays, computed from the history of the cell's jobs. No running job is stopped for it."""
 
     TYPE = "penstock.arrays.sized"
 
     cores_per_gpu_milli: Annotated[int, Meta(ge=0, le=MAX_CORES_PER_GPU_MILLI)]
-    """Thousandths of a core that each node reserves for each of its GPUs; all others are the CPU array's."""
+    """Thousandths of a core that each node reserves for each of its GPUs; all other cores belong to the CPU array."""
     large_nodes: Annotated[int, Meta(ge=0, le=MAX_NODES)]
-    """Nodes of the 4-GPU sub-array: of those with at least four GPUs the ones that joined last."""
+    """Number of nodes in the 4-GPU sub-array: of the nodes with at least four GPUs, the ones that joined last."""
     reason: ShortText
 
 
 @event
 class CoresReclaimed(Event, frozen=True, kw_only=True):
-    """A running job without GPUs gives back cores that it had borrowed, because a job with GPUs needs them; `StopDecided` follows.
+    """A running job without GPUs is stopped to return borrowed cores, because a job with GPUs needs them; `StopDecided` follows.
 
     It will queue again, at the head of the CPU array."""
 

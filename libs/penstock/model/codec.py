@@ -1,7 +1,7 @@
-"""One `encode` and one `decode` of events: JSON, checked by msgspec at C speed.
+"""JSON codec of events: `encode` and `decode`, checked by msgspec at C speed.
 
-`decode` ignores unknown fields (style 5) and upcasts old versions. What msgspec refuses is judged again by the
-struct's form, which names every bad field and reads numbers that stand in texts.
+`decode` ignores unknown fields (style 5) and upcasts old versions. Input that msgspec refuses is validated again by the
+struct's form, which names every bad field and reads numbers in strings.
 """
 
 from collections.abc import Callable
@@ -38,7 +38,7 @@ def encode(value: Value) -> bytes:
 
 
 def written(value: object) -> dict[str, Any]:
-    """The fields of a struct as they are written; `orjson.dumps` asks so for every struct inside a value.
+    """The fields of a struct as they are written; `orjson.dumps` calls this for every struct inside a value.
 
     Raises TypeError for anything else.
     """
@@ -53,7 +53,7 @@ def written(value: object) -> dict[str, Any]:
 
 @cache
 def _omitted(kind: type) -> tuple[tuple[str, Any], ...]:
-    """The fields that are not written while they have their default, with it."""
+    """The fields that are omitted while they have their default, each with that default."""
     if not issubclass(kind, Value):
         raise TypeError(f"{kind.__name__} has no JSON form")
     fields = msgspec.structs.fields(kind)
@@ -65,7 +65,7 @@ def _omitted(kind: type) -> tuple[tuple[str, Any], ...]:
 
 
 def as_written(value: Value) -> dict[str, Any]:
-    """The value as plain data: mappings and lists, as its JSON reads."""
+    """The value as plain data: its JSON, parsed into mappings and lists."""
     return orjson.loads(encode(value))  # type: ignore[no-any-return]
 
 
@@ -95,7 +95,7 @@ def decode_fact(type_name: str, value: bytes | msgspec.Raw) -> Event:
         try:
             return read(value)  # type: ignore[no-any-return]
         except _UNREADABLE:
-            pass  # judged below, in words
+            pass  # validated below, with messages
     model = REGISTRY.get(type_name)
     if model is None:
         type_name, value = _upcast(type_name, bytes(value))
@@ -111,7 +111,7 @@ def decode_fact(type_name: str, value: bytes | msgspec.Raw) -> Event:
 
 _UNREADABLE = (msgspec.DecodeError, RecursionError, UnicodeDecodeError)
 _READERS: dict[str, Callable[[bytes | msgspec.Raw], Any]] = {}
-"""Wire type → decoder, of the registered types that were read already: the first step of every fold."""
+"""Wire type → decoder, cached for registered types at the first read: the first step of every fold."""
 
 
 def decode_as(model: type[E], value: bytes | msgspec.Raw) -> E:
@@ -121,7 +121,7 @@ def decode_as(model: type[E], value: bytes | msgspec.Raw) -> E:
         if read is not None:
             return read(value)  # type: ignore[no-any-return]
     except _UNREADABLE:
-        pass  # judged below, in words
+        pass  # validated below, with messages
     try:
         return checked_json(model, bytes(value), unknown="ignore")
     except ValidationError as error:
@@ -160,6 +160,6 @@ def _upcast(type_name: str, value: bytes) -> tuple[str, bytes]:
     except (msgspec.DecodeError, RecursionError) as error:
         raise Invalid(f"event: {error}") from error
     except (LookupError, TypeError, ValueError, AttributeError) as error:
-        # An upcaster may rest on the fields of its version; bytes without them are no event of it.
+        # An upcaster may rely on the fields of its version; bytes without them are not an event of it.
         raise Invalid(f"event: does not fit version {number} of {base}: {type(error).__name__}") from error
     return f"{base}.v{number}", msgspec.json.encode(data)

@@ -1,6 +1,6 @@
-"""Which ledger events are decisions of the placer: what people who trace decisions are shown.
+"""Set of ledger events that are decisions of the placer, as shown to users who trace decisions.
 
-Every event that exists only inside ledger records is one, but for those in `BOOKKEEPING`.
+Every event that exists only inside ledger records is a decision, except those in `BOOKKEEPING`.
 """
 
 from penstock.model import ledger_events
@@ -51,4 +51,4 @@ DECISIONS: frozenset[type[Event]] = frozenset(
 )
 
 BOOKKEEPING: frozenset[type[Event]] = frozenset({ledger_events.TimerSet, ledger_events.TimerFired})
-"""Of the clock: when the placer wakes, and that it has."""
+"""Timer events: a timer was set, or has fired."""

@@ -1,6 +1,6 @@
 """CloudEvents 1.0 in Kafka's binary mode: attributes in `ce_*` headers, the event as JSON value.
 
-Beside the specification's attributes go `traceparent` (W3C Trace Context), `causationid` (id of the event
+Attributes beside the specification's: `traceparent` (W3C Trace Context), `causationid` (id of the event
 that led to this one) and `correlationid` (the job, so that everything about it can be found).
 """
 
@@ -23,7 +23,7 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class Envelope(msgspec.Struct, frozen=True):
-    """One event with its context. `id` is unique per source; resending keeps it."""
+    """One event with its context. `id` is unique per source; a resent event has the same one."""
 
     id: str
     source: str
@@ -39,7 +39,7 @@ class Envelope(msgspec.Struct, frozen=True):
         return f"{self.data.TYPE}.v{self.data.VERSION}"
 
 
-@lru_cache(maxsize=64)  # records of one batch share few moments
+@lru_cache(maxsize=64)  # few distinct times in a batch of records
 def rfc3339(time_ms: int) -> str:
     """`time_ms` since the epoch as CloudEvents writes it, in UTC with milliseconds."""
     return (
@@ -91,7 +91,7 @@ def to_wire(envelope: Envelope) -> tuple[Headers, bytes]:
 
 
 def from_wire(wire_headers: Headers, value: bytes, topic: str | None = None) -> Envelope:
-    """Reads one record. Raises an `EventError` whose `reason` a dead letter can carry.
+    """Reads one record. Raises an `EventError` with a `reason` for the dead letter.
 
     With `topic`, an event that belongs to another topic is `Undecodable`: it must not
     bypass its owner.
@@ -142,19 +142,19 @@ SIGNATURE = "signature"
 
 
 def signed_bytes(cell: str, event_id: str, type_name: str, value: bytes) -> bytes:
-    """What a node signs of an event. Names hold no NUL, so two events never share these bytes."""
+    """The bytes of an event that a node signs. Names contain no NUL, so two events never have the same bytes."""
     return b"\0".join((b"penstock node event", cell.encode(), event_id.encode(), type_name.encode(), value))
 
 
 def by_operator(event: Event) -> bool:
-    """Whether this is reported about a node by others, not by the node itself: a command, a watch, a probe, a proof from outside."""
+    """Whether this event about a node does not come from the node itself: a command, a watch, a probe, an external proof."""
     if isinstance(event, NodeLeft):
         return event.proof != "shutdown"
     return isinstance(event, NodeCordoned | NodeUncordoned | NodeSuspected | ProbeSent)
 
 
 def topic_of(event: Event) -> Topic:
-    """The topic that this event belongs on. Raises TypeError for facts that live in records only."""
+    """The topic that this event belongs on. Raises TypeError for events that exist in ledger records only."""
     if event.TOPIC is None:
         raise TypeError(f"{wire_type(type(event))} lives in ledger records only")
     return event.TOPIC

@@ -1,7 +1,7 @@
 """Errors of events.
 
 EventError
-├── Undecodable      bytes that are no JSON object, or headers that are no CloudEvent
+├── Undecodable      bytes that are not a JSON object, or headers that are not a CloudEvent
 ├── UnknownType      a type string that this version does not know
 ├── UnknownVersion   a known type, but a version that no upcaster reaches
 ├── Invalid          the fields do not fit the model; names field and remedy
@@ -11,7 +11,7 @@ EventError
 from typing import ClassVar, Literal
 
 Reason = Literal["undecodable", "unknown_type", "unknown_version", "invalid", "too_large", "failed", "forged"]
-"""Why something is dead-lettered; `failed`: it was read, but applying it failed; `forged`: its signature is not the node's."""
+"""Why a record is dead-lettered; `failed`: it was read, but applying it failed; `forged`: its signature is not the node's."""
 
 
 class EventError(Exception):

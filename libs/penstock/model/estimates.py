@@ -1,4 +1,4 @@
-"""Events of the estimator: what a job is expected to need and to take, trained models, profiling plans."""
+"""Events of the estimator: estimates of a job's resources and run time, trained models, profiling plans."""
 
 from typing import Annotated
 
@@ -12,7 +12,7 @@ from penstock.model.types import Estimate, Identifier, Milliseconds, ShortText, 
 
 @event
 class JobEstimated(Event, frozen=True, kw_only=True):
-    """What a job is expected to need; it may be placed from now on."""
+    """Estimate of a job's resources and run time; the job may be placed from now on."""
 
     TYPE = "penstock.job.estimated"
     TOPIC = Topic.ESTIMATES
@@ -21,7 +21,7 @@ class JobEstimated(Event, frozen=True, kw_only=True):
     job_id: Identifier
     estimate: Estimate
     attempt: Annotated[int, Meta(ge=0, le=1_000_000)] = 0
-    """The attempt that it is for, where an earlier one has failed; 0: the first."""
+    """The attempt that the estimate is for, where an earlier one has failed; 0: the first."""
 
 
 @event
@@ -40,7 +40,7 @@ class ModelTrained(Event, frozen=True, kw_only=True):
 
 
 class Bounds(Value, frozen=True, kw_only=True):
-    """What is most likely, and what it lies between with the level that stands beside it."""
+    """Most likely value, and its prediction interval at the level that is given with it."""
 
     middle: Annotated[float, Meta(ge=0)]
     low: Annotated[float, Meta(ge=0)]
@@ -49,7 +49,7 @@ class Bounds(Value, frozen=True, kw_only=True):
 
 @event
 class EtaEstimated(Event, frozen=True, kw_only=True):
-    """How long a running job will still take, from what it reported of its steps."""
+    """Estimated remaining time of a running job, from the steps that it reported."""
 
     TYPE = "penstock.job.eta_estimated"
     TOPIC = Topic.ESTIMATES
@@ -58,18 +58,18 @@ class EtaEstimated(Event, frozen=True, kw_only=True):
     job_id: Identifier
     attempt: Attempt
     at_ms: Milliseconds
-    """The moment from which on the time is counted."""
+    """Time from which `left_ms` counts."""
     done: Annotated[int, Meta(ge=0, le=1 << 53)]
-    """Iterations."""
+    """Iterations done."""
     left_ms: Bounds
     steps: Bounds
-    """Iterations that are left."""
+    """Remaining iterations."""
     step_ms: Bounds
     level: Annotated[float, Meta(gt=0, lt=1)]
     source: ShortText
     model_version: Identifier | None = None
     first_of_kind: bool = False
-    """Finished runs of other kinds of training have shown how far such an answer is off, and none of this kind."""
+    """The error of such estimates was measured on finished runs of other kinds of training, and on none of this kind."""
 
 
 class Probe(Value, frozen=True, kw_only=True):
@@ -86,7 +86,7 @@ class Probe(Value, frozen=True, kw_only=True):
 
 @event
 class ProfilePlanned(Event, frozen=True, kw_only=True):
-    """Which few placements of a network to measure next, the most useful first. Source: GENIE §III (light profiling)."""
+    """Profiling plan: the few placements of a network to measure next, the most useful first. Source: GENIE §III (light profiling)."""
 
     TYPE = "penstock.profile.planned"
     TOPIC = Topic.ESTIMATES
@@ -95,13 +95,13 @@ class ProfilePlanned(Event, frozen=True, kw_only=True):
     gpu_model: Identifier
     owner: Identifier
     model_version: Identifier
-    """Of the step model whose doubt the plan lessens."""
+    """Version of the step-time model; the plan reduces its uncertainty."""
     probes: Annotated[tuple[Probe, ...], Meta(min_length=1, max_length=64)]
 
 
 @event
 class StagesProfiled(Event, frozen=True, kw_only=True):
-    """How long one iteration uses storage, CPU, GPU and network: for interleaving. Source: Muri §5."""
+    """Profile of one iteration for interleaving: how long it uses storage, CPU, GPU and network. Source: Muri §5."""
 
     TYPE = "penstock.stages.profiled"
     TOPIC = Topic.ESTIMATES
@@ -109,7 +109,7 @@ class StagesProfiled(Event, frozen=True, kw_only=True):
     model: Identifier
     batch_size: Annotated[int, Meta(ge=1)]
     gpus: Annotated[int, Meta(ge=1)]
-    """Of all workers together."""
+    """GPUs of all workers together."""
     storage_ms: Annotated[float, Meta(ge=0)]
     cpu_ms: Annotated[float, Meta(ge=0)]
     gpu_ms: Annotated[float, Meta(ge=0)]
@@ -117,4 +117,4 @@ class StagesProfiled(Event, frozen=True, kw_only=True):
     idle_ms: Annotated[float, Meta(ge=0)]
     iteration_ms: Annotated[float, Meta(gt=0)]
     iterations: Annotated[int, Meta(ge=1)]
-    """That it rests on."""
+    """Number of iterations that the profile is computed from."""

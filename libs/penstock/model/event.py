@@ -1,7 +1,7 @@
-"""What every event is: a frozen struct with an explicit type string and an integer version.
+"""Base class and registry of events: frozen structs with an explicit type string and an integer version.
 
 A published version never changes (style 4): a new optional field keeps the version, a changed meaning
-gets a new one with an upcaster. The registry is the one list of what exists.
+gets a new one with an upcaster. The registry is the only list of events.
 """
 
 from functools import cache
@@ -21,7 +21,7 @@ class Event(Value, frozen=True, gc=False):
     VERSION: ClassVar[int] = 1
     TOPIC: ClassVar[Topic | None] = None
     MAX_BYTES: ClassVar[int] = MAX_EVENT_BYTES
-    """Of the JSON value on every topic."""
+    """Maximum size of the JSON value on every topic."""
 
     def subject(self) -> str:
         """What the event is about (CloudEvents `subject`): the first identifier field."""

@@ -24,12 +24,12 @@ Token = Annotated[int, Meta(ge=0, le=1 << 53)]
 Attempt = Annotated[int, Meta(ge=1, le=1_000_000)]
 PublicKey = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]{86}\Z")]
 Operator = Annotated[str, Meta(min_length=1, max_length=255)]
-"""Who acted: the tenant and name of the token, as `ops/on-call`; without tokens the user who runs the gateway, as `ada@workstation-7`."""
+"""User who acted: the tenant and name of the token, as `ops/on-call`; without tokens the user who runs the gateway, as `ada@workstation-7`."""
 
 
 @event
 class JobSubmitted(Event, frozen=True, kw_only=True):
-    """A user asks for a job to be run."""
+    """A user submits a job."""
 
     TYPE = "penstock.job.submitted"
     TOPIC = Topic.JOBS
@@ -40,7 +40,7 @@ class JobSubmitted(Event, frozen=True, kw_only=True):
 
 @event
 class JobCancelRequested(Event, frozen=True, kw_only=True):
-    """A user no longer wants a job; what runs of it is stopped."""
+    """A user cancels a job; its running tasks are stopped."""
 
     TYPE = "penstock.job.cancel_requested"
     TOPIC = Topic.JOBS
@@ -51,12 +51,12 @@ class JobCancelRequested(Event, frozen=True, kw_only=True):
     by: ShortText = ""
     """As `Operator`; empty: not known."""
     tenant: Identifier | None = None
-    """Whose jobs alone the caller may cancel; None: any job, as an operator may."""
+    """The caller may cancel only jobs of this tenant; None: any job, as an operator may."""
 
 
 @event
 class JobHoldRequested(Event, frozen=True, kw_only=True):
-    """A job is not to start until it is released. What runs of it runs on; it does not start again after that."""
+    """A user holds a job: it does not start until it is released. A running attempt continues; no further one starts."""
 
     TYPE = "penstock.job.hold_requested"
     TOPIC = Topic.JOBS
@@ -67,14 +67,14 @@ class JobHoldRequested(Event, frozen=True, kw_only=True):
     by: ShortText = ""
     """As `Operator`; empty: not known."""
     tenant: Identifier | None = None
-    """Whose jobs alone the caller may hold; None: any job, as an operator may."""
+    """The caller may hold only jobs of this tenant; None: any job, as an operator may."""
     after: Annotated[int, Meta(ge=0)] = 0
-    """Ledger seq as of which the caller's gateway knew the job: sent again later, the command is not obeyed. 0: not known."""
+    """Ledger seq up to which the caller's gateway knew the job: a copy sent after a newer command is refused. 0: not known."""
 
 
 @event
 class JobReleaseRequested(Event, frozen=True, kw_only=True):
-    """The end of a hold: the job waits at its place by submission, and its wait begins anew."""
+    """A user ends a hold: the job queues at its place by submission, and its waiting time starts anew."""
 
     TYPE = "penstock.job.release_requested"
     TOPIC = Topic.JOBS
@@ -85,14 +85,14 @@ class JobReleaseRequested(Event, frozen=True, kw_only=True):
     by: ShortText = ""
     """As `Operator`; empty: not known."""
     tenant: Identifier | None = None
-    """Whose jobs alone the caller may release, where no operator holds them; None: any job."""
+    """The caller may release only jobs of this tenant that no operator holds; None: any job."""
     after: Annotated[int, Meta(ge=0)] = 0
-    """Ledger seq as of which the caller's gateway knew the job: sent again later, the command is not obeyed. 0: not known."""
+    """Ledger seq up to which the caller's gateway knew the job: a copy sent after a newer command is refused. 0: not known."""
 
 
 @event
 class JobCheckpointRequested(Event, frozen=True, kw_only=True):
-    """A running job is to save what it has done, and to train on."""
+    """A user asks a running job to save a checkpoint and to continue training."""
 
     TYPE = "penstock.job.checkpoint_requested"
     TOPIC = Topic.JOBS
@@ -103,7 +103,7 @@ class JobCheckpointRequested(Event, frozen=True, kw_only=True):
     by: ShortText = ""
     """As `Operator`; empty: not known."""
     tenant: Identifier | None = None
-    """Whose jobs alone the caller may ask; None: any job, as an operator may."""
+    """The caller may ask only jobs of this tenant; None: any job, as an operator may."""
 
 
 class RunningTask(Value, frozen=True, kw_only=True):
@@ -117,7 +117,7 @@ Fault = Literal["xid", "ecc", "fell_off_bus", "thermal"]
 
 
 class GpuFault(Value, frozen=True, kw_only=True):
-    """A GPU that broke since its machine booted, and was not repaired."""
+    """A GPU that has failed since its machine booted, and was not repaired."""
 
     uuid: Identifier
     fault: Fault
@@ -126,7 +126,7 @@ class GpuFault(Value, frozen=True, kw_only=True):
 
 @event
 class NodeJoined(Event, frozen=True, kw_only=True):
-    """A node-reporter (re)started. `tasks`: everything of ours that is alive there."""
+    """A node-reporter (re)started. `tasks`: all tasks of Penstock that are alive there."""
 
     TYPE = "penstock.node.joined"
     TOPIC = Topic.NODES
@@ -135,13 +135,13 @@ class NodeJoined(Event, frozen=True, kw_only=True):
     node: NodeSpec
     tasks: Annotated[tuple[RunningTask, ...], Meta(max_length=1_024)] = ()
     incarnation: Token = 0
-    """Rises with each joining of this node, over restarts and boots: what is not above the last is a late copy. 0: not reported."""
+    """Increases with each joining of this node, across restarts and boots: a joining that is not above the last one is a late copy. 0: not reported."""
     faults: Annotated[tuple[GpuFault, ...], Meta(max_length=MAX_GPUS_PER_NODE)] = ()
-    """They belong to the machine: a restart of its reporter repairs nothing."""
+    """Faults of the machine: a restart of its reporter does not repair them."""
     leases: bool = False
-    """Whether it ends tasks whose lease has run out (`StartTask.lease_ms`); reporters of earlier versions do not."""
+    """Whether the reporter ends tasks with an expired lease (`StartTask.lease_ms`); reporters of earlier versions do not."""
     public_key: PublicKey | None = None
-    """Ed25519 and X25519, in URL-safe base64: what the node sends is signed from now on. None: it does not sign."""
+    """Ed25519 and X25519, in URL-safe base64: the node signs its events from now on. None: it does not sign."""
 
     def subject(self) -> str:
         return self.node.node_id
@@ -157,7 +157,7 @@ class NodeChanged(Event, frozen=True, kw_only=True):
 
     node: NodeSpec
     incarnation: Token = 0
-    """Of the joining after which it changed; 0: not reported."""
+    """Incarnation of the joining before the change; 0: not reported."""
 
     def subject(self) -> str:
         return self.node.node_id
@@ -172,7 +172,7 @@ class NodeEvent(Event, frozen=True, kw_only=True):
 
 
 class TaskEvent(NodeEvent, frozen=True, kw_only=True):
-    """Base of what a node reports of a task. `token`: of the order that started it, or that is refused."""
+    """Base of a node's reports about a task. `token`: of the order that started it, or that is refused."""
 
     task_id: Identifier
     token: Token
@@ -180,26 +180,26 @@ class TaskEvent(NodeEvent, frozen=True, kw_only=True):
 
 @event
 class NodeLeft(NodeEvent, frozen=True, kw_only=True):
-    """The node is gone for sure; `proof` is how that is known (LAW 5)."""
+    """The node is proven gone; `proof` is the kind of proof (LAW 5)."""
 
     TYPE = "penstock.node.left"
     OMITTED = ("by", "reason", "probe")
 
     boot_id: Identifier
     proof: Literal["shutdown", "deleted", "fenced", "lease_outlived"]
-    """`fenced`: somebody made sure of it (power cut, machine destroyed); believed even while the cell is frozen."""
+    """`fenced`: a person or a program made sure of it (power cut, machine destroyed); accepted even while the cell is frozen."""
     incarnation: Token = 0
-    """Of the joining that this ends; 0: not known."""
+    """Incarnation of the joining that this ends; 0: not known."""
     by: ShortText = ""
-    """Who made sure, where a person did; `reason`: why."""
+    """The person who made sure, if one did; `reason`: why."""
     reason: ShortText = ""
     probe: Token = 0
-    """Of the probe that stayed unanswered; 0: somebody else knows of the lease."""
+    """Token of the unanswered probe; 0: the end of the lease is known from another source."""
 
 
 @event
 class NodeCordoned(NodeEvent, frozen=True, kw_only=True):
-    """An operator takes a node out of use: nothing new is placed there until it is uncordoned, however often it joins."""
+    """An operator takes a node out of use: no further task is placed there until it is uncordoned, however often it joins."""
 
     TYPE = "penstock.node.cordoned"
     OMITTED = ("drain", "after")
@@ -209,7 +209,7 @@ class NodeCordoned(NodeEvent, frozen=True, kw_only=True):
     by: Operator
     reason: ShortText
     after: Annotated[int, Meta(ge=0)] = 0
-    """Ledger seq as of which the operator's gateway knew the node: sent again later, the command is not obeyed. 0: not known."""
+    """Ledger seq up to which the operator's gateway knew the node: a copy sent after a newer command is refused. 0: not known."""
 
 
 @event
@@ -222,12 +222,12 @@ class NodeUncordoned(NodeEvent, frozen=True, kw_only=True):
     by: Operator
     reason: ShortText
     after: Annotated[int, Meta(ge=0)] = 0
-    """Ledger seq as of which the operator's gateway knew the node: sent again later, the command is not obeyed. 0: not known."""
+    """Ledger seq up to which the operator's gateway knew the node: a copy sent after a newer command is refused. 0: not known."""
 
 
 @event
 class NodeSuspected(NodeEvent, frozen=True, kw_only=True):
-    """Somebody noticed silence (a watch broke, a node lease was missed). Silence is not death."""
+    """A node was noticed to be silent (a watch broke, a node lease was missed). Silence is not death (LAW 5)."""
 
     TYPE = "penstock.node.suspected"
 
@@ -236,7 +236,7 @@ class NodeSuspected(NodeEvent, frozen=True, kw_only=True):
 
 @event
 class ProbeSent(NodeEvent, frozen=True, kw_only=True):
-    """A probe is in the log, where its node can read it: from now on the time counts."""
+    """A probe is in the log, where its node can read it: the node's time to answer starts."""
 
     TYPE = "penstock.node.probe_sent"
 
@@ -246,21 +246,21 @@ class ProbeSent(NodeEvent, frozen=True, kw_only=True):
 
 @event
 class GpuFaulted(NodeEvent, frozen=True, kw_only=True):
-    """A GPU broke: nothing new is placed on it until its node joins without the fault, or changes."""
+    """A GPU failed: no further task is placed on it until its node joins without the fault, or changes."""
 
     TYPE = "penstock.gpu.faulted"
 
     OMITTED = ("uuid", "incarnation")
 
     gpu: GpuIndex
-    """Its index when it broke."""
+    """Its index at the time of the fault."""
     uuid: Identifier | None = None
-    """Names the GPU. None, from earlier versions: the index does."""
+    """Identifies the GPU. None, from earlier versions: the index identifies it."""
     fault: Fault
     code: Annotated[int, Meta(ge=0)] = 0
     detail: ShortText = ""
     incarnation: Token = 0
-    """Of the joining after which it broke; a later joining names what is still broken. 0: not reported."""
+    """Incarnation of the joining before the fault; a later joining lists the remaining faults. 0: not reported."""
 
 
 @event
@@ -273,14 +273,14 @@ class TaskStarted(TaskEvent, frozen=True, kw_only=True):
     pid: Annotated[int, Meta(ge=0)]
     started_ms: Milliseconds
     opened_ms: Milliseconds | None = None
-    """When those before it on its GPUs were proven dead, where it launched beside them: it is reported then, and had no GPU before."""
+    """Of a task that launched while others held its GPUs: when these were proven dead. The event is reported then; before, the task had no GPU."""
 
 
 @event
 class TaskPhaseChanged(TaskEvent, frozen=True, kw_only=True):
     """The training script reported its phase. Source: Liquid §3 eq. 1 (launch, train, save).
 
-    `ready`: it has launched, and waits for its GPUs (`JobSpec.prelaunch`).
+    `ready`: the script has launched, and waits for its GPUs (`JobSpec.prelaunch`).
     """
 
     TYPE = "penstock.task.phase_changed"
@@ -298,60 +298,60 @@ class TaskCheckpointed(TaskEvent, frozen=True, kw_only=True):
 
     at_ms: Milliseconds
     path: ShortText = ""
-    """Its folder, as the node knows it."""
+    """Folder of the checkpoint, as a path on the node."""
     iteration: Annotated[int, Meta(ge=0, le=1 << 53)] | None = None
-    """How many were over; None: not reported."""
+    """Iterations done when it was saved; None: not reported."""
     size_bytes: Annotated[int, Meta(ge=0, le=1 << 60)] = 0
     save_ms: Annotated[int, Meta(ge=0, le=86_400_000)] = 0
-    """What saving it took; training stood still."""
+    """Time that saving took; training paused meanwhile."""
     shared: bool = False
-    """Other nodes find it at the same name in their own folder of checkpoints."""
+    """Other nodes find it under the same name in their own folder of checkpoints."""
 
 
 @event
 class CheckpointFetched(TaskEvent, frozen=True, kw_only=True):
-    """A task that is about to start has its job's checkpoint from the node that saved it, or does without."""
+    """Before a task starts, its node has fetched the job's checkpoint from the node that saved it, or failed to."""
 
     TYPE = "penstock.task.checkpoint_fetched"
     OMITTED = ("path", "iteration", "size_bytes", "fetch_ms", "problem")
 
     at_ms: Milliseconds
     from_node: Identifier
-    """That was asked for it."""
+    """The node that was asked for it."""
     path: ShortText = ""
-    """Its folder on this node; empty: it was not fetched."""
+    """Folder of the checkpoint on this node; empty: it was not fetched."""
     iteration: Annotated[int, Meta(ge=0, le=1 << 53)] | None = None
-    """How many were over when it was saved. None: it was not fetched."""
+    """Iterations done when it was saved. None: it was not fetched."""
     size_bytes: Annotated[int, Meta(ge=0, le=1 << 60)] = 0
     fetch_ms: Annotated[int, Meta(ge=0, le=86_400_000)] = 0
     problem: ShortText = ""
-    """Why it was not fetched, with the remedy; the task starts all the same."""
+    """Why it was not fetched, with the remedy; the task starts nevertheless."""
 
 
 @event
 class StepsMeasured(TaskEvent, frozen=True, kw_only=True):
-    """A training reported how far it has come. Reported at growing distances, so that a long job's events grow with its log."""
+    """Progress of a training job. Reported at growing intervals, so that the number of events grows with the logarithm of the job's length."""
 
     TYPE = "penstock.steps.measured"
     OMITTED = ("waited_ms", "missed_turns")
 
     at_ms: Milliseconds
     done: Annotated[int, Meta(ge=1, le=1 << 53)]
-    """Iterations since the job began; a script that resumes goes on counting from its checkpoint."""
+    """Iterations since the job began; a script that resumes continues the count of its checkpoint."""
     total: Annotated[int, Meta(ge=1, le=1 << 53)] | None = None
-    """How many it means to do, if it reported that."""
+    """Planned number of iterations; None: not reported."""
     steps: Annotated[int, Meta(ge=0, le=1 << 53)] = 0
-    """Iterations in the window that `step_ms` is the mean of; 0: no window yet."""
+    """Iterations in the window over which `step_ms` is the mean; 0: no window yet."""
     step_ms: Annotated[float, Meta(ge=0, le=1e9)] = 0.0
     loss: Annotated[float, Meta(ge=-1e100, le=1e100)] | None = None
     waited_ms: Annotated[float, Meta(ge=0, le=1e9)] = 0.0
-    """Of `step_ms`: what it waited for its turn at a resource, as a member of a group."""
+    """Part of `step_ms` spent waiting for its turn at a resource, as a member of a group."""
     missed_turns: Annotated[int, Meta(ge=0, le=1 << 53)] = 0
-    """Stages of the window that were entered beside another member, who did not leave in time."""
+    """Number of stages in the window that were entered while another member, which did not leave in time, was still in them."""
 
 
 class StageSample(Value, frozen=True, kw_only=True):
-    """What an iteration used during `lasted_ms`, of each resource in a unit of its own."""
+    """Resource usage of an iteration during `lasted_ms`; each resource has its own unit."""
 
     lasted_ms: Annotated[float, Meta(gt=0, le=86_400_000)]
     storage: Annotated[float, Meta(ge=0)] = 0.0
@@ -362,7 +362,7 @@ class StageSample(Value, frozen=True, kw_only=True):
 
 @event
 class StagesMeasured(TaskEvent, frozen=True, kw_only=True):
-    """What some whole iterations used, piece by piece. Source: Muri §5 (tens of iterations make a stable profile)."""
+    """Resource usage of some whole iterations, as consecutive samples. Source: Muri §5 (tens of iterations make a stable profile)."""
 
     TYPE = "penstock.stages.measured"
 
@@ -372,18 +372,18 @@ class StagesMeasured(TaskEvent, frozen=True, kw_only=True):
 
 
 class JobProgress(Value, frozen=True, kw_only=True):
-    """What a job has reported of itself. Reals, since thresholds and ties are judged on them."""
+    """Progress of a job as it reported it. Real numbers, since thresholds and ties are compared on them."""
 
     job_id: Identifier
     attained_s: Annotated[float, Meta(ge=0)]
     """Time it has run, all attempts together."""
     remaining_s: Annotated[float, Meta(ge=0)] | None = None
-    """Time it still needs alone on what it asked for; None where that is not known."""
+    """Remaining run time alone on the requested resources; None: not known."""
 
 
 @event
 class WorkProgressed(NodeEvent, frozen=True, kw_only=True):
-    """Jobs reported how far they are: at a threshold, or because somebody else's change made it matter."""
+    """Progress of jobs, reported at a threshold or when a change of another job makes it relevant."""
 
     TYPE = "penstock.work.progressed"
 
@@ -392,13 +392,13 @@ class WorkProgressed(NodeEvent, frozen=True, kw_only=True):
 
 @event
 class TaskExited(TaskEvent, frozen=True, kw_only=True):
-    """A task's process group is proven to have ended; only now may its GPUs be given to others."""
+    """A task's process group is proven to have ended; only now may its GPUs be allocated to other tasks."""
 
     TYPE = "penstock.task.exited"
     OMITTED = ("exhausted",)
 
     cause: Literal["exited", "stopped", "start_failed", "out_of_memory", "lost"]
-    """`lost`: died while nobody could read its code (its machine rebooted)."""
+    """`lost`: it ended while no process could read its exit code (its machine rebooted)."""
     exit_code: Annotated[int, Meta(ge=0, le=255)] | None = None
     signal: Annotated[int, Meta(ge=1, le=64)] | None = None
     started_ms: Milliseconds
@@ -406,7 +406,7 @@ class TaskExited(TaskEvent, frozen=True, kw_only=True):
     usage: Usage = Usage()
     detail: ShortText = ""
     exhausted: Literal["", "host_memory", "gpu_memory"] = ""
-    """Which memory an allocation of the task failed in, whatever its `cause`: the kernel's kill, or what its last lines report. Empty:
+    """The memory in which an allocation of the task failed, whatever its `cause`, by the kernel's kill or the task's last lines. Empty:
     none, or not reported."""
 
 
@@ -421,7 +421,7 @@ class OrderRefused(TaskEvent, frozen=True, kw_only=True):
     reason: Literal["stale_token", "unknown_gpu", "occupied", "unknown_task", "wrong_node"]
     highest_token: Token
     missing_gpus: Annotated[tuple[Identifier, ...], Meta(max_length=MAX_GPUS_PER_NODE)] = ()
-    """UUIDs that the order names and the node does not have: nothing is placed there until it joins or changes again."""
+    """UUIDs that the order names and the node does not have: no task is placed there until the node joins or changes again."""
     detail: ShortText = ""
 
 
@@ -435,7 +435,7 @@ class TelemetrySampled(Event, frozen=True, kw_only=True):
 
     node_id: Identifier
     task_id: Identifier | None = None
-    """None: of the node as a whole."""
+    """None: the sample is of the node as a whole."""
     at_ms: Milliseconds
     gpu: GpuIndex | None = None
     gpu_utilisation_percent: Annotated[float, Meta(ge=0, le=100)] | None = None
@@ -448,12 +448,12 @@ class TelemetrySampled(Event, frozen=True, kw_only=True):
     cpu_stalled_percent: Annotated[float, Meta(ge=0, le=100)] | None = None
     """Part of the time in which some thread of the task, or of the node, waited for a core (pressure stall information, `cpu.pressure`, some)."""
     memory_bandwidth_percent: Annotated[float, Meta(ge=0)] | None = None
-    """Memory traffic of the task, or of the node, in percent of what the node can do (resctrl, MBM)."""
+    """Memory traffic of the task, or of the node, in percent of the node's memory bandwidth (resctrl, MBM)."""
 
 
 @event
 class DeadLettered(Event, frozen=True, kw_only=True):
-    """A record that could not be read or applied, with the reason. The record itself lies at its place, whole."""
+    """A record that could not be read or applied, with the reason. The record itself remains whole in its topic."""
 
     TYPE = "penstock.record.dead_lettered"
     VERSION = 2
@@ -476,11 +476,11 @@ class DeadLettered(Event, frozen=True, kw_only=True):
     ]
     detail: ShortText
     headers: dict[str, str] = field(default_factory=dict)
-    """The event's attributes; of other headers the length."""
+    """The event's attributes; of other headers only the length."""
     size_bytes: Annotated[int, Meta(ge=0)]
-    """Of the record's value."""
+    """Size of the record's value."""
     sha256: Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
-    """Of the record's value."""
+    """Digest of the record's value."""
     outline: Annotated[str, Meta(max_length=MAX_OUTLINE_CHARS)]
     """The value's names, kinds and lengths as JSON, without its texts and numbers: they may be secrets."""
 

@@ -22,13 +22,13 @@ from penstock.model.types import (
     Value,
 )
 
-MAX_RANKS = 1_024  # changes of the queue in one fact: a quarter of what a record may take
-MAX_CANDIDATES = 5  # an explanation keeps the top five (issue: `why`)
+MAX_RANKS = 1_024  # changes of the queue in one event: a quarter of a record's maximum size
+MAX_CANDIDATES = 5  # an explanation has the top five (`why`)
 
 
 @event
 class TermStarted(Event, frozen=True, kw_only=True):
-    """A placer took over. Its record alone may raise the term (LAW 3)."""
+    """A placer took over. Only its record may raise the term (LAW 3)."""
 
     TYPE = "penstock.term.started"
     OMITTED = ("code_version", "fold_version")
@@ -37,16 +37,16 @@ class TermStarted(Event, frozen=True, kw_only=True):
     placer_id: Identifier
     settings: PlacerSettings
     code_version: ShortText = ""
-    """Of the package that decides this term's records; empty: not recorded."""
+    """Version of the package that decides this term's records; empty: not recorded."""
     fold_version: Annotated[int, Meta(ge=0)] = 0
     """Its `penstock.ledger.evolve.FOLD_VERSION`; 0: not recorded."""
 
 
 @event
 class InputAccepted(Event, frozen=True, kw_only=True):
-    """An operator accepts that an input is not the one that was answered so far: it was truncated or created anew.
+    """An operator accepts that an input topic is not the one that was answered so far: it was truncated or created anew.
 
-    Stands behind the `TermStarted` of a term of its own.
+    Follows the `TermStarted` of a term of its own.
     """
 
     TYPE = "penstock.input.accepted"
@@ -54,11 +54,11 @@ class InputAccepted(Event, frozen=True, kw_only=True):
     topic: ShortText
     partition: Annotated[int, Meta(ge=0)]
     position: Annotated[int, Meta(ge=0)]
-    """Offset of the next record to answer, as the ledger had it."""
+    """Offset of the next record to answer, before this event."""
     offset: Annotated[int, Meta(ge=0)]
-    """As it is from now on."""
+    """Offset of the next record to answer, from now on."""
     end: Annotated[int, Meta(ge=0)]
-    """Where the partition ended then."""
+    """End of the partition at that time."""
     reason: ShortText = ""
 
 
@@ -66,16 +66,16 @@ class InputAccepted(Event, frozen=True, kw_only=True):
 class LedgerAccepted(Event, frozen=True, kw_only=True):
     """An operator accepts that this ledger has lost records: it was truncated, or restored from an older copy.
 
-    Stands behind the `TermStarted` of a term of its own. Nothing is placed until every node has joined anew and what it ran
-    of the lost records is dead.
+    Follows the `TermStarted` of a term of its own. No job is placed until every node has joined anew and its tasks of the lost
+    records are dead.
     """
 
     TYPE = "penstock.ledger.accepted"
 
     epoch: Annotated[int, Meta(ge=1, le=MAX_EPOCH)]
-    """Of all tokens from now on; higher than any before."""
+    """Epoch of all tokens from now on; higher than any before."""
     nodes_offset: Annotated[int, Meta(ge=0)]
-    """End of the nodes' topic at that moment: a joining before it says nothing about what is lost."""
+    """End of the nodes' topic at that time: a joining before it gives no information about the lost records."""
     reason: ShortText = ""
 
 
@@ -90,16 +90,16 @@ class PlacementDecided(Event, frozen=True, kw_only=True):
     attempt: Attempt
     tasks: Annotated[tuple[TaskPlacement, ...], Meta(min_length=1, max_length=512)]
     unit: UnitRef | None = None
-    """Of the proposed plan that it belongs to: all jobs of a unit are placed in one record."""
+    """Unit of a proposed plan that the job belongs to: all jobs of a unit are placed in one record."""
     group: Identifier | None = None
-    """It shares the GPUs of these places with the members of this group (`GroupDecided`); None: it has them alone."""
+    """The job shares the GPUs of these places with the members of this group (`GroupDecided`); None: it has them alone."""
     after: Annotated[tuple[Identifier, ...], Meta(max_length=512)] = ()
-    """Jobs that are being stopped, or come to their end, and still hold some of these GPUs and cores: its tasks start there as soon as theirs
+    """Jobs that are being stopped or about to end, and still hold some of these GPUs and cores: this job's tasks start there as soon as theirs
     have ended."""
     prelaunch: bool = False
-    """Its tasks launch before that, and wait for their GPUs where they begin to train (`JobSpec.prelaunch`)."""
+    """The tasks launch before these have ended, and wait for their GPUs where training begins (`JobSpec.prelaunch`)."""
     borrows: bool = False
-    """It has no GPUs, and some of its cores are reserved for jobs that have: they may be reclaimed (`penstock.model.arrays`)."""
+    """The job has no GPUs, and some of its cores are reserved for jobs with GPUs: they may be reclaimed (`penstock.model.arrays`)."""
 
 
 @event
@@ -121,14 +121,14 @@ class StopDecided(Event, frozen=True, kw_only=True):
         "queue_timeout",
         "predecessor_late",
     ]
-    """`completed`: every worker succeeded; the parameter servers are no longer needed. `drained`: its node is emptied.
-    `queue_timeout`: no answer came to its start while it might wait. `predecessor_late`: who was to end before it did not, or not in time."""
+    """`completed`: every worker succeeded; the parameter servers are no longer needed. `drained`: its node is drained.
+    `queue_timeout`: its start was not confirmed within its queue timeout. `predecessor_late`: a job that was to end before it did not, or not in time."""
     grace_ms: Annotated[int, Meta(ge=0)]
 
 
 @event
 class JobPreempted(Event, frozen=True, kw_only=True):
-    """A running job gave way to another; it will queue again at its old place."""
+    """A running job is preempted for another one; it will queue again at its former place."""
 
     TYPE = "penstock.job.preempted"
 
@@ -150,13 +150,13 @@ class JobRequeued(Event, frozen=True, kw_only=True):
     reason: Literal["failed", "node_lost", "preempted", "migrated", "refused", "drained", "predecessor_late"]
     not_before_ms: Milliseconds | None = None
     estimate_again: bool = False
-    """It ran out of memory under a cap that it had not asked for: it queues once it is estimated anew, and the attempt does not
-    count against its own."""
+    """The job ran out of memory under a cap that it had not requested: it queues after a new estimate, and the attempt does not
+    count against its maximum."""
 
 
 @event
 class JobQueued(Event, frozen=True, kw_only=True):
-    """Back-off is over."""
+    """The back-off of a job is over; it queues again."""
 
     TYPE = "penstock.job.queued"
 
@@ -165,7 +165,7 @@ class JobQueued(Event, frozen=True, kw_only=True):
 
 @event
 class JobFoundUnschedulable(Event, frozen=True, kw_only=True):
-    """It fits on no node of the cell even when empty; it ends unless a node joins in time.
+    """The job does not fit the cell even when it is empty; it ends unless a node joins in time.
 
     Ledgers of earlier versions write `JobFoundSchedulable` as this event with an empty reason.
     """
@@ -178,7 +178,7 @@ class JobFoundUnschedulable(Event, frozen=True, kw_only=True):
 
 @event
 class JobFoundSchedulable(Event, frozen=True, kw_only=True):
-    """It was unschedulable and now fits the empty cell: a node joined or changed. It queues at its old place."""
+    """An unschedulable job now fits the empty cell: a node joined or changed. It queues at its former place."""
 
     TYPE = "penstock.job.found_schedulable"
 
@@ -186,19 +186,19 @@ class JobFoundSchedulable(Event, frozen=True, kw_only=True):
 
 
 class JobRank(Value, frozen=True, kw_only=True):
-    """A job's place in the order of a policy that keeps one; compared by level, chosen first, position."""
+    """A job's rank in a policy's own order; ranks are compared by level, chosen first, position."""
 
     job_id: Identifier
     level: Annotated[int, Meta(ge=0, le=15)]
-    """Which of its queues; 0 is served first."""
+    """Number of the policy's queue; 0 is served first."""
     chosen: bool
-    """Whether it is among those that shall run."""
+    """Whether the policy has chosen the job to run."""
     position: Annotated[int, Meta(ge=-(1 << 53), le=1 << 53)]
 
 
 @event
 class JobsRanked(Event, frozen=True, kw_only=True):
-    """A policy moved these jobs within its queues; all others keep their places."""
+    """A policy moved these jobs within its queues; all others retain their ranks."""
 
     TYPE = "penstock.jobs.ranked"
 
@@ -207,7 +207,7 @@ class JobsRanked(Event, frozen=True, kw_only=True):
 
 @event
 class JobEnded(Event, frozen=True, kw_only=True):
-    """The job is over; nothing of it runs any more."""
+    """The job has ended; none of its tasks runs any more."""
 
     TYPE = "penstock.job.ended"
 
@@ -221,7 +221,7 @@ class JobEnded(Event, frozen=True, kw_only=True):
 
 @event
 class TaskLost(Event, frozen=True, kw_only=True):
-    """A task is proven dead although its node never reported it (new boot id, node left)."""
+    """A task is proven dead although its node never reported its exit (new boot id, node left)."""
 
     TYPE = "penstock.task.lost"
 
@@ -252,8 +252,8 @@ class NodeProbed(NodeFact, frozen=True, kw_only=True):
 
 @event
 class ProbeExpired(NodeFact, frozen=True, kw_only=True):
-    """A probe was in the log for the longest lease of its node's tasks and a margin. `NodeLeft` with `lease_outlived` follows in the
-    nodes' topic, unless the node's answer stands there before it."""
+    """A probe was in the log for the longest lease of its node's tasks plus a margin. `NodeLeft` with `lease_outlived` follows in the
+    nodes' topic, unless the node's answer precedes it there."""
 
     TYPE = "penstock.node.probe_expired"
 
@@ -262,29 +262,29 @@ class ProbeExpired(NodeFact, frozen=True, kw_only=True):
 
 @event
 class NodeJoinRefused(NodeFact, frozen=True, kw_only=True):
-    """A joining does not count, and its node is to know, until one counts."""
+    """A joining is refused, and its node is informed until one is accepted."""
 
     TYPE = "penstock.node.join_refused"
     OMITTED = ("public_key",)
 
     boot_id: Identifier
     incarnation: Token
-    """Of the joining that is refused."""
+    """Incarnation of the refused joining."""
     reason: JoinRefusal
     public_key: PublicKey | None = None
-    """Of that joining, where it was signed with another key than the node's."""
+    """Key of that joining, where it was signed with another key than the node's."""
 
 
 @event
 class NodeRestored(NodeFact, frozen=True, kw_only=True):
-    """A Suspect node spoke again."""
+    """A suspect node has reported again."""
 
     TYPE = "penstock.node.restored"
 
 
 @event
 class CellFrozen(Event, frozen=True, kw_only=True):
-    """Most nodes vanished at once: nobody is evicted and nothing is placed until they return (LAW 5)."""
+    """Most nodes vanished at once: no job is evicted and none is placed until they return (LAW 5)."""
 
     TYPE = "penstock.cell.frozen"
 
@@ -293,7 +293,7 @@ class CellFrozen(Event, frozen=True, kw_only=True):
 
 @event
 class CellThawed(Event, frozen=True, kw_only=True):
-    """Enough nodes are back; placing goes on."""
+    """Enough nodes are back; placement resumes."""
 
     TYPE = "penstock.cell.thawed"
 
@@ -302,20 +302,20 @@ class CellThawed(Event, frozen=True, kw_only=True):
 
 @event
 class ChoiceFailed(Event, frozen=True, kw_only=True):
-    """Deciding raised an exception: this choice was not taken. The other facts of its record stand."""
+    """A decision raised an exception and was not taken. The other events of its record are valid."""
 
     TYPE = "penstock.choice.failed"
 
     profile: Identifier
-    """Whose policy was asked, or in whose term the placer itself failed."""
+    """Profile of the policy that failed, or of the term in which the placer itself failed."""
     job_id: Identifier | None = None
-    """Whose placement was asked for. None: everything that would have followed in this record is missing."""
+    """The job to be placed. None: all further events of this record are missing."""
     error: ShortText
     """The last line of the traceback, and where it was raised."""
 
 
 class TimerSubject(Value, frozen=True, kw_only=True):
-    """What a timer is about; enough to judge on firing whether it still matters."""
+    """Subject of a timer; enough to decide on firing whether the timer is still relevant."""
 
     kind: Literal[
         "backoff",
@@ -337,7 +337,7 @@ class TimerSubject(Value, frozen=True, kw_only=True):
 
 @event
 class TimerSet(Event, frozen=True, kw_only=True):
-    """Asks for `TimerFired` at or after `at_ms`. A timer about a job ends with what it waits for."""
+    """Sets a timer: `TimerFired` follows at or after `at_ms`. A timer about a job is cancelled when its condition no longer holds."""
 
     TYPE = "penstock.timer.set"
 
@@ -348,7 +348,7 @@ class TimerSet(Event, frozen=True, kw_only=True):
 
 @event
 class TimerFired(Event, frozen=True, kw_only=True):
-    """An input without a topic: the shell feeds it when the ledger's time has come."""
+    """A timer fired. An input without a topic: the placer's shell feeds it when the ledger's time has reached `at_ms`."""
 
     TYPE = "penstock.timer.fired"
 
@@ -359,8 +359,8 @@ class TimerFired(Event, frozen=True, kw_only=True):
 class ProposalAnswered(Event, frozen=True, kw_only=True):
     """The placer's answer to a proposal: done as asked, or refused with the reason (LAW 1).
 
-    Of a plan each unit is answered: so many were started, so many wait until what is being stopped has ended, and these are
-    refused. It is accepted where any is; else `reason` is that of the first one.
+    Each unit of a plan is answered: it is started, waits until the stopped jobs have ended, or is refused. The plan is accepted if any
+    unit is; else `reason` is that of the first one.
     """
 
     TYPE = "penstock.proposal.answered"
@@ -372,17 +372,17 @@ class ProposalAnswered(Event, frozen=True, kw_only=True):
     reason: Literal["", Refused] = ""
     detail: ShortText = ""
     started: Annotated[int, Meta(ge=0, le=MAX_PROPOSED_UNITS)] = 0
-    """Units of a plan, started in this record."""
+    """Number of units of a plan that are started in this record."""
     waiting: Annotated[int, Meta(ge=0, le=MAX_PROPOSED_UNITS)] = 0
-    """Units of a plan for which nodes are kept (`PlanAdopted`)."""
+    """Number of units of a plan for which nodes are reserved (`PlanAdopted`)."""
     refused: Annotated[tuple[UnitRefused, ...], Meta(max_length=MAX_PROPOSED_UNITS)] = ()
-    """Units of a plan, in its order."""
+    """Refused units of a plan, in its order."""
     stopped: Annotated[int, Meta(ge=0, le=MAX_PLANNED_STOPS)] = 0
-    """Jobs that make way for units of the plan."""
+    """Number of jobs that are stopped for units of the plan."""
     not_stopped: Annotated[tuple[StopRefused, ...], Meta(max_length=MAX_PLANNED_STOPS)] = ()
-    """The others that it names, in its order."""
+    """The other jobs that the plan names as stops, in its order."""
     copy_of: Annotated[int, Meta(ge=0)] = 0
-    """Seq of the record that answered this proposal before, with the same verdict: nothing follows from a copy. 0: it is the first."""
+    """Seq of the record that answered this proposal before, with the same verdict: a copy has no effect. 0: this is the first answer."""
 
 
 class Candidate(Value, frozen=True, kw_only=True):
@@ -394,26 +394,26 @@ class Candidate(Value, frozen=True, kw_only=True):
 
 
 class Moved(Value, frozen=True, kw_only=True):
-    """From where a running job is moved, and what that cost."""
+    """Origin of a moved job, and the cost of the move."""
 
     OMITTED = ("stop_ms", "lost_ms", "resumes_at")
 
     seq: Annotated[int, Meta(ge=1)]
-    """Of the record with `MoveDecided`."""
+    """Seq of the record with `MoveDecided`."""
     attempt: Attempt
-    """The one that is stopped."""
+    """The attempt that is stopped."""
     nodes: Annotated[tuple[Identifier, ...], Meta(min_length=1, max_length=MAX_GANG_TASKS)]
-    """Where that ran, per task in rank order."""
+    """Nodes of that attempt, per task in rank order."""
     stop_ms: Milliseconds | None = None
     """From the decision until the last exit was proven; None: it is being stopped."""
     lost_ms: Milliseconds | None = None
-    """Work that had been done when the move was decided and is done again; None: it is being stopped, or nobody knows."""
+    """Work done before the decision that is repeated after the move; None: it is being stopped, or not known."""
     resumes_at: Annotated[int, Meta(ge=0)] | None = None
-    """Iteration of the checkpoint on which it goes on; None: it has none, or none with an iteration."""
+    """Iteration of the checkpoint from which the job resumes; None: no checkpoint, or one without an iteration."""
 
 
 class PlacementExplanation(Value, frozen=True, kw_only=True):
-    """Why a job went where it went; of a move also, in the record of the decision, why it is to go there."""
+    """Why a job was placed on its nodes; for a move also, in the record of the decision, why these are its target."""
 
     OMITTED = ("shape", "proposer", "reason", "moved")
 
@@ -429,11 +429,11 @@ class PlacementExplanation(Value, frozen=True, kw_only=True):
     shape: ShortText = ""
     """How many workers a moldable job got, and why; empty for others."""
     proposer: ShortText = ""
-    """Who asked for these nodes, which are then the only candidate; empty: the profile chose."""
+    """Proposer of these nodes, which are then the only candidate; empty: the profile chose."""
     reason: ShortText = ""
-    """Of the proposer, for people; of the profile, after whom the job starts."""
+    """Reason of the proposer, for display; of the profile, the jobs after which this one starts."""
     moved: Moved | None = None
-    """None: it was not moved there."""
+    """None: the job was not moved there."""
 
 
 class InputCause(Value, frozen=True, kw_only=True):
@@ -454,18 +454,18 @@ class TermCause(Value, frozen=True, kw_only=True):
 
 
 class FactEntry(Value, frozen=True, kw_only=True):
-    """A fact inside a record: its wire type and its fields."""
+    """An event inside a record: its wire type and its fields."""
 
     type: Identifier
     data: dict[str, Any]
 
     def __post_init__(self) -> None:
-        json.dumps(self.data, allow_nan=False)  # raises ValueError: `Any` lets NaN through, JSON has none
+        json.dumps(self.data, allow_nan=False)  # raises ValueError: `Any` permits NaN, JSON has none
 
 
 @event
 class LedgerRecord(Event, frozen=True, kw_only=True):
-    """One input, one record (LAW 2). Valid iff it extends the chain (LAW 3)."""
+    """Record of the ledger: exactly one for each input (LAW 2). It is valid if and only if it extends the chain (LAW 3)."""
 
     TYPE = "penstock.ledger.record"
     TOPIC = Topic.LEDGER

@@ -15,70 +15,70 @@ from penstock.model.types import (
 
 
 class Gpu(Value, frozen=True, kw_only=True):
-    """One GPU of a node. Its name is the UUID."""
+    """One GPU of a node, identified by its UUID."""
 
     index: GpuIndex
-    """What NVML calls it this time: it may change with a restart, a repair or a setting of the driver."""
+    """Present index in NVML: it may change with a restart, a repair or a setting of the driver."""
     uuid: Identifier
     model: Identifier
     memory_mib: Annotated[int, Meta(ge=1, le=1 << 30)]
 
 
 class Isolation(Value, frozen=True, kw_only=True):
-    """What a node enforces on its tasks, as its reporter found it by trying."""
+    """Isolation of tasks that a node enforces, as its reporter found by testing it."""
 
     OMITTED = ("reason", "memory", "cores", "devices", "user", "bandwidth")
 
     exits: Literal["pid_namespace", "cgroup", "none"]
-    """How the end of all processes of a task is proven. `none`: one that hides may outlive its task, so a GPU has one."""
+    """How the end of all processes of a task is proven. `none`: a process that evades detection may outlive its task, so a GPU has only one task."""
     files: bool
     """A task sees neither the reporter's folders nor other processes, and cannot write records in its shim's name."""
     reason: ShortText = ""
-    """Why nothing better is to be had."""
+    """Why no better isolation is available."""
     memory: Literal["task", "process"] = "process"
-    """Whose memory the cap counts: of all processes of a task together, or of each."""
+    """What the memory cap limits: all processes of a task together, or each of them."""
     cores: Literal["cpuset", "affinity"] = "affinity"
     """`affinity`: a task can widen it."""
     devices: Literal["cgroup", "hint"] = "hint"
-    """`cgroup`: a task opens its own GPUs and no disk; `hint`: CUDA_VISIBLE_DEVICES, which a program can ignore."""
+    """`cgroup`: a task can open only its own GPUs and no disk; `hint`: CUDA_VISIBLE_DEVICES, which a program can ignore."""
     user: ShortText = ""
-    """As whom jobs run; empty: not reported."""
+    """User that jobs run as; empty: not reported."""
     bandwidth: Literal["resctrl", "none"] = "none"
     """`resctrl`: the memory bandwidth of a task can be capped."""
 
 
 class Measures(Value, frozen=True, kw_only=True):
-    """What a node can measure of the contention between its tasks, as its reporter found it by trying."""
+    """Measurements of contention between tasks that a node supports, as its reporter found by testing them."""
 
     OMITTED = ("memory_mb_s",)
 
     contention: Literal["pressure", "schedstat", "none"]
-    """How tasks that wait for cores are found. `pressure`: by the kernel's triggers (PSI); `schedstat`: by what their threads have waited, read while they run."""
+    """How tasks that wait for cores are detected. `pressure`: by the kernel's triggers (PSI); `schedstat`: by the waiting time of their threads, polled while they run."""
     memory_bandwidth: Literal["resctrl", "none"]
-    """`resctrl`: traffic of the memory is counted (MBM)."""
+    """`resctrl`: memory traffic is counted (MBM)."""
     memory_mb_s: Annotated[int, Meta(ge=1, le=1 << 40)] | None = None
-    """What the node's memory can do, as its operator gives it; None: traffic is in percent of the largest seen, 20,000 MB/s at least."""
+    """Bandwidth of the node's memory, as set by its operator; None: traffic is in percent of the largest measured, at least 20,000 MB/s."""
 
 
 class LogServer(Value, frozen=True, kw_only=True):
-    """Where a node-reporter serves its tasks' output: at the node's address."""
+    """Server of a node-reporter for its tasks' output, at the node's address."""
 
     OMITTED = ("tls",)
 
     port: Annotated[int, Meta(ge=1, le=65_535)]
     key: Annotated[str, Meta(pattern="^[0-9a-f]{16}$")]
-    """Names the secret that proves who asks (`penstock.runtime.log_keys`)."""
+    """Id of the secret that authenticates requests (`penstock.runtime.log_keys`)."""
     tls: bool = False
 
 
 class NodeSpec(Value, frozen=True, kw_only=True):
-    """A node as its reporter found it."""
+    """A node as its reporter describes it."""
 
     OMITTED = ("machine_id", "isolation", "logs", "measures")
 
     node_id: Identifier
     machine_id: Identifier | None = None
-    """Names the machine whatever its node is called and however often it boots. None: not known."""
+    """Identifies the machine, independent of its node's id and of boots. None: not known."""
     boot_id: Identifier
     """Changes when the machine boots: processes of an older boot are proven dead (LAW 5)."""
     rack: Identifier = "rack-0"
@@ -91,7 +91,7 @@ class NodeSpec(Value, frozen=True, kw_only=True):
     isolation: Isolation | None = None
     """None: not reported."""
     logs: LogServer | None = None
-    """None: it serves none."""
+    """None: the node serves no output."""
     measures: Measures | None = None
     """None: not reported."""
 

@@ -25,7 +25,7 @@ from penstock.model.types import (
     Value,
 )
 
-MAX_COMPANIONS = 2 * MAX_GROUP_MEMBERS  # of the wire; beside a task are fewer than its group has members
+MAX_COMPANIONS = 2 * MAX_GROUP_MEMBERS  # bound of the wire; a task has fewer than its group has members
 
 
 class Order(Event, frozen=True, kw_only=True):
@@ -47,21 +47,21 @@ class TaskOrder(Order, frozen=True, kw_only=True):
 
 @event
 class AnswerJoin(Order, frozen=True, kw_only=True):
-    """What the cell makes of a joining: read by every machine that goes by this node id."""
+    """Answer to a joining: read by every machine that uses this node id."""
 
     TYPE = "penstock.order.answer_join"
     OMITTED = ("public_key",)
 
     boot_id: Identifier
     incarnation: Token
-    """Of the joining that is answered."""
+    """Incarnation of the joining that is answered."""
     verdict: Literal["accepted", JoinRefusal]
     machine_id: Identifier | None = None
-    """Of the machine that has the node id now."""
+    """The machine that has the node id now."""
     highest_incarnation: Token
-    """Of the latest joining that counts: the next must be above it."""
+    """Incarnation of the latest accepted joining: the next must be above it."""
     public_key: PublicKey | None = None
-    """Where another key than the node's has signed the joining that is refused: that key."""
+    """The key that signed the refused joining, where it is not the node's."""
 
 
 @event
@@ -71,7 +71,7 @@ class ProbeNode(Order, frozen=True, kw_only=True):
     TYPE = "penstock.order.probe_node"
 
     incarnation: Token
-    """Of the joining that is in doubt; a node that has joined again since has answered."""
+    """Incarnation of the joining that is in doubt; a node that has joined again since has answered."""
 
 
 class Peer(Value, frozen=True, kw_only=True):
@@ -84,20 +84,20 @@ class Peer(Value, frozen=True, kw_only=True):
 
 
 class Companion(Value, frozen=True, kw_only=True):
-    """A task with which another one shares its GPUs, whole: both are of one group."""
+    """A task of the same group that shares whole GPUs with the task to start."""
 
     task_id: Identifier
     token: Token
-    """Of the order that starts it."""
+    """Token of the order that starts it."""
 
 
 def pack_peers(peers: tuple[Peer, ...]) -> str:
-    """Base64 of zlib of their JSON: a seventh of it where nodes are numbered, two fifths where their names are random."""
+    """Base64 of the zlib-compressed JSON of the peers: a seventh of its size where nodes are numbered, two fifths where their names are random."""
     return base64.b64encode(zlib.compress(msgspec.json.encode(peers))).decode()
 
 
 def unpack_peers(packed: str) -> tuple[Peer, ...]:
-    """The inverse; at most `Order.MAX_BYTES` of JSON. Raises `ValueError`."""
+    """Inverse of `pack_peers`; at most `Order.MAX_BYTES` of JSON. Raises `ValueError`."""
     reader = zlib.decompressobj()
     try:
         text = reader.decompress(base64.b64decode(packed, validate=True), Order.MAX_BYTES)
@@ -109,7 +109,7 @@ def unpack_peers(packed: str) -> tuple[Peer, ...]:
 
 
 class CheckpointSource(Value, frozen=True, kw_only=True):
-    """The node that has a checkpoint; its reporter serves it at its address, as it does its tasks' output."""
+    """The node that has a checkpoint; its reporter serves it at this address, like its tasks' output."""
 
     OMITTED = ("tls",)
 
@@ -118,23 +118,23 @@ class CheckpointSource(Value, frozen=True, kw_only=True):
     port: Annotated[int, Meta(ge=1, le=65_535)]
     tls: bool = False
     public_key: PublicKey
-    """It signs what it serves."""
+    """Key with which the node signs what it serves."""
     size_bytes: Annotated[int, Meta(ge=0, le=1 << 60)] = 0
-    """As the script reported it."""
+    """Size as the script reported it."""
 
 
 @event
 class HandOverCheckpoint(Order, frozen=True, kw_only=True):
-    """Give the job's newest checkpoint here to the node where its next attempt is placed, when that asks for it."""
+    """Serve the job's newest checkpoint on this node to the node of its next attempt, when that requests it."""
 
     TYPE = "penstock.order.hand_over_checkpoint"
 
     job_id: Identifier
     attempt: Attempt
-    """That goes on there: what was saved by attempts before it may be handed over."""
+    """The attempt that resumes there: checkpoints of earlier attempts may be handed over."""
     to_node: Identifier
     public_key: PublicKey
-    """Of that node, which signs its request."""
+    """Key of that node, which signs its request."""
 
 
 @event
@@ -162,53 +162,53 @@ class StartTask(TaskOrder, frozen=True, kw_only=True):
     job_id: Identifier
     attempt: Attempt
     boot_id: Identifier
-    """For this boot of the node only."""
+    """The order is valid for this boot of the node only."""
     incarnation: Token = 0
-    """Of the joining that the cell knew; a node that has joined again since leaves it to the repeat. 0: not known."""
+    """Incarnation of the joining that the cell knew; a node that has joined again since waits for the repeated order. 0: not known."""
     command: tuple[str, ...]
     env: dict[str, str] = field(default_factory=dict)
     secrets: dict[str, SecretName] = field(default_factory=dict)
     """Variable → name of a secret that the node has for `owner`, or for every tenant."""
     owner: Identifier | None = None
-    """The job's tenant, where it asks for secrets or has code."""
+    """Tenant of the job, where it requests secrets or has code."""
     workdir: ShortText | None = None
     environment: Environment | None = None
     """Where its programs come from; None: the node's own PATH."""
     code: Sha256 | None = None
-    """Of an archive that the node fetches from its gateway for `owner` and unpacks into the task's own folder."""
+    """Digest of an archive that the node fetches from its gateway for `owner` and unpacks into the task's own folder."""
     place: TaskPlacement
     gpu_uuids: Annotated[tuple[Identifier, ...], Meta(max_length=MAX_GPUS_PER_NODE)] = ()
-    """Names the GPUs of `place.gpus`, in that order; a node obeys no other name of a GPU."""
+    """UUIDs of the GPUs in `place.gpus`, in that order; a node identifies GPUs by these alone."""
     job_gpu_uuids: Annotated[tuple[Identifier, ...], Meta(max_length=MAX_GPUS_PER_NODE)] = ()
-    """All whole GPUs of the job on this node, in order of their slots, where other tasks of it are there, too. Members of a group have the same.
-    Empty: `gpu_uuids` are all."""
+    """All whole GPUs of the job on this node, in order of their slots, where the job has other tasks there, too. Members of a group have the same
+    list. Empty: `gpu_uuids` are all."""
     peers: tuple[Peer, ...]
     """Every member of the gang; empty where `peers_of` names the order that has them."""
     peers_of: Identifier | None = None
-    """Of a large gang: the task on this node whose order, under the same token and read before this one, has the peers. The
-    task itself where `packed_peers` has them, so that a node that does not know that field refuses the order."""
+    """For a large gang: the task on this node with the order that has the peers, under the same token and read before this one. The
+    task itself where `packed_peers` has them, so that a node without support for that field refuses the order."""
     packed_peers: Annotated[str, Meta(max_length=4 * MAX_EVENT_BYTES)] | None = None
     """Every member of a large gang, as `pack_peers` writes them."""
     rendezvous_port: Annotated[int, Meta(ge=1_024, le=65_535)]
     grace_ms: Annotated[int, Meta(ge=0)]
     lease_ms: Milliseconds = 0
-    """The node ends the task when it has not reached the log for so long. 0: never."""
+    """The node ends the task when it has not reached the log for this time. 0: never."""
     checkpoint: ShortText | None = None
-    """The name of the checkpoint to go on at, in the job's folder; empty: the ledger knows none that every task of the gang finds. None:
+    """Name of the checkpoint to resume from, in the job's folder; empty: the ledger has none that every task of the gang can read. None:
     the job has no such folder."""
     checkpoint_from: CheckpointSource | None = None
-    """Where to fetch it first. None: it is here, in a shared folder, or nowhere."""
+    """The node from which to fetch the checkpoint first. None: it is on this node or in a shared folder, or there is none."""
     global_batch_size: Annotated[int, Meta(ge=1, le=1 << 30)] | None = None
-    """Samples of all workers together; each is told its part."""
+    """Samples of all workers together; each worker receives the size of its part."""
     companions: Annotated[tuple[Companion, ...], Meta(max_length=MAX_COMPANIONS)] = ()
-    """Tasks of its group on this node: it starts on their GPUs though they live, and they beside it."""
+    """Tasks of its group on this node: it may start on their GPUs while they are alive, and they while it is."""
     prelaunch: bool = False
-    """It launches though others live on its GPUs, and gets them at its gate when they are proven dead."""
+    """It launches while other tasks hold its GPUs, and gets the GPUs at its gate when these are proven dead."""
 
 
 @event
 class StopTask(TaskOrder, frozen=True, kw_only=True):
-    """SIGTERM, `grace_ms`, SIGKILL. For a task that never started: make sure that it never will."""
+    """SIGTERM, `grace_ms`, SIGKILL. A task that has not started is prevented from starting."""
 
     TYPE = "penstock.order.stop_task"
 

@@ -1,4 +1,4 @@
-"""Outline of a record: the names, kinds and lengths of what is in it, without the texts and numbers themselves. Pure."""
+"""Redacted outline of a record: the names, kinds and lengths of its values, without the texts and numbers themselves. Pure."""
 
 import json
 import re
@@ -15,12 +15,12 @@ MAX_DEPTH = 16
 IDENTIFIERS = frozenset(
     {"job_id", "node_id", "task_id", "proposal_id", "token", "incarnation", "rank", "probe"}
 )
-"""Fields whose values stay: by them an operator finds what a record is about."""
+"""Fields with values that are shown: they identify the job, task or node of a record."""
 PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}\Z")
 
 
 def outline(value: bytes) -> str:
-    """Of a record's value, as JSON: `{"job_id": "ci-1", "spec": {"env": {"PASSWORD": "<text of 12>"}}}`."""
+    """Outline of a record's value, as JSON: `{"job_id": "ci-1", "spec": {"env": {"PASSWORD": "<text of 12>"}}}`."""
     try:
         found = json.loads(value)
     except (ValueError, RecursionError):
@@ -29,7 +29,7 @@ def outline(value: bytes) -> str:
 
 
 def outline_of_header(name: str, text: str) -> str:
-    """Attributes of an event as they are; of other headers, which may authorize something, the length."""
+    """Attributes of an event unchanged; of other headers, which may hold credentials, only the length."""
     return text if name in SHOWN_HEADERS else f"<text of {len(text)}>"
 
 

@@ -1,4 +1,4 @@
-"""The plan that a cell has adopted: for whom nodes are kept, until stops are proven or running jobs have ended."""
+"""Adopted plan of a cell: nodes reserved for waiting gangs, until stops are proven or running jobs have ended; batch windows."""
 
 from typing import Annotated, Literal
 
@@ -19,7 +19,7 @@ class UnitRef(Value, frozen=True, kw_only=True):
     proposer: Identifier
     proposal_id: Identifier
     unit: Annotated[int, Meta(ge=0, lt=MAX_PROPOSED_UNITS)]
-    """Its place in the plan, from 0."""
+    """Index in the plan, from 0."""
 
 
 class Waiting(Value, frozen=True, kw_only=True):
@@ -29,19 +29,19 @@ class Waiting(Value, frozen=True, kw_only=True):
 
     of: UnitRef
     jobs: Annotated[int, Meta(ge=1, le=MAX_UNITS)]
-    """That start together."""
+    """Number of jobs that start together."""
     explanation: ShortText = ""
-    """Of the unit; only at its first job."""
+    """Explanation of the unit; only at its first job."""
     valid_until_ms: Milliseconds | None = None
-    """By the ledger's clock: it does not start later."""
+    """Ledger time after which the unit does not start."""
     group: Annotated[tuple[Identifier, ...], Meta(max_length=MAX_GROUP_MEMBERS - 1)] | None = None
-    """Who runs already of the group that it is to form; none where all of its members wait. None: its jobs share nothing."""
+    """Running members of the group that the unit is to form; empty where all members wait. None: its jobs share no GPUs."""
     turns: Turns | None = None
-    """Of that group; only at the unit's first job."""
+    """Turns of that group; only at the unit's first job."""
 
 
 class PlanUnit(Value, frozen=True, kw_only=True):
-    """A gang that starts as a whole, and the nodes that are kept for it."""
+    """A gang that starts as a whole, and the nodes reserved for it."""
 
     OMITTED = ("expected_ms", "proposed")
 
@@ -49,17 +49,17 @@ class PlanUnit(Value, frozen=True, kw_only=True):
     nodes: Annotated[tuple[Identifier, ...], Meta(min_length=1, max_length=MAX_GANG_TASKS)]
     """Per task in rank order: workers, then parameter servers."""
     expected_ms: Milliseconds | None = None
-    """Ledger time at which the jobs there are expected to have ended: who ends before it may run there meanwhile. None: they are
+    """Ledger time at which the jobs there are expected to have ended: a job that ends before it may be backfilled there. None: they are
     being stopped."""
     proposed: Waiting | None = None
-    """None: by the profile."""
+    """None: the unit is planned by the profile."""
 
 
 @event
 class PlanAdopted(Event, frozen=True, kw_only=True):
-    """For these gangs nodes are kept. It takes the place of the plan adopted before: what of that has not begun is given up.
+    """Nodes are reserved for these gangs. The plan replaces the one adopted before: units of that plan that have not started are given up.
 
-    A gang is done with when it starts or its job ends. Those of a unit of a proposed plan stand side by side.
+    A gang leaves the plan when it starts or its job ends. Gangs of one unit of a proposed plan are adjacent.
     """
 
     TYPE = "penstock.plan.adopted"
@@ -69,19 +69,19 @@ class PlanAdopted(Event, frozen=True, kw_only=True):
 
 @event
 class BatchWindowOpened(Event, frozen=True, kw_only=True):
-    """Jobs arrive fast: those that wait are not placed one by one until a plan was answered, or the time is over."""
+    """Jobs arrive fast: waiting jobs are not placed one by one until a plan is answered or the window ends."""
 
     TYPE = "penstock.batch_window.opened"
 
     until_ms: Milliseconds
-    """By the ledger's clock."""
+    """End of the window, in ledger time."""
 
 
 @event
 class BatchWindowClosed(Event, frozen=True, kw_only=True):
-    """Those that wait are placed as usual."""
+    """Waiting jobs are placed one by one again."""
 
     TYPE = "penstock.batch_window.closed"
 
     reason: Literal["answered", "over"]
-    """answered: a proposed plan was. over: none came in time."""
+    """answered: a proposed plan was answered. over: no plan arrived in time."""

@@ -15,11 +15,11 @@ from penstock.model.types import MAX_GANG_TASKS, Identifier, Milliseconds, Short
 
 MAX_UNIT_JOBS = 256
 ANSWER_WITHIN_MS = 10_000
-"""A proposal without an answer for so long, by the ledger's time, never reached the placer."""
+"""A proposal without an answer for this long, in ledger time, has not reached the placer."""
 
 
 class ReadVersion(Value, frozen=True, kw_only=True):
-    """A version that a proposal was computed from; if it has moved on, the proposal conflicts."""
+    """A version of a job or node that a proposal was computed from; if it has changed, the proposal conflicts."""
 
     kind: Literal["job", "node"]
     id: Identifier
@@ -27,7 +27,7 @@ class ReadVersion(Value, frozen=True, kw_only=True):
 
 
 class ProposedJob(Value, frozen=True, kw_only=True):
-    """A waiting job and where its whole gang goes. GPUs and cores are chosen when it is committed."""
+    """A waiting job and the nodes of its whole gang. GPUs and cores are chosen when it is committed."""
 
     job_id: Identifier
     nodes: Annotated[tuple[Identifier, ...], Meta(min_length=1, max_length=MAX_GANG_TASKS)]
@@ -41,11 +41,11 @@ class ProposedUnit(Value, frozen=True, kw_only=True):
 
     jobs: Annotated[tuple[ProposedJob, ...], Meta(min_length=1, max_length=MAX_UNIT_JOBS)]
     explanation: ShortText
-    """Why so, for people; `why` shows it for each of the jobs."""
+    """Reason for this placement, for display; `why` shows it for each of the jobs."""
     kind: Literal["solo", "group"] = "solo"
     """solo: each job has GPUs and cores of its own. group: the jobs share them."""
     turns: Turns | None = None
-    """Of a group: how its members are predicted to take turns. None: not predicted."""
+    """For a group: how its members are predicted to take turns. None: not predicted."""
 
 
 class Proposal(Event, frozen=True, kw_only=True):
@@ -60,7 +60,7 @@ class Proposal(Event, frozen=True, kw_only=True):
 
 @event
 class PlanProposed(Proposal, frozen=True, kw_only=True):
-    """Start these waiting jobs there. Each unit is answered by itself, in this order.
+    """Proposal to start these waiting jobs on these nodes. Each unit is answered separately, in this order.
 
     Under a profile with a regroup stage running jobs may be stopped for it: they wait again, or start elsewhere as members of its units.
     """
@@ -72,18 +72,18 @@ class PlanProposed(Proposal, frozen=True, kw_only=True):
 
     units: Annotated[tuple[ProposedUnit, ...], Meta(max_length=MAX_PROPOSED_UNITS)]
     valid_until_ms: Milliseconds | None = None
-    """By the ledger's clock: nothing of it starts later. None: it does not expire."""
+    """Ledger time after which no unit of the plan starts. None: it does not expire."""
     stops: Annotated[tuple[Identifier, ...], Meta(max_length=MAX_PLANNED_STOPS)] = ()
-    """Ids of running jobs that make way: each saves what it has done and waits again."""
+    """Ids of running jobs to stop: each saves its progress and queues again."""
     ranks: Annotated[tuple[JobRank, ...], Meta(max_length=MAX_RANKS)] = ()
-    """Changes of the regroup stage's own order, so that the next plan finds it."""
+    """Changes of the regroup stage's own order, stored for its next plan."""
 
 
 @event
 class MigrationProposed(Proposal, frozen=True, kw_only=True):
-    """Stop this running job, which saves what it has done, and start it on these nodes. GPUs and cores are chosen when it is committed.
+    """Proposal to stop this running job, which saves its progress, and to start it on these nodes. GPUs and cores are chosen when it is committed.
 
-    With cause `converged` and the nodes on which it runs: it stays there, and is not judged by its convergence again.
+    With cause `converged` and the nodes on which it runs: it stays there, and is not evaluated by its convergence again.
     """
 
     TYPE = "penstock.migration.proposed"
@@ -101,7 +101,7 @@ class MigrationProposed(Proposal, frozen=True, kw_only=True):
 
 @event
 class CoresProposed(Proposal, frozen=True, kw_only=True):
-    """Give a running task so many cores."""
+    """Proposal to give a running task this number of cores."""
 
     TYPE = "penstock.cores.proposed"
     OMITTED = ("by", "cause")
@@ -116,7 +116,7 @@ class CoresProposed(Proposal, frozen=True, kw_only=True):
 
 @event
 class ThrottleProposed(Proposal, frozen=True, kw_only=True):
-    """Cap a task's memory bandwidth; None lifts the cap. Source: CODA §5c."""
+    """Proposal to cap a task's memory bandwidth; None lifts the cap. Source: CODA §5c."""
 
     TYPE = "penstock.throttle.proposed"
     OMITTED = ("by", "cause")

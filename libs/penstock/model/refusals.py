@@ -1,4 +1,4 @@
-"""Why proposals, units of plans and stops are not acted on."""
+"""Refusals of proposals, units of plans and stops."""
 
 from typing import Annotated, Literal
 
@@ -10,20 +10,20 @@ from penstock.model.types import Identifier, Value
 MAX_UNIT_DETAIL = 256  # characters: 256 refused units stay far below what a record may take
 
 Refused = Literal["stale", "infeasible", "unknown_job", "wrong_state", "unsupported", "invalid", "expired"]
-"""Why a proposal, or a unit of one, is not acted on."""
+"""Why a proposal, or a unit of one, is refused."""
 
 
 class UnitRefused(Value, frozen=True, kw_only=True):
-    """A unit of a proposed plan that is not acted on."""
+    """A unit of a proposed plan that is refused."""
 
     unit: Annotated[int, Meta(ge=0, lt=MAX_PROPOSED_UNITS)]
-    """Its place in the plan, from 0."""
+    """Index in the plan, from 0."""
     reason: Refused
     detail: Annotated[str, Meta(max_length=MAX_UNIT_DETAIL)]
 
 
 class StopRefused(Value, frozen=True, kw_only=True):
-    """A job that a proposed plan names among its stops, and that runs on."""
+    """A job that a proposed plan names among its stops, and that continues to run."""
 
     job_id: Identifier
     reason: Refused

@@ -1,4 +1,4 @@
-"""Settings of a cell: what a decision depends on and stands in no log."""
+"""Settings of a cell: inputs of decisions that are in no log."""
 
 from typing import Annotated, Literal
 
@@ -19,12 +19,12 @@ MAX_BACKFILL_WINDOW = 4_096
 MAX_OVERTAKES = 1_000_000
 MAX_BATCH_WINDOW_MS = 60_000
 MAX_PRELAUNCH_WAIT_MS = 3_600_000
-MAX_BATCH_ARRIVALS = 256  # whose times the state keeps
+MAX_BATCH_ARRIVALS = 256  # arrival times that the state holds
 MAX_TYPICAL_TASKS = 256  # openb's pod files need 33 groups for 95 % of their tasks
 
 
 class TypicalTask(Value, frozen=True, kw_only=True):
-    """A kind of task that the cell sees often; memory is left out."""
+    """A frequent kind of task in the cell; memory is left out."""
 
     OMITTED = ("gpu_share_milli",)
 
@@ -32,20 +32,20 @@ class TypicalTask(Value, frozen=True, kw_only=True):
     gpus: Annotated[int, Meta(ge=0, le=MAX_GPUS_PER_NODE)]
     gpu_share_milli: GpuShare = WHOLE_GPU
     gpu_models: Annotated[tuple[Identifier, ...], Meta(max_length=16)] = ()
-    """Allowed ones; empty: any."""
+    """Allowed GPU models; empty: any."""
     count: Annotated[int, Meta(ge=1, le=1_000_000)]
-    """How often it was seen; only ratios matter."""
+    """Number of such tasks; only ratios matter."""
 
 
 class Grouping(Value, frozen=True, kw_only=True):
-    """What of Muri's grouping is on, for profiles `muri-s` and `muri-l`: each can be left out, to show what it brings."""
+    """Parts of Muri's grouping that are on, for profiles `muri-s` and `muri-l`: each can be switched off, for ablation."""
 
     OMITTED = ("split", "matching", "worst_order", "max_members")
 
     split: bool = True
-    """A group whose iteration would take longer than its members' one after the other is not formed."""
+    """A group is not formed if its iteration would take longer than its members' iterations one after the other."""
     matching: bool = True
-    """False: jobs are grouped as they come in order."""
+    """False: jobs are grouped in their order."""
     worst_order: bool = False
     """Members rotate in the worst order."""
     max_members: Annotated[int, Meta(ge=2, le=4)] = 4
@@ -57,7 +57,7 @@ class Convergence(Value, frozen=True, kw_only=True):
     OMITTED = ("alpha", "interval_ms")
 
     alpha: Annotated[float, Meta(gt=0, le=1)] = 0.01
-    """Of the range of losses seen so far: who gains more within an interval progresses."""
+    """Fraction of the range of losses so far: a job that gains more within an interval progresses."""
     interval_ms: Annotated[int, Meta(ge=1_000, le=86_400_000)] = 30_000
 
 
@@ -67,30 +67,30 @@ class Genie(Value, frozen=True, kw_only=True):
     OMITTED = ("choose", "theta", "make_way")
 
     choose: Literal["qos", "protect", "ratio", "performance", "most", "least"] = "qos"
-    """qos: Alg. 1. protect: ours, who is late already takes few GPUs and lets those pass who can still be in time; who may be late gets the best odds while no other job waits. ratio, performance, most, least: CERPre,
+    """qos: Alg. 1. protect: ours, a job that is late already takes few GPUs and comes after jobs that can still be in time; a job that may be late gets the placement with the highest probability of being in time while no other job waits. ratio, performance, most, least: CERPre,
     PerfPre, MaxOcc, MinOcc. Source: GENIE §IV-A."""
     theta: Annotated[float, Meta(ge=0, le=1_000)] = 0.5
-    """θ of eq. 5: what another node costs, beside its GPUs. The source gives none."""
+    """θ of eq. 5: cost of a further node, beside its GPUs. The source gives no value."""
     make_way: bool = False
-    """Whether a running job of class normal that saves goes on elsewhere, or with fewer workers, for one that is urgent, prior or has a deadline, where that pays."""
+    """Whether a running job of class normal that saves checkpoints makes way for one that is urgent, prior or has a deadline, by a move or with fewer workers, where that pays."""
 
 
 class Contention(Value, frozen=True, kw_only=True):
-    """What the contention-guard does. Source: CODA §V-B, V-D."""
+    """Settings of the contention-guard. Source: CODA §V-B, V-D."""
 
     OMITTED = ("search", "users_cores", "eliminate", "throttle")
 
     search: Literal["doubling", "walk", "none"] = "doubling"
-    """How the cores of running trainings are searched for. walk: in steps of one, as in the source. doubling: ours, the fewest that keep 95 % of the
-    speed. none: they stay as they were placed."""
+    """Search for the number of cores of running training jobs. walk: in steps of one, as in the source. doubling: ours, the fewest cores with 95 % of the
+    speed. none: the cores of the placement remain."""
     users_cores: Literal["respect", "at_least", "override"] = "respect"
-    """Whether cores that a user named are searched for, too. respect: they stay. at_least: ours, and that of profile `penstock`, a training may get more of them where
+    """Whether a number of cores that the user named is changed, too. respect: no. at_least: ours, and that of profile `penstock`, a training job may get more cores where
     that makes it faster, never fewer. override: as in the source, more or fewer."""
     eliminate: bool = True
-    """Jobs without GPUs are slowed where they slow a training."""
+    """Whether jobs without GPUs are throttled where they slow down a training job."""
     throttle: Literal["predicted", "half"] = "predicted"
-    """How many cores are taken from them at once where threads of the training wait for cores. half: as in the source. predicted: ours, as many as the
-    training's loss asks for, half at least."""
+    """Number of cores taken from such a job at once where threads of the training job wait for cores. half: as in the source. predicted: ours, as many as the
+    training job's slowdown requires, at least half."""
 
 
 class Coda(Value, frozen=True, kw_only=True):
@@ -101,17 +101,17 @@ class Coda(Value, frozen=True, kw_only=True):
     cores_per_gpu: Annotated[float, Meta(ge=0, le=MAX_CORES_PER_NODE)] = 3.0
     """Cores reserved for each GPU until there is a history."""
     history_ms: Annotated[int, Meta(ge=60_000, le=31 * 86_400_000)] = 86_400_000
-    """Length of a window of the history; sizes rest on the present one and the one before."""
+    """Length of a window of the history; sizes are computed from the present window and the one before."""
     max_reclaims: Annotated[int, Meta(ge=0, le=100)] = 3
-    """A job without GPUs gives back borrowed cores at most so often; then it keeps what it is given."""
+    """Maximum number of times that a job without GPUs returns borrowed cores; after that it retains them."""
     patience_ms: Annotated[int, Meta(ge=0, le=31 * 86_400_000)] = 3_600_000
-    """The first in an array that has waited so long without finding room gets nodes kept."""
+    """Nodes are reserved for the first job of an array once it has waited this long without fitting."""
 
 
 Stage = Literal[
     "deadlines", "backfill", "bursts", "groups", "moves", "prelaunch", "cores", "eliminator", "reclaim"
 ]
-"""Of profile `penstock`, each of which can be left out."""
+"""Stages of profile `penstock`; each can be left out."""
 
 
 class PlacerSettings(Value, frozen=True, kw_only=True):
@@ -138,47 +138,47 @@ class PlacerSettings(Value, frozen=True, kw_only=True):
     network_weight: Annotated[float, Meta(ge=0, le=1)] = 0.5
     """λ of Liquid §5.2 eq. 4."""
     backfill_window: Annotated[int, Meta(ge=1, le=MAX_BACKFILL_WINDOW)] = 64
-    """So many jobs from the head of the queue may be tried."""
+    """Number of jobs from the head of the queue that may be tried."""
     max_overtakes: Annotated[int, Meta(ge=0, le=MAX_OVERTAKES)] = 256
-    """So many jobs may be backfilled before the head of the queue until everybody behind it waits."""
+    """Number of jobs that may be backfilled before the head of the queue; after that all jobs behind it wait."""
     launch_timeout_ms: Annotated[int, Meta(ge=1)] = 60_000
-    """An order unanswered for so long makes its node Suspect."""
+    """An order unanswered for this long makes its node suspect."""
     lease_ms: Milliseconds = 600_000
-    """Of tasks placed from now on: a node that has not reached the log for so long ends them. 0: they run on, and a silent node
-    keeps them until it is fenced."""
+    """Lease of tasks placed from now on: a node that has not reached the log for this long ends them. 0: they continue to run, and a silent
+    node holds them until it is fenced."""
     unschedulable_grace_ms: Annotated[int, Meta(ge=0)] = 300_000
-    """A job that fits on no node even when the cell is empty ends after so long."""
+    """A job that does not fit even the empty cell ends after this long."""
     batch_window_ms: Annotated[int, Meta(ge=0, le=MAX_BATCH_WINDOW_MS)] = 0
-    """Jobs that arrive fast wait for a batch plan, at most so long; 0: nobody does."""
+    """Maximum time that jobs that arrive fast wait for a batch plan; 0: no job waits."""
     batch_arrivals: Annotated[int, Meta(ge=2, le=MAX_BATCH_ARRIVALS)] = 8
-    """So many arrivals within `batch_window_ms` are fast."""
+    """Number of arrivals within `batch_window_ms` that counts as fast."""
     prelaunch_wait_ms: Annotated[int, Meta(ge=0, le=MAX_PRELAUNCH_WAIT_MS)] = 60_000
-    """A job with `prelaunch` that launches where another comes to its end waits at most so long beyond the end that was expected, and is
-    then given back to the queue; 0: none launches before its GPUs are free."""
+    """Maximum time that a job with `prelaunch`, launched while another one holds its GPUs, waits beyond that one's expected end; then it is
+    requeued. 0: no job launches before its GPUs are free."""
     freeze_fraction: Annotated[float, Meta(gt=0, le=1)] = 0.5
     """If more than this share of nodes is lost within `freeze_window_ms`: freeze (LAW 5)."""
     freeze_window_ms: Annotated[int, Meta(ge=0)] = 60_000
     share_gpus: Literal["never", "fits", "learned"] = "never"
-    """Jobs that did not say how much of a GPU they want get a part of one where their estimate says so (`penstock.ledger.gpu_shares`).
-    never: whole ones. fits: whoever fits meets. learned: not those of whom it was measured that they slow each other too much (`penstock.policies.sharing`)."""
+    """Whether jobs without a requested share of a GPU get one where their estimate permits it (`penstock.ledger.gpu_shares`).
+    never: whole GPUs. fits: any jobs that fit share. learned: except jobs that were measured to slow each other down too much (`penstock.policies.sharing`)."""
     queue_limits_gpu_s: Annotated[
         tuple[Annotated[float, Meta(gt=0)], ...],
         Meta(min_length=1, max_length=15),
     ] = TIRESIAS_LIMITS_GPU_S
-    """Of profile `tiresias`: a job with so many GPU seconds leaves the first queue, the second, …; rising."""
+    """For profile `tiresias`: GPU seconds at which a job leaves the first queue, the second, …; rising."""
     typical_tasks: Annotated[tuple[TypicalTask, ...], Meta(max_length=MAX_TYPICAL_TASKS)] = ()
-    """Of profile `fgd`: the tasks for which nodes shall stay useful; empty: judged by the jobs in the cell."""
+    """For profile `fgd`: typical tasks, for which nodes are to remain useful; empty: taken from the jobs in the cell."""
     grouping: Grouping = Grouping()
-    """Of profiles `muri-s` and `muri-l`."""
+    """For profiles `muri-s` and `muri-l`."""
     convergence: Convergence = Convergence()
-    """Of profiles `specon` and `balance`."""
+    """For profiles `specon` and `balance`."""
     genie: Genie = Genie()
-    """Of profile `genie`."""
+    """For profile `genie`."""
     contention: Contention | None = None
-    """Of any profile: the contention-guard acts, and how. None: as the profile has it."""
+    """For any profile: switches the contention-guard on, with these settings. None: as the profile has it."""
     coda: Coda = Coda()
-    """Of profile `coda`; of `penstock` but for `patience_ms`."""
+    """For profile `coda`; for `penstock` without `patience_ms`."""
     without: Annotated[tuple[Stage, ...], Meta(max_length=16)] = ()
-    """Stages that profile `penstock` leaves out, to show what each brings. deadlines: GENIE's order and shapes; backfill: nodes reserved for the job that waits longest; bursts: plans by
-    the grouping genetic algorithm; groups: interleaving, and stops for it; moves: load balancing; prelaunch: launches before GPUs are free; cores: the search for cores of running trainings; eliminator: slowing who slows one; reclaim: cores
-    reserved for GPUs, which jobs without GPUs borrow and give back."""
+    """Stages that profile `penstock` leaves out, for ablation. deadlines: GENIE's order and shapes; backfill: nodes reserved for the job that has waited longest; bursts: plans by
+    the grouping genetic algorithm; groups: interleaving, and stops for it; moves: load balancing; prelaunch: launches before GPUs are free; cores: the search for the number of cores of running training jobs; eliminator: throttling of jobs that slow one down; reclaim: cores
+    reserved for GPUs, which jobs without GPUs borrow and return."""

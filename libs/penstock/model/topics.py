@@ -1,4 +1,4 @@
-"""The topics and who may write them. Source: architecture §2."""
+"""Topics of the log, their keys, partitions and size limits. Source: architecture §2."""
 
 from enum import StrEnum
 
@@ -19,25 +19,25 @@ CELL_TOPICS = (Topic.JOBS, Topic.ESTIMATES, Topic.NODES, Topic.PROPOSALS, Topic.
 """Keyed by cell: partition = the cell's index."""
 
 INPUT_TOPICS = (Topic.JOBS, Topic.ESTIMATES, Topic.NODES, Topic.PROPOSALS)
-"""What the placer reads; each record of them yields exactly one ledger record (LAW 2)."""
+"""Topics that the placer reads; each of their records yields exactly one ledger record (LAW 2)."""
 
 NODE_TOPICS = (Topic.ORDERS, Topic.TELEMETRY, Topic.GUARD_WINDOWS)
 """Keyed by node."""
 
 NODE_PARTITIONS = 16
-"""Partitions of the topics keyed by node. More nodes than partitions share one and skip."""
+"""Partitions of the topics keyed by node. With more nodes than partitions, nodes share a partition and skip each other's records."""
 
 COMPACTED_TOPICS = frozenset({Topic.GUARD_WINDOWS})
-"""On Kafka the newest record of each key is retained, and no other."""
+"""On Kafka only the newest record of each key is retained."""
 
 GUARD_GROUPS = "penstock.guard-windows."
 """Prefix of the consumer groups of the contention-guards on Kafka, before the cell's index. There are no others."""
 
 MAX_EVENT_BYTES = 65_536
-"""Of an event's JSON value on every topic; larger ones are dead-lettered."""
+"""Maximum size of an event's JSON value on every topic; larger ones are dead-lettered."""
 
 MAX_PLAN_BYTES = 4 * MAX_EVENT_BYTES
-"""Of a proposed plan: 256 units with a sentence of 200 characters each, and 2,048 versions that were read."""
+"""Maximum size of a proposed plan: 256 units with a sentence of 200 characters each, and 2,048 versions that were read."""
 
 
 def node_partition(node_id: str) -> int:

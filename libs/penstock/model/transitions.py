@@ -1,7 +1,7 @@
 """State machines of jobs, tasks and nodes: one table of legal transitions each, from which the docs' diagrams are made.
 
-The fold checks every transition against these tables (`transition`), so that an illegal one stops the service with a
-story instead of corrupting the state.
+The fold checks every transition against these tables (`transition`), so that an illegal one stops the service with an
+error instead of corrupting the state.
 """
 
 from enum import StrEnum
@@ -33,7 +33,7 @@ class TaskStatus(StrEnum):
 
 class NodeStatus(StrEnum):
     READY = "ready"  # Reported, in the words of LAW 5
-    SUSPECT = "suspect"  # silent: nothing new is placed there, nothing there is given up
+    SUSPECT = "suspect"  # silent: no further task is placed there, none of its tasks is given up
     GONE = "gone"  # proven: its tasks are dead
 
 
@@ -48,7 +48,7 @@ JOB_TRANSITIONS = MappingProxyType(
         _J.SUBMITTED: frozenset({_J.QUEUED, _J.CANCELLED, _J.TIMED_OUT_QUEUED}),
         _J.QUEUED: frozenset({_J.LAUNCHING, _J.CANCELLED, _J.TIMED_OUT_QUEUED, _J.UNSCHEDULABLE}),
         _J.BACKOFF: frozenset({_J.QUEUED, _J.CANCELLED, _J.TIMED_OUT_QUEUED}),
-        # What holds resources ends by its own exit, or through STOPPING: never straight by a cancel or timer.
+        # A job that holds resources ends by its own exit, or through STOPPING: never directly by a cancel or timer.
         # Out of memory under a guessed limit, it waits for another estimate.
         _J.LAUNCHING: frozenset(
             {_J.RUNNING, _J.STOPPING, _J.SUBMITTED, _J.QUEUED, _J.BACKOFF, _J.SUCCEEDED, _J.FAILED}
@@ -78,7 +78,7 @@ Status = TypeVar("Status", JobStatus, TaskStatus, NodeStatus)
 
 
 class IllegalTransition(Exception):
-    """A state machine was asked for a transition that its table does not hold."""
+    """A transition that is not in the table of its state machine."""
 
 
 def transition(

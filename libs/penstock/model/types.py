@@ -23,16 +23,16 @@ MAX_ENV_ENTRIES = 128
 MAX_TEXT = 1_024
 WHOLE_GPU = 1_000  # shares of a GPU are counted in thousandths
 MAX_JOB_ID_CHARS = (
-    113  # ids of its tasks and timers grow out of it: 128 less `:launch_timeout`, the longest suffix
+    113  # ids of its tasks and timers are derived from it: 128 less `:launch_timeout`, the longest suffix
 )
 
 Identifier = Annotated[str, Meta(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/-]*\Z")]
 ShortText = Annotated[str, Meta(max_length=MAX_TEXT)]
 SecretName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}\Z")]
-"""Of a file on the node, too."""
+"""Also the name of a file on the node."""
 Sha256 = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
 SHARED_TENANT = "shared"
-"""Stands where a tenant's name does for secrets that every tenant may ask for."""
+"""Used in place of a tenant's name for secrets that every tenant may request."""
 Mebibytes = Annotated[int, Meta(ge=0, le=1 << 30)]
 Megabits = Annotated[int, Meta(ge=0, le=10_000_000)]
 Milliseconds = Annotated[int, Meta(ge=0, le=1 << 53)]
@@ -42,36 +42,36 @@ GpuShare = Annotated[int, Meta(ge=1, le=WHOLE_GPU)]
 """Thousandths of a GPU's time."""
 
 JoinRefusal = Literal["stale_join", "other_machine", "gpu_of_another_node"]
-"""`stale_join`: its incarnation is not above the last one. `other_machine`: another one has this node id and is not proven
-gone. `gpu_of_another_node`: one of its GPUs is in a node of another id that is not proven gone."""
+"""`stale_join`: its incarnation is not above the last one. `other_machine`: another machine has this node id and is not
+proven gone. `gpu_of_another_node`: one of its GPUs is in a node of another id that is not proven gone."""
 Role = Literal["ps", "worker"]
 Category = Literal["cv", "nlp", "speech"]
 Trait = Literal["pipelined", "many_weights", "heavy_preprocessing"]
-"""What a training does that changes how many cores it needs. Source: CODA §V-B1."""
+"""Property of a training job that changes how many cores it needs. Source: CODA §V-B1."""
 Priority = Annotated[int, Meta(ge=-10, le=10)]
 Qos = Literal["urgent", "prior", "normal"]
 """Service class: how soon a job is expected to be done. Source: GENIE §III-A."""
 CheckpointKind = Literal["none", "sdk", "signal"]
-"""How a job saves what it has done. `sdk`: by `penstock.sdk.checkpoint`, or as it does, in a folder that its node gives it; `signal`: on SIGTERM
-and SIGUSR1, in a place of its own; `none`: a stop costs all of it."""
+"""How a job saves its progress. `sdk`: by `penstock.sdk.checkpoint`, or in the same way, in a folder that its node provides; `signal`: on SIGTERM
+and SIGUSR1, in a place of the script's choice; `none`: a stop loses all progress."""
 
 
 class Value(Struct, frozen=True, gc=False):
     """A frozen value. Decoding checks the constraints of its fields; construction checks its rules only.
 
-    A rule judges what no constraint can say. Rules run wherever a value is made, also when it is decoded, and
-    raise ValueError with what is wrong and a remedy. Input from people and programs is judged by
+    A rule checks what no constraint can express. Rules run wherever a value is made, also when it is decoded, and
+    raise ValueError with the problem and a remedy. Input from users and programs is checked by
     `penstock.model.validation`, which reports every mistake at once.
     """
 
     RULES: ClassVar[Mapping[str, Callable[[Any], None]]] = {}
-    """Field → rule of its value alone. A rule that spans fields stands in `__post_init__`."""
+    """Field → rule of its value alone. A rule that spans fields is in `__post_init__`."""
     OMITTED: ClassVar[tuple[str, ...]] = ()
     """Fields that are left out of the JSON of events while they have their default."""
 
 
 class ResourceVector(Value, frozen=True, kw_only=True):
-    """What one task needs. Source: Liquid §4 ⟨N·GPU, GMem, Bandwidth⟩, with cores and host memory added."""
+    """Resources of one task. Source: Liquid §4 ⟨N·GPU, GMem, Bandwidth⟩, with cores and host memory added."""
 
     OMITTED = ("gpu_share_milli",)
 
@@ -84,7 +84,7 @@ class ResourceVector(Value, frozen=True, kw_only=True):
     """Mean over the run, of each of its GPUs."""
     bandwidth_mbps: Megabits = 0
     gpu_share_milli: GpuShare = WHOLE_GPU
-    """Of its GPU; less than a whole one only for a task with one GPU, which others may then share."""
+    """Share of its GPU; below a whole one only for a task with one GPU, which other tasks may then share."""
 
     def __post_init__(self) -> None:
         if self.gpu_share_milli < WHOLE_GPU:
@@ -92,7 +92,7 @@ class ResourceVector(Value, frozen=True, kw_only=True):
 
 
 class ResourceRequest(Value, frozen=True, kw_only=True):
-    """What the user asked for, per worker; each field may be left to the estimator."""
+    """Resources that the user requested, per worker; each field may be left to the estimator."""
 
     OMITTED = ("gpu_share_milli",)
 
@@ -102,7 +102,7 @@ class ResourceRequest(Value, frozen=True, kw_only=True):
     gpu_memory_mib: Annotated[int, Meta(ge=1, le=1 << 30)] | None = None
     bandwidth_mbps: Annotated[int, Meta(ge=0, le=10_000_000)] | None = None
     gpu_share_milli: GpuShare | None = None
-    """Of one GPU; without `gpus` it means one."""
+    """Share of one GPU; without `gpus` one GPU is meant."""
 
     def __post_init__(self) -> None:
         if self.gpu_share_milli is not None and self.gpus is not None:
@@ -194,7 +194,7 @@ class Environment(Value, frozen=True, kw_only=True):
 def wrong_shape(
     fewest: int | None, most: int, servers: int, batch_size: int | None, global_batch_size: int | None
 ) -> tuple[str, str] | None:
-    """What is wrong with a job's range of workers, or with how they share the batch: (field of `JobSpec`, text with the remedy)."""
+    """The problem of a job's range of workers, or of their shares of the batch: (field of `JobSpec`, text with the remedy)."""
     if fewest is not None and fewest > most:
         return "min_workers", f"{fewest} is more than the most workers, {most}; give a smaller one"
     if fewest is not None and servers:
@@ -255,14 +255,14 @@ class JobSpec(Value, frozen=True, kw_only=True):
     """An argv list; never handed to a shell."""
     env: Annotated[dict[str, str], Meta(max_length=MAX_ENV_ENTRIES)] = field(default_factory=dict)
     secrets: Annotated[dict[str, SecretName], Meta(max_length=MAX_ENV_ENTRIES)] = field(default_factory=dict)
-    """Environment variable → name of the secret that the node puts there; its value is nowhere but in the task."""
+    """Environment variable → name of the secret that the node sets it to; the value exists only in the task."""
     workdir: ShortText | None = None
     environment: Environment | None = None
     """None: programs of the node's own PATH."""
     code: Sha256 | None = None
-    """Of an archive that the gateway has: it is unpacked into each task's own folder, in which `workdir` is then."""
+    """Digest of an archive that the gateway has: it is unpacked into each task's own folder, which `workdir` is then relative to."""
     workers: Annotated[int, Meta(ge=1, le=MAX_WORKERS)] = 1
-    """Of a moldable job: at most so many; each attempt has a number of its own (`JobState.workers` in the ledger)."""
+    """For a moldable job the maximum; each attempt has a number of its own (`JobState.workers` in the ledger)."""
     parameter_servers: Annotated[int, Meta(ge=0, le=256)] = 0
     resources: ResourceRequest = ResourceRequest()
     model: Identifier | None = None
@@ -270,49 +270,49 @@ class JobSpec(Value, frozen=True, kw_only=True):
     category: Category | None = None
     traits: Annotated[tuple[Trait, ...], Meta(max_length=3)] = ()
     iterations: Annotated[int, Meta(ge=1, le=1 << 53)] | None = None
-    """How many it will run; its remaining time is estimated from them."""
+    """Planned number of iterations; the remaining time is estimated from it."""
     target_loss: Annotated[float, Meta(ge=-1e100, le=1e100)] | None = None
-    """It ends once its loss is there, after `iterations` at the latest."""
+    """The job ends once its loss reaches this value, after `iterations` at the latest."""
     gpu_models: Annotated[tuple[Identifier, ...], Meta(max_length=16)] = ()
     """Allowed GPU models; empty: any."""
     retry: RetryPolicy = RetryPolicy()
     queue_timeout_ms: Annotated[int, Meta(ge=1, le=1 << 40)] | None = None
-    """Of each wait in the queue: the first, and every one after a lost, failed or preempted attempt."""
+    """Limit of each wait in the queue: the first, and every one after a lost, failed or preempted attempt."""
     run_timeout_ms: Annotated[int, Meta(ge=1, le=1 << 40)] | None = None
     grace_ms: Annotated[int, Meta(ge=0, le=600_000)] = 10_000
-    """Between SIGTERM and SIGKILL when the job is stopped."""
+    """Time between SIGTERM and SIGKILL when the job is stopped."""
     labels: Annotated[dict[str, str], Meta(max_length=64)] = field(default_factory=dict)
     checkpoint: CheckpointKind = "none"
     preemptible: bool = True
     """Whether it may be stopped to make way for another job, or to move."""
     priority: Priority = 0
-    """Among the jobs of its owner, the larger the earlier; it counts nothing against other owners' jobs."""
+    """Priority among the jobs of its owner, the larger the earlier; it has no effect on other owners' jobs."""
     min_workers: Annotated[int, Meta(ge=1, le=MAX_WORKERS)] | None = None
     """The job is moldable: it starts with any number from this to `workers`. None: with `workers` exactly."""
     global_batch_size: Annotated[int, Meta(ge=1, le=1 << 30)] | None = None
-    """Of all workers together, which share it as evenly as it goes; `batch_size` is of each. A moldable job has this one."""
+    """Batch of all workers together, which share it as evenly as possible; `batch_size` is per worker. A moldable job has this one."""
     prelaunch: bool = False
-    """Its script waits for its GPUs where the SDK's `phase("train")` stands, and uses none before: it may launch while those that hold
-    them end. Source: Liquid §6.1."""
+    """The script waits for its GPUs at the SDK's `phase("train")`, and uses none before: it may launch while the jobs that hold them
+    end. Source: Liquid §6.1."""
 
     qos: Qos | None = None
-    """Its service class; None: normal."""
+    """Service class; None: normal."""
     deadline_ms: Annotated[int, Meta(ge=1, le=1 << 40)] | None = None
-    """So long after its submission it should be done; None: as its class has it."""
+    """Time after submission within which the job should be done; None: by its class."""
 
     @property
     def timed(self) -> bool:
-        """Whether it names when it should be done."""
+        """Whether it names a service class or a deadline."""
         return self.qos is not None or self.deadline_ms is not None
 
     @property
     def fewest_workers(self) -> int:
-        """That it can start with."""
+        """Minimum number of workers that it can start with."""
         return self.workers if self.min_workers is None else self.min_workers
 
     @property
     def offered(self) -> list[int]:
-        """Numbers of workers of its range that are compared: all, or at most MAX_OPTIONS in geometric distances, with both ends."""
+        """Numbers of workers in its range that are compared: all, or at most MAX_OPTIONS in a geometric sequence, with both ends."""
         fewest, most, last = self.fewest_workers, self.workers, MAX_OPTIONS - 1
         if most - fewest <= last:
             return list(range(fewest, most + 1))
@@ -324,7 +324,7 @@ class JobSpec(Value, frozen=True, kw_only=True):
         return self.shaped(self.fewest_workers)
 
     def shaped(self, workers: int) -> "JobSpec":
-        """The same job with a fixed number of workers, and the largest batch that one of them then has; itself if nothing of it is global."""
+        """The same job with a fixed number of workers, and the largest batch that one of them then has; the job itself if it has neither a range nor a global batch."""
         if self.min_workers is None and self.global_batch_size is None:
             return self
         each = None if self.global_batch_size is None else -(-self.global_batch_size // workers)
@@ -358,7 +358,7 @@ class JobSpec(Value, frozen=True, kw_only=True):
 
 
 class TaskPlacement(Value, frozen=True, kw_only=True):
-    """Where one task of a gang runs and what it may use; leaves the node no choice."""
+    """Placement of one task of a gang: its node and what it may use there; leaves the node no choice."""
 
     OMITTED = ("gpu_share_milli", "host_memory_cap_mib")
 
@@ -375,11 +375,11 @@ class TaskPlacement(Value, frozen=True, kw_only=True):
     bandwidth_mbps: Megabits = 0
     gpu_share_milli: GpuShare = WHOLE_GPU
     host_memory_cap_mib: Mebibytes = 0
-    """What the node enforces, where that is more than what is promised; 0: `host_memory_mib` is the cap."""
+    """Cap that the node enforces, where it is more than the promised memory; 0: `host_memory_mib` is the cap."""
 
     @property
     def promised_gpu_memory_mib(self) -> int:
-        """Of each of its GPUs, all that it may hold; 0: it has them alone, or was promised no figure."""
+        """Maximum memory that it may hold on each of its GPUs; 0: it has them alone, or no amount was promised."""
         return self.gpu_memory_mib if self.gpu_share_milli < WHOLE_GPU else 0
 
     @property
@@ -389,15 +389,15 @@ class TaskPlacement(Value, frozen=True, kw_only=True):
 
 
 class ShapeOption(Value, frozen=True, kw_only=True):
-    """A number of workers that a moldable job may have, packed as densely as the cell's nodes allow, and how long one iteration then takes."""
+    """A number of workers for a moldable job, packed as densely as the cell's nodes allow, with the resulting iteration time."""
 
     workers: Annotated[int, Meta(ge=1, le=MAX_WORKERS)]
     nodes: Annotated[int, Meta(ge=1, le=MAX_WORKERS)]
     gpus_per_node: Annotated[int, Meta(ge=1, le=MAX_GPUS_PER_NODE)]
-    """On the node with most of them."""
+    """Number of GPUs on the node with most of them."""
     step_ms: Annotated[float, Meta(gt=0, le=1e11)]
     low_ms: Annotated[float, Meta(gt=0, le=1e11)]
-    """Lower end of the interval of nine in ten runs; where the job itself ran so, its fastest run, or a tenth below the middle."""
+    """Lower end of the 90 % interval; where the job itself has run in this shape, its fastest run, or a tenth below `step_ms` if that is lower."""
     high_ms: Annotated[float, Meta(gt=0, le=1e11)]
 
 
@@ -409,16 +409,16 @@ class StageTimes(Value, frozen=True, kw_only=True):
     gpu_ms: Annotated[float, Meta(ge=0, le=1e11)]
     network_ms: Annotated[float, Meta(ge=0, le=1e11)]
     iteration_ms: Annotated[float, Meta(gt=0, le=1e11)]
-    """From one iteration to the next: more than the sum where some of it uses nothing, less where stages overlap."""
+    """From one iteration to the next: more than the sum where some of it is idle, less where stages overlap."""
 
 
 class PairSpeed(Value, frozen=True, kw_only=True):
-    """Measured: two jobs alone with each other on one GPU. Speeds are shares of those alone on such a GPU; noise lifts some above 1."""
+    """Measured speeds of two jobs that share one GPU with no third one, relative to their speeds alone on such a GPU; noise lifts some above 1."""
 
     model: Identifier | Literal[""] = ""
-    """Of the other job; empty: it named none."""
+    """Model of the other job; empty: it named none."""
     batch_size: Annotated[int, Meta(ge=1, le=1 << 30)] | None = None
-    """Of the other job."""
+    """Batch size of the other job."""
     gpu_model: Identifier
     own: Annotated[float, Meta(gt=0, le=2)]
     other: Annotated[float, Meta(gt=0, le=2)]
@@ -426,7 +426,7 @@ class PairSpeed(Value, frozen=True, kw_only=True):
 
 
 class Estimate(Value, frozen=True, kw_only=True):
-    """What a job needs, how sure that is and where it comes from."""
+    """Estimate of a job's resources and run time, with its confidence and source."""
 
     OMITTED = ("guessed", "first_of_kind", "options", "stages", "pairs", "launch_ms")
     TIERS: ClassVar[tuple[str, ...]] = ("user", "history", "default")
@@ -437,24 +437,24 @@ class Estimate(Value, frozen=True, kw_only=True):
     confidence: Annotated[float, Meta(ge=0, le=1)]
     tier: Literal["user", "history", "model", "nearest", "default"]
     source: ShortText
-    """For people: which runs, model or rule it rests on."""
+    """For display: the runs, model or rule that it is based on."""
     model_version: Identifier | None = None
     guessed: Annotated[tuple[Role, ...], Meta(max_length=2)] = ()
-    """Whose host memory is a guess: such a task is not capped below its fair share of the node."""
+    """Roles with a guessed host memory: such a task is not capped below its fair share of the node."""
     first_of_kind: Annotated[tuple[Literal["network", "gpu_model"], ...], Meta(max_length=2)] = ()
-    """What nothing was learned of: the job's network, or the GPU model that its promise of GPU memory is for."""
+    """Parts without training data: the job's network, or the GPU model that its promise of GPU memory is for."""
     options: Annotated[tuple[ShapeOption, ...], Meta(max_length=MAX_OPTIONS)] = ()
-    """Of a moldable job, the fewest workers first, and of one that names when it should be done; `run_ms` is with the fewest. Empty: nothing is
-    known of its iterations."""
+    """Shapes of a moldable job, or of one with a service class or deadline, the fewest workers first; `run_ms` is for the fewest. Empty: its
+    iteration times are not known."""
     stages: StageTimes | None = None
-    """With the GPUs that it asks for; None: not known, so it is grouped with nobody."""
+    """Stage times on the requested GPUs; None: not known, so the job is not grouped."""
     pairs: Annotated[tuple[PairSpeed, ...], Meta(max_length=MAX_PAIRS)] = ()
-    """What jobs like it reached beside those of other kinds, the most often measured first; what is not in it was not measured."""
+    """Measured speeds of similar jobs next to jobs of other kinds, the most often measured first; pairs that are not listed were not measured."""
     launch_ms: Annotated[int, Meta(ge=0, le=MAX_RUN_MS)] | None = None
-    """Until it trains, as earlier runs reported it; `run_ms` has it in it. None: not known. Source: Liquid §6.1 (T_l)."""
+    """Time until it trains, as earlier runs reported it; included in `run_ms`. None: not known. Source: Liquid §6.1 (T_l)."""
 
     def run_ms_with(self, workers: int, fewest: int) -> int | None:
-        """`run_ms` with another number of workers than the fewest, as its step is longer or shorter; as it is where one of both is not known."""
+        """`run_ms` with another number of workers than the fewest, scaled by the ratio of their step times; unscaled where one of these is not known."""
         steps_ms: dict[int, float] = {}
         for option in self.options:
             steps_ms.setdefault(
@@ -467,7 +467,7 @@ class Estimate(Value, frozen=True, kw_only=True):
 
 
 class Usage(Value, frozen=True, kw_only=True):
-    """What a task really used, measured on its node; a field is None where it could not be measured."""
+    """Resource usage of a task, measured on its node; a field is None where it could not be measured."""
 
     cpu_ms: Annotated[int, Meta(ge=0)] | None = None
     host_memory_mib: Annotated[int, Meta(ge=0)] | None = None

@@ -1,7 +1,7 @@
 """Validation that reports every mistake at once: a pydantic model derived from a struct.
 
-Decoding with msgspec is fast and stops at the first mistake. People and programs want all of them, each with
-its field, and numbers in texts read as numbers. So each struct has a form: a pydantic model with the same
+Decoding with msgspec is fast and stops at the first mistake. Users and programs need all of them, each with
+its field, and numbers in strings read as numbers. So each struct has a form: a pydantic model with the same
 fields, constraints and rules, made when it is first needed. It refuses unknown fields unless asked otherwise,
 and its result is the struct.
 """
@@ -32,7 +32,7 @@ def checked(kind: type[V], fields: Mapping[str, Any], unknown: Unknown = "forbid
 def checked_json(kind: type[V], body: bytes | str, unknown: Unknown = "forbid", *, strict: bool = False) -> V:
     """The value that this JSON object describes. Raises pydantic's ValidationError.
 
-    `strict`: as its JSON Schema says, so neither `"8"` nor `true` is a number, and `1.0` is a whole one.
+    `strict`: as in its JSON Schema, so neither `"8"` nor `true` is a number, and `1.0` is a whole one.
     """
     try:
         return _adapter(kind).validate_json(body, extra=unknown, strict=strict)  # type: ignore[no-any-return]
@@ -123,7 +123,7 @@ def _made(kind: type[Value]) -> Callable[[Any], Value]:
 
 
 def _keeping(rule: Callable[[Any], None]) -> Callable[[Any], Any]:
-    """The rule as pydantic calls it: it returns what it has judged."""
+    """The rule as pydantic calls it: it returns the value that it has checked."""
 
     def judge(value: Any) -> Any:
         rule(value)

@@ -53,13 +53,17 @@ class Section(BaseModel):
 
 
 class Resources(Section):
-    """What each worker needs. Every field may be left out: Penstock then estimates it."""
+    """Resources of each worker. Every field may be left out: Penstock then estimates it."""
 
     gpus: int | None = Field(
         None, ge=0, le=MAX_GPUS_PER_NODE, description="GPUs per worker; 0 for none.", examples=[1]
     )
     gpu_share: float | None = Field(
-        None, ge=0.001, le=1, description="Share of one GPU, for small jobs side by side.", examples=[0.5]
+        None,
+        ge=0.001,
+        le=1,
+        description="Share of one GPU, for small jobs that run side by side.",
+        examples=[0.5],
     )
     cores: int | None = Field(
         None, ge=1, le=MAX_CORES_PER_NODE, description="CPU cores per worker.", examples=[4]
@@ -94,7 +98,7 @@ class Retry(Section):
 
 
 class Programs(Section):
-    """Where Python and other programs come from: exactly one of these; `path`, the default: the node's own PATH."""
+    """Where Python and other programs come from: exactly one of these fields; `path`, the default: the node's own PATH."""
 
     venv: Text | None = Field(
         None,
@@ -121,10 +125,10 @@ class Programs(Section):
 
 
 class Workers(Section):
-    """A range: each attempt starts with the number for which there is room. Such a job has a `global_batch_size` and no parameter servers."""
+    """A range of worker counts: each attempt starts with a number for which there is room. Such a job has a `global_batch_size` and no parameter servers."""
 
-    min: int = Field(1, ge=1, le=MAX_WORKERS, description="It starts with at least so many.", examples=[1])
-    max: int = Field(ge=1, le=MAX_WORKERS, description="It starts with at most so many.", examples=[8])
+    min: int = Field(1, ge=1, le=MAX_WORKERS, description="Minimum number of workers.", examples=[1])
+    max: int = Field(ge=1, le=MAX_WORKERS, description="Maximum number of workers.", examples=[8])
 
 
 def form_of_workers(given: object) -> str:

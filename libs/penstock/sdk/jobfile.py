@@ -63,8 +63,8 @@ def _packed(sync: str) -> str:
 class JobFile(Section):
     """A training job: what to run, not where."""
 
-    name: Name = Field("job", description="Shown in tables.", examples=["resnet50"])
-    owner: Name = Field("unknown", description="Who it belongs to.", examples=["alice"])
+    name: Name = Field("job", description="Name of the job, shown in tables.", examples=["resnet50"])
+    owner: Name = Field("unknown", description="Owner of the job.", examples=["alice"])
     command: list[Annotated[str, Field(max_length=8_192)]] = Field(
         min_length=1,
         max_length=512,
@@ -80,12 +80,12 @@ class JobFile(Section):
     secrets: dict[str, Annotated[str, Field(pattern=SECRET_NAME)]] = Field(
         default_factory=dict,
         max_length=MAX_ENV_ENTRIES,
-        description="Variables that the node sets from its secrets of these names; their values are in no file or log.",
+        description="Environment variables that the node sets from its secrets of these names; their values are in no file or log.",
         examples=[{"WANDB_API_KEY": "wandb"}],
     )
     workdir: Text | None = Field(
         None,
-        description="Folder to run in, on the node; relative to the job file, whose folder is the default.",
+        description="Folder to run in, on the node, relative to the job file; default: the folder of the job file.",
         examples=["/home/alice/resnet"],
     )
     sync: Annotated[Text, AfterValidator(_packed)] | None = Field(
@@ -107,37 +107,43 @@ class JobFile(Section):
     parameter_servers: int = Field(
         0, ge=0, le=256, description="Parameter servers beside the workers; 0: all-reduce."
     )
-    resources: Resources = Field(Resources(), description="What each worker needs; else estimated.")
+    resources: Resources = Field(Resources(), description="Resources of each worker; estimated if left out.")
     model: Name | None = Field(
         None, description="Name of the network, to learn from earlier runs.", examples=["resnet50"]
     )
-    batch_size: int | None = Field(None, ge=1, le=1 << 30, description="Per worker.", examples=[64])
+    batch_size: int | None = Field(
+        None, ge=1, le=1 << 30, description="Batch size per worker.", examples=[64]
+    )
     global_batch_size: int | None = Field(
         None,
         ge=1,
         le=1 << 30,
-        description="In place of `batch_size`: of all workers together; each finds its part in `PENSTOCK_BATCH_SIZE`.",
+        description="In place of `batch_size`: batch size of all workers together; each worker reads its part from `PENSTOCK_BATCH_SIZE`.",
         examples=[512],
     )
     category: Category | None = Field(
         None,
-        description="What it works on (cv, nlp or speech): for the cores it starts with.",
+        description="Kind of data (cv, nlp or speech); the initial number of cores depends on it.",
         examples=["cv"],
     )
     traits: list[Trait] = Field(
         default_factory=list,
         max_length=3,
-        description="What changes how many cores it needs: pipelined, many_weights, heavy_preprocessing.",
+        description="Properties that change how many cores the job needs: pipelined, many_weights, heavy_preprocessing.",
         examples=[["pipelined"]],
     )
     iterations: int | None = Field(
-        None, ge=1, le=1 << 53, description="How many it will run; for its remaining time.", examples=[50_000]
+        None,
+        ge=1,
+        le=1 << 53,
+        description="Planned number of iterations, for the estimate of the remaining time.",
+        examples=[50_000],
     )
     target_loss: float | None = Field(
         None,
         ge=-1e100,
         le=1e100,
-        description="It ends once its loss is there, after `iterations` at the latest.",
+        description="The job ends once its loss reaches this value, after `iterations` at the latest.",
         examples=[0.35],
     )
     gpu_models: list[Name] = Field(
@@ -151,24 +157,27 @@ class JobFile(Section):
         None,
         ge=1,
         le=1 << 40,
-        description="Give up after waiting so long, each time that it queues.",
+        description="Give up after waiting this long, each time that the job queues.",
         examples=["10m"],
     )
     run_timeout: Duration | None = Field(
-        None, ge=1, le=1 << 40, description="Stop after running so long.", examples=["2h"]
+        None, ge=1, le=1 << 40, description="Stop after running this long.", examples=["2h"]
     )
     grace: Duration = Field(
-        10_000, le=600_000, description="Between SIGTERM and SIGKILL when it is stopped.", examples=["10s"]
+        10_000,
+        le=600_000,
+        description="Time between SIGTERM and SIGKILL when the job is stopped.",
+        examples=["10s"],
     )
     preemptible: bool = Field(
         True,
-        description="Whether it may be stopped to make way for another job; false: it runs on, and others wait.",
+        description="Whether the job may be stopped to make way for another one; false: it runs to its end, and other jobs wait.",
     )
     priority: int = Field(
         0,
         ge=-10,
         le=10,
-        description="Among your own jobs, the larger the earlier; it passes nobody else's. Read by the profile `penstock`.",
+        description="Priority among your own jobs, the larger the earlier; it has no effect on other owners' jobs. Read by the profile `penstock`.",
         examples=[5],
     )
     qos: Qos | None = Field(
@@ -180,22 +189,22 @@ class JobFile(Section):
         None,
         ge=1,
         le=1 << 40,
-        description="So long after its submission it should be done, in place of its class. Read by the profile `genie`.",
+        description="Time after submission within which the job should be done, in place of its class. Read by the profile `genie`.",
         examples=["6h"],
     )
     checkpoint: CheckpointKind = Field(
         "none",
-        description="How it saves when it is stopped: `sdk` (penstock.sdk.checkpoint), `signal` (on SIGTERM, in a place of its own), `none`.",
+        description="How the job saves its progress when it is stopped: `sdk` (penstock.sdk.checkpoint), `signal` (on SIGTERM, in a place of the script's choice), `none`.",
         examples=["sdk"],
     )
     prelaunch: bool = Field(
         False,
-        description='Its script waits for its GPUs at `phase("train")` and uses none before: it may launch while those that hold them end.',
+        description='The script waits for its GPUs at `phase("train")` and uses none before: it may launch while the jobs that hold them end.',
     )
     labels: dict[str, str] = Field(
         default_factory=dict,
         max_length=64,
-        description="Free text pairs to find it by.",
+        description="Pairs of free text by which the job can be found.",
         examples=[{"team": "vision"}],
     )
 

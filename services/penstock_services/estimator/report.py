@@ -46,17 +46,18 @@ def report(
     ] = None,
     page: Annotated[
         Path | None,
-        typer.Option("--report", metavar="FILE.html", help="Write a page with charts, whole in one file."),
+        typer.Option("--report", metavar="FILE.html", help="Write a self-contained page with charts."),
     ] = None,
     png: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Write the charts of the page there as PNG files.")
+        Path | None,
+        typer.Option(metavar="DIR", help="Write the charts of the page to this folder as PNG files."),
     ] = None,
     output: Annotated[Literal["table", "json"], typer.Option("--output", "-o")] = "table",
 ) -> None:
-    """Report and draw how estimates did against what jobs used.
+    """Report and plot the accuracy of estimates against actual usage.
 
-    Predicted against actual, per tier, over time, who over-asks, the worst jobs, and how often intervals of remaining
-    time held.
+    Predicted against actual values, per tier and over time; owners that request too much; the worst jobs; and the coverage of intervals
+    of remaining time.
     """
     if (page or png) and find_spec("altair") is None:
         option = "--report" if page else "--png"

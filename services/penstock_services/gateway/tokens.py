@@ -18,16 +18,22 @@ def token(
     ctx: typer.Context,
     tokens: Annotated[
         Path,
-        typer.Option(metavar="FILE", envvar="PENSTOCK_TOKENS", help="The gateway's file; its line is added."),
+        typer.Option(
+            metavar="FILE", envvar="PENSTOCK_TOKENS", help="The gateway's file of tokens; a line is added."
+        ),
     ],
-    roles: Annotated[str, typer.Option(metavar="submit,read", help=f"Some of {', '.join(Role)}.")],
-    tenant: Annotated[str | None, typer.Option(help="Owner of the jobs that it submits.")] = None,
-    node: Annotated[str | None, typer.Option(help="The node that it speaks for, with the role node.")] = None,
+    roles: Annotated[
+        str, typer.Option(metavar="submit,read", help=f"Roles of the token: some of {', '.join(Role)}.")
+    ],
+    tenant: Annotated[str | None, typer.Option(help="Owner of the jobs submitted with the token.")] = None,
+    node: Annotated[
+        str | None, typer.Option(help="The node that the token authenticates, with the role node.")
+    ] = None,
     name: Annotated[
-        str, typer.Option(help="Stored as TENANT/NAME with what it does; default: some of its hash.")
+        str, typer.Option(help="Stored as TENANT/NAME with its actions; default: a part of the token's hash.")
     ] = "",
 ) -> None:
-    """Make a token for the gateway: its hash goes into the gateway's file, the token to stdout, once."""
+    """Make a token for the gateway: its hash is added to the gateway's file, the token is printed to stdout once."""
     made = secrets.token_urlsafe(TOKEN_BYTES)
     try:
         caller = Caller(frozenset(map(Role, filter(None, roles.split(",")))), tenant, node, name)

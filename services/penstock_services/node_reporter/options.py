@@ -41,59 +41,67 @@ class IsolationChoice(StrEnum):
 class Options:
     """One node. Numbers that are None are read from the machine."""
 
-    node_id: Annotated[str, typer.Option(help="Unique in the cell.")]
+    node_id: Annotated[str, typer.Option(help="Id of the node, unique in the cell.")]
     state_dir: Annotated[
-        Path, typer.Option(help="Journal and task folders; one per node, by default in PENSTOCK_STATE_DIR.")
+        Path,
+        typer.Option(
+            help="Folder of the journal and of tasks, one per node; by default in PENSTOCK_STATE_DIR."
+        ),
     ] = BY_NODE
     log_dir: Annotated[
         Path,
-        typer.Option(envvar="PENSTOCK_LOG_DIR", help="Tasks' output: JOB/TASK.log; by default beside it."),
+        typer.Option(
+            envvar="PENSTOCK_LOG_DIR",
+            help="Folder of tasks' output, JOB/TASK.log; by default beside the state.",
+        ),
     ] = BY_NODE
     virtual_gpus: Annotated[
         int | None,
         typer.Option(
-            min=0, max=16, help="Pretend to have so many GPUs, for machines without; default: ask NVML."
+            min=0,
+            max=16,
+            help="Number of GPUs to simulate, for machines without; default: the GPUs that NVML lists.",
         ),
     ] = None
-    virtual_gpu_model: Annotated[str, typer.Option(help="Of the virtual GPUs.")] = "virtual"
+    virtual_gpu_model: Annotated[str, typer.Option(help="Model of the virtual GPUs.")] = "virtual"
     virtual_gpu_memory_mib: Annotated[
-        int, _memory("--virtual-gpu-memory", "16GiB", "Of each virtual GPU; MiB without a unit.")
+        int, _memory("--virtual-gpu-memory", "16GiB", "Memory of each virtual GPU; MiB without a unit.")
     ] = 16_384
     machine_id: Annotated[
         str | None,
         typer.Option(
             envvar="PENSTOCK_MACHINE_ID",
-            help="Names this machine for ever; default: /etc/machine-id, if any.",
+            help="Permanent id of this machine; default: /etc/machine-id, if any.",
         ),
     ] = None
     cores: Annotated[
-        int | None, typer.Option(help="For tasks; default: those that this process may use.")
+        int | None, typer.Option(help="Cores for tasks; default: those that this process may use.")
     ] = None
     host_memory_mib: Annotated[
-        int | None, _memory("--host-memory", "8GiB", "For tasks; default: all of the machine.")
+        int | None, _memory("--host-memory", "8GiB", "Memory for tasks; default: all of the machine.")
     ] = None
     rack: Annotated[str, typer.Option(help="Rack of this node.")] = "rack-0"
-    domain: Annotated[str, typer.Option(help="Network domain, which has racks.")] = "domain-0"
+    domain: Annotated[str, typer.Option(help="Network domain of this node; it contains racks.")] = "domain-0"
     address: Annotated[
         str | None,
         typer.Option(
             envvar="PENSTOCK_NODE_ADDRESS",
-            help="Where other nodes reach this one's tasks; default: this machine's address on the way to the log.",
+            help="Address at which other nodes reach this node's tasks; default: this machine's address on the way to the log.",
         ),
     ] = None
-    bandwidth_mbps: Annotated[int, typer.Option(help="Of its network, for tasks; Mbit/s.")] = 10_000
+    bandwidth_mbps: Annotated[int, typer.Option(help="Network bandwidth for tasks, Mbit/s.")] = 10_000
     memory_bandwidth_mb_s: Annotated[
         int | None,
         typer.Option(
             min=1,
-            help="Of its memory, all sockets together, MB/s, as STREAM measures it; default: traffic is in percent of the largest seen.",
+            help="Bandwidth of the memory, all sockets together, MB/s, as STREAM measures it; default: traffic is in percent of the largest measured.",
         ),
     ] = None
     gateway: Annotated[
         str | None,
         typer.Option(
             envvar="PENSTOCK_NODE_GATEWAY",
-            help="URL of the gateway: a standing connection to it shows when this machine is gone.",
+            help="URL of the gateway: a permanent connection to it shows when this machine is gone.",
         ),
     ] = None
     gateway_token_file: Annotated[
@@ -104,7 +112,7 @@ class Options:
         Path | None,
         typer.Option(
             envvar="PENSTOCK_NODE_CA",
-            help="PEM file of the authority of an https gateway; by default those of this machine.",
+            help="PEM file of the certificate authority of an https gateway; by default those of this machine.",
         ),
     ] = None
     code_dir: Annotated[
@@ -117,21 +125,21 @@ class Options:
     drain: Annotated[
         bool,
         typer.Option(
-            "--drain", help="On SIGTERM stop the tasks and leave for good, instead of leaving them running."
+            "--drain", help="On SIGTERM stop the tasks and leave the cell, instead of leaving them running."
         ),
     ] = False
-    drain_grace_ms: Annotated[int, typer.Option(help="With --drain: from SIGTERM to SIGKILL.")] = (
+    drain_grace_ms: Annotated[int, typer.Option(help="With --drain: time from SIGTERM to SIGKILL.")] = (
         DEFAULT_DRAIN_GRACE_MS
     )
     log_limit_mib: Annotated[
-        int, _memory("--log-limit", "64MiB", "Bound on the output of a task that is stored.")
+        int, _memory("--log-limit", "64MiB", "Maximum output of a task that is stored.")
     ] = DEFAULT_LOG_LIMIT_MIB
     log_bind: Annotated[
         str | None,
         typer.Option(
             envvar="PENSTOCK_NODE_LOG_BIND",
             metavar="HOST:PORT",
-            help="Where the gateway fetches tasks' output; by default any free port of --address.",
+            help="Address from which the gateway fetches tasks' output; by default any free port of --address.",
         ),
     ] = None
     log_key: Annotated[
@@ -144,7 +152,8 @@ class Options:
     log_cert: Annotated[
         Path | None,
         typer.Option(
-            envvar="PENSTOCK_NODE_LOG_TLS_CERT", help="PEM file: the certificate to serve tasks' output with."
+            envvar="PENSTOCK_NODE_LOG_TLS_CERT",
+            help="PEM file of the certificate of the server of tasks' output.",
         ),
     ] = None
     log_cert_key: Annotated[
@@ -163,14 +172,14 @@ class Options:
         Path | None,
         typer.Option(
             envvar="PENSTOCK_NODE_CHECKPOINT_DIR",
-            help="Where jobs with `checkpoint: sdk` save, a folder for each; by default in --state-dir.",
+            help="Folder in which jobs with `checkpoint: sdk` save, each in its own; by default in --state-dir.",
         ),
     ] = None
     checkpoint_shared: Annotated[
         bool,
         typer.Option(
             "--checkpoint-shared",
-            help="All nodes have the folder of --checkpoint-dir: jobs go on at their checkpoints wherever they start again.",
+            help="All nodes have the folder of --checkpoint-dir: jobs resume from their checkpoints on any node.",
         ),
     ] = False
     checkpoint_fetch_limit_mib: Annotated[
@@ -178,28 +187,28 @@ class Options:
         _memory(
             "--checkpoint-fetch-limit",
             "64GiB",
-            "Of a checkpoint that is fetched from the node that saved it; jobs with a larger one begin anew here.",
+            "Maximum size of a checkpoint that is fetched from the node that saved it; jobs with a larger one start anew here.",
         ),
     ] = DEFAULT_FETCH_LIMIT_MIB
     log_ca: Annotated[
         Path | None,
         typer.Option(
             envvar="PENSTOCK_NODE_LOG_CA",
-            help="PEM file of the authority of other nodes' --log-cert; by default those of this machine.",
+            help="PEM file of the certificate authority of other nodes' --log-cert; by default those of this machine.",
         ),
     ] = None
     clear_gpu_faults: Annotated[
         bool,
         typer.Option(
             "--clear-gpu-faults",
-            help="Once, after a repair without a boot: forget the GPU faults of earlier starts.",
+            help="To give once, after a repair without a boot: discard the GPU faults of earlier starts.",
         ),
     ] = False
     secrets_dir: Annotated[
         Path | None,
         typer.Option(
             envvar="PENSTOCK_SECRETS_DIR",
-            help="Secrets that jobs may ask for: files TENANT/NAME, or shared/NAME for all tenants, mode 0600.",
+            help="Folder of secrets that jobs may request: files TENANT/NAME, or shared/NAME for all tenants, mode 0600.",
         ),
     ] = None
     task_user: Annotated[
@@ -217,13 +226,13 @@ class Options:
     ] = False
     hide: Annotated[
         list[Path] | None,
-        typer.Option(help="Further folders that jobs find empty, such as other nodes' state; repeatable."),
+        typer.Option(
+            help="Further folders that appear empty to jobs, such as other nodes' state; repeatable."
+        ),
     ] = None
     isolation: Annotated[
         IsolationChoice,
-        typer.Option(
-            help="How tasks are confined and their end is proven; auto: the best of what is to be had here."
-        ),
+        typer.Option(help="How tasks are confined and their end is proven; auto: the best that works here."),
     ] = IsolationChoice.AUTO
     cgroup: Annotated[
         Path | None,

@@ -34,14 +34,15 @@ def placer(ctx: typer.Context) -> None:
 @app.command()
 def replay(
     until: Annotated[
-        int | None, typer.Option(metavar="SEQ", help="Up to this ledger record; default: the last one.")
+        int | None,
+        typer.Option(metavar="SEQ", help="Replay up to this ledger record; default: the last one."),
     ] = None,
     decision: Annotated[
         str | None,
-        typer.Option(metavar="ID", help="A ledger seq or a job: show its record as decided again."),
+        typer.Option(metavar="ID", help="A ledger seq or a job: show its record as repeated."),
     ] = None,
 ) -> int:
-    """Decide everything again from the log and compare; prints one JSON object.
+    """Repeat all decisions from the log and compare; prints one JSON object.
 
     Exit codes: 0 everything is identical; 1 something differs; 2 a wrong setting.
     """
@@ -64,11 +65,11 @@ def accept_input(
         ),
     ],
     offset: Annotated[
-        int, typer.Option("--from", metavar="OFFSET", min=0, help="Of the next record to answer.")
+        int, typer.Option("--from", metavar="OFFSET", min=0, help="Offset of the next record to answer.")
     ],
-    reason: Annotated[str, typer.Option(help="Stored with it.")] = "",
+    reason: Annotated[str, typer.Option(help="Stored in the ledger.")] = "",
 ) -> None:
-    """Go on with an input topic that is not the one that was answered; the ledger records it.
+    """Accept an input topic that was truncated or created anew; the ledger records it.
 
     Exit codes: 0 accepted; 1 another placer came first, or the log failed; 2 a wrong setting or offset.
     """
@@ -81,11 +82,13 @@ def accept_input(
 def accept_ledger(
     epoch: Annotated[
         int | None,
-        typer.Option(min=1, help="Above all that were ever used; needed where Postgres was restored, too."),
+        typer.Option(
+            min=1, help="Epoch above all that were ever used; needed where Postgres was restored, too."
+        ),
     ] = None,
-    reason: Annotated[str, typer.Option(help="Stored with it.")] = "",
+    reason: Annotated[str, typer.Option(help="Stored in the ledger.")] = "",
 ) -> None:
-    """Go on with a ledger that has lost records; the ledger records it, and no token is given out twice.
+    """Accept a ledger that has lost records; the ledger records it, and no token is issued twice.
 
     Exit codes: 0 accepted; 1 another placer came first, or the log failed; 2 a wrong setting or epoch.
     """
@@ -97,10 +100,11 @@ def accept_ledger(
 @app.command()
 def archive(
     leave: Annotated[
-        int, typer.Option(metavar="RECORDS", min=0, help="So many ledger records stay in the log at least.")
+        int,
+        typer.Option(metavar="RECORDS", min=0, help="Minimum number of ledger records that stay in the log."),
     ] = archiving.LEAVE_RECORDS,
     delete: Annotated[
-        bool, typer.Option("--delete/--copy-only", help="Whether what is archived leaves the log.")
+        bool, typer.Option("--delete/--copy-only", help="Whether archived records are deleted from the log.")
     ] = True,
 ) -> None:
     """Move the ledger below a verified snapshot, and the inputs that it answers, to the directory PENSTOCK_ARCHIVE.

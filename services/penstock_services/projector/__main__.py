@@ -30,7 +30,7 @@ def verify() -> int:
 
 @app.command()
 def rebuild() -> int:
-    """Fill the read models anew from the ledger; prints one JSON object."""
+    """Rebuild the read models from the ledger; prints one JSON object."""
     return _show("rebuild")
 
 

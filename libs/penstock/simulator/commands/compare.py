@@ -50,33 +50,38 @@ class CompareOptions(SimulationOptions, ReportOptions):
     """Options of `penstock compare`."""
 
     profiles: Annotated[
-        str, typer.Option(metavar="A,B,…", help=f"Differences are to the first: {', '.join(PROFILES)}.")
+        str,
+        typer.Option(
+            metavar="A,B,…",
+            help=f"Profiles to compare, with differences to the first: {', '.join(PROFILES)}.",
+        ),
     ]
     seeds: Annotated[
         int,
         typer.Option(
             metavar="N",
-            help="Runs per profile, with seeds SEED … SEED+N-1; one is enough, and all there is, where the run "
-            "is deterministic.",
+            help="Runs per profile, with seeds SEED … SEED+N-1; only one where the run is deterministic.",
         ),
     ] = 10
     durations: Annotated[
         Asked,
         typer.Option(
-            help="Run times that policies are given: known, the trace's own; learned, by the estimator from the runs that "
-            "have ended; unknown, none; both: policies that read them run twice, with learned ones and with known ones."
+            help="Run times that policies read: known, the trace's own; learned, by the estimator from the runs that "
+            "have ended; unknown, none; both: policies that read run times are simulated twice, with learned and with known ones."
         ),
     ] = "both"
-    jobs: Annotated[int, typer.Option(metavar="N", help="Runs at once; by default the cores.")] = _cores()
+    jobs: Annotated[
+        int, typer.Option(metavar="N", help="Number of parallel runs; by default the number of cores.")
+    ] = _cores()
 
 
 @takes(CompareOptions)
 @bad_input_stops()
 def compare(ctx: typer.Context, asked: CompareOptions) -> int:
-    """Run a trace under several profiles and seeds; report means with confidence intervals.
+    """Simulate a trace under several profiles and seeds; report means with confidence intervals.
 
-    Exit codes: 0 done; 1 a run broke off; 2 bad command line or trace; 130 stopped by Ctrl-C
-    or SIGTERM, with what was finished and the figures so far of the runs in progress.
+    Exit codes: 0 done; 1 a run failed; 2 bad command line or trace; 130 stopped by Ctrl-C
+    or SIGTERM, with the finished runs and the figures so far of those in progress.
     """
     errors = console(stderr=True, soft_wrap=True)
     profiles = _profiles(asked)

@@ -34,7 +34,7 @@ def export(
         typer.Option(
             "--from",
             metavar="WHEN",
-            help="Jobs submitted from then on: a date and time, or so long ago: 30d, 12h, 45m (of a FILE: before its last record).",
+            help="Jobs submitted since then: a date and time, or a time before now: 30d, 12h, 45m (of a FILE: before its last record).",
         ),
     ] = None,
     until: Annotated[str | None, typer.Option(metavar="WHEN", help="Jobs submitted before then.")] = None,
@@ -45,13 +45,14 @@ def export(
         ),
     ] = None,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="FILE", help="The trace; by default stdout.")
+        Path | None,
+        typer.Option("--output", "-o", metavar="FILE", help="File for the trace; by default stdout."),
     ] = None,
 ) -> None:
-    """Write the jobs that the cell ran as a trace: last month, to be run again under another policy.
+    """Export the jobs that the cell ran as a trace, to simulate them under another policy.
 
-    Each job with what it asked for and how long it ran, measured by the ledger's clock. Jobs that never ran are
-    left out and counted; those that still run stand there with the time so far.
+    Each job has its requested resources and its run time by the ledger's clock. Jobs that never ran are
+    left out and counted; jobs that still run have their time so far.
     """
     errors = console(stderr=True, soft_wrap=True)
     for name, text in (("--from", since), ("--until", until)):

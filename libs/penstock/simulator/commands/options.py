@@ -74,16 +74,16 @@ def seconds(text: str) -> float:
 
 
 Format = Literal["table", "json"]
-Output = Annotated[Format, typer.Option("--output", "-o", help="table, or json with fixed keys.")]
+Output = Annotated[Format, typer.Option("--output", "-o", help="A table, or JSON with fixed keys.")]
 TraceName = Annotated[str, typer.Argument(help="A file, <data set>/<name>, or a generator.")]
-Seed = Annotated[int, typer.Option(help="Of a generator.")]
+Seed = Annotated[int, typer.Option(help="Seed of a generator.")]
 SkipBad = Annotated[bool, typer.Option("--skip-bad", help="Leave out bad lines, and count them.")]
 Columns = Annotated[
     str | None,
     typer.Option(
         metavar="OURS=THEIRS,…",
-        help="Read a file as our own CSV whose columns have other names, as in submit_s=submit_time,gpus=num_gpu; "
-        "duration_s=end_time-start_time where it has no run time.",
+        help="Read a file as Penstock's CSV with other column names, as in submit_s=submit_time,gpus=num_gpu; "
+        "duration_s=end_time-start_time where it has no run times.",
     ),
 ]
 
@@ -121,7 +121,7 @@ class SimulationOptions:
     cluster: Annotated[
         str | None,
         typer.Option(
-            help="<nodes>x<GPUs per node>, as 4x8+2x4 (default 8x8, or what a generator is meant for); a CSV file with "
+            help="<nodes>x<GPUs per node>, as 4x8+2x4 (default 8x8, or a generator's own cluster); a CSV file with "
             "a line per node (node_id, cores, host_memory_mib, gpus, gpu_model); or a data set: "
             f"{', '.join(NODE_SETS)}."
         ),
@@ -130,72 +130,79 @@ class SimulationOptions:
         Literal["recorded", "fill"] | None,
         typer.Option(
             help="recorded: as in the trace; fill: in a seeded order, one a second and never ending, until they "
-            "ask for 101 % of the GPUs (full_load_allocation shows how well they packed). Default: fill for openb."
+            "request 101 % of the GPUs (full_load_allocation shows how well they were packed). Default: fill for openb."
         ),
     ] = None
     job_model: Annotated[
         str | None,
         typer.Option(
             "--truth",
-            help=f"How fast jobs run: {', '.join(JOB_MODELS)} (default constant, or what a generator needs).",
+            help=f"Model of how fast jobs run: {', '.join(JOB_MODELS)} (default constant, or a generator's own).",
         ),
     ] = None
     seed: Annotated[
-        int, typer.Option(help="Of all random numbers: the policy's, a generator's, those of the arrivals.")
+        int, typer.Option(help="Seed of all random numbers: of the policy, a generator and the arrivals.")
     ] = 0
     set: Annotated[
         list[str] | None,
         typer.Option(metavar="NAME=VALUE", help="A placer setting; VALUE is JSON. May be repeated."),
     ] = None
-    start_latency: Annotated[float, time_option("Of each task.")] = 0.0
-    stop_latency: Annotated[float, time_option("After SIGTERM, and after saving.")] = 0.0
+    start_latency: Annotated[float, time_option("Start latency of each task.")] = 0.0
+    stop_latency: Annotated[
+        float, time_option("Time that a task takes to stop, after SIGTERM and saving.")
+    ] = 0.0
     restart_cost: Annotated[
         str,
         typer.Option(
             metavar="none|measured|SAVE,LAUNCH,INTERVAL",
-            help="What it costs to stop a job and start it again, as 5s,20s,10m: it saves before it stops, launches again, "
-            "and loses what it did since its last checkpoint where it is killed before it has saved. measured: saves by the size of its model, launches as Muri measured them.",
+            help="Cost of stopping a job and starting it again, as 5s,20s,10m: it saves before it stops, launches again, "
+            "and loses its work since the last checkpoint if it is killed before it has saved. measured: saves by the size of its model, launches as measured by Muri.",
         ),
     ] = NONE
     grace: Annotated[
         float | None,
-        time_option("Between SIGTERM and SIGKILL. Default: 10 s, or as long as the longest save."),
+        time_option(
+            "Time between SIGTERM and SIGKILL. Default: 10 s, or the longest save if that is longer."
+        ),
     ] = None
     single_gpu_workers: Annotated[
-        bool, typer.Option("--single-gpu-workers", help="A worker per GPU, free to spread over nodes.")
+        bool,
+        typer.Option("--single-gpu-workers", help="One worker per GPU, so that a job may spread over nodes."),
     ] = False
     prelaunch: Annotated[
         bool,
         typer.Option(
             "--prelaunch",
-            help="Scripts wait for their GPUs where they begin to train: they may launch while others come to their end.",
+            help="Scripts wait for their GPUs where they begin to train: jobs may launch while others are about to end.",
         ),
     ] = False
     ticks: Annotated[
         float,
-        time_option("The placer reads its inputs only once in so long, as 60s, 5m or plain seconds."),
+        time_option(
+            "Interval at which the placer reads its inputs, as 60s, 5m or plain seconds; 0: at once."
+        ),
     ] = 0.0
     estimator_time: Annotated[
         str,
         typer.Option(
             metavar="TIME|measured",
-            help="How long the estimator takes to answer, where run times are learned; a job waits for it. measured: as long as "
-            "it really takes here, so that no run repeats.",
+            help="Response time of the estimator, where run times are learned; a job waits for it. measured: the "
+            "actual time on this machine, so that runs are not reproducible.",
         ),
     ] = "0s"
     batcher_time: Annotated[
         str,
         typer.Option(
             metavar="TIME|measured",
-            help="How long the batcher takes for a plan, under profiles for which it plans. measured: as long as it really takes here, "
-            "so that no run repeats.",
+            help="Time that the batcher takes for a plan, under profiles for which it plans. measured: the actual time on this machine, "
+            "so that runs are not reproducible.",
         ),
     ] = "0s"
     profile_noise: Annotated[
         float,
         typer.Option(
             metavar="0…1",
-            help="Largest relative error of the stage times that policies are given, of each model and batch size; what runs is not changed.",
+            help="Maximum relative error of the stage times that policies read, per model and batch size; the jobs themselves do not change.",
         ),
     ] = 0.0
     columns: Columns = None

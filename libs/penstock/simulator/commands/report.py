@@ -38,9 +38,9 @@ class LedgerReportOptions(ReportOptions):
 @takes(LedgerReportOptions)
 @bad_input_stops()
 def report(ctx: typer.Context, asked: LedgerReportOptions) -> int:
-    """Report and draw what a cell did: who ran where and when, who waited, what was free.
+    """Report and plot the history of a cell: where and when jobs ran, which waited, what was free.
 
-    Everything comes from the ledger, so it must be there from its first record on.
+    Everything is computed from the ledger, so it must be complete from its first record.
     """
     errors, session = console(stderr=True, soft_wrap=True), ctx.find_root().obj
     asked.check_files()

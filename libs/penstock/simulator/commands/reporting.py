@@ -23,10 +23,11 @@ class ReportOptions:
 
     report: Annotated[
         Path | None,
-        typer.Option(metavar="FILE.html", help="Write a page with figures and charts, whole in one file."),
+        typer.Option(metavar="FILE.html", help="Write a self-contained page with figures and charts."),
     ] = None
     png: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Write the charts of the page there as PNG files.")
+        Path | None,
+        typer.Option(metavar="DIR", help="Write the charts of the page to this folder as PNG files."),
     ] = None
 
     @property

@@ -38,7 +38,7 @@ class SimulateOptions(SimulationOptions, ReportOptions):
     durations: Annotated[
         Durations,
         typer.Option(
-            help="Run times that policies are given: learned, by the estimator from the runs that have ended; known, the "
+            help="Run times that policies read: learned, by the estimator from the runs that have ended; known, the "
             "trace's own, which no service knows; unknown, none."
         ),
     ] = "learned"
@@ -50,9 +50,9 @@ class SimulateOptions(SimulationOptions, ReportOptions):
 @takes(SimulateOptions)
 @bad_input_stops()
 def simulate(ctx: typer.Context, asked: SimulateOptions) -> int:
-    """Run a trace under a profile, in virtual time, and report how it did.
+    """Simulate a trace under a profile, in virtual time, and report its metrics.
 
-    Exit codes: 0 done; 1 an invariant broke, or the job model has no answer for a placement; 2 bad command line or
+    Exit codes: 0 done; 1 an invariant was violated, or the job model has no value for a placement; 2 bad command line or
     trace; 130 stopped by Ctrl-C or SIGTERM, with the figures so far.
     """
     errors = console(stderr=True, soft_wrap=True)

@@ -64,7 +64,7 @@ NAME_CHARS = 48  # of a trace, on a screen; a unique prefix is enough to name it
 
 @bad_input_stops()
 def ls(ctx: typer.Context, output: Output = "table") -> int:
-    """List all traces that are here."""
+    """List all available traces."""
     root = data_root()
     listed = [
         _described(f"{data_set}/{name}")
@@ -158,7 +158,8 @@ def describe(
     ctx: typer.Context,
     trace: TraceName,
     cluster: Annotated[
-        str | None, typer.Option(help="Also its load on this cluster, as for `penstock simulate`.")
+        str | None,
+        typer.Option(help="Also compute its load on this cluster, given as for `penstock simulate`."),
     ] = None,
     seed: Seed = 0,
     columns: Columns = None,
@@ -167,7 +168,7 @@ def describe(
 ) -> None:
     """Describe a trace: sizes, run times, models, owners, GPU hours, load on a cluster.
 
-    Of a data set that holds no jobs: its sums.
+    For a data set without jobs: its sums.
     """
     if trace in SUMMARIES and not Path(trace).exists():
         _summarise(trace, output)
@@ -281,12 +282,13 @@ def _summarise(name: str, output: str) -> None:
 def convert(
     ctx: typer.Context,
     trace: TraceName,
-    to: Annotated[Literal["csv"], typer.Option(help="The format.")] = "csv",
+    to: Annotated[Literal["csv"], typer.Option(help="Format of the output.")] = "csv",
     seed: Seed = 0,
     columns: Columns = None,
     skip_bad: SkipBad = False,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="FILE", help="By default stdout.")
+        Path | None,
+        typer.Option("--output", "-o", metavar="FILE", help="File for the output; by default stdout."),
     ] = None,
 ) -> None:
     opened = _open(trace, seed, columns, skip_bad=skip_bad)
@@ -304,7 +306,7 @@ def convert(
     )
 
 
-convert.__doc__ = f"""Write a trace as our own CSV, and list the columns that have no place there.
+convert.__doc__ = f"""Convert a trace to Penstock's CSV, and list the columns that are lost.
 
 {OUR_COLUMNS}
 """
