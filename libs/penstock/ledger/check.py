@@ -50,8 +50,8 @@ def _node(state: CellState, node: NodeState) -> Iterator[str]:
             yield f"node {name} holds {task_id}, which was placed on {job.tasks[task_id].place.node_id}"
     leases = leases_on(state, node)
     for job_id in node.reserved:
-        kept = taken(state.jobs[job_id], name) if job_id in state.jobs else ()
-        leases += (lease_of([place])._replace(holder=f"{place.task_id} (kept)") for place in kept)
+        reserved = taken(state.jobs[job_id], name) if job_id in state.jobs else ()
+        leases += (lease_of([place])._replace(holder=f"{place.task_id} (reserved)") for place in reserved)
     yield from _given(node, leases)
     yield from _booked(node, leases)
     cpu = mask_of(
@@ -190,9 +190,9 @@ def _moves(state: CellState) -> Iterator[str]:
         if job.status is not JobStatus.STOPPING or job.stop_reason != "migrated":
             yield f"job {job.job_id} is {job.status} ({job.stop_reason}), and a target is reserved for it"
     named = {(place.node_id, job.job_id) for job in moving.values() for place in job.target}
-    kept = {(node_id, job_id) for node_id, node in state.nodes.items() for job_id in node.reserved}
-    if kept != named:
-        yield f"nodes keep targets for {sorted(kept)}, moves name {sorted(named)}"
+    reserved = {(node_id, job_id) for node_id, node in state.nodes.items() for job_id in node.reserved}
+    if reserved != named:
+        yield f"nodes reserve targets for {sorted(reserved)}, moves name {sorted(named)}"
 
 
 def _sharing(state: CellState) -> Iterator[str]:
@@ -209,7 +209,7 @@ def _plans(state: CellState) -> Iterator[str]:
     for job_id in state.planned:
         status = state.jobs[job_id].status if job_id in state.jobs else None
         if status not in (JobStatus.QUEUED, JobStatus.STOPPING):
-            yield f"nodes are kept for {job_id}, which is {status or 'unknown'}"
+            yield f"nodes are reserved for {job_id}, which is {status or 'unknown'}"
     if state.window_until_ms and timer_id("cell", "batch_window") not in state.timers:
         yield f"a batch window is open until {state.window_until_ms}, without a timer"
     if len(state.arrivals) > MAX_BATCH_ARRIVALS or sorted(state.arrivals) != state.arrivals:

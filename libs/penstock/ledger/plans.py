@@ -42,7 +42,7 @@ def units_of_reclaim(state: CellState) -> list[PlanUnit]:
     return [unit for unit in units_of_profile(state) if unit.expected_ms is None]
 
 
-def kept_nodes(state: CellState) -> frozenset[str]:
+def reserved_nodes(state: CellState) -> frozenset[str]:
     """Nodes reserved for units of proposals: no other job may be placed there."""
     if not state.planned:
         return frozenset()

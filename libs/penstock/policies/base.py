@@ -172,11 +172,11 @@ class Backfill(Protocol):
         """The nodes reserved for the job; None: none, and it blocks no other job. Gives the same answer until that is no longer correct."""
         ...
 
-    def may_use(self, state: CellState, job: JobState, kept: PlanUnit) -> bool:
+    def may_use(self, state: CellState, job: JobState, unit: PlanUnit) -> bool:
         """Whether the job may start on these nodes meanwhile."""
         ...
 
-    def beside(self, state: CellState, job: JobState, kept: PlanUnit) -> Plan | None:
+    def beside(self, state: CellState, job: JobState, unit: PlanUnit) -> Plan | None:
         """As `Policy.place`, but not on these nodes unless the job may use them."""
         ...
 

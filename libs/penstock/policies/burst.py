@@ -79,13 +79,13 @@ class Burst:
         for _, nodes in gangs:
             shadow.used.update(nodes)
         shadow.give_back()
-        kept = {
+        reserved = {
             node_id
             for unit in state.planned.values()
             if unit.proposed is None and unit.expected_ms is not None
             for node_id in unit.nodes
         }
-        node_ids = _nodes(shadow, kept)
+        node_ids = _nodes(shadow, reserved)
         number = {node_id: place for place, node_id in enumerate(node_ids)}
         given = [
             tuple(number[name] for name in nodes) if all(name in number for name in nodes) else ()
@@ -249,11 +249,11 @@ def _need(vector: ResourceVector) -> Need:
     return vector.gpus, vector.cores, vector.host_memory_mib, vector.bandwidth_mbps
 
 
-def _nodes(shadow: Shadow, kept: set[str]) -> tuple[str, ...]:
+def _nodes(shadow: Shadow, reserved: set[str]) -> tuple[str, ...]:
     """Nodes of the plan, sorted by ordinal: chosen are those that the immediate path uses, then those with free GPUs, the fullest first."""
     nodes = shadow.state.nodes
     usable = [nodes[shadow.state.node_at[one]] for one in bits(shadow.state.index.placeable)]
-    usable = [node for node in usable if node.spec.node_id not in kept]
+    usable = [node for node in usable if node.spec.node_id not in reserved]
     usable.sort(
         key=lambda node: (
             node.spec.node_id not in shadow.used,

@@ -159,7 +159,7 @@ def _reason(
         return Reason.NO_NODES, ""
     unit = state.planned.get(job.job_id)
     if unit is not None and unit.expected_ms is None:
-        return Reason.AWAITING_STOPS, _kept(state, unit.nodes)
+        return Reason.AWAITING_STOPS, _stopping_on(state, unit.nodes)
     if unit is not None and unit.expected_ms is not None and not fits_now:
         return Reason.NODES_KEPT, _expected(unit.nodes, unit.expected_ms - now_ms)
     if profile.preempt is not None and not (fits_now and state.window_until_ms > now_ms):
@@ -171,7 +171,7 @@ def _reason(
         return Reason.BATCH_WINDOW, f"the window is over in {state.window_until_ms - now_ms:,} ms"
     if fits_now and waits_for_plan(state, profile.regroup) and regroups(job.demand):
         return Reason.OUTRANKED, "the latest plan of who runs has room for others alone"
-    if fits_now and (others := _kept_for_plans(state, job)):
+    if fits_now and (others := _reserved_for_plans(state, job)):
         return Reason.KEPT_FOR_OTHERS, others
     if fits_now and profile.backfill is not None:
         for other in state.planned.values():
@@ -187,12 +187,12 @@ def _reason(
     return _lack(state, job)
 
 
-def _kept_for_plans(state: CellState, job: JobState) -> str:
+def _reserved_for_plans(state: CellState, job: JobState) -> str:
     """`node-a1, for night, by the plan p7 of batcher`, if it fits only on nodes reserved for other jobs; empty: it fits elsewhere."""
     units = units_of_proposals(state)
-    kept = {node_id for unit in units for node_id in unit.nodes if node_id in state.nodes}
-    avoid = set_of(state.nodes[node_id].ordinal for node_id in kept)
-    if not kept or Trial(state).fit(job.demand, avoid) is not None:
+    reserved = {node_id for unit in units for node_id in unit.nodes if node_id in state.nodes}
+    avoid = set_of(state.nodes[node_id].ordinal for node_id in reserved)
+    if not reserved or Trial(state).fit(job.demand, avoid) is not None:
         return ""
     first = units[0]
     by = (
@@ -200,7 +200,7 @@ def _kept_for_plans(state: CellState, job: JobState) -> str:
         if first.proposed is None
         else f"the plan {first.proposed.of.proposal_id} of {first.proposed.of.proposer}"
     )
-    return f"{', '.join(sorted(kept)[:MAX_NAMED])}, for {first.job_id}, by {by}"
+    return f"{', '.join(sorted(reserved)[:MAX_NAMED])}, for {first.job_id}, by {by}"
 
 
 def _turn(state: CellState, job: JobState, settings: PlacerSettings) -> tuple[Reason, str]:
@@ -220,16 +220,16 @@ def _turn(state: CellState, job: JobState, settings: PlacerSettings) -> tuple[Re
     return Reason.ABOUT_TO_START, ""
 
 
-def _kept(state: CellState, nodes: tuple[str, ...]) -> str:
+def _stopping_on(state: CellState, nodes: tuple[str, ...]) -> str:
     """`night on node-a1`: the jobs that are being stopped there; else only the nodes."""
-    kept = set(nodes)
+    reserved = set(nodes)
     stopping = [
         f"{job.job_id} on {', '.join(there)}"
         for _, job in sorted(state.stopping.items())
-        if (there := sorted(kept & {place.node_id for place in living_places(job)}))
+        if (there := sorted(reserved & {place.node_id for place in living_places(job)}))
     ]
-    names = [*islice(stopping, MAX_NAMED)] or sorted(kept)[:MAX_NAMED]
-    rest = max(len(stopping), 0 if stopping else len(kept)) - len(names)
+    names = [*islice(stopping, MAX_NAMED)] or sorted(reserved)[:MAX_NAMED]
+    rest = max(len(stopping), 0 if stopping else len(reserved)) - len(names)
     return ", ".join(names) + (f" and {rest} others" if rest > 0 else "")
 
 
@@ -406,7 +406,7 @@ def _holding(state: CellState, job: JobState, now_ms: int) -> Explanation:
         )
     answer = not_waiting(state, job.job_id, job.status, text, step)
     if before:
-        detail = _kept(state, tuple(nodes))
+        detail = _stopping_on(state, tuple(nodes))
         answer = structs.replace(answer, reason=Reason.AWAITING_STOPS, detail=detail)
     return structs.replace(answer, unproven=missing)
 

@@ -178,7 +178,7 @@ def _split(state: CellState, scope: Scope, group: PlannedGroup, taken: set[str])
     stayable = [
         (place, part)
         for place, part in parts.items()
-        if place not in taken and not _kept_by_others(state, scope, place, group)
+        if place not in taken and not _held_by_others(state, scope, place, group)
     ]
     place, stays = (
         stayable[0]
@@ -198,7 +198,7 @@ def _split(state: CellState, scope: Scope, group: PlannedGroup, taken: set[str])
     return _Part(tuple(stays), comes, group.turns if whole else None)
 
 
-def _kept_by_others(state: CellState, scope: Scope, place: str, group: PlannedGroup) -> bool:
+def _held_by_others(state: CellState, scope: Scope, place: str, group: PlannedGroup) -> bool:
     """Whether a job that is not in the planned group runs there and may not be stopped."""
     return any(
         other.status in RUNS and other.job_id not in group.job_ids and not _may_stop(state, scope, other)

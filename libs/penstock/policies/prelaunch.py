@@ -14,7 +14,7 @@ from math import ceil, inf
 from typing import NamedTuple
 
 from penstock.ledger.job_state import JobState
-from penstock.ledger.plans import kept_nodes
+from penstock.ledger.plans import reserved_nodes
 from penstock.ledger.state import CellState
 from penstock.model.transitions import JobStatus, TaskStatus
 from penstock.policies.base import Profile
@@ -135,7 +135,7 @@ def _placed(state: CellState, job: JobState, near: list[Ending]) -> Placed | Non
     trial = Trial(state)
     for one in near:
         trial.release(one.job)
-    kept = (state.nodes[node_id] for node_id in kept_nodes(state) if node_id in state.nodes)
+    kept = (state.nodes[node_id] for node_id in reserved_nodes(state) if node_id in state.nodes)
     fit = trial.fit(job.demand, set_of(node.ordinal for node in kept))
     if fit is None:
         return None

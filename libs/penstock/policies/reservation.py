@@ -44,31 +44,31 @@ class Reservation:
         """Nodes for a job that does not fit now; None where it has not waited long enough, or the nodes are not known."""
         if not self._waits(job) or response_ratio(state, job) < patience(state, job):
             return None
-        kept = state.planned.get(job.job_id)
-        if kept is not None and all(_in_use(state, node_id) for node_id in kept.nodes):
-            if kept.expected_ms is not None and kept.expected_ms > state.now_ms:
-                return kept
+        unit = state.planned.get(job.job_id)
+        if unit is not None and all(_in_use(state, node_id) for node_id in unit.nodes):
+            if unit.expected_ms is not None and unit.expected_ms > state.now_ms:
+                return unit
         else:
-            kept = None
+            unit = None
         found = self._first(state, job)
-        return kept if found is None or (kept is not None and kept.nodes == found.nodes) else found
+        return unit if found is None or (unit is not None and unit.nodes == found.nodes) else found
 
-    def may_use(self, state: CellState, job: JobState, kept: PlanUnit) -> bool:
+    def may_use(self, state: CellState, job: JobState, unit: PlanUnit) -> bool:
         """Whether the job is expected to end before these nodes are needed."""
         left_s = remaining_s(state, job)
-        return kept.expected_ms is not None and state.now_ms + left_s * 1_000 <= kept.expected_ms
+        return unit.expected_ms is not None and state.now_ms + left_s * 1_000 <= unit.expected_ms
 
-    def beside(self, state: CellState, job: JobState, kept: PlanUnit) -> Plan | None:
+    def beside(self, state: CellState, job: JobState, unit: PlanUnit) -> Plan | None:
         """A plan for the job that does not delay the reservation: also on reserved nodes, where they have more than is reserved."""
         need = job.demand.worker
         if not state.index.candidates(need, job.demand.gpu_models):
             return None  # no single worker fits on any node
-        if self.may_use(state, job, kept):
+        if self.may_use(state, job, unit):
             return self._place.place_within(EVERYWHERE, state, job)
         nodes = set_of(
-            node.ordinal for node_id in kept.nodes if (node := state.nodes.get(node_id)) is not None
+            node.ordinal for node_id in unit.nodes if (node := state.nodes.get(node_id)) is not None
         )
-        then = self._then(state, kept)
+        then = self._then(state, unit)
         spare = set_of(ordinal for ordinal in bits(nodes) if then.free(ordinal).fits(need))
         if spare:
             plan = self._place.place_within(~nodes | spare, state, job)
@@ -76,24 +76,24 @@ class Reservation:
                 return plan
         return self._place.place_within(~nodes, state, job)
 
-    def _then(self, state: CellState, kept: PlanUnit) -> Trial:
+    def _then(self, state: CellState, unit: PlanUnit) -> Trial:
         """The reserved nodes at the expected time, after the job has started."""
-        made_for = state.change_log.count, kept
+        made_for = state.change_log.count, unit
         if self._made_for == made_for and self._trial is not None and self._trial.state is state:
             return self._trial
         self._made_for, self._trial = made_for, Trial(state)
         ended: dict[str, JobState] = {}
-        for node_id in dict.fromkeys(kept.nodes):
+        for node_id in dict.fromkeys(unit.nodes):
             node = state.nodes.get(node_id)
             for job_id in node.tasks.values() if node is not None else ():
                 running = state.jobs[job_id]
-                if kept.expected_ms is not None and self._end_s(state, running) * 1_000 <= kept.expected_ms:
+                if unit.expected_ms is not None and self._end_s(state, running) * 1_000 <= unit.expected_ms:
                     ended[job_id] = running
         for running in ended.values():
             self._trial.release(running)
-        owner = state.jobs.get(kept.job_id)
-        if owner is not None and all(node_id in state.nodes for node_id in kept.nodes):
-            self._trial.claim(owner.demand, fit_of(state, owner.demand, kept.nodes))
+        owner = state.jobs.get(unit.job_id)
+        if owner is not None and all(node_id in state.nodes for node_id in unit.nodes):
+            self._trial.claim(owner.demand, fit_of(state, owner.demand, unit.nodes))
         return self._trial
 
     def _end_s(self, state: CellState, job: JobState) -> float:

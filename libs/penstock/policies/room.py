@@ -33,7 +33,7 @@ class Room:
         if self._stops:
             self.then = Overlay(state, ended=True, stops=stops)
             self._next = NextMembers(state) if next_members and not stops else None
-        self._kept: set[str] = set()
+        self._reserved: set[str] = set()
         """Nodes with reserved resources."""
         self._tasks = 0
         self.full = False
@@ -56,7 +56,7 @@ class Room:
         then = self.then.give(gangs)
         if isinstance(then, str):
             return then
-        self.keep(nodes)
+        self.reserve(nodes)
         return None
 
     def form(self, members: Members, *, waits: bool, judged: bool = False) -> Formed | Refusal | None:
@@ -78,12 +78,12 @@ class Room:
         if not waits or not (blocked or self._stops):
             return found
         if judged and not self._ending.isdisjoint(nodes):
-            self.keep(nodes)
+            self.reserve(nodes)
             return None
         then = formed(self._state, members, self.then)
         if isinstance(then, Refusal):
             return then
-        self.keep(nodes)
+        self.reserve(nodes)
         return None
 
     @cached_property
@@ -106,8 +106,8 @@ class Room:
         """Why a unit with a task on each of these nodes gets nothing now; empty: it may get resources."""
         if self._too_many(nodes):
             return f"{MAX_TASKS} tasks start in one record; propose it again"
-        kept = min(self._kept.intersection(nodes), default=None)
-        return "" if kept is None else f"what is free of {kept} is kept for a unit before it"
+        reserved = min(self._reserved.intersection(nodes), default=None)
+        return "" if reserved is None else f"what is free of {reserved} is kept for a unit before it"
 
     def _taken(self, places: Sequence[TaskPlacement], *others: Overlay | NextMembers | None) -> None:
         """Books these places on the other overlays. Where no job is being stopped there is only one overlay."""
@@ -116,9 +116,9 @@ class Room:
             if overlay is not None:
                 overlay.take(places)
 
-    def keep(self, nodes: Sequence[str]) -> None:
+    def reserve(self, nodes: Sequence[str]) -> None:
         """Reserves what is free on these nodes for a waiting unit."""
-        self._kept.update(nodes)
+        self._reserved.update(nodes)
         self.full |= self._too_many(nodes)
 
     def _too_many(self, nodes: Sequence[str]) -> bool:

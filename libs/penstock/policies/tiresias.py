@@ -235,13 +235,13 @@ class _Parts:
         self._waiting: dict[Part, list[list[Entry[Row]]]] = {}
         self._running: dict[Part, list[list[Entry[Row]]]] = {}
         self._due_gpus: dict[Part, int] = {}
-        for found, kept in ((rows.waiting, self._waiting), (rows.running, self._running)):
+        for found, by_part in ((rows.waiting, self._waiting), (rows.running, self._running)):
             for (level, stand, _), entries in found.items():
                 part = level, stand
-                if part in kept:
-                    kept[part].append(entries)
+                if part in by_part:
+                    by_part[part].append(entries)
                 else:
-                    kept[part] = [entries]
+                    by_part[part] = [entries]
 
     def becomes_due(self, job: JobState, row: Row) -> None:
         """Moves a running job from its row to the due jobs of its level."""

@@ -7,7 +7,7 @@ from penstock.ledger.groups import others
 from penstock.ledger.job_state import JobState, TaskState
 from penstock.ledger.masks import full_mask, mask_of, take_lowest
 from penstock.ledger.node_state import NodeState
-from penstock.ledger.plans import kept_nodes
+from penstock.ledger.plans import reserved_nodes
 from penstock.ledger.state import CellState
 from penstock.ledger.succession import followers
 from penstock.model.adjustments import (
@@ -64,7 +64,7 @@ def refused(state: CellState, proposal: Adjusting) -> Refusal | None:
         if isolation is None or isolation.bandwidth == "none":
             return Refusal("unsupported", f"{node_id} cannot cap memory bandwidth: it has no resctrl")
         return None
-    if proposal.cores > len(found.task.place.cores) and node_id in kept_nodes(state):
+    if proposal.cores > len(found.task.place.cores) and node_id in reserved_nodes(state):
         return Refusal("infeasible", f"what is free of {node_id} is kept for a proposed plan")
     room = usable_cores(state, found)
     if proposal.cores > room:

@@ -6,7 +6,7 @@ from msgspec.structs import replace
 
 from penstock.ledger.job_state import JobState
 from penstock.ledger.node_state import NodeState
-from penstock.ledger.plans import kept_nodes
+from penstock.ledger.plans import reserved_nodes
 from penstock.ledger.state import CellState
 from penstock.ledger.succession import followers
 from penstock.model.moves import MAX_MIGRATIONS, MoveCause
@@ -96,12 +96,12 @@ def _cannot_move(state: CellState, job: JobState) -> str | None:
 def _places(state: CellState, job: JobState, nodes: Sequence[str]) -> tuple[TaskPlacement, ...] | Refusal:
     demand = job.demand
     then = _without(state, job, nodes)
-    kept = kept_nodes(state)
+    reserved = reserved_nodes(state)
     places = []
     for rank, (node_id, need) in enumerate(zip(nodes, demand.needs(), strict=True)):
         node = then.get(node_id)
         lacking = "no such node" if node is None else lacking_of(state, node, need, demand.gpu_models)
-        if node_id in kept:
+        if node_id in reserved:
             lacking = "it is kept for a proposed plan"
         if node is None or lacking:
             return Refusal("infeasible", f"task {rank} of {job.job_id} on {node_id}: {lacking}")

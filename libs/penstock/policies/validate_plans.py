@@ -148,11 +148,11 @@ class _Judging:
         self._head = next(self._queue, None)
         self._accepted: set[str] = set()
         self._claims = None if profile.preempt is None else frozenset(profile.preempt.select(state).claims)
-        self._kept_for: dict[str, str] = {
-            node_id: kept.job_id
-            for kept in state.planned.values()
-            if kept.proposed is None and (profile.preempt is not None or kept.expected_ms is not None)
-            for node_id in kept.nodes
+        self._reserved_for: dict[str, str] = {
+            node_id: reserved.job_id
+            for reserved in state.planned.values()
+            if reserved.proposed is None and (profile.preempt is not None or reserved.expected_ms is not None)
+            for node_id in reserved.nodes
         }
 
     def unit(self, number: int, unit: ProposedUnit) -> JudgedUnit:
@@ -184,8 +184,8 @@ class _Judging:
         for planned in unit.jobs:
             if (moved := next(self._moved_on(planned), None)) is not None:
                 return moved
-        if (kept := next(self._kept(unit, jobs), None)) is not None:
-            return kept
+        if (reserved := next(self._reserved(unit, jobs), None)) is not None:
+            return reserved
         running = {job_id for job_id in jobs if job_id in state.jobs and state.jobs[job_id].status in RUNS}
         joins = bool(running - self._stops)
         late = next(self._turn(jobs), None)
@@ -209,13 +209,13 @@ class _Judging:
             if (wrong := self._cannot_start(planned)) is not None:
                 yield wrong
         jobs = {job.job_id for job in unit.jobs}
-        yield from self._kept(unit, jobs)
+        yield from self._reserved(unit, jobs)
         yield from self._turn(jobs)
 
-    def _kept(self, unit: ProposedUnit, jobs: set[str]) -> Iterator[Refusal]:
-        for node_id in sorted(self._kept_for.keys() & {name for job in unit.jobs for name in job.nodes}):
-            if self._kept_for[node_id] not in jobs:
-                yield Refusal("infeasible", f"{node_id} is kept for {self._kept_for[node_id]}")
+    def _reserved(self, unit: ProposedUnit, jobs: set[str]) -> Iterator[Refusal]:
+        for node_id in sorted(self._reserved_for.keys() & {name for job in unit.jobs for name in job.nodes}):
+            if self._reserved_for[node_id] not in jobs:
+                yield Refusal("infeasible", f"{node_id} is kept for {self._reserved_for[node_id]}")
 
     def _turn(self, jobs: set[str]) -> Iterator[Refusal]:
         """Refusals if it is not these jobs' turn to take free GPUs."""

@@ -63,7 +63,7 @@ def proposal_of(state: CellState, planned: Planned, proposal_id: str, valid_unti
         size = len(encode(found))
         if size <= MAX_PLAN_BYTES:
             cut = any(
-                len(kept) < len(whole) for kept, whole in zip((units, stops, ranks), planned, strict=True)
+                len(part) < len(whole) for part, whole in zip((units, stops, ranks), planned, strict=True)
             )
             return Bounded(found, cut)
         share = SHRINK * MAX_PLAN_BYTES / size

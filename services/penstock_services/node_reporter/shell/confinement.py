@@ -5,7 +5,7 @@ by `probe`, with real processes; so a node reports what it enforces, and a later
 
 The first process of a PID namespace is the task's shim: when that ends, the kernel kills all others and waits for them
 before it reports the end. Inside it a process sees its own /proc, and neither the reporter's folders nor writable
-kernel settings. A task that is uid 0 has the capabilities in `KEPT_CAPABILITIES` and no others.
+kernel settings. A task that is uid 0 has the capabilities in `RETAINED_CAPABILITIES` and no others.
 """
 
 import ctypes
@@ -25,7 +25,7 @@ MOUNT_ATTR_RDONLY = 1
 SYS_KEYCTL = {"x86_64": 250, "ppc64le": 271, "s390x": 280}.get(os.uname().machine, 219)  # <asm/unistd.h>
 KEYCTL_JOIN_SESSION_KEYRING = 1  # <linux/keyctl.h>
 PR_CAPBSET_READ, PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS = 23, 24, 38  # <linux/prctl.h>
-KEPT_CAPABILITIES = frozenset({0, 1, 3, 4, 5, 6, 7, 8, 10, 14, 18})
+RETAINED_CAPABILITIES = frozenset({0, 1, 3, 4, 5, 6, 7, 8, 10, 14, 18})
 """CHOWN, DAC_OVERRIDE, FOWNER, FSETID, KILL, SETGID, SETUID, SETPCAP, NET_BIND_SERVICE, IPC_LOCK, SYS_CHROOT: those that
 container runtimes leave to root, without raw network, device nodes and file capabilities; with locked memory, for RDMA."""
 MAX_CAPABILITIES = 64
@@ -188,11 +188,11 @@ def become(plan: Confinement) -> None:
 
 
 def drop_privileges() -> None:
-    """Of the leader's program, at exec: root retains `KEPT_CAPABILITIES` alone, and no program gets more than the task has."""
+    """Of the leader's program, at exec: root retains `RETAINED_CAPABILITIES` alone, and no program gets more than the task has."""
     if os.geteuid() == 0:
         for capability in range(MAX_CAPABILITIES):
             known = _libc.prctl(PR_CAPBSET_READ, capability, 0, 0, 0) >= 0
-            if known and capability not in KEPT_CAPABILITIES:
+            if known and capability not in RETAINED_CAPABILITIES:
                 _call("prctl", PR_CAPBSET_DROP, capability, 0, 0, 0)
     _call("prctl", PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
 

@@ -422,8 +422,8 @@ class LinuxHost:
             return Enforced("", f"its cpuset: {error.strerror}") if self._alive(key) else None
         wrong = pin(started.shim, real_cores(cores))
         isolation = self.spec.isolation
-        kept = "affinity" if isolation is None else isolation.cores
-        return Enforced("" if wrong else kept, wrong)
+        mechanism = "affinity" if isolation is None else isolation.cores
+        return Enforced("" if wrong else mechanism, wrong)
 
     def allow_gpus(self, key: Key, uuids: Sequence[str]) -> None:
         if (started := self._alive(key)) is not None:

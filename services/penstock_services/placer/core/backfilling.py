@@ -10,7 +10,7 @@ from penstock.model.plans import PlanAdopted, PlanUnit
 from penstock.policies.base import Backfill, Choose
 
 
-class Kept:
+class PassReservation:
     """Reservation of one pass over the waiting jobs, for the first that does not fit. `stage`: None: no reservation."""
 
     def __init__(self, stage: Backfill | None) -> None:
@@ -37,16 +37,16 @@ class Kept:
         if any(unit.job_id == job.job_id for unit in units_of_reclaim(state)):
             return
         self._unit = self._stage.unit(state, job)
-        if self._unit is not None and _kept(state) != [self._unit]:
+        if self._unit is not None and _reserved(state) != [self._unit]:
             yield PlanAdopted(units=(*_others(state), self._unit))
 
     def done(self, state: CellState) -> Iterator[Event]:
         """All jobs were tried."""
-        if self._unit is None and _kept(state):
+        if self._unit is None and _reserved(state):
             yield PlanAdopted(units=tuple(_others(state)))
 
 
-def _kept(state: CellState) -> list[PlanUnit]:
+def _reserved(state: CellState) -> list[PlanUnit]:
     """Units of this stage: those with an expected time."""
     return [unit for unit in units_of_profile(state) if unit.expected_ms is not None]
 

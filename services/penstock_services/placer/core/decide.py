@@ -13,7 +13,7 @@ from penstock.errors import one_line
 from penstock.ledger.evolve_tasks import job_of_task
 from penstock.ledger.job_state import HOLDING, JobState
 from penstock.ledger.lease import LEASE_TIMER
-from penstock.ledger.plans import kept_nodes, proposal_key, units_of_proposals
+from penstock.ledger.plans import proposal_key, reserved_nodes, units_of_proposals
 from penstock.ledger.state import CellState
 from penstock.model import external_events, ledger_events
 from penstock.model.estimates import EtaEstimated, JobEstimated
@@ -33,7 +33,7 @@ from penstock.policies.validate_groups import comes_back_to_queue
 from penstock_services.placer.core import lease, making_way, moves, prelaunching, proposals, units, window
 from penstock_services.placer.core.adjustments import asked_to_save, frees
 from penstock_services.placer.core.attempts import Attempts
-from penstock_services.placer.core.backfilling import Kept
+from penstock_services.placer.core.backfilling import PassReservation
 from penstock_services.placer.core.common import (
     RESCHEDULE,
     continuation,
@@ -128,14 +128,14 @@ class Decider:
 
     def _proposed(self, state: CellState, event: Any) -> Iterator[Event]:
         freed = False
-        kept = kept_nodes(state)
+        kept = reserved_nodes(state)
         copy = proposal_key(event.proposer, event.proposal_id) in state.proposals
         for decision in proposals.answer(state, event, self.profile, self.explanations.append):
             freed = freed or frees(state, decision)
             yield decision
         if freed:
             yield from self._place_waiting(state)
-        elif not kept <= kept_nodes(state):
+        elif not kept <= reserved_nodes(state):
             yield continuation(state)
         if isinstance(event, PlanProposed) and not copy:
             answer = state.proposals[proposal_key(event.proposer, event.proposal_id)]
@@ -254,7 +254,7 @@ class Decider:
             waiting = islice(self.profile.order.order(state), reach)
         head = state.head_of_queue()
         held_up = head is not None and self._holds_up(head)
-        kept = Kept(backfill := self.profile.backfill)
+        kept = PassReservation(backfill := self.profile.backfill)
         of_plan = waits_for_plan(state, self.profile.regroup)
         for job_id in waiting:
             job = state.jobs[job_id]
@@ -296,7 +296,7 @@ class Decider:
             yield continuation(state)
         yield from self._look_ahead(state)
 
-    def _alike(self, state: CellState, job: JobState, kept: Kept) -> tuple[object, ...]:
+    def _alike(self, state: CellState, job: JobState, kept: PassReservation) -> tuple[object, ...]:
         """Equal for jobs of which none fits where one does not. Those that wait for a number of workers of their own, or for which nodes are reserved, are like no other."""
         shape, planned = self.profile.shape, self.profile.reclaim is not None and job.job_id in state.planned
         own = planned or (shape is not None and shape.waits and job.spec.min_workers is not None)
@@ -352,7 +352,7 @@ class Decider:
 
     def _suspected(self, state: CellState, event: external_events.NodeSuspected) -> Iterator[Event]:
         yield from lease.probe(state.nodes[event.node_id])
-        if event.node_id in kept_nodes(state):
+        if event.node_id in reserved_nodes(state):
             yield from self._freed(state)
 
     def _probe_sent(self, state: CellState, event: external_events.ProbeSent) -> Iterator[Event]:

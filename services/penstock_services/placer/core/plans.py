@@ -44,8 +44,8 @@ def carry_out_plan(
     units = tuple(_units(state, plan.awaiting))
     if state.planned or units:
         begins = {job.job_id for job, _ in plan.starts}
-        kept = tuple(unit for unit in state.planned.values() if unit.job_id not in begins)
-        if kept != units:
+        remaining = tuple(unit for unit in state.planned.values() if unit.job_id not in begins)
+        if remaining != units:
             yield PlanAdopted(units=units)
     yield from _stop_all(state, profile.name, plan.stops)
     if len(plan.stops) > MAX_STOPPED:

@@ -10,7 +10,7 @@ from itertools import groupby
 from typing import NamedTuple
 
 from penstock.ledger.job_state import JobState
-from penstock.ledger.plans import kept_nodes, units_of_profile, units_of_proposals
+from penstock.ledger.plans import reserved_nodes, units_of_profile, units_of_proposals
 from penstock.ledger.state import CellState
 from penstock.model.event import Event
 from penstock.model.groups import Turns
@@ -110,7 +110,7 @@ def carry_on(
     starting: list[tuple[_Tried, Waiting]] = []
     for number, together in enumerate(units):
         if number in unchanged:
-            room.keep([node_id for unit in together for node_id in unit.nodes])
+            room.reserve([node_id for unit in together for node_id in unit.nodes])
             left += together
             waits.append(together)
             continue
@@ -144,7 +144,7 @@ class _Tried(NamedTuple):
 def _tried(room: Room, unit: Waiting, gangs: Gangs, *, made_way: bool) -> _Tried | None:
     """None: it would not fit even when all stops are proven. A unit that still has to make way itself is not tried before it has."""
     if not all(job.in_line for job, _ in gangs):
-        room.keep([node_id for _, nodes in gangs for node_id in nodes])
+        room.reserve([node_id for _, nodes in gangs for node_id in nodes])
         return _Tried()
     if unit.group is None:
         placed = room.give(gangs)
@@ -178,15 +178,15 @@ def alone(state: CellState, profile: str, job: JobState) -> Plan | None:
 
 def beside(state: CellState, profile: str, choose: Choose) -> Choose:
     """As `choose`, unless it uses nodes reserved for waiting units; then on other nodes, by first fit."""
-    kept = kept_nodes(state)
-    if not kept:
+    reserved = reserved_nodes(state)
+    if not reserved:
         return choose
 
     def chosen(state: CellState, job: JobState, rng: LazyRng) -> Plan | None:
         plan = choose(state, job, rng)
-        if plan is None or kept.isdisjoint(plan.nodes):
+        if plan is None or reserved.isdisjoint(plan.nodes):
             return plan
-        avoid = set_of(state.nodes[node_id].ordinal for node_id in kept if node_id in state.nodes)
+        avoid = set_of(state.nodes[node_id].ordinal for node_id in reserved if node_id in state.nodes)
         fit = Trial(state).fit(job.demand, avoid)
         return None if fit is None else place_as_tried(profile, state, Start(job, fit))
 
