@@ -20,7 +20,7 @@ from typing import Any
 
 from infra.devservers.build_cache import INFRA, build_environment
 from infra.devservers.go_parts import obtain_program, pinned
-from infra.devservers.processes import POLL_S, Child, LaunchError, free_port, until_told
+from infra.devservers.processes import POLL_S, Child, LaunchError, free_port, until_signalled
 
 CONFIG = INFRA / "jaeger" / "config.yaml"
 PACKAGE = "github.com/jaegertracing/jaeger"
@@ -187,7 +187,7 @@ def main() -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         with jaeger_server() as server:
-            until_told(
+            until_signalled(
                 f"Jaeger {pinned_version()} is ready (process {server.pid}); Ctrl-C ends it and forgets its traces.\n"
                 f"In another shell, before Penstock starts:\n\n"
                 f"  export PENSTOCK_OTLP={server.otlp_endpoint}\n\n"

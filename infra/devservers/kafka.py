@@ -30,7 +30,7 @@ from typing import Any, Literal, TypeVar
 import yaml
 
 from infra.devservers.build_cache import INFRA, Part, build_environment, copy_files, obtain, require
-from infra.devservers.processes import Child, LaunchError, free_port, run_bounded, until_told
+from infra.devservers.processes import Child, LaunchError, free_port, run_bounded, until_signalled
 from penstock.errors import LogError
 from penstock.log.kafka import KafkaLog, Sasl
 from penstock.log.kafka_setup import grant_all
@@ -451,7 +451,7 @@ def main() -> int:
     try:
         with kafka_broker() as broker:
             broker.create_topics()
-            until_told(
+            until_signalled(
                 f"Kafka {pinned_version()} is ready on {broker.bootstrap} (process {broker.pid}); Ctrl-C ends it.\n"
                 f"Penstock's topics are there. In another shell:\n\n  export PENSTOCK_LOG={broker.url()}\n"
             )

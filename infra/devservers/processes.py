@@ -149,7 +149,7 @@ def run_bounded(
         raise LaunchError(f"{name} exited with {child.exit_code}:\n{child.log_tail()}")
 
 
-def until_told(announce: str) -> None:
+def until_signalled(announce: str) -> None:
     """Prints and waits for Ctrl-C or SIGTERM."""
     asked = threading.Event()
 

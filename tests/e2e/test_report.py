@@ -71,7 +71,7 @@ def test_a_training_that_tells_its_progress_has_a_remaining_time(up: Installatio
     watched = up.run("eta", job_id, "--watch", "-o", "json")
     assert watched.returncode == 0, watched.stderr
     answers = [json.loads(line) for line in watched.stdout.splitlines()]
-    reported = [answer for answer in answers if answer["answer"] == "told"]
+    reported = [answer for answer in answers if answer["answer"] == "reported"]
     assert reported, answers
     assert reported[-1]["source"] == "iterations asked for"
     assert (

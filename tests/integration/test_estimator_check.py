@@ -124,7 +124,7 @@ async def test_a_job_is_estimated_again_by_the_model_of_then(dsn: str) -> None:
         [model] = found["models"]
         assert (model["verdict"], model["version"]) == ("same", estimate.model_version)
         memory = model["fields"]["gpu_memory_mib"]
-        assert memory["told"] == memory["again"] == estimate.worker.gpu_memory_mib
+        assert memory["then"] == memory["now"] == estimate.worker.gpu_memory_mib
 
         later, on_the_new_card = await predicted.estimated(msgspec.structs.replace(SPEC, gpu_models=("T4",)))
         assert "MiB on T4" in on_the_new_card.source
@@ -137,7 +137,7 @@ async def test_a_job_is_estimated_again_by_the_model_of_then(dsn: str) -> None:
         assert found["ok"] is True, found
         resources, steps = found["models"]
         assert (resources["version"], steps["version"][:6]) == (estimate.model_version, "steps-")
-        assert steps["fields"]["run_ms"]["again"] == estimate.run_ms
+        assert steps["fields"]["run_ms"]["now"] == estimate.run_ms
 
         shown = await predicted.penstock("estimator", "check", both)
         assert shown.returncode == 0, shown.stderr
@@ -198,7 +198,7 @@ async def test_what_the_model_did_not_say_is_found_out(dsn: str) -> None:
         assert (damaged["ok"], damaged["models"][0]["verdict"]) == (False, "damaged")
         await statement(dsn, "DELETE FROM models")
         gone = await predicted.check(job_id)
-        assert (gone["ok"], gone["models"][0]["verdict"]) == (False, "not_kept")
+        assert (gone["ok"], gone["models"][0]["verdict"]) == (False, "not_stored")
         assert "no longer stored" in gone["text"]
         assert (await predicted.get("/v1/estimator/models"))["models"] == []
 

@@ -57,7 +57,7 @@ async def test_remaining_time_of_each_kind_of_job(cell: Cell) -> None:
     await cell.tell()
     await cell.caught_up()
     found = (await cell.http.get("/v1/jobs/runs/eta")).json()
-    assert (found["answer"], found["due"], found["done"]) == ("told", "later", 5_000)
+    assert (found["answer"], found["due"], found["done"]) == ("reported", "later", 5_000)
     assert 0.5 <= found["share"] <= 1
     assert 540_000 < found["left_ms"]["middle"] <= 600_000
     assert found["ends_ms"]["high"] == pytest.approx(wall_ms() + 720_000, abs=60_000)
@@ -73,7 +73,7 @@ async def test_remaining_time_of_each_kind_of_job(cell: Cell) -> None:
     assert answers["done"]["outcome"] == "succeeded"
     listed = (await cell.http.get("/v1/jobs?eta=true")).json()["jobs"]
     assert {job["job_id"]: job["eta"] and job["eta"]["answer"] for job in listed} == {
-        "runs": "told", "silent": "unknown", "waits": None, "small": None, "done": None,
+        "runs": "reported", "silent": "unknown", "waits": None, "small": None, "done": None,
     }  # fmt: skip
     assert "eta" not in (await cell.http.get("/v1/jobs")).json()["jobs"][0], "only who asks pays for it"
     starts = {

@@ -83,7 +83,7 @@ def test_what_has_passed_since_the_word_is_taken_off(
 ) -> None:
     """The training reports at growing distances; between two reports people ask again and again. A node's clock may be ahead."""
     found = remaining(*standing(), report(), REPORTED_MS + since_ms)
-    assert (found["answer"], found["due"], found["level"]) == ("told", due, 0.9)
+    assert (found["answer"], found["due"], found["level"]) == ("reported", due, 0.9)
     assert tuple(found["left_ms"][name] for name in ("middle", "low", "high")) == left
     assert found["ends_ms"]["middle"] == found["now_ms"] + left[0]
     assert (found["done"], found["age_ms"]) == (3_000, max(0, since_ms))
@@ -115,7 +115,7 @@ def test_a_word_about_a_failed_attempt_says_nothing_of_the_next() -> None:
     """The first attempt was nearly through when its node died; the second begins at its checkpoint, which is not known yet."""
     found = remaining(*standing(attempt=2), report(attempt=1), REPORTED_MS)
     assert (found["answer"], found["left_ms"]) == ("unknown", None)
-    assert remaining(*standing(attempt=2), report(attempt=2), REPORTED_MS)["answer"] == "told"
+    assert remaining(*standing(attempt=2), report(attempt=2), REPORTED_MS)["answer"] == "reported"
 
 
 def test_without_a_word_the_estimate_answers_and_says_so() -> None:

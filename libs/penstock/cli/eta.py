@@ -81,17 +81,17 @@ def in_short(answer: Answer | None) -> str:
         return "–"
     if answer["due"] != "later":
         return str(answer["due"]).replace("_", " ")
-    return ("" if answer["answer"] == "told" else "about ") + duration(answer["left_ms"]["middle"])
+    return ("" if answer["answer"] == "reported" else "about ") + duration(answer["left_ms"]["middle"])
 
 
 def in_a_line(answer: Answer) -> str:
     """Text for `describe`: `12m 40s left (11m 02s to 15m 10s), ends 22:41:03 · 41% done · reported 9.1 s ago · iterations asked for`."""
-    if answer["answer"] not in ("told", "estimated"):
+    if answer["answer"] not in ("reported", "estimated"):
         return _headline(answer)
     parts = [_headline(answer) + (f", ends {clock(answer['ends_ms']['middle'])}" if _ahead(answer) else "")]
     if answer["share"] is not None:
         parts.append(f"{answer['share']:.0%} done")
-    if answer["answer"] == "told":
+    if answer["answer"] == "reported":
         parts.append(f"reported {duration(answer['age_ms'])} ago")
     return " · ".join([*parts, str(answer["source"])])
 
@@ -162,7 +162,7 @@ def _details(answer: Answer) -> list[str]:
     if kind == "estimated":
         when = f"ends about {clock(ends['middle'])}; " if answer["due"] == "later" else ""
         return [f"{when}its training reports no progress, so this is the estimate: {answer['source']}"]
-    if kind != "told":
+    if kind != "reported":
         return []
     lines = []
     if _ahead(answer):

@@ -237,7 +237,7 @@ class Eta(Answer, frozen=True, kw_only=True):
 
     job_id: str
     status: str
-    answer: Literal["told", "estimated", "unknown", "waiting", "ended"]
+    answer: Literal["reported", "estimated", "unknown", "waiting", "ended"]
     now_ms: int
     due: str | None = None
     left_ms: Bounds | None = None

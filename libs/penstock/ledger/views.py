@@ -88,9 +88,9 @@ def adjustments(job: JobState) -> list[Row]:
         )
         for what, known, value in about:
             if known is not None:
-                told = {"by": known.by, "reason": known.reason, "at_ms": known.at_ms}
+                adjusted = {"by": known.by, "reason": known.reason, "at_ms": known.at_ms}
                 answered = {"enforced": known.enforced, "problem": known.problem}
-                found.append({"task_id": task_id, "what": what, "value": value, **told, **answered})
+                found.append({"task_id": task_id, "what": what, "value": value, **adjusted, **answered})
     return found
 
 

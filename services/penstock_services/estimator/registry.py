@@ -150,7 +150,7 @@ class Outcome(NamedTuple):
 
     same: bool
     fields: Mapping[str, Mapping[str, Any]]
-    """Field → `told` then, `again` now."""
+    """Field → the estimate `then` and `now`."""
     as_of: int
 
 
@@ -248,20 +248,20 @@ def compare(job: Recorded, version: str, guess: Guess | None, seq: int) -> Outco
             pairs["gpu_memory_mib"] = (worker.gpu_memory_mib, guess.gpu_memory_mib)
         source = guess.source
     same = source in job.estimate.source and all(_same(name, *pair) for name, pair in pairs.items())
-    fields = {name: {"told": then, "again": again} for name, (then, again) in pairs.items()}
+    fields = {name: {"then": then, "now": now} for name, (then, now) in pairs.items()}
     return Outcome(same, fields, seq)
 
 
-def _same(name: str, then: Any, again: Any) -> bool:
+def _same(name: str, then: Any, now: Any) -> bool:
     """True also where the model leaves the field open now and another tier filled it then, or memory was cut to the largest node: the
     model's own number is in the source."""
-    return again is None or bool(then <= again if name == "gpu_memory_mib" else then == again)
+    return now is None or bool(then <= now if name == "gpu_memory_mib" else then == now)
 
 
 def _verdict(version: str, stored: Stored | None, outcome: Outcome | None) -> dict[str, Any]:
     fields = {} if outcome is None else outcome.fields
     if stored is None:
-        verdict = "not_kept"
+        verdict = "not_stored"
         text = "is no longer stored, so it cannot be asked again; `penstock estimator models` lists those that are"
     elif stored.damage:
         verdict, text = "damaged", f"is stored but cannot be used: {stored.damage}"
@@ -269,14 +269,14 @@ def _verdict(version: str, stored: Stored | None, outcome: Outcome | None) -> di
         verdict, text = "silent", "predicts nothing of this job now, with the nodes and runs known then"
     elif outcome.same:
         numbers = [
-            f"{name} {pair['again']}"
-            + ("" if pair["told"] == pair["again"] else f" (cut to {pair['told']}, the largest node's)")
+            f"{name} {pair['now']}"
+            + ("" if pair["then"] == pair["now"] else f" (cut to {pair['then']}, the largest node's)")
             for name, pair in fields.items()
-            if pair["again"] is not None
+            if pair["now"] is not None
         ]
         verdict, text = "same", f"predicts the same again: {', '.join(numbers)}"
     else:
-        numbers = [f"{name} {pair['told']} then and {pair['again']} now" for name, pair in fields.items()]
+        numbers = [f"{name} {pair['then']} then and {pair['now']} now" for name, pair in fields.items()]
         verdict, text = "differs", f"predicts something else now: {', '.join(numbers)}"
     return {
         "version": version,

@@ -40,7 +40,7 @@ def turns_section(runs: Sequence[RunSeries]) -> Section | None:
     """The section about turns; None: no jobs with known stages took turns."""
     drawings = [
         Drawing(
-            [Panel(_period(sharing), *_told(run, sharing, names)) for sharing, names in run.turns],
+            [Panel(_period(sharing), *_heading(run, sharing, names)) for sharing, names in run.turns],
             part=run.name if len(runs) > 1 else "",
         )
         for run in runs
@@ -54,7 +54,7 @@ def turns_section(runs: Sequence[RunSeries]) -> Section | None:
     return Section("turns", "How groups take turns", caption, drawings) if drawings else None
 
 
-def _told(run: RunSeries, sharing: Sharing, names: Sequence[str]) -> tuple[str, str]:
+def _heading(run: RunSeries, sharing: Sharing, names: Sequence[str]) -> tuple[str, str]:
     """The members, and the prediction."""
     assert sharing.turns is not None, sharing
     turns = sharing.turns

@@ -33,7 +33,7 @@ def remaining(
 ) -> dict[str, Any]:
     """The answer for a job that has not ended. `job`: its row. `eta`: the latest, of any attempt.
 
-    `answer` is `waiting`, `told` (reported by its training), `estimated` (before it ran) or `unknown`; `due` is `later`,
+    `answer` is `waiting`, `reported` (by its training), `estimated` (before it ran) or `unknown`; `due` is `later`,
     `any_moment` (the middle has passed) or `overdue` (the high end has passed). Times left are ≥ 0. `done` and `steps` are as
     reported, `share` is of now, by the middle.
     """
@@ -46,7 +46,7 @@ def remaining(
         return answer("waiting", source=source, next_step=ASK_WHY)
     ran_ms = None if job["running_ms"] is None else max(0, now_ms - job["running_ms"])
     if eta is not None and eta.attempt == job["attempt"]:
-        return answer("told", ran_ms=ran_ms, **_reported(eta, job["running_ms"], now_ms))
+        return answer("reported", ran_ms=ran_ms, **_reported(eta, job["running_ms"], now_ms))
     if run_ms is None:
         return answer("unknown", ran_ms=ran_ms, next_step=REPORT_PROGRESS)
     left_ms = max(0, run_ms - (ran_ms or 0))
