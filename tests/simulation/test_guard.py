@@ -94,7 +94,7 @@ def test_without_the_eliminator_a_training_stays_slow() -> None:
 
 
 def test_without_a_guard_nothing_listens() -> None:
-    """Telemetry costs nothing where no seat needs it."""
+    """Telemetry costs nothing where no service needs it."""
     found, _ = cell([TraceJob("a", 0, 10, 1)], Constant(), None)
     ends(found)
     assert not found._work.paces()

@@ -37,8 +37,8 @@ from penstock.simulator.job_models.model import Checkpoint, PhaseChange, Work, a
 from penstock.simulator.learning import SimulatedEstimator
 from penstock.simulator.meter import Figures, Meter
 from penstock.simulator.nodes import Latency, SimulatedNodes
-from penstock.simulator.seats import seats_for
 from penstock.simulator.services import Attached, Services, heard_by_both
+from penstock.simulator.simulated_services import simulated_services
 from penstock.simulator.stage_profiles import StageProfiles
 from penstock.simulator.step_reports import StepReports
 from penstock.simulator.submissions import Submissions, saves_when_stopped
@@ -122,8 +122,8 @@ class Simulation:
         self._step_reports = StepReports()
         self._plans = plans(settings)
         self._reports_steps = self._learns or migrates(settings)
-        self._seats = seats_for(settings, options.planning_s)
-        self._telemetry = Telemetry(self._seats, self._services)
+        self._simulated = simulated_services(settings, options.planning_s)
+        self._telemetry = Telemetry(self._simulated, self._services)
         if self._plans and not settings.batch_window_ms:
             settings = msgspec.structs.replace(settings, batch_window_ms=WINDOW_MS)
         self._stage_profiles = StageProfiles(settings.seed, options.profile_noise)
@@ -221,7 +221,7 @@ class Simulation:
         service_s = None if self._services is None else self._services.next_s()
         own = service_s, self._step_reports.next_s(), self._telemetry.next_s()
         times += [at_s for at_s in own if at_s is not None]
-        times += [at_s for seat in self._seats if (at_s := seat.next_s(self.cell.state)) is not None]
+        times += [at_s for one in self._simulated if (at_s := one.next_s(self.cell.state)) is not None]
         return max(self.now_s, self._tick(min(times))) if times else None
 
     def _tick(self, at_s: float) -> float:
@@ -255,9 +255,9 @@ class Simulation:
                 return
 
     def _propose(self) -> bool:
-        """Delivers the next proposal of a seat at this moment; whether there was one."""
-        for seat in self._seats:
-            if (proposal := seat.due(self.cell.state, self.now_s, self._now_ms)) is not None:
+        """Delivers the next proposal of a simulated service at this moment; whether there was one."""
+        for service in self._simulated:
+            if (proposal := service.due(self.cell.state, self.now_s, self._now_ms)) is not None:
                 self._deliver(proposal)
                 return True
         return False
@@ -391,8 +391,8 @@ class Simulation:
             problems = check(self.cell.state)
             if problems:
                 raise Unsound(f"seq {self.cell.head.seq}: {'; '.join(problems)}")
-        for seat in self._seats:
-            seat.see(self.cell.state, step)
+        for service in self._simulated:
+            service.see(self.cell.state, step)
         if step.outcome == "committed":
             for fact in step.facts:
                 book = BOOKS.get(type(fact))

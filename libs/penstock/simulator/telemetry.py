@@ -1,6 +1,6 @@
 """Telemetry of simulated nodes: losses, step times and memory traffic, published like by node-reporters, on changes.
 
-The placer does not read telemetry: it goes to the seats and services of the cell.
+The placer does not read telemetry: it goes to the simulated and the attached services of the cell.
 """
 
 from collections.abc import Sequence
@@ -11,8 +11,8 @@ from penstock.model.external_events import TelemetrySampled
 from penstock.policies.settling import AGREES
 from penstock.simulator.job_models.model import LossReport, Pace
 from penstock.simulator.loss_reports import LossReports
-from penstock.simulator.seats import Seat
 from penstock.simulator.services import Services
+from penstock.simulator.simulated_services import SimulatedService
 
 STEP_MS = 1_000.0
 """Step time on the requested resources of a job whose trace has no iterations. An assumption: only its ratio to others matters."""
@@ -34,8 +34,8 @@ class _Published(NamedTuple):
 class Telemetry:
     """Telemetry of all nodes."""
 
-    def __init__(self, seats: Sequence[Seat], services: Services | None) -> None:
-        self._seats, self._services = seats, services
+    def __init__(self, simulated: Sequence[SimulatedService], services: Services | None) -> None:
+        self._simulated, self._services = simulated, services
         self._losses = LossReports()
         self._steps: dict[str, _Published] = {}
         """Last published step times by task id."""
@@ -144,7 +144,7 @@ class Telemetry:
         )
 
     def _send(self, sample: TelemetrySampled, state: CellState, now_ms: int) -> None:
-        for seat in self._seats:
-            seat.hear(state, sample, now_ms)
+        for service in self._simulated:
+            service.hear(state, sample, now_ms)
         if self._services is not None:
             self._services.hear(sample)

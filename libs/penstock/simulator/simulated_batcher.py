@@ -9,7 +9,7 @@ from penstock_services.batcher.core.batcher import Batcher, Work, plans, solve
 from penstock_services.placer.core.step import Step
 
 
-class BatcherSeat:
+class SimulatedBatcher:
     """`planning_s`: from a request for a plan to the plan, ≥ 0; None: the real computing time, so that runs do not repeat."""
 
     def __init__(self, planning_s: float | None = 0.0) -> None:
@@ -23,7 +23,7 @@ class BatcherSeat:
         """Real time spent on planning."""
 
     def see(self, state: CellState, step: Step) -> None:
-        """See `Seat`."""
+        """See `SimulatedService`."""
         if step.outcome == "committed":
             for fact in step.facts:
                 self._batcher.see(fact)
@@ -32,14 +32,14 @@ class BatcherSeat:
         """Does nothing: the batcher reads no telemetry."""
 
     def next_s(self, state: CellState) -> float | None:
-        """See `Seat`."""
+        """See `SimulatedService`."""
         if self._under_way is not None:
             return self._under_way[0]
         due_ms = self._batcher.due_ms(state) if plans(state.settings) else None
         return None if due_ms is None else due_ms / 1_000
 
     def due(self, state: CellState, now_s: float, now_ms: int) -> PlanProposed | None:
-        """See `Seat`."""
+        """See `SimulatedService`."""
         while True:
             if self._under_way is None:
                 if (work := self._batcher.next(state, now_ms)) is None:

@@ -7,8 +7,8 @@ from penstock_services.contention_guard.core.guard import Adjusting, ContentionG
 from penstock_services.placer.core.step import Step
 
 
-class GuardSeat:
-    """Implements `penstock.simulator.seats.Seat`."""
+class SimulatedGuard:
+    """Implements `penstock.simulator.simulated_services.SimulatedService`."""
 
     def __init__(self) -> None:
         self.guard = ContentionGuard()
@@ -17,13 +17,13 @@ class GuardSeat:
         self._samples = 0
 
     def see(self, state: CellState, step: Step) -> None:
-        """See `Seat`."""
+        """See `SimulatedService`."""
         if step.outcome == "committed":
             for fact in step.facts:
                 self.guard.see(state, fact, state.now_ms)
 
     def hear(self, state: CellState, sample: TelemetrySampled, now_ms: int) -> None:
-        """See `Seat`."""
+        """See `SimulatedService`."""
         if not matters(sample):
             return
         begin_ms = window_of(now_ms)
@@ -36,10 +36,10 @@ class GuardSeat:
         self.guard.hear(state, window, now_ms)
 
     def next_s(self, state: CellState) -> float | None:
-        """See `Seat`."""
+        """See `SimulatedService`."""
         due_ms = self.guard.due_ms(state)
         return None if due_ms is None else due_ms / 1_000
 
     def due(self, state: CellState, now_s: float, now_ms: int) -> Adjusting | None:
-        """See `Seat`."""
+        """See `SimulatedService`."""
         return self.guard.next(state, now_ms)

@@ -1,7 +1,7 @@
-"""Adapters (seats) of proposing services in a simulated cell: each runs the service's own core on the placer's state.
+"""Proposing services of a simulated cell: each is an adapter that runs the service's own core on the placer's state.
 
-A service folds the ledger's bytes itself. A seat reads the placer's state instead, which is equal at that moment and takes
-no time to fold. Seats act after all other events of a moment, so that a moment has one answer for all its events.
+A service folds the ledger's bytes itself. A simulated one reads the placer's state instead, which is equal at that moment and takes
+no time to fold. They act after all other events of a moment, so that a moment has one answer for all its events.
 """
 
 from collections.abc import Sequence
@@ -11,16 +11,16 @@ from penstock.ledger.state import CellState
 from penstock.model.event import Event
 from penstock.model.external_events import TelemetrySampled
 from penstock.model.settings import PlacerSettings
-from penstock.simulator.batcher_seat import BatcherSeat
-from penstock.simulator.guard_seat import GuardSeat
-from penstock.simulator.migrator_seat import MigratorSeat
+from penstock.simulator.simulated_batcher import SimulatedBatcher
+from penstock.simulator.simulated_guard import SimulatedGuard
+from penstock.simulator.simulated_migrator import SimulatedMigrator
 from penstock_services.batcher.core.batcher import plans
 from penstock_services.contention_guard.core.guard import guards
 from penstock_services.migrator.core.migrator import migrates
 from penstock_services.placer.core.step import Step
 
 
-class Seat(Protocol):
+class SimulatedService(Protocol):
     """One service."""
 
     def see(self, state: CellState, step: Step) -> None:
@@ -40,13 +40,13 @@ class Seat(Protocol):
         ...
 
 
-def seats_for(settings: PlacerSettings, planning_s: float | None) -> Sequence[Seat]:
-    """Seats of the services that are active under these settings; `planning_s` as in `BatcherSeat`."""
-    found: list[Seat] = []
+def simulated_services(settings: PlacerSettings, planning_s: float | None) -> Sequence[SimulatedService]:
+    """The services that are active under these settings; `planning_s` as in `SimulatedBatcher`."""
+    found: list[SimulatedService] = []
     if plans(settings):
-        found.append(BatcherSeat(planning_s))
+        found.append(SimulatedBatcher(planning_s))
     if migrates(settings):
-        found.append(MigratorSeat())
+        found.append(SimulatedMigrator())
     if guards(settings):
-        found.append(GuardSeat())
+        found.append(SimulatedGuard())
     return found
