@@ -10,7 +10,7 @@ from penstock.simulator.job_models.model import Constant
 from penstock.simulator.job_models.steady import SteadyWork
 from penstock.simulator.nodes import Latency
 from penstock.simulator.report.timeline import Timeline
-from penstock.simulator.services import Heard
+from penstock.simulator.services import Input
 from penstock.simulator.traces.cluster import nodes_of
 from penstock.simulator.traces.jobs import TraceJob
 
@@ -21,11 +21,11 @@ class Listener:
     writes = Topic.PROPOSALS
 
     def __init__(self, published: Sequence[Any] = ()) -> None:
-        self.batches: list[list[Heard]] = []
+        self.batches: list[list[Input]] = []
         self._published = published
 
-    def answer(self, heard: Sequence[Heard]) -> Sequence[Any]:
-        self.batches.append(list(heard))
+    def answer(self, inputs: Sequence[Input]) -> Sequence[Any]:
+        self.batches.append(list(inputs))
         return self._published
 
 

@@ -114,8 +114,8 @@ def test_phases_and_losses_reach_those_who_listen() -> None:
         values.append,
     )
     assert ends(found) == {"a": 123.0}
-    heard = [value for batch in listener.batches for value in batch]
-    samples = [value for value in heard if isinstance(value, TelemetrySampled)]
+    inputs = [value for batch in listener.batches for value in batch]
+    samples = [value for value in inputs if isinstance(value, TelemetrySampled)]
     assert [(sample.at_ms, sample.loss) for sample in samples] == [
         (43_000, 1.5),
         (68_000, 1.0),

@@ -31,7 +31,7 @@ from penstock.simulator.job_models.cores import Cpu, amdahl
 from penstock.simulator.job_models.model import Constant
 from penstock.simulator.job_models.restarts import RestartCost, RestartingWork
 from penstock.simulator.job_models.steady import SteadyWork
-from penstock.simulator.services import Attached, Heard, Services
+from penstock.simulator.services import Attached, Input, Services
 from penstock.simulator.traces.cluster import nodes_of
 from penstock.simulator.traces.jobs import TraceJob
 from tests.support.command_line import penstock
@@ -39,7 +39,7 @@ from tests.support.command_line import penstock
 from .scenarios import BUSY, CLUSTER, Listener, ends, job, simulation
 
 
-def facts(value: Heard) -> list[tuple[str, Mapping[str, Any]]]:
+def facts(value: Input) -> list[tuple[str, Mapping[str, Any]]]:
     """Type and content of each fact of a record."""
     if isinstance(value, TelemetrySampled):
         return []
@@ -54,9 +54,9 @@ class Proposer:
     def __init__(self, propose: Callable[[str, Mapping[str, Any]], Sequence[Any]]) -> None:
         self._propose = propose
 
-    def answer(self, heard: Sequence[Heard]) -> Sequence[Event]:
+    def answer(self, inputs: Sequence[Input]) -> Sequence[Event]:
         return [
-            event for value in heard for kind, data in facts(value) for event in self._propose(kind, data)
+            event for value in inputs for kind, data in facts(value) for event in self._propose(kind, data)
         ]
 
 
@@ -75,17 +75,17 @@ def test_a_service_reads_what_came_while_it_planned_in_one_go() -> None:
     listener = Listener([cores("a.1.w0", 1)])
     services = Services([Attached(listener, delay_s=1, planning_s=10)], lambda: now_s)
     assert services.next_s() is None
-    services.hear(b"1")
+    services.deliver(b"1")
     assert services.next_s() == 1
     assert services.due() == ()
     now_s = 1.0
     assert services.due() == ()  # it has read, and plans
     assert services.next_s() == 11
     now_s = 3.0
-    services.hear(b"2")
+    services.deliver(b"2")
     assert services.due() == ()
     now_s = 5.0
-    services.hear(b"3")
+    services.deliver(b"3")
     assert services.due() == ()
     now_s = 11.0
     assert services.due() == [cores("a.1.w0", 1)]
@@ -99,9 +99,9 @@ def test_who_has_nothing_to_say_is_not_busy() -> None:
     now_s = 0.0
     listener = Listener()
     services = Services([Attached(listener, planning_s=10)], lambda: now_s)
-    services.hear(b"1")
+    services.deliver(b"1")
     assert services.due() == ()
-    services.hear(b"2")
+    services.deliver(b"2")
     assert services.due() == ()
     assert services.next_s() is None
     assert len(listener.batches) == 2
@@ -111,12 +111,12 @@ def test_planning_time_may_be_measured() -> None:
     """A genetic algorithm's next version is slower: with its real time the simulated cell waits longer for its plan."""
 
     class Slow(Listener):
-        def answer(self, heard: Sequence[Heard]) -> Sequence[Any]:
+        def answer(self, inputs: Sequence[Input]) -> Sequence[Any]:
             time.sleep(0.02)
-            return super().answer(heard)
+            return super().answer(inputs)
 
     services = Services([Attached(Slow([cores("a.1.w0", 1)]), planning_s=None)], lambda: 5.0)
-    services.hear(b"1")
+    services.deliver(b"1")
     assert services.due() == ()
     until_s = services.next_s()
     assert until_s is not None

@@ -53,7 +53,7 @@ class GuardedCell(CellDriver):
         key = node_id, window_of(self.now_ms)
         before = self.windows.get(key, NodeWindow(*key))
         self.windows[key] = merged(before, f"s{self.samples}", self.now_ms, sample)
-        self.guard.hear(self.state, self.windows[key], self.now_ms)
+        self.guard.observe(self.state, self.windows[key], self.now_ms)
 
     def acts(self) -> list[CoresProposed | ThrottleProposed]:
         """What the guard proposes at this moment, each answered by the placer, and by the node if it obeys."""

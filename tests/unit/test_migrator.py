@@ -38,7 +38,7 @@ class WatchedCell(CellDriver):
     def reports(self, job_id: str, loss: float) -> None:
         task_id, task = next(iter(self.job(job_id).tasks.items()))
         sample = TelemetrySampled(node_id=task.place.node_id, task_id=task_id, at_ms=0, loss=loss)
-        self.migrator.hear(self.state, sample, self.now_ms)
+        self.migrator.observe(self.state, sample, self.now_ms)
 
     def proposed(self) -> MigrationProposed | None:
         return self.migrator.next(self.state, self.now_ms)
@@ -120,10 +120,10 @@ def test_who_does_not_run_is_not_watched(cell: WatchedCell) -> None:
     """Losses of an earlier attempt, of an ended job, of no task, or of a task that nobody knows: nothing happens."""
     task = {"node_id": "n1", "at_ms": 0, "loss": 1.0}
     for task_id in (None, "a.7.w0", "nobody.1.w0", "odd"):
-        cell.migrator.hear(cell.state, TelemetrySampled(task_id=task_id, **task), cell.now_ms)  # type: ignore[arg-type]
+        cell.migrator.observe(cell.state, TelemetrySampled(task_id=task_id, **task), cell.now_ms)  # type: ignore[arg-type]
     cell.exit("a.1.w0")
-    cell.migrator.hear(cell.state, TelemetrySampled(task_id="a.1.w0", **task), cell.now_ms)  # type: ignore[arg-type]
-    assert cell.migrator.heard == 0
+    cell.migrator.observe(cell.state, TelemetrySampled(task_id="a.1.w0", **task), cell.now_ms)  # type: ignore[arg-type]
+    assert cell.migrator.observed == 0
     assert cell.proposed() is None
     assert cell.migrator.due_ms(cell.state) is None
 

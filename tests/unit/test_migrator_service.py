@@ -159,7 +159,7 @@ async def test_under_a_profile_that_moves_nobody_it_reads_no_telemetry(broker: M
     telemetry(broker, 1, sample(1.0))
     async with watcher(broker) as found:
         await asyncio.sleep(0.1)
-        assert found._migrator.heard == 0
+        assert found._migrator.observed == 0
         assert not proposed(broker)
 
 

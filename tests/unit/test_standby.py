@@ -19,6 +19,6 @@ def test_a_placer_that_has_just_taken_office_gets_time_for_what_is_overdue() -> 
     about = TimerSubject(kind="place_more", id="cell")
     evolve(replica.state, TimerSet(timer_id="cell:place_more", at_ms=1_000, about=about))
     clock = LedgerClock(HOUR_MS, lambda: 100.0, lambda: HOUR_MS)
-    assert _patience_ms(replica, clock, {}, now_s=100.0, heard_s=100.0) == TAKEOVER_MS
-    assert _patience_ms(replica, clock, {}, now_s=100.5, heard_s=100.0) == TAKEOVER_MS - 500
-    assert _patience_ms(replica, clock, {}, now_s=110.0, heard_s=100.0) == 0
+    assert _patience_ms(replica, clock, {}, now_s=100.0, last_record_s=100.0) == TAKEOVER_MS
+    assert _patience_ms(replica, clock, {}, now_s=100.5, last_record_s=100.0) == TAKEOVER_MS - 500
+    assert _patience_ms(replica, clock, {}, now_s=110.0, last_record_s=100.0) == 0

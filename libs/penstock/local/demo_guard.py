@@ -66,7 +66,7 @@ class Alone:
         self._passed_ms += (data.get("steps") or 0) * (data.get("step_ms") or 0.0)
         if self._steps and self._passed_ms >= WINDOW_MS:
             step = Latest(at_ms, "", self._passed_ms / self._steps)
-            self._settling.hear(at_ms, TaskWindow(step_ms=step), at_ms)
+            self._settling.observe(at_ms, TaskWindow(step_ms=step), at_ms)
             self._steps, self._passed_ms = 0, 0.0
 
     def settled(self, at_ms: int) -> bool:

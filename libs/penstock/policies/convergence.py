@@ -85,7 +85,7 @@ class Monitor:
         """Time of the next evaluation; None: not before another event."""
         return self._next_ms
 
-    def hear(self, loss: float, now_ms: int) -> bool:
+    def observe(self, loss: float, now_ms: int) -> bool:
         """Takes a reported loss, after evaluations that were due before. Returns whether one of them asks for a reallocation, as `look`."""
         if not isfinite(loss):
             return False
@@ -171,9 +171,9 @@ class NoiseMonitor(Monitor):
         """Variance of one loss around its curve."""
         self._factor = 1
 
-    def hear(self, loss: float, now_ms: int) -> bool:
+    def observe(self, loss: float, now_ms: int) -> bool:
         """See `Monitor`."""
-        asks = super().hear(loss, now_ms)
+        asks = super().observe(loss, now_ms)
         if isfinite(loss):
             if self._before is not None and self._two_before is not None:
                 off = self._before - (self._two_before + loss) / 2

@@ -83,7 +83,7 @@ class Settling:
         before, after = mean(list(self._recent)[:OF_A_MEAN]), mean(list(self._recent)[OF_A_MEAN:])
         return mean(self._recent) if agree(before, after) else None
 
-    def hear(self, begin_ms: int, window: TaskWindow, now_ms: int) -> bool:
+    def observe(self, begin_ms: int, window: TaskWindow, now_ms: int) -> bool:
         """Takes a window, or an update of an earlier one. Returns whether it contains a change."""
         found = speed_of(window)
         if found is None or begin_ms <= self._after_ms:

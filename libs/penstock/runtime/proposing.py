@@ -31,9 +31,9 @@ from penstock.runtime.tracing.tracer import Attributes, Tracing, tracing
 LOG = logging.getLogger(__name__)
 
 
-Heard = TypeVar("Heard")
+Report = TypeVar("Report")
 """A report read from telemetry."""
-HeardOut = TypeVar("HeardOut", covariant=True)
+ReportOut = TypeVar("ReportOut", covariant=True)
 Sent = TypeVar("Sent", bound=Proposal)
 SentOut = TypeVar("SentOut", bound=Proposal, covariant=True)
 
@@ -41,7 +41,7 @@ SentOut = TypeVar("SentOut", bound=Proposal, covariant=True)
 class Core(Protocol[SentOut]):
     """State machine of the service, beside the fold of the ledger."""
 
-    heard: int
+    observed: int
     """Number of reports that counted."""
 
     def see(self, state: CellState, fact: Event, now_ms: int) -> None:
@@ -57,14 +57,14 @@ class Core(Protocol[SentOut]):
         ...
 
 
-class Telemetry(Protocol[HeardOut]):
+class Telemetry(Protocol[ReportOut]):
     """Reads the telemetry topic. Not for concurrent use."""
 
-    async def begin(self) -> Sequence[HeardOut]:
+    async def begin(self) -> Sequence[ReportOut]:
         """The retained reports; call it once, before `read`. Raises `LogError`."""
         ...
 
-    async def read(self) -> Sequence[HeardOut]:
+    async def read(self) -> Sequence[ReportOut]:
         """Waits for more reports; cancelling it loses none. Raises `LogError`."""
         ...
 
@@ -82,7 +82,7 @@ class Evidence(NamedTuple):
     attributes: Attributes
 
 
-class Proposing(ABC, Generic[Heard, Sent]):
+class Proposing(ABC, Generic[Report, Sent]):
     """One attempt of one cell's service on one log. `name`: the service's; in names of failpoints with underscores."""
 
     def __init__(
@@ -94,15 +94,15 @@ class Proposing(ABC, Generic[Heard, Sent]):
         self._follower = LedgerFollower(replica, lambda state, fact: core.see(state, fact, state.now_ms))
 
     @abstractmethod
-    def hears(self, settings: PlacerSettings) -> bool:
+    def has_work(self, settings: PlacerSettings) -> bool:
         """Whether the service has work under these settings; telemetry is read only then."""
 
     @abstractmethod
-    def telemetry(self) -> Telemetry[Heard]:
+    def telemetry(self) -> Telemetry[Report]:
         """A reader of the telemetry from the beginning."""
 
     @abstractmethod
-    def hear(self, state: CellState, heard: Heard, now_ms: int) -> None:
+    def observe(self, state: CellState, report: Report, now_ms: int) -> None:
         """Takes a report, at the ledger's time `now_ms`."""
 
     @abstractmethod
@@ -114,21 +114,21 @@ class Proposing(ABC, Generic[Heard, Sent]):
         return ()
 
     async def work(self, ready: asyncio.Event) -> None:
-        """Runs until the settings change whether the service has work (`hears`)."""
+        """Runs until the settings change whether the service has work (`has_work`)."""
         reader = self._log.reader({self._ledger: self._follower.offset}, batch_ms=BATCH_MS)
-        telemetry: Telemetry[Heard] | None = None
+        telemetry: Telemetry[Report] | None = None
         try:
             end = (await self._log.end_offsets([self._ledger]))[self._ledger]
             while reader.position(self._ledger) < end:
                 self._follower.fold(await reader.read(), new=False)
             LOG.info("folded the ledger to seq %d", self._follower.seq)
-            hears = self.hears(self._state.settings)
-            if hears:
+            has_work = self.has_work(self._state.settings)
+            if has_work:
                 telemetry = self.telemetry()
                 self._take(await telemetry.begin())
-                LOG.info("heard %d reports of running tasks", self._core.heard)
+                LOG.info("read %d reports of running tasks", self._core.observed)
             ready.set()
-            await self._follow(reader, telemetry, hears)
+            await self._follow(reader, telemetry, has_work)
         finally:
             await reader.close()
             if telemetry is not None:
@@ -138,32 +138,34 @@ class Proposing(ABC, Generic[Heard, Sent]):
     def _state(self) -> CellState:
         return self._follower.state
 
-    async def _follow(self, reader: Reader, telemetry: Telemetry[Heard] | None, hears: bool) -> None:
+    async def _follow(self, reader: Reader, telemetry: Telemetry[Report] | None, has_work: bool) -> None:
         reading: asyncio.Future[list[Record]] = asyncio.ensure_future(reader.read())
-        hearing: asyncio.Future[Sequence[Heard]] | None = (
+        telemetry_read: asyncio.Future[Sequence[Report]] | None = (
             None if telemetry is None else asyncio.ensure_future(telemetry.read())
         )
         try:
-            while self.hears(self._state.settings) == hears:
+            while self.has_work(self._state.settings) == has_work:
                 while (proposal := self._next()) is not None:
                     await self._send(proposal)
-                pending: list[asyncio.Future[Any]] = [reading] if hearing is None else [reading, hearing]
+                pending: list[asyncio.Future[Any]] = (
+                    [reading] if telemetry_read is None else [reading, telemetry_read]
+                )
                 due_ms = self._core.due_ms(self._state)
                 timeout_s = self._follower.until_s(due_ms)
                 await asyncio.wait(pending, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
                 if reading.done():
                     self._follower.fold(reading.result(), new=True)
                     reading = asyncio.ensure_future(reader.read())
-                if telemetry is not None and hearing is not None and hearing.done():
-                    self._take(hearing.result())
-                    hearing = asyncio.ensure_future(telemetry.read())
+                if telemetry is not None and telemetry_read is not None and telemetry_read.done():
+                    self._take(telemetry_read.result())
+                    telemetry_read = asyncio.ensure_future(telemetry.read())
         finally:
-            await cancelled([reading] if hearing is None else [reading, hearing])
+            await cancelled([reading] if telemetry_read is None else [reading, telemetry_read])
 
-    def _take(self, heard: Sequence[Heard]) -> None:
+    def _take(self, reports: Sequence[Report]) -> None:
         now_ms = self._follower.clock.now_ms()
-        for one in heard:
-            self.hear(self._state, one, now_ms)
+        for report in reports:
+            self.observe(self._state, report, now_ms)
 
     def _next(self) -> Sent | None:
         try:

@@ -37,7 +37,7 @@ from penstock.simulator.job_models.model import Checkpoint, PhaseChange, Work, a
 from penstock.simulator.learning import SimulatedEstimator
 from penstock.simulator.meter import Figures, Meter
 from penstock.simulator.nodes import Latency, SimulatedNodes
-from penstock.simulator.services import Attached, Services, heard_by_both
+from penstock.simulator.services import Attached, Services, to_both
 from penstock.simulator.simulated_services import simulated_services
 from penstock.simulator.stage_profiles import StageProfiles
 from penstock.simulator.step_reports import StepReports
@@ -127,9 +127,7 @@ class Simulation:
         if self._plans and not settings.batch_window_ms:
             settings = msgspec.structs.replace(settings, batch_window_ms=WINDOW_MS)
         self._stage_profiles = StageProfiles(settings.seed, options.profile_noise)
-        self.cell = Cell(
-            settings, sink if self._services is None else heard_by_both(self._services.hear, sink)
-        )
+        self.cell = Cell(settings, sink if self._services is None else to_both(self._services.deliver, sink))
         self.meter = Meter(sum(len(node.gpus) for node in nodes))
         self._now_ms = 0
         """`now_s` in the ledger's time."""

@@ -14,7 +14,7 @@ from penstock.model.estimates import JobEstimated
 from penstock.model.event import Event
 from penstock.model.topics import Topic
 from penstock.model.types import Estimate, JobSpec
-from penstock.simulator.services import Heard
+from penstock.simulator.services import Input
 from penstock_services.estimator.core.eta.updates import EtaUpdates
 from penstock_services.estimator.core.resources.estimate import HistoryTier, estimate
 from penstock_services.estimator.core.resources.nearest import NearestTier
@@ -35,9 +35,9 @@ class SimulatedEstimator:
         self._tiers = (HistoryTier(state.history), steps, NearestTier(state.nearest))
         self._etas = EtaUpdates(state, steps)
 
-    def answer(self, heard: Sequence[Heard]) -> Sequence[Event]:
+    def answer(self, inputs: Sequence[Input]) -> Sequence[Event]:
         found: list[Event] = []
-        for one in heard:
+        for one in inputs:
             if isinstance(one, bytes):
                 self._read(one, found)
         return found

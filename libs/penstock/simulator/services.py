@@ -20,7 +20,7 @@ from penstock.model.event import Event, wire_type
 from penstock.model.external_events import TelemetrySampled
 from penstock.model.topics import Topic
 
-Heard = bytes | TelemetrySampled
+Input = bytes | TelemetrySampled
 """A record of the ledger, as its bytes, or a sample."""
 
 
@@ -33,7 +33,7 @@ class Service(Protocol):
     writes: Topic
     """The one topic that it may write to."""
 
-    def answer(self, heard: Sequence[Heard]) -> Sequence[Event]:
+    def answer(self, inputs: Sequence[Input]) -> Sequence[Event]:
         """Takes all records and samples since the last call, at least one, in the ledger's order; returns its events, in order."""
         ...
 
@@ -60,10 +60,10 @@ class Services:
         """Number of their events that could not be on their topic."""
         return sum(one.dropped for one in self._running)
 
-    def hear(self, heard: Heard) -> None:
+    def deliver(self, value: Input) -> None:
         """Gives all services a record or sample, at the present time."""
         for one in self._running:
-            one.inbox.append((self._now_s() + one.attached.delay_s, heard))
+            one.inbox.append((self._now_s() + one.attached.delay_s, value))
 
     def next_s(self) -> float | None:
         """The next time at which one of them reads or publishes."""
@@ -82,7 +82,7 @@ class Services:
 class _Running:
     def __init__(self, attached: Attached) -> None:
         self.attached = attached
-        self.inbox: deque[tuple[float, Heard]] = deque()
+        self.inbox: deque[tuple[float, Input]] = deque()
         self.dropped = 0
         self._planned: Sequence[Event] = ()
         self._until_s: float | None = None
@@ -98,11 +98,11 @@ class _Running:
         if self._until_s is not None:
             self._until_s = None
             return self._planned
-        heard: list[Heard] = []
+        inputs: list[Input] = []
         while self.inbox and self.inbox[0][0] <= now_s:
-            heard.append(self.inbox.popleft()[1])
+            inputs.append(self.inbox.popleft()[1])
         began_s = perf_counter()
-        answer = self.attached.service.answer(heard)
+        answer = self.attached.service.answer(inputs)
         planning_s = self.attached.planning_s
         if planning_s is None:
             planning_s = perf_counter() - began_s
@@ -125,7 +125,7 @@ def _published(event: object, writes: Topic) -> Event | None:
         return None
 
 
-def heard_by_both(
+def to_both(
     first: Callable[[bytes], object], second: Callable[[bytes], object] | None
 ) -> Callable[[bytes], object]:
     """Passes each record to both."""

@@ -28,7 +28,7 @@ class SimulatedBatcher:
             for fact in step.facts:
                 self._batcher.see(fact)
 
-    def hear(self, state: CellState, sample: TelemetrySampled, now_ms: int) -> None:
+    def observe(self, state: CellState, sample: TelemetrySampled, now_ms: int) -> None:
         """Does nothing: the batcher reads no telemetry."""
 
     def next_s(self, state: CellState) -> float | None:

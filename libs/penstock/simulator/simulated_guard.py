@@ -22,7 +22,7 @@ class SimulatedGuard:
             for fact in step.facts:
                 self.guard.see(state, fact, state.now_ms)
 
-    def hear(self, state: CellState, sample: TelemetrySampled, now_ms: int) -> None:
+    def observe(self, state: CellState, sample: TelemetrySampled, now_ms: int) -> None:
         """See `SimulatedService`."""
         if not matters(sample):
             return
@@ -33,7 +33,7 @@ class SimulatedGuard:
         self._samples += 1
         window = merged(window, f"{self._samples:020}", now_ms, sample)
         self._windows[sample.node_id] = window
-        self.guard.hear(state, window, now_ms)
+        self.guard.observe(state, window, now_ms)
 
     def next_s(self, state: CellState) -> float | None:
         """See `SimulatedService`."""

@@ -19,9 +19,9 @@ class SimulatedMigrator:
             for fact in step.facts:
                 self.migrator.see(state, fact, state.now_ms)
 
-    def hear(self, state: CellState, sample: TelemetrySampled, now_ms: int) -> None:
+    def observe(self, state: CellState, sample: TelemetrySampled, now_ms: int) -> None:
         """See `SimulatedService`."""
-        self.migrator.hear(state, sample, now_ms)
+        self.migrator.observe(state, sample, now_ms)
 
     def next_s(self, state: CellState) -> float | None:
         """See `SimulatedService`."""

@@ -27,7 +27,7 @@ class SimulatedService(Protocol):
         """Takes a record that was folded."""
         ...
 
-    def hear(self, state: CellState, sample: TelemetrySampled, now_ms: int) -> None:
+    def observe(self, state: CellState, sample: TelemetrySampled, now_ms: int) -> None:
         """Takes a telemetry sample."""
         ...
 

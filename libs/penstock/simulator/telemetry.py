@@ -145,6 +145,6 @@ class Telemetry:
 
     def _send(self, sample: TelemetrySampled, state: CellState, now_ms: int) -> None:
         for service in self._simulated:
-            service.hear(state, sample, now_ms)
+            service.observe(state, sample, now_ms)
         if self._services is not None:
-            self._services.hear(sample)
+            self._services.deliver(sample)

@@ -19,7 +19,7 @@ def looked(losses: Sequence[float], alpha: float = 0.01) -> list[tuple[Category,
     monitor = Monitor(alpha, INTERVAL_MS)
     found = []
     for number, loss in enumerate(losses):
-        monitor.hear(loss, number * INTERVAL_MS + 1)
+        monitor.observe(loss, number * INTERVAL_MS + 1)
         asks = monitor.look((number + 1) * INTERVAL_MS + 1)
         found.append((monitor.category, asks))
     return found
@@ -47,7 +47,7 @@ def test_a_sudden_gain_begins_anew() -> None:
 def test_a_constant_loss_is_watched_and_never_moves() -> None:
     """Nothing is gained, but nothing falls either: the source's rule needs a growth that falls."""
     monitor = Monitor(0.01, INTERVAL_MS)
-    monitor.hear(3.0, 0)
+    monitor.observe(3.0, 0)
     assert not monitor.look(100 * INTERVAL_MS)
     assert monitor.category is W
     assert monitor.due_ms == 101 * INTERVAL_MS
@@ -57,17 +57,17 @@ def test_what_is_no_number_is_not_heard() -> None:
     """A diverged training reports NaN: its category stays, and so does the time of its next look."""
     monitor = Monitor(0.01, INTERVAL_MS)
     for loss in (nan, inf, -inf):
-        assert not monitor.hear(loss, 0)
+        assert not monitor.observe(loss, 0)
     assert monitor.due_ms is None
-    monitor.hear(1.0, 0)
-    monitor.hear(nan, 10)
+    monitor.observe(1.0, 0)
+    monitor.observe(nan, 10)
     assert monitor.due_ms == INTERVAL_MS
 
 
 def test_time_in_which_it_does_not_run_is_left_out() -> None:
     """It was stopped 10 s before a look and ran again an hour later: it is looked at 10 s after that."""
     monitor = Monitor(0.01, INTERVAL_MS)
-    monitor.hear(1.0, 0)
+    monitor.observe(1.0, 0)
     monitor.pause(20_000)
     monitor.pause(21_000)
     assert monitor.due_ms is None
@@ -122,7 +122,7 @@ class AsPrinted:
 def test_it_is_the_printed_algorithm(losses: list[float], alpha: float, gaps: list[int]) -> None:
     """Whatever is reported, in whichever intervals: the same categories and requests as the text's, look by look."""
     monitor, printed = Monitor(alpha, INTERVAL_MS), AsPrinted(alpha)
-    monitor.hear(losses[0], 0)
+    monitor.observe(losses[0], 0)
     low = high = held = last = losses[0]
     now_ms = 0
     for loss, gap in zip(losses[1:], gaps, strict=False):
@@ -134,7 +134,7 @@ def test_it_is_the_printed_algorithm(losses: list[float], alpha: float, gaps: li
             asks = monitor.look(now_ms)
             assert asks is printed.look(growth)
             assert monitor.category is printed.category
-        monitor.hear(loss, now_ms)
+        monitor.observe(loss, now_ms)
         held, low, high = loss, min(low, loss), max(high, loss)
 
 
@@ -143,8 +143,8 @@ def test_looks_that_were_missed_are_made_up_for(intervals: int) -> None:
     """The migrator was away: it comes to the same category as one that looked in time."""
     late, prompt = Monitor(0.01, INTERVAL_MS), Monitor(0.01, INTERVAL_MS)
     for monitor in (late, prompt):
-        monitor.hear(1.0, 0)
-        monitor.hear(0.5, 1_000)
+        monitor.observe(1.0, 0)
+        monitor.observe(0.5, 1_000)
     for number in range(1, intervals + 1):
         prompt.look(number * INTERVAL_MS)
     late.look(intervals * INTERVAL_MS)
@@ -164,7 +164,7 @@ def test_a_noisy_curve_converges_by_its_own_noise(noise: float) -> None:
     for kind in (Monitor, NoiseMonitor):
         monitor, converged = kind(0.01, INTERVAL_MS), 0
         for number in range(400):
-            monitor.hear(falling(number, noise), number * INTERVAL_MS // 3)
+            monitor.observe(falling(number, noise), number * INTERVAL_MS // 3)
             converged += number >= 200 and monitor.category is C
         found[kind] = converged / 200
     assert found[NoiseMonitor] > 0.9
@@ -176,10 +176,10 @@ def test_a_gain_that_stands_out_of_the_noise_is_progress_again() -> None:
     """The learning rate is lowered after long: the curve falls by a fifth of its range, ten times its jitter."""
     monitor = NoiseMonitor(0.01, INTERVAL_MS)
     for number in range(300):
-        monitor.hear(falling(number, 0.01), number * INTERVAL_MS // 3)
+        monitor.observe(falling(number, 0.01), number * INTERVAL_MS // 3)
     assert monitor.category is C
     for number in range(300, 330):
-        monitor.hear(falling(number, 0.01) - 0.25 - 0.01 * (number - 300), number * INTERVAL_MS // 3)
+        monitor.observe(falling(number, 0.01) - 0.25 - 0.01 * (number - 300), number * INTERVAL_MS // 3)
         if monitor.category is P:
             return
     raise AssertionError(monitor.category)
@@ -191,7 +191,7 @@ def test_whatever_is_reported_its_interval_is_bounded(losses: list[float], gap: 
     monitor = NoiseMonitor(0.01, INTERVAL_MS)
     for number, loss in enumerate(losses):
         now_ms = number * gap * 1_000
-        monitor.hear(loss, now_ms)
+        monitor.observe(loss, now_ms)
         monitor.look(now_ms)
         assert monitor.due_ms is None or now_ms < monitor.due_ms <= now_ms + 8 * INTERVAL_MS
         assert monitor.category in Category
@@ -201,7 +201,7 @@ def test_whatever_is_reported_its_interval_is_bounded(losses: list[float], gap: 
 def test_losses_of_any_size(loss: float) -> None:
     """Neither overflow nor a division by zero."""
     monitor = Monitor(0.01, INTERVAL_MS)
-    monitor.hear(loss, 0)
-    monitor.hear(-loss, 1)
+    monitor.observe(loss, 0)
+    monitor.observe(-loss, 1)
     monitor.look(10 * INTERVAL_MS)
     assert monitor.category in Category

@@ -76,7 +76,7 @@ def guards(settings: PlacerSettings) -> bool:
 
 
 class ContentionGuard:
-    """`heard`: how many windows were used; `unsettled`: how many searches ended without a speed that settled."""
+    """`observed`: how many windows were used; `unsettled`: how many searches ended without a speed that settled."""
 
     def __init__(self) -> None:
         self._nodes: dict[str, Node] = {}
@@ -91,7 +91,7 @@ class ContentionGuard:
         self._timers: list[tuple[int, str, str]] = []
         """(at ms, job id or empty, node id or empty)."""
         self._begun = False
-        self.heard = 0
+        self.observed = 0
 
     @property
     def searches(self) -> Mapping[str, Search]:
@@ -104,7 +104,7 @@ class ContentionGuard:
         found = {
             "penstock.memory_bandwidth": node.bandwidth,
             "penstock.cpu_stalled": node.stalled,
-            "penstock.window_ms": float(node.heard_ms),
+            "penstock.window_ms": float(node.latest_ms),
         }
         return {name: value for name, value in found.items() if value is not None}
 
@@ -158,17 +158,17 @@ class ContentionGuard:
         node = self._nodes.setdefault(fact.node_id, Node())
         if isinstance(fact, CoresDecided):
             if (pace := self._paces.get(fact.task_id)) is not None:
-                pace.begin(node.heard_ms)
+                pace.begin(node.latest_ms)
             if fact.by != PROPOSER:
                 self._searches.pop(fact.job_id, None)
         self._jobs_due[fact.job_id] = None
-        node.after_ms, node.changed_ms = node.heard_ms, now_ms
+        node.after_ms, node.changed_ms = node.latest_ms, now_ms
 
     def _adjusted(self, state: CellState, fact: TaskAdjusted, now_ms: int) -> None:
         node = self._nodes.setdefault(fact.node_id, Node())
-        node.after_ms, node.changed_ms = node.heard_ms, now_ms
+        node.after_ms, node.changed_ms = node.latest_ms, now_ms
         if (pace := self._paces.get(fact.task_id)) is not None and fact.what == "cores":
-            pace.begin(node.heard_ms)
+            pace.begin(node.latest_ms)
         self._jobs_due[_job_id(fact.task_id)] = None
         self._nodes_due[fact.node_id] = None
 
@@ -188,27 +188,27 @@ class ContentionGuard:
         elif job is not None:
             self._nodes_due.update(dict.fromkeys(task.place.node_id for task in job.tasks.values()))
 
-    def hear(self, state: CellState, window: NodeWindow, now_ms: int) -> None:
+    def observe(self, state: CellState, window: NodeWindow, now_ms: int) -> None:
         """Takes a window that has changed, or is delivered again. Entries of tasks that do not run are ignored; times are the reader's clock, not a node's."""
         if _stage(state.settings) is None or window.node_id not in state.nodes:
             return
         node = self._nodes.setdefault(window.node_id, Node())
-        if window.begin_ms < node.heard_ms:
+        if window.begin_ms < node.latest_ms:
             return
-        self.heard += 1
-        node.hear(window)
+        self.observed += 1
+        node.observe(window)
         for task_id in sorted(window.tasks):
             job = state.jobs.get(_job_id(task_id))
             task = None if job is None else job.tasks.get(task_id)
             if job is None or task is None or not _runs(task) or task.place.node_id != window.node_id:
                 continue
-            self._paces.setdefault(task_id, Pace()).hear(window.begin_ms, window.tasks[task_id], now_ms)
+            self._paces.setdefault(task_id, Pace()).observe(window.begin_ms, window.tasks[task_id], now_ms)
             search = self._searches.get(job.job_id)
             if search is None:
                 search = self._search(state, job, speed_of(window.tasks[task_id]))
             if search is not None and search.workers[0] == task_id:
                 search.most = most_of(state, search.workers) or search.most
-                search.hear(window.begin_ms, window.tasks[task_id], now_ms)
+                search.observe(window.begin_ms, window.tasks[task_id], now_ms)
                 self._jobs_due[job.job_id] = None
         self._nodes_due[window.node_id] = None
         if not self._pressure(state, state.nodes[window.node_id], node).low:
@@ -224,7 +224,7 @@ class ContentionGuard:
         if speed is not None and 1_000 * remaining_s(state, job) < takes_ms(speed):
             return None
         first = next(iter(job.tasks.values())).place.node_id
-        found = search_of(state, job, stage, self._nodes.setdefault(first, Node()).heard_ms - 1)
+        found = search_of(state, job, stage, self._nodes.setdefault(first, Node()).latest_ms - 1)
         if found is not None:
             self._searches[job.job_id] = found
         return found
@@ -286,7 +286,7 @@ class ContentionGuard:
         else:
             search.end(search.start, "it takes turns with others on its GPUs")
         node_id = job.tasks[search.workers[0]].place.node_id
-        search.answered(job, self._nodes.setdefault(node_id, Node()).heard_ms, now_ms)
+        search.answered(job, self._nodes.setdefault(node_id, Node()).latest_ms, now_ms)
         wanted = search.wanted(job)
         if search.ended and not wanted:
             del self._searches[job_id]

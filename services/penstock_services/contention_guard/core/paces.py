@@ -14,12 +14,12 @@ class Pace:
     """With its present cores."""
     best: Speed | None = None
     """The greatest speed that settled with these cores."""
-    heard_ms: int = -1
+    latest_ms: int = -1
     """Begin of the latest window that had a speed."""
     stalled: float | None = None
     traffic: float | None = None
 
-    def hear(self, begin_ms: int, window: TaskWindow, now_ms: int) -> None:
+    def observe(self, begin_ms: int, window: TaskWindow, now_ms: int) -> None:
         """A window that is not older than those before."""
         if window.cpu_stalled_percent is not None:
             self.stalled = window.cpu_stalled_percent
@@ -27,9 +27,9 @@ class Pace:
             self.traffic = window.memory_bandwidth_percent
         self._learn(now_ms)
         before = self.settling.speed
-        self.settling.hear(begin_ms, window, now_ms)
+        self.settling.observe(begin_ms, window, now_ms)
         if self.settling.speed is not before:
-            self.heard_ms = begin_ms
+            self.latest_ms = begin_ms
 
     def _learn(self, now_ms: int) -> None:
         settled = self.settling.settled(now_ms)
@@ -40,13 +40,13 @@ class Pace:
 
     def begin(self, after_ms: int) -> None:
         """It has other cores from now on."""
-        self.settling, self.best, self.heard_ms = Settling(after_ms), None, -1
+        self.settling, self.best, self.latest_ms = Settling(after_ms), None, -1
 
     def counts_ms(self, node: "Node") -> int:
         """Ledger time from which on its speed is measured after the latest change on its node: at once where a window arrived since, else
         when it would have reported another speed. 0: at once."""
         speed = self.settling.speed
-        return 0 if self.heard_ms > node.after_ms or speed is None else node.changed_ms + speed.quiet_ms
+        return 0 if self.latest_ms > node.after_ms or speed is None else node.changed_ms + speed.quiet_ms
 
     def lost(self, node: "Node", now_ms: int) -> float | None:
         """Part of its best speed that it has lost, 0 – 1, since the latest change on its node. None: not known (yet)."""
@@ -65,7 +65,7 @@ class Node:
 
     bandwidth: float | None = None
     stalled: float | None = None
-    heard_ms: int = -1
+    latest_ms: int = -1
     """Begin of the latest window, in the log's time."""
     after_ms: int = -1
     """Windows that begin by then precede the latest change of the tasks beside its trainings."""
@@ -76,9 +76,9 @@ class Node:
     releases: int = 0
     """How often jobs were released while trainings ran on."""
 
-    def hear(self, window: NodeWindow) -> None:
+    def observe(self, window: NodeWindow) -> None:
         """A window that is not older than those before."""
-        self.heard_ms = window.begin_ms
+        self.latest_ms = window.begin_ms
         if window.cpu_stalled_percent is not None:
             self.stalled = window.cpu_stalled_percent
         if window.memory_bandwidth_percent is not None:

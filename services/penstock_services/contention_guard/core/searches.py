@@ -53,10 +53,10 @@ class Search:
     def __post_init__(self) -> None:
         self.cores = self.cores or self.start
 
-    def hear(self, begin_ms: int, window: TaskWindow, now_ms: int) -> None:
+    def observe(self, begin_ms: int, window: TaskWindow, now_ms: int) -> None:
         """Takes a window of its first worker."""
         if self.settling is not None and not self.ended:
-            self.settling.hear(begin_ms, window, now_ms)
+            self.settling.observe(begin_ms, window, now_ms)
 
     def advance(self, now_ms: int) -> None:
         """Goes on where the speed has settled, will never settle, or has not settled in time."""
@@ -122,8 +122,8 @@ class Search:
             if len(task.used_cores) != self.cores
         ]
 
-    def answered(self, job: JobState, heard_ms: int, now_ms: int) -> None:
-        """Begins to measure if all nodes have applied the wanted cores. `heard_ms`: begin of the node's latest window."""
+    def answered(self, job: JobState, latest_ms: int, now_ms: int) -> None:
+        """Begins to measure if all nodes have applied the wanted cores. `latest_ms`: begin of the node's latest window."""
         if self.ended or self.settling is not None:
             return
         adjusted = [job.tasks[task_id].cores_adjusted for task_id in self.workers]
@@ -132,7 +132,7 @@ class Search:
         elif all(one is None or one.enforced for one in adjusted) and all(
             len(job.tasks[task_id].used_cores) == self.cores for task_id in self.workers
         ):
-            self.settling = Settling(heard_ms)
+            self.settling = Settling(latest_ms)
             step_ms = 1_000 / self.seen[0].speed if self.by_steps and self.seen[0].speed > 0 else 0.0
             self.until_ms = now_ms + max(MEASURES_MS, int(MEASURES_STEPS * step_ms))
 
@@ -142,7 +142,7 @@ class Search:
             self.end(self._best() if self.seen else self.start, f"{self.cores} cores were refused ({why})")
 
 
-def search_of(state: CellState, job: JobState, guard: Guard, heard_ms: int) -> Search | None:
+def search_of(state: CellState, job: JobState, guard: Guard, latest_ms: int) -> Search | None:
     """The search for a running job's cores that begins now; None: there is nothing to search for."""
     step = guard.step_of(job)
     workers = tuple(task_id for task_id, task in job.tasks.items() if task.place.gpus)
@@ -163,7 +163,7 @@ def search_of(state: CellState, job: JobState, guard: Guard, heard_ms: int) -> S
         return None
     (start,) = cores
     least = guard.least_of(job, start, max(len(task.place.gpus) for task in tasks))
-    return Search(job.attempt, workers, step, start, least, most, Settling(heard_ms))
+    return Search(job.attempt, workers, step, start, least, most, Settling(latest_ms))
 
 
 def takes_ms(speed: Speed) -> int:

@@ -55,7 +55,7 @@ class Watcher(Proposing[NodeWindow, Adjusting]):
         self._guard = ContentionGuard()
         super().__init__(NAME, settings, log, traces, replica, self._guard)
 
-    def hears(self, settings: PlacerSettings) -> bool:
+    def has_work(self, settings: PlacerSettings) -> bool:
         return guards(settings)
 
     def telemetry(self) -> Windows:
@@ -65,8 +65,8 @@ class Watcher(Proposing[NodeWindow, Adjusting]):
             return own
         return EitherWindows(FaustWindows(self._settings.log_url, self._settings.cell_index), own)
 
-    def hear(self, state: CellState, heard: NodeWindow, now_ms: int) -> None:
-        self._guard.hear(state, heard, now_ms)
+    def observe(self, state: CellState, report: NodeWindow, now_ms: int) -> None:
+        self._guard.observe(state, report, now_ms)
 
     def attributes(self, state: CellState, proposal: Adjusting) -> dict[str, Any]:
         wanted = (
@@ -79,7 +79,7 @@ class Watcher(Proposing[NodeWindow, Adjusting]):
             "penstock.reason": proposal.reason,
             "penstock.task": proposal.task_id,
             "penstock.jobs": (proposal.task_id.rsplit(".", 2)[0],),
-            "penstock.windows_heard": self._guard.heard,
+            "penstock.windows_observed": self._guard.observed,
             **wanted,
             **self._guard.seen_of(state, proposal.task_id),
         }

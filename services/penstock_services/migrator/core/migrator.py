@@ -54,7 +54,7 @@ def migrates(settings: PlacerSettings) -> bool:
 
 
 class Migrator:
-    """`heard`: how many losses were used."""
+    """`observed`: how many losses were used."""
 
     def __init__(self) -> None:
         self._monitors: dict[str, Monitor] = {}
@@ -66,7 +66,7 @@ class Migrator:
         """Whether a fact has come since the stage was last asked; a restart asks once."""
         self._sent: _Sent | None = None
         self._crowding = Crowding()
-        self.heard = 0
+        self.observed = 0
 
     def categories(self) -> Mapping[str, Category]:
         """By job id, of jobs that have reported a loss."""
@@ -110,7 +110,7 @@ class Migrator:
             monitor.resume(now_ms)
             self._at(job_id, monitor)
 
-    def hear(self, state: CellState, sample: TelemetrySampled, now_ms: int) -> None:
+    def observe(self, state: CellState, sample: TelemetrySampled, now_ms: int) -> None:
         """Takes a sample of telemetry, at the reader's time: no other machine's clock is trusted. Samples of a task that does not run are ignored."""
         stage = _stage(state.settings)
         job = _running(state, sample)
@@ -119,8 +119,8 @@ class Migrator:
         monitor = self._monitors.get(job.job_id)
         if monitor is None:
             monitor = self._monitors[job.job_id] = stage.monitor()
-        self.heard += 1
-        if monitor.hear(sample.loss, now_ms):
+        self.observed += 1
+        if monitor.observe(sample.loss, now_ms):
             self._asks(job.job_id)
         self._at(job.job_id, monitor)
 

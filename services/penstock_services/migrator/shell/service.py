@@ -29,16 +29,16 @@ class Watcher(Proposing[Sampled, MigrationProposed]):
         self._migrator = Migrator()
         super().__init__(NAME, settings, log, traces, replica, self._migrator)
 
-    def hears(self, settings: PlacerSettings) -> bool:
+    def has_work(self, settings: PlacerSettings) -> bool:
         return migrates(settings)
 
     def telemetry(self) -> TelemetryReader:
         return TelemetryReader(self._log)
 
-    def hear(self, state: CellState, heard: Sampled, now_ms: int) -> None:
+    def observe(self, state: CellState, report: Sampled, now_ms: int) -> None:
         """The sample's time is the log's timestamp, by the ledger's clock."""
-        age_ms = max(0, wall_ms() - heard.at_ms)
-        self._migrator.hear(state, heard.sample, max(0, now_ms - age_ms))
+        age_ms = max(0, wall_ms() - report.at_ms)
+        self._migrator.observe(state, report.sample, max(0, now_ms - age_ms))
 
     def attributes(self, state: CellState, proposal: MigrationProposed) -> dict[str, Any]:
         return {
@@ -46,7 +46,7 @@ class Watcher(Proposing[Sampled, MigrationProposed]):
             "penstock.reason": proposal.reason,
             "penstock.nodes": proposal.nodes,
             "penstock.jobs": (proposal.job_id,),
-            "penstock.losses_heard": self._migrator.heard,
+            "penstock.losses_observed": self._migrator.observed,
         }
 
     def evidence(self, proposal: MigrationProposed) -> Iterator[Evidence]:

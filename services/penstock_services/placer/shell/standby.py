@@ -74,19 +74,19 @@ async def stand_by(
     loop = asyncio.get_running_loop()
     clock = LedgerClock(replica.state.now_ms)
     waiting: dict[Partition, Unanswered] = {}
-    heard_s = loop.time()
+    last_record_s = loop.time()
     known = replica.offset  # the ledger's end when it was last read
     try:
         while True:
             if reader.position(ledger) < known:
                 records = await read_known(log, reader, ledger, known)
             else:
-                patience_ms = _patience_ms(replica, clock, waiting, loop.time(), heard_s)
+                patience_ms = _patience_ms(replica, clock, waiting, loop.time(), last_record_s)
                 records = await reader.read(timeout_ms=patience_ms)
             for record in records:
                 if record.partition == ledger:
                     if ledger_trace.fold(replica, record, end) is not None:
-                        heard_s = loop.time()
+                        last_record_s = loop.time()
                 else:
                     oldest = waiting.get(
                         record.partition, Unanswered(record.offset, record.offset, loop.time())
@@ -99,7 +99,7 @@ async def stand_by(
                 elif answered > unanswered.oldest:
                     waiting[place] = Unanswered(answered, unanswered.newest, loop.time())
             if reader.position(ledger) >= known and 0 == _patience_ms(
-                replica, clock, waiting, loop.time(), heard_s
+                replica, clock, waiting, loop.time(), last_record_s
             ):
                 known = (await log.end_offsets([ledger]))[ledger]
                 if reader.position(ledger) >= known:  # else it was this process that was slow
@@ -111,16 +111,20 @@ async def stand_by(
 
 
 def _patience_ms(
-    replica: Replica, clock: LedgerClock, waiting: dict[Partition, Unanswered], now_s: float, heard_s: float
+    replica: Replica,
+    clock: LedgerClock,
+    waiting: dict[Partition, Unanswered],
+    now_s: float,
+    last_record_s: float,
 ) -> int | None:
     """How long the active placer may still be silent; None: nothing is waiting.
 
-    `heard_s`: when the last valid record came. Its writer was alive then: a timer that was due long before
+    `last_record_s`: when the last valid record came. Its writer was alive then: a timer that was due long before
     that record gets its time anew, else two placers could replace each other for ever.
     """
     left = [TAKEOVER_MS - (now_s - unanswered.since_s) * 1_000 for unanswered in waiting.values()]
     timer = replica.state.next_timer()
     if timer is not None:
         due_ms = timer[0] - clock.now_ms(replica.state.now_ms)
-        left.append(max(due_ms, (heard_s - now_s) * 1_000) + TAKEOVER_MS)
+        left.append(max(due_ms, (last_record_s - now_s) * 1_000) + TAKEOVER_MS)
     return max(0, int(min(left))) if left else None
