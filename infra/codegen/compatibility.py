@@ -15,7 +15,7 @@ Schema = Mapping[str, Any]
 DOCUMENTATION = frozenset({"$id", "$schema", "$defs", "title", "description", "examples"})
 LOWER_BOUNDS = ("minimum", "exclusiveMinimum", "minLength", "minItems", "minProperties")
 UPPER_BOUNDS = ("maximum", "exclusiveMaximum", "maxLength", "maxItems", "maxProperties")
-JUDGED = frozenset(
+COMPARED = frozenset(
     {"$ref", "type", "enum", "const", "pattern", "properties", "required", "items", "additionalProperties"}
     | {"anyOf", "default", *LOWER_BOUNDS, *UPPER_BOUNDS}
 )
@@ -69,7 +69,7 @@ def _compare(pair: _Pair) -> Iterator[Break]:
         yield from _bounds(pair)
         yield from _object(pair)
         yield from _inner(pair)
-    yield from _unjudged(pair)
+    yield from _not_compared(pair)
     if {"default"} <= pair.old.keys() & pair.new.keys():
         old, new = pair.old["default"], pair.new["default"]
         if not _same_default(old, new):
@@ -169,7 +169,7 @@ def _inner(pair: _Pair) -> Iterator[Break]:
             yield from _compare(pair.at(old, new, mark))
 
 
-def _unjudged(pair: _Pair) -> Iterator[Break]:
-    for key in sorted((set(pair.old) | set(pair.new)) - JUDGED - DOCUMENTATION):
+def _not_compared(pair: _Pair) -> Iterator[Break]:
+    for key in sorted((set(pair.old) | set(pair.new)) - COMPARED - DOCUMENTATION):
         if pair.old.get(key) != pair.new.get(key):
             yield Break(pair.field, f"{key} changed; whether old records still fit cannot be judged")

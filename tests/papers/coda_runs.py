@@ -22,7 +22,7 @@ from penstock.model.nodes import Isolation, NodeSpec
 from penstock.model.settings import Contention
 from penstock.model.types import Estimate
 from penstock.policies.profiles import CODA as AS_IN_SOURCE
-from penstock.simulator.commands.options import judge
+from penstock.simulator.commands.options import validate
 from penstock.simulator.engine import Simulation
 from penstock.simulator.generators.base import source
 from penstock.simulator.generators.coda import CORES_PER_NODE
@@ -193,13 +193,13 @@ def mixed(jobs: Sequence[TraceJob], mix: Mix, seed: int) -> Sequence[TraceJob]:
 @cache
 def workload(trace: str, seed: int) -> Trace:
     if trace != PART:
-        return judge(simulate_options(trace)).trace(seed)
+        return validate(simulate_options(trace)).trace(seed)
     return workload(DAYS, 0)._replace(jobs=make(seed, 1)[::EACH])
 
 
 @simulated(NONE)
 def run(trace: str, variant: Variant, seed: int, mix: Mix = AS_TRACED) -> Outcome:
-    given = judge(simulate_options(DAYS if trace == PART else trace))
+    given = validate(simulate_options(DAYS if trace == PART else trace))
     nodes, jobs = given.cluster.under(seed), workload(trace, seed)
     nodes = nodes[::EACH] if trace == PART else nodes
     jobs = jobs._replace(jobs=mixed(jobs.jobs, mix, seed))

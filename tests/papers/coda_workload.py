@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from penstock.model.settings import Contention, Stage
 from penstock.model.types import Category, Estimate
-from penstock.simulator.commands.options import judge
+from penstock.simulator.commands.options import validate
 from penstock.simulator.engine import Simulation
 from penstock.simulator.generators.coda import CORES_PER_NODE
 from penstock.simulator.job_models.catalogue import Run, work_for
@@ -58,7 +58,7 @@ def run(
     contention: Contention | None = None,
 ) -> Outcome:
     """`without`, `contention`: as `PlacerSettings`."""
-    given = judge(simulate_options(DAYS))
+    given = validate(simulate_options(DAYS))
     nodes, jobs = given.cluster.under(seed)[::EACH], workload(PART, seed)
     settings = replace(given.settings(profile, seed), without=without, contention=contention)
     work = work_for(given.job_model, jobs, given.path, settings, Run(nodes=nodes, cost_of=cost_of))

@@ -10,7 +10,7 @@ from statistics import fmean
 import msgspec
 
 from penstock.model.settings import Stage
-from penstock.simulator.commands.options import judge
+from penstock.simulator.commands.options import validate
 from penstock.simulator.engine import Simulation
 from penstock.simulator.job_models.steps import StageTimes
 from tests.papers.liquid_bounds import least_makespan_s, least_mean_s, shortest_s
@@ -45,7 +45,7 @@ def run(
     without: tuple[Stage, ...] = (),
 ) -> tuple[float, float]:
     """Mean completion time and makespan, s. `network_weight`: λ other than the default; `without`: as `PlacerSettings`."""
-    given = judge(simulate_options(trace))
+    given = validate(simulate_options(trace))
     jobs = given.trace(seed)
     jobs = jobs._replace(jobs=[job._replace(server_gpus=server_gpus) for job in jobs.jobs])
     settings = msgspec.structs.replace(given.settings(profile, seed), without=without)
@@ -65,7 +65,7 @@ def run(
 @simulated([1.0])
 def shortest_times(trace: str, seed: int) -> list[float]:
     """Of each job, s: alone at its best placement."""
-    jobs = judge(simulate_options(trace)).trace(seed).jobs
+    jobs = validate(simulate_options(trace)).trace(seed).jobs
     return [shortest_s(StageTimes(), job._replace(server_gpus=SERVER_GPUS), NODE_GPUS) for job in jobs]
 
 

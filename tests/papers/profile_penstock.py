@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from penstock.policies.profiles import READ_DURATIONS
-from penstock.simulator.commands.options import judge
+from penstock.simulator.commands.options import validate
 from penstock.simulator.engine import Durations, Simulation
 from tests.papers.parallel_runs import simulated
 from tests.papers.resampling import mean
@@ -80,7 +80,7 @@ def of(name: str, profile: str) -> Found:
         if name.startswith(MIX):
             path = Path(folder) / f"{name}.csv"
             path.write_text(mix(int(name.removeprefix(MIX))))
-        given = judge(simulate_options(str(path), "--cluster", CLUSTER, *RESTARTS))
+        given = validate(simulate_options(str(path), "--cluster", CLUSTER, *RESTARTS))
         durations: Durations = "learned" if profile in READ_DURATIONS else "unknown"
         simulation = given.simulation(profile, 0, given.trace(0), durations=durations)
         while simulation.step():

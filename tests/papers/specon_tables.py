@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 
 from penstock.model.settings import Convergence, Stage
-from penstock.simulator.commands.options import judge
+from penstock.simulator.commands.options import validate
 from penstock.simulator.engine import Simulation
 from penstock.simulator.traces.importing import Trace
 from tests.papers.parallel_runs import simulated
@@ -68,7 +68,7 @@ class Outcome(NamedTuple):
 
 @cache
 def jobs_of(schedule: str, seed: int) -> Trace:
-    return judge(simulate_options(f"specon/{schedule}")).trace(seed)
+    return validate(simulate_options(f"specon/{schedule}")).trace(seed)
 
 
 @simulated(Outcome({"a": 1.0}, 1.0, 0))
@@ -80,7 +80,7 @@ def run(
     restart_cost: str = RESTART_COST,
     without: tuple[Stage, ...] = (),
 ) -> Outcome:
-    given = judge(simulate_options(f"specon/{schedule}", "--restart-cost", restart_cost))
+    given = validate(simulate_options(f"specon/{schedule}", "--restart-cost", restart_cost))
     jobs = jobs_of(schedule, seed)
     settings = msgspec.structs.replace(
         given.settings(profile, seed), convergence=convergence, without=without

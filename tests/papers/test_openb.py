@@ -10,7 +10,7 @@ from statistics import fmean, stdev
 
 import pytest
 
-from penstock.simulator.commands.options import judge
+from penstock.simulator.commands.options import validate
 from tests.support.command_line import simulate_options
 from tests.support.data import DATA_ROOT
 
@@ -51,7 +51,7 @@ def reference(pods: str, profile: str) -> list[float]:
 def allocated(pods: str, profile: str, seed: int) -> float:
     """Per cent, as `penstock simulate` finds it."""
     options = [f"openb/{pods}", "--cluster", "openb", "--profile", profile, "--seed", str(seed)]
-    given = judge(simulate_options(*options))
+    given = validate(simulate_options(*options))
     simulation = given.simulation(profile, seed, given.trace(seed))
     while simulation.step():
         pass

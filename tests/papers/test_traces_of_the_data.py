@@ -2,7 +2,7 @@
 
 import pytest
 
-from penstock.simulator.commands.options import judge
+from penstock.simulator.commands.options import validate
 from penstock.simulator.generators.registry import of_summaries
 from penstock.simulator.traces.cluster import OPENB_SLICES_PER_CORE, cluster_of, gpu_count
 from penstock.simulator.traces.description import describe
@@ -64,10 +64,10 @@ def test_openb_is_the_cluster_and_the_pods_of_the_published_figures() -> None:
 
 def test_openb_runs_on_its_own_cluster_unless_told_otherwise() -> None:
     """Its pods ask for up to 120 cores on one node: no made-up cluster would do."""
-    own = judge(simulate_options("openb/default"))
+    own = validate(simulate_options("openb/default"))
     assert len(own.nodes) == 1_213
     assert own.options.slices_per_core == OPENB_SLICES_PER_CORE
-    assert len(judge(simulate_options("openb/default", "--cluster", "8x8")).nodes) == 8
+    assert len(validate(simulate_options("openb/default", "--cluster", "8x8")).nodes) == 8
 
 
 def test_helios_clusters_have_laws() -> None:

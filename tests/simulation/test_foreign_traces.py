@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from penstock.exits import BadCommand
 from penstock.runtime.csv_import import BadFile
-from penstock.simulator.commands.options import judge
+from penstock.simulator.commands.options import validate
 from tests.support.command_line import simulate_options
 
 STEPS = 200  # enough for all that a few jobs do
@@ -64,7 +64,7 @@ def test_every_trace_is_refused_or_runs(
     """A month of somebody's jobs with one absurd number in it: a line with the reason, never a traceback at night."""
     path = tmp_path / "trace.csv"
     path.write_text(text)
-    given_ = judge(
+    given_ = validate(
         simulate_options(
             str(path),
             "--cluster",
@@ -110,7 +110,7 @@ def test_the_bounds_are_where_the_test_thinks(name: str, tmp_path: Path) -> None
     for value in COLUMNS[name]:
         usual = {**USUAL, "job_id": "j", name: value}
         path.write_text(",".join(columns) + "\n" + ",".join(usual[column] for column in columns))
-        given_ = judge(simulate_options(str(path), "--cluster", "2x8+1x4"))
+        given_ = validate(simulate_options(str(path), "--cluster", "2x8+1x4"))
         try:
             given_.trace(1)
         except BadFile:

@@ -12,7 +12,7 @@ import pytest
 from penstock.policies.explain import explain
 from penstock.policies.profiles import PROFILES
 from penstock.policies.reasons import Reason
-from penstock.simulator.commands.options import judge
+from penstock.simulator.commands.options import validate
 from penstock.simulator.commands.simulate import SimulateOptions
 from penstock.simulator.engine import Simulation
 from tests.support.command_line import simulate_options
@@ -59,7 +59,7 @@ def arguments(trace: Path, profile: str, *more: str, cluster: str = CLUSTER) -> 
 def run(trace: Path, profile: str, *more: str, cluster: str = CLUSTER) -> Simulation:
     """As `penstock simulate` does it."""
     asked = arguments(trace, profile, *more, cluster=cluster)
-    given = judge(asked)
+    given = validate(asked)
     simulation = given.simulation(profile, asked.seed, given.trace(asked.seed))
     while simulation.step():
         pass
@@ -84,7 +84,7 @@ def test_every_profile_ends_every_job(profile: str, trace: Path) -> None:
 @pytest.mark.parametrize("profile", sorted(PROFILES))
 def test_nobody_who_waits_could_start(profile: str, trace: Path) -> None:
     """Between two events nothing is left to do: `why` never answers that a waiting job is about to start."""
-    given = judge(arguments(trace, profile))
+    given = validate(arguments(trace, profile))
     simulation = given.simulation(profile, 0, given.trace(0))
     reasons: Counter[str] = Counter()
     while simulation.step():

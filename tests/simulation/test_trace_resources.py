@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from penstock.model.settings import TypicalTask
-from penstock.simulator.commands.options import judge
+from penstock.simulator.commands.options import validate
 from penstock.simulator.traces.jobs import Shape, TraceJob
 from penstock.simulator.traces.resources import cores_of, request_of, typical_of
 from tests.support.command_line import simulate_options
@@ -56,7 +56,7 @@ def test_a_trace_tells_what_is_typical_unless_somebody_does(tmp_path: Path) -> N
     trace.write_text("job_id,submit_s,duration_s,gpus,cores\na,0,10,2,4\nb,1,10,2,4\n")
 
     def typical(profile: str, *more: str) -> tuple[TypicalTask, ...]:
-        given = judge(simulate_options(str(trace), "--profile", profile, *more))
+        given = validate(simulate_options(str(trace), "--profile", profile, *more))
         return given.simulation(profile, 0, given.trace(0)).cell.state.settings.typical_tasks
 
     assert typical("fgd") == (TypicalTask(cores=4, gpus=2, count=2),)

@@ -27,7 +27,7 @@ from penstock.policies.baselines import FirstFit
 from penstock.policies.refusal import Refusal
 from penstock.policies.service import ends_s, remaining_s
 from penstock.policies.validate import validate
-from penstock.policies.validate_plans import judge
+from penstock.policies.validate_plans import validate_plan
 from penstock_services.gateway.core.eta import ends_ms
 from penstock_services.gateway.core.problems import Problem
 from penstock_services.gateway.core.submission import spec_from_json
@@ -153,9 +153,9 @@ def test_a_proposal_may_choose_any_number_of_the_range() -> None:
     assert validate(state, of(3)).accepted
     refused = validate(state, of(5))
     assert (refused.accepted, refused.reason) == (False, "invalid")
-    judged = judge(state, of(3))
-    assert not isinstance(judged, Refusal)
-    b.apply(state, PlacementDecided(job_id="m", attempt=1, tasks=judged.units[0].placed[0].tasks))
+    validated = validate_plan(state, of(3))
+    assert not isinstance(validated, Refusal)
+    b.apply(state, PlacementDecided(job_id="m", attempt=1, tasks=validated.units[0].placed[0].tasks))
     assert (state.jobs["m"].workers, check(state)) == (3, [])
 
 

@@ -125,8 +125,8 @@ def _made(kind: type[Value]) -> Callable[[Any], Value]:
 def _keeping(rule: Callable[[Any], None]) -> Callable[[Any], Any]:
     """The rule as pydantic calls it: it returns the value that it has checked."""
 
-    def judge(value: Any) -> Any:
+    def validate(value: Any) -> Any:
         rule(value)
         return value
 
-    return judge
+    return validate

@@ -32,7 +32,7 @@ from penstock.ledger.state import CellState
 from penstock.model.settings import MAX_TYPICAL_TASKS, TypicalTask
 from penstock.model.types import WHOLE_GPU, ResourceVector
 from penstock.policies.rows import Flags, Ints, NodeTable, Rows
-from penstock.policies.scored import Judged
+from penstock.policies.scored import Scored
 
 TYPICAL_PERCENT = 95
 RECENT_JOBS = 1_024
@@ -122,7 +122,7 @@ class FragmentationGradient:
                 self._typical = _typical(found)
         return self._basis
 
-    def judge(self, rows: Rows, need: ResourceVector, table: NodeTable) -> Judged:
+    def score(self, rows: Rows, need: ResourceVector, table: NodeTable) -> Scored:
         allowed = self._allowed(table)[rows.model]
         before = self._fragmentation(rows.cores, rows.shares, allowed)
         cores = rows.cores - need.cores
@@ -130,14 +130,14 @@ class FragmentationGradient:
             free = rows.shares == WHOLE_GPU
             taken = free & (free.cumsum(1) <= need.gpus)
             after = self._fragmentation(cores, np.where(taken, 0, rows.shares), allowed)
-            return Judged(self._score(before - after))
+            return Scored(self._score(before - after))
         node, gpu = np.nonzero(rows.fits(need))
         shares = rows.shares[node]
         shares[np.arange(node.size), gpu] -= need.gpu_share_milli
         after = self._fragmentation(cores[node], shares, allowed[node])
         by_gpu = np.full(rows.shares.shape, -1, np.int64)
         by_gpu[node, gpu] = self._score(before[node] - after)
-        return Judged(by_gpu.max(1, initial=-1), by_gpu.argmax(1))
+        return Scored(by_gpu.max(1, initial=-1), by_gpu.argmax(1))
 
     def _allowed(self, table: NodeTable) -> Flags:
         """Shape (models, kinds): whether a typical task may run on GPUs of this model."""

@@ -15,7 +15,7 @@ import numpy as np
 from penstock.ledger.state import CellState
 from penstock.model.types import WHOLE_GPU, ResourceVector
 from penstock.policies.rows import NodeTable, Rows, class_of
-from penstock.policies.scored import Judged
+from penstock.policies.scored import Scored
 
 FULL_NODE = 33  # packing: base score of a node whose GPUs are all free, less its number of GPUs
 SOME_FREE = 50  # packing: base score where wholly free GPUs are needed, less their number
@@ -57,20 +57,20 @@ class _Relative:
 class BestFit(_Relative):
     """Prefers the node with least left: 100 · (1 − ½ · ((C − c)/C̄ + (G − g)/Ḡ))."""
 
-    def judge(self, rows: Rows, need: ResourceVector, table: NodeTable) -> Judged:
+    def score(self, rows: Rows, need: ResourceVector, table: NodeTable) -> Scored:
         cores, milli = self.largest
         left = (rows.cores - need.cores) * milli + (rows.shares.sum(1) - asked_milli(need)) * cores
-        return Judged(50 * (2 * cores * milli - left) // (cores * milli))
+        return Scored(50 * (2 * cores * milli - left) // (cores * milli))
 
 
 class DotProduct(_Relative):
     """Prefers the smallest dot product of free resources and demand: 100 · (1 − ½ · (C/C̄ · c/C̄ + G/Ḡ · g/Ḡ))."""
 
-    def judge(self, rows: Rows, need: ResourceVector, table: NodeTable) -> Judged:
+    def score(self, rows: Rows, need: ResourceVector, table: NodeTable) -> Scored:
         cores, milli = self.largest
         alike = rows.cores * (need.cores * milli**2) + rows.shares.sum(1) * (asked_milli(need) * cores**2)
         unit = (cores * milli) ** 2
-        return Judged(50 * (2 * unit - alike) // unit)
+        return Scored(50 * (2 * unit - alike) // unit)
 
 
 class Clustering(_Relative):
@@ -80,14 +80,14 @@ class Clustering(_Relative):
     where some are, 25 where there are no tasks with GPUs, else 0.
     """
 
-    def judge(self, rows: Rows, need: ResourceVector, table: NodeTable) -> Judged:
+    def score(self, rows: Rows, need: ResourceVector, table: NodeTable) -> Scored:
         if not need.gpus:
-            return Judged(np.zeros_like(rows.cores))
+            return Scored(np.zeros_like(rows.cores))
         milli = self.largest.share_milli
         own = rows.classes[:, class_of(need.gpus, need.gpu_share_milli)]
         all_tasks = rows.classes.sum(1)
         alike = np.select([all_tasks == 0, own == all_tasks, own > 0], [25, 75, 50], 0)
-        return Judged(25 * (milli - rows.shares.sum(1)) // milli + alike)
+        return Scored(25 * (milli - rows.shares.sum(1)) // milli + alike)
 
 
 class Packing:
@@ -101,15 +101,15 @@ class Packing:
     def basis(self, state: CellState) -> None:
         """The score depends only on the node."""
 
-    def judge(self, rows: Rows, need: ResourceVector, table: NodeTable) -> Judged:
+    def score(self, rows: Rows, need: ResourceVector, table: NodeTable) -> Scored:
         if not need.gpus:
-            return Judged(np.zeros_like(rows.cores))
+            return Scored(np.zeros_like(rows.cores))
         fitting = np.where(rows.fits(need), rows.shares, WHOLE_GPU)
         used = np.sort(fitting, axis=1)[:, : need.gpus]
         whole = (used == WHOLE_GPU).sum(1)
         rest = (used // 10).sum(1)
         free = (rows.shares == WHOLE_GPU).sum(1) == rows.gpus
-        return Judged(
+        return Scored(
             np.select(
                 [free, whole > 0],
                 [np.maximum(FULL_NODE - rows.gpus, rows.gpus), np.maximum(SOME_FREE - whole, FULL_NODE)],

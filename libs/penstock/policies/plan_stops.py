@@ -20,7 +20,7 @@ from penstock.policies.overlay import Overlay
 from penstock.policies.refusal import Refusal, unknown
 from penstock.policies.trial import living_places
 from penstock.policies.validate_groups import RUNS
-from penstock.policies.validate_plans import Judged, JudgedUnit, judge
+from penstock.policies.validate_plans import ValidatedPlan, ValidatedUnit, validate_plan
 
 MAX_STOPS = 256  # in one record, which also contains the plan and its placements
 NOT_NEEDED = Refusal("infeasible", "no unit that can start needs its place")
@@ -50,26 +50,26 @@ class Stops(NamedTuple):
     refused: Sequence[RunsOn] = ()
 
 
-def judge_with_stops(
+def validate_with_stops(
     state: CellState, proposal: PlanProposed, profile: Profile
-) -> tuple[Judged | Refusal, Stops]:
+) -> tuple[ValidatedPlan | Refusal, Stops]:
     """Result of each unit if the plan's stops are made. A job that no unit needs to stop is not stopped. Never changes the state."""
     named, refused = _may_stop(state, proposal.stops)
-    judged = judge(state, proposal, profile, frozenset(named))
-    if isinstance(judged, Refusal):
-        return judged, Stops()
-    made = _needed(state, judged, named)
+    validated = validate_plan(state, proposal, profile, frozenset(named))
+    if isinstance(validated, Refusal):
+        return validated, Stops()
+    made = _needed(state, validated, named)
     refused |= {job_id: NOT_NEEDED for job_id in named if job_id not in made}
     names = dict.fromkeys(proposal.stops)
-    return judged, Stops(
+    return validated, Stops(
         tuple(made[name] for name in names if name in made),
         tuple(RunsOn(name, refused[name]) for name in names if name in refused),
     )
 
 
-def judge_after_stops(
-    state: CellState, proposal: PlanProposed, profile: Profile, before: Judged
-) -> Judged | Refusal:
+def validate_after_stops(
+    state: CellState, proposal: PlanProposed, profile: Profile, before: ValidatedPlan
+) -> ValidatedPlan | Refusal:
     """As `before`, after the stops have begun: the places on exactly this state."""
     refused = {unit.number: unit for unit in before.units if unit.refusal is not None}
     all_stop = all(
@@ -77,7 +77,7 @@ def judge_after_stops(
     )
     left = [unit.number for unit in before.units if unit.number not in refused]
     units = tuple(proposal.units[number] for number in left)
-    found = judge(
+    found = validate_plan(
         state,
         PlanProposed(
             proposal_id=proposal.proposal_id,
@@ -91,8 +91,8 @@ def judge_after_stops(
     if isinstance(found, Refusal):
         return found
     again = {number: unit._replace(number=number) for number, unit in zip(left, found.units, strict=True)}
-    judged = tuple(refused.get(number) or again[number] for number in range(len(before.units)))
-    return found._replace(units=judged)
+    validated = tuple(refused.get(number) or again[number] for number in range(len(before.units)))
+    return found._replace(units=validated)
 
 
 def _may_stop(state: CellState, names: Sequence[str]) -> tuple[dict[str, JobState], dict[str, Refusal]]:
@@ -130,19 +130,19 @@ def _stays(state: CellState, job: JobState) -> Refusal | None:
     return None
 
 
-def _needed(state: CellState, judged: Judged, named: dict[str, JobState]) -> dict[str, MakesWay]:
-    accepted = [unit for unit in judged.units if unit.refusal is None] if named else []
+def _needed(state: CellState, validated: ValidatedPlan, named: dict[str, JobState]) -> dict[str, MakesWay]:
+    accepted = [unit for unit in validated.units if unit.refusal is None] if named else []
     waiting = [unit for unit in accepted if not unit.placed and unit.group is None]
     found: dict[str, MakesWay] = {}
     for unit in accepted:
         for name in _own(state, unit, named):
             found.setdefault(name, _makes_way(named[name], unit))
-    on_node: dict[str, JudgedUnit] = {}
+    on_node: dict[str, ValidatedUnit] = {}
     for unit in waiting:
         for planned in unit.unit.jobs:
             for node_id in planned.nodes:
                 on_node.setdefault(node_id, unit)
-    left = _Left(state, judged.then, on_node, named)
+    left = _Left(state, validated.then, on_node, named)
     for name, job in reversed(named.items()):
         if name not in found and not left.runs_on(job):
             there = next(place.node_id for place in living_places(job) if place.node_id in on_node)
@@ -150,12 +150,12 @@ def _needed(state: CellState, judged: Judged, named: dict[str, JobState]) -> dic
     return found
 
 
-def _own(state: CellState, judged: JudgedUnit, named: dict[str, JobState]) -> Iterator[str]:
+def _own(state: CellState, validated: ValidatedUnit, named: dict[str, JobState]) -> Iterator[str]:
     """Members that shall start elsewhere, and members of the joined group that shall not stay in it."""
-    stays = set() if judged.group is None else set(judged.group.running)
-    members = [job.job_id for job in judged.unit.jobs if job.job_id not in stays]
+    stays = set() if validated.group is None else set(validated.group.running)
+    members = [job.job_id for job in validated.unit.jobs if job.job_id not in stays]
     yield from (name for name in members if name in named)
-    if judged.unit.kind != "group" or judged.group is not None:
+    if validated.unit.kind != "group" or validated.group is not None:
         return
     for name in members:
         job = state.jobs[name]
@@ -163,16 +163,16 @@ def _own(state: CellState, judged: JudgedUnit, named: dict[str, JobState]) -> It
             yield from (other for other in state.groups[job.group] if other in named)
 
 
-def _makes_way(job: JobState, judged: JudgedUnit) -> MakesWay:
-    by = next((other.job_id for other in judged.unit.jobs if other.job_id != job.job_id), job.job_id)
-    return MakesWay(job, by, judged.unit.explanation)
+def _makes_way(job: JobState, validated: ValidatedUnit) -> MakesWay:
+    by = next((other.job_id for other in validated.unit.jobs if other.job_id != job.job_id), job.job_id)
+    return MakesWay(job, by, validated.unit.explanation)
 
 
 class _Left:
     """What waiting units leave free on their nodes when all named jobs have ended, by numbers. `nodes`: the units' nodes."""
 
     def __init__(
-        self, state: CellState, then: Overlay, nodes: dict[str, JudgedUnit], named: dict[str, JobState]
+        self, state: CellState, then: Overlay, nodes: dict[str, ValidatedUnit], named: dict[str, JobState]
     ) -> None:
         self._state, self._then, self._nodes = state, then, nodes
         self._gone = {*named, *(job.job_id for job in state.stopping.values())}

@@ -59,10 +59,10 @@ class Room:
         self.reserve(nodes)
         return None
 
-    def form(self, members: Members, *, waits: bool, judged: bool = False) -> Formed | Refusal | None:
+    def form(self, members: Members, *, waits: bool, fit_then: bool = False) -> Formed | Refusal | None:
         """A group; None: it waits for stops, only if `waits`; or why it cannot be formed, even after them. Its members are never successors of other jobs.
 
-        `judged`: it is already known to fit when all jobs that are being stopped have ended; it is tested again once no job is being stopped on its nodes.
+        `fit_then`: it is already known to fit when all jobs that are being stopped have ended; it is tested again once no job is being stopped on its nodes.
         """
         nodes = [node_id for _, names in members for node_id in names]
         blocked = self._blocked(nodes)
@@ -77,7 +77,7 @@ class Room:
             return found
         if not waits or not (blocked or self._stops):
             return found
-        if judged and not self._ending.isdisjoint(nodes):
+        if fit_then and not self._ending.isdisjoint(nodes):
             self.reserve(nodes)
             return None
         then = formed(self._state, members, self.then)

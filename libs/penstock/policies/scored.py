@@ -23,7 +23,7 @@ MAX_KINDS = 1_024
 """Kinds of tasks whose scores are cached; openb's largest pod file has 151."""
 
 
-class Judged(NamedTuple):
+class Scored(NamedTuple):
     """Scores of some nodes for one task."""
 
     scores: Ints
@@ -39,7 +39,7 @@ class Scorer(Protocol):
         """All other inputs of a score: when it changes, all scores are recomputed."""
         ...
 
-    def judge(self, rows: Rows, need: ResourceVector, table: NodeTable) -> Judged:
+    def score(self, rows: Rows, need: ResourceVector, table: NodeTable) -> Scored:
         """Scores these nodes under the latest basis."""
         ...
 
@@ -76,7 +76,7 @@ class ScoredFit:
         plan = place_greedily(self.name, state, job, search.rank)
         return search.gpus.named(plan, job) if plan is not None and search.chose_gpus else plan
 
-    def judged(self, need: ResourceVector) -> Judged:
+    def scored(self, need: ResourceVector) -> Scored:
         """Scores of all nodes of the table."""
         table, key = self._table, vector_key(need)
         cached = self._cache.get(key)
@@ -88,16 +88,16 @@ class ScoredFit:
             )
         stale = np.flatnonzero(cached.versions != table.versions)
         if stale.size:
-            found = self._scorer.judge(table.rows.at(stale), need, table)
+            found = self._scorer.score(table.rows.at(stale), need, table)
             cached.scores[stale] = found.scores
             if found.gpus is not None:
                 cached.gpus[stale] = found.gpus
             cached.versions[stale] = table.versions[stale]
-        return Judged(cached.scores, cached.gpus)
+        return Scored(cached.scores, cached.gpus)
 
-    def judged_row(self, row: NodeRow, need: ResourceVector) -> tuple[int, int]:
+    def scored_row(self, row: NodeRow, need: ResourceVector) -> tuple[int, int]:
         """(score, GPU or −1) of one node with the gang's own tasks."""
-        found = self._scorer.judge(rows_of([row], self._table.models), need, self._table)
+        found = self._scorer.score(rows_of([row], self._table.models), need, self._table)
         return int(found.scores[0]), -1 if found.gpus is None else int(found.gpus[0])
 
 
@@ -114,12 +114,12 @@ class _Search:
         nodes = self.gpus.still_open(gang.open(is_worker), need)
         if not nodes:
             return []
-        scores, gpus = self._policy.judged(need)
+        scores, gpus = self._policy.scored(need)
         assert gpus is not None
         if self.gpus.rows:
             scores, gpus = scores.copy(), gpus.copy()
             for ordinal, row in self.gpus.rows.items():
-                scores[ordinal], gpus[ordinal] = self._policy.judged_row(row, need)
+                scores[ordinal], gpus[ordinal] = self._policy.scored_row(row, need)
         best = _largest(scores, flags_of(nodes, scores.size), limit)
         gpu = int(gpus[best[0]])  # the driver takes the first of the ranked nodes
         self.chose_gpus |= gpu >= 0

@@ -51,10 +51,10 @@ def host_for(current: str, hosts: Sequence[Host]) -> str:
     return min(candidates, key=lambda host: host.consumption).node_id
 
 
-def rebalanced(hosts: Sequence[Host], judged_ms: Mapping[str, int]) -> list[tuple[str, str]]:
+def rebalanced(hosts: Sequence[Host], converged_ms: Mapping[str, int]) -> list[tuple[str, str]]:
     """Moves (job id, node id) once every job has converged. Source: SpeCon Alg. 3.
 
-    `judged_ms`: when each of the jobs that may be moved was marked as migrated; the duration d is smallest for the latest. Equal
+    `converged_ms`: when each of the jobs that may be moved was marked as migrated; the duration d is smallest for the latest. Equal
     durations: the lower job id. Line 27 names the origin node, the paper's text the target: here the target's room counts.
 
     Departure: the caller leaves out a job that was rebalanced before, so that a job cannot move back and forth between two nodes.
@@ -63,7 +63,7 @@ def rebalanced(hosts: Sequence[Host], judged_ms: Mapping[str, int]) -> list[tupl
         return []
     loads = {host.node_id: len(host.jobs) for host in hosts}
     factor = sum(loads.values()) // len(loads)
-    latest_first = sorted(judged_ms, key=lambda job_id: (-judged_ms[job_id], job_id))
+    latest_first = sorted(converged_ms, key=lambda job_id: (-converged_ms[job_id], job_id))
     idle = [node_id for node_id, load in loads.items() if load == 0]
     if idle:
         takes = idle if factor > 0 else []
@@ -96,13 +96,13 @@ class SpeCon:
             if job is None or job.status is not JobStatus.RUNNING or job.converged_ms is not None:
                 continue
             hosts = hosts or hosts_of(state, seen.categories)
-            if (found := self._judge(state, job, hosts)) is not None:
+            if (found := self._migration(state, job, hosts)) is not None:
                 return (found,)
         if state.moving or any(job.converged_ms is None for job in state.holding.values()):
             return ()
         return self._rebalance(state, hosts or hosts_of(state, seen.categories))
 
-    def _judge(self, state: CellState, job: JobState, hosts: Sequence[Host]) -> Migration | None:
+    def _migration(self, state: CellState, job: JobState, hosts: Sequence[Host]) -> Migration | None:
         """Alg. 1, line 15, and Alg. 2. None: it is not evaluated now."""
         here = nodes_of(job)
         if len(here) != 1:
@@ -127,14 +127,14 @@ class SpeCon:
         """Alg. 3, once all running jobs have converged."""
         running = {job_id for host in hosts for job_id in host.jobs}
         jobs = [state.jobs[job_id] for job_id in sorted(running)]
-        judged_ms = {
+        converged_ms = {
             job.job_id: job.converged_ms
             for job in jobs
             if job.converged_ms is not None and not job.rebalanced and len(job.tasks) == 1
         }
         loads = {host.node_id: len(host.jobs) for host in hosts}
         found = []
-        for job_id, there in rebalanced(hosts, judged_ms):
+        for job_id, there in rebalanced(hosts, converged_ms):
             (here,) = nodes_of(state.jobs[job_id])
             if can_go(state, state.jobs[job_id], (there,)):
                 why = f"all jobs have converged; {here} runs {loads[here]}, {there} {loads[there]}"

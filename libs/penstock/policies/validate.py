@@ -45,10 +45,10 @@ def validate(state: CellState, proposal: Proposal) -> Verdict:
         return _stale(state, proposal) or _move(state, proposal)
     if not isinstance(proposal, PlanProposed):
         return _refused("unsupported", f"{proposal.TYPE} is not acted on by this placer")
-    found = validate_plans.judge(state, proposal)
+    found = validate_plans.validate_plan(state, proposal)
     if isinstance(found, Refusal):
         return _refused(*found)
-    refusals = [judged.refusal for judged in found.units if judged.refusal is not None]
+    refusals = [unit.refusal for unit in found.units if unit.refusal is not None]
     return _refused(*refusals[0]) if len(refusals) == len(found.units) else ACCEPTED
 
 
@@ -58,7 +58,7 @@ def _adjustment(state: CellState, proposal: CoresProposed | ThrottleProposed) ->
 
 
 def _move(state: CellState, proposal: MigrationProposed) -> Verdict:
-    found = validate_moves.judge(state, proposal)
+    found = validate_moves.validate_move(state, proposal)
     return _refused(*found) if isinstance(found, Refusal) else ACCEPTED
 
 

@@ -19,7 +19,7 @@ from penstock.policies.refusal import Refusal, frozen, unknown
 from penstock.policies.trial import living_places
 
 
-def judge(state: CellState, proposal: MigrationProposed) -> tuple[TaskPlacement, ...] | Refusal:
+def validate_move(state: CellState, proposal: MigrationProposed) -> tuple[TaskPlacement, ...] | Refusal:
     """As `target_of`; a proposal with cause `converged` may also name the job's current nodes: then it stays, and there are no places."""
     job = state.jobs.get(proposal.job_id)
     if job is not None and cause_of(proposal) and (wrong := _moved_enough(job, proposal)):

@@ -25,7 +25,7 @@ MAX_PLAN_TASKS = 4_096
 Subject = tuple[Literal["job", "node"], str]
 
 
-class JudgedUnit(NamedTuple):
+class ValidatedUnit(NamedTuple):
     """Result of one unit. `placed`: where its jobs start now, or when others end; empty where it waits for stops, or is refused."""
 
     number: int
@@ -36,24 +36,24 @@ class JudgedUnit(NamedTuple):
     """Set for a unit of kind group that starts: `placed` has those of its jobs that do not run."""
 
 
-class Judged(NamedTuple):
+class ValidatedPlan(NamedTuple):
     """Each unit, in the plan's order."""
 
-    units: tuple[JudgedUnit, ...]
+    units: tuple[ValidatedUnit, ...]
     full: bool
     """Whether units wait only for the next record."""
     then: Overlay
     """The nodes, less what the units get, when all jobs that are being stopped have ended."""
 
 
-def judge(
+def validate_plan(
     state: CellState,
     proposal: PlanProposed,
     profile: Profile | None = None,
     stops: frozenset[str] = frozenset(),
     *,
     fit_then: bool = False,
-) -> Judged | Refusal:
+) -> ValidatedPlan | Refusal:
     """Result of each unit; or why the whole plan is refused. Never changes the state. `profile`: the cell's own, if available.
 
     A profile that stops jobs alone decides which run: a unit may start only jobs that the profile would start now, on nodes that its own plan
@@ -75,9 +75,9 @@ def judge(
     profile = profile or profile_for(state.settings)
     if (refusal := _who_runs(proposal, profile)) is not None:
         return refusal
-    judging = _Judging(state, profile, stale, stops, fit_then=fit_then)
-    units = tuple(judging.unit(number, unit) for number, unit in enumerate(proposal.units))
-    return Judged(units, judging.room.full, judging.room.then)
+    validation = _Validation(state, profile, stale, stops, fit_then=fit_then)
+    units = tuple(validation.unit(number, unit) for number, unit in enumerate(proposal.units))
+    return ValidatedPlan(units, validation.room.full, validation.room.then)
 
 
 def _who_runs(proposal: PlanProposed, profile: Profile) -> Refusal | None:
@@ -128,7 +128,7 @@ def _of_the_plan(state: CellState, proposal: PlanProposed) -> Refusal | None:
     return None
 
 
-class _Judging:
+class _Validation:
     """The units of one plan, one after the other."""
 
     def __init__(
@@ -155,26 +155,26 @@ class _Judging:
             for node_id in reserved.nodes
         }
 
-    def unit(self, number: int, unit: ProposedUnit) -> JudgedUnit:
+    def unit(self, number: int, unit: ProposedUnit) -> ValidatedUnit:
         """Validates one unit and books its resources, so that later units do not get them."""
         if (wrong := _wrong_turns(unit)) is not None:
-            return JudgedUnit(number, unit, (), wrong)
+            return ValidatedUnit(number, unit, (), wrong)
         if unit.kind == "group":
             found = self._group(unit)
             if isinstance(found, Refusal):
-                return JudgedUnit(number, unit, (), found)
+                return ValidatedUnit(number, unit, (), found)
             self._accepted.update(job.job_id for job in unit.jobs)
-            return JudgedUnit(number, unit, () if found is None else found.placed, None, found)
+            return ValidatedUnit(number, unit, () if found is None else found.placed, None, found)
         wrong = next(self._wrong(unit), None)
         if wrong is not None:
-            return JudgedUnit(number, unit, (), wrong)
+            return ValidatedUnit(number, unit, (), wrong)
         placed = self.room.give([(self._state.jobs[job.job_id], job.nodes) for job in unit.jobs])
         if placed is None and self._claims is not None:
             placed = "its nodes have room only after stops, and these are for who comes first in the profile"
         if isinstance(placed, str):
-            return JudgedUnit(number, unit, (), Refusal("infeasible", placed))
+            return ValidatedUnit(number, unit, (), Refusal("infeasible", placed))
         self._accepted.update(job.job_id for job in unit.jobs)
-        return JudgedUnit(number, unit, placed or ())
+        return ValidatedUnit(number, unit, placed or ())
 
     def _group(self, unit: ProposedUnit) -> Formed | Refusal | None:
         """A job may join a running job out of turn, since it takes no other job's GPUs. Only a group whose turn it is may wait for stops (None)."""
@@ -197,7 +197,7 @@ class _Judging:
                 return Refusal("invalid", "they share these GPUs already, in these turns")
             return same
         waits = late is None and self._claims is None
-        return self.room.form(members, waits=waits, judged=self._fit_then)
+        return self.room.form(members, waits=waits, fit_then=self._fit_then)
 
     def _wrong(self, unit: ProposedUnit) -> Iterator[Refusal]:
         """Errors of the unit that do not depend on free resources."""

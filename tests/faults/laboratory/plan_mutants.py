@@ -107,8 +107,8 @@ def _() -> None:
     first=14,
 )
 def _() -> None:
-    def needed(state: CellState, judged: Any, named: Any) -> dict[str, plan_stops.MakesWay]:
-        by = next((unit.unit.jobs[0].job_id for unit in judged.units), "")
+    def needed(state: CellState, validated: Any, named: Any) -> dict[str, plan_stops.MakesWay]:
+        by = next((unit.unit.jobs[0].job_id for unit in validated.units), "")
         return {name: plan_stops.MakesWay(job, by, "") for name, job in named.items() if by}
 
     replace(plan_stops._needed, needed)

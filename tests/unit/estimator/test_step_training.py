@@ -20,7 +20,7 @@ from penstock_services.estimator.core.step_time.training import (
     StepAnswer,
     StepQuestion,
     answer,
-    judge,
+    evaluate,
 )
 from penstock_services.estimator.core.step_time.training_set import (
     OWN_QUOTA,
@@ -236,7 +236,7 @@ def test_the_batch_is_shared_by_the_gpus() -> None:
 
 def test_nothing_to_judge_by_gives_no_figures(taught: list[FinishedRun]) -> None:
     blank = STEPS.fit(taught[:20], None)  # type: ignore[union-attr]
-    assert judge(blank, []) == {}
+    assert evaluate(blank, []) == {}
     stranger = sample_of(ran(1, "eve", "vgg16"))
     assert stranger is not None
-    assert judge(blank, [ran(1, "eve", "vgg16")]) == {"step_told": 0}
+    assert evaluate(blank, [ran(1, "eve", "vgg16")]) == {"step_told": 0}

@@ -13,7 +13,7 @@ from penstock.model.proposals import (
 )
 from penstock.policies.refusal import Refusal
 from penstock.policies.validate import validate
-from penstock.policies.validate_plans import judge
+from penstock.policies.validate_plans import validate_plan
 from tests.support import builders as b
 
 
@@ -34,7 +34,7 @@ def plan(
 def answers(state: CellState, proposal: PlanProposed) -> list[str] | str:
     """Per unit why it is refused, empty where it is not; one reason where no unit is looked at. The state stays as it is."""
     before = [(node.free(), node.version) for node in state.nodes.values()]
-    found = judge(state, proposal)
+    found = validate_plan(state, proposal)
     assert before == [(node.free(), node.version) for node in state.nodes.values()]
     assert check(state) == []
     verdict = validate(state, proposal)
@@ -42,16 +42,16 @@ def answers(state: CellState, proposal: PlanProposed) -> list[str] | str:
     if isinstance(found, Refusal):
         assert (verdict.reason, verdict.detail) == found
         return found.reason
-    assert verdict.accepted == any(judged.refusal is None for judged in found.units)
-    return ["" if judged.refusal is None else judged.refusal.reason for judged in found.units]
+    assert verdict.accepted == any(validated.refusal is None for validated in found.units)
+    return ["" if validated.refusal is None else validated.refusal.reason for validated in found.units]
 
 
 def commit(state: CellState, proposal: PlanProposed) -> None:
     """Folds what its units get."""
-    found = judge(state, proposal)
+    found = validate_plan(state, proposal)
     assert not isinstance(found, Refusal)
-    for judged in found.units:
-        for placed in judged.placed:
+    for validated in found.units:
+        for placed in validated.placed:
             job_id = placed.job.job_id
             b.apply(state, ledger_events.PlacementDecided(job_id=job_id, attempt=1, tasks=placed.tasks))
 

@@ -114,7 +114,7 @@ def compare(ctx: typer.Context, asked: CompareOptions) -> int:
 
 
 def _profiles(asked: CompareOptions) -> Sequence[str]:
-    """The profiles to compare. Raises `BadCommand`; unknown names are found by `judge`."""
+    """The profiles to compare. Raises `BadCommand`; unknown names are found by `begin`."""
     profiles = [name for name in re.split(r"[,\s]+", asked.profiles) if name]
     if not profiles:
         raise BadCommand("--profiles: name at least one")

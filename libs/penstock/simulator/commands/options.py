@@ -242,7 +242,7 @@ class Given:
             except BadFile as error:  # `no job is left` is reported only where bad lines may be left out
                 lines = [problem for problem in error.problems if problem.line]
                 raise error if self.asked.skip_bad or not lines else BadFile(str(self.path), lines) from None
-            self.read[self.path] = self._judged(read, seed)
+            self.read[self.path] = self._without_bad_lines(read, seed)
         trace = self.read[self.path]
         if not self.fills(trace):
             return trace
@@ -251,7 +251,7 @@ class Given:
         except ValueError as error:
             raise BadCommand(f"--arrivals fill: {error}") from error
 
-    def _judged(self, trace: Trace, seed: int) -> Trace:
+    def _without_bad_lines(self, trace: Trace, seed: int) -> Trace:
         """The trace without its bad lines, if they may be left out; else raises `BadFile` with all of them.
 
         A line is bad by itself, because no node can hold its job, or because the job model has no measurement of it.
@@ -350,7 +350,7 @@ def begin(asked: SimulationOptions, profiles: Sequence[str], errors: Console) ->
     Raises `BadCommand`, `BadCluster`, `BadFile`, `UnknownProfile`, `UnknownJobModel`.
     """
     collect_rarely()
-    given = judge(asked)
+    given = validate(asked)
     for profile in profiles:
         given.settings(profile, asked.seed)
     trace = given.trace(asked.seed)
@@ -362,7 +362,7 @@ def begin(asked: SimulationOptions, profiles: Sequence[str], errors: Console) ->
     return given, trace
 
 
-def judge(asked: SimulationOptions) -> Given:
+def validate(asked: SimulationOptions) -> Given:
     """Raises `BadCommand`, `BadCluster`, `BadFile`."""
     generator = None if Path(asked.trace).exists() else generator_of(asked.trace)
     cluster = cluster_of(

@@ -273,7 +273,7 @@ def work_for(job_model: str, trace: Trace, path: Path, settings: PlacerSettings,
             )
         return WORKS[wanted.name](asked)
     model = _model(asked)
-    _judge(model, asked)
+    _validate(model, asked)
     profile = profile_for(settings)
     loss_every_s = inf if profile.migrate is None else LOSS_EVERY_S
     watched = profile.guard is not None
@@ -296,7 +296,7 @@ def one_shape(name: str) -> str:
     )
 
 
-def _judge_shapes(model: JobModel, job: TraceJob) -> None:
+def _validate_shapes(model: JobModel, job: TraceJob) -> None:
     """Raises `NotMeasured` for a moldable job whose run time in each of its shapes does not follow from measurements."""
     if not model.knows_shapes:
         raise NotMeasured(one_shape(model.name))
@@ -306,7 +306,7 @@ def _judge_shapes(model: JobModel, job: TraceJob) -> None:
         model.work_s(job._replace(gpus=job.gpus // job.workers * workers, workers=workers))
 
 
-def _judge(model: JobModel, asked: Asked) -> None:
+def _validate(model: JobModel, asked: Asked) -> None:
     """Raises `BadFile` with every job that the job model has no measurement or run time for."""
     problems: list[Problem] = []
     for job in asked.trace.jobs:
@@ -314,7 +314,7 @@ def _judge(model: JobModel, asked: Asked) -> None:
             work_s = model.work_s(job)
             model.loss(job, 0.0)
             if job.min_workers is not None:
-                _judge_shapes(model, job)
+                _validate_shapes(model, job)
         except NotMeasured as error:
             problems.append(asked.trace.problem(job, "model", str(error)))
             continue

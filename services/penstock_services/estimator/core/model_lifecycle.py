@@ -53,7 +53,7 @@ class ModelKind(Generic[Model]):
     """Fewer predict worse than the history of their own keys, and leave no test set."""
     fit: Callable[[Sequence[FinishedRun], Model | None], Model]
     """Trains on these runs; a model of nearly the same runs supplies slow-to-learn hyperparameters. Raises `ValueError`: nothing to learn."""
-    judge: Callable[[Model, Sequence[FinishedRun]], dict[str, float]]
+    evaluate: Callable[[Model, Sequence[FinishedRun]], dict[str, float]]
     """Its metrics on these runs, `error` among them."""
     error: str
     """The metric by which it is promoted: the lower, the better."""
@@ -80,9 +80,9 @@ class ModelKind(Generic[Model]):
         except ValueError:
             return None
         newest = teaching[split:]
-        metrics, promoted = self.judge(candidate, newest), True
+        metrics, promoted = self.evaluate(candidate, newest), True
         if current is not None:
-            before = self.judge(current, newest)
+            before = self.evaluate(current, newest)
             metrics |= {f"before_{name}": value for name, value in before.items()}
             if self.error in before:
                 promoted = metrics.get(self.error, math.inf) <= WORSE_BY * before[self.error]

@@ -114,7 +114,7 @@ class Sampler:
                 self._sample(key[0], cpu_percent=percent, host_memory_mib=memory_mib)
             for slot, uuid in task.gpus.items():
                 self._gpu(key[0], task, slot, uuid)
-            self._judge(key, task)
+            self._enforce_promise(key, task)
         self._contention.tick()
 
     def _gpu(self, task_id: str, task: _Followed, slot: int, uuid: str) -> None:
@@ -140,7 +140,7 @@ class Sampler:
         task.over = task.over + 1 if own_mib > PROMISE_MARGIN * task.promised_mib else 0
         return own_mib
 
-    def _judge(self, key: Key, task: _Followed) -> None:
+    def _enforce_promise(self, key: Key, task: _Followed) -> None:
         if task.over >= OVER_TICKS:
             task.evidence = f"stopped by its node: it held {task.gpu_memory_mib} MiB of a shared GPU, and was promised {task.promised_mib}"
             self._kill(key)

@@ -6,7 +6,7 @@ from penstock.ledger.state import CellState
 from penstock.model.event import Event
 from penstock.model.ledger_events import ChoiceFailed
 from penstock.policies.base import Profile
-from penstock.policies.plan_stops import judge_with_stops
+from penstock.policies.plan_stops import validate_with_stops
 from penstock.policies.refusal import Refusal
 from penstock_services.placer.core import proposals
 from penstock_services.placer.core.explaining import Explain
@@ -22,12 +22,12 @@ def begin(
         plan = profile.make_way.plan(state)
         if plan is None:
             return
-        judged, stops = judge_with_stops(state, plan, profile)
+        validated, stops = validate_with_stops(state, plan, profile)
     except Exception as raised:  # noqa: BLE001 - nothing is swallowed: it becomes a fact and a dead letter
         yield ChoiceFailed(profile=profile.name, job_id=None, error=failed(raised))
         return
-    if isinstance(judged, Refusal) or stops.refused or not stops.made:
+    if isinstance(validated, Refusal) or stops.refused or not stops.made:
         return
-    if any(unit.refusal is not None for unit in judged.units):
+    if any(unit.refusal is not None for unit in validated.units):
         return
     yield from proposals.answer(state, plan, profile, explain)

@@ -12,14 +12,14 @@ from penstock.model.proposals import MigrationProposed
 from penstock.model.transitions import NodeStatus
 from penstock.model.types import MAX_TEXT, TaskPlacement
 from penstock.policies.refusal import Refusal
-from penstock.policies.validate_moves import cause_of, judge
+from penstock.policies.validate_moves import cause_of, validate_move
 from penstock_services.placer.core.common import start_deadline, stop
 from penstock_services.placer.core.explaining import Explain, Stopped, explained, leaving
 
 
 def decided(state: CellState, proposal: MigrationProposed, explain: Explain) -> Iterator[Event]:
     """For a proposal that `validate` has accepted on this state."""
-    job, target = state.jobs[proposal.job_id], judge(state, proposal)
+    job, target = state.jobs[proposal.job_id], validate_move(state, proposal)
     assert not isinstance(target, Refusal), target
     by = proposal.by or proposal.proposer
     if proposal.cause == "converged":

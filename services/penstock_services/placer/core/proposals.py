@@ -18,10 +18,10 @@ from penstock.model.proposals import MigrationProposed, PlanProposed
 from penstock.model.refusals import MAX_UNIT_DETAIL, StopRefused, UnitRefused
 from penstock.model.types import MAX_TEXT
 from penstock.policies.base import Profile
-from penstock.policies.plan_stops import MakesWay, judge_after_stops, judge_with_stops
+from penstock.policies.plan_stops import MakesWay, validate_after_stops, validate_with_stops
 from penstock.policies.refusal import Refusal
 from penstock.policies.validate import validate
-from penstock.policies.validate_plans import JudgedUnit
+from penstock.policies.validate_plans import ValidatedUnit
 from penstock_services.placer.core import moves, units
 from penstock_services.placer.core.adjustments import decided
 from penstock_services.placer.core.common import continuation, stop
@@ -57,35 +57,37 @@ def answer(state: CellState, event: Any, profile: Profile, explain: Explain) -> 
 def _plan(state: CellState, event: PlanProposed, profile: Profile, explain: Explain) -> Iterator[Event]:
     """Units that may start do, nodes are reserved for those that wait for stops; each is answered."""
     about: dict[str, Any] = {"proposal_id": event.proposal_id, "proposer": event.proposer}
-    found, stops = judge_with_stops(state, event, profile)
+    found, stops = validate_with_stops(state, event, profile)
     if (stops.made or stops.refused) and not isinstance(found, Refusal):
         for makes_way in stops.made:
             yield from _stop(state, event, makes_way)
-        found = judge_after_stops(state, event, profile, found)
+        found = validate_after_stops(state, event, profile, found)
     if isinstance(found, Refusal):
         yield ProposalAnswered(
             **about, verdict="refused", reason=found.reason, detail=found.detail[:MAX_TEXT]
         )
         return
-    starting: list[tuple[JudgedUnit, UnitRef]] = []
+    starting: list[tuple[ValidatedUnit, UnitRef]] = []
     waiting: list[PlanUnit] = []
     refused: list[UnitRefused] = []
-    for judged in found.units:
-        ref = UnitRef(**about, unit=judged.number)
-        if judged.refusal is not None:
-            why, detail = judged.refusal
-            refused.append(UnitRefused(unit=judged.number, reason=why, detail=detail[:MAX_UNIT_DETAIL]))
-        elif judged.placed or judged.group is not None:
-            starting.append((judged, ref))
+    for validated in found.units:
+        ref = UnitRef(**about, unit=validated.number)
+        if validated.refusal is not None:
+            why, detail = validated.refusal
+            refused.append(UnitRefused(unit=validated.number, reason=why, detail=detail[:MAX_UNIT_DETAIL]))
+        elif validated.placed or validated.group is not None:
+            starting.append((validated, ref))
         else:
-            waiting += units.waiting(state, judged.unit, ref, event.valid_until_ms)
+            waiting += units.waiting(state, validated.unit, ref, event.valid_until_ms)
     if ranks := _changed_ranks(state, event):
         yield JobsRanked(ranks=ranks)
     if len(refused) < len(found.units):
         yield from units.adopt(state, waiting)
-    for judged, ref in starting:
-        unit = judged.unit
-        yield from units.start(state, judged.placed, ref, unit.explanation, explain, judged.group, unit.turns)
+    for validated, ref in starting:
+        unit = validated.unit
+        yield from units.start(
+            state, validated.placed, ref, unit.explanation, explain, validated.group, unit.turns
+        )
     first = refused[0] if refused and len(refused) == len(found.units) else None
     yield ProposalAnswered(
         **about,

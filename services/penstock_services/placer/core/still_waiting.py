@@ -44,7 +44,7 @@ class StillWaiting:
         for order, version in self._stopping.items():
             if before.get(order) != version:
                 changed_nodes.update(task.place.node_id for task in state.stopping[order].tasks.values())
-        anew_now = [number for number in left if self._judged_anew(state, units[number], changed_jobs)]
+        anew_now = [number for number in left if self._validated_anew(state, units[number], changed_jobs)]
         while True:
             for number in anew_now:
                 changed_nodes |= left.pop(number)
@@ -59,7 +59,7 @@ class StillWaiting:
         }
         return {node_id for node_id, version in self._node_versions.items() if before.get(node_id) != version}
 
-    def _judged_anew(self, state: CellState, together: Together, changed_jobs: Collection[str]) -> bool:
+    def _validated_anew(self, state: CellState, together: Together, changed_jobs: Collection[str]) -> bool:
         """For a reason of its own: it is new, has expired, or a job of it has changed."""
         if self._waited.get(together[0].job_id) != together:
             return True

@@ -151,7 +151,7 @@ def _tried(room: Room, unit: Waiting, gangs: Gangs, *, made_way: bool) -> _Tried
         return None if isinstance(placed, str) else _Tried(placed or ())
     nodes = gangs[0][1]
     members = [*unit.group, *(job.job_id for job, _ in gangs)]
-    group = room.form([(job_id, nodes) for job_id in members], waits=True, judged=made_way)
+    group = room.form([(job_id, nodes) for job_id in members], waits=True, fit_then=made_way)
     if isinstance(group, Refusal):
         return None
     return _Tried() if group is None else _Tried(group.placed, group)

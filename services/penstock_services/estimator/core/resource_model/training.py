@@ -73,7 +73,7 @@ def fit(runs: Sequence[FinishedRun], like: Model | None) -> Model:
     return train(table(runs), SEED, like)
 
 
-def judge(model: Model, runs: Sequence[FinishedRun]) -> dict[str, float]:
+def evaluate(model: Model, runs: Sequence[FinishedRun]) -> dict[str, float]:
     """Per label the mean error and the share of runs inside their 90 % interval. `error`, by which models are promoted, is
     that of memory: utilisation is reported, and no decision uses it.
 
@@ -108,7 +108,7 @@ RESOURCES = ModelKind(
     teaching=teaching,
     min_teaching=MIN_TEACHING,
     fit=fit,
-    judge=judge,
+    evaluate=evaluate,
     error="error",
     min_new=MIN_NEW,
     counts=lambda run: True,

@@ -33,7 +33,7 @@ from penstock_services.estimator.core.step_time.training_set import (
 
 MIN_TEACHING = 10  # runs that report a step time with its placement; for fewer the history is enough
 MIN_NEW = 20  # runs; step times scatter by a few percent, resources do not: fewer runs suffice
-MAX_JUDGED = 500  # an answer takes 0.3 ms
+MAX_EVALUATED = 500  # an answer takes 0.3 ms
 LEVEL = 0.9
 NORMAL_WIDTH = normal_quantile((1.0 + LEVEL) / 2.0)
 SEED = 0
@@ -139,10 +139,10 @@ def answer(durations: Durations, asked: Iterable[StepQuestion]) -> dict[StepQues
     return found
 
 
-def judge(durations: Durations, runs: Sequence[FinishedRun]) -> dict[str, float]:
+def evaluate(durations: Durations, runs: Sequence[FinishedRun]) -> dict[str, float]:
     """`step_error`: mean |ln (predicted / measured)| of a step; `step_within`: share inside the interval; `step_told`: share
     of the runs that are answered. Only metrics with data."""
-    samples = samples_of(runs)[-MAX_JUDGED:]
+    samples = samples_of(runs)[-MAX_EVALUATED:]
     asked = [StepQuestion(one.owner, one.network, one.gpu, one.cell) for one in samples]
     answers = answer(durations, asked)
     off = [
@@ -172,7 +172,7 @@ STEPS = ModelKind(
     teaching=lambda runs: [run for run in runs if sample_of(run) is not None],
     min_teaching=MIN_TEACHING,
     fit=fit,
-    judge=judge,
+    evaluate=evaluate,
     error="step_error",
     min_new=MIN_NEW,
     counts=lambda run: run.steps is not None,
