@@ -169,7 +169,7 @@ def lines(series: Sequence[Series], x: alt.X, y: alt.Y, hover: str, *, height: i
         return alt.Scale(type="ordinal", domain=names, range=values)  # a width has a point scale otherwise
 
     base = alt.Chart(data).transform_calculate(text=hover).encode(x=x, y=y)
-    drawn = base.mark_line(interpolate="step-after", clip=True).encode(
+    curves = base.mark_line(interpolate="step-after", clip=True).encode(
         color=alt.Color("series:N", scale=scale([one.colour for one in series]), legend=shown),
         strokeDash=alt.StrokeDash("series:N", scale=scale([list(one.dash) for one in series]), legend=shown),
         strokeWidth=alt.StrokeWidth("series:N", scale=scale([one.width for one in series]), legend=shown),
@@ -180,6 +180,6 @@ def lines(series: Sequence[Series], x: alt.X, y: alt.Y, hover: str, *, height: i
         opacity=alt.condition(nearest, alt.value(1), alt.value(0)),
         tooltip=[alt.Tooltip("series:N", title=" "), alt.Tooltip("text:N", title="  ")],
     )
-    return alt.layer(drawn.add_params(zoom()), points.add_params(nearest)).properties(
+    return alt.layer(curves.add_params(zoom()), points.add_params(nearest)).properties(
         width=WIDTH, height=height
     )

@@ -128,10 +128,10 @@ class _Run:
 
     def select(self, *, worst: bool = False) -> int:
         """The winner of a tournament, or its loser, which is never the best plan."""
-        drawn = [self.draws.below(POPULATION) for _ in range(TOURNAMENT)]
+        sampled = [self.draws.below(POPULATION) for _ in range(TOURNAMENT)]
         if not worst:
-            return max(drawn, key=lambda one: self.ranks[one])
-        others = [one for one in drawn if one != self.best] or [(self.best + 1) % POPULATION]
+            return max(sampled, key=lambda one: self.ranks[one])
+        others = [one for one in sampled if one != self.best] or [(self.best + 1) % POPULATION]
         return min(others, key=lambda one: self.ranks[one])
 
     def child(self) -> Plan:

@@ -32,7 +32,7 @@ AUTHORS_FACTORS = (ALONE, 1.33, 1.5, 1.37)
 FACTORS_UNMATCHED = (ALONE, 1.33, 1.5, 1.30)
 """The same for groups without matching."""
 LEAST_PROFILED = 0.8
-NOBODY = (-inf, -inf, -inf, -inf, -inf)  # replaces an absent member
+NO_JOB = (-inf, -inf, -inf, -inf, -inf)  # replaces an absent member
 MAX_SPEED = 4.0  # bound of `Turns.speeds`
 
 Times = tuple[float, float, float, float, float]
@@ -77,7 +77,7 @@ def authors_period(members: Sequence[Times]) -> float:
     f(0) = 0; f(i + 1) = the latest of f(i) + network of p(i + 1), f(i) + GPU of p(i + 2) and, for i ≥ 1, f(i − 1) + storage and CPU of
     p(i + 3), indexes mod 4, absent members left out. The period is f(i + 1) − f(i − 3) once that has converged (`SAME_PERIOD`).
     """
-    at = (*members, *(NOBODY,) * (RESOURCES - len(members)))
+    at = (*members, *(NO_JOB,) * (RESOURCES - len(members)))
     ends = [0.0]
     for step in range(AUTHORS_STEPS):
         end = ends[step]

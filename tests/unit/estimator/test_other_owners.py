@@ -22,7 +22,7 @@ from penstock.model.validation import checked
 from penstock.runtime.settings import Settings
 from penstock.runtime.tracing.tracer import Tracing
 from penstock_services.estimator.core.limits import ABOVE_OTHERS
-from penstock_services.estimator.core.owner_table import NOBODY
+from penstock_services.estimator.core.owner_table import NO_OWNER
 from penstock_services.estimator.core.resource_model.training import RESOURCES
 from penstock_services.estimator.core.resources.bounds import Bounds
 from penstock_services.estimator.core.resources.cores import CoresTier
@@ -240,7 +240,7 @@ def test_stages_stay_between_two_others(predicted: list[tuple[tuple[float, ...],
             report(owner, stages_ms, 20)
     found = log.get(StageKey("resnet50", 64, 4))
     assert found is not None
-    if len(log._profiles.of_key(StageKey("resnet50", 64, 4)).keys() - {NOBODY}) == 2:
+    if len(log._profiles.of_key(StageKey("resnet50", 64, 4)).keys() - {NO_OWNER}) == 2:
         assert found[:4] == (20, 10, 60, 10), "the first of two"
         return
     for value, low, high in zip(found[:4], (20, 9, 60, 10), (22, 10, 65, 10.5), strict=True):

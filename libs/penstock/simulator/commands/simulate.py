@@ -92,13 +92,13 @@ def _go(
     asked: SimulateOptions, given: Given, trace: Trace, variant: Variant, recorder: Recorder, errors: Console
 ) -> Result:
     """Runs the simulation to its end, or to Ctrl-C or SIGTERM."""
-    drawn_s = 0.0
+    shown_s = 0.0
     with first_interrupt_waits() as stopped, bar(errors, "simulating") as draw:
 
         def report(progress: Progress) -> bool:
-            nonlocal drawn_s
-            if progress.wall_s - drawn_s >= REDRAW_EVERY_S:
-                drawn_s = progress.wall_s
+            nonlocal shown_s
+            if progress.wall_s - shown_s >= REDRAW_EVERY_S:
+                shown_s = progress.wall_s
                 rate = progress.events / max(1e-9, progress.wall_s)
                 draw(progress.share, f"{progress.finished:,} jobs done, {rate:,.0f} events/s,")
             return not stopped()

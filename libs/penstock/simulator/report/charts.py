@@ -335,7 +335,7 @@ def _gantt(run: RunSeries) -> Chart:
         )
         .encode(x=x, y=y)
     )
-    drawn = base.mark_rect(style="bars", strokeWidth=0.6 if outlined else 0, clip=True).encode(
+    rects = base.mark_rect(style="bars", strokeWidth=0.6 if outlined else 0, clip=True).encode(
         x2="x2:Q",
         y2="y2:Q",
         color=alt.Color(
@@ -349,7 +349,7 @@ def _gantt(run: RunSeries) -> Chart:
     edges, names = _nodes(run, heights, tops)
     layers = [
         edges.encode(y=y),
-        drawn.add_params(zoom()),
+        rects.add_params(zoom()),
         names.encode(x=alt.value(0), y=y, text="name:N"),
     ]
     if len(notes) <= MAX_BAR_LABELS:
@@ -433,7 +433,7 @@ def _heat(run: RunSeries, unit: TimeUnit) -> Chart:
     y = alt.Y("y:Q", scale=alt.Scale(domain=[rows, 0], nice=False), axis=None)
     scale = alt.Scale(domain=[start, heat.edges_s[-1] / unit.seconds], nice=False)
     x = alt.X("x:Q", title=f"time since the start ({unit.name})", axis=alt.Axis(grid=False), scale=scale)
-    drawn = alt.Chart(data).transform_calculate(
+    rects = alt.Chart(data).transform_calculate(
         x=f"{start} + {width} * datum.first", x2=f"{start} + {width} * datum.after", y2="datum.y + 1"
     ).mark_rect(clip=True).encode(
         x=x, x2="x2:Q", y=y, y2="y2:Q", color=colour,
@@ -443,6 +443,6 @@ def _heat(run: RunSeries, unit: TimeUnit) -> Chart:
     nodes = table(y=np.arange(0, rows, every) + 0.5, name=heat.labels[::every])
     names = alt.Chart(nodes).mark_text(align="right", dx=-8, limit=220, clip=False)
     labels = names.encode(x=alt.value(0), y=y, text="name:N")
-    return alt.layer(drawn.add_params(zoom()), labels).properties(
+    return alt.layer(rects.add_params(zoom()), labels).properties(
         width=WIDTH, height=min(520, max(150, 2 * rows))
     )

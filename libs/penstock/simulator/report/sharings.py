@@ -95,10 +95,10 @@ class Sharings:
 
 def longest(sharings: Sequence[Sharing], now_ms: int, count: int) -> list[Sharing]:
     """The longest sharings with data for drawing turns; equal stage times of the members only once."""
-    drawn: dict[tuple[object, ...], Sharing] = {}
+    by_stages: dict[tuple[object, ...], Sharing] = {}
     for sharing in sorted(sharings, key=lambda one: -one.lasted_ms(now_ms)):
         turns, stages = sharing.turns, [one for one in sharing.stages if one is not None]
         used = any(sum(times_of(one)[:RESOURCES]) > 0 for one in stages)
         if turns is not None and used and len(stages) == len(sharing.members) == len(turns.job_ids):
-            drawn.setdefault(sharing.stages, sharing)
-    return list(drawn.values())[:count]
+            by_stages.setdefault(sharing.stages, sharing)
+    return list(by_stages.values())[:count]

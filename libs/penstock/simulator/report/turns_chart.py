@@ -84,7 +84,7 @@ def _period(sharing: Sharing) -> Chart:
         resource=[row[2] for row in rows],
         member=[row[3] for row in rows],
     )
-    drawn = (
+    bars = (
         alt.Chart(data)
         .transform_calculate(time="format(datum.x2 - datum.x, ',.1f') + ' ms'")
         .mark_bar(height=ROW_PX - 8)
@@ -98,4 +98,4 @@ def _period(sharing: Sharing) -> Chart:
             tooltip=["member:N", "resource:N", "time:N"],
         )
     )
-    return alt.layer(drawn).properties(width=WIDTH, height=ROW_PX * len(ROWS))
+    return alt.layer(bars).properties(width=WIDTH, height=ROW_PX * len(ROWS))

@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 
 Key = TypeVar("Key")
 Value = TypeVar("Value")
-NOBODY = ""
+NO_OWNER = ""
 
 
 class OwnerTable(Generic[Key, Value]):
@@ -51,14 +51,14 @@ class OwnerTable(Generic[Key, Value]):
         values = self._values.setdefault(key, OrderedDict())
         self._values.move_to_end(key)
         values[owner] = value
-        if owner != NOBODY:
+        if owner != NO_OWNER:
             mine = self._keys_of.setdefault(owner, OrderedDict())
             mine[key] = None
             mine.move_to_end(key)
             if moves:
                 values.move_to_end(owner)
-            if len(values) - (NOBODY in values) > self._owners_of_key:
-                self.remove(key, next(one for one in values if one != NOBODY))
+            if len(values) - (NO_OWNER in values) > self._owners_of_key:
+                self.remove(key, next(one for one in values if one != NO_OWNER))
             if len(mine) > self._keys_of_one:
                 self.remove(next(iter(mine)), owner)
         if len(self._values) > self._keys:
@@ -72,10 +72,10 @@ class OwnerTable(Generic[Key, Value]):
         if values is None:
             return
         del values[owner]
-        if owner != NOBODY:
+        if owner != NO_OWNER:
             mine = self._keys_of[owner]
             del mine[key]
             if not mine:
                 del self._keys_of[owner]
-        if not values.keys() - {NOBODY} and (owner != NOBODY or not values):
+        if not values.keys() - {NO_OWNER} and (owner != NO_OWNER or not values):
             self._values.pop(key, None)

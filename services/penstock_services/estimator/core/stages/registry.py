@@ -16,7 +16,7 @@ from penstock.model import external_events
 from penstock.model.estimates import StagesProfiled
 from penstock.model.types import WHOLE_GPU, JobSpec, StageTimes
 from penstock_services.estimator.core.limits import STAGE_KEYS, STAGE_KEYS_OF_ONE, STAGE_OWNERS
-from penstock_services.estimator.core.owner_table import NOBODY, OwnerTable
+from penstock_services.estimator.core.owner_table import NO_OWNER, OwnerTable
 from penstock_services.estimator.core.runs import JobInfo
 from penstock_services.estimator.core.stages.profile import (
     MIN_ITERATIONS,
@@ -34,7 +34,7 @@ MAX_USAGE = 1e15  # of any resource in any unit: the fastest machine has fewer b
 
 
 class Owned(NamedTuple):
-    """One row as it is stored: one owner's measurements of a key. NOBODY: the profile that was published last."""
+    """One row as it is stored: one owner's measurements of a key. NO_OWNER: the profile that was published last."""
 
     key: StageKey
     owner: str
@@ -52,7 +52,7 @@ class StageRegistry:
         self._profiles: OwnerTable[StageKey, StageProfile] = OwnerTable(
             STAGE_KEYS, STAGE_KEYS_OF_ONE, STAGE_OWNERS
         )
-        """A key's owners in the order in which they first measured; NOBODY's is the published profile."""
+        """A key's owners in the order in which they first measured; NO_OWNER's is the published profile."""
         self._changed: OrderedDict[StageKey, str | None] = OrderedDict()
         """Key → id of the event that changed it last, where it is known."""
 
@@ -81,7 +81,7 @@ class StageRegistry:
             return None
         key = StageKey(info.model, info.batch_size, gpus)
         known = self._profiles.get(key, info.owner)
-        if known is None and len(self._profiles.of_key(key).keys() - {NOBODY}) >= STAGE_OWNERS:
+        if known is None and len(self._profiles.of_key(key).keys() - {NO_OWNER}) >= STAGE_OWNERS:
             self.rejected["enough owners have measured it"] += 1
             return None
         profile = profile if known is None else mean_profile(known, profile)
@@ -90,8 +90,8 @@ class StageRegistry:
         return row
 
     def put(self, row: Owned) -> Owned:
-        """A row as stored or updated. Rows of a key in the order of first measurement, NOBODY's last."""
-        if row.owner != NOBODY:
+        """A row as stored or updated. Rows of a key in the order of first measurement, NO_OWNER's last."""
+        if row.owner != NO_OWNER:
             self._changed[row.key] = None
         elif row.key not in self._profiles:
             return row
@@ -104,12 +104,14 @@ class StageRegistry:
         if key not in self._profiles:
             return None
         profile = StageProfile(*(getattr(fact, name) for name in StageProfile._fields))
-        return self.put(Owned(key, NOBODY, profile, seq))
+        return self.put(Owned(key, NO_OWNER, profile, seq))
 
     def get(self, key: StageKey) -> StageProfile | None:
         """The profile to reuse; None: too few iterations were measured."""
         rows = self._profiles.of_key(key).items()
-        return combined([row for owner, row in rows if owner != NOBODY and row.iterations >= MIN_ITERATIONS])
+        return combined(
+            [row for owner, row in rows if owner != NO_OWNER and row.iterations >= MIN_ITERATIONS]
+        )
 
     def times(self, spec: JobSpec, gpus_of_worker: int) -> StageTimes | None:
         """Stage times of a job's iteration on as many GPUs as it asks for: the latest published ones, of as many, else of half or twice as many. None:
@@ -118,7 +120,7 @@ class StageRegistry:
             return None
         gpus = spec.workers * gpus_of_worker
         for count in (gpus, *near_counts(gpus)):
-            known = self._profiles.get(StageKey(spec.model, spec.batch_size, count), NOBODY)
+            known = self._profiles.get(StageKey(spec.model, spec.batch_size, count), NO_OWNER)
             if known is not None:
                 storage, cpu, gpu, network, _, iteration, _ = known
                 return StageTimes(
@@ -132,8 +134,8 @@ class StageRegistry:
         changed, self._changed = self._changed, OrderedDict()
         for key, cause in changed.items():
             profile = self.get(key)
-            if profile is not None and moved(self._profiles.get(key, NOBODY), profile):
-                self._profiles.put(key, NOBODY, profile, moves=False)
+            if profile is not None and moved(self._profiles.get(key, NO_OWNER), profile):
+                self._profiles.put(key, NO_OWNER, profile, moves=False)
                 fields = profile._asdict()
                 event = StagesProfiled(model=key.model, batch_size=key.batch, gpus=key.gpus, **fields)
                 yield event, cause
