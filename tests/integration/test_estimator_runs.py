@@ -73,7 +73,7 @@ async def test_old_runs_go_and_the_model_in_use_stays(dsn: str, monkeypatch: pyt
     for number in range(5):
         model = Trained(f"m{number}", "0" * 64, b"body", 8, 1, 2, {"r2": 0.5}, promoted=number == 1)
         await store.save_model(model, number, "resources")
-    await store.forget()
+    await store.prune()
     assert [stored.seq for stored in await store.latest(10)] == [6, 7, 8]
     [model] = await store.promoted_models("resources")
     assert (model.version, model.metrics) == ("m1", {"r2": 0.5})

@@ -239,7 +239,7 @@ async def test_stages_come_back_in_order_and_old_ones_go(dsn: str, monkeypatch: 
     await store.add([], 9, later)
     assert await store.stages() == [later[0], row(2, "ada", 30), row(3, "", 20), later[1]]
     monkeypatch.setattr(module, "MAX_STAGES", 2)
-    await store.forget()
+    await store.prune()
     assert await store.stages() == [*later]
     await store.close()
 
@@ -283,6 +283,6 @@ async def test_pairs_come_back_as_they_were_and_old_ones_go(
     await store.add([], 7, (), later)
     assert await store.pairs() == lone.then(later)
     monkeypatch.setattr(module, "MAX_PAIR_ROWS", 1)
-    await store.forget()
+    await store.prune()
     assert (await store.pairs()).alone_ms == later.alone_ms
     await store.close()

@@ -265,7 +265,7 @@ async def test_old_events_are_forgotten(
 ) -> None:
     """A cell runs for years: the stream of events stays bounded, and verify knows."""
     monkeypatch.setenv("PENSTOCK_EVENTS_KEPT", "20")
-    monkeypatch.setattr(service, "FORGET_RECORDS", 1)
+    monkeypatch.setattr(service, "REMOVE_EVERY_RECORDS", 1)
     placer = busy()
     async with projecting(cell, log):
         await placer.send(log)
@@ -284,8 +284,8 @@ async def test_jobs_that_ended_long_ago_leave_the_tables(
 ) -> None:
     """A cell runs for years: old jobs go a few at a time with the records that come, live ones stay, and verify knows."""
     monkeypatch.setenv("PENSTOCK_ENDED_JOBS_DAYS", "31")
-    monkeypatch.setattr(service, "FORGET_RECORDS", 1)
-    monkeypatch.setattr(service, "FORGET_JOBS", 2)
+    monkeypatch.setattr(service, "REMOVE_EVERY_RECORDS", 1)
+    monkeypatch.setattr(service, "MAX_REMOVED_JOBS", 2)
     placer = HandPlacer()
     placer.join(node_spec("n0", 4), node_spec("n1", 1))
     placer.run([f"old-{number}" for number in range(9)])
@@ -333,7 +333,7 @@ async def test_old_jobs_go_a_few_at_a_time_and_the_oldest_first(
     store = await Store.open(dsn, schema_of(cell.cell), cell.cell)
     left = []
     for _ in range(4):
-        more = await store.forget_jobs(placer.now_ms + 1, 2)
+        more = await store.remove_jobs(placer.now_ms + 1, 2)
         rows = await store.connection.fetch("SELECT job_id FROM jobs ORDER BY job_id")
         left.append((more, [row["job_id"] for row in rows]))
     assert left == [

@@ -101,7 +101,7 @@ def test_a_cloud_of_nodes_that_leaves_at_once_is_forgotten() -> None:
         left = NodeLeft(node_id=f"n{number}", boot_id="b1", proof="deleted")
         fold(left, NodeLost(node_id=f"n{number}"), now_ms=2_000)
     assert len(state.nodes) == count + 1, "within the freeze window all of them count as missing (LAW 5)"
-    records = count // departed.MAX_FORGOTTEN_PER_RECORD
+    records = count // departed.MAX_DROPPED_PER_RECORD
     for _ in range(records):
         fold(now_ms=3_000 + WINDOW_MS)
     assert len(state.nodes) == departed.MAX_GONE_NODES + 1
@@ -160,7 +160,7 @@ def test_forgetting_changes_no_answer(seed: int, profile: str) -> None:
     rng = np.random.default_rng(seed)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(departed, "MAX_GONE_NODES", 2)
-        patch.setattr(departed, "MAX_FORGOTTEN_PER_RECORD", 2)
+        patch.setattr(departed, "MAX_DROPPED_PER_RECORD", 2)
         cell = CellDriver(PlacerSettings(profile=profile, freeze_window_ms=50))
         for number in range(70):
             cell.now_ms += 10 * int(rng.integers(5))

@@ -247,13 +247,13 @@ def _index(state: CellState) -> Iterator[str]:
     named = Counter(task.place.node_id for job in state.jobs.values() for task in job.tasks.values())
     if (counted := {node_id: node.named for node_id, node in state.nodes.items() if node.named}) != named:
         yield f"nodes count {counted} tasks of living attempts, attempts name {dict(named)}"
-    forgettable = {
+    droppable = {
         (node.left_ms, node.ordinal): node_id
         for node_id, node in state.nodes.items()
         if node.status is NodeStatus.GONE and node.cordon is None and not named[node_id]
     }
-    if state.forgettable != forgettable:
-        yield f"forgettable are {sorted(forgettable.values())}, listed {list(state.forgettable.values())}"
+    if state.droppable != droppable:
+        yield f"droppable are {sorted(droppable.values())}, listed {list(state.droppable.values())}"
     if {node.ordinal: node_id for node_id, node in state.nodes.items()} != {
         ordinal: node_id for ordinal, node_id in enumerate(state.node_at) if node_id
     } or state.node_at[-1:] == [""]:

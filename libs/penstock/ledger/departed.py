@@ -7,28 +7,28 @@ from penstock.ledger.node_state import NodeState
 from penstock.ledger.state import MAX_FORGOTTEN_NODES, CellState
 
 MAX_GONE_NODES = 1_000  # nodes proven gone that stay, besides those cordoned or named by a living job
-MAX_FORGOTTEN_PER_RECORD = 64  # takes a millisecond in a cell of 20,000 nodes
+MAX_DROPPED_PER_RECORD = 64  # takes a millisecond in a cell of 20,000 nodes
 
 
-def forget(state: CellState) -> None:
-    """Drops forgettable nodes beyond `MAX_GONE_NODES` as a record begins, those that left first, at most `MAX_FORGOTTEN_PER_RECORD`.
+def drop(state: CellState) -> None:
+    """Drops droppable nodes beyond `MAX_GONE_NODES` as a record begins, those that left first, at most `MAX_DROPPED_PER_RECORD`.
 
     Ideal: every node stays, and a late copy of an old joining is distinguished from a new node. Departure: of the dropped nodes
     only the incarnation stays, of at most `MAX_FORGOTTEN_NODES`. Nodes that left within the freeze window stay: they count as
     missing (LAW 5).
     """
-    gone = state.forgettable
+    gone = state.droppable
     beyond = len(gone) - MAX_GONE_NODES
     left_before_ms = state.now_ms - state.settings.freeze_window_ms
-    for _ in range(min(beyond, MAX_FORGOTTEN_PER_RECORD)):
+    for _ in range(min(beyond, MAX_DROPPED_PER_RECORD)):
         (left_ms, _), node_id = gone.peekitem(0)
         if left_ms >= left_before_ms:
             return
         gone.popitem(0)
-        _forget(state, state.nodes.pop(node_id))
+        _drop(state, state.nodes.pop(node_id))
 
 
-def _forget(state: CellState, node: NodeState) -> None:
+def _drop(state: CellState, node: NodeState) -> None:
     withdraw(state, node)
     node_id, at = node.spec.node_id, node.ordinal
     state.node_at[at], state.sound_gpus[at] = "", 0
@@ -45,7 +45,7 @@ def withdraw(state: CellState, node: NodeState) -> None:
     """Takes the node out of all indexes."""
     state.index.refit(node.bit, len(node.spec.gpus), node.entered, type(node.entered)())
     node.entered = type(node.entered)()
-    state.index.forget(node.bit, node.spec)
+    state.index.remove(node.bit, node.spec)
 
 
 def free_ordinal(state: CellState) -> int:

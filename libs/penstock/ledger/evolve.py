@@ -66,8 +66,8 @@ def begin(state: CellState, seq: int, now_ms: int, term: int) -> None:
     state.seq = seq
     state.now_ms = now_ms
     state.term = term
-    if len(state.forgettable) > departed.MAX_GONE_NODES:
-        departed.forget(state)
+    if len(state.droppable) > departed.MAX_GONE_NODES:
+        departed.drop(state)
 
 
 def answered(state: CellState, topic: str, partition: int, offset: int, event_id: str) -> None:

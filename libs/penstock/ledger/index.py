@@ -240,7 +240,7 @@ class NodeIndex:
         for gpu in spec.gpus:
             self.gpu_node[gpu.uuid] = spec.node_id
 
-    def forget(self, bit: int, spec: NodeSpec) -> None:
+    def remove(self, bit: int, spec: NodeSpec) -> None:
         """Undoes `describe`; the node's free resources must have been taken out before."""
         self.known &= ~bit
         self.gone &= ~bit

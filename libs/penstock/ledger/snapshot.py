@@ -39,7 +39,7 @@ DERIVED = {
             "groups",
             "change_log",
             "node_at",
-            "forgettable",
+            "droppable",
             "sound_gpus",
             "total_sound_gpus",
             "index",

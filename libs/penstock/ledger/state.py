@@ -153,7 +153,7 @@ class CellState:
     """Node id → its latest refused joining, until a joining is accepted; oldest first, bounded."""
     node_at: list[str] = field(default_factory=list)
     """ordinal → node id; empty for the ordinal of a dropped node, but never at the end."""
-    forgettable: "SortedDict[tuple[int, int], str]" = field(default_factory=SortedDict)
+    droppable: "SortedDict[tuple[int, int], str]" = field(default_factory=SortedDict)
     """(left at ms, ordinal) → node id, of nodes proven gone that are not cordoned and that no living attempt names."""
     sound_gpus: list[int] = field(default_factory=list)
     """ordinal → number of GPUs without fault, allocated or free; 0 where nothing may be placed: for plans from empty nodes."""
@@ -224,12 +224,12 @@ class CellState:
         self.relist(node)
 
     def relist(self, node: NodeState) -> None:
-        """Brings `forgettable` up to date with the node, after a change of its status, cordon or names."""
+        """Brings `droppable` up to date with the node, after a change of its status, cordon or names."""
         place = (node.left_ms, node.ordinal)
         if node.status is NodeStatus.GONE and node.cordon is None and not node.named:
-            self.forgettable[place] = node.spec.node_id
+            self.droppable[place] = node.spec.node_id
         else:
-            self.forgettable.pop(place, None)
+            self.droppable.pop(place, None)
 
     def rebook(self, node: NodeState) -> None:
         """As `reindex`, after resources of the node were allocated or freed."""

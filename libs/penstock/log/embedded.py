@@ -184,7 +184,7 @@ class EmbeddedLog:
 
     # --- for readers -------------------------------------------------------------------------------------
 
-    def forget(self, reader: EmbeddedReader, partitions: Iterable[Partition]) -> None:
+    def detach(self, reader: EmbeddedReader, partitions: Iterable[Partition]) -> None:
         """Removes the reader from those that get committed records."""
         for partition in partitions:
             readers = self._feeds.get(partition, [])

@@ -241,7 +241,7 @@ class KafkaLog:
 
     # --- for readers -------------------------------------------------------------------------------------
 
-    def forget(self, reader: KafkaReader) -> None:
+    def detach(self, reader: KafkaReader) -> None:
         """Removes a reader that has closed itself."""
         self._readers.discard(reader)
 

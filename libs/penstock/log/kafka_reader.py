@@ -36,7 +36,7 @@ GATHER_BYTES = 1 << 20  # more than comes within a paced fetch, so that the fetc
 class Source(Protocol):
     """The interface of a log that its readers use."""
 
-    def forget(self, reader: "KafkaReader") -> None: ...
+    def detach(self, reader: "KafkaReader") -> None: ...
     async def require(self, partitions: Iterable[Partition]) -> None: ...
     async def started_consumer(self) -> Any: ...
 
@@ -84,7 +84,7 @@ class KafkaReader:
     async def close(self) -> None:
         self._closed = True
         accept_utf8_only(self)
-        self._log.forget(self)
+        self._log.detach(self)
         if self._opening is not None:
             self._opening.cancel()
             await asyncio.gather(self._opening, return_exceptions=True)

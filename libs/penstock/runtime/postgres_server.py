@@ -86,7 +86,7 @@ class PostgresServer:
         Again after the server died: same folder, same port, so that clients may keep their DSN.
         Raises `ConfigurationError` with the tail of the server's log.
         """
-        await self._forget_dead()
+        await self._reap_dead()
         try:
             if self._plan is None:
                 self._plan = await self._prepare(Path(os.path.abspath(folder)))  # noqa: ASYNC240 - a name only
@@ -115,7 +115,7 @@ class PostgresServer:
             self._lock.close()
         self._lock = self._plan = None
 
-    async def _forget_dead(self) -> None:
+    async def _reap_dead(self) -> None:
         """Waits for the end of a killed server of this object; a server that still runs is an error of the caller."""
         if self._process is not None:
             try:
@@ -183,7 +183,7 @@ class PostgresServer:
         deadline_s = loop.time() + START_TIMEOUT_S
         while True:
             port = await self._choose_port()
-            _forget_stale_pid_file(plan.home / "data" / "postmaster.pid")
+            _remove_stale_pid_file(plan.home / "data" / "postmaster.pid")
             log = plan.home / "server.log"
             if log.exists():
                 log.replace(log.with_suffix(".log.old"))
@@ -347,7 +347,7 @@ def _spawn(plan: _Plan, port: int, log_path: Path) -> "subprocess.Popen[bytes]":
         )  # fmt: skip
 
 
-def _forget_stale_pid_file(path: Path) -> None:
+def _remove_stale_pid_file(path: Path) -> None:
     """Removes a pid file whose process is not a postgres: Postgres itself would take a reused pid for a running server."""
     try:
         pid = int(path.read_text(encoding="ascii").split("\n", 1)[0])

@@ -81,7 +81,7 @@ class Changes:
             if libc.inotify_add_watch(self._descriptor, os.fsencode(path), IN_MODIFY | IN_CLOSE_WRITE) < 0:
                 self.close()
         if self._descriptor >= 0 and self._poll.poll(0):
-            self._forget()
+            self._drain()
 
     def wait(self, seconds: float) -> bool:
         """Waits at most `seconds` for a change; returns whether there was one."""
@@ -90,7 +90,7 @@ class Changes:
             return False
         if not self._poll.poll(1_000 * seconds):
             return False
-        self._forget()
+        self._drain()
         return True
 
     def close(self) -> None:
@@ -100,7 +100,7 @@ class Changes:
             os.close(self._descriptor)
         self._descriptor = -1
 
-    def _forget(self) -> None:
+    def _drain(self) -> None:
         assert self._descriptor is not None
         with suppress(BlockingIOError):
             os.read(self._descriptor, 4_096)  # some hundred changes; with more, the next wait ends at once

@@ -4,7 +4,7 @@ Its driver (the service's shell, or a simulation) folds the ledger and passes ea
 that has changed:
 
     guard.see(state, fact, now_ms)
-    guard.hear(state, window, now_ms)
+    guard.observe(state, window, now_ms)
     while (proposal := guard.next(state, now_ms)) is not None: ...  # send it
     guard.due_ms(state)                       # call `next` again at that time, even without news
 

@@ -165,7 +165,7 @@ class LossCurve:
         else:
             self.spans.append(_Span(step, 1, float(step), value))
 
-    def forget_after(self, step: int) -> None:
+    def drop_after(self, step: int) -> None:
         """Removes later points: a job that resumed from its checkpoint repeats later iterations."""
         while self.spans and self.spans[-1].first > step:
             self.spans.pop()
@@ -302,7 +302,7 @@ class Progress:
             self.odd += report.done < self.done
             return False
         if first:
-            self.curve.forget_after(report.done)
+            self.curve.drop_after(report.done)
             self.first = report.done, now_ms
         if report.steps:
             if self._window_is_odd(report):

@@ -188,7 +188,7 @@ def _placed(state: State, at: At, fact: ledger_events.PlacementDecided) -> None:
     job = state.live.get(fact.job_id)
     if job is None:
         return
-    _forget_attempt(state, at, fact.job_id, job)
+    _drop_attempt(state, at, fact.job_id, job)
     job.earlier.begin({place.node_id for place in fact.tasks}, job.contract)
     workers = [place for place in fact.tasks if place.role == "worker"]
     job.info = info_of_attempt(job, len(workers))
@@ -305,7 +305,7 @@ def _ended(state: State, at: At, fact: ledger_events.JobEnded) -> None:
     teaches = fact.outcome == "succeeded" and state.learning and not job.partly
     if teaches and job.exits and job.allocation is not None:
         _succeeded(state, at, fact.job_id, job, job.allocation)
-    _forget_attempt(state, at, fact.job_id, job)
+    _drop_attempt(state, at, fact.job_id, job)
     state.stepped.pop(fact.job_id, None)
 
 
@@ -348,7 +348,7 @@ def learn(state: State, run: FinishedRun) -> None:
         )
 
 
-def _forget_attempt(state: State, at: At, job_id: str, job: LiveJob) -> None:
+def _drop_attempt(state: State, at: At, job_id: str, job: LiveJob) -> None:
     if state.learning:
         disturbances.measured(state.live, state.interference, job_id, job)
     disturbances.left(state.live, state.holders, job.workers, at.now_ms)

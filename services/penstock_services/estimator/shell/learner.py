@@ -207,7 +207,7 @@ class Learner:
             if trained.promoted:
                 self._current[due.kind.name] = trained
                 self._use[due.kind.name](learned)
-            await store.forget()
+            await store.prune()
         except (PenstockError, ValueError, ArithmeticError) as error:
             LOG.warning("no new model of %s (%s): %s", due.kind.name, why, error)
             due.trained(0)

@@ -153,7 +153,7 @@ class RunStore:
                     next_offset,
                 )
 
-    async def forget(self) -> None:
+    async def prune(self) -> None:
         """Removes runs, stages, pairs, and models of each kind, beyond their maximum; the newest promoted models stay.
 
         Raises `StoreError`.

@@ -91,7 +91,7 @@ async def _suspect(gateway: Gateway, node_id: str, connection_id: str | None) ->
         return
     await _report(gateway, node_id, "its connection to the gateway broke, and was not replaced")
     if connection_id is not None:
-        await gateway.store.forget_connection(node_id, connection_id)
+        await gateway.store.remove_connection(node_id, connection_id)
     gateway.broken.pop(node_id, None)
 
 
@@ -108,7 +108,7 @@ async def report_missing(gateway: Gateway) -> None:
     found = await retry(missing, (Problem,), first_s=FIRST_PAUSE_S, longest_s=LONGEST_PAUSE_S)
     for node_id, connection_id in found:
         await _report(gateway, node_id, "its connection ended with its gateway, and it did not come back")
-        await gateway.store.forget_connection(node_id, connection_id)
+        await gateway.store.remove_connection(node_id, connection_id)
 
 
 async def _report(gateway: Gateway, node_id: str, reason: str) -> None:
@@ -142,5 +142,5 @@ async def goodbye(node_id: str, request: Request) -> Response:
     gateway = gateway_of(request)
     gateway.connections.pop(node_id, None)
     _is_back(gateway, node_id)
-    await gateway.store.forget_connection(node_id)
+    await gateway.store.remove_connection(node_id)
     return answer({"node_id": node_id, "connected": False})

@@ -263,7 +263,7 @@ class Store:
         """It has ended; its entry stays until it is removed or replaced."""
         self._standing.discard(connection_id)
 
-    async def forget_connection(self, node_id: str, connection_id: str | None = None) -> None:
+    async def remove_connection(self, node_id: str, connection_id: str | None = None) -> None:
         """Removes the entry: the node's reporter has ended regularly, or this connection's break is reported."""
         await self._noted(
             f"DELETE FROM {self._own}.connections WHERE node_id = $1 AND connection_id = coalesce($2, connection_id)",

@@ -4,7 +4,7 @@ Its driver (the service's shell, or a simulation) folds the ledger and passes ea
 that it reads from telemetry:
 
     migrator.see(state, fact, now_ms)
-    migrator.hear(state, sample, now_ms)
+    migrator.observe(state, sample, now_ms)
     while (proposal := migrator.next(state, now_ms)) is not None: ...  # send it
     migrator.due_ms(state)                       # call `next` again at that time, even without news
 

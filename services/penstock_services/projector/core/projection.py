@@ -70,9 +70,9 @@ class Projection:
         self._owners = gpu_owners(replica.state.jobs)
         self._listed = set(replica.state.nodes)
         """Nodes that have a row."""
-        self._forget()
+        self._reset()
 
-    def _forget(self) -> None:
+    def _reset(self) -> None:
         self._jobs: dict[str, tuple[JobState, int, Ending | None]] = {}
         self._described: set[str] = set()  # jobs that were submitted or estimated
         self._tasks: dict[str, tuple[TaskOf, Any]] = {}
@@ -131,7 +131,7 @@ class Projection:
             decisions=self._decisions,
             events=self._events,
         )
-        self._forget()
+        self._reset()
         return batch
 
     # ------------------------------------------------------------------------------ effects of a record

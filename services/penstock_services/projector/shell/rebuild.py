@@ -20,7 +20,7 @@ from penstock.runtime.migrations import load_migrations, schema_of
 from penstock.runtime.settings import Settings
 from penstock.runtime.snapshots import check_beginning, save_snapshot
 from penstock_services.projector.core.projection import Projection
-from penstock_services.projector.shell.store import CONNECT_TIMEOUT_S, FORGET_JOBS, REPLACED, Store
+from penstock_services.projector.shell.store import CONNECT_TIMEOUT_S, REMOVE_JOBS, REPLACED, Store
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ async def verify(settings: Settings, log: Log) -> dict[str, Any]:
             offset, seq = await _stored_position(connection, schema, settings.cell)
             side = f"{schema[:48]}_verify"
             store, replica = await _project(connection, side, settings, log, offset)
-            forgotten_ms = await _forget_as(connection, schema, side, settings.cell)
+            forgotten_ms = await _remove_as(connection, schema, side, settings.cell)
             found: dict[str, Any] = {
                 "ok": True,
                 "seq": seq,
@@ -149,12 +149,12 @@ async def _project(
     return store, replica
 
 
-async def _forget_as(connection: asyncpg.Connection, live: str, side: str, cell: str) -> int:
+async def _remove_as(connection: asyncpg.Connection, live: str, side: str, cell: str) -> int:
     """Removes the same old rows as the read models; returns up to when, in ms of the ledger's time, 0: none."""
     query = f"SELECT forgotten_ms FROM {live}.positions WHERE cell = $1"
     forgotten_ms: int = await connection.fetchval(query, cell)
     await connection.execute(f"SET LOCAL search_path TO {side}")
-    await connection.fetchval(FORGET_JOBS, forgotten_ms, cell)
+    await connection.fetchval(REMOVE_JOBS, forgotten_ms, cell)
     return forgotten_ms
 
 

@@ -30,8 +30,8 @@ BATCH_MS = 150  # under load rows touched several times within it are written on
 SNAPSHOT_RECORDS = 20_000  # between two snapshots; folding so many takes under half a second
 MIN_SNAPSHOT_RECORDS = 500  # a clean stop takes none after fewer records
 RETAINED_RECORDS = 1_000_000  # records of the ledger whose events stay in the database
-FORGET_RECORDS = 10_000  # between two removals of old events and jobs
-FORGET_JOBS = 200  # after one batch of records: 10 ms of Postgres
+REMOVE_EVERY_RECORDS = 10_000  # between two removals of old events and jobs
+MAX_REMOVED_JOBS = 200  # after one batch of records: 10 ms of Postgres
 ENDED_JOBS_DAYS = 365
 DAY_MS = 86_400_000
 MIGRATIONS = "penstock_services.projector.migrations"
@@ -116,7 +116,7 @@ class Projector:
 
     async def _follow(self, store: Store, projection: Projection) -> None:
         replica = projection.replica
-        saved_seq = forgot_seq = replica.head.seq
+        saved_seq = removed_seq = replica.head.seq
         old_jobs = True  # whether there may be some; the first batch checks
         reader = self._log.reader({self._ledger: replica.offset}, batch_ms=BATCH_MS)
         try:
@@ -132,13 +132,13 @@ class Projector:
                 if replica.head.seq - saved_seq >= SNAPSHOT_RECORDS:
                     saved_seq = replica.head.seq
                     await save_snapshot(store.connection, self._settings.cell, replica, schema=self._schema)
-                if replica.head.seq - forgot_seq >= FORGET_RECORDS:
-                    forgot_seq = replica.head.seq
-                    await store.forget_events(replica.head.seq - self._retained)
+                if replica.head.seq - removed_seq >= REMOVE_EVERY_RECORDS:
+                    removed_seq = replica.head.seq
+                    await store.remove_events(replica.head.seq - self._retained)
                     old_jobs = True
                 if old_jobs:
-                    old_jobs = await store.forget_jobs(
-                        replica.state.now_ms - self._ended_jobs_ms, FORGET_JOBS
+                    old_jobs = await store.remove_jobs(
+                        replica.state.now_ms - self._ended_jobs_ms, MAX_REMOVED_JOBS
                     )
         except asyncio.CancelledError:
             await self._snapshot_on_stop(store, replica, saved_seq)

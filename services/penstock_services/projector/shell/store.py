@@ -27,10 +27,10 @@ COMMAND_TIMEOUT_S = 60.0  # one batch; an fsync on an overloaded disk can take s
 REPLACED = {"jobs": "job_id", "tasks": "task_id", "nodes": "node_id", "gpus": "node_id, gpu"}
 APPENDED = ("decisions", "events")
 
-FORGET_UNTIL = """
+REMOVE_UNTIL = """
 SELECT max(ended_ms) FROM (SELECT ended_ms FROM jobs WHERE ended_ms < $1 ORDER BY ended_ms LIMIT $2) AS oldest
 """
-FORGET_JOBS = """
+REMOVE_JOBS = """
 WITH gone AS (DELETE FROM jobs WHERE ended_ms <= $1 RETURNING job_id),
 their_tasks AS (DELETE FROM tasks USING gone WHERE tasks.job_id = gone.job_id),
 their_decisions AS (DELETE FROM decisions USING gone WHERE decisions.job_id = gone.job_id),
@@ -188,17 +188,17 @@ class Store:
         if moved is None:
             raise Superseded(f"offset {expected_offset} has been projected by somebody else")
 
-    async def forget_events(self, before_seq: int) -> None:
+    async def remove_events(self, before_seq: int) -> None:
         """Removes events of records before `before_seq` (bounded retention)."""
         await self.connection.execute("DELETE FROM events WHERE seq < $1", before_seq)
 
-    async def forget_jobs(self, before_ms: int, limit: int) -> bool:
+    async def remove_jobs(self, before_ms: int, limit: int) -> bool:
         """Removes about `limit` of the jobs that ended before this time of the ledger, oldest first, with their tasks and decisions,
         and decisions without a job; returns whether more are left."""
-        until_ms = await self.connection.fetchval(FORGET_UNTIL, before_ms, limit)
+        until_ms = await self.connection.fetchval(REMOVE_UNTIL, before_ms, limit)
         if until_ms is None:
             return False
-        forgotten = await self.connection.fetchval(FORGET_JOBS, until_ms, self._cell)
+        forgotten = await self.connection.fetchval(REMOVE_JOBS, until_ms, self._cell)
         return bool(forgotten >= limit)
 
     async def close(self) -> None:
