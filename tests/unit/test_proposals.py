@@ -295,11 +295,11 @@ def test_neither_a_move_nor_more_cores_take_what_is_kept() -> None:
     move = MigrationProposed(
         proposal_id="m", proposer="migrator", job_id="far", nodes=("n2",), reason="to empty n3"
     )
-    assert answered(cell.feed(move)).detail == "task 0 of far on n2: it is kept for a proposed plan"
+    assert answered(cell.feed(move)).detail == "task 0 of far on n2: it is reserved for a proposed plan"
     more = CoresProposed(
         proposal_id="c", proposer="guard", task_id="near.1.w0", cores=3, reason="it waits for data"
     )
-    assert answered(cell.feed(more)).detail == "what is free of n2 is kept for a proposed plan"
+    assert answered(cell.feed(more)).detail == "what is free of n2 is reserved for a proposed plan"
     assert placements(ended(cell, "old.1.w0")) == {"gang": ["n1", "n1", "n2"]}
 
 

@@ -214,7 +214,7 @@ def moved(found: Data | None) -> str:
         return text
     lost_ms = found.get("lost_ms")
     if lost_ms is None:
-        cost = "nobody knows how much work"
+        cost = "it is not known how much work"
     else:
         cost = f"{duration(lost_ms)} of work" if lost_ms else "no work"
     at = found.get("resumes_at")
@@ -284,7 +284,7 @@ TEXTS: Mapping[str, tuple[str, Callable[[Data], str]]] = MappingProxyType(
         "penstock.cores.proposed": ("proposal", lambda d: f"{d['proposer']}: {_short(d)} with {count(d['cores'], 'core')}: {d['reason']}"),
         "penstock.throttle.proposed": ("proposal", lambda d: f"{d['proposer']}: {_short(d)} with {_cap(d)}: {d['reason']}"),
         "penstock.plan.adopted": ("plan", lambda d: _adopted(d)),
-        "penstock.batch_window.opened": ("window", lambda d: "jobs arrive fast: who waits is left to a batch plan"),
+        "penstock.batch_window.opened": ("window", lambda d: "jobs arrive fast: waiting jobs are left to a batch plan"),
         "penstock.batch_window.closed": ("window", lambda d: f"over: {'a plan was answered' if d['reason'] == 'answered' else 'no plan came in time'}"),
         "penstock.proposal.answered": ("proposal", lambda d: _answered(d)),
     }
@@ -335,7 +335,7 @@ def _proposed(data: Data) -> str:
 def _adopted(data: Data) -> str:
     waiting = [f"{unit['job_id']} on {', '.join(dict.fromkeys(unit['nodes']))}" for unit in data["units"]]
     more = f" and {len(waiting) - MAX_NAMED} others" if len(waiting) > MAX_NAMED else ""
-    return f"nodes are kept for {'; '.join(waiting[:MAX_NAMED])}{more}" if waiting else "no nodes are kept"
+    return f"nodes are reserved for {'; '.join(waiting[:MAX_NAMED])}{more}" if waiting else "no nodes are reserved"
 
 
 def _answered(data: Data) -> str:

@@ -42,7 +42,7 @@ class Machine(NamedTuple):
         for node in sorted(nodes, key=lambda node: str(node["node_id"])):
             known = node.get("measures") or {}
             if known.get("contention", "none") == "none" or known["memory_bandwidth"] != "none":
-                return f"{node['node_id']} measures {measures(node)}; a job that takes cores is found by those who wait for them"
+                return f"{node['node_id']} measures {measures(node)}; a job that takes cores is found by threads that wait for a core"
             if others_cores(node) < self.usable_cores:
                 return f"{node['node_id']} gives out {count(node['cores'], 'core')} and the machine has {self.usable_cores}, so two jobs meet on none"
         return ""
@@ -117,7 +117,7 @@ class GuardPart(Part):
         other = self.other.spec.name
         if alone := await self._runs_alone(cell):
             await asyncio.sleep(MARGIN_S)
-            self._say(f"now {other} begins beside it, and keeps busy all the cores that it can have")
+            self._say(f"now {other} begins beside it, with a busy process on each core that it gets")
             await cell.submit(self.other)
             await self._slows()
         self._end()

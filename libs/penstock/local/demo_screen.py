@@ -213,7 +213,7 @@ def print_summary(show: Show, took_s: float, folder: Path, out: Console) -> list
             f"penstock up --folder {_near(folder)}",
             "start the same installation again, then in another terminal:",
         ),
-        ("penstock why gpu-together", "with whom it took turns, and how fast that was expected to be"),
+        ("penstock why gpu-together", "with which jobs it took turns, and how fast that was expected to be"),
         (
             "penstock why digits-converges",
             "why it moved, the cost of its stop, and at which iteration it resumed",

@@ -173,7 +173,7 @@ class KafkaTopics:
         cells = max((topics[topic] for topic in CELL_TOPICS if topic in topics), default=max(topics.values()))
         command = f"python -m penstock.log.kafka_setup {self._admin_url} --correct --cells {cells}"
         return ConfigurationError(
-            "Kafka could lose records of these topics, which nobody else can restore:\n"
+            "Kafka could lose records of these topics, which cannot be restored from elsewhere:\n"
             f"{lines}\nAn administrator of the cluster corrects them with `{command}`"
         )
 

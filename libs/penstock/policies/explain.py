@@ -170,7 +170,7 @@ def _reason(
     if fits_now and state.window_until_ms > now_ms:
         return Reason.BATCH_WINDOW, f"the window is over in {state.window_until_ms - now_ms:,} ms"
     if fits_now and waits_for_plan(state, profile.regroup) and regroups(job.demand):
-        return Reason.OUTRANKED, "the latest plan of who runs has room for others alone"
+        return Reason.OUTRANKED, "the latest plan has room for other jobs only"
     if fits_now and (others := _reserved_for_plans(state, job)):
         return Reason.KEPT_FOR_OTHERS, others
     if fits_now and profile.backfill is not None:
@@ -385,7 +385,7 @@ def _holding(state: CellState, job: JobState, now_ms: int) -> Explanation:
         text = f"It is being stopped {where} ({job.stop_reason})."
         step = "Wait; its resources are freed when every exit is proven."
         if job.target and job.move is not None:
-            text = f"It moves from {', '.join(nodes[:5])} to {', '.join(sorted(set(job.move.nodes))[:5])}, where its place is kept for it."
+            text = f"It moves from {', '.join(nodes[:5])} to {', '.join(sorted(set(job.move.nodes))[:5])}, where its place is reserved."
             step = "Wait; it starts there when every exit is proven."
         elif outcome := ENDS_AS.get(job.stop_reason or ""):
             text += f" It ends as {outcome} when every exit is proven."

@@ -37,7 +37,7 @@ MAX_NAMED = 5  # holders
 MAX_ALONE = 32  # forecasts under a profile that stops jobs, where each job needs a separate one
 ENDS = "jobs that run end as estimated (overdue ones now), no new job comes in between, "
 BY_ARRIVAL = f"{ENDS}and those that wait start in order of arrival, with those that fit passing as far as the profile lets them"
-OWN_ORDER = f"{ENDS}those that wait start in the order of the profile as it will be then, and only nodes that are kept now are kept"
+OWN_ORDER = f"{ENDS}waiting jobs start in the order of the profile as it will be then, and only the present reservations hold"
 PREEMPTING = f"{ENDS}the order of the profile stays as it is now, and jobs that run and come later in it give way at once"
 
 

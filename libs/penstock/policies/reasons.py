@@ -78,7 +78,7 @@ ADVICE: Mapping[Reason, Advice] = MappingProxyType(
             "The cell has no nodes.", "Start a node-reporter on at least one machine of this cell."
         ),
         Reason.OVERTAKE_LIMIT: Advice(
-            "The first job in the queue has been overtaken as often as allowed; everybody behind it waits.",
+            "The first job in the queue has been overtaken as often as allowed; all jobs behind it wait.",
             "Wait until the first job in the queue is placed (`penstock queue` shows it), or cancel that job.",
         ),
         Reason.BEHIND_IN_QUEUE: Advice(
@@ -94,15 +94,15 @@ ADVICE: Mapping[Reason, Advice] = MappingProxyType(
             "Wait; without a plan it is tried by itself when the window is over.",
         ),
         Reason.AWAITING_STOPS: Advice(
-            "Jobs that come later are being stopped for it; its nodes are kept for it.",
+            "Jobs that come later are being stopped for it; its nodes are reserved.",
             "Wait until they have stopped; `penstock describe` shows how long they may take.",
         ),
         Reason.NODES_KEPT: Advice(
-            "Nodes are kept for it until the jobs there have ended.",
+            "Nodes are reserved for it until the jobs there have ended.",
             "Wait; it starts earlier if it fits elsewhere. Jobs that end in time may run there meanwhile.",
         ),
         Reason.KEPT_FOR_OTHERS: Advice(
-            "It would fit, but the nodes are kept for a job that comes first.",
+            "It would fit, but the nodes are reserved for a job that comes first.",
             "Wait, or tell how long it runs (`iterations` and progress, see `penstock eta`): a job that ends in time may start there.",
         ),
         Reason.POLICY_FAILED: Advice(
@@ -111,7 +111,7 @@ ADVICE: Mapping[Reason, Advice] = MappingProxyType(
         ),
         Reason.NODES_CORDONED: Advice(
             "Nodes that could take it are cordoned; nothing new is placed there until an operator ends that.",
-            "Ask whoever cordoned them (`penstock get nodes -o wide` names them), or end it with `penstock node uncordon`.",
+            "Ask the operator who cordoned them (`penstock get nodes -o wide` names them), or end it with `penstock node uncordon`.",
         ),
         Reason.NODES_SUSPECT: Advice(
             "Nodes that could take it are silent; nothing new is placed there until they report again.",

@@ -107,7 +107,7 @@ class Room:
         if self._too_many(nodes):
             return f"{MAX_TASKS} tasks start in one record; propose it again"
         reserved = min(self._reserved.intersection(nodes), default=None)
-        return "" if reserved is None else f"what is free of {reserved} is kept for a unit before it"
+        return "" if reserved is None else f"what is free of {reserved} is reserved for a unit before it"
 
     def _taken(self, places: Sequence[TaskPlacement], *others: Overlay | NextMembers | None) -> None:
         """Books these places on the other overlays. Where no job is being stopped there is only one overlay."""

@@ -65,7 +65,7 @@ def refused(state: CellState, proposal: Adjusting) -> Refusal | None:
             return Refusal("unsupported", f"{node_id} cannot cap memory bandwidth: it has no resctrl")
         return None
     if proposal.cores > len(found.task.place.cores) and node_id in reserved_nodes(state):
-        return Refusal("infeasible", f"what is free of {node_id} is kept for a proposed plan")
+        return Refusal("infeasible", f"what is free of {node_id} is reserved for a proposed plan")
     room = usable_cores(state, found)
     if proposal.cores > room:
         free = found.node.free_core_mask.bit_count()

@@ -156,7 +156,7 @@ def _not_there(running: Sequence[JobState], nodes: tuple[str, ...]) -> Refusal |
         there = tuple(task.place.node_id for task in job.tasks.values())
         if there != nodes:
             return Refusal(
-                "invalid", f"{job.job_id} runs on {', '.join(there)}: a group does not move who runs"
+                "invalid", f"{job.job_id} runs on {', '.join(there)}: a group does not move running members"
             )
         if any(task.status is TaskStatus.EXITED for task in job.tasks.values()):
             return Refusal("wrong_state", f"a task of {job.job_id} has ended")
@@ -168,7 +168,7 @@ def _not_together(
 ) -> Refusal | None:
     """Refuses the group unless its running members hold the same GPUs already, all jobs there are named, and a job joins them."""
     if not waiting:
-        return Refusal("invalid", "all of them run: a group forms when somebody joins")
+        return Refusal("invalid", "all of them run: a group forms when a job joins")
     if not running:
         return None
     first = running[0]

@@ -102,7 +102,7 @@ def _places(state: CellState, job: JobState, nodes: Sequence[str]) -> tuple[Task
         node = then.get(node_id)
         lacking = "no such node" if node is None else lacking_of(state, node, need, demand.gpu_models)
         if node_id in reserved:
-            lacking = "it is kept for a proposed plan"
+            lacking = "it is reserved for a proposed plan"
         if node is None or lacking:
             return Refusal("infeasible", f"task {rank} of {job.job_id} on {node_id}: {lacking}")
         place = place_on(node, job, demand, rank)

@@ -170,7 +170,7 @@ class _Validation:
             return ValidatedUnit(number, unit, (), wrong)
         placed = self.room.give([(self._state.jobs[job.job_id], job.nodes) for job in unit.jobs])
         if placed is None and self._claims is not None:
-            placed = "its nodes have room only after stops, and these are for who comes first in the profile"
+            placed = "its nodes have room only after stops, which are for the job that comes first in the profile"
         if isinstance(placed, str):
             return ValidatedUnit(number, unit, (), Refusal("infeasible", placed))
         self._accepted.update(job.job_id for job in unit.jobs)
@@ -215,7 +215,7 @@ class _Validation:
     def _reserved(self, unit: ProposedUnit, jobs: set[str]) -> Iterator[Refusal]:
         for node_id in sorted(self._reserved_for.keys() & {name for job in unit.jobs for name in job.nodes}):
             if self._reserved_for[node_id] not in jobs:
-                yield Refusal("infeasible", f"{node_id} is kept for {self._reserved_for[node_id]}")
+                yield Refusal("infeasible", f"{node_id} is reserved for {self._reserved_for[node_id]}")
 
     def _turn(self, jobs: set[str]) -> Iterator[Refusal]:
         """Refusals if it is not these jobs' turn to take free GPUs."""

@@ -138,7 +138,7 @@ def show(found: Accuracy) -> None:
         screen.print("\nMedian error from the oldest runs to the newest (a full bar: a factor of 4):")
         for name, values in drifting.items():
             screen.print(f"  {bars(values)}  {name}, now {math.exp(values[-1]):.2f}")
-    show_table("Who asks for more than is used:", report_tables.owners(found))
+    show_table("Owners whose jobs request more than they use:", report_tables.owners(found))
     show_table("The estimates that were farthest off:", report_tables.worst(found))
 
 

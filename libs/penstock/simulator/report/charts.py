@@ -117,7 +117,7 @@ def sections(runs: Sequence[RunSeries], assumed: str = "") -> list[Section]:
         ),
         each(
             "gantt",
-            "Who runs where and when",
+            "Jobs by node and time",
             "A row per GPU, in blocks of one node each (its GPUs in brackets); a bar is a job from its placement to its "
             f"proven end. Colour: {' or '.join(meanings)}. What is blank is idle."
             + (" Jobs that share GPUs lie beside each other in their rows." if shared else ""),

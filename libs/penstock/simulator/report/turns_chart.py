@@ -47,7 +47,7 @@ def turns_section(runs: Sequence[RunSeries]) -> Section | None:
         if run.turns
     ]
     caption = (
-        "One period of groups that took turns for long: who uses which resource when, if all wait for each other after each stage "
+        "One period of groups that took turns for long: which member uses which resource when, if all wait for each other after each stage "
         "(Muri, equation 3); each member does one iteration. What is expected counts what taking turns costs, and that who is done "
         "early goes on early."
     )

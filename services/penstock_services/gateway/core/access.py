@@ -178,7 +178,7 @@ def _caller(fields: Mapping[str, str]) -> Caller:
     if caller.tenant == SHARED_TENANT:
         raise ValueError(f"tenant={SHARED_TENANT} stands for all tenants' secrets; choose another name")
     if Role.SUBMIT in roles and caller.tenant is None:
-        raise ValueError("tenant= is missing; who submits needs one, it is the owner of its jobs")
+        raise ValueError("tenant= is missing; a token that submits needs one, the owner of its jobs")
     if Role.NODE in roles and caller.node is None:
         raise ValueError("node= is missing; the role node is one node's")
     return caller

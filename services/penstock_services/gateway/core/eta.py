@@ -20,7 +20,7 @@ REPORT_PROGRESS = (
     "Let the training report its progress: `from penstock.sdk.progress import progress`, then `progress(done, total)` "
     "after each iteration. Else only a later run of the same job can be predicted, from how long this one takes."
 )
-ASK_WHY = "`penstock why` says why it waits."
+ASK_WHY = "`penstock why` shows why it waits."
 
 
 def ended(job_id: str, outcome: str, ended_ms: int | None, now_ms: int) -> dict[str, Any]:

@@ -18,7 +18,7 @@ TITLES = {
     404: "Not found",
     405: "Method not allowed",
     409: "Conflict",
-    410: "No longer kept",
+    410: "No longer stored",
     413: "Too large",
     415: "Unknown content type",
     429: "Overloaded",

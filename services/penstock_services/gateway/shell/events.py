@@ -159,7 +159,7 @@ def _unusable(job_id: str) -> tuple[str, str] | None:
     if is_generated(job_id):
         return "has the form of the gateway's own ids", "choose another, such as one with a '-'"
     if "/" in job_id:
-        return "holds a '/'", "write '-' instead: nobody could ask for /v1/jobs/a/b"
+        return "holds a '/'", "write '-' instead: /v1/jobs/a/b could not be requested"
     return None
 
 

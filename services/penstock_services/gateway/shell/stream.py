@@ -34,7 +34,7 @@ async def stream(
     request: Request,
     job: Annotated[str | None, Query(max_length=128, description="Only this job's events")] = None,
     after: Annotated[
-        str | None, Query(max_length=64, description="As Last-Event-ID; 0 for everything that is kept")
+        str | None, Query(max_length=64, description="As Last-Event-ID; 0 for everything that is stored")
     ] = None,
     until: Annotated[
         int | None, Query(ge=0, le=MAX_SEQ, description="End after this record, instead of never")
@@ -69,7 +69,7 @@ async def _start(gateway: Gateway, cursor: Cursor | None, name: str) -> Cursor:
             "no place in the stream", [BadField(name, f"{cursor.seq} is ahead of {head}", "start anew")]
         )
     if 0 < cursor.seq < first - 1:
-        detail = f"events before record {first} are no longer kept; start with 0 for all that are, and reload what you show"
+        detail = f"events before record {first} are no longer stored; start with 0 for all that are, and reload what you show"
         raise Problem(410, "no_longer_kept", detail)
     return cursor
 

@@ -82,7 +82,7 @@ def nvml_gpus() -> tuple[Gpu, ...]:
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
-        logger.warning("no GPUs here: NVML says %s; --virtual-gpus N pretends some", error)
+        logger.warning("no GPUs here: NVML reports %s; --virtual-gpus N pretends some", error)
         return ()
     count = pynvml.nvmlDeviceGetCount()
     if count > MAX_GPUS_PER_NODE:
@@ -94,7 +94,7 @@ def nvml_gpus() -> tuple[Gpu, ...]:
             memory_mib = max(1, pynvml.nvmlDeviceGetMemoryInfo(handle).total // BYTES_PER_MIB)
             uuid, name = pynvml.nvmlDeviceGetUUID(handle), pynvml.nvmlDeviceGetName(handle)
         except pynvml.NVMLError as error:
-            logger.error("GPU %d is left out: NVML says %s; mend it and restart", index, error)
+            logger.error("GPU %d is left out: NVML reports %s; repair it and restart", index, error)
             continue
         found.append(Gpu(index=len(found), uuid=uuid, model=identifier(name), memory_mib=memory_mib))
     return tuple(found[:MAX_GPUS_PER_NODE])

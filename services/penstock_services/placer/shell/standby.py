@@ -104,7 +104,7 @@ async def stand_by(
                 known = (await log.end_offsets([ledger]))[ledger]
                 if reader.position(ledger) >= known:  # else it was this process that was slow
                     await check_followed(log, ledger, replica)
-                    logger.info("taking over: nobody answered for %d ms", TAKEOVER_MS)
+                    logger.info("taking over: no placer answered for %d ms", TAKEOVER_MS)
                     return
     finally:
         await reader.close()

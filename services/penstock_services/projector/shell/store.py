@@ -186,7 +186,7 @@ class Store:
         except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, TimeoutError) as error:
             raise StoreError(f"the batch up to seq {head.seq} was not written: {error}") from error
         if moved is None:
-            raise Superseded(f"offset {expected_offset} has been projected by somebody else")
+            raise Superseded(f"offset {expected_offset} has been projected by another projector")
 
     async def remove_events(self, before_seq: int) -> None:
         """Removes events of records before `before_seq` (bounded retention)."""
