@@ -4,28 +4,34 @@ Ideal: the next job trains as soon as the one before it saves. Departure: it lau
 dead (LAW 4). So what can be won is the launch, not the save: it begins as long before the expected end as the job takes to launch, or when the
 script reports that it saves, whichever comes first.
 
-Who: the job that the profile would try next, if it fits on what the ending ones leave and its script waits for its GPUs (`JobSpec.prelaunch`).
-One that does not wait for them is passed by nobody: it gets the GPUs when they are free.
+Who: the job that would start there if those that come to their end ended as expected, task after task, and nothing else happened. Launching early is no order of its own: who would
+start on what a job leaves without it, launches early on that, and nobody else (decision 108). One whose script does not wait for its GPUs (`JobSpec.prelaunch`) gets them when they
+are free, and nobody launches there.
+
+Departures: nodes are found by first fit; tenants' shares are those of now, so a job that ends counts for its owner; of jobs that are alike the first one is looked at until it has
+launched; no job uses nodes beside what a reservation needs of them, unless it is expected to end in time.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from math import ceil, inf
 from typing import NamedTuple
 
 from penstock.ledger.job_state import JobState
-from penstock.ledger.plans import reserved_nodes
+from penstock.ledger.plans import reserved_nodes, units_of_profile, units_of_reclaim
 from penstock.ledger.state import CellState
 from penstock.model.transitions import JobStatus, TaskStatus
+from penstock.policies.array_place import reserved_for
 from penstock.policies.base import Profile
 from penstock.policies.overlay import Placed
 from penstock.policies.preemption import node_ids, set_of
 from penstock.policies.service import ends_s
 from penstock.policies.succession import NextMembers
-from penstock.policies.trial import Trial
+from penstock.policies.trial import Fit, Trial
 
-MAX_TRIED = 8  # jobs in the profile's order, at one moment
-MAX_ENDING = 64  # running jobs that come to their end at one moment, the first ones; each costs a trial copy of its nodes
+MAX_TRIED = 32  # jobs in the profile's order, at one moment
+MAX_ENDING = 64  # running jobs that come to their end at one moment, the first ones
+MAX_FITS = 1_024  # of one look ahead: trials of a job on what is free then, 10 to 50 µs each
 MAX_FALSE_ENDS = 2  # of one attempt: after so many nobody waits for its end any more
 
 
@@ -56,25 +62,33 @@ def saves(job: JobState) -> bool:
 
 
 def look_ahead(state: CellState, profile: Profile) -> Next:
-    """Of the jobs that wait the first that may launch now. O(jobs that run), where any job of the cell may launch early."""
+    """Of the jobs that wait the first that may launch now. O(jobs that run + tasks that end × jobs that are tried), where any job of the cell may launch early."""
     if not state.settings.prelaunch_wait_ms or not state.prelaunching or not state.queue or state.frozen:
         return Next()
-    ending = _endings(state)
-    wake_ms = inf
-    for job in _first(state, profile) if ending else ():
-        begins = [(one, one.at_ms - _lead_ms(job, one.job)) for one in ending]
-        near = [one for one, at_ms in begins if one.saves or at_ms <= state.now_ms][:MAX_ENDING]
-        found = _placed(state, job, near) if near else None
-        if found is not None and found.after and job.spec.prelaunch:
-            ends = (one.at_ms for one in near if one.job.job_id in found.after)  # others are being stopped
-            late_ms = max((state.now_ms, *ends)) + state.settings.prelaunch_wait_ms
-            return Next(found, int(late_ms))
-        if job.spec.prelaunch:
-            later = (at_ms for one, at_ms in begins if at_ms > state.now_ms and at_ms < one.at_ms)
-            wake_ms = min(wake_ms, min(later, default=inf))
-        if found is not None or profile.backfill is not None:
-            break  # what they leave is this one's
+    waiting = list(_first(state, profile))
+    if not any(job.spec.prelaunch for job in waiting):
+        return Next()
+    near, wake_ms = _near(state, waiting)
+    line = _Line(state, profile, waiting)
+    for number, one in enumerate(near):
+        for job, nodes in line.start_when(one.job):
+            begins_ms = state.now_ms if one.saves else one.at_ms - _lead_ms(job, one.job)
+            if not _launches(job) or state.now_ms < begins_ms == one.at_ms:
+                continue  # it starts when they are free, or launches when the other saves
+            if begins_ms > state.now_ms:
+                wake_ms = min(wake_ms, begins_ms)
+                continue
+            placed = _placed(state, job, nodes, near[: number + 1])
+            if placed is not None:
+                ends = (before.at_ms for before in near if before.job.job_id in placed.after)
+                late_ms = max((state.now_ms, *ends)) + state.settings.prelaunch_wait_ms
+                return Next(placed, int(late_ms))
     return Next(wake_ms=None if wake_ms == inf else max(state.now_ms + 1, ceil(wake_ms)))
+
+
+def _launches(job: JobState) -> bool:
+    """Whether it may launch early. One with a deadline and a range of workers waits for a shape that is chosen when it starts."""
+    return job.spec.prelaunch and not (job.spec.timed and job.spec.min_workers is not None)
 
 
 def _launch_ms(job: JobState) -> int:
@@ -89,7 +103,12 @@ def _lead_ms(job: JobState, before: JobState) -> int:
     """
     if (known := _launch_ms(job)) or job.spec.model is None or job.spec.model != before.spec.model:
         return known
-    return max((task.launch_ms or 0 for task in before.tasks.values()), default=0)
+    return _took_ms(before)
+
+
+def _took_ms(job: JobState) -> int:
+    """To launch; 0: not known."""
+    return max((task.launch_ms or 0 for task in job.tasks.values()), default=0)
 
 
 def _endings(state: CellState) -> list[Ending]:
@@ -106,13 +125,16 @@ def _endings(state: CellState) -> list[Ending]:
 
 
 def _end_ms(job: JobState) -> float:
-    """The ledger's time at which it is expected to end; infinite where that is not known. A run time has a launch in it, which was over when
-    its GPUs came where it launched early."""
+    """The ledger's time at which it is expected to end; infinite where that is not known.
+
+    An estimated run time has one launch in it. One that launched early had it behind it when its GPUs came; one that goes on from an earlier attempt launches once more.
+    """
     end_s = ends_s(job)
     if end_s is None:
         return inf
-    early = job.prelaunch and job.remaining_s is None and job.eta is None
-    return end_s * 1_000 - (_launch_ms(job) if early else 0)
+    if job.remaining_s is not None or job.eta is not None:
+        return end_s * 1_000
+    return end_s * 1_000 + _launch_ms(job) * ((job.served_ms > 0) - job.prelaunch)
 
 
 def _first(state: CellState, profile: Profile) -> Iterator[JobState]:
@@ -127,21 +149,95 @@ def _first(state: CellState, profile: Profile) -> Iterator[JobState]:
             return
 
 
-def _placed(state: CellState, job: JobState, near: list[Ending]) -> Placed | None:
+def _near(state: CellState, waiting: Sequence[JobState]) -> tuple[Sequence[Ending], float]:
+    """(endings up to the last one beside which one of these jobs might launch by now, when that changes: ms, infinite where it does not)."""
+    early = [job for job in waiting if job.spec.prelaunch]
+    longest = max((_launch_ms(job) for job in early), default=0)
+    models = {job.spec.model for job in early if not _launch_ms(job)} - {None}
+    ending = _endings(state)
+    near, wake_ms = 0, inf
+    for number, one in enumerate(ending[:MAX_ENDING], 1):
+        lead_ms = max(longest, _took_ms(one.job)) if one.job.spec.model in models else longest
+        if one.saves or one.at_ms - lead_ms <= state.now_ms:
+            near = number
+        elif lead_ms:
+            wake_ms = min(wake_ms, one.at_ms - lead_ms)
+    return ending[:near], wake_ms
+
+
+class _Line:
+    """Those that wait, tried in their order as what others hold comes free, task by task. Who starts takes what it needs."""
+
+    def __init__(self, state: CellState, profile: Profile, waiting: Sequence[JobState]) -> None:
+        self._state, self._profile = state, profile
+        self._waiting = list(waiting)
+        self._trial = Trial(state)
+        self._fits = MAX_FITS
+        self._reserved_nodes = set_of(
+            state.nodes[node_id].ordinal for node_id in reserved_nodes(state) if node_id in state.nodes
+        )
+        self._reserved = next(
+            (unit for unit in units_of_profile(state) if unit.expected_ms is not None), None
+        )
+
+    def start_when(self, ended: JobState) -> Iterator[tuple[JobState, tuple[str, ...]]]:
+        """(job, nodes of its tasks) of those that start when this one has ended, too."""
+        for _ in self._trial.release_by_task(ended):
+            hopeless: set[tuple[object, ...]] = set()
+            behind = False  # the job for which nodes are reserved
+            for job in list(self._waiting):
+                avoid = self._avoid(job, behind=behind)
+                key = (*job.demand.key, avoid)
+                if key not in hopeless and (found := self._fit(job, avoid)) is not None:
+                    shaped, fit = found
+                    self._trial.claim(shaped.demand, fit)
+                    self._waiting.remove(job)
+                    yield job, node_ids(self._state, shaped.demand, fit)
+                    continue
+                if job.spec.min_workers is None:
+                    hopeless.add(key)
+                behind = behind or (self._reserved is not None and self._reserved.job_id == job.job_id)
+
+    def _avoid(self, job: JobState, *, behind: bool) -> int:
+        """Set of the nodes that are kept for others."""
+        if not self._state.planned:
+            return 0
+        _, others = reserved_for(self._state, job, units_of_reclaim(self._state))
+        unit, stage = self._reserved, self._profile.backfill
+        if behind and unit is not None and not (stage is not None and stage.may_use(self._state, job, unit)):
+            others |= reserved_for(self._state, job, (unit,))[1]
+        return self._reserved_nodes | others
+
+    def _fit(self, job: JobState, avoid: int) -> tuple[JobState, Fit] | None:
+        """(the job with the workers that it starts with, where); None where it does not fit, or too much was tried."""
+        if job.spec.min_workers is None:
+            fit = self._fit_as(job, avoid)
+            return None if fit is None else (job, fit)
+        low, high = job.spec.fewest_workers - 1, job.spec.workers
+        while low < high:
+            middle = (low + high + 1) // 2
+            if self._fit_as(job.shaped(middle), avoid) is None:
+                high = middle - 1
+            else:
+                low = middle
+        if low < job.spec.fewest_workers:
+            return None
+        shape = self._profile.shape
+        shaped = job.shaped(low if shape is None else shape.shape(self._state, job, low)[0])
+        fit = self._fit_as(shaped, avoid)
+        return None if fit is None else (shaped, fit)
+
+    def _fit_as(self, job: JobState, avoid: int) -> Fit | None:
+        self._fits -= 1
+        return None if self._fits < 0 else self._trial.fit(job.demand, avoid)
+
+
+def _placed(state: CellState, job: JobState, nodes: Sequence[str], near: Sequence[Ending]) -> Placed | None:
     """Where it starts after them; a gang on several nodes only after such as save, so that its members do not wait long for each other.
 
-    None where it does not fit there, or fits somewhere without them. Without `Placed.after` it fits, and not as a next member.
+    None where it does not fit there beside them, or does so without any of them.
     """
-    trial = Trial(state)
-    for one in near:
-        trial.release(one.job)
-    kept = (state.nodes[node_id] for node_id in reserved_nodes(state) if node_id in state.nodes)
-    fit = trial.fit(job.demand, set_of(node.ordinal for node in kept))
-    if fit is None:
-        return None
-    nodes = node_ids(state, job.demand, fit)
     several = len(set(nodes)) > 1
-    [placed] = NextMembers(state, {one.job.job_id for one in near if one.saves or not several}).give(
-        [(job, nodes)]
-    ) or [None]
-    return placed or Placed(job, ())
+    after = {one.job.job_id for one in near if one.saves or not several}
+    found = NextMembers(state, after).give([(job, nodes)])
+    return found[0] if found and found[0].after else None

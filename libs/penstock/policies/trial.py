@@ -52,13 +52,24 @@ class Trial:
         """Counts the job's resources as free, except those reserved for its move."""
         self.released[job.job_id] = job
         for place in held_places(job):
-            node = self._copy(place)
-            node.take_back(booked(self.state, job, place, self.released))
-            self._changed(node.ordinal)
+            self._leave(job, place)
         for place in job.target:
             node = self._copy(place)
             node.give(place)
             self._changed(node.ordinal)
+
+    def release_by_task(self, job: JobState) -> Iterator[None]:
+        """As `release`, one task after the other: yields after each. Not for a job that moves."""
+        assert not job.target, job.job_id
+        self.released[job.job_id] = job
+        for place in living_places(job):
+            self._leave(job, place)
+            yield
+
+    def _leave(self, job: JobState, place: TaskPlacement) -> None:
+        node = self._copy(place)
+        node.take_back(booked(self.state, job, place, self.released))
+        self._changed(node.ordinal)
 
     def awaited(self) -> int:
         """Set of the nodes with tasks that count as ended but still exist."""
