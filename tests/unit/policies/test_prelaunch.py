@@ -9,7 +9,7 @@ from penstock.cli.explain import in_short
 from penstock.ledger.snapshot import dump, load
 from penstock.ledger.succession import awaited
 from penstock.model.codec import as_written
-from penstock.model.external_events import JobCancelRequested, TaskPhaseChanged
+from penstock.model.external_events import JobCancelRequested, JobHoldRequested, TaskPhaseChanged
 from penstock.model.ledger_events import JobRequeued, PlacementDecided, StopDecided
 from penstock.model.nodes import NodeSpec
 from penstock.model.orders import StartTask
@@ -192,6 +192,24 @@ def test_the_tasks_of_a_gang_end_one_after_the_other() -> None:
     driver.submit("g", WAITS, estimate(gpus=2))
     driver.submit("c", WAITS)
     assert placed(reports(driver, "a", "save")) == [("c", ("a",), True)]
+
+
+def test_what_is_reserved_is_used_by_those_alone_that_end_in_time() -> None:
+    """`g` has waited long for two GPUs: those of `x` and `a` are reserved for it, until 3,100 s. `c`, which runs for longer, does not launch on that of `x`; `e` does."""
+    driver = cell(*(node_spec(f"n{number}", 1) for number in range(3)))
+    for job_id, run_s in (("a", 3_100), ("b", 20_000), ("x", 3_000)):
+        running(driver, job_id, None, timed(run_s))
+    driver.submit("g", job_spec(workers=2), timed(1))
+    driver.submit("c", WAITS, timed(5_000, 100))
+    driver.submit("held")
+    driver.at(2_800_000)
+    driver.feed(JobHoldRequested(job_id="held"))
+    [reserved] = driver.state.planned.values()
+    assert (reserved.job_id, len(reserved.nodes)) == ("g", 2)
+    assert placed(*driver.at(2_980_000)) == []
+    driver.submit("e", WAITS, timed(50, 10))
+    assert placed(*driver.at(2_989_000)) == []
+    assert placed(*driver.at(2_990_000)) == [("e", ("x",), True)]
 
 
 def test_who_launches_later_takes_what_it_will_get() -> None:
