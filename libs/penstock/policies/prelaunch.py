@@ -31,7 +31,7 @@ from penstock.policies.trial import Fit, Trial
 
 MAX_TRIED = 32  # jobs in the profile's order, at one moment
 MAX_ENDING = 64  # running jobs that come to their end at one moment, the first ones
-MAX_FITS = 1_024  # of one look ahead: trials of a job on what is free then, 10 to 50 µs each
+MAX_FITS = 512  # of one look ahead: trials of a job on what is free then, about 10 µs each
 MAX_FALSE_ENDS = 2  # of one attempt: after so many nobody waits for its end any more
 
 
