@@ -270,7 +270,8 @@ def test_nodes_jobs_and_numbers_that_do_not_suit_are_refused(cell: Cell) -> None
     assert said(("a", BOTH), ("z", BOTH)) == "z is unknown"
     assert said(("a", BOTH), ("b", ("n2", "n1"))) == "b and a are not on the same nodes, rank by rank"
     assert (
-        said(("a", ("n2", "n1")), ("b", ("n2", "n1"))) == "a runs on n1, n2: a group does not move running members"
+        said(("a", ("n2", "n1")), ("b", ("n2", "n1")))
+        == "a runs on n1, n2: a group does not move running members"
     )
     assert said(("b", BOTH), ("c", BOTH)) == "task 0 of b on n1: 0 GPUs are free, 2 needed"
     cell.formed("a", "b", nodes=BOTH)

@@ -335,7 +335,11 @@ def _proposed(data: Data) -> str:
 def _adopted(data: Data) -> str:
     waiting = [f"{unit['job_id']} on {', '.join(dict.fromkeys(unit['nodes']))}" for unit in data["units"]]
     more = f" and {len(waiting) - MAX_NAMED} others" if len(waiting) > MAX_NAMED else ""
-    return f"nodes are reserved for {'; '.join(waiting[:MAX_NAMED])}{more}" if waiting else "no nodes are reserved"
+    return (
+        f"nodes are reserved for {'; '.join(waiting[:MAX_NAMED])}{more}"
+        if waiting
+        else "no nodes are reserved"
+    )
 
 
 def _answered(data: Data) -> str:

@@ -170,7 +170,9 @@ class _Validation:
             return ValidatedUnit(number, unit, (), wrong)
         placed = self.room.give([(self._state.jobs[job.job_id], job.nodes) for job in unit.jobs])
         if placed is None and self._claims is not None:
-            placed = "its nodes have room only after stops, which are for the job that comes first in the profile"
+            placed = (
+                "its nodes have room only after stops, which are for the job that comes first in the profile"
+            )
         if isinstance(placed, str):
             return ValidatedUnit(number, unit, (), Refusal("infeasible", placed))
         self._accepted.update(job.job_id for job in unit.jobs)

@@ -50,7 +50,12 @@ def page_of(runs: Sequence[FinishedRun], found: Accuracy, command: str) -> Page:
         _pairs(pairs),
         Section("figures", "Figures", bounds, table=report_tables.scores(found)),
         _drifts(runs, [pair for pair in pairs if pair.tier != USER]),
-        Section("owners", "Owners whose jobs request more than they use", over_asking, table=report_tables.owners(found)),
+        Section(
+            "owners",
+            "Owners whose jobs request more than they use",
+            over_asking,
+            table=report_tables.owners(found),
+        ),
         _remaining(runs),
         Section("worst", "Farthest off", worst, table=report_tables.worst(found)),
     ]
