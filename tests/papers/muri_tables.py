@@ -68,9 +68,8 @@ def simulate(
     path = DATA / "trace-data" / f"{trace}.csv"
     settings = PlacerSettings(profile=profile, grouping=grouping, without=without)
     read = read_trace(path, fits=ClusterCapacity(nodes_of("8x8")).problems)
-    return _run(
-        Simulation(nodes_of("8x8"), settings, work_for("muri", read, path, settings), read.jobs[:first])
-    )
+    read = read._replace(jobs=read.jobs[:first])
+    return _run(Simulation(nodes_of("8x8"), settings, work_for("muri", read, path, settings), read.jobs))
 
 
 @simulated(PLACEHOLDER)

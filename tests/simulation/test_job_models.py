@@ -56,6 +56,20 @@ def test_muri_ends_equal_jobs_in_one_moment_and_reports_at_limits() -> None:
     assert [end.job_id for end in work.advance(55.0).ended] == ["a", "b", "c"]
 
 
+@pytest.mark.parametrize(
+    ("arrival_s", "moment_s"), [(100.00009, 100.00009), (99.99991, 99.99991), (100.0002, 100.0), (0.0, 100.0)]
+)
+def test_under_muris_policies_a_completion_beside_an_arrival_is_one_moment_with_it(
+    arrival_s: float, moment_s: float
+) -> None:
+    """The source merges them within 0.1 ms, at the arrival's time. An arrival of an earlier moment has passed."""
+    work = MuriWork(START_UP_S, arrivals_s=(0.0, arrival_s))
+    work.admit(muri_job("a", 100), 0.0)
+    work.started("a", {"n": Allocation()}, 0.0)
+    assert work.next_s() == moment_s
+    assert work.advance(moment_s).ended == [End("a", moment_s)]
+
+
 @pytest.fixture
 def measured(tmp_path: Path) -> Path:
     """A model of two epochs, measured on up to two nodes. Noise is nil: a larger batch is worth no more."""

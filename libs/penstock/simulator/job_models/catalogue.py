@@ -125,7 +125,12 @@ def _muri(asked: Asked) -> Work:
     profile = profile_for(asked.settings)
     stage, regroup = profile.preempt, profile.regroup
     if isinstance(regroup, Muri):
-        return MuriWork(start_up_s, as_submitted=regroup.expects, matched=regroup.grouping.matching)
+        return MuriWork(
+            start_up_s,
+            as_submitted=regroup.expects,
+            matched=regroup.grouping.matching,
+            arrivals_s=sorted(job.submit_s for job in trace.jobs),
+        )
     return MuriWork(start_up_s, stage.limits_gpu_s if isinstance(stage, Tiresias) else ())
 
 

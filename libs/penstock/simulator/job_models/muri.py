@@ -7,14 +7,16 @@ The source departs from that, and its published numbers depend on each departure
   job's service reaches a limit). The start-up time is lost once between any two moments by every job that
   runs, whether or not it was just started.
 - A completion is predicted without that loss, so a job may count as complete with work left.
-- Completions within a relative 1e-9 are one moment (with `limits_gpu_s`: only exactly equal ones).
+- Completions within a relative 1e-9 are one moment (with `limits_gpu_s`: only exactly equal ones). Under the source's grouping policies an arrival and a completion
+  within a relative 1e-9, or 0.1 ms, are one moment, too: that of the arrival.
 - Jobs that hold the same GPUs are a group: each of them needs the group's period, stretched by a factor of its size, for an iteration, and loses the
   start-up times of all of them. Stage times in the period are as measured, not 1.5 % longer.
 Doubles, in the order of operations of the source: ties decide the schedule, and they depend on the last bit.
 """
 
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from math import ceil
+from math import ceil, inf
 
 import msgspec
 
@@ -25,6 +27,7 @@ from penstock.simulator.traces.jobs import Stages, TraceJob
 
 SLOWER_THAN_MEASURED = 1.015
 SAME_MOMENT = 1e-9
+SAME_MOMENT_S = 1e-4  # of an arrival and a completion
 
 
 def iteration_s(stages: Stages) -> float:
@@ -76,7 +79,8 @@ class _Run:
 
 class MuriWork(Work):
     """`start_up_s`: per (model, GPUs). `limits_gpu_s`: GPU seconds of service at which jobs report, for Tiresias; () for none. `as_submitted`: a job that has
-    not run yet reports the trace's duration as its remaining time, as for Muri-S. `matched`: groups were found by matching; otherwise the source has another factor."""
+    not run yet reports the trace's duration as its remaining time, as for Muri-S. `matched`: groups were found by matching; otherwise the source has another factor.
+    `arrivals_s`: times of submission, ascending, with which completions may coincide; () for none."""
 
     def __init__(
         self,
@@ -85,8 +89,10 @@ class MuriWork(Work):
         *,
         as_submitted: bool = False,
         matched: bool = True,
+        arrivals_s: Sequence[float] = (),
     ) -> None:
         super().__init__()
+        self._arrivals_s = arrivals_s
         self._start_up_s = start_up_s
         self._limits = tuple(limits_gpu_s)
         self._as_submitted, self._matched = as_submitted, matched
@@ -181,7 +187,15 @@ class MuriWork(Work):
                 reached_s = ceil(self._limits[run.level] / run.gpus) - run.attained_s + now_s
                 if reached_s < first[0]:
                     first = (reached_s, [])
+        arrival_s = self._next_arrival_s()
+        if abs(arrival_s - first[0]) <= max(SAME_MOMENT * arrival_s, SAME_MOMENT_S):
+            first = (arrival_s, first[1])
         return first
+
+    def _next_arrival_s(self) -> float:
+        """The first one after this moment, of those with which completions may coincide; −infinite: there is none."""
+        following = bisect_right(self._arrivals_s, self._moment_s)
+        return self._arrivals_s[following] if following < len(self._arrivals_s) else -inf
 
     def advance(self, now_s: float) -> Instant:
         self._take_turns()
