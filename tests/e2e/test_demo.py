@@ -36,6 +36,16 @@ def start(place: Path, *options: str) -> "subprocess.Popen[str]":
     )  # fmt: skip
 
 
+def watched(place: Path, *options: str) -> tuple[str, str]:
+    """(all output, the summary) of a demo that ends well and leaves no process or file of its own elsewhere."""
+    demo = start(place, *options)
+    output, _ = demo.communicate(timeout=DEMO_S)
+    assert demo.returncode == 0, output
+    assert survivors(place) == []
+    assert left_in(place / "home") == []
+    return output, output.partition("Summary")[2]
+
+
 def shown(line: str) -> str:
     """What one line of the summary is about the contention-guard."""
     if re.fullmatch(r"guard  left out: \S.*", line):
@@ -51,10 +61,7 @@ def shown(line: str) -> str:
 @pytest.mark.timeout(700)
 def test_the_demo_runs_real_jobs_to_their_expected_ends_and_explains_them(place: Path) -> None:
     """A visitor types one command, without a terminal as in a CI job."""
-    demo = start(place)
-    output, _ = demo.communicate(timeout=DEMO_S)
-    assert demo.returncode == 0, output
-    _, _, summary = output.partition("Summary")
+    output, summary = watched(place)
     for name in NAMES:
         assert name in summary
     assert "jobs ended as expected" in summary
@@ -73,8 +80,6 @@ def test_the_demo_runs_real_jobs_to_their_expected_ends_and_explains_them(place:
         if ": weights " in line
     }
     assert len(weights) == 1, "the gang's workers exchanged gradients and ended with the same weights"
-    assert survivors(place) == []
-    assert left_in(place / "home") == []
     assert [entry.name for entry in (place / "checkout").iterdir()] == ["tilt"]
     second = start(place)
     assert second.stdout is not None
@@ -87,24 +92,16 @@ def test_the_demo_runs_real_jobs_to_their_expected_ends_and_explains_them(place:
 @pytest.mark.timeout(700)
 def test_the_batcher_lets_four_jobs_take_turns_on_one_gpu(place: Path) -> None:
     """First each alone, so that its stages are known; then all at once. Nobody proposes anything but the batcher, and nobody is restarted."""
-    demo = start(place, "--turns")
-    output, _ = demo.communicate(timeout=DEMO_S)
-    assert demo.returncode == 0, output
-    _, _, summary = output.partition("Summary")
+    _, summary = watched(place, "--turns")
     assert "All 8 jobs ended as expected" in summary
     assert summary.count("proposed by batcher: take turns") >= 2
     assert "penstock why gpu-together" in summary
-    assert survivors(place) == []
-    assert left_in(place / "home") == []
 
 
 @pytest.mark.timeout(700)
 def test_the_migrator_moves_a_training_that_has_converged_and_its_loss_goes_on(place: Path) -> None:
     """Three trainings on one node, two on the other, all of them with the SDK's checkpoints. Where other programs leave them no time one line is the reason."""
-    demo = start(place, "--moves")
-    output, _ = demo.communicate(timeout=DEMO_S)
-    assert demo.returncode == 0, output
-    _, _, summary = output.partition("Summary")
+    _, summary = watched(place, "--moves")
     assert "All 5 jobs ended as expected" in summary
     assert "penstock why digits-converges" in summary
     assert "penstock events digits-converges" in summary
@@ -122,8 +119,6 @@ def test_the_migrator_moves_a_training_that_has_converged_and_its_loss_goes_on(p
         assert last <= int(cost["saved"].replace(",", "")) < back, "no iteration is done again"
         assert after < before + 0.01 * (first - before), "its loss goes on"
         assert before < first / 2, "it has learned something before"
-    assert survivors(place) == []
-    assert left_in(place / "home") == []
 
 
 def test_two_demonstrations_at_once_are_refused(place: Path) -> None:

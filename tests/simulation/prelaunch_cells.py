@@ -5,7 +5,6 @@ each start changes all that follow: the means are over seeds, with an interval o
 """
 
 from collections.abc import Sequence
-from statistics import fmean
 from typing import NamedTuple, get_args
 
 import numpy as np
@@ -13,6 +12,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from penstock.counting import count
 from penstock.model.settings import PlacerSettings, Stage
 from penstock.simulator.engine import Durations, Options, Simulation
 from penstock.simulator.job_models.model import Constant
@@ -38,10 +38,13 @@ class Cell(NamedTuple):
     without: tuple[Stage, ...] = ()
 
 
+PROFILES: Sequence[tuple[str, tuple[Stage, ...]]] = (
+    ("penstock", ()),
+    ("penstock", ("groups",)),
+    ("liquid", ()),
+)
 CELLS = [
-    Cell(profile, durations, without)
-    for profile, without in (("penstock", ()), ("penstock", ("groups",)), ("liquid", ()))
-    for durations in get_args(Durations)
+    Cell(profile, durations, without) for profile, without in PROFILES for durations in get_args(Durations)
 ]
 
 
@@ -68,31 +71,29 @@ def busy(seed: int) -> Sequence[TraceJob]:
     return jobs
 
 
-class Outcome(NamedTuple):
-    """Of one run."""
-
-    figures: Figures
-    launched: int
-    """Attempts that launched early."""
-    given_back: int
-    """Of these in vain."""
-
-
-def run(seed: int, cell: Cell, *, prelaunch: bool, restarts: bool = False, checked: bool = True) -> Outcome:
-    """`restarts`: stops and starts after them cost something; `checked`: invariants are checked after each record."""
+def run(
+    seed: int,
+    cell: Cell,
+    *,
+    prelaunch: bool,
+    restarts: bool = False,
+    checked: bool = True,
+    timeline: Timeline | None = None,
+) -> Figures:
+    """`restarts`: stops and starts after them cost something; `checked`: invariants are checked after each record; `timeline`: takes all records."""
     model = Phases(Constant(), LAUNCH_S, SAVE_S)
     work = RestartingWork(model, lambda job: RestartCost(2.0, 5.0)) if restarts else SteadyWork(model)
     settings = PlacerSettings(profile=cell.profile, prelaunch_wait_ms=20_000, without=cell.without)
     options = Options(durations=cell.durations, prelaunch=prelaunch, check_every_step=checked)
-    timeline = Timeline()
-    simulation = Simulation(nodes_of("3x4"), settings, work, busy(seed), options, timeline.take)
+    take = None if timeline is None else timeline.take
+    simulation = Simulation(nodes_of("3x4"), settings, work, busy(seed), options, take)
     while simulation.step():
         pass
-    return Outcome(simulation.figures(1, 1), timeline.prelaunches, timeline.given_back)
+    return simulation.figures(1, 1)
 
 
 def main(seeds: int = SEEDS) -> None:
-    table = Table(title=f"Less with launches before GPUs are free, %, {seeds} seeds")
+    table = Table(title=f"Less with launches before GPUs are free, %, {count(seeds, 'seed')}")
     for column in (
         "profile",
         "without",
@@ -104,21 +105,25 @@ def main(seeds: int = SEEDS) -> None:
     ):
         table.add_column(column)
     for cell in CELLS:
-        early, late = (
-            [run(seed, cell, prelaunch=on, checked=False) for seed in range(seeds)] for on in (True, False)
-        )
+        timelines = [Timeline() for _ in range(seeds)]
+        early = [
+            run(seed, cell, prelaunch=True, checked=False, timeline=one) for seed, one in enumerate(timelines)
+        ]
+        late = [run(seed, cell, prelaunch=False, checked=False) for seed in range(seeds)]
         texts = []
-        for of in (lambda one: one.figures.avg_jct_s, lambda one: one.figures.makespan_s):
-            here, (low, high) = less([of(one) for one in early], [of(one) for one in late])
-            texts.append(f"{here:.1f} ({low:.1f} to {high:.1f})")
-        launched = fmean(one.launched for one in early) / JOBS
-        vain = sum(one.given_back for one in early) / max(1, sum(one.launched for one in early))
+        for name in ("avg_jct_s", "makespan_s"):
+            here, interval = less(*([getattr(one, name) for one in runs] for runs in (early, late)))
+            texts.append(
+                f"{here:.1f}" + ("" if interval is None else f" ({interval[0]:.1f} to {interval[1]:.1f})")
+            )
+        launched = sum(one.prelaunches for one in timelines)
+        vain = sum(one.given_back for one in timelines) / max(1, launched)
         table.add_row(
             cell.profile,
             ", ".join(cell.without),
             cell.durations,
             *texts,
-            f"{launched:.2f} per job",
+            f"{launched / seeds / JOBS:.2f} per job",
             f"{vain:.1%}",
         )
     Console(width=140).print(table)

@@ -37,12 +37,12 @@ class Cell:
     """Answers at once. `steps_ms`: of the training alone, a second each; `starts`: the nodes of the training and of the job beside it."""
 
     def __init__(self, *steps_ms: float, slows: bool = True, starts: tuple[str, str] = ("n0", "n0")) -> None:
-        self.said: list[str] = []
+        self.shown: list[str] = []
         self.cancelled: list[str] = []
         self._steps_ms, self._slows, self._starts = steps_ms, slows, starts
         self._at_ms = 0
         self.nodes: list[Mapping[str, Any]] = [NODE]
-        self.part = GuardPart(*guard_jobs(ROOT, ROOT, 7), MACHINE, self.end, self.said.append)
+        self.part = GuardPart(*guard_jobs(ROOT, ROOT, 7), MACHINE, self.end, self.shown.append)
 
     async def submit(self, job: DemoJob) -> None:
         key, node = ("k1", self._starts[0]) if job is self.part.training else ("k2", self._starts[1])
@@ -66,7 +66,7 @@ class Cell:
         self.cancelled.append(job_id)
 
     def tell(self, job_id: str, kind: str, **data: Any) -> None:
-        self.part.hear(
+        self.part.observe(
             {"type": f"penstock.{kind}", "job_id": job_id, "at_ms": self._at_ms, "data": data},
         )
 
@@ -93,7 +93,7 @@ async def test_a_job_loses_cores_and_gets_them_back_and_each_is_a_line_with_its_
         "augment: 7 → 1 core, asked for by contention-guard: softmax-slowed has lost 60 % of its speed on node-0",
         "augment: 1 → 7 cores, asked for by contention-guard: no training runs on node-0 any more",
     ]
-    assert cell.said[2:] == cell.part.lines, "each is shown when it happens"
+    assert cell.shown[2:] == cell.part.lines, "each is shown when it happens"
     assert cell.cancelled == ["k2"]
 
 
@@ -102,7 +102,7 @@ async def test_where_steps_vary_the_other_job_is_not_submitted_and_the_reason_is
     cell = Cell(20.0, 35.0, 20.0, 50.0, 20.0, 90.0)
     [line] = await cell.lines()
     assert line.startswith("left out: the steps of softmax-slowed did not take equally long")
-    assert line == cell.said[-1]
+    assert line == cell.shown[-1]
     assert cell.cancelled == []
 
 
@@ -153,7 +153,7 @@ def test_what_a_machine_cannot_show_is_left_out_with_the_reason(
 async def test_nothing_is_submitted_where_it_is_left_out() -> None:
     cell = Cell()
     [line] = await cell.lines(measuring("none", "none"))
-    assert cell.said == [line]
+    assert cell.shown == [line]
 
 
 def test_the_profile_decides_whether_the_guard_slows_jobs_and_the_migrator_moves_them() -> None:

@@ -24,12 +24,12 @@ class Cell:
     """Answers at once. `after`: what the job that converges reports first when it has moved; `moves`: whether the migrator finds that it has converged."""
 
     def __init__(self, after: tuple[int, float] | None = (901, 0.1233), *, moves: bool = True) -> None:
-        self.said: list[str] = []
+        self.shown: list[str] = []
         self.cancelled: list[str] = []
         self.nodes: list[Mapping[str, Any]] = []
         self.moved: dict[str, Any] = MOVED
         self.jobs = move_jobs(ROOT, ROOT)
-        self.part = MovesPart(self.jobs, "specon", self.end, self.said.append, moves=True)
+        self.part = MovesPart(self.jobs, "specon", self.end, self.shown.append, moves=True)
         self._after, self._moves = after, moves
         self._submitted: list[str] = []
 
@@ -68,7 +68,7 @@ class Cell:
         return {"placement": {"moved": self.moved}}
 
     def tell(self, job_id: str, kind: str, **data: Any) -> None:
-        self.part.hear({"type": f"penstock.{kind}", "job_id": job_id, "at_ms": 0, "data": data})
+        self.part.observe({"type": f"penstock.{kind}", "job_id": job_id, "at_ms": 0, "data": data})
 
     async def lines(self) -> list[str]:
         await self.part.run(self)
@@ -90,7 +90,7 @@ async def test_a_training_moves_and_its_loss_goes_on_where_it_was() -> None:
         "digits-converges: moved from node-0; its stop took 0.31 s and cost no work; it goes on at iteration 900",
         "digits-converges: loss 2.309 at iteration 1; 0.1234 at 890, its last report before the stop; 0.1233 at 901, its first after it",
     ]
-    assert cell.said[1:] == cell.part.lines, "each is shown when it happens"
+    assert cell.shown[1:] == cell.part.lines, "each is shown when it happens"
     assert (cell.part.wrong, cell.cancelled) == ([], [])
 
 
@@ -122,7 +122,7 @@ async def test_where_nothing_moves_in_time_the_reason_is_shown() -> None:
     assert line.startswith(
         "left out: within 0 s of its first loss digits-converges was not moved under profile specon"
     )
-    assert line == cell.said[-1]
+    assert line == cell.shown[-1]
 
 
 async def test_what_is_decided_when_the_demo_has_given_up_is_no_part_of_it() -> None:
@@ -180,10 +180,10 @@ async def test_what_becomes_of_a_move_is_shown_when_the_training_does_not_go_on(
 
 
 async def test_nothing_is_submitted_under_a_profile_that_moves_no_jobs() -> None:
-    said: list[str] = []
-    part = MovesPart(move_jobs(ROOT, ROOT), "fifo", lambda: None, said.append, moves=False)
+    shown: list[str] = []
+    part = MovesPart(move_jobs(ROOT, ROOT), "fifo", lambda: None, shown.append, moves=False)
     await part.run(Cell())
-    assert part.lines == said == ["left out: profile fifo moves no jobs; specon does"]
+    assert part.lines == shown == ["left out: profile fifo moves no jobs; specon does"]
 
 
 def test_one_demonstration_at_a_time(tmp_path: Path) -> None:

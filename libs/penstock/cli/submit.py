@@ -58,6 +58,13 @@ TraitFlag = Annotated[
         metavar=TRAITS, help="Property of the training that changes its number of cores; may be repeated."
     ),
 ]
+WorkersFlag = Annotated[
+    int | None, typer.Option(help="Number of workers; they start together or not at all.")
+]
+BandwidthFlag = Annotated[str | None, typer.Option(metavar="10Gbit", help="Network bandwidth per worker.")]
+ParameterServersFlag = Annotated[int | None, typer.Option(help="Parameter servers beside the workers.")]
+RunTimeoutFlag = Annotated[str | None, typer.Option(metavar="2h", help="Stop after running this long.")]
+GraceFlag = Annotated[str | None, typer.Option(metavar="10s", help="Time between SIGTERM and SIGKILL.")]
 IterationsFlag = Annotated[
     int | None, typer.Option(help="Planned number of iterations, for the estimate of the remaining time.")
 ]
@@ -150,16 +157,10 @@ def submit(
     cores: Annotated[int | None, typer.Option(help="CPU cores per worker.")] = None,
     host_memory: Annotated[str | None, typer.Option(metavar="8GiB", help="Main memory per worker.")] = None,
     gpu_memory: Annotated[str | None, typer.Option(metavar="10GiB", help="Memory on each GPU.")] = None,
-    bandwidth: Annotated[
-        str | None, typer.Option(metavar="10Gbit", help="Network bandwidth per worker.")
-    ] = None,
-    workers: Annotated[
-        int | None, typer.Option(help="Number of workers; they start together or not at all.")
-    ] = None,
+    bandwidth: BandwidthFlag = None,
+    workers: WorkersFlag = None,
     min_workers: MinWorkersFlag = None,
-    parameter_servers: Annotated[
-        int | None, typer.Option(help="Parameter servers beside the workers.")
-    ] = None,
+    parameter_servers: ParameterServersFlag = None,
     model: ModelFlag = None,
     batch_size: Annotated[int | None, typer.Option(help="Batch per worker.")] = None,
     global_batch_size: GlobalBatchSizeFlag = None,
@@ -179,15 +180,11 @@ def submit(
     sync: SyncFlag = None,
     max_attempts: Annotated[int | None, typer.Option(help="Attempts in all if the job fails.")] = None,
     queue_timeout: QueueTimeoutFlag = None,
-    run_timeout: Annotated[
-        str | None, typer.Option(metavar="2h", help="Stop after running this long.")
-    ] = None,
+    run_timeout: RunTimeoutFlag = None,
     qos: QosFlag = None,
     deadline: DeadlineFlag = None,
     strict_deadline: StrictFlag = False,
-    grace: Annotated[
-        str | None, typer.Option(metavar="10s", help="Time between SIGTERM and SIGKILL.")
-    ] = None,
+    grace: GraceFlag = None,
     preemptible: PreemptibleFlag = None,
     prelaunch: PrelaunchFlag = None,
     checkpoint: CheckpointFlag = None,

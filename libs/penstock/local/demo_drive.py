@@ -91,7 +91,7 @@ class _Driver:
         self._changed.set()
 
     async def _last(self) -> None:
-        """The part, when nobody else runs any more."""
+        """The part, when no other job runs any more."""
         if self._part is None:
             return
         for over in self._over.values():
@@ -115,7 +115,7 @@ class _Driver:
         job_id = event.get("job_id")
         if job_id is None or event["type"] in QUIET:
             return
-        if self._part is None or not self._part.hear(event):
+        if self._part is None or not self._part.observe(event):
             self._show.print_event(event)
         job = self._show.jobs.get(job_id)
         if event["type"] == STARTED and job is not None and job_id not in self._started:

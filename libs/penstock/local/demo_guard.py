@@ -60,7 +60,7 @@ class Alone:
         self._settling = Settling()
         self._steps, self._passed_ms = 0, 0.0
 
-    def hear(self, at_ms: int, data: Mapping[str, Any]) -> None:
+    def observe(self, at_ms: int, data: Mapping[str, Any]) -> None:
         """A report of steps."""
         self._steps += data.get("steps") or 0
         self._passed_ms += (data.get("steps") or 0) * (data.get("step_ms") or 0.0)
@@ -91,11 +91,11 @@ class GuardPart(Part):
         self._slowed = False
         """Whether it has not got them back."""
 
-    def _observe(self, name: str, event: Event) -> bool:
+    def _observe_own(self, name: str, event: Event) -> bool:
         kind, data = event["type"], event["data"]
         self._at_ms = max(self._at_ms, event["at_ms"])
         if kind == STEPS and name == self.training.spec.name:
-            self._alone.hear(event["at_ms"], data)
+            self._alone.observe(event["at_ms"], data)
         elif kind == PLACED and name == self.other.spec.name:
             self._cores = len(data["tasks"][0]["cores"])
         changes = kind == CORES and name == self.other.spec.name

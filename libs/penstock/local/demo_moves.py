@@ -46,7 +46,7 @@ class MovesPart(Part):
         self._problem = ""
         """Why it does not move after a decision."""
 
-    def _observe(self, name: str, event: Event) -> bool:
+    def _observe_own(self, name: str, event: Event) -> bool:
         kind, data = event["type"], event["data"]
         if name != self._name:
             return False

@@ -68,10 +68,10 @@ class Part(ABC):
         """To the end of all its jobs."""
 
     @abstractmethod
-    def _observe(self, name: str, event: Event) -> bool:
+    def _observe_own(self, name: str, event: Event) -> bool:
         """An event of the job of this name, once what is common to all parts is known. Whether it is shown by that."""
 
-    def hear(self, event: Event) -> bool:
+    def observe(self, event: Event) -> bool:
         """One of the stream, of any job. Whether it is shown by that."""
         kind, data = event["type"], event["data"]
         if kind == SUBMITTED and (name := data["spec"]["name"]) in self._names:
@@ -83,7 +83,7 @@ class Part(ABC):
             self._nodes[name] = data["node_id"]
         elif kind == ENDED:
             self._ended.add(name)
-        shown = self._observe(name, event)
+        shown = self._observe_own(name, event)
         self._changed.set()
         return shown
 

@@ -4,9 +4,9 @@ Ideal: the next job trains as soon as the one before it saves. Departure: it lau
 dead (LAW 4). So what can be won is the launch, not the save: it begins as long before the expected end as the job takes to launch, or when the
 script reports that it saves, whichever comes first.
 
-Who: the job that would start there if those that come to their end ended as expected, task after task, and nothing else happened. Launching early is no order of its own: who would
-start on what a job leaves without it, launches early on that, and nobody else (decision 108). One whose script does not wait for its GPUs (`JobSpec.prelaunch`) gets them when they
-are free, and nobody launches there.
+Which job: the one that would start there if the jobs that are about to end did so as expected, task after task, and nothing else happened. Launching early does not reorder jobs: only the
+job that would start on the freed resources without it launches early on them (decision 108). A job whose script does not wait for its GPUs (`JobSpec.prelaunch`) gets them when they
+are free, and no job launches there.
 
 Departures: nodes are found by first fit; tenants' shares are those of now, so a job that ends counts for its owner; of jobs that are alike the first one is looked at until it has
 launched; no job uses nodes beside what a reservation needs of them, unless it is expected to end in time.
@@ -32,7 +32,7 @@ from penstock.policies.trial import Fit, Trial
 MAX_TRIED = 32  # jobs in the profile's order, at one moment
 MAX_ENDING = 64  # running jobs that come to their end at one moment, the first ones
 MAX_FITS = 512  # of one look ahead: trials of a job on what is free then, about 10 µs each
-MAX_FALSE_ENDS = 2  # of one attempt: after so many nobody waits for its end any more
+MAX_FALSE_ENDS = 2  # of one attempt: after so many no job waits for its end any more
 
 
 class Ending(NamedTuple):
@@ -199,7 +199,7 @@ class _Line:
                 behind = behind or (self._reserved is not None and self._reserved.job_id == job.job_id)
 
     def _avoid(self, job: JobState, *, behind: bool) -> int:
-        """Set of the nodes that are kept for others."""
+        """Set of the nodes that are reserved for others."""
         if not self._state.planned:
             return 0
         _, others = reserved_for(self._state, job, units_of_reclaim(self._state))

@@ -128,14 +128,14 @@ class Decider:
 
     def _proposed(self, state: CellState, event: Any) -> Iterator[Event]:
         freed = False
-        kept = reserved_nodes(state)
+        reserved = reserved_nodes(state)
         copy = proposal_key(event.proposer, event.proposal_id) in state.proposals
         for decision in proposals.answer(state, event, self.profile, self.explanations.append):
             freed = freed or frees(state, decision)
             yield decision
         if freed:
             yield from self._place_waiting(state)
-        elif not kept <= reserved_nodes(state):
+        elif not reserved <= reserved_nodes(state):
             yield continuation(state)
         if isinstance(event, PlanProposed) and not copy:
             answer = state.proposals[proposal_key(event.proposer, event.proposal_id)]
@@ -145,7 +145,7 @@ class Decider:
     # ----------------------------------------------------------------------------------------- queue
 
     def _arrived(self, state: CellState, job: JobState) -> Iterator[Event]:
-        """A job has just queued. Nothing was freed, so no other job is tried again, unless there is room that may have to be kept."""
+        """A job has just queued. Nothing was freed, so no other job is tried again, unless there is room that may have to be reserved."""
         reason = never_fits(state, job.demand) if state.nodes else None
         if reason is not None:
             yield from self.attempts.park(state, job, reason)
@@ -254,7 +254,7 @@ class Decider:
             waiting = islice(self.profile.order.order(state), reach)
         head = state.head_of_queue()
         held_up = head is not None and self._holds_up(head)
-        kept = PassReservation(backfill := self.profile.backfill)
+        reservation = PassReservation(backfill := self.profile.backfill)
         of_plan = waits_for_plan(state, self.profile.regroup)
         for job_id in waiting:
             job = state.jobs[job_id]
@@ -265,14 +265,14 @@ class Decider:
             if passed >= self.settings.backfill_window or (held_up and head is not job):
                 yield from self._look_ahead(state)
                 return
-            key = self._alike(state, job, kept)
+            key = self._alike(state, job, reservation)
             tried = key not in hopeless
             if tried:
                 more = job.spec.workers + job.spec.parameter_servers
                 if placed == MAX_PLACEMENTS_PER_RECORD or (placed and tasks + more > MAX_TASKS_PER_RECORD):
                     yield continuation(state)
                     return
-                yield from self._try(state, job, None if backfill is None else kept.chooser())
+                yield from self._try(state, job, None if backfill is None else reservation.chooser())
             if job.status is JobStatus.LAUNCHING:
                 placed += 1
                 tasks += len(job.tasks)
@@ -284,23 +284,23 @@ class Decider:
             else:
                 hopeless.add(key)
                 passed += 1
-                yield from kept.refused(state, job)
+                yield from reservation.refused(state, job)
                 yield from reclaiming.refused(state, job)
             if tried or head is job:
                 head = state.head_of_queue()
                 held_up = head is not None and self._holds_up(head)
         if backfill is not None:
-            yield from kept.done(state)
+            yield from reservation.done(state)
         yield from reclaiming.done(state)
         if parked and state.queue:
             yield continuation(state)
         yield from self._look_ahead(state)
 
-    def _alike(self, state: CellState, job: JobState, kept: PassReservation) -> tuple[object, ...]:
+    def _alike(self, state: CellState, job: JobState, reservation: PassReservation) -> tuple[object, ...]:
         """Equal for jobs of which none fits where one does not. Those that wait for a number of workers of their own, or for which nodes are reserved, are like no other."""
         shape, planned = self.profile.shape, self.profile.reclaim is not None and job.job_id in state.planned
         own = planned or (shape is not None and shape.waits and job.spec.min_workers is not None)
-        return (job.order,) if own else kept.alike(state, job)
+        return (job.order,) if own else reservation.alike(state, job)
 
     def _look_ahead(self, state: CellState) -> Iterator[Event]:
         """Who makes way for whom, and who may launch where another job comes to its end."""
