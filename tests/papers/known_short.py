@@ -68,5 +68,14 @@ KNOWN: Mapping[str, Sequence[str]] = {
         "sharing-v100: NeuMF*4, fits",
         "sharing-v100: Mixed*4, fits",
     ),
+    "with `--long`: of equally heavy matchings another one is taken, which moves this percentile by up to a tenth": (
+        "fig9-long: trace4, 99th percentile of JCTs, over srtf",
+        "fig9-long: trace4, 99th percentile of JCTs, over srsf",
+    ),
+    "with `--long`: an accident of the trace's list, which is gone where that is shuffled": (
+        "fig10-long: trace4_pr, mean JCT, over tiresias",
+        "fig12-long: trace4_pr, mean JCT, at most 4",
+        "muri-seconds-long: trace4_pr, muri-l, mean JCT",
+    ),
 }
 """Why → rows, as `table: label`."""
