@@ -16,7 +16,6 @@ from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import linear_sum_assignment
 
 from penstock.policies.matching_chains import (
     Duals,
@@ -367,6 +366,8 @@ def match_distinct(weights: NDArray[np.float64]) -> list[tuple[int, int]]:
 
 def _assign(weights: NDArray[np.float64]) -> tuple[list[tuple[int, int]], list[int]]:
     """(pairs, unmatched nodes) of one assignment: even cycles are cut in one of two ways, of odd cycles one node is left out."""
+    from scipy.optimize import linear_sum_assignment  # a third of a placer's start, which matches nothing
+
     _, partners = linear_sum_assignment(weights, maximize=True)
     pairs: list[tuple[int, int]] = []
     over: list[int] = []

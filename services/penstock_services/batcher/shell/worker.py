@@ -63,4 +63,5 @@ class Worker:
 
 
 def import_all() -> None:
-    """Runs in the worker; importing this module has imported what `solve` needs."""
+    """Runs in the worker; importing this module has imported what `solve` needs, but for what only matchings need."""
+    import scipy.optimize  # noqa: F401
