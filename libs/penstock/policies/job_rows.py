@@ -135,6 +135,18 @@ def go_on(heap: list[Head[Row]]) -> None:
         heapreplace(heap, (*following, more))
 
 
+def skipping(state: CellState, rows: Iterable[Iterable[Entry[Row]]]) -> Iterator[str]:
+    """Ids of the waiting jobs of all rows, by key: after a job that does not start (`goes_on`) the others of its row are skipped."""
+    heap = heads([], rows)
+    while heap:
+        job_id = heap[0][2]
+        yield job_id
+        if goes_on(state, job_id):
+            go_on(heap)
+        else:
+            heappop(heap)
+
+
 def in_order(heaps: Iterable[list[Head[Row]]]) -> list[str]:
     """Ids of all jobs in these heaps, one heap after the other; empties them."""
     ids: list[str] = []

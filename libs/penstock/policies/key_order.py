@@ -1,13 +1,12 @@
 """Order stage by a sort key: waiting jobs are tried by ascending key, those that do not fit are skipped, and no job is stopped."""
 
 from collections.abc import Iterable, Iterator
-from heapq import heappop
 
 from penstock.ledger.demand import DemandKey
 from penstock.ledger.job_state import JobState
 from penstock.ledger.state import CellState
 from penstock.policies.base import Turns
-from penstock.policies.job_rows import JobRows, go_on, goes_on, heads
+from penstock.policies.job_rows import JobRows, skipping
 from penstock.policies.ordered import Key
 from penstock.policies.service import remaining_text
 
@@ -22,14 +21,7 @@ class KeyOrder:
     def order(self, state: CellState) -> Iterator[str]:
         """O(changes since the last call + demands) for the first, O(log demands) for the others."""
         self._rows.update(state)
-        heap = heads([], [list(entries) for entries in self._rows.waiting.values()])
-        while heap:
-            job_id = heap[0][2]
-            yield job_id
-            if goes_on(state, job_id):
-                go_on(heap)
-            else:
-                heappop(heap)
+        yield from skipping(state, [list(entries) for entries in self._rows.waiting.values()])
 
     def ranking(
         self, state: CellState, waiting: Iterable[JobState], holding: Iterable[JobState], at_ms: int

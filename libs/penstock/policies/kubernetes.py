@@ -26,7 +26,6 @@ cluster is left out, since it only hides gangs that could not start anyway.
 """
 
 from collections.abc import Iterable, Iterator
-from heapq import heappop
 from itertools import islice
 from math import sqrt
 
@@ -37,7 +36,7 @@ from penstock.ledger.state import CellState
 from penstock.model.types import WHOLE_GPU
 from penstock.policies.base import LazyRng, Plan, Turns
 from penstock.policies.gang import Gang, place_greedily
-from penstock.policies.job_rows import JobRows, go_on, goes_on, heads
+from penstock.policies.job_rows import JobRows, skipping
 
 MAX_SCORED = 100
 """Nodes scored per task. Kubernetes, too, scores only a part of a large cluster, but at least 100
@@ -93,14 +92,7 @@ class Kubeflow(LeastAndBalanced):
     def order(self, state: CellState) -> Iterator[str]:
         """By submission; after a gang that does not fit those of equal demand are skipped. O(changes + kinds of gangs)."""
         self._rows.update(state)
-        heap = heads([], self._rows.waiting.values())
-        while heap:
-            job_id = heap[0][2]
-            yield job_id
-            if goes_on(state, job_id):
-                go_on(heap)
-            else:
-                heappop(heap)
+        yield from skipping(state, self._rows.waiting.values())
 
     def ranking(
         self, state: CellState, waiting: Iterable[JobState], holding: Iterable[JobState], at_ms: int
