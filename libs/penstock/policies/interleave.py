@@ -35,7 +35,7 @@ ALIKE = 1.08  # stage times within 8 % are of one kind: profiles are not more ac
 LEAST_SHARE = 0.01  # of an iteration; shorter stages are ignored
 MAX_KINDS = 4_096
 STAGE_BITS, WHOLE_BITS = 8, 16  # of a kind's number
-AFRESH_EVERY = 16  # on average one plan in so many is also made from scratch, not only from current groups
+AFRESH_EVERY = 16  # one plan in so many is also made from scratch, not only from current groups; at whole seconds every other one
 AFRESH_JOBS = 16  # up to so many jobs every plan is also made from scratch
 
 
