@@ -13,6 +13,7 @@ from tests.faults.laboratory.wire import message, orders_of
 from tests.faults.laboratory.world import World
 
 NAME = "contention-guard"
+REASON = "it waits for its loader"
 MAX_CHANGES = 6  # at once, on one node
 STALE_AFTER_S = 20.0
 LIFTED = 0.3  # of the caps
@@ -49,7 +50,7 @@ class Adjuster:
             "proposal_id": f"a{self._asked}",
             "proposer": NAME,
             "task_id": task.place.task_id,
-            "reason": "it waits for its loader",
+            "reason": REASON,
         }
         if self._named:
             about["cause"] = CAUSES[int(rng.integers(len(CAUSES)))]

@@ -9,6 +9,8 @@ not of this history, and those whose cores the kernel has refused to change.
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from tests.faults.laboratory.adjuster import NAME as GUARD
+from tests.faults.laboratory.adjuster import REASON
 from tests.faults.laboratory.machine import Machine, TaskProcess
 from tests.faults.ledger_rules import Fact, Violation
 
@@ -34,12 +36,17 @@ class AdjustmentJudge:
         """Changes that were really made, and those that the kernel refused."""
         self.tried = 0
         """Numbers of cores, to measure a job's speed."""
+        self.slowed = 0
+        """Steps down of jobs without GPUs, for what the real contention-guard has measured."""
 
     # ---------------------------------------------------------------------------------- the ledger
 
     def decided(self, fact: Fact) -> None:
         """Before the rules of the ledger have booked it."""
-        self.tried += fact.get("cause") == "probe" and fact["by"] == "contention-guard"
+        if fact.get("by") == GUARD:
+            self.tried += fact.get("cause") == "probe"
+            self.slowed += fact.get("cause") == "contention" and fact["reason"] != REASON
+            self._spares_trainings(fact)
         epoch, token = fact.get("epoch"), self._judge.book.token
         self._decided_s[token] = self._judge.world.now_s
         if epoch is not None:  # everything is ordered anew, under tokens of that epoch
@@ -47,6 +54,13 @@ class AdjustmentJudge:
         then, self.then = self.then, None
         if then is not None:
             then()
+
+    def _spares_trainings(self, fact: Fact) -> None:
+        """No service takes memory bandwidth from a job with GPUs."""
+        percent = fact.get("memory_bandwidth_percent")
+        gpus = self._judge.programs[fact["job_id"]].job.spec.resources.gpus
+        if percent not in (None, 100) and gpus != 0:
+            raise Violation(RULE, f"{fact['task_id']} trains, and is capped: {fact}")
 
     # ---------------------------------------------------------------------------------- programs
 

@@ -21,7 +21,8 @@ from penstock_services.node_reporter.shell.ports import (
     Started,
 )
 from tests.faults.laboratory.checkpoints import FOLDER
-from tests.faults.laboratory.machine import Machine
+from tests.faults.laboratory.contention import caps_bandwidth, meter
+from tests.faults.laboratory.machine import Machine, TaskProcess
 from tests.faults.laboratory.process import Process
 from tests.faults.laboratory.wire import keys_of
 from tests.faults.ledger_rules import Violation
@@ -145,14 +146,31 @@ class SimulatedLauncher:
 
 
 class SimulatedMeters(MetersWithoutContention):
-    """What a machine measures of its tasks. Adapter of `ports.Meters`."""
+    """What a machine measures of its tasks. Adapter of `ports.Meters`; of pressure it has no triggers, so it is polled."""
 
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
 
+    def _below(self, shim: int) -> TaskProcess | None:
+        return next((found for found in self._machine.processes.values() if found.shim == shim), None)
+
     def use(self, shim: int) -> tuple[float, int]:
-        process = next((found for found in self._machine.processes.values() if found.shim == shim), None)
+        process = self._below(shim)
         return (0.0, 0) if process is None else (self._machine.world.now_s - process.started_s, 200)
+
+    def waits(self, shim: int) -> Mapping[int, int]:
+        meter(self._machine)
+        process = self._below(shim)
+        return {} if process is None else {shim: int(process.used.waited_s * 1e9)}
+
+    def traffic(self, key: Key | None) -> Mapping[str, int]:
+        """Of the machine: of what runs there, so its counter goes back when a task ends."""
+        machine = self._machine
+        if not caps_bandwidth(machine.spec):
+            return {}
+        meter(machine)
+        moved = [found.used.moved_mb for found in machine.processes.values() if key in (None, found.key)]
+        return {"0": int(sum(moved) * 1e6)} if moved else {}
 
     def gpu(self, uuid: str) -> tuple[float, int] | None:
         return 50.0, 1_000 + len(uuid)

@@ -18,6 +18,7 @@ from penstock.model.nodes import Gpu, NodeSpec
 from penstock.model.orders import StartTask
 from penstock_services.node_reporter.shell.ports import Exit, Failure, Immortal, Key, Started
 from tests.faults.laboratory.checkpoints import Checkpoints
+from tests.faults.laboratory.contention import Used, caps_bandwidth, slowdown
 from tests.faults.laboratory.disk import Disk
 from tests.faults.laboratory.jobs import SimulatedJob
 from tests.faults.laboratory.process import Clock, Service
@@ -76,6 +77,7 @@ class TaskProcess:
     """On which all its threads run."""
     percent: int | None = None
     """Of the memory bandwidth; None: it has no cap."""
+    used: Used = field(default_factory=Used)
     loose: bool = False
     """The kernel refused the latest change of its cores."""
     resumed: str = ""
@@ -248,6 +250,7 @@ class Machine:
             return
         cores = max(1, len(process.cores))
         step_ms = 100 / min(cores, 3) * (1 + (number % 2 if ord(process.order.job_id[-1]) % 3 == 0 else 0))
+        step_ms *= slowdown(self, process)
         line = {"window": {"steps": 10, "step_ms": step_ms, "cores": cores}}
         stream.write(f"{json.dumps(line)}\n".encode())
         self.world.at(STEPS_EVERY_S, lambda: self._reports_steps(process, stream, number + 1))
@@ -346,7 +349,7 @@ class Machine:
         process = self.processes.get(key)
         if process is None or not process.shim_alive:
             return None
-        if self.spec.isolation is None or self.spec.isolation.bandwidth == "none":
+        if not caps_bandwidth(self.spec):
             return False
         self.world.trace(f"{self.node_id} caps {key} at {percent} %")
         process.percent = percent

@@ -60,6 +60,7 @@ async def _live(options: Options) -> Outcome:
                 f"processes of the {name}": service.processes for name, service in laboratory.watchers.items()
             },
             "cores tried": judge.adjustments.tried,
+            "jobs slowed for trainings": judge.adjustments.slowed,
             "jobs judged by convergence": judge.rules.moves.converged,
             "moves for services": judge.rules.moves.for_services,
             "bursts planned": laboratory.planned.count("batch"),
