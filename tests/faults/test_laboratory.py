@@ -16,8 +16,9 @@ from tests.faults.laboratory.run import live
 SEEDS = range(25, 60)
 """In the CI run, beside those of the hunts for mutants: short runs in which, together, all faults and what is rare happen.
 `make chaos` runs as many as it is asked for."""
-BESIDE = ((29, "specon"), (33, "specon"), (13, "penstock"))
-"""Seeds under other profiles than their own, for what is rare: a job that converges while another node is free, a burst that a plan places."""
+BESIDE = ((29, "specon"), (33, "specon"), (13, "penstock"), (4, "coda"))
+"""Seeds under other profiles than their own, for what is rare: a job that converges while another node is free, a burst that a plan places, a job
+without GPUs beside a training that it slows."""
 SEEDS_AT_LENGTH = range(1_000)
 PROMISED_KINDS = 24
 HASHES = """
@@ -61,6 +62,7 @@ def _was_bad(summary: Summary) -> None:
     assert happened["processes of the migrator"] > summary.runs // 8, "it was never killed"
     assert happened["processes of the contention-guard"] > summary.runs // 8, "it was never killed"
     assert happened["cores tried"] > 0
+    assert happened["jobs slowed for trainings"] > 0
     assert happened["jobs judged by convergence"] > 0
     assert happened["moves for services"] > 0
     assert happened["plans of who runs"] > summary.runs

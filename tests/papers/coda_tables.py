@@ -131,23 +131,27 @@ class Contended(NamedTuple):
     without: Sequence[Outcome]
 
     def rows(self) -> Iterator[Row]:
-        lost, more_queued = (LOST, QUEUED_MORE) if self.mix == AS_TRACED else (None, None)
+        traced = self.mix == AS_TRACED
         for how, runs in (("cores are halved", self.by_cores), ("bandwidth is capped", self.by_caps)):
             if not runs:
                 continue
+            title = f"{self.mix.title}; {how}"
             found = less([one.utilisation for one in self.without], [one.utilisation for one in runs])
-            yield Row(f"{self.mix.title}; {how}: utilisation lost without it", found[0], None, found[1])
+            reach = None if traced else LOST
+            yield Row(f"{title}: utilisation lost without it", found[0], None, found[1], reach)
             found = less([one.while_queued for one in self.without], [one.while_queued for one in runs])
-            yield Row("the same while jobs wait", found[0], lost, found[1])
+            published = LOST if traced else None
+            yield Row(f"{title}: the same while jobs wait", found[0], published, found[1], published)
             found = more([one.queued for one in self.without], [one.queued for one in runs])
-            yield Row("jobs that wait, more without it", found[0], more_queued, found[1])
+            published = QUEUED_MORE if traced else None
+            yield Row(f"{title}: jobs that wait, more without it", found[0], published, found[1])
         for title, runs in (("with", self.by_cores), ("without", self.without)):
             found = mean([100 * one.crowded for one in runs])
-            yield Row(
-                f"GPUs held on nodes over 75 % of their bandwidth, {title} it", found[0], None, found[1]
-            )
+            label = f"{self.mix.title}: GPUs held on nodes over 75 % of their bandwidth, {title} it"
+            yield Row(label, found[0], None, found[1])
         found = mean([100 * one.by_cpu_jobs for one in self.without])
-        yield Row("traffic by CPU jobs, on nodes with trainings", found[0], None, found[1])
+        label = f"{self.mix.title}: traffic by CPU jobs, on nodes with trainings"
+        yield Row(label, found[0], None, found[1])
 
 
 def month() -> Iterator[PaperTable]:

@@ -54,6 +54,9 @@ KNOWN: Mapping[str, Sequence[str]] = {
         "coda-coda-best: GPUs free that waiting trainings could use",
         "coda-coda-best: trainings that start at once",
     ),
+    "the published loss takes ten times the contention that its text describes: the same table has it with that much": (
+        "coda-eliminator: 0.5 % of the CPU jobs with high demand, all models; cores are halved: the same while jobs wait",
+    ),
     "rows `bound` of the same table: no placement is faster": (
         "liquid-immediate: liquid vs even",
         "liquid-immediate: liquid vs hived",
