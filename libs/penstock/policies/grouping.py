@@ -21,13 +21,13 @@ from penstock.model.settings import Grouping
 from penstock.model.types import StageTimes
 from penstock.policies.interleaving import RESOURCES, Interleaving, Prediction, Times, times_of
 from penstock.policies.many_groups import Unit, union_efficiencies
-from penstock.policies.matching import match_distinct, match_kinds
+from penstock.policies.matching import match_kinds, match_many_kinds
 from penstock.policies.matching_chains import Pairs
 from penstock.policies.regroup import Candidate, PlannedGroup
 
 MAX_ROUNDS = 4
 MAX_MATCHINGS_CACHED = 4_096
-MAX_KINDS_MATCHED = 64  # beyond this, if each kind has one group, they are matched as distinct nodes
+MAX_KINDS_MATCHED = 64  # by `match_kinds`
 
 Shape = tuple[int, int, int, int]
 
@@ -189,10 +189,12 @@ class Grouper:
 
     def _matched(self, kinds: tuple[_Kind, ...], counts: tuple[int, ...], memory_mib: int) -> Pairs:
         size = len(kinds)
-        if size > MAX_KINDS_MATCHED and max(counts) == 1:
+        if size > MAX_KINDS_MATCHED:
             units = [Unit(kind.times, bool(kind.fixed), kind.memory_mib) for kind in kinds]
             found = union_efficiencies(self._interleaving, units, self._grouping.max_members, memory_mib)
-            return dict.fromkeys(match_distinct(found), 1)
+            for number, kind in enumerate(kinds):
+                found[number, number] = self._weight(kind, kind, memory_mib)
+            return match_many_kinds(counts, found)
         weights = [[0.0] * size for _ in kinds]
         for one in range(size):
             for other in range(one + 1):

@@ -3,13 +3,14 @@
 `match_kinds`: nodes of a kind are interchangeable, so only the number of pairs of each two kinds matters (an integer b-matching over
 kinds). The relaxation over the bipartite double cover is a transportation problem with as many rows as kinds, solved by shortest augmenting
 paths that move many units at once; its optimum is half-integral, and the few halves are rounded. `match_distinct`: all nodes differ; the
-same relaxation is an assignment problem, whose cycles are cut into pairs.
+same relaxation is an assignment problem, whose cycles are cut into pairs. `match_many_kinds`: the heavier one of both.
 
 Source: the relaxation is half-integral (Balinski 1965); shortest augmenting paths as in Jonker and Volgenant 1987. Departure from
 an exact matching (Muri §4.2 names Edmonds' blossoms): odd cycles of halves are broken by the best of few choices and pairs exchanged
 while the weight grows, so it may be less than the maximum by part of one pair. Weights are ≥ 0; a pair of weight 0 is never made.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from functools import lru_cache
 from itertools import pairwise
@@ -28,12 +29,37 @@ from penstock.policies.matching_chains import (
 )
 
 MAX_EXACT = 8  # unmatched nodes after rounding: up to so many exhaustive search, more greedily
+MAX_KINDS = 128  # of more, only distinct nodes are matched: they then have as heavy a matching
 MAX_EXCHANGES = 10_000  # each exchange gains, so the bound matters only for rounding errors
 GAIN = 1e-12  # relative to the largest weight: a smaller gain is ignored
 
 
 def match_kinds(counts: Sequence[int], weights: Weights) -> Pairs:
-    """The matching over kinds. `counts`: nodes of each kind, ≥ 0. Deterministic; about O(kinds³)."""
+    """The matching over kinds. `counts`: nodes of each kind, ≥ 0. Deterministic; about O(kinds³), and exchanges that may take far longer (`match_many_kinds`)."""
+    return _match(counts, weights, exchange=True)
+
+
+def match_many_kinds(counts: Sequence[int], weights: NDArray[np.float64]) -> Pairs:
+    """As `match_kinds` for more kinds than exchanges are worth: the heavier one of a matching over kinds without exchanges and of one of distinct nodes.
+
+    `counts`: each ≥ 1; `weights`: shape (kinds, kinds), symmetric, ≥ 0. Deterministic; O(nodes³) in compiled code.
+    """
+    kind_of = np.repeat(np.arange(len(counts)), counts)
+    distinct = Counter(
+        (int(kind_of[one]), int(kind_of[other]))
+        for one, other in match_distinct(weights[np.ix_(kind_of, kind_of)])
+    )
+    if max(counts) == 1 or len(counts) > MAX_KINDS:
+        return distinct
+    table = weights.tolist()
+    return max(distinct, _match(counts, table, exchange=False), key=lambda pairs: _weight_of(pairs, table))
+
+
+def _weight_of(pairs: Pairs, weights: Weights) -> float:
+    return sum(weights[one][other] * count for (one, other), count in pairs.items())
+
+
+def _match(counts: Sequence[int], weights: Weights, *, exchange: bool) -> Pairs:
     kinds = [kind for kind, count in enumerate(counts) if count]
     if not kinds:
         return {}
@@ -49,7 +75,8 @@ def match_kinds(counts: Sequence[int], weights: Weights) -> Pairs:
         left[one] -= count
         left[other] -= count
     _match_rest(left, table, pairs)
-    _exchange(left, table, pairs, Duals(present, table, prices))
+    if exchange:
+        _exchange(left, table, pairs, Duals(present, table, prices))
     return {
         (kinds[one], kinds[other]): count
         for (one, other), count in sorted(pairs.items())

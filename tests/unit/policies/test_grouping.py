@@ -1,5 +1,6 @@
 """Who runs and who shares GPUs: what must hold of any answer of the regroup stages, and of their order after a restart."""
 
+from collections.abc import Sequence
 from functools import cache
 from itertools import pairwise
 from math import inf
@@ -13,14 +14,19 @@ from hypothesis import strategies as st
 from penstock.model.groups import MAX_GROUP_MEMBERS
 from penstock.model.settings import Grouping, PlacerSettings
 from penstock.model.types import StageTimes
-from penstock.policies import group_speeds
+from penstock.policies import group_speeds, grouping
 from penstock.policies.group_plan import group_plan
+from penstock.policies.grouping import MAX_KINDS_MATCHED, Grouper, _Kind
 from penstock.policies.interleave import Interleave
+from penstock.policies.interleaving import authors
 from penstock.policies.list_order import rising
+from penstock.policies.matching import match_kinds
+from penstock.policies.matching_chains import Pairs, Weights
 from penstock.policies.muri import muri_l, muri_s
 from penstock.policies.profiles import profile_for
 from penstock.policies.regroup import Answer, Candidate, PlannedGroup, Question, Regroup
 from tests.support import builders as b
+from tests.support.matchings import ENOUGH, expanded, full_weight, weight_of
 
 BOUND_BY = {
     name: StageTimes(
@@ -277,3 +283,45 @@ def test_a_plan_does_not_depend_on_how_many_groups_are_predicted_at_once(
         answers += [stage.solve(asked), stage.solve(asked)]
     assert all(answer == answers[0] for answer in answers)
     assert any(len(group.job_ids) > 1 for group in answers[0].groups)
+
+
+@pytest.mark.parametrize(("jobs", "kinds"), [(150, 130), (400, 70)])
+def test_profiles_that_nearly_all_differ_are_planned_soon_and_well(
+    jobs: int, kinds: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each team measures its own networks, and some jobs are repeated: a matching of kinds, whose time grows with their cube, took minutes,
+    and the batcher's worker was ended before it."""
+
+    def few(counts: Sequence[int], weights: Weights) -> Pairs:
+        assert len(counts) <= MAX_KINDS_MATCHED, "exchanges take minutes"
+        return match_kinds(counts, weights)
+
+    monkeypatch.setattr(grouping, "match_kinds", few)
+    rng = np.random.Generator(np.random.PCG64(jobs))
+    stages = [
+        StageTimes(
+            storage_ms=one, cpu_ms=two, gpu_ms=three, network_ms=four, iteration_ms=one + two + three + four
+        )
+        for one, two, three, four in rng.uniform(1, 100, (kinds, 4)).tolist()
+    ]
+    many = [candidate(number, stages=stages[number % kinds]) for number in range(jobs)]
+    grouper = Grouper(authors(), Grouping())
+    matched: list[float] = []
+    inner = grouper._match
+
+    def match(kinds: tuple[_Kind, ...], counts: tuple[int, ...], memory_mib: int) -> Pairs:
+        pairs = inner(kinds, counts, memory_mib)
+        assert all(
+            sum(count * pair.count(kind) for pair, count in pairs.items()) <= there
+            for kind, there in enumerate(counts)
+        )
+        weights = [[grouper._weight(one, other, memory_mib) for other in kinds] for one in kinds]
+        full = full_weight(expanded(counts, weights))
+        matched.append(weight_of(pairs, weights) / full)
+        return pairs
+
+    grouper._match = match  # type: ignore[assignment]
+    found = grouper.groups(many, [job.remaining_s for job in many], (8,) * (jobs // 32), 0)
+    assert sum(map(len, found)) > jobs // 2
+    assert matched
+    assert min(matched) >= ENOUGH
