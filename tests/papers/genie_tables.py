@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from itertools import pairwise
-from math import ceil, exp
+from math import ceil, exp, inf
 from statistics import fmean
 from time import process_time
 from typing import NamedTuple
@@ -36,6 +36,7 @@ from penstock.simulator.traces.jobs import TraceJob
 from penstock_services.estimator.core.step_time.fit import fit, reference_batch
 from penstock_services.estimator.core.step_time.placements import Cell, Measurement, table
 from penstock_services.estimator.core.step_time.prior import WIDE
+from penstock_services.gateway.core.deadline import Outlook, outlook
 from tests.papers.estimator.genie import Genie as Fitted
 from tests.papers.estimator.genie import Run, Task, fit_genie, light_profile, predict_genie
 from tests.papers.parallel_runs import simulated
@@ -63,6 +64,8 @@ THETA = 0.5
 OURS, GENIES = "estimator", "genie"
 RESTART = RestartCost(save_s=5.0, launch_s=RESTART_S, interval_s=600.0)
 EDGES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
+WITHIN = 5.0
+"""Largest calibration error of the odds, in points."""
 LEVEL = 0.9
 PUBLISHED_MET, PUBLISHED_MAKESPAN = 67.4, 28.2
 """At most, over the best baseline: percent more tasks in time, percent less makespan. Source: GENIE §III-B, Fig. 4."""
@@ -80,6 +83,8 @@ class Outcome(NamedTuple):
     urgent_s: float = 0.0
     odds: tuple[tuple[float, bool], ...] = ()
     """Of each task that is not urgent: the odds when it started, and whether it was in time."""
+    asked: tuple[tuple[float, bool], ...] = ()
+    """Of each task that is not urgent and for which odds were known: what its user was answered when it was submitted, and whether it was done by the time of that answer."""
 
 
 @cache
@@ -208,8 +213,9 @@ def run(
     profile: str = "genie",
     without: tuple[Stage, ...] = (),
     hours: int = HOURS,
+    asks: bool = False,
 ) -> Outcome:
-    """`restarts`: a stop costs a save, and the next start a launch; else nothing. `hours`: of tasks."""
+    """`restarts`: a stop costs a save, and the next start a launch; else nothing. `hours`: of tasks. `asks`: what users are answered at submission."""
     began_s = process_time()
     whole = min(NODES, nodes) * GPUS
     tasks = [
@@ -231,10 +237,15 @@ def run(
         job.job_id: float(dict(job.labels)["ect_s"]) for job in tasks if dict(job.labels)["qos"] != "urgent"
     }
     found: dict[str, float] = {}
+    answers: dict[str, Outlook | None] = {}
+    state = simulation.cell.state
     while simulation.step():
-        for job in simulation.cell.state.holding.values():
+        for job in state.holding.values():
             if job.job_id in due and job.job_id not in found:
                 found[job.job_id] = odds_of(job, 1_000 * due[job.job_id])
+        if asks:
+            new = [job for name, job in state.jobs.items() if name in due and name not in answers]
+            answers |= {job.job_id: outlook(state, job, state.now_ms) for job in new}
     figures = simulation.figures(0, 0)
     assert figures.unfinished_jobs == 0
     lives = simulation.meter.lives
@@ -243,7 +254,12 @@ def run(
     urgent_s = fmean([lives[job.job_id].jct_s for job in tasks if job.job_id not in due] or [0.0])
     last_s = max(job.submit_s for job in tasks)
     cpu_s = process_time() - began_s
-    return Outcome(fmean(in_time.values()), figures.makespan_s, last_s, cpu_s, urgent_s, pairs)
+    asked = tuple(
+        (one.odds, 1_000 * (lives[name].end_s or inf) <= one.due_ms)
+        for name, one in answers.items()
+        if one is not None and one.odds is not None and one.due_ms is not None
+    )
+    return Outcome(fmean(in_time.values()), figures.makespan_s, last_s, cpu_s, urgent_s, pairs, asked)
 
 
 def odds_of(job: JobState, expected_ms: float) -> float:
@@ -256,26 +272,53 @@ def odds_of(job: JobState, expected_ms: float) -> float:
     return odds(job, option, job.submitted_ms + expected_ms, job.placed_ms)
 
 
-def calibration(seeds: Sequence[int]) -> PaperTable:
-    """Odds against what came of them, over all rates."""
-    pairs = [pair for per_hour in RATES for seed in seeds for pair in run(per_hour, "qos", seed).odds]
-    rows = []
+Pairs = Sequence[tuple[float, bool]]
+"""(odds, 0 – 1; whether it was in time) of each task."""
+
+
+def buckets(pairs: Pairs) -> Iterator[tuple[float, float, Pairs]]:
+    """(low, high, pairs with odds in between); none is empty."""
     for low, high in pairwise(EDGES):
-        here = [(chance, met) for chance, met in pairs if low <= chance < high or chance == high == 1.0]
-        if here:
-            label = f"odds of {100 * low:.0f} to {100 * high:.0f} %, {len(here)} tasks"
-            rows.append(
-                Row(
-                    label,
-                    100 * fmean(met for _, met in here),
-                    published=None,
-                    remark=f"{100 * fmean(chance for chance, _ in here):.0f} % predicted",
-                )
-            )
-    if pairs:
-        apart = 100 * abs(fmean(chance for chance, _ in pairs) - fmean(met for _, met in pairs))
-        rows.append(Row("all: points between predicted and met", apart, reach=5.0, better="lower"))
-    return PaperTable("genie-odds", "Odds of a deadline when the task starts: met", "%", rows)
+        if here := [(chance, met) for chance, met in pairs if low <= chance < high or chance == high == 1.0]:
+            yield low, high, here
+
+
+def apart(pairs: Pairs) -> float:
+    """Points between what is predicted on average and the share that is met."""
+    return 100 * abs(fmean(chance for chance, _ in pairs) - fmean(met for _, met in pairs))
+
+
+def calibration_error(pairs: Pairs) -> float:
+    """Expected calibration error in points: `apart` of each bucket, weighted by its tasks, so that odds too high in one and too low in another do not cancel. Source: Naeini et al., AAAI '15."""
+    return sum(len(here) * apart(here) for _, _, here in buckets(pairs)) / len(pairs) if pairs else 0.0
+
+
+def calibration(key: str, title: str, by_rate: Mapping[int, Pairs]) -> PaperTable:
+    """Odds against what came of them. `by_rate`: tasks an hour → its pairs."""
+    pairs = [pair for found in by_rate.values() for pair in found]
+    rows = []
+    for low, high, here in buckets(pairs):
+        label = f"odds of {100 * low:.0f} to {100 * high:.0f} %, {len(here)} tasks"
+        remark = f"{100 * fmean(chance for chance, _ in here):.0f} % predicted"
+        rows.append(Row(label, 100 * fmean(met for _, met in here), remark=remark))
+    what = "calibration error in points"
+    rows.append(Row(f"all: {what}", calibration_error(pairs), reach=WITHIN, better="lower"))
+    for per_hour, found in by_rate.items():
+        rows.append(Row(f"{per_hour}/h: {what}", calibration_error(found), reach=WITHIN, better="lower"))
+    return PaperTable(key, f"{title}: met", "%", rows)
+
+
+def calibrations(seeds: Sequence[int]) -> Iterator[PaperTable]:
+    """Of the odds when a task starts, and of those that its user is answered at its submission, when its start is a forecast."""
+    started = {rate: [one for seed in seeds for one in run(rate, "qos", seed).odds] for rate in RATES}
+    yield calibration("genie-odds", "Odds of a deadline when the task starts", started)
+    for profile in ("genie", "penstock"):
+        asked = {
+            rate: [one for seed in seeds for one in run(rate, "qos", seed, profile=profile, asks=True).asked]
+            for rate in RATES
+        }
+        title = f"Odds of a deadline at submission, under `{profile}`"
+        yield calibration(f"genie-odds-asked-{profile}", title, asked)
 
 
 def averaged(label: str, values: Sequence[float], reach: float | None = None, better: str = "higher") -> Row:
@@ -331,19 +374,33 @@ def gains(seeds: Sequence[int]) -> Iterator[PaperTable]:
 
 
 def making_way(seeds: Sequence[int]) -> Iterator[PaperTable]:
-    """Where a running job may make way for one that cannot wait (`genie.make_way`), and a restart costs a save of 5 s and a launch of 30 s."""
-    met: list[Row] = []
-    urgent: list[Row] = []
-    for per_hour in RATES:
-        for make_way, label in ((False, "ours"), (True, "and jobs make way")):
-            found = [run(per_hour, "protect", seed, restarts=True, make_way=make_way) for seed in seeds]
-            share, seconds = [100 * one.met for one in found], [one.urgent_s for one in found]
-            met.append(averaged(f"{per_hour}/h: {label}", share))
-            urgent.append(averaged(f"{per_hour}/h: {label}", seconds, better="lower"))
-    yield PaperTable("genie-make-way", "Jobs that make way: tasks in time", "%", met)
-    yield PaperTable(
-        "genie-make-way-urgent", "Jobs that make way: from submission to end of urgent ones", "s", urgent
-    )
+    """Where a running job may make way for one that cannot wait, and a restart costs a save of 5 s and a launch of 30 s. Under `genie` that is a setting, under `penstock` a stage."""
+    for profile, key in (("genie", "genie-make-way"), ("penstock", "genie-make-way-penstock")):
+        met: list[Row] = []
+        urgent: list[Row] = []
+        best = 0.0
+        for per_hour in RATES:
+            for make_way, label in ((False, "no job makes way"), (True, "jobs make way")):
+                without: tuple[Stage, ...] = () if make_way or profile == "genie" else ("make_way",)
+                found = [
+                    run(
+                        per_hour,
+                        "protect",
+                        seed,
+                        restarts=True,
+                        make_way=make_way and profile == "genie",
+                        profile=profile,
+                        without=without,
+                    )
+                    for seed in seeds
+                ]
+                share, seconds = [100 * one.met for one in found], [one.urgent_s for one in found]
+                met.append(averaged(f"{per_hour}/h: {label}", share, best if make_way else None))
+                urgent.append(averaged(f"{per_hour}/h: {label}", seconds, better="lower"))
+                best = met[-1].here
+        title = f"Jobs that make way, under `{profile}`"
+        yield PaperTable(key, f"{title}: tasks in time", "%", met)
+        yield PaperTable(f"{key}-urgent", f"{title}: from submission to end of urgent ones", "s", urgent)
 
 
 def tables() -> Iterator[PaperTable]:
@@ -360,7 +417,7 @@ def tables() -> Iterator[PaperTable]:
     yield PaperTable("genie-qos", "GENIE, 4 × 4 GPUs: tasks in time", "%", met)
     yield PaperTable("genie-makespan", "GENIE, 4 × 4 GPUs: makespan", "hours", makespans)
     yield from gains(seeds)
-    yield calibration(seeds)
+    yield from calibrations(seeds)
     yield _scheduling(seeds)
     met, makespans = [], []
     for nodes in SCALES:

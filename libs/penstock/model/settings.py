@@ -72,7 +72,8 @@ class Genie(Value, frozen=True, kw_only=True):
     theta: Annotated[float, Meta(ge=0, le=1_000)] = 0.5
     """θ of eq. 5: cost of a further node, beside its GPUs. The source gives no value."""
     make_way: bool = False
-    """Whether a running job of class normal that saves checkpoints makes way for one that is urgent, prior or has a deadline, by a move or with fewer workers, where that pays."""
+    """Profile `genie`: whether a running job of class normal that saves checkpoints makes way for one that is urgent, prior or has a deadline, by a move or with fewer workers, where that pays. Under `penstock` it does
+    unless `without` has make_way; under other profiles True is refused."""
 
 
 class Contention(Value, frozen=True, kw_only=True):
@@ -109,7 +110,16 @@ class Coda(Value, frozen=True, kw_only=True):
 
 
 Stage = Literal[
-    "deadlines", "backfill", "bursts", "groups", "moves", "prelaunch", "cores", "eliminator", "reclaim"
+    "deadlines",
+    "backfill",
+    "bursts",
+    "groups",
+    "moves",
+    "prelaunch",
+    "cores",
+    "eliminator",
+    "reclaim",
+    "make_way",
 ]
 """Stages of profile `penstock`; each can be left out."""
 
@@ -173,12 +183,12 @@ class PlacerSettings(Value, frozen=True, kw_only=True):
     convergence: Convergence = Convergence()
     """For profiles `specon` and `balance`."""
     genie: Genie = Genie()
-    """For profile `genie`."""
+    """For profile `genie`; of `penstock` its θ."""
     contention: Contention | None = None
     """For any profile: switches the contention-guard on, with these settings. None: as the profile has it."""
     coda: Coda = Coda()
     """For profile `coda`; for `penstock` without `patience_ms`."""
     without: Annotated[tuple[Stage, ...], Meta(max_length=16)] = ()
-    """Stages that profile `penstock` leaves out, for ablation. deadlines: GENIE's order and shapes; backfill: nodes reserved for the job that has waited longest; bursts: plans by
+    """Stages that profile `penstock` leaves out, for ablation. deadlines: GENIE's order and shapes, and make_way with them; backfill: nodes reserved for the job that has waited longest; bursts: plans by
     the grouping genetic algorithm; groups: interleaving, and stops for it; moves: load balancing; prelaunch: launches before GPUs are free; cores: the search for the number of cores of running training jobs; eliminator: throttling of jobs that slow one down; reclaim: cores
-    reserved for GPUs, which jobs without GPUs borrow and return."""
+    reserved for GPUs, which jobs without GPUs borrow and return; make_way: running jobs that make way for urgent ones and those with a deadline, which needs deadlines."""

@@ -35,16 +35,22 @@ class DeadlineOrder:
     ) -> None:
         self.name = name
         self._place, self._order, self._shape = place, order, shape
-        self._genie = Genie(name, replace(settings, choose="protect"), place)
+        self.genie = Genie(name, replace(settings, choose="protect"), place)
         self._timed: JobRows[tuple[()]] = JobRows(_timed)
+
+    def may_take(self, state: CellState, job: JobState, other: JobState) -> bool:
+        """Whether a waiting job may have the place of a running one: its tenant is below its share, or both are of one tenant and the running one has no higher priority."""
+        if job.spec.owner == other.spec.owner:
+            return job.spec.priority >= other.spec.priority
+        return self._order.below_share(state, job.spec.owner)
 
     def place(self, state: CellState, job: JobState, rng: LazyRng) -> Plan | None:
         """As `Policy`."""
-        return (self._genie if job.spec.timed else self._place).place(state, job, rng)
+        return (self.genie if job.spec.timed else self._place).place(state, job, rng)
 
     def shape(self, state: CellState, job: JobState, fitting: int) -> tuple[int, str]:
         """As `Shape`."""
-        return (self._genie if job.spec.timed else self._shape).shape(state, job, fitting)
+        return (self.genie if job.spec.timed else self._shape).shape(state, job, fitting)
 
     def order(self, state: CellState) -> Iterator[str]:
         """As `Order`. O(changes since the last call + waiting jobs with a deadline × options) in addition to the usual order."""
@@ -81,13 +87,13 @@ class DeadlineOrder:
     def claim(self, state: CellState, job: JobState) -> str:
         """As `Order`."""
         usual = self._order.claim(state, job)
-        return f"{self._genie.claim(state, job)}; {usual}" if job.spec.timed else usual
+        return f"{self.genie.claim(state, job)}; {usual}" if job.spec.timed else usual
 
     def _pressing(self, state: CellState, timed: Iterable[JobState]) -> Sequence[JobState]:
         """Of the jobs with a deadline the urgent ones and those that can meet it, least slack first."""
         found = []
         for job in timed:
-            allowance = self._genie.choice(state, job).allowance_ms
+            allowance = self.genie.choice(state, job).allowance_ms
             if urgent(job.spec) or 0 <= allowance < inf:
                 found.append((allowance, job.order, job))
         return [job for _, _, job in sorted(found, key=lambda one: one[:2])]

@@ -4,10 +4,11 @@ Source: own; GENIE §III has no preemption. If a waiting job that is urgent, pri
 without these is stopped where that gains: the waiting job then starts at once, and the stopped one has nodes at once, too, in the shape that ends first. No job is stopped that would meet its expected completion
 now and miss it after the stop; a job that is late already may lose less than the other one gains. Save and launch are charged, and only a job that saves in time is stopped.
 
-Ideal: the smallest loss over all jobs. Departure: one job makes way for one other, and only while no other job is being stopped and no node is reserved.
+Ideal: the smallest loss over all jobs. Departures: one job makes way for one other, and only while no other job is being stopped and no plan waits; nodes that are reserved for a
+waiting job stay so; only jobs with whole GPUs, and none that shares them; of the running jobs those that end first and last are looked at.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from itertools import islice
 from math import inf
 from typing import NamedTuple
@@ -15,26 +16,37 @@ from typing import NamedTuple
 from penstock.ledger.demand import Demand
 from penstock.ledger.index import bits
 from penstock.ledger.job_state import JobState
+from penstock.ledger.plans import units_of_proposals
 from penstock.ledger.state import CellState
 from penstock.model.proposals import PlanProposed, ProposedJob, ProposedUnit
 from penstock.model.transitions import JobStatus
-from penstock.model.types import MAX_TEXT, ResourceVector, ShapeOption
+from penstock.model.types import MAX_TEXT, ShapeOption
 from penstock.policies.deadlines import urgent
 from penstock.policies.genie import Genie, on_each_node
+from penstock.policies.job_rows import JobRows
+from penstock.policies.preemption import node_ids, set_of
+from penstock.policies.regroup import regroups
+from penstock.policies.reservation import KNOWN, by_end
 from penstock.policies.service import remaining_s, saves_in_time, stop_cost_s
-from penstock.policies.trial import Fit, Trial
+from penstock.policies.trial import Fit, Trial, living_places
 
 MAX_ASKED = 4  # waiting jobs, those with the least slack; each costs a trial per job that may make way
 MAX_MAKING_WAY = 32  # running jobs that are tried for one of them, those that end last
+MAX_ENDS = 256  # running jobs that are looked at from either end
 MAX_MOVED = 2  # attempts that a job has given up for others, or lost to nodes
 MIN_GAIN_MS = 1_000.0  # less is within the variation of launch times
+PRESSING: tuple[()] = ()
+"""Key of the only row: waiting jobs that are urgent or prior, or have their own deadline."""
+
+MayTake = Callable[[CellState, JobState, JobState], bool]
+"""(state, waiting job, running job) → whether the waiting one may have the other one's place at all."""
 
 
 class Waiting(NamedTuple):
-    """A job that cannot wait. `gain_ms`: how much lateness a start now avoids; for an urgent job how much earlier it ends."""
+    """A job that cannot wait. `option`: None: it has only one shape. `gain_ms`: how much lateness a start now avoids; for an urgent job how much earlier it ends."""
 
     job: JobState
-    option: ShapeOption
+    option: ShapeOption | None
     gain_ms: float
 
 
@@ -50,21 +62,35 @@ class Way(NamedTuple):
 
 
 class MakeWay:
-    """Implements `penstock.policies.base.GiveWay`. `genie`: expected completions and placements of jobs."""
+    """Implements `penstock.policies.base.GiveWay`. `genie`: expected completions and placements of jobs; `may_take`: see `MayTake`."""
 
-    def __init__(self, name: str, genie: Genie) -> None:
+    def __init__(self, name: str, genie: Genie, may_take: MayTake = lambda *_: True) -> None:
         self._name = name
         self._genie = genie
+        self._may_take = may_take
+        self._waiting: JobRows[tuple[()]] = JobRows(_presses)
+        self._ends: JobRows[tuple[int]] = JobRows(runs=by_end)
 
     def plan(self, state: CellState) -> PlanProposed | None:
-        """The plan for the first waiting job with a gain. O(waiting jobs × options), plus the trials where one of them cannot wait."""
-        if state.frozen or state.stopping or state.planned or not state.queue or not state.holding:
+        """The plan for the first waiting job with a gain. O(changes since the last call + waiting jobs that press × options), plus the trials where one of them cannot wait."""
+        self._waiting.update(state)
+        pressing = [state.jobs[job_id] for _, _, job_id, _ in self._waiting.waiting.get(PRESSING, ())]
+        if not pressing or state.frozen or state.in_window or state.stopping or not state.holding:
             return None
-        may = list(self._may_make_way(state))
+        if units_of_proposals(state):
+            return None
+        self._ends.update(state)
+        avoid = _reserved(state) | ~state.index.placeable
+        may = list(self._may_make_way(state, avoid))
         if not may:
             return None
-        for waiting in self._cannot_wait(state):
-            ways = [way for job in may if (way := self._way(state, waiting, job)) is not None]
+        for waiting in self._cannot_wait(state, pressing, avoid):
+            ways = [
+                way
+                for job in may
+                if self._may_take(state, waiting.job, job)
+                and (way := self._way(state, waiting, job, avoid)) is not None
+            ]
             if ways:
                 best = min(ways, key=lambda way: (way.loss_ms, way.cost_ms, way.job.order))
                 return self._proposal(state, waiting, best)
@@ -94,88 +120,101 @@ class MakeWay:
 
     # --------------------------------------------------------------------------------------- jobs that wait
 
-    def _cannot_wait(self, state: CellState) -> Iterator[Waiting]:
-        """Jobs that cannot wait, least slack first."""
-        jobs = [state.jobs[job_id] for job_id in state.queue.values()]
-        asked = [
-            (choice.allowance_ms, job.order, job, choice)
-            for job in jobs
-            if _matters(job) and (choice := self._genie.choice(state, job)).option
-        ]
+    def _cannot_wait(self, state: CellState, pressing: list[JobState], avoid: int) -> Iterator[Waiting]:
+        """Jobs that cannot wait, least slack first. A job that is late even if it starts now is none, unless it is urgent."""
+        asked = []
+        for job in pressing:
+            if job.job_id in state.planned or not _suits(job):
+                continue
+            choice = self._genie.choice(state, job)
+            known = choice.latency_ms < inf and (choice.option is not None or job.spec.min_workers is None)
+            if known and (urgent(job.spec) or choice.allowance_ms >= 0):
+                asked.append((choice.allowance_ms, job.order, job, choice))
         asked.sort(key=lambda one: one[:2])
         for _, _, job, choice in asked[:MAX_ASKED]:
-            assert choice.option is not None
-            wait_ms = self._wait_ms(state, job, choice.option)
+            wait_ms = self._wait_ms(state, job, choice.option, avoid)
             end_ms = state.now_ms + choice.latency_ms
-            if urgent(job.spec):
-                gain_ms = wait_ms
-            elif end_ms > choice.due_ms:
-                continue  # it would be late even if it started now
-            else:
-                gain_ms = max(0.0, end_ms + wait_ms - choice.due_ms)
+            gain_ms = wait_ms if urgent(job.spec) else max(0.0, end_ms + wait_ms - choice.due_ms)
             if gain_ms >= MIN_GAIN_MS:
                 yield Waiting(job, choice.option, gain_ms)
 
-    def _wait_ms(self, state: CellState, job: JobState, option: ShapeOption) -> float:
+    def _wait_ms(self, state: CellState, job: JobState, option: ShapeOption | None, avoid: int) -> float:
         """Time until enough running jobs have ended by themselves; infinite where that is not known, 0 where the job fits now."""
-        trial = Trial(state)
-        if _fit(state, trial, job, option) is not None:
+        trial, demand = Trial(state), _demand(job, option)
+        if _fit(trial, job, option, avoid) is not None:
             return 0.0
-        ends = sorted((remaining_s(state, held), held.order) for held in state.holding.values())
-        for left_s, order in ends:
-            if left_s == inf:
-                break
-            trial.release(state.holding[order])
-            if _fit(state, trial, job, option) is not None:
-                return 1_000.0 * left_s
+        suited = state.index.eligible(demand.worker, job.spec.gpu_models) & ~avoid
+        for end_s, _, job_id, _ in islice(self._ends.running.get(KNOWN, ()), MAX_ENDS):
+            held = state.jobs[job_id]
+            trial.release(held)
+            if not any(state.nodes[place.node_id].bit & suited for place in living_places(held)):
+                continue
+            if _fit(trial, job, option, avoid) is not None:
+                return max(0.0, 1_000.0 * end_s - state.now_ms)
         return inf
 
     # ------------------------------------------------------------------------------------ jobs that make way
 
-    def _may_make_way(self, state: CellState) -> Iterator[JobState]:
-        """Running jobs that may make way, those that end last first."""
-        found = [
+    def _may_make_way(self, state: CellState, avoid: int) -> Iterator[JobState]:
+        """Running jobs that may make way, those that end last first; none on reserved nodes, whose place is another job's."""
+        last = reversed(self._ends.running.get(KNOWN, ()))
+        found = (
             job
-            for job in state.holding.values()
-            if job.status is JobStatus.RUNNING
+            for _, _, job_id, _ in islice(last, MAX_ENDS)
+            if (job := state.jobs[job_id]).status is JobStatus.RUNNING
             and not _matters(job)
+            and _suits(job)
             and job.preemptible
             and not job.target
             and not job.followed
             and job.spec.checkpoint != "none"
             and saves_in_time(job)
             and job.infrastructure_retries < MAX_MOVED
-            and self._genie.offers(state, job).found
-        ]
-        found.sort(key=lambda job: (-remaining_s(state, job), job.order))
+            and not any(state.nodes[place.node_id].bit & avoid for place in living_places(job))
+        )
         return islice(found, MAX_MAKING_WAY)
 
-    def _way(self, state: CellState, waiting: Waiting, job: JobState) -> Way | None:
+    def _way(self, state: CellState, waiting: Waiting, job: JobState, avoid: int) -> Way | None:
         """How the job would make way; None: it would not make room, or the loss would be too large."""
-        left_ms = 1_000.0 * remaining_s(state, job)
-        found = self._genie.offers(state, job).found
-        here = next((one.option for one in found if one.option.workers == job.workers), None)
-        if here is None or left_ms == inf:
+        left_ms, shapes = 1_000.0 * remaining_s(state, job), self._shapes(state, job)
+        if left_ms == inf or not shapes:
             return None
         trial = Trial(state)
         trial.release(job)
-        other = _fit(state, trial, waiting.job, waiting.option)
+        other = _fit(trial, waiting.job, waiting.option, avoid)
         if other is None:
             return None
         trial.claim(_demand(waiting.job, waiting.option), other)
         cost_ms = 1_000.0 * stop_cost_s(state, job)
         due_ms, ends_ms = self._genie.choice(state, job).due_ms, state.now_ms + left_ms
-        for placement in sorted(found, key=lambda one: (one.option.step_ms, one.option.workers)):
-            option = placement.option
-            fit = _fit(state, trial, job, option)
+        for times, option in shapes:
+            fit = _fit(trial, job, option, avoid)
             if fit is None:
                 continue
-            then_ms = state.now_ms + cost_ms + left_ms * option.step_ms / here.step_ms
+            then_ms = state.now_ms + cost_ms + left_ms * times
             loss_ms = max(0.0, then_ms - max(due_ms, ends_ms))
             if loss_ms and (ends_ms <= due_ms or loss_ms >= waiting.gain_ms):
                 return None  # in other shapes it ends even later
-            return Way(job, loss_ms, cost_ms, _names(state, fit), _names(state, other))
+            nodes = node_ids(state, _demand(job, option), fit)
+            return Way(
+                job, loss_ms, cost_ms, nodes, node_ids(state, _demand(waiting.job, waiting.option), other)
+            )
         return None
+
+    def _shapes(self, state: CellState, job: JobState) -> list[tuple[float, ShapeOption | None]]:
+        """(times as long as in its present shape, shape) of a running job, the fastest first; empty: how long it would take is not known."""
+        if job.spec.min_workers is None:
+            return [(1.0, None)]
+        found = [one.option for one in self._genie.offers(state, job).found]
+        here = next((one for one in found if one.workers == job.workers), None)
+        if here is None:
+            return []
+        found.sort(key=lambda one: (one.step_ms, one.workers))
+        return [(option.step_ms / here.step_ms, option) for option in found]
+
+
+def _presses(state: CellState, job: JobState) -> tuple[tuple[()], float] | None:
+    return (PRESSING, float(job.order)) if _matters(job) else None
 
 
 def _matters(job: JobState) -> bool:
@@ -183,26 +222,30 @@ def _matters(job: JobState) -> bool:
     return job.spec.deadline_ms is not None or job.spec.qos in ("urgent", "prior")
 
 
-def _demand(job: JobState, option: ShapeOption) -> Demand:
-    return job.shaped(option.workers).demand
+def _suits(job: JobState) -> bool:
+    """Whether its workers have whole GPUs: jobs without GPUs get cores by other ways, and parts of GPUs are not compared here."""
+    return job.estimate is not None and regroups(job.demand)
 
 
-def _fit(state: CellState, trial: Trial, job: JobState, option: ShapeOption) -> Fit | None:
-    """Places the workers on as many nodes as the option has, those with the fewest free GPUs first; None: there are too few."""
+def _reserved(state: CellState) -> int:
+    """Set of the nodes that are reserved for waiting jobs."""
+    names = {node_id for unit in state.planned.values() for node_id in unit.nodes}
+    return set_of(state.nodes[name].ordinal for name in names if name in state.nodes)
+
+
+def _demand(job: JobState, option: ShapeOption | None) -> Demand:
+    return job.demand if option is None else job.shaped(option.workers).demand
+
+
+def _fit(trial: Trial, job: JobState, option: ShapeOption | None, avoid: int) -> Fit | None:
+    """Places the job on other nodes than these: the workers on as many nodes as the option has, those with the fewest free GPUs first, else by first fit; None: there are too few."""
+    if option is None:
+        return trial.fit(job.demand, avoid)
     need = on_each_node(job, option)
     if need is None:
         return None
-    suited = state.index.eligible(need, job.spec.gpu_models) & state.index.placeable
-    found = [ordinal for ordinal in bits(suited) if _holds(trial, ordinal, need)]
+    found = list(bits(trial.candidates(need, job.spec.gpu_models) & ~avoid))
     if len(found) < option.nodes:
         return None
     found.sort(key=lambda ordinal: (trial.free(ordinal).gpus, ordinal))
     return tuple(ordinal for ordinal in found[: option.nodes] for _ in range(option.gpus_per_node))
-
-
-def _holds(trial: Trial, ordinal: int, need: ResourceVector) -> bool:
-    return trial.free(ordinal).fits(need)
-
-
-def _names(state: CellState, fit: Sequence[int]) -> tuple[str, ...]:
-    return tuple(state.node_at[ordinal] for ordinal in fit)

@@ -90,13 +90,14 @@ def least_attained(name: str, where: Callable[[str], Policy], *, strict_fifo: bo
 
 def penstock(settings: PlacerSettings) -> Profile:
     """All stages together: jobs with the least slack to their deadline first, then tenants below their share, then the highest response ratio; compact gangs; backfill behind
-    a reservation; bursts by the grouping genetic algorithm; interleaving when the cell is saturated; moves that lower the sum of completion times; core counts adapted to running training jobs, and throttling of jobs that slow one down."""
+    a reservation; bursts by the grouping genetic algorithm; interleaving when the cell is saturated; jobs that make way for urgent ones and those with a deadline; moves that lower the sum of completion times; core counts adapted to running training jobs, and throttling of jobs that slow one down."""
     without = settings.without
     reclaims = "reclaim" not in without
     together = (Lending if reclaims else Together)("penstock", settings.network_weight)
     fair, shape = FairResponse(), ShortestStep()
     stages = DeadlineOrder("penstock", settings.genie, together, fair, shape)
-    place, order, shaped = (together, fair, shape) if "deadlines" in without else (stages, stages, stages)
+    timed = "deadlines" not in without
+    place, order, shaped = (stages, stages, stages) if timed else (together, fair, shape)
     return Profile(
         "penstock",
         place,
@@ -107,6 +108,9 @@ def penstock(settings: PlacerSettings) -> Profile:
         batch=None if "bursts" in without else Burst(together, order, settings.network_weight),
         regroup=None if "groups" in without else FairInterleave(settings.queue_limits_gpu_s),
         migrate=None if "moves" in without else LoadBalance(settings.convergence),
+        make_way=MakeWay("penstock", stages.genie, stages.may_take)
+        if timed and "make_way" not in without
+        else None,
         guard=_guard_without(without),
         reclaim=ArrayReclaim(settings.coda, patient=False, loses_ms=LOSES_MS) if reclaims else None,
     )
@@ -235,6 +239,20 @@ def in_force(settings: PlacerSettings) -> PlacerSettings:
 
 class UnknownProfile(LookupError):
     """No profile has this name; the message lists those that exist."""
+
+
+class UnusedSetting(ValueError):
+    """A setting asks for what the profile does not have; the message names the field and the remedy."""
+
+
+def check_settings(settings: PlacerSettings) -> None:
+    """For settings that an operator gives; those in a ledger are taken as they are. Raises `UnknownProfile`, `UnusedSetting`."""
+    profile = profile_for(settings)
+    if settings.genie.make_way and profile.make_way is None:
+        left_out = ", or in none with these stages left out (`without`)" if settings.without else ""
+        raise UnusedSetting(
+            f"genie.make_way is true, but in profile {settings.profile} no job makes way{left_out}; choose penstock or genie, or leave it out"
+        )
 
 
 def profile_for(settings: PlacerSettings) -> Profile:

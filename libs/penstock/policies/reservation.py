@@ -38,7 +38,7 @@ class Reservation:
         self._place, self._waits = place, waits
         self._made_for: tuple[int, PlanUnit] | None = None
         self._trial: Trial | None = None
-        self._ends: JobRows[tuple[int]] = JobRows(runs=_by_end)
+        self._ends: JobRows[tuple[int]] = JobRows(runs=by_end)
 
     def unit(self, state: CellState, job: JobState) -> PlanUnit | None:
         """Nodes for a job that does not fit now; None where it has not waited long enough, or the nodes are not known."""
@@ -100,7 +100,7 @@ class Reservation:
         """Ledger time in s at which the job is expected to end."""
         if job.status is JobStatus.STOPPING:
             return state.now_ms / 1_000
-        row, key = _by_end(state, job)
+        row, key = by_end(state, job)
         return key if row is KNOWN else 2 * state.now_ms / 1_000 - key
 
     def _first(self, state: CellState, job: JobState) -> PlanUnit | None:
@@ -143,7 +143,7 @@ class Reservation:
 KNOWN, UNKNOWN = (0,), (1,)
 
 
-def _by_end(state: CellState, job: JobState) -> tuple[tuple[int], float]:
+def by_end(state: CellState, job: JobState) -> tuple[tuple[int], float]:
     """(KNOWN, ledger time in s of its end), else (UNKNOWN, time of its start). A job that is being launched counts from its placement."""
     end_s = ends_s(job)
     begun_s = (job.placed_ms or 0) / 1_000

@@ -73,11 +73,23 @@ def validate_plan(
             if name not in (jobs if kind == "job" else nodes):
                 return Refusal("stale", why)
     profile = profile or profile_for(state.settings)
-    if (refusal := _who_runs(proposal, profile)) is not None:
+    if (refusal := _makes_way(state, proposal, profile) or _who_runs(proposal, profile)) is not None:
         return refusal
     validation = _Validation(state, profile, stale, stops, fit_then=fit_then)
     units = tuple(validation.unit(number, unit) for number, unit in enumerate(proposal.units))
     return ValidatedPlan(units, validation.room.full, validation.room.then)
+
+
+def _makes_way(state: CellState, proposal: PlanProposed, profile: Profile) -> Refusal | None:
+    """The refusal of another proposer's plan while the profile's own waits for a job that makes way: it would take the places of both."""
+    if profile.make_way is None or proposal.proposer == profile.name:
+        return None
+    for unit in state.planned.values():
+        if unit.proposed is not None and unit.proposed.of.proposer == profile.name:
+            return Refusal(
+                "wrong_state", f"a job makes way for another, and {unit.job_id} still waits for its place"
+            )
+    return None
 
 
 def _who_runs(proposal: PlanProposed, profile: Profile) -> Refusal | None:

@@ -24,11 +24,12 @@ def _service_class(job: TraceJob) -> Qos | None:
 
 def saves_when_stopped(settings: PlacerSettings) -> Callable[[TraceJob], bool]:
     """Which jobs save when they are stopped and resume there: all under profiles whose services move running jobs, jobs with GPUs where cores are
-    reclaimed, none under others."""
+    reclaimed or jobs make way, none under others."""
     profile = profile_for(settings)
-    if profile.migrate is not None or profile.make_way is not None:
+    if profile.migrate is not None:
         return lambda job: True
-    return lambda job: profile.reclaim is not None and job.gpus > 0
+    stops = profile.reclaim is not None or profile.make_way is not None
+    return lambda job: stops and job.gpus > 0
 
 
 class Submissions:

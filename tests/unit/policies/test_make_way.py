@@ -1,14 +1,19 @@
-"""Running jobs that make way under `genie` with `make_way`: who is stopped for whom, where both go on, and who is left alone."""
+"""Running jobs that make way, under `penstock`, and under `genie` with `make_way`: who is stopped for whom, where both go on, and who is left alone."""
 
 from typing import Any
 
 import pytest
 
+from penstock.errors import ConfigurationError
 from penstock.model.ledger_events import JobPreempted, PlacementDecided, ProposalAnswered
+from penstock.model.plans import PlanUnit
+from penstock.model.proposals import PlanProposed, ProposedJob, ProposedUnit
 from penstock.model.settings import Genie as Settings
-from penstock.model.settings import PlacerSettings
+from penstock.model.settings import PlacerSettings, Stage
 from penstock.model.types import Estimate, JobSpec, ResourceVector, ShapeOption
+from penstock.policies.profiles import UnusedSetting, check_settings, profile_for
 from penstock_services.placer.core.step import Step
+from penstock_services.placer.shell.term import placer_settings
 from tests.support.driver import CellDriver, node_spec
 
 HOUR_MS = 3_600_000
@@ -46,10 +51,17 @@ class Cell(CellDriver):
     """A node of four GPUs. A normal job has all of them since a minute ago; of its hour on one GPU, 14 minutes on four, 13 are left."""
 
     def __init__(
-        self, *, make_way: bool = True, gpus: int = 4, steps: dict[int, float] | None = None, **more: Any
+        self,
+        *,
+        make_way: bool = True,
+        gpus: int = 4,
+        steps: dict[int, float] | None = None,
+        profile: str = "genie",
+        without: tuple[Stage, ...] = (),
+        **more: Any,
     ) -> None:
         settings = Settings(choose="protect", theta=0.0, make_way=make_way)
-        super().__init__(PlacerSettings(profile="genie", genie=settings))
+        super().__init__(PlacerSettings(profile=profile, genie=settings, without=without))
         self.join(node_spec("n1", gpus))
         self.submit("long", spec(**more), estimate(steps=steps))
         self.start("long")
@@ -179,3 +191,133 @@ def test_nobody_makes_way_while_somebody_is_being_stopped() -> None:
     cell = Cell()
     assert stopped(cell.asked("first", qos="urgent", steps={1: 100.0, 2: 30.0})) == ["long"]
     assert stopped(cell.asked("second", qos="urgent", steps={1: 100.0, 2: 30.0})) == []
+
+
+HURRY: dict[str, Any] = {"qos": "urgent", "steps": {1: 100.0, 2: 30.0}}
+"""An urgent job that takes two GPUs."""
+
+
+def default(**more: Any) -> Cell:
+    """Under the default profile, in which `genie.make_way` is not asked for."""
+    return Cell(profile="penstock", make_way=False, **more)
+
+
+def test_under_the_default_profile_a_job_shrinks_for_an_urgent_one() -> None:
+    """The cell is full, so that nothing is placed when the urgent job comes: the normal one makes way all the same, at once, and goes on beside it."""
+    cell = default()
+    step = cell.asked("hurry", **HURRY)
+    assert stopped(step) == ["long"]
+    [answer] = [fact for fact in step.facts if isinstance(fact, ProposalAnswered)]
+    assert (answer.proposer, answer.verdict, answer.stopped) == ("penstock", "accepted", 1)
+    *_, last = cell.saved("long")
+    assert placed(last) == {"long": 2}
+    assert cell.job("hurry").tasks
+
+
+@pytest.mark.parametrize("left_out", ["make_way", "deadlines"])
+def test_the_default_profile_can_leave_it_out(left_out: Stage) -> None:
+    """For ablation. It rests on the order by deadlines, and goes with that."""
+    assert profile_for(PlacerSettings(profile="penstock")).make_way is not None
+    assert stopped(default(without=(left_out,)).asked("hurry", **HURRY)) == []
+
+
+def test_a_job_without_a_deadline_stops_no_other() -> None:
+    """A class of normal, or none at all, waits as before."""
+    cell = default()
+    assert stopped(cell.asked("usual", steps={1: 100.0, 2: 30.0})) == []
+    assert stopped(cell.asked("normal", qos="normal", steps={1: 100.0, 2: 30.0})) == []
+
+
+def test_a_deadline_takes_no_place_from_a_tenant_beyond_the_share() -> None:
+    """Ada has three nodes of four, and Zoe the fourth, less than her half. Ada's urgent job gets the place of a job of hers, and none of Zoe's where all of hers are prior; Zoe's gets one of Ada's."""
+    for owner, others, expected in (("ada", (), ["a0"]), ("ada", ("prior",) * 3, []), ("zoe", (), ["a0"])):
+        cell = CellDriver(PlacerSettings(profile="penstock"))
+        for number in range(4):
+            cell.join(node_spec(f"n{number}", 4))
+            name, whose = (f"a{number}", "ada") if number < 3 else ("z", "zoe")
+            more: dict[str, Any] = {"qos": others[number]} if number < len(others) else {}
+            cell.submit(name, spec(owner=whose, **more), estimate(HOUR_MS + 1_000 * number))
+            cell.start(name)
+        cell.at(60_000)
+        step = cell.submit("hurry", spec(owner=owner, qos="urgent"), estimate(600_000, {1: 100.0, 2: 30.0}))
+        assert stopped(step) == expected, (owner, others)
+
+
+def test_a_tenants_own_priorities_hold() -> None:
+    """Her long job has a higher priority than her urgent one, which waits."""
+    assert stopped(default(priority=1).asked("hurry", **HURRY)) == []
+    assert stopped(default(priority=1).asked("hurry", priority=1, **HURRY)) == ["long"]
+
+
+def test_jobs_of_one_shape_make_way_by_a_move() -> None:
+    """Neither is moldable. The urgent one may only have V100; a node of another model is free, on which the normal one goes on as it is."""
+    fixed: dict[str, Any] = {"workers": 4, "min_workers": None}
+    cell = default(**fixed)
+    cell.join(node_spec("n2", 4, model="T4"))
+    step = cell.asked("hurry", qos="urgent", gpu_models=("V100",), **fixed)
+    assert stopped(step) == ["long"]
+    *_, last = cell.saved("long")
+    assert placed(last) == {"long": 4}
+    assert {task.place.node_id for task in cell.job("long").tasks.values()} == {"n2"}
+    alone = default(**fixed)
+    assert stopped(alone.asked("hurry", qos="urgent", **fixed)) == [], "there is no other place for it"
+
+
+def test_nodes_that_are_reserved_for_another_job_are_left_alone() -> None:
+    """A job without a deadline has waited so long that the node is reserved for it; the urgent one does not get what the running one would leave there."""
+    cell = default(without=("make_way",))
+    cell.asked("usual")
+    cell.asked("hurry", **HURRY)
+    stage = profile_for(PlacerSettings(profile="penstock", genie=Settings(theta=0.0))).make_way
+    assert stage is not None
+    found = stage.plan(cell.state)
+    assert found is not None
+    assert found.stops == ("long",)
+    cell.state.planned = {"usual": PlanUnit(job_id="usual", nodes=("n1",), expected_ms=cell.now_ms + 1)}
+    assert stage.plan(cell.state) is None
+
+
+def test_no_plan_of_others_takes_the_place_that_was_made() -> None:
+    """While the normal job saves, the batcher proposes another job for the node: it has to ask again, and the urgent one starts."""
+    cell = default(checkpoint="sdk", grace_ms=30_000)
+    cell.asked("usual", steps={1: 100.0})
+    assert stopped(cell.asked("hurry", **HURRY)) == ["long"]
+    unit = ProposedUnit(jobs=(ProposedJob(job_id="usual", nodes=("n1",)),), explanation="a test")
+    step = cell.feed(PlanProposed(proposal_id="p", proposer="batcher", units=(unit,)))
+    [answer] = [fact for fact in step.facts if isinstance(fact, ProposalAnswered)]
+    assert (answer.verdict, answer.reason) == ("refused", "wrong_state")
+    assert answer.detail == "a job makes way for another, and long still waits for its place"
+    *_, last = cell.saved("long")
+    assert placed(last)["long"] == 2
+    assert cell.job("hurry").tasks
+
+
+def test_a_cell_that_is_late_already_does_not_hide_who_can_be_in_time() -> None:
+    """Four jobs are late whatever happens; the fifth is not, and gets its place."""
+    cell = default()
+    for number in range(4):
+        cell.asked(f"late-{number}", deadline_ms=1, steps={1: 100.0, 2: 30.0})
+    step = cell.asked("ten", run_ms=600_000, deadline_ms=600_000, steps={1: 100.0, 2: 30.0})
+    assert stopped(step) == ["long"]
+
+
+@pytest.mark.parametrize(
+    ("profile", "without", "refused"),
+    [("penstock", [], False), ("genie", [], False), ("fifo", [], True), ("penstock", ["make_way"], True)],
+)
+def test_the_setting_is_never_without_effect(profile: str, without: list[str], refused: bool) -> None:
+    """An operator asks for jobs that make way where none does: the placer does not start, and names the setting and what to do."""
+    given = {
+        "PENSTOCK_PROFILE": profile,
+        "PENSTOCK_GENIE": '{"make_way": true}',
+        "PENSTOCK_WITHOUT": str(without).replace("'", '"'),
+    }
+    if not refused:
+        assert profile_for(placer_settings(given)).make_way is not None
+        return
+    with pytest.raises(
+        ConfigurationError, match=f"PENSTOCK_GENIE: genie.make_way .*{profile}.*choose penstock"
+    ):
+        placer_settings(given)
+    with pytest.raises(UnusedSetting):
+        check_settings(PlacerSettings(profile=profile, genie=Settings(make_way=True), without=tuple(without)))  # type: ignore[arg-type]

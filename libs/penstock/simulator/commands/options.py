@@ -17,7 +17,7 @@ from penstock.exits import BadCommand, Exit, Stop
 from penstock.model.nodes import NodeSpec
 from penstock.model.settings import PlacerSettings
 from penstock.model.validation import checked, describe
-from penstock.policies.profiles import WANT_TYPICAL_TASKS, UnknownProfile, profile_for
+from penstock.policies.profiles import WANT_TYPICAL_TASKS, UnknownProfile, UnusedSetting, check_settings
 from penstock.runtime.csv_import import MAX_SHOWN, BadFile, Problem
 from penstock.sdk.units import duration_ms
 from penstock.simulator.assumptions import Variant, assumptions
@@ -51,7 +51,7 @@ def bad_input_stops() -> Iterator[None]:
     """Wraps a whole command: problems of its input end it with a line each and exit code 2."""
     try:
         yield
-    except (BadCluster, BadFile, UnknownProfile, UnknownJobModel) as error:
+    except (BadCluster, BadFile, UnknownProfile, UnusedSetting, UnknownJobModel) as error:
         raise BadCommand(str(error.args[0])) from error
     except KeyboardInterrupt as error:
         raise Stop(Exit.INTERRUPTED, "stopped before anything was finished") from error
@@ -294,9 +294,9 @@ class Given:
         return self.generator is not None or self.fills(trace) or self.cluster.ranked
 
     def settings(self, profile: str, seed: int) -> PlacerSettings:
-        """Raises `BadCommand`, `UnknownProfile`."""
+        """Raises `BadCommand`, `UnknownProfile`, `UnusedSetting`."""
         settings = settings_of(profile, seed, self.asked.set or ())
-        profile_for(settings)
+        check_settings(settings)
         return settings
 
     def _typical(self, settings: PlacerSettings, trace: Trace) -> PlacerSettings:

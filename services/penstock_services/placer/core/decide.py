@@ -164,6 +164,8 @@ class Decider:
                 yield from self._place_waiting(state)
             elif demand.worker.gpus and not state.frozen:
                 yield from Reclaiming(self.profile, self.explanations.append).arrived(state, job)
+                if job.spec.timed:
+                    yield from making_way.begin(state, self.profile, self.explanations.append, self.failed)
         elif not state.frozen and self._may_try(state, job):
             yield from self._try(state, job)
         if job.spec.prelaunch and job.in_line:

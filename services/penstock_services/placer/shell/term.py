@@ -23,7 +23,7 @@ from penstock.model.event import Event
 from penstock.model.ledger_events import LedgerRecord, TermStarted
 from penstock.model.settings import PlacerSettings
 from penstock.model.validation import checked, describe
-from penstock.policies.profiles import DEFAULT, UnknownProfile, profile_for
+from penstock.policies.profiles import DEFAULT, UnknownProfile, UnusedSetting, check_settings
 from penstock.runtime.failpoints import hit
 from penstock.runtime.snapshots import Written, head_id_at
 from penstock_services.placer.shell.history import check_ledger
@@ -64,7 +64,7 @@ def placer_settings(env: Mapping[str, str] = os.environ) -> PlacerSettings:
                 ) from error
     try:
         settings = checked(PlacerSettings, given)
-        profile_for(settings)
+        check_settings(settings)
     except ValidationError as error:
         names = {field: variable for variable, field in ENVIRONMENT.items()}
         bad = ", ".join(
@@ -73,6 +73,8 @@ def placer_settings(env: Mapping[str, str] = os.environ) -> PlacerSettings:
         raise ConfigurationError(f"{bad}: {describe(error)}") from error
     except UnknownProfile as error:
         raise ConfigurationError(f"PENSTOCK_PROFILE: {error.args[0]}") from error
+    except UnusedSetting as error:
+        raise ConfigurationError(f"PENSTOCK_GENIE: {error}") from error
     return settings
 
 
