@@ -1,5 +1,6 @@
 """GPUs through the real nvidia-ml-py client, over a C library that pretends to be the driver's."""
 
+import asyncio
 import os
 import sys
 import time
@@ -12,6 +13,7 @@ from msgspec.structs import replace
 from penstock.log.port import Partition
 from penstock.model import external_events
 from penstock.model.envelope import from_wire
+from penstock.model.orders import Companion
 from penstock.model.settings import PlacerSettings
 from penstock.model.topics import Topic, node_partition
 from penstock.model.transitions import JobStatus
@@ -19,6 +21,7 @@ from penstock.model.types import JobSpec
 from penstock.runtime.task_logs import log_path
 from penstock_services.node_reporter.shell.faults import classify
 from penstock_services.node_reporter.shell.inventory import identifier
+from penstock_services.node_reporter.shell.sampler import OVER_TICKS, PERIOD_S
 from tests.faults import judge_task
 from tests.faults.judge import Verdict, judge_runs
 from tests.faults.judge_node import read_history
@@ -34,6 +37,7 @@ from tests.support.node_cell import (
     node_options,
     reporter_process,
     start_order,
+    stop_order,
 )
 
 pytestmark = pytest.mark.postgres
@@ -257,3 +261,51 @@ async def test_a_task_that_holds_more_of_a_shared_gpu_than_promised_is_stopped_w
     assert exited.exhausted == "gpu_memory"
     assert exited.detail == "stopped by its node: it held 6000 MiB of a shared GPU, and was promised 4096"
     assert exited.usage.gpu_memory_mib == 6_000
+
+
+async def test_members_of_a_group_are_held_to_their_memory_only_while_they_are_together(
+    dsn: str, cell: Cell, tmp_path: Path
+) -> None:
+    """`first` trains alone and holds 5,000 MiB, more than was estimated; two jobs join it. `greedy` takes more than it was promised, and is
+    stopped, since another member would run out of memory. `first`, which was there before, is not, nor `modest`. When all have left it, it may have the whole GPU.
+    """
+    holders = tmp_path / "holders"
+    holders.write_text("")
+    env = {"LD_LIBRARY_PATH": str(build_fake_nvml(tmp_path)), "FAKE_NVML_GPUS": "1", "FAKE_NVML_HOLDERS": str(holders)}  # fmt: skip
+    pids: dict[str, int] = {}
+
+    def hold(**held_mib: int) -> None:
+        lines = [f"0 {pids[name]} {mib}" for name, mib in held_mib.items()]
+        fresh = tmp_path / "fresh"
+        fresh.write_text("\n".join(lines) + "\n")
+        fresh.replace(holders)
+
+    async with reporter_process(node_options(tmp_path, virtual_gpus=None), dsn, env=env):
+        joined = await cell.until(external_events.NodeJoined)
+        known: list[Companion] = []
+        for token, name in enumerate(("first", "greedy", "modest"), start=1):
+            order = start_order(
+                token,
+                "sleep",
+                "60",
+                task_id=name,
+                gpu_uuids=(joined.node.gpus[0].uuid,),
+                companions=tuple(known),
+            )
+            await cell.order(replace(order, place=replace(order.place, gpu_memory_mib=4_096)))
+            pids[name] = (await cell.until(external_events.TaskStarted, task_id=name)).pid
+            known.append(Companion(task_id=name, token=token))
+            hold(first=5_000)
+        await asyncio.sleep(2 * PERIOD_S)
+        hold(first=5_000, greedy=6_000, modest=4_000)
+        exited = await cell.until(external_events.TaskExited)
+        assert (exited.task_id, exited.exhausted) == ("greedy", "gpu_memory")
+        assert exited.detail == "stopped by its node: it held 6000 MiB of a shared GPU, and was promised 4096"
+        assert exited.gpu_memory_limit_mib == 4_096
+        await cell.order(stop_order(4, "modest"))
+        assert (await cell.until(external_events.TaskExited, count=2)).task_id == "modest"
+        hold(first=14_000)
+        await asyncio.sleep((OVER_TICKS + 1) * PERIOD_S)
+        await cell.order(stop_order(5, "first"))
+        ended = await cell.until(external_events.TaskExited, count=3)
+    assert (ended.task_id, ended.cause, ended.exhausted) == ("first", "stopped", "")

@@ -121,6 +121,7 @@ def expected_state() -> Any:
         job |= {"reclaims": 0, "borrows": False, "counted_gpus": counted.get(job["job_id"], 0)}
         for task in job["tasks"].values():
             task |= {"lease_ms": 0, "exhausted": "", "cores_adjusted": None, "bandwidth_adjusted": None}
+            task |= {"gpu_limit_mib": 0}
             task |= {"memory_bandwidth_percent": None, "checkpoint_asked": None, "saving": False}
             task |= {"began_ms": task["started_ms"] and BEGAN_MS, "ready_ms": None, "launch_ms": None}
             task |= {"placed_cores": len(task["place"]["cores"])}

@@ -120,6 +120,7 @@ def test_a_waiting_gang_joins_one_that_runs_and_nobody_is_restarted(cell: Cell) 
     token = cell.job("a").token
     assert starts[0].companions == (Companion(task_id="a.1.w0", token=token),)
     assert starts[1].companions == (Companion(task_id="a.1.w1", token=token),)
+    assert [order.gpu_memory_limit_mib for order in starts] == [4_000, 4_000], "what the group booked for it"
 
 
 def test_all_tasks_of_all_members_on_a_node_name_the_same_gpus(cell: Cell) -> None:

@@ -6,9 +6,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from penstock.model.external_events import OrderRefused
+from penstock.model.external_events import OrderRefused, TaskExited
 from penstock.model.orders import Companion, StartTask
-from penstock_services.node_reporter.core.inputs import Gone, OrderRead, Outcome
+from penstock_services.node_reporter.core.gpu_shares import promised_mib
+from penstock_services.node_reporter.core.inputs import Gone, OrderRead, Outcome, Spawned
 from penstock_services.node_reporter.core.machine import step
 from penstock_services.node_reporter.core.state import NodeState, Put, Status, Task, check, evolve
 from tests.unit.test_node_core import World, named, start
@@ -99,3 +100,51 @@ def test_companions_are_known_after_a_restart_of_the_reporter(world: World) -> N
     step(again, OrderRead(start(12, (0,)), 3_000))
     assert again.tasks["t12"].status is Status.WAITING
     check(again)
+
+
+def promising(order: StartTask, memory_mib: int) -> StartTask:
+    return msgspec.structs.replace(
+        order, place=msgspec.structs.replace(order.place, gpu_memory_mib=memory_mib)
+    )
+
+
+def test_memory_of_members_is_limited_while_a_companion_runs(world: World) -> None:
+    """`t5` trains alone and may have its GPUs' memory; `t9` joins, and both are held to what was promised. When `t5` is proven dead, `t9` has the GPUs alone."""
+    first = promising(start(5, (0, 1)), 4_096)
+    second = promising(beside(9, first), 8_192)
+
+    def promised() -> tuple[int, int]:
+        return promised_mib(world.state, "t5", 5), promised_mib(world.state, "t9", 9)
+
+    assert (first.gpu_memory_limit_mib, second.gpu_memory_limit_mib) == (0, 8_192), "as their programs start"
+    world.run(first)
+    world.run(promising(start(6, (2,)), 4_096))
+    assert promised() == (0, 0), "a task on other GPUs is none of its companions"
+    world.feed(second)
+    assert promised() == (0, 8_192), "the program of `t9` does not run yet"
+    world.feed(Spawned("t9", 9, 43, 1_001, 1_001))
+    assert promised() == (4_096, 8_192)
+    assert promised_mib(world.state, "t5", 4) == 0, "another start of the same task"
+    world.feed(ended(first))
+    assert promised() == (0, 0)
+
+
+def test_a_job_that_waits_for_a_members_gpus_limits_nobody(world: World) -> None:
+    """The next job launches at its gate while `t5` still has the GPUs: it uses none yet."""
+    first = promising(start(5, (0, 1)), 4_096)
+    world.run(first)
+    world.run(promising(start(9, (0, 1), prelaunch=True), 8_192))
+    assert world.state.tasks["t9"].gated
+    assert (promised_mib(world.state, "t5", 5), promised_mib(world.state, "t9", 9)) == (0, 0)
+
+
+def test_the_report_of_a_member_that_ran_out_has_its_limit(world: World) -> None:
+    first = promising(start(5, (0, 1)), 4_096)
+    world.run(first)
+    outcome = Outcome(
+        exited_ms=2_000, signal=9, exhausted="gpu_memory", evidence="stopped", gpu_memory_limit_mib=4_096
+    )
+    world.feed(Gone("t5", 5, outcome))
+    [exited] = world.reported()
+    assert isinstance(exited, TaskExited)
+    assert (exited.exhausted, exited.gpu_memory_limit_mib) == ("gpu_memory", 4_096)

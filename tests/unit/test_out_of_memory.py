@@ -155,6 +155,35 @@ def test_cuda_out_of_memory_is_tried_again_where_a_card_has_more(cell: CellDrive
     assert "or use a smaller batch" in cell.job("large").failure
 
 
+def test_a_member_stopped_beyond_its_promise_gets_another_attempt_as_one_with_a_part_of_a_gpu(
+    cell: CellDriver,
+) -> None:
+    """Its node held it to 4 GiB while a companion was there. No card is larger than that one, but it had not all of it. A job that named the figure itself
+    has used up an attempt of its own."""
+    worker = ResourceVector(gpus=1, cores=1, host_memory_mib=2_048, gpu_memory_mib=4_096)
+    found = msgspec.structs.replace(GUESS, worker=worker)
+    for job_id, spec in (
+        ("member", job_spec()),
+        ("asked", msgspec.structs.replace(job_spec(), resources=ResourceRequest(gpu_memory_mib=4_096))),
+    ):
+        cell.submit(job_id, spec, found)
+        cell.start(job_id)
+    evidence = "stopped by its node: it held 6000 MiB of a shared GPU, and was promised 4096"
+    how: dict[str, Any] = {"exit_code": None, "signal": 9, "detail": evidence, "gpu_memory_limit_mib": 4_096}
+    assert exhausted(cell, "member.1.w0", "gpu_memory", **how) == ["task.exited", "job.requeued"]
+    member = cell.job("member")
+    assert (member.status, member.memory_retries) == (JobStatus.SUBMITTED, 1)
+    assert member.short_of == {"worker:gpu_memory": 4_096}
+    assert f"out of GPU memory ({evidence}); it was promised 4096 MiB of a shared GPU" in member.failure
+    assert "--gpu-memory 8GiB" in member.failure
+    assert exhausted(cell, "asked.1.w0", "gpu_memory", **how) == ["task.exited", "job.ended"]
+    cell.feed(JobEstimated(job_id="member", estimate=found, attempt=2))
+    cell.start("member")
+    assert exhausted(cell, "member.2.w0", "gpu_memory", **how) == ["task.exited", "job.ended"], (
+        "no more than it had"
+    )
+
+
 def test_memory_is_raised_a_bounded_number_of_times(cell: CellDriver) -> None:
     """An estimator that answers with the same again, or with a little more each time, does not make a job run for ever."""
     cell.submit("same", None, GUESS)

@@ -165,7 +165,7 @@ def job_requeued(state: CellState, fact: ledger_events.JobRequeued) -> None:
     if fact.estimate_again:
         for task in job.tasks.values():
             if task.exhausted:
-                had_mib = limit_mib(state.nodes[task.place.node_id], task.place, task.exhausted)
+                had_mib = limit_mib(state.nodes[task.place.node_id], task, task.exhausted)
                 key = short_key(task.place, task.exhausted)
                 job.short_of[key] = max(had_mib, job.short_of.get(key, 0))
     if fact.reason != "migrated":

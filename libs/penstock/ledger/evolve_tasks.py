@@ -133,7 +133,7 @@ def task_exited(state: CellState, fact: external_events.TaskExited) -> None:
     task.exit_code = (
         fact.exit_code if fact.exit_code is not None else (128 + fact.signal if fact.signal else None)
     )
-    task.exhausted = fact.exhausted
+    task.exhausted, task.gpu_limit_mib = fact.exhausted, fact.gpu_memory_limit_mib
     first = not job.failure and job.stop_reason is None
     if fact.exhausted and (first or job.stop_reason in (None, "gang_member_failed")):
         _note_exhausted(node, job, task, fact)

@@ -34,6 +34,8 @@ class TaskState:
     cause: str = ""
     exhausted: str = ""
     """The memory in which one of its allocations failed (`TaskExited.exhausted`)."""
+    gpu_limit_mib: int = 0
+    """Limit under which it ran out of GPU memory, by its node; 0: by its place."""
     lease_ms: int = 0
     """Its node ends it after so long without reaching the log; 0: never."""
     cores_adjusted: Adjustment | None = None

@@ -61,7 +61,7 @@ def _more_exists(state: CellState, job: JobState, task: TaskState) -> bool:
     here = state.nodes[place.node_id]
     if task.exhausted == HOST and not place.cap_mib:
         return False
-    had_mib = limit_mib(here, place, task.exhausted)
+    had_mib = limit_mib(here, task, task.exhausted)
     if had_mib <= job.short_of.get(short_key(place, task.exhausted), 0):
         return False
     return any(
@@ -78,14 +78,17 @@ def short_key(place: TaskPlacement, memory: str) -> str:
     return f"{place.role}:{memory}"
 
 
-def limit_mib(node: NodeState, place: TaskPlacement, memory: str) -> int:
+def limit_mib(node: NodeState, task: TaskState, memory: str) -> int:
     """The task's limit of this memory."""
-    return gpu_limit_mib(node, place) if memory == GPU else place.cap_mib
+    return gpu_limit_mib(node, task) if memory == GPU else task.place.cap_mib
 
 
-def gpu_limit_mib(node: NodeState, place: TaskPlacement) -> int:
-    """The task's limit of GPU memory: all of its GPU, or the part reserved on a shared GPU."""
-    return node.gpu_memory_mib if place.gpu_share_milli == WHOLE_GPU else place.gpu_memory_mib
+def gpu_limit_mib(node: NodeState, task: TaskState) -> int:
+    """The task's limit of GPU memory: all of its GPU, or the part reserved on a shared GPU. Members of a group share whole GPUs, but not for all of
+    their time, so their node reports the limit under which they ended."""
+    if task.gpu_limit_mib:
+        return task.gpu_limit_mib
+    return node.gpu_memory_mib if task.place.gpu_share_milli == WHOLE_GPU else task.place.gpu_memory_mib
 
 
 def failure_text(node: NodeState, job: JobState, task: TaskState, fact: TaskExited) -> str:
@@ -95,10 +98,10 @@ def failure_text(node: NodeState, job: JobState, task: TaskState, fact: TaskExit
     head = (
         f"{place.task_id} on {fact.node_id}: out of {'GPU' if fact.exhausted == GPU else 'host'} memory{how}"
     )
-    limit = _gpu_limit(node, job, place) if fact.exhausted == GPU else _host_limit(node, job, place)
+    limit = _gpu_limit(node, job, task) if fact.exhausted == GPU else _host_limit(node, job, place)
     used_mib = fact.usage.gpu_memory_mib if fact.exhausted == GPU else fact.usage.host_memory_mib
     measured = "" if used_mib is None else f"; measured peak {used_mib} MiB"
-    return f"{head}; {limit}{measured}. {_remedy(node, place, fact.exhausted)}"[:MAX_TEXT]
+    return f"{head}; {limit}{measured}. {_remedy(node, task, fact.exhausted)}"[:MAX_TEXT]
 
 
 def _host_limit(node: NodeState, job: JobState, place: TaskPlacement) -> str:
@@ -112,11 +115,13 @@ def _host_limit(node: NodeState, job: JobState, place: TaskPlacement) -> str:
     return f"{cap}: {_origin(job, place, HOST)}"
 
 
-def _gpu_limit(node: NodeState, job: JobState, place: TaskPlacement) -> str:
-    if place.gpu_share_milli == WHOLE_GPU:
+def _gpu_limit(node: NodeState, job: JobState, task: TaskState) -> str:
+    place, had_mib = task.place, gpu_limit_mib(node, task)
+    if place.gpu_share_milli == WHOLE_GPU and not task.gpu_limit_mib:
         model = node.spec.gpus[0].model if node.spec.gpus else "GPU"
-        return f"it had all {gpu_limit_mib(node, place)} MiB of its {model}: {_origin(job, place, GPU)}"
-    return f"it was promised {place.gpu_memory_mib} MiB of a shared GPU: {_origin(job, place, GPU)}"
+        return f"it had all {had_mib} MiB of its {model}: {_origin(job, place, GPU)}"
+    had = "it was promised" if had_mib == place.gpu_memory_mib else "its limit was"
+    return f"{had} {had_mib} MiB of a shared GPU: {_origin(job, place, GPU)}"
 
 
 def _origin(job: JobState, place: TaskPlacement, memory: str) -> str:
@@ -130,10 +135,10 @@ def _origin(job: JobState, place: TaskPlacement, memory: str) -> str:
     return f"Penstock's estimate, {found.confidence:.0%} sure, tier {found.tier}: {found.source[:MAX_SOURCE]}"
 
 
-def _remedy(node: NodeState, place: TaskPlacement, memory: str) -> str:
-    if place.role == "ps":
+def _remedy(node: NodeState, task: TaskState, memory: str) -> str:
+    if task.place.role == "ps":
         return "A parameter server's memory cannot be asked for; each attempt that ends so is followed by one with more"
-    had_mib = gpu_limit_mib(node, place) if memory == GPU else place.cap_mib
+    had_mib = limit_mib(node, task, memory)
     more = _round_gib(2 * had_mib) if had_mib else "16GiB"
     smaller = "; or use a smaller batch" if memory == GPU else ""
     flag = memory.replace("_", "-")

@@ -395,7 +395,7 @@ class TaskExited(TaskEvent, frozen=True, kw_only=True):
     """A task's process group is proven to have ended; only now may its GPUs be allocated to other tasks."""
 
     TYPE = "penstock.task.exited"
-    OMITTED = ("exhausted",)
+    OMITTED = ("exhausted", "gpu_memory_limit_mib")
 
     cause: Literal["exited", "stopped", "start_failed", "out_of_memory", "lost"]
     """`lost`: it ended while no process could read its exit code (its machine rebooted)."""
@@ -408,6 +408,8 @@ class TaskExited(TaskEvent, frozen=True, kw_only=True):
     exhausted: Literal["", "host_memory", "gpu_memory"] = ""
     """The memory in which an allocation of the task failed, whatever its `cause`, by the kernel's kill or the task's last lines. Empty:
     none, or not reported."""
+    gpu_memory_limit_mib: Mebibytes = 0
+    """Limit under which it ran out of GPU memory, of each of its GPUs, where other tasks had a part of them. 0: none, or not reported."""
 
 
 @event

@@ -14,6 +14,7 @@ from penstock.model.groups import MAX_GROUP_MEMBERS
 from penstock.model.topics import MAX_EVENT_BYTES, Topic
 from penstock.model.types import (
     MAX_GPUS_PER_NODE,
+    WHOLE_GPU,
     Environment,
     Identifier,
     JoinRefusal,
@@ -204,6 +205,12 @@ class StartTask(TaskOrder, frozen=True, kw_only=True):
     """Tasks of its group on this node: it may start on their GPUs while they are alive, and they while it is."""
     prelaunch: bool = False
     """It launches while other tasks hold its GPUs, and gets the GPUs at its gate when these are proven dead."""
+
+    @property
+    def gpu_memory_limit_mib(self) -> int:
+        """Memory that it may hold on each of its GPUs from its start on; 0: it has them alone then, or no amount was promised."""
+        shares = self.companions or self.place.gpu_share_milli < WHOLE_GPU
+        return self.place.gpu_memory_mib if shares else 0
 
 
 @event

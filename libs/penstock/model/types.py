@@ -372,15 +372,11 @@ class TaskPlacement(Value, frozen=True, kw_only=True):
     cores: tuple[CoreId, ...] = ()
     host_memory_mib: Mebibytes = 0
     gpu_memory_mib: Mebibytes = 0
+    """Memory booked for it on each of its GPUs: a limit while other tasks have a part of them, too. 0: no amount was promised."""
     bandwidth_mbps: Megabits = 0
     gpu_share_milli: GpuShare = WHOLE_GPU
     host_memory_cap_mib: Mebibytes = 0
     """Cap that the node enforces, where it is more than the promised memory; 0: `host_memory_mib` is the cap."""
-
-    @property
-    def promised_gpu_memory_mib(self) -> int:
-        """Maximum memory that it may hold on each of its GPUs; 0: it has them alone, or no amount was promised."""
-        return self.gpu_memory_mib if self.gpu_share_milli < WHOLE_GPU else 0
 
     @property
     def cap_mib(self) -> int:

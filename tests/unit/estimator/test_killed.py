@@ -413,3 +413,33 @@ def test_a_placement_that_names_nobody_is_no_kill() -> None:
     assert cell.predicted().worker.host_memory_mib == 2_048, (
         "without an estimate nothing is known to have been promised"
     )
+
+
+def test_a_member_that_was_held_to_its_promise_is_promised_twice_of_it() -> None:
+    """It had a whole V100 of 16 GiB by its placement, but companions on it, and 4 GiB was its limit: 8 GiB, and not another card, is what it lacks."""
+    cell = Memory()
+    cell.begin("job-1")
+    exited = msgspec.structs.replace(failed_exit("job-1", memory="gpu_memory"), gpu_memory_limit_mib=4_096)
+    cell.record(exited)
+    found = cell.predicted()
+    assert found.worker.gpu_memory_mib == 8_192
+    assert found.source.endswith("more than the 4096 MiB that this command ran out of")
+
+
+def test_a_member_that_kept_to_the_same_promise_proves_nothing() -> None:
+    """Two jobs of one command are in a group. One is stopped at its limit; the other had the same one, though its placement names a whole GPU, and was lucky."""
+    cell = Memory()
+    found = cell.predicted()
+    found = msgspec.structs.replace(found, worker=msgspec.structs.replace(found.worker, gpu_memory_mib=4_096))
+    for job_id in ("lucky", "greedy"):
+        cell.submit(job_id)
+        cell.record(JobEstimated(job_id=job_id, estimate=found))
+        cell.place(job_id)
+    exited = msgspec.structs.replace(failed_exit("greedy", memory="gpu_memory"), gpu_memory_limit_mib=4_096)
+    cell.record(exited)
+    cell.record(JobEnded(job_id="greedy", outcome="failed"))
+    cell.exit("lucky", usage(2_000))
+    cell.record(JobEnded(job_id="lucky", outcome="succeeded"))
+    assert cell.predicted().worker.gpu_memory_mib == 8_192
+    cell.succeed("alone", 2_000)
+    assert "ran out" not in cell.predicted().source, "a run that had the whole GPU shows what it needs"

@@ -15,7 +15,7 @@ from penstock.model.estimates import EtaEstimated, JobEstimated, StagesProfiled
 from penstock.model.event import wire_type
 from penstock.model.types import WHOLE_GPU, JobSpec, Role, TaskPlacement, Usage
 from penstock_services.estimator.core import disturbances
-from penstock_services.estimator.core.conditions import Disturbance, Holders
+from penstock_services.estimator.core.conditions import Disturbance, Holders, comparable
 from penstock_services.estimator.core.earlier import Peak, Saved
 from penstock_services.estimator.core.eta.remaining import Bounds
 from penstock_services.estimator.core.interference import Interference
@@ -219,7 +219,8 @@ def _exited(state: State, at: At, fact: external_events.TaskExited) -> None:
     disturbances.left(state.live, state.holders, (fact.task_id,), at.now_ms)
     memory = fact.exhausted or ("host_memory" if fact.cause == KERNEL_KILL else "")
     if memory and state.learning:
-        _ran_out(state, at, job_id, job, job.allocation, "ps" if server_of else "worker", memory)
+        role: Role = "ps" if server_of else "worker"
+        _ran_out(state, at, job_id, job, job.allocation, role, memory, fact.gpu_memory_limit_mib)
     if server_of:
         return
     if fact.cause != "exited" or fact.exit_code != 0:
@@ -273,12 +274,13 @@ def _fetched(state: State, at: At, fact: external_events.CheckpointFetched) -> N
 
 
 def _ran_out(
-    state: State, at: At, job_id: str, job: LiveJob, allocation: Allocation, role: Role, memory: Memory
-) -> None:
-    """A task ran out of memory: its limit is a lower bound of its need, and nothing else is learned from the run."""
+    state: State, at: At, job_id: str, job: LiveJob, allocation: Allocation, role: Role, memory: Memory,
+    gpu_limit_mib: int,
+) -> None:  # fmt: skip
+    """A task ran out of memory: its limit is a lower bound of its need, and nothing else is learned from the run. `gpu_limit_mib`: by its node, 0: by its allocation."""
     estimate = job.estimate
     if memory == "gpu_memory":
-        limit_mib = _gpu_limit_mib(allocation, estimate)
+        limit_mib = gpu_limit_mib or _gpu_limit_mib(allocation, estimate)
         what = f"with {limit_mib} MiB of GPU memory"
     else:
         promised_mib = estimate.host_memory_mib if estimate is not None and role == "worker" else 0
@@ -291,9 +293,9 @@ def _ran_out(
     _finish(state, run._replace(limit_mib=limit_mib, exhausted=memory, role=role))
 
 
-def _gpu_limit_mib(allocation: Allocation, estimate: EstimateSummary | None) -> int:
-    """GPU memory limit of each worker: its card's memory, or the promised part of a shared card."""
-    if allocation.gpu_share_milli == WHOLE_GPU:
+def _gpu_limit_mib(allocation: Allocation, estimate: EstimateSummary | None, *, shared: bool = False) -> int:
+    """GPU memory limit of each worker: its card's memory, or the promised part of a shared card. `shared`: companions had whole cards with it."""
+    if allocation.gpu_share_milli == WHOLE_GPU and not shared:
         return allocation.card.memory_mib if allocation.gpus else 0
     return 0 if estimate is None else estimate.gpu_memory_mib
 
@@ -343,9 +345,9 @@ def learn(state: State, run: FinishedRun) -> None:
         state.history.add(run.info.key, run.measured, run.info.owner)
         state.nearest.add(run.info, run.measured)
         state.past_cores.add(run.info, run.allocation, run.measured)
-        state.kills.ran(
-            run.info, max(run.limit_mib, promised_mib), _gpu_limit_mib(run.allocation, run.estimate)
-        )
+        shared = not comparable("gpu_memory_mib", run.measured.disturbed)
+        gpu_mib = _gpu_limit_mib(run.allocation, run.estimate, shared=shared)
+        state.kills.ran(run.info, max(run.limit_mib, promised_mib), gpu_mib)
 
 
 def _drop_attempt(state: State, at: At, job_id: str, job: LiveJob) -> None:

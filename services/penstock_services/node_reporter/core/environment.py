@@ -81,6 +81,7 @@ def task_environment(
         "PENSTOCK_CORES": ",".join(map(str, place.cores)),
         "PENSTOCK_HOST_MEMORY_MIB": str(place.host_memory_mib),
         "PENSTOCK_GPU_MEMORY_MIB": str(place.gpu_memory_mib),
+        "PENSTOCK_GPU_MEMORY_LIMIT_MIB": str(order.gpu_memory_limit_mib),
         **peers,
         "RANK": str(place.rank),
         "LOCAL_RANK": str(sorted(neighbours).index(place.rank)),
@@ -92,21 +93,22 @@ def task_environment(
 
 
 def _memory_limits(order: StartTask, node: NodeSpec, *, mps: bool) -> dict[str, str]:
-    """Variables by which frameworks, and MPS, observe the promised memory of a task with a part of a GPU; none for other tasks.
+    """Variables by which frameworks, and MPS, observe the memory limit of a task that shares its GPUs from its start on; none for other tasks.
 
     PyTorch has no variable for it: `penstock.sdk.gpu_memory`. Of MPS's limits only that of memory: a share is a mean over the run, and a
     limit of its threads would slow bursts of computation even while the GPU is free.
     """
-    place = order.place
+    limit_mib = order.gpu_memory_limit_mib
     total_mib = {gpu.uuid: gpu.memory_mib for gpu in node.gpus}.get(next(iter(order.gpu_uuids), ""), 0)
-    if place.gpu_share_milli == WHOLE_GPU or not place.gpu_memory_mib or not total_mib:
+    if not limit_mib or not total_mib:
         return {}
     found = {
-        "XLA_PYTHON_CLIENT_MEM_FRACTION": f"{min(1.0, place.gpu_memory_mib / total_mib):.4f}",
+        "XLA_PYTHON_CLIENT_MEM_FRACTION": f"{min(1.0, limit_mib / total_mib):.4f}",
         "TF_FORCE_GPU_ALLOW_GROWTH": "true",
     }
     if mps:
-        found["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] = f"0={place.gpu_memory_mib}M"
+        limits = [f"{number}={limit_mib}M" for number in range(len(order.gpu_uuids))]
+        found["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] = ",".join(limits)
     return found
 
 

@@ -1,4 +1,4 @@
-"""Sharing of GPUs between tasks: which tasks exclude each other, and whether one more fits beside the present ones.
+"""Sharing of GPUs between tasks: which tasks exclude each other, whether one more fits beside the present ones, and the memory limit of each.
 
 Parts of GPUs add up. Whole GPUs are shared by companions alone, tasks of one group in the ledger. The order of the later one names the
 earlier one, which runs on and gets no message about it; so a task's companions are those named in its order, and those whose orders name it.
@@ -7,7 +7,7 @@ earlier one, which runs on and gets no message about it; so a task's companions 
 from collections.abc import Iterable
 
 from penstock.model.types import WHOLE_GPU
-from penstock_services.node_reporter.core.state import Task
+from penstock_services.node_reporter.core.state import LIVE, NodeState, Task
 
 
 def companions(one: Task, other: Task) -> bool:
@@ -39,3 +39,23 @@ def fits(others: Iterable[Task], task: Task) -> bool:
         for gpu in own.intersection(other.gpus):
             left[gpu] -= other.share_milli
     return all(milli >= 0 for milli in left.values())
+
+
+def promised_mib(state: NodeState, task_id: str, token: int) -> int:
+    """GPU memory that the task may hold on each of its GPUs now; 0: it has them alone, or no amount was promised.
+
+    A member of a group has its GPUs alone until a companion's program runs, and again when all companions are proven dead.
+    """
+    task = state.tasks.get(task_id)
+    if task is None or task.token != token or task.order is None or not task.gpus:
+        return 0
+    alone = task.share_milli == WHOLE_GPU and not any(
+        _runs_beside(other, task) for other in state.tasks.values()
+    )
+    return 0 if alone else task.order.place.gpu_memory_mib
+
+
+def _runs_beside(other: Task, task: Task) -> bool:
+    if other.status not in LIVE or other.started_ms is None or other.gated:
+        return False
+    return not set(task.gpus).isdisjoint(other.gpus) and companions(other, task)

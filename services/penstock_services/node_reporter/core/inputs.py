@@ -47,6 +47,8 @@ class Outcome(msgspec.Struct, frozen=True):
     exhausted: Exhausted = ""
     """Kind of memory in which an allocation failed, as far as kernel or program reported it; `evidence`: the source."""
     evidence: str = ""
+    gpu_memory_limit_mib: int = 0
+    """Limit under which it ran out of GPU memory, where other tasks had a part of its GPUs; 0: none."""
     lost: str = ""
     usage: Usage = NOTHING_MEASURED
 

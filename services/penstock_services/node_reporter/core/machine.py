@@ -424,6 +424,7 @@ def _exited(node_id: str, task: Task, outcome: Outcome) -> TaskExited:
         usage=outcome.usage,
         detail=(outcome.failure or outcome.lost or outcome.evidence)[:MAX_DETAIL_CHARS],
         exhausted=outcome.exhausted or ("host_memory" if cause == "out_of_memory" else ""),
+        gpu_memory_limit_mib=outcome.gpu_memory_limit_mib,
     )
 
 

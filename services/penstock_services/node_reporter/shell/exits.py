@@ -30,10 +30,14 @@ NEAR_CAP = 0.95  # a task killed with at least this share of its memory cap in u
 
 
 def outcome_of(
-    found: Exit | None, order: StartTask | None, reported: tuple[str, str] = ("", ""), over: str = ""
+    found: Exit | None,
+    order: StartTask | None,
+    reported: tuple[str, str] = ("", ""),
+    over: str = "",
+    limit_mib: int = 0,
 ) -> Outcome | None:
     """None: there is no exit record, so the outcome is not known (the shim was killed). `reported`: the memory that the program itself reported as exhausted; `over`: the evidence for which its node killed it, that
-    it held more of a shared GPU than it was promised."""
+    it held more of a shared GPU than it was promised; `limit_mib`: its limit of GPU memory by the node's watch, 0: that of its order."""
     if found is None:
         return None
     usage = Usage(cpu_ms=found.cpu_ms, host_memory_mib=found.max_rss_kib // KIB_PER_MIB)
@@ -55,8 +59,14 @@ def outcome_of(
         out_of_memory=killed or (found.signal == signal.SIGKILL and at_cap),
         exhausted=exhausted,
         evidence=evidence,
+        gpu_memory_limit_mib=_gpu_limit_mib(order, limit_mib) if exhausted == "gpu_memory" else 0,
         usage=usage,
     )
+
+
+def _gpu_limit_mib(order: StartTask | None, limit_mib: int) -> int:
+    """A limit that its frameworks have had since its start holds after its companions' ends, too."""
+    return limit_mib or (0 if order is None else order.gpu_memory_limit_mib)
 
 
 def _reported(found: Exit, order: StartTask | None, reported: tuple[str, str]) -> tuple[Exhausted, str]:

@@ -8,6 +8,7 @@ import asyncio
 import logging
 import signal
 from collections.abc import Coroutine, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from msgspec.structs import asdict, replace
@@ -44,6 +45,7 @@ from penstock_services.node_reporter.core.actions import (
     Signal,
     Spawn,
 )
+from penstock_services.node_reporter.core.gpu_shares import promised_mib
 from penstock_services.node_reporter.core.inputs import (
     Drain,
     Faulted,
@@ -121,7 +123,8 @@ class Node:
         self._skipped = 0
         self._samples = Samples(log, spec.node_id, self._envelope)
         publish, memory_mb_s = self._samples.publish, options.memory_bandwidth_mb_s
-        self._sampler = Sampler(spec.node_id, host.meters, publish, self._kill, memory_mb_s)
+        promised = partial(promised_mib, self.state)
+        self._sampler = Sampler(spec.node_id, host.meters, publish, self._kill, promised, memory_mb_s)
         self._progress = ProgressReader(self._on_progress)
         self._spans = TaskSpans(traces, spec.node_id)
         self.lease = Lease(self.state, host, log, self.orders, self._joined, self._spawn)
@@ -176,8 +179,7 @@ class Node:
             parser = ProgressParser(self.spec.node_id, *key, leads=leads, checkpoints=folder, shared=shared)
             self._progress.follow(key, self.host.progress(key), parser)
             gpus = dict(zip(order.place.gpus, order.gpu_uuids, strict=True))
-            promised_mib = order.place.promised_gpu_memory_mib
-            self._sampler.follow(key, started.shim, gpus, promised_mib, started.groups)
+            self._sampler.follow(key, started.shim, gpus, order.gpu_memory_limit_mib > 0, started.groups)
 
     def _act(self, decision: Action | Forget) -> None:
         match decision:
@@ -287,8 +289,8 @@ class Node:
         if timer is not None:
             timer.cancel()
         exhausted = self._progress.forget(key)
-        sampled, over = self._sampler.forget(key)
-        outcome = outcome_of(self.host.exit(key), self._order(key), exhausted, over)
+        sampled, over, limit_mib = self._sampler.forget(key)
+        outcome = outcome_of(self.host.exit(key), self._order(key), exhausted, over, limit_mib)
         if outcome is not None:
             self._later(Gone(*key, replace(outcome, usage=merged(outcome.usage, sampled))))
             return

@@ -8,6 +8,7 @@ import asyncio
 import statistics
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from penstock.clock import wall_ms
 from penstock.model.external_events import TelemetrySampled
@@ -19,7 +20,7 @@ from penstock_services.node_reporter.shell.ports import Key, Meters
 PERIOD_S = 2.0
 MIN_CHANGE_POINTS = 10.0  # of utilisation, in percentage points
 MIN_CHANGE_SHARE = 0.05  # of memory, relative to the last published value
-PROMISE_MARGIN = 1.1  # of the promise of memory on a shared GPU: frameworks do not count the CUDA context
+PROMISE_MARGIN = 1.1  # of the limit of memory on a shared GPU: frameworks do not count the CUDA context
 OVER_TICKS = 2  # in a row: a single one may be due to another process
 MAX_SAMPLES = 4_096  # per task for mean and deviation; then every second one is dropped
 
@@ -28,10 +29,12 @@ MAX_SAMPLES = 4_096  # per task for mean and deviation; then every second one is
 class _Followed:
     shim: int
     gpus: Mapping[int, str]
-    promised_mib: int = 0
-    """Of each of its shared GPUs; 0: it has them alone."""
+    keeps: bool = False
+    """Whether it had its GPUs alone without a limit, and so keeps what it holds there when another task comes."""
+    limit_mib: int = 0
+    """Of each of its GPUs, since the latest tick at which another task had a part of them; 0: it has had them alone since."""
     over: int = 0
-    """Ticks in a row beyond its promise."""
+    """Ticks in a row beyond its limit."""
     evidence: str = ""
     """Why it was killed; empty: it was not."""
     cpu_s: float = 0.0
@@ -42,10 +45,21 @@ class _Followed:
     host_memory_mib: int = 0
 
 
+class Measured(NamedTuple):
+    """What was found about a task that has ended."""
+
+    usage: Usage
+    """Its measurements, None where nothing was measured."""
+    evidence: str
+    """Why it was killed here; empty: it was not."""
+    limit_mib: int
+    """Its limit on each of its GPUs at its end; 0: it had them alone."""
+
+
 class Sampler:
-    """Follows tasks of this node from start to end. `publish` receives changed values; `kill` is called for a task that holds more of a
-    shared GPU than it was promised, at each tick until it has ended: its neighbours were promised the rest. `memory_mb_s`: bandwidth of the
-    node's memory; None: not known."""
+    """Follows tasks of this node from start to end. `publish` receives changed values. `promised`, of a task's id and token: the memory that it may
+    hold on each of its GPUs, 0 while it has them alone. `kill` is called for a task that holds more, at each tick until it has ended: the rest was promised to
+    other tasks. `memory_mb_s`: bandwidth of the node's memory; None: not known."""
 
     def __init__(
         self,
@@ -53,9 +67,11 @@ class Sampler:
         meters: Meters,
         publish: Callable[[TelemetrySampled], None],
         kill: Callable[[Key], None],
+        promised: Callable[[str, int], int],
         memory_mb_s: float | None = None,
     ) -> None:
         self._kill = kill
+        self._promised = promised
         self._node_id = node_id
         self._meters = meters
         self._contention = Contention(meters, self._sample, memory_mb_s)
@@ -69,23 +85,24 @@ class Sampler:
         key: Key,
         shim: int,
         gpus: Mapping[int, str],
-        promised_mib: int = 0,
+        limited: bool = False,
         groups: tuple[str, ...] = (),
     ) -> None:
-        """A task runs under this shim, in these cgroups. `gpus`: the slots that it holds, with their UUIDs; `promised_mib`: of each, 0 where it has them alone."""
+        """A task runs under this shim, in these cgroups. `gpus`: the slots that it holds, with their UUIDs; `limited`: its frameworks have limited its memory
+        on them since its start. Else it keeps what it holds when another task comes, though that is more than it was promised."""
         self._contention.follow(key, shim, groups)
-        self._followed[key] = _Followed(shim, gpus, promised_mib, at_s=self._loop.time())
+        self._followed[key] = _Followed(shim, gpus, keeps=not limited, at_s=self._loop.time())
         if self._timer is None:
             self._timer = self._loop.call_later(PERIOD_S, self._tick)
 
-    def forget(self, key: Key) -> tuple[Usage, str]:
-        """It has ended. Returns its measurements, None where nothing was measured, and why it was killed here; empty: it was not."""
+    def forget(self, key: Key) -> Measured:
+        """It has ended."""
         task = self._followed.pop(key, None)
         self._contention.forget(key)
         if not self._followed:
             self.close()
         if task is None:
-            return Usage(), ""
+            return Measured(Usage(), "", 0)
         samples = task.utilisation
         usage = Usage(
             host_memory_mib=task.host_memory_mib or None,
@@ -93,7 +110,7 @@ class Sampler:
             gpu_utilisation_percent=statistics.fmean(samples) if samples else None,
             gpu_utilisation_std=statistics.pstdev(samples) if samples else None,
         )
-        return usage, task.evidence
+        return Measured(usage, task.evidence, task.limit_mib or self._promised(*key))
 
     def close(self) -> None:
         """No more samples."""
@@ -112,18 +129,21 @@ class Sampler:
             task.host_memory_mib = max(task.host_memory_mib, memory_mib)
             if _changed(task.published, "cpu", percent) | _changed(task.published, "memory", memory_mib):
                 self._sample(key[0], cpu_percent=percent, host_memory_mib=memory_mib)
-            for slot, uuid in task.gpus.items():
-                self._gpu(key[0], task, slot, uuid)
-            self._enforce_promise(key, task)
+            promised_mib = self._promised(*key) if task.gpus else 0
+            held = [self._gpu(key[0], task, *gpu, shared=promised_mib > 0) for gpu in task.gpus.items()]
+            known = [own_mib for own_mib in held if own_mib is not None]
+            self._enforce_limit(key, task, promised_mib, max(known, default=None))
         self._contention.tick()
 
-    def _gpu(self, task_id: str, task: _Followed, slot: int, uuid: str) -> None:
+    def _gpu(self, task_id: str, task: _Followed, slot: int, uuid: str, *, shared: bool) -> int | None:
+        """Returns its own memory of a shared GPU, MiB; None where it has the GPU alone, or that cannot be measured."""
         measured = self._meters.gpu(uuid)
         if measured is None:
-            return
+            return None
         percent, memory_mib = measured
-        if task.promised_mib:
-            memory_mib = self._own(task, uuid, memory_mib)
+        own_mib = self._meters.gpu_memory_of(task.shim, uuid) if shared else None
+        if own_mib is not None:
+            memory_mib = own_mib
         task.utilisation.append(percent)
         if len(task.utilisation) > MAX_SAMPLES:
             del task.utilisation[::2]
@@ -131,18 +151,21 @@ class Sampler:
         changed = _changed(task.published, f"gpu{slot}", percent)
         if _changed(task.published, f"memory{slot}", memory_mib) or changed:
             self._sample(task_id, gpu=slot, gpu_utilisation_percent=percent, gpu_memory_mib=memory_mib)
-
-    def _own(self, task: _Followed, uuid: str, device_mib: int) -> int:
-        """Its own memory of a shared GPU, and a strike if that is too much; where that cannot be measured, that of all tasks."""
-        own_mib = self._meters.gpu_memory_of(task.shim, uuid)
-        if own_mib is None:
-            return device_mib
-        task.over = task.over + 1 if own_mib > PROMISE_MARGIN * task.promised_mib else 0
         return own_mib
 
-    def _enforce_promise(self, key: Key, task: _Followed) -> None:
-        if task.over >= OVER_TICKS:
-            task.evidence = f"stopped by its node: it held {task.gpu_memory_mib} MiB of a shared GPU, and was promised {task.promised_mib}"
+    def _enforce_limit(self, key: Key, task: _Followed, promised_mib: int, held_mib: int | None) -> None:
+        """`held_mib`: on the GPU on which it holds most; None: not known."""
+        if not promised_mib:
+            task.keeps = task.keeps or task.limit_mib > 0
+            task.limit_mib = task.over = 0
+        elif held_mib is not None:
+            if not task.limit_mib:
+                task.limit_mib = max(promised_mib, held_mib) if task.keeps else promised_mib
+            task.over = task.over + 1 if held_mib > PROMISE_MARGIN * task.limit_mib else 0
+        if task.over >= OVER_TICKS and not task.evidence:
+            more = f", after {task.limit_mib} alone" if task.limit_mib > promised_mib else ""
+            task.evidence = f"stopped by its node: it held {held_mib} MiB of a shared GPU{more}, and was promised {promised_mib}"
+        if task.evidence:
             self._kill(key)
 
     def _sample(self, task_id: str | None, **measured: float) -> None:
