@@ -24,12 +24,12 @@ from penstock.model.envelope import from_wire
 from penstock.model.proposals import CoresProposed
 from penstock.model.settings import Contention, PlacerSettings
 from penstock.model.topics import GUARD_GROUPS, NODE_PARTITIONS, Topic
-from penstock.policies.telemetry_windows import WINDOW_MS, NodeWindow, window_of
+from penstock.policies.telemetry_windows import HELD_WINDOWS, WINDOW_MS, NodeWindow, window_of
 from penstock.runtime.settings import Settings
 from penstock.runtime.tracing.tracer import Tracing
 from penstock_services.contention_guard.shell.faust_windows import PROCESS, FaustWindows
 from penstock_services.contention_guard.shell.service import Watcher
-from penstock_services.contention_guard.shell.windows import HELD_WINDOWS, LogWindows
+from penstock_services.contention_guard.shell.windows import LogWindows
 from tests.support.driver import CellDriver, estimate, node_spec
 from tests.support.telemetry import garbage, load, message, sample
 

@@ -47,10 +47,11 @@ def propose_cores(found: Simulation, job_id: str, cores: int) -> None:
     found._deliver(
         CoresProposed(
             proposal_id=f"p{number}",
-            proposer="guard",
+            proposer="gateway",
             task_id=task_of(found, job_id),
             cores=cores,
             reason="test",
+            by="ada",
         )
     )
     found._settle()

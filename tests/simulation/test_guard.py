@@ -82,6 +82,22 @@ def test_who_takes_the_bandwidth_of_a_training_is_slowed_until_it_ends(resctrl: 
     assert timeline.slowed == sum(one["cause"] == "contention" for one in changes)
 
 
+def test_several_jobs_are_slowed_together() -> None:
+    """Three preprocessing jobs share the traffic of that one: all have a cap of 50 % at the same moment, and each is released with the others."""
+    jobs = [TraceJob("a", 0, 200, 1, model="bert", cores=2, memory_bandwidth=0.25)]
+    jobs += [TraceJob(f"b{n}", 50, 400, 0, cores=4, memory_bandwidth=0.25) for n in range(3)]
+    found, values = cell(jobs, Bandwidth(Constant()), Contention(search="none"))
+    ends(found)
+    changes = [
+        (one["job_id"], one["memory_bandwidth_percent"], one["cause"]) for one in decided(values, "bandwidth")
+    ]
+    steps = [changes[at : at + 3] for at in range(0, len(changes), 3)]
+    assert steps[0][0][1:] == (50, "contention")
+    assert steps[-1][0][1:] == (None, "released")
+    for step in steps:
+        assert step == [(f"b{n}", *step[0][1:]) for n in range(3)]
+
+
 def test_without_the_eliminator_a_training_stays_slow() -> None:
     """The ablation of CODA §VI-E: the guard goes on to search for cores, and slows no job; the training is as slow as without a guard."""
     training = TraceJob("a", 0, 200, 1, model="bert", cores=2, memory_bandwidth=0.25)

@@ -20,11 +20,15 @@ RESCTRL = Isolation(exits="pid_namespace", files=True, bandwidth="resctrl")
 
 
 class GuardedCell(CellDriver):
-    """`obeys`: whether nodes answer orders, and can do what these ask for."""
+    """`obeys`: whether nodes answer orders, and can do what these ask for. `sends_first`: the guard sends all proposals of a moment before it
+    reads an answer, as the service does; else each is answered at once, as in the simulator."""
 
     def __init__(self, contention: Contention | None = Contention(), profile: str = "fifo") -> None:  # noqa: B008 - immutable
         self.guard = ContentionGuard()
         self.obeys = True
+        self.sends_first = False
+        self.log_ahead_ms = 0
+        """By how much the clock of telemetry's log is ahead of the ledger's."""
         self.windows: dict[tuple[str, int], NodeWindow] = {}
         self.proposals: list[CoresProposed | ThrottleProposed] = []
         self.samples = 0
@@ -50,21 +54,33 @@ class GuardedCell(CellDriver):
         """A node publishes a sample now."""
         sample = TelemetrySampled(node_id=node_id, task_id=task_id, at_ms=0, **values)  # type: ignore[arg-type]
         self.samples += 1
-        key = node_id, window_of(self.now_ms)
+        at_ms = self.now_ms + self.log_ahead_ms
+        key = node_id, window_of(at_ms)
         before = self.windows.get(key, NodeWindow(*key))
-        self.windows[key] = merged(before, f"s{self.samples}", self.now_ms, sample)
+        self.windows[key] = merged(before, f"s{self.samples}", at_ms, sample)
         self.guard.observe(self.state, self.windows[key], self.now_ms)
 
     def acts(self) -> list[CoresProposed | ThrottleProposed]:
         """What the guard proposes at this moment, each answered by the placer, and by the node if it obeys."""
-        found = []
+        found: list[CoresProposed | ThrottleProposed] = []
+        while sent := self._sent():
+            found += sent
+            assert len(found) < 1_000, "it proposes for ever"
+            for proposal in sent:
+                self.feed(proposal)
+                if self.obeys:
+                    self.obey()
+        self.proposals += found
+        return found
+
+    def _sent(self) -> list[CoresProposed | ThrottleProposed]:
+        """Proposals that are sent before the next answer."""
+        found: list[CoresProposed | ThrottleProposed] = []
         while (proposal := self.guard.next(self.state, self.now_ms)) is not None:
             found.append(proposal)
-            self.feed(proposal)
             assert len(found) < 1_000, "it proposes for ever"
-            if self.obeys:
-                self.obey()
-        self.proposals += found
+            if not self.sends_first:
+                break
         return found
 
     def obey(self) -> None:

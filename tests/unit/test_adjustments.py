@@ -29,7 +29,7 @@ def cell() -> CellDriver:
     """One node of 8 cores, on which job `a` runs with cores 0–3."""
     driver = CellDriver()
     driver.join(node_spec("n1", cores=8))
-    driver.submit("a", need=estimate(cores=4))
+    driver.submit("a", need=estimate(0, cores=4))
     driver.start("a")
     assert cores(driver, A) == (0, 1, 2, 3)
     return driver
@@ -59,7 +59,7 @@ def test_a_task_keeps_its_lowest_cores_and_gets_the_lowest_free_ones(cell: CellD
     step = cell.feed(asks(A, 2))
     assert kinds(step) == ["cores.proposed", "cores.decided", "proposal.answered"]
     assert step.facts[1] == TWO_CORES
-    cell.submit("b", need=estimate(cores=1))
+    cell.submit("b", need=estimate(0, cores=1))
     assert cores(cell, B) == (2,)
     cell.feed(asks(A, 5))
     assert cores(cell, A) == (0, 1, 3, 4, 5)
@@ -68,7 +68,7 @@ def test_a_task_keeps_its_lowest_cores_and_gets_the_lowest_free_ones(cell: CellD
 
 def test_what_a_task_gives_up_starts_the_job_that_waits_for_it(cell: CellDriver) -> None:
     """A job of six cores waits beside four free ones. The order to shrink comes first in the node's partition."""
-    cell.submit("b", need=estimate(cores=6))
+    cell.submit("b", need=estimate(0, cores=6))
     assert cell.job("b").status is JobStatus.QUEUED
     step = cell.feed(asks(A, 2))
     assert kinds(step)[:4] == ["cores.proposed", "cores.decided", "proposal.answered", "placement.decided"]
@@ -89,7 +89,7 @@ def test_an_exit_frees_the_cores_that_the_task_has_and_no_others(cell: CellDrive
 
 def test_the_next_attempt_has_what_was_estimated(cell: CellDriver) -> None:
     """An adjustment is one attempt's: what starved on this node may not on the next."""
-    cell.submit("c", job_spec(attempts=2, backoff_ms=1_000), estimate(cores=2))
+    cell.submit("c", job_spec(attempts=2, backoff_ms=1_000), estimate(0, cores=2))
     cell.start("c")
     cell.feed(asks("c.1.w0", 4))
     assert len(cores(cell, "c.1.w0")) == 4
@@ -114,7 +114,7 @@ def test_what_cannot_be_is_refused_with_the_reason(
 ) -> None:
     """Proposers see the cell late: tasks have ended, nodes are full, starts are under way."""
     if task_id == B:
-        cell.submit("b", need=estimate(cores=1))
+        cell.submit("b", need=estimate(0, cores=1))
     refused = cell.feed(asks(task_id, count)).facts[-1]
     assert isinstance(refused, ProposalAnswered)
     assert (refused.verdict, refused.reason) == ("refused", reason)
@@ -168,7 +168,7 @@ def test_what_a_node_cannot_do_is_in_the_ledger(cell: CellDriver) -> None:
 def test_a_cancelled_task_gives_up_what_it_was_to_give_up_before_it_is_stopped(cell: CellDriver) -> None:
     """`a` is to give up two cores, is cancelled, and `b` gets them. The placer is killed before it has sent any of these orders. What the next
     one repeats must not leave `b` on cores of a task that saves for as long as its grace: first `a` gives them up."""
-    cell.submit("b", need=estimate(cores=4))
+    cell.submit("b", need=estimate(0, cores=4))
     cell.start("b")
     cell.feed(asks(A, 2))
     first = cell.state.seq
@@ -218,7 +218,7 @@ def test_bandwidth_is_capped_where_the_node_can_and_refused_elsewhere(cell: Cell
         node_spec("n2", cores=8), isolation=Isolation(exits="pid_namespace", files=True, bandwidth="resctrl")
     )
     cell.join(able)
-    cell.submit("b", need=estimate(gpus=4, cores=5))
+    cell.submit("b", need=estimate(0, cores=5))
     cell.start("b")
     assert cell.job("b").tasks[B].place.node_id == "n2"
     step = cell.feed(msgspec.structs.replace(throttle, proposal_id="t2", task_id=B))
@@ -251,7 +251,7 @@ def test_a_snapshot_in_between_changes_nothing(cell: CellDriver) -> None:
 
 def test_a_restored_ledger_sets_again_what_it_gives(cell: CellDriver) -> None:
     """The lost records gave task `a` more cores, and its node has obeyed. The ledger gives those to others: it must take them back."""
-    cell.submit("b", need=estimate(cores=2))
+    cell.submit("b", need=estimate(0, cores=2))
     accepted = LedgerAccepted(epoch=1, nodes_offset=0, reason="restored from a copy")
     token = token_of(1, cell.state.seq)
     evolve(cell.state, accepted)

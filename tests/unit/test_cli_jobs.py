@@ -5,6 +5,7 @@ from rich.console import Console
 from penstock.cli.tables import jobs_table
 from penstock.ledger.views import job_row
 from penstock.model.proposals import CoresProposed
+from penstock.model.settings import Contention, PlacerSettings
 from penstock.policies.guard import PROPOSER
 from tests.support.driver import CellDriver, estimate, node_spec
 
@@ -47,7 +48,7 @@ def test_a_job_without_gpus_shows_the_cores_that_it_has() -> None:
 
 def test_cores_follow_what_the_contention_guard_changes() -> None:
     """A job that slows a training has half of its cores from now on; a training whose search tries fewer shows those that it may use meanwhile."""
-    cell = CellDriver()
+    cell = CellDriver(PlacerSettings(contention=Contention()))
     cell.join(node_spec("n1", gpus=1, cores=14))
     for job_id, gpus, cores in (("prepare", 0, 8), ("train", 1, 4)):
         cell.submit(job_id, need=estimate(gpus, cores=cores))

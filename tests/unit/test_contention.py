@@ -1,12 +1,15 @@
 """Stories of the contention eliminator: who is slowed beside a training that falls behind, how far, and when that ends."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock.ledger.evolve import evolve
 from penstock.model.adjustments import MAX_CORE_CHANGES, MAX_THROTTLES
+from penstock.model.ledger_events import LedgerAccepted
 from penstock.model.proposals import CoresProposed, ThrottleProposed
 from penstock.model.settings import Contention
 from penstock.policies.eliminator import CAPS, RELEASE_MS, calm_after_ms, left
@@ -213,6 +216,75 @@ def test_a_restart_lets_go_whom_nobody_needs_slowed(cell: GuardedCell) -> None:
     cell.guard = ContentionGuard()
     cell.acts()
     assert cap(cell) is None
+
+
+def operator(cell: GuardedCell, *, cores: int = 0, percent: int | None = None) -> None:
+    """Ada sets the other job's cores, else its cap."""
+    about: dict[str, Any] = {
+        "proposal_id": f"op{cell.now_ms}",
+        "proposer": "gateway",
+        "task_id": HOG,
+        "reason": "mine",
+        "by": "ada",
+    }
+    cell.feed(
+        CoresProposed(**about, cores=cores)
+        if cores
+        else ThrottleProposed(**about, memory_bandwidth_percent=percent)
+    )
+    cell.obey()
+
+
+def test_cores_that_an_operator_has_set_stay(plain: GuardedCell) -> None:
+    """Ada gives the preprocessing job twelve cores, though it slows a training: they are hers. Before that, they were the guard's to take and to return."""
+    window(plain, step_ms=150.0, pressure=600.0)
+    assert plain.cores(HOG) == 3
+    operator(plain, cores=12)
+    for _ in range(3):
+        assert window(plain, step_ms=150.0, pressure=600.0) == []
+    plain.exit(A)
+    assert plain.acts() == []
+    assert plain.cores(HOG) == 12
+
+
+def test_a_cap_that_an_operator_has_set_stays(cell: GuardedCell) -> None:
+    """Ada caps the job at 30 %: it is neither lowered while a training is slow, nor lifted when none runs any more."""
+    operator(cell, percent=30)
+    for _ in range(3):
+        assert window(cell, step_ms=150.0, pressure=90.0) == []
+    cell.exit(A)
+    assert cell.acts() == []
+    assert cap(cell) == 30
+
+
+def test_a_cap_that_an_operator_has_lifted_is_not_set_again(cell: GuardedCell) -> None:
+    """The guard has capped the job, and Ada needs its result today."""
+    window(cell, step_ms=150.0, pressure=90.0)
+    assert cap(cell) == 50
+    operator(cell)
+    for _ in range(3):
+        assert window(cell, step_ms=150.0, pressure=90.0) == []
+    assert cap(cell) is None
+
+
+def test_the_guards_own_cap_is_lifted_beside_an_operators_cores(cell: GuardedCell) -> None:
+    """Ada sets the cores of a job that the guard has capped: no lower cap follows, and that one is lifted when the training has ended."""
+    window(cell, step_ms=150.0, pressure=90.0)
+    operator(cell, cores=12)
+    assert window(cell, step_ms=150.0, pressure=90.0) == []
+    cell.exit(A)
+    cell.acts()
+    assert (cap(cell), cell.cores(HOG)) == (None, 12)
+
+
+def test_after_a_loss_of_records_a_slowed_job_is_released_all_the_same(plain: GuardedCell) -> None:
+    """Every task gets again what the restored ledger gives it, which is no operator's decision."""
+    window(plain, step_ms=150.0, pressure=600.0)
+    evolve(plain.state, LedgerAccepted(epoch=1, nodes_offset=0, reason="restored from a copy"))
+    plain.obey()
+    plain.exit(A)
+    plain.acts()
+    assert plain.cores(HOG) == 16
 
 
 def test_a_job_with_little_traffic_is_not_the_cause(cell: GuardedCell) -> None:

@@ -6,6 +6,7 @@ from contextlib import AbstractAsyncContextManager
 import pytest
 
 from penstock.errors import LogError
+from penstock.ledger.state import CellState
 from penstock.log.port import Message, Partition
 from penstock.log.topic_settings import topic_partitions
 from penstock.model.adjustments import TaskAdjusted
@@ -17,6 +18,9 @@ from penstock.model.settings import Contention, PlacerSettings
 from penstock.model.topics import Topic, node_partition
 from penstock.policies import settling
 from penstock.policies.telemetry_windows import NodeWindow
+from penstock.runtime.proposing import AFTER_BUG_S
+from penstock_services.contention_guard.core.guard import ContentionGuard
+from penstock_services.contention_guard.core.searches import Search
 from penstock_services.contention_guard.shell import service
 from penstock_services.contention_guard.shell.service import Watcher
 from tests.support.driver import estimate, node_spec
@@ -149,6 +153,49 @@ async def test_who_slows_a_training_is_slowed_and_let_go_when_it_ends(broker: Me
         released = await until(broker, 2)
     assert isinstance(released, CoresProposed)
     assert (released.task_id, released.cores, released.cause) == (HOG, 8, "released")
+
+
+async def test_a_bug_in_a_stage_costs_one_attempt_per_report(
+    broker: MemoryBroker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A new version's search raises: its traceback is in the log once for each report and its timer, not as often as the processor can."""
+    calls = []
+
+    def advance(search: Search, now_ms: int) -> None:
+        calls.append(now_ms)
+        raise ZeroDivisionError("a bug")
+
+    monkeypatch.setattr(Search, "advance", advance)
+    Cell(broker)
+    async with watcher(broker):
+        for number in range(3):
+            sends(broker, number, step_ms=1.0)
+            await asyncio.sleep(2 * QUIET_MS / 1_000)
+        assert proposed(broker) == []
+    assert len(calls) == 3
+    assert caplog.text.count("ZeroDivisionError: a bug") == 3
+    assert "nothing is proposed at seq" in caplog.text
+
+
+async def test_a_core_that_stays_due_after_a_bug_waits(
+    broker: MemoryBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another bug: the core raises and is due at once all the same. The service does not spin."""
+    calls = []
+
+    class Stuck(ContentionGuard):
+        def next(self, state: CellState, now_ms: int) -> CoresProposed | ThrottleProposed | None:
+            calls.append(now_ms)
+            raise ZeroDivisionError("a bug")
+
+        def due_ms(self, state: CellState) -> int | None:
+            return state.now_ms
+
+    monkeypatch.setattr(service, "ContentionGuard", Stuck)
+    Cell(broker)
+    async with watcher(broker):
+        await asyncio.sleep(AFTER_BUG_S / 2)
+    assert len(calls) == 1
 
 
 async def test_a_restart_in_a_probe_gives_back_what_was_placed(broker: MemoryBroker) -> None:

@@ -1,15 +1,23 @@
 """Stories of the contention-guard's searches for cores: what is tried, when a probe has ended, and where they end."""
 
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal, get_args
 
 import pytest
 from msgspec.structs import replace
 
-from penstock.model.adjustments import MAX_CORE_CHANGES, MAX_CORE_PROBES, CoresDecided, TaskAdjusted
+from penstock.ledger.evolve import evolve
+from penstock.model.adjustments import (
+    MAX_CORE_CHANGES,
+    MAX_CORE_PROBES,
+    AdjustmentCause,
+    CoresDecided,
+    TaskAdjusted,
+)
 from penstock.model.external_events import JobCancelRequested
+from penstock.model.ledger_events import LedgerAccepted
 from penstock.model.orders import SetCores
-from penstock.model.proposals import CoresProposed, PlanProposed, ProposedJob, ProposedUnit
+from penstock.model.proposals import CoresProposed, PlanProposed, ProposedJob, ProposedUnit, ThrottleProposed
 from penstock.model.settings import Contention
 from penstock.model.types import ResourceRequest
 from penstock.policies.settling import MAX_REPORTS, QUIET_MS
@@ -271,6 +279,20 @@ def test_a_restart_in_a_search_gives_back_what_the_placement_had(cell: GuardedCe
     assert cell.cores(A) == 4, "once per attempt"
 
 
+def test_a_restart_after_a_loss_of_records_gives_back_what_the_placement_had() -> None:
+    """The ledger was restored while the training was tried with one core, and the guard begins anew: that its node gets the order again makes the cores no operator's."""
+    cell = GuardedCell()
+    cell.join(node(cores=2))
+    cell.runs("a", cores=2)
+    cell.trains(A, up_to(1), windows=SETTLES)
+    assert (cell.cores(A), cell.job("a").tasks[A].trial_cores) == (1, (0,))
+    evolve(cell.state, LedgerAccepted(epoch=1, nodes_offset=0, reason="restored from a copy"))
+    cell.guard = ContentionGuard()
+    cell.acts()
+    assert cell.cores(A) == 2
+    assert "interrupted" in settled(cell).reason
+
+
 def test_a_restart_searches_for_nothing_that_was_found(cell: GuardedCell) -> None:
     cell.runs("a", cores=4)
     cell.trains(A, up_to(12))
@@ -345,10 +367,19 @@ def test_a_lost_proposal_is_sent_again(cell: GuardedCell) -> None:
 class TestBounds:
     """The placer counts: a guard that errs, or telemetry that misleads it, costs a job no more than these."""
 
-    def ask(self, cell: GuardedCell, cores: int, cause: str, number: int) -> str:
+    def ask(self, cell: GuardedCell, cores: int, cause: str, number: int, by: str = "") -> str:
         proposal = CoresProposed(
-            proposal_id=f"p{number}", proposer="other", task_id=A, cores=cores, reason="x", cause=cause
+            proposal_id=f"p{number}", proposer="other", task_id=A, cores=cores, reason="x", cause=cause, by=by
         )  # type: ignore[arg-type]
+        return self.answer(cell, proposal)
+
+    def cap(self, cell: GuardedCell, percent: int | None, cause: str, number: int, by: str = "") -> str:
+        about: dict[str, Any] = {
+            "proposal_id": f"c{number}", "proposer": "other", "task_id": A, "reason": "x", "by": by, "cause": cause,
+        }  # fmt: skip
+        return self.answer(cell, ThrottleProposed(**about, memory_bandwidth_percent=percent))
+
+    def answer(self, cell: GuardedCell, proposal: CoresProposed | ThrottleProposed) -> str:
         answer = cell.feed(proposal).facts[-1]
         return f"{answer.verdict} {answer.detail}"  # type: ignore[attr-defined]
 
@@ -384,3 +415,51 @@ class TestBounds:
         self.ask(cell, 2, "settled", 2)
         assert cell.job("a").tasks[A].place.cores == (0, 1)
         assert cell.state.nodes["n1"].free_core_mask.bit_count() == 22
+
+    def test_no_service_slows_a_training(self) -> None:
+        """A service sends nonsense: caps and single cores for a training, with whatever cause. An operator may."""
+        cell = GuardedCell()
+        cell.join(node(resctrl=True))
+        cell.runs("a", cores=4)
+        for number, cause in enumerate(get_args(AdjustmentCause)):
+            assert "which has GPUs" in self.cap(cell, 1, cause, number)
+            if cause not in ("probe", "settled"):
+                assert self.ask(cell, 1, cause, 20 + number).startswith("refused")
+        assert cell.cores(A) == len(cell.job("a").tasks[A].place.cores) == 4
+        assert self.cap(cell, 30, "", 40, by="ada") == "accepted "
+        assert self.cap(cell, None, "released", 41) == "accepted "
+        assert self.ask(cell, 1, "", 42, by="ada") == "accepted "
+
+    def test_a_search_that_measured_nothing_gives_up_no_cores(self, cell: GuardedCell) -> None:
+        """The end of a search takes cores only where the attempt was tried with fewer."""
+        cell.runs("a", cores=4)
+        assert "which has GPUs" in self.ask(cell, 1, "settled", 1)
+        assert self.ask(cell, 1, "probe", 2) == "accepted "
+        assert self.ask(cell, 2, "settled", 3) == "accepted "
+        assert "which has GPUs" in self.ask(cell, 1, "other", 4)
+        assert self.ask(cell, 4, "other", 5) == "accepted "
+
+    @pytest.mark.parametrize("cause", ["probe", "settled"])
+    @pytest.mark.parametrize(
+        ("contention", "fewest"),
+        [
+            (Contention(), 4),
+            (Contention(users_cores="at_least"), 4),
+            (Contention(users_cores="override"), 2),
+            (Contention(users_cores="override", search="none"), 4),
+            (None, 4),
+        ],
+    )
+    def test_a_search_stays_within_the_settings(
+        self, contention: Contention | None, fewest: int, cause: str
+    ) -> None:
+        """A user named four cores for two GPUs. Only where a setting allows it a service tries fewer, one per GPU at least."""
+        cell = GuardedCell(contention)
+        cell.join(node())
+        spec = replace(job_spec(), resources=ResourceRequest(cores=4))
+        cell.submit("a", spec, estimate(2, cores=4))
+        cell.start("a")
+        self.ask(cell, 4, "probe", 0)
+        self.ask(cell, fewest, "probe", 1)
+        assert "which has GPUs" in self.ask(cell, fewest - 1, cause, 2)
+        assert self.ask(cell, fewest, cause, 3) == "accepted "

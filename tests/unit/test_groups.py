@@ -405,7 +405,7 @@ def test_a_lost_node_takes_all_members_with_it(cell: Cell) -> None:
 
 
 def test_cores_of_members_change_and_are_held_once(cell: Cell) -> None:
-    """The guard gives `b` more cores: first those of its companion, then free ones. What `a` still uses stays."""
+    """An operator gives `b` more cores: first those of its companion, then free ones. What `a` still uses stays."""
     waits(cell, "b", cores=2)
     cell.formed("a", "b", nodes=BOTH)
     cell.start("b")
@@ -413,7 +413,12 @@ def test_cores_of_members_change_and_are_held_once(cell: Cell) -> None:
     def asks(task_id: str, cores: int) -> tuple[int, ...]:
         step = cell.feed(
             CoresProposed(
-                proposal_id=f"c{cell.head.seq}", proposer="g", task_id=task_id, cores=cores, reason="r"
+                proposal_id=f"c{cell.head.seq}",
+                proposer="gateway",
+                task_id=task_id,
+                cores=cores,
+                reason="r",
+                by="ada",
             )
         )
         decided = step.facts[1]

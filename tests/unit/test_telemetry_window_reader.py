@@ -6,9 +6,9 @@ import pytest
 
 from penstock.log.topic_settings import topic_partitions
 from penstock.model.external_events import TelemetrySampled
-from penstock.policies.telemetry_windows import WINDOW_MS, NodeWindow, window_of
+from penstock.policies.telemetry_windows import HELD_WINDOWS, WINDOW_MS, NodeWindow, window_of
 from penstock.runtime.telemetry import Sampled
-from penstock_services.contention_guard.shell.windows import HELD_WINDOWS, Held, LogWindows
+from penstock_services.contention_guard.shell.windows import Held, LogWindows
 from tests.support.memory_log import MemoryBroker, MemoryLog
 from tests.support.telemetry import message, sample
 
@@ -59,6 +59,26 @@ async def test_what_cannot_be_read_is_reported_and_passed_over(
         assert caplog.text.count("WARNING") == 2
     finally:
         await windows.close()
+
+
+def test_after_a_clock_was_ahead_the_windows_are_those_of_the_present() -> None:
+    """The log's clock is ahead by an hour for as long as it takes to fill all windows of a node. When it is right again, the first sample is in a window, and
+    samples that are read again after a kill change nothing."""
+    ahead_ms, present = 3_600_000, 20 * WINDOW_MS
+    times = [*range(0, present, WINDOW_MS)]
+    times += [ahead_ms + at_ms for at_ms in range(present, 2 * present, WINDOW_MS)]
+    times += [*range(2 * present, 2 * present + 3 * WINDOW_MS, WINDOW_MS)]
+    samples = [Sampled(f"s{number}", at_ms, sample(step_ms=100.0)) for number, at_ms in enumerate(times)]
+    held = Held()
+    for one in samples[:-3]:
+        held.add(one)
+    for one in samples[-3:]:
+        assert held.add(one) is not None
+    expected = held.all()
+    assert [window.begin_ms for window in expected] == times[-3:]
+    for one in samples[-10:]:
+        held.add(one)
+    assert held.all() == expected
 
 
 def test_a_sample_that_comes_twice_or_too_late_changes_nothing() -> None:

@@ -9,6 +9,7 @@ class Adjustment(Value, frozen=True):
     token: int
     """Token of the decision and of its order."""
     by: str
+    """The operator or the proposer; empty: neither, the ledger has lost records."""
     reason: str
     at_ms: int
     enforced: str = ""

@@ -51,7 +51,7 @@ class Other(NamedTuple):
     task_id: str
     cores: int
     cap: int | None
-    """Its cap, in percent of memory bandwidth; None: it has none."""
+    """The cap that it got here, in percent of memory bandwidth; None: it has none, or an operator's."""
     throttled_from: int
     """Cores that it had before some were taken; 0: none were taken."""
     traffic: float | None
@@ -59,7 +59,7 @@ class Other(NamedTuple):
     most: int
     """The most cores that it could have now."""
     may_throttle: bool
-    """Whether it was throttled less often than is allowed."""
+    """Whether it was throttled less often than is allowed, and no operator has set its cores or cap."""
     may_return: bool
     """Whether it could be throttled again after a release while a training job runs beside it."""
 
@@ -171,14 +171,14 @@ def released(view: NodeView, *, calm: bool) -> Sequence[Change]:
         if view.trainings
         else f"no training runs on {view.node_id} any more"
     )
-    found = []
+    found, taken = [], 0
     for other in view.others:
         if view.trainings and not other.may_return:
             continue
         if other.cap is not None:
             found.append(Change(other.task_id, "released", why, cap=None))
-        elif other.throttled_from > other.cores and other.most > other.cores:
-            cores = min(other.throttled_from, other.most)
+        elif (cores := min(other.throttled_from, other.most - taken)) > other.cores:
+            taken += cores - other.cores  # of the node's free cores
             found.append(Change(other.task_id, "released", why, cores=cores))
     return found
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Literal, NamedTuple
 
+from penstock.ledger.adjusted import Adjustment
 from penstock.ledger.job_state import JobState
 from penstock.model.settings import Contention
 from penstock.policies.core_search import Next, Seen, across_nodes, search, walk
@@ -16,6 +17,11 @@ PROPOSER = "contention-guard"
 Step = Callable[[int, Sequence[Seen], int, int], Next]
 """(start, measurements, most cores that it can have, fewest that are tried) → the cores to try next."""
 SEARCHES: Mapping[str, Step] = MappingProxyType({"doubling": search, "walk": walk})
+
+
+def set_by_operator(adjustment: Adjustment | None) -> bool:
+    """Whether this latest adjustment of a task is an operator's, so that the guard leaves it alone. A restored ledger knows none (`Adjustment.by`)."""
+    return adjustment is not None and adjustment.by not in ("", PROPOSER)
 
 
 class Guard(NamedTuple):

@@ -60,6 +60,10 @@ class Settling:
         self.news = 0
         self._recent: deque[Speed] = deque(maxlen=2 * OF_A_MEAN)
 
+    def clock_came_back(self, begin_ms: int) -> None:
+        """Windows from this one on are newer than all before (`penstock.policies.telemetry_windows.clock_came_back`)."""
+        self._after_ms = min(self._after_ms, begin_ms - 1)
+
     @property
     def gave_up(self) -> bool:
         """Whether the task reports but does not settle."""

@@ -18,6 +18,7 @@ from penstock.model.adjustments import (
 )
 from penstock.model.proposals import CoresProposed, ThrottleProposed
 from penstock.model.transitions import NodeStatus, TaskStatus
+from penstock.policies.profiles import known_profile
 from penstock.policies.refusal import Refusal, frozen
 
 Adjusting = CoresProposed | ThrottleProposed
@@ -57,8 +58,10 @@ def refused(state: CellState, proposal: Adjusting) -> Refusal | None:
     if isinstance(found, Refusal):
         return found
     node_id = found.task.place.node_id
-    if not proposal.by and (wrong := _adjusted_enough(found, proposal)) is not None:
-        return Refusal("wrong_state", f"{proposal.task_id} {wrong}")
+    if not proposal.by:
+        wrong = _slows_training(state, found, proposal) or _adjusted_enough(found, proposal)
+        if wrong is not None:
+            return Refusal("wrong_state", f"{proposal.task_id} {wrong}")
     if isinstance(proposal, ThrottleProposed):
         isolation = found.node.spec.isolation
         if isolation is None or isolation.bandwidth == "none":
@@ -81,11 +84,36 @@ def cause_of(proposal: Adjusting) -> AdjustmentCause:
     return "" if proposal.by else proposal.cause or "other"
 
 
+def _slows_training(state: CellState, found: Running, proposal: Adjusting) -> str | None:
+    """Why a service may not make this change of a job with GPUs, whatever the cause that it names. Fewer cores than its placement's: only by a search."""
+    if not any(one.place.gpus for one in found.job.tasks.values()):
+        return None
+    if isinstance(proposal, ThrottleProposed):
+        slows = (proposal.memory_bandwidth_percent or 100) < 100
+    else:
+        least = min(found.task.placed_cores, len(found.task.place.cores))
+        slows = proposal.cores < least and not _searched(state, found, proposal)
+    if slows or proposal.cause == "contention":
+        return f"belongs to {found.job.job_id}, which has GPUs: such jobs are not slowed for others"
+    return None
+
+
+def _searched(state: CellState, found: Running, proposal: CoresProposed) -> bool:
+    """Whether these cores are within the bounds of the profile's search for the task's cores: a probe, or the end of a search that has probed."""
+    job, task, _ = found
+    if not (proposal.cause == "probe" or (proposal.cause == "settled" and task.core_probes)):
+        return False
+    profile = known_profile(state.settings)
+    guard = None if profile is None else profile.guard
+    if guard is None or guard.step_of(job) is None or not task.place.gpus:
+        return False
+    gpus = max(len(one.place.gpus) for one in job.tasks.values())
+    return proposal.cores >= guard.least_of(job, task.placed_cores, gpus)
+
+
 def _adjusted_enough(found: Running, proposal: Adjusting) -> str | None:
     """Why a service may not make this change (again), whatever it has measured. Giving back is always allowed: the change that took it was counted."""
     task, cause = found.task, cause_of(proposal)
-    if cause == "contention" and any(one.place.gpus for one in found.job.tasks.values()):
-        return f"belongs to {found.job.job_id}, which has GPUs: such jobs are not slowed for others"
     if isinstance(proposal, ThrottleProposed):
         return None if proposal.memory_bandwidth_percent is None else _throttled_enough(found.job)
     cores = len(task.used_cores)

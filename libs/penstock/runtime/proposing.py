@@ -30,6 +30,8 @@ from penstock.runtime.tracing.tracer import Attributes, Tracing, tracing
 
 LOG = logging.getLogger(__name__)
 
+AFTER_BUG_S = 1.0
+"""Pause after an attempt that raised, unless news comes: also a core that stays due must not use a processor."""
 
 Report = TypeVar("Report")
 """A report read from telemetry."""
@@ -49,7 +51,8 @@ class Core(Protocol[SentOut]):
         ...
 
     def next(self, state: CellState, now_ms: int) -> SentOut | None:
-        """The next proposal; None: nothing to propose now."""
+        """The next proposal; None: nothing to propose now. What is due is not due any more if the work on it raises: each event, report or
+        timer leads to one attempt."""
         ...
 
     def due_ms(self, state: CellState) -> int | None:
@@ -91,6 +94,8 @@ class Proposing(ABC, Generic[Report, Sent]):
         self._name, self._log, self._traces, self._core = name, log, traces, core
         self._ledger = Partition(Topic.LEDGER, settings.cell_index)
         self._proposals = ProposalWriter(settings, log, traces, f"/penstock/{name}")
+        self._pause_s = 0.0
+        """The fewest seconds until the next attempt, unless news comes."""
         self._follower = LedgerFollower(replica, lambda state, fact: core.see(state, fact, state.now_ms))
 
     @abstractmethod
@@ -152,6 +157,8 @@ class Proposing(ABC, Generic[Report, Sent]):
                 )
                 due_ms = self._core.due_ms(self._state)
                 timeout_s = self._follower.until_s(due_ms)
+                if timeout_s is not None:
+                    timeout_s = max(timeout_s, self._pause_s)
                 await asyncio.wait(pending, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
                 if reading.done():
                     self._follower.fold(reading.result(), new=True)
@@ -168,10 +175,12 @@ class Proposing(ABC, Generic[Report, Sent]):
             self.observe(self._state, report, now_ms)
 
     def _next(self) -> Sent | None:
+        self._pause_s = 0.0
         try:
             return self._core.next(self._state, self._follower.clock.now_ms())
         except Exception:  # a bug in a policy costs its proposals: every job runs on as it is
             LOG.exception("nothing is proposed at seq %d", self._state.seq)
+            self._pause_s = AFTER_BUG_S
             return None
 
     async def _send(self, proposal: Sent) -> None:

@@ -17,7 +17,7 @@ REASON = "it waits for its loader"
 MAX_CHANGES = 6  # at once, on one node
 STALE_AFTER_S = 20.0
 LIFTED = 0.3  # of the caps
-
+OPERATOR = "ada"  # asks for every other change that has no cause: what a service may not do to a training, she may
 
 CAUSES = get_args(AdjustmentCause)
 
@@ -54,6 +54,8 @@ class Adjuster:
         }
         if self._named:
             about["cause"] = CAUSES[int(rng.integers(len(CAUSES)))]
+        elif self._asked % 2:
+            about["by"] = OPERATOR
         proposal: CoresProposed | ThrottleProposed
         if rng.random() < 0.3:
             percent = None if rng.random() < LIFTED else int(rng.integers(1, 101))

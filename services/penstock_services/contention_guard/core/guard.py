@@ -13,27 +13,24 @@ search gives back the cores of the placement, and a training's best speed is lea
 """
 
 import heapq
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from hashlib import blake2b
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from penstock.ledger.job_state import JobState, TaskState
-from penstock.ledger.node_state import NodeState
+from penstock.ledger.job_state import JobState
 from penstock.ledger.state import CellState
 from penstock.model import external_events, ledger_events
-from penstock.model.adjustments import MAX_THROTTLES, BandwidthDecided, CoresDecided, TaskAdjusted
+from penstock.model.adjustments import BandwidthDecided, CoresDecided, TaskAdjusted
 from penstock.model.event import Event
 from penstock.model.ledger_events import ProposalAnswered
 from penstock.model.proposals import ANSWER_WITHIN_MS, CoresProposed, ThrottleProposed
 from penstock.model.settings import PlacerSettings
-from penstock.model.transitions import JobStatus, TaskStatus
+from penstock.model.transitions import JobStatus
 from penstock.model.types import MAX_TEXT
 from penstock.policies.eliminator import (
     Change,
     NodeView,
-    Other,
-    Training,
     calm_after_ms,
     released,
     throttled,
@@ -42,16 +39,14 @@ from penstock.policies.guard import PROPOSER, Guard
 from penstock.policies.profiles import known_profile
 from penstock.policies.service import remaining_s
 from penstock.policies.settling import Speed, speed_of
-from penstock.policies.telemetry_windows import NodeWindow
+from penstock.policies.telemetry_windows import NodeWindow, clock_came_back
 from penstock.policies.validate import validate
-from penstock.policies.validate_adjustments import Running, running, usable_cores
 from penstock_services.contention_guard.core.paces import Node, Pace
 from penstock_services.contention_guard.core.searches import Search, alone, most_of, search_of, takes_ms
+from penstock_services.contention_guard.core.views import pressure, runs, slowed, with_tasks
 
 RETRY_MS = 30_000
 """A refused change of a task is not proposed again for so long."""
-RESERVE = 12
-"""Steps down that are reserved for a job after its release: from 1,024 cores to one takes ten."""
 
 Adjusting = CoresProposed | ThrottleProposed
 
@@ -86,6 +81,8 @@ class ContentionGuard:
         """By job id."""
         self._jobs_due: dict[str, None] = {}
         self._nodes_due: dict[str, None] = {}
+        self._steps: dict[str, list[Change]] = {}
+        """By node id, changes of a decided step that are not proposed yet: one step is for all tasks of a node, whenever the placer answers."""
         self._sent: dict[str, _Sent] = {}
         """By task id."""
         self._timers: list[tuple[int, str, str]] = []
@@ -137,9 +134,10 @@ class ContentionGuard:
 
     def _refused(self, state: CellState, task_id: str, probe: bool, why: str, now_ms: int) -> None:
         """A probe is not repeated; any other change waits."""
-        if probe and (search := self._searches.get(_job_id(task_id))) is not None:
+        search = self._searches.get(_job_id(task_id))
+        if search is not None:
             search.refused(why)
-        else:
+        if search is None or not probe:
             self._waits(state, task_id, _Sent("", now_ms + RETRY_MS))
 
     def _waits(self, state: CellState, task_id: str, sent: _Sent) -> None:
@@ -159,7 +157,7 @@ class ContentionGuard:
         if isinstance(fact, CoresDecided):
             if (pace := self._paces.get(fact.task_id)) is not None:
                 pace.begin(node.latest_ms)
-            if fact.by != PROPOSER:
+            if fact.by != PROPOSER:  # an operator
                 self._searches.pop(fact.job_id, None)
         self._jobs_due[fact.job_id] = None
         node.after_ms, node.changed_ms = node.latest_ms, now_ms
@@ -179,14 +177,16 @@ class ContentionGuard:
             job is None or job.attempt != search.attempt or job.status is not JobStatus.RUNNING
         ):
             del self._searches[job_id]
-        if task_id and (job is None or task_id not in job.tasks or not _runs(job.tasks[task_id])):
+        if task_id and (job is None or task_id not in job.tasks or not runs(job.tasks[task_id])):
             self._paces.pop(task_id, None)
             self._sent.pop(task_id, None)
         self._jobs_due[job_id] = None
-        if node_id:
-            self._nodes_due[node_id] = None
-        elif job is not None:
-            self._nodes_due.update(dict.fromkeys(task.place.node_id for task in job.tasks.values()))
+        on = (
+            [node_id] if node_id else [] if job is None else [one.place.node_id for one in job.tasks.values()]
+        )
+        for each in on:
+            self._steps.pop(each, None)
+            self._nodes_due[each] = None
 
     def observe(self, state: CellState, window: NodeWindow, now_ms: int) -> None:
         """Takes a window that has changed, or is delivered again. Entries of tasks that do not run are ignored; times are the reader's clock, not a node's."""
@@ -194,13 +194,15 @@ class ContentionGuard:
             return
         node = self._nodes.setdefault(window.node_id, Node())
         if window.begin_ms < node.latest_ms:
-            return
+            if not clock_came_back(node.latest_ms, window.begin_ms):
+                return
+            self._clock_came_back(state, node, window)
         self.observed += 1
         node.observe(window)
         for task_id in sorted(window.tasks):
             job = state.jobs.get(_job_id(task_id))
             task = None if job is None else job.tasks.get(task_id)
-            if job is None or task is None or not _runs(task) or task.place.node_id != window.node_id:
+            if job is None or task is None or not runs(task) or task.place.node_id != window.node_id:
                 continue
             self._paces.setdefault(task_id, Pace()).observe(window.begin_ms, window.tasks[task_id], now_ms)
             search = self._searches.get(job.job_id)
@@ -211,10 +213,20 @@ class ContentionGuard:
                 search.observe(window.begin_ms, window.tasks[task_id], now_ms)
                 self._jobs_due[job.job_id] = None
         self._nodes_due[window.node_id] = None
-        if not self._pressure(state, state.nodes[window.node_id], node).low:
+        if not pressure(state, state.nodes[window.node_id], node, self._paces).low:
             node.calm_since_ms = None
         elif node.calm_since_ms is None:
             node.calm_since_ms = now_ms
+
+    def _clock_came_back(self, state: CellState, node: Node, window: NodeWindow) -> None:
+        """What was measured counts on; windows from this one on are newer."""
+        node.clock_came_back(window.begin_ms)
+        for task_id, job_id in state.nodes[window.node_id].tasks.items():
+            if (pace := self._paces.get(task_id)) is not None:
+                pace.clock_came_back(window.begin_ms)
+            search = self._searches.get(job_id)
+            if search is not None and search.settling is not None and search.workers[0] == task_id:
+                search.settling.clock_came_back(window.begin_ms)
 
     def _search(self, state: CellState, job: JobState, speed: Speed | None = None) -> Search | None:
         """Begins with the first report of a job whose cores may be searched for; not for a job that is expected to end before."""
@@ -235,27 +247,45 @@ class ContentionGuard:
         """Ledger time from which `next` has something to do; None: nothing before another input."""
         if state.frozen or _stage(state.settings) is None:
             return None
-        if self._jobs_due or self._nodes_due or not self._begun:
+        if self._jobs_due or self._nodes_due or self._steps or not self._begun:
             return state.now_ms
         return self._timers[0][0] if self._timers else None
 
     def next(self, state: CellState, now_ms: int) -> Adjusting | None:
-        """The next proposal. `now_ms`: the ledger's time, which goes on without records."""
+        """The next proposal. `now_ms`: the ledger's time, which goes on without records. If a stage raises, its job or node is not due any
+        more: each input leads to one attempt."""
         stage = _stage(state.settings)
         if state.frozen or stage is None:
+            self._nodes_due.update(dict.fromkeys(self._steps))
+            self._steps.clear()
             return None
         self._begin(state)
         self._fire(now_ms)
+        if (proposal := self._of_steps(state, now_ms)) is not None:
+            return proposal
         while self._jobs_due:
             job_id = next(iter(self._jobs_due))
-            if (proposal := self._of_job(state, job_id, now_ms)) is not None:
-                return proposal
             del self._jobs_due[job_id]
+            if (proposal := self._of_job(state, job_id, now_ms)) is not None:
+                self._jobs_due[job_id] = None
+                return proposal
         while self._nodes_due:
             node_id = next(iter(self._nodes_due))
-            if stage.eliminates and (proposal := self._of_node(state, stage, node_id, now_ms)) is not None:
-                return proposal
             del self._nodes_due[node_id]
+            if stage.eliminates:
+                self._steps[node_id] = self._step(state, stage, node_id, now_ms)
+                if (proposal := self._of_steps(state, now_ms)) is not None:
+                    return proposal
+        return None
+
+    def _of_steps(self, state: CellState, now_ms: int) -> Adjusting | None:
+        """The next proposal of the steps that were decided."""
+        while self._steps:
+            node_id, step = next(iter(self._steps.items()))
+            while step:
+                if (proposal := self._proposed(state, step.pop(0), now_ms)) is not None:
+                    return proposal
+            del self._steps[node_id]
         return None
 
     def _begin(self, state: CellState) -> None:
@@ -300,94 +330,51 @@ class ContentionGuard:
             heapq.heappush(self._timers, (search.due_ms, job_id, ""))
         return None
 
-    def _of_node(self, state: CellState, stage: Guard, node_id: str, now_ms: int) -> Adjusting | None:
+    def _step(self, state: CellState, stage: Guard, node_id: str, now_ms: int) -> list[Change]:
+        """What is changed now on a node, all at once."""
         spec = state.nodes.get(node_id)
         if spec is None:
             self._nodes.pop(node_id, None)
-            return None
+            return []
         node = self._nodes.setdefault(node_id, Node())
-        view = self._pressure(state, spec, node)
-        if not view.high and not _slowed(state, spec):
-            return None
-        view = self._with_tasks(view, state, spec, node, now_ms)
-        for change in self._changes(stage, node, view, now_ms):
-            if (proposal := self._proposed(state, change, now_ms)) is not None:
-                return proposal
-        return None
-
-    def _changes(self, stage: Guard, node: Node, view: NodeView, now_ms: int) -> Iterator[Change]:
-        """Releases of slowed jobs, else steps down; sets the time of the next check."""
-        held = [other for other in view.others if other.throttled]
-        calm_ms = None
-        if held and view.trainings and node.calm_since_ms is not None:
-            calm_ms = max(node.calm_since_ms, node.changed_ms) + calm_after_ms(node.releases)
-        calm = calm_ms is not None and now_ms >= calm_ms
-        if held and (calm or not view.trainings):
-            found = released(view, calm=calm)
-            if found and calm and view.trainings:
-                node.releases += 1
-                node.calm_since_ms = None
-            yield from found
-        elif calm_ms is not None:
-            heapq.heappush(self._timers, (calm_ms, "", view.node_id))
-        if not calm:
-            yield from throttled(view, halves=stage.halves)
-        if view.high and view.others:
+        view = pressure(state, spec, node, self._paces)
+        if not view.high and not slowed(state, spec):
+            return []
+        view = with_tasks(view, state, spec, node, self._paces, now_ms)
+        if not view.others:
+            return []
+        changes = self._released(node, view, now_ms)
+        if not changes and not any(self._under_way(other.task_id, now_ms) for other in view.others):
+            changes = list(throttled(view, halves=stage.halves))
+        if view.high:
             for training in view.trainings:
                 pace = self._paces.get(training.task_id)
                 if pace is not None and (at_ms := pace.counts_ms(node)) > now_ms:
-                    heapq.heappush(self._timers, (at_ms, "", view.node_id))
+                    heapq.heappush(self._timers, (at_ms, "", node_id))
+        return changes
 
-    def _pressure(self, state: CellState, spec: NodeState, node: Node) -> NodeView:
-        """Which resources are short on a node, without its tasks yet: windows come often, and most change nothing."""
-        stalled = [
-            pace.stalled
-            for task_id, job_id in spec.tasks.items()
-            if (pace := self._paces.get(task_id)) is not None
-            and pace.stalled is not None
-            and (task := _running_task(state, job_id, task_id)) is not None
-            and task.place.gpus
-        ]
-        isolation = spec.spec.isolation
-        return NodeView(
-            spec.spec.node_id,
-            isolation is not None and isolation.bandwidth == "resctrl",
-            node.bandwidth,
-            max(stalled) if stalled else node.stalled,
-            (),
-            (),
-        )
+    def _released(self, node: Node, view: NodeView, now_ms: int) -> list[Change]:
+        """Releases of slowed jobs, which count as one; else sets the time of the next check."""
+        if not any(other.throttled for other in view.others):
+            return []
+        if not view.trainings:
+            return list(released(view, calm=False))
+        if node.calm_since_ms is None:
+            return []
+        calm_ms = max(node.calm_since_ms, node.changed_ms) + calm_after_ms(node.releases)
+        if now_ms < calm_ms:
+            heapq.heappush(self._timers, (calm_ms, "", view.node_id))
+            return []
+        found = list(released(view, calm=True))
+        if found:
+            node.releases += 1
+            node.calm_since_ms = now_ms  # what is not released now waits again, also where no report comes
+        return found
 
-    def _with_tasks(
-        self, view: NodeView, state: CellState, spec: NodeState, node: Node, now_ms: int
-    ) -> NodeView:
-        trainings, others = [], []
-        for task_id in sorted(spec.tasks):
-            task = _running_task(state, spec.tasks[task_id], task_id)
-            if task is None:
-                continue
-            job, pace = state.jobs[spec.tasks[task_id]], self._paces.get(task_id)
-            if task.place.gpus:
-                lost = pace.lost(node, now_ms) if pace is not None and alone(job) else None
-                trainings.append(Training(task_id, lost))
-            elif job.demand.worker.gpus == 0:
-                others.append(self._other(state, job, task_id, None if pace is None else pace.traffic))
-        return view._replace(trainings=trainings, others=others)
-
-    def _other(self, state: CellState, job: JobState, task_id: str, traffic: float | None) -> Other:
-        task, found = job.tasks[task_id], running(state, task_id)
-        cores = len(task.place.cores)
-        left = MAX_THROTTLES * job.spec.workers - job.throttles
-        return Other(
-            task_id,
-            cores,
-            task.memory_bandwidth_percent,
-            task.throttled_from,
-            traffic,
-            usable_cores(state, found) if isinstance(found, Running) else cores,
-            may_throttle=left > 0,
-            may_return=left >= RESERVE,
-        )
+    def _under_way(self, task_id: str, now_ms: int) -> bool:
+        """Whether a proposal for the task has no answer yet."""
+        sent = self._sent.get(task_id)
+        return sent is not None and bool(sent.proposal_id) and now_ms < sent.until_ms
 
     # ------------------------------------------------------------------------------------------ proposals
 
@@ -417,26 +404,6 @@ class ContentionGuard:
             return None
         self._waits(state, task_id, _Sent(proposal.proposal_id, now_ms + ANSWER_WITHIN_MS, probe))
         return proposal
-
-
-def _runs(task: TaskState) -> bool:
-    return task.status is TaskStatus.RUNNING
-
-
-def _running_task(state: CellState, job_id: str, task_id: str) -> TaskState | None:
-    """None: it does not run."""
-    job = state.jobs.get(job_id)
-    task = None if job is None else job.tasks.get(task_id)
-    return task if task is not None and _runs(task) else None
-
-
-def _slowed(state: CellState, spec: NodeState) -> bool:
-    """Whether a job there may have to be released."""
-    tasks = (_running_task(state, job_id, task_id) for task_id, job_id in spec.tasks.items())
-    return any(
-        task is not None and (task.memory_bandwidth_percent is not None or task.throttled_from > 0)
-        for task in tasks
-    )
 
 
 def _job_id(task_id: str) -> str:

@@ -42,6 +42,11 @@ class Pace:
         """It has other cores from now on."""
         self.settling, self.best, self.latest_ms = Settling(after_ms), None, -1
 
+    def clock_came_back(self, begin_ms: int) -> None:
+        """Windows from this one on are newer than all before."""
+        self.settling.clock_came_back(begin_ms)
+        self.latest_ms = min(self.latest_ms, begin_ms - 1)
+
     def counts_ms(self, node: "Node") -> int:
         """Ledger time from which on its speed is measured after the latest change on its node: at once where a window arrived since, else
         when it would have reported another speed. 0: at once."""
@@ -83,3 +88,8 @@ class Node:
             self.stalled = window.cpu_stalled_percent
         if window.memory_bandwidth_percent is not None:
             self.bandwidth = window.memory_bandwidth_percent
+
+    def clock_came_back(self, begin_ms: int) -> None:
+        """Windows from this one on are newer than all before."""
+        self.latest_ms = min(self.latest_ms, begin_ms - 1)
+        self.after_ms = min(self.after_ms, begin_ms - 1)

@@ -16,7 +16,7 @@ from penstock.model.transitions import JobStatus, TaskStatus
 from penstock.model.types import WHOLE_GPU
 from penstock.policies.core_search import Next, Seen
 from penstock.policies.eliminator import Change
-from penstock.policies.guard import PROPOSER, Guard, Step
+from penstock.policies.guard import Guard, Step, set_by_operator
 from penstock.policies.settling import Settling, Speed
 from penstock.policies.telemetry_windows import TaskWindow
 from penstock.policies.validate_adjustments import Running, running, usable_cores
@@ -137,8 +137,10 @@ class Search:
             self.until_ms = now_ms + max(MEASURES_MS, int(MEASURES_STEPS * step_ms))
 
     def refused(self, why: str) -> None:
-        """A probe is not possible: the best measured number of cores stays."""
-        if not self.ended:
+        """A probe is not possible: the best measured number of cores stays. An end with fewer cores is not, since the settings have changed: the start's stay."""
+        if self.ended:
+            self.cores = max(self.cores, self.start)
+        else:
             self.end(self._best() if self.seen else self.start, f"{self.cores} cores were refused ({why})")
 
 
@@ -149,8 +151,7 @@ def search_of(state: CellState, job: JobState, guard: Guard, latest_ms: int) -> 
     tasks = [job.tasks[task_id] for task_id in workers]
     if step is None or not tasks or any(task.cores_settled for task in tasks) or not _may_change(state, job):
         return None
-    adjusted = [task.cores_adjusted for task in tasks if task.cores_adjusted is not None]
-    if any(one.by != PROPOSER for one in adjusted):  # set by an operator
+    if any(set_by_operator(task.cores_adjusted) for task in tasks):
         return None
     most = most_of(state, workers)
     if any(task.core_probes for task in tasks):

@@ -45,11 +45,11 @@ from penstock.log.open import open_log
 from penstock.log.port import Partition, Record
 from penstock.model.errors import EventError
 from penstock.model.topics import GUARD_GROUPS, NODE_PARTITIONS, Topic
-from penstock.policies.telemetry_windows import NodeWindow
+from penstock.policies.telemetry_windows import HELD_WINDOWS, NodeWindow
 from penstock.runtime.race import first_of
 from penstock.runtime.telemetry import sampled
 from penstock_services.contention_guard.shell.faust_windows import KINDS, LENGTH_BYTES, Asked, Refused
-from penstock_services.contention_guard.shell.windows import HELD_WINDOWS, Held
+from penstock_services.contention_guard.shell.windows import Held
 
 LOG = logging.getLogger(__name__)
 
@@ -91,17 +91,17 @@ class Transport(aiokafka.Transport):
 
 
 class _Places:
-    """Slots of the table and their windows, per node. Slots are reused: the oldest window's first."""
+    """Slots of the table and their windows, per node. Slots are reused: those of windows that are not held any more, the oldest one's first."""
 
     def __init__(self) -> None:
         self._nodes: dict[str, dict[int, int]] = {}
 
-    def of(self, window: NodeWindow) -> int:
-        """Its slot, 0 – HELD_WINDOWS - 1; a new window gets a free one, or that of the oldest window, which is dropped."""
+    def of(self, window: NodeWindow, held: Set[int]) -> int:
+        """Its slot, 0 – HELD_WINDOWS - 1. No two slots have windows of one time. `held`: begins of the node's windows that are held, this one among them."""
         places = self._nodes.setdefault(window.node_id, {})
         if window.begin_ms not in places:
             free = set(range(HELD_WINDOWS)) - set(places.values())
-            places[window.begin_ms] = min(free) if free else places.pop(min(places))
+            places[window.begin_ms] = min(free) if free else places.pop(min(places.keys() - held))
         return places[window.begin_ms]
 
     def restore(self, window: NodeWindow, place: int) -> None:
@@ -253,7 +253,8 @@ class WindowTable:
             return None
         if one is None or (window := self._held.add(one)) is None:
             return None
-        self._table[_key(self._cell_index, window.node_id, self._places.of(window))] = encoded(window)
+        place = self._places.of(window, self._held.begins(window.node_id))
+        self._table[_key(self._cell_index, window.node_id, place)] = encoded(window)
         self._report(window)
         return self._table.written
 

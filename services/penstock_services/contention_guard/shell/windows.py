@@ -4,15 +4,12 @@
 (`penstock.policies.telemetry_windows`), so an adapter may deliver a window again, or one that is older than the one returned before.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from typing import Protocol
 
 from penstock.log.port import Log
-from penstock.policies.telemetry_windows import NodeWindow, matters, merged, window_of
+from penstock.policies.telemetry_windows import NodeWindow, held_with, matters, merged, window_of
 from penstock.runtime.telemetry import Sampled, TelemetryReader
-
-HELD_WINDOWS = 8
-"""Per node, the latest ones; samples of older windows come too late and are left out. A node without news has no new window, so these may be of any age."""
 
 
 class Windows(Protocol):
@@ -48,16 +45,21 @@ class Held:
         windows = self._nodes.setdefault(node_id, {})
         before = windows.get(begin_ms, NodeWindow(node_id, begin_ms))
         after = merged(before, one.event_id, one.at_ms, one.sample)
-        if after == before:
+        held = held_with(windows, begin_ms)
+        if after == before or begin_ms not in held:
             return None
+        for dropped in windows.keys() - held:
+            del windows[dropped]
         windows[begin_ms] = after
-        if len(windows) > HELD_WINDOWS:
-            del windows[min(windows)]
-        return windows.get(begin_ms)
+        return after
 
     def restore(self, window: NodeWindow) -> None:
         """Adds a window that was held before. At most `HELD_WINDOWS` of a node."""
         self._nodes.setdefault(window.node_id, {})[window.begin_ms] = window
+
+    def begins(self, node_id: str) -> Set[int]:
+        """Of the node's windows."""
+        return self._nodes.get(node_id, {}).keys()
 
     def all(self) -> Sequence[NodeWindow]:
         """Per node in rising order of time."""

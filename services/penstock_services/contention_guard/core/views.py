@@ -1,0 +1,96 @@
+"""What the eliminator sees of a node (`penstock.policies.eliminator`): what is short on it, its trainings and the jobs beside them. Pure."""
+
+from collections.abc import Mapping
+
+from penstock.ledger.job_state import JobState, TaskState
+from penstock.ledger.node_state import NodeState
+from penstock.ledger.state import CellState
+from penstock.model.adjustments import MAX_THROTTLES
+from penstock.model.transitions import TaskStatus
+from penstock.policies.eliminator import NodeView, Other, Training
+from penstock.policies.guard import set_by_operator
+from penstock.policies.validate_adjustments import Running, running, usable_cores
+from penstock_services.contention_guard.core.paces import Node, Pace
+from penstock_services.contention_guard.core.searches import alone
+
+RESERVE = 12
+"""Steps down that are reserved for a job after its release: from 1,024 cores to one takes ten."""
+Paces = Mapping[str, Pace]
+"""By task id, of running tasks with telemetry."""
+
+
+def pressure(state: CellState, spec: NodeState, node: Node, paces: Paces) -> NodeView:
+    """Which resources are short on a node, without its tasks yet: windows come often, and most change nothing."""
+    stalled = [
+        pace.stalled
+        for task_id, job_id in spec.tasks.items()
+        if (pace := paces.get(task_id)) is not None
+        and pace.stalled is not None
+        and (task := _running_task(state, job_id, task_id)) is not None
+        and task.place.gpus
+    ]
+    isolation = spec.spec.isolation
+    return NodeView(
+        spec.spec.node_id,
+        isolation is not None and isolation.bandwidth == "resctrl",
+        node.bandwidth,
+        max(stalled) if stalled else node.stalled,
+        (),
+        (),
+    )
+
+
+def with_tasks(
+    view: NodeView, state: CellState, spec: NodeState, node: Node, paces: Paces, now_ms: int
+) -> NodeView:
+    """The view with the node's running tasks."""
+    trainings, others = [], []
+    for task_id in sorted(spec.tasks):
+        task = _running_task(state, spec.tasks[task_id], task_id)
+        if task is None:
+            continue
+        job, pace = state.jobs[spec.tasks[task_id]], paces.get(task_id)
+        if task.place.gpus:
+            lost = pace.lost(node, now_ms) if pace is not None and alone(job) else None
+            trainings.append(Training(task_id, lost))
+        elif job.demand.worker.gpus == 0:
+            others.append(_other(state, job, task_id, None if pace is None else pace.traffic))
+    return view._replace(trainings=trainings, others=others)
+
+
+def _other(state: CellState, job: JobState, task_id: str, traffic: float | None) -> Other:
+    task, found = job.tasks[task_id], running(state, task_id)
+    cores = len(task.place.cores)
+    left = MAX_THROTTLES * job.spec.workers - job.throttles
+    fixed = set_by_operator(task.bandwidth_adjusted)
+    return Other(
+        task_id,
+        cores,
+        None if fixed else task.memory_bandwidth_percent,
+        task.throttled_from,
+        traffic,
+        usable_cores(state, found) if isinstance(found, Running) else cores,
+        may_throttle=left > 0 and not fixed and not set_by_operator(task.cores_adjusted),
+        may_return=left >= RESERVE,
+    )
+
+
+def runs(task: TaskState) -> bool:
+    """Whether it runs now."""
+    return task.status is TaskStatus.RUNNING
+
+
+def _running_task(state: CellState, job_id: str, task_id: str) -> TaskState | None:
+    """None: it does not run."""
+    job = state.jobs.get(job_id)
+    task = None if job is None else job.tasks.get(task_id)
+    return task if task is not None and runs(task) else None
+
+
+def slowed(state: CellState, spec: NodeState) -> bool:
+    """Whether a job there may have to be released."""
+    tasks = (_running_task(state, job_id, task_id) for task_id, job_id in spec.tasks.items())
+    return any(
+        task is not None and (task.memory_bandwidth_percent is not None or task.throttled_from > 0)
+        for task in tasks
+    )
