@@ -94,7 +94,7 @@ class Options:
         int | None,
         typer.Option(
             min=1,
-            help="Bandwidth of the memory, all sockets together, MB/s, as STREAM measures it; default: traffic is in percent of the largest measured.",
+            help="Bandwidth of the memory, all sockets together, MB/s, as STREAM measures it; default: traffic is in percent of the largest measured, and a processor that takes no percentages (AMD) caps nothing.",
         ),
     ] = None
     gateway: Annotated[

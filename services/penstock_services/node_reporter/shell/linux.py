@@ -95,7 +95,7 @@ class LinuxHost:
             check_reach(self._user, options.state_dir)
         own = sha256(str(options.state_dir).encode()).hexdigest()[:8]
         self._cgroups = Cgroups(f"{file_name(options.node_id)}-{own}", options.cgroup)
-        self._resctrl = Resctrl(self._cgroups.name)
+        self._resctrl = Resctrl(self._cgroups.name, memory_mb_s=options.memory_bandwidth_mb_s)
         self._traffic = TrafficMonitor(self._cgroups.name)
         self.meters = LinuxMeters(
             self._cgroups,
