@@ -132,7 +132,7 @@ def expected_state() -> Any:
         job["spec"] |= {"priority": 0, "prelaunch": False, "qos": None, "deadline_ms": None}
         job |= {"sharing": {"jobs": [], "since_ms": 0, "ever": False}}
         job |= {"memory_retries": 0, "short_of": {}, "estimated_attempt": 0, "held": None, "commanded_seq": 0}
-        job |= {"converged_ms": None, "rebalanced": False, "migrations": 0}
+        job |= {"converged_ms": None, "rebalanced": False, "migrations": 0, "runs": []}
         job |= {"core_changes": 0, "throttles": 0}
         job |= {
             "eta": None,

@@ -6,14 +6,16 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
+from penstock.clock import wall_ms
 from penstock.ledger.replica import Replica
 from penstock.log.port import Message, Partition
 from penstock.log.topic_settings import topic_partitions
 from penstock.model.envelope import Envelope, from_wire, to_wire
 from penstock.model.event import Event
-from penstock.model.external_events import TelemetrySampled
+from penstock.model.external_events import StepsMeasured, TelemetrySampled
 from penstock.model.ledger_events import TermStarted
 from penstock.model.proposals import MigrationProposed
 from penstock.model.settings import Convergence, PlacerSettings
@@ -22,7 +24,7 @@ from penstock.policies.convergence import Category
 from penstock.runtime.settings import Settings
 from penstock.runtime.tracing.tracer import Tracing, tracing
 from penstock_services.migrator.shell.service import Watcher
-from tests.support.driver import estimate, node_spec
+from tests.support.driver import estimate, job_spec, node_spec
 from tests.support.memory_log import MemoryBroker, MemoryLog
 from tests.support.proposing import WAIT_S, WrittenCell, attempt
 
@@ -52,6 +54,69 @@ class Cell(WrittenCell):
         self.write()
 
 
+class PastCell(WrittenCell):
+    """Two nodes of eight GPUs. All that happens there is in the log before a migrator starts, with the log's time stamps as if it had just ended."""
+
+    INTERVAL_MS = 30_000
+
+    def __init__(self, profile: str) -> None:
+        self.stamp_ms = 0
+        self.reported = list[tuple[int, TelemetrySampled]]()
+        broker = MemoryBroker(clock=lambda: self.stamp_ms)
+        broker.create(topic_partitions())
+        convergence = Convergence(interval_ms=self.INTERVAL_MS)
+        super().__init__(broker, PlacerSettings(profile=profile, convergence=convergence))
+        self.join(node_spec("n1", 8), node_spec("n2", 8))
+
+    def runs(self, *jobs: str) -> None:
+        for job_id in jobs:
+            self.submit(job_id, job_spec(checkpoint="signal"), replace(estimate(1), run_ms=600_000))
+            self.start(job_id)
+
+    def where(self, job_id: str) -> str:
+        return next(iter(self.job(job_id).tasks.values())).place.node_id
+
+    def reports(self, job_id: str, *losses: float) -> None:
+        """One at the beginning of each interval."""
+        for loss in losses:
+            task_id = next(iter(self.job(job_id).tasks))
+            found = TelemetrySampled(node_id=self.where(job_id), task_id=task_id, at_ms=0, loss=loss)
+            self.reported.append((self.now_ms, found))
+            self.now_ms += self.INTERVAL_MS
+
+    def steps(self, job_id: str, done: int, step_ms: float) -> None:
+        """It reports its mean step time since the last report, a minute ago."""
+        self.now_ms += 60_000
+        task_id, steps = next(iter(self.job(job_id).tasks)), int(60_000 / step_ms)
+        self.feed(
+            StepsMeasured(
+                node_id=self.where(job_id), task_id=task_id, token=self.job(job_id).token, at_ms=0,
+                done=done, total=10_000, steps=steps, step_ms=step_ms,
+            )
+        )  # fmt: skip
+
+    def moved(self, job_id: str) -> None:
+        """An operator moves it to the other node, where it starts ten minutes later."""
+        there = "n2" if self.where(job_id) == "n1" else "n1"
+        asked = MigrationProposed(
+            proposal_id=f"by-hand-{self.state.seq}", proposer="gateway", job_id=job_id, by="ops/ana", reason="x", nodes=(there,)
+        )  # fmt: skip
+        self.feed(asked)
+        self.exit(f"{job_id}.{self.job(job_id).attempt}.w0", None, cause="stopped", signal=15)
+        self.now_ms += 600_000
+        self.start(job_id)
+        assert self.where(job_id) == there
+
+    def has_happened(self) -> MemoryBroker:
+        began_ms = wall_ms() - self.now_ms
+        for number, (at_ms, found) in enumerate(self.reported):
+            self.stamp_ms = began_ms + at_ms
+            telemetry(self.broker, number, found)
+        self.stamp_ms = began_ms + self.state.now_ms
+        self.write()
+        return self.broker
+
+
 def telemetry(broker: MemoryBroker, number: int, event: Event, value: bytes | None = None) -> None:
     node_id = getattr(event, "node_id", "n1")
     headers, body = to_wire(Envelope(id=f"s{number}", source="/n", time_ms=0, data=event))
@@ -76,6 +141,7 @@ async def until_proposed(broker: MemoryBroker) -> MigrationProposed:
     async with asyncio.timeout(WAIT_S):
         while not proposed(broker):
             await asyncio.sleep(0.02)
+    await asyncio.sleep(0)  # the append has returned to its caller, which writes the trace at once
     return proposed(broker)[0]
 
 
@@ -134,6 +200,57 @@ async def test_a_restart_hears_what_was_reported_and_comes_to_the_same(broker: M
         async with watcher(broker) as second:
             assert second._migrator.categories().get("a") is kind
     assert kind is not Category.PROGRESSING
+
+
+@pytest.mark.parametrize("profile", ["specon", "balance"])
+async def test_a_restart_reads_the_losses_of_all_attempts_in_their_order(profile: str) -> None:
+    """A job is moved from one node to the other and back: the middle of its curve is in another partition. Its first losses give the range by which the last ones hardly fall."""
+    cell = PastCell(profile)
+    cell.runs("a")
+    cell.reports("a", 1.0, 0.5)
+    cell.moved("a")
+    cell.reports("a", 0.2, 0.1)
+    cell.moved("a")
+    cell.reports("a", 0.0995, 0.0985, 0.0977, 0.0970, 0.0963)
+    assert len({node_partition(found.node_id) for _, found in cell.reported}) == 2
+    async with watcher(cell.has_happened()) as found:
+        assert found._migrator.observed == len(cell.reported)
+        assert found._migrator.categories() == {"a": Category.CONVERGED}
+
+
+async def test_the_trace_of_a_move_by_predicted_times_shows_the_losses_too() -> None:
+    """Under `balance` the gain that a move needs depends on how far its job has converged: the span of the proposal has the windows of its loss below it."""
+    cell = PastCell("balance")
+    cell.runs("a", "b", "c", "d", "e")
+    assert [cell.where(job_id) for job_id in "ace"] == ["n1", "n1", "n1"]
+    cell.steps("a", 200, 300.0)
+    cell.exit("c.1.w0")
+    cell.steps("a", 500, 200.0)
+    cell.exit("e.1.w0")
+    cell.steps("a", 1_100, 100.0)
+    cell.runs("f", "g", "h", "i")
+    left = [job_id for job_id in "bdfghi" if cell.where(job_id) == "n2"]
+    crowd = ["a", *(job_id for job_id in "fghi" if cell.where(job_id) == "n1")]
+    for job_id in left:
+        cell.exit(f"{job_id}.1.w0")
+    assert len(crowd) > 2
+    for job_id in crowd:
+        cell.reports(job_id, 1.0, 0.5, 0.497)
+    exporter = InMemorySpanExporter()
+    traces = tracing("migrator", Settings(log_url="memory"), exporter=exporter)
+    broker = cell.has_happened()
+    async with attempt(Watcher, broker, traces):
+        found = await until_proposed(broker)
+    traces.close()
+    assert found.cause == "faster"
+    spans = exporter.get_finished_spans()
+    [plan] = [span.context for span in spans if span.name == "plan"]
+    assert plan is not None
+    windows = [span for span in spans if span.name == "loss_window"]
+    assert {span.parent and span.parent.span_id for span in windows} == {plan.span_id}
+    shown: list[dict[str, Any]] = [dict(span.attributes or {}) for span in windows]
+    assert {one["penstock.job_id"] for one in shown} == {found.job_id}
+    assert found.reason.startswith(f"{shown[-1]['penstock.category']}; ")
 
 
 async def test_what_it_cannot_read_is_passed_over(

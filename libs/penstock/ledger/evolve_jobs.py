@@ -7,7 +7,7 @@ from penstock.ledger.evolve_groups import join, leave
 from penstock.ledger.evolve_moves import end_move
 from penstock.ledger.gpu_shares import shared
 from penstock.ledger.groups import booked
-from penstock.ledger.job_state import HOLDING, JobState, TaskState
+from penstock.ledger.job_state import HOLDING, MAX_RUNS, JobState, Run, TaskState
 from penstock.ledger.memory import limit_mib, short_key
 from penstock.ledger.plans import arrived
 from penstock.ledger.remaining import begun_again, begun_at_0, remaining_of
@@ -41,6 +41,8 @@ def set_job(state: CellState, job: JobState, status: JobStatus) -> None:
     job.status = status
     job.version += 1
     state.change_log.add(job.job_id)
+    if old is JobStatus.RUNNING and job.running_ms is not None:
+        job.runs = (*job.runs, Run(job.attempt, job.running_ms, state.now_ms))[-MAX_RUNS:]
     if old is JobStatus.QUEUED:
         state.queue.pop(job.order, None)
     if status is JobStatus.QUEUED:
@@ -177,7 +179,6 @@ def job_requeued(state: CellState, fact: ledger_events.JobRequeued) -> None:
     job.workers = job.spec.fewest_workers
     job.stop_reason, job.borrows = None, False
     drop_timers(state, job.job_id, *ATTEMPT_TIMERS)
-    job.placed_ms = job.running_ms = None
     if fact.reason in INFRASTRUCTURE or fact.estimate_again:
         job.infrastructure_retries += 1
         job.losses += fact.reason in LOSSES
@@ -188,6 +189,7 @@ def job_requeued(state: CellState, fact: ledger_events.JobRequeued) -> None:
         set_job(state, job, JobStatus.SUBMITTED)
     else:
         set_job(state, job, JobStatus.QUEUED if fact.not_before_ms is None else JobStatus.BACKOFF)
+    job.placed_ms = job.running_ms = None
 
 
 def _saved_ms(job: JobState) -> int | None:

@@ -2,6 +2,7 @@
 
 from copy import copy
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
@@ -18,6 +19,15 @@ from penstock.model.types import Estimate, JobSpec, TaskPlacement
 
 WAITING = frozenset({JobStatus.SUBMITTED, JobStatus.QUEUED, JobStatus.BACKOFF})
 HOLDING = frozenset({JobStatus.LAUNCHING, JobStatus.RUNNING, JobStatus.STOPPING})
+MAX_RUNS = 16  # of a job, so that one that is preempted without end does not grow the state
+
+
+class Run(NamedTuple):
+    """The time in which all tasks of an attempt ran, until it ended or was to stop: ledger times, `began_ms` ≤ `ended_ms`."""
+
+    attempt: int
+    began_ms: int
+    ended_ms: int
 
 
 @dataclass(slots=True)
@@ -121,6 +131,8 @@ class JobState:
     version: int = 0
     served_ms: int = 0
     """Total run time of earlier attempts."""
+    runs: tuple[Run, ...] = ()
+    """The latest `MAX_RUNS` runs that are over, oldest first; none of an attempt that never ran."""
     attained_s: float | None = None
     """Run time of all attempts together, as the job last reported it. None: no report; see `penstock.policies.service`."""
     remaining_s: float | None = None

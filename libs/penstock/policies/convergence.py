@@ -102,13 +102,13 @@ class Monitor:
         """Makes all evaluations due at `now_ms`. True: the job has converged and its growth still falls, so that it may give up its place (lines 13–16)."""
         asks = False
         while self._next_ms is not None and self._next_ms <= now_ms:
-            at_ms = self._next_ms
-            self._next_ms += self.interval_ms()
-            before = self._growth
+            at_ms, interval_ms, before = self._next_ms, self.interval_ms(), self._growth
+            self._next_ms += interval_ms
             asks = self._look(at_ms) or (asks and self.category is Category.CONVERGED)
-            if self._growth == before == 0.0:  # no loss since: all evaluations until now end the same way
-                missed = max(0, (now_ms - self._next_ms) // self.interval_ms())
-                self._next_ms += missed * self.interval_ms()
+            if self._growth == before == 0.0 and self.interval_ms() == interval_ms:
+                # no loss since: all evaluations until now end the same way
+                missed = max(0, (now_ms - self._next_ms) // interval_ms)
+                self._next_ms += missed * interval_ms
         return asks
 
     def threshold(self, span: float) -> float:

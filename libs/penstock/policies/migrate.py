@@ -2,7 +2,7 @@
 
 The placer does not call them: the migrator folds the ledger, receives losses from the telemetry topic, and proposes a stage's result
 (`MigrationProposed`). Facts about moves (when a job was evaluated, how often it was moved) are in the ledger; categories are in the migrator
-only, rebuilt from telemetry after a restart.
+only, rebuilt from telemetry and the runs of the job's attempts after a restart.
 """
 
 from collections.abc import Mapping, Sequence

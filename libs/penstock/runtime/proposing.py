@@ -170,9 +170,8 @@ class Proposing(ABC, Generic[Report, Sent]):
             await cancelled([reading] if telemetry_read is None else [reading, telemetry_read])
 
     def _take(self, reports: Sequence[Report]) -> None:
-        now_ms = self._follower.clock.now_ms()
         for report in reports:
-            self.observe(self._state, report, now_ms)
+            self.observe(self._state, report, self._follower.clock.now_ms())
 
     def _next(self) -> Sent | None:
         self._pause_s = 0.0

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Iterable, Sequence
+from operator import attrgetter
 from typing import NamedTuple
 
 from penstock.log.port import Log, Partition, Reader, Record
@@ -27,6 +28,10 @@ class Sampled(NamedTuple):
     sample: TelemetrySampled
 
 
+BY_TIME = attrgetter("at_ms")
+"""Of nodes in different partitions, too: a job that has moved reports in more than one."""
+
+
 def sampled(record: Record) -> Sampled | None:
     """The sample in a record; None: another kind of event. Raises `EventError` for an unreadable one."""
     headers = dict(record.headers)
@@ -47,13 +52,13 @@ class TelemetryReader:
         self._reader: Reader | None = None
 
     async def begin(self) -> Sequence[Sampled]:
-        """The retained samples; call it once, before `read`. Raises `LogError`."""
+        """The retained samples, in the order of the log's time stamps; call it once, before `read`. Raises `LogError`."""
         self._reader = self._log.reader(await self._log.begin_offsets(PARTITIONS), batch_ms=BATCH_MS)
         end = await self._log.end_offsets(PARTITIONS)
         found: list[Sampled] = []
         while any(self._reader.position(partition) < end[partition] for partition in PARTITIONS):
             found += self._samples(await self._reader.read())
-        return found
+        return sorted(found, key=BY_TIME)
 
     async def read(self) -> Sequence[Sampled]:
         """Waits for records and returns the samples among them, maybe none. Raises `LogError`."""
@@ -75,4 +80,4 @@ class TelemetryReader:
                 continue
             if one is not None:
                 found.append(one)
-        return found
+        return sorted(found, key=BY_TIME)

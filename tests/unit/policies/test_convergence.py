@@ -138,13 +138,13 @@ def test_it_is_the_printed_algorithm(losses: list[float], alpha: float, gaps: li
         held, low, high = loss, min(low, loss), max(high, loss)
 
 
-@given(st.integers(1, 50))
-def test_looks_that_were_missed_are_made_up_for(intervals: int) -> None:
-    """The migrator was away: it comes to the same category as one that looked in time."""
-    late, prompt = Monitor(0.01, INTERVAL_MS), Monitor(0.01, INTERVAL_MS)
+@given(st.sampled_from([Monitor, NoiseMonitor]), st.integers(1, 50))
+def test_looks_that_were_missed_are_made_up_for(kind: type[Monitor], intervals: int) -> None:
+    """The migrator was away: it comes to the same category, and to the same next look, as one that looked in time; also where the intervals of a noisy curve grow."""
+    late, prompt = kind(0.01, INTERVAL_MS), kind(0.01, INTERVAL_MS)
     for monitor in (late, prompt):
-        monitor.observe(1.0, 0)
-        monitor.observe(0.5, 1_000)
+        for number, loss in enumerate((1.0, 0.75, 0.501, 0.25)):
+            monitor.observe(loss, number * 1_000)
     for number in range(1, intervals + 1):
         prompt.look(number * INTERVAL_MS)
     late.look(intervals * INTERVAL_MS)

@@ -9,7 +9,8 @@ that it reads from telemetry:
     migrator.due_ms(state)                       # call `next` again at that time, even without news
 
 One proposal is under way at a time. A refused one is not repeated: the job asks again when its loss falls still slower. Its state
-beside the ledger's are monitors, one for each job that has reported a loss, and these follow from telemetry.
+beside the ledger's are monitors, one for each job that has reported a loss. They follow from the runs of the job's attempts, which the ledger's state
+has (`JobState.runs`), and from the samples of these runs in the order of their times: whether a sample is read in time or after a restart is the same.
 """
 
 import heapq
@@ -34,6 +35,40 @@ from penstock.policies.crowding import Crowding
 from penstock.policies.migrate import PROPOSER, Migrate, Seen
 from penstock.policies.profiles import known_profile
 
+EARLY_MS = (
+    1_000  # a sample's time may be earlier than its run's beginning by the latency of the ledger's appends
+)
+
+
+class _Watched:
+    """A job's monitor, and the attempt whose run it has reached. Time between runs is left out."""
+
+    __slots__ = ("attempt", "monitor")
+
+    def __init__(self, monitor: Monitor, attempt: int) -> None:
+        self.monitor = monitor
+        self.attempt = attempt
+
+    def advance(self, job: JobState, now_ms: int) -> None:
+        """Ends the runs that were over at `now_ms`, with the evaluations that were due in them, and begins those that followed."""
+        for run in job.runs:
+            if run.attempt < self.attempt:
+                continue
+            if run.began_ms > now_ms:
+                return
+            self._begin(run.attempt, run.began_ms)
+            if run.ended_ms > now_ms:
+                return
+            self.monitor.look(run.ended_ms)
+            self.monitor.pause(run.ended_ms)
+        if job.status is JobStatus.RUNNING and job.running_ms is not None and job.running_ms <= now_ms:
+            self._begin(job.attempt, job.running_ms)
+
+    def _begin(self, attempt: int, began_ms: int) -> None:
+        if attempt > self.attempt:
+            self.attempt = attempt
+            self.monitor.resume(began_ms)
+
 
 class _Sent(NamedTuple):
     """A proposal that the placer has not answered yet."""
@@ -57,7 +92,10 @@ class Migrator:
     """`observed`: how many losses were used."""
 
     def __init__(self) -> None:
-        self._monitors: dict[str, Monitor] = {}
+        self._watched: dict[str, _Watched] = {}
+        """By job id."""
+        self._behind: dict[str, None] = {}
+        """Ids of jobs whose latest sample is of a run that is over: their monitors are to reach the present before anything else."""
         self._looks: list[tuple[int, str]] = []
         """(due at ms, job id); outdated entries are skipped."""
         self._asking: dict[str, None] = {}
@@ -70,12 +108,12 @@ class Migrator:
 
     def categories(self) -> Mapping[str, Category]:
         """By job id, of jobs that have reported a loss."""
-        return {job_id: monitor.category for job_id, monitor in self._monitors.items()}
+        return {job_id: watched.monitor.category for job_id, watched in self._watched.items()}
 
     def windows(self, job_id: str) -> Sequence[LossWindow]:
         """The latest evaluations of this job's loss, oldest first; none where it reported no loss."""
-        monitor = self._monitors.get(job_id)
-        return () if monitor is None else tuple(monitor.windows)
+        watched = self._watched.get(job_id)
+        return () if watched is None else tuple(watched.monitor.windows)
 
     def see(self, state: CellState, fact: Event, now_ms: int) -> None:
         """Takes a fact that has just been folded."""
@@ -96,33 +134,55 @@ class Migrator:
             self._follow(state, job_id, now_ms)
 
     def _follow(self, state: CellState, job_id: str, now_ms: int) -> None:
-        monitor = self._monitors.get(job_id)
-        if monitor is None:
+        watched = self._watched.get(job_id)
+        if watched is None:
             return
         job = state.jobs.get(job_id)
         if job is None:
-            del self._monitors[job_id]
+            del self._watched[job_id]
             self._asking.pop(job_id, None)
-        elif job.status is not JobStatus.RUNNING or job.converged_ms is not None:
-            monitor.pause(now_ms)
-            self._asking.pop(job_id, None)
-        else:
-            monitor.resume(now_ms)
-            self._at(job_id, monitor)
-
-    def observe(self, state: CellState, sample: TelemetrySampled, now_ms: int) -> None:
-        """Takes a sample of telemetry, at the reader's time: no other machine's clock is trusted. Samples of a task that does not run are ignored."""
-        stage = _stage(state.settings)
-        job = _running(state, sample)
-        if sample.loss is None or job is None or stage is None or job.converged_ms is not None:
             return
-        monitor = self._monitors.get(job.job_id)
-        if monitor is None:
-            monitor = self._monitors[job.job_id] = stage.monitor()
+        if job.converged_ms is not None:
+            watched.monitor.pause(now_ms)
+        else:
+            watched.advance(job, now_ms)
+        if job.status is not JobStatus.RUNNING or job.converged_ms is not None:
+            self._asking.pop(job_id, None)
+        self._at(job_id, watched.monitor)
+
+    def observe(self, state: CellState, sample: TelemetrySampled, at_ms: int) -> None:
+        """Takes a sample of telemetry. `at_ms`: when the log took it, by the ledger's clock: no node's clock is trusted.
+
+        A sample counts if its task's attempt ran at that time, also one that is over, of a job that has not ended. One of an earlier attempt that comes
+        after a loss of a later one, or after its attempt's end, is ignored.
+        """
+        stage = _stage(state.settings)
+        found = _run_of(state, sample, at_ms)
+        if sample.loss is None or found is None or stage is None or found[0].converged_ms is not None:
+            return
+        job, attempt, began_ms = found
+        at_ms = max(at_ms, began_ms)
+        watched = self._watched.get(job.job_id)
+        if watched is None:
+            watched = self._watched[job.job_id] = _Watched(stage.monitor(), attempt)
+        if attempt < watched.attempt:
+            return
         self.observed += 1
-        if monitor.observe(sample.loss, now_ms):
+        watched.advance(job, at_ms)
+        asks = watched.monitor.observe(sample.loss, at_ms)
+        if watched.monitor.category is not Category.CONVERGED:
+            self._asking.pop(job.job_id, None)
+        elif asks and job.status is JobStatus.RUNNING and attempt == job.attempt:
             self._asks(job.job_id)
-        self._at(job.job_id, monitor)
+        if job.status is JobStatus.RUNNING and attempt == job.attempt:
+            self._at(job.job_id, watched.monitor)
+        else:
+            self._behind[job.job_id] = None
+
+    def _catch_up(self, state: CellState, now_ms: int) -> None:
+        behind, self._behind = self._behind, {}
+        for job_id in behind:
+            self._follow(state, job_id, now_ms)
 
     def _asks(self, job_id: str) -> None:
         self._asking[job_id] = None
@@ -136,10 +196,12 @@ class Migrator:
         """Ledger time from which `next` has something to do; None: nothing before another input."""
         if state.frozen or _stage(state.settings) is None:
             return None
+        if self._behind:
+            return state.now_ms
         while self._looks:
             at_ms, job_id = self._looks[0]
-            monitor = self._monitors.get(job_id)
-            if monitor is not None and monitor.due_ms == at_ms:
+            watched = self._watched.get(job_id)
+            if watched is not None and watched.monitor.due_ms == at_ms:
                 break
             heapq.heappop(self._looks)
         look_ms = self._looks[0][0] if self._looks else None
@@ -152,12 +214,14 @@ class Migrator:
     def next(self, state: CellState, now_ms: int) -> MigrationProposed | None:
         """Evaluates the losses that are due, and returns a proposal. `now_ms`: the ledger's time, which goes on without records."""
         while (due_ms := self.due_ms(state)) is not None and due_ms <= now_ms:
-            if self._looks and self._looks[0][0] <= now_ms:
+            if self._behind:
+                self._catch_up(state, now_ms)
+            elif self._looks and self._looks[0][0] <= now_ms:
                 _, job_id = heapq.heappop(self._looks)
-                monitor = self._monitors[job_id]
-                if monitor.look(now_ms):
+                watched = self._watched[job_id]
+                if watched.monitor.look(now_ms):
                     self._asks(job_id)
-                self._at(job_id, monitor)
+                self._at(job_id, watched.monitor)
             elif (proposal := self._propose(state, now_ms)) is not None:
                 return proposal
         return None
@@ -186,14 +250,21 @@ class Migrator:
         return proposal
 
 
-def _running(state: CellState, sample: TelemetrySampled) -> JobState | None:
-    """The job of the sample's task, if that belongs to its present attempt and the whole gang runs."""
+def _run_of(state: CellState, sample: TelemetrySampled, at_ms: int) -> tuple[JobState, int, int] | None:
+    """The job of the sample's task, and the attempt and the beginning of its run. None: it did not run at that time, or the ledger's state does not have that run any more."""
     if sample.task_id is None:
         return None
-    job = state.jobs.get(sample.task_id.rsplit(".", 2)[0])
-    if job is None or job.status is not JobStatus.RUNNING or sample.task_id not in job.tasks:
+    job_id, *rest = sample.task_id.rsplit(".", 2)
+    job = state.jobs.get(job_id)
+    if job is None or len(rest) != 2 or not rest[0].isdecimal():
         return None
-    return job
+    attempt, began_ms = int(rest[0]), None
+    if attempt == job.attempt and job.status is JobStatus.RUNNING:
+        began_ms = job.running_ms if sample.task_id in job.tasks else None
+    else:
+        runs = (run.began_ms for run in job.runs if run.attempt == attempt and at_ms <= run.ended_ms)
+        began_ms = next(runs, None)
+    return None if began_ms is None or at_ms < began_ms - EARLY_MS else (job, attempt, began_ms)
 
 
 def _job_of_task(fact: Any) -> str:

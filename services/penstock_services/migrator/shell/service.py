@@ -1,6 +1,6 @@
 """Main loop of the migrator service (`penstock.runtime.proposing`): reads losses from telemetry, proposes moves.
 
-After a restart it reads the running tasks' telemetry again: categories follow from that.
+After a restart it reads the retained telemetry of all attempts of the jobs that have not ended: categories follow from that.
 """
 
 import asyncio
@@ -50,8 +50,8 @@ class Watcher(Proposing[Sampled, MigrationProposed]):
         }
 
     def evidence(self, proposal: MigrationProposed) -> Iterator[Evidence]:
-        """The windows of the job's loss after which it was to move."""
-        for window in self._migrator.windows(proposal.job_id) if proposal.cause == "converged" else ():
+        """The latest windows of the job's loss: it was to move after them, or its category, on which the move's required gain depends, follows from them."""
+        for window in self._migrator.windows(proposal.job_id):
             found = {f"penstock.{name}": value for name, value in window._asdict().items()}
             began_ms, ended_ms = (found.pop(f"penstock.{name}") for name in ("began_ms", "ended_ms"))
             yield Evidence("loss_window", began_ms, ended_ms, {"penstock.job_id": proposal.job_id, **found})
