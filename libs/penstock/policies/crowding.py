@@ -145,6 +145,12 @@ class Crowding:
             xy, xx = self._fit.get(gpus, (0.0, 0.0))
             self._fit[gpus] = (xy - share * step, xx + share * share)
 
+    def follow(self, state: CellState, job: JobState, now_ms: int) -> None:
+        """Starts tracking a running job that ran before the first call of `changed`."""
+        known = self._jobs.get(job.job_id)
+        if known is None or known.token != job.token:
+            self._follow(job, log(share_of(job, partial(busy_cores, state))), now_ms)
+
     def progress(self, state: CellState, job: JobState, now_ms: int) -> Progress | None:
         """Progress of a job; None: it does not run.
 
@@ -153,9 +159,8 @@ class Crowding:
         """
         if job.status is not JobStatus.RUNNING:
             return None
-        known = self._jobs.get(job.job_id)
-        if known is None or known.token != job.token:  # it ran before the first call of `changed`
-            known = self._follow(job, log(share_of(job, partial(busy_cores, state))), now_ms)
+        self.follow(state, job, now_ms)
+        known = self._jobs[job.job_id]
         exponent = self.exponent(gpus=has_gpus(job))
         done_s = known.done_s + max(0, now_ms - known.since_ms) / 1_000 * exp(exponent * known.log_share)
         share = exp(known.log_share)

@@ -7,7 +7,9 @@ twice for a progressing job, since its pause costs more (the source's own reason
 Source: the categories and the rule that converged jobs make room are SpeCon's; the gain is our addition.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from math import log, log1p
 from typing import NamedTuple
 
 from penstock.ledger.job_state import JobState
@@ -16,11 +18,10 @@ from penstock.model.moves import MAX_MIGRATIONS
 from penstock.model.settings import Convergence
 from penstock.model.transitions import JobStatus
 from penstock.policies.convergence import Category, Monitor, NoiseMonitor
-from penstock.policies.crowding import has_gpus
+from penstock.policies.crowding import Crowding, has_gpus
 from penstock.policies.migrate import Migration, Seen
 from penstock.policies.service import loses, stop_cost_s
 from penstock.policies.specon import can_go, category_of
-from penstock.policies.validate_moves import nodes_of
 
 SAVE_S = 5.0  # assumed where a job's save was never measured. Source: SpeCon §III-C, less than 5 s
 CAUTION: Mapping[Category, float] = {
@@ -30,6 +31,7 @@ CAUTION: Mapping[Category, float] = {
 }
 """Required gain of a move, as a multiple of its cost."""
 LEAST_GAIN = 0.05  # of the sum of completion times on both nodes: jobs that come later are not predicted
+ROUNDING = 1e-9  # of sums of completion times, relative
 MAX_TRIED = 8  # jobs for which targets are tried, those with the largest gain of leaving
 
 
@@ -44,20 +46,33 @@ class Sharer(NamedTuple):
     """Exponent of its slowdown by neighbours (`Crowding.exponent`)."""
 
 
-def sum_of_completions_s(sharers: Sequence[Sharer]) -> float:
-    """Sum of completion times of jobs that share a node until each has ended, without new ones. Job i runs at speed (cores_i / all cores)^exponent_i. O(n²)."""
-    left = list(sharers)
+def sum_of_completions_s(sharers: Iterable[Sharer]) -> float:
+    """Sum of completion times of jobs that share a node until each has ended, without new ones. Job i runs at speed (cores_i / all cores)^exponent_i.
+
+    O(n²), but jobs of one kind, with the same cores and exponent, are equally fast, so that a power is taken and an end looked for once per kind.
+    """
+    kinds: dict[tuple[float, float], list[float]] = {}
+    for one in sharers:
+        kinds.setdefault((one.cores, one.exponent), []).append(one.left_s)
+    for left in kinds.values():
+        left.sort()
     total_s = now_s = 0.0
-    while left:
-        cores = sum(one.cores for one in left)
-        speeds = [(one.cores / cores) ** one.exponent for one in left]
-        next_s = min(one.left_s / speed for one, speed in zip(left, speeds, strict=True))
+    while kinds:
+        all_cores = sum([cores * len(left) for (cores, _), left in kinds.items()])
+        speeds = {kind: (kind[0] / all_cores) ** kind[1] for kind in kinds}
+        next_s = min([kinds[kind][0] / speed for kind, speed in speeds.items()])
         now_s += next_s
-        after = [
-            one._replace(left_s=one.left_s - next_s * speed) for one, speed in zip(left, speeds, strict=True)
-        ]
-        left = [one for one in after if one.left_s > 1e-9 * max(1.0, now_s)]
-        total_s += (len(after) - len(left)) * now_s
+        ended = 0
+        for kind, speed in speeds.items():
+            done_s = next_s * speed
+            left = [left_s - done_s for left_s in kinds[kind]]
+            first = bisect_right(left, 1e-9 * max(1.0, now_s))
+            ended += first
+            if first < len(left):
+                kinds[kind] = left[first:]
+            else:
+                del kinds[kind]
+        total_s += ended * now_s
     return total_s
 
 
@@ -83,41 +98,73 @@ class LoadBalance:
     def migrations(self, state: CellState, seen: Seen) -> Sequence[Migration]:
         if state.frozen or state.moving or not seen.crowding.matters():
             return ()
-        hosts = _hosts(state, seen)
+        sharing = _sharing(state, seen)
+        if not _slowed(sharing, seen.crowding):
+            return ()
+        hosts = _hosts(state, seen, sharing)
         sums_s = {node_id: sum_of_completions_s(sharers) for node_id, sharers in hosts.items()}
-        leaving = sorted(_leaving(state, hosts, sums_s), key=lambda one: (-one.gain_s, one.job.order))
-        found = [move for one in leaving[:MAX_TRIED] for move in _moves(state, seen, one, hosts, sums_s)]
-        for _, migration in sorted(found, key=lambda one: -one[0]):
-            if can_go(state, state.jobs[migration.job_id], migration.nodes):
-                return (migration,)
-        return ()
+        leaving = _leaving(state, hosts, sums_s)
+        found = [move for one in leaving for move in _moves(state, seen, one, hosts, sums_s)]
+        return (max(found, key=lambda one: one[0])[1],) if found else ()
 
 
+Sharing = Mapping[str, Sequence[tuple[JobState, int]]]
+"""Open node → the jobs of one task that run there, with their cores."""
 Hosts = Mapping[str, Sequence[Sharer]]
 
 
-def _leaving(state: CellState, hosts: Hosts, sums_s: Mapping[str, float]) -> Iterator[Leaving]:
+def _slowed(sharing: Sharing, crowding: Crowding) -> bool:
+    """Whether on any node a move could gain enough. O(tasks).
+
+    By a job's leaving its neighbours gain no more than they are slowed by, and a job with a share s of the cores takes at most s^-e times as long as
+    alone. Where that is less than `LEAST_GAIN` more, no move gains that.
+    """
+    exponent = max(crowding.exponent(gpus=gpus) for gpus in (False, True))
+    for found in sharing.values():
+        if len(found) > 1:
+            cores = [own for _, own in found]
+            if exponent * log(sum(cores) / min(cores)) > log1p(LEAST_GAIN):
+                return True
+    return False
+
+
+def _leaving(state: CellState, hosts: Hosts, sums_s: Mapping[str, float]) -> Sequence[Leaving]:
+    """The movable jobs with the largest gains of leaving, `MAX_TRIED` at most.
+
+    A gain is bounded by that of neighbours that then are as fast as alone; jobs are looked at in the order of that bound, until it is below the gains found.
+    """
+    bounds: list[tuple[float, str, Sharer]] = []
     for node_id, sharers in hosts.items():
-        for sharer in sharers:
-            job = state.jobs[sharer.job_id]
-            if _movable(job):
-                rest_s = sum_of_completions_s([other for other in sharers if other is not sharer])
-                yield Leaving(sums_s[node_id] - rest_s, job, node_id, sharer)
+        slowed_s = sums_s[node_id] * (1.0 + ROUNDING) - sum(sharer.left_s for sharer in sharers)
+        bounds += [(slowed_s + sharer.left_s, node_id, sharer) for sharer in sharers]
+    bounds.sort(key=lambda one: -one[0])
+    found: list[Leaving] = []
+    for bound_s, node_id, sharer in bounds:
+        if len(found) == MAX_TRIED and bound_s < found[-1].gain_s:
+            break
+        job = state.jobs[sharer.job_id]
+        if _movable(job):
+            rest_s = sum_of_completions_s(other for other in hosts[node_id] if other is not sharer)
+            found.append(Leaving(sums_s[node_id] - rest_s, job, node_id, sharer))
+            found.sort(key=lambda one: (-one.gain_s, one.job.order))
+            del found[MAX_TRIED:]
+    return found
 
 
 def _moves(
     state: CellState, seen: Seen, leaving: Leaving, hosts: Hosts, sums_s: Mapping[str, float]
 ) -> Iterator[tuple[float, Migration]]:
-    """(net gain in s, migration) for each target with a sufficient gain."""
+    """(net gain in s, migration) for each target with room and a sufficient gain."""
     job, here = leaving.job, leaving.node_id
     cost_s = stop_cost_s(state, job) + (0.0 if job.checkpoint is not None else SAVE_S)
     category = category_of(job, seen.categories)
     moved = leaving.sharer._replace(left_s=leaving.sharer.left_s + cost_s)
+    most_s = leaving.gain_s - moved.left_s  # on a node where no job slows another
     for there, sharers in hosts.items():
-        if there == here:
+        enough_s = max((CAUTION[category] - 1.0) * cost_s, LEAST_GAIN * (sums_s[here] + sums_s[there]))
+        if there == here or most_s <= enough_s or not can_go(state, job, (there,)):
             continue
         net_s = leaving.gain_s - (sum_of_completions_s([*sharers, moved]) - sums_s[there])
-        enough_s = max((CAUTION[category] - 1.0) * cost_s, LEAST_GAIN * (sums_s[here] + sums_s[there]))
         if net_s > enough_s:
             yield net_s, _migration(job, here, there, net_s, cost_s, category)
 
@@ -145,18 +192,28 @@ def _movable(job: JobState) -> bool:
     )
 
 
-def _hosts(state: CellState, seen: Seen) -> Hosts:
-    """Open nodes with the jobs of one task that run there. O(nodes + tasks)."""
-    found: dict[str, list[Sharer]] = {node_id: [] for node_id, node in state.nodes.items() if node.placeable}
-    for job in sorted(state.holding.values(), key=lambda job: job.order):
-        progress = seen.crowding.progress(state, job, seen.now_ms)
-        if progress is None or len(job.tasks) != 1:
-            continue
-        (node_id,) = nodes_of(job)
-        if node_id in found:
-            (task,) = job.tasks.values()
-            exponent = seen.crowding.exponent(gpus=has_gpus(job))
-            found[node_id].append(
-                Sharer(job.job_id, max(1, len(task.place.cores)), progress.left_s, exponent)
-            )
+def _sharing(state: CellState, seen: Seen) -> Sharing:
+    """Also starts tracking jobs that `seen` does not track yet. O(nodes + tasks)."""
+    found: dict[str, list[tuple[JobState, int]]] = {
+        node_id: [] for node_id, node in state.nodes.items() if node.placeable
+    }
+    for job in state.holding.values():
+        if job.status is JobStatus.RUNNING:
+            seen.crowding.follow(state, job, seen.now_ms)
+            if len(job.tasks) == 1:
+                (task,) = job.tasks.values()
+                if (here := found.get(task.place.node_id)) is not None:
+                    here.append((job, max(1, len(task.place.cores))))
     return found
+
+
+def _hosts(state: CellState, seen: Seen, sharing: Sharing) -> Hosts:
+    """The jobs on each node, with their remaining work. O(tasks)."""
+    return {
+        node_id: [
+            Sharer(job.job_id, cores, progress.left_s, seen.crowding.exponent(gpus=has_gpus(job)))
+            for job, cores in found
+            if (progress := seen.crowding.progress(state, job, seen.now_ms)) is not None
+        ]
+        for node_id, found in sharing.items()
+    }
