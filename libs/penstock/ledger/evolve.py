@@ -34,7 +34,7 @@ from penstock.model.moves import JobConverged, MoveDecided, MoveGivenUp
 from penstock.model.plans import BatchWindowClosed, BatchWindowOpened, PlanAdopted
 from penstock.model.topics import Topic
 
-FOLD_VERSION = 41
+FOLD_VERSION = 42
 """Incremented whenever a ledger folds to another state than before, so that no reader continues from a snapshot of the former
 meaning. Terms record it. `tests/replay/test_golden.py` fails if the increment is missing."""
 
