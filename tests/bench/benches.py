@@ -7,7 +7,20 @@ from statistics import median
 
 import uvloop
 
-from tests.bench import core, estimator, idle, pipeline, planner, restart, simulator, steps, submit
+from penstock.policies.interleave import Interleave
+from tests.bench import (
+    bursts,
+    core,
+    estimator,
+    idle,
+    pipeline,
+    planner,
+    restart,
+    simulator,
+    steps,
+    submit,
+    window,
+)
 from tests.bench.machine import quantile
 
 Values = dict[str, float]
@@ -26,6 +39,9 @@ class Size:
     jobs: int = 1_000
     """Of the smaller simulation; the larger one has ten times as many."""
     rate_per_s: float = pipeline.RATE_PER_S
+    burst: tuple[int, int] = (200, 128)
+    """Jobs and nodes."""
+    windows: int = window.REPEATS
     repeats: int = 3
     runs: int = estimator.RUNS
     """Finished ones that the estimator learns from."""
@@ -41,6 +57,8 @@ TINY = Size(
     events=100,
     records=300,
     jobs=10,
+    burst=(8, 5),
+    windows=1,
     rate_per_s=50.0,
     repeats=1,
     runs=120,
@@ -78,7 +96,26 @@ def run_planner(size: Size) -> Values:
         "planner_interleave_ms": ours_ms,
         "planner_weight_ratio": share,
         "planner_distinct_ms": planner.plan_ms(None, size.jobs, 1, size.jobs),
+        "planner_distinct_interleave_ms": planner.plan_ms(Interleave, size.jobs, 1, size.jobs),
         "planner_distinct_weight_ratio": planner.weight_distinct(planner.MATCHED),
+    }
+
+
+def run_bursts(size: Size) -> Values:
+    ours, published = (
+        [bursts.measure(*size.burst, exact=exact) for _ in range(size.repeats)] for exact in (False, True)
+    )
+    return {
+        "burst_200_jobs_128_nodes_ms": min(one.took_ms for one in ours),
+        "burst_200_jobs_128_nodes_published_ms": min(one.took_ms for one in published),
+        "burst_cost_ratio": ours[0].share,
+    }
+
+
+def run_window(size: Size) -> Values:
+    return {
+        f"window_{kind}_p99_ratio": within_ms / without_ms
+        for kind, (without_ms, within_ms) in window.p99s_ms(size.windows).items()
     }
 
 
@@ -161,6 +198,8 @@ RUNS: dict[str, Callable[[Size], Values]] = {
     "core": run_core,
     "simulator": run_simulator,
     "planner": run_planner,
+    "bursts": run_bursts,
+    "window": run_window,
     "submit_embedded": lambda size: run_submit("embedded", size),
     "pipeline_embedded": lambda size: run_pipeline("embedded", size),
     "submit_kafka": lambda size: run_submit("kafka", size),

@@ -66,6 +66,9 @@ KNOWN: Mapping[str, Sequence[str]] = {
         "liquid-immediate: liquid vs even",
         "liquid-immediate: liquid vs hived",
     ),
+    "both put a server without a GPU beside its two workers on one node: no placement is faster": (
+        "liquid-immediate-servers: liquid vs hived",
+    ),
     "table sharing-ablation: on Gavel's pairs two of a kind leave each other little more than half of their speed": (
         "sharing-k80: CNN-MNIST*8, fits",
         "sharing-k80: NeuMF*4, fits",

@@ -109,7 +109,12 @@ def test_an_old_ledger_folds_to_the_state_it_had() -> None:
 def expected_state() -> Any:
     """What the earlier version folded, with the fields of today."""
     state = ADDED | renamed(read("state.json.gz"))
-    state["settings"] |= {"lease_ms": 600_000, "batch_window_ms": 0, "batch_arrivals": 8}
+    state["settings"] |= {
+        "lease_ms": 600_000,
+        "batch_window_ms": 0,
+        "batch_arrivals": 8,
+        "batch_exact": False,
+    }
     state["settings"] |= {"share_gpus": "never", "prelaunch_wait_ms": 60_000}
     grouping = {"split": True, "matching": True, "worst_order": False, "max_members": 4}
     state["settings"] |= {"grouping": grouping, "convergence": {"alpha": 0.01, "interval_ms": 30_000}}

@@ -4,7 +4,7 @@ import pytest
 
 from tests.bench import bursts, core, estimator, idle, pipeline, restart, window
 from tests.bench.__main__ import into_readme
-from tests.bench.benches import RUNS, TINY, run_planner, run_simulator, run_steps
+from tests.bench.benches import RUNS, TINY, run_bursts, run_planner, run_simulator, run_steps, run_window
 from tests.bench.figures import BENCHES, GOALS
 from tests.bench.machine import calibrate_ms, quantile
 
@@ -37,9 +37,27 @@ def test_a_burst_is_planned_no_worse_than_it_was_given() -> None:
     assert found.placed >= found.given
 
 
+def test_the_bench_of_bursts_reports_every_figure() -> None:
+    values = run_bursts(TINY)
+    assert set(values) == {name for name, goal in GOALS.items() if goal.bench == "bursts"}
+    assert values["burst_cost_ratio"] <= 1
+
+
 def test_the_bench_of_windows_opens_one() -> None:
-    assert window.measure(window=True).in_window
-    assert not window.measure(window=False).in_window
+    """In the window the burst and all that come after it wait; without one all have their place at once, so both ends of a task find the same work."""
+    without, within = window.measure()
+    assert (without.in_window, without.waiting) == (False, 0)
+    assert (within.in_window, within.waiting) == (
+        True,
+        window.BURST - window.ARRIVALS + 1 + window.RUNNING // 2,
+    )
+    assert set(without.took_ms) == set(within.took_ms)
+
+
+def test_the_bench_of_windows_reports_every_figure() -> None:
+    values = run_window(TINY)
+    assert set(values) == {name for name, goal in GOALS.items() if goal.bench == "window"}
+    assert all(value > 0 for value in values.values())
 
 
 @pytest.mark.slow

@@ -133,6 +133,7 @@ class PlacerSettings(Value, frozen=True, kw_only=True):
         "lease_ms",
         "batch_window_ms",
         "batch_arrivals",
+        "batch_exact",
         "share_gpus",
         "grouping",
         "convergence",
@@ -162,6 +163,8 @@ class PlacerSettings(Value, frozen=True, kw_only=True):
     """Maximum time that jobs that arrive fast wait for a batch plan; 0: no job waits."""
     batch_arrivals: Annotated[int, Meta(ge=2, le=MAX_BATCH_ARRIVALS)] = 8
     """Number of arrivals within `batch_window_ms` that counts as fast."""
+    batch_exact: bool = False
+    """Whether bursts are planned as in Liquid §5.3: one population, containers placed again by first fit alone, no exchanges (`penstock.policies.gga`)."""
     prelaunch_wait_ms: Annotated[int, Meta(ge=0, le=MAX_PRELAUNCH_WAIT_MS)] = 60_000
     """Maximum time that a job with `prelaunch`, launched while another one holds its GPUs, waits beyond that one's expected end; then it is
     requeued. 0: no job launches before its GPUs are free."""

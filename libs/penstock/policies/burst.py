@@ -44,6 +44,7 @@ class BurstQuestion(msgspec.Struct, frozen=True, gc=False, array_like=True):
     problem: Problem
     seed: int
     max_children: int
+    exact: bool
 
 
 class BurstAnswer(msgspec.Struct, frozen=True, gc=False, array_like=True):
@@ -55,7 +56,7 @@ class BurstAnswer(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
 
 class Burst:
-    """`place` and `order` are the profile's immediate path; `order` None: first come, first served."""
+    """`place` and `order` are the profile's immediate path; `order` None: first come, first served. `exact`: as `PlacerSettings.batch_exact`."""
 
     def __init__(
         self,
@@ -64,11 +65,12 @@ class Burst:
         network_weight: float,
         pair_cost: PairCost = PairCost.SHARING,
         *,
+        exact: bool = False,
         max_children: int = MAX_CHILDREN,
     ) -> None:
         self._place, self._order = place, order
         self._weight, self._pair_cost = network_weight, pair_cost
-        self._max_children = max_children
+        self._exact, self._max_children = exact, max_children
 
     def question(self, state: CellState) -> BurstQuestion | None:
         """See the module's docstring. O(jobs) placements of the immediate path."""
@@ -95,7 +97,7 @@ class Burst:
             *self._machines(shadow, node_ids, [job.demand for job, _ in gangs]), self._weight, tuple(given)
         )
         jobs = tuple(job.job_id for job, _ in gangs)
-        return BurstQuestion(jobs, node_ids, problem, state.seq, self._max_children)
+        return BurstQuestion(jobs, node_ids, problem, state.seq, self._max_children, self._exact)
 
     def _immediate(self, state: CellState, shadow: "Shadow") -> Iterator[tuple[JobState, tuple[str, ...]]]:
         """Waiting jobs, each with the nodes on which the immediate path would start it now; empty: it would not start."""
@@ -170,7 +172,7 @@ class Burst:
     def solve(self, question: BurstQuestion) -> BurstAnswer:
         """Pure; the same question gives the same answer."""
         rng = np.random.default_rng(question.seed)
-        found = gga(question.problem, rng, max_children=question.max_children)
+        found = gga(question.problem, rng, exact=question.exact, max_children=question.max_children)
         return BurstAnswer(
             tuple(
                 (job_id, tuple(question.node_ids[node] for node in place))

@@ -18,6 +18,8 @@ Interpretation and departures:
 - The cost of a child is that of its changed nodes. The number of children is bounded by CHILD_CONTAINERS / containers, so that the time stays flat as jobs and nodes grow.
 - A population without a better plan for STALE_CHILDREN is replaced by a new one. The best plan of each is improved by exchanges of tasks between nodes
   (`penstock.policies.exchanges`): operators on whole nodes cannot improve two nodes that both stay in use. The paper has one population and no such step (`exact`).
+
+`exact` is the cell's setting `batch_exact`. The given plan is in the population there as well, so no plan is worse.
 """
 
 from typing import NamedTuple
@@ -50,7 +52,7 @@ class Found(NamedTuple):
     children: int
 
 
-class _Draws:
+class Draws:
     """Random numbers, generated in blocks."""
 
     def __init__(self, rng: np.random.Generator) -> None:
@@ -69,11 +71,11 @@ class _Draws:
         return [int(one) for one in self._rng.permutation(count)]
 
 
-class _Run:
+class GeneticSearch:
     """One run of the algorithm."""
 
     def __init__(self, problem: Problem, rng: np.random.Generator, *, exact: bool) -> None:
-        self.problem, self.draws, self.exact = Instance(problem), _Draws(rng), exact
+        self.problem, self.draws, self.exact = Instance(problem), Draws(rng), exact
         self.given = self._given()
         self.found = self.given
         """The best plan of all populations."""
@@ -139,17 +141,17 @@ class _Run:
         change = Change(self.problem, y.copy())
         if self.draws.unit() < CROSSOVER_SHARE:
             x = self.population[self.select()]
-            orphans, avoid = self._insert(change, x)
+            orphans, avoid = self.insert_node(change, x)
         else:
-            orphans, avoid = self._delete(change)
-        self._repair(change, orphans, avoid, near=not self.exact and self.draws.unit() < 0.5)
+            orphans, avoid = self.clear_node(change)
+        self.repair(change, orphans, avoid, near=not self.exact and self.draws.unit() < 0.5)
         return change.done()
 
     def _used(self, plan: Plan) -> list[int]:
         return [node for node, containers in enumerate(plan.on) if containers]
 
-    def _insert(self, change: Change, x: Plan) -> tuple[list[int], set[int]]:
-        """Fig. 8 (a) and (b)."""
+    def insert_node(self, change: Change, x: Plan) -> tuple[list[int], set[int]]:
+        """Crossover, Fig. 8 (a) and (b). Returns containers that lost their place, and the nodes that were cleared for the inserted ones."""
         used = self._used(x)
         if not used:
             return [], set()
@@ -166,15 +168,15 @@ class _Run:
                 orphans.update(self.problem.first[self.problem.job_of[one]])
         return sorted(orphans.difference(inserted)), cleared - {node}
 
-    def _delete(self, change: Change) -> tuple[list[int], set[int]]:
-        """Fig. 9."""
+    def clear_node(self, change: Change) -> tuple[list[int], set[int]]:
+        """Mutation, Fig. 9. Returns the containers that lost their place, and their node."""
         used = self._used(change.plan)
         if not used:
             return [], set()
         node = used[self.draws.below(len(used))]
         return sorted(change.clear(node)), {node}
 
-    def _repair(self, change: Change, orphans: list[int], avoid: set[int], *, near: bool) -> None:
+    def repair(self, change: Change, orphans: list[int], avoid: set[int], *, near: bool) -> None:
         """Fig. 8 (c): first fit on the remaining nodes, unused ones last; then left-out jobs are tried again."""
         plan, problem = change.plan, self.problem
         used = [node for node, on in enumerate(plan.on) if on and node not in avoid]
@@ -217,10 +219,10 @@ def gga(
 ) -> Found:
     """The best plan found; never worse than the given one. The same problem and random generator give the same plan.
 
-    `exact`: as in the paper, for comparison, see the module's docstring. `max_children` ≥ 0: the caller's bound on the work.
+    `exact`: as in the paper, see the module's docstring and `PlacerSettings.batch_exact`. `max_children` ≥ 0: the caller's bound on the work.
     O(children · (nodes + containers)).
     """
-    run = _Run(problem, rng, exact=exact)
+    run = GeneticSearch(problem, rng, exact=exact)
     made = 0
     if problem.gangs and problem.machines:
         run.populate()

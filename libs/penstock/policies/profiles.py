@@ -105,7 +105,9 @@ def penstock(settings: PlacerSettings) -> Profile:
         backfill=None if "backfill" in without else Reservation(together, lambda job: not job.spec.timed),
         shape=shaped,
         prelaunch="prelaunch" not in without,
-        batch=None if "bursts" in without else Burst(together, order, settings.network_weight),
+        batch=None
+        if "bursts" in without
+        else Burst(together, order, settings.network_weight, exact=settings.batch_exact),
         regroup=None if "groups" in without else FairInterleave(settings.queue_limits_gpu_s),
         migrate=None if "moves" in without else LoadBalance(settings.convergence),
         make_way=MakeWay("penstock", stages.genie, stages.may_take)
@@ -131,7 +133,9 @@ def liquid(name: str, pair_cost: PairCost) -> Make:
 
     def make(settings: PlacerSettings) -> Profile:
         place = Liquid(settings.network_weight, pair_cost, name=name)
-        batch = Burst(place, CriticalThenShortest(), settings.network_weight, pair_cost)
+        batch = Burst(
+            place, CriticalThenShortest(), settings.network_weight, pair_cost, exact=settings.batch_exact
+        )
         return Profile(name, place, prelaunch=True, batch=batch)
 
     return make

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from penstock.model.proposals import ProposedUnit
 from penstock.model.settings import PlacerSettings
+from penstock.policies.burst import BurstQuestion
 from penstock.policies.burst_plans import Costs, Gang, Machine, Place, Problem
 from penstock.policies.gga import gga
 from penstock.policies.profiles import profile_for
@@ -20,9 +21,11 @@ from tests.support.driver import CellDriver, estimate, job_spec, node_spec
 LONG_WINDOW_MS = 60_000
 
 
-def cell(profile: str = "liquid", nodes: int = 2) -> CellDriver:
+def cell(profile: str = "liquid", nodes: int = 2, *, exact: bool = False) -> CellDriver:
     """Nodes of four GPUs; the second arrival opens a window."""
-    found = CellDriver(PlacerSettings(profile=profile, batch_window_ms=LONG_WINDOW_MS, batch_arrivals=2))
+    found = CellDriver(
+        PlacerSettings(profile=profile, batch_window_ms=LONG_WINDOW_MS, batch_arrivals=2, batch_exact=exact)
+    )
     found.join(*(node_spec(f"n{number}") for number in range(nodes)))
     return found
 
@@ -61,6 +64,37 @@ def test_a_job_that_has_ended_meanwhile_or_fits_nowhere_is_left_out() -> None:
     names = {unit.jobs[0].job_id for unit in planned(found)}
     assert names
     assert "huge" not in names
+
+
+@pytest.mark.parametrize("profile", ["liquid", "liquid-levels", "penstock"])
+def test_an_operator_has_bursts_planned_as_published(profile: str) -> None:
+    """The cell's setting `batch_exact` leaves out what Penstock adds to the algorithm. On a burst of gangs of two and three that has to fill six nodes both plans start all that
+    the immediate path would start and cost no more than its plan, and they differ."""
+    found = {}
+    for exact in (False, True):
+        a_cell = cell(profile, 6, exact=exact)
+        for number, workers in enumerate((1, 3, 2, 3, 2, 3, 3, 2, 3, 2)):
+            a_cell.submit(f"j{number}", job_spec(workers=workers), estimate(1))
+        stage = profile_for(a_cell.state.settings).batch
+        assert stage is not None
+        question = stage.question(a_cell.state)
+        assert isinstance(question, BurstQuestion)
+        plan = gga(
+            question.problem,
+            np.random.default_rng(question.seed),
+            exact=exact,
+            max_children=question.max_children,
+        )
+        assert dict(stage.solve(question).places) == {
+            job_id: tuple(question.node_ids[node] for node in place)
+            for job_id, place in zip(question.job_ids, plan.places, strict=True)
+            if place
+        }
+        assert all(place for place, given in zip(plan.places, question.problem.given, strict=True) if given)
+        assert plan.fitness >= plan.given_fitness
+        found[exact] = plan
+    assert found[True].places != found[False].places
+    assert found[True].fitness <= found[False].fitness
 
 
 def test_thousands_of_identical_jobs_are_planned_in_time() -> None:

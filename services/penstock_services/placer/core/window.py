@@ -38,7 +38,7 @@ def freed(state: CellState) -> Iterator[Event]:
 
 def freed_in_burst(state: CellState) -> Iterator[Event]:
     """A task is over under a profile with a batch stage: its gang's resources are left to the plan, if a burst waits. O(`batch_arrivals`)."""
-    if state.settings.batch_window_ms and _burst_waits(state):
+    if state.settings.batch_window_ms and not state.window_until_ms and _burst_waits(state):
         yield from freed(state)
 
 
