@@ -17,7 +17,7 @@ REASON = "it waits for its loader"
 MAX_CHANGES = 6  # at once, on one node
 STALE_AFTER_S = 20.0
 LIFTED = 0.3  # of the caps
-OPERATOR = "ada"  # asks for every other change that has no cause: what a service may not do to a training, she may
+OPERATOR = "ada"  # asks for every other change that has no cause: an operator may slow trainings
 
 CAUSES = get_args(AdjustmentCause)
 

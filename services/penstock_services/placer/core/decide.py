@@ -1,5 +1,4 @@
-"""Every choice of the placer. Reads the state, writes nothing: decisions are yielded one by one, and the
-step folds each before it asks for the next, so that a later choice sees the earlier ones.
+"""Every choice of the placer. Reads the state, writes nothing: decisions are yielded one by one, and the step folds each before it asks for the next, so that a later choice sees the earlier ones.
 
 One decider lives as long as its settings; it holds no state of its own that a decision could depend on.
 """
