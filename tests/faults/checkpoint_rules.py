@@ -44,9 +44,12 @@ class CheckpointRules:
         """(token, job) of an attempt → what it has fetched; orders that are repeated then name it where it is now."""
         self._named: dict[tuple[int, str], str | None] = {}
         """(token, job) of a gang's attempt → the checkpoint that the first of its start orders names."""
+        self._lost = False
+        """There is a history that is lost: what its attempts saved, whose numbers are given again, is as good as other checkpoints."""
 
     def include(self, other: "CheckpointRules") -> None:
         """Orders of a lost history are judged by that history, too."""
+        self._lost = True
         self.placed = other.placed | self.placed
         self.keys = other.keys | self.keys
         self.asked = other.asked | self.asked
@@ -77,7 +80,8 @@ class CheckpointRules:
         )
         if before is None or not before.name or before.node_id not in (fact["from_node"], fact["node_id"]):
             return f"{fact['task_id']} has {name} from {fact['from_node']}; the latest is {before}"
-        if _age(name) < _age(before.name) or _age(name)[0] >= self._book.jobs[job_id].attempt:
+        later = _age(name)[0] >= self._book.jobs[job_id].attempt and not self._lost
+        if _age(name) < _age(before.name) or later:
             return f"{fact['task_id']} goes on at {name}; the latest is {before}"
         return None
 
