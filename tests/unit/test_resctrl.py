@@ -24,8 +24,8 @@ def root(tmp_path: Path) -> Path:
 
 def kernel_removes(group: Path) -> None:
     """With a group its files go; in a tree of files they have to go first."""
-    for name in ("tasks", "schemata"):
-        (group / name).unlink()
+    for file in group.iterdir():
+        file.unlink()
 
 
 def capped(resctrl: Resctrl, root: Path, percent: int) -> str:
@@ -152,7 +152,7 @@ def test_a_cap_is_lifted_where_no_other_could_be_set_any_more(absolute: Callable
     root = absolute(2_048)
     assert capped(Resctrl("n1-ab", root, 400_000), root, 50) == "MB:0=800;1=800"
     resctrl = Resctrl("n1-ab", root)
-    (root / "n1-ab@t@1/schemata").unlink()
+    kernel_removes(root / "n1-ab@t@1")
     assert resctrl.cap("t@1", os.getpid(), None) == ""
     assert not (root / "n1-ab@t@1").exists()
 

@@ -39,7 +39,7 @@ def _() -> None:
     replace(real, of_the_plan)
 
 
-@mutant("a unit that waits does not expire", faults=FAULTS, first=2)
+@mutant("a unit that waits does not expire", faults=FAULTS, first=75)
 def _() -> None:
     real = units._gangs
 
@@ -129,7 +129,7 @@ def _() -> None:
     replace(real, may_stop)
 
 
-@mutant("what one unit gets after a stop the next one gets as well", faults=FAULTS, first=7)
+@mutant("what one unit gets after a stop the next one gets as well", faults=FAULTS, first=100)
 def _() -> None:
     real = succession.NextMembers.give
 

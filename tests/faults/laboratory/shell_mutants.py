@@ -205,7 +205,7 @@ def _() -> None:
     replace(State.unestimated, lambda self: [])
 
 
-@mutant("the estimator gives up after one failure", faults="append")
+@mutant("the estimator gives up after one failure", faults="append", first=23)
 def _() -> None:
     async def send(self: publisher.Publisher, messages: Any, what: str) -> None:
         with suppress(LogError):
