@@ -18,11 +18,11 @@ from tests.simulation.prelaunch_cells import CELLS, JOBS, Cell, run
 
 SEEDS = {("penstock", ()): 8, ("penstock", ("groups",)): 6, ("liquid", ()): 2}
 """(profile, without) → of it; of a profile that stops jobs single runs differ by a tenth."""
-AT_MOST = {("penstock", ()): 1.0, ("penstock", ("groups",)): 0.97, ("liquid", ()): 0.98}
+UNKNOWN_SEEDS = 16  # of the default profile where run times are not known: there it gains least
+AT_MOST = {("penstock", ()): 0.99, ("penstock", ("groups",)): 0.97, ("liquid", ()): 0.98}
 """Mean completion time, relative to without. All of it in `python -m tests.simulation.prelaunch_cells`."""
 CHECKED = 2  # of these seeds the CI run checks the invariants after each record, which takes half of a run
 SEEDS_AT_LENGTH = 16
-AT_MOST_AT_LENGTH = 0.99
 
 
 def _name(cell: Cell) -> str:
@@ -43,7 +43,8 @@ def _ratios(cell: Cell, seeds: int, checked: int) -> list[float]:
 def test_a_busy_cell_gains_by_it(cell: Cell) -> None:
     """Invariants hold after each record, all jobs end, and on average they end earlier, whatever is known of run times."""
     key = cell.profile, cell.without
-    ratios = _ratios(cell, SEEDS[key], CHECKED)
+    seeds = UNKNOWN_SEEDS if key == ("penstock", ()) and cell.durations == "unknown" else SEEDS[key]
+    ratios = _ratios(cell, seeds, CHECKED)
     assert fmean(ratios) < AT_MOST[key], ratios
 
 
@@ -52,7 +53,7 @@ def test_a_busy_cell_gains_by_it(cell: Cell) -> None:
 def test_more_seeds_show_more_of_it(cell: Cell) -> None:
     """Twice the runs of the default profile, all with their invariants."""
     ratios = _ratios(cell, SEEDS_AT_LENGTH, SEEDS_AT_LENGTH)
-    assert fmean(ratios) < AT_MOST_AT_LENGTH, ratios
+    assert fmean(ratios) < AT_MOST[cell.profile, ()], ratios
 
 
 @pytest.mark.parametrize("profile", ["srtf", "tiresias"])

@@ -36,6 +36,47 @@ class Outcome(NamedTuple):
     trace: tuple[str, ...]
 
 
+def _services(laboratory: Laboratory) -> dict[str, int]:
+    """What the services did, and what was done to them."""
+    judge = laboratory.judge
+    reporters = [node.reporter for node in laboratory.nodes.values()]
+    return {
+        "processes of placers": sum(service.processes for service in laboratory.placers),
+        "processes of the estimator": laboratory.estimator.processes,
+        "processes of the batcher": laboratory.batcher.processes,
+        **{f"processes of the {name}": service.processes for name, service in laboratory.watchers.items()},
+        "cores tried": judge.adjustments.tried,
+        "jobs slowed for trainings": judge.adjustments.slowed,
+        "jobs judged by convergence": judge.rules.moves.converged,
+        "moves for services": judge.rules.moves.for_services,
+        "bursts planned": laboratory.planned.count("batch"),
+        "plans of who runs": laboratory.planned.count("regroup"),
+        "processes of reporters": sum(service.processes for service in reporters),
+        "boots": sum(node.machine.boots for node in laboratory.nodes.values()),
+        "freezes": judge.rules.freezes,
+        "undecided records": judge.rules.undecided,
+        "changes of cores": judge.adjustments.cores,
+        "caps of memory bandwidth": judge.adjustments.caps,
+        "moves that arrived": judge.rules.moves.arrived,
+        "jobs that joined a group": judge.rules.groups.joined,
+        "groups that take turns": judge.rules.groups.rotations,
+        "moves given up": judge.rules.moves.given_up,
+        "jobs placed by plans": judge.rules.plans.started,
+        "of these after stops": judge.rules.plans.waited,
+        "of these in groups": judge.rules.plans.groups_waited,
+        "jobs of plans ordered beside stops": judge.rules.plans.next_members,
+        "jobs stopped for plans": judge.rules.plans.stops,
+        "copies of plans": judge.rules.plans.copies,
+        "plans that expired": judge.rules.plans.expired,
+        "batch windows": judge.rules.plans.windows,
+        "starts at checkpoints": judge.checkpoints.resumed,
+        "checkpoints fetched": judge.checkpoints.fetched,
+        "checkpoints that could not be fetched": judge.checkpoints.failed,
+        "refused commits": laboratory.broker.refused,
+        "accepted by operators": laboratory.administrator.accepted,
+    }
+
+
 async def _live(options: Options) -> Outcome:
     laboratory = Laboratory(options)
     world, judge = laboratory.world, laboratory.judge
@@ -51,45 +92,9 @@ async def _live(options: Options) -> Outcome:
             rule, what = violation.rule, violation.what
         except (IllegalTransition, LogError, *UNEXPECTED) as error:
             rule, what = "crash", f"{type(error).__name__}: {error}"
-        reporters = [node.reporter for node in laboratory.nodes.values()]
-        services = {
-            "processes of placers": sum(service.processes for service in laboratory.placers),
-            "processes of the estimator": laboratory.estimator.processes,
-            "processes of the batcher": laboratory.batcher.processes,
-            **{
-                f"processes of the {name}": service.processes for name, service in laboratory.watchers.items()
-            },
-            "cores tried": judge.adjustments.tried,
-            "jobs slowed for trainings": judge.adjustments.slowed,
-            "jobs judged by convergence": judge.rules.moves.converged,
-            "moves for services": judge.rules.moves.for_services,
-            "bursts planned": laboratory.planned.count("batch"),
-            "plans of who runs": laboratory.planned.count("regroup"),
-            "processes of reporters": sum(service.processes for service in reporters),
-            "boots": sum(node.machine.boots for node in laboratory.nodes.values()),
-            "freezes": judge.rules.freezes,
-            "undecided records": judge.rules.undecided,
-            "changes of cores": judge.adjustments.cores,
-            "caps of memory bandwidth": judge.adjustments.caps,
-            "moves that arrived": judge.rules.moves.arrived,
-            "jobs that joined a group": judge.rules.groups.joined,
-            "groups that take turns": judge.rules.groups.rotations,
-            "moves given up": judge.rules.moves.given_up,
-            "jobs placed by plans": judge.rules.plans.started,
-            "of these after stops": judge.rules.plans.waited,
-            "of these in groups": judge.rules.plans.groups_waited,
-            "jobs of plans ordered beside stops": judge.rules.plans.next_members,
-            "jobs stopped for plans": judge.rules.plans.stops,
-            "copies of plans": judge.rules.plans.copies,
-            "plans that expired": judge.rules.plans.expired,
-            "batch windows": judge.rules.plans.windows,
-            "starts at checkpoints": judge.checkpoints.resumed,
-            "checkpoints fetched": judge.checkpoints.fetched,
-            "checkpoints that could not be fetched": judge.checkpoints.failed,
-            "refused commits": laboratory.broker.refused,
-            "accepted by operators": laboratory.administrator.accepted,
-        }
+        services = _services(laboratory)
         world.calm = True
+        reporters = (node.reporter for node in laboratory.nodes.values())
         for service in (*laboratory.placers, laboratory.estimator, *laboratory.planners, *reporters):
             service.enabled = False
             service.kill("the run is over")
