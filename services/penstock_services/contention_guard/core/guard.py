@@ -181,10 +181,10 @@ class ContentionGuard:
             self._paces.pop(task_id, None)
             self._sent.pop(task_id, None)
         self._jobs_due[job_id] = None
-        on = (
-            [node_id] if node_id else [] if job is None else [one.place.node_id for one in job.tasks.values()]
-        )
-        for each in on:
+        nodes = [node_id] if node_id else []
+        if not nodes and job is not None:
+            nodes = [one.place.node_id for one in job.tasks.values()]
+        for each in nodes:
             self._steps.pop(each, None)
             self._nodes_due[each] = None
 

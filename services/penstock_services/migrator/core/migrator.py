@@ -35,9 +35,8 @@ from penstock.policies.crowding import Crowding
 from penstock.policies.migrate import PROPOSER, Migrate, Seen
 from penstock.policies.profiles import known_profile
 
-EARLY_MS = (
-    1_000  # a sample's time may be earlier than its run's beginning by the latency of the ledger's appends
-)
+EARLY_MS = 1_000
+"""A sample's time may be earlier than its run's beginning by the latency of the ledger's appends, at most by so much."""
 
 
 class _Watched:
