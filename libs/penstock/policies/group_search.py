@@ -19,17 +19,18 @@ Of groups with members of the same kinds only the one with the smallest weight i
 """
 
 from bisect import insort
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from operator import mul
 
 from penstock.model.groups import MAX_GROUP_MEMBERS
-from penstock.policies.group_speeds import Kinds, Tables
+from penstock.policies.group_speeds import MANY, Kinds, Tables
 from penstock.policies.group_weights import Job, weights
 from penstock.policies.searched_group import Group, Merge, by_weight
 
 STAY = 0.03  # relative gain required of a plan from scratch over one from the current groups
 MAX_IN_ORDER = 512  # jobs that are examined
 MAX_ADMITTED = 8  # groups admitted in one search
+AHEAD = 16  # jobs in order whose unions are predicted at once
 
 
 class _Bucket:
@@ -73,6 +74,10 @@ class _Bucket:
         groups.remove(group)
         if not groups:
             del self.of_kinds[group.kinds]
+
+    def foresee(self, new: Iterable[int | None]) -> None:
+        """Computes in advance what `join` of members of these kinds asks."""
+        self._tables.foresee([kinds for kinds in self.of_kinds if len(kinds) < self._most], new)
 
     def join(self, new: Group) -> tuple[float, Group] | None:
         """The group that gains most from a new member, if any does: (gain, group)."""
@@ -222,7 +227,9 @@ class _Search:
     def _in_order(self, taken: set[int]) -> None:
         """Step 1. If a job finds no group, later jobs of its kind find none either: their weight is not larger."""
         hopeless: set[tuple[Hashable, int | None]] = set()
-        for number, job in enumerate(self._jobs[:MAX_IN_ORDER]):
+        foreseen = 0
+        jobs = self._jobs[:MAX_IN_ORDER]
+        for number, job in enumerate(jobs):
             if number in taken:
                 continue
             bucket = self.bucket(job)
@@ -234,6 +241,9 @@ class _Search:
             key = job.shape, job.kind
             joined = None
             if key not in hopeless and job.kind is not None:
+                if number >= foreseen and len(bucket.of_kinds) * AHEAD >= MANY:
+                    foreseen = number + AHEAD
+                    bucket.foresee({one.kind for one in jobs[number:foreseen] if one.shape == job.shape})
                 new = self.single(number)
                 joined = bucket.join(new)
                 if joined is not None:

@@ -62,15 +62,19 @@ class Tables:
 
     def _union(self, first: Kinds, second: Kinds) -> Union:
         both = first + second
-        order = tuple(sorted(range(len(both)), key=lambda index: (both[index], index)))
-        kinds = tuple(both[index] for index in order)
-        of_kind = dict(zip(kinds, self.speeds(kinds), strict=True))
+        if len(both) == 2 and both[0] <= both[1]:
+            one, other = self.speeds(both)
+            return Union(both, (one,), (other,), (0, 1), one + other)
+        order = tuple(sorted(range(len(both)), key=both.__getitem__))
+        kinds = tuple([both[index] for index in order])
+        speeds = self.speeds(kinds)
+        of_kind = dict(zip(kinds, speeds, strict=True))
         return Union(
             kinds,
-            tuple(of_kind[kind] for kind in first),
-            tuple(of_kind[kind] for kind in second),
+            tuple([of_kind[kind] for kind in first]),
+            tuple([of_kind[kind] for kind in second]),
             order,
-            sum(of_kind[kind] for kind in kinds),
+            sum(speeds),
         )
 
     def _without(self, kinds: Kinds, index: int) -> tuple[Kinds, tuple[float, ...]]:

@@ -41,25 +41,32 @@ def _periods(members: Sequence[Array]) -> Array:
 
 def _authors_periods(members: Sequence[Array]) -> Array:
     """As `interleaving.authors_period`."""
-    at = dict(enumerate(members))
+    at = [members[number] if number < len(members) else None for number in range(RESOURCES)]
     ends = [np.zeros(members[0].shape[1])]
     found: Array = np.full(members[0].shape[1], np.nan)
+    rest = np.ones(members[0].shape[1], dtype=bool)
     for step in range(AUTHORS_STEPS):
-        reached = []
-        if (one := at.get((step + 1) % RESOURCES)) is not None:
-            reached.append(ends[step] + one[3])
-        if (one := at.get((step + 2) % RESOURCES)) is not None:
-            reached.append(ends[step] + one[2])
-        if step and (one := at.get((step + 3) % RESOURCES)) is not None:
-            reached.append(ends[step - 1] + one[0] + one[1])
-        ends.append(np.max(reached, axis=0) if reached else ends[step])
+        end: Array | None = None
+        if (one := at[(step + 1) % RESOURCES]) is not None:
+            end = ends[step] + one[3]
+        if (one := at[(step + 2) % RESOURCES]) is not None:
+            end = _latest(end, ends[step] + one[2])
+        if step and (one := at[(step + 3) % RESOURCES]) is not None:
+            end = _latest(end, ends[step - 1] + one[0] + one[1])
+        ends.append(ends[step] if end is None else end)
         if step >= RESOURCES:
             now, before = ends[step + 1] - ends[step - 3], ends[step] - ends[step - 4]
-            steady = np.isnan(found) & (np.abs(now - before) <= SAME_PERIOD * before)
-            found[steady] = now[steady]
-    last, rest = ends[AUTHORS_STEPS] - ends[AUTHORS_STEPS - RESOURCES], np.isnan(found)
-    found[rest] = last[rest]
+            steady = rest & (np.abs(now - before) <= SAME_PERIOD * before)
+            np.copyto(found, now, where=steady)
+            rest &= ~steady
+            if not rest.any():
+                return found
+    np.copyto(found, ends[AUTHORS_STEPS] - ends[AUTHORS_STEPS - RESOURCES], where=rest)
     return found
+
+
+def _latest(one: Array | None, other: Array) -> Array:
+    return other if one is None else np.maximum(one, other, out=other)
 
 
 def _pair_periods(members: Sequence[Array]) -> Array:
