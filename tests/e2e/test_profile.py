@@ -3,10 +3,12 @@
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.e2e.conftest import Installation, installed, listed
+from penstock_services.gateway.core.forecast_errors import LEAST
+from tests.e2e.conftest import Installation, eventually, installed, listed
 
 pytestmark = pytest.mark.postgres
 
@@ -15,7 +17,7 @@ import os, sys, time
 from penstock.sdk.progress import progress
 
 each, size = int(os.environ["PENSTOCK_BATCH_SIZE"]), int(os.environ["WORLD_SIZE"])
-for done in range(1, int(sys.argv[1]) + 1):
+for done in range(1, int(os.environ.get("STEPS", sys.argv[1])) + 1):
     time.sleep(0.01 + 0.001 * each + (0.005 if size > 1 else 0))
     progress(done)
 """
@@ -70,3 +72,45 @@ def _deadlines(here: Installation, command: tuple[str, ...], measured: dict[str,
     for command_shown in ("eta", "why"):
         assert "in time with a probability of > 99 %" in here.run(command_shown, "real").stdout
     here.run("cancel", "real")
+    _forecasts_are_compared(here, job[:-1], command)
+
+
+def _forecasts_are_compared(here: Installation, job: tuple[str, ...], command: tuple[str, ...]) -> None:
+    """Jobs that would take minutes fill the cell, and eight short ones wait for them. The long ones are cancelled, so all eight start earlier than forecast; who has to wait then is answered with
+    odds that know how far eight forecasts were off."""
+
+    def submitted(name: str, iterations: int) -> dict[str, Any]:
+        flags = ("--detach", "-o", "json", "--deadline", "10h", "--name", name)
+        answer = here.run(*job, str(iterations), "--env", f"STEPS={iterations}", *flags, *command)
+        assert answer.returncode == 0, answer.stderr
+        found: dict[str, Any] = json.loads(answer.stdout)["deadline"]
+        assert found["starts_ms"] is not None, json.dumps(found)
+        return found
+
+    def fill(name: str) -> list[str]:
+        """As many as run at once; the one after them waits and is cancelled."""
+        running = []
+        while (found := submitted(f"{name}-{len(running)}", 20_000))["starts_ms"] <= found["now_ms"]:
+            running.append(found["job_id"])
+            eventually(lambda: _status(here, running[-1]) == "running", "it does not start")
+        here.run("cancel", found["job_id"])
+        return running
+
+    long = fill("first")
+    short = [submitted(f"short-{number}", 5) for number in range(LEAST)]
+    assert {(one["learned"], one["starts_ms"] > one["now_ms"]) for one in short} == {(0, True)}
+    for job_id in long:
+        here.run("cancel", job_id)
+    for one in short:
+        eventually(lambda one=one: _status(here, one["job_id"]) == "succeeded", "it does not end")  # type: ignore[misc]
+    long = fill("then")
+    waits = submitted("waits", 5)
+    assert waits["learned"] == LEAST
+    assert waits["ends_ms"] < waits["starts_ms"], "the eight did not wait for the end of the long ones"
+    for job_id in (waits["job_id"], *long):
+        here.run("cancel", job_id)
+
+
+def _status(here: Installation, job_id: str) -> str:
+    found: str = json.loads(here.run("describe", "job", job_id, "-o", "json").stdout)["status"]
+    return found

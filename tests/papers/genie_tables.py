@@ -37,6 +37,7 @@ from penstock_services.estimator.core.step_time.fit import fit, reference_batch
 from penstock_services.estimator.core.step_time.placements import Cell, Measurement, table
 from penstock_services.estimator.core.step_time.prior import WIDE
 from penstock_services.gateway.core.deadline import Outlook, outlook
+from penstock_services.gateway.core.forecast_errors import ForecastErrors
 from tests.papers.estimator.genie import Genie as Fitted
 from tests.papers.estimator.genie import Run, Task, fit_genie, light_profile, predict_genie
 from tests.papers.parallel_runs import simulated
@@ -238,14 +239,21 @@ def run(
     }
     found: dict[str, float] = {}
     answers: dict[str, Outlook | None] = {}
+    errors = ForecastErrors()
     state = simulation.cell.state
     while simulation.step():
         for job in state.holding.values():
             if job.job_id in due and job.job_id not in found:
                 found[job.job_id] = odds_of(job, 1_000 * due[job.job_id])
         if asks:
-            new = [job for name, job in state.jobs.items() if name in due and name not in answers]
-            answers |= {job.job_id: outlook(state, job, state.now_ms) for job in new}
+            for job in state.holding.values():
+                if job.placed_ms is not None:
+                    errors.placed(job.job_id, job.placed_ms)
+            for name, job in state.jobs.items():
+                if name in due and name not in answers:
+                    one = answers[name] = outlook(state, job, state.now_ms, errors)
+                    if one is not None and one.starts_ms is not None:
+                        errors.asked(name, one.now_ms, one.starts_ms)
     figures = simulation.figures(0, 0)
     assert figures.unfinished_jobs == 0
     lives = simulation.meter.lives

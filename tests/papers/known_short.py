@@ -27,11 +27,6 @@ KNOWN: Mapping[str, Sequence[str]] = {
         "genie-scale-qos: 64 GPUs: GENIE",
         "genie-scale-qos: 128 GPUs: GENIE",
     ),
-    "a task that waits is answered with its start for certain, and tasks that come later with less slack go before it": (
-        "genie-odds-asked-genie: all: calibration error in points",
-        "genie-odds-asked-genie: 20/h: calibration error in points",
-        "genie-odds-asked-penstock: 20/h: calibration error in points",
-    ),
     "table balance-bound: where a node's speed is shared in proportion, moves that cost nothing bring no more": (
         "balance: fixed: average",
         "balance: fixed: makespan",

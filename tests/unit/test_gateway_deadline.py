@@ -1,5 +1,6 @@
 """What a user is answered about a deadline: in a queue, for a job that is not submitted yet, and in the list."""
 
+from copy import copy
 from math import exp, log
 from typing import Any
 
@@ -7,6 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from penstock.cli import deadlines
+from penstock.ledger.job_state import JobState
 from penstock.ledger.snapshot import dump
 from penstock.model.settings import PlacerSettings
 from penstock.model.types import Estimate, JobSpec, ResourceVector, ShapeOption
@@ -21,6 +23,7 @@ from penstock_services.gateway.core.deadline import (
     tried,
     warning,
 )
+from penstock_services.gateway.core.forecast_errors import LEAST, MAX_OPEN, NEWEST, ForecastErrors
 from tests.support.driver import CellDriver, node_spec
 from tests.unit.policies.test_preemption import settle
 
@@ -164,7 +167,7 @@ def test_the_list_has_those_first_that_are_hardly_in_time() -> None:
     driver.submit("unknown", spec(deadline_ms=2 * HOUR_MS), estimate(steps={}))
     driver.submit("behind", spec(deadline_ms=3 * HOUR_MS), estimate())
     driver.submit("plain", spec(), estimate())
-    found = outlooks(driver.state, driver.state.jobs.values(), driver.now_ms)
+    found = outlooks(driver.state, driver.state.jobs.values(), driver.now_ms, ForecastErrors())
     assert [one.job_id for one in found] == ["over", "even", "behind", "fine", "unknown"]
     for one in found:
         assert one == of(driver, one.job_id)._replace(
@@ -172,6 +175,90 @@ def test_the_list_has_those_first_that_are_hardly_in_time() -> None:
         )
     texts = [deadlines.percent(one.odds) for one in found]
     assert texts == ["< 1 %", "50 %", "50 %", "> 99 %", "–"]
+
+
+def learned(*factors: float, wait_ms: int = HOUR_MS) -> ForecastErrors:
+    """Of jobs that waited so many times as long as forecast."""
+    errors = ForecastErrors()
+    for number, factor in enumerate(factors):
+        errors.asked(f"was-{number}", 0, wait_ms)
+        errors.placed(f"was-{number}", round(factor * (wait_ms + 1_000)) - 1_000)
+    return errors
+
+
+def test_odds_follow_how_far_the_cells_forecasts_were_off() -> None:
+    """The job behind one of an hour is due in two and a quarter: 95 % where it starts as forecast. Of eight jobs before it four waited as long as forecast and four twice as long, in which case it
+    would be late for certain: half of the odds. The deadline that holds is that of the late ones, but not of the latest of a hundred."""
+    driver = cell("fifo", 1)
+    driver.submit("first", spec(), estimate())
+    driver.start("first")
+    driver.submit("second", spec(deadline_ms=round(2.25 * HOUR_MS)), estimate())
+    errors = learned(1, 2, 1, 2, 1, 2, 1, 2)
+    found = outlook(driver.state, driver.job("second"), driver.now_ms, errors)
+    assert found is not None
+    assert (found.starts_ms, found.learned) == (driver.now_ms + HOUR_MS, LEAST)
+    assert found.odds == pytest.approx(0.95 / 2, abs=1e-3)
+    assert found.deadline_ms is not None
+    assert found.deadline_ms > 3 * HOUR_MS
+    doubt = warning(found)
+    assert doubt is not None
+    assert "48 %" in doubt.message
+    [listed] = [
+        one
+        for one in outlooks(driver.state, driver.state.jobs.values(), driver.now_ms, errors)
+        if one.job_id == "second"
+    ]
+    assert listed.odds == found.odds
+    again = tried(driver.state, spec(deadline_ms=HOUR_MS), estimate(), driver.now_ms, errors)
+    assert again is not None
+    assert again.learned == LEAST
+    holds = outlook(
+        driver.state, replace_deadline(driver, "second", found.deadline_ms), driver.now_ms, errors
+    )
+    assert holds is not None
+    assert holds.odds == pytest.approx(0.95, abs=1e-3)
+
+
+def replace_deadline(driver: CellDriver, job_id: str, deadline_ms: int) -> JobState:
+    job = copy(driver.job(job_id))
+    job.spec = replace(job.spec, deadline_ms=deadline_ms)
+    return job
+
+
+def test_a_job_that_starts_at_once_is_promised_as_before() -> None:
+    driver = cell("fifo", 2)
+    driver.submit("first", spec(), estimate())
+    driver.start("first")
+    driver.submit("second", spec(deadline_ms=round(1.25 * HOUR_MS)), estimate())
+    found = outlook(driver.state, driver.job("second"), driver.now_ms, learned(*[9.0] * NEWEST))
+    assert found is not None
+    assert found.odds == pytest.approx(0.95, abs=1e-3)
+    assert found.learned == 0
+
+
+def test_what_is_learned_of_forecasts() -> None:
+    """Fewer than eight are not enough; the newest 32 count; who was held or has ended without a place says nothing, and a job counts once."""
+    assert learned(*[2.0] * (LEAST - 1)).starts(0, 1_000) == (1_000,)
+    errors = learned(*[9.0] * 10, *[2.0] * NEWEST)
+    assert errors.starts(500, 1_500) == [2_500] * NEWEST
+    errors.asked("cancelled", 0, HOUR_MS)
+    errors.forget("cancelled")
+    errors.placed("cancelled", 100 * HOUR_MS)
+    errors.placed("was-3", 100 * HOUR_MS)
+    errors.asked("at-once", 7, 7)
+    errors.placed("at-once", 100 * HOUR_MS)
+    assert errors.starts(500, 1_500) == [2_500] * NEWEST
+    errors.asked("again", 0, 1_000)
+    errors.asked("again", 500, 90_000)
+    errors.placed("again", 1_000)
+    assert errors.starts(0, 1_000)[-1] == 1_000
+    crowded = learned(*[2.0] * LEAST)
+    for number in range(MAX_OPEN + 1):
+        crowded.asked(f"waits-{number}", 0, 1_000)
+    crowded.placed("waits-0", 1_000)
+    assert crowded.learned == LEAST, "the oldest of too many that wait is not remembered"
+    crowded.placed("waits-1", 1_000)
+    assert crowded.learned == LEAST + 1
 
 
 @pytest.mark.parametrize("profile", ["fifo", "penstock", "srtf", "genie"])

@@ -45,6 +45,8 @@ class Deadline(Answer, frozen=True, kw_only=True):
     sure_workers: int | None = None
     deadline_ms: int | None = None
     """The shortest deadline, after its submission, that holds with these odds."""
+    learned: int = 0
+    """Number of earlier forecasts whose errors are in the odds; 0: the start is taken for certain."""
     unknown: str = ""
 
 

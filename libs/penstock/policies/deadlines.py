@@ -1,11 +1,12 @@
 """Deadlines: expected completion time of a job, and the probability of meeting it. Derived from the state, never written.
 
 The deadline is GENIE's expected completion (§III, eq. 4). The probability is our addition: the run time is assumed to be log-normal, with 90 % of the
-probability within the prediction's interval, and the start to be known. For a running job it is conditional on the job not having ended yet.
+probability within the prediction's interval. The start is known, or one of several that are equally likely. For a running job it is conditional on the job not having ended yet.
 """
 
+from collections.abc import Sequence
 from math import erf, exp, inf, log, sqrt
-from statistics import NormalDist
+from statistics import NormalDist, fmean
 from typing import NamedTuple
 
 from penstock.ledger.job_state import JobState
@@ -19,6 +20,7 @@ SURE = 0.95  # probability that counts as certain: the upper end of a 90 % inter
 NINE_IN_TEN = 1.6449  # half-width of a normal distribution's 90 % interval, in standard deviations
 OVERDUE = 0.99  # quantile of the predicted run time; if the job has run longer, the prediction was wrong
 LEAST_MS = 1.0  # a time of 0 has no logarithm
+CLOSE = 1e-4  # relative accuracy of a quantile of several run times
 
 
 def expected_ms(spec: JobSpec, alone_ms: float) -> float:
@@ -94,6 +96,27 @@ class RunTime(NamedTuple):
         away = log(ms / self.middle_ms)
         spread = self.above if away > 0 else self.below
         return float(away >= 0) if spread <= 0 else 0.5 * (1.0 + erf(away / spread / sqrt(2)))
+
+
+class RunTimes(NamedTuple):
+    """One job's run time after each of several starts, all equally likely."""
+
+    each: Sequence[RunTime]
+    """At least one; none is overdue."""
+
+    def odds(self, due_ms: float) -> float:
+        """As `RunTime.odds`."""
+        return fmean([one.odds(due_ms) for one in self.each])
+
+    def by_ms(self, odds: float) -> float:
+        """As `RunTime.by_ms`, by bisection between the earliest and the latest of all."""
+        found = [by_ms for one in self.each if (by_ms := one.by_ms(odds)) is not None]
+        assert len(found) == len(self.each), self
+        low, high = min(found), max(found)
+        while high - low > max(LEAST_MS, CLOSE * (high - self.each[0].from_ms)):
+            middle = (low + high) / 2
+            low, high = (middle, high) if self.odds(middle) < odds else (low, middle)
+        return high
 
 
 def odds(job: JobState, option: ShapeOption, due_ms: float, start_ms: float) -> float:

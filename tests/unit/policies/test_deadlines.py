@@ -12,7 +12,7 @@ from penstock.ledger.remaining import remaining_of
 from penstock.model.estimates import Bounds, EtaEstimated
 from penstock.model.transitions import JobStatus
 from penstock.model.types import Estimate, JobSpec, ResourceVector, ShapeOption
-from penstock.policies.deadlines import SURE, RunTime, due_ms, time_left
+from penstock.policies.deadlines import SURE, RunTime, RunTimes, due_ms, time_left
 
 MINUTE_MS = 60_000
 
@@ -141,3 +141,24 @@ def test_in_a_group_it_goes_on_at_the_speed_of_its_turns() -> None:
 
 def test_without_an_interval_nothing_is_claimed() -> None:
     assert time_left(running(one_job()), 200_000) is None
+
+
+@given(
+    st.lists(
+        st.tuples(st.floats(0, 1e7), st.floats(1e3, 1e7), st.just(0.0) | st.floats(0.01, 1)),
+        min_size=1,
+        max_size=9,
+    ),
+    st.floats(0.01, 0.99),
+)
+def test_odds_of_several_starts_and_their_quantile_agree(
+    found: list[tuple[float, float, float]], odds: float
+) -> None:
+    """Odds are the mean over the starts; by the time of a quantile they are reached, and a thousandth earlier they are not."""
+    each = [RunTime(start, middle, spread, spread) for start, middle, spread in found]
+    both = RunTimes(each)
+    at = both.by_ms(odds)
+    assert both.odds(at) == pytest.approx(sum(one.odds(at) for one in each) / len(each))
+    assert both.odds(at) >= odds - 1e-9
+    earlier = at - 1 - 2e-4 * max(0.0, at - each[0].from_ms)
+    assert both.odds(earlier) <= odds + 1e-9

@@ -1,7 +1,7 @@
 """Deadline forecast of a job: its odds of being in time, and the deadline that would hold, from its expected start and its run time with an interval. Pure, and read only.
 
-The start of a waiting job is that of the forecast (`penstock.policies.forecast`) for the number of workers that the profile gives it now. The deadline
-that would hold is searched over the numbers of workers that it may have, with its place in line unchanged.
+The start of a waiting job is that of the forecast (`penstock.policies.forecast`) for the number of workers that the profile gives it now, or one of several that are
+equally likely once this cell's forecasts are known to be off (`forecast_errors`). The deadline that would hold is searched over the numbers of workers that it may have, with its place in line unchanged.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,12 +16,13 @@ from penstock.ledger.state import CellState
 from penstock.model.transitions import JobStatus
 from penstock.model.types import Estimate, JobSpec, ShapeOption
 from penstock.policies.capacity import shortfall
-from penstock.policies.deadlines import SURE, RunTime, due_ms, run_time, time_left
+from penstock.policies.deadlines import SURE, RunTime, RunTimes, due_ms, run_time, time_left
 from penstock.policies.forecast import expected_start, expected_starts
 from penstock.policies.profiles import profile_for
 from penstock.sdk.job_warnings import Doubt
 from penstock.sdk.units import MS_PER_UNIT, show
 from penstock_services.gateway.core.eta import MAX_LEFT_MS, ends_ms
+from penstock_services.gateway.core.forecast_errors import ForecastErrors
 
 MAX_FORECASTS = 4  # of one job with different numbers of workers, about 0.1 s each in the largest cells
 MAX_MS = 2.0**53  # the range that JSON represents exactly
@@ -45,7 +46,7 @@ class Outlook(NamedTuple):
     due_ms: int | None
     """None also for an urgent one, which is to end as soon as possible."""
     starts_ms: int | None = None
-    """Expected start; of a job that holds resources the time of its placement."""
+    """Start by the forecast; of a job that holds resources the time of its placement."""
     ends_ms: int | None = None
     """Expected end."""
     workers: int | None = None
@@ -58,13 +59,18 @@ class Outlook(NamedTuple):
     """Number of workers for it; of a waiting job the number with the earliest deadline."""
     deadline_ms: int | None = None
     """The shortest deadline, after its submission, that holds with odds of `level`."""
+    learned: int = 0
+    """Number of earlier forecasts whose errors are in the odds and in the times above but `starts_ms`; 0: it starts as forecast for certain."""
     unknown: str = ""
 
 
-def outlook(state: CellState, job: JobState, now_ms: int) -> Outlook | None:
-    """None: the job names neither a deadline nor a service class."""
+def outlook(
+    state: CellState, job: JobState, now_ms: int, errors: ForecastErrors | None = None
+) -> Outlook | None:
+    """None: the job names neither a deadline nor a service class. `errors` None: none are known."""
     if not job.spec.timed:
         return None
+    errors = errors or ForecastErrors()
     if job.status in HOLDING:
         return _of_running(job, now_ms)
     if (cause := _not_in_line(job)) is not None:
@@ -76,13 +82,15 @@ def outlook(state: CellState, job: JobState, now_ms: int) -> Outlook | None:
     start = expected_start(state, job.shaped(chosen.workers), ends, now_ms)
     if start is None or start.starts_ms is None:
         return _head(job, now_ms)._replace(unknown="" if start is None else start.unknown)
-    found = _of_waiting(job, chosen, start.starts_ms, now_ms)
+    found = _of_waiting(job, chosen, start.starts_ms, now_ms, errors)
     if found.odds is not None and found.odds >= SURE:
         return found
-    return _with_earliest(state, job, options, ends, found)
+    return _with_earliest(state, job, options, ends, found, errors)
 
 
-def outlooks(state: CellState, jobs: Iterable[JobState], now_ms: int) -> list[Outlook]:
+def outlooks(
+    state: CellState, jobs: Iterable[JobState], now_ms: int, errors: ForecastErrors
+) -> list[Outlook]:
     """Of all jobs with a deadline or a service class, lowest odds first, then those with unknown odds, each by due time.
 
     Waiting jobs are forecast together, and only with the workers that the profile gives them.
@@ -100,7 +108,7 @@ def outlooks(state: CellState, jobs: Iterable[JobState], now_ms: int) -> list[Ou
     for job in waiting:
         option, start = chosen.get(job.job_id), starts.get(job.job_id)
         if option is not None and start is not None:
-            found.append(_of_waiting(job, option, start, now_ms))
+            found.append(_of_waiting(job, option, start, now_ms, errors))
         else:
             cause = _not_in_line(job) or (NO_INTERVAL if option is None else "its start is not known")
             found.append(_head(job, now_ms)._replace(unknown=cause))
@@ -162,10 +170,16 @@ def _ends(state: CellState, now_ms: int) -> Mapping[str, int]:
     return {job.job_id: end for job in state.holding.values() if (end := ends_ms(job, now_ms)) is not None}
 
 
-def _of_waiting(job: JobState, option: ShapeOption, starts_ms: int, now_ms: int) -> Outlook:
-    found = run_time(job, option, starts_ms)
-    return _of_time(job, found, now_ms)._replace(
-        starts_ms=starts_ms, workers=option.workers, sure_workers=option.workers
+def _of_waiting(
+    job: JobState, option: ShapeOption, starts_ms: int, now_ms: int, errors: ForecastErrors
+) -> Outlook:
+    starts = errors.starts(now_ms, starts_ms)
+    each = [time for start in starts if (time := run_time(job, option, start)) is not None]
+    return _of_time(job, RunTimes(each) if each else None, now_ms)._replace(
+        starts_ms=starts_ms,
+        workers=option.workers,
+        sure_workers=option.workers,
+        learned=errors.learned if len(starts) > 1 else 0,
     )
 
 
@@ -181,7 +195,7 @@ def _of_running(job: JobState, now_ms: int) -> Outlook:
     return one._replace(starts_ms=job.placed_ms, workers=job.workers, sure_workers=job.workers)
 
 
-def _of_time(job: JobState, found: RunTime | None, now_ms: int) -> Outlook:
+def _of_time(job: JobState, found: RunTime | RunTimes | None, now_ms: int) -> Outlook:
     one = _head(job, now_ms)
     if found is None:
         return one._replace(unknown=NO_TIME)
@@ -197,7 +211,12 @@ def _of_time(job: JobState, found: RunTime | None, now_ms: int) -> Outlook:
 
 
 def _with_earliest(
-    state: CellState, job: JobState, options: Sequence[ShapeOption], ends: Mapping[str, int], found: Outlook
+    state: CellState,
+    job: JobState,
+    options: Sequence[ShapeOption],
+    ends: Mapping[str, int],
+    found: Outlook,
+    errors: ForecastErrors,
 ) -> Outlook:
     """With the earliest deadline that holds, over the numbers of workers; no later than that of `found`, which is computed already."""
     assert found.sure_ms is not None, job.job_id
@@ -214,7 +233,7 @@ def _with_earliest(
         start = expected_start(state, job.shaped(option.workers), ends, found.now_ms)
         if start is None or start.starts_ms is None:
             continue
-        other = _of_waiting(job, option, start.starts_ms, found.now_ms)
+        other = _of_waiting(job, option, start.starts_ms, found.now_ms, errors)
         if other.sure_ms is not None and other.sure_ms < (found.sure_ms or inf):
             found = found._replace(
                 sure_ms=other.sure_ms, sure_workers=other.workers, deadline_ms=other.deadline_ms
@@ -250,7 +269,9 @@ def proposed(deadline_ms: int) -> str:
     return show(max(1, -(-deadline_ms // unit_ms)) * unit_ms, MS_PER_UNIT)
 
 
-def tried(state: CellState, spec: JobSpec, estimate: Estimate, now_ms: int) -> Outlook | None:
+def tried(
+    state: CellState, spec: JobSpec, estimate: Estimate, now_ms: int, errors: ForecastErrors | None = None
+) -> Outlook | None:
     """As `outlook`, of a job that is not submitted, as if it were submitted now with this estimate. None: it names neither a deadline nor a service class."""
     if not spec.timed:
         return None
@@ -261,7 +282,7 @@ def tried(state: CellState, spec: JobSpec, estimate: Estimate, now_ms: int) -> O
     beside.queue[order] = job.job_id
     if short := shortfall(state.index, job.demand):
         job.unschedulable = short.detail
-    return outlook(beside, job, now_ms)
+    return outlook(beside, job, now_ms, errors)
 
 
 def _whole(ms: float) -> int:

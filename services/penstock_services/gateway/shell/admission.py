@@ -67,7 +67,7 @@ async def _expected(gateway: Gateway, spec: JobSpec) -> tuple[Estimate, Outlook 
     estimate = checked(Estimate, found["estimate"], unknown="ignore")
     state, now_ms = gateway.follower.state, gateway.follower.now_ms()
     try:
-        return estimate, deadline.tried(state, spec, estimate, now_ms)
+        return estimate, deadline.tried(state, spec, estimate, now_ms, gateway.follower.forecasts)
     except Exception as error:
         raise Problem(503, "no_forecast", f"the profile's order failed: {one_line(error)}") from error
 

@@ -174,7 +174,7 @@ async def deadlines(request: Request, filters: Filtered, limit: Limit = 100) -> 
         if job.spec.timed and (sees_all(caller) or caller.may_act_for(job.spec.owner))
     ]
     try:
-        found = outlooks(state, timed, now_ms)
+        found = outlooks(state, timed, now_ms, follower.forecasts)
     except Exception as error:  # noqa: BLE001 - a bug of the policy
         found = [failed(job, now_ms, error) for job in timed]
     rows = []

@@ -15,7 +15,7 @@ def outlook_of(gateway: Gateway, job_id: str) -> Outlook | None:
     if job is None:
         return None
     try:
-        return outlook(gateway.follower.state, job, now_ms)
+        return outlook(gateway.follower.state, job, now_ms, gateway.follower.forecasts)
     except Exception as error:  # noqa: BLE001 - the policy's bug is the answer
         return failed(job, now_ms, error)
 
@@ -30,7 +30,10 @@ async def at_submission(gateway: Gateway, job_id: str, spec: JobSpec) -> Outlook
                 await gateway.follower.next_change().wait()
     except TimeoutError:
         return Outlook(job_id, service_class(spec), gateway.follower.now_ms(), None, unknown=NO_ESTIMATE)
-    return outlook_of(gateway, job_id)
+    found = outlook_of(gateway, job_id)
+    if found is not None and found.starts_ms is not None:
+        gateway.follower.forecasts.asked(job_id, found.now_ms, found.starts_ms)
+    return found
 
 
 def _estimated(gateway: Gateway, job_id: str) -> bool:

@@ -12,10 +12,11 @@ from penstock.ledger.replica import Replica
 from penstock.ledger.state import CellState
 from penstock.ledger.views import Ending, Row, job_row, unproven
 from penstock.log.port import Log, Partition
-from penstock.model.external_events import JobSubmitted
-from penstock.model.ledger_events import JobEnded
+from penstock.model.external_events import JobHoldRequested, JobSubmitted
+from penstock.model.ledger_events import JobEnded, PlacementDecided
 from penstock.model.topics import Topic
 from penstock.runtime.crash_only import applying
+from penstock_services.gateway.core.forecast_errors import ForecastErrors
 
 BATCH_MS = 20  # only queries wait for the replica
 MAX_ENDED_ROWS = 5_000  # ended jobs that are answered from memory until the tables certainly have them
@@ -30,6 +31,7 @@ class Follower:
         self.pending: OrderedDict[str, Row] = OrderedDict()
         self.log_ms: int | None = None
         """The log's own timestamp of the latest valid record; None: none was read yet."""
+        self.forecasts = ForecastErrors()
         self._clock = ReadersClock()
         if replica.state.now_ms:  # of a snapshot, whose records have no stamps
             self._clock.read(replica.state.now_ms, replica.state.now_ms)
@@ -80,6 +82,10 @@ class Follower:
             self._taken[fact.job_id] = record.seq
             if len(self._taken) > MAX_PENDING:
                 self._taken.popitem(last=False)
+        if isinstance(fact, PlacementDecided):
+            self.forecasts.placed(fact.job_id, state.now_ms)
+        elif isinstance(fact, JobEnded | JobHoldRequested):
+            self.forecasts.forget(fact.job_id)
         if ending is not None:
             how = Ending(fact.outcome, fact.exit_code, fact.reason, state.now_ms)
             self._ended[fact.job_id] = job_row(ending, record.seq, how)
