@@ -20,7 +20,7 @@ SURE = 0.95  # probability that counts as certain: the upper end of a 90 % inter
 NINE_IN_TEN = 1.6449  # half-width of a normal distribution's 90 % interval, in standard deviations
 OVERDUE = 0.99  # quantile of the predicted run time; if the job has run longer, the prediction was wrong
 LEAST_MS = 1.0  # a time of 0 has no logarithm
-CLOSE = 1e-4  # relative accuracy of a quantile of several run times
+CLOSE = 1e-3  # relative accuracy of a quantile of several run times
 
 
 def expected_ms(spec: JobSpec, alone_ms: float) -> float:

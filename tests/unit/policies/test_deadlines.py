@@ -12,7 +12,7 @@ from penstock.ledger.remaining import remaining_of
 from penstock.model.estimates import Bounds, EtaEstimated
 from penstock.model.transitions import JobStatus
 from penstock.model.types import Estimate, JobSpec, ResourceVector, ShapeOption
-from penstock.policies.deadlines import SURE, RunTime, RunTimes, due_ms, time_left
+from penstock.policies.deadlines import CLOSE, SURE, RunTime, RunTimes, due_ms, time_left
 
 MINUTE_MS = 60_000
 
@@ -160,5 +160,5 @@ def test_odds_of_several_starts_and_their_quantile_agree(
     at = both.by_ms(odds)
     assert both.odds(at) == pytest.approx(sum(one.odds(at) for one in each) / len(each))
     assert both.odds(at) >= odds - 1e-9
-    earlier = at - 1 - 2e-4 * max(0.0, at - each[0].from_ms)
+    earlier = at - 1 - 2 * CLOSE * max(0.0, at - each[0].from_ms)
     assert both.odds(earlier) <= odds + 1e-9
