@@ -145,7 +145,7 @@ def test_without_an_interval_nothing_is_claimed() -> None:
 
 @given(
     st.lists(
-        st.tuples(st.floats(0, 1e7), st.floats(1e3, 1e7), st.just(0.0) | st.floats(0.01, 1)),
+        st.tuples(st.floats(0, 1e7), st.floats(1e3, 1e7), st.floats(0.01, 1)),
         min_size=1,
         max_size=9,
     ),
