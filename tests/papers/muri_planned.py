@@ -70,7 +70,8 @@ class Planned:
         began = perf_counter()
         answer = self._solve(question)
         self.planning_s += perf_counter() - began
-        self._wake = float("inf") if answer.wake_ms is None else answer.wake_ms / 1_000
+        wakes = (answer.wake_ms, answer.started_wake_ms)
+        self._wake = min(float("inf") if at_ms is None else at_ms / 1_000 for at_ms in wakes)
         by_id = {str(job.number): job for job in listed}
         groups = [[by_id[job_id] for job_id in group.job_ids] for group in answer.groups]
         self.ranks += len(answer.ranks)

@@ -9,7 +9,13 @@ from penstock.model.codec import encode
 from penstock.model.estimates import StagesProfiled
 from penstock.model.event import Event
 from penstock.model.external_events import JobCancelRequested, NodeCordoned
-from penstock.model.ledger_events import MAX_RANKS, JobRank, PlacementDecided, TermStarted
+from penstock.model.ledger_events import (
+    MAX_RANKS,
+    JobRank,
+    PlacementDecided,
+    ProposalAnswered,
+    TermStarted,
+)
 from penstock.model.plans import MAX_PROPOSED_UNITS, MAX_UNITS
 from penstock.model.proposals import (
     ANSWER_WITHIN_MS,
@@ -18,7 +24,7 @@ from penstock.model.proposals import (
     ProposedJob,
     ProposedUnit,
 )
-from penstock.model.settings import PlacerSettings
+from penstock.model.settings import TIRESIAS_LIMITS_GPU_S, PlacerSettings
 from penstock.model.topics import MAX_PLAN_BYTES
 from penstock.model.types import MAX_GANG_TASKS, MAX_TEXT
 from penstock_services.batcher.core.batcher import VALID_MS, Batcher, Work, solve
@@ -324,3 +330,34 @@ def test_time_passes_for_it_though_no_record_comes() -> None:
         woken.append(due_ms)
         cell.batcher.answered(cell.state, work, solve(work))
     assert woken
+
+
+def test_a_refused_plan_wakes_nobody_for_jobs_that_did_not_start() -> None:
+    """Two jobs of unknown run time, one GPU. The first has run so long that it is in its last queue, so the plan gives its GPU to the second; the placer refuses that. No job comes to another queue, and nothing
+    is asked until something happens. Once a plan is accepted, it asks when the job that was started comes to its next queue."""
+    cell = PlannedCell(PlacerSettings(profile="interleave"))
+    cell.join(node_spec("n0", gpus=1))
+    for node_id in ("n1", "n2"):
+        cell.feed(NodeCordoned(node_id=node_id, by="ana/console", reason="one GPU is enough"))
+    cell.submit("first", need=estimate(1))
+    cell.start("first")
+    cell.at(cell.now_ms + 36_000_000)
+    cell.submit("second", need=estimate(1))
+    proposal = cell.plan()
+    assert proposal is not None
+    assert proposal.stops == ("first",)
+    answer = ProposalAnswered(
+        proposal_id=proposal.proposal_id,
+        proposer=proposal.proposer,
+        verdict="refused",
+        reason="infeasible",
+        detail="n0 is reserved for a gang",
+    )
+    cell.batcher.see(answer)
+    assert cell.batcher.due_ms(cell.state) is None
+    cell.submit("third", need=estimate(1))
+    proposal = cell.plan()
+    assert proposal is not None
+    asked_ms = cell.state.now_ms
+    cell.feed(proposal)
+    assert cell.batcher.due_ms(cell.state) == asked_ms + 1_000 * TIRESIAS_LIMITS_GPU_S[0]

@@ -12,7 +12,9 @@ from penstock.model.groups import GroupDecided, Turns
 from penstock.model.ledger_events import JobPreempted, JobRank, JobsRanked, PlacementDecided, ProposalAnswered
 from penstock.model.plans import PlanAdopted
 from penstock.model.proposals import PlanProposed, ProposedJob, ProposedUnit
+from penstock.model.settings import PlacerSettings
 from penstock.model.transitions import JobStatus
+from penstock.model.types import Estimate
 from penstock.policies import plan_stops
 from penstock.policies.explain import explain
 from penstock.policies.group_plan import group_plan as nodes_and_stops
@@ -461,3 +463,27 @@ def test_an_answer_that_is_out_of_date_stops_nobody(cell: CellDriver) -> None:
     found = nodes_and_stops(cell.state, answer)
     assert (list(found.units), tuple(found.stops)) == ([], ())
     assert PlanAdopted not in {type(fact) for fact in cell.feed(plan(name="p9")).facts}
+
+
+def test_a_reservation_does_not_keep_company_from_running_jobs() -> None:
+    """The default profile has reserved both nodes for a gang that has waited for weeks. A job that shares the GPUs of a running one takes none from the gang, so it may join; a group on GPUs that are free there may not form."""
+    cell = CellDriver(PlacerSettings(profile="penstock"))
+    cell.join(node_spec("n1"), node_spec("n2"))
+    for job_id in ("runs", "other"):
+        cell.submit(job_id, job_spec(checkpoint="signal"), timed(3, 10_000_000))
+        cell.start(job_id)
+    cell.submit("gang", job_spec(workers=2, checkpoint="signal"), timed(4, 60_000))
+    cell.at(cell.now_ms + 1_000 * 3_600_000)
+    for job_id in ("joins", "a", "b"):
+        cell.submit(job_id, job_spec(checkpoint="signal"), timed(3 if job_id == "joins" else 1, 60_000))
+    assert cell.state.planned["gang"].expected_ms is not None
+    assert not cell.job("a").tasks
+    step = cell.feed(plan(unit("a", "b", nodes=["n1"])))
+    assert "is reserved for gang" in facts(step, ProposalAnswered)[0].detail
+    step = cell.feed(plan(unit("runs", "joins", nodes=["n1"]), name="p2"))
+    assert facts(step, ProposalAnswered)[0].verdict == "accepted"
+    assert [placed.job_id for placed in facts(step, PlacementDecided)] == ["joins"]
+
+
+def timed(gpus: int, run_ms: int) -> Estimate:
+    return replace(estimate(gpus), run_ms=run_ms)

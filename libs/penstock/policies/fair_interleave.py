@@ -4,7 +4,7 @@ As `penstock.policies.interleave`, but with another order of jobs, since that se
 
 - No job is regrouped while there are GPUs for all waiting jobs: jobs start where the other stages place them.
 - A tenant's first jobs, up to its share of the GPUs (1 / tenants), come before all jobs beyond their tenant's share. A large gang that has waited too long
-  (`penstock.policies.fair`) is not delayed by shares.
+  (`penstock.policies.fair`) is not delayed by its tenant's share, but does not pass other jobs of its tenant: where the queue grows all gangs have waited so long.
 - Within both parts: by expected service (GPU seconds) over the square root of the response ratio, so that waiting jobs move forward and no job waits for ever. A tenant's jobs of a higher
   priority take the positions of its others.
 - Only jobs that save checkpoints are stopped (`checkpoint` of the job's specification). Others may have to share their GPUs.
@@ -119,10 +119,12 @@ class FairInterleave(Interleave):
         owners = {claim.job.spec.owner for claim in claims}
         share = gpus / max(1, len(owners))
         held: Counter[str] = Counter()
-        first, beyond = list[_Claim](), list[_Claim]()
+        first, beyond, delayed = list[_Claim](), list[_Claim](), set[str]()
         for claim in claims:
             owner = claim.job.spec.owner
-            over = held[owner] >= share and not claim.fixed and not claim.overdue
+            over = held[owner] >= share and not claim.fixed and not (claim.overdue and owner not in delayed)
+            if over:
+                delayed.add(owner)
             held[owner] += claim.gpus
             (beyond if over else first).append(claim)
         listed, room, taken = list[Candidate](), 0, 0

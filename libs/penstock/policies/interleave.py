@@ -105,7 +105,8 @@ class Interleave:
         )
         groups = _placed(jobs, found, question.node_gpus)
         planned = tuple(self._group([candidates[number] for number in members]) for members in groups)
-        return Answer(planned, self._entered(question), self._wake_ms(question, groups))
+        wake_ms, started_wake_ms = self._wakes(question, groups)
+        return Answer(planned, self._entered(question), wake_ms, started_wake_ms)
 
     def _group(self, members: Sequence[Candidate]) -> PlannedGroup:
         if len(members) == 1:
@@ -137,17 +138,21 @@ class Interleave:
                 found.append(JobRank(job_id=job.job_id, level=level, chosen=False, position=position))
         return tuple(found)
 
-    def _wake_ms(self, question: Question, groups: Sequence[Sequence[int]]) -> int | None:
-        """Ledger time at which the first running job with an unknown run time enters the next queue; None if no job waits, or there is no such job."""
-        running = [question.jobs[number] for members in groups for number in members]
-        if len(running) == len(question.jobs) and not question.behind:
-            return None
-        lefts = []
-        for job in running:
+    def _wakes(self, question: Question, groups: Sequence[Sequence[int]]) -> tuple[int | None, int | None]:
+        """`Answer.wake_ms` and `Answer.started_wake_ms`: when the first job with an unknown run time enters the next queue, of those that run and of those that are to start. None if no job waits."""
+        planned = [question.jobs[number] for members in groups for number in members]
+        if len(planned) == len(question.jobs) and not question.behind:
+            return None, None
+        lefts: dict[bool, list[float]] = {True: [], False: []}
+        for job in planned:
             level = self._level(job)
             if job.remaining_s == inf and level < len(self._limits_gpu_s):
-                lefts.append(self._limits_gpu_s[level] / job.gpus - job.attained_s)
-        return question.now_ms + max(1, ceil(min(lefts) * 1_000)) if lefts else None
+                lefts[bool(job.group)].append(self._limits_gpu_s[level] / job.gpus - job.attained_s)
+        running, started = (
+            question.now_ms + max(1, ceil(min(some) * 1_000)) if some else None
+            for some in (lefts[True], lefts[False])
+        )
+        return running, started
 
     def keys(self, candidates: Sequence[Candidate]) -> Sequence[float]:
         """Sort keys of the question: a waiting job may replace a running one with a larger key."""

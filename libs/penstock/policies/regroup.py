@@ -102,6 +102,8 @@ class Answer(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """Only the changes of the stage's own order."""
     wake_ms: int | None = None
     """Ledger time at which the answer may change without an event; None: it does not."""
+    started_wake_ms: int | None = None
+    """The same once the jobs that it starts do run: not where the plan is refused."""
 
 
 class GroupPlan(NamedTuple):

@@ -198,10 +198,10 @@ class _Validation:
         for planned in unit.jobs:
             if (moved := next(self._moved_on(planned), None)) is not None:
                 return moved
-        if (reserved := next(self._reserved(unit, jobs), None)) is not None:
-            return reserved
         running = {job_id for job_id in jobs if job_id in state.jobs and state.jobs[job_id].status in RUNS}
         joins = bool(running - self._stops)
+        if not joins and (reserved := next(self._reserved(unit, jobs), None)) is not None:
+            return reserved
         late = next(self._turn(jobs), None)
         if not joins and late is not None:
             return late

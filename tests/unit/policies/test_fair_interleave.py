@@ -75,6 +75,34 @@ def test_who_waits_comes_earlier_with_time() -> None:
     assert listed(driver)[0] == "long"
 
 
+def test_a_gang_that_has_waited_long_does_not_pass_its_own_tenants_jobs() -> None:
+    """A tenant alone in the cell: its first jobs are the whole share of the GPUs, and a small job comes right after them. A gang that has waited for weeks and still comes behind it in the tenant's
+    own order stays there: no share of anybody else delays it. In a cell whose queue grows all gangs have waited so long, and the small ones would never run."""
+    driver = cell(16)
+    job(driver, "runs", 16, 36_000_000, runs=True)
+    job(driver, "gang", 8, 400_000)
+    driver.at(driver.now_ms + 1_000 * HOUR_MS)
+    for name in ("short-0", "short-1"):
+        job(driver, name, 8, 60)
+    job(driver, "small", 1, 3_000)
+    order = listed(driver)
+    assert set(order[:2]) == {"short-0", "short-1"}
+    assert order[2:] == ["small", "gang", "runs"]
+
+
+def test_a_gang_that_has_waited_long_passes_the_jobs_of_tenants_beyond_their_share() -> None:
+    """Bob's jobs run on more than half of the GPUs, and his gang, the next of his in order, has waited for weeks: it comes before those of Ada that are beyond her share."""
+    driver = cell(16)
+    job(driver, "runs", 16, 36_000_000, runs=True, owner="bob")
+    job(driver, "gang", 8, 40_000, owner="bob")
+    driver.at(driver.now_ms + 1_000 * HOUR_MS)
+    job(driver, "first", 8, 60, owner="bob")
+    for number in range(3):
+        job(driver, f"ada-{number}", 8, 100, owner="ada")
+    order = listed(driver)
+    assert order.index("gang") < order.index("ada-1")
+
+
 def test_a_job_that_does_not_save_is_not_stopped_and_may_get_company() -> None:
     driver = cell()
     job(driver, "loses", 4, 36_000, runs=True, checkpoint="none")

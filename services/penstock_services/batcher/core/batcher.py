@@ -62,6 +62,8 @@ class _Sent(NamedTuple):
     proposal_id: str
     until_ms: int
     cut: bool
+    wake_ms: int | None
+    """`Answer.started_wake_ms`."""
 
 
 class _Stage(NamedTuple):
@@ -146,8 +148,13 @@ class Batcher:
         if sent is None or (fact.proposer, fact.proposal_id) != (PROPOSER, sent.proposal_id):
             return
         self._sent = None
-        if sent.cut and fact.verdict == "accepted":
+        if fact.verdict == "refused":
+            return
+        if sent.cut:
             self._due = True
+        self._wake_ms = min(
+            (at_ms for at_ms in (self._wake_ms, sent.wake_ms) if at_ms is not None), default=None
+        )
 
     def due_ms(self, state: CellState) -> int | None:
         """Ledger time from which `next` has work; None: it has none before another fact."""
@@ -219,7 +226,8 @@ class Batcher:
             if not state.in_window or state.window_until_ms != work.window_until_ms:
                 return None
             valid_ms = work.window_until_ms
-        self._wake_ms = answer.wake_ms if isinstance(answer, Answer) else None
+        regroup = answer if isinstance(answer, Answer) else None
+        self._wake_ms = None if regroup is None else regroup.wake_ms
         planned = _known(work).plan(state, answer)
         if work.kind == "regroup" and not planned.units and not planned.stops and self._batch_follows(state):
             return None
@@ -230,5 +238,7 @@ class Batcher:
             proposal = PlanProposed(proposal_id=f"{work.kind}-{work.seq}", proposer=PROPOSER, units=())
         if proposal is not None:
             until_ms = now_ms + ANSWER_WITHIN_MS
-            self._sent = _Sent(proposal.proposal_id, until_ms, cut)
+            self._sent = _Sent(
+                proposal.proposal_id, until_ms, cut, None if regroup is None else regroup.started_wake_ms
+            )
         return proposal
