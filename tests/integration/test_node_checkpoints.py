@@ -204,9 +204,13 @@ async def test_kills_of_task_and_reporter_during_saves_never_yield_a_half_checkp
         await embedded.order(start(2 * attempt, attempt, name, save_s=0.06))
         word, done = await greets(options, attempt)
         assert (word, done >= known) == ("restored" if known else "fresh", True)
+        before = set(folder.glob("attempt-*"))
         await embedded.order(CheckpointTask(token=2 * attempt, node_id=NODE, task_id=f"{JOB}.{attempt}.w0"))
-        before = len(list(folder.glob("attempt-*")))
-        await eventually(lambda: (folder / ".new").exists())
+        await eventually(
+            lambda before=before: (
+                (folder / ".new").exists() or not before.issuperset(folder.glob("attempt-*"))
+            )  # type: ignore[misc]
+        )  # on a busy machine the save may have ended before it is looked at
         await asyncio.sleep(0.009 * attempt)
         if attempt % 3 == 0:
             await reporter.kill()
@@ -219,7 +223,7 @@ async def test_kills_of_task_and_reporter_during_saves_never_yield_a_half_checkp
             end_tasks(options)
         await embedded.until(external_events.TaskExited, task_id=f"{JOB}.{attempt}.w0")
         found = list(folder.glob("attempt-*"))
-        assert len(found) >= min(1, before)
+        assert len(found) >= min(1, len(before))
         for entry in found:
             (text,) = {(entry / part).read_text() for part in ("first", "second")}
             known = max(known, json.loads(text)["done"])
