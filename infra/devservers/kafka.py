@@ -340,6 +340,18 @@ class KafkaCluster:
 
     def start(self) -> None:
         """The first start, all brokers at once. Raises `LaunchError` with the log's tail."""
+        for attempt in range(1, START_ATTEMPTS + 1):
+            try:
+                self._start_anew()
+            except LaunchError as error:
+                self.kill9()
+                if attempt == START_ATTEMPTS or "Address already in use" not in str(error):
+                    raise
+            else:
+                break
+
+    def _start_anew(self) -> None:
+        """On new ports, with empty disks."""
         cluster_id = new_cluster_id()
         for broker in self.brokers:
             broker.choose_ports()

@@ -7,8 +7,10 @@ one is back, and nothing that was acknowledged is lost then either.
 import asyncio
 import contextlib
 import itertools
+import socket
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -42,6 +44,30 @@ FLOWING = 200  # acknowledged records that show that writes go on
 def cluster() -> Iterator[KafkaCluster]:
     with kafka_cluster() as found:
         yield found
+
+
+def test_a_port_that_is_taken_before_its_use_is_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process has bound the port of a broker between its choice and the broker's start: the brokers start again on other ports."""
+    choose, asked = KafkaBroker.choose_ports, itertools.count()
+    found = KafkaCluster(tmp_path, 1)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+
+        def chosen(broker: KafkaBroker) -> None:
+            choose(broker)
+            if next(asked) == 0:
+                broker.controller_port = taken.getsockname()[1]
+
+        monkeypatch.setattr(KafkaBroker, "choose_ports", chosen)
+        try:
+            found.start()
+            assert found.brokers[0].running
+            assert next(asked) == 2, "one further choice"
+        finally:
+            found.kill9()
 
 
 @contextlib.asynccontextmanager
