@@ -22,7 +22,7 @@ import sys
 import tempfile
 import xml.etree.ElementTree as ElementTree
 from argparse import ArgumentParser
-from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -219,18 +219,15 @@ class KafkaBroker:
         if self.port:
             self._launch()
             return
-        for attempt in range(1, START_ATTEMPTS + 1):
-            self.choose_ports()
-            self.prepare([self], new_cluster_id())
-            try:
-                self._launch()
-            except LaunchError as error:
-                if attempt == START_ATTEMPTS or "Address already in use" not in str(error):
-                    raise
-            else:
-                break
+        _on_free_ports(self._launch_anew)
         if self.security != "plain" and self._granted:
             _in_own_loop(self._grant())
+
+    def _launch_anew(self) -> None:
+        """On new ports, with an empty disk."""
+        self.choose_ports()
+        self.prepare([self], new_cluster_id())
+        self._launch()
 
     def stop(self, grace_s: float = 10.0) -> None:
         """Orderly end (SIGTERM, then SIGKILL); the records stay. Idempotent."""
@@ -340,18 +337,11 @@ class KafkaCluster:
 
     def start(self) -> None:
         """The first start, all brokers at once. Raises `LaunchError` with the log's tail."""
-        for attempt in range(1, START_ATTEMPTS + 1):
-            try:
-                self._start_anew()
-            except LaunchError as error:
-                self.kill9()
-                if attempt == START_ATTEMPTS or "Address already in use" not in str(error):
-                    raise
-            else:
-                break
+        _on_free_ports(self._start_anew)
 
     def _start_anew(self) -> None:
-        """On new ports, with empty disks."""
+        """On new ports, with empty disks; ends those that an attempt before has started."""
+        self.kill9()
         cluster_id = new_cluster_id()
         for broker in self.brokers:
             broker.choose_ports()
@@ -383,6 +373,18 @@ def kafka_cluster(count: int = 3) -> Iterator[KafkaCluster]:
         stack.callback(cluster.kill9)
         cluster.start()
         yield cluster
+
+
+def _on_free_ports(start: Callable[[], None]) -> None:
+    """Calls `start`, which chooses its ports, again where another process has taken one before its use."""
+    for attempt in range(1, START_ATTEMPTS + 1):
+        try:
+            start()
+        except LaunchError as error:
+            if attempt == START_ATTEMPTS or "Address already in use" not in str(error):
+                raise
+        else:
+            return
 
 
 def new_cluster_id() -> str:

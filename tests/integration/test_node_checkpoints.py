@@ -204,11 +204,12 @@ async def test_kills_of_task_and_reporter_during_saves_never_yield_a_half_checkp
         await embedded.order(start(2 * attempt, attempt, name, save_s=0.06))
         word, done = await greets(options, attempt)
         assert (word, done >= known) == ("restored" if known else "fresh", True)
-        before = set(folder.glob("attempt-*"))
+        known_saves = set(folder.glob("attempt-*"))
         await embedded.order(CheckpointTask(token=2 * attempt, node_id=NODE, task_id=f"{JOB}.{attempt}.w0"))
+        before = len(list(folder.glob("attempt-*")))
         await eventually(
-            lambda before=before: (
-                (folder / ".new").exists() or not before.issuperset(folder.glob("attempt-*"))
+            lambda known_saves=known_saves: (
+                (folder / ".new").exists() or not known_saves.issuperset(folder.glob("attempt-*"))
             )  # type: ignore[misc]
         )  # on a busy machine the save may have ended before it is looked at
         await asyncio.sleep(0.009 * attempt)
@@ -223,7 +224,7 @@ async def test_kills_of_task_and_reporter_during_saves_never_yield_a_half_checkp
             end_tasks(options)
         await embedded.until(external_events.TaskExited, task_id=f"{JOB}.{attempt}.w0")
         found = list(folder.glob("attempt-*"))
-        assert len(found) >= min(1, len(before))
+        assert len(found) >= min(1, before)
         for entry in found:
             (text,) = {(entry / part).read_text() for part in ("first", "second")}
             known = max(known, json.loads(text)["done"])

@@ -50,6 +50,9 @@ KNOWN: Mapping[str, Sequence[str]] = {
         "interleave-mixes: one GPU 90%, load 1.0, noise 1.0, run times known",
         "interleave-mixes: one GPU 90%, load 1.5, noise 1.0, run times known",
     ),
+    "equal within its interval: at this load hardly any job waits": (
+        "mixes-known: 50 % on 1 GPU, load 50 %, penstock",
+    ),
     "where no job ever waited it would be 1.27: at a load of 50 % hardly any does (remarks of the same rows)": (
         "interleave-mixes: geometric mean",
     ),

@@ -62,7 +62,7 @@ def cell(profile: str = "genie", gpus: int = 4) -> CellDriver:
 
 
 def of(driver: CellDriver, job_id: str) -> Outlook:
-    found = outlook(driver.state, driver.job(job_id), driver.now_ms)
+    found = outlook(driver.state, driver.job(job_id), driver.now_ms, ForecastErrors())
     assert found is not None
     return found
 
@@ -98,14 +98,17 @@ def test_a_deadline_that_cannot_be_met_is_answered_with_one_that_can() -> None:
         doubt.remedy
         == "a deadline of 135m would hold with a probability of 95 % with 1 worker, as the queue is now"
     )
-    again = tried(driver.state, spec(deadline_ms=135 * 60_000), estimate(), driver.now_ms)
+    again = tried(driver.state, spec(deadline_ms=135 * 60_000), estimate(), driver.now_ms, ForecastErrors())
     assert again is not None
     assert again.odds is not None
     assert again.odds < 0.5, "behind the one that waits already"
     alone = cell("fifo", 1)
     alone.submit("first", spec(), estimate())
     alone.start("first")
-    assert tried(alone.state, spec(deadline_ms=135 * 60_000), estimate(), alone.now_ms).odds >= 0.95  # type: ignore[union-attr]
+    assert (
+        tried(alone.state, spec(deadline_ms=135 * 60_000), estimate(), alone.now_ms, ForecastErrors()).odds
+        >= 0.95
+    )  # type: ignore[union-attr]
 
 
 def test_more_workers_may_hold_an_earlier_deadline() -> None:
@@ -152,7 +155,7 @@ def test_what_is_not_known_is_named() -> None:
     urgent = of(driver, "urgent")
     assert (urgent.qos, urgent.due_ms, urgent.odds, urgent.unknown) == ("urgent", None, None, "")
     assert urgent.ends_ms is not None
-    assert outlook(driver.state, driver.job("plain"), driver.now_ms) is None
+    assert outlook(driver.state, driver.job("plain"), driver.now_ms, ForecastErrors()) is None
     assert "as soon as can be" in deadlines.in_a_line(urgent._asdict())
 
 
@@ -292,11 +295,13 @@ def test_a_job_that_waits_for_its_choice_is_forecast_so() -> None:
 
 def test_a_job_that_the_cell_can_never_hold_is_not_promised_anything() -> None:
     driver = cell("fifo", 1)
-    found = tried(driver.state, spec(workers=9, deadline_ms=HOUR_MS), estimate(), driver.now_ms)
+    found = tried(
+        driver.state, spec(workers=9, deadline_ms=HOUR_MS), estimate(), driver.now_ms, ForecastErrors()
+    )
     assert found is not None
     assert found.odds is None
     assert found.unknown
-    assert tried(driver.state, spec(), estimate(), driver.now_ms) is None
+    assert tried(driver.state, spec(), estimate(), driver.now_ms, ForecastErrors()) is None
 
 
 def test_an_estimate_that_has_not_come_yet() -> None:
@@ -323,7 +328,11 @@ def test_the_interval_of_the_model_is_what_counts() -> None:
             workers=1, nodes=1, gpus_per_node=1, step_ms=100, low_ms=100 / wide, high_ms=100 * wide
         )
         found = tried(
-            driver.state, spec(deadline_ms=1), replace(estimate(), options=(option,)), driver.now_ms
+            driver.state,
+            spec(deadline_ms=1),
+            replace(estimate(), options=(option,)),
+            driver.now_ms,
+            ForecastErrors(),
         )
         assert found is not None
         assert found.ends_ms == pytest.approx(driver.now_ms + HOUR_MS, abs=2)

@@ -227,7 +227,7 @@ class _Search:
     def _in_order(self, taken: set[int]) -> None:
         """Step 1. If a job finds no group, later jobs of its kind find none either: their weight is not larger."""
         hopeless: set[tuple[Hashable, int | None]] = set()
-        foreseen = 0
+        foreseen: dict[Hashable, int] = {}
         jobs = self._jobs[:MAX_IN_ORDER]
         for number, job in enumerate(jobs):
             if number in taken:
@@ -241,9 +241,9 @@ class _Search:
             key = job.shape, job.kind
             joined = None
             if key not in hopeless and job.kind is not None:
-                if number >= foreseen and len(bucket.of_kinds) * AHEAD >= MANY:
-                    foreseen = number + AHEAD
-                    bucket.foresee({one.kind for one in jobs[number:foreseen] if one.shape == job.shape})
+                if number >= foreseen.get(job.shape, 0) and len(bucket.of_kinds) * AHEAD >= MANY:
+                    ahead = foreseen[job.shape] = number + AHEAD
+                    bucket.foresee({one.kind for one in jobs[number:ahead] if one.shape == job.shape})
                 new = self.single(number)
                 joined = bucket.join(new)
                 if joined is not None:

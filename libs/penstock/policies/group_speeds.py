@@ -62,9 +62,6 @@ class Tables:
 
     def _union(self, first: Kinds, second: Kinds) -> Union:
         both = first + second
-        if len(both) == 2 and both[0] <= both[1]:
-            one, other = self.speeds(both)
-            return Union(both, (one,), (other,), (0, 1), one + other)
         order = tuple(sorted(range(len(both)), key=both.__getitem__))
         kinds = tuple([both[index] for index in order])
         speeds = self.speeds(kinds)

@@ -64,13 +64,10 @@ class Outlook(NamedTuple):
     unknown: str = ""
 
 
-def outlook(
-    state: CellState, job: JobState, now_ms: int, errors: ForecastErrors | None = None
-) -> Outlook | None:
-    """None: the job names neither a deadline nor a service class. `errors` None: none are known."""
+def outlook(state: CellState, job: JobState, now_ms: int, errors: ForecastErrors) -> Outlook | None:
+    """None: the job names neither a deadline nor a service class."""
     if not job.spec.timed:
         return None
-    errors = errors or ForecastErrors()
     if job.status in HOLDING:
         return _of_running(job, now_ms)
     if (cause := _not_in_line(job)) is not None:
@@ -270,7 +267,7 @@ def proposed(deadline_ms: int) -> str:
 
 
 def tried(
-    state: CellState, spec: JobSpec, estimate: Estimate, now_ms: int, errors: ForecastErrors | None = None
+    state: CellState, spec: JobSpec, estimate: Estimate, now_ms: int, errors: ForecastErrors
 ) -> Outlook | None:
     """As `outlook`, of a job that is not submitted, as if it were submitted now with this estimate. None: it names neither a deadline nor a service class."""
     if not spec.timed:
