@@ -5,6 +5,7 @@
 
 import json
 import os
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -227,7 +228,7 @@ def test_what_slows_a_training_is_slowed_until_it_has_ended(
 
     The time, ten seconds at most, counts from the moment at which all of the job's processes begin. The training is as fast as alone when the mean of its
     steps over 2 s is at most a tenth above the slowest such mean alone, for 3 s; alone was just before, on the same cores. Where other work of this machine
-    makes its speed alone unsteady, it may take two minutes."""
+    makes its speed alone unsteady, or one program on another core, which a job without GPUs keeps, already slows it, it may take two minutes."""
     training = Training(eliminating, "trains", 1, size, "--cores", "1", work=work)
     before_others(training.pid())
     alone_from_s = time.monotonic()
@@ -235,6 +236,7 @@ def test_what_slows_a_training_is_slowed_until_it_has_ended(
     means = means_after(training.steps(), alone_from_s + SPAN_S)
     alone_s = mean(found_s for _, found_s in means)
     bound_s = WITHIN * max(found_s for _, found_s in means)
+    one_beside_s = beside_one_program_s(training)
     cores = 4 * CORES - 1
     began_s = begin_hogs(eliminating, hog, hogs, cores)
     eventually(lambda: len(decided(eliminating, "hogs")) > 0, "no job is slowed")
@@ -247,9 +249,10 @@ def test_what_slows_a_training_is_slowed_until_it_has_ended(
             f"never slow, or slow for too long; {1_000 * bound_s / WITHIN:.1f} ms at most alone, then {each_second_ms(training, began_s)}"
         )
     worst_s = max(found_s for _, found_s in means_after(training.steps(), began_s))
-    steady = bound_s <= STEADY * WITHIN * alone_s
+    steady = max(bound_s / WITHIN, one_beside_s) <= STEADY * alone_s
     print(
-        f"alone {1_000 * alone_s:.1f} ms, at most {1_000 * bound_s / WITHIN:.1f}; beside them {1_000 * worst_s:.1f}"
+        f"alone {1_000 * alone_s:.1f} ms, at most {1_000 * bound_s / WITHIN:.1f}; with one program on another core at most {1_000 * one_beside_s:.1f};"
+        f" beside them {1_000 * worst_s:.1f}"
     )
     print(f"back after {back_s:.1f} s; steady alone: {'yes' if steady else 'no, so two minutes would do'}")
     assert back_s <= BACK_S or not steady
@@ -262,6 +265,17 @@ def test_what_slows_a_training_is_slowed_until_it_has_ended(
     assert "no training runs on" in " ".join(eliminating.run("why", "hogs").stdout.split())
     assert decided(eliminating, "trains") == []
     eliminating.run("cancel", "hogs")
+
+
+def beside_one_program_s(training: Training) -> float:
+    """The slowest mean step with one program on another core: cores of one machine may be threads of one core of another."""
+    with subprocess.Popen([sys.executable, "-c", "while True: pass"], start_new_session=True) as program:
+        began_s = time.monotonic()
+        time.sleep(ALONE_S)
+        means = means_after(training.steps(), began_s + SPAN_S)
+        program.kill()
+    time.sleep(SPAN_S)
+    return max(found_s for _, found_s in means)
 
 
 def begin_hogs(up: Installation, hog: str, hogs: int, cores: int) -> float:

@@ -82,6 +82,42 @@ def test_without_caps_it_loses_at_once_the_cores_that_the_training_needs(plain: 
     assert window(plain, step_ms=109.0, pressure=600.0) == []
 
 
+def test_a_training_whose_steps_vary_is_slow_beside_the_slowest_that_it_had() -> None:
+    """Its steps vary by a third, so that no speed settles before the hog comes. Steps as it had before are no sign of one; five times as long are."""
+    cell = GuardedCell(ONLY)
+    cell.join(node())
+    cell.runs("a", cores=4)
+    cell.runs("hog", gpus=0, cores=16)
+    for step_ms in (90.0, 120.0, 100.0):
+        assert window(cell, step_ms=step_ms, pressure=20.0) == []
+    assert window(cell, step_ms=125.0, pressure=600.0) == []
+    assert window(cell, step_ms=600.0, pressure=600.0) != []
+    assert cell.cores(HOG) == 1
+
+
+def test_a_speed_that_settles_beside_a_hog_is_not_the_best_one_of_a_training_whose_steps_vary() -> None:
+    """The kernel reports late that its threads wait: until then its steps are the same five times."""
+    cell = GuardedCell(ONLY)
+    cell.join(node())
+    cell.runs("a", cores=4)
+    cell.runs("hog", gpus=0, cores=16)
+    for step_ms in (90.0, 120.0, 100.0, *5 * [600.0]):
+        assert window(cell, step_ms=step_ms, pressure=20.0) == []
+    assert window(cell, step_ms=610.0, pressure=600.0) != []
+    assert cell.cores(HOG) == 1
+
+
+def test_of_two_reports_no_slowest_is_known() -> None:
+    """The first steps of a job take other times than those after them."""
+    cell = GuardedCell(ONLY)
+    cell.join(node())
+    cell.runs("a", cores=4)
+    cell.runs("hog", gpus=0, cores=16)
+    for step_ms in (20.0, 50.0):
+        window(cell, step_ms=step_ms, pressure=20.0)
+    assert window(cell, step_ms=100.0, pressure=600.0) == []
+
+
 @pytest.mark.parametrize(
     ("lost", "part"),
     [(0.1, 0.5), (0.5, 1 / 9), (0.78, 0.0313), (1.0, 0.0)],

@@ -2,8 +2,32 @@
 
 from dataclasses import dataclass, field
 
+from penstock.policies.eliminator import FALLS
 from penstock.policies.settling import Settling, Speed
 from penstock.policies.telemetry_windows import NodeWindow, TaskWindow
+
+UNSETTLED = 3
+"""Number of different reports from which on their slowest counts as a training's speed before one has settled; a job's first steps take other times."""
+
+
+@dataclass(slots=True)
+class Slowest:
+    """The slowest of the different reports of a speed that has not settled: below it a training whose steps vary is slow too."""
+
+    speed: Speed | None = None
+    reports: int = 0
+
+    def observe(self, found: Speed) -> None:
+        """A report that differs from the one before. What is slower by `FALLS` is no such report but a loss, once there are enough."""
+        if self.speed is None or self.speed.by_steps != found.by_steps:
+            self.speed, self.reports = found, 1
+        elif self.reports < UNSETTLED or found.per_s > (1 - FALLS) * self.speed.per_s:
+            self.speed, self.reports = min(self.speed, found), self.reports + 1
+
+    @property
+    def known(self) -> Speed | None:
+        """None: too few reports."""
+        return self.speed if self.reports >= UNSETTLED else None
 
 
 @dataclass(slots=True)
@@ -14,6 +38,8 @@ class Pace:
     """With its present cores."""
     best: Speed | None = None
     """The greatest speed that settled with these cores."""
+    slowest: Slowest = field(default_factory=Slowest)
+    """With these cores."""
     latest_ms: int = -1
     """Begin of the latest window that had a speed."""
     stalled: float | None = None
@@ -27,7 +53,9 @@ class Pace:
             self.traffic = window.memory_bandwidth_percent
         self._learn(now_ms)
         before = self.settling.speed
-        self.settling.observe(begin_ms, window, now_ms)
+        changed = self.settling.observe(begin_ms, window, now_ms)
+        if changed and self.settling.speed is not None:
+            self.slowest.observe(self.settling.speed)
         if self.settling.speed is not before:
             self.latest_ms = begin_ms
 
@@ -40,7 +68,8 @@ class Pace:
 
     def begin(self, after_ms: int) -> None:
         """It has other cores from now on."""
-        self.settling, self.best, self.latest_ms = Settling(after_ms), None, -1
+        self.settling, self.slowest = Settling(after_ms), Slowest()
+        self.best, self.latest_ms = None, -1
 
     def clock_came_back(self, begin_ms: int) -> None:
         """Windows from this one on are newer than all before."""
@@ -57,11 +86,15 @@ class Pace:
         """Part of its best speed that it has lost, 0 – 1, since the latest change on its node. None: not known (yet)."""
         self._learn(now_ms)
         speed = self.settling.speed
-        if self.best is None or speed is None or now_ms < self.counts_ms(node):
+        if speed is None or now_ms < self.counts_ms(node):
             return None
-        if self.best.by_steps != speed.by_steps or self.best.per_s <= 0:
-            return None
-        return max(0.0, 1 - speed.per_s / self.best.per_s)
+        known_per_s = (
+            one.per_s
+            for one in (self.best, self.slowest.known)
+            if one is not None and one.by_steps == speed.by_steps
+        )
+        best_per_s = max(known_per_s, default=0.0)
+        return max(0.0, 1 - speed.per_s / best_per_s) if best_per_s > 0 else None
 
 
 @dataclass(slots=True)
