@@ -226,9 +226,13 @@ class JobState:
     @property
     def demand(self) -> Demand:
         """Demand of the gang; of a waiting moldable job the smallest one. Only for jobs with an estimate."""
+        return self.demand_of(self.workers)
+
+    def demand_of(self, workers: int) -> Demand:
+        """The same with another number of workers."""
         assert self.estimate is not None, f"{self.job_id} has no estimate yet"
         return Demand(
-            self.workers,
+            workers,
             self.estimate.worker,
             self.spec.parameter_servers,
             self.estimate.parameter_server,

@@ -90,7 +90,7 @@ class Shape(Protocol):
         ...
 
     def shape(self, state: CellState, job: JobState, fitting: int) -> tuple[int, str]:
-        """(workers, reason as text), for a job that is about to be placed: from its minimum to `fitting`, the most that fit now."""
+        """(workers, reason as text), for a job that is about to be placed: from its minimum to `fitting`, the most that fit now; more: it waits for them."""
         ...
 
 

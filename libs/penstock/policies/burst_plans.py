@@ -94,6 +94,7 @@ class Instance:
         self.machines, self.costs = problem.machines, problem.costs
         self.weight = problem.network_weight
         self.free = [machine.free for machine in problem.machines]
+        self.rack = [machine.rack for machine in problem.machines]
         self.given = problem.given
         self.first: list[range] = []
         """Job → its containers, in rank order."""
@@ -178,15 +179,21 @@ class Change:
             self._jobs.add(self.problem.job_of[one])
         return gone
 
-    def fits(self, node: int, one: int) -> bool:
-        free, need = self.plan.free[node], self.problem.need[one]
-        return (
-            free[0] >= need[0]
-            and free[1] >= need[1]
-            and free[2] >= need[2]
-            and free[3] >= need[3]
-            and bool(self.problem.suits[one] >> node & 1)
-        )
+    def _first(self, one: int, nodes: Iterable[int]) -> int:
+        """The first of the nodes on which the container fits; -1: there is none."""
+        free, suits = self.plan.free, self.problem.suits[one]
+        gpus, cores, memory_mib, mbps = self.problem.need[one]
+        for node in nodes:
+            left = free[node]
+            if (
+                left[0] >= gpus
+                and left[1] >= cores
+                and left[2] >= memory_mib
+                and left[3] >= mbps
+                and suits >> node & 1
+            ):
+                return node
+        return -1
 
     def put(self, node: int, one: int) -> None:
         plan, free, need = self.plan, self.plan.free[node], self.problem.need[one]
@@ -217,23 +224,21 @@ class Change:
 
     def place(self, one: int, nodes: Sequence[int], *, near: bool) -> bool:
         """Puts the container on the first of the nodes on which it fits; with `near` its partners' nodes and then their racks come first."""
+        found = -1
         if near:
-            at, machines = self.plan.at, self.problem.machines
+            at, rack = self.plan.at, self.problem.rack
             hosts = [at[other] for other in self.problem.partners[one] if at[other] >= 0]
-            for node in sorted(set(hosts), key=lambda host: (-hosts.count(host), host)):
-                if self.fits(node, one):
-                    self.put(node, one)
-                    return True
-            racks = {machines[host].rack for host in hosts}
-            for node in nodes if racks else ():
-                if machines[node].rack in racks and self.fits(node, one):
-                    self.put(node, one)
-                    return True
-        for node in nodes:
-            if self.fits(node, one):
-                self.put(node, one)
-                return True
-        return False
+            if hosts:
+                found = self._first(one, sorted(set(hosts), key=lambda host: (-hosts.count(host), host)))
+                if found < 0:
+                    racks = {rack[host] for host in hosts}
+                    found = self._first(one, (node for node in nodes if rack[node] in racks))
+        if found < 0:
+            found = self._first(one, nodes)
+        if found < 0:
+            return False
+        self.put(found, one)
+        return True
 
     def place_job(self, job: int, nodes: Sequence[int], *, near: bool) -> bool:
         """Places the whole gang or no task of it."""

@@ -44,6 +44,8 @@ class Offers(NamedTuple):
     """M_i, in the order of the estimate."""
     ranked: Sequence[Placement]
     """Best ratio first."""
+    always: Placement | None
+    """The choice of a baseline that regards neither the time nor what is free."""
 
 
 class Choice(NamedTuple):
@@ -122,8 +124,22 @@ class Genie:
         ranked = sorted(
             found, key=lambda one: (-self._ratio(one.option), one.option.workers, one.option.nodes)
         )
-        offers = self._offers[job.job_id] = Offers(job.estimate, found, ranked)
+        offers = self._offers[job.job_id] = Offers(job.estimate, found, ranked, self._always(ranked))
         return offers
+
+    def _always(self, ranked: Sequence[Placement]) -> Placement | None:
+        match self._settings.choose:
+            case "ratio":
+                return next(iter(ranked), None)
+            case "least":
+                return min(ranked, key=lambda one: (one.option.workers, one.option.nodes), default=None)
+            case "performance":
+                return min(
+                    ranked,
+                    key=lambda one: (one.option.step_ms, one.option.workers, one.option.nodes),
+                    default=None,
+                )
+        return None
 
     def _ratio(self, option: ShapeOption) -> float:
         """r_ij, in iterations per millisecond: all placements of a job have the same samples."""
@@ -161,29 +177,21 @@ class Genie:
 
     def _best(self, state: CellState, job: JobState, offers: Offers, due_ms: float) -> Placement:
         """Lines 4 – 11."""
-        found, choose = offers.found, self._settings.choose
-        match choose:
-            case "least":
-                return min(found, key=lambda one: (one.option.workers, one.option.nodes))
-            case "most":
-                fitting = [one for one in found if self._nodes_for(state, job, one.option)]
-                return max(fitting or found[:1], key=lambda one: (one.option.workers, -one.option.nodes))
-            case "performance":
-                return min(found, key=lambda one: (one.option.step_ms, one.option.workers, one.option.nodes))
-        best, now_ms = offers.ranked[0], state.now_ms
-        if choose in SERVING:
-            in_time = next((one for one in offers.ranked if now_ms + one.latency_ms <= due_ms), None)
-            if choose == "protect":
-                sure = next((one for one in offers.ranked if now_ms + one.sure_ms <= due_ms), None)
-                if sure is None and (safest := self._safest(state, job, found, due_ms)) is not None:
-                    return safest
-                in_time = sure or in_time
-                if in_time is None and not urgent(job.spec):
-                    return min(
-                        found, key=lambda one: (one.option.workers * one.latency_ms, one.option.workers)
-                    )
-            best = in_time or best
-        return best
+        if offers.always is not None:
+            return offers.always
+        found, choose, now_ms = offers.found, self._settings.choose, state.now_ms
+        if choose == "most":
+            fitting = [one for one in found if self._nodes_for(state, job, one.option)]
+            return max(fitting or found[:1], key=lambda one: (one.option.workers, -one.option.nodes))
+        in_time = next((one for one in offers.ranked if now_ms + one.latency_ms <= due_ms), None)
+        if choose == "protect":
+            sure = next((one for one in offers.ranked if now_ms + one.sure_ms <= due_ms), None)
+            if sure is None and (safest := self._safest(state, job, found, due_ms)) is not None:
+                return safest
+            in_time = sure or in_time
+            if in_time is None and not urgent(job.spec):
+                return min(found, key=lambda one: (one.option.workers * one.latency_ms, one.option.workers))
+        return in_time or offers.ranked[0]
 
     def _safest(
         self, state: CellState, job: JobState, found: Sequence[Placement], due_ms: float
@@ -241,10 +249,12 @@ class Genie:
 
     def shape(self, state: CellState, job: JobState, fitting: int) -> tuple[int, str]:
         """The workers of its choice, whether that fits now or not: the job waits for it."""
-        found = self.choice(state, job)
-        if found.option is None:
+        option = self.choice(state, job).option
+        if option is None:
             return fitting, "as many as fit now; nothing is known of its iterations"
-        return min(found.option.workers, fitting), self.claim(state, job)
+        if option.workers > fitting:
+            return option.workers, f"it waits for {option.nodes} × {option.gpus_per_node} GPUs"
+        return option.workers, self.claim(state, job)
 
     def place(self, state: CellState, job: JobState, rng: LazyRng) -> Plan | None:
         """Places the job in exactly the shape of its choice; None where that is not free."""
@@ -282,4 +292,4 @@ def on_each_node(job: JobState, option: ShapeOption) -> ResourceVector | None:
     count, worker = option.gpus_per_node, job.demand.worker
     if option.nodes * count != option.workers or worker.gpus != 1 or worker.gpu_share_milli < WHOLE_GPU:
         return None
-    return whole_gang(job.shaped(count).demand)
+    return whole_gang(job.demand_of(count))

@@ -105,7 +105,9 @@ class LoadBalance:
         sums_s = {node_id: sum_of_completions_s(sharers) for node_id, sharers in hosts.items()}
         leaving = _leaving(state, hosts, sums_s)
         found = [move for one in leaving for move in _moves(state, seen, one, hosts, sums_s)]
-        return (max(found, key=lambda one: one[0])[1],) if found else ()
+        found.sort(key=lambda one: -one[0])
+        best = next((move for _, move in found if can_go(state, state.jobs[move.job_id], move.nodes)), None)
+        return () if best is None else (best,)
 
 
 Sharing = Mapping[str, Sequence[tuple[JobState, int]]]
@@ -154,7 +156,7 @@ def _leaving(state: CellState, hosts: Hosts, sums_s: Mapping[str, float]) -> Seq
 def _moves(
     state: CellState, seen: Seen, leaving: Leaving, hosts: Hosts, sums_s: Mapping[str, float]
 ) -> Iterator[tuple[float, Migration]]:
-    """(net gain in s, migration) for each target with room and a sufficient gain."""
+    """(net gain in s, migration) for each target with a sufficient gain, whether it has room or not."""
     job, here = leaving.job, leaving.node_id
     cost_s = stop_cost_s(state, job) + (0.0 if job.checkpoint is not None else SAVE_S)
     category = category_of(job, seen.categories)
@@ -162,7 +164,7 @@ def _moves(
     most_s = leaving.gain_s - moved.left_s  # on a node where no job slows another
     for there, sharers in hosts.items():
         enough_s = max((CAUTION[category] - 1.0) * cost_s, LEAST_GAIN * (sums_s[here] + sums_s[there]))
-        if there == here or most_s <= enough_s or not can_go(state, job, (there,)):
+        if there == here or most_s <= enough_s:
             continue
         net_s = leaving.gain_s - (sum_of_completions_s([*sharers, moved]) - sums_s[there])
         if net_s > enough_s:

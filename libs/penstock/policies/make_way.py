@@ -234,7 +234,7 @@ def _reserved(state: CellState) -> int:
 
 
 def _demand(job: JobState, option: ShapeOption | None) -> Demand:
-    return job.demand if option is None else job.shaped(option.workers).demand
+    return job.demand if option is None else job.demand_of(option.workers)
 
 
 def _fit(trial: Trial, job: JobState, option: ShapeOption | None, avoid: int) -> Fit | None:

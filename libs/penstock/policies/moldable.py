@@ -26,10 +26,12 @@ def place_moldable(
 ) -> Plan | None:
     """As `choose`, for a job with a range of workers; None where not even its minimum fits."""
     fewest = job.spec.fewest_workers
-    fitting = tasks_that_fit(state, job.shaped(job.spec.workers).demand)
+    fitting = tasks_that_fit(state, job.demand_of(job.spec.workers))
     if fitting < fewest:
         return None
     wanted, why = (fitting, MOST) if stage is None else stage.shape(state, job, fitting)
+    if wanted > fitting:
+        return None
     plan = choose(state, job.shaped(wanted), rng)
     if plan is None and wanted > fewest:
         plan, why = choose(state, job.shaped(fewest), rng), FEWER

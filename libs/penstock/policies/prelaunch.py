@@ -223,7 +223,10 @@ class _Line:
         if low < job.spec.fewest_workers:
             return None
         shape = self._profile.shape
-        shaped = job.shaped(low if shape is None else shape.shape(self._state, job, low)[0])
+        wanted = low if shape is None else shape.shape(self._state, job, low)[0]
+        if wanted > low:
+            return None
+        shaped = job.shaped(wanted)
         fit = self._fit_as(shaped, avoid)
         return None if fit is None else (shaped, fit)
 

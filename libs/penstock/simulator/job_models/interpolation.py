@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 def interpolate(points: Sequence[tuple[float, ...]], at: float) -> tuple[float, ...]:
     """The values after the first of each tuple at `at`, linear between neighbours, constant beyond the ends."""
-    place = bisect_left(points, at, key=lambda point: point[0])
+    place = bisect_left(points, (at,))
     if place == 0:
         return points[0][1:]
     if place == len(points):

@@ -1,6 +1,7 @@
 """Import of one network's measurements (Pollux): step times by placement, scaling, and runs to the target."""
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from statistics import fmean
 from typing import TypeVar
@@ -14,8 +15,9 @@ MAX_GRADIENT = 1e30
 Read = TypeVar("Read")
 
 
+@cache
 def read_model(folder: Path) -> Model:
-    """The model with the folder's name. Raises `BadFile`."""
+    """The model with the folder's name, read once per process. Raises `BadFile`."""
     placements: dict[str, list[tuple[float, float, float]]] = {}
     for (key,), point in _points(folder / "placements.csv", ("placement",)):
         placements.setdefault(key, []).append(point)

@@ -1,8 +1,10 @@
 """CSV import of the measured tables behind job models. Each problem of a file is reported with line and column."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from statistics import fmean
+from types import MappingProxyType
 
 from penstock.runtime.csv_import import BadFile, Problem, Row, header_of, text_of
 from penstock.simulator.job_models.colocation import Config, Throughputs
@@ -97,8 +99,9 @@ def _sensitivity(row: Row) -> tuple[str, str, int, float, float, float]:
     )
 
 
+@cache
 def read_curves(root: Path) -> Mapping[str, LossCurve]:
-    """All curves below the data, by name, in order of name. Raises `BadFile`."""
+    """All curves below the data, by name, in order of name, read once per process. Raises `BadFile`."""
     found = dict(read_charrnn(root / "charrnn"))
     for path in sorted((root / "pollux/traces").glob("*/validation-*.csv")):
         name = f"pollux/{path.parent.name}-{path.stem.removeprefix('validation-')}"
@@ -106,16 +109,19 @@ def read_curves(root: Path) -> Mapping[str, LossCurve]:
     targets = root / "zeus" / EPOCHS_TO_TARGET
     if targets.is_file():
         found.update(_zeus(targets))
-    return dict(sorted(found.items()))
+    return MappingProxyType(dict(sorted(found.items())))
 
 
+@cache
 def read_charrnn(folder: Path) -> Mapping[str, LossCurve]:
-    """A curve per column. Raises `BadFile`."""
-    return {
-        f"charrnn/{name}": LossCurve(_even(losses))
-        for path in sorted(folder.glob(CHARRNN))
-        for name, losses in _columns(path).items()
-    }
+    """A curve per column, read once per process. Raises `BadFile`."""
+    return MappingProxyType(
+        {
+            f"charrnn/{name}": LossCurve(_even(losses))
+            for path in sorted(folder.glob(CHARRNN))
+            for name, losses in _columns(path).items()
+        }
+    )
 
 
 def _columns(path: Path) -> Mapping[str, Sequence[float]]:
