@@ -85,9 +85,11 @@ def test_curves_of_three_sources_are_read_by_name(tmp_path: Path) -> None:
         "zeus/librispeech-net-8": [(0.0, 60.0), (0.25, 60.0), (1.0, 40.0)],
     }
     assert list(found) == sorted(found)
-    (tmp_path / "charrnn/charrnn_x_error.csv").write_text("x_1.0\n4\nnan\n")
+    bad = tmp_path / "bad"
+    bad.mkdir()
+    (bad / "charrnn_x_error.csv").write_text("x_1.0\n4\nnan\n")
     with pytest.raises(BadFile, match=r"line 3, column x_1\.0: 'nan' is no number"):
-        read_charrnn(tmp_path / "charrnn")
+        read_charrnn(bad)
 
 
 @needs_curves

@@ -73,12 +73,14 @@ class Candidates:
         per_gpus: int = 1,
         in_all: int | None = None,
         scope: Scope = ALL_JOBS,
+        attained: Callable[[CellState, JobState], float] = attained_s,
     ) -> None:
-        """`key_of`: the same as `key`, from a candidate's fields: remaining and attained time in s, and its workers' GPUs."""
+        """`key_of`: the same as `key`, from a candidate's fields: remaining and attained time in s, and its workers' GPUs. `attained`: gives the latter."""
         self._name, self._key, self._listed = name, key, listed
         self._key_of = key_of
         self._per_gpus, self._in_all = per_gpus, in_all
         self._scope = scope
+        self._attained = attained
         self._rows: JobRows[Any] = JobRows(self._row)
         self._changes = Changes()
         self._cached: dict[str, Candidate] = {}
@@ -204,7 +206,7 @@ class Candidates:
             needs.shape,
             needs.stages,
             remaining_s(state, job),
-            attained_s(state, job),
+            self._attained(state, job),
             job.order,
             job.rank,
             group,

@@ -32,7 +32,7 @@ from penstock.policies.interleave import Interleave
 from penstock.policies.job_rows import Entry, JobRows
 from penstock.policies.ordered import gpus_of
 from penstock.policies.regroup import Answer, Candidate, GroupPlan, Question, Scope
-from penstock.policies.service import attained_s, remaining_s
+from penstock.policies.service import received_s, remaining_s
 
 STAYS = 4.0  # a job takes the GPUs of one without known stages, which cannot share, only with so many times less service
 MAX_OTHERS = 64  # waiting jobs that are not regrouped, for which one plan leaves GPUs free
@@ -139,7 +139,7 @@ class FairInterleave(Interleave):
     def _claim(self, state: CellState, job: JobState, gpus: int, candidate: Candidate | None) -> _Claim:
         of_workers, fixed = gpus_of(job), False
         if candidate is None:
-            attained = attained_s(state, job)
+            attained = received_s(state, job)
             need = self.key(remaining_s(state, job), attained, of_workers)
             service = 0.0 if job.spec.timed else need
         else:

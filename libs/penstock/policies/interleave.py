@@ -25,7 +25,7 @@ from penstock.policies.interleaving import Interleaving, Times, authors_period_o
 from penstock.policies.many_groups import many_speeds
 from penstock.policies.ordered import gpus_of
 from penstock.policies.regroup import Answer, Candidate, GroupPlan, PlannedGroup, Question
-from penstock.policies.service import attained_s, remaining_s
+from penstock.policies.service import received_s, remaining_s
 
 LOSS = (1.0, 1.4, 1.4, 1.4)
 """Overhead by number of members: an iteration's expected time as a multiple of the time that the stages alone allow. Source: Muri's authors measured 1.33, 1.5 and 1.37;
@@ -55,7 +55,9 @@ class Interleave:
         self._limits_gpu_s = tuple(limits_gpu_s)
         self._expected_gpu_s = (*limits_gpu_s, limits_gpu_s[-1] * LAST_QUEUE)
         self._plan = plan
-        self._candidates = candidates(name, self._key, key_of=self.key, in_all=MAX_IN_ORDER)
+        self._candidates = candidates(
+            name, self._key, key_of=self.key, in_all=MAX_IN_ORDER, attained=received_s
+        )
         self._interleaving = Interleaving(authors_period_or_pair, LOSS)
         self._planned: dict[tuple[object, ...], PlannedGroup] = {}
         """Planned groups by members and their stages."""
@@ -159,7 +161,7 @@ class Interleave:
         return [self.key(job.remaining_s, job.attained_s, job.gpus) for job in candidates]
 
     def _key(self, state: CellState, job: JobState, cost_s: float = 0.0) -> float:
-        return self.key(remaining_s(state, job), attained_s(state, job), gpus_of(job))
+        return self.key(remaining_s(state, job), received_s(state, job), gpus_of(job))
 
     def key(self, left_s: float, attained: float, gpus: int) -> float:
         """GPU seconds that the job is expected to need, ≥ 0."""

@@ -1,7 +1,6 @@
 """Trial allocation of a plan's units, one after the other: which start now, which are ordered to start after jobs that are being stopped, and which wait for their ends."""
 
 from collections.abc import Sequence
-from functools import cached_property
 
 from penstock.ledger.state import CellState
 from penstock.model.transitions import JobStatus
@@ -9,7 +8,6 @@ from penstock.model.types import MAX_GANG_TASKS, TaskPlacement
 from penstock.policies.overlay import Gangs, Overlay, Placed
 from penstock.policies.refusal import Refusal
 from penstock.policies.succession import NextMembers
-from penstock.policies.trial import living_places
 from penstock.policies.validate_groups import RUNS, Formed, Members, formed
 
 MAX_TASKS = MAX_GANG_TASKS  # started in one record
@@ -77,7 +75,7 @@ class Room:
             return found
         if not waits or not (blocked or self._stops):
             return found
-        if fit_then and not self._ending.isdisjoint(nodes):
+        if fit_then and any(self._ends_on(node_id) for node_id in nodes):
             self.reserve(nodes)
             return None
         then = formed(self._state, members, self.then)
@@ -86,11 +84,12 @@ class Room:
         self.reserve(nodes)
         return None
 
-    @cached_property
-    def _ending(self) -> set[str]:
-        """Nodes with tasks of jobs that are being stopped."""
-        stopping = self._state.stopping.values()
-        return {place.node_id for job in stopping for place in living_places(job)}
+    def _ends_on(self, node_id: str) -> bool:
+        """Whether a job that is being stopped has a task there."""
+        node, jobs = self._state.nodes.get(node_id), self._state.jobs
+        return node is not None and any(
+            jobs[job_id].status is JobStatus.STOPPING for job_id in node.tasks.values()
+        )
 
     def _lacks_gpus(self, members: Members) -> bool:
         """Whether there are too few free GPUs for a group of which no member runs: a fast test with the same result as `formed`."""

@@ -17,12 +17,18 @@ from penstock.model.types import Estimate
 def attained_s(state: CellState, job: JobState) -> float:
     """Run time of the job, all attempts together, ≥ 0."""
     if job.attained_s is None:
-        running_ms = job.running_ms
-        return (job.served_ms + (0 if running_ms is None else state.now_ms - running_ms)) / 1_000
+        return received_s(state, job)
     since_ms = job.running_ms
     if since_ms is None:
         return job.attained_s
     return job.attained_s + (state.now_ms - max(since_ms, job.progress_ms)) / 1_000
+
+
+def received_s(state: CellState, job: JobState) -> float:
+    """Time for which the job has had its resources, all attempts together, ≥ 0, by the ledger's clock: unlike `attained_s` it never falls, also where a job
+    that was stopped had not reported what it had done since its start."""
+    running_ms = job.running_ms
+    return (job.served_ms + (0 if running_ms is None else state.now_ms - running_ms)) / 1_000
 
 
 def remaining_s(state: CellState, job: JobState) -> float:

@@ -11,7 +11,7 @@ which counts as each; a gang's tasks proceed together. A member computes from it
 
 import heapq
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from itertools import count
 
@@ -40,9 +40,15 @@ class Turns(Around):
         return self.inner.work_s(job)
 
     def speed(self, job: TraceJob, placement: Placement, neighbours: Sequence[Neighbour]) -> float:
-        elsewhere = [other for other in neighbours if not _same_gpus(placement, other.placement)]
+        held = {node_id: frozenset(allocation.gpus) for node_id, allocation in placement.items()}
+        elsewhere: list[Neighbour] = []
+        together: list[Stages] = []
+        for other in neighbours:
+            if _on_any(held, other.placement):
+                together.append(_parts(other.job))
+            else:
+                elsewhere.append(other)
         alone = self.inner.speed(job, placement, elsewhere)
-        together = [_parts(other.job) for other in neighbours if _same_gpus(placement, other.placement)]
         if not together:
             return alone
         own = _parts(job)
@@ -141,8 +147,10 @@ class _Cycle:
         return now_ms
 
 
-def _same_gpus(one: Placement, other: Placement) -> bool:
-    return any(
-        node_id in other and not set(held.gpus).isdisjoint(other[node_id].gpus)
-        for node_id, held in one.items()
-    )
+def _on_any(held: Mapping[str, frozenset[int]], placement: Placement) -> bool:
+    """`held`: node → GPUs there. Whether the placement has any of them."""
+    for node_id, gpus in held.items():
+        there = placement.get(node_id)
+        if there is not None and not gpus.isdisjoint(there.gpus):
+            return True
+    return False

@@ -32,11 +32,9 @@ class StillWaiting:
         self._stopping = {order: job.version for order, job in state.stopping.items()}
         if anew or state.moving or bool(before) is not bool(self._stopping):
             self._waited = {}
-        left = {
-            number: {node_id for unit in together for node_id in unit.nodes}
-            for number, together in enumerate(units)
-        }
-        changed_nodes = self._changed_nodes(state, set[str]().union(*left.values()))
+        left = dict(enumerate(units))
+        nodes = {node_id for together in units for unit in together for node_id in unit.nodes}
+        changed_nodes = self._changed_nodes(state, nodes)
         changed_jobs = set(jobs)
         for job_id in jobs:
             if (job := state.jobs.get(job_id)) is not None:
@@ -44,11 +42,18 @@ class StillWaiting:
         for order, version in self._stopping.items():
             if before.get(order) != version:
                 changed_nodes.update(task.place.node_id for task in state.stopping[order].tasks.values())
-        anew_now = [number for number in left if self._validated_anew(state, units[number], changed_jobs)]
+        anew_now = [
+            number for number, together in left.items() if self._validated_anew(state, together, changed_jobs)
+        ]
         while True:
             for number in anew_now:
-                changed_nodes |= left.pop(number)
-            anew_now = [number for number, nodes in left.items() if not nodes.isdisjoint(changed_nodes)]
+                for unit in left.pop(number):
+                    changed_nodes.update(unit.nodes)
+            anew_now = [
+                number
+                for number, together in left.items()
+                if any(not changed_nodes.isdisjoint(unit.nodes) for unit in together)
+            ]
             if not anew_now:
                 return left
 
