@@ -38,8 +38,6 @@ NAMES = {"JCT": "mean JCT", "Makespan": "makespan", "99JCT": "99th percentile of
 LONG_TRACES = ("trace2", "trace2_pr", "trace4", "trace4_pr")
 """Of 5,755 and 2,638 jobs."""
 TRACES = ("trace1", "trace1_pr", "trace3", "trace3_pr")
-QUEUES_FOR_MONTHS, FIRST_UNKNOWN = ("trace1", "trace1_pr"), 300
-"""Where no run time is known a job is stopped up to 15 times there: so many of their first jobs; the whole ones with `--long`."""
 REACH = 0.95  # of a published ratio
 TRACE3_REACH_S = 80_000.0
 REACH_OVER_SRSF = 1.6
@@ -122,6 +120,11 @@ def published() -> Mapping[tuple[str, str, str, str], float]:
         }
 
 
+def of_kinds(kinds: int) -> str:
+    """The trace with jobs of so many kinds, 1 – 4: that of four is trace3."""
+    return "trace3" if kinds == 4 else f"job_type_{kinds}"
+
+
 def metric(found: Figures, name: str) -> float:
     return {"JCT": found.avg_jct_s, "Makespan": found.makespan_s, "99JCT": found.p99_jct_s}[name]
 
@@ -138,8 +141,7 @@ def tables() -> Iterator[PaperTable]:
 
 
 def long() -> Iterator[PaperTable]:
-    """the traces of 2,638 and 5,755 jobs, whole ones of 1,494 under penstock without run times, and interleave on the mixes"""
-    yield _default_long()
+    """the traces of 2,638 and 5,755 jobs, and interleave on the mixes"""
     yield _mixes("known", "interleave")
     yield _mixes("unknown", "interleave")
     yield from _figures(LONG_TRACES)
@@ -171,10 +173,9 @@ def _baselines(traces: Sequence[str]) -> PaperTable:
                 )
     for policy, profile in (("SRTF", "srtf"), ("Tiresias", "tiresias")):
         for kind in range(1, 5):
-            trace = f"job_type_{kind}"
-            here = simulate(trace, profile).avg_jct_s
+            name, here = f"job_type_{kind}", simulate(of_kinds(kind), profile).avg_jct_s
             rows.append(
-                Row(f"{trace}, {profile}, mean JCT", here, right["13", policy, "JCT", trace], within=EXACT)
+                Row(f"{name}, {profile}, mean JCT", here, right["13", policy, "JCT", name], within=EXACT)
             )
     return PaperTable(
         f"muri-baselines{_of(traces)}", "Figs. 9, 10 and 13: policies without groups", "s", rows
@@ -278,7 +279,7 @@ def _kinds() -> PaperTable:
         for kind in range(1, 5):
             trace = f"job_type_{kind}"
             ratio = right["13", other, "JCT", trace] / right["13", policy, "JCT", trace]
-            here = simulate(trace, baseline).avg_jct_s / simulate(trace, profile).avg_jct_s
+            here = simulate(of_kinds(kind), baseline).avg_jct_s / simulate(of_kinds(kind), profile).avg_jct_s
             reach = REACH * ratio if policy == "Muri_S" else None
             rows.append(Row(f"{kind} kinds, {profile} over {baseline}", here, ratio, reach=reach))
     return PaperTable("fig13", "Fig. 13: by number of kinds of models, mean JCT", "times", rows)
@@ -307,8 +308,7 @@ def _default() -> PaperTable:
     for durations in ("known", "unknown"):
         ratios = []
         for trace in TRACES:
-            first = FIRST_UNKNOWN if durations == "unknown" and trace in QUEUES_FOR_MONTHS else None
-            ratio, row = _over_baseline(trace, first, durations)
+            ratio, row = _over_baseline(trace, durations)
             ratios.append(ratio)
             rows.append(row)
         label = f"geometric mean, run times {durations}"
@@ -318,17 +318,12 @@ def _default() -> PaperTable:
     return PaperTable("default", "Profile penstock on the authors' traces, mean JCT", "times", rows)
 
 
-def _default_long() -> PaperTable:
-    rows = [_over_baseline(trace, None, "unknown")[1] for trace in QUEUES_FOR_MONTHS]
-    return PaperTable("default-long", "Profile penstock on whole traces, mean JCT", "times", rows)
-
-
-def _over_baseline(trace: str, first: int | None, durations: Durations) -> tuple[float, Row]:
+def _over_baseline(trace: str, durations: Durations) -> tuple[float, Row]:
     baseline = "srsf" if durations == "known" else "tiresias"
-    found = simulate(trace, "penstock", first=first, durations=durations)
-    ratio = simulate(trace, baseline, first=first).avg_jct_s / found.avg_jct_s
-    label = f"{trace}{'' if first is None else f', first {first}'}, over {baseline}"
-    return ratio, Row(label, ratio, reach=1.0, remark=f"{found.restarts_per_job:.2f} restarts per job")
+    found = simulate(trace, "penstock", durations=durations)
+    ratio = simulate(trace, baseline).avg_jct_s / found.avg_jct_s
+    remark = f"{found.restarts_per_job:.2f} restarts per job"
+    return ratio, Row(f"{trace}, over {baseline}", ratio, reach=1.0, remark=remark)
 
 
 def _mixes(durations: Durations, ours: str) -> PaperTable:

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from heapq import merge
 from itertools import islice
-from math import ceil, sqrt
+from math import ceil, inf, sqrt
 from typing import Any, NamedTuple
 
 from msgspec.structs import replace
@@ -137,6 +137,8 @@ class FairInterleave(Interleave):
         return listed, room
 
     def _claim(self, state: CellState, job: JobState, gpus: int, candidate: Candidate | None) -> _Claim:
+        """Time in which it ran does not count as waiting; of a running job whose run time is not known only that before its present attempt: else it would lose its
+        GPUs, seconds after its start, to jobs of its queue that have waited as long."""
         of_workers, fixed = gpus_of(job), False
         if candidate is None:
             attained = received_s(state, job)
@@ -146,6 +148,8 @@ class FairInterleave(Interleave):
             attained = candidate.attained_s
             service = need = self.key(candidate.remaining_s, attained, of_workers)
             if candidate.group:
+                if candidate.remaining_s == inf:
+                    attained = job.served_ms / 1_000
                 fixed = not candidate.movable
                 service = max(0.0, service - candidate.stop_cost_s * gpus)
                 if candidate.stages is None:
@@ -158,7 +162,7 @@ class FairInterleave(Interleave):
 
 
 def _ratio(waited_s: float, service: float, large: bool) -> float:
-    """(waited + r) / r, ≥ 1, by the GPU seconds that the job needs; time in which it ran does not count as waiting."""
+    """(waited + r) / r, ≥ 1, by the GPU seconds that the job needs."""
     r_s = response_r_s(service, large)
     return (waited_s + r_s) / r_s
 

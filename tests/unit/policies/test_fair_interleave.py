@@ -2,11 +2,14 @@
 
 from typing import Any
 
+from msgspec.structs import replace
+
+from penstock.model.proposals import PlanProposed, ProposedJob, ProposedUnit
 from penstock.model.settings import PlacerSettings
-from penstock.model.types import JobSpec
+from penstock.model.types import JobSpec, StageTimes
 from penstock.policies.fair_interleave import FairInterleave
 from penstock.policies.regroup import Question
-from tests.support.driver import CellDriver, node_spec
+from tests.support.driver import CellDriver, estimate, node_spec
 from tests.unit.policies.test_preemption import needing
 
 LIMITS_GPU_S = (3_250.0, 7_200.0)
@@ -73,6 +76,27 @@ def test_who_waits_comes_earlier_with_time() -> None:
     driver.at(driver.now_ms + 48 * HOUR_MS)
     job(driver, "shorter", 4, 3_000)
     assert listed(driver)[0] == "long"
+
+
+def test_a_job_of_unknown_run_time_does_not_lose_its_gpus_to_one_that_came_with_it() -> None:
+    """No run time is known. The 25 minutes that `first` has run do not put it behind `second`, which came at the same moment; once it was stopped, they do."""
+    driver = cell(1)
+    alike = replace(
+        estimate(1), stages=StageTimes(storage_ms=0, cpu_ms=0, gpu_ms=90, network_ms=0, iteration_ms=100)
+    )
+    for job_id in ("first", "second"):
+        driver.submit(job_id, JobSpec(command=("x",), checkpoint="signal"), alike)
+    driver.start("first")
+    driver.at(driver.now_ms + 1_500_000)
+    driver.submit("third", JobSpec(command=("x",), checkpoint="signal"), alike)
+    assert listed(driver) == ["first", "second", "third"]
+    unit = ProposedUnit(jobs=(ProposedJob(job_id="second", nodes=("n0",)),), explanation="now it")
+    driver.feed(PlanProposed(proposal_id="p", proposer="batcher", units=(unit,), stops=("first",)))
+    driver.exit("first.1.w0", None, cause="stopped", signal=15)
+    driver.start("second")
+    driver.at(driver.now_ms + 900_000)
+    driver.submit("fourth", JobSpec(command=("x",), checkpoint="signal"), alike)
+    assert listed(driver) == ["second", "first", "third", "fourth"]
 
 
 def test_a_gang_that_has_waited_long_does_not_pass_its_own_tenants_jobs() -> None:
