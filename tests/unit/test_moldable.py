@@ -24,6 +24,7 @@ from penstock.model.transitions import JobStatus
 from penstock.model.types import JobSpec, ShapeOption
 from penstock.policies.base import LazyRng
 from penstock.policies.baselines import FirstFit
+from penstock.policies.deadlines import option_of
 from penstock.policies.refusal import Refusal
 from penstock.policies.service import ends_s, remaining_s
 from penstock.policies.validate import validate
@@ -265,6 +266,23 @@ def test_the_time_left_is_that_of_the_attempts_shape() -> None:
     assert known.run_ms_with(9, 1) == known.run_ms, "nothing is known of nine"
     unknown = msgspec.structs.replace(known, run_ms=None)
     assert unknown.run_ms_with(4, 1) is None
+
+
+def test_of_as_many_workers_the_option_with_its_nodes_counts() -> None:
+    """Two workers take 50 ms on one node and 90 on two. It runs on two nodes, so that is what its odds go by."""
+    driver = CellDriver(PlacerSettings(profile="penstock"))
+    driver.join(node_spec("n1", 1), node_spec("n2", 1))
+    options = [
+        ShapeOption(workers=2, nodes=nodes, gpus_per_node=2 // nodes, step_ms=ms, low_ms=ms - 1, high_ms=ms + 1)
+        for nodes, ms in ((1, 50.0), (2, 90.0))
+    ]
+    one = ShapeOption(workers=1, nodes=1, gpus_per_node=1, step_ms=100.0, low_ms=99.0, high_ms=101.0)
+    known = msgspec.structs.replace(estimate(), options=(one, *options), run_ms=100_000)
+    driver.submit("m", moldable(1, 2), known)
+    driver.start("m")
+    found = option_of(driver.job("m"))
+    assert found is not None
+    assert (found.nodes, found.step_ms) == (2, 90.0)
 
 
 def test_the_gateway_names_field_and_remedy() -> None:

@@ -4,6 +4,7 @@ The deadline is GENIE's expected completion (§III, eq. 4). The probability is o
 probability within the prediction's interval. The start is known, or one of several that are equally likely. For a running job it is conditional on the job not having ended yet.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from math import erf, exp, inf, log, sqrt
 from statistics import NormalDist, fmean
@@ -160,6 +161,13 @@ def time_left(job: JobState, now_ms: int) -> RunTime | None:
 
 
 def option_of(job: JobState) -> ShapeOption | None:
-    """The option with the job's current number of workers; None: there is none."""
+    """The option of the job's present places, or the first with as many workers where none has these nodes; None: there is none."""
     options = () if job.estimate is None else job.estimate.options
-    return next((option for option in options if option.workers == job.workers), None)
+    alike = [option for option in options if option.workers == job.workers]
+    if len(alike) > 1:
+        gpus = Counter[str]()
+        for task in job.tasks.values():
+            gpus[task.place.node_id] += len(task.place.gpus)
+        shape = len(+gpus), max(gpus.values(), default=0)
+        alike.sort(key=lambda option: (option.nodes, option.gpus_per_node) != shape)
+    return next(iter(alike), None)
