@@ -173,7 +173,10 @@ class Crowding:
 
 
 def has_gpus(job: JobState) -> bool:
-    return any(task.place.gpus for task in job.tasks.values())
+    for task in job.tasks.values():
+        if task.place.gpus:
+            return True
+    return False
 
 
 def share_of(job: JobState, busy: Callable[[str], int]) -> float:

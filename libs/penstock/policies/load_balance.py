@@ -103,7 +103,7 @@ class LoadBalance:
             return ()
         hosts = _hosts(state, seen, sharing)
         sums_s = {node_id: sum_of_completions_s(sharers) for node_id, sharers in hosts.items()}
-        leaving = _leaving(state, hosts, sums_s)
+        leaving = _leaving(state, _worth_leaving(hosts, sums_s), sums_s)
         found = [move for one in leaving for move in _moves(state, seen, one, hosts, sums_s)]
         found.sort(key=lambda one: -one[0])
         best = next((move for _, move in found if can_go(state, state.jobs[move.job_id], move.nodes)), None)
@@ -130,8 +130,20 @@ def _slowed(sharing: Sharing, crowding: Crowding) -> bool:
     return False
 
 
+def _worth_leaving(hosts: Hosts, sums_s: Mapping[str, float]) -> Hosts:
+    """The nodes that a move could leave with a sufficient gain: not more than its jobs are slowed by. O(tasks)."""
+    least, second = [*sorted(sums_s.values())[:2], 0.0, 0.0][:2]
+    found = {}
+    for node_id, sharers in hosts.items():
+        sum_s = sums_s[node_id]
+        slowed_s = sum_s * (1.0 + ROUNDING) - sum(sharer.left_s for sharer in sharers)
+        if slowed_s > LEAST_GAIN * (sum_s + (second if sum_s == least else least)):
+            found[node_id] = sharers
+    return found
+
+
 def _leaving(state: CellState, hosts: Hosts, sums_s: Mapping[str, float]) -> Sequence[Leaving]:
-    """The movable jobs with the largest gains of leaving, `MAX_TRIED` at most.
+    """The movable jobs with the largest gains of leaving one of these nodes, `MAX_TRIED` at most.
 
     A gain is bounded by that of neighbours that then are as fast as alone; jobs are looked at in the order of that bound, until it is below the gains found.
     """
