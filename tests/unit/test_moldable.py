@@ -273,7 +273,9 @@ def test_of_as_many_workers_the_option_with_its_nodes_counts() -> None:
     driver = CellDriver(PlacerSettings(profile="penstock"))
     driver.join(node_spec("n1", 1), node_spec("n2", 1))
     options = [
-        ShapeOption(workers=2, nodes=nodes, gpus_per_node=2 // nodes, step_ms=ms, low_ms=ms - 1, high_ms=ms + 1)
+        ShapeOption(
+            workers=2, nodes=nodes, gpus_per_node=2 // nodes, step_ms=ms, low_ms=ms - 1, high_ms=ms + 1
+        )
         for nodes, ms in ((1, 50.0), (2, 90.0))
     ]
     one = ShapeOption(workers=1, nodes=1, gpus_per_node=1, step_ms=100.0, low_ms=99.0, high_ms=101.0)

@@ -173,10 +173,7 @@ class Crowding:
 
 
 def has_gpus(job: JobState) -> bool:
-    for task in job.tasks.values():
-        if task.place.gpus:
-            return True
-    return False
+    return any(task.place.gpus for task in job.tasks.values())
 
 
 def share_of(job: JobState, busy: Callable[[str], int]) -> float:

@@ -7,6 +7,7 @@ speed between changes. A job model with other rules of progress brings its own.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Literal, NamedTuple
 
 from penstock.model.external_events import JobProgress
@@ -71,6 +72,8 @@ class Neighbour(NamedTuple):
 
     job: TraceJob
     placement: Placement
+    traffic: Mapping[str, float] = MappingProxyType({})
+    """As `JobModel.traffic`."""
 
 
 class NotMeasured(LookupError):

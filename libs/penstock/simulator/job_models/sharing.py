@@ -122,7 +122,7 @@ class Bandwidth(Around):
         if suffers:
             asked = max(
                 self._demand(job, placement, node_id)
-                + sum(self._demand(other.job, other.placement, node_id) for other in neighbours)
+                + sum([other.traffic.get(node_id, 0.0) for other in neighbours])
                 for node_id in placement
             )
             overload = min(1.0, max(0.0, (asked - BANDWIDTH_KNEE) / (1.0 - BANDWIDTH_KNEE)))

@@ -7,6 +7,7 @@ stopped while it saved has only to save again.
 """
 
 import heapq
+from bisect import bisect_left
 from collections.abc import Sequence
 from enum import Enum, auto
 from math import inf
@@ -74,8 +75,8 @@ class SteadyWork(Work):
         self._job_model = job_model
         self._loss_every_s = loss_every_s
         self._runs: dict[str, Run] = {}
-        self._on_node: dict[str, dict[str, None]] = {}
-        """Node → the jobs that compute on it; empty unless neighbours matter."""
+        self._on_node: dict[str, list[str]] = {}
+        """Node → the jobs that compute on it, by id; empty unless neighbours matter."""
         self._moments: list[tuple[float, str, int]] = []
 
     def alone_s(self, job: TraceJob) -> float:
@@ -108,7 +109,7 @@ class SteadyWork(Work):
 
     def _launch(self, run: Run, placement: Placement, now_s: float) -> None:
         run.placement = placement
-        run.seen = Neighbour(run.job, placement)
+        self._show(run)
         start_up_s = self._launch_s(run, now_s)
         run.at = At.LAUNCH
         if start_up_s > 0 or run.gated:
@@ -116,13 +117,19 @@ class SteadyWork(Work):
         else:
             self._train(run, now_s)
 
+    def _show(self, run: Run) -> None:
+        """Updates what its neighbours see of it."""
+        if self._job_model.neighbours_matter:
+            traffic = self._job_model.traffic(run.job, run.placement)
+            run.seen = Neighbour(run.job, run.placement, traffic)
+
     def changed(self, job_id: str, placement: Placement, now_s: float) -> None:
         run = self._runs.get(job_id)
         if run is None or run.at is At.REST:
             return
         assert placement.keys() == run.placement.keys(), job_id
         run.placement = placement
-        run.seen = Neighbour(run.job, placement)
+        self._show(run)
         if run.at is At.TRAIN:
             self._settle(run, now_s)
             self._set_speed(run)
@@ -213,7 +220,10 @@ class SteadyWork(Work):
             run.report_s = now_s + self._loss_every_s
         if self._job_model.neighbours_matter:
             for node_id in run.placement:
-                self._on_node.setdefault(node_id, {})[run.job.job_id] = None
+                here = self._on_node.setdefault(node_id, [])
+                place = bisect_left(here, run.job.job_id)
+                if here[place : place + 1] != [run.job.job_id]:
+                    here.insert(place, run.job.job_id)
         self._set_speed(run)
         self._others_change(run, now_s)
 
@@ -257,15 +267,19 @@ class SteadyWork(Work):
             self._paced[run.job.job_id] = run.job
         if self._job_model.neighbours_matter:
             for node_id in run.placement:
-                del self._on_node[node_id][run.job.job_id]
+                self._on_node[node_id].remove(run.job.job_id)
             self._others_change(run, now_s)
 
     def _others(self, run: Run) -> list[str]:
         """Other jobs that compute on its nodes, by id."""
+        own = run.job.job_id
+        if len(run.placement) == 1:
+            (node_id,) = run.placement
+            return [other for other in self._on_node[node_id] if other != own]
         ids: set[str] = set()
         for node_id in run.placement:
             ids.update(self._on_node[node_id])
-        ids.discard(run.job.job_id)
+        ids.discard(own)
         return sorted(ids)
 
     def _others_change(self, run: Run, now_s: float) -> None:
