@@ -100,19 +100,21 @@ def test_memory_bandwidth_hurts_from_three_quarters_on() -> None:
 
     def beside(asked: float) -> float:
         hog = TraceJob("h", 0, 100, 0, memory_bandwidth=asked)
-        return job_model.speed(bert, place, [Neighbour(hog, {"n": Allocation((), 8)})])
+        return job_model.speed(bert, place, [job_model.neighbour(hog, {"n": Allocation((), 8)})])
 
     assert beside(0.65) == 1
     assert beside(0.775) == pytest.approx(0.75)
     assert beside(0.9) == pytest.approx(0.5)
     assert beside(1.0) == pytest.approx(0.5)
     hog = TraceJob("h", 0, 100, 0, memory_bandwidth=1.0)
-    assert job_model.speed(hog, place, [Neighbour(bert, place)]) == 1, (
+    assert job_model.speed(hog, place, [job_model.neighbour(bert, place)]) == 1, (
         "CPU jobs suffer nothing: an assumption"
     )
     spread = TraceJob("s", 0, 100, 0, memory_bandwidth=1.0)
     halves = {"n": Allocation((), 4), "m": Allocation((), 4)}
-    assert job_model.speed(bert, place, [Neighbour(spread, halves)]) == 1, "half of its demand is elsewhere"
+    assert job_model.speed(bert, place, [job_model.neighbour(spread, halves)]) == 1, (
+        "half of its demand is elsewhere"
+    )
 
 
 def test_phases_come_on_top_of_what_the_inner_truth_has() -> None:

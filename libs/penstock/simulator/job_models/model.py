@@ -105,6 +105,10 @@ class JobModel:
         """Node → share of that node's memory bandwidth that it uses, 0 – 1; nodes with unknown use are left out."""
         return {}
 
+    def neighbour(self, job: TraceJob, placement: Placement) -> Neighbour:
+        """What neighbours of the job see of it."""
+        return Neighbour(job, placement, self.traffic(job, placement))
+
     def start_up_s(self, job: TraceJob) -> float:
         """Seconds after each start without progress, in which its GPUs idle, ≥ 0."""
         return 0.0

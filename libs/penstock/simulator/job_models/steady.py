@@ -120,8 +120,7 @@ class SteadyWork(Work):
     def _show(self, run: Run) -> None:
         """Updates what its neighbours see of it."""
         if self._job_model.neighbours_matter:
-            traffic = self._job_model.traffic(run.job, run.placement)
-            run.seen = Neighbour(run.job, run.placement, traffic)
+            run.seen = self._job_model.neighbour(run.job, run.placement)
 
     def changed(self, job_id: str, placement: Placement, now_s: float) -> None:
         run = self._runs.get(job_id)
