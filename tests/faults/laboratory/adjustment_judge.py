@@ -56,10 +56,10 @@ class AdjustmentJudge:
             then()
 
     def _spares_trainings(self, fact: Fact) -> None:
-        """No service takes memory bandwidth from a job with GPUs."""
+        """No service takes memory bandwidth from a job that has GPUs: of one that names no number, its places show it."""
         percent = fact.get("memory_bandwidth_percent")
-        gpus = self._judge.programs[fact["job_id"]].job.spec.resources.gpus
-        if percent not in (None, 100) and gpus != 0:
+        places = self._judge.book.jobs[fact["job_id"]].places
+        if percent not in (None, 100) and any(place["gpus"] for place in places.values()):
             raise Violation(RULE, f"{fact['task_id']} trains, and is capped: {fact}")
 
     # ---------------------------------------------------------------------------------- programs
