@@ -215,3 +215,8 @@ def _() -> None:
 @mutant("what lost records had adjusted is left as it is", faults="adjust,ledger,crash")
 def _() -> None:
     replace(evolve_adjustments.ledger_lost, lambda state: None)
+
+
+@mutant("a service may slow trainings", faults="adjust")
+def _() -> None:
+    replace(validate_adjustments._slows_training, lambda *about: None)
