@@ -363,7 +363,7 @@ def _() -> None:
     replace(real, free)
 
 
-@mutant("no answer reports to a node that its joining is stale", faults="disk,clock", first=25)
+@mutant("no answer reports to a node that its joining is stale", faults="disk,clock", first=24)
 def _() -> None:
     replace(guard.join_refusal, lambda state, event, reason: None)
 
