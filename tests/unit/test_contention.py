@@ -32,11 +32,17 @@ def plain() -> GuardedCell:
     return contended(resctrl=False)
 
 
-def contended(*, resctrl: bool, contention: Contention = ONLY) -> GuardedCell:
+def beside(*, resctrl: bool = False, contention: Contention = ONLY) -> GuardedCell:
+    """No speed was reported yet."""
     found = GuardedCell(contention)
     found.join(node(resctrl=resctrl))
     found.runs("a", cores=4)
     found.runs("hog", gpus=0, cores=16)
+    return found
+
+
+def contended(*, resctrl: bool, contention: Contention = ONLY) -> GuardedCell:
+    found = beside(resctrl=resctrl, contention=contention)
     for _ in range(5):
         window(found, step_ms=100.0, pressure=20.0)
     assert found.proposals == []
@@ -84,10 +90,7 @@ def test_without_caps_it_loses_at_once_the_cores_that_the_training_needs(plain: 
 
 def test_a_training_whose_steps_vary_is_slow_beside_the_slowest_that_it_had() -> None:
     """Its steps vary by a third, so that no speed settles before the hog comes. Steps as it had before are no sign of one; five times as long are."""
-    cell = GuardedCell(ONLY)
-    cell.join(node())
-    cell.runs("a", cores=4)
-    cell.runs("hog", gpus=0, cores=16)
+    cell = beside()
     for step_ms in (90.0, 120.0, 100.0):
         assert window(cell, step_ms=step_ms, pressure=20.0) == []
     assert window(cell, step_ms=125.0, pressure=600.0) == []
@@ -97,10 +100,7 @@ def test_a_training_whose_steps_vary_is_slow_beside_the_slowest_that_it_had() ->
 
 def test_a_speed_that_settles_beside_a_hog_is_not_the_best_one_of_a_training_whose_steps_vary() -> None:
     """The kernel reports late that its threads wait: until then its steps are the same five times."""
-    cell = GuardedCell(ONLY)
-    cell.join(node())
-    cell.runs("a", cores=4)
-    cell.runs("hog", gpus=0, cores=16)
+    cell = beside()
     for step_ms in (90.0, 120.0, 100.0, *5 * [600.0]):
         assert window(cell, step_ms=step_ms, pressure=20.0) == []
     assert window(cell, step_ms=610.0, pressure=600.0) != []
@@ -109,10 +109,7 @@ def test_a_speed_that_settles_beside_a_hog_is_not_the_best_one_of_a_training_who
 
 def test_of_two_reports_no_slowest_is_known() -> None:
     """The first steps of a job take other times than those after them."""
-    cell = GuardedCell(ONLY)
-    cell.join(node())
-    cell.runs("a", cores=4)
-    cell.runs("hog", gpus=0, cores=16)
+    cell = beside()
     for step_ms in (20.0, 50.0):
         window(cell, step_ms=step_ms, pressure=20.0)
     assert window(cell, step_ms=100.0, pressure=600.0) == []
