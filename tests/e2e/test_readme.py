@@ -234,9 +234,9 @@ def test_a_folder_of_code_is_sent_once_and_each_job_runs_in_its_own_copy(
         "net.py",
     )
     assert answer.returncode == 0, answer.stdout + answer.stderr
-    for task in (up.folder / "nodes").glob("*/tasks/*/work"):
+    for task in (up.folder / "nodes").glob("*/tasks/*"):
         deadline = time.monotonic() + PATIENCE_S
-        while not (left := {path.name for path in task.rglob("*")}) <= {"model.pt"}:
+        while not (left := {path.name for path in (task / "work").rglob("*")}) <= {"model.pt"}:
             assert time.monotonic() < deadline, left
             time.sleep(0.1)
     outside = up.run("submit", "--sync", str(project), "--workdir", str(tmp_path), "--", "true")

@@ -9,7 +9,7 @@ from penstock.model.settings import PlacerSettings
 from penstock.runtime.csv_import import BadFile
 from penstock.simulator.engine import Options, Simulation
 from penstock.simulator.job_models.colocation import Colocation, Config
-from penstock.simulator.job_models.model import Allocation, Neighbour, NotMeasured
+from penstock.simulator.job_models.model import Allocation, NotMeasured
 from penstock.simulator.job_models.sharing import Links
 from penstock.simulator.job_models.steady import SteadyWork
 from penstock.simulator.job_models.tables import COLOCATED, ISOLATED, read_throughputs
@@ -102,14 +102,20 @@ def test_the_place_decides(folder: Path) -> None:
 def test_pairs_are_measured_and_each_side_has_its_own_speed(folder: Path) -> None:
     """A net and a tree on halves of one GPU keep 70 and 75 % of their speeds; on another GPU nobody disturbs."""
     job_model = job_model_of(folder)
-    assert job_model.speed(net(), {"f": HALF}, [Neighbour(TREE, {"f": HALF})]) == pytest.approx(0.7)
-    assert job_model.speed(TREE, {"f": HALF}, [Neighbour(net(), {"f": HALF})]) == pytest.approx(0.75)
-    assert job_model.speed(net(), {"f": HALF}, [Neighbour(net("b"), {"f": HALF})]) == pytest.approx(0.6)
-    assert job_model.speed(net(), {"f": FIRST}, [Neighbour(TREE, {"f": SECOND})]) == 1
+    assert job_model.speed(net(), {"f": HALF}, [job_model.neighbour(TREE, {"f": HALF})]) == pytest.approx(0.7)
+    assert job_model.speed(TREE, {"f": HALF}, [job_model.neighbour(net(), {"f": HALF})]) == pytest.approx(
+        0.75
+    )
+    assert job_model.speed(net(), {"f": HALF}, [job_model.neighbour(net("b"), {"f": HALF})]) == pytest.approx(
+        0.6
+    )
+    assert job_model.speed(net(), {"f": FIRST}, [job_model.neighbour(TREE, {"f": SECOND})]) == 1
     both = {"f": Allocation((0, 1))}
-    assert job_model.speed(net(gpus=2), both, [Neighbour(net("b", 2), both)]) == pytest.approx(12 / 18)
+    assert job_model.speed(net(gpus=2), both, [job_model.neighbour(net("b", 2), both)]) == pytest.approx(
+        12 / 18
+    )
     apart = {"f": FIRST, "f2": FIRST}
-    assert job_model.speed(net(gpus=2), apart, [Neighbour(net("b", 2), apart)]) == pytest.approx(
+    assert job_model.speed(net(gpus=2), apart, [job_model.neighbour(net("b", 2), apart)]) == pytest.approx(
         0.5 * 12 / 18
     )
 
@@ -117,28 +123,28 @@ def test_pairs_are_measured_and_each_side_has_its_own_speed(folder: Path) -> Non
 def test_what_nobody_measured_is_refused(folder: Path) -> None:
     """Two trees did not fit together, three jobs were never tried: no speed is made up."""
     job_model = job_model_of(folder)
-    tree = Neighbour(TREE._replace(job_id="u"), {"f": HALF})
+    tree = job_model.neighbour(TREE._replace(job_id="u"), {"f": HALF})
     with pytest.raises(NotMeasured, match=r"tree on 1 fast together with tree on 1 fast was never measured"):
         job_model.speed(TREE, {"f": HALF}, [tree])
     with pytest.raises(NotMeasured, match=r"3 jobs on one GPU was never measured; .*unmeasured=split"):
-        job_model.speed(net(), {"f": HALF}, [tree, Neighbour(net("b"), {"f": HALF})])
+        job_model.speed(net(), {"f": HALF}, [tree, job_model.neighbour(net("b"), {"f": HALF})])
     with pytest.raises(NotMeasured, match=r"forest with batch 8 on 1 fast"):
         job_model.speed(net()._replace(model="forest"), {"f": FIRST}, ())
     with pytest.raises(NotMeasured, match="2 fast together with net with batch 8 on 1 fast"):
-        job_model.speed(net(gpus=2), {"f": Allocation((0, 1))}, [Neighbour(net("b"), {"f": FIRST})])
+        job_model.speed(net(gpus=2), {"f": Allocation((0, 1))}, [job_model.neighbour(net("b"), {"f": FIRST})])
 
 
 def test_slices_of_time_stand_in_where_asked_for(folder: Path) -> None:
     """With `unmeasured=split`: the share that it was given, or an equal one; what was measured stays as measured."""
     job_model = job_model_of(folder, split=True)
     third = {"f": Allocation((0,), share_milli=300)}
-    others = [Neighbour(net("b"), third), Neighbour(net("c"), third)]
+    others = [job_model.neighbour(net("b"), third), job_model.neighbour(net("c"), third)]
     assert job_model.speed(net(), third, others) == pytest.approx(0.3)
     whole = {"f": FIRST}
     assert job_model.speed(
-        net(), whole, [Neighbour(net("b"), whole), Neighbour(net("c"), whole)]
+        net(), whole, [job_model.neighbour(net("b"), whole), job_model.neighbour(net("c"), whole)]
     ) == pytest.approx(1 / 3)
-    assert job_model.speed(net(), third, [Neighbour(TREE, third)]) == pytest.approx(0.7)
+    assert job_model.speed(net(), third, [job_model.neighbour(TREE, third)]) == pytest.approx(0.7)
 
 
 def test_links_of_spread_jobs_are_shared(folder: Path) -> None:
@@ -146,7 +152,9 @@ def test_links_of_spread_jobs_are_shared(folder: Path) -> None:
     job_model = Links(job_model_of(folder))
     apart, beside = {"f": FIRST, "f2": FIRST}, {"f": SECOND, "f2": SECOND}
     assert job_model.speed(net(gpus=2), apart, ()) == 0.5
-    assert job_model.speed(net(gpus=2), apart, [Neighbour(net("b", 2), beside)]) == pytest.approx(0.5 / 1.25)
+    assert job_model.speed(net(gpus=2), apart, [job_model.neighbour(net("b", 2), beside)]) == pytest.approx(
+        0.5 / 1.25
+    )
 
 
 def test_a_table_with_holes_is_told_line_by_line(folder: Path) -> None:

@@ -9,7 +9,6 @@ from penstock.model.types import TaskPlacement
 from penstock.simulator.job_models.model import (
     Allocation,
     Constant,
-    Neighbour,
     NotMeasured,
     Placement,
     allocations,
@@ -65,17 +64,17 @@ def test_links_are_shared_by_the_time_that_others_send() -> None:
     job_model = Links(StageTimes())
     one, other = with_server("j"), with_server("k")
     assert job_model.speed(one, APART, ()) == pytest.approx(0.4), "alone as the inner job model has it"
-    assert job_model.speed(one, APART, [Neighbour(other, APART)]) == pytest.approx(40 / 136)
-    assert job_model.speed(one, APART, [Neighbour(other, TOGETHER)]) == pytest.approx(0.4), (
+    assert job_model.speed(one, APART, [job_model.neighbour(other, APART)]) == pytest.approx(40 / 136)
+    assert job_model.speed(one, APART, [job_model.neighbour(other, TOGETHER)]) == pytest.approx(0.4), (
         "it crosses nothing"
     )
-    assert job_model.speed(one, TOGETHER, [Neighbour(other, APART)]) == 1, "it needs no link"
+    assert job_model.speed(one, TOGETHER, [job_model.neighbour(other, APART)]) == 1, "it needs no link"
     beside = {"c": WORKER, "x": WORKER, "y": SERVER}
     loads = 40 + 60 * (2 + 1 * 0.6) / 2  # one flow of the other on the server's link
-    assert job_model.speed(one, APART, [Neighbour(other, beside)]) == pytest.approx(40 / loads)
+    assert job_model.speed(one, APART, [job_model.neighbour(other, beside)]) == pytest.approx(40 / loads)
     aside = {"x": WORKER, "y": WORKER, "b": SERVER}
     loads = 40 + 60 * (1 + 2 * 0.6) / 2  # b's link is now busier than the server's: 2.2 instead of 2
-    assert job_model.speed(one, APART, [Neighbour(other, aside)]) == pytest.approx(40 / loads)
+    assert job_model.speed(one, APART, [job_model.neighbour(other, aside)]) == pytest.approx(40 / loads)
 
 
 def test_a_node_is_shared_in_proportion_to_cores() -> None:
@@ -84,12 +83,16 @@ def test_a_node_is_shared_in_proportion_to_cores() -> None:
     one, other = TraceJob("j", 0, 100, 0), TraceJob("k", 0, 100, 0)
     core, two = {"n": Allocation((), 1)}, {"n": Allocation((), 2)}
     assert job_model.speed(one, core, ()) == 1
-    assert job_model.speed(one, core, [Neighbour(other, core), Neighbour(other, core)]) == pytest.approx(
-        1 / 3
-    )
-    assert job_model.speed(one, two, [Neighbour(other, core), Neighbour(other, core)]) == pytest.approx(1 / 2)
+    assert job_model.speed(
+        one, core, [job_model.neighbour(other, core), job_model.neighbour(other, core)]
+    ) == pytest.approx(1 / 3)
+    assert job_model.speed(
+        one, two, [job_model.neighbour(other, core), job_model.neighbour(other, core)]
+    ) == pytest.approx(1 / 2)
     apart = {"n": Allocation((), 1), "m": Allocation((), 1)}
-    assert job_model.speed(one, apart, [Neighbour(other, {"m": Allocation((), 3)})]) == pytest.approx(1 / 4)
+    assert job_model.speed(
+        one, apart, [job_model.neighbour(other, {"m": Allocation((), 3)})]
+    ) == pytest.approx(1 / 4)
 
 
 def test_memory_bandwidth_hurts_from_three_quarters_on() -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from penstock.model.settings import PlacerSettings
 from penstock.simulator.engine import Options, Simulation
-from penstock.simulator.job_models.model import Allocation, Constant, Neighbour, NotMeasured
+from penstock.simulator.job_models.model import Allocation, Constant, NotMeasured
 from penstock.simulator.job_models.restarts import RestartCost, RestartingWork
 from penstock.simulator.job_models.steady import SteadyWork
 from penstock.simulator.job_models.turns import Turns, speeds
@@ -74,8 +74,10 @@ def test_no_lock_is_held_more_than_always(members: list[tuple[float, float, floa
 def test_only_who_has_the_same_gpus_takes_turns() -> None:
     model, job = Turns(Constant()), trace_job("a", GPU)
     here, beside = {"n": Allocation((0,))}, {"n": Allocation((1,))}
-    assert model.speed(job, here, [Neighbour(trace_job("b", GPU), beside)]) == 1
-    assert model.speed(job, here, [Neighbour(trace_job("b", GPU), here)]) == pytest.approx(0.5, abs=EDGE)
+    assert model.speed(job, here, [model.neighbour(trace_job("b", GPU), beside)]) == 1
+    assert model.speed(job, here, [model.neighbour(trace_job("b", GPU), here)]) == pytest.approx(
+        0.5, abs=EDGE
+    )
 
 
 def test_a_job_without_stage_times_is_refused_with_the_remedy() -> None:

@@ -18,8 +18,7 @@ from penstock.model.types import Estimate
 from penstock.policies import plan_stops
 from penstock.policies.explain import explain
 from penstock.policies.group_plan import group_plan as nodes_and_stops
-from penstock.policies.interleave import Interleave
-from penstock.policies.regroup import Answer, GroupPlan, PlannedGroup
+from penstock.policies.regroup import Answer, PlannedGroup
 from penstock.policies.service import remaining_s
 from penstock_services.gateway.core.eta import ends_ms
 from penstock_services.placer.core.step import Step
@@ -393,26 +392,6 @@ def test_what_is_left_of_a_member_falls_at_its_own_speed(cell: CellDriver) -> No
         WorkProgressed(node_id="n2", jobs=(JobProgress(job_id="a", attained_s=40.0, remaining_s=65.0),))
     )
     assert remaining_s(cell.state, cell.job("a")) == pytest.approx(65)
-
-
-def test_a_job_that_was_stopped_keeps_its_place_by_the_time_that_it_had() -> None:
-    """`a` has a minute and reports its first ten seconds. Were only these ten to count once it is stopped, it would be first in its queue again, take the place of
-    the job that came for it, and so on without end."""
-    stage = Interleave((30.0, 3_600.0), plan=lambda state, answer: GroupPlan((), (), ()))
-    with known_as("regroups", regroup=stage) as settings:
-        cell = CellDriver(settings)
-        cell.join(node_spec("n1"))
-        running(cell, "a")
-        cell.at(10_000)
-        cell.feed(WorkProgressed(node_id="n1", jobs=(JobProgress(job_id="a", attained_s=10.0),)))
-        cell.submit("b", need=estimate(4))
-        cell.at(60_000)
-        cell.feed(plan(unit("b", nodes=["n1"]), stops=["a"]))
-        made_way(cell, "a")
-        cell.start("b")
-        question = stage.question(cell.state)
-        assert question is not None
-        assert [(job.job_id, job.attained_s) for job in question.jobs] == [("b", 0.0), ("a", 60.0)]
 
 
 def test_the_order_of_the_stage_is_written_down(cell: CellDriver) -> None:

@@ -71,15 +71,15 @@ class Crowding:
         self._jobs: dict[str, _Followed] = {}
         self._fit: dict[bool, tuple[float, float]] = {}
         """Whether the job has GPUs → sums of the regression."""
-        self._exponents = {False: 0.0, True: 0.0}
 
     def exponent(self, *, gpus: bool) -> float:
         """The exponent e of jobs with or without GPUs, 0 – 1; 0 until it is measured."""
-        return self._exponents[gpus]
+        xy, xx = self._fit.get(gpus, (0.0, 0.0))
+        return min(1.0, max(0.0, xy / (xx + PRIOR)))
 
     def matters(self) -> bool:
         """Whether a slowdown by neighbours was ever measured."""
-        return any(exponent > 0.0 for exponent in self._exponents.values())
+        return any(self.exponent(gpus=gpus) > 0.0 for gpus in self._fit)
 
     def changed(self, state: CellState, job_id: str, now_ms: int, node_id: str = "") -> None:
         """Updates the shares of a job and its neighbours after it started, stopped, left a node or got other cores."""
@@ -143,8 +143,7 @@ class Crowding:
         """Adds one data point: changes of the logarithms of share and step time."""
         if abs(share) >= LEAST_CHANGE:
             xy, xx = self._fit.get(gpus, (0.0, 0.0))
-            xy, xx = self._fit[gpus] = (xy - share * step, xx + share * share)
-            self._exponents[gpus] = min(1.0, max(0.0, xy / (xx + PRIOR)))
+            self._fit[gpus] = (xy - share * step, xx + share * share)
 
     def follow(self, state: CellState, job: JobState, now_ms: int) -> None:
         """Starts tracking a running job that ran before the first call of `changed`."""

@@ -164,10 +164,6 @@ def option_of(job: JobState) -> ShapeOption | None:
     """The option of the job's present places, or the first with as many workers where none has these nodes; None: there is none."""
     options = () if job.estimate is None else job.estimate.options
     alike = [option for option in options if option.workers == job.workers]
-    if len(alike) > 1:
-        gpus = Counter[str]()
-        for task in job.tasks.values():
-            gpus[task.place.node_id] += len(task.place.gpus)
-        shape = len(+gpus), max(gpus.values(), default=0)
-        alike.sort(key=lambda option: (option.nodes, option.gpus_per_node) != shape)
-    return next(iter(alike), None)
+    gpus = Counter(task.place.node_id for task in job.tasks.values() for _ in task.place.gpus)
+    shape = len(gpus), max(gpus.values(), default=0)
+    return min(alike, key=lambda option: (option.nodes, option.gpus_per_node) != shape, default=None)

@@ -9,7 +9,8 @@ Source: the categories and the rule that converged jobs make room are SpeCon's; 
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from math import log, log1p
+from heapq import nsmallest
+from math import inf, log, log1p
 from typing import NamedTuple
 
 from penstock.ledger.job_state import JobState
@@ -103,7 +104,7 @@ class LoadBalance:
             return ()
         hosts = _hosts(state, seen, sharing)
         sums_s = {node_id: sum_of_completions_s(sharers) for node_id, sharers in hosts.items()}
-        leaving = _leaving(state, _worth_leaving(hosts, sums_s), sums_s)
+        leaving = _leaving(state, hosts, sums_s)
         found = [move for one in leaving for move in _moves(state, seen, one, hosts, sums_s)]
         found.sort(key=lambda one: -one[0])
         best = next((move for _, move in found if can_go(state, state.jobs[move.job_id], move.nodes)), None)
@@ -130,27 +131,18 @@ def _slowed(sharing: Sharing, crowding: Crowding) -> bool:
     return False
 
 
-def _worth_leaving(hosts: Hosts, sums_s: Mapping[str, float]) -> Hosts:
-    """The nodes that a move could leave with a sufficient gain: not more than its jobs are slowed by. O(tasks)."""
-    least, second = [*sorted(sums_s.values())[:2], 0.0, 0.0][:2]
-    found = {}
-    for node_id, sharers in hosts.items():
-        sum_s = sums_s[node_id]
-        slowed_s = sum_s * (1.0 + ROUNDING) - sum(sharer.left_s for sharer in sharers)
-        if slowed_s > LEAST_GAIN * (sum_s + (second if sum_s == least else least)):
-            found[node_id] = sharers
-    return found
-
-
 def _leaving(state: CellState, hosts: Hosts, sums_s: Mapping[str, float]) -> Sequence[Leaving]:
-    """The movable jobs with the largest gains of leaving one of these nodes, `MAX_TRIED` at most.
+    """The movable jobs with the largest gains of leaving, `MAX_TRIED` at most, of nodes whose jobs are slowed by more than the least gain of a move.
 
     A gain is bounded by that of neighbours that then are as fast as alone; jobs are looked at in the order of that bound, until it is below the gains found.
     """
     bounds: list[tuple[float, str, Sharer]] = []
+    least_s, second_s = nsmallest(2, [*sums_s.values(), inf, inf])
     for node_id, sharers in hosts.items():
-        slowed_s = sums_s[node_id] * (1.0 + ROUNDING) - sum(sharer.left_s for sharer in sharers)
-        bounds += [(slowed_s + sharer.left_s, node_id, sharer) for sharer in sharers]
+        sum_s = sums_s[node_id]
+        slowed_s = sum_s * (1.0 + ROUNDING) - sum(sharer.left_s for sharer in sharers)
+        if slowed_s > LEAST_GAIN * (sum_s + (second_s if sum_s == least_s else least_s)):
+            bounds += [(slowed_s + sharer.left_s, node_id, sharer) for sharer in sharers]
     bounds.sort(key=lambda one: -one[0])
     found: list[Leaving] = []
     for bound_s, node_id, sharer in bounds:

@@ -4,6 +4,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from penstock.model.external_events import JobProgress, WorkProgressed
 from penstock.model.proposals import PlanProposed, ProposedJob, ProposedUnit
 from penstock.model.settings import PlacerSettings
 from penstock.model.types import JobSpec, StageTimes
@@ -37,6 +38,14 @@ def listed(driver: CellDriver) -> list[str]:
     found = asked(driver)
     assert found is not None
     return [one.job_id for one in found.jobs]
+
+
+def replaced(driver: CellDriver, stopped: str, started: str) -> None:
+    """A plan stops the one job for the other, which starts."""
+    unit = ProposedUnit(jobs=(ProposedJob(job_id=started, nodes=("n0",)),), explanation="now it")
+    driver.feed(PlanProposed(proposal_id="p", proposer="batcher", units=(unit,), stops=(stopped,)))
+    driver.exit(f"{stopped}.1.w0", None, cause="stopped", signal=15)
+    driver.start(started)
 
 
 def test_no_job_is_regrouped_while_there_are_gpus_for_all() -> None:
@@ -87,16 +96,30 @@ def test_a_job_of_unknown_run_time_does_not_lose_its_gpus_to_one_that_came_with_
     for job_id in ("first", "second"):
         driver.submit(job_id, JobSpec(command=("x",), checkpoint="signal"), alike)
     driver.start("first")
-    driver.at(driver.now_ms + 1_500_000)
+    driver.at(1_500_000)
     driver.submit("third", JobSpec(command=("x",), checkpoint="signal"), alike)
     assert listed(driver) == ["first", "second", "third"]
-    unit = ProposedUnit(jobs=(ProposedJob(job_id="second", nodes=("n0",)),), explanation="now it")
-    driver.feed(PlanProposed(proposal_id="p", proposer="batcher", units=(unit,), stops=("first",)))
-    driver.exit("first.1.w0", None, cause="stopped", signal=15)
-    driver.start("second")
-    driver.at(driver.now_ms + 900_000)
+    replaced(driver, "first", "second")
+    driver.at(2_400_000)
     driver.submit("fourth", JobSpec(command=("x",), checkpoint="signal"), alike)
     assert listed(driver) == ["second", "first", "third", "fourth"]
+
+
+def test_a_job_that_was_stopped_keeps_its_place_by_the_time_that_it_had() -> None:
+    """`first` runs for a minute and reports its first ten seconds. Were only these ten to count once it is stopped, it would be first in its queue again, take the place
+    of the job that came for it, and so on without end."""
+    driver = cell(1)
+    for job_id in ("first", "second"):
+        driver.submit(job_id, JobSpec(command=("x",), checkpoint="signal"), estimate(1))
+    driver.start("first")
+    driver.at(10_000)
+    report = JobProgress(job_id="first", attained_s=10.0)
+    driver.feed(WorkProgressed(node_id="n0", jobs=(report,)))
+    driver.at(60_000)
+    replaced(driver, "first", "second")
+    found = asked(driver)
+    assert found is not None
+    assert {one.job_id: one.attained_s for one in found.jobs} == {"second": 0.0, "first": 60.0}
 
 
 def test_a_gang_that_has_waited_long_does_not_pass_its_own_tenants_jobs() -> None:

@@ -7,7 +7,6 @@ speed between changes. A job model with other rules of progress brings its own.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Literal, NamedTuple
 
 from penstock.model.external_events import JobProgress
@@ -72,7 +71,7 @@ class Neighbour(NamedTuple):
 
     job: TraceJob
     placement: Placement
-    traffic: Mapping[str, float] = MappingProxyType({})
+    traffic: Mapping[str, float]
     """As `JobModel.traffic`."""
 
 

@@ -7,7 +7,7 @@ stopped while it saved has only to save again.
 """
 
 import heapq
-from bisect import bisect_left
+from bisect import insort
 from collections.abc import Sequence
 from enum import Enum, auto
 from math import inf
@@ -51,7 +51,7 @@ class Run:
         self.job = job
         self.work_s = self.left_s = work_s
         self.placement: Placement = {}
-        self.seen = Neighbour(job, {})
+        self.seen = Neighbour(job, {}, {})
         """The job as a neighbour of others."""
         self.at = At.REST
         self.gated = False
@@ -109,7 +109,7 @@ class SteadyWork(Work):
 
     def _launch(self, run: Run, placement: Placement, now_s: float) -> None:
         run.placement = placement
-        self._show(run)
+        run.seen = self._job_model.neighbour(run.job, placement)
         start_up_s = self._launch_s(run, now_s)
         run.at = At.LAUNCH
         if start_up_s > 0 or run.gated:
@@ -117,18 +117,13 @@ class SteadyWork(Work):
         else:
             self._train(run, now_s)
 
-    def _show(self, run: Run) -> None:
-        """Updates what its neighbours see of it."""
-        if self._job_model.neighbours_matter:
-            run.seen = self._job_model.neighbour(run.job, run.placement)
-
     def changed(self, job_id: str, placement: Placement, now_s: float) -> None:
         run = self._runs.get(job_id)
         if run is None or run.at is At.REST:
             return
         assert placement.keys() == run.placement.keys(), job_id
         run.placement = placement
-        self._show(run)
+        run.seen = self._job_model.neighbour(run.job, placement)
         if run.at is At.TRAIN:
             self._settle(run, now_s)
             self._set_speed(run)
@@ -162,8 +157,7 @@ class SteadyWork(Work):
         for job_id, job in paced.items():
             run = self._runs.get(job_id)
             if run is not None and run.at is At.TRAIN:
-                traffic = self._job_model.traffic(job, run.placement)
-                found.append(Pace(job_id, job, run.work_s, run.speed, traffic))
+                found.append(Pace(job_id, job, run.work_s, run.speed, run.seen.traffic))
             else:
                 found.append(Pace(job_id, job, 0.0, 0.0, {}))
         return found
@@ -220,9 +214,8 @@ class SteadyWork(Work):
         if self._job_model.neighbours_matter:
             for node_id in run.placement:
                 here = self._on_node.setdefault(node_id, [])
-                place = bisect_left(here, run.job.job_id)
-                if here[place : place + 1] != [run.job.job_id]:
-                    here.insert(place, run.job.job_id)
+                if run.job.job_id not in here:
+                    insort(here, run.job.job_id)
         self._set_speed(run)
         self._others_change(run, now_s)
 
@@ -271,15 +264,9 @@ class SteadyWork(Work):
 
     def _others(self, run: Run) -> list[str]:
         """Other jobs that compute on its nodes, by id."""
-        own = run.job.job_id
-        if len(run.placement) == 1:
-            (node_id,) = run.placement
-            return [other for other in self._on_node[node_id] if other != own]
-        ids: set[str] = set()
-        for node_id in run.placement:
-            ids.update(self._on_node[node_id])
-        ids.discard(own)
-        return sorted(ids)
+        here = [self._on_node[node_id] for node_id in run.placement]
+        ids = here[0] if len(here) == 1 else sorted(set[str]().union(*here))
+        return [other for other in ids if other != run.job.job_id]
 
     def _others_change(self, run: Run, now_s: float) -> None:
         if self._job_model.neighbours_matter:
