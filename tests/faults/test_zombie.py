@@ -28,7 +28,7 @@ SLACK_MS = (
 ROUNDS = 3
 MOST_ROUNDS = 9  # until some zombie has written something
 BURST = 2_000  # rejected requests, which keep a placer busy for about a quarter of a second
-LOOK_S = 0.2
+LOOK_S = 0.2  # between two reads of the whole ledger
 AT_WORK_S = 0.05  # after the burst is in the log
 LEDGER = Partition(Topic.LEDGER, 0)
 

@@ -22,9 +22,9 @@ HOME = pwd.getpwuid(0).pw_dir  # of root, in a machine as beside it
 OWN_FILE_SYSTEM = """
 set -eu
 mount --make-rprivate /
-mkdir -p "$FOLDER/groups" "$FOLDER/up" "$FOLDER/scratch" "$FOLDER/root"
-mount -t overlay overlay -o "lowerdir=/,upperdir=$FOLDER/up,workdir=$FOLDER/scratch" "$FOLDER/root"
-cd "$FOLDER/root"
+mkdir -p "$FOLDER/groups" "$FOLDER/up" "$FOLDER/scratch" "$FOLDER/tree"
+mount -t overlay overlay -o "lowerdir=/,upperdir=$FOLDER/up,workdir=$FOLDER/scratch" "$FOLDER/tree"
+cd "$FOLDER/tree"
 hostname "$NAME"
 echo "$NAME" > etc/hostname
 rm -f etc/hosts
