@@ -1,4 +1,4 @@
-"""Every real part that tests use, obtained before they run: `python -m infra.devservers.parts`.
+"""Every real part that tests of the CI run use, obtained before they run: `python -m infra.devservers.parts`.
 
 A build takes minutes and a test may not. `prepare_for` is pytest's hook for the same: it obtains only what
 the collected tests are marked with.
@@ -10,12 +10,15 @@ from pathlib import Path
 
 import pytest
 
+from infra.devservers.compose import obtain_compose
 from infra.devservers.jaeger import obtain_binary
 from infra.devservers.kafka import obtain_parts
 from infra.devservers.processes import LaunchError
 
 PARTS: dict[str, Callable[[], Path]] = {"kafka": obtain_parts, "jaeger": obtain_binary}
 """Pytest marker → how to get its part."""
+SLOW_PARTS: dict[str, Callable[[], Path]] = {"compose": obtain_compose}
+"""The same, of tests that the CI run leaves out."""
 
 
 def prepare_for(session: pytest.Session) -> None:
@@ -24,7 +27,7 @@ def prepare_for(session: pytest.Session) -> None:
     if session.config.option.collectonly:
         return
     marks = {mark.name for item in session.items for mark in item.iter_markers()}
-    wanted = [obtain for name, obtain in PARTS.items() if name in marks]
+    wanted = [obtain for name, obtain in (PARTS | SLOW_PARTS).items() if name in marks]
     capture = session.config.pluginmanager.getplugin("capturemanager")
     with capture.global_and_fixture_disabled():
         for obtain in wanted:
@@ -35,7 +38,7 @@ def prepare_for(session: pytest.Session) -> None:
 
 
 def main() -> int:
-    """Obtains all parts; prints where each lies."""
+    """Obtains the parts of the CI run; prints where each lies."""
     try:
         for name, obtain in PARTS.items():
             print(f"{name}: {obtain()}")

@@ -69,8 +69,8 @@ def test_every_service_is_bound_to_loopback_and_reports_when_it_is_ready() -> No
         assert not service["image"].endswith("latest"), name
 
 
+@pytest.mark.compose
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 def test_docker_compose_itself_accepts_the_file(tmp_path: Path) -> None:
     """A misspelt key is silently ignored by YAML, and refused by Compose."""
     program = obtain_compose()

@@ -38,7 +38,7 @@ class Worker:
 
     async def _begin(self) -> None:
         try:
-            await self._pool.run(import_all)
+            await self._pool.run(import_all, self._solving)
         except PenstockError as error:
             LOG.warning("the worker did not start: %s", error)
 
@@ -62,6 +62,6 @@ class Worker:
         self._pool.close()
 
 
-def import_all() -> None:
-    """Runs in the worker; importing this module has imported what `solve` needs, but for what only matchings need."""
+def import_all(_solving: Callable[[Work], Any]) -> None:
+    """Runs in the worker. The function arrives by its name, so its module has been imported, with all that it needs but for what only matchings need."""
     import scipy.optimize  # noqa: F401
