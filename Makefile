@@ -23,7 +23,7 @@ help: ## Show the targets
 venv: $(VENV)/.ready ## Prepare .venv with the locked packages and `penstock` itself
 
 $(VENV)/.ready: requirements.lock pyproject.toml
-	$(PYTHON) -m venv $(VENV)
+	$(PYTHON) -m venv --clear $(VENV)  # another interpreter than the one before, or its packages, would be mixed with it
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r <(awk '/^[a-z]/ {uv = /^uv==/} uv' requirements.lock)
 	$(UV) --require-hashes -r requirements.lock
 	$(UV) --no-deps --no-build-isolation --editable .
