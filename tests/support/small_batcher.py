@@ -10,7 +10,7 @@ from typing import Any
 
 from penstock.runtime.service import main as serve
 from penstock_services.batcher.core.batcher import Work, solve
-from penstock_services.batcher.shell import service
+from penstock_services.batcher.shell.service import run
 from penstock_services.batcher.shell.worker import Worker
 from tests.support.small_stages import FirstFitBatch, known_as
 
@@ -25,11 +25,8 @@ def solve_small(work: Work, seconds: float = 0.0) -> Any:
 
 
 if __name__ == "__main__":
-    service.WARM_WITHIN_S = 60.0  # tests give it a burst when it is ready, on however busy a machine
     took_s = float(sys.argv[1]) if len(sys.argv) > 1 else 0.0
     with known_as(PROFILE, batch=FirstFitBatch()):
         from tests.support import small_batcher  # under its own name, which the worker imports
 
-        serve(
-            "batcher", partial(service.run, worker=Worker(partial(small_batcher.solve_small, seconds=took_s)))
-        )
+        serve("batcher", partial(run, worker=Worker(partial(small_batcher.solve_small, seconds=took_s))))
