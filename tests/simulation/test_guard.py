@@ -17,6 +17,7 @@ from penstock.simulator.report.measured import _restarts
 from penstock.simulator.report.timeline import Timeline
 from penstock.simulator.traces.cluster import nodes_of
 from penstock.simulator.traces.jobs import TraceJob
+from tests.support.guarded_cell import Mechanism
 
 from .scenarios import ends
 
@@ -26,12 +27,15 @@ ISOLATED = Isolation(exits="cgroup", files=True, cores="cpuset", bandwidth="resc
 
 
 def cell(
-    jobs: Sequence[TraceJob], job_model: JobModel, contention: Contention | None, *, resctrl: bool = True
+    jobs: Sequence[TraceJob],
+    job_model: JobModel,
+    contention: Contention | None,
+    *,
+    caps: Mechanism = "resctrl",
 ) -> tuple[Simulation, list[bytes]]:
     """One node of 16 cores and four GPUs."""
     values: list[bytes] = []
-    isolation = ISOLATED if resctrl else replace(ISOLATED, bandwidth="none")
-    nodes = [replace(node, isolation=isolation) for node in nodes_of("1x4x16")]
+    nodes = [replace(node, isolation=replace(ISOLATED, bandwidth=caps)) for node in nodes_of("1x4x16")]
     work = SteadyWork(job_model, watched=contention is not None)
     settings = PlacerSettings(profile="fifo", contention=contention)
     return Simulation(nodes, settings, work, jobs, Options(check_every_step=True), values.append), values
@@ -60,19 +64,19 @@ def test_a_training_finds_the_cores_that_it_needs() -> None:
     assert f"cores of running tasks changed {len(changes)} times" in _restarts(timeline)
 
 
-@pytest.mark.parametrize("resctrl", [True, False])
-def test_who_takes_the_bandwidth_of_a_training_is_slowed_until_it_ends(resctrl: bool) -> None:
+@pytest.mark.parametrize("caps", ["resctrl", "cpu_quota", "none"])
+def test_who_takes_the_bandwidth_of_a_training_is_slowed_until_it_ends(caps: Mechanism) -> None:
     """A preprocessing job comes to the node of a language model, takes 70 % of the bandwidth, and the training would lose 40 % of its speed."""
     training = TraceJob("a", 0, 200, 1, model="bert", cores=2, memory_bandwidth=0.25)
     hog = TraceJob("b", 50, 400, 0, cores=8, memory_bandwidth=0.7)
     jobs = [training, hog]
-    left_alone, _ = cell(jobs, Bandwidth(Constant()), None, resctrl=resctrl)
+    left_alone, _ = cell(jobs, Bandwidth(Constant()), None, caps=caps)
     slow = ends(left_alone)["a"]
-    found, values = cell(jobs, Bandwidth(Constant()), Contention(search="none"), resctrl=resctrl)
+    found, values = cell(jobs, Bandwidth(Constant()), Contention(search="none"), caps=caps)
     end = ends(found)["a"]
     assert slow > 280
     assert end < 200 + 0.25 * (slow - 200)
-    changes = decided(values, "bandwidth" if resctrl else "cores")
+    changes = decided(values, "bandwidth" if caps == "resctrl" else "cores")
     assert {one["job_id"] for one in changes} == {"b"}
     assert changes[0]["cause"] == "contention"
     assert changes[-1]["cause"] == "released"
@@ -80,6 +84,25 @@ def test_who_takes_the_bandwidth_of_a_training_is_slowed_until_it_ends(resctrl: 
     for value in values:
         timeline.take(value)
     assert timeline.slowed == sum(one["cause"] == "contention" for one in changes)
+
+
+def test_a_job_with_one_core_is_slowed_where_the_time_of_cores_can_be_capped() -> None:
+    """It takes 70 % of the bandwidth from one core, of which no cores can be taken. At a tenth of that core's time it takes 7 %, and advances at a tenth of its speed."""
+    training = TraceJob("a", 0, 200, 1, model="bert", cores=2, memory_bandwidth=0.25)
+    jobs = [training, TraceJob("b", 50, 400, 0, cores=1, memory_bandwidth=0.7)]
+    truth = Bandwidth(Cpu({("bert", 1): [(2.0, [(250.0, 1.0)])]}))
+    alone, _ = cell(jobs, truth, None)
+    slow = ends(alone)
+    left, _ = cell(jobs, truth, Contention(search="none"), caps="none")
+    assert ends(left) == slow
+    found, values = cell(jobs, truth, Contention(search="none"), caps="cpu_quota")
+    assert ends(found)["a"] < 200 + 0.25 * (slow["a"] - 200)
+    capped_s = ends(found)["a"] - 50
+    assert ends(found)["b"] > slow["b"] + 0.4 * capped_s
+    caps = [one["memory_bandwidth_percent"] for one in decided(values, "bandwidth")]
+    assert caps[0] == 50
+    assert caps[-1] is None
+    assert decided(values, "cores") == []
 
 
 def test_several_jobs_are_slowed_together() -> None:

@@ -1,6 +1,7 @@
 """A cell whose contention-guard sees each fact at once, with nodes that obey and publish telemetry."""
 
 from collections.abc import Callable
+from typing import Literal
 
 from msgspec.structs import replace
 
@@ -16,7 +17,7 @@ from penstock_services.contention_guard.core.guard import ContentionGuard
 from penstock_services.placer.core.step import Step
 from tests.support.driver import CellDriver, estimate, node_spec
 
-RESCTRL = Isolation(exits="pid_namespace", files=True, bandwidth="resctrl")
+Mechanism = Literal["resctrl", "cpu_quota", "none"]
 
 
 class GuardedCell(CellDriver):
@@ -95,9 +96,14 @@ class GuardedCell(CellDriver):
                     token=self.job(order.task_id.split(".")[0]).token,
                     order_token=order.token,
                     what="cores" if cores else "memory_bandwidth",
-                    enforced="cpuset" if cores else "resctrl",
+                    enforced="cpuset" if cores else self.mechanism(order.node_id),
                 )
             )
+
+    def mechanism(self, node_id: str) -> Literal["", "resctrl", "cpu_quota"]:
+        """By which the node caps memory bandwidth; empty: it can't."""
+        isolation = self.state.nodes[node_id].spec.isolation
+        return "" if isolation is None or isolation.bandwidth == "none" else isolation.bandwidth
 
     def passes(self, ms: int = WINDOW_MS) -> None:
         self.now_ms += ms
@@ -116,6 +122,7 @@ class GuardedCell(CellDriver):
             self.acts()
 
 
-def node(node_id: str = "n1", cores: int = 24, gpus: int = 4, *, resctrl: bool = False) -> NodeSpec:
+def node(node_id: str = "n1", cores: int = 24, gpus: int = 4, *, caps: Mechanism = "none") -> NodeSpec:
     found = node_spec(node_id, gpus, cores=cores)
-    return replace(found, isolation=RESCTRL) if resctrl else found
+    isolation = Isolation(exits="pid_namespace", files=True, bandwidth=caps)
+    return found if caps == "none" else replace(found, isolation=isolation)

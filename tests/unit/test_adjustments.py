@@ -212,7 +212,7 @@ def test_bandwidth_is_capped_where_the_node_can_and_refused_elsewhere(cell: Cell
     assert isinstance(refused, ProposalAnswered)
     assert (refused.reason, refused.detail) == (
         "unsupported",
-        "n1 cannot cap memory bandwidth: it has no usable resctrl",
+        "n1 cannot cap memory bandwidth: it has neither resctrl nor quotas of processor time that it can use",
     )
     able = msgspec.structs.replace(
         node_spec("n2", cores=8), isolation=Isolation(exits="pid_namespace", files=True, bandwidth="resctrl")

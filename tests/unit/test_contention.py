@@ -14,7 +14,7 @@ from penstock.model.proposals import CoresProposed, ThrottleProposed
 from penstock.model.settings import Contention
 from penstock.policies.eliminator import CAPS, RELEASE_MS, calm_after_ms, left
 from penstock_services.contention_guard.core.guard import ContentionGuard
-from tests.support.guarded_cell import GuardedCell, node
+from tests.support.guarded_cell import GuardedCell, Mechanism, node
 
 A, HOG = "a.1.w0", "hog.1.w0"
 ONLY = Contention(search="none")
@@ -23,26 +23,26 @@ ONLY = Contention(search="none")
 @pytest.fixture
 def cell() -> GuardedCell:
     """A training beside a job without GPUs that has 16 cores; bandwidth can be capped."""
-    return contended(resctrl=True)
+    return contended(caps="resctrl")
 
 
 @pytest.fixture
 def plain() -> GuardedCell:
     """The same on a node without resctrl."""
-    return contended(resctrl=False)
+    return contended(caps="none")
 
 
-def beside(*, resctrl: bool = False, contention: Contention = ONLY) -> GuardedCell:
+def beside(*, caps: Mechanism = "none", contention: Contention = ONLY) -> GuardedCell:
     """No speed was reported yet."""
     found = GuardedCell(contention)
-    found.join(node(resctrl=resctrl))
+    found.join(node(caps=caps))
     found.runs("a", cores=4)
     found.runs("hog", gpus=0, cores=16)
     return found
 
 
-def contended(*, resctrl: bool, contention: Contention = ONLY) -> GuardedCell:
-    found = beside(resctrl=resctrl, contention=contention)
+def contended(*, caps: Mechanism, contention: Contention = ONLY) -> GuardedCell:
+    found = beside(caps=caps, contention=contention)
     for _ in range(5):
         window(found, step_ms=100.0, pressure=20.0)
     assert found.proposals == []
@@ -115,6 +115,48 @@ def test_of_two_reports_no_slowest_is_known() -> None:
     assert window(cell, step_ms=100.0, pressure=600.0) == []
 
 
+def test_a_job_with_one_core_left_may_use_a_part_of_its_time() -> None:
+    """Copies of memory slow a training from one core, too, and the processor cannot cap them. At first all 16 cores hurt: the training needs less than one of them to go. Beside that core it loses
+    a third of its speed, so a fifth of the core's time is what it can bear, and 10 % is the step below that. When it has ended, the job gets back the core's time and then its cores."""
+    cell = contended(caps="cpu_quota")
+    window(cell, step_ms=300.0, pressure=600.0)
+    assert (cell.cores(HOG), cap(cell)) == (1, None)
+    [found] = window(cell, step_ms=150.0, pressure=300.0)
+    assert (found.task_id, found.cause) == (HOG, "contention")
+    assert "a.1.w0 has lost 33 % of its speed on n1, threads wait for a core 30 % of the time" in found.reason
+    assert (cell.cores(HOG), cap(cell)) == (1, 10)
+    assert cell.job("hog").tasks[HOG].bandwidth_adjusted.enforced == "cpu_quota"  # type: ignore[union-attr]
+    assert window(cell, step_ms=150.0, pressure=300.0) == [], "there is no lower step"
+    cell.exit(A)
+    assert [one.cause for one in cell.acts()] == ["released", "released"]
+    assert (cell.cores(HOG), cap(cell)) == (16, None)
+
+
+def test_a_core_whose_time_hurts_little_loses_half_of_it() -> None:
+    cell = contended(caps="cpu_quota")
+    window(cell, step_ms=300.0, pressure=600.0)
+    for percent in (50, 25, 10):
+        window(cell, step_ms=115.0, pressure=300.0)
+        assert cap(cell) == percent
+    assert window(cell, step_ms=109.0, pressure=300.0) == []
+
+
+def test_the_time_of_a_core_is_given_back_before_the_other_cores() -> None:
+    """The pressure is low for six seconds; the cores follow when it has been low for twelve more."""
+    cell = contended(caps="cpu_quota")
+    window(cell, step_ms=300.0, pressure=600.0)
+    window(cell, step_ms=150.0, pressure=300.0)
+    window(cell, step_ms=100.0, pressure=50.0)
+    cell.passes(RELEASE_MS)
+    cell.acts()
+    assert (cell.cores(HOG), cap(cell)) == (1, None)
+    cell.passes(calm_after_ms(1) - 1)
+    assert cell.acts() == []
+    cell.passes(1)
+    cell.acts()
+    assert (cell.cores(HOG), cap(cell)) == (16, None)
+
+
 @pytest.mark.parametrize(
     ("lost", "part"),
     [(0.1, 0.5), (0.5, 1 / 9), (0.78, 0.0313), (1.0, 0.0)],
@@ -126,7 +168,7 @@ def test_the_more_a_training_has_lost_the_less_others_keep(lost: float, part: fl
 
 def test_without_caps_coda_halves_its_cores() -> None:
     """Each step is measured before the next. Source: CODA §V-D."""
-    plain = contended(resctrl=False, contention=Contention(search="none", throttle="half"))
+    plain = contended(caps="none", contention=Contention(search="none", throttle="half"))
     window(plain, step_ms=200.0, pressure=600.0)
     assert plain.cores(HOG) == 8
     window(plain, step_ms=200.0, pressure=600.0)
@@ -162,7 +204,7 @@ def test_neither_pressure_alone_nor_a_slow_training_alone_slows_anybody(
 def test_trainings_are_never_slowed() -> None:
     """Two trainings on a node take each other's bandwidth."""
     cell = GuardedCell(ONLY)
-    cell.join(node(resctrl=True))
+    cell.join(node(caps="resctrl"))
     cell.runs("a")
     cell.runs("b")
     for step_ms in (*[100.0] * 5, 200.0, 200.0):
@@ -361,15 +403,15 @@ SAMPLES = st.lists(
 )
 
 
-@given(SAMPLES, st.booleans(), st.sampled_from(["walk", "doubling"]))
+@given(SAMPLES, st.sampled_from(["resctrl", "cpu_quota", "none"]), st.sampled_from(["walk", "doubling"]))
 @settings(max_examples=60, deadline=None)
 def test_whatever_the_telemetry_changes_of_a_job_are_bounded(
-    samples: list, resctrl: bool, search: str
+    samples: list, caps: Mechanism, search: str
 ) -> None:
     """Numbers at random from trainings, others and tasks that never were, a guard that is restarted at random: the bounds hold, the books balance, and a
     training is never slowed."""
     cell = GuardedCell(Contention(search=search))  # type: ignore[arg-type]
-    cell.join(node(resctrl=resctrl))
+    cell.join(node(caps=caps))
     cell.runs("a", cores=3)
     cell.runs("b", gpus=2, cores=4)
     cell.runs("hog", gpus=0, cores=8)

@@ -9,7 +9,7 @@ from penstock.model.settings import Contention
 from penstock.policies.eliminator import CAPS, RELEASE_MS, calm_after_ms
 from penstock.policies.telemetry_windows import CAME_BACK_MS, WINDOW_MS
 from penstock_services.contention_guard.core.searches import Search
-from tests.support.guarded_cell import GuardedCell, node
+from tests.support.guarded_cell import GuardedCell, Mechanism, node
 
 A = "a.1.w0"
 HOGS = tuple(f"hog{n}.1.w0" for n in range(8))
@@ -20,11 +20,11 @@ def sends_first(request: pytest.FixtureRequest) -> bool:
     return bool(request.param)
 
 
-def contended(*, sends_first: bool, resctrl: bool = False, cores: int = 2) -> GuardedCell:
+def contended(*, sends_first: bool, caps: Mechanism = "none", cores: int = 2) -> GuardedCell:
     """A training beside eight jobs without GPUs; it has run alone at 100 ms per step."""
     cell = GuardedCell(Contention(search="none"))
     cell.sends_first = sends_first
-    cell.join(node(cores=4 + 8 * cores, resctrl=resctrl))
+    cell.join(node(cores=4 + 8 * cores, caps=caps))
     cell.runs("a", cores=4)
     for task_id in HOGS:
         cell.runs(task_id.split(".")[0], gpus=0, cores=cores)
@@ -68,17 +68,17 @@ def test_all_jobs_beside_a_training_lose_cores_in_one_step(sends_first: bool) ->
 
 def test_all_jobs_beside_a_training_are_capped_step_by_step(sends_first: bool) -> None:
     """All have a cap of 50 % before the next step is measured: none is at 10 % while another one was never slowed."""
-    cell = contended(sends_first=sends_first, resctrl=True)
+    cell = contended(sends_first=sends_first, caps="resctrl")
     for cap in CAPS:
         assert len(window(cell, step_ms=300.0, busy=True)) == 8
         assert caps(cell) == [cap] * 8
     assert window(cell, step_ms=300.0, busy=True) == []
 
 
-@pytest.mark.parametrize("resctrl", [True, False])
-def test_all_slowed_jobs_are_released_in_one_step(sends_first: bool, resctrl: bool) -> None:
+@pytest.mark.parametrize("mechanism", ["resctrl", "cpu_quota", "none"])
+def test_all_slowed_jobs_are_released_in_one_step(sends_first: bool, mechanism: Mechanism) -> None:
     """The contention is over and the node goes quiet: six seconds after the last report each of the eight jobs has again what it had."""
-    cell = contended(sends_first=sends_first, resctrl=resctrl)
+    cell = contended(sends_first=sends_first, caps=mechanism)
     window(cell, step_ms=300.0, busy=True)
     assert window(cell, step_ms=100.0, busy=False) == []
     cell.passes(RELEASE_MS - 1)
@@ -149,7 +149,7 @@ def test_a_step_ends_with_the_training_for_which_it_was_taken() -> None:
 
 def test_while_an_answer_is_under_way_no_next_step_begins() -> None:
     """The placer is slow: three of eight proposals are answered when the node reports again. What it reports is not yet the effect of the whole step."""
-    cell = contended(sends_first=True, resctrl=True)
+    cell = contended(sends_first=True, caps="resctrl")
     reports(cell, step_ms=300.0, busy=True)
     sent = []
     while (proposal := cell.guard.next(cell.state, cell.now_ms)) is not None:

@@ -419,7 +419,7 @@ class TestBounds:
     def test_no_service_slows_a_training(self) -> None:
         """A service sends nonsense: caps and single cores for a training, with whatever cause. An operator may."""
         cell = GuardedCell()
-        cell.join(node(resctrl=True))
+        cell.join(node(caps="resctrl"))
         cell.runs("a", cores=4)
         for number, cause in enumerate(get_args(AdjustmentCause)):
             assert "which has GPUs" in self.cap(cell, 1, cause, number)

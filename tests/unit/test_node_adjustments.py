@@ -188,7 +188,7 @@ def test_a_reporter_killed_between_its_journal_and_the_deed_does_it_at_its_next_
     world = running()
     world.feed(cores(3, 2))
     world.feed(cap(4, 30))
-    assert world.restart() == [SetAffinity(TASK, 1, 3, (2,)), CapBandwidth(TASK, 1, 4, 30)]
+    assert world.restart() == [SetAffinity(TASK, 1, 3, (2,), 30), CapBandwidth(TASK, 1, 4, 30)]
     world.feed(Done(TASK, 1, 3, "cores", "affinity"))
     assert world.restart() == [CapBandwidth(TASK, 1, 4, 30)]
 

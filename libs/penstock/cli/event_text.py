@@ -135,9 +135,12 @@ def _remaining(data: Data) -> str:
     return f"{middle} left ({low} to {high}); {data['source']}"
 
 
-def _cap(data: Data) -> str:
-    percent = data["memory_bandwidth_percent"]
-    return "no cap" if percent is None else f"at most {percent} % of the memory bandwidth"
+def _cap(percent: int | None, mechanism: str = "") -> str:
+    """`mechanism`: `TaskAdjusted.enforced`; empty: not known."""
+    if percent is None:
+        return "no cap"
+    of = {"cpu_quota": "its cores' time", "": "the memory bandwidth, or of its cores' time"}
+    return f"at most {percent} % of {of.get(mechanism, 'the memory bandwidth')}"
 
 
 def _adjusted(data: Data) -> str:
@@ -156,7 +159,7 @@ def adjustment(row: Data) -> str:
     has = (
         f"{count(len(row['value']), 'core')} ({numbers(row['value'])})"
         if row["what"] == "cores"
-        else _cap({"memory_bandwidth_percent": row["value"]})
+        else _cap(row["value"], row["enforced"])
     )
     done = (
         f", by {row['enforced']}" if row["enforced"] else f"; {row['problem'] or 'its node has not answered'}"
@@ -240,7 +243,7 @@ TEXTS: Mapping[str, tuple[str, Callable[[Data], str]]] = MappingProxyType(
         "penstock.cores.reclaimed": ("reclaimed", lambda d: f"for {d['by_job_id']}: {d['reason']}"),
         "penstock.move.given_up": ("not moved", lambda d: str(d["reason"])),
         "penstock.cores.decided": ("cores", lambda d: f"{_short(d)}: {count(len(d['cores']), 'core')}, {asked(d)}"),
-        "penstock.bandwidth.decided": ("bandwidth", lambda d: f"{_short(d)}: {_cap(d)}, {asked(d)}"),
+        "penstock.bandwidth.decided": ("bandwidth", lambda d: f"{_short(d)}: {_cap(d['memory_bandwidth_percent'])}, {asked(d)}"),
         "penstock.task.adjusted": ("adjusted", lambda d: f"{_short(d)}: {_adjusted(d)}"),
         "penstock.steps.measured": ("progress", lambda d: _progress(d)),
         "penstock.stages.measured": ("stages", lambda d: f"{_short(d)}: of {d['iterations']} iterations"),
@@ -282,7 +285,7 @@ TEXTS: Mapping[str, tuple[str, Callable[[Data], str]]] = MappingProxyType(
         "penstock.plan.proposed": ("proposal", lambda d: _proposed(d)),
         "penstock.migration.proposed": ("proposal", lambda d: f"{d['proposer']}: to {', '.join(dict.fromkeys(d['nodes']))}: {d['reason']}"),
         "penstock.cores.proposed": ("proposal", lambda d: f"{d['proposer']}: {_short(d)} with {count(d['cores'], 'core')}: {d['reason']}"),
-        "penstock.throttle.proposed": ("proposal", lambda d: f"{d['proposer']}: {_short(d)} with {_cap(d)}: {d['reason']}"),
+        "penstock.throttle.proposed": ("proposal", lambda d: f"{d['proposer']}: {_short(d)} with {_cap(d['memory_bandwidth_percent'])}: {d['reason']}"),
         "penstock.plan.adopted": ("plan", lambda d: _adopted(d)),
         "penstock.batch_window.opened": ("window", lambda d: "jobs arrive fast: waiting jobs are left to a batch plan"),
         "penstock.batch_window.closed": ("window", lambda d: f"over: {'a plan was answered' if d['reason'] == 'answered' else 'no plan came in time'}"),

@@ -170,6 +170,10 @@ EXITS = {
     "cgroup": "exits by cgroup",
     "none": "exits not proven: whole GPUs only",
 }
+BANDWIDTH = {
+    "resctrl": "memory bandwidth by resctrl",
+    "cpu_quota": "memory bandwidth by quotas of processor time",
+}
 CONTENTION = {
     "pressure": "waiting for cores by the kernel's triggers",
     "schedstat": "waiting for cores by reading what threads have waited",
@@ -188,7 +192,7 @@ def isolation(node: Row) -> str:
         "memory per task" if found.get("memory") == "task" else "memory per process",
         f"cores by {found.get('cores', 'affinity')}",
         "devices by cgroup" if found.get("devices") == "cgroup" else "GPUs by CUDA_VISIBLE_DEVICES alone",
-        "memory bandwidth by resctrl" if found.get("bandwidth") == "resctrl" else "",
+        BANDWIDTH.get(found.get("bandwidth", "none"), ""),
         f"jobs as {found['user']}" if found.get("user") else "",
     ]
     return ", ".join(part for part in parts if part)

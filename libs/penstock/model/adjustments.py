@@ -46,7 +46,7 @@ class CoresDecided(AdjustmentDecided, frozen=True, kw_only=True):
 
 @event
 class BandwidthDecided(AdjustmentDecided, frozen=True, kw_only=True):
-    """A running task's memory bandwidth is capped, in percent of the bandwidth of each memory controller of its node; None lifts the cap."""
+    """A running task's memory bandwidth is capped, in percent of the bandwidth of each memory controller of its node, or of the time of its cores (`Isolation.bandwidth`); None lifts the cap."""
 
     TYPE = "penstock.bandwidth.decided"
     OMITTED = ("cause",)
@@ -71,6 +71,6 @@ class TaskAdjusted(TaskEvent, frozen=True, kw_only=True):
     order_token: Token
     """Token of the order that is answered."""
     what: Literal["cores", "memory_bandwidth"]
-    enforced: Literal["", "cpuset", "affinity", "resctrl"]
+    enforced: Literal["", "cpuset", "affinity", "resctrl", "cpu_quota"]
     """Mechanism that enforces it, read back after it was set; `affinity`: the task can widen it. Empty: not enforced, `detail` has the reason."""
     detail: ShortText = ""

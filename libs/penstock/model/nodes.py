@@ -43,8 +43,8 @@ class Isolation(Value, frozen=True, kw_only=True):
     """`cgroup`: a task can open only its own GPUs and no disk; `hint`: CUDA_VISIBLE_DEVICES, which a program can ignore."""
     user: ShortText = ""
     """User that jobs run as; empty: not reported."""
-    bandwidth: Literal["resctrl", "none"] = "none"
-    """`resctrl`: the memory bandwidth of a task can be capped."""
+    bandwidth: Literal["resctrl", "cpu_quota", "none"] = "none"
+    """How the memory bandwidth of a task is capped. `resctrl`: by the processor; `cpu_quota`: by the time for which its cores work, so a cap is a percentage of that time."""
 
 
 class Measures(Value, frozen=True, kw_only=True):

@@ -116,7 +116,7 @@ class CoresProposed(Proposal, frozen=True, kw_only=True):
 
 @event
 class ThrottleProposed(Proposal, frozen=True, kw_only=True):
-    """Proposal to cap a task's memory bandwidth; None lifts the cap. Source: CODA §5c."""
+    """Proposal to cap a task's memory bandwidth (`Isolation.bandwidth`: how); None lifts the cap. Source: CODA §5c."""
 
     TYPE = "penstock.throttle.proposed"
     OMITTED = ("by", "cause")

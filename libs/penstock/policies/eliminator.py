@@ -5,6 +5,7 @@ throttled (MBA), or get half their cores where the processor cannot cap bandwidt
 
 Departures:
 - A training job is slow when its speed (steps, or utilisation where it reports no steps) has fallen by 10 % from its best with the same cores.
+- Where bandwidth cannot be capped, a job that has one core left is capped to a part of that core's time, where the node can do that: it may slow a training job from one core, too.
 - Without counters of bandwidth the signal is the kernel's pressure stall information: the time in which threads of the training job waited for a core.
 - Caps are lowered in steps, each of which is measured before the next: 50, 25, 10 %. The source names no step.
 - Where threads of the training job wait for cores, as many cores are taken at once as its slowdown requires (`left`), at least half. The source halves them
@@ -13,7 +14,7 @@ Departures:
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from penstock.model.adjustments import AdjustmentCause
 
@@ -27,7 +28,7 @@ STALLED_LOW = 10.0
 FALLS = 0.10
 """A training job that has lost this fraction of its best speed is slow."""
 CAPS = (50, 25, 10)
-"""Steps of the cap, in percent of memory bandwidth."""
+"""Steps of the cap, in percent."""
 LITTLE_TRAFFIC = 5.0
 """Percent of the node's bandwidth: throttling a job that uses less has no effect."""
 HEAVY = 0.5
@@ -35,6 +36,10 @@ HEAVY = 0.5
 RELEASE_MS = 6_000
 """How long the pressure must stay low before jobs are released: three windows of telemetry; doubled after each release."""
 MAX_DOUBLINGS = 6
+
+
+Caps = Literal["resctrl", "cpu_quota", "none"]
+"""What can be capped on a node: memory bandwidth, the time of a job's cores, nothing (`penstock.model.nodes.Isolation.bandwidth`)."""
 
 
 class Training(NamedTuple):
@@ -51,7 +56,7 @@ class Other(NamedTuple):
     task_id: str
     cores: int
     cap: int | None
-    """The cap that it got here, in percent of memory bandwidth; None: it has none, or an operator's."""
+    """The cap that it got here, in percent of memory bandwidth or of its cores' time; None: it has none, or an operator's."""
     throttled_from: int
     """Cores that it had before some were taken; 0: none were taken."""
     traffic: float | None
@@ -63,14 +68,15 @@ class Other(NamedTuple):
     may_return: bool
     """Whether it could be throttled again after a release while a training job runs beside it."""
 
-    @property
-    def lower_cap(self) -> int | None:
-        """The next lower cap; None: there is none."""
-        return next((cap for cap in CAPS if self.cap is None or cap < self.cap), None)
-
-    def can_be_slowed(self, *, caps: bool) -> bool:
+    def can_be_slowed(self, caps: Caps) -> bool:
         """Whether its cap or its cores can still be lowered."""
-        return self.lower_cap is not None if caps else self.cores > 1
+        by_cap = caps != "none" and (self.cap is None or self.cap > CAPS[-1])
+        return by_cap or (self.cores > 1 and caps != "resctrl")
+
+    def lower_cap(self, part: float) -> int:
+        """The first step of the cap at or below this part of its present one, else the last step."""
+        most = part * (100 if self.cap is None else self.cap)
+        return next((cap for cap in CAPS if cap <= most), CAPS[-1])
 
     @property
     def throttled(self) -> bool:
@@ -81,8 +87,7 @@ class NodeView(NamedTuple):
     """Measurements of a node."""
 
     node_id: str
-    caps: bool
-    """Whether bandwidth can be capped."""
+    caps: Caps
     bandwidth: float | None
     """Percent of the node's maximum; None: it has no counters."""
     stalled: float | None
@@ -145,7 +150,7 @@ def throttled(view: NodeView, *, halves: bool) -> Sequence[Change]:
     if slow is None or not view.high:
         return ()
     why = f"{slow.task_id} has lost {100 * (slow.lost or 0.0):.0f} % of its speed on {view.node_id}, {view.pressure}"
-    able = [other for other in view.others if other.may_throttle and other.can_be_slowed(caps=view.caps)]
+    able = [other for other in view.others if other.may_throttle and other.can_be_slowed(view.caps)]
     heavy = max(
         LITTLE_TRAFFIC,
         HEAVY * max((other.traffic for other in able if other.traffic is not None), default=0.0),
@@ -155,15 +160,17 @@ def throttled(view: NodeView, *, halves: bool) -> Sequence[Change]:
     for other in able:
         if other.traffic is not None and other.traffic < heavy:
             continue
-        if view.caps:
-            found.append(Change(other.task_id, "contention", why, cap=other.lower_cap))
+        if view.caps == "resctrl":
+            found.append(Change(other.task_id, "contention", why, cap=other.lower_cap(0.5)))
+        elif other.cores == 1:
+            found.append(Change(other.task_id, "contention", why, cap=other.lower_cap(part)))
         else:
             found.append(Change(other.task_id, "contention", why, cores=max(1, int(other.cores * part))))
     return found
 
 
 def released(view: NodeView, *, calm: bool) -> Sequence[Change]:
-    """Which tasks are released now, in one step. `calm`: the pressure has been low for long enough."""
+    """Which tasks are released now, in one step; of a task that has both fewer cores and a cap, only the cap. `calm`: the pressure has been low for long enough."""
     if view.trainings and not calm:
         return ()
     why = (

@@ -65,7 +65,10 @@ def refused(state: CellState, proposal: Adjusting) -> Refusal | None:
     if isinstance(proposal, ThrottleProposed):
         isolation = found.node.spec.isolation
         if isolation is None or isolation.bandwidth == "none":
-            return Refusal("unsupported", f"{node_id} cannot cap memory bandwidth: it has no usable resctrl")
+            return Refusal(
+                "unsupported",
+                f"{node_id} cannot cap memory bandwidth: it has neither resctrl nor quotas of processor time that it can use",
+            )
         return None
     if proposal.cores > len(found.task.place.cores) and node_id in reserved_nodes(state):
         return Refusal("infeasible", f"what is free of {node_id} is reserved for a proposed plan")

@@ -1,8 +1,8 @@
-"""Contention on a machine: jobs without GPUs take cores, or where it can be capped memory bandwidth, that trainings beside them need."""
+"""Contention on a machine: jobs without GPUs take cores or, where its processor can cap that, memory bandwidth, that trainings beside them need."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from penstock.model.nodes import NodeSpec
 
@@ -10,7 +10,8 @@ if TYPE_CHECKING:
     from tests.faults.laboratory.machine import Machine, TaskProcess
 
 SLOWED = 1.5  # a training's step time beside a job that has more than this leaves:
-LEAVES_CORES = 1
+LEAVES_CORES = 1.0
+LEAVES_OF_ONE = 0.5  # where the time of cores can be capped
 LEAVES_PERCENT = 50
 WAITS = 0.4  # of the time a slowed training's threads wait for a core
 OTHERS_MB_S, TRAINING_MB_S = 18_000, 500  # a node-reporter takes 20,000 for all that there is
@@ -27,9 +28,14 @@ class Used:
     """Memory traffic."""
 
 
+def mechanism(spec: NodeSpec) -> Literal["resctrl", "cpu_quota", "none"]:
+    """How it can cap memory bandwidth."""
+    return "none" if spec.isolation is None else spec.isolation.bandwidth
+
+
 def caps_bandwidth(spec: NodeSpec) -> bool:
-    """Whether it can cap memory bandwidth; then it counts the traffic, too."""
-    return spec.isolation is not None and spec.isolation.bandwidth != "none"
+    """Whether its processor can cap memory bandwidth; then it counts the traffic, too."""
+    return mechanism(spec) == "resctrl"
 
 
 def slowdown(machine: "Machine", process: "TaskProcess") -> float:
@@ -56,7 +62,8 @@ def _contended(machine: "Machine") -> bool:
     others = list(_others(machine))
     if caps_bandwidth(machine.spec):
         return any(100 * _share(process) > LEAVES_PERCENT for process in others)
-    return any(len(process.cores) > LEAVES_CORES for process in others)
+    leaves = LEAVES_CORES if mechanism(machine.spec) == "none" else LEAVES_OF_ONE
+    return any(len(process.cores) * _share(process) > leaves for process in others)
 
 
 def _others(machine: "Machine") -> "Iterator[TaskProcess]":
@@ -69,5 +76,5 @@ def _trains(process: "TaskProcess") -> bool:
 
 
 def _share(process: "TaskProcess") -> float:
-    """Of the memory bandwidth that it would use without a cap."""
+    """Of the memory bandwidth, or of its cores' time, that it would use without a cap."""
     return (100 if process.percent is None else process.percent) / 100

@@ -21,7 +21,7 @@ from penstock_services.node_reporter.shell.ports import (
     Started,
 )
 from tests.faults.laboratory.checkpoints import FOLDER
-from tests.faults.laboratory.contention import caps_bandwidth, meter
+from tests.faults.laboratory.contention import caps_bandwidth, mechanism, meter
 from tests.faults.laboratory.machine import Machine, TaskProcess
 from tests.faults.laboratory.process import Process
 from tests.faults.laboratory.wire import keys_of
@@ -275,7 +275,7 @@ class SimulatedHost:
         stream = self._machine.streams.get(key)
         return None if stream is None else stream.of(self._process)
 
-    def set_affinity(self, key: Key, cores: Sequence[int]) -> Enforced | None:
+    def set_affinity(self, key: Key, cores: Sequence[int], cap_percent: int | None) -> Enforced | None:
         if self._machine.dies_pinning:
             self._machine.dies_pinning = False
             self._process.kill("before it pins a task")
@@ -289,7 +289,10 @@ class SimulatedHost:
     def cap_bandwidth(self, key: Key, percent: int | None) -> Enforced | None:
         self._process.step("before it caps a task")
         done = self._machine.cap(key, percent)
-        return None if done is None else Enforced("resctrl") if done else Enforced("", "it has no resctrl")
+        by = mechanism(self._machine.spec)
+        if done is None:
+            return None
+        return Enforced("", "it cannot cap bandwidth") if by == "none" else Enforced(by)
 
     def watch_gpus(self, deliver: Callable[[GpuFaulted], None]) -> None:
         self._machine.gpu_fault = deliver

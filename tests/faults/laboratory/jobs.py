@@ -17,6 +17,8 @@ SPARE_CORES = 4
 MEMORY_PER_GPU_MIB = 16_384
 GPU_MEMORY_MIB = 16_384
 CAPPING = Isolation(exits="pid_namespace", files=True, bandwidth="resctrl")
+CAPPING_TIME = Isolation(exits="pid_namespace", files=True, bandwidth="cpu_quota")
+ISOLATION = (CAPPING, CAPPING_TIME, CAPPING, None)
 
 KINDS = {
     "good": (10, (SUCCEEDED,)),
@@ -59,7 +61,7 @@ class SimulatedJob(NamedTuple):
 
 
 def nodes_of(rng: np.random.Generator, count: int) -> list[NodeSpec]:
-    """Small machines of two GPU models; the first one has the most GPUs. Every other one can cap memory bandwidth."""
+    """Small machines of two GPU models; the first one has the most GPUs. Every other one can cap memory bandwidth, every fourth the time of cores."""
     specs: list[NodeSpec] = []
     for number in range(count):
         gpus = 4 if number == 0 else int(rng.choice([1, 2, 2, 4]))
@@ -74,7 +76,7 @@ def nodes_of(rng: np.random.Generator, count: int) -> list[NodeSpec]:
                 cores=CORES_PER_GPU * gpus + SPARE_CORES,
                 host_memory_mib=MEMORY_PER_GPU_MIB * (gpus + 1),
                 logs=LogServer(port=8_743, key="0" * 16),
-                isolation=None if number % 2 else CAPPING,
+                isolation=ISOLATION[number % len(ISOLATION)],
                 gpus=tuple(
                     Gpu(index=i, uuid=f"{name}-{i}", model=model, memory_mib=GPU_MEMORY_MIB)
                     for i in range(gpus)

@@ -5,7 +5,7 @@ A *job model* gives the speed of a job; it is measured data, never a model that 
 speed between changes. A job model with other rules of progress brings its own.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -21,7 +21,8 @@ class Allocation(NamedTuple):
 
     gpus: tuple[int, ...] = ()
     """Indexes of its GPUs."""
-    cores: int = 0
+    cores: float = 0
+    """A part of one where their time is capped."""
     share_milli: int = WHOLE_GPU_MILLI
     """Thousandths of its GPU; less than a whole one only with one GPU."""
     workers: int = 1
@@ -52,18 +53,29 @@ def allocations(tasks: Iterable[TaskPlacement]) -> Placement:
     return found
 
 
-def capped(placement: Placement, caps: Iterable[tuple[str, int | None]]) -> Placement:
-    """The placement with caps of memory bandwidth, ⟨node, percent⟩ for each task. A job has no cap on a node where one of its tasks has none."""
-    found: dict[str, list[int | None]] = {}
+def capped(
+    placement: Placement, caps: Iterable[tuple[str, int | None]], by_time: Collection[str]
+) -> Placement:
+    """The placement with caps of memory bandwidth, ⟨node, percent⟩ for each task. A job has no cap on a node where one of its tasks has none.
+
+    `by_time`: nodes on which a cap limits the time of the job's cores; it has so many fewer of them there.
+    """
+    of_tasks: dict[str, list[int]] = {node_id: [] for node_id in placement}
+    uncapped = set()
     for node_id, percent in caps:
-        found.setdefault(node_id, []).append(percent)
-    sums = {
-        node_id: None if None in of_tasks else min(100, sum(percent or 0 for percent in of_tasks))
-        for node_id, of_tasks in found.items()
-    }
-    return {
-        node_id: held._replace(bandwidth_percent=sums.get(node_id)) for node_id, held in placement.items()
-    }
+        if percent is None:
+            uncapped.add(node_id)
+        else:
+            of_tasks[node_id].append(percent)
+    found = dict(placement)
+    for node_id in placement.keys() - uncapped:
+        held, percents = placement[node_id], of_tasks[node_id]
+        found[node_id] = (
+            held._replace(cores=held.cores * sum(percents) / len(percents) / 100)
+            if node_id in by_time
+            else held._replace(bandwidth_percent=min(100, sum(percents)))
+        )
+    return found
 
 
 class Neighbour(NamedTuple):

@@ -13,8 +13,8 @@ from penstock.policies.validate_adjustments import Running, running, usable_core
 from penstock_services.contention_guard.core.paces import Node, Pace
 from penstock_services.contention_guard.core.searches import alone
 
-RESERVE = 12
-"""Steps down that are reserved for a job after its release: from 1,024 cores to one takes ten."""
+RESERVE = 13
+"""Steps down that are reserved for a job after its release: from 1,024 cores to one takes ten, and its cap has three."""
 Paces = Mapping[str, Pace]
 """By task id, of running tasks with telemetry."""
 
@@ -32,7 +32,7 @@ def pressure(state: CellState, spec: NodeState, node: Node, paces: Paces) -> Nod
     isolation = spec.spec.isolation
     return NodeView(
         spec.spec.node_id,
-        isolation is not None and isolation.bandwidth == "resctrl",
+        "none" if isolation is None else isolation.bandwidth,
         node.bandwidth,
         max(stalled) if stalled else node.stalled,
         (),

@@ -43,6 +43,8 @@ class SetAffinity(OfTask, frozen=True):
 
     order_token: int
     cores: tuple[int, ...]
+    cap_percent: int | None = None
+    """The cap that it has (`CapBandwidth.percent`)."""
 
 
 class CapBandwidth(OfTask, frozen=True):
@@ -50,7 +52,7 @@ class CapBandwidth(OfTask, frozen=True):
 
     order_token: int
     percent: int | None
-    """Of a memory controller's bandwidth; None: no cap."""
+    """Of a memory controller's bandwidth, or of its cores' time; None: no cap."""
 
 
 class Discard(msgspec.Struct, frozen=True):

@@ -47,7 +47,10 @@ def unconfirmed(tasks: Iterable[Task]) -> Iterator[Decision]:
 def _asked(task: Task, token: int | None = None) -> Iterator[tuple[int, Adjusted, Decision]]:
     """Token, desired state and action of each kind, or of the one with this token."""
     if task.cores is not None and task.order is not None and token in (None, task.cores.token):
-        act: Decision = SetAffinity(task.task_id, task.token, task.cores.token, task.order.place.cores)
+        percent = None if task.bandwidth is None else task.bandwidth.percent
+        act: Decision = SetAffinity(
+            task.task_id, task.token, task.cores.token, task.order.place.cores, percent
+        )
         yield task.cores.token, task.cores, act
     if task.bandwidth is not None and token in (None, task.bandwidth.token):
         act = CapBandwidth(task.task_id, task.token, task.bandwidth.token, task.bandwidth.percent)

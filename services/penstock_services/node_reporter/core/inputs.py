@@ -68,7 +68,7 @@ class Done(OfTask, frozen=True):
 
     order_token: int
     what: Literal["cores", "memory_bandwidth"]
-    enforced: Literal["", "cpuset", "affinity", "resctrl"]
+    enforced: Literal["", "cpuset", "affinity", "resctrl", "cpu_quota"]
     detail: str = ""
 
 

@@ -12,7 +12,7 @@ def carry_out(host: Host, action: SetAffinity | CapBandwidth) -> Done | None:
     key = (action.task_id, action.token)
     what: Literal["cores", "memory_bandwidth"]
     if isinstance(action, SetAffinity):
-        what, found = "cores", host.set_affinity(key, action.cores)
+        what, found = "cores", host.set_affinity(key, action.cores, action.cap_percent)
     else:
         what, found = "memory_bandwidth", host.cap_bandwidth(key, action.percent)
     return None if found is None else Done(*key, action.order_token, what, *found)

@@ -24,6 +24,8 @@ per thread), a memory cap counts used memory; so this much more is allowed."""
 UNIFIED = "unified"
 MEMORY = "memory"
 CPUSET = "cpuset"
+PROCESSOR = "cpu"
+PROCESSOR_MAX = "cpu.max"
 DEVICES = "devices"
 GPU_MAJOR = 195
 """Major number of /dev/nvidia0 … Source: the kernel's admin-guide/devices.txt; a GPU's minor number is NVML's."""
@@ -106,6 +108,8 @@ class Cgroups:
 
         cpuset = own.get(CPUSET) or unified
         self._cpuset = cpuset if gives(cpuset, "cpuset.cpus") else None
+        self.processor_roots = own.get(PROCESSOR), unified if gives(unified, PROCESSOR_MAX) else None
+        """This process's own groups of v1 and v2 in which quotas of processor time may be available. See `cpu_quota`."""
         self._devices = own[DEVICES] if gives(own.get(DEVICES), "devices.deny") else None
         self.gpu_minors: Mapping[str, int] | None = {}
         """Minor device number by UUID, of every GPU of the node; None where they are not known."""
@@ -217,6 +221,7 @@ class Cgroups:
             self._cpuset,
             self._devices,
             self._pressure,
+            self.processor_roots[1],
         ]
         return [root for root in dict.fromkeys(roots) if root is not None]
 

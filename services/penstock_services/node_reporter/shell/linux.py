@@ -33,6 +33,7 @@ from penstock_services.node_reporter.core.environment import (
 from penstock_services.node_reporter.options import IsolationChoice, Options
 from penstock_services.node_reporter.shell import processes
 from penstock_services.node_reporter.shell.archiver import Archiver
+from penstock_services.node_reporter.shell.bandwidth_caps import BandwidthCaps
 from penstock_services.node_reporter.shell.cgroups import Cgroups
 from penstock_services.node_reporter.shell.checkpoint_fetch import CheckpointFetcher
 from penstock_services.node_reporter.shell.checkpoint_folders import CheckpointFolders
@@ -65,7 +66,6 @@ from penstock_services.node_reporter.shell.ports import (
 )
 from penstock_services.node_reporter.shell.programs import conda_folders, own_environment
 from penstock_services.node_reporter.shell.records import read_record
-from penstock_services.node_reporter.shell.resctrl import Resctrl
 from penstock_services.node_reporter.shell.resctrl_monitor import TrafficMonitor
 from penstock_services.node_reporter.shell.secrets import Secrets
 from penstock_services.node_reporter.shell.spawner import Spawner, find_confinement, lock_state
@@ -95,7 +95,6 @@ class LinuxHost:
             check_reach(self._user, options.state_dir)
         own = sha256(str(options.state_dir).encode()).hexdigest()[:8]
         self._cgroups = Cgroups(f"{file_name(options.node_id)}-{own}", options.cgroup)
-        self._resctrl = Resctrl(self._cgroups.name, memory_mb_s=options.memory_bandwidth_mb_s)
         self._traffic = TrafficMonitor(self._cgroups.name)
         self.meters = LinuxMeters(
             self._cgroups,
@@ -104,6 +103,8 @@ class LinuxHost:
             memory_mb_s=options.memory_bandwidth_mb_s,
         )
         self._confinement, why = confine(options.isolation, self._cgroups, self._user)
+        self._protected = self._confinement.mounts or self._user is not None
+        self._caps = BandwidthCaps(self._cgroups, options.memory_bandwidth_mb_s, protected=self._protected)
         spec = find_node(options)
         if options.virtual_gpus is None:
             self._cgroups.gpu_minors = gpu_minors(spec.gpus)
@@ -132,15 +133,14 @@ class LinuxHost:
     def _isolation(self, why: str) -> Isolation:
         """The enforced isolation. A task of the same user that can write to the cgroups' files is confined by none of them."""
         groups, plan = self._cgroups, self._confinement
-        protected = plan.mounts or self._user is not None
         return Isolation(
             exits=plan.exits,
             files=plan.mounts,
             reason=why[:MAX_TEXT],
             memory="task" if groups.caps_memory else "process",
-            cores="cpuset" if protected and groups.keeps_cores else "affinity",
-            devices="cgroup" if protected and groups.keeps_devices else "hint",
-            bandwidth="resctrl" if self._resctrl.usable else "none",
+            cores="cpuset" if self._protected and groups.keeps_cores else "affinity",
+            devices="cgroup" if self._protected and groups.keeps_devices else "hint",
+            bandwidth=self._caps.mechanism,
             user=self._user.name if self._user is not None else own_name(),
         )
 
@@ -200,7 +200,7 @@ class LinuxHost:
         if found is not None:
             self._groups.leave(folder := self._folder(key))
             asyncio.get_running_loop().run_in_executor(None, self._remove_watched, key)
-            self._resctrl.sweep()
+            self._caps.sweep()
             self._traffic.sweep()
             if self.archiver is not None:
                 self.archiver.ended(*key)
@@ -242,7 +242,7 @@ class LinuxHost:
         hidden = outermost(folder for folder in folders if folder is not None and folder.is_dir())
         self._cgroups.sweep()
         self._folders.prepare()
-        self._resctrl.sweep()
+        self._caps.sweep()
         self._traffic.sweep()
         plan = self._confinement._replace(
             tasks=str(tasks),
@@ -412,7 +412,7 @@ class LinuxHost:
         alive = started is not None and processes.is_alive(started.shim, started.shim_start)
         return started if alive else None
 
-    def set_affinity(self, key: Key, cores: Sequence[int]) -> Enforced | None:
+    def set_affinity(self, key: Key, cores: Sequence[int], cap_percent: int | None) -> Enforced | None:
         """The group first: it bounds the possible affinities."""
         if (started := self._alive(key)) is None:
             return None
@@ -421,6 +421,7 @@ class LinuxHost:
         except OSError as error:
             return Enforced("", f"its cpuset: {error.strerror}") if self._alive(key) else None
         wrong = pin(started.shim, real_cores(cores))
+        wrong = wrong or self._caps.cores_changed(self._folder(key).name, started, cap_percent)
         isolation = self.spec.isolation
         mechanism = "affinity" if isolation is None else isolation.cores
         return Enforced("" if wrong else mechanism, wrong)
@@ -432,8 +433,7 @@ class LinuxHost:
     def cap_bandwidth(self, key: Key, percent: int | None) -> Enforced | None:
         if (started := self._alive(key)) is None:
             return None
-        wrong = self._resctrl.cap(self._folder(key).name, started.shim, percent)
-        return Enforced("" if wrong else "resctrl", wrong)
+        return self._caps.cap(self._folder(key).name, started, percent)
 
     def watch_gpus(self, deliver: Callable[[GpuFaulted], None]) -> None:
         if self.options.virtual_gpus is None and self.spec.gpus:

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 
 from penstock_services.node_reporter.shell.processes import below
 
@@ -19,6 +20,15 @@ def pin(shim: int, cores: Collection[int]) -> str:
         return True
 
     return each_thread(shim, pinned)
+
+
+def cores_of(shim: int) -> int:
+    """Number of cores that a process below the shim may use, the most of any; at least 1."""
+    found = [1]
+    for pid in below(shim):
+        with suppress(ProcessLookupError):
+            found.append(len(os.sched_getaffinity(pid)))
+    return max(found)
 
 
 def each_thread(shim: int, change: Callable[[int], bool]) -> str:

@@ -93,7 +93,7 @@ class Exit(msgspec.Struct, frozen=True):
 class Enforced(NamedTuple):
     """Result of an adjustment. `by` is empty where it is not possible; then `detail` has the reason."""
 
-    by: Literal["", "cpuset", "affinity", "resctrl"]
+    by: Literal["", "cpuset", "affinity", "resctrl", "cpu_quota"]
     detail: str = ""
 
 
@@ -290,8 +290,8 @@ class Host(Protocol):
         """None: the task has removed or replaced it."""
         ...
 
-    def set_affinity(self, key: Key, cores: Sequence[int]) -> Enforced | None:
-        """Pins every thread of a task's processes, and reads it back. None: the task has ended."""
+    def set_affinity(self, key: Key, cores: Sequence[int], cap_percent: int | None) -> Enforced | None:
+        """Pins every thread of a task's processes, adapts a cap of this percentage to its new cores, and reads both back. None: the task has ended."""
         ...
 
     def allow_gpus(self, key: Key, uuids: Sequence[str]) -> None:
