@@ -108,7 +108,7 @@ async def test_a_script_is_told_of_its_cores_between_two_iterations(node: Option
 
 
 async def test_what_this_machine_cannot_do_is_answered(node: Options, cell: Cell) -> None:
-    """No resctrl, no such core: the cell learns it, and the task runs on as before."""
+    """It has no such core, and can cap no bandwidth: the cell learns it, and the task runs on as before."""
     joined = await cell.until(external_events.NodeJoined)
     await cell.order(start_order(1, "sleep", "600"))
     started = await cell.until(external_events.TaskStarted)
@@ -129,6 +129,52 @@ async def test_what_this_machine_cannot_do_is_answered(node: Options, cell: Cell
     assert getattr(found[0], "detail", "") == "not on this node: cores 4; it has 4"
     assert os.sched_getaffinity(started.pid) == {USABLE[0]}
     await cell.order(stop_order(4, started.task_id))
+    await cell.until(external_events.TaskExited)
+
+
+SPINS = "import os\nos.fork()\nwhile True: pass"
+
+
+def processor_s(pids: list[int]) -> float:
+    """Processor time of these processes so far."""
+    found = 0
+    for pid in pids:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        found += int(fields[11]) + int(fields[12])
+    return found / os.sysconf("SC_CLK_TCK")
+
+
+@two_cores
+async def test_a_cap_limits_a_task_to_a_part_of_its_cores_time_and_follows_its_cores(
+    node: Options, cell: Cell
+) -> None:
+    """No resctrl: a job that computes on one core gets a fifth of its time. An operator gives it two cores, of both of which it then gets a fifth."""
+    joined = await cell.until(external_events.NodeJoined)
+    isolation = joined.node.isolation
+    if isolation is None or isolation.bandwidth != "cpu_quota":
+        pytest.skip(
+            "tasks can write the files of cgroups here, or there is no `cpu` controller, or there is resctrl"
+        )
+    await cell.order(start_order(1, sys.executable, "-c", SPINS, cores=(0,)))
+    started = await cell.until(external_events.TaskStarted)
+    shim = shim_of(started.pid)
+    while len(list(below(shim))) < 2:
+        await asyncio.sleep(0.02)
+    await cell.order(
+        SetBandwidth(token=2, node_id=NODE, task_id=started.task_id, memory_bandwidth_percent=20)
+    )
+    adjusted = await cell.until(TaskAdjusted)
+    assert (adjusted.what, adjusted.enforced) == ("memory_bandwidth", "cpu_quota")
+    for token, cores in ((3, (0, 1)), (4, (1,))):
+        await cell.order(SetCores(token=token, node_id=NODE, task_id=started.task_id, cores=cores))
+        adjusted = await cell.until(TaskAdjusted, count=token - 1)
+        used_s = 0.0
+        while used_s <= (0.25 if len(cores) == 2 else 0.0):  # more than of one core, once the machine has it
+            before_s = processor_s(list(below(shim)))
+            await asyncio.sleep(1)
+            used_s = processor_s(list(below(shim))) - before_s
+            assert used_s <= 0.2 * len(cores) + 0.1, "at most its part, and what a period begins with"
+    await cell.order(stop_order(5, started.task_id, grace_ms=0))
     await cell.until(external_events.TaskExited)
 
 
