@@ -237,7 +237,7 @@ class Options:
     cgroup: Annotated[
         Path | None,
         typer.Option(
-            help="Delegated cgroup v2 folder for memory caps, its memory controller enabled for children."
+            help="Delegated cgroup v2 folder for the groups of tasks, its controllers memory, and for cores and their time cpuset and cpu, enabled for children."
         ),
     ] = None
 

@@ -102,7 +102,7 @@ class Cgroups:
         )
         if given is not None and self._memory is None:
             raise ConfigurationError(
-                f"--cgroup: {given} gives its groups no memory cap; delegate a cgroup v2 folder and write +memory into its "
+                f"--cgroup: {given} gives its groups no memory cap; delegate a cgroup v2 folder and write +memory +cpuset +cpu into its "
                 "cgroup.subtree_control, or a folder of the memory hierarchy of v1"
             )
 
