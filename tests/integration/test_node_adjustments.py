@@ -174,7 +174,16 @@ async def test_a_cap_limits_a_task_to_a_part_of_its_cores_time_and_follows_its_c
             await asyncio.sleep(1)
             used_s = processor_s(list(below(shim))) - before_s
             assert used_s <= 0.2 * len(cores) + 0.1, "at most its part, and what a period begins with"
-    await cell.order(stop_order(5, started.task_id, grace_ms=0))
+    lift = SetBandwidth(token=5, node_id=NODE, task_id=started.task_id, memory_bandwidth_percent=None)
+    await cell.order(lift)
+    lifted = await cell.until(TaskAdjusted, count=4)
+    assert (lifted.enforced, lifted.detail) == ("cpu_quota", "")
+    used_s = 0.0
+    while used_s <= 0.4:  # more than the cap, once the machine has it
+        before_s = processor_s(list(below(shim)))
+        await asyncio.sleep(1)
+        used_s = processor_s(list(below(shim))) - before_s
+    await cell.order(stop_order(6, started.task_id, grace_ms=0))
     await cell.until(external_events.TaskExited)
 
 

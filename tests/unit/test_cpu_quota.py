@@ -109,6 +109,7 @@ def test_in_cgroup_v2_the_tasks_own_group_has_the_quota(unified: Path) -> None:
 def test_a_task_without_a_group_and_a_group_that_is_gone_are_answered(unified: Path) -> None:
     quota = CpuQuota("n1", None, unified)
     assert "no cgroup" in quota.cap("t@1", os.getpid(), ["/elsewhere/n1@3"], 1, 25)
+    assert quota.cap("t@1", os.getpid(), ["/elsewhere/n1@3"], 1, None) == "", "it has no cap"
     assert "No such file" in quota.cap("t@1", os.getpid(), [str(unified / "gone")], 1, 25)
 
 

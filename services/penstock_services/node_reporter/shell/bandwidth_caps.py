@@ -20,13 +20,15 @@ class BandwidthCaps:
         )
 
     def cap(self, task: str, started: Started, percent: int | None) -> Enforced:
-        """Caps everything below the task's shim, or lifts the cap; read back. `task`: the name of its folder. `percent`: of the node's memory bandwidth, or of the time of the
-        task's present cores."""
-        if self.mechanism == "cpu_quota":
+        """Caps everything below the task's shim, or lifts the cap, whichever mechanism set it; read back. `task`: the name of its folder. `percent`: of the node's memory bandwidth,
+        or of the time of the task's present cores."""
+        quota = self.mechanism == "cpu_quota"
+        wrong = ""
+        if quota or percent is None:
             wrong = self._quota.cap(task, started.shim, started.groups, cores_of(started.shim), percent)
-            return Enforced("" if wrong else "cpu_quota", wrong)
-        wrong = self._resctrl.cap(task, started.shim, percent)
-        return Enforced("" if wrong else "resctrl", wrong)
+        if not quota or percent is None:
+            wrong = wrong or self._resctrl.cap(task, started.shim, percent)
+        return Enforced("" if wrong else "cpu_quota" if quota else "resctrl", wrong)
 
     def cores_changed(self, task: str, started: Started, percent: int | None) -> str:
         """Adapts the cap to the task's new cores. Returns why that is not possible; empty: it is done."""

@@ -41,6 +41,8 @@ class CpuQuota:
         if self._v1 is not None:
             return self._cap_v1(self._v1, self._v1 / f"{self._name}@{task}", shim, quota_us)
         group = next((group for group in map(Path, groups) if group.parent == self._v2), None)
+        if group is None and percent is None:
+            return ""
         if group is None:
             return "this node has no cgroup for the processor time of its tasks"
         return _put(group / V2, f"{'max' if quota_us is None else quota_us} {PERIOD_US}")

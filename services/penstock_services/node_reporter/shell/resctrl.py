@@ -52,7 +52,7 @@ class Resctrl:
         minimum is raised to that.
         """
         group = self._root / f"{self._name}@{task}"
-        if self.problem and not (percent is None and group.exists()):
+        if self.problem and percent is not None:
             return f"this node cannot cap memory bandwidth: {self.problem}"
         try:
             if percent is None:
