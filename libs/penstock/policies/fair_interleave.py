@@ -197,6 +197,8 @@ def _whole_gpus(job: JobState) -> int:
 
 def _by_priority(claims: Sequence[_Claim]) -> list[_Claim]:
     """The same positions for each tenant, but its jobs of higher priority in the earlier ones. A job that may not be stopped keeps its position."""
+    if len({claim.job.spec.priority for claim in claims}) <= 1:
+        return list(claims)
     places: dict[str, list[int]] = {}
     for number, claim in enumerate(claims):
         if not claim.fixed:

@@ -282,32 +282,41 @@ class _Search:
             group = next(iter(groups), None)
             if group is None:
                 continue
-            heaviest = max(group.heaviest, new.heaviest)
+            heaviest, value = max(group.heaviest, new.heaviest), group.value
+            totals: tuple[float, ...] = ()
+            if group.kinds and new.kinds:
+                totals, most = self._tables.totals_instead(group.kinds, new.kinds[0])
+                if heaviest * most - value <= best:
+                    continue
             for index, member in enumerate(group.members):
-                if group.kinds and new.kinds:
-                    total = self._tables.total_instead(group.kinds, index, new.kinds[0])
-                    if heaviest * total - group.value <= best:
-                        continue
+                if totals and heaviest * totals[index] - value <= best:
+                    continue
                 if self._jobs[member].fixed:
                     continue
                 rest = self._rest(group, index)
                 if rest is None:
-                    gain = new.value - group.value
+                    gain = new.value - value
                 elif not new.kinds or (
                     self._memory_mib and rest.memory_mib + new.memory_mib > self._memory_mib
                 ):
                     continue
                 else:
-                    gain = bucket.union_value(rest, new) - group.value
+                    gain = bucket.union_value(rest, new) - value
                 if gain > best:
                     best, found = gain, (group, rest, member)
         return found
 
     def _rest(self, group: Group, index: int) -> Group | None:
         """The group without one member; None: no member is left."""
-        members = group.members[:index] + group.members[index + 1 :]
-        if not members:
+        if len(group.members) == 1:
             return None
+        found = group.rests.get(index)
+        if found is None:
+            found = group.rests[index] = self._without(group, index)
+        return found
+
+    def _without(self, group: Group, index: int) -> Group:
+        members = group.members[:index] + group.members[index + 1 :]
         kinds, speeds = self._tables.without(group.kinds, index)
         weights = group.weights[:index] + group.weights[index + 1 :]
         value = sum(map(mul, speeds, weights))
