@@ -194,13 +194,11 @@ class Holdings:
             self._jobs.clear()
         for job_id in changed:
             job, before = state.jobs.get(job_id), self._jobs.get(job_id)
-            holds = job is not None and job.status in HOLDING
-            if before is None:
-                if not holds:
+            if job is not None and job.status not in HOLDING:
+                job = None
+            if before is not None:
+                if job is not None and before.estimate is job.estimate and before.workers == job.workers:
                     continue
-            elif holds and before.estimate is job.estimate and before.workers == job.workers:
-                continue
-            else:
                 owner, held = before.owner, before.amounts
                 left = plus(self.by_owner[owner], tuple(-amount for amount in held))  # type: ignore[arg-type]
                 if any(left):
@@ -208,7 +206,7 @@ class Holdings:
                 else:
                     del self.by_owner[owner]
                 del self._jobs[job_id]
-            if job is not None and holds:
+            if job is not None:
                 owner = job.spec.owner
                 now = self._jobs[job_id] = _Held(owner, amounts(job), job.estimate, job.workers)
                 self.by_owner[owner] = plus(self.by_owner.get(owner, NOTHING), now.amounts)

@@ -157,7 +157,8 @@ class FairInterleave(Interleave):
         waited_s = max(0.0, (state.now_ms - job.submitted_ms) / 1_000 - attained)
         large = of_workers >= LARGE_GPUS
         overdue = gpus >= LARGE_GPUS and _ratio(waited_s, need, large) >= PATIENCE
-        aged = service / sqrt(_ratio(waited_s, service, large))
+        r_s = response_r_s(service, large)
+        aged = service / sqrt((waited_s + r_s) / r_s)
         return _Claim(fixed, aged, job.order, job, gpus, overdue, candidate)
 
 

@@ -26,6 +26,16 @@ class Union(NamedTuple):
     """Sum of all speeds."""
 
 
+class Instead(NamedTuple):
+    """A group with another kind in place of one member: the new speeds."""
+
+    others: tuple[float, ...]
+    """Of the other members, in their order."""
+    new: float
+    total: float
+    """Sum of all speeds."""
+
+
 class Tables:
     """Speeds of unions of kinds, cached. `speeds` and `many_speeds`: pure."""
 
@@ -35,7 +45,7 @@ class Tables:
         self._known: dict[Kinds, tuple[float, ...]] = {}
         self.union = lru_cache(maxsize=65_536)(self._union)
         self.without = lru_cache(maxsize=65_536)(self._without)
-        self.totals_instead = lru_cache(maxsize=65_536)(self._totals_instead)
+        self.instead = lru_cache(maxsize=65_536)(self._instead)
 
     def speeds(self, kinds: Kinds) -> tuple[float, ...]:
         found = self._known.get(kinds)
@@ -82,12 +92,10 @@ class Tables:
         rest = kinds[:index] + kinds[index + 1 :]
         return rest, self.speeds(rest)
 
-    def _totals_instead(self, kinds: Kinds, kind: int) -> tuple[tuple[float, ...], float]:
-        """Per member the sum of all speeds with another kind in its place, and the largest of these sums."""
-        found = tuple(
-            [
-                sum(self.speeds(tuple(sorted((*kinds[:index], *kinds[index + 1 :], kind)))))
-                for index in range(len(kinds))
-            ]
-        )
-        return found, max(found)
+    def _instead(self, kinds: Kinds, kind: int) -> tuple[tuple[Instead, ...], float]:
+        """The group with another kind in place of each of its members in turn, and the largest of the sums of speeds."""
+        found = []
+        for index in range(len(kinds)):
+            union = self.union(kinds[:index] + kinds[index + 1 :], (kind,))
+            found.append(Instead(union.first, union.second[0], union.total))
+        return tuple(found), max(one.total for one in found)

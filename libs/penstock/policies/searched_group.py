@@ -6,9 +6,9 @@ from penstock.policies.group_speeds import Kinds
 
 
 class Group:
-    """Members by kind, with their `weights` in the same order. Immutable, but for the cache `rests`."""
+    """Members by kind, with their `weights` in the same order. Immutable."""
 
-    __slots__ = ("fixed", "heaviest", "kinds", "members", "memory_mib", "rests", "value", "weight", "weights")
+    __slots__ = ("fixed", "heaviest", "kinds", "members", "memory_mib", "value", "weight", "weights")
 
     def __init__(
         self,
@@ -26,8 +26,6 @@ class Group:
         else:
             self.weight, self.heaviest = sum(weights), max(weights)
         self.fixed, self.memory_mib = fixed, memory_mib
-        self.rests: dict[int, Group] = {}
-        """Index → the group without this member, as far as it was computed in the same search."""
 
 
 def by_weight(group: Group) -> tuple[float, tuple[int, ...]]:
