@@ -139,12 +139,14 @@ class FairInterleave(Interleave):
     def _claim(self, state: CellState, job: JobState, gpus: int, candidate: Candidate | None) -> _Claim:
         """Time in which it ran does not count as waiting; of a running job whose run time is not known only that before its present attempt: else it would lose its
         GPUs, seconds after its start, to jobs of its queue that have waited as long."""
-        of_workers, fixed = gpus_of(job), False
+        fixed = False
         if candidate is None:
+            of_workers = gpus_of(job)
             attained = received_s(state, job)
             need = self.key(remaining_s(state, job), attained, of_workers)
             service = 0.0 if job.spec.timed else need
         else:
+            of_workers = candidate.shape[0] * candidate.shape[1]
             attained = candidate.attained_s
             service = need = self.key(candidate.remaining_s, attained, of_workers)
             if candidate.group:
