@@ -6,7 +6,8 @@ Levels are coarse for large resources; inside a level nodes are grouped by exact
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from copy import copy
+from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
@@ -73,6 +74,12 @@ class Thermometer:
         self.at_least: list[int] = [0]
         self.exact: dict[int, dict[int, int]] = {}
         """Level → free → nodes; empty when the unit is 1."""
+
+    def copy(self) -> "Thermometer":
+        found = Thermometer(self.unit)
+        found.at_least = list(self.at_least)
+        found.exact = {level: dict(sets) for level, sets in self.exact.items()}
+        return found
 
     def change(self, bit: int, old: int, new: int) -> None:
         """The node behind `bit` had `old` and now has `new` free; −1: the node is not in the index."""
@@ -230,6 +237,17 @@ class NodeIndex:
     """What is free of a partly allocated GPU → placeable nodes with such a GPU."""
     gpu_node: dict[str, str] = field(default_factory=dict)
     """UUID → id of the node that has this GPU and is not proven gone."""
+
+    def copy(self) -> "NodeIndex":
+        """A copy for trials, whose nodes neither join nor leave: it shares `gpu_node`."""
+        found = copy(self)
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if isinstance(value, Thermometer):
+                setattr(found, each.name, value.copy())
+            elif isinstance(value, dict) and value is not self.gpu_node:
+                setattr(found, each.name, dict(value))
+        return found
 
     def describe(self, bit: int, spec: NodeSpec) -> None:
         """Enters the properties that never change while a spec is valid."""

@@ -46,24 +46,30 @@ class ChangeLog:
     and is rebuilt when these are no longer stored. Nothing else may depend on the log: it is history, not state.
     """
 
-    __slots__ = ("_ids", "count")
+    __slots__ = ("_found", "_ids", "count")
 
     def __init__(self) -> None:
         self.count = 0
         self._ids: deque[str] = deque(maxlen=MAX_CHANGES)
+        self._found: tuple[int, int, list[str]] = (0, 0, [])
+        """Latest answer of `since`: several caches ask for the same changes. (count asked for, `count` then, ids)."""
 
     def add(self, job_id: str) -> None:
         self.count += 1
         self._ids.append(job_id)
 
     def since(self, count: int) -> list[str] | None:
-        """Ids added after the first `count`, each once; None if they are no longer stored."""
+        """Ids added after the first `count`, each once, in a list that is not to be changed; None if they are no longer stored."""
         new = self.count - count
         if not new:
             return []
         if new > len(self._ids):
             return None
-        return list(dict.fromkeys(islice(reversed(self._ids), new)))
+        asked, then, found = self._found
+        if asked != count or then != self.count:
+            found = list(dict.fromkeys(islice(reversed(self._ids), new)))
+            self._found = count, self.count, found
+        return found
 
 
 class FailedChoices(Value, frozen=True):

@@ -50,7 +50,7 @@ class ArrayReclaim:
     def reclaim(self, state: CellState, job: JobState) -> Reclaimed | None:
         """O(nodes examined × tasks there)."""
         array = array_of(job)
-        if array != CPU:
+        if array != CPU and _reclaimable(state, job, large=array == LARGE):
             found = _Taking(state, job, self._settings, self._loses_ms).all()
             if found is not None:
                 return found
@@ -62,6 +62,15 @@ class ArrayReclaim:
             if other is not None and array_of(other) == array:
                 return None
         return _reserved(state, job)
+
+
+def _reclaimable(state: CellState, job: JobState, *, large: bool) -> bool:
+    """Whether the first worker could find a node at all: a fast test before the trial. `large`: the job's array is the 4-GPU sub-array."""
+    need, index = job.demand.worker, state.index
+    if index.sharing(need):
+        return True
+    may_move = large and need.gpus >= LARGE_GPUS
+    return may_move and bool(index.gpus.having(1) & index.placeable & ~large_nodes(state))
 
 
 class _Taking:

@@ -204,7 +204,7 @@ class Shadow:
     def __init__(self, state: CellState) -> None:
         self.state = copy.copy(state)
         self.state.nodes = dict(state.nodes)
-        self.state.index = copy.deepcopy(state.index, {id(state.index.gpu_node): state.index.gpu_node})
+        self.state.index = state.index.copy()
         self.used: set[str] = set()
         self._copied: set[str] = set()
         self._planned: list[tuple[NodeState, TaskPlacement]] = []

@@ -53,6 +53,10 @@ class _Needs(NamedTuple):
     shape: Shape
     stages: StageTimes | None
     gpu_memory_mib: int
+    planned: bool
+    """Whether the stage plans the job."""
+    stops: bool
+    """Whether it may stop it."""
 
 
 class Candidates:
@@ -163,7 +167,7 @@ class Candidates:
         closed = {node_id for node_id, node in state.nodes.items() if not node.placeable}
         for order in sorted(state.holding):
             job = state.holding[order]
-            if job.status in CONTENDING and not job.target and self._shape(job) != NO_SHAPE:
+            if job.status in CONTENDING and not job.target and self._needs_of(state, job).planned:
                 if not closed or not any(task.place.node_id in closed for task in job.tasks.values()):
                     running.append(job)
                     continue
@@ -195,11 +199,7 @@ class Candidates:
         return job.movable or not job.group, key, new, -job.gpus, position, job.order
 
     def _candidate(self, state: CellState, job: JobState, group: str) -> Candidate:
-        needs = self._needs.get(job.job_id)
-        if needs is None or needs.estimate is not job.estimate or needs.workers != job.workers:
-            if len(self._needs) > MAX_NEEDS:
-                self._needs.clear()
-            needs = self._needs[job.job_id] = _needs(state, job)
+        needs = self._needs_of(state, job)
         return Candidate(
             job.job_id,
             needs.gpus,
@@ -210,19 +210,31 @@ class Candidates:
             job.order,
             job.rank,
             group,
-            self._scope.stops(job),
+            needs.stops,
             stop_cost_s(state, job) if group else 0.0,
             needs.gpu_memory_mib,
         )
 
-
-def _needs(state: CellState, job: JobState) -> _Needs:
-    assert job.estimate is not None, job.job_id
-    shape = shape_of(job)
-    stages = None if why_no_turns(shape[0], shape[2], ()) else stage_times(state, job)
-    return _Needs(
-        job.estimate, job.workers, gpus_in(shape), shape, stages, job.estimate.worker.gpu_memory_mib
-    )
+    def _needs_of(self, state: CellState, job: JobState) -> _Needs:
+        """Only for jobs with an estimate."""
+        found = self._needs.get(job.job_id)
+        if found is not None and found.estimate is job.estimate and found.workers == job.workers:
+            return found
+        if len(self._needs) > MAX_NEEDS:
+            self._needs.clear()
+        estimate, shape = job.estimate, shape_of(job)
+        assert estimate is not None, job.job_id
+        found = self._needs[job.job_id] = _Needs(
+            estimate,
+            job.workers,
+            gpus_in(shape),
+            shape,
+            None if why_no_turns(shape[0], shape[2], ()) else stage_times(state, job),
+            estimate.worker.gpu_memory_mib,
+            planned=self._shape(job) != NO_SHAPE,
+            stops=self._scope.stops(job),
+        )
+        return found
 
 
 def _memory(state: CellState) -> int:

@@ -15,12 +15,14 @@
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
 from heapq import heappop, heappush
 from math import inf, sqrt
+from typing import NamedTuple
 
 from penstock.ledger.job_state import HOLDING, JobState
 from penstock.ledger.state import CellState
-from penstock.model.types import WHOLE_GPU
+from penstock.model.types import WHOLE_GPU, Estimate
 from penstock.policies.base import Turns
 from penstock.policies.drf import NOTHING, Amounts, amounts, capacity, dominant, plus, wanted
 from penstock.policies.job_rows import Changes, Entry, JobRows, goes_on
@@ -55,8 +57,12 @@ class FairResponse:
         tenants = {row[0] for row in self._rows.waiting} | self._held.by_owner.keys()
         share = 1.0 / max(1, len(tenants))
 
+        @cache
+        def reaches_share(held: Amounts) -> bool:
+            return dominant(held, total) >= share
+
         def over(owner: str) -> bool:
-            return dominant(self._held.by_owner.get(owner, NOTHING), total) >= share
+            return reaches_share(self._held.by_owner.get(owner, NOTHING))
 
         heap: list[tuple[bool, float, int, str, Row, Iterator[Entry[Row]]]] = []
         levels = _levels(self._rows.waiting)
@@ -163,13 +169,22 @@ def _levels(rows: Mapping[Row, list[Entry[Row]]]) -> dict[str, list[list[list[En
     return {owner: [by[priority] for priority in sorted(by)] for owner, by in found.items()}
 
 
+class _Held(NamedTuple):
+    """What a job holds; it depends on its estimate and its workers alone."""
+
+    owner: str
+    amounts: Amounts
+    estimate: Estimate | None
+    workers: int
+
+
 class Holdings:
     """What the jobs of each owner hold; a gang counts as a whole until its last task has ended."""
 
     def __init__(self) -> None:
         self.by_owner: dict[str, Amounts] = {}
         self._changes = Changes()
-        self._jobs: dict[str, tuple[str, Amounts]] = {}
+        self._jobs: dict[str, _Held] = {}
 
     def update(self, state: CellState) -> None:
         """O(changes since the last call)."""
@@ -178,22 +193,23 @@ class Holdings:
             self.by_owner.clear()
             self._jobs.clear()
         for job_id in changed:
-            job = state.jobs.get(job_id)
-            now = None if job is None or job.status not in HOLDING else (job.spec.owner, amounts(job))
-            before = self._jobs.get(job_id)
-            if now == before:
-                continue
+            job, before = state.jobs.get(job_id), self._jobs.get(job_id)
+            if job is not None and job.status not in HOLDING:
+                job = None
             if before is not None:
-                owner, held = before
+                if job is not None and before.estimate is job.estimate and before.workers == job.workers:
+                    continue
+                owner, held = before.owner, before.amounts
                 left = plus(self.by_owner[owner], tuple(-amount for amount in held))  # type: ignore[arg-type]
                 if any(left):
                     self.by_owner[owner] = left
                 else:
                     del self.by_owner[owner]
                 del self._jobs[job_id]
-            if now is not None:
-                owner, held = self._jobs[job_id] = now
-                self.by_owner[owner] = plus(self.by_owner.get(owner, NOTHING), held)
+            if job is not None:
+                owner = job.spec.owner
+                now = self._jobs[job_id] = _Held(owner, amounts(job), job.estimate, job.workers)
+                self.by_owner[owner] = plus(self.by_owner.get(owner, NOTHING), now.amounts)
 
 
 def _row(state: CellState, job: JobState) -> tuple[Row, float]:

@@ -139,12 +139,14 @@ class FairInterleave(Interleave):
     def _claim(self, state: CellState, job: JobState, gpus: int, candidate: Candidate | None) -> _Claim:
         """Time in which it ran does not count as waiting; of a running job whose run time is not known only that before its present attempt: else it would lose its
         GPUs, seconds after its start, to jobs of its queue that have waited as long."""
-        of_workers, fixed = gpus_of(job), False
+        fixed = False
         if candidate is None:
+            of_workers = gpus_of(job)
             attained = received_s(state, job)
             need = self.key(remaining_s(state, job), attained, of_workers)
             service = 0.0 if job.spec.timed else need
         else:
+            of_workers = candidate.shape[0] * candidate.shape[1]
             attained = candidate.attained_s
             service = need = self.key(candidate.remaining_s, attained, of_workers)
             if candidate.group:
@@ -157,7 +159,8 @@ class FairInterleave(Interleave):
         waited_s = max(0.0, (state.now_ms - job.submitted_ms) / 1_000 - attained)
         large = of_workers >= LARGE_GPUS
         overdue = gpus >= LARGE_GPUS and _ratio(waited_s, need, large) >= PATIENCE
-        aged = service / sqrt(_ratio(waited_s, service, large))
+        r_s = response_r_s(service, large)
+        aged = service / sqrt((waited_s + r_s) / r_s)
         return _Claim(fixed, aged, job.order, job, gpus, overdue, candidate)
 
 
@@ -197,6 +200,8 @@ def _whole_gpus(job: JobState) -> int:
 
 def _by_priority(claims: Sequence[_Claim]) -> list[_Claim]:
     """The same positions for each tenant, but its jobs of higher priority in the earlier ones. A job that may not be stopped keeps its position."""
+    if len({claim.job.spec.priority for claim in claims}) <= 1:
+        return list(claims)
     places: dict[str, list[int]] = {}
     for number, claim in enumerate(claims):
         if not claim.fixed:

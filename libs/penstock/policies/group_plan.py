@@ -171,6 +171,10 @@ def _split(state: CellState, scope: Scope, group: PlannedGroup, taken: set[str])
     if len(jobs) == 1 and jobs[0].status in RUNS and not jobs[0].group and jobs[0].job_id not in taken:
         taken.add(jobs[0].job_id)
         return _Part((jobs[0],), (), group.turns if len(group.job_ids) == 1 else None)
+    place = jobs[0].group
+    if place and place not in taken and _are_there(state, place, jobs):
+        taken.add(place)
+        return _Part(tuple(jobs), (), group.turns if len(jobs) == len(group.job_ids) else None)
     parts: dict[str, list[JobState]] = {}
     for job in jobs:
         if job.status in RUNS:
@@ -196,6 +200,13 @@ def _split(state: CellState, scope: Scope, group: PlannedGroup, taken: set[str])
         return None
     whole = len(stays) + len(comes) == len(group.job_ids)
     return _Part(tuple(stays), comes, group.turns if whole else None)
+
+
+def _are_there(state: CellState, place: str, jobs: Sequence[JobState]) -> bool:
+    """Whether exactly these jobs run in the group."""
+    if len(state.groups[place]) != len(jobs):
+        return False
+    return all(job.group == place and job.status in RUNS for job in jobs)
 
 
 def _held_by_others(state: CellState, scope: Scope, place: str, group: PlannedGroup) -> bool:

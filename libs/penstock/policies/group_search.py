@@ -124,7 +124,7 @@ class _Bucket:
         return self._cheapest
 
     def _search(self) -> Merge | None:
-        heads: list[Group] = []
+        heads: list[tuple[Group, int, Kinds, float, float]] = []
         best: Merge | None = None
         least = float("inf")
         for groups in (self.alone, *self.of_kinds.values()):
@@ -133,20 +133,20 @@ class _Bucket:
                 least, best = dropped.value, Merge(dropped.value, dropped, None)
         for kinds, groups in self.of_kinds.items():
             if len(kinds) < self._most:
-                heads += groups[: 2 if 2 * len(kinds) <= self._most else 1]
+                size = len(kinds)
+                first = groups[: 2 if 2 * size <= self._most else 1]
+                heads += [(group, size, kinds, group.value, group.heaviest) for group in first]
         most, memory_mib, union = self._most, self._memory_mib, self._tables.union
-        for number, one in enumerate(heads):
-            kinds, value, heaviest = one.kinds, one.value, one.heaviest
-            others_most = most - len(kinds)
-            for other in heads[:number]:
-                if len(other.kinds) > others_most or (one.fixed and other.fixed):
+        for number, (one, size, kinds, value, heaviest) in enumerate(heads):
+            others_most = most - size
+            for other, other_size, other_kinds, other_value, heavier in heads[:number]:
+                if other_size > others_most or (one.fixed and other.fixed):
                     continue
                 if memory_mib and one.memory_mib + other.memory_mib > memory_mib:
                     continue
-                apart, heavier = value + other.value, other.heaviest
-                if heavier < heaviest:
-                    heavier = heaviest
-                if apart - heavier * union(kinds, other.kinds)[4] >= least:
+                apart = value + other_value
+                total = union(kinds, other_kinds)[4]
+                if apart - (heavier if heavier >= heaviest else heaviest) * total >= least:
                     continue
                 loss = apart - self.union_value(one, other)
                 if loss < least:
@@ -215,12 +215,12 @@ class _Search:
         else:
             by_kind = sorted((kind, number) for number in members if (kind := jobs[number].kind) is not None)
             assert len(by_kind) == len(members), members
-            kinds = tuple(kind for kind, _ in by_kind)
-            weights = tuple(self._weights[number] for _, number in by_kind)
+            kinds = tuple([kind for kind, _ in by_kind])
+            weights = tuple([self._weights[number] for _, number in by_kind])
             value = sum(map(mul, self._tables.speeds(kinds), weights))
             fixed = any(jobs[number].fixed for number in members)
-            memory_mib = sum(jobs[number].memory_mib for number in members)
-            group = Group(tuple(number for _, number in by_kind), kinds, weights, value, fixed, memory_mib)
+            memory_mib = sum([jobs[number].memory_mib for number in members])
+            group = Group(tuple([number for _, number in by_kind]), kinds, weights, value, fixed, memory_mib)
         self.bucket(job).add(group)
         self.free -= job.gpus
 
@@ -278,30 +278,36 @@ class _Search:
     def _replaced(self, bucket: _Bucket, new: Group) -> tuple[Group, Group | None, int] | None:
         """(group, its remaining part, the member that leaves)."""
         best, found = 1e-9, None
+        jobs, memory_mib, weight = self._jobs, self._memory_mib, new.weights[0]
         for groups in (bucket.alone, *bucket.of_kinds.values()):
-            group = next(iter(groups), None)
-            if group is None:
+            if not groups:
                 continue
-            heaviest = max(group.heaviest, new.heaviest)
-            for index, member in enumerate(group.members):
-                if group.kinds and new.kinds:
-                    total = self._tables.total_instead(group.kinds, index, new.kinds[0])
-                    if heaviest * total - group.value <= best:
-                        continue
-                if self._jobs[member].fixed:
+            group = groups[0]
+            value, weights, members = group.value, group.weights, group.members
+            if len(members) == 1:
+                if new.value - value > best and not jobs[members[0]].fixed:
+                    best, found = new.value - value, (group, 0)
+                continue
+            if not new.kinds:
+                continue
+            heaviest = max(group.heaviest, weight)
+            instead, most = self._tables.instead(group.kinds, new.kinds[0])
+            if heaviest * most - value <= best:
+                continue
+            for index, (speeds, own, total) in enumerate(instead):
+                if heaviest * total - value <= best or (job := jobs[members[index]]).fixed:
                     continue
-                rest = self._rest(group, index)
-                if rest is None:
-                    gain = new.value - group.value
-                elif not new.kinds or (
-                    self._memory_mib and rest.memory_mib + new.memory_mib > self._memory_mib
-                ):
+                if memory_mib and group.memory_mib - job.memory_mib + new.memory_mib > memory_mib:
                     continue
-                else:
-                    gain = bucket.union_value(rest, new) - group.value
+                left = weights[:index] + weights[index + 1 :]
+                gain = speeds[0] * left[0] if len(left) == 1 else sum(map(mul, speeds, left))
+                gain = gain + own * weight - value
                 if gain > best:
-                    best, found = gain, (group, rest, member)
-        return found
+                    best, found = gain, (group, index)
+        if found is None:
+            return None
+        group, index = found
+        return group, self._rest(group, index), group.members[index]
 
     def _rest(self, group: Group, index: int) -> Group | None:
         """The group without one member; None: no member is left."""

@@ -26,6 +26,16 @@ class Union(NamedTuple):
     """Sum of all speeds."""
 
 
+class Instead(NamedTuple):
+    """A group with another kind in place of one member: the new speeds."""
+
+    others: tuple[float, ...]
+    """Of the other members, in their order."""
+    new: float
+    total: float
+    """Sum of all speeds."""
+
+
 class Tables:
     """Speeds of unions of kinds, cached. `speeds` and `many_speeds`: pure."""
 
@@ -35,7 +45,7 @@ class Tables:
         self._known: dict[Kinds, tuple[float, ...]] = {}
         self.union = lru_cache(maxsize=65_536)(self._union)
         self.without = lru_cache(maxsize=65_536)(self._without)
-        self.total_instead = lru_cache(maxsize=65_536)(self._total_instead)
+        self.instead = lru_cache(maxsize=65_536)(self._instead)
 
     def speeds(self, kinds: Kinds) -> tuple[float, ...]:
         found = self._known.get(kinds)
@@ -49,8 +59,11 @@ class Tables:
         """Computes in advance the speeds of each of these parts of groups with each of the other kinds."""
         if self._many_speeds is None:
             return
-        kinds = [kind for kind in others if kind is not None]
-        asked = {tuple(sorted((*part, kind))) for part in parts if part for kind in kinds}
+        kinds = {kind for kind in others if kind is not None}
+        different = set(parts)
+        if len(kinds) * len(different) < MANY:
+            return
+        asked = {tuple(sorted((*part, kind))) for part in different if part for kind in kinds}
         missing = sorted(asked.difference(self._known))
         if MANY <= len(missing) and len(missing) + len(self._known) <= MAX_KNOWN:
             self._known.update(zip(missing, self._many_speeds(missing), strict=True))
@@ -79,6 +92,10 @@ class Tables:
         rest = kinds[:index] + kinds[index + 1 :]
         return rest, self.speeds(rest)
 
-    def _total_instead(self, kinds: Kinds, index: int, kind: int) -> float:
-        """Sum of all speeds with one kind replaced."""
-        return sum(self.speeds(tuple(sorted((*kinds[:index], *kinds[index + 1 :], kind)))))
+    def _instead(self, kinds: Kinds, kind: int) -> tuple[tuple[Instead, ...], float]:
+        """The group with another kind in place of each of its members in turn, and the largest of the sums of speeds."""
+        found = []
+        for index in range(len(kinds)):
+            union = self.union(kinds[:index] + kinds[index + 1 :], (kind,))
+            found.append(Instead(union.first, union.second[0], union.total))
+        return tuple(found), max(one.total for one in found)

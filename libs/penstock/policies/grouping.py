@@ -27,6 +27,8 @@ from penstock.policies.regroup import Candidate, PlannedGroup
 
 MAX_ROUNDS = 4
 MAX_MATCHINGS_CACHED = 4_096
+MAX_PLANNED_CACHED = 4_096
+MAX_SINGLES_CACHED = 4_096
 MAX_KINDS_MATCHED = 64  # by `match_kinds`
 
 Shape = tuple[int, int, int, int]
@@ -94,6 +96,9 @@ class Grouper:
         self._interleaving, self._grouping = interleaving, grouping
         self._weight = lru_cache(maxsize=65_536)(self._weight_of)
         self._match = lru_cache(maxsize=MAX_MATCHINGS_CACHED)(self._matched)
+        self._single = lru_cache(maxsize=MAX_SINGLES_CACHED)(_single)
+        self._planned: dict[tuple[object, ...], PlannedGroup] = {}
+        """By the members' ids and stages."""
 
     def groups(
         self, jobs: Sequence[Candidate], keys: Sequence[float], node_gpus: Sequence[int], memory_mib: int
@@ -129,7 +134,16 @@ class Grouper:
 
     def planned(self, jobs: Sequence[Candidate], members: Sequence[int]) -> PlannedGroup:
         """The group with its predicted interleaving."""
-        return planned_group(self._interleaving, [jobs[index] for index in members])
+        if len(members) == 1:
+            return PlannedGroup((jobs[members[0]].job_id,))
+        among = [jobs[index] for index in members]
+        key = (*[job.job_id for job in among], *[job.stages for job in among])
+        found = self._planned.get(key)
+        if found is None:
+            if len(self._planned) >= MAX_PLANNED_CACHED:
+                self._planned.clear()
+            found = self._planned[key] = planned_group(self._interleaving, among)
+        return found
 
     def _candidates(
         self, jobs: Sequence[Candidate], by_shape: Mapping[Shape, Sequence[int]], first: FirstFit
@@ -162,15 +176,17 @@ class Grouper:
                 fixed.setdefault(job.group, []).append(index)
         for index in candidates:
             job = jobs[index]
-            members: tuple[int, ...] = (index,)
-            if not job.movable and job.group:
-                members = tuple(fixed[job.group])
-                if members[0] != index:
-                    continue
+            if job.movable or not job.group:
+                kind = self._single(job.stages, job.gpu_memory_mib if memory_mib else 0)
+                buckets.setdefault(job.shape, []).append(_Group((index,), kind))
+                continue
+            members = tuple(fixed[job.group])
+            if members[0] != index:
+                continue
             known = all(jobs[member].stages is not None for member in members)
             times = tuple(sorted(_times(jobs[member]) for member in members)) if known else ()
             memory = sum(jobs[member].gpu_memory_mib for member in members) if memory_mib else 0
-            kind = _Kind(times, "" if job.movable else job.group, memory)
+            kind = _Kind(times, job.group, memory)
             buckets.setdefault(job.shape, []).append(_Group(members, kind))
         return buckets
 
@@ -272,6 +288,11 @@ def planned_group(
             alternative=f"one after the other: {found.alone_ms:,.0f} ms",
         ),
     )
+
+
+def _single(stages: StageTimes | None, memory_mib: int) -> _Kind:
+    """The kind of a group of one job that may be stopped, or waits."""
+    return _Kind(() if stages is None else (times_of(stages),), "", memory_mib)
 
 
 def _times(job: Candidate) -> Times:

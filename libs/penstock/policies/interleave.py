@@ -113,7 +113,7 @@ class Interleave:
     def _group(self, members: Sequence[Candidate]) -> PlannedGroup:
         if len(members) == 1:
             return PlannedGroup((members[0].job_id,))
-        key = (*(job.job_id for job in members), *(job.stages for job in members))
+        key = (*[job.job_id for job in members], *[job.stages for job in members])
         found = self._planned.get(key)
         if found is None:
             if len(self._planned) >= MAX_KINDS:
@@ -256,9 +256,10 @@ def _placed(
 ) -> list[Sequence[int]]:
     """Groups that fit the nodes by first fit, most GPUs first, then in order; then single jobs on GPUs that are left."""
     room = FirstFit(node_gpus)
+    fixed = {number for number, job in enumerate(jobs) if job.fixed}
     by_gpus = sorted(
         groups,
-        key=lambda members: (not any(jobs[one].fixed for one in members), -jobs[members[0]].gpus, members[0]),
+        key=lambda members: (fixed.isdisjoint(members), -jobs[members[0]].gpus, members[0]),
     )
     found = [members for members in by_gpus if room.give(_shape(jobs[members[0]]))]
     if len(found) < len(by_gpus):

@@ -22,6 +22,8 @@ Entry = tuple[float, int, str, Row]
 """(key, order, job id, row); no two entries are equal in the first two fields."""
 NO_MORE: Iterator[Any] = iter(())
 CONTENDING = HOLDING - {JobStatus.STOPPING}
+NOT_LISTED = frozenset(JobStatus) - {JobStatus.QUEUED}
+"""Status of jobs that are in no row of waiting jobs."""
 
 
 class Changes:
@@ -58,6 +60,8 @@ class JobRows(Generic[Row]):
         """Row → its jobs in order, as of the last `update`; no row is empty."""
         self.running: dict[Row, list[Entry[Row]]] = {}
         self._waits, self._runs = waits, runs
+        self._unlisted = NOT_LISTED - (CONTENDING if runs is not None else frozenset())
+        """Status of jobs that are in no row."""
         self._changes = Changes()
         self._entered: dict[str, tuple[Entry[Row], dict[Row, list[Entry[Row]]]]] = {}
 
@@ -67,7 +71,10 @@ class JobRows(Generic[Row]):
         if anew:
             for rows in (self.waiting, self.running, self._entered):
                 rows.clear()
+        jobs, entered, unlisted = state.jobs, self._entered, self._unlisted
         for job_id in changed:
+            if job_id not in entered and (job_id not in jobs or jobs[job_id].status in unlisted):
+                continue  # it was in no row and is in none
             self._update(state, job_id)
 
     def _update(self, state: CellState, job_id: str) -> None:

@@ -132,10 +132,10 @@ def _augment(
                 if cost < distance[column]:
                     distance[column], through[column] = cost, row
         # rows that are reached at no additional cost come first, then the nearest column
-        column = min(
-            (one for one in range(size) if not done[one]), key=lambda one: (distance[one], one), default=-1
-        )
-        nearest = distance[column] if column >= 0 else infinity
+        column, nearest = -1, infinity
+        for one, far in enumerate(distance):
+            if far < nearest and not done[one]:
+                column, nearest = one, far
         if keep <= nearest:
             end, length = -1, keep
             break

@@ -110,21 +110,18 @@ def _longer(
     chains: Iterable[_Chain], weights: Weights, partners: Sequence[Partner], costs: Weights, slack: float
 ) -> dict[int, _Chain]:
     """Last kind → the best chain that is one step longer, of equal ones the first; each breaks up a pair at most as often as it exists."""
-    gains: dict[int, float] = {}
+    gains = [-inf] * len(weights)
     best: dict[int, tuple[_Chain, int]] = {}
     for chain in chains:
         of_free, so_far, left = weights[chain.free], chain.gain, slack - chain.cost
         of_costs = costs[chain.free]
         broken = _broken(chain)
         for taken, freed, weight, count, pair in partners:
-            gain = so_far + of_free[taken] - weight
-            if (
-                of_costs[taken] < left
-                and gain > gains.get(freed, -inf)
-                and (not broken or count > broken.get(pair, 0))
-            ):
-                gains[freed] = gain
-                best[freed] = chain, taken
+            if of_costs[taken] < left:
+                gain = so_far + of_free[taken] - weight
+                if gain > gains[freed] and (not broken or count > broken.get(pair, 0)):
+                    gains[freed] = gain
+                    best[freed] = chain, taken
     return {
         freed: _Chain(
             gains[freed],

@@ -33,7 +33,7 @@ def has_whole_gpus(worker: ResourceVector) -> bool:
 
 
 class Scope(NamedTuple):
-    """Which jobs with whole GPUs a stage plans, and which of them it may stop; the others stay as they are."""
+    """Which jobs with whole GPUs a stage plans, and which of them it may stop, by their specifications; the others stay as they are."""
 
     plans: Callable[[JobState], bool]
     stops: Callable[[JobState], bool]

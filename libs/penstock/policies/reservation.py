@@ -109,14 +109,24 @@ class Reservation:
         suited = index.eligible(demand.worker, demand.gpu_models) & index.placeable
         if not suited:
             return None
-        trial = Trial(state)
+        trial, needs = Trial(state), set(demand.needs())
+        freed, tried = 0, False
         for number, (end_s, running) in enumerate(self._by_their_ends(state)):
             if number == MAX_ENDS:
                 return None
             trial.release(running)
-            if not any(state.nodes[place.node_id].bit & suited for place in living_places(running)):
+            here = 0
+            for place in living_places(running):
+                here |= state.nodes[place.node_id].bit
+            freed |= here
+            if not here & suited:
                 continue
-            fit = trial.fit(demand)
+            changed, freed = freed, 0
+            if tried and not any(
+                trial.free(ordinal).fits(need) for ordinal in bits(changed) for need in needs
+            ):
+                continue  # no task fits on a node that has changed: the same result as before
+            fit, tried = trial.fit(demand), True
             if fit is not None:
                 expected_ms = round(end_s * 1_000)
                 return PlanUnit(

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from penstock.ledger.state import CellState
+from penstock.model.groups import MAX_GROUP_MEMBERS
 from penstock.model.transitions import JobStatus
 from penstock.model.types import MAX_GANG_TASKS, TaskPlacement
 from penstock.policies.overlay import Gangs, Overlay, Placed
@@ -66,8 +67,8 @@ class Room:
         blocked = self._blocked(nodes)
         if blocked:
             found: Formed | Refusal = Refusal("infeasible", blocked)
-        elif waits and self._stops and self._lacks_gpus(members):
-            found = Refusal("infeasible", "GPUs are lacking")  # never reported: the test on `then` decides
+        elif waits and self._stops and self._waits_for_stops(members):
+            found = Refusal("infeasible", "it waits")  # never reported: the test on `then` decides
         else:
             found = formed(self._state, members, self._now)
         if isinstance(found, Formed):
@@ -91,11 +92,25 @@ class Room:
             jobs[job_id].status is JobStatus.STOPPING for job_id in node.tasks.values()
         )
 
-    def _lacks_gpus(self, members: Members) -> bool:
-        """Whether there are too few free GPUs for a group of which no member runs: a fast test with the same result as `formed`."""
-        jobs = [self._state.jobs.get(job_id) for job_id, _ in members]
+    def _waits_for_stops(self, members: Members) -> bool:
+        """Whether `formed` is certain to refuse the group now: a fast test. A member is being stopped, or too many of its running members' group are still there, or no member runs and
+        there are too few free GPUs."""
+        jobs, waiting, group = [], 0, None
+        for job_id, _ in members:
+            job = self._state.jobs.get(job_id)
+            if job is None:
+                return False
+            if job.status is JobStatus.STOPPING:
+                return True
+            if job.status in RUNS:
+                group = job.group
+            else:
+                waiting += 1
+            jobs.append(job)
+        if group is not None:
+            return waiting + len(self._state.groups.get(group, ())) > MAX_GROUP_MEMBERS
         first = jobs[0]
-        if first is None or first.estimate is None or any(job is None or job.status in RUNS for job in jobs):
+        if first.estimate is None:
             return False
         need = first.estimate.worker.gpus
         nodes = (self._now.node(node_id) for node_id in members[0][1][: first.workers])

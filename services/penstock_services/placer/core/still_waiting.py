@@ -33,8 +33,8 @@ class StillWaiting:
         if anew or state.moving or bool(before) is not bool(self._stopping):
             self._waited = {}
         left = dict(enumerate(units))
-        nodes = {node_id for together in units for unit in together for node_id in unit.nodes}
-        changed_nodes = self._changed_nodes(state, nodes)
+        nodes_of = [{node_id for unit in together for node_id in unit.nodes} for together in units]
+        changed_nodes = self._changed_nodes(state, set[str]().union(*nodes_of))
         changed_jobs = set(jobs)
         for job_id in jobs:
             if (job := state.jobs.get(job_id)) is not None:
@@ -47,13 +47,9 @@ class StillWaiting:
         ]
         while True:
             for number in anew_now:
-                for unit in left.pop(number):
-                    changed_nodes.update(unit.nodes)
-            anew_now = [
-                number
-                for number, together in left.items()
-                if any(not changed_nodes.isdisjoint(unit.nodes) for unit in together)
-            ]
+                del left[number]
+                changed_nodes |= nodes_of[number]
+            anew_now = [number for number in left if not changed_nodes.isdisjoint(nodes_of[number])]
             if not anew_now:
                 return left
 
@@ -64,7 +60,7 @@ class StillWaiting:
         }
         return {node_id for node_id, version in self._node_versions.items() if before.get(node_id) != version}
 
-    def _validated_anew(self, state: CellState, together: Together, changed_jobs: Collection[str]) -> bool:
+    def _validated_anew(self, state: CellState, together: Together, changed_jobs: set[str]) -> bool:
         """For a reason of its own: it is new, has expired, or a job of it has changed."""
         if self._waited.get(together[0].job_id) != together:
             return True
@@ -72,7 +68,7 @@ class StillWaiting:
         until_ms = None if unit is None else unit.valid_until_ms
         if until_ms is not None and state.now_ms > until_ms:
             return True
-        return any(unit.job_id in changed_jobs for unit in together)
+        return not changed_jobs.isdisjoint([unit.job_id for unit in together])
 
     def waited(self, units: Sequence[Together]) -> None:
         """These wait on; units after the end of a full record do not wait for capacity, and are not named."""
