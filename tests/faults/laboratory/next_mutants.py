@@ -87,7 +87,7 @@ def _() -> None:
     replace(gate.open_again, lambda state: iter(()))
 
 
-@mutant("who launches early waits for ever", faults=EARLY_FAULTS, **EARLY, first=11)
+@mutant("who launches early waits for ever", faults=EARLY_FAULTS, **EARLY, first=113)
 def _() -> None:
     replace(prelaunching.late, lambda state, job: iter(()))
 
