@@ -18,6 +18,7 @@ from penstock_services.node_reporter.shell.processes import below
 from tests.support import node_fixtures
 from tests.support.memory_log import MemoryBroker, MemoryLog
 from tests.support.node_cell import NODE, Cell, start_order, stop_order, working
+from tests.support.processes import processor_s
 
 options, broker = node_fixtures.options, node_fixtures.broker
 cell, node = node_fixtures.cell, node_fixtures.node
@@ -108,7 +109,7 @@ async def test_a_script_is_told_of_its_cores_between_two_iterations(node: Option
 
 
 async def test_what_this_machine_cannot_do_is_answered(node: Options, cell: Cell) -> None:
-    """It has no such core, and can cap no bandwidth: the cell learns it, and the task runs on as before."""
+    """It has no such core, and perhaps no means to cap bandwidth: the cell learns it, and the task runs on as before."""
     joined = await cell.until(external_events.NodeJoined)
     await cell.order(start_order(1, "sleep", "600"))
     started = await cell.until(external_events.TaskStarted)
@@ -117,7 +118,7 @@ async def test_what_this_machine_cannot_do_is_answered(node: Options, cell: Cell
     answered = await cell.until(TaskAdjusted)
     assert (answered.what, answered.enforced == "") == (
         "memory_bandwidth",
-        joined.node.isolation.bandwidth == "none",
+        joined.node.bandwidth_cap == "none",
     )
     assert answered.enforced or "no resctrl" in answered.detail
     await cell.order(SetCores(token=2, node_id=NODE, task_id=started.task_id, cores=(0,)))
@@ -135,23 +136,13 @@ async def test_what_this_machine_cannot_do_is_answered(node: Options, cell: Cell
 SPINS = "import os\nos.fork()\nwhile True: pass"
 
 
-def processor_s(pids: list[int]) -> float:
-    """Processor time of these processes so far."""
-    found = 0
-    for pid in pids:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        found += int(fields[11]) + int(fields[12])
-    return found / os.sysconf("SC_CLK_TCK")
-
-
 @two_cores
 async def test_a_cap_limits_a_task_to_a_part_of_its_cores_time_and_follows_its_cores(
     node: Options, cell: Cell
 ) -> None:
     """No resctrl: a job that computes on one core gets a fifth of its time. An operator gives it two cores, of both of which it then gets a fifth."""
     joined = await cell.until(external_events.NodeJoined)
-    isolation = joined.node.isolation
-    if isolation is None or isolation.bandwidth != "cpu_quota":
+    if joined.node.bandwidth_cap != "cpu_quota":
         pytest.skip(
             "tasks can write the files of cgroups here, or there is no `cpu` controller, or there is resctrl"
         )
@@ -170,9 +161,9 @@ async def test_a_cap_limits_a_task_to_a_part_of_its_cores_time_and_follows_its_c
         adjusted = await cell.until(TaskAdjusted, count=token - 1)
         used_s = 0.0
         while used_s <= (0.25 if len(cores) == 2 else 0.0):  # more than of one core, once the machine has it
-            before_s = processor_s(list(below(shim)))
+            before_s = processor_s(shim)
             await asyncio.sleep(1)
-            used_s = processor_s(list(below(shim))) - before_s
+            used_s = processor_s(shim) - before_s
             assert used_s <= 0.2 * len(cores) + 0.1, "at most its part, and what a period begins with"
     lift = SetBandwidth(token=5, node_id=NODE, task_id=started.task_id, memory_bandwidth_percent=None)
     await cell.order(lift)
@@ -180,9 +171,9 @@ async def test_a_cap_limits_a_task_to_a_part_of_its_cores_time_and_follows_its_c
     assert (lifted.enforced, lifted.detail) == ("cpu_quota", "")
     used_s = 0.0
     while used_s <= 0.4:  # more than the cap, once the machine has it
-        before_s = processor_s(list(below(shim)))
+        before_s = processor_s(shim)
         await asyncio.sleep(1)
-        used_s = processor_s(list(below(shim))) - before_s
+        used_s = processor_s(shim) - before_s
     await cell.order(stop_order(6, started.task_id, grace_ms=0))
     await cell.until(external_events.TaskExited)
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 import pytest
 from msgspec.structs import replace
 
-from penstock.model.nodes import Isolation
+from penstock.model.nodes import BandwidthCap, Isolation
 from penstock.model.settings import Contention, PlacerSettings
 from penstock.simulator.engine import Options, Simulation
 from penstock.simulator.job_models.cores import Cpu
@@ -17,7 +17,6 @@ from penstock.simulator.report.measured import _restarts
 from penstock.simulator.report.timeline import Timeline
 from penstock.simulator.traces.cluster import nodes_of
 from penstock.simulator.traces.jobs import TraceJob
-from tests.support.guarded_cell import Mechanism
 
 from .scenarios import ends
 
@@ -31,7 +30,7 @@ def cell(
     job_model: JobModel,
     contention: Contention | None,
     *,
-    caps: Mechanism = "resctrl",
+    caps: BandwidthCap = "resctrl",
 ) -> tuple[Simulation, list[bytes]]:
     """One node of 16 cores and four GPUs."""
     values: list[bytes] = []
@@ -65,7 +64,7 @@ def test_a_training_finds_the_cores_that_it_needs() -> None:
 
 
 @pytest.mark.parametrize("caps", ["resctrl", "cpu_quota", "none"])
-def test_who_takes_the_bandwidth_of_a_training_is_slowed_until_it_ends(caps: Mechanism) -> None:
+def test_who_takes_the_bandwidth_of_a_training_is_slowed_until_it_ends(caps: BandwidthCap) -> None:
     """A preprocessing job comes to the node of a language model, takes 70 % of the bandwidth, and the training would lose 40 % of its speed."""
     training = TraceJob("a", 0, 200, 1, model="bert", cores=2, memory_bandwidth=0.25)
     hog = TraceJob("b", 50, 400, 0, cores=8, memory_bandwidth=0.7)

@@ -1,14 +1,13 @@
 """A cell whose contention-guard sees each fact at once, with nodes that obey and publish telemetry."""
 
 from collections.abc import Callable
-from typing import Literal
 
 from msgspec.structs import replace
 
-from penstock.model.adjustments import TaskAdjusted
+from penstock.model.adjustments import Enforcement, TaskAdjusted
 from penstock.model.event import Event
 from penstock.model.external_events import TelemetrySampled
-from penstock.model.nodes import Isolation, NodeSpec
+from penstock.model.nodes import BandwidthCap, Isolation, NodeSpec
 from penstock.model.orders import SetBandwidth, SetCores
 from penstock.model.proposals import CoresProposed, ThrottleProposed
 from penstock.model.settings import Contention, PlacerSettings
@@ -16,8 +15,6 @@ from penstock.policies.telemetry_windows import WINDOW_MS, NodeWindow, merged, w
 from penstock_services.contention_guard.core.guard import ContentionGuard
 from penstock_services.placer.core.step import Step
 from tests.support.driver import CellDriver, estimate, node_spec
-
-Mechanism = Literal["resctrl", "cpu_quota", "none"]
 
 
 class GuardedCell(CellDriver):
@@ -100,10 +97,10 @@ class GuardedCell(CellDriver):
                 )
             )
 
-    def mechanism(self, node_id: str) -> Literal["", "resctrl", "cpu_quota"]:
+    def mechanism(self, node_id: str) -> Enforcement:
         """By which the node caps memory bandwidth; empty: it can't."""
-        isolation = self.state.nodes[node_id].spec.isolation
-        return "" if isolation is None or isolation.bandwidth == "none" else isolation.bandwidth
+        found = self.state.nodes[node_id].spec.bandwidth_cap
+        return "" if found == "none" else found
 
     def passes(self, ms: int = WINDOW_MS) -> None:
         self.now_ms += ms
@@ -122,7 +119,7 @@ class GuardedCell(CellDriver):
             self.acts()
 
 
-def node(node_id: str = "n1", cores: int = 24, gpus: int = 4, *, caps: Mechanism = "none") -> NodeSpec:
+def node(node_id: str = "n1", cores: int = 24, gpus: int = 4, *, caps: BandwidthCap = "none") -> NodeSpec:
     found = node_spec(node_id, gpus, cores=cores)
     isolation = Isolation(exits="pid_namespace", files=True, bandwidth=caps)
     return found if caps == "none" else replace(found, isolation=isolation)

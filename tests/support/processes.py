@@ -37,3 +37,9 @@ def orphans_with(*needles: bytes, within_s: float) -> list[str]:
         if not left or time.monotonic() > deadline:
             return left
         time.sleep(0.05)
+
+
+def processor_s(pid: int) -> float:
+    """Processor time so far of all processes below this one."""
+    times = [child.cpu_times() for child in psutil.Process(pid).children(recursive=True)]
+    return sum(each.user + each.system for each in times)

@@ -1,9 +1,13 @@
 """What `penstock doctor`, `get nodes` and `describe node` report about what nodes enforce on tasks, and what they measure."""
 
-from typing import Any
+from typing import Any, get_args
+
+import pytest
 
 from penstock.cli.doctor import _isolation
+from penstock.cli.event_text import adjustment
 from penstock.cli.tables import isolation, measures
+from penstock.model.nodes import BandwidthCap
 
 STRONG = {
     "exits": "pid_namespace",
@@ -29,6 +33,25 @@ def test_a_line_names_everything_that_is_enforced() -> None:
         "GPUs by CUDA_VISIBLE_DEVICES alone"
     )
     assert isolation(node("a", None)) == "not reported"
+    capped = {cap: isolation(node("a", STRONG | {"bandwidth": cap})) for cap in get_args(BandwidthCap)}
+    assert "memory bandwidth by resctrl" in capped["resctrl"]
+    assert "memory bandwidth by quotas of processor time" in capped["cpu_quota"]
+    assert capped["none"] == isolation(node("a", STRONG))
+
+
+@pytest.mark.parametrize(
+    ("percent", "enforced", "has"),
+    [
+        (25, "resctrl", "at most 25 % of the memory bandwidth, by resctrl"),
+        (25, "cpu_quota", "at most 25 % of its cores' time, by cpu_quota"),
+        (25, "", "at most 25 % of the memory bandwidth, or of its cores' time; its node has not answered"),
+        (None, "cpu_quota", "no cap, by cpu_quota"),
+    ],
+)
+def test_a_cap_is_shown_as_a_part_of_what_it_limits(percent: int | None, enforced: str, has: str) -> None:
+    """The same number is a part of the memory bandwidth on one node and of a core's time on another."""
+    row = {"task_id": "j.1.w0", "what": "memory_bandwidth", "value": percent, "enforced": enforced}
+    assert adjustment(row | {"by": "", "reason": "", "problem": ""}) == f"w0 has {has}"
 
 
 def test_a_line_names_what_is_measured_of_contention() -> None:

@@ -10,11 +10,12 @@ from hypothesis import strategies as st
 from penstock.ledger.evolve import evolve
 from penstock.model.adjustments import MAX_CORE_CHANGES, MAX_THROTTLES
 from penstock.model.ledger_events import LedgerAccepted
+from penstock.model.nodes import BandwidthCap
 from penstock.model.proposals import CoresProposed, ThrottleProposed
 from penstock.model.settings import Contention
 from penstock.policies.eliminator import CAPS, RELEASE_MS, calm_after_ms, left
 from penstock_services.contention_guard.core.guard import ContentionGuard
-from tests.support.guarded_cell import GuardedCell, Mechanism, node
+from tests.support.guarded_cell import GuardedCell, node
 
 A, HOG = "a.1.w0", "hog.1.w0"
 ONLY = Contention(search="none")
@@ -32,7 +33,7 @@ def plain() -> GuardedCell:
     return contended(caps="none")
 
 
-def beside(*, caps: Mechanism = "none", contention: Contention = ONLY) -> GuardedCell:
+def beside(*, caps: BandwidthCap = "none", contention: Contention = ONLY) -> GuardedCell:
     """No speed was reported yet."""
     found = GuardedCell(contention)
     found.join(node(caps=caps))
@@ -41,7 +42,7 @@ def beside(*, caps: Mechanism = "none", contention: Contention = ONLY) -> Guarde
     return found
 
 
-def contended(*, caps: Mechanism, contention: Contention = ONLY) -> GuardedCell:
+def contended(*, caps: BandwidthCap, contention: Contention = ONLY) -> GuardedCell:
     found = beside(caps=caps, contention=contention)
     for _ in range(5):
         window(found, step_ms=100.0, pressure=20.0)
@@ -54,8 +55,7 @@ def window(
 ) -> Sequence[CoresProposed | ThrottleProposed]:
     """Two seconds pass, then the node sends what it has measured. `pressure`: of bandwidth, or of stalls where there are no counters."""
     cell.passes()
-    isolation = cell.state.nodes["n1"].spec.isolation
-    if pressure is not None and isolation is not None and isolation.bandwidth == "resctrl":
+    if pressure is not None and cell.state.nodes["n1"].spec.bandwidth_cap == "resctrl":
         cell.sends("n1", memory_bandwidth_percent=pressure)
     elif pressure is not None and "a" in cell.state.jobs:
         cell.sends("n1", A, cpu_stalled_percent=pressure / 10)
@@ -406,7 +406,7 @@ SAMPLES = st.lists(
 @given(SAMPLES, st.sampled_from(["resctrl", "cpu_quota", "none"]), st.sampled_from(["walk", "doubling"]))
 @settings(max_examples=60, deadline=None)
 def test_whatever_the_telemetry_changes_of_a_job_are_bounded(
-    samples: list, caps: Mechanism, search: str
+    samples: list, caps: BandwidthCap, search: str
 ) -> None:
     """Numbers at random from trainings, others and tasks that never were, a guard that is restarted at random: the bounds hold, the books balance, and a
     training is never slowed."""

@@ -4,12 +4,13 @@ from collections.abc import Sequence
 
 import pytest
 
+from penstock.model.nodes import BandwidthCap
 from penstock.model.proposals import CoresProposed, ThrottleProposed
 from penstock.model.settings import Contention
 from penstock.policies.eliminator import CAPS, RELEASE_MS, calm_after_ms
 from penstock.policies.telemetry_windows import CAME_BACK_MS, WINDOW_MS
 from penstock_services.contention_guard.core.searches import Search
-from tests.support.guarded_cell import GuardedCell, Mechanism, node
+from tests.support.guarded_cell import GuardedCell, node
 
 A = "a.1.w0"
 HOGS = tuple(f"hog{n}.1.w0" for n in range(8))
@@ -20,7 +21,7 @@ def sends_first(request: pytest.FixtureRequest) -> bool:
     return bool(request.param)
 
 
-def contended(*, sends_first: bool, caps: Mechanism = "none", cores: int = 2) -> GuardedCell:
+def contended(*, sends_first: bool, caps: BandwidthCap = "none", cores: int = 2) -> GuardedCell:
     """A training beside eight jobs without GPUs; it has run alone at 100 ms per step."""
     cell = GuardedCell(Contention(search="none"))
     cell.sends_first = sends_first
@@ -42,8 +43,7 @@ def window(cell: GuardedCell, *, step_ms: float, busy: bool) -> Sequence[CoresPr
 
 def reports(cell: GuardedCell, *, step_ms: float, busy: bool) -> None:
     cell.passes()
-    isolation = cell.state.nodes["n1"].spec.isolation
-    if isolation is not None and isolation.bandwidth == "resctrl":
+    if cell.state.nodes["n1"].spec.bandwidth_cap == "resctrl":
         cell.sends("n1", A, step_ms=step_ms)
         cell.sends("n1", memory_bandwidth_percent=90.0 if busy else 20.0)
     else:
@@ -76,7 +76,7 @@ def test_all_jobs_beside_a_training_are_capped_step_by_step(sends_first: bool) -
 
 
 @pytest.mark.parametrize("mechanism", ["resctrl", "cpu_quota", "none"])
-def test_all_slowed_jobs_are_released_in_one_step(sends_first: bool, mechanism: Mechanism) -> None:
+def test_all_slowed_jobs_are_released_in_one_step(sends_first: bool, mechanism: BandwidthCap) -> None:
     """The contention is over and the node goes quiet: six seconds after the last report each of the eight jobs has again what it had."""
     cell = contended(sends_first=sends_first, caps=mechanism)
     window(cell, step_ms=300.0, busy=True)

@@ -87,10 +87,9 @@ def ledger_lost(state: CellState) -> None:
     known = Adjustment(state.token, "", "the ledger has lost records", state.now_ms)
     for job in state.holding.values():
         for task in job.tasks.values():
-            isolation = state.nodes[task.place.node_id].spec.isolation
             if task.place.cores:
                 task.cores_adjusted = known
-            if isolation is not None and isolation.bandwidth != "none":
+            if state.nodes[task.place.node_id].spec.bandwidth_cap != "none":
                 task.bandwidth_adjusted = known
 
 

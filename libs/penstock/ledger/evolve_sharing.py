@@ -22,31 +22,20 @@ def neighbours(state: CellState, place: TaskPlacement, job_id: str) -> Iterator[
 
 
 def changed(state: CellState, job: JobState, place: TaskPlacement) -> None:
-    """A task has taken or released this place. O(tasks of the node) for jobs of one task, else also of the nodes of the jobs that share GPUs with it; O(1) where none may."""
+    """A task has taken or released this place. O(tasks of the job and of the jobs that share GPUs with it); O(1) where none may."""
     if not _may_share(job, place):
         return
     others = dict.fromkeys(neighbours(state, place, job.job_id))
-    if not others:
-        return
-    holds = state.nodes[place.node_id].tasks.get(place.task_id) == job.job_id
-    single = len(job.tasks) == 1
-    _meet(state, job, tuple(sorted(others)) if single and holds else present(state, job))
-    for other_id in others:
-        other = state.jobs[other_id]
-        places = [task.place for task in other.tasks.values()]
-        if not single or len(places) > 1 or not other.sharing.jobs or not _may_share(other, places[0]):
-            _meet(state, other, present(state, other))
-        elif holds:
-            _meet(state, other, tuple(sorted({*other.sharing.jobs, job.job_id})))
-        else:
-            _meet(state, other, tuple([met for met in other.sharing.jobs if met != job.job_id]))
+    for met in (job.job_id, *others) if others else ():
+        _meet(state, state.jobs[met])
 
 
 def _may_share(job: JobState, place: TaskPlacement) -> bool:
     return bool(job.group) or place.gpu_share_milli < WHOLE_GPU
 
 
-def _meet(state: CellState, job: JobState, found: tuple[str, ...]) -> None:
+def _meet(state: CellState, job: JobState) -> None:
+    found = present(state, job)
     if found != job.sharing.jobs:
         job.sharing = Sharing(found, state.now_ms, job.sharing.ever or bool(found))
 

@@ -21,6 +21,10 @@ cores has ended, once per attempt; `contention`: it slows down a training job on
 names no cause. Empty: an operator requested it."""
 
 
+Enforcement = Literal["", "cpuset", "affinity", "resctrl", "cpu_quota"]
+"""Mechanism that enforces what a task has; empty: none does."""
+
+
 class AdjustmentDecided(Event, frozen=True, kw_only=True):
     """Base of decisions about one running task. They hold for this attempt; the order's token is (epoch, this record's seq)."""
 
@@ -71,6 +75,6 @@ class TaskAdjusted(TaskEvent, frozen=True, kw_only=True):
     order_token: Token
     """Token of the order that is answered."""
     what: Literal["cores", "memory_bandwidth"]
-    enforced: Literal["", "cpuset", "affinity", "resctrl", "cpu_quota"]
+    enforced: Enforcement
     """Mechanism that enforces it, read back after it was set; `affinity`: the task can widen it. Empty: not enforced, `detail` has the reason."""
     detail: ShortText = ""

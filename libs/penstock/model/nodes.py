@@ -24,6 +24,10 @@ class Gpu(Value, frozen=True, kw_only=True):
     memory_mib: Annotated[int, Meta(ge=1, le=1 << 30)]
 
 
+BandwidthCap = Literal["resctrl", "cpu_quota", "none"]
+"""How the memory bandwidth of a task is capped. `resctrl`: by the processor; `cpu_quota`: by the time for which its cores work, so a cap is a percentage of that time; `none`: it cannot be."""
+
+
 class Isolation(Value, frozen=True, kw_only=True):
     """Isolation of tasks that a node enforces, as its reporter found by testing it."""
 
@@ -43,7 +47,7 @@ class Isolation(Value, frozen=True, kw_only=True):
     """`cgroup`: a task can open only its own GPUs and no disk; `hint`: CUDA_VISIBLE_DEVICES, which a program can ignore."""
     user: ShortText = ""
     """User that jobs run as; empty: not reported."""
-    bandwidth: Literal["resctrl", "cpu_quota", "none"] = "none"
+    bandwidth: BandwidthCap = "none"
     """How the memory bandwidth of a task is capped. `resctrl`: by the processor; `cpu_quota`: by the time for which its cores work, so a cap is a percentage of that time."""
 
 
@@ -99,6 +103,11 @@ class NodeSpec(Value, frozen=True, kw_only=True):
     def shares_gpus(self) -> bool:
         """Whether several tasks may have a part of one GPU each."""
         return self.isolation is None or self.isolation.exits != "none"
+
+    @property
+    def bandwidth_cap(self) -> BandwidthCap:
+        """See `Isolation.bandwidth`."""
+        return "none" if self.isolation is None else self.isolation.bandwidth
 
     def __post_init__(self) -> None:
         if [gpu.index for gpu in self.gpus] != list(range(len(self.gpus))):

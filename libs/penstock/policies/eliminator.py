@@ -14,9 +14,10 @@ Departures:
 """
 
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from penstock.model.adjustments import AdjustmentCause
+from penstock.model.nodes import BandwidthCap
 
 BANDWIDTH_HIGH = 75.0
 """Percent of the node's memory bandwidth. Source: CODA §V-D."""
@@ -36,10 +37,6 @@ HEAVY = 0.5
 RELEASE_MS = 6_000
 """How long the pressure must stay low before jobs are released: three windows of telemetry; doubled after each release."""
 MAX_DOUBLINGS = 6
-
-
-Caps = Literal["resctrl", "cpu_quota", "none"]
-"""What can be capped on a node: memory bandwidth, the time of a job's cores, nothing (`penstock.model.nodes.Isolation.bandwidth`)."""
 
 
 class Training(NamedTuple):
@@ -68,7 +65,7 @@ class Other(NamedTuple):
     may_return: bool
     """Whether it could be throttled again after a release while a training job runs beside it."""
 
-    def can_be_slowed(self, caps: Caps) -> bool:
+    def can_be_slowed(self, caps: BandwidthCap) -> bool:
         """Whether its cap or its cores can still be lowered."""
         by_cap = caps != "none" and (self.cap is None or self.cap > CAPS[-1])
         return by_cap or (self.cores > 1 and caps != "resctrl")
@@ -87,7 +84,7 @@ class NodeView(NamedTuple):
     """Measurements of a node."""
 
     node_id: str
-    caps: Caps
+    caps: BandwidthCap
     bandwidth: float | None
     """Percent of the node's maximum; None: it has no counters."""
     stalled: float | None

@@ -97,8 +97,7 @@ class Grouper:
         self._weight = lru_cache(maxsize=65_536)(self._weight_of)
         self._match = lru_cache(maxsize=MAX_MATCHINGS_CACHED)(self._matched)
         self._single = lru_cache(maxsize=MAX_SINGLES_CACHED)(_single)
-        self._planned: dict[tuple[object, ...], PlannedGroup] = {}
-        """By the members' ids and stages."""
+        self._planned = PlannedGroups(interleaving)
 
     def groups(
         self, jobs: Sequence[Candidate], keys: Sequence[float], node_gpus: Sequence[int], memory_mib: int
@@ -134,16 +133,7 @@ class Grouper:
 
     def planned(self, jobs: Sequence[Candidate], members: Sequence[int]) -> PlannedGroup:
         """The group with its predicted interleaving."""
-        if len(members) == 1:
-            return PlannedGroup((jobs[members[0]].job_id,))
-        among = [jobs[index] for index in members]
-        key = (*[job.job_id for job in among], *[job.stages for job in among])
-        found = self._planned.get(key)
-        if found is None:
-            if len(self._planned) >= MAX_PLANNED_CACHED:
-                self._planned.clear()
-            found = self._planned[key] = planned_group(self._interleaving, among)
-        return found
+        return self._planned.of([jobs[index] for index in members])
 
     def _candidates(
         self, jobs: Sequence[Candidate], by_shape: Mapping[Shape, Sequence[int]], first: FirstFit
@@ -265,14 +255,30 @@ class Grouper:
             yield group
 
 
-def planned_group(
-    interleaving: Interleaving,
-    members: Sequence[Candidate],
-    times: Callable[[StageTimes], Times] = times_of,
+class PlannedGroups:
+    """Groups with their predicted interleaving, cached by the members' ids and stages. `times`: a member's stage times for the prediction."""
+
+    def __init__(self, interleaving: Interleaving, times: Callable[[StageTimes], Times] = times_of) -> None:
+        self._interleaving, self._times = interleaving, times
+        self._known: dict[tuple[object, ...], PlannedGroup] = {}
+
+    def of(self, members: Sequence[Candidate]) -> PlannedGroup:
+        if len(members) == 1:
+            return PlannedGroup((members[0].job_id,))
+        key = (*[job.job_id for job in members], *[job.stages for job in members])
+        found = self._known.get(key)
+        if found is None:
+            if len(self._known) >= MAX_PLANNED_CACHED:
+                self._known.clear()
+            found = self._known[key] = _planned_group(self._interleaving, members, self._times)
+        return found
+
+
+def _planned_group(
+    interleaving: Interleaving, members: Sequence[Candidate], times: Callable[[StageTimes], Times]
 ) -> PlannedGroup:
-    """The group with its predicted interleaving."""
     ids = tuple(job.job_id for job in members)
-    if len(members) == 1 or any(job.stages is None for job in members):
+    if any(job.stages is None for job in members):
         return PlannedGroup(ids)
     known = [(times(job.stages), job.order, job) for job in members if job.stages is not None]
     known.sort(key=lambda one: one[:2])

@@ -20,11 +20,11 @@ from penstock.policies.candidates import Candidates
 from penstock.policies.group_search import MAX_IN_ORDER, search
 from penstock.policies.group_speeds import Kinds, Tables
 from penstock.policies.group_weights import Job
-from penstock.policies.grouping import FirstFit, planned_group
+from penstock.policies.grouping import FirstFit, PlannedGroups
 from penstock.policies.interleaving import Interleaving, Times, authors_period_or_pair, credible_times
 from penstock.policies.many_groups import many_speeds
 from penstock.policies.ordered import gpus_of
-from penstock.policies.regroup import Answer, Candidate, GroupPlan, PlannedGroup, Question
+from penstock.policies.regroup import Answer, Candidate, GroupPlan, Question
 from penstock.policies.service import received_s, remaining_s
 
 LOSS = (1.0, 1.4, 1.4, 1.4)
@@ -59,8 +59,7 @@ class Interleave:
             name, self._key, key_of=self.key, in_all=MAX_IN_ORDER, attained=received_s
         )
         self._interleaving = Interleaving(authors_period_or_pair, LOSS)
-        self._planned: dict[tuple[object, ...], PlannedGroup] = {}
-        """Planned groups by members and their stages."""
+        self._planned = PlannedGroups(self._interleaving, credible_times)
         self._known: dict[StageTimes, int | None] = {}
         self._times: dict[int, Times] = {}
         """Stage times of each kind."""
@@ -106,20 +105,9 @@ class Interleave:
             memory_mib=question.gpu_memory_mib,
         )
         groups = _placed(jobs, found, question.node_gpus)
-        planned = tuple(self._group([candidates[number] for number in members]) for members in groups)
+        planned = tuple(self._planned.of([candidates[number] for number in members]) for members in groups)
         wake_ms, started_wake_ms = self._wakes(question, groups)
         return Answer(planned, self._entered(question), wake_ms, started_wake_ms)
-
-    def _group(self, members: Sequence[Candidate]) -> PlannedGroup:
-        if len(members) == 1:
-            return PlannedGroup((members[0].job_id,))
-        key = (*[job.job_id for job in members], *[job.stages for job in members])
-        found = self._planned.get(key)
-        if found is None:
-            if len(self._planned) >= MAX_KINDS:
-                self._planned.clear()
-            found = self._planned[key] = planned_group(self._interleaving, members, credible_times)
-        return found
 
     def plan(self, state: CellState, answer: Answer) -> GroupPlan:
         return self._plan(state, answer)

@@ -63,8 +63,7 @@ def refused(state: CellState, proposal: Adjusting) -> Refusal | None:
         if wrong is not None:
             return Refusal("wrong_state", f"{proposal.task_id} {wrong}")
     if isinstance(proposal, ThrottleProposed):
-        isolation = found.node.spec.isolation
-        if isolation is None or isolation.bandwidth == "none":
+        if found.node.spec.bandwidth_cap == "none":
             return Refusal(
                 "unsupported",
                 f"{node_id} cannot cap memory bandwidth: it has neither resctrl nor quotas of processor time that it can use",

@@ -431,7 +431,8 @@ class Simulation:
         tasks = list(job.tasks.values())
         placement = allocations(task.used_place for task in tasks)
         caps = [(task.place.node_id, task.memory_bandwidth_percent) for task in tasks]
-        by_time = {node_id for node_id in placement if self._nodes.caps[node_id] == "cpu_quota"}
+        nodes = self.cell.state.nodes
+        by_time = {node_id for node_id in placement if nodes[node_id].spec.bandwidth_cap == "cpu_quota"}
         self._work.changed(job.job_id, capped(placement, caps, by_time), self.now_s)
 
     def _interrupted(self) -> None:

@@ -6,8 +6,8 @@ once, and SIGUSR1, by which a program is asked for a checkpoint, goes to the job
 """
 
 import signal
-from collections.abc import Callable, Mapping, Sequence
-from typing import Literal, NamedTuple, Protocol
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
 
 from penstock.model.event import Event
 from penstock.model.nodes import NodeSpec
@@ -62,10 +62,7 @@ class SimulatedNodes:
             )
             for spec in specs
         }
-        self.caps: Mapping[str, Literal["", "resctrl", "cpu_quota"]] = {
-            spec.node_id: _mechanism(spec) for spec in specs
-        }
-        """Node → how caps of memory bandwidth are enforced there; empty: they are not."""
+        self._caps = {spec.node_id: spec.bandwidth_cap for spec in specs}
         self._latency = latency
         self._later = later
         self._programs = programs
@@ -112,16 +109,11 @@ class SimulatedNodes:
                 self._later(0.0, node_id, Done(task_id, token, order_token, "cores", "cpuset"))
             case CapBandwidth(task_id=task_id, token=token, order_token=order_token):
                 self._programs.changed(task_id)
-                done = Done(task_id, token, order_token, "memory_bandwidth", self.caps[node_id])
+                by = self._caps[node_id]
+                done = Done(task_id, token, order_token, "memory_bandwidth", "" if by == "none" else by)
                 self._later(0.0, node_id, done)
             case Signal(task_id=task_id, number=signal.SIGUSR1):
                 self._programs.checkpoint(task_id)
             case Signal(task_id=task_id, token=token):
                 gone = Gone(task_id, token, Outcome(now_ms, signal=int(signal.SIGKILL)))
                 self._later(0.0, node_id, gone)
-
-
-def _mechanism(spec: NodeSpec) -> Literal["", "resctrl", "cpu_quota"]:
-    if spec.isolation is None or spec.isolation.bandwidth == "none":
-        return ""
-    return spec.isolation.bandwidth

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from penstock.model.nodes import NodeSpec
 
@@ -28,14 +28,9 @@ class Used:
     """Memory traffic."""
 
 
-def mechanism(spec: NodeSpec) -> Literal["resctrl", "cpu_quota", "none"]:
-    """How it can cap memory bandwidth."""
-    return "none" if spec.isolation is None else spec.isolation.bandwidth
-
-
 def caps_bandwidth(spec: NodeSpec) -> bool:
     """Whether its processor can cap memory bandwidth; then it counts the traffic, too."""
-    return mechanism(spec) == "resctrl"
+    return spec.bandwidth_cap == "resctrl"
 
 
 def slowdown(machine: "Machine", process: "TaskProcess") -> float:
@@ -62,7 +57,7 @@ def _contended(machine: "Machine") -> bool:
     others = list(_others(machine))
     if caps_bandwidth(machine.spec):
         return any(100 * _share(process) > LEAVES_PERCENT for process in others)
-    leaves = LEAVES_CORES if mechanism(machine.spec) == "none" else LEAVES_OF_ONE
+    leaves = LEAVES_CORES if machine.spec.bandwidth_cap == "none" else LEAVES_OF_ONE
     return any(len(process.cores) * _share(process) > leaves for process in others)
 
 

@@ -21,7 +21,7 @@ from penstock_services.node_reporter.shell.ports import (
     Started,
 )
 from tests.faults.laboratory.checkpoints import FOLDER
-from tests.faults.laboratory.contention import caps_bandwidth, mechanism, meter
+from tests.faults.laboratory.contention import caps_bandwidth, meter
 from tests.faults.laboratory.machine import Machine, TaskProcess
 from tests.faults.laboratory.process import Process
 from tests.faults.laboratory.wire import keys_of
@@ -289,7 +289,7 @@ class SimulatedHost:
     def cap_bandwidth(self, key: Key, percent: int | None) -> Enforced | None:
         self._process.step("before it caps a task")
         done = self._machine.cap(key, percent)
-        by = mechanism(self._machine.spec)
+        by = self._machine.spec.bandwidth_cap
         if done is None:
             return None
         return Enforced("", "it cannot cap bandwidth") if by == "none" else Enforced(by)

@@ -18,7 +18,7 @@ from penstock.model.nodes import Gpu, NodeSpec
 from penstock.model.orders import StartTask
 from penstock_services.node_reporter.shell.ports import Exit, Failure, Immortal, Key, Started
 from tests.faults.laboratory.checkpoints import Checkpoints
-from tests.faults.laboratory.contention import Used, mechanism, slowdown
+from tests.faults.laboratory.contention import Used, slowdown
 from tests.faults.laboratory.disk import Disk
 from tests.faults.laboratory.jobs import SimulatedJob
 from tests.faults.laboratory.process import Clock, Service
@@ -349,7 +349,7 @@ class Machine:
         process = self.processes.get(key)
         if process is None or not process.shim_alive:
             return None
-        if mechanism(self.spec) == "none":
+        if self.spec.bandwidth_cap == "none":
             return False
         self.world.trace(f"{self.node_id} caps {key} at {percent} %")
         process.percent = percent

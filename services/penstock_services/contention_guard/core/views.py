@@ -29,10 +29,9 @@ def pressure(state: CellState, spec: NodeState, node: Node, paces: Paces) -> Nod
         and (task := _running_task(state, job_id, task_id)) is not None
         and task.place.gpus
     ]
-    isolation = spec.spec.isolation
     return NodeView(
         spec.spec.node_id,
-        "none" if isolation is None else isolation.bandwidth,
+        spec.spec.bandwidth_cap,
         node.bandwidth,
         max(stalled) if stalled else node.stalled,
         (),

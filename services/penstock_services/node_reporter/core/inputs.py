@@ -4,6 +4,7 @@ from typing import Literal
 
 import msgspec
 
+from penstock.model.adjustments import Enforcement
 from penstock.model.external_events import GpuFaulted
 from penstock.model.orders import Order
 from penstock.model.types import Usage
@@ -68,7 +69,7 @@ class Done(OfTask, frozen=True):
 
     order_token: int
     what: Literal["cores", "memory_bandwidth"]
-    enforced: Literal["", "cpuset", "affinity", "resctrl", "cpu_quota"]
+    enforced: Enforcement
     detail: str = ""
 
 

@@ -1,7 +1,6 @@
 """Caps on the memory bandwidth of tasks, by the best mechanism that the machine has: resctrl, else quotas of processor time."""
 
-from typing import Literal
-
+from penstock.model.nodes import BandwidthCap
 from penstock_services.node_reporter.shell.cgroups import Cgroups
 from penstock_services.node_reporter.shell.cpu_quota import CpuQuota
 from penstock_services.node_reporter.shell.pinning import cores_of
@@ -14,8 +13,8 @@ class BandwidthCaps:
 
     def __init__(self, groups: Cgroups, memory_mb_s: int | None, *, protected: bool) -> None:
         self._resctrl = Resctrl(groups.name, memory_mb_s=memory_mb_s)
-        self._quota = CpuQuota(groups.name, *groups.processor_roots)
-        self.mechanism: Literal["resctrl", "cpu_quota", "none"] = (
+        self._quota = CpuQuota(groups.name, groups.quota_v1, groups.quota_v2)
+        self.mechanism: BandwidthCap = (
             "resctrl" if self._resctrl.usable else "cpu_quota" if protected and self._quota.usable else "none"
         )
 

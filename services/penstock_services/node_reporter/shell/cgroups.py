@@ -25,7 +25,7 @@ UNIFIED = "unified"
 MEMORY = "memory"
 CPUSET = "cpuset"
 PROCESSOR = "cpu"
-PROCESSOR_MAX = "cpu.max"
+QUOTA_V1, QUOTA_V2 = "cpu.cfs_quota_us", "cpu.max"
 DEVICES = "devices"
 GPU_MAJOR = 195
 """Major number of /dev/nvidia0 … Source: the kernel's admin-guide/devices.txt; a GPU's minor number is NVML's."""
@@ -108,8 +108,10 @@ class Cgroups:
 
         cpuset = own.get(CPUSET) or unified
         self._cpuset = cpuset if gives(cpuset, "cpuset.cpus") else None
-        self.processor_roots = own.get(PROCESSOR), unified if gives(unified, PROCESSOR_MAX) else None
-        """This process's own groups of v1 and v2 in which quotas of processor time may be available. See `cpu_quota`."""
+        processor = own.get(PROCESSOR)
+        self.quota_v1 = processor if gives(processor, QUOTA_V1) else None
+        self.quota_v2 = unified if gives(unified, QUOTA_V2) else None
+        """Roots of groups that have quotas of processor time, in v1 and v2. See `cpu_quota`."""
         self._devices = own[DEVICES] if gives(own.get(DEVICES), "devices.deny") else None
         self.gpu_minors: Mapping[str, int] | None = {}
         """Minor device number by UUID, of every GPU of the node; None where they are not known."""
@@ -221,7 +223,7 @@ class Cgroups:
             self._cpuset,
             self._devices,
             self._pressure,
-            self.processor_roots[1],
+            self.quota_v2,
         ]
         return [root for root in dict.fromkeys(roots) if root is not None]
 

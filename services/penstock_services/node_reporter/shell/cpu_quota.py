@@ -9,23 +9,20 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-from penstock_services.node_reporter.shell.cgroups import PROCESSOR_MAX, gives
+from penstock_services.node_reporter.shell.cgroups import QUOTA_V1, QUOTA_V2
 from penstock_services.node_reporter.shell.pinning import each_thread
 from penstock_services.node_reporter.shell.resctrl import enter, remove_empty
 
 PERIOD_US = 100_000
 """The kernel's default."""
 UNLIMITED_V1 = "-1"
-V1, V2 = "cpu.cfs_quota_us", PROCESSOR_MAX
 
 
 class CpuQuota:
-    """The quotas of one node's tasks. `name`: unique among the reporters on this machine. `v1`, `v2`: the reporter's own groups in the hierarchies; None: absent."""
+    """The quotas of one node's tasks. `name`: unique among the reporters on this machine. `v1`, `v2`: roots of groups that have quotas, in the hierarchies of v1 and v2; None: there is none."""
 
     def __init__(self, name: str, v1: Path | None, v2: Path | None) -> None:
-        self._name = name
-        self._v1 = v1 if gives(v1, V1) else None
-        self._v2 = v2 if self._v1 is None and gives(v2, V2) else None
+        self._name, self._v1, self._v2 = name, v1, v2
 
     @property
     def usable(self) -> bool:
@@ -45,14 +42,14 @@ class CpuQuota:
             return ""
         if group is None:
             return "this node has no cgroup for the processor time of its tasks"
-        return _put(group / V2, f"{'max' if quota_us is None else quota_us} {PERIOD_US}")
+        return _put(group / QUOTA_V2, f"{'max' if quota_us is None else quota_us} {PERIOD_US}")
 
     def _cap_v1(self, root: Path, group: Path, shim: int, quota_us: int | None) -> str:
         try:
             if quota_us is None:
                 if not group.exists():
                     return ""
-                wrong = _put(group / V1, UNLIMITED_V1) or each_thread(
+                wrong = _put(group / QUOTA_V1, UNLIMITED_V1) or each_thread(
                     shim, lambda thread: enter(root, thread)
                 )
                 with suppress(OSError):
@@ -61,7 +58,7 @@ class CpuQuota:
             group.mkdir(exist_ok=True)
         except OSError as error:
             return f"{group}: {error.strerror}"
-        wrong = _put(group / "cpu.cfs_period_us", str(PERIOD_US)) or _put(group / V1, str(quota_us))
+        wrong = _put(group / "cpu.cfs_period_us", str(PERIOD_US)) or _put(group / QUOTA_V1, str(quota_us))
         return wrong or each_thread(shim, lambda thread: enter(group, thread))
 
     def sweep(self) -> None:

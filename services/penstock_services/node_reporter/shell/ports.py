@@ -6,11 +6,12 @@ Decisions, the journal's contents and the order of recovery are above these port
 
 from collections.abc import Callable, Mapping, Sequence
 from signal import Signals
-from typing import Literal, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import msgspec
 
 from penstock.errors import PenstockError
+from penstock.model.adjustments import Enforcement
 from penstock.model.external_events import CheckpointFetched, GpuFaulted
 from penstock.model.nodes import NodeSpec
 from penstock.model.orders import HandOverCheckpoint, StartTask
@@ -93,7 +94,7 @@ class Exit(msgspec.Struct, frozen=True):
 class Enforced(NamedTuple):
     """Result of an adjustment. `by` is empty where it is not possible; then `detail` has the reason."""
 
-    by: Literal["", "cpuset", "affinity", "resctrl", "cpu_quota"]
+    by: Enforcement
     detail: str = ""
 
 
