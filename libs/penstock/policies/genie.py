@@ -13,7 +13,6 @@ from itertools import islice
 from math import inf
 from typing import NamedTuple
 
-from penstock.ledger.demand import DemandKey, vector_key
 from penstock.ledger.index import bits
 from penstock.ledger.job_state import JobState
 from penstock.ledger.state import CellState
@@ -84,7 +83,7 @@ class Genie:
         self._limits = (1, 1)
         """N̂ and Ĝ: number of nodes with sound GPUs, and the most such GPUs on one node."""
         self._offers: dict[str, Offers] = {}
-        self._could_hold: dict[DemandKey, int] = {}
+        self._could_hold: dict[tuple[ResourceVector, tuple[str, ...]], int] = {}
         """Demand of a node's part of a gang → how many of the cell's nodes could hold it when empty."""
 
     # ------------------------------------------------------------------------------------- Algorithm 1
@@ -166,7 +165,7 @@ class Genie:
         need = on_each_node(job, option)
         if need is None:
             return False
-        key = (*vector_key(need), *job.spec.gpu_models)
+        key = need, job.spec.gpu_models
         found = self._could_hold.get(key)
         if found is None:
             suits = [state.node(ordinal) for ordinal in bits(state.index.eligible(need, job.spec.gpu_models))]
