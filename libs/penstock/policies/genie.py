@@ -213,9 +213,11 @@ class Genie:
     # ------------------------------------------------------------------------------------------ stages
 
     def order(self, state: CellState) -> Iterator[str]:
-        """Line 13. O(waiting jobs × options)."""
+        """Line 13. O(waiting jobs × options). The baselines' order is that of the queue."""
         jobs = [state.jobs[job_id] for job_id in state.queue.values()]
-        for job in sorted(jobs, key=lambda job: self._key(state, job)):
+        if self._settings.choose in SERVING:
+            jobs.sort(key=lambda job: self._key(state, job))
+        for job in jobs:
             yield job.job_id
 
     def _key(self, state: CellState, job: JobState) -> tuple[int, float, int]:
