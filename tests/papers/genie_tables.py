@@ -95,15 +95,14 @@ def models() -> Mapping[str, Model]:
 
 
 @cache
-def profiled(name: str, inference: bool, most_nodes: int) -> Sequence[Run]:
+def profiled(name: str, inference: bool) -> Sequence[Run]:
     """B + N + G measured points of its own kind. Source: GENIE §II-B."""
     model = models()[name]
     batches = sorted(int(batch) for batch, *_ in model.epochs[0].noise)
     middle = batches[len(batches) // 2]
-    widths = range(2, min(NODES, most_nodes) + 1)
     return [
         Run(batch, nodes, gpus, rate)
-        for batch, nodes, gpus in light_profile(batches, widths, range(2, GPUS + 1), middle)
+        for batch, nodes, gpus in light_profile(batches, range(2, NODES + 1), range(2, GPUS + 1), middle)
         if nodes * gpus <= batch
         and (rate := measured_rate(name, inference, round(batch), (gpus,) * nodes)) > 0
     ]
@@ -123,9 +122,9 @@ Steps = Callable[[int, int, int], tuple[float, float, float] | None]
 
 
 @cache
-def steps_of(name: str, inference: bool, most_nodes: int, learner: str) -> Steps:
+def steps_of(name: str, inference: bool, learner: str) -> Steps:
     """What the model of this task type predicts."""
-    runs = profiled(name, inference, most_nodes)
+    runs = profiled(name, inference)
     return _genies(fit_genie(runs), inference) if learner == "genie" else _ours(runs)
 
 
@@ -159,12 +158,10 @@ def _ours(runs: Sequence[Run]) -> Steps:
 
 
 @cache
-def options_of(
-    name: str, inference: bool, batch: int, most_nodes: int, learner: str
-) -> tuple[ShapeOption, ...]:
-    """Each ⟨n, g⟩ with what the model predicts, ⟨1, 1⟩ first; those that it has nothing for are left out."""
-    steps, found = steps_of(name, inference, most_nodes, learner), []
-    for nodes in range(1, min(NODES, most_nodes) + 1):
+def options_of(name: str, inference: bool, batch: int, learner: str) -> tuple[ShapeOption, ...]:
+    """Each ⟨n, g⟩ of at most NODES × GPUS with what the model predicts, ⟨1, 1⟩ first; those that it has nothing for are left out."""
+    steps, found = steps_of(name, inference, learner), []
+    for nodes in range(1, NODES + 1):
         for gpus in range(1, GPUS + 1):
             predicted = steps(batch, nodes, gpus) if nodes * gpus <= batch else None
             if predicted is not None:
@@ -182,10 +179,10 @@ def options_of(
     return tuple(found)
 
 
-def predicts(job: TraceJob, estimate: Estimate, most_nodes: int, learner: str) -> Estimate:
+def predicts(job: TraceJob, estimate: Estimate, learner: str) -> Estimate:
     assert job.batch_size is not None, job
     assert job.iterations is not None, job
-    options = options_of(job.model, job.inference, job.batch_size, most_nodes, learner)
+    options = options_of(job.model, job.inference, job.batch_size, learner)
     startup_ms = ceil(1_000 * RESTART_S)
     return msgspec.structs.replace(
         estimate,
@@ -216,9 +213,9 @@ def run(
     hours: int = HOURS,
     asks: bool = False,
 ) -> Outcome:
-    """`restarts`: a stop costs a save, and the next start a launch; else nothing. `hours`: of tasks. `asks`: what users are answered at submission."""
+    """`nodes`: at least NODES. `restarts`: a stop costs a save, and the next start a launch; else nothing. `hours`: of tasks. `asks`: what users are answered at submission."""
     began_s = process_time()
-    whole = min(NODES, nodes) * GPUS
+    whole = NODES * GPUS
     tasks = [
         job._replace(
             gpus=min(whole, job.batch_size or 1), workers=min(whole, job.batch_size or 1), min_workers=1
@@ -228,9 +225,7 @@ def run(
     ]
     genie = Genie(choose=choose, theta=theta, make_way=make_way)  # type: ignore[arg-type]
     settings = PlacerSettings(profile=profile, genie=genie, without=without)
-    options = Options(
-        durations="unknown", predicts=lambda job, estimate: predicts(job, estimate, nodes, learner)
-    )
+    options = Options(durations="unknown", predicts=lambda job, estimate: predicts(job, estimate, learner))
     steps = StepTimes(models(), gpus_per_node=GPUS)
     work = RestartingWork(steps, lambda job: RESTART) if restarts else SteadyWork(steps)
     simulation = Simulation(nodes_of(f"{nodes}x{GPUS}@T4"), settings, work, tasks, options)

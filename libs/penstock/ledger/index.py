@@ -151,6 +151,16 @@ class Free(msgspec.Struct, frozen=True, gc=False):
             and self.bandwidth_mbps >= need.bandwidth_mbps
         )
 
+    def count(self, need: ResourceVector, at_most: int) -> int:
+        """How many such tasks fit together, at most so many. Only for tasks that share no GPU."""
+        both = (
+            (self.gpus, need.gpus),
+            (self.cores, need.cores),
+            (self.host_memory_mib, need.host_memory_mib),
+            (self.bandwidth_mbps, need.bandwidth_mbps),
+        )
+        return min([at_most, *[free // each for free, each in both if each]])
+
     def best_share(self, need: ResourceVector) -> int | None:
         """Best fit: position in `shares` of the partly allocated GPU with least free that still holds the task; None if none does."""
         return next((place for place, share in enumerate(self.shares) if share.holds(need)), None)

@@ -110,6 +110,8 @@ class Gang:
 
 def tasks_that_fit(state: CellState, demand: Demand) -> int:
     """How many tasks of the gang first fit places now, parameter servers first or last; for equal tasks no policy places more."""
+    if not demand.parameter_servers and demand.worker.gpu_share_milli == WHOLE_GPU:
+        return _equal_tasks_that_fit(state, demand)
     servers, workers = [False] * demand.parameter_servers, [True] * demand.workers
     found = _first_fit(state, demand, servers + workers)
     return (
@@ -117,6 +119,16 @@ def tasks_that_fit(state: CellState, demand: Demand) -> int:
         if found == demand.tasks or not servers
         else max(found, _first_fit(state, demand, workers + servers))
     )
+
+
+def _equal_tasks_that_fit(state: CellState, demand: Demand) -> int:
+    """What `_first_fit` finds for workers with whole GPUs alone: the sum over the nodes, at most all. O(workers)."""
+    left = demand.workers
+    for ordinal in bits(state.index.candidates(demand.worker, demand.gpu_models)):
+        left -= state.node(ordinal).entered.count(demand.worker, left)
+        if not left:
+            break
+    return demand.workers - left
 
 
 def _first_fit(state: CellState, demand: Demand, tasks: Sequence[bool]) -> int:

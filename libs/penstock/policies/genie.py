@@ -13,7 +13,6 @@ from itertools import islice
 from math import inf
 from typing import NamedTuple
 
-from penstock.ledger.demand import DemandKey, vector_key
 from penstock.ledger.index import bits
 from penstock.ledger.job_state import JobState
 from penstock.ledger.state import CellState
@@ -29,7 +28,7 @@ MIN_CACHED = 64  # cached jobs in addition to twice the living ones
 
 
 class Placement(NamedTuple):
-    """One s_ij of a job. `latency_ms`: l_ij, eq. 2, from its start to its end; infinite where it is not known. `sure_ms`: the same with probability `SURE`."""
+    """One s_ij of a job. `latency_ms`: l_ij, eq. 2, from its start to its end; infinite where it is not known. `sure_ms`: the same with probability `SURE`; only for `protect`, else infinite."""
 
     option: ShapeOption
     latency_ms: float
@@ -84,7 +83,7 @@ class Genie:
         self._limits = (1, 1)
         """N̂ and Ĝ: number of nodes with sound GPUs, and the most such GPUs on one node."""
         self._offers: dict[str, Offers] = {}
-        self._could_hold: dict[DemandKey, int] = {}
+        self._could_hold: dict[tuple[ResourceVector, tuple[str, ...]], int] = {}
         """Demand of a node's part of a gang → how many of the cell's nodes could hold it when empty."""
 
     # ------------------------------------------------------------------------------------- Algorithm 1
@@ -118,7 +117,11 @@ class Genie:
         if len(self._offers) > MIN_CACHED + 2 * len(state.jobs):
             self._offers = {name: known for name, known in self._offers.items() if name in state.jobs}
         found = [
-            Placement(option, latency_ms(job, option), sure_ms(job, option))
+            Placement(
+                option,
+                latency_ms(job, option),
+                sure_ms(job, option) if self._settings.choose == "protect" else inf,
+            )
             for option in self._offered(state, job)
         ]
         ranked = sorted(
@@ -162,7 +165,7 @@ class Genie:
         need = on_each_node(job, option)
         if need is None:
             return False
-        key = (*vector_key(need), *job.spec.gpu_models)
+        key = need, job.spec.gpu_models
         found = self._could_hold.get(key)
         if found is None:
             suits = [state.node(ordinal) for ordinal in bits(state.index.eligible(need, job.spec.gpu_models))]
@@ -181,8 +184,8 @@ class Genie:
             return offers.always
         found, choose, now_ms = offers.found, self._settings.choose, state.now_ms
         if choose == "most":
-            fitting = [one for one in found if self._nodes_for(state, job, one.option)]
-            return max(fitting or found[:1], key=lambda one: (one.option.workers, -one.option.nodes))
+            largest = sorted(found, key=lambda one: (-one.option.workers, one.option.nodes))
+            return next((one for one in largest if self._nodes_for(state, job, one.option)), found[0])
         in_time = next((one for one in offers.ranked if now_ms + one.latency_ms <= due_ms), None)
         if choose == "protect":
             sure = next((one for one in offers.ranked if now_ms + one.sure_ms <= due_ms), None)
@@ -210,9 +213,11 @@ class Genie:
     # ------------------------------------------------------------------------------------------ stages
 
     def order(self, state: CellState) -> Iterator[str]:
-        """Line 13. O(waiting jobs × options)."""
+        """Line 13. O(waiting jobs × options). The baselines' order is that of the queue."""
         jobs = [state.jobs[job_id] for job_id in state.queue.values()]
-        for job in sorted(jobs, key=lambda job: self._key(state, job)):
+        if self._settings.choose in SERVING:
+            jobs.sort(key=lambda job: self._key(state, job))
+        for job in jobs:
             yield job.job_id
 
     def _key(self, state: CellState, job: JobState) -> tuple[int, float, int]:
@@ -232,7 +237,9 @@ class Genie:
 
     def claim(self, state: CellState, job: JobState) -> str:
         """How long it may still wait."""
-        found = self.choice(state, job)
+        return self._claim(state, job, self.choice(state, job))
+
+    def _claim(self, state: CellState, job: JobState, found: Choice) -> str:
         if found.allowance_ms == inf:
             if found.due_ms == inf:
                 return "it comes last: no completion is expected of it, since its run time is not known"
@@ -249,12 +256,13 @@ class Genie:
 
     def shape(self, state: CellState, job: JobState, fitting: int) -> tuple[int, str]:
         """The workers of its choice, whether that fits now or not: the job waits for it."""
-        option = self.choice(state, job).option
+        found = self.choice(state, job)
+        option = found.option
         if option is None:
             return fitting, "as many as fit now; nothing is known of its iterations"
         if option.workers > fitting:
             return option.workers, f"it waits for {option.nodes} × {option.gpus_per_node} GPUs"
-        return option.workers, self.claim(state, job)
+        return option.workers, self._claim(state, job, found)
 
     def place(self, state: CellState, job: JobState, rng: LazyRng) -> Plan | None:
         """Places the job in exactly the shape of its choice; None where that is not free."""

@@ -24,7 +24,7 @@ FEWER = "as many as the profile finds nodes for now"
 def place_moldable(
     state: CellState, job: JobState, choose: Choose, rng: LazyRng, stage: Shape | None
 ) -> Plan | None:
-    """As `choose`, for a job with a range of workers; None where not even its minimum fits."""
+    """As `choose`, for a waiting job with a range of workers; None where not even its minimum, which is its present number, fits."""
     fewest = job.spec.fewest_workers
     fitting = tasks_that_fit(state, job.demand_of(job.spec.workers))
     if fitting < fewest:
@@ -34,7 +34,7 @@ def place_moldable(
         return None
     plan = choose(state, job.shaped(wanted), rng)
     if plan is None and wanted > fewest:
-        plan, why = choose(state, job.shaped(fewest), rng), FEWER
+        plan, why = choose(state, job, rng), FEWER
         low, high = fewest, wanted
         while plan is not None and high - low > 1:
             middle = (low + high) // 2

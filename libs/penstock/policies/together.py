@@ -13,6 +13,7 @@ though a whole node is free. Here whole plans are compared first. Departure from
 """
 
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 
 from penstock.ledger.demand import Demand
 from penstock.ledger.index import bits, lowest
@@ -127,6 +128,7 @@ def _home_of_servers(state: CellState, demand: Demand, nodes: int) -> int:
     return 0
 
 
+@lru_cache(maxsize=1_024)
 def whole_gang(demand: Demand) -> ResourceVector | None:
     """Resources that a node needs to hold all tasks; None where no node can have so many GPUs."""
     return _together(demand.needs())

@@ -7,9 +7,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from penstock.ledger.check import check
+from penstock.ledger.index import lowest
 from penstock.model.settings import PlacerSettings
 from penstock.model.types import Estimate
 from penstock.policies.base import LazyRng
+from penstock.policies.gang import Gang, tasks_that_fit
 from penstock.policies.profiles import PROFILES, UnknownProfile, profile_for
 from tests.support import builders as b
 from tests.support.driver import CellDriver, job_spec, node_spec
@@ -96,6 +98,32 @@ def test_an_unknown_profile_names_those_that_exist():
     """An operator mistypes `--profile`."""
     with pytest.raises(UnknownProfile, match=r"'liqid' is no profile; .*fifo.*k8s-default.*liquid"):
         policy("liqid")
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    loads=st.lists(st.tuples(st.integers(0, 4), st.integers(0, 20), st.integers(0, 3)), max_size=12),
+    workers=st.integers(1, 20),
+    gpus=st.integers(0, 3),
+    cores=st.integers(0, 9),
+    memory=st.sampled_from([0, 1_000, 30_000]),
+    bandwidth=st.sampled_from([0, 1_000, 7_000]),
+)
+def test_as_many_equal_workers_fit_as_first_fit_places(
+    loads: list[tuple[int, int, int]], workers: int, gpus: int, cores: int, memory: int, bandwidth: int
+):
+    """Whatever runs already, and whichever resource runs out first: counted at once, and placed one after the other."""
+    state = b.cell(nodes=4, gpus=4, cores=32, host_memory_mib=65_536)
+    for i, (load_gpus, load_cores, at) in enumerate(loads):
+        load = b.queued(state, f"load-{i}", worker=b.need(gpus=load_gpus, cores=load_cores))
+        if state.nodes[f"n{at}"].free().fits(load.demand.worker):
+            b.placed_on(state, load, f"n{at}")
+    need = b.need(gpus=gpus, cores=cores, host_memory_mib=memory, bandwidth_mbps=bandwidth)
+    demand = b.queued(state, workers=workers, worker=need).demand
+    gang = Gang(state, demand)
+    while len(gang.workers) < workers and (nodes := gang.open(is_worker=True)):
+        gang.take(lowest(nodes), is_worker=True)
+    assert tasks_that_fit(state, demand) == len(gang.workers)
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])

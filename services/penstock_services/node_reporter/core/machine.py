@@ -68,8 +68,8 @@ from penstock_services.node_reporter.core.joining import join_answered
 from penstock_services.node_reporter.core.state import (
     MAX_ENDED_REMEMBERED,
     NO_CONTEXT,
-    Accept,
     Break,
+    Change,
     Context,
     Forget,
     Gang,
@@ -92,7 +92,7 @@ def step(state: NodeState, given: Input) -> list[Decision]:
     """Decides and folds each own change at once; returns all changes and actions in order."""
     decisions: list[Decision] = []
     for decision in decide(state, given):
-        if isinstance(decision, Put | Break | Accept | Gang | HandOver):
+        if isinstance(decision, Change):
             evolve(state, decision)
         decisions.append(decision)
     while len(state.ended) > MAX_ENDED_REMEMBERED:

@@ -267,8 +267,7 @@ class Decider:
                 yield from self._look_ahead(state)
                 return
             key = self._alike(state, job, reservation)
-            tried = key not in hopeless
-            if tried:
+            if key not in hopeless:
                 more = job.spec.workers + job.spec.parameter_servers
                 if placed == MAX_PLACEMENTS_PER_RECORD or (placed and tasks + more > MAX_TASKS_PER_RECORD):
                     yield continuation(state)
@@ -287,7 +286,7 @@ class Decider:
                 passed += 1
                 yield from reservation.refused(state, job)
                 yield from reclaiming.refused(state, job)
-            if tried or head is job:
+            if job.status is JobStatus.LAUNCHING or head is job:
                 head = state.head_of_queue()
                 held_up = head is not None and self._holds_up(head)
         if backfill is not None:
