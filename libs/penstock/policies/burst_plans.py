@@ -133,7 +133,7 @@ class Instance:
     def cost_of(self, job: int, at: Sequence[int]) -> int:
         """Eq. 5; each pair is in the lists of both."""
         pair, partners = self.pair, self.partners
-        return sum(pair(at[one], at[other]) for one in self.first[job] for other in partners[one]) // 2
+        return sum([pair(at[one], at[other]) for one in self.first[job] for other in partners[one]]) // 2
 
     def load_of(self, node: int, containers: Iterable[int]) -> int:
         """Eq. 6 of the node, summed over the jobs on it."""
