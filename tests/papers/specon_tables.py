@@ -90,8 +90,11 @@ def run(
     work = given.work(seed, jobs, settings)
     simulation = Simulation(given.cluster.under(seed), settings, work, jobs.jobs, given.options)
     moves: dict[str, int] = {}
+    state, seq = simulation.cell.state, 0
     while simulation.step():
-        moves |= {job.job_id: job.migrations for job in simulation.cell.state.holding.values()}
+        if state.seq != seq:
+            seq = state.seq
+            moves |= {job.job_id: job.migrations for job in state.holding.values()}
     figures = simulation.figures(0, 0)
     assert figures.unfinished_jobs == 0
     jct_s = {job_id: life.jct_s for job_id, life in simulation.meter.lives.items()}

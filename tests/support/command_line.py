@@ -3,6 +3,7 @@
 import shlex
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from typer.main import get_command
@@ -28,9 +29,13 @@ def penstock(*arguments: str, events: Iterable[bytes] = ()) -> int:
     return run(arguments, Recorded(shlex.join(["penstock", *arguments]), recorded=events))
 
 
-def simulate_options(*arguments: str) -> SimulateOptions:
-    """The options of `penstock simulate` with these arguments. Raises what typer raises."""
+@cache
+def _simulate_command() -> Any:
     app = new_app()
     app.command()(simulate)
-    command: Any = get_command(app)
-    return SimulateOptions(**command.make_context("simulate", list(arguments)).params)
+    return get_command(app)
+
+
+def simulate_options(*arguments: str) -> SimulateOptions:
+    """The options of `penstock simulate` with these arguments. Raises what typer raises."""
+    return SimulateOptions(**_simulate_command().make_context("simulate", list(arguments)).params)

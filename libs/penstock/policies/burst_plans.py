@@ -63,7 +63,7 @@ class Problem(NamedTuple):
 class Plan:
     """A chromosome. Copies share unchanged parts: the values of all lists are immutable."""
 
-    __slots__ = ("at", "cost", "free", "left_out", "load", "nodes", "on", "total_cost")
+    __slots__ = ("at", "cost", "free", "left_out", "load", "loads", "nodes", "on", "total_cost")
 
     def __init__(self, problem: "Instance") -> None:
         self.at = [-1] * len(problem.job_of)
@@ -76,6 +76,8 @@ class Plan:
         self.total_cost = 0
         self.load = 0
         """Eq. 6 over all jobs and nodes, in 1/720,720."""
+        self.loads = [0] * len(problem.free)
+        """Node → its part of that."""
         self.nodes = 0
         self.left_out: set[int] = set(range(len(problem.first)))
 
@@ -83,6 +85,7 @@ class Plan:
         other = object.__new__(Plan)
         other.at, other.free, other.on, other.cost = self.at[:], self.free[:], self.on[:], self.cost[:]
         other.total_cost, other.load, other.nodes = self.total_cost, self.load, self.nodes
+        other.loads = self.loads[:]
         other.left_out = set(self.left_out)
         return other
 
@@ -96,6 +99,10 @@ class Instance:
         self.free = [machine.free for machine in problem.machines]
         self.rack = [machine.rack for machine in problem.machines]
         self.given = problem.given
+        kinds: dict[Gang, int] = {}
+        self.kind = [kinds.setdefault(gang, len(kinds)) for gang in problem.gangs]
+        """Job → number of its kind: gangs of one kind are equal."""
+        self.gpus = [gang.workers * gang.worker[0] + gang.servers * gang.server[0] for gang in problem.gangs]
         self.first: list[range] = []
         """Job → its containers, in rank order."""
         self.job_of: list[int] = []
@@ -110,6 +117,9 @@ class Instance:
             self.suits += [gang.worker_nodes] * gang.workers + [gang.server_nodes] * gang.servers
             self.partners += _partners(gang, begin)
         self.placed_by_given = [bool(place) for place in problem.given]
+        order = sorted(range(len(problem.given)), key=lambda job: not self.placed_by_given[job])
+        self.turn = {job: turn for turn, job in enumerate(order)}
+        """Job → when it is tried again: first those that the given plan places."""
 
     def pair(self, a: int, b: int) -> int:
         """Eq. 2."""
@@ -123,7 +133,7 @@ class Instance:
     def cost_of(self, job: int, at: Sequence[int]) -> int:
         """Eq. 5; each pair is in the lists of both."""
         pair, partners = self.pair, self.partners
-        return sum(pair(at[one], at[other]) for one in self.first[job] for other in partners[one]) // 2
+        return sum([pair(at[one], at[other]) for one in self.first[job] for other in partners[one]]) // 2
 
     def load_of(self, node: int, containers: Iterable[int]) -> int:
         """Eq. 6 of the node, summed over the jobs on it."""
@@ -131,7 +141,7 @@ class Instance:
         if not jobs:
             return 0
         machine = self.machines[node]
-        asked = sum(self.need[one][0] for one in containers)
+        asked = sum([self.need[one][0] for one in containers])
         return len(jobs) * fitness_units(machine.used_gpus + asked, machine.total_gpus)
 
     def fitness(self, plan: Plan) -> float:
@@ -141,7 +151,7 @@ class Instance:
 
     def rank(self, plan: Plan) -> float:
         """Eq. 8, with penalties for jobs that are left out."""
-        held_back = sum(self.placed_by_given[job] for job in plan.left_out)
+        held_back = sum([self.placed_by_given[job] for job in plan.left_out])
         return self.fitness(plan) - UNPLACED * len(plan.left_out) - UNFAIR * held_back
 
 
@@ -241,7 +251,9 @@ class Change:
         return True
 
     def place_job(self, job: int, nodes: Sequence[int], *, near: bool) -> bool:
-        """Places the whole gang or no task of it."""
+        """Places the whole gang, which is left out, or no task of it."""
+        if self.problem.gpus[job] > sum([free[0] for free in self.plan.free]):
+            return False
         self.plan.left_out.discard(job)
         containers = self.problem.first[job]
         if all(self.place(one, nodes, near=near) for one in containers):
@@ -257,6 +269,8 @@ class Change:
             plan.cost[job] = now
         for node, before in self._nodes.items():
             now_on = plan.on[node]
-            plan.load += problem.load_of(node, now_on) - problem.load_of(node, before)
+            load = problem.load_of(node, now_on)
+            plan.load += load - plan.loads[node]
+            plan.loads[node] = load
             plan.nodes += bool(now_on) - bool(before)
         return plan

@@ -87,8 +87,8 @@ class _Exchanges:
         at[one] = source
         if other is not None:
             at[other] = node
-        load = problem.load_of(source, here) - problem.load_of(source, plan.on[source])
-        load += problem.load_of(node, there) - problem.load_of(node, plan.on[node])
+        load = problem.load_of(source, here) - plan.loads[source]
+        load += problem.load_of(node, there) - plan.loads[node]
         nodes = bool(here) - 1  # the other node is in use already, by the task's partner
         return -problem.weight * cost - (1 - problem.weight) * load / FITNESS_UNITS - nodes
 

@@ -65,7 +65,7 @@ class Draws:
         return self._block.pop()
 
     def below(self, count: int) -> int:
-        return int(self.unit() * count)
+        return int((self._block.pop() if self._block else self.unit()) * count)
 
     def shuffled(self, count: int) -> list[int]:
         return [int(one) for one in self._rng.permutation(count)]
@@ -132,9 +132,9 @@ class GeneticSearch:
         """The winner of a tournament, or its loser, which is never the best plan."""
         sampled = [self.draws.below(POPULATION) for _ in range(TOURNAMENT)]
         if not worst:
-            return max(sampled, key=lambda one: self.ranks[one])
+            return max(sampled, key=self.ranks.__getitem__)
         others = [one for one in sampled if one != self.best] or [(self.best + 1) % POPULATION]
-        return min(others, key=lambda one: self.ranks[one])
+        return min(others, key=self.ranks.__getitem__)
 
     def child(self) -> Plan:
         y = self.population[self.select()]
@@ -186,9 +186,16 @@ class GeneticSearch:
             job = problem.job_of[one]
             if job not in plan.left_out and not change.place(one, nodes, near=near):
                 change.drop(job)
-        waiting = sorted(plan.left_out, key=lambda job: (not problem.placed_by_given[job], job))
+        waiting = sorted(plan.left_out, key=problem.turn.__getitem__)
+        full: set[int] = set()  # kinds for which there is no room on the nodes as they are now
         for job in waiting[:MAX_TRIED_AGAIN]:
-            change.place_job(job, nodes, near=near)
+            kind = problem.kind[job]
+            if kind in full:
+                continue
+            if change.place_job(job, nodes, near=near):
+                full.clear()
+            else:
+                full.add(kind)
 
     def evolve(self, children: int) -> int:
         """Makes children and returns their number. A stale population is replaced, until `MAX_IN_VAIN` consecutive ones have found no better plan."""

@@ -19,7 +19,10 @@ class LossReports:
         """The sample that the chief's node publishes; None: the filter drops it."""
         task_id, task = next(iter(job.tasks.items()))
         at_ms = ceil(report.at_s * 1_000)
-        if not self._filters.setdefault(task_id, LossFilter()).passes(report.loss, at_ms):
+        losses = self._filters.get(task_id)
+        if losses is None:
+            losses = self._filters[task_id] = LossFilter()
+        if not losses.passes(report.loss, at_ms):
             return None
         return TelemetrySampled(node_id=task.place.node_id, task_id=task_id, at_ms=at_ms, loss=report.loss)
 

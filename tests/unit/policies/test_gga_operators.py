@@ -2,9 +2,13 @@
 
 import numpy as np
 import pytest
+from hypothesis import given as drawn
+from hypothesis import settings
+from hypothesis import strategies as st
 
 from penstock.policies.burst_plans import Change, Costs, Gang, Machine, Place, Plan, Problem
 from penstock.policies.gga import CROSSOVER_SHARE, POPULATION, GeneticSearch
+from tests.unit.policies.test_burst import problems, rng
 
 GPUS = 4
 A, B, C, D, E, F = range(6)
@@ -194,3 +198,25 @@ def test_the_seed_decides_the_population(exact: bool) -> None:
 
     assert population(1) == population(1)
     assert population(1) != population(2)
+
+
+@settings(max_examples=60, deadline=None)
+@drawn(problems(), st.booleans())
+def test_jobs_without_room_are_passed_over_as_if_they_had_been_tried(problem: Problem, exact: bool) -> None:
+    """Each gang comes twice. A search that tries every left-out job makes the same plans as one that looks at the free GPUs and tries one job of a kind."""
+    twice = problem._replace(
+        gangs=[*problem.gangs, *problem.gangs], given=[*problem.given, *[()] * len(problem.gangs)]
+    )
+    quick, slow = (GeneticSearch(twice, rng(), exact=exact) for _ in range(2))
+    slow.problem.kind, slow.problem.gpus = list(range(len(twice.gangs))), [0] * len(twice.gangs)
+    for run in (quick, slow):
+        run.populate()
+        run.evolve(60)
+    for one, other in zip(quick.population, slow.population, strict=True):
+        assert (one.at, one.on, one.left_out) == (other.at, other.on, other.left_out)
+        assert (one.free, one.cost, one.loads, one.nodes) == (
+            other.free,
+            other.cost,
+            other.loads,
+            other.nodes,
+        )

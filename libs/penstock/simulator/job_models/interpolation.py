@@ -13,4 +13,4 @@ def interpolate(points: Sequence[tuple[float, ...]], at: float) -> tuple[float, 
         return points[-1][1:]
     low, high = points[place - 1], points[place]
     share = (at - low[0]) / (high[0] - low[0])
-    return tuple(a + (b - a) * share for a, b in zip(low[1:], high[1:], strict=True))
+    return tuple([a + (b - a) * share for a, b in zip(low[1:], high[1:], strict=True)])

@@ -85,6 +85,8 @@ class Neighbour(NamedTuple):
     placement: Placement
     traffic: Mapping[str, float]
     """As `JobModel.traffic`."""
+    flows: Mapping[str, float]
+    """As `JobModel.flows`."""
 
 
 class NotMeasured(LookupError):
@@ -116,9 +118,13 @@ class JobModel:
         """Node → share of that node's memory bandwidth that it uses, 0 – 1; nodes with unknown use are left out."""
         return {}
 
+    def flows(self, job: TraceJob, placement: Placement) -> Mapping[str, float]:
+        """Node → its flows over that node's link, on average over its time alone; where links do not matter, none."""
+        return {}
+
     def neighbour(self, job: TraceJob, placement: Placement) -> Neighbour:
         """What neighbours of the job see of it."""
-        return Neighbour(job, placement, self.traffic(job, placement))
+        return Neighbour(job, placement, self.traffic(job, placement), self.flows(job, placement))
 
     def start_up_s(self, job: TraceJob) -> float:
         """Seconds after each start without progress, in which its GPUs idle, ≥ 0."""
@@ -159,6 +165,9 @@ class Around(JobModel):
 
     def traffic(self, job: TraceJob, placement: Placement) -> Mapping[str, float]:
         return self.inner.traffic(job, placement)
+
+    def flows(self, job: TraceJob, placement: Placement) -> Mapping[str, float]:
+        return self.inner.flows(job, placement)
 
     def start_up_s(self, job: TraceJob) -> float:
         return self.inner.start_up_s(job)

@@ -71,12 +71,15 @@ class Links(Around):
             return speed
         loads = {node_id: float(flows) for node_id, flows in own.items()}
         for other in neighbours:
-            theirs = flows_of(other.job, other.placement)
-            sends = self.inner.network_share(other.job, other.placement) if theirs else 0.0
-            for node_id in loads.keys() & theirs.keys():
-                loads[node_id] += theirs[node_id] * sends
+            for node_id in loads.keys() & other.flows.keys():
+                loads[node_id] += other.flows[node_id]
         load = max(loads.values()) / max(own.values())
         return speed / (1.0 + share * (load - 1.0))
+
+    def flows(self, job: TraceJob, placement: Placement) -> Mapping[str, float]:
+        found = flows_of(job, placement)
+        share = self.inner.network_share(job, placement) if found else 0.0
+        return {node_id: flows * share for node_id, flows in found.items()}
 
 
 class SharedNode(Around):

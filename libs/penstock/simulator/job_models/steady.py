@@ -51,7 +51,7 @@ class Run:
         self.job = job
         self.work_s = self.left_s = work_s
         self.placement: Placement = {}
-        self.seen = Neighbour(job, {}, {})
+        self.seen = Neighbour(job, {}, {}, {})
         """The job as a neighbour of others."""
         self.at = At.REST
         self.gated = False

@@ -167,6 +167,7 @@ class Migrator:
         if attempt < watched.attempt:
             return
         self.observed += 1
+        due_ms = watched.monitor.due_ms
         watched.advance(job, at_ms)
         asks = watched.monitor.observe(sample.loss, at_ms)
         if watched.monitor.category is not Category.CONVERGED:
@@ -174,7 +175,8 @@ class Migrator:
         elif asks and job.status is JobStatus.RUNNING and attempt == job.attempt:
             self._asks(job.job_id)
         if job.status is JobStatus.RUNNING and attempt == job.attempt:
-            self._at(job.job_id, watched.monitor)
+            if watched.monitor.due_ms != due_ms:
+                self._at(job.job_id, watched.monitor)
         else:
             self._behind[job.job_id] = None
 
@@ -204,11 +206,10 @@ class Migrator:
                 break
             heapq.heappop(self._looks)
         look_ms = self._looks[0][0] if self._looks else None
-        ask_ms = None
-        if self._changed and state.holding:
-            ask_ms = state.now_ms if self._sent is None else self._sent.until_ms
-        found = [at_ms for at_ms in (look_ms, ask_ms) if at_ms is not None]
-        return min(found, default=None)
+        if not self._changed or not state.holding:
+            return look_ms
+        ask_ms = state.now_ms if self._sent is None else self._sent.until_ms
+        return ask_ms if look_ms is None else min(look_ms, ask_ms)
 
     def next(self, state: CellState, now_ms: int) -> MigrationProposed | None:
         """Evaluates the losses that are due, and returns a proposal. `now_ms`: the ledger's time, which goes on without records."""
