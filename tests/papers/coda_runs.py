@@ -283,7 +283,7 @@ class Samples:
             run = self._work._runs.get(job.job_id)
             if run is None or run.at.name != "TRAIN":
                 continue
-            for node_id, share in self._work._job_model.traffic(run.job, run.placement).items():
+            for node_id, share in run.seen.traffic.items():
                 key = node_id, run.job.gpus > 0
                 takes[key] = takes.get(key, 0.0) + share
                 trains[node_id] = trains.get(node_id, 0.0) + len(run.placement[node_id].gpus)

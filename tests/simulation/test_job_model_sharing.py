@@ -3,6 +3,7 @@
 from typing import Literal
 
 import msgspec
+import numpy as np
 import pytest
 
 from penstock.model.types import TaskPlacement
@@ -14,6 +15,7 @@ from penstock.simulator.job_models.model import (
     allocations,
 )
 from penstock.simulator.job_models.sharing import Bandwidth, Links, Phases, SharedNode, flows_of, most_flows
+from penstock.simulator.job_models.steady import SteadyWork
 from penstock.simulator.job_models.steps import StageTimes
 from penstock.simulator.traces.jobs import Stages, TraceJob
 
@@ -118,6 +120,55 @@ def test_memory_bandwidth_hurts_from_three_quarters_on() -> None:
     assert job_model.speed(bert, place, [job_model.neighbour(spread, halves)]) == 1, (
         "half of its demand is elsewhere"
     )
+
+
+class Anew(Bandwidth):
+    """Every job's speed is computed with each change of its neighbours."""
+
+    def slowed_by_others(self, job: TraceJob) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_jobs_that_are_not_slowed_by_others_keep_their_speed(seed: int) -> None:
+    """Jobs on one to three of five nodes come, are stopped and get other cores: all end as if each speed were computed at each change."""
+    rng = np.random.default_rng(seed)
+    works = [SteadyWork(Bandwidth(Constant()), watched=True), SteadyWork(Anew(Constant()), watched=True)]
+    now_s, started = 0.0, dict[str, Placement]()
+    for number in range(200):
+        now_s += float(rng.exponential(10.0))
+        job_id, choice = f"j{number}", rng.random()
+        gpus = int(rng.integers(2))
+        cpu_job = TraceJob(
+            job_id, now_s, float(rng.exponential(200.0)) + 1.0, 0, cores=8.0, memory_bandwidth=0.4
+        )
+        job = (
+            cpu_job._replace(gpus=1, model=("bert", "res18", "m")[int(rng.integers(3))]) if gpus else cpu_job
+        )
+        nodes = [f"n{node}" for node in rng.choice(5, int(rng.integers(1, 4)), replace=False)]
+        place: Placement = {node: Allocation((), float(rng.integers(1, 9))) for node in nodes}
+        other = list(started)[int(rng.integers(len(started)))] if started else ""
+        fewer = {node: held._replace(bandwidth_percent=10) for node, held in started.get(other, {}).items()}
+        for work in works:
+            if choice < 0.7 or not other:
+                work.admit(job, now_s)
+                work.started(job_id, place, now_s)
+            elif choice < 0.85:
+                work.changed(other, fewer, now_s)
+            else:
+                work.stopped(other, now_s)
+        if choice < 0.7 or not other:
+            started[job_id] = place
+        assert works[0].paces() == works[1].paces()
+        assert works[0].advance(now_s) == works[1].advance(now_s)
+    while (at_s := works[0].next_s()) is not None:
+        assert works[1].next_s() == at_s
+        assert works[0].advance(at_s) == works[1].advance(at_s)
+    assert works[1].next_s() is None
+    bert = TraceJob("b", 0, 100, 1, "bert")
+    assert Bandwidth(Constant()).slowed_by_others(bert)
+    assert not Bandwidth(Constant()).slowed_by_others(bert._replace(gpus=0, model=""))
+    assert Bandwidth(SharedNode(Constant())).slowed_by_others(bert._replace(gpus=0, model=""))
 
 
 def test_phases_come_on_top_of_what_the_inner_truth_has() -> None:

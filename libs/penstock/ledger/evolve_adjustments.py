@@ -26,6 +26,7 @@ def cores_decided(state: CellState, fact: CoresDecided) -> None:
     _count_cores(job, task, fact)
     task.cores_adjusted = _decided(state, fact)
     job.version += 1
+    state.change_log.add(job.job_id)
     task.trial_cores = ()
     if fact.cause == "probe" and set(fact.cores) <= set(task.place.cores):
         task.trial_cores = fact.cores if len(fact.cores) < len(task.place.cores) else ()

@@ -120,6 +120,7 @@ def _end_task(state: CellState, node_id: str, task_id: str, cause: str) -> tuple
     state.rebook(node)
     evolve_sharing.changed(state, job, task.place)
     job.version += 1
+    state.change_log.add(job.job_id)
     return job, task
 
 

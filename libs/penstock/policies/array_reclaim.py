@@ -151,8 +151,10 @@ class _Taking:
                 if node.borrowed_cores > 0 and (self._moves or node.entered.cores + lent >= need.cores):
                     yield ordinal
             elif may_move and self._large >> ordinal & 1:
-                small = (gpus_of(self._state.jobs[job_id]) for job_id in node.tasks.values())
-                if sum(gpus for gpus in small if gpus < LARGE_GPUS) >= lacks:
+                for job_id in node.tasks.values():
+                    gpus = gpus_of(self._state.jobs[job_id])
+                    lacks -= gpus if gpus < LARGE_GPUS else 0
+                if lacks <= 0:
                     yield ordinal
 
     def _fit_of(self, move: MovesOut) -> Fit:

@@ -12,16 +12,17 @@ else a large gang would block a cell that others could use. No job overtakes ano
 owner this is `fifo-strict`. Owners have equal weights.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from heapq import heapify, heappop, heappush
+from typing import NamedTuple
 
-from penstock.ledger.job_state import JobState
+from penstock.ledger.job_state import HOLDING, JobState
 from penstock.ledger.state import CellState
-from penstock.model.transitions import JobStatus, TaskStatus
+from penstock.model.transitions import TaskStatus
 from penstock.model.types import WHOLE_GPU
 from penstock.policies.base import Turns
 from penstock.policies.baselines import FirstFit
-from penstock.policies.job_rows import Entry, JobRows, goes_on
+from penstock.policies.job_rows import Changes, Entry, JobRows, goes_on
 
 Amounts = tuple[int, int, int, int]
 """Thousandths of GPUs, cores, MiB of host memory, Mbit/s."""
@@ -33,14 +34,16 @@ class DominantResourceFairness(FirstFit):
     def __init__(self, name: str = "drf") -> None:
         super().__init__(name)
         self._rows = JobRows(by_owner)
+        self._held = Holdings(job_holds)
 
     def order(self, state: CellState) -> Iterator[str]:
-        """O(changes since the last call + running jobs + owners) for the first, O(log owners) for the others."""
+        """O(changes since the last call + owners) for the first, O(log owners) for the others."""
         self._rows.update(state)
         rows = self._rows.waiting
         if not rows:
             return
-        total, held = capacity(state), holdings(state)
+        self._held.update(state)
+        total, held = capacity(state), self._held.by_owner
         heap: list[tuple[float, int, str, str, Iterator[Entry[tuple[str]]]]] = []
 
         def enter(owner: str, following: Iterator[Entry[tuple[str]]]) -> None:
@@ -54,10 +57,8 @@ class DominantResourceFairness(FirstFit):
         while heap:
             _, _, job_id, owner, following = heappop(heap)
             yield job_id
-            job = state.jobs[job_id]
-            if job.status is JobStatus.LAUNCHING:
-                held[owner] = plus(held.get(owner, NOTHING), job_holds(job))
             if goes_on(state, job_id):
+                self._held.update(state)
                 enter(owner, following)
 
     def ranking(
@@ -85,7 +86,8 @@ class DominantResourceFairness(FirstFit):
 
     def claim(self, state: CellState, job: JobState) -> str:
         """`ada holds 40% of the cell; submitted as record 812`."""
-        held = dominant(holdings(state).get(job.spec.owner, NOTHING), capacity(state))
+        self._held.update(state)
+        held = dominant(self._held.by_owner.get(job.spec.owner, NOTHING), capacity(state))
         return f"{job.spec.owner} holds {held:.0%} of the cell; submitted as record {job.order}"
 
 
@@ -99,6 +101,10 @@ NOTHING: Amounts = (0, 0, 0, 0)
 
 def plus(one: Amounts, other: Amounts) -> Amounts:
     return one[0] + other[0], one[1] + other[1], one[2] + other[2], one[3] + other[3]
+
+
+def minus(one: Amounts, other: Amounts) -> Amounts:
+    return one[0] - other[0], one[1] - other[1], one[2] - other[2], one[3] - other[3]
 
 
 def capacity(state: CellState) -> Amounts:
@@ -155,12 +161,46 @@ def wanted(jobs: Iterable[JobState]) -> dict[str, Amounts]:
     return found
 
 
-def holdings(state: CellState) -> dict[str, Amounts]:
-    """Owner → what the owner's jobs hold."""
-    held: dict[str, Amounts] = {}
-    for job in state.holding.values():
-        held[job.spec.owner] = plus(held.get(job.spec.owner, NOTHING), job_holds(job))
-    return held
+class _Held(NamedTuple):
+    """A job and what it held at that version."""
+
+    job: JobState
+    version: int
+    owner: str
+    amounts: Amounts
+
+
+class Holdings:
+    """What the jobs of each owner hold. `of`: what one job does; it changes with the job's version alone."""
+
+    def __init__(self, of: Callable[[JobState], Amounts]) -> None:
+        self.by_owner: dict[str, Amounts] = {}
+        self._of = of
+        self._changes = Changes()
+        self._jobs: dict[str, _Held] = {}
+
+    def update(self, state: CellState) -> None:
+        """O(changes since the last call)."""
+        changed, anew = self._changes.ids(state)
+        if anew:
+            self.by_owner.clear()
+            self._jobs.clear()
+        for job_id in changed:
+            job, before = state.jobs.get(job_id), self._jobs.get(job_id)
+            if job is not None and job.status not in HOLDING:
+                job = None
+            if before is not None:
+                if job is before.job and job.version == before.version:
+                    continue
+                left = minus(self.by_owner.get(before.owner, NOTHING), before.amounts)
+                self.by_owner[before.owner] = left
+                if not any(left):
+                    del self.by_owner[before.owner]
+                del self._jobs[job_id]
+            if job is not None:
+                owner = job.spec.owner
+                now = self._jobs[job_id] = _Held(job, job.version, owner, self._of(job))
+                self.by_owner[owner] = plus(self.by_owner.get(owner, NOTHING), now.amounts)
 
 
 def dominant(held: Amounts, total: Amounts) -> float:

@@ -59,7 +59,7 @@ class Other(NamedTuple):
     traffic: float | None
     """Percent of the node's memory bandwidth that it uses; None: not known."""
     most: int
-    """The most cores that it could have now."""
+    """The most cores that it could have now, if some were taken; else those that it has."""
     may_throttle: bool
     """Whether it was throttled less often than is allowed, and no operator has set its cores or cap."""
     may_return: bool

@@ -18,14 +18,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from heapq import heappop, heappush
 from math import inf, sqrt
-from typing import NamedTuple
 
-from penstock.ledger.job_state import HOLDING, JobState
+from penstock.ledger.job_state import JobState
 from penstock.ledger.state import CellState
-from penstock.model.types import WHOLE_GPU, Estimate
+from penstock.model.types import WHOLE_GPU
 from penstock.policies.base import Turns
-from penstock.policies.drf import NOTHING, Amounts, amounts, capacity, dominant, plus, wanted
-from penstock.policies.job_rows import Changes, Entry, JobRows, goes_on
+from penstock.policies.drf import NOTHING, Amounts, Holdings, amounts, capacity, dominant, plus, wanted
+from penstock.policies.job_rows import Entry, JobRows, goes_on
 from penstock.policies.ordered import gpus_of
 from penstock.policies.service import remaining_s
 
@@ -44,7 +43,7 @@ class FairResponse:
 
     def __init__(self) -> None:
         self._rows: JobRows[Row] = JobRows(_row)
-        self._held = Holdings()
+        self._held = Holdings(amounts)  # a gang counts as a whole until its last task has ended
 
     def order(self, state: CellState) -> Iterator[str]:
         """O(changes since the last call + rows) for the first, O(log rows) for the others.
@@ -167,49 +166,6 @@ def _levels(rows: Mapping[Row, list[Entry[Row]]]) -> dict[str, list[list[list[En
     for row, entries in rows.items():
         found.setdefault(row[0], {}).setdefault(row[1], []).append(entries)
     return {owner: [by[priority] for priority in sorted(by)] for owner, by in found.items()}
-
-
-class _Held(NamedTuple):
-    """What a job holds; it depends on its estimate and its workers alone."""
-
-    owner: str
-    amounts: Amounts
-    estimate: Estimate | None
-    workers: int
-
-
-class Holdings:
-    """What the jobs of each owner hold; a gang counts as a whole until its last task has ended."""
-
-    def __init__(self) -> None:
-        self.by_owner: dict[str, Amounts] = {}
-        self._changes = Changes()
-        self._jobs: dict[str, _Held] = {}
-
-    def update(self, state: CellState) -> None:
-        """O(changes since the last call)."""
-        changed, anew = self._changes.ids(state)
-        if anew:
-            self.by_owner.clear()
-            self._jobs.clear()
-        for job_id in changed:
-            job, before = state.jobs.get(job_id), self._jobs.get(job_id)
-            if job is not None and job.status not in HOLDING:
-                job = None
-            if before is not None:
-                if job is not None and before.estimate is job.estimate and before.workers == job.workers:
-                    continue
-                owner, held = before.owner, before.amounts
-                left = plus(self.by_owner[owner], tuple(-amount for amount in held))  # type: ignore[arg-type]
-                if any(left):
-                    self.by_owner[owner] = left
-                else:
-                    del self.by_owner[owner]
-                del self._jobs[job_id]
-            if job is not None:
-                owner = job.spec.owner
-                now = self._jobs[job_id] = _Held(owner, amounts(job), job.estimate, job.workers)
-                self.by_owner[owner] = plus(self.by_owner.get(owner, NOTHING), now.amounts)
 
 
 def _row(state: CellState, job: JobState) -> tuple[Row, float]:

@@ -1,5 +1,6 @@
 """Dominant resource fairness: the source's own example, fairness in time, and the rule followed line by line."""
 
+from collections.abc import Callable
 from fractions import Fraction
 
 import numpy as np
@@ -10,9 +11,11 @@ from penstock.ledger.snapshot import dump, load
 from penstock.ledger.state import CellState
 from penstock.model.ledger_events import PlacementDecided
 from penstock.model.nodes import NodeSpec
+from penstock.model.proposals import CoresProposed
 from penstock.model.settings import PlacerSettings
 from penstock.model.transitions import JobStatus, TaskStatus
 from penstock.model.types import Estimate, JobSpec, ResourceVector
+from penstock.policies.drf import NOTHING, Amounts, Holdings, amounts, job_holds, plus
 from penstock.policies.explain import explain
 from penstock.policies.reasons import Reason
 from penstock_services.placer.core.step import Step
@@ -198,3 +201,38 @@ def test_the_rule_line_by_line(seed: int) -> None:
             assert decided(step) == rule(before(driver, step))
             placed += len(decided(step))
     assert placed > 40
+
+
+def counted(state: CellState, of: Callable[[JobState], Amounts]) -> dict[str, Amounts]:
+    """What owners hold, counted anew."""
+    held: dict[str, Amounts] = {}
+    for job in state.holding.values():
+        held[job.spec.owner] = plus(held.get(job.spec.owner, NOTHING), of(job))
+    return {owner: found for owner, found in held.items() if any(found)}
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_holdings_follow_each_change(seed: int) -> None:
+    """Gangs start, an operator changes the cores of their tasks, and their tasks end one by one; some readers miss many records."""
+    rng = np.random.default_rng(seed)
+    driver = cell(*(b.node(f"n{i}", gpus=4, cores=32, host_memory_mib=64 * GIB) for i in range(3)))
+    readers = [(of, Holdings(of), each) for of in (job_holds, amounts) for each in (1, 7)]
+    for number in range(150):
+        tasks = [task_id for node in driver.state.nodes.values() for task_id in node.tasks]
+        choice = rng.random()
+        if tasks and choice < 0.4:
+            task_id = tasks[int(rng.integers(len(tasks)))]
+            if (gone := driver.state.jobs[task_id.rsplit(".", 2)[0]]).status is JobStatus.LAUNCHING:
+                driver.start(gone.job_id)
+            driver.exit(task_id)
+        elif tasks and choice < 0.6:
+            task_id, cores = tasks[int(rng.integers(len(tasks)))], int(rng.integers(1, 9))
+            proposal = {"proposal_id": f"c{number}", "proposer": "gateway", "reason": "r", "by": "ada"}
+            driver.feed(CoresProposed(**proposal, task_id=task_id, cores=cores))
+        else:
+            need = b.need(gpus=int(rng.integers(0, 3)), cores=int(rng.integers(1, 5)))
+            submit(driver, f"owner-{rng.integers(4)}", f"job-{number}", need, int(rng.integers(1, 4)))
+        for of, held, each in readers:
+            if number % each == 0:
+                held.update(driver.state)
+                assert held.by_owner == counted(driver.state, of)

@@ -42,7 +42,8 @@ class Cpu(JobModel):
         self._table = table
         self._parallel = parallel
         self._slices_per_core = slices_per_core
-        self._asked: dict[tuple[str, float, float | None, int], float] = {}
+        self._relative: dict[tuple[str, float, float | None, int], float] = {}
+        """Results of `relative`."""
 
     def work_s(self, job: TraceJob) -> float:
         """The job's size, see `JobModel`. Raises `NotMeasured`."""
@@ -63,6 +64,12 @@ class Cpu(JobModel):
 
     def relative(self, model: str, cores: float, memory_gb: float | None = None, gpus: int = 1) -> float:
         """Throughput over that at three cores and plenty of memory; cores and memory per GPU. `memory_gb` None: plenty."""
+        key = model, cores, memory_gb, gpus
+        if key not in self._relative:
+            self._relative[key] = self._interpolated(*key)
+        return self._relative[key]
+
+    def _interpolated(self, model: str, cores: float, memory_gb: float | None, gpus: int) -> float:
         rows = self._table.get((model, gpus)) or self._table.get((model, 1))
         if rows is None:
             known = ", ".join(sorted({known for known, _ in self._table}))
@@ -79,10 +86,7 @@ class Cpu(JobModel):
     def _as_asked(self, job: TraceJob) -> float:
         cores = BASE_CORES if job.cores is None else job.cores / job.gpus
         memory_gb = None if job.host_memory_mib is None else job.host_memory_mib / MIB_PER_GB / job.gpus
-        key = (job.model, cores, memory_gb, job.gpus)
-        if key not in self._asked:
-            self._asked[key] = self.relative(*key)
-        return self._asked[key]
+        return self.relative(job.model, cores, memory_gb, job.gpus)
 
 
 def amdahl(cores: float, asked: float, parallel: float) -> float:

@@ -110,6 +110,10 @@ class JobModel:
         """Seconds of work done per second, > 0; neighbours by id. Raises `NotMeasured`."""
         return 1.0
 
+    def slowed_by_others(self, job: TraceJob) -> bool:
+        """Whether the job's own speed depends on its neighbours."""
+        return self.neighbours_matter
+
     def network_share(self, job: TraceJob, placement: Placement) -> float:
         """Share of its time alone in this placement in which it sends over links between nodes, 0 – 1."""
         return 0.0

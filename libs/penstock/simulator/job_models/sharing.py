@@ -135,6 +135,9 @@ class Bandwidth(Around):
         capped = max(self._cut(job, placement, node_id) for node_id in placement)
         return speed * (1.0 - suffers * capped)
 
+    def slowed_by_others(self, job: TraceJob) -> bool:
+        return job.model in self._sensitivity or self.inner.slowed_by_others(job)
+
     def traffic(self, job: TraceJob, placement: Placement) -> Mapping[str, float]:
         return {node_id: self._demand(job, placement, node_id) for node_id in placement}
 

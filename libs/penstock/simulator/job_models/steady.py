@@ -244,6 +244,10 @@ class SteadyWork(Work):
         if self._job_model.neighbours_matter:
             neighbours = [self._runs[other].seen for other in self._others(run)]
         run.speed = self._job_model.speed(run.job, run.placement, neighbours)
+        self._goes_on(run)
+
+    def _goes_on(self, run: Run) -> None:
+        """The run computes from now on, at its speed."""
         if self._watched:
             self._paced[run.job.job_id] = run.job
         self._set_moment(run)
@@ -271,5 +275,9 @@ class SteadyWork(Work):
     def _others_change(self, run: Run, now_s: float) -> None:
         if self._job_model.neighbours_matter:
             for other in self._others(run):
-                self._settle(self._runs[other], now_s)
-                self._set_speed(self._runs[other])
+                neighbour = self._runs[other]
+                self._settle(neighbour, now_s)
+                if self._job_model.slowed_by_others(neighbour.job):
+                    self._set_speed(neighbour)
+                else:
+                    self._goes_on(neighbour)

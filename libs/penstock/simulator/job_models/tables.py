@@ -62,8 +62,9 @@ def _config(row: Row, model: str, batch: str, gpus: str) -> Config:
     return Config(row.name("gpu").lower(), row.name(model), batch_size, row.whole(gpus, least=1))
 
 
+@cache
 def read_sensitivity(path: Path) -> Sensitivity:
-    """Synergy's table. A figure of 0 was not measured. Raises `BadFile`."""
+    """Synergy's table, read once per process. A figure of 0 was not measured. Raises `BadFile`."""
     needed = {"cpu_gpu_ratio_dir", "model", "num_gpu", "cpus", "mem_gb", "relative_tput"}
     found: dict[tuple[str, int], dict[float, list[tuple[float, float]]]] = {}
     for ratio, model, gpus, cores, memory_gb, relative in read_all(path, needed, _sensitivity):
@@ -73,10 +74,12 @@ def read_sensitivity(path: Path) -> Sensitivity:
         raise BadFile(
             str(path), [Problem(0, "", f"no row with cpu_gpu_ratio_dir {SOURCE_RATIO} and one GPU")]
         )
-    return {
-        measured: sorted((cores, sorted(curve)) for cores, curve in rows.items())
-        for measured, rows in sorted(found.items())
-    }
+    return MappingProxyType(
+        {
+            measured: sorted((cores, sorted(curve)) for cores, curve in rows.items())
+            for measured, rows in sorted(found.items())
+        }
+    )
 
 
 def read_start_ups(path: Path) -> dict[tuple[str, int], float]:

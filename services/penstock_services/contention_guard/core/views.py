@@ -58,8 +58,10 @@ def with_tasks(
 
 
 def _other(state: CellState, job: JobState, task_id: str, traffic: float | None) -> Other:
-    task, found = job.tasks[task_id], running(state, task_id)
-    cores = len(task.place.cores)
+    task = job.tasks[task_id]
+    cores = most = len(task.place.cores)
+    if task.throttled_from > cores and isinstance(found := running(state, task_id), Running):
+        most = usable_cores(state, found)
     left = MAX_THROTTLES * job.spec.workers - job.throttles
     fixed = set_by_operator(task.bandwidth_adjusted)
     return Other(
@@ -68,7 +70,7 @@ def _other(state: CellState, job: JobState, task_id: str, traffic: float | None)
         None if fixed else task.memory_bandwidth_percent,
         task.throttled_from,
         traffic,
-        usable_cores(state, found) if isinstance(found, Running) else cores,
+        most,
         may_throttle=left > 0 and not fixed and not set_by_operator(task.cores_adjusted),
         may_return=left >= RESERVE,
     )
@@ -88,8 +90,8 @@ def _running_task(state: CellState, job_id: str, task_id: str) -> TaskState | No
 
 def slowed(state: CellState, spec: NodeState) -> bool:
     """Whether a job there may have to be released."""
-    tasks = (_running_task(state, job_id, task_id) for task_id, job_id in spec.tasks.items())
-    return any(
-        task is not None and (task.memory_bandwidth_percent is not None or task.throttled_from > 0)
-        for task in tasks
-    )
+    for task_id, job_id in spec.tasks.items():
+        task = _running_task(state, job_id, task_id)
+        if task is not None and (task.memory_bandwidth_percent is not None or task.throttled_from > 0):
+            return True
+    return False
