@@ -8,6 +8,7 @@ from time import process_time
 
 import numpy as np
 import rustworkx
+import scipy.optimize  # noqa: F401 - as the batcher's planning process, before its first plan
 
 from penstock.model.groups import MAX_GROUP_MEMBERS
 from penstock.model.settings import TIRESIAS_LIMITS_GPU_S, Grouping
