@@ -82,7 +82,7 @@ class _Bucket:
     def join(self, new: Group) -> tuple[float, Group] | None:
         """The group that gains most from a new member, if any does: (gain, group)."""
         best, found = 1e-9, None
-        most, memory_mib = self._most - len(new.kinds), self._memory_mib
+        most, memory_mib, union = self._most - len(new.kinds), self._memory_mib, self._tables.union
         for kinds, groups in self.of_kinds.items():
             if len(kinds) > most:
                 continue
@@ -92,7 +92,7 @@ class _Bucket:
                 if group is new:
                     continue
             heaviest = max(group.heaviest, new.heaviest)
-            if heaviest * self._tables.union(kinds, new.kinds).total - group.value <= best:
+            if heaviest * union(kinds, new.kinds).total - group.value <= best:
                 continue
             gain = self.union_value(group, new) - group.value
             if gain > best:
