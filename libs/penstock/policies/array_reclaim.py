@@ -152,8 +152,8 @@ class _Taking:
                     yield ordinal
             elif may_move and self._large >> ordinal & 1:
                 for job_id in node.tasks.values():
-                    gpus = gpus_of(self._state.jobs[job_id])
-                    lacks -= gpus if gpus < LARGE_GPUS else 0
+                    if (gpus := gpus_of(self._state.jobs[job_id])) < LARGE_GPUS:
+                        lacks -= gpus
                 if lacks <= 0:
                     yield ordinal
 

@@ -63,7 +63,7 @@ class Problem(NamedTuple):
 class Plan:
     """A chromosome. Copies share unchanged parts: the values of all lists are immutable."""
 
-    __slots__ = ("at", "cost", "free", "left_out", "load", "loads", "nodes", "on", "total_cost")
+    __slots__ = ("at", "cost", "free", "left_out", "loads", "nodes", "on", "total_cost")
 
     def __init__(self, problem: "Instance") -> None:
         self.at = [-1] * len(problem.job_of)
@@ -74,18 +74,15 @@ class Plan:
         self.cost = [0] * len(problem.first)
         """Job → eq. 5."""
         self.total_cost = 0
-        self.load = 0
-        """Eq. 6 over all jobs and nodes, in 1/720,720."""
         self.loads = [0] * len(problem.free)
-        """Node → its part of that."""
+        """Node → eq. 6 over the jobs on it, in 1/720,720."""
         self.nodes = 0
         self.left_out: set[int] = set(range(len(problem.first)))
 
     def copy(self) -> "Plan":
         other = object.__new__(Plan)
         other.at, other.free, other.on, other.cost = self.at[:], self.free[:], self.on[:], self.cost[:]
-        other.total_cost, other.load, other.nodes = self.total_cost, self.load, self.nodes
-        other.loads = self.loads[:]
+        other.total_cost, other.loads, other.nodes = self.total_cost, self.loads[:], self.nodes
         other.left_out = set(self.left_out)
         return other
 
@@ -146,7 +143,7 @@ class Instance:
 
     def fitness(self, plan: Plan) -> float:
         """Eq. 8."""
-        score = self.weight * plan.total_cost + (1 - self.weight) * (plan.load / FITNESS_UNITS)
+        score = self.weight * plan.total_cost + (1 - self.weight) * (sum(plan.loads) / FITNESS_UNITS)
         return -score - plan.nodes
 
     def rank(self, plan: Plan) -> float:
@@ -269,8 +266,6 @@ class Change:
             plan.cost[job] = now
         for node, before in self._nodes.items():
             now_on = plan.on[node]
-            load = problem.load_of(node, now_on)
-            plan.load += load - plan.loads[node]
-            plan.loads[node] = load
+            plan.loads[node] = problem.load_of(node, now_on)
             plan.nodes += bool(now_on) - bool(before)
         return plan

@@ -193,9 +193,10 @@ class Holdings:
                 if job is before.job and job.version == before.version:
                     continue
                 left = minus(self.by_owner.get(before.owner, NOTHING), before.amounts)
-                self.by_owner[before.owner] = left
-                if not any(left):
-                    del self.by_owner[before.owner]
+                if any(left):
+                    self.by_owner[before.owner] = left
+                else:
+                    self.by_owner.pop(before.owner, None)
                 del self._jobs[job_id]
             if job is not None:
                 owner = job.spec.owner

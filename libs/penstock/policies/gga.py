@@ -65,7 +65,7 @@ class Draws:
         return self._block.pop()
 
     def below(self, count: int) -> int:
-        return int((self._block.pop() if self._block else self.unit()) * count)
+        return int(self.unit() * count)
 
     def shuffled(self, count: int) -> list[int]:
         return [int(one) for one in self._rng.permutation(count)]

@@ -100,17 +100,18 @@ class _Bucket:
         return None if found is None else (best, found)
 
     def union_value(self, one: Group, other: Group) -> float:
-        _, first, second, _, _ = self._tables.union(one.kinds, other.kinds)
+        _, first, second, _ = self._tables.union(one.kinds, other.kinds)
         value: float = first[0] * one.weights[0] if len(first) == 1 else sum(map(mul, first, one.weights))
         value += second[0] * other.weights[0] if len(second) == 1 else sum(map(mul, second, other.weights))
         return value
 
     def united(self, one: Group, other: Group) -> Group:
-        kinds, _, _, order, _ = self._tables.union(one.kinds, other.kinds)
+        both = one.kinds + other.kinds
+        order = sorted(range(len(both)), key=both.__getitem__)
         members, weights = one.members + other.members, one.weights + other.weights
         return Group(
             tuple(members[index] for index in order),
-            kinds,
+            tuple(both[index] for index in order),
             tuple(weights[index] for index in order),
             self.union_value(one, other),
             one.fixed or other.fixed,
@@ -145,7 +146,7 @@ class _Bucket:
                 if memory_mib and one.memory_mib + other.memory_mib > memory_mib:
                     continue
                 apart = value + other_value
-                total = union(kinds, other_kinds)[4]
+                total = union(kinds, other_kinds).total
                 if apart - (heavier if heavier >= heaviest else heaviest) * total >= least:
                     continue
                 loss = apart - self.union_value(one, other)

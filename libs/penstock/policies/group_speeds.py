@@ -1,6 +1,5 @@
 """Cached speeds of jobs that share GPUs, by their kinds, for the search of groups (`penstock.policies.group_search`)."""
 
-from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import NamedTuple
@@ -21,8 +20,6 @@ class Union(NamedTuple):
     kinds: Kinds
     first: tuple[float, ...]
     second: tuple[float, ...]
-    order: tuple[int, ...]
-    """Indexes of the members (those of the first group, then of the second), sorted by kind."""
     total: float
     """Sum of all speeds."""
 
@@ -75,31 +72,13 @@ class Tables:
         return (kinds[:index] + kinds[index + 1 :] for kinds in groups for index in range(len(kinds)))
 
     def _union(self, first: Kinds, second: Kinds) -> Union:
-        if len(second) == 1:
-            return self._joined(first, second)
-        both = first + second
-        order = tuple(sorted(range(len(both)), key=both.__getitem__))
-        kinds = tuple([both[index] for index in order])
+        kinds = tuple(sorted(first + second))
         speeds = self.speeds(kinds)
-        of_kind = dict(zip(kinds, speeds, strict=True))
+        place = kinds.index
         return Union(
             kinds,
-            tuple([of_kind[kind] for kind in first]),
-            tuple([of_kind[kind] for kind in second]),
-            order,
-            sum(speeds),
-        )
-
-    def _joined(self, first: Kinds, second: Kinds) -> Union:
-        """`_union` with a single member, which is most of them."""
-        size, place = len(first), bisect_right(first, second[0])
-        kinds = first[:place] + second + first[place:]
-        speeds = self.speeds(kinds)
-        return Union(
-            kinds,
-            speeds[:place] + speeds[place + 1 :],
-            speeds[place : place + 1],
-            (*range(place), size, *range(place, size)),
+            tuple([speeds[place(kind)] for kind in first]),
+            tuple([speeds[place(kind)] for kind in second]),
             sum(speeds),
         )
 

@@ -67,16 +67,21 @@ def sum_of_completions_s(sharers: Iterable[Sharer]) -> float:
         now_s += next_s
         ended = 0
         for kind, speed in speeds.items():
-            done_s = next_s * speed
-            left = [left_s - done_s for left_s in kinds[kind]]
-            first = bisect_right(left, 1e-9 * max(1.0, now_s))
-            ended += first
-            if first < len(left):
-                kinds[kind] = left[first:]
+            left, done = _after(kinds[kind], next_s * speed, now_s)
+            ended += done
+            if left:
+                kinds[kind] = left
             else:
                 del kinds[kind]
         total_s += ended * now_s
     return total_s
+
+
+def _after(left: Sequence[float], done_s: float, now_s: float) -> tuple[list[float], int]:
+    """Of equally fast jobs, shortest first, what is left after so much of each, and how many have ended with it."""
+    now_left = [left_s - done_s for left_s in left]
+    ended = bisect_right(now_left, 1e-9 * max(1.0, now_s))
+    return now_left[ended:], ended
 
 
 def _sum_of_one_kind_s(kind: tuple[float, float], left: list[float]) -> float:
@@ -87,11 +92,8 @@ def _sum_of_one_kind_s(kind: tuple[float, float], left: list[float]) -> float:
         speed = (cores / (cores * len(left))) ** exponent
         next_s = left[0] / speed
         now_s += next_s
-        done_s = next_s * speed
-        left = [left_s - done_s for left_s in left]
-        ended = bisect_right(left, 1e-9 * max(1.0, now_s))
+        left, ended = _after(left, next_s * speed, now_s)
         total_s += ended * now_s
-        left = left[ended:]
     return total_s
 
 
