@@ -52,6 +52,8 @@ KNOWN: Mapping[str, Sequence[str]] = {
     ),
     "equal within its interval: at this load hardly any job waits": (
         "mixes-known: 50 % on 1 GPU, load 50 %, penstock",
+        "mixes-known-noise-0.5: 50 % on 1 GPU, load 50 %, penstock",
+        "mixes-known-noise-1: 50 % on 1 GPU, load 50 %, penstock",
     ),
     "where no job ever waited it would be 1.27: at a load of 50 % hardly any does (remarks of the same rows)": (
         "interleave-mixes: geometric mean",

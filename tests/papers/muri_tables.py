@@ -8,7 +8,7 @@ worst order and of groups of two and three the last trace is simulated.
 
 Whole traces are simulated once, for nothing in them is random: those of 992 and 1,494 jobs. Those of 2,638 and 5,755 jobs: `--long`.
 
-Our profiles `interleave` and `penstock`, the default, and both of Muri's are compared with SRSF where run times are known, else with Tiresias, on the authors' traces and on generated mixes (`interleave` on mixes: `--long`); there jobs take turns by job model
+Our profiles `interleave` and `penstock`, the default, and both of Muri's are compared with SRSF where run times are known, else with Tiresias, on the authors' traces and on generated mixes (`interleave` on mixes, and all mixes with wrong stage times: `--long`); there jobs take turns by job model
 `turns`, which plays the locks of a group, and each start costs what was measured. Restarts are those per job after its first start. Of a mix a part is taken, which makes 20 seeds of each affordable: where all jobs have one
 GPU every fourth job on a quarter of the cluster, which has the load and the queue of the whole; else the first 200 of its 400 jobs, 100 where a load of 50 % leaves no queue anyway. The share of their time that jobs
 wait under the policy compared with stands beside. Intervals: 95 % over seeds, resampled.
@@ -141,9 +141,11 @@ def tables() -> Iterator[PaperTable]:
 
 
 def long() -> Iterator[PaperTable]:
-    """the traces of 2,638 and 5,755 jobs, and interleave on the mixes"""
-    yield _mixes("known", "interleave")
-    yield _mixes("unknown", "interleave")
+    """the traces of 2,638 and 5,755 jobs, interleave on the mixes, and penstock on mixes with wrong stage times"""
+    for durations in ("known", "unknown"):
+        yield _mixes(durations, "interleave")
+        for noise in (0.5, 1.0):
+            yield _mixes(durations, "penstock", noise)
     yield from _figures(LONG_TRACES)
     yield _baselines(LONG_TRACES)
     yield _ours(LONG_TRACES)
@@ -326,7 +328,7 @@ def _over_baseline(trace: str, durations: Durations) -> tuple[float, Row]:
     return ratio, Row(f"{trace}, over {baseline}", ratio, reach=1.0, remark=remark)
 
 
-def _mixes(durations: Durations, ours: str) -> PaperTable:
+def _mixes(durations: Durations, ours: str, noise: float = 0.0) -> PaperTable:
     baseline, theirs = ("srsf", "muri-s") if durations == "known" else ("tiresias", "muri-l")
     rows = []
     for share in SHARES:
@@ -334,13 +336,16 @@ def _mixes(durations: Durations, ours: str) -> PaperTable:
             alone = [mix(share, load, baseline, seed, durations) for seed in range(SEEDS)]
             queued = fmean(one.avg_queue_s for one in alone) / fmean(one.avg_jct_s for one in alone)
             for profile in (theirs, ours) if (share, load) == NOISY_MIX else (ours,):
-                found = [mix(share, load, profile, seed, durations) for seed in range(SEEDS)]
+                found = [mix(share, load, profile, seed, durations, noise) for seed in range(SEEDS)]
                 restarts = fmean(other.restarts_per_job for other in found)
                 label = f"{share} % on 1 GPU, load {load} %, {profile}"
                 remark = f"{restarts:.2f} restarts per job; {queued:.1%} of their time in the queue"
                 rows.append(_over(label, alone, found, profile, remark))
-    title = f"Mixes, run times {durations}: mean JCT, {baseline} over it"
-    key = f"mixes-{durations}" if ours == "penstock" else f"mixes-{durations}-{ours}"
+    key, title = f"mixes-{durations}", f"Mixes, run times {durations}: mean JCT, {baseline} over it"
+    if ours != "penstock":
+        key += f"-{ours}"
+    if noise:
+        key, title = f"{key}-noise-{noise:g}", f"{title}, stage times wrong by up to {noise:.0%}"
     return PaperTable(key, title, "times", rows)
 
 
@@ -358,7 +363,7 @@ def _over(
 def _noise() -> PaperTable:
     rows = []
     alone = [mix(*NOISY_MIX, "srsf", seed) for seed in range(SEEDS)]
-    for profile in ("muri-s", "interleave"):
+    for profile in ("muri-s", *OURS):
         for noise in NOISE:
             found = [mix(*NOISY_MIX, profile, seed, noise=noise) for seed in range(SEEDS)]
             rows.append(_over(f"{profile}, stage times wrong by up to {noise:.0%}", alone, found, profile))
