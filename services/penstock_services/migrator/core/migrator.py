@@ -129,7 +129,7 @@ class Migrator:
         elif (subject := CHANGES.get(type(fact))) is not None:
             self._changed = True
             job_id = subject(fact)
-            self._crowding.changed(state, job_id, now_ms, getattr(fact, "node_id", ""))
+            self._crowding.changed(state, job_id, now_ms)
             self._follow(state, job_id, now_ms)
 
     def _follow(self, state: CellState, job_id: str, now_ms: int) -> None:
