@@ -166,8 +166,9 @@ class NodeState:
 
     def take_back_cores(self, cores: tuple[int, ...]) -> None:
         """Marks these cores as free, as far as the node still has them."""
-        self.cpu_core_mask &= ~mask_of(cores)
-        self.free_core_mask |= mask_of(cores) & full_mask(self.spec.cores)
+        mask = mask_of(cores)
+        self.cpu_core_mask &= ~mask
+        self.free_core_mask |= mask & full_mask(self.spec.cores)
 
     @property
     def borrowed_cores(self) -> int:
