@@ -3,7 +3,7 @@
 The estimator continues from it after a snapshot, and learns step and run times from attempts that ran alone.
 """
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 
 from penstock.ledger.job_state import JobState
 from penstock.ledger.sharing import Sharing
@@ -11,14 +11,16 @@ from penstock.ledger.state import CellState
 from penstock.model.types import WHOLE_GPU, TaskPlacement
 
 
-def neighbours(state: CellState, place: TaskPlacement, job_id: str) -> Iterator[str]:
+def neighbours(state: CellState, place: TaskPlacement, job_id: str) -> Sequence[str]:
     """Ids of other jobs with a living task on one of these GPUs, possibly with duplicates. O(tasks of the node), where a GPU may be shared."""
     if not place.gpus or not _may_share(state.jobs[job_id], place):
-        return
-    gpus = set(place.gpus)
-    for task_id, other in state.nodes[place.node_id].tasks.items():
-        if other != job_id and not gpus.isdisjoint(state.jobs[other].tasks[task_id].place.gpus):
-            yield other
+        return ()
+    apart, jobs = set(place.gpus).isdisjoint, state.jobs
+    return [
+        other
+        for task_id, other in state.nodes[place.node_id].tasks.items()
+        if other != job_id and not apart(jobs[other].tasks[task_id].place.gpus)
+    ]
 
 
 def changed(state: CellState, job: JobState, place: TaskPlacement) -> None:
@@ -42,9 +44,8 @@ def _meet(state: CellState, job: JobState) -> None:
 
 def present(state: CellState, job: JobState) -> tuple[str, ...]:
     """`Sharing.jobs`, computed from the nodes."""
-    held = (
-        task.place
-        for task_id, task in job.tasks.items()
-        if state.nodes[task.place.node_id].tasks.get(task_id) == job.job_id
-    )
-    return tuple(sorted({other for place in held for other in neighbours(state, place, job.job_id)}))
+    found: set[str] = set()
+    for task_id, task in job.tasks.items():
+        if state.nodes[task.place.node_id].tasks.get(task_id) == job.job_id:
+            found.update(neighbours(state, task.place, job.job_id))
+    return tuple(sorted(found))
