@@ -385,9 +385,8 @@ class Simulation:
             raise Unsound(
                 f"{MAX_STEPS_PER_MOMENT} records at {self.now_s} s, and no end; seq {self.cell.head.seq}"
             )
-        if self._options.check_every_step:
-            if problems := check(self.cell.state):
-                raise Unsound(f"seq {self.cell.head.seq}: {'; '.join(problems)}")
+        if self._options.check_every_step and (problems := check(self.cell.state)):
+            raise Unsound(f"seq {self.cell.head.seq}: {'; '.join(problems)}")
         state = self.cell.state
         for service in self._simulated:
             service.see(state, step)
