@@ -89,7 +89,7 @@ class _Followed:
         """Node id → cores of its tasks there; each task counts for at least one."""
         self.log_share = 0.0
         self.since_ms = self.window_ms = now_ms
-        """Time until which it is accounted for, with the share from then on; start of the window."""
+        """Time until which it is accounted for; start of the window. `log_share` applies from then on, once the loads since then are accounted for."""
         self.area = 0.0
         """Integral of the logarithm of the share over the window, in ms."""
         self.mean = self.log_step = 0.0
@@ -203,9 +203,10 @@ class Crowding:
     def _follow(self, job: JobState, cores: Mapping[str, int], now_ms: int) -> None:
         """Starts tracking. For the attempt's time before now the current share is assumed: earlier neighbours are not known."""
         found = self._jobs[job.job_id] = _Followed(job, cores, now_ms)
-        found.log_share = _log_share(self._loads_of(cores), now_ms)
-        ran_ms = 0 if job.running_ms is None else max(0, now_ms - job.running_ms)
-        found.done_s = ran_ms / 1_000 * exp(self.exponent(gpus=found.gpus) * found.log_share)
+        if job.running_ms is not None and now_ms > job.running_ms:
+            self._settle(found)
+            ran_s = (now_ms - job.running_ms) / 1_000
+            found.done_s = ran_s * exp(self.exponent(gpus=found.gpus) * found.log_share)
 
     def _pass(self, known: _Followed, now_ms: int) -> None:
         if now_ms == known.since_ms:
