@@ -167,6 +167,16 @@ def test_a_node_that_lost_a_gpu_keeps_its_books(cell: CellDriver) -> None:
     assert cell.state.nodes["n1"].shared == {0: Share(100, 3_000)}
 
 
+def test_the_smallest_gpu_limits_what_each_has(cell: CellDriver) -> None:
+    """The node gets other GPUs, and joins again with the former ones."""
+    for memory_mib in (2_000, 4_000, 3_000):
+        cell.feed(NodeChanged(node=node_spec("n1", 2, memory_mib=memory_mib)))
+        assert cell.state.nodes["n1"].gpu_memory_mib == memory_mib
+    cell.join(node_spec("n1", 2, memory_mib=4_000, boot="b2"))
+    assert cell.state.nodes["n1"].gpu_memory_mib == 4_000
+    assert load(dump(cell.state)).nodes["n1"].gpu_memory_mib == 4_000
+
+
 def test_shares_of_a_gang_are_all_or_nothing(cell: CellDriver) -> None:
     """Five workers of 400 would need three GPUs: the gang can never run here; four can, two on each GPU."""
     cell.submit("five", job_spec(workers=5), share(400))

@@ -198,7 +198,7 @@ def _moves(state: CellState) -> Iterator[str]:
 def _sharing(state: CellState) -> Iterator[str]:
     """Each job's `sharing` matches what the nodes hold, and no job whose GPU was shared counts as having run alone."""
     for job in state.jobs.values():
-        if job.sharing.jobs != (right := present(state, job)):
+        if job.sharing.jobs != (right := present(state, job, {})):
             yield f"job {job.job_id} shares GPUs with {right}, and is known to share with {job.sharing.jobs}"
         if right and not job.sharing.ever:
             yield f"job {job.job_id} shares GPUs with {right}, and counts as one that ran alone"
@@ -228,6 +228,12 @@ def _arrays(state: CellState) -> Iterator[str]:
             yield f"node {node.spec.node_id} reserves {node.reserved_cores} cores"
 
 
+def _gpus(node: NodeState) -> tuple[tuple[str, ...], int]:
+    """What `NodeState.read_gpus` computes: UUIDs by slot, and the memory of the smallest GPU."""
+    gpus = node.spec.gpus
+    return node.slots or tuple(gpu.uuid for gpu in gpus), min((gpu.memory_mib for gpu in gpus), default=0)
+
+
 def _index(state: CellState) -> Iterator[str]:
     """The index must equal one built from scratch."""
     fresh = NodeIndex()
@@ -242,6 +248,8 @@ def _index(state: CellState) -> Iterator[str]:
             fresh.lose(node.bit, node.spec)
         if node.cordon is not None:
             fresh.cordoned |= node.bit
+        if (node.gpu_uuids, node.gpu_memory_mib) != _gpus(node):
+            yield f"node {node.spec.node_id} reads {node.gpu_uuids}, {node.gpu_memory_mib} MiB; its GPUs are {_gpus(node)}"
         if node.entered != node.free():
             yield f"node {node.spec.node_id} is indexed as {node.entered}, but is {node.free()}"
     named = Counter(task.place.node_id for job in state.jobs.values() for task in job.tasks.values())

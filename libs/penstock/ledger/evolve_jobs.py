@@ -215,17 +215,20 @@ def job_queued(state: CellState, fact: ledger_events.JobQueued) -> None:
 
 def work_progressed(state: CellState, fact: external_events.WorkProgressed) -> None:
     """Stores reported progress. Jobs that have ended meanwhile are skipped."""
+    jobs, now_ms = state.jobs, state.now_ms
+    found: list[str] = []
     for progress in fact.jobs:
-        job = state.jobs.get(progress.job_id)
+        job = jobs.get(progress.job_id)
         if job is not None:
             job.attained_s = progress.attained_s
             job.remaining_s = progress.remaining_s
-            job.progress_ms = state.now_ms
+            job.progress_ms = now_ms
             job.progress_attempt = job.attempt
-            left_is_known(job, state.now_ms)
+            left_is_known(job, now_ms)
             if progress.remaining_s is not None:
                 job.eta = None
-            state.change_log.add(job.job_id)
+            found.append(progress.job_id)
+    state.change_log.extend(found)
 
 
 def eta_estimated(state: CellState, fact: EtaEstimated) -> None:

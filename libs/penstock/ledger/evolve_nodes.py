@@ -28,7 +28,7 @@ def _enter_spec(state: CellState, node: NodeState, spec: NodeSpec) -> None:
     given = {gpu for place in places for gpu in place.gpus}
     node.slots = bound_slots(node.gpu_uuids, given, [gpu.uuid for gpu in spec.gpus])
     node.spec = spec
-    node.name_gpus()
+    node.read_gpus()
     node.free_gpu_mask = node.present_gpu_mask
     node.free_core_mask = full_mask(spec.cores)
     node.free_host_memory_mib = spec.host_memory_mib

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from penstock.ledger.job_state import JobState
 from penstock.ledger.state import CellState
-from penstock.ledger.succession import beyond, follow, meet, met
+from penstock.ledger.succession import beyond, follow, meet, met, units_beyond
 from penstock.model.transitions import JobStatus, TaskStatus
 from penstock.model.types import TaskPlacement
 
@@ -37,8 +37,9 @@ def own_part(place: TaskPlacement, beside: Sequence[TaskPlacement]) -> TaskPlace
     """What a task takes of its node beyond others of its group; its whole place where there are none."""
     if not beside:
         return place
-    most_mbps = max(other.bandwidth_mbps for other in beside)
-    return replace(beyond(place, beside), bandwidth_mbps=max(0, place.bandwidth_mbps - most_mbps))
+    gpus, cores = units_beyond(place, beside)
+    most_mbps = max([other.bandwidth_mbps for other in beside])
+    return replace(place, gpus=gpus, cores=cores, bandwidth_mbps=max(0, place.bandwidth_mbps - most_mbps))
 
 
 def booked(

@@ -346,10 +346,11 @@ class NodeIndex:
         return nodes
 
     def candidates(self, need: ResourceVector, gpu_models: tuple[str, ...] = ()) -> int:
-        """Placeable nodes that can take the task now."""
-        return (
-            self.eligible(need, gpu_models)
-            & self.sharing(need)
+        """Placeable nodes that can take the task now. In a full cell the free GPUs decide."""
+        nodes = self.sharing(need)
+        return nodes and (
+            nodes
+            & self.eligible(need, gpu_models)
             & self.cores.having(need.cores)
             & self.host_memory.having(need.host_memory_mib)
             & self.bandwidth.having(need.bandwidth_mbps)

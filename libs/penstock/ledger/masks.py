@@ -23,6 +23,12 @@ def mask_of(positions: tuple[int, ...]) -> int:
 
 
 @lru_cache(MAX_MASKS)
+def without(positions: tuple[int, ...], mask: int) -> tuple[int, ...]:
+    """Those of the positions that are not in the mask, in their order."""
+    return tuple([position for position in positions if not mask >> position & 1])
+
+
+@lru_cache(MAX_MASKS)
 def take_lowest(mask: int, count: int) -> tuple[int, ...]:
     """The `count` lowest positions of a mask that holds at least so many."""
     taken: list[int] = []

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, fields
 from operator import attrgetter
 
 from penstock.ledger.holds import Cordon
-from penstock.ledger.index import NOT_PLACEABLE, Free, Share
+from penstock.ledger.index import NOT_PLACEABLE, Free, Share, shape_of
 from penstock.ledger.masks import full_mask, mask_of
 from penstock.ledger.suspicion import Suspicion
 from penstock.model.nodes import NodeSpec
@@ -71,14 +71,17 @@ class NodeState:
     entered: Free = NOT_PLACEABLE
     """The free resources that the index has for this node."""
     gpu_uuids: tuple[str, ...] = ()
-    """The UUID of each slot's GPU, which the inventory may no longer have; empty for a free slot. See `name_gpus`."""
+    """The UUID of each slot's GPU, which the inventory may no longer have; empty for a free slot. See `read_gpus`."""
+    gpu_memory_mib: int = 0
+    """Memory of its smallest GPU: so much is allocated of each GPU. See `read_gpus`."""
 
     @property
     def bit(self) -> int:
         return 1 << self.ordinal
 
-    def name_gpus(self) -> None:
-        """Computes `gpu_uuids` after a change of the inventory or of the slots; it is cached because orders and rows of every task read it."""
+    def read_gpus(self) -> None:
+        """Computes `gpu_uuids` and `gpu_memory_mib` after a change of the inventory or of the slots; they are cached because they are read for every task."""
+        self.gpu_memory_mib = shape_of(self.spec).gpu_memory_mib
         self.gpu_uuids = self.slots or tuple(gpu.uuid for gpu in self.spec.gpus)
 
     @property
@@ -104,11 +107,6 @@ class NodeState:
         if self.spec.shares_gpus:
             return Share(WHOLE_GPU, self.gpu_memory_mib)
         return Share(need.gpu_share_milli, need.gpu_memory_mib)
-
-    @property
-    def gpu_memory_mib(self) -> int:
-        """Memory of its smallest GPU: so much is allocated of each GPU."""
-        return min((gpu.memory_mib for gpu in self.spec.gpus), default=0)
 
     def copy(self) -> "NodeState":
         """A copy on which tasks can be placed and taken back without effect on the state."""
@@ -142,23 +140,28 @@ class NodeState:
 
     def take_back(self, place: TaskPlacement) -> None:
         """The task is proven dead: undoes `give`."""
+        if place.gpus:
+            self._take_back_gpus(place)
+        if place.cores:
+            self.take_back_cores(place.cores)
+        self.free_host_memory_mib += place.host_memory_mib
+        self.free_bandwidth_mbps += place.bandwidth_mbps
+
+    def _take_back_gpus(self, place: TaskPlacement) -> None:
         inventory = self.present_gpu_mask
         if place.gpu_share_milli == WHOLE_GPU:
             self.free_gpu_mask |= mask_of(place.gpus) & inventory
-        else:
-            for gpu in place.gpus:
-                left = self.shared.pop(gpu, None)
-                if left is None:
-                    continue
-                if left.milli + place.gpu_share_milli == WHOLE_GPU:
-                    self.free_gpu_mask |= 1 << gpu & inventory
-                else:
-                    self.shared[gpu] = Share(
-                        left.milli + place.gpu_share_milli, left.memory_mib + place.gpu_memory_mib
-                    )
-        self.take_back_cores(place.cores)
-        self.free_host_memory_mib += place.host_memory_mib
-        self.free_bandwidth_mbps += place.bandwidth_mbps
+            return
+        for gpu in place.gpus:
+            left = self.shared.pop(gpu, None)
+            if left is None:
+                continue
+            if left.milli + place.gpu_share_milli == WHOLE_GPU:
+                self.free_gpu_mask |= 1 << gpu & inventory
+            else:
+                self.shared[gpu] = Share(
+                    left.milli + place.gpu_share_milli, left.memory_mib + place.gpu_memory_mib
+                )
 
     def take_cores(self, cores: tuple[int, ...]) -> None:
         """Marks these cores as held by a task."""
@@ -166,8 +169,9 @@ class NodeState:
 
     def take_back_cores(self, cores: tuple[int, ...]) -> None:
         """Marks these cores as free, as far as the node still has them."""
-        self.cpu_core_mask &= ~mask_of(cores)
-        self.free_core_mask |= mask_of(cores) & full_mask(self.spec.cores)
+        mask = mask_of(cores)
+        self.cpu_core_mask &= ~mask
+        self.free_core_mask |= mask & full_mask(self.spec.cores)
 
     @property
     def borrowed_cores(self) -> int:

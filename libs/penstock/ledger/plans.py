@@ -46,7 +46,7 @@ def reserved_nodes(state: CellState) -> frozenset[str]:
     """Nodes reserved for units of proposals: no other job may be placed there."""
     if not state.planned:
         return frozenset()
-    return frozenset(node_id for unit in units_of_proposals(state) for node_id in unit.nodes)
+    return frozenset({node_id for unit in units_of_proposals(state) for node_id in unit.nodes})
 
 
 def arrived(state: CellState) -> None:

@@ -46,7 +46,7 @@ DERIVED = {
             "timer_heap",
         }
     ),
-    NodeState: frozenset({"entered", "gpu_uuids", "named", "reserved"}),
+    NodeState: frozenset({"entered", "gpu_memory_mib", "gpu_uuids", "named", "reserved"}),
 }
 
 
@@ -238,7 +238,7 @@ def _derive(state: CellState) -> None:
     state.sound_gpus = [0] * ordinals
     for node_id, node in state.nodes.items():
         state.node_at[node.ordinal] = node_id
-        node.name_gpus()
+        node.read_gpus()
         node.entered = node.free()
         state.index.describe(node.bit, node.spec)
         state.index.refit(node.bit, len(node.spec.gpus), NOT_PLACEABLE, node.entered)

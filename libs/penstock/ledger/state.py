@@ -5,6 +5,7 @@ It includes time and sequence: before a record's facts are folded, `seq` and `no
 
 import heapq
 from collections import OrderedDict, deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -57,6 +58,11 @@ class ChangeLog:
     def add(self, job_id: str) -> None:
         self.count += 1
         self._ids.append(job_id)
+
+    def extend(self, job_ids: Sequence[str]) -> None:
+        """As `add` for each, in order."""
+        self.count += len(job_ids)
+        self._ids.extend(job_ids)
 
     def since(self, count: int) -> list[str] | None:
         """Ids added after the first `count`, each once, in a list that is not to be changed; None if they are no longer stored."""

@@ -9,7 +9,7 @@ from collections.abc import Container, Iterator, Sequence
 from msgspec.structs import replace
 
 from penstock.ledger.job_state import JobState
-from penstock.ledger.masks import mask_of
+from penstock.ledger.masks import mask_of, without
 from penstock.ledger.state import CellState
 from penstock.model.transitions import JobStatus, TaskStatus
 from penstock.model.types import TaskPlacement
@@ -19,15 +19,19 @@ def beyond(place: TaskPlacement, beside: Sequence[TaskPlacement]) -> TaskPlaceme
     """The place without the GPUs and cores of `beside`; unchanged if that is empty."""
     if not beside:
         return place
+    gpus, cores = units_beyond(place, beside)
+    return replace(place, gpus=gpus, cores=cores)
+
+
+def units_beyond(
+    place: TaskPlacement, beside: Sequence[TaskPlacement]
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """GPUs and cores of the place that none of `beside` has."""
     gpus = cores = 0
     for other in beside:
         gpus |= mask_of(other.gpus)
         cores |= mask_of(other.cores)
-    return replace(
-        place,
-        gpus=tuple([gpu for gpu in place.gpus if not gpus >> gpu & 1]),
-        cores=tuple([core for core in place.cores if not cores >> core & 1]),
-    )
+    return without(place.gpus, gpus), without(place.cores, cores)
 
 
 def comes_after(one: JobState, other: JobState) -> bool:

@@ -6,9 +6,10 @@ share the same cores in turns. It is fitted by least squares to logarithms: each
 share in them; a job is compared only with itself. Jobs with and without GPUs have one exponent each. Pure: its input is ledger facts, no clock.
 """
 
-from collections.abc import Callable
-from functools import cache, partial
+from bisect import bisect_left, bisect_right
+from collections.abc import Mapping, Sequence
 from math import exp, log
+from types import MappingProxyType
 from typing import NamedTuple
 
 from penstock.ledger.job_state import JobState
@@ -18,6 +19,9 @@ from penstock.model.transitions import JobStatus, TaskStatus
 
 PRIOR = 0.25  # weight of the prior e = 0, in squared logarithms: three changes by a third of the share outweigh it
 LEAST_CHANGE = 0.05  # of the logarithm of the share: after smaller changes noise of the step times dominates
+MAX_STEPS = (
+    4_096  # in the loads of all nodes, or as many as there are running jobs, before all jobs account for them
+)
 
 
 class Progress(NamedTuple):
@@ -29,13 +33,45 @@ class Progress(NamedTuple):
     """Share of the allocated cores of its most crowded node, 0 – 1."""
 
 
+class _Load:
+    """Cores of the running tasks on one node over time: `cores[i]` from `since_ms[i]` on, ascending."""
+
+    __slots__ = ("cores", "since_ms")
+
+    def __init__(self, now_ms: int) -> None:
+        self.since_ms = [now_ms]
+        self.cores = [0]
+
+    def change(self, cores: int, now_ms: int) -> None:
+        """Adds so many cores, possibly none or a negative number. Time never goes back."""
+        if now_ms == self.since_ms[-1]:
+            self.cores[-1] += cores
+        else:
+            self.since_ms.append(now_ms)
+            self.cores.append(self.cores[-1] + cores)
+
+    def at(self, at_ms: int) -> int:
+        """The cores at this time; before the first step the number of the first step."""
+        return self.cores[max(0, bisect_right(self.since_ms, at_ms) - 1)]
+
+    def steps(self, from_ms: int) -> Sequence[int]:
+        """Times of the steps from this time on."""
+        return self.since_ms[bisect_left(self.since_ms, from_ms) :]
+
+    def drop_past(self) -> None:
+        """Drops all but the last step."""
+        del self.since_ms[:-1], self.cores[:-1]
+
+
 class _Followed:
     """Measurements of one running attempt."""
 
     __slots__ = (
         "area",
+        "cores",
         "done",
         "done_s",
+        "gpus",
         "log_share",
         "log_step",
         "mean",
@@ -46,11 +82,14 @@ class _Followed:
         "window_ms",
     )
 
-    def __init__(self, token: int, log_share: float, now_ms: int) -> None:
-        self.token = token
-        self.log_share = log_share
+    def __init__(self, job: JobState, cores: Mapping[str, int], now_ms: int) -> None:
+        self.token = job.token
+        self.gpus = has_gpus(job)
+        self.cores = cores
+        """Node id → cores of its tasks there; each task counts for at least one."""
+        self.log_share = 0.0
         self.since_ms = self.window_ms = now_ms
-        """Start of the current share; start of the window."""
+        """Time until which it is accounted for; start of the window. `log_share` applies from then on, once the loads since then are accounted for."""
         self.area = 0.0
         """Integral of the logarithm of the share over the window, in ms."""
         self.mean = self.log_step = 0.0
@@ -65,12 +104,24 @@ class _Followed:
 
 
 class Crowding:
-    """Tracks all running jobs of a cell."""
+    """Tracks all running jobs of a cell.
+
+    Ideal: each change of a node's tasks updates the shares of all jobs there. Departure: the nodes' loads are stored over time, and a job
+    accounts for them when it is asked about, which most attempts never are.
+    """
 
     def __init__(self) -> None:
         self._jobs: dict[str, _Followed] = {}
         self._fit: dict[bool, tuple[float, float]] = {}
         """Whether the job has GPUs → sums of the regression."""
+        self._running: dict[str, Mapping[str, int]] = {}
+        """Job id → node id → cores of its running tasks, as they are in the loads."""
+        self._loads: dict[str, _Load] = {}
+        """By node id; none for a node on which no task has run for long."""
+        self._steps = 0
+        """Upper bound of the number of steps in the loads."""
+        self._begun = False
+        """Whether the jobs that ran before the first call are counted."""
 
     def exponent(self, *, gpus: bool) -> float:
         """The exponent e of jobs with or without GPUs, 0 – 1; 0 until it is measured."""
@@ -81,45 +132,88 @@ class Crowding:
         """Whether a slowdown by neighbours was ever measured."""
         return any(self.exponent(gpus=gpus) > 0.0 for gpus in self._fit)
 
-    def changed(self, state: CellState, job_id: str, now_ms: int, node_id: str = "") -> None:
-        """Updates the shares of a job and its neighbours after it started, stopped, left a node or got other cores."""
+    def changed(self, state: CellState, job_id: str, now_ms: int) -> None:
+        """Takes a change: the job started, stopped, left a node or got other cores."""
+        self._begin(state, now_ms)
         job = state.jobs.get(job_id)
-        if job is None or job.status is not JobStatus.RUNNING:
-            self._jobs.pop(job_id, None)
-        around = {node_id} if job is None else {node_id, *(task.place.node_id for task in job.tasks.values())}
-        busy = cache(partial(busy_cores, state))
-        for other in {
-            other for one in around & state.nodes.keys() for other in state.nodes[one].tasks.values()
-        }:
-            self._settle(state, other, now_ms, busy)
+        cores, running = cores_of(job)
+        self._count(job_id, cores, running, now_ms)
+        self._track(job_id, job, cores, now_ms)
+        if self._steps > max(MAX_STEPS, len(self._jobs)):
+            self._drop_past()
 
-    def _settle(self, state: CellState, job_id: str, now_ms: int, busy: Callable[[str], int]) -> None:
-        """Accounts the time until now, and updates the share. `busy`: `busy_cores` of this state."""
-        job = state.jobs.get(job_id)
+    def _begin(self, state: CellState, now_ms: int) -> None:
+        """At the first call: counts the tasks that run already, then tracks their jobs."""
+        if self._begun:
+            return
+        self._begun = True
+        found = [(job, *cores_of(job)) for job in state.holding.values()]
+        for job, cores, running in found:
+            self._count(job.job_id, cores, running, now_ms)
+        for job, cores, _ in found:
+            self._track(job.job_id, job, cores, now_ms)
+
+    def _count(self, job_id: str, cores: Mapping[str, int], running: Mapping[str, int], now_ms: int) -> None:
+        """Updates the loads of the job's nodes. `cores`, `running`: `cores_of` the job now."""
+        before = self._running.pop(job_id, NO_CORES)
+        if running:
+            self._running[job_id] = running
+        for node_id in {**cores, **before}:
+            load = self._loads.get(node_id)
+            if load is None:
+                load = self._loads[node_id] = _Load(now_ms)
+            load.change(running.get(node_id, 0) - before.get(node_id, 0), now_ms)
+            self._steps += 1
+
+    def _track(self, job_id: str, job: JobState | None, cores: Mapping[str, int], now_ms: int) -> None:
+        """Follows the job's attempt while all its tasks run, with these cores from now on."""
         if job is None or job.status is not JobStatus.RUNNING:
             self._jobs.pop(job_id, None)
             return
-        share = log(share_of(job, busy))
         known = self._jobs.get(job_id)
         if known is None or known.token != job.token:
-            self._follow(job, share, now_ms)
-            return
-        self._pass(job, known, now_ms)
-        known.log_share = share
+            self._follow(job, cores, now_ms)
+        elif known.cores != cores:
+            self._settle(known)
+            known.cores = cores
 
-    def _follow(self, job: JobState, log_share: float, now_ms: int) -> _Followed:
+    def _drop_past(self) -> None:
+        """Has all jobs account for the past, and drops it."""
+        self._settle_all()
+        self._loads = {node_id: load for node_id, load in self._loads.items() if load.cores[-1]}
+        for load in self._loads.values():
+            load.drop_past()
+        self._steps = len(self._loads)
+
+    def _settle_all(self) -> None:
+        for known in self._jobs.values():
+            self._settle(known)
+
+    def _settle(self, known: _Followed) -> None:
+        """Accounts for the time until the last step of the job's nodes, and updates the share."""
+        loads = self._loads_of(known.cores)
+        for at_ms in sorted({at_ms for _, load in loads for at_ms in load.steps(known.since_ms)}):
+            self._pass(known, at_ms)
+            known.log_share = _log_share(loads, at_ms)
+
+    def _loads_of(self, cores: Mapping[str, int]) -> Sequence[tuple[int, _Load]]:
+        """A job's cores on each of its nodes, with the node's load."""
+        return [(own, load) for node_id, own in cores.items() if (load := self._loads.get(node_id))]
+
+    def _follow(self, job: JobState, cores: Mapping[str, int], now_ms: int) -> None:
         """Starts tracking. For the attempt's time before now the current share is assumed: earlier neighbours are not known."""
-        found = self._jobs[job.job_id] = _Followed(job.token, log_share, now_ms)
-        ran_ms = 0 if job.running_ms is None else max(0, now_ms - job.running_ms)
-        found.done_s = ran_ms / 1_000 * exp(self.exponent(gpus=has_gpus(job)) * log_share)
-        return found
+        found = self._jobs[job.job_id] = _Followed(job, cores, now_ms)
+        if job.running_ms is not None and now_ms > job.running_ms:
+            self._settle(found)
+            ran_s = (now_ms - job.running_ms) / 1_000
+            found.done_s = ran_s * exp(self.exponent(gpus=found.gpus) * found.log_share)
 
-    def _pass(self, job: JobState, known: _Followed, now_ms: int) -> None:
-        if now_ms == known.since_ms:  # many jobs change at the same time
+    def _pass(self, known: _Followed, now_ms: int) -> None:
+        if now_ms == known.since_ms:
             return
         passed_ms = max(0, now_ms - known.since_ms)
         known.area += known.log_share * passed_ms
-        known.done_s += passed_ms / 1_000 * exp(self.exponent(gpus=has_gpus(job)) * known.log_share)
+        known.done_s += passed_ms / 1_000 * exp(self.exponent(gpus=known.gpus) * known.log_share)
         known.since_ms = now_ms
 
     def measured(self, state: CellState, steps: StepsMeasured, now_ms: int) -> None:
@@ -128,28 +222,31 @@ class Crowding:
         known = None if job is None else self._jobs.get(job.job_id)
         if job is None or known is None or steps.token != known.token or job.group:
             return
-        self._pass(job, known, now_ms)
+        self._settle(known)
+        self._pass(known, now_ms)
         window_ms = now_ms - known.window_ms
         if steps.steps and steps.step_ms > 0 and window_ms > 0:
             mean, log_step = known.area / window_ms, log(steps.step_ms / 1_000)
             if known.step_s:
-                self._learn(has_gpus(job), mean - known.mean, log_step - known.log_step)
+                self._learn(known.gpus, mean - known.mean, log_step - known.log_step)
             known.mean, known.log_step = mean, log_step
-            known.step_s = exp(log_step + self.exponent(gpus=has_gpus(job)) * mean)
+            known.step_s = exp(log_step + self.exponent(gpus=known.gpus) * mean)
         known.area, known.window_ms, known.done_s = 0.0, now_ms, 0.0
         known.done, known.total = steps.done, steps.total or 0
 
     def _learn(self, gpus: bool, share: float, step: float) -> None:
         """Adds one data point: changes of the logarithms of share and step time."""
         if abs(share) >= LEAST_CHANGE:
+            self._settle_all()  # with the exponent of that time
             xy, xx = self._fit.get(gpus, (0.0, 0.0))
             self._fit[gpus] = (xy - share * step, xx + share * share)
 
     def follow(self, state: CellState, job: JobState, now_ms: int) -> None:
         """Starts tracking a running job that ran before the first call of `changed`."""
+        self._begin(state, now_ms)
         known = self._jobs.get(job.job_id)
         if known is None or known.token != job.token:
-            self._follow(job, log(share_of(job, partial(busy_cores, state))), now_ms)
+            self.changed(state, job.job_id, now_ms)
 
     def progress(self, state: CellState, job: JobState, now_ms: int) -> Progress | None:
         """Progress of a job; None: it does not run.
@@ -161,7 +258,8 @@ class Crowding:
             return None
         self.follow(state, job, now_ms)
         known = self._jobs[job.job_id]
-        exponent = self.exponent(gpus=has_gpus(job))
+        self._settle(known)
+        exponent = self.exponent(gpus=known.gpus)
         done_s = known.done_s + max(0, now_ms - known.since_ms) / 1_000 * exp(exponent * known.log_share)
         share = exp(known.log_share)
         if known.total and known.step_s:
@@ -172,33 +270,26 @@ class Crowding:
 
 
 def has_gpus(job: JobState) -> bool:
-    for task in job.tasks.values():  # noqa: SIM110 - called for each job on a node after each change: `any` takes twice as long
-        if task.place.gpus:
-            return True
-    return False
+    return any(task.place.gpus for task in job.tasks.values())
 
 
-def share_of(job: JobState, busy: Callable[[str], int]) -> float:
-    """The job's cores over those of all running tasks on its most crowded node; > 0, at most 1. `busy`: node id → cores of all running tasks."""
-    if len(job.tasks) == 1:
-        [task] = job.tasks.values()
-        cores = max(1, len(task.place.cores))
-        return cores / max(cores, busy(task.place.node_id))
-    found = 1.0
+NO_CORES: Mapping[str, int] = MappingProxyType({})
+
+
+def cores_of(job: JobState | None) -> tuple[Mapping[str, int], Mapping[str, int]]:
+    """Node id → cores of the job's tasks, and of those that run; each task counts for at least one."""
+    if job is None:
+        return NO_CORES, NO_CORES
     own: dict[str, int] = {}
+    running: dict[str, int] = {}
     for task in job.tasks.values():
-        own[task.place.node_id] = own.get(task.place.node_id, 0) + max(1, len(task.place.cores))
-    for node_id, cores in own.items():
-        found = min(found, cores / max(cores, busy(node_id)))
-    return found
+        node_id, cores = task.place.node_id, len(task.place.cores) or 1
+        own[node_id] = own.get(node_id, 0) + cores
+        if task.status is TaskStatus.RUNNING:
+            running[node_id] = running.get(node_id, 0) + cores
+    return own, running
 
 
-def busy_cores(state: CellState, node_id: str) -> int:
-    """Cores of the running tasks on the node; each task counts for at least one."""
-    found, jobs = 0, state.jobs
-    for task_id, job_id in state.nodes[node_id].tasks.items():
-        job = jobs.get(job_id)
-        task = None if job is None else job.tasks.get(task_id)
-        if task is not None and task.status is TaskStatus.RUNNING:
-            found += len(task.place.cores) or 1
-    return found
+def _log_share(loads: Sequence[tuple[int, _Load]], at_ms: int) -> float:
+    """Logarithm of a job's cores over those of all running tasks, on its most crowded node; ≤ 0. `loads`: of its nodes, each with the job's cores there."""
+    return log(min([own / max(own, load.at(at_ms)) for own, load in loads], default=1.0))

@@ -385,12 +385,11 @@ class Simulation:
             raise Unsound(
                 f"{MAX_STEPS_PER_MOMENT} records at {self.now_s} s, and no end; seq {self.cell.head.seq}"
             )
-        if self._options.check_every_step:
-            problems = check(self.cell.state)
-            if problems:
-                raise Unsound(f"seq {self.cell.head.seq}: {'; '.join(problems)}")
+        if self._options.check_every_step and (problems := check(self.cell.state)):
+            raise Unsound(f"seq {self.cell.head.seq}: {'; '.join(problems)}")
+        state = self.cell.state
         for service in self._simulated:
-            service.see(self.cell.state, step)
+            service.see(state, step)
         if step.outcome == "committed":
             for fact in step.facts:
                 book = BOOKS.get(type(fact))

@@ -19,8 +19,9 @@ class SimulatedProposer(Generic[Sent]):
     def see(self, state: CellState, step: Step) -> None:
         """See `SimulatedService`."""
         if step.outcome == "committed":
+            see, now_ms = self._core.see, state.now_ms
             for fact in step.facts:
-                self._core.see(state, fact, state.now_ms)
+                see(state, fact, now_ms)
 
     def next_s(self, state: CellState) -> float | None:
         """See `SimulatedService`."""

@@ -16,7 +16,7 @@ from penstock.model.moves import MAX_MIGRATIONS
 from penstock.model.settings import Convergence, PlacerSettings
 from penstock.policies import load_balance
 from penstock.policies.convergence import Category
-from penstock.policies.crowding import Crowding, busy_cores, has_gpus, share_of
+from penstock.policies.crowding import Crowding, has_gpus
 from penstock.policies.load_balance import (
     CAUTION,
     LEAST_GAIN,
@@ -28,6 +28,7 @@ from penstock.policies.load_balance import (
 from penstock.policies.migrate import Migration, Seen
 from penstock.policies.service import stop_cost_s
 from penstock.policies.specon import can_go, category_of
+from tests.support.crowd import share_of
 from tests.support.driver import CellDriver, estimate, job_spec, node_spec
 
 STEP_MS = 100.0
@@ -49,9 +50,8 @@ class Crowded(CellDriver):
         self.crowding.changed(self.state, job_id, self.now_ms)
 
     def ends(self, job_id: str) -> None:
-        node = self.where(job_id)
         self.exit(next(iter(self.job(job_id).tasks)))
-        self.crowding.changed(self.state, job_id, self.now_ms, node)
+        self.crowding.changed(self.state, job_id, self.now_ms)
 
     def where(self, job_id: str) -> str:
         return next(iter(self.job(job_id).tasks.values())).place.node_id
@@ -62,7 +62,7 @@ class Crowded(CellDriver):
         self.state.now_ms = self.now_ms
         for job_id in jobs if reports else ():
             job = self.job(job_id)
-            step_ms = STEP_MS * share_of(job, partial(busy_cores, self.state)) ** -self.exponent
+            step_ms = STEP_MS * share_of(self.state, job) ** -self.exponent
             steps = int(ms / step_ms)
             self.done[job_id] = self.done.get(job_id, 0) + steps
             fact = StepsMeasured(
@@ -245,9 +245,9 @@ class Both(Crowding):
         super().__init__()
         self.second = Crowding()
 
-    def changed(self, state: CellState, job_id: str, now_ms: int, node_id: str = "") -> None:
-        super().changed(state, job_id, now_ms, node_id)
-        self.second.changed(state, job_id, now_ms, node_id)
+    def changed(self, state: CellState, job_id: str, now_ms: int) -> None:
+        super().changed(state, job_id, now_ms)
+        self.second.changed(state, job_id, now_ms)
 
     def measured(self, state: CellState, steps: StepsMeasured, now_ms: int) -> None:
         super().measured(state, steps, now_ms)

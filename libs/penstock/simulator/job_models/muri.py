@@ -182,7 +182,7 @@ class MuriWork(Work):
                 batches.append((end_s, [run.job_id]))
                 best_s = end_s if best_s < 0 else min(best_s, end_s)
         first = min(batches, key=lambda batch: batch[0])
-        for run in self._running.values():
+        for run in self._running.values() if self._limits else ():
             if run.level < len(self._limits):
                 reached_s = ceil(self._limits[run.level] / run.gpus) - run.attained_s + now_s
                 if reached_s < first[0]:
@@ -205,11 +205,13 @@ class MuriWork(Work):
             del self._running[job_id]
             del self._all[job_id]
             self._leave(job_id)
-        before_s = self._moment_s
+        before_s, limits = self._moment_s, self._limits
+        passed_s = now_s - before_s
         for run in self._running.values():
-            run.left -= max(0.0, now_s - before_s - run.lost_s) / run.iteration_s
+            if (trained_s := passed_s - run.lost_s) > 0.0:
+                run.left -= trained_s / run.iteration_s
             run.attained_s = (run.attained_s + now_s) - before_s
-            if run.level < len(self._limits) and run.attained_s * run.gpus >= self._limits[run.level]:
+            if run.level < len(limits) and run.attained_s * run.gpus >= limits[run.level]:
                 run.level += 1
         self._moment_s = now_s
         self._next = None

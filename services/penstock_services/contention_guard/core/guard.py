@@ -109,15 +109,15 @@ class ContentionGuard:
 
     def see(self, state: CellState, fact: Event, now_ms: int) -> None:
         """Takes a fact that has just been folded."""
-        if isinstance(fact, ProposalAnswered):
+        if (subject := CHANGES.get(type(fact))) is not None:
+            self._changed(state, subject(fact), getattr(fact, "node_id", ""), getattr(fact, "task_id", ""))
+        elif isinstance(fact, ProposalAnswered):
             if fact.proposer == PROPOSER:
                 self._answered(state, fact, now_ms)
-        elif isinstance(fact, CoresDecided | BandwidthDecided):
+        elif isinstance(fact, DECIDED):
             self._decided(state, fact, now_ms)
         elif isinstance(fact, TaskAdjusted):
             self._adjusted(state, fact, now_ms)
-        elif (subject := CHANGES.get(type(fact))) is not None:
-            self._changed(state, subject(fact), getattr(fact, "node_id", ""), getattr(fact, "task_id", ""))
 
     def _answered(self, state: CellState, fact: ProposalAnswered, now_ms: int) -> None:
         task_id = next(
@@ -418,6 +418,7 @@ def _job(fact: Any) -> str:
     return str(fact.job_id)
 
 
+DECIDED = (CoresDecided, BandwidthDecided)
 CHANGES: Mapping[type[Event], Callable[[Any], str]] = MappingProxyType(
     {
         external_events.TaskStarted: _job_of_task,

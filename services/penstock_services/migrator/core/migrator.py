@@ -116,7 +116,12 @@ class Migrator:
 
     def see(self, state: CellState, fact: Event, now_ms: int) -> None:
         """Takes a fact that has just been folded."""
-        if isinstance(fact, ProposalAnswered):
+        if (subject := CHANGES.get(type(fact))) is not None:
+            self._changed = True
+            job_id = subject(fact)
+            self._crowding.changed(state, job_id, now_ms)
+            self._follow(state, job_id, now_ms)
+        elif isinstance(fact, ProposalAnswered):
             if self._sent is not None and (fact.proposer, fact.proposal_id) == (
                 PROPOSER,
                 self._sent.proposal_id,
@@ -126,11 +131,6 @@ class Migrator:
         elif isinstance(fact, StepsMeasured):
             self._crowding.measured(state, fact, now_ms)
             self._changed = True
-        elif (subject := CHANGES.get(type(fact))) is not None:
-            self._changed = True
-            job_id = subject(fact)
-            self._crowding.changed(state, job_id, now_ms, getattr(fact, "node_id", ""))
-            self._follow(state, job_id, now_ms)
 
     def _follow(self, state: CellState, job_id: str, now_ms: int) -> None:
         watched = self._watched.get(job_id)

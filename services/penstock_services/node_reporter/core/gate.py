@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from penstock_services.node_reporter.core.actions import OpenGate
 from penstock_services.node_reporter.core.gpu_shares import fits
-from penstock_services.node_reporter.core.state import LIVE, NodeState, Put, Status, Task
+from penstock_services.node_reporter.core.state import LIVE, NodeState, Put, Status, Task, in_order
 
 
 def launches(state: NodeState, task: Task) -> bool:
@@ -21,8 +21,8 @@ def launches(state: NodeState, task: Task) -> bool:
 
 def opened(state: NodeState, at_ms: int) -> Iterator[Put]:
     """Tasks that get their GPUs, since another task is proven dead at this time."""
-    for task in state.live():
-        if not task.gated or task.status is Status.STOPPING:
+    for task in in_order([task for task in state.tasks.values() if task.gated]):
+        if task.status not in LIVE or task.status is Status.STOPPING:
             continue
         before = [
             other

@@ -126,14 +126,15 @@ class NodeState:
 
     def live(self) -> list[Task]:
         """Tasks that have, or are about to have, a process; by token and id."""
-        return _in_order([task for task in self.tasks.values() if task.status in LIVE])
+        return in_order([task for task in self.tasks.values() if task.status in LIVE])
 
     def waiting(self) -> list[Task]:
         """Accepted orders whose predecessor is still alive; by token and id."""
-        return _in_order([task for task in self.tasks.values() if task.status is Status.WAITING])
+        return in_order([task for task in self.tasks.values() if task.status is Status.WAITING])
 
 
-def _in_order(tasks: list[Task]) -> list[Task]:
+def in_order(tasks: list[Task]) -> list[Task]:
+    """Sorts the list by token and id."""
     if len(tasks) > 1:
         tasks.sort(key=lambda task: (task.token, task.task_id))
     return tasks
