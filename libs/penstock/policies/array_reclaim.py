@@ -26,7 +26,7 @@ from penstock.model.moves import MAX_MIGRATIONS
 from penstock.model.plans import PlanUnit
 from penstock.model.settings import Coda
 from penstock.model.transitions import JobStatus
-from penstock.model.types import MAX_TEXT, WHOLE_GPU
+from penstock.model.types import MAX_TEXT, WHOLE_GPU, ResourceVector
 from penstock.policies.array_place import reserved_for
 from penstock.policies.arrays import CPU, LARGE, SMALL, array_of, large_nodes, sized
 from penstock.policies.preemption import node_ids
@@ -50,7 +50,7 @@ class ArrayReclaim:
     def reclaim(self, state: CellState, job: JobState) -> Reclaimed | None:
         """O(nodes examined × tasks there)."""
         array = array_of(job)
-        if array != CPU and _reclaimable(state, job, large=array == LARGE):
+        if job.estimate and array != CPU and _reclaimable(state, job.estimate.worker, large=array == LARGE):
             found = _Taking(state, job, self._settings, self._loses_ms).all()
             if found is not None:
                 return found
@@ -64,13 +64,16 @@ class ArrayReclaim:
         return _reserved(state, job)
 
 
-def _reclaimable(state: CellState, job: JobState, *, large: bool) -> bool:
-    """Whether the first worker could find a node at all: a fast test before the trial. `large`: the job's array is the 4-GPU sub-array."""
-    need, index = job.demand.worker, state.index
-    if index.sharing(need):
+def _reclaimable(state: CellState, need: ResourceVector, *, large: bool) -> bool:
+    """Whether cores are lent where a worker's GPUs are free, or small jobs could move: a fast test before the trial. `large`: the job's array is the 4-GPU sub-array."""
+    index = state.index
+    free = index.sharing(need)
+    if free and any(state.node(ordinal).borrowed_cores > 0 for ordinal in bits(free)):
         return True
-    may_move = large and need.gpus >= LARGE_GPUS
-    return may_move and bool(index.gpus.having(1) & index.placeable & ~large_nodes(state))
+    if not large or need.gpus < LARGE_GPUS:
+        return False
+    elsewhere = index.gpus.having(1) & index.placeable
+    return bool(elsewhere and elsewhere & ~large_nodes(state))
 
 
 class _Taking:

@@ -62,9 +62,8 @@ class DeadlineOrder:
             if self._order.below_share(state, job.spec.owner):
                 tried.add(job.job_id)
                 yield job.job_id
-        for job_id in self._order.order(state):
-            if job_id not in tried:
-                yield job_id
+        usual = self._order.order(state)
+        yield from (job_id for job_id in usual if job_id not in tried) if tried else usual
 
     def ranking(
         self, state: CellState, waiting: Iterable[JobState], holding: Iterable[JobState], at_ms: int

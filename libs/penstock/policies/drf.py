@@ -13,8 +13,8 @@ owner this is `fifo-strict`. Owners have equal weights.
 """
 
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
-from typing import NamedTuple
 
 from penstock.ledger.job_state import HOLDING, JobState
 from penstock.ledger.state import CellState
@@ -144,13 +144,15 @@ def job_holds(job: JobState) -> Amounts:
 
 def amounts(job: JobState) -> Amounts:
     """Demand of the whole gang."""
-    total = NOTHING
-    for need in job.demand.needs():
-        total = plus(
-            total,
-            (need.gpus * need.gpu_share_milli, need.cores, need.host_memory_mib, need.bandwidth_mbps),
-        )
-    return total
+    demand = job.demand
+    workers, worker = demand.workers, demand.worker
+    servers, server = demand.parameter_servers, demand.parameter_server
+    return (
+        workers * worker.gpus * worker.gpu_share_milli + servers * server.gpus * server.gpu_share_milli,
+        workers * worker.cores + servers * server.cores,
+        workers * worker.host_memory_mib + servers * server.host_memory_mib,
+        workers * worker.bandwidth_mbps + servers * server.bandwidth_mbps,
+    )
 
 
 def wanted(jobs: Iterable[JobState]) -> dict[str, Amounts]:
@@ -161,7 +163,8 @@ def wanted(jobs: Iterable[JobState]) -> dict[str, Amounts]:
     return found
 
 
-class _Held(NamedTuple):
+@dataclass(slots=True)
+class _Held:
     """A job and what it held at that version."""
 
     job: JobState
@@ -185,23 +188,34 @@ class Holdings:
         if anew:
             self.by_owner.clear()
             self._jobs.clear()
+        jobs = self._jobs
         for job_id in changed:
-            job, before = state.jobs.get(job_id), self._jobs.get(job_id)
-            if job is not None and job.status not in HOLDING:
-                job = None
-            if before is not None:
-                if job is before.job and job.version == before.version:
-                    continue
-                left = minus(self.by_owner.get(before.owner, NOTHING), before.amounts)
-                if any(left):
-                    self.by_owner[before.owner] = left
+            job, before = state.jobs.get(job_id), jobs.get(job_id)
+            if job is None or job.status not in HOLDING:
+                if before is not None:
+                    self._take(before)
+                    del jobs[job_id]
+            elif before is None:
+                jobs[job_id] = self._give(job, self._of(job))
+            elif before.version != job.version or before.job is not job:
+                held = self._of(job)
+                if before.job is job and before.amounts == held:
+                    before.version = job.version
                 else:
-                    self.by_owner.pop(before.owner, None)
-                del self._jobs[job_id]
-            if job is not None:
-                owner = job.spec.owner
-                now = self._jobs[job_id] = _Held(job, job.version, owner, self._of(job))
-                self.by_owner[owner] = plus(self.by_owner.get(owner, NOTHING), now.amounts)
+                    self._take(before)
+                    jobs[job_id] = self._give(job, held)
+
+    def _give(self, job: JobState, held: Amounts) -> _Held:
+        owner = job.spec.owner
+        self.by_owner[owner] = plus(self.by_owner.get(owner, NOTHING), held)
+        return _Held(job, job.version, owner, held)
+
+    def _take(self, before: _Held) -> None:
+        left = minus(self.by_owner.get(before.owner, NOTHING), before.amounts)
+        if any(left):
+            self.by_owner[before.owner] = left
+        else:
+            self.by_owner.pop(before.owner, None)
 
 
 def dominant(held: Amounts, total: Amounts) -> float:

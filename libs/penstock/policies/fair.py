@@ -15,7 +15,7 @@
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from functools import cache
+from functools import lru_cache
 from heapq import heappop, heappush
 from math import inf, sqrt
 
@@ -23,7 +23,7 @@ from penstock.ledger.job_state import JobState
 from penstock.ledger.state import CellState
 from penstock.model.types import WHOLE_GPU
 from penstock.policies.base import Turns
-from penstock.policies.drf import NOTHING, Amounts, Holdings, amounts, capacity, dominant, plus, wanted
+from penstock.policies.drf import NOTHING, Holdings, amounts, capacity, dominant, plus, wanted
 from penstock.policies.job_rows import Entry, JobRows, goes_on
 from penstock.policies.ordered import gpus_of
 from penstock.policies.service import remaining_s
@@ -36,6 +36,8 @@ PATIENCE = 6.0  # response ratio from which nodes are reserved for a job, and sh
 WIDE_PART, MAX_WIDE = 0.25, 4.0  # see `patience`
 Row = tuple[str, int, tuple[object, ...], int]
 """(owner, priority, demand, run time × GPUs as a power of two in s)."""
+Following = Iterator[Entry[Row]]
+"""The jobs of a row that come next, in order."""
 
 
 class FairResponse:
@@ -52,22 +54,22 @@ class FairResponse:
         """
         self._rows.update(state)
         self._held.update(state)
-        total = capacity(state)
-        tenants = {row[0] for row in self._rows.waiting} | self._held.by_owner.keys()
+        total, held = capacity(state), self._held.by_owner
+        tenants = {row[0] for row in self._rows.waiting} | held.keys()
         share = 1.0 / max(1, len(tenants))
-
-        @cache
-        def reaches_share(held: Amounts) -> bool:
-            return dominant(held, total) >= share
+        reached: dict[str, bool] = {}  # owner → whether it has reached its share; until a job starts
 
         def over(owner: str) -> bool:
-            return reaches_share(self._held.by_owner.get(owner, NOTHING))
+            found = reached.get(owner)
+            if found is None:
+                found = reached[owner] = dominant(held.get(owner, NOTHING), total) >= share
+            return found
 
-        heap: list[tuple[bool, float, int, str, Row, Iterator[Entry[Row]]]] = []
+        heap: list[tuple[bool, float, int, str, Row, Following]] = []
         levels = _levels(self._rows.waiting)
         tried: Counter[str] = Counter()  # rows of the owner's current priority
 
-        def enter(following: Iterator[Entry[Row]]) -> None:
+        def enter(following: Following) -> None:
             head = next(following, None)
             if head is not None:
                 _, order, job_id, row = head
@@ -94,6 +96,7 @@ class FairResponse:
             tried[owner] -= 1
             if goes_on(state, job_id):
                 self._held.update(state)
+                reached.clear()
                 enter(following)
             descend(owner)
 
@@ -194,7 +197,7 @@ def patience(state: CellState, job: JobState) -> float:
 
 
 def _ratio(job: JobState, at_ms: int, power: int) -> float:
-    r_s = response_r_s(float(1 << power), gpus_of(job) >= LARGE_GPUS)
+    r_s = _r_s(power, gpus_of(job) >= LARGE_GPUS)
     return ((at_ms - job.submitted_ms) / 1_000 + r_s) / r_s
 
 
@@ -204,6 +207,12 @@ def response_r_s(service_s: float, large: bool) -> float:
     if large:
         return float(LARGE_S * (service_s / LARGE_S) ** LARGE_EXPONENT)
     return sqrt(HOUR_S * service_s)
+
+
+@lru_cache(maxsize=256)
+def _r_s(power: int, large: bool) -> float:
+    """As `response_r_s`, of a power of two."""
+    return response_r_s(float(1 << power), large)
 
 
 def _overdue(job: JobState, ratio: float) -> bool:

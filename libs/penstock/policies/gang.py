@@ -98,14 +98,19 @@ class Gang:
         shares = self.demand.worker.gpu_share_milli < WHOLE_GPU
         if wanted == 1 or need == 0 or shares or self.distinct_nodes:
             return self._open_workers.bit_count() >= (wanted if self.distinct_nodes else 1)
-        slots, level = 0, need
-        while slots < wanted:
-            more = (self._open_workers & self.state.index.gpus.having(level)).bit_count()
-            if not more:
-                return False
-            slots += more
-            level += need
-        return True
+        return workers_by_gpus(self.state, need, wanted, self._open_workers) == wanted
+
+
+def workers_by_gpus(state: CellState, each: int, wanted: int, nodes: int) -> int:
+    """For how many workers of `each` GPUs, at most `wanted`, the free GPUs of these nodes suffice. At most one count per GPU of a node."""
+    found, level = 0, each
+    while found < wanted:
+        more = (nodes & state.index.gpus.having(level)).bit_count()
+        if not more:
+            return found
+        found += more
+        level += each
+    return wanted
 
 
 def tasks_that_fit(state: CellState, demand: Demand) -> int:

@@ -73,11 +73,11 @@ class MakeWay:
 
     def plan(self, state: CellState) -> PlanProposed | None:
         """The plan for the first waiting job with a gain. O(changes since the last call + waiting jobs that press × options), plus the trials where one of them cannot wait."""
+        if state.frozen or state.in_window or state.stopping or not state.holding:
+            return None
         self._waiting.update(state)
         pressing = [state.jobs[job_id] for _, _, job_id, _ in self._waiting.waiting.get(PRESSING, ())]
-        if not pressing or state.frozen or state.in_window or state.stopping or not state.holding:
-            return None
-        if units_of_proposals(state):
+        if not pressing or units_of_proposals(state):
             return None
         self._ends.update(state)
         avoid = _reserved(state) | ~state.index.placeable

@@ -14,19 +14,23 @@ from collections.abc import Callable, Iterator
 from heapq import merge
 from math import inf
 
+from penstock.ledger.demand import Demand
+from penstock.ledger.groups import others
 from penstock.ledger.index import bits
 from penstock.ledger.job_state import JobState
+from penstock.ledger.masks import mask_of
 from penstock.ledger.state import CellState
 from penstock.model.plans import PlanUnit
 from penstock.model.transitions import JobStatus
 from penstock.policies.base import Plan
 from penstock.policies.fair import patience, response_ratio
-from penstock.policies.gang import EVERYWHERE
+from penstock.policies.gang import EVERYWHERE, workers_by_gpus
 from penstock.policies.job_rows import JobRows
 from penstock.policies.preemption import fit_of, node_ids, set_of
+from penstock.policies.regroup import has_whole_gpus
 from penstock.policies.service import ends_s, remaining_s
 from penstock.policies.together import Together
-from penstock.policies.trial import Trial, living_places
+from penstock.policies.trial import Fit, Trial, living_places
 
 MAX_ENDS = 256  # ends that are examined
 
@@ -109,24 +113,11 @@ class Reservation:
         suited = index.eligible(demand.worker, demand.gpu_models) & index.placeable
         if not suited:
             return None
-        trial, needs = Trial(state), set(demand.needs())
-        freed, tried = 0, False
+        ended = _Ended(state, demand, suited)
         for number, (end_s, running) in enumerate(self._by_their_ends(state)):
             if number == MAX_ENDS:
                 return None
-            trial.release(running)
-            here = 0
-            for place in living_places(running):
-                here |= state.nodes[place.node_id].bit
-            freed |= here
-            if not here & suited:
-                continue
-            changed, freed = freed, 0
-            if tried and not any(
-                trial.free(ordinal).fits(need) for ordinal in bits(changed) for need in needs
-            ):
-                continue  # no task fits on a node that has changed: the same result as before
-            fit, tried = trial.fit(demand), True
+            fit = ended.add(running)
             if fit is not None:
                 expected_ms = round(end_s * 1_000)
                 return PlanUnit(
@@ -141,13 +132,89 @@ class Reservation:
             yield now_s, job
         self._ends.update(state)
         rows = self._ends.running
+        if UNKNOWN not in rows:
+            for end_s, _, job_id, _ in rows.get(KNOWN, ()):
+                yield max(now_s, end_s), state.jobs[job_id]
+            return
         known = ((max(now_s, end_s), order, job_id) for end_s, order, job_id, _ in rows.get(KNOWN, ()))
         unknown = (
-            (2 * now_s - begun_s, order, job_id)
-            for begun_s, order, job_id, _ in reversed(rows.get(UNKNOWN, ()))
+            (2 * now_s - begun_s, order, job_id) for begun_s, order, job_id, _ in reversed(rows[UNKNOWN])
         )
         for end_s, _, job_id in merge(known, unknown):
             yield end_s, state.jobs[job_id]
+
+
+class _Ended:
+    """Where a gang fits once one job after the other has ended. `suited`: nodes that its workers can use.
+
+    Ideal: each job is released in a trial. Departure, for a gang of workers with whole GPUs: only jobs on nodes with enough GPUs for a worker then, and only
+    once there are enough for all. The other jobs change no result, and most of them end on nodes where too few GPUs become free.
+    """
+
+    def __init__(self, state: CellState, demand: Demand, suited: int) -> None:
+        self._state, self._demand, self._suited = state, demand, suited
+        self._trial, self._tried = Trial(state), False
+        self._needs = set(demand.needs())
+        self._left: list[tuple[JobState, int]] = []
+        """Jobs that have ended and are not released in the trial, and their nodes."""
+        whole = not demand.parameter_servers and has_whole_gpus(demand.worker)
+        self._each = demand.worker.gpus if whole else 0
+        """GPUs of a worker; 0: GPUs alone exclude nothing."""
+        self._open = self._each and suited & state.index.gpus.having(self._each)
+        """Suited nodes with so many GPUs."""
+        self._room = self._each and workers_by_gpus(state, self._each, demand.workers, suited)
+        """How many workers the GPUs suffice for."""
+        self._free: dict[int, int] = {}
+        """Ordinal → GPUs that are free, or that only jobs that have ended hold; at least these where a node is not listed: those free now."""
+        self._members: set[str] = set()
+        """Ids of members of groups that have ended."""
+
+    def add(self, job: JobState) -> Fit | None:
+        """The job ends, too. Returns where the gang fits now; None: nowhere."""
+        nodes = 0
+        for place in living_places(job):
+            nodes |= self._state.nodes[place.node_id].bit
+        self._left.append((job, nodes))
+        if self._each:
+            self._count(job)
+            if self._room < self._demand.workers:
+                return None
+        if not nodes & self._suited:
+            return None
+        trial, changed = self._trial, self._released()
+        if self._tried and not any(
+            trial.free(ordinal).fits(need) for ordinal in bits(changed) for need in self._needs
+        ):
+            return None  # no task fits on a node that has changed: the same result as before
+        self._tried = True
+        return trial.fit(self._demand)
+
+    def _count(self, job: JobState) -> None:
+        """Counts the GPUs that are free when this job has ended, too; those of a group's rank when no member has a task there."""
+        state, each = self._state, self._each
+        if job.group:
+            self._members.add(job.job_id)
+        for place in living_places(job):
+            node = state.nodes[place.node_id]
+            if not node.bit & self._suited or others(state, job, place.rank, self._members):
+                continue
+            before = self._free.get(node.ordinal, node.healthy_gpu_mask)
+            now = self._free[node.ordinal] = before | mask_of(place.gpus)
+            self._room += now.bit_count() // each - before.bit_count() // each
+            if now.bit_count() >= each:
+                self._open |= node.bit
+
+    def _released(self) -> int:
+        """Releases the jobs that matter; returns the nodes that have changed."""
+        changed, left = 0, []
+        for job, nodes in self._left:
+            if self._each and not nodes & self._open:
+                left.append((job, nodes))
+            else:
+                self._trial.release(job)
+                changed |= nodes
+        self._left = left
+        return changed
 
 
 KNOWN, UNKNOWN = (0,), (1,)

@@ -8,6 +8,7 @@ from penstock.ledger.state import CellState
 from penstock.model.event import Event
 from penstock.model.plans import PlanAdopted, PlanUnit
 from penstock.policies.base import Backfill, Choose
+from penstock_services.placer.core import units
 
 
 class PassReservation:
@@ -29,6 +30,15 @@ class PassReservation:
         if stage is None or unit is None:
             return None
         return lambda state, job, _rng: stage.beside(state, job, unit)
+
+    def may_start(self, state: CellState, job: JobState) -> bool:
+        """Whether a worker fits on a node that is not reserved for a unit of a proposal: a fast test before the choice. Without a stage the place stage is
+        always asked: its next choice may depend on the random numbers that this one uses."""
+        if self._stage is None:
+            return True
+        demand = job.demand
+        fitting = state.index.candidates(demand.worker, demand.gpu_models)
+        return bool(fitting and fitting & ~units.reserved(state))
 
     def refused(self, state: CellState, job: JobState) -> Iterator[Event]:
         """The job does not fit. A job for which capacity is reclaimed has its nodes already."""

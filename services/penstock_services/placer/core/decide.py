@@ -272,7 +272,8 @@ class Decider:
                 if placed == MAX_PLACEMENTS_PER_RECORD or (placed and tasks + more > MAX_TASKS_PER_RECORD):
                     yield continuation(state)
                     return
-                yield from self._try(state, job, None if backfill is None else reservation.chooser())
+                if reservation.may_start(state, job) or job_id in self._known_failures:
+                    yield from self._try(state, job, reservation.chooser())
             if job.status is JobStatus.LAUNCHING:
                 placed += 1
                 tasks += len(job.tasks)

@@ -10,7 +10,7 @@ from penstock.model.event import Event
 from penstock.model.moves import MoveDecided
 from penstock.model.plans import PlanAdopted, PlanUnit
 from penstock.policies.base import Profile
-from penstock.policies.reclaim import Reclaim, Reclaimed
+from penstock.policies.reclaim import Reclaimed
 from penstock.policies.refusal import Refusal
 from penstock.policies.trial import living_places
 from penstock.policies.validate_moves import target_of
@@ -48,7 +48,10 @@ class Reclaiming:
         """The job does not fit."""
         if self._stage is None or job.job_id in state.planned or len(state.planned) >= MAX_RESERVED:
             return
-        found = self._found(self._stage, state, job)
+        self._tried += not without_gpus(job)
+        if self._tried > MAX_TRIED or self._full:
+            return
+        found = self._stage.reclaim(state, job)
         if found is None:
             return
         self._made.add(job.job_id)
@@ -75,10 +78,6 @@ class Reclaiming:
     @property
     def _full(self) -> bool:
         return len(self._made) >= MAX_RECLAIMS_PER_RECORD or self._stopped >= MAX_STOPS
-
-    def _found(self, stage: Reclaim, state: CellState, job: JobState) -> Reclaimed | None:
-        self._tried += not without_gpus(job)
-        return None if self._full or self._tried > MAX_TRIED else stage.reclaim(state, job)
 
     def _moves(
         self, state: CellState, job: JobState, nodes: Sequence[str], found: Reclaimed

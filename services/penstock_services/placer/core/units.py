@@ -176,18 +176,22 @@ def alone(state: CellState, profile: str, job: JobState) -> Plan | None:
     return None if fit is None else place_as_tried(profile, state, Start(job, fit))
 
 
+def reserved(state: CellState) -> int:
+    """Set of the nodes that are reserved for waiting units."""
+    return set_of(state.nodes[node_id].ordinal for node_id in reserved_nodes(state) if node_id in state.nodes)
+
+
 def beside(state: CellState, profile: str, choose: Choose) -> Choose:
     """As `choose`, unless it uses nodes reserved for waiting units; then on other nodes, by first fit."""
-    reserved = reserved_nodes(state)
-    if not reserved:
+    taken = reserved_nodes(state)
+    if not taken:
         return choose
 
     def chosen(state: CellState, job: JobState, rng: LazyRng) -> Plan | None:
         plan = choose(state, job, rng)
-        if plan is None or reserved.isdisjoint(plan.nodes):
+        if plan is None or taken.isdisjoint(plan.nodes):
             return plan
-        avoid = set_of(state.nodes[node_id].ordinal for node_id in reserved if node_id in state.nodes)
-        fit = Trial(state).fit(job.demand, avoid)
+        fit = Trial(state).fit(job.demand, reserved(state))
         return None if fit is None else place_as_tried(profile, state, Start(job, fit))
 
     return chosen

@@ -1,0 +1,103 @@
+"""Fast tests before a trial change no decision: which jobs are released for a reservation, which are tried at all, for which cores are reclaimed."""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from penstock.ledger.demand import Demand
+from penstock.ledger.job_state import JobState
+from penstock.ledger.state import CellState
+from penstock.model.settings import PlacerSettings
+from penstock.policies import array_reclaim, reservation
+from penstock.policies.trial import Fit, Trial, living_places
+from penstock.simulator.engine import Simulation
+from penstock.simulator.job_models.model import Constant
+from penstock.simulator.job_models.steady import SteadyWork
+from penstock.simulator.traces.cluster import nodes_of
+from penstock.simulator.traces.jobs import TraceJob
+from penstock_services.placer.core.backfilling import PassReservation
+from tests.simulation.test_still_waiting import KINDS
+
+JOBS = 100
+GPUS = (1, 2, 4, 8, 12, 16)
+
+
+class Compared(reservation._Ended):
+    """Beside it the trial in which all jobs are released."""
+
+    trials = found = spared = grouped = 0
+
+    def __init__(self, state: CellState, demand: Demand, suited: int) -> None:
+        super().__init__(state, demand, suited)
+        self._all = Trial(state)
+
+    def add(self, job: JobState) -> Fit | None:
+        self._all.release(job)
+        fit = super().add(job)
+        nodes = sum({self._state.nodes[place.node_id].bit for place in living_places(job)})
+        assert fit == (self._all.fit(self._demand) if nodes & self._suited else None)
+        Compared.trials += 1
+        Compared.found += fit is not None
+        Compared.spared += bool(self._left)
+        Compared.grouped += bool(job.group)
+        return fit
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_loaded_cell_reserves_the_nodes_of_the_whole_trial(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Groups, gangs of several nodes and jobs that are being stopped come to their ends one after the other."""
+    monkeypatch.setattr(reservation, "_Ended", Compared)
+    Compared.trials = Compared.found = Compared.spared = Compared.grouped = 0
+    ledger_of(seed, GPUS)
+    assert min(Compared.trials, Compared.found, Compared.spared, Compared.grouped) > 0
+
+
+@pytest.mark.parametrize("gpus", [GPUS, (0, 0, *GPUS)])
+def test_a_loaded_cell_is_placed_as_if_all_jobs_were_tried(
+    gpus: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the jobs that wait few fit; cores are lent to jobs without GPUs."""
+    tried, reclaimed = Counter[bool](), Counter[bool]()
+
+    def counting(answers: Counter[bool], judge: Callable[..., bool]) -> Callable[..., bool]:
+        def counted(*args: Any, **more: Any) -> bool:
+            found = judge(*args, **more)
+            answers[found] += 1
+            return found
+
+        return counted
+
+    with monkeypatch.context() as patch:
+        patch.setattr(PassReservation, "may_start", counting(tried, PassReservation.may_start))
+        patch.setattr(array_reclaim, "_reclaimable", counting(reclaimed, array_reclaim._reclaimable))
+        found = ledger_of(0, gpus)
+    assert min(tried[True], tried[False], reclaimed[False]) > 0
+    assert reclaimed[True] or 0 not in gpus
+    monkeypatch.setattr(PassReservation, "may_start", lambda *_: True)
+    monkeypatch.setattr(array_reclaim, "_reclaimable", lambda *_, **__: True)
+    assert ledger_of(0, gpus) == found
+
+
+def ledger_of(seed: int, gpus: Sequence[int]) -> str:
+    rng = np.random.Generator(np.random.PCG64(seed))
+    jobs = [
+        TraceJob(
+            f"j{number}",
+            60.0 * number,
+            float(rng.uniform(600, 20_000)),
+            int(rng.choice(gpus)),
+            f"m{number % len(KINDS)}",
+            stages=KINDS[number % len(KINDS)],
+        )
+        for number in range(JOBS)
+    ]
+    settings = PlacerSettings(profile="penstock")
+    simulation = Simulation(nodes_of("4x8"), settings, SteadyWork(Constant()), jobs)
+    while simulation.step():
+        pass
+    return simulation.figures(0, 0).ledger_hash
