@@ -11,12 +11,13 @@ would be in under Tiresias: run times are heavy-tailed, so a job that has run lo
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from math import ceil, inf, log
+from typing import Any
 
 from penstock.ledger.job_state import JobState
 from penstock.ledger.state import CellState
 from penstock.model.ledger_events import MAX_RANKS, JobRank
 from penstock.model.types import StageTimes
-from penstock.policies.candidates import Candidates
+from penstock.policies.candidates import Candidates, Source
 from penstock.policies.group_search import MAX_IN_ORDER, search
 from penstock.policies.group_speeds import Kinds, Tables
 from penstock.policies.group_weights import Job
@@ -49,7 +50,7 @@ class Interleave:
         self,
         limits_gpu_s: Sequence[float],
         plan: Callable[[CellState, Answer], GroupPlan],
-        candidates: Callable[..., Candidates] = Candidates,
+        candidates: Callable[..., Source[Any]] = Candidates,
         name: str = "interleave",
     ) -> None:
         self._limits_gpu_s = tuple(limits_gpu_s)
