@@ -397,7 +397,7 @@ class ShapeOption(Value, frozen=True, kw_only=True):
     high_ms: Annotated[float, Meta(gt=0, le=1e11)]
 
 
-class StageTimes(Value, frozen=True, kw_only=True):
+class StageTimes(Value, frozen=True, kw_only=True, cache_hash=True):
     """How long one iteration uses each resource, alone on its GPUs, in the order in which it uses them. Source: Muri §4.1."""
 
     storage_ms: Annotated[float, Meta(ge=0, le=1e11)]

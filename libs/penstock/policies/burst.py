@@ -74,6 +74,8 @@ class Burst:
 
     def question(self, state: CellState) -> BurstQuestion | None:
         """See the module's docstring. O(jobs) placements of the immediate path."""
+        if not _has_room(state):
+            return None
         shadow = Shadow(state)
         gangs = list(self._immediate(state, shadow))
         if not any(nodes for _, nodes in gangs):
@@ -239,6 +241,13 @@ class Shadow:
         now = node.free()
         self.state.index.refit(node.bit, len(node.spec.gpus), node.entered, now)
         node.entered = now
+
+
+def _has_room(state: CellState) -> bool:
+    """Whether a node has room for a worker of one of the jobs that are looked at: else the immediate path starts none."""
+    waiting = (state.jobs[job_id] for job_id in state.queue.values()[:MAX_LOOKED_AT])
+    demands = {demand.key: demand for demand in (job.demand for job in waiting)}
+    return any(state.index.candidates(one.worker, one.gpu_models) for one in demands.values())
 
 
 def _planned(job: JobState) -> bool:

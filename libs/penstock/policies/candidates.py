@@ -8,22 +8,23 @@ from collections.abc import Callable, Iterable, Sequence
 from heapq import merge
 from itertools import islice
 from operator import itemgetter
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from penstock.ledger.job_state import JobState
 from penstock.ledger.stages import latest_profile, stage_times
 from penstock.ledger.state import CellState
 from penstock.model.estimates import StagesProfiled
-from penstock.model.types import WHOLE_GPU, Estimate, StageTimes
+from penstock.model.types import WHOLE_GPU, StageTimes
 from penstock.policies.free_gpus import will_queue_again
 from penstock.policies.gang_turns import why_no_turns
-from penstock.policies.job_rows import CONTENDING, Changes, Entry, JobRows
+from penstock.policies.job_rows import CONTENDING, Entry, JobRows
 from penstock.policies.list_order import place_in_list, place_in_queue
 from penstock.policies.ordered import Key
 from penstock.policies.regroup import ALL_JOBS, Candidate, Question, Scope
-from penstock.policies.service import attained_s, remaining_s, stop_cost_s
+from penstock.policies.service import attained_s, fixed_cost_s, loses, remaining_s, stop_cost_s
 from penstock.policies.trial import held_places
 
+Item = TypeVar("Item")
 Shape = tuple[int, int, int, int]
 MAX_NEEDS = 16_384  # cached jobs
 NO_SHAPE: Shape = (0, 0, 0, 0)  # of jobs that no regroup stage plans: without GPUs, or with a part of one
@@ -45,26 +46,40 @@ def gpus_in(shape: Shape) -> int:
 
 
 class _Needs(NamedTuple):
-    """The part of a candidate that stays the same while its estimate, its workers and the stage profiles do."""
+    """The part of a candidate that stays the same while its version (`JobState.version`) and the stage profiles do."""
 
-    estimate: Estimate
-    workers: int
+    version: int
     gpus: int
     shape: Shape
     stages: StageTimes | None
     gpu_memory_mib: int
+    group: str
+    """As `Candidate.group`."""
+    stop_cost_s: float
+    """As `Candidate.stop_cost_s`, but for what the job loses while it runs on."""
+    loses: bool
+    """Whether that cost rises with time."""
     planned: bool
     """Whether the stage plans the job."""
     stops: bool
     """Whether it may stop it."""
 
 
-class Candidates:
-    """The candidates of one stage. `key`: the smallest comes first; ties: running jobs, then by arrival in its queue; or, with `listed`, as in a list
-    (`penstock.policies.list_order`): jobs already listed, most GPUs, position.
+class Gathered(NamedTuple, Generic[Item]):
+    """The inputs of a question but for the order of its jobs."""
+
+    items: list[Item]
+    """One for each candidate, in no order."""
+    node_gpus: Sequence[int]
+    behind: int
+    """As `Question.behind`."""
+
+
+class Source(Generic[Item]):
+    """The candidates of one stage, each as an item of a subclass. `key`: sort key of waiting jobs, the smallest comes first.
 
     `in_all`: so many waiting jobs are taken, whatever their shape, in order. None: of each shape `per_gpus` times as many as fit the
-    empty cell: a plan that fills the cell with groups of `per_gpus` cannot use more.
+    empty cell: a plan that fills the cell with groups of `per_gpus` cannot use more. `attained`: gives a candidate's attained time.
     """
 
     def __init__(
@@ -72,47 +87,51 @@ class Candidates:
         name: str,
         key: Key,
         *,
-        key_of: Callable[[float, float, int], float] | None = None,
-        listed: bool = False,
         per_gpus: int = 1,
         in_all: int | None = None,
         scope: Scope = ALL_JOBS,
         attained: Callable[[CellState, JobState], float] = attained_s,
     ) -> None:
-        """`key_of`: the same as `key`, from a candidate's fields: remaining and attained time in s, and its workers' GPUs. `attained`: gives the latter."""
-        self._name, self._key, self._listed = name, key, listed
-        self._key_of = key_of
+        self._name, self._key = name, key
         self._per_gpus, self._in_all = per_gpus, in_all
         self._scope = scope
         self._attained = attained
         self._rows: JobRows[Any] = JobRows(self._row)
-        self._changes = Changes()
-        self._cached: dict[str, Candidate] = {}
-        """Candidates of waiting jobs."""
+        """Row → its waiting jobs."""
+        self._of_waiting: dict[str, Item] = {}
+        """Items of waiting jobs; dropped when the job or the profiles change."""
         self._needs: dict[str, _Needs] = {}
         self._profile: StagesProfiled | None = None
-        """The latest profile when they were cached."""
+        """The latest profile when they were made."""
 
-    def _row(self, state: CellState, job: JobState) -> tuple[Any, Any]:
-        place: tuple[int, ...] = (place_in_queue(job.rank),)
-        if self._listed:
-            place = place_in_list(job.rank, job.order)
-        return self._shape(job), (self._key(state, job), *place)
+    def question(self, state: CellState) -> Question | None:
+        """As `Regroup.question`."""
+        raise NotImplementedError
+
+    def _item(self, state: CellState, job: JobState, candidate: Candidate) -> Item:
+        """The item of a candidate. That of a waiting job stays the same until the job changes, whatever the time."""
+        raise NotImplementedError
+
+    def _row(self, state: CellState, job: JobState) -> tuple[Any, Any] | None:
+        """The row of a waiting job, and its key there."""
+        return self._shape(job), self._key_in_row(state, job)
+
+    def _key_in_row(self, state: CellState, job: JobState) -> tuple[float, ...]:
+        return self._key(state, job), place_in_queue(job.rank)
 
     def _shape(self, job: JobState) -> Shape:
         return shape_of(job) if self._scope.plans(job) else NO_SHAPE
 
-    def question(self, state: CellState) -> Question | None:
+    def _gathered(self, state: CellState) -> Gathered[Item] | None:
         """None: no job waits and no jobs share GPUs, or there are no GPUs."""
-        self._rows.update(state)
-        changed, anew = self._changes.ids(state)
+        changed, anew = self._rows.update(state)
         profile = latest_profile(state)
         if anew or profile is not self._profile:
-            self._cached.clear()
+            self._of_waiting.clear()
             self._needs.clear()
             self._profile = profile
         for job_id in changed:
-            self._cached.pop(job_id, None)
+            self._of_waiting.pop(job_id, None)
         rows = self._waiting_rows()
         stopped = [job for job in state.stopping.values() if will_queue_again(job) and self._shape(job)[0]]
         if not rows and not stopped and not state.groups:
@@ -122,35 +141,40 @@ class Candidates:
         gpus = sum(node_gpus)
         if not gpus:
             return None
-        listed = self._waiting(state, rows, gpus)
-        listed += [self._ranked(state, job, "") for job in (*running, *stopped)]
-        listed.sort(key=itemgetter(0))
-        jobs = tuple(candidate for _, candidate in listed)
+        items = self._waiting(state, rows, gpus)
+        behind = sum(map(len, rows)) - len(items)
+        items += [self._item(state, job, self._candidate(state, job, needs)) for job, needs in running]
+        items += [
+            self._item(state, job, self._candidate(state, job, self._needs_of(state, job))) for job in stopped
+        ]
+        return Gathered(items, node_gpus, behind)
+
+    def _question(self, state: CellState, jobs: Iterable[Candidate], found: Gathered[Item]) -> Question:
         return Question(
             stage=self._name,
-            jobs=jobs,
-            node_gpus=tuple(node_gpus),
+            jobs=tuple(jobs),
+            node_gpus=tuple(found.node_gpus),
             gpu_memory_mib=_memory(state),
             now_ms=state.now_ms,
-            behind=max(0, sum(map(len, rows)) + len(stopped) + len(running) - len(jobs)),
+            behind=found.behind,
         )
 
     def _waiting_rows(self) -> Sequence[list[Entry[Any]]]:
         """Rows of the jobs that are planned."""
         return [entries for shape, entries in self._rows.waiting.items() if shape != NO_SHAPE]
 
-    def _waiting(
-        self, state: CellState, rows: Sequence[list[Entry[Any]]], gpus: int
-    ) -> list[tuple[tuple[object, ...], Candidate]]:
+    def _waiting(self, state: CellState, rows: Sequence[list[Entry[Any]]], gpus: int) -> list[Item]:
         found = []
-        for key, _, job_id, _ in self._taken(rows, gpus):
-            candidate = self._cached.get(job_id)
-            if candidate is None:
-                candidate = self._cached[job_id] = self._candidate(state, state.jobs[job_id], "")
-            found.append((self._place(key[0], candidate), candidate))
+        for _, _, job_id, _ in self._taken(rows, gpus):
+            item = self._of_waiting.get(job_id)
+            if item is None:
+                job = state.jobs[job_id]
+                candidate = self._candidate(state, job, self._needs_of(state, job))
+                item = self._of_waiting[job_id] = self._item(state, job, candidate)
+            found.append(item)
         return found
 
-    def _taken(self, rows: Sequence[list[Entry[Any]]], gpus: int) -> Iterable[tuple[Any, int, str, Any]]:
+    def _taken(self, rows: Sequence[list[Entry[Any]]], gpus: int) -> Iterable[Entry[Any]]:
         """The waiting jobs that the question takes."""
         if self._in_all is not None:
             return islice(merge(*rows), self._in_all)
@@ -160,16 +184,15 @@ class Candidates:
             for entry in entries[: self._per_gpus * (gpus // gpus_in(entries[0][3]))]
         )
 
-    def _running(self, state: CellState, node_gpus: list[int]) -> list[JobState]:
-        """Running jobs that may be planned; the GPUs of all other jobs are taken out of `node_gpus`."""
-        running: list[JobState] = []
+    def _running(self, state: CellState, node_gpus: list[int]) -> list[tuple[JobState, _Needs]]:
+        """Running jobs that may be planned, in no order; the GPUs of all other jobs are taken out of `node_gpus`."""
+        running: list[tuple[JobState, _Needs]] = []
         others: set[tuple[int, int]] = set()
         closed = {node_id for node_id, node in state.nodes.items() if not node.placeable}
-        for order in sorted(state.holding):
-            job = state.holding[order]
-            if job.status in CONTENDING and not job.target and self._needs_of(state, job).planned:
+        for job in state.holding.values():
+            if job.status in CONTENDING and not job.target and (needs := self._needs_of(state, job)).planned:
                 if not closed or not any(task.place.node_id in closed for task in job.tasks.values()):
-                    running.append(job)
+                    running.append((job, needs))
                     continue
             elif will_queue_again(job):
                 continue
@@ -181,9 +204,82 @@ class Candidates:
             node_gpus[ordinal] = max(0, node_gpus[ordinal] - 1)
         return running
 
-    def _ranked(self, state: CellState, job: JobState, group: str) -> tuple[tuple[object, ...], Candidate]:
-        runs = job.status in CONTENDING
-        candidate = self._candidate(state, job, job.group or f"{job.job_id}/alone" if runs else group)
+    def _candidate(self, state: CellState, job: JobState, needs: _Needs) -> Candidate:
+        return Candidate(
+            job.job_id,
+            needs.gpus,
+            needs.shape,
+            needs.stages,
+            remaining_s(state, job),
+            self._attained(state, job),
+            job.order,
+            job.rank,
+            needs.group,
+            needs.stops,
+            stop_cost_s(state, job) if needs.loses else needs.stop_cost_s,
+            needs.gpu_memory_mib,
+        )
+
+    def _needs_of(self, state: CellState, job: JobState) -> _Needs:
+        """Only for jobs with an estimate."""
+        found = self._needs.get(job.job_id)
+        if found is not None and found.version == job.version:
+            return found
+        if len(self._needs) > MAX_NEEDS:
+            self._needs.clear()
+        estimate, shape, runs = job.estimate, shape_of(job), job.status in CONTENDING
+        assert estimate is not None, job.job_id
+        found = self._needs[job.job_id] = _Needs(
+            job.version,
+            gpus_in(shape),
+            shape,
+            None if why_no_turns(shape[0], shape[2], ()) else stage_times(state, job),
+            estimate.worker.gpu_memory_mib,
+            (job.group or f"{job.job_id}/alone") if runs else "",
+            fixed_cost_s(job) if runs else 0.0,
+            runs and loses(job),
+            planned=self._shape(job) != NO_SHAPE,
+            stops=self._scope.stops(job),
+        )
+        return found
+
+
+class Candidates(Source[tuple[tuple[object, ...], Candidate]]):
+    """The candidates in order of `key`; ties: running jobs, then by arrival in its queue; or, with `listed`, as in a list
+    (`penstock.policies.list_order`): jobs already listed, most GPUs, position.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        key: Key,
+        *,
+        key_of: Callable[[float, float, int], float] | None = None,
+        listed: bool = False,
+        per_gpus: int = 1,
+        in_all: int | None = None,
+        attained: Callable[[CellState, JobState], float] = attained_s,
+    ) -> None:
+        """`key_of`: the same as `key`, from a candidate's fields: remaining and attained time in s, and its workers' GPUs."""
+        super().__init__(name, key, per_gpus=per_gpus, in_all=in_all, attained=attained)
+        self._key_of, self._listed = key_of, listed
+
+    def question(self, state: CellState) -> Question | None:
+        """None: no job waits and no jobs share GPUs, or there are no GPUs."""
+        found = self._gathered(state)
+        if found is None:
+            return None
+        found.items.sort(key=itemgetter(0))
+        return self._question(state, (candidate for _, candidate in found.items), found)
+
+    def _key_in_row(self, state: CellState, job: JobState) -> tuple[float, ...]:
+        if self._listed:
+            return self._key(state, job), *place_in_list(job.rank, job.order)
+        return super()._key_in_row(state, job)
+
+    def _item(
+        self, state: CellState, job: JobState, candidate: Candidate
+    ) -> tuple[tuple[object, ...], Candidate]:
         if self._key_of is None:
             key = self._key(state, job)
         else:
@@ -197,44 +293,6 @@ class Candidates:
             return job.movable or not job.group, key, not job.group, place, job.order
         new, position = place_in_list(job.rank, job.order)
         return job.movable or not job.group, key, new, -job.gpus, position, job.order
-
-    def _candidate(self, state: CellState, job: JobState, group: str) -> Candidate:
-        needs = self._needs_of(state, job)
-        return Candidate(
-            job.job_id,
-            needs.gpus,
-            needs.shape,
-            needs.stages,
-            remaining_s(state, job),
-            self._attained(state, job),
-            job.order,
-            job.rank,
-            group,
-            needs.stops,
-            stop_cost_s(state, job) if group else 0.0,
-            needs.gpu_memory_mib,
-        )
-
-    def _needs_of(self, state: CellState, job: JobState) -> _Needs:
-        """Only for jobs with an estimate."""
-        found = self._needs.get(job.job_id)
-        if found is not None and found.estimate is job.estimate and found.workers == job.workers:
-            return found
-        if len(self._needs) > MAX_NEEDS:
-            self._needs.clear()
-        estimate, shape = job.estimate, shape_of(job)
-        assert estimate is not None, job.job_id
-        found = self._needs[job.job_id] = _Needs(
-            estimate,
-            job.workers,
-            gpus_in(shape),
-            shape,
-            None if why_no_turns(shape[0], shape[2], ()) else stage_times(state, job),
-            estimate.worker.gpu_memory_mib,
-            planned=self._shape(job) != NO_SHAPE,
-            stops=self._scope.stops(job),
-        )
-        return found
 
 
 def _memory(state: CellState) -> int:

@@ -12,34 +12,30 @@ As `penstock.policies.interleave`, but with another order of jobs, since that se
   come first.
 """
 
-from collections import Counter
-from collections.abc import Iterator, Sequence
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from heapq import merge
-from itertools import islice
+from itertools import chain, islice
 from math import ceil, inf, sqrt
-from typing import Any, NamedTuple
+from typing import Any
 
-from msgspec.structs import replace
+from msgspec import Struct
 
 from penstock.ledger.job_state import JobState
 from penstock.ledger.state import CellState
 from penstock.model.types import WHOLE_GPU
-from penstock.policies.candidates import NO_SHAPE, Candidates, Shape
+from penstock.policies.candidates import NO_SHAPE, Gathered, Source
 from penstock.policies.fair import LARGE_GPUS, PATIENCE, response_r_s
 from penstock.policies.group_plan import group_plan
 from penstock.policies.interleave import Interleave
-from penstock.policies.job_rows import Entry, JobRows
-from penstock.policies.ordered import gpus_of
+from penstock.policies.job_rows import Entry
+from penstock.policies.ordered import Key, gpus_of
 from penstock.policies.regroup import Answer, Candidate, GroupPlan, Question, Scope
-from penstock.policies.service import received_s, remaining_s
+from penstock.policies.service import remaining_s
 
 STAYS = 4.0  # a job takes the GPUs of one without known stages, which cannot share, only with so many times less service
 MAX_OTHERS = 64  # waiting jobs that are not regrouped, for which one plan leaves GPUs free
 OTHERS: tuple[()] = ()
-"""Key of the only row of such jobs."""
-FairRow = tuple[Shape, str]
-"""(shape, owner)."""
+"""The row of such jobs. Rows of the others: (shape, owner)."""
 
 
 SCOPE = Scope(
@@ -48,15 +44,68 @@ SCOPE = Scope(
 )
 
 
-class FairCandidates(Candidates):
-    """Takes the same number of waiting jobs of each tenant."""
+class _Claim(Struct, frozen=True, gc=False):
+    """A job's claim to a position, without its waiting time, which alone changes while the job waits."""
 
-    def _row(self, state: CellState, job: JobState) -> tuple[Any, Any]:
-        shape, key = super()._row(state, job)
-        return (shape, job.spec.owner), key
+    candidate: Candidate | None
+    """None: the job is not regrouped."""
+    gpus: int
+    order: int
+    owner: str
+    priority: int
+    fixed: bool
+    """Whether it runs and may not be stopped."""
+    submitted_ms: int
+    attained_s: float
+    """Time in which it ran: this does not count as waiting."""
+    service: float
+    """GPU seconds by which it is ordered."""
+    r_s: float
+    """`fair.response_r_s` of these."""
+    patient_r_s: float
+    """The same of the GPU seconds that it needs, for a gang that shares may not delay for ever; 0: not so large a gang."""
+
+
+_Aged = tuple[bool, float, int, float, _Claim]
+"""A claim now: (whether it is not fixed, its service over the square root of its response ratio, order of submission, waiting time in s, the claim); sorted."""
+
+
+class FairCandidates(Source[_Claim]):
+    """The candidates in order of shares and waiting times. Takes the same number of waiting jobs of each tenant. `key_of`: GPU seconds that a job is expected to need,
+    by its remaining and attained time in s, and its workers' GPUs."""
+
+    def __init__(
+        self,
+        name: str,
+        key: Key,
+        *,
+        key_of: Callable[[float, float, int], float],
+        in_all: int,
+        attained: Callable[[CellState, JobState], float],
+    ) -> None:
+        super().__init__(name, key, in_all=in_all, attained=attained, scope=SCOPE)
+        self._key_of = key_of
+
+    def question(self, state: CellState) -> Question | None:
+        """None: no job waits and no jobs share GPUs, or there are no GPUs; also while the cell has room for all waiting jobs, and no jobs share GPUs, except for a single
+        job for which a window is open: it starts at once."""
+        found = self._gathered(state)
+        if found is None:
+            return None
+        gpus = sum(found.node_gpus)
+        if not (state.in_window and len(state.queue) == 1) and not state.groups and _fits(found, gpus):
+            return None
+        listed, room = self._shared_out(state, found.items, gpus)
+        return self._question(state, listed, found._replace(node_gpus=_less(found.node_gpus, room)))
+
+    def _row(self, state: CellState, job: JobState) -> tuple[Any, Any] | None:
+        shape = self._shape(job)
+        if shape != NO_SHAPE:
+            return (shape, job.spec.owner), self._key_in_row(state, job)
+        return (OTHERS, float(job.order)) if job.demand.worker.gpus else None
 
     def _waiting_rows(self) -> Sequence[list[Entry[Any]]]:
-        return [entries for (shape, _), entries in self._rows.waiting.items() if shape != NO_SHAPE]
+        return [entries for row, entries in self._rows.waiting.items() if row != OTHERS]
 
     def _taken(self, rows: Sequence[list[Entry[Any]]], gpus: int) -> Iterator[Entry[Any]]:
         by_owner: dict[str, list[list[Entry[Any]]]] = {}
@@ -66,17 +115,113 @@ class FairCandidates(Candidates):
         for theirs in by_owner.values():
             yield from islice(merge(*theirs), each)
 
+    def _shared_out(
+        self, state: CellState, claims: Sequence[_Claim], gpus: int
+    ) -> tuple[list[Candidate], int]:
+        """The ordered list, and the number of GPUs left to jobs that are not regrouped."""
+        in_order = _by_priority(_in_order([*claims, *self._other_claims(state)], state.now_ms))
+        held = dict.fromkeys([claim.owner for _, _, _, _, claim in in_order], 0)
+        share = gpus / max(1, len(held))
+        first, beyond, delayed = list[_Claim](), list[_Claim](), set[str]()
+        for _, _, _, waited_s, claim in in_order:
+            owner = claim.owner
+            if held[owner] < share or claim.fixed or (owner not in delayed and _overdue(claim, waited_s)):
+                first.append(claim)
+            else:
+                delayed.add(owner)
+                beyond.append(claim)
+            held[owner] += claim.gpus
+        listed, room, taken = list[Candidate](), 0, 0
+        for claim in chain(first, beyond):
+            if claim.candidate is not None:
+                listed.append(claim.candidate)
+            elif taken + claim.gpus <= gpus:
+                room += claim.gpus
+            taken += claim.gpus
+        return listed, room
 
-class _Claim(NamedTuple):
-    """A job's position before shares. `candidate`: None: it is not regrouped; `overdue`: a large gang that has waited so long that shares do not delay it."""
+    def _other_claims(self, state: CellState) -> Iterator[_Claim]:
+        """Claims of waiting jobs that are not regrouped, oldest first."""
+        for _, _, job_id, _ in self._rows.waiting.get(OTHERS, ())[:MAX_OTHERS]:
+            claim = self._of_waiting.get(job_id)
+            if claim is None:
+                claim = self._of_waiting[job_id] = self._other_claim(state, state.jobs[job_id])
+            yield claim
 
-    fixed: bool
-    aged: float
-    order: int
-    job: JobState
-    gpus: int
-    overdue: bool
-    candidate: Candidate | None
+    def _other_claim(self, state: CellState, job: JobState) -> _Claim:
+        attained, of_workers = self._attained(state, job), gpus_of(job)
+        need = self._key_of(remaining_s(state, job), attained, of_workers)
+        return _claim(
+            job, None, _whole_gpus(job), attained, 0.0 if job.spec.timed else need, need, of_workers
+        )
+
+    def _item(self, state: CellState, job: JobState, candidate: Candidate) -> _Claim:
+        """Of a running job whose run time is not known only the time before its present attempt does not count as waiting: else it would lose its
+        GPUs, seconds after its start, to jobs of its queue that have waited as long."""
+        of_workers = candidate.shape[0] * candidate.shape[1]
+        attained = candidate.attained_s
+        service = need = self._key_of(candidate.remaining_s, attained, of_workers)
+        if candidate.group:
+            if candidate.remaining_s == inf:
+                attained = job.served_ms / 1_000
+            service = max(0.0, service - candidate.stop_cost_s * candidate.gpus)
+            if candidate.stages is None:
+                service /= STAYS
+        return _claim(job, candidate, candidate.gpus, attained, service, need, of_workers)
+
+
+def _claim(
+    job: JobState,
+    candidate: Candidate | None,
+    gpus: int,
+    attained: float,
+    service: float,
+    need: float,
+    of_workers: int,
+) -> _Claim:
+    """`need`: GPU seconds that the job is expected to need; `service`: those by which it is ordered; `gpus`: of all tasks; `of_workers`: of its workers."""
+    spec, large = job.spec, of_workers >= LARGE_GPUS
+    return _Claim(
+        candidate,
+        gpus,
+        job.order,
+        spec.owner,
+        spec.priority,
+        candidate is not None and bool(candidate.group) and not candidate.movable,
+        job.submitted_ms,
+        attained,
+        service,
+        response_r_s(service, large),
+        response_r_s(need, large) if gpus >= LARGE_GPUS else 0.0,
+    )
+
+
+def _in_order(claims: Iterable[_Claim], now_ms: int) -> list[_Aged]:
+    """The claims in order at this time, before shares."""
+    found = []
+    for claim in claims:
+        waited_s = (now_ms - claim.submitted_ms) / 1_000 - claim.attained_s
+        if waited_s < 0:
+            waited_s = 0.0
+        service = claim.service / sqrt(_ratio(waited_s, claim.r_s))
+        found.append((not claim.fixed, service, claim.order, waited_s, claim))
+    found.sort()
+    return found
+
+
+def _ratio(waited_s: float, r_s: float) -> float:
+    """The response ratio, ≥ 1."""
+    return (waited_s + r_s) / r_s
+
+
+def _overdue(claim: _Claim, waited_s: float) -> bool:
+    """Whether it is a large gang that has waited so long that shares do not delay it."""
+    return claim.patient_r_s > 0 and _ratio(waited_s, claim.patient_r_s) >= PATIENCE
+
+
+def _fits(found: Gathered[_Claim], gpus: int) -> bool:
+    """Whether there are GPUs for all jobs, where none share any."""
+    return not found.behind and sum(claim.gpus for claim in found.items) <= gpus
 
 
 class FairInterleave(Interleave):
@@ -86,88 +231,11 @@ class FairInterleave(Interleave):
     beside = True
 
     def __init__(self, limits_gpu_s: Sequence[float], name: str = "penstock") -> None:
-        super().__init__(limits_gpu_s, _plan, partial(FairCandidates, scope=SCOPE), name)
-        self._others: JobRows[tuple[()]] = JobRows(_other)
-
-    def question(self, state: CellState) -> Question | None:
-        """None also while the cell has room for all waiting jobs, and no jobs share GPUs, except for a single job for which a window is open: it starts at once."""
-        found = super().question(state)
-        if found is None:
-            return None
-        gpus = sum(found.node_gpus)
-        waiting = sum(job.gpus for job in found.jobs if not job.group)
-        running = {job.group: job.gpus for job in found.jobs if job.group}
-        fits = not found.behind and not state.groups and waiting + sum(running.values()) <= gpus
-        if fits and not (state.in_window and len(state.queue) == 1):
-            return None
-        listed, room = self._shared_out(state, found, gpus)
-        return replace(found, jobs=tuple(listed), node_gpus=_less(found.node_gpus, room))
+        super().__init__(limits_gpu_s, _plan, FairCandidates, name)
 
     def keys(self, candidates: Sequence[Candidate]) -> Sequence[float]:
         """Their positions: the list is already ordered by shares and waiting times."""
         return range(len(candidates))
-
-    def _shared_out(self, state: CellState, found: Question, gpus: int) -> tuple[list[Candidate], int]:
-        """The ordered list, and the number of GPUs left to jobs that are not regrouped."""
-        claims = [self._claim(state, state.jobs[one.job_id], one.gpus, one) for one in found.jobs]
-        self._others.update(state)
-        for _, _, job_id, _ in self._others.waiting.get(OTHERS, ())[:MAX_OTHERS]:
-            job = state.jobs[job_id]
-            claims.append(self._claim(state, job, _whole_gpus(job), None))
-        claims.sort(key=lambda claim: (not claim.fixed, claim.aged, claim.order))
-        claims = _by_priority(claims)
-        owners = {claim.job.spec.owner for claim in claims}
-        share = gpus / max(1, len(owners))
-        held: Counter[str] = Counter()
-        first, beyond, delayed = list[_Claim](), list[_Claim](), set[str]()
-        for claim in claims:
-            owner = claim.job.spec.owner
-            over = held[owner] >= share and not claim.fixed and not (claim.overdue and owner not in delayed)
-            if over:
-                delayed.add(owner)
-            held[owner] += claim.gpus
-            (beyond if over else first).append(claim)
-        listed, room, taken = list[Candidate](), 0, 0
-        for claim in (*first, *beyond):
-            if claim.candidate is not None:
-                listed.append(claim.candidate)
-            elif taken + claim.gpus <= gpus:
-                room += claim.gpus
-            taken += claim.gpus
-        return listed, room
-
-    def _claim(self, state: CellState, job: JobState, gpus: int, candidate: Candidate | None) -> _Claim:
-        """Time in which it ran does not count as waiting; of a running job whose run time is not known only that before its present attempt: else it would lose its
-        GPUs, seconds after its start, to jobs of its queue that have waited as long."""
-        fixed = False
-        if candidate is None:
-            of_workers = gpus_of(job)
-            attained = received_s(state, job)
-            need = self.key(remaining_s(state, job), attained, of_workers)
-            service = 0.0 if job.spec.timed else need
-        else:
-            of_workers = candidate.shape[0] * candidate.shape[1]
-            attained = candidate.attained_s
-            service = need = self.key(candidate.remaining_s, attained, of_workers)
-            if candidate.group:
-                if candidate.remaining_s == inf:
-                    attained = job.served_ms / 1_000
-                fixed = not candidate.movable
-                service = max(0.0, service - candidate.stop_cost_s * gpus)
-                if candidate.stages is None:
-                    service /= STAYS
-        waited_s = max(0.0, (state.now_ms - job.submitted_ms) / 1_000 - attained)
-        large = of_workers >= LARGE_GPUS
-        overdue = gpus >= LARGE_GPUS and _ratio(waited_s, need, large) >= PATIENCE
-        r_s = response_r_s(service, large)
-        aged = service / sqrt((waited_s + r_s) / r_s)
-        return _Claim(fixed, aged, job.order, job, gpus, overdue, candidate)
-
-
-def _ratio(waited_s: float, service: float, large: bool) -> float:
-    """(waited + r) / r, ≥ 1, by the GPU seconds that the job needs."""
-    r_s = response_r_s(service, large)
-    return (waited_s + r_s) / r_s
 
 
 def _plan(state: CellState, answer: Answer) -> GroupPlan:
@@ -184,31 +252,23 @@ def _plan(state: CellState, answer: Answer) -> GroupPlan:
     return found._replace(units=units)
 
 
-def _other(state: CellState, job: JobState) -> tuple[tuple[()], float] | None:
-    """Sort key of a waiting job with GPUs that is not regrouped, oldest first; None for all other jobs."""
-    worker = job.demand.worker
-    if worker.gpus and (job.spec.timed or worker.gpu_share_milli != WHOLE_GPU):
-        return OTHERS, float(job.order)
-    return None
-
-
 def _whole_gpus(job: JobState) -> int:
     """The job's GPUs, parts added up, rounded up."""
     worker = job.demand.worker
     return ceil(job.workers * worker.gpus * worker.gpu_share_milli / WHOLE_GPU)
 
 
-def _by_priority(claims: Sequence[_Claim]) -> list[_Claim]:
+def _by_priority(claims: Sequence[_Aged]) -> Sequence[_Aged]:
     """The same positions for each tenant, but its jobs of higher priority in the earlier ones. A job that may not be stopped keeps its position."""
-    if len({claim.job.spec.priority for claim in claims}) <= 1:
-        return list(claims)
+    if len({claim.priority for _, _, _, _, claim in claims}) <= 1:
+        return claims
     places: dict[str, list[int]] = {}
-    for number, claim in enumerate(claims):
+    for number, (_, _, _, _, claim) in enumerate(claims):
         if not claim.fixed:
-            places.setdefault(claim.job.spec.owner, []).append(number)
+            places.setdefault(claim.owner, []).append(number)
     found = list(claims)
     for theirs in places.values():
-        ranked = sorted(theirs, key=lambda number: (-claims[number].job.spec.priority, number))
+        ranked = sorted(theirs, key=lambda number: (-claims[number][-1].priority, number))
         for place, number in zip(theirs, ranked, strict=True):
             found[place] = claims[number]
     return found

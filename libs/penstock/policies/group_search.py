@@ -20,12 +20,14 @@ Of groups with members of the same kinds only the one with the smallest weight i
 
 from bisect import insort
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from math import inf
 from operator import mul
 
 from penstock.model.groups import MAX_GROUP_MEMBERS
-from penstock.policies.group_speeds import MANY, Kinds, Tables
+from penstock.policies.group_speeds import MANY, Computed, Kinds, Tables
 from penstock.policies.group_weights import Job, weights
-from penstock.policies.searched_group import Group, Merge, by_weight
+from penstock.policies.searched_group import Group, Merge, by_weight, value_of
 
 STAY = 0.03  # relative gain required of a plan from scratch over one from the current groups
 MAX_IN_ORDER = 512  # jobs that are examined
@@ -60,10 +62,11 @@ class _Bucket:
 
     def add(self, group: Group) -> None:
         self._known = False
-        if group.kinds:
-            insort(self.of_kinds.setdefault(group.kinds, []), group, key=by_weight)
+        alike = self.of_kinds.get(group.kinds) if group.kinds else self.alone
+        if alike is None:
+            self.of_kinds[group.kinds] = [group]
         else:
-            insort(self.alone, group, key=by_weight)
+            insort(alike, group, key=by_weight)
 
     def remove(self, group: Group) -> None:
         self._known = False
@@ -82,7 +85,8 @@ class _Bucket:
     def join(self, new: Group) -> tuple[float, Group] | None:
         """The group that gains most from a new member, if any does: (gain, group)."""
         best, found = 1e-9, None
-        most, memory_mib, union = self._most - len(new.kinds), self._memory_mib, self._tables.union
+        most, memory_mib = self._most - len(new.kinds), self._memory_mib
+        unions = self._tables.unions[new.kinds]
         for kinds, groups in self.of_kinds.items():
             if len(kinds) > most:
                 continue
@@ -91,29 +95,24 @@ class _Bucket:
                 group = next((one for one in groups if one.memory_mib + new.memory_mib <= memory_mib), new)
                 if group is new:
                     continue
+            union = unions[kinds]
             heaviest = max(group.heaviest, new.heaviest)
-            if heaviest * union(kinds, new.kinds).total - group.value <= best:
+            if heaviest * union.total - group.value <= best:
                 continue
-            gain = self.union_value(group, new) - group.value
+            gain = value_of(union, new, group) - group.value
             if gain > best:
                 best, found = gain, group
         return None if found is None else (best, found)
-
-    def union_value(self, one: Group, other: Group) -> float:
-        _, first, second, _ = self._tables.union(one.kinds, other.kinds)
-        value: float = first[0] * one.weights[0] if len(first) == 1 else sum(map(mul, first, one.weights))
-        value += second[0] * other.weights[0] if len(second) == 1 else sum(map(mul, second, other.weights))
-        return value
 
     def united(self, one: Group, other: Group) -> Group:
         both = one.kinds + other.kinds
         order = sorted(range(len(both)), key=both.__getitem__)
         members, weights = one.members + other.members, one.weights + other.weights
         return Group(
-            tuple(members[index] for index in order),
-            tuple(both[index] for index in order),
-            tuple(weights[index] for index in order),
-            self.union_value(one, other),
+            tuple([members[index] for index in order]),
+            tuple([both[index] for index in order]),
+            tuple([weights[index] for index in order]),
+            value_of(self._tables.union(one.kinds, other.kinds), one, other),
             one.fixed or other.fixed,
             one.memory_mib + other.memory_mib,
         )
@@ -125,46 +124,60 @@ class _Bucket:
         return self._cheapest
 
     def _search(self) -> Merge | None:
-        heads: list[tuple[Group, int, Kinds, float, float]] = []
-        best: Merge | None = None
-        least = float("inf")
+        least = inf
+        best: tuple[Group, Group | None] | None = None
         for groups in (self.alone, *self.of_kinds.values()):
-            dropped = next((group for group in groups if not group.fixed), None)
-            if dropped is not None and dropped.value < least:
-                least, best = dropped.value, Merge(dropped.value, dropped, None)
+            for group in groups:
+                if not group.fixed:
+                    if group.value < least:
+                        least, best = group.value, (group, None)
+                    break
+        heads: list[tuple[Group, int, Kinds, float, float]] = []
         for kinds, groups in self.of_kinds.items():
-            if len(kinds) < self._most:
-                size = len(kinds)
+            size = len(kinds)
+            if size < self._most:
                 first = groups[: 2 if 2 * size <= self._most else 1]
                 heads += [(group, size, kinds, group.value, group.heaviest) for group in first]
-        most, memory_mib, union = self._most, self._memory_mib, self._tables.union
+        most, memory_mib, tables = self._most, self._memory_mib, self._tables
         for number, (one, size, kinds, value, heaviest) in enumerate(heads):
-            others_most = most - size
+            others_most, unions = most - size, tables.unions[kinds]
             for other, other_size, other_kinds, other_value, heavier in heads[:number]:
                 if other_size > others_most or (one.fixed and other.fixed):
                     continue
                 if memory_mib and one.memory_mib + other.memory_mib > memory_mib:
                     continue
-                apart = value + other_value
-                total = union(kinds, other_kinds).total
-                if apart - (heavier if heavier >= heaviest else heaviest) * total >= least:
+                apart, union = value + other_value, unions[other_kinds]
+                if apart - (heavier if heavier >= heaviest else heaviest) * union.total >= least:
                     continue
-                loss = apart - self.union_value(one, other)
+                loss = apart - value_of(union, one, other)
                 if loss < least:
-                    least, best = loss, Merge(loss, one, other)
-        return best
+                    least, best = loss, (one, other)
+        return None if best is None else Merge(least, *best)
+
+
+class _Listed:
+    """The jobs of a search, each with its weight and, if it is asked for, as a group of its own."""
+
+    def __init__(self, jobs: Sequence[Job], behind: int, gpus: int) -> None:
+        self.jobs = jobs
+        self.weights = weights(jobs, behind, gpus)
+        self.fixed = {number for number, job in enumerate(jobs) if job.fixed}
+        self.single: Computed[int, Group] = Computed(partial(_single, jobs, self.weights))
+
+
+def _single(jobs: Sequence[Job], weights: Sequence[float], number: int) -> Group:
+    job, weight = jobs[number], weights[number]
+    kinds = () if job.kind is None else (job.kind,)
+    return Group((number,), kinds, (weight,), weight, job.fixed, job.memory_mib)
 
 
 class _Search:
     """One search from one starting point."""
 
-    def __init__(
-        self, jobs: Sequence[Job], behind: int, gpus: int, tables: Tables, memory_mib: int, most: int
-    ) -> None:
-        self._jobs, self._tables, self._memory_mib, self._most = jobs, tables, memory_mib, most
-        self._weights = weights(jobs, behind, gpus)
+    def __init__(self, listed: _Listed, gpus: int, tables: Tables, memory_mib: int, most: int) -> None:
+        self._listed, self._jobs, self._weights = listed, listed.jobs, listed.weights
+        self._tables, self._memory_mib, self._most = tables, memory_mib, most
         self.free = gpus
-        self._singles: dict[int, Group] = {}
         self.buckets: dict[Hashable, _Bucket] = {}
         self._waiting: dict[Hashable, dict[int | None, list[int]]] = {}
         """Shape → kind → jobs, in order."""
@@ -192,15 +205,6 @@ class _Search:
                 break
         self._spread()
 
-    def single(self, number: int) -> Group:
-        found = self._singles.get(number)
-        if found is None:
-            job, weight = self._jobs[number], self._weights[number]
-            kinds = () if job.kind is None else (job.kind,)
-            found = Group((number,), kinds, (weight,), weight, job.fixed, job.memory_mib)
-            self._singles[number] = found
-        return found
-
     def bucket(self, job: Job) -> _Bucket:
         found = self.buckets.get(job.shape)
         if found is None:
@@ -212,14 +216,16 @@ class _Search:
         jobs = self._jobs
         job = jobs[members[0]]
         if len(members) == 1:
-            group = self.single(members[0])
+            group = self._listed.single[members[0]]
         else:
-            by_kind = sorted((kind, number) for number in members if (kind := jobs[number].kind) is not None)
+            by_kind = sorted(
+                [(kind, number) for number in members if (kind := jobs[number].kind) is not None]
+            )
             assert len(by_kind) == len(members), members
             kinds = tuple([kind for kind, _ in by_kind])
             weights = tuple([self._weights[number] for _, number in by_kind])
             value = sum(map(mul, self._tables.speeds(kinds), weights))
-            fixed = any(jobs[number].fixed for number in members)
+            fixed = not self._listed.fixed.isdisjoint(members)
             memory_mib = sum([jobs[number].memory_mib for number in members])
             group = Group(tuple([number for _, number in by_kind]), kinds, weights, value, fixed, memory_mib)
         self.bucket(job).add(group)
@@ -229,48 +235,48 @@ class _Search:
         """Step 1. If a job finds no group, later jobs of its kind find none either: their weight is not larger."""
         hopeless: set[tuple[Hashable, int | None]] = set()
         foreseen: dict[Hashable, int] = {}
-        jobs = self._jobs[:MAX_IN_ORDER]
+        jobs, single = self._jobs[:MAX_IN_ORDER], self._listed.single
         for number, job in enumerate(jobs):
             if number in taken:
                 continue
-            bucket = self.bucket(job)
+            shape, kind = job.shape, job.kind
             if job.gpus <= self.free:
                 self.free -= job.gpus
-                bucket.add(self.single(number))
-                hopeless = {key for key in hopeless if key[0] != job.shape}
+                self.bucket(job).add(single[number])
+                hopeless = {key for key in hopeless if key[0] != shape}
                 continue
-            key = job.shape, job.kind
-            joined = None
-            if key not in hopeless and job.kind is not None:
-                if number >= foreseen.get(job.shape, 0) and len(bucket.of_kinds) * AHEAD >= MANY:
-                    ahead = foreseen[job.shape] = number + AHEAD
-                    bucket.foresee({one.kind for one in jobs[number:ahead] if one.shape == job.shape})
-                new = self.single(number)
-                joined = bucket.join(new)
-                if joined is not None:
-                    bucket.remove(joined[1])
-                    bucket.add(bucket.united(joined[1], new))
-                    continue
-            hopeless.add(key)
-            self._waiting.setdefault(job.shape, {}).setdefault(job.kind, []).append(number)
+            if (shape, kind) not in hopeless:
+                bucket = self.bucket(job)
+                if kind is not None:
+                    if number >= foreseen.get(shape, 0) and len(bucket.of_kinds) * AHEAD >= MANY:
+                        ahead = foreseen[shape] = number + AHEAD
+                        bucket.foresee({one.kind for one in jobs[number:ahead] if one.shape == shape})
+                    new = single[number]
+                    joined = bucket.join(new)
+                    if joined is not None:
+                        bucket.remove(joined[1])
+                        bucket.add(bucket.united(joined[1], new))
+                        continue
+                hopeless.add((shape, kind))
+            self._waiting.setdefault(shape, {}).setdefault(kind, []).append(number)
 
     def _replace(self, anew: bool) -> None:
         """Step 2: the first waiting job of each kind replaces the member for which that gains most."""
         for shape, of_kind in self._waiting.items():
             bucket = self.buckets[shape]
             tried = [kind for kind, numbers in of_kind.items() if anew or self._jobs[numbers[0]].new]
-            self._tables.foresee(Tables.parts(bucket.of_kinds), tried)
+            self._tables.foresee(bucket.of_kinds, tried, instead=True)
             for place, kind in enumerate(tried):
                 number = of_kind[kind][0]
-                found = self._replaced(bucket, self.single(number))
+                found = self._replaced(bucket, self._listed.single[number])
                 if found is None:
                     continue
                 group, rest, out = found
                 bucket.remove(group)
-                new = self.single(number)
+                new = self._listed.single[number]
                 changed = new if rest is None else bucket.united(rest, new)
                 bucket.add(changed)
-                self._tables.foresee(Tables.parts([changed.kinds]), tried[place:])
+                self._tables.foresee([changed.kinds], tried[place:], instead=True)
                 of_kind[kind].remove(number)
                 if not of_kind[kind]:
                     del of_kind[kind]
@@ -280,6 +286,7 @@ class _Search:
         """(group, its remaining part, the member that leaves)."""
         best, found = 1e-9, None
         jobs, memory_mib, weight = self._jobs, self._memory_mib, new.weights[0]
+        replacements = self._tables.instead[new.kinds[0]] if new.kinds else {}
         for groups in (bucket.alone, *bucket.of_kinds.values()):
             if not groups:
                 continue
@@ -292,7 +299,7 @@ class _Search:
             if not new.kinds:
                 continue
             heaviest = max(group.heaviest, weight)
-            instead, most = self._tables.instead(group.kinds, new.kinds[0])
+            instead, most = replacements[group.kinds]
             if heaviest * most - value <= best:
                 continue
             for index, (speeds, own, total) in enumerate(instead):
@@ -300,9 +307,7 @@ class _Search:
                     continue
                 if memory_mib and group.memory_mib - job.memory_mib + new.memory_mib > memory_mib:
                     continue
-                left = weights[:index] + weights[index + 1 :]
-                gain = speeds[0] * left[0] if len(left) == 1 else sum(map(mul, speeds, left))
-                gain = gain + own * weight - value
+                gain = sum(map(mul, speeds, weights)) + own * weight - value
                 if gain > best:
                     best, found = gain, (group, index)
         if found is None:
@@ -318,7 +323,7 @@ class _Search:
         kinds, speeds = self._tables.without(group.kinds, index)
         weights = group.weights[:index] + group.weights[index + 1 :]
         value = sum(map(mul, speeds, weights))
-        fixed = any(self._jobs[member].fixed for member in members)
+        fixed = not self._listed.fixed.isdisjoint(members)
         memory_mib = group.memory_mib - self._jobs[group.members[index]].memory_mib
         return Group(members, kinds, weights, value, fixed, memory_mib)
 
@@ -368,18 +373,22 @@ class _Search:
     def _grouped(self, bucket: _Bucket, of_kind: Mapping[int | None, Sequence[int]]) -> Group:
         """The first waiting job in order, with the jobs of the same shape that gain most with it."""
         first = min(numbers[0] for numbers in of_kind.values())
-        group = self.single(first)
+        group = self._listed.single[first]
         while group.kinds and len(group.members) < self._most:
-            best, found = 1e-9, None
+            best, found, unions = 1e-9, None, self._tables.unions[group.kinds]
             self._tables.foresee([group.kinds], of_kind)
-            for numbers in of_kind.values():
-                number = next((one for one in numbers if one not in group.members), None)
-                if number is None or self._jobs[number].kind is None:
+            for kind, numbers in of_kind.items():
+                if kind is None:
                     continue
-                new = self.single(number)
+                for number in numbers:
+                    if number not in group.members:
+                        break
+                else:
+                    continue
+                new = self._listed.single[number]
                 if self._memory_mib and group.memory_mib + new.memory_mib > self._memory_mib:
                     continue
-                gain = bucket.union_value(group, new) - group.value
+                gain = value_of(unions[new.kinds], group, new) - group.value
                 if gain > best:
                     best, found = gain, new
             if found is None:
@@ -392,7 +401,7 @@ class _Search:
         free, loss = self.free, 0.0
         changed: dict[Hashable, _Bucket] = {}
         while free < gpus:
-            best, found = float("inf"), None
+            best, found = inf, None
             for shape, bucket in self.buckets.items():
                 merge = changed.get(shape, bucket).cheapest()
                 if merge is None:
@@ -438,7 +447,7 @@ class _Search:
             bucket, group, rest, member = found
             bucket.remove(group)
             bucket.add(rest)
-            bucket.add(self.single(member))
+            bucket.add(self._listed.single[member])
             self.free -= bucket.gpus
 
 
@@ -461,10 +470,11 @@ def search(
     """
     if not gpus:
         return []
-    goes_on = _Search(jobs, behind, gpus, tables, memory_mib, max_members)
+    listed = _Listed(jobs, behind, gpus)
+    goes_on = _Search(listed, gpus, tables, memory_mib, max_members)
     goes_on.run(groups, anew=False)
     if not afresh:
         return goes_on.found()
-    anew = _Search(jobs, behind, gpus, tables, memory_mib, max_members)
-    anew.run([members for members in groups if any(jobs[number].fixed for number in members)], anew=True)
+    anew = _Search(listed, gpus, tables, memory_mib, max_members)
+    anew.run([members for members in groups if not listed.fixed.isdisjoint(members)], anew=True)
     return (anew if anew.value > goes_on.value * (1 + STAY) else goes_on).found()

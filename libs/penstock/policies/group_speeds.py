@@ -1,9 +1,11 @@
 """Cached speeds of jobs that share GPUs, by their kinds, for the search of groups (`penstock.policies.group_search`)."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import lru_cache
-from typing import NamedTuple
+from functools import lru_cache, partial
+from typing import NamedTuple, TypeVar
 
+Asked = TypeVar("Asked")
+Found = TypeVar("Found")
 Kinds = tuple[int, ...]
 """Kinds of a group's members, ascending."""
 Speeds = Callable[[Kinds], tuple[float, ...]]
@@ -11,7 +13,9 @@ Speeds = Callable[[Kinds], tuple[float, ...]]
 ManySpeeds = Callable[[Sequence[Kinds]], Sequence[tuple[float, ...]]]
 """`Speeds` of many groups at once."""
 MAX_KNOWN = 262_144  # groups; 80 MB
+MAX_COMPUTED = 131_072  # unions and replacements; 40 MB
 MANY = 64  # fewer are as fast one by one
+NO_KINDS: frozenset[int] = frozenset()
 
 
 class Union(NamedTuple):
@@ -28,10 +32,22 @@ class Instead(NamedTuple):
     """A group with another kind in place of one member: the new speeds."""
 
     others: tuple[float, ...]
-    """Of the other members, in their order."""
+    """Of the members, in their order; 0 for the one that leaves."""
     new: float
     total: float
     """Sum of all speeds."""
+
+
+class Computed(dict[Asked, Found]):
+    """What a function computes for each argument, once it is asked for."""
+
+    def __init__(self, compute: Callable[[Asked], Found]) -> None:
+        super().__init__()
+        self._compute = compute
+
+    def __missing__(self, asked: Asked) -> Found:
+        found = self[asked] = self._compute(asked)
+        return found
 
 
 class Tables:
@@ -41,9 +57,22 @@ class Tables:
         """`many_speeds` None: there is no faster way for many."""
         self._speeds, self._many_speeds = speeds, many_speeds
         self._known: dict[Kinds, tuple[float, ...]] = {}
-        self.union = lru_cache(maxsize=65_536)(self._union)
+        self._foreseen: tuple[dict[Kinds, frozenset[int]], dict[Kinds, frozenset[int]]] = {}, {}
+        """`instead` → group → other kinds with which all that `foresee` computes is known."""
+        self._computed = 0
+        """Number of entries of the next two tables."""
+        self.unions: Computed[Kinds, Computed[Kinds, Union]] = Computed(
+            lambda first: Computed(partial(self._union, first))
+        )
+        """Each group merged with each other one."""
+        self.instead: Computed[int, Computed[Kinds, tuple[tuple[Instead, ...], float]]] = Computed(
+            lambda kind: Computed(partial(self._instead, kind))
+        )
+        """Each kind in place of each member, in turn, of each group; and the largest of the sums of speeds."""
         self.without = lru_cache(maxsize=65_536)(self._without)
-        self.instead = lru_cache(maxsize=65_536)(self._instead)
+
+    def union(self, first: Kinds, second: Kinds) -> Union:
+        return self.unions[first][second]
 
     def speeds(self, kinds: Kinds) -> tuple[float, ...]:
         found = self._known.get(kinds)
@@ -51,27 +80,40 @@ class Tables:
             found = self._known[kinds] = self._speeds(kinds)
             if len(self._known) > MAX_KNOWN:
                 self._known.clear()
+                self._foreseen = {}, {}
         return found
 
-    def foresee(self, parts: Iterable[Kinds], others: Iterable[int | None]) -> None:
-        """Computes in advance the speeds of each of these parts of groups with each of the other kinds."""
+    def foresee(
+        self, groups: Iterable[Kinds], others: Iterable[int | None], *, instead: bool = False
+    ) -> None:
+        """Computes in advance the speeds of each of these groups with each of the other kinds; `instead`: in place of each of its members."""
         if self._many_speeds is None:
             return
         kinds = {kind for kind in others if kind is not None}
-        different = set(parts)
-        if len(kinds) * len(different) < MANY:
+        foreseen = self._foreseen[instead]
+        left = [group for group in groups if not kinds <= foreseen.get(group, NO_KINDS)]
+        if len(kinds) * sum([len(group) for group in left] if instead else [1 for _ in left]) < MANY:
             return
-        asked = {tuple(sorted((*part, kind))) for part in different if part for kind in kinds}
+        parts = {part for group in left for part in _parts(group)} if instead else set(left)
+        asked = {tuple(sorted((*part, kind))) for part in parts if part for kind in kinds}
         missing = sorted(asked.difference(self._known))
-        if MANY <= len(missing) and len(missing) + len(self._known) <= MAX_KNOWN:
+        if missing and (len(missing) < MANY or len(missing) + len(self._known) > MAX_KNOWN):
+            return
+        if missing:
             self._known.update(zip(missing, self._many_speeds(missing), strict=True))
+        for group in left:
+            foreseen[group] = foreseen.get(group, NO_KINDS) | kinds
 
-    @staticmethod
-    def parts(groups: Iterable[Kinds]) -> Iterator[Kinds]:
-        """Each group without each of its members."""
-        return (kinds[:index] + kinds[index + 1 :] for kinds in groups for index in range(len(kinds)))
+    def _count(self) -> None:
+        """Drops the tables that grow with pairs of groups once they are full."""
+        self._computed += 1
+        if self._computed > MAX_COMPUTED:
+            self._computed = 1
+            self.unions.clear()
+            self.instead.clear()
 
     def _union(self, first: Kinds, second: Kinds) -> Union:
+        self._count()
         kinds = tuple(sorted(first + second))
         speeds = self.speeds(kinds)
         place = kinds.index
@@ -87,10 +129,15 @@ class Tables:
         rest = kinds[:index] + kinds[index + 1 :]
         return rest, self.speeds(rest)
 
-    def _instead(self, kinds: Kinds, kind: int) -> tuple[tuple[Instead, ...], float]:
-        """The group with another kind in place of each of its members in turn, and the largest of the sums of speeds."""
+    def _instead(self, kind: int, kinds: Kinds) -> tuple[tuple[Instead, ...], float]:
+        self._count()
         found = []
         for index in range(len(kinds)):
-            union = self.union(kinds[:index] + kinds[index + 1 :], (kind,))
-            found.append(Instead(union.first, union.second[0], union.total))
+            _, others, new, total = self.union(kinds[:index] + kinds[index + 1 :], (kind,))
+            found.append(Instead((*others[:index], 0.0, *others[index:]), new[0], total))
         return tuple(found), max(one.total for one in found)
+
+
+def _parts(kinds: Kinds) -> Iterator[Kinds]:
+    """The group without each of its members."""
+    return (kinds[:index] + kinds[index + 1 :] for index in range(len(kinds)))

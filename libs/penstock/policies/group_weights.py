@@ -13,13 +13,14 @@ For jobs whose run time is not known two things differ.
 
 from collections.abc import Hashable, Sequence
 from math import sqrt
-from typing import NamedTuple
+
+from msgspec import Struct
 
 SOON = 0.3
 """Exponent; 0.2 to 0.5 give the same completion times within 1 %; restarts rise with it."""
 
 
-class Job(NamedTuple):
+class Job(Struct, frozen=True, gc=False):
     """A job that runs or could run."""
 
     gpus: int

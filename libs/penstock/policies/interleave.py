@@ -9,16 +9,17 @@ would be in under Tiresias: run times are heavy-tailed, so a job that has run lo
 """
 
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from math import ceil, inf, log
+from typing import Any
 
 from penstock.ledger.job_state import JobState
 from penstock.ledger.state import CellState
 from penstock.model.ledger_events import MAX_RANKS, JobRank
 from penstock.model.types import StageTimes
-from penstock.policies.candidates import Candidates
+from penstock.policies.candidates import Candidates, Source
 from penstock.policies.group_search import MAX_IN_ORDER, search
-from penstock.policies.group_speeds import Kinds, Tables
+from penstock.policies.group_speeds import Computed, Kinds, Tables
 from penstock.policies.group_weights import Job
 from penstock.policies.grouping import FirstFit, PlannedGroups
 from penstock.policies.interleaving import Interleaving, Times, authors_period_or_pair, credible_times
@@ -49,7 +50,7 @@ class Interleave:
         self,
         limits_gpu_s: Sequence[float],
         plan: Callable[[CellState, Answer], GroupPlan],
-        candidates: Callable[..., Candidates] = Candidates,
+        candidates: Callable[..., Source[Any]] = Candidates,
         name: str = "interleave",
     ) -> None:
         self._limits_gpu_s = tuple(limits_gpu_s)
@@ -60,7 +61,7 @@ class Interleave:
         )
         self._interleaving = Interleaving(authors_period_or_pair, LOSS)
         self._planned = PlannedGroups(self._interleaving, credible_times)
-        self._known: dict[StageTimes, int | None] = {}
+        self._kinds: Computed[StageTimes | None, int | None] = Computed(self._kind)
         self._times: dict[int, Times] = {}
         """Stage times of each kind."""
         self._tables = Tables(self._speeds, self._many_speeds)
@@ -69,45 +70,51 @@ class Interleave:
         return self._candidates.question(state)
 
     def solve(self, question: Question) -> Answer:
-        if len(self._known) > MAX_KINDS:
-            self._known, self._times = {}, {}
+        if len(self._kinds) > MAX_KINDS:
+            self._kinds.clear()
+            self._times.clear()
             self._tables = Tables(self._speeds, self._many_speeds)
         candidates = question.jobs
-        keys = self.keys(candidates)
-        last: dict[object, float] = {}
-        """Shape → the largest key of its running jobs: a waiting job with a smaller key may replace one."""
-        for job, key in zip(candidates, keys, strict=True):
-            if job.group:
-                last[job.shape] = max(last.get(job.shape, 0.0), key)
-        jobs = [
-            Job(
-                job.gpus,
-                job.shape,
-                self._kind(job),
-                fixed=bool(job.group) and not job.movable,
-                memory_mib=job.gpu_memory_mib if question.gpu_memory_mib else 0,
-                queue=None if job.remaining_s < inf else self._level(job),
-                soon=1.0
-                if job.remaining_s < inf
-                else self._expected_gpu_s[-1] / self.key(job.remaining_s, job.attained_s, job.gpus),
-                new=job.rank is None or key < last.get(job.shape, 0.0),
-            )
-            for job, key in zip(candidates, keys, strict=True)
-        ]
+        jobs = self._jobs(question)
+        fixed = {number for number, job in enumerate(jobs) if job.fixed}
         gpus = sum(question.node_gpus)
         found = search(
             jobs,
-            _present(jobs, candidates, gpus),
+            _present(jobs, candidates, fixed, gpus),
             gpus,
             self._tables,
             afresh=len(jobs) <= AFRESH_JOBS or question.now_ms % AFRESH_EVERY == 0,
             behind=question.behind,
             memory_mib=question.gpu_memory_mib,
         )
-        groups = _placed(jobs, found, question.node_gpus)
-        planned = tuple(self._planned.of([candidates[number] for number in members]) for members in groups)
+        groups = _placed(jobs, found, fixed, question.node_gpus)
+        planned = tuple([self._planned.of([candidates[number] for number in members]) for members in groups])
         wake_ms, started_wake_ms = self._wakes(question, groups)
         return Answer(planned, self._entered(question), wake_ms, started_wake_ms)
+
+    def _jobs(self, question: Question) -> list[Job]:
+        keys, kinds, bounded = self.keys(question.jobs), self._kinds, question.gpu_memory_mib > 0
+        last: dict[object, float] = {}
+        """Shape → the largest key of its running jobs: a waiting job with a smaller key may replace one."""
+        for job, key in zip(question.jobs, keys, strict=True):
+            if job.group and key > last.get(job.shape, 0.0):
+                last[job.shape] = key
+        return [
+            Job(
+                job.gpus,
+                job.shape,
+                kinds[job.stages],
+                bool(job.group) and not job.movable,
+                job.gpu_memory_mib if bounded else 0,
+                None if job.remaining_s < inf else self._level(job),
+                1.0 if job.remaining_s < inf else self._soon(job),
+                job.rank is None or key < last.get(job.shape, 0.0),
+            )
+            for job, key in zip(question.jobs, keys, strict=True)
+        ]
+
+    def _soon(self, job: Candidate) -> float:
+        return self._expected_gpu_s[-1] / self.key(job.remaining_s, job.attained_s, job.gpus)
 
     def plan(self, state: CellState, answer: Answer) -> GroupPlan:
         return self._plan(state, answer)
@@ -157,18 +164,11 @@ class Interleave:
             return left_s * gpus
         return self._expected_gpu_s[bisect_right(self._limits_gpu_s, attained * gpus)]
 
-    def _kind(self, job: Candidate) -> int | None:
-        """The kind of the job's stage times; None: its stages are not known, or it uses no resource."""
-        if job.stages is None:
+    def _kind(self, profiled: StageTimes | None) -> int | None:
+        """The kind of stage times, computed from the times alone, so that the answer to a question does not depend on earlier questions. None: they are not known, or the job uses no resource."""
+        if profiled is None:
             return None
-        try:
-            return self._known[job.stages]
-        except KeyError:
-            found = self._known[job.stages] = self._new_kind(credible_times(job.stages))
-            return found
-
-    def _new_kind(self, times: Times) -> int | None:
-        """The kind's number, computed from the times alone, so that the answer to a question does not depend on earlier questions."""
+        times = credible_times(profiled)
         whole = times[-1]
         if not any(times[:-1]):
             return None
@@ -209,7 +209,9 @@ class Interleave:
         return [found[kinds] for kinds in groups]
 
 
-def _present(jobs: Sequence[Job], candidates: Sequence[Candidate], gpus: int) -> list[tuple[int, ...]]:
+def _present(
+    jobs: Sequence[Job], candidates: Sequence[Candidate], fixed: Set[int], gpus: int
+) -> list[tuple[int, ...]]:
     """Groups of jobs that hold the same GPUs now; if the cell has fewer GPUs than they hold, without the last groups that may be stopped.
 
     Of a group in which the stages of a member are no longer known: only the other members, or the one that may not be stopped.
@@ -220,8 +222,8 @@ def _present(jobs: Sequence[Job], candidates: Sequence[Candidate], gpus: int) ->
             groups.setdefault(job.group, []).append(number)
     found = []
     in_order = list(groups.values())
-    if any(job.fixed for job in jobs):
-        in_order.sort(key=lambda members: not any(jobs[one].fixed for one in members))
+    if fixed:
+        in_order.sort(key=fixed.isdisjoint)
     for members in in_order:
         if jobs[members[0]].gpus <= gpus:
             gpus -= jobs[members[0]].gpus
@@ -240,15 +242,13 @@ def _shares(jobs: Sequence[Job], members: Sequence[int]) -> tuple[int, ...]:
 
 
 def _placed(
-    jobs: Sequence[Job], groups: Sequence[Sequence[int]], node_gpus: Sequence[int]
+    jobs: Sequence[Job], groups: Sequence[Sequence[int]], fixed: Set[int], node_gpus: Sequence[int]
 ) -> list[Sequence[int]]:
-    """Groups that fit the nodes by first fit, most GPUs first, then in order; then single jobs on GPUs that are left."""
+    """Groups that fit the nodes by first fit, those with jobs that may not be stopped first, then most GPUs first, then in order; then single jobs on GPUs that are left."""
     room = FirstFit(node_gpus)
-    fixed = {number for number, job in enumerate(jobs) if job.fixed}
-    by_gpus = sorted(
-        groups,
-        key=lambda members: (fixed.isdisjoint(members), -jobs[members[0]].gpus, members[0]),
-    )
+    by_gpus = sorted(groups, key=lambda members: -jobs[members[0]].gpus)
+    if fixed:
+        by_gpus.sort(key=fixed.isdisjoint)
     found = [members for members in by_gpus if room.give(_shape(jobs[members[0]]))]
     if len(found) < len(by_gpus):
         runs = {number for members in found for number in members}

@@ -165,11 +165,20 @@ class Interleaving:
         """(period, order) of the best order, of equal ones the first."""
         found = [
             (self.period([kinds[index] for index in order]), order)
-            for order in permutations(range(len(kinds)))
+            for order in _orders(tuple([kinds.index(one) for one in kinds]))
         ]
         if self.worst:
             return max(found, key=lambda one: (one[0], [-index for index in one[1]]))
         return min(found)
+
+
+@lru_cache(maxsize=64)
+def _orders(alike: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+    """Orders of members, of orders that only exchange equal members the first. `alike`: of each member the index of the first that equals it."""
+    found: dict[tuple[int, ...], tuple[int, ...]] = {}
+    for order in permutations(range(len(alike))):
+        found.setdefault(tuple([alike[index] for index in order]), order)
+    return tuple(found.values())
 
 
 def authors(*, matched: bool = True, worst: bool = False) -> Interleaving:

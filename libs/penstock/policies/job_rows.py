@@ -65,8 +65,8 @@ class JobRows(Generic[Row]):
         self._changes = Changes()
         self._entered: dict[str, tuple[Entry[Row], dict[Row, list[Entry[Row]]]]] = {}
 
-    def update(self, state: CellState) -> None:
-        """O(changes since the last call · log jobs), plus moving the entries behind each in its row: 40 µs at 100,000 jobs."""
+    def update(self, state: CellState) -> tuple[list[str], bool]:
+        """O(changes since the last call · log jobs), plus moving the entries behind each in its row: 40 µs at 100,000 jobs. Returns these changes (`Changes.ids`)."""
         changed, anew = self._changes.ids(state)
         if anew:
             for rows in (self.waiting, self.running, self._entered):
@@ -76,6 +76,7 @@ class JobRows(Generic[Row]):
             if job_id not in entered and (job_id not in jobs or jobs[job_id].status in unlisted):
                 continue  # it was in no row and is in none
             self._update(state, job_id)
+        return changed, anew
 
     def _update(self, state: CellState, job_id: str) -> None:
         job = state.jobs.get(job_id)

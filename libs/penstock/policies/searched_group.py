@@ -1,8 +1,9 @@
 """A group in the local search (`penstock.policies.group_search`): its members by kind, their weights, and its value."""
 
+from operator import mul
 from typing import NamedTuple
 
-from penstock.policies.group_speeds import Kinds
+from penstock.policies.group_speeds import Kinds, Union
 
 
 class Group:
@@ -30,6 +31,14 @@ class Group:
 
 def by_weight(group: Group) -> tuple[float, tuple[int, ...]]:
     return group.weight, group.members
+
+
+def value_of(union: Union, one: Group, other: Group) -> float:
+    """Value of the two groups merged, in this order."""
+    _, first, second, _ = union
+    value: float = first[0] * one.weights[0] if len(first) == 1 else sum(map(mul, first, one.weights))
+    value += second[0] * other.weights[0] if len(second) == 1 else sum(map(mul, second, other.weights))
+    return value
 
 
 class Merge(NamedTuple):

@@ -2,6 +2,7 @@
 
 import pickle
 from collections.abc import Sequence
+from random import Random
 from time import perf_counter
 
 import msgspec
@@ -12,11 +13,13 @@ from hypothesis import strategies as st
 
 from penstock.model.proposals import ProposedUnit
 from penstock.model.settings import PlacerSettings
+from penstock.policies import burst
 from penstock.policies.burst import BurstQuestion
 from penstock.policies.burst_plans import Costs, Gang, Machine, Place, Problem
 from penstock.policies.gga import gga
 from penstock.policies.profiles import profile_for
 from tests.support.driver import CellDriver, estimate, job_spec, node_spec
+from tests.unit.policies.test_candidates import something_happens
 
 LONG_WINDOW_MS = 60_000
 
@@ -164,3 +167,22 @@ def test_plans_keep_to_what_is_free_and_are_never_worse_than_the_given_one(
 def test_settings_without_a_window_do_not_change_what_a_profile_is() -> None:
     plain = msgspec.structs.replace(PlacerSettings(), profile="fifo")
     assert profile_for(plain).batch is None
+
+
+@pytest.mark.parametrize("profile", ["liquid", "penstock"])
+def test_the_early_answer_in_a_full_cell_is_that_of_the_immediate_path(
+    profile: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Jobs come and end; at most times no node has room for a worker of any of them, and then the immediate path starts none."""
+    found, random = cell(profile), Random(3)
+    stage = profile_for(found.state.settings).batch
+    assert stage is not None
+    full = 0
+    for number in range(120):
+        something_happens(found, random, number)
+        asked, has_room = stage.question(found.state), burst._has_room(found.state)
+        with monkeypatch.context() as patched:
+            patched.setattr(burst, "_has_room", lambda _: True)
+            assert asked == stage.question(found.state)
+        full += bool(found.state.queue) and not has_room
+    assert full > 5

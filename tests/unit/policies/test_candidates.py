@@ -1,20 +1,43 @@
-"""What regroup stages are asked: candidates know the stages of their iterations from the record of a profile on."""
+"""What regroup stages are asked: candidates know the stages of their iterations from the record of a profile on, and nothing that is cached of them is out of date."""
 
+from collections.abc import Callable
+from random import Random
+
+import pytest
 from msgspec.structs import replace
 
 from penstock.ledger.job_state import JobState
 from penstock.ledger.stages import times_of
 from penstock.ledger.state import CellState
 from penstock.model.estimates import StagesProfiled
-from penstock.model.settings import PlacerSettings
-from penstock.model.types import StageTimes
+from penstock.model.external_events import (
+    JobHoldRequested,
+    JobProgress,
+    JobReleaseRequested,
+    NodeCordoned,
+    NodeUncordoned,
+    TaskCheckpointed,
+    WorkProgressed,
+)
+from penstock.model.proposals import PlanProposed
+from penstock.model.settings import Grouping, PlacerSettings
+from penstock.model.transitions import JobStatus
+from penstock.model.types import Estimate, JobSpec, StageTimes
 from penstock.policies.candidates import Candidates
+from penstock.policies.fair_interleave import FairInterleave
+from penstock.policies.group_plan import group_plan
+from penstock.policies.interleave import Interleave
+from penstock.policies.muri import muri_l, muri_s
+from penstock.policies.regroup import PROPOSER, Regroup
 from tests.support.driver import CellDriver, estimate, job_spec, node_spec
+from tests.unit.policies.test_group_plan import carried_out
 
 PROFILE = StagesProfiled(
     model="resnet50", batch_size=64, gpus=2, storage_ms=6.5, cpu_ms=12.0, gpu_ms=38.25, network_ms=4.25,
     idle_ms=0.0, iteration_ms=61.0, iterations=20,
 )  # fmt: skip
+
+LIMITS_GPU_S = (3_250.0, 7_200.0)
 
 
 def by_order(_: CellState, job: JobState) -> float:
@@ -42,3 +65,100 @@ def test_a_profile_counts_for_who_runs_and_who_waits_from_its_record_on() -> Non
         cell.feed(profile)
         times = times_of(profile)
         assert stages(candidates, cell) == {"runs": times, "waits": times, "servers": None}
+
+
+STAGES: tuple[Callable[[], Regroup], ...] = (
+    lambda: FairInterleave(LIMITS_GPU_S),
+    lambda: Interleave(LIMITS_GPU_S, group_plan),
+    lambda: muri_s(Grouping(), group_plan),
+    lambda: muri_l(Grouping(), group_plan),
+)
+
+
+def a_job(random: Random, number: int) -> tuple[JobSpec, Estimate]:
+    """With and without whole GPUs, deadlines, checkpoints, known stages and run times."""
+    spec = JobSpec(
+        command=("x",),
+        owner=random.choice(("ada", "bob")),
+        priority=random.choice((0, 0, 5)),
+        checkpoint=random.choice(("none", "signal", "sdk")),
+        preemptible=random.random() < 0.8,
+        grace_ms=random.choice((0, 60_000)),
+        deadline_ms=random.choice((None, None, None, 900_000)),
+        model=random.choice((None, "resnet50")),
+        batch_size=64,
+    )
+    need = estimate(random.choice((0, 1, 1, 2, 4)))
+    if random.random() < 0.6:
+        need = replace(need, run_ms=random.randint(1, 10_000) * 1_000)
+    if random.random() < 0.2 and need.worker.gpus == 1:
+        need = replace(need, worker=replace(need.worker, gpu_share_milli=500))
+    if random.random() < 0.5:
+        need = replace(need, stages=replace(times_of(PROFILE), cpu_ms=float(number)))
+    return spec, need
+
+
+def something_happens(cell: CellDriver, random: Random, number: int) -> None:
+    """One event of a job, a node or a profile."""
+    jobs = list(cell.state.jobs.values())
+    job = random.choice(jobs) if jobs else None
+    cell.now_ms += random.choice((0, 1, 1_000, 60_000))
+    what = random.randrange(8)
+    if job is None or what == 0:
+        cell.submit(f"j{number}", *a_job(random, number))
+    elif what == 1:
+        carried_out(cell)
+    elif what == 2 and job.status is JobStatus.RUNNING:
+        for task_id in list(job.tasks):
+            cell.exit(task_id)
+    elif what == 3:
+        report = JobProgress(
+            job_id=job.job_id,
+            attained_s=random.random() * 1_000,
+            remaining_s=random.choice((None, random.random() * 1_000)),
+        )
+        cell.feed(WorkProgressed(node_id="n0", jobs=(report,)))
+    elif what == 4 and job.status is JobStatus.RUNNING:
+        task_id, task = next(iter(job.tasks.items()))
+        saved = TaskCheckpointed(
+            node_id=task.place.node_id, task_id=task_id, token=job.token, at_ms=cell.now_ms, save_ms=random.choice((0, 90_000))
+        )  # fmt: skip
+        cell.feed(saved)
+    elif what == 5:
+        cell.feed(replace(PROFILE, gpu_ms=float(number)))
+    elif what == 6:
+        if cell.state.nodes["n1"].cordon is None:
+            cell.feed(NodeCordoned(node_id="n1", by="ops", reason="maintenance"))
+        else:
+            cell.feed(NodeUncordoned(node_id="n1", by="ops", reason="done"))
+    elif job.held is None:
+        cell.feed(JobHoldRequested(job_id=job.job_id))
+    else:
+        cell.feed(JobReleaseRequested(job_id=job.job_id))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_what_is_cached_between_questions_changes_none(seed: int) -> None:
+    """Jobs come, run, report, save, share GPUs by the plans of one of the stages, are held and end; a node is taken out of use and profiles change. After each event a stage that has answered all
+    earlier questions asks the same as one that begins with this state."""
+    random = Random(seed)
+    cell = CellDriver(PlacerSettings(profile="penstock"))
+    cell.join(node_spec("n0", 4), node_spec("n1", 4))
+    stages = [make() for make in STAGES]
+    asked = 0
+    for number in range(150):
+        something_happens(cell, random, number)
+        for stage, make in zip(stages, STAGES, strict=True):
+            question = stage.question(cell.state)
+            assert question == make().question(cell.state)
+            asked += question is not None
+        planner = random.choice(stages)
+        if random.random() < 0.3 and (question := planner.question(cell.state)) is not None:
+            plan = planner.plan(cell.state, planner.solve(question))
+            cell.feed(
+                PlanProposed(
+                    proposal_id=f"p{number}", proposer=PROPOSER, units=tuple(plan.units), stops=tuple(plan.stops), ranks=tuple(plan.ranks)
+                )
+            )  # fmt: skip
+    assert asked > 200
+    assert any(job.rank is not None for job in cell.state.jobs.values())

@@ -2,13 +2,14 @@
 
 from collections.abc import Iterator, Sequence
 from itertools import combinations
+from random import Random
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.policies.group_search import search
-from penstock.policies.group_speeds import Kinds, Tables
+from penstock.policies.group_speeds import MANY, Kinds, Tables
 from penstock.policies.group_weights import Job, weights
 
 GPUS = 4
@@ -40,6 +41,44 @@ def test_a_union_has_each_members_speed(first: Kinds, second: Kinds) -> None:
     assert union.first == tuple(of_kind[kind] for kind in first)
     assert union.second == tuple(of_kind[kind] for kind in second)
     assert union.total == pytest.approx(sum(union.first) + sum(union.second))
+
+
+@given(A_GROUP, st.integers(0, 3))
+def test_in_place_of_a_member_another_kind_has_the_speed_of_the_union_with_the_rest(
+    group: Kinds, kind: int
+) -> None:
+    tables = Tables(lambda asked: tuple(1 / (len(asked) + one) for one in asked))
+    found, most = tables.instead[kind][group]
+    for index, (others, new, total) in enumerate(found):
+        union = tables.union(group[:index] + group[index + 1 :], (kind,))
+        assert others[index] == 0
+        assert others[:index] + others[index + 1 :] == union.first
+        assert (new, total) == (union.second[0], union.total)
+    assert most == max(one.total for one in found)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_what_is_foreseen_is_computed_once(seed: int) -> None:
+    """Searches ask for combinations, some of them again and again. Where many are missing they are computed together; no combination is computed twice."""
+    random = Random(seed)
+    computed: set[Kinds] = set()
+
+    def many(groups: Sequence[Kinds]) -> list[tuple[float, ...]]:
+        assert computed.isdisjoint(groups)
+        computed.update(groups)
+        return [speeds(kinds) for kinds in groups]
+
+    tables = Tables(speeds, many)
+    every = [tuple(sorted(random.choices(range(12), k=random.randint(1, 3)))) for _ in range(80)]
+    for _ in range(60):
+        groups = random.sample(every, random.randint(1, 30))
+        kinds, instead = set(random.choices(range(12), k=random.randint(1, 9))), random.random() < 0.5
+        parts = [part for group in groups for part in combinations(group, len(group) - instead) if part]
+        missing = {tuple(sorted((*part, kind))) for part in parts for kind in kinds} - computed
+        before = set(computed)
+        tables.foresee(groups, kinds, instead=instead)
+        assert computed - before == (missing if len(missing) >= MANY else set())
+    assert computed
 
 
 def value(jobs: Sequence[Job], plan: Sequence[Sequence[int]], behind: int = 0) -> float:

@@ -67,6 +67,26 @@ def test_t_is_that_of_the_best_rotation(members: list[Times]) -> None:
     assert found.efficiency == pytest.approx(min(1.0, by_eq_4), abs=1e-9)
 
 
+@given(
+    st.lists(
+        st.sampled_from([(1.0, 2.0, 9.0, 3.0, 15.0), (4.0, 4.0, 1.0, 0.0, 9.0), (0.0, 7.0, 7.0, 7.0, 21.0)]),
+        min_size=2,
+        max_size=4,
+    )
+)
+def test_equal_members_may_be_exchanged(members: list[Times]) -> None:
+    """Of all orders the first of the best is found, and of the worst, though orders that only exchange equal members are not tried."""
+    members.sort()
+    every = [
+        (authors_period([members[one] for one in order]), order)
+        for order in permutations(range(len(members)))
+    ]
+    ends = {True: max(every, key=lambda one: (one[0], [-index for index in one[1]])), False: min(every)}
+    for worst, end in ends.items():
+        found = Interleaving(authors_period, (1.0,) * 4, worst=worst, bounded=False).predict(tuple(members))
+        assert (found.period_ms, found.order) == end
+
+
 @given(MEMBERS)
 def test_what_holds_of_any_group(members: list[Times]) -> None:
     """Nobody is faster than alone, nothing is used more than all the time, the order has everybody once; the worst order is no better."""
