@@ -43,8 +43,9 @@ class _Load:
         self.cores = [0]
 
     def change(self, cores: int, now_ms: int) -> None:
-        """Adds so many cores, possibly none or a negative number. Time never goes back."""
-        if now_ms == self.since_ms[-1]:
+        """Adds so many cores, possibly none or a negative number. A time before the last step counts as the last step's: who asks about
+        progress may be ahead of the ledger's records."""
+        if now_ms <= self.since_ms[-1]:
             self.cores[-1] += cores
         else:
             self.since_ms.append(now_ms)

@@ -114,3 +114,25 @@ def test_jobs_that_ran_before_the_first_call_are_counted() -> None:
     found = anew.progress(cell.state, cell.job("j1"), cell.now_ms)
     assert found is not None
     assert found.share == pytest.approx(share_of(cell.state, cell.job("j1"))) == pytest.approx(1 / 3)
+
+
+def test_a_question_may_be_ahead_of_the_next_record() -> None:
+    """The migrator is started anew and asks half a second after the latest record; the next record is older than the question."""
+    cell = Watched()
+    cell.join(node_spec("n1"))
+    for number in range(3):
+        cell.submit(f"j{number}", need=estimate(gpus=0, cores=1))
+        cell.start(f"j{number}")
+    anew = Crowding()
+    assert anew.progress(cell.state, cell.job("j1"), cell.now_ms + 500) is not None
+    for number in range(2):
+        cell.now_ms += 100
+        cell.exit(f"j{2 * number}.1.w0")
+        anew.changed(cell.state, f"j{2 * number}", cell.now_ms)
+        found = anew.progress(cell.state, cell.job("j1"), cell.now_ms + 1_000)
+        assert found is not None
+        assert (
+            found.share
+            == pytest.approx(share_of(cell.state, cell.job("j1")))
+            == pytest.approx(1 / (2 - number))
+        )
