@@ -44,7 +44,7 @@ class PassReservation:
         """The job does not fit. A job for which capacity is reclaimed has its nodes already."""
         if self._unit is not None or self._stage is None:
             return
-        if any(unit.job_id == job.job_id for unit in units_of_reclaim(state)):
+        if job.job_id in state.planned and state.planned[job.job_id] in units_of_reclaim(state):
             return
         self._unit = self._stage.unit(state, job)
         if self._unit is not None and _reserved(state) != [self._unit]:
