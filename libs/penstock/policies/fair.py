@@ -68,7 +68,7 @@ class FairResponse:
 
         heap: list[tuple[bool, float, int, str, Row, Following]] = []
         levels = _levels(self._rows.waiting)
-        tried: Counter[str] = Counter()  # rows of the owner's current priority
+        tried = dict.fromkeys(levels, 0)  # rows of the owner's current priority
 
         def enter(following: Following) -> None:
             head = next(following, None)
@@ -81,7 +81,7 @@ class FairResponse:
                 tried[row[0]] += 1
 
         def descend(owner: str) -> None:
-            if not tried[owner] and levels[owner]:
+            if levels[owner]:
                 for entries in levels[owner].pop():
                     enter(iter(entries))
 
@@ -100,7 +100,8 @@ class FairResponse:
                 reached.clear()
                 started = True
                 enter(following)
-            descend(owner)
+            if not tried[owner]:
+                descend(owner)
 
     def ranking(
         self, state: CellState, waiting: Iterable[JobState], holding: Iterable[JobState], at_ms: int
