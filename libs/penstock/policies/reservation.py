@@ -163,9 +163,9 @@ class _Ended:
         self._open = suited & state.index.gpus.having(each) if whole else EVERYWHERE
         """Nodes with so many GPUs, of those suited."""
         self._room = workers_by_gpus(state, each, demand.workers, suited) if whole else demand.workers
-        """How many workers the GPUs suffice for; more than all are not counted at the beginning."""
+        """How many workers the GPUs suffice for."""
         self._free: dict[int, int] = {}
-        """Ordinal → GPUs that are free, or that only jobs that have ended hold; at least these where a node is not listed: those free now."""
+        """Ordinal → GPUs that are free when those jobs have ended; a node that is not listed has those that are free now. Never too few: a faulted GPU counts."""
         self._members: set[str] = set()
         """Ids of members of groups that have ended."""
 
