@@ -58,6 +58,7 @@ class FairResponse:
         tenants = {row[0] for row in self._rows.waiting} | held.keys()
         share = 1.0 / max(1, len(tenants))
         reached: dict[str, bool] = {}  # owner → whether it has reached its share; until a job starts
+        started = False  # only then an owner below its share may have reached it since
 
         def over(owner: str) -> bool:
             found = reached.get(owner)
@@ -67,7 +68,7 @@ class FairResponse:
 
         heap: list[tuple[bool, float, int, str, Row, Following]] = []
         levels = _levels(self._rows.waiting)
-        tried: Counter[str] = Counter()  # rows of the owner's current priority
+        tried = dict.fromkeys(levels, 0)  # rows of the owner's current priority
 
         def enter(following: Following) -> None:
             head = next(following, None)
@@ -80,7 +81,7 @@ class FairResponse:
                 tried[row[0]] += 1
 
         def descend(owner: str) -> None:
-            if not tried[owner] and levels[owner]:
+            if levels[owner]:
                 for entries in levels[owner].pop():
                     enter(iter(entries))
 
@@ -89,7 +90,7 @@ class FairResponse:
         while heap:
             later, ratio, order, job_id, row, following = heappop(heap)
             owner = row[0]
-            if not later and over(owner) and not _overdue(state.jobs[job_id], -ratio):
+            if started and not later and over(owner) and not _overdue(state.jobs[job_id], -ratio):
                 heappush(heap, (True, ratio, order, job_id, row, following))
                 continue
             yield job_id
@@ -97,8 +98,10 @@ class FairResponse:
             if goes_on(state, job_id):
                 self._held.update(state)
                 reached.clear()
+                started = True
                 enter(following)
-            descend(owner)
+            if not tried[owner]:
+                descend(owner)
 
     def ranking(
         self, state: CellState, waiting: Iterable[JobState], holding: Iterable[JobState], at_ms: int
@@ -172,19 +175,22 @@ def _levels(rows: Mapping[Row, list[Entry[Row]]]) -> dict[str, list[list[list[En
 
 
 def _row(state: CellState, job: JobState) -> tuple[Row, float]:
-    left_s = remaining_s(state, job)
-    seconds = UNKNOWN_RUN_S if left_s == inf else left_s
-    power = int(seconds * max(1, gpus_of(job))).bit_length()
     key: tuple[object, ...] = job.demand.key
     if job.spec.min_workers is not None and job.spec.timed:
         key = (*key, job.job_id)  # it waits for its own shape
-    return (job.spec.owner, job.spec.priority, key, power), job.order
+    return (job.spec.owner, job.spec.priority, key, _power(state, job)), job.order
+
+
+def _power(state: CellState, job: JobState) -> int:
+    """Remaining run time × GPUs in s as a power of two, rounded up."""
+    left_s = remaining_s(state, job)
+    seconds = UNKNOWN_RUN_S if left_s == inf else left_s
+    return int(seconds * max(1, gpus_of(job))).bit_length()
 
 
 def response_ratio(state: CellState, job: JobState) -> float:
     """(waited + r) / r, ≥ 1; see the module's docstring."""
-    row, _ = _row(state, job)
-    return _ratio(job, state.now_ms, row[-1])
+    return _ratio(job, state.now_ms, _power(state, job))
 
 
 def patience(state: CellState, job: JobState) -> float:

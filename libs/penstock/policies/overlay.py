@@ -35,6 +35,8 @@ class Overlay:
     def __init__(self, state: CellState, *, ended: bool = False, stops: frozenset[str] = frozenset()) -> None:
         self._state, self.ended, self.stops = state, ended, stops
         self._nodes: dict[str, NodeState] = {}
+        self._taken: dict[str, list[TaskPlacement]] = {}
+        """Node → places booked on it before its copy was made."""
         self.gone: Container[str] = frozenset[str]()
         """Ids of jobs that have ended in this overlay."""
         if ended:
@@ -58,11 +60,13 @@ class Overlay:
         return tuple(placed)
 
     def take(self, places: Iterable[TaskPlacement]) -> None:
-        """Books places that were found on another overlay."""
+        """Books places that were found on another overlay. Many nodes are never looked at afterwards, and not copied for it."""
         for place in places:
-            node = self.node(place.node_id)
-            assert node is not None, place
-            node.give(place)
+            node = self._nodes.get(place.node_id)
+            if node is None:
+                self._taken.setdefault(place.node_id, []).append(place)
+            else:
+                node.give(place)
 
     def take_back(self, places: Sequence[TaskPlacement]) -> None:
         """Undoes the booking of these places, in reverse order."""
@@ -102,6 +106,8 @@ class Overlay:
                 for place in job.target:
                     if place.node_id == node_id:
                         node.give(place)
+        for place in self._taken.pop(node_id, ()):
+            node.give(place)
         return node
 
 

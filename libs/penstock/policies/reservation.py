@@ -158,28 +158,22 @@ class _Ended:
         self._left: list[tuple[JobState, int]] = []
         """Jobs that have ended and are not released in the trial, and their nodes."""
         whole = not demand.parameter_servers and has_whole_gpus(demand.worker)
-        self._each = demand.worker.gpus if whole else 0
+        self._each = each = demand.worker.gpus if whole else 0
         """GPUs of a worker; 0: GPUs alone exclude nothing."""
-        self._open = self._each and suited & state.index.gpus.having(self._each)
-        """Suited nodes with so many GPUs."""
-        self._room = self._each and workers_by_gpus(state, self._each, demand.workers, suited)
+        self._open = suited & state.index.gpus.having(each) if whole else EVERYWHERE
+        """Nodes with so many GPUs, of those suited."""
+        self._room = workers_by_gpus(state, each, demand.workers, suited) if whole else demand.workers
         """How many workers the GPUs suffice for."""
         self._free: dict[int, int] = {}
-        """Ordinal → GPUs that are free, or that only jobs that have ended hold; at least these where a node is not listed: those free now."""
+        """Ordinal → GPUs that are free when those jobs have ended; a node that is not listed has those that are free now. Never too few: a faulted GPU counts."""
         self._members: set[str] = set()
         """Ids of members of groups that have ended."""
 
     def add(self, job: JobState) -> Fit | None:
         """The job ends, too. Returns where the gang fits now; None: nowhere."""
-        nodes = 0
-        for place in living_places(job):
-            nodes |= self._state.nodes[place.node_id].bit
+        nodes = self._count(job)
         self._left.append((job, nodes))
-        if self._each:
-            self._count(job)
-            if self._room < self._demand.workers:
-                return None
-        if not nodes & self._suited:
+        if self._room < self._demand.workers or not nodes & self._suited:
             return None
         trial, changed = self._trial, self._released()
         if self._tried and not any(
@@ -189,30 +183,32 @@ class _Ended:
         self._tried = True
         return trial.fit(self._demand)
 
-    def _count(self, job: JobState) -> None:
-        """Counts the GPUs that are free when this job has ended, too; those of a group's rank when no member has a task there."""
-        state, each = self._state, self._each
+    def _count(self, job: JobState) -> int:
+        """Counts the GPUs that are free when this job has ended, too; those of a group's rank when no member has a task there. Returns the job's nodes."""
+        state, each, nodes = self._state, self._each, 0
         if job.group:
             self._members.add(job.job_id)
         for place in living_places(job):
             node = state.nodes[place.node_id]
-            if not node.bit & self._suited or others(state, job, place.rank, self._members):
+            nodes |= node.bit
+            if not each or not node.bit & self._suited or others(state, job, place.rank, self._members):
                 continue
             before = self._free.get(node.ordinal, node.healthy_gpu_mask)
             now = self._free[node.ordinal] = before | mask_of(place.gpus)
             self._room += now.bit_count() // each - before.bit_count() // each
             if now.bit_count() >= each:
                 self._open |= node.bit
+        return nodes
 
     def _released(self) -> int:
         """Releases the jobs that matter; returns the nodes that have changed."""
         changed, left = 0, []
         for job, nodes in self._left:
-            if self._each and not nodes & self._open:
-                left.append((job, nodes))
-            else:
+            if nodes & self._open:
                 self._trial.release(job)
                 changed |= nodes
+            else:
+                left.append((job, nodes))
         self._left = left
         return changed
 

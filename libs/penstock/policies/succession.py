@@ -65,6 +65,8 @@ class NextMembers:
         self._state = state
         self._ending = ending
         self._nodes: dict[str, _Node] = {}
+        self._taken: dict[str, list[TaskPlacement]] = {}
+        """Node → places booked on it before its copy was made."""
 
     def give(self, gangs: Gangs) -> tuple[Placed, ...] | None:
         """Places for all gangs, booked on the trial; None, and nothing is booked, where a task could start too early, has no room, or no predecessor exists."""
@@ -82,7 +84,11 @@ class NextMembers:
     def take(self, places: Iterable[TaskPlacement]) -> None:
         """Books places on free resources that were found on another overlay."""
         for place in places:
-            self._node(place.node_id).node.give(place)
+            node = self._nodes.get(place.node_id)
+            if node is None:
+                self._taken.setdefault(place.node_id, []).append(place)
+            else:
+                node.node.give(place)
 
     def _gang(self, job: JobState, nodes: Sequence[str], trial: dict[str, _Node]) -> Placed | None:
         state, job = self._state, job if job.spec.min_workers is None else job.shaped(len(nodes))
@@ -114,6 +120,8 @@ class NextMembers:
                 for task_id, job in jobs
             )
             found = self._nodes[node_id] = _Node(node.copy(), [one for one in left if one is not None])
+            for place in self._taken.pop(node_id, ()):
+                found.node.give(place)
         return found
 
 

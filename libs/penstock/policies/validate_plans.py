@@ -155,7 +155,6 @@ class _Validation:
         self._state, self._profile, self._stale, self._stops = state, profile, stale, stops
         self._fit_then = fit_then
         self.room = Room(state, next_members=profile.preempt is None, stops=stops)
-        self._max_overtakes = in_force(state.settings).max_overtakes
         self._queue = iter(state.queue.values())
         self._head = next(self._queue, None)
         self._accepted: set[str] = set()
@@ -264,7 +263,7 @@ class _Validation:
         if self._head is None or self._head in jobs or self._claims is not None:
             return
         passed = self._state.jobs[self._head].plans_passed
-        if passed >= self._max_overtakes:
+        if passed >= in_force(self._state.settings).max_overtakes:
             why = f"{self._head} is first in the queue and {passed} plans have passed it: one has to start it first"
             yield Refusal("wrong_state", why)
 

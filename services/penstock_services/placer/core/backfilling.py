@@ -34,17 +34,19 @@ class PassReservation:
     def may_start(self, state: CellState, job: JobState) -> bool:
         """Whether a worker fits on a node that is not reserved for a unit of a proposal: a fast test before the choice. Without a stage the place stage is
         always asked: its next choice may depend on the random numbers that this one uses."""
-        if self._stage is None:
+        if self._stage is None or job.estimate is None:
             return True
-        demand = job.demand
-        fitting = state.index.candidates(demand.worker, demand.gpu_models)
+        worker, index = job.estimate.worker, state.index
+        if not index.sharing(worker):
+            return False  # no node has its GPUs
+        fitting = index.candidates(worker, job.spec.gpu_models)
         return bool(fitting and fitting & ~units.reserved(state))
 
     def refused(self, state: CellState, job: JobState) -> Iterator[Event]:
         """The job does not fit. A job for which capacity is reclaimed has its nodes already."""
         if self._unit is not None or self._stage is None:
             return
-        if any(unit.job_id == job.job_id for unit in units_of_reclaim(state)):
+        if job.job_id in state.planned and state.planned[job.job_id] in units_of_reclaim(state):
             return
         self._unit = self._stage.unit(state, job)
         if self._unit is not None and _reserved(state) != [self._unit]:

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from penstock.ledger.evolve_arrays import without_gpus
 from penstock.ledger.job_state import JobState
+from penstock.ledger.plans import units_of_profile
 from penstock.ledger.state import CellState
 from penstock.model.arrays import CoresReclaimed
 from penstock.model.event import Event
@@ -69,7 +70,7 @@ class Reclaiming:
         """All jobs were tried: reservations end where no awaited event could start the job there."""
         if self._stage is None:
             return
-        vain = {unit.job_id for unit in state.planned.values() if self._vain(state, unit)}
+        vain = {unit.job_id for unit in units_of_profile(state) if self._vain(state, unit)}
         if vain:
             yield PlanAdopted(units=tuple(unit for unit in state.planned.values() if unit.job_id not in vain))
         if self._full or vain - self._made:
@@ -97,9 +98,7 @@ class Reclaiming:
         yield from stop(state, job, "migrated")
 
     def _vain(self, state: CellState, unit: PlanUnit) -> bool:
-        """Of units of the profile: no job is being stopped there any more, or a node cannot be used, and the job was tried."""
-        if unit.proposed is not None:
-            return False
+        """No job is being stopped there any more, or a node cannot be used, and the job was tried. Of units of the profile."""
         nodes = [state.nodes.get(node_id) for node_id in unit.nodes]
         if any(node is None or not node.placeable for node in nodes):
             return True

@@ -37,11 +37,11 @@ class StillWaiting:
         changed_nodes = self._changed_nodes(state, set[str]().union(*nodes_of))
         changed_jobs = set(jobs)
         for job_id in jobs:
-            if (job := state.jobs.get(job_id)) is not None:
-                changed_nodes.update(task.place.node_id for task in job.tasks.values())
+            if (job := state.jobs.get(job_id)) is not None and job.tasks:
+                changed_nodes.update([task.place.node_id for task in job.tasks.values()])
         for order, version in self._stopping.items():
             if before.get(order) != version:
-                changed_nodes.update(task.place.node_id for task in state.stopping[order].tasks.values())
+                changed_nodes.update([task.place.node_id for task in state.stopping[order].tasks.values()])
         anew_now = [
             number for number, together in left.items() if self._validated_anew(state, together, changed_jobs)
         ]
