@@ -4,6 +4,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache, partial
 from typing import NamedTuple, TypeVar
 
+from msgspec import Struct
+
 Asked = TypeVar("Asked")
 Found = TypeVar("Found")
 Kinds = tuple[int, ...]
@@ -18,7 +20,7 @@ MANY = 64  # fewer are as fast one by one
 NO_KINDS: frozenset[int] = frozenset()
 
 
-class Union(NamedTuple):
+class Union(Struct, frozen=True, gc=False):
     """Two groups merged: the new speeds of each part, in its own order."""
 
     kinds: Kinds
@@ -133,8 +135,9 @@ class Tables:
         self._count()
         found = []
         for index in range(len(kinds)):
-            _, others, new, total = self.union(kinds[:index] + kinds[index + 1 :], (kind,))
-            found.append(Instead((*others[:index], 0.0, *others[index:]), new[0], total))
+            union = self.union(kinds[:index] + kinds[index + 1 :], (kind,))
+            others = (*union.first[:index], 0.0, *union.first[index:])
+            found.append(Instead(others, union.second[0], union.total))
         return tuple(found), max(one.total for one in found)
 
 
