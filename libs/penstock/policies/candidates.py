@@ -102,7 +102,8 @@ class Source(Generic[Item]):
         """Row → its waiting jobs."""
         self._of_waiting: dict[str, Item] = {}
         """Items of waiting jobs; dropped when the job or the profiles change."""
-        self._needs: dict[str, _Needs] = {}
+        self._needs: dict[int, _Needs] = {}
+        """`JobState.order` → needs: unlike an id an order is not given twice."""
         self._profile: StagesProfiled | None = None
         """The latest profile when they were made."""
 
@@ -224,14 +225,14 @@ class Source(Generic[Item]):
 
     def _needs_of(self, state: CellState, job: JobState) -> _Needs:
         """Only for jobs with an estimate."""
-        found = self._needs.get(job.job_id)
+        found = self._needs.get(job.order)
         if found is not None and found.version == job.version:
             return found
         if len(self._needs) > MAX_NEEDS:
             self._needs.clear()
         estimate, shape, runs = job.estimate, shape_of(job), job.status in CONTENDING
         assert estimate is not None, job.job_id
-        found = self._needs[job.job_id] = _Needs(
+        found = self._needs[job.order] = _Needs(
             job.version,
             gpus_in(shape),
             shape,
