@@ -94,7 +94,7 @@ class Tables:
         kinds = {kind for kind in others if kind is not None}
         foreseen = self._foreseen[instead]
         left = [group for group in groups if not kinds <= foreseen.get(group, NO_KINDS)]
-        if len(kinds) * sum([len(group) for group in left] if instead else [1 for _ in left]) < MANY:
+        if len(kinds) * (sum(map(len, left)) if instead else len(left)) < MANY:
             return
         parts = {part for group in left for part in _parts(group)} if instead else set(left)
         asked = {tuple(sorted((*part, kind))) for part in parts if part for kind in kinds}
