@@ -124,7 +124,7 @@ Stage = Literal[
 """Stages of profile `penstock`; each can be left out."""
 
 
-class PlacerSettings(Value, frozen=True, kw_only=True):
+class PlacerSettings(Value, frozen=True, kw_only=True, cache_hash=True):
     """Everything outside the log that a decision depends on; recorded at the start of each term."""
 
     OMITTED = (

@@ -10,6 +10,8 @@ from itertools import islice
 from operator import itemgetter
 from typing import Any, Generic, NamedTuple, TypeVar
 
+from msgspec import Struct
+
 from penstock.ledger.job_state import JobState
 from penstock.ledger.stages import latest_profile, stage_times
 from penstock.ledger.state import CellState
@@ -45,7 +47,7 @@ def gpus_in(shape: Shape) -> int:
     return workers * gpus + servers * server_gpus
 
 
-class _Needs(NamedTuple):
+class _Needs(Struct, frozen=True, gc=False):
     """The part of a candidate that stays the same while its version (`JobState.version`) and the stage profiles do."""
 
     version: int
@@ -100,7 +102,8 @@ class Source(Generic[Item]):
         """Row → its waiting jobs."""
         self._of_waiting: dict[str, Item] = {}
         """Items of waiting jobs; dropped when the job or the profiles change."""
-        self._needs: dict[str, _Needs] = {}
+        self._needs: dict[int, _Needs] = {}
+        """`JobState.order` → needs: unlike an id an order is not given twice."""
         self._profile: StagesProfiled | None = None
         """The latest profile when they were made."""
 
@@ -130,8 +133,8 @@ class Source(Generic[Item]):
             self._of_waiting.clear()
             self._needs.clear()
             self._profile = profile
-        for job_id in changed:
-            self._of_waiting.pop(job_id, None)
+        for job_id in self._of_waiting.keys() & changed:
+            del self._of_waiting[job_id]
         rows = self._waiting_rows()
         stopped = [job for job in state.stopping.values() if will_queue_again(job) and self._shape(job)[0]]
         if not rows and not stopped and not state.groups:
@@ -222,14 +225,14 @@ class Source(Generic[Item]):
 
     def _needs_of(self, state: CellState, job: JobState) -> _Needs:
         """Only for jobs with an estimate."""
-        found = self._needs.get(job.job_id)
+        found = self._needs.get(job.order)
         if found is not None and found.version == job.version:
             return found
         if len(self._needs) > MAX_NEEDS:
             self._needs.clear()
         estimate, shape, runs = job.estimate, shape_of(job), job.status in CONTENDING
         assert estimate is not None, job.job_id
-        found = self._needs[job.job_id] = _Needs(
+        found = self._needs[job.order] = _Needs(
             job.version,
             gpus_in(shape),
             shape,
@@ -238,8 +241,8 @@ class Source(Generic[Item]):
             (job.group or f"{job.job_id}/alone") if runs else "",
             fixed_cost_s(job) if runs else 0.0,
             runs and loses(job),
-            planned=self._shape(job) != NO_SHAPE,
-            stops=self._scope.stops(job),
+            self._shape(job) != NO_SHAPE,
+            self._scope.stops(job),
         )
         return found
 

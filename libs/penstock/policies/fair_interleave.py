@@ -14,7 +14,7 @@ As `penstock.policies.interleave`, but with another order of jobs, since that se
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from heapq import merge
-from itertools import chain, islice
+from itertools import islice
 from math import ceil, inf, sqrt
 from typing import Any
 
@@ -131,14 +131,9 @@ class FairCandidates(Source[_Claim]):
                 delayed.add(owner)
                 beyond.append(claim)
             held[owner] += claim.gpus
-        listed, room, taken = list[Candidate](), 0, 0
-        for claim in chain(first, beyond):
-            if claim.candidate is not None:
-                listed.append(claim.candidate)
-            elif taken + claim.gpus <= gpus:
-                room += claim.gpus
-            taken += claim.gpus
-        return listed, room
+        in_place = first + beyond
+        listed = [claim.candidate for claim in in_place if claim.candidate is not None]
+        return listed, _room(in_place, gpus) if len(listed) < len(in_place) else 0
 
     def _other_claims(self, state: CellState) -> Iterator[_Claim]:
         """Claims of waiting jobs that are not regrouped, oldest first."""
@@ -151,49 +146,62 @@ class FairCandidates(Source[_Claim]):
     def _other_claim(self, state: CellState, job: JobState) -> _Claim:
         attained, of_workers = self._attained(state, job), gpus_of(job)
         need = self._key_of(remaining_s(state, job), attained, of_workers)
-        return _claim(
-            job, None, _whole_gpus(job), attained, 0.0 if job.spec.timed else need, need, of_workers
+        service, gpus, large = 0.0 if job.spec.timed else need, _whole_gpus(job), of_workers >= LARGE_GPUS
+        return _Claim(
+            None,
+            gpus,
+            job.order,
+            job.spec.owner,
+            job.spec.priority,
+            False,
+            job.submitted_ms,
+            attained,
+            service,
+            response_r_s(service, large),
+            _patient_r_s(gpus, need, large),
         )
 
     def _item(self, state: CellState, job: JobState, candidate: Candidate) -> _Claim:
         """Of a running job whose run time is not known only the time before its present attempt does not count as waiting: else it would lose its
         GPUs, seconds after its start, to jobs of its queue that have waited as long."""
-        of_workers = candidate.shape[0] * candidate.shape[1]
-        attained = candidate.attained_s
+        of_workers, gpus = candidate.shape[0] * candidate.shape[1], candidate.gpus
+        attained, large, fixed = candidate.attained_s, of_workers >= LARGE_GPUS, False
         service = need = self._key_of(candidate.remaining_s, attained, of_workers)
         if candidate.group:
             if candidate.remaining_s == inf:
                 attained = job.served_ms / 1_000
-            service = max(0.0, service - candidate.stop_cost_s * candidate.gpus)
+            fixed = not candidate.movable
+            service = max(0.0, service - candidate.stop_cost_s * gpus)
             if candidate.stages is None:
                 service /= STAYS
-        return _claim(job, candidate, candidate.gpus, attained, service, need, of_workers)
+        return _Claim(
+            candidate,
+            gpus,
+            job.order,
+            job.spec.owner,
+            job.spec.priority,
+            fixed,
+            job.submitted_ms,
+            attained,
+            service,
+            response_r_s(service, large),
+            _patient_r_s(gpus, need, large),
+        )
 
 
-def _claim(
-    job: JobState,
-    candidate: Candidate | None,
-    gpus: int,
-    attained: float,
-    service: float,
-    need: float,
-    of_workers: int,
-) -> _Claim:
-    """`need`: GPU seconds that the job is expected to need; `service`: those by which it is ordered; `gpus`: of all tasks; `of_workers`: of its workers."""
-    spec, large = job.spec, of_workers >= LARGE_GPUS
-    return _Claim(
-        candidate,
-        gpus,
-        job.order,
-        spec.owner,
-        spec.priority,
-        candidate is not None and bool(candidate.group) and not candidate.movable,
-        job.submitted_ms,
-        attained,
-        service,
-        response_r_s(service, large),
-        response_r_s(need, large) if gpus >= LARGE_GPUS else 0.0,
-    )
+def _patient_r_s(gpus: int, need: float, large: bool) -> float:
+    """`_Claim.patient_r_s`. `need`: GPU seconds; `gpus`: of all tasks; `large`: whether the workers have `LARGE_GPUS`."""
+    return response_r_s(need, large) if gpus >= LARGE_GPUS else 0.0
+
+
+def _room(claims: Iterable[_Claim], gpus: int) -> int:
+    """GPUs left to jobs that are not regrouped: to those that find some, one after the other."""
+    room = taken = 0
+    for claim in claims:
+        if claim.candidate is None and taken + claim.gpus <= gpus:
+            room += claim.gpus
+        taken += claim.gpus
+    return room
 
 
 def _in_order(claims: Iterable[_Claim], now_ms: int) -> list[_Aged]:

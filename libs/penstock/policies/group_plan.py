@@ -7,7 +7,8 @@ which the stopped jobs have ended, those with the largest workers first; where f
 
 from collections.abc import Iterable, Sequence
 from heapq import heapify, heappop, heappush
-from typing import NamedTuple
+
+from msgspec import Struct
 
 from penstock.ledger.demand import Demand
 from penstock.ledger.job_state import JobState
@@ -25,7 +26,7 @@ from penstock.policies.trial import Fit, Trial
 from penstock.policies.validate_groups import RUNS, comes_back_to_queue
 
 
-class _Part(NamedTuple):
+class _Part(Struct, frozen=True):
     """A planned group, divided by which members hold the same GPUs now."""
 
     stays: tuple[JobState, ...]
@@ -53,8 +54,7 @@ def group_plan(state: CellState, answer: Answer, scope: Scope = ALL_JOBS) -> Gro
         and regroups(job.demand)
         and _may_stop(state, scope, job)
     ]
-    trial = Trial(state, [*state.stopping.values(), *stops])
-    placed, cleared = _placed(state, scope, trial, groups)
+    placed, cleared = _placed(state, scope, stops, groups)
     stops += [job for part in cleared for job in part.stays]
     gone = {id(part) for part in cleared}
     units = [
@@ -74,16 +74,19 @@ def group_plan(state: CellState, answer: Answer, scope: Scope = ALL_JOBS) -> Gro
 
 
 def _placed(
-    state: CellState, scope: Scope, trial: Trial, groups: Sequence[_Part]
+    state: CellState, scope: Scope, stops: Sequence[JobState], groups: Sequence[_Part]
 ) -> tuple[list[tuple[_Part, Fit]], list[_Part]]:
-    """Nodes for groups without a part that stays, as far as they fit, and the groups that have to restart elsewhere for them. Places them on the trial."""
+    """Nodes for groups without a part that stays, as far as they fit where the stopped jobs have ended, and the groups that have to restart elsewhere for them."""
     heap = [
         (-part.first.demand.worker.gpus, number, part) for number, part in enumerate(groups) if not part.stays
     ]
-    heapify(heap)
-    small: _Small | None = None
     placed: list[tuple[_Part, Fit]] = []
     cleared: list[_Part] = []
+    if not heap:
+        return placed, cleared
+    heapify(heap)
+    trial = Trial(state, [*state.stopping.values(), *stops])
+    small: _Small | None = None
     while heap:
         _, _, part = heappop(heap)
         demand = part.first.demand
@@ -233,7 +236,7 @@ def _may_stop(state: CellState, scope: Scope, job: JobState) -> bool:
 
 
 def _may_run(job: JobState) -> bool:
-    return job.in_line or job.status in RUNS or comes_back_to_queue(job)
+    return job.status in RUNS or job.in_line or comes_back_to_queue(job)
 
 
 def _joined(part: _Part) -> ProposedUnit | None:

@@ -22,7 +22,7 @@ from bisect import insort
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from math import inf
-from operator import mul
+from operator import itemgetter, mul
 
 from penstock.model.groups import MAX_GROUP_MEMBERS
 from penstock.policies.group_speeds import MANY, Computed, Kinds, Tables
@@ -32,6 +32,7 @@ from penstock.policies.searched_group import Group, Merge, by_weight, value_of
 STAY = 0.03  # relative gain required of a plan from scratch over one from the current groups
 MAX_IN_ORDER = 512  # jobs that are examined
 MAX_ADMITTED = 8  # groups admitted in one search
+NO_KIND = -1  # less than every kind
 AHEAD = 16  # jobs in order whose unions are predicted at once
 
 
@@ -86,7 +87,7 @@ class _Bucket:
         """The group that gains most from a new member, if any does: (gain, group)."""
         best, found = 1e-9, None
         most, memory_mib = self._most - len(new.kinds), self._memory_mib
-        unions = self._tables.unions[new.kinds]
+        unions, weight = self._tables.unions[new.kinds], new.heaviest
         for kinds, groups in self.of_kinds.items():
             if len(kinds) > most:
                 continue
@@ -95,9 +96,8 @@ class _Bucket:
                 group = next((one for one in groups if one.memory_mib + new.memory_mib <= memory_mib), new)
                 if group is new:
                     continue
-            union = unions[kinds]
-            heaviest = max(group.heaviest, new.heaviest)
-            if heaviest * union.total - group.value <= best:
+            union, heaviest = unions[kinds], group.heaviest
+            if (heaviest if heaviest > weight else weight) * union.total - group.value <= best:
                 continue
             gain = value_of(union, new, group) - group.value
             if gain > best:
@@ -106,12 +106,11 @@ class _Bucket:
 
     def united(self, one: Group, other: Group) -> Group:
         both = one.kinds + other.kinds
-        order = sorted(range(len(both)), key=both.__getitem__)
-        members, weights = one.members + other.members, one.weights + other.weights
+        by_kind = itemgetter(*sorted(range(len(both)), key=both.__getitem__))
         return Group(
-            tuple([members[index] for index in order]),
-            tuple([both[index] for index in order]),
-            tuple([weights[index] for index in order]),
+            by_kind(one.members + other.members),
+            by_kind(both),
+            by_kind(one.weights + other.weights),
             value_of(self._tables.union(one.kinds, other.kinds), one, other),
             one.fixed or other.fixed,
             one.memory_mib + other.memory_mib,
@@ -140,9 +139,9 @@ class _Bucket:
                 heads += [(group, size, kinds, group.value, group.heaviest) for group in first]
         most, memory_mib, tables = self._most, self._memory_mib, self._tables
         for number, (one, size, kinds, value, heaviest) in enumerate(heads):
-            others_most, unions = most - size, tables.unions[kinds]
+            others_most, unions, fixed = most - size, tables.unions[kinds], one.fixed
             for other, other_size, other_kinds, other_value, heavier in heads[:number]:
-                if other_size > others_most or (one.fixed and other.fixed):
+                if other_size > others_most or (fixed and other.fixed):
                     continue
                 if memory_mib and one.memory_mib + other.memory_mib > memory_mib:
                     continue
@@ -161,6 +160,7 @@ class _Listed:
     def __init__(self, jobs: Sequence[Job], behind: int, gpus: int) -> None:
         self.jobs = jobs
         self.weights = weights(jobs, behind, gpus)
+        self.kinds = [NO_KIND if job.kind is None else job.kind for job in jobs]
         self.fixed = {number for number, job in enumerate(jobs) if job.fixed}
         self.single: Computed[int, Group] = Computed(partial(_single, jobs, self.weights))
 
@@ -218,16 +218,14 @@ class _Search:
         if len(members) == 1:
             group = self._listed.single[members[0]]
         else:
-            by_kind = sorted(
-                [(kind, number) for number in members if (kind := jobs[number].kind) is not None]
-            )
-            assert len(by_kind) == len(members), members
-            kinds = tuple([kind for kind, _ in by_kind])
-            weights = tuple([self._weights[number] for _, number in by_kind])
+            by_kind = tuple(sorted(sorted(members), key=self._listed.kinds.__getitem__))
+            those = itemgetter(*by_kind)
+            kinds, weights = those(self._listed.kinds), those(self._weights)
+            assert kinds[0] != NO_KIND, members
             value = sum(map(mul, self._tables.speeds(kinds), weights))
             fixed = not self._listed.fixed.isdisjoint(members)
             memory_mib = sum([jobs[number].memory_mib for number in members])
-            group = Group(tuple([number for _, number in by_kind]), kinds, weights, value, fixed, memory_mib)
+            group = Group(by_kind, kinds, weights, value, fixed, memory_mib)
         self.bucket(job).add(group)
         self.free -= job.gpus
 
@@ -298,7 +296,7 @@ class _Search:
                 continue
             if not new.kinds:
                 continue
-            heaviest = max(group.heaviest, weight)
+            heaviest = group.heaviest if group.heaviest > weight else weight
             instead, most = replacements[group.kinds]
             if heaviest * most - value <= best:
                 continue

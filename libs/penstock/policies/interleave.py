@@ -224,21 +224,20 @@ def _present(
     in_order = list(groups.values())
     if fixed:
         in_order.sort(key=fixed.isdisjoint)
+    unknown = {number for number, job in enumerate(jobs) if job.kind is None}
     for members in in_order:
         if jobs[members[0]].gpus <= gpus:
             gpus -= jobs[members[0]].gpus
-            found.append(tuple(members) if len(members) == 1 else _shares(jobs, members))
+            whole = len(members) == 1 or unknown.isdisjoint(members)
+            found.append(tuple(members) if whole else _shares(members, fixed, unknown))
     return found
 
 
-def _shares(jobs: Sequence[Job], members: Sequence[int]) -> tuple[int, ...]:
-    """The members of a group that may continue to share their GPUs."""
-    unknown = [one for one in members if jobs[one].kind is None]
-    if not unknown:
-        return tuple(members)
-    fixed = [one for one in unknown if jobs[one].fixed]
-    others = tuple(one for one in members if jobs[one].kind is not None)
-    return (fixed[0],) if fixed else others or (unknown[0],)
+def _shares(members: Sequence[int], fixed: Set[int], unknown: Set[int]) -> tuple[int, ...]:
+    """The members of a group that may continue to share their GPUs, where the stages of some are unknown."""
+    stays = [one for one in members if one in unknown and one in fixed]
+    others = tuple(one for one in members if one not in unknown)
+    return (stays[0],) if stays else others or (members[0],)
 
 
 def _placed(

@@ -35,7 +35,7 @@ def by_weight(group: Group) -> tuple[float, tuple[int, ...]]:
 
 def value_of(union: Union, one: Group, other: Group) -> float:
     """Value of the two groups merged, in this order."""
-    _, first, second, _ = union
+    first, second = union.first, union.second
     value: float = first[0] * one.weights[0] if len(first) == 1 else sum(map(mul, first, one.weights))
     value += second[0] * other.weights[0] if len(second) == 1 else sum(map(mul, second, other.weights))
     return value
