@@ -10,8 +10,11 @@ import pytest
 from penstock.ledger.demand import Demand
 from penstock.ledger.job_state import JobState
 from penstock.ledger.state import CellState
+from penstock.model.plans import PlanUnit
 from penstock.model.settings import PlacerSettings
 from penstock.policies import array_reclaim, reservation
+from penstock.policies.reservation import Reservation
+from penstock.policies.service import ends_s, remaining_s
 from penstock.policies.trial import Fit, Trial, living_places
 from penstock.simulator.engine import Simulation
 from penstock.simulator.job_models.model import Constant
@@ -55,6 +58,30 @@ def test_a_loaded_cell_reserves_the_nodes_of_the_whole_trial(
     Compared.trials = Compared.found = Compared.spared = Compared.grouped = 0
     ledger_of(seed, GPUS)
     assert min(Compared.trials, Compared.found, Compared.spared, Compared.grouped) > 0
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_ends_are_expected_by_the_state_alone(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A placer that has just started reserves the nodes that one would which has seen all changes, also behind jobs that take turns or once did."""
+    compared = Counter[bool]()
+    first = Reservation._first
+
+    def restarted(self: Reservation, state: CellState, job: JobState) -> PlanUnit | None:
+        ends = [(end_s, other.job_id) for end_s, other in self._by_their_ends(state)]
+        assert ends == [
+            (end_s, other.job_id) for end_s, other in Reservation(self._place)._by_their_ends(state)
+        ]
+        for other in state.holding.values():
+            end_s = ends_s(other)
+            if end_s is not None:
+                left_s = max(0.0, end_s - state.now_ms / 1_000) * other.speed
+                assert remaining_s(state, other) == pytest.approx(left_s, abs=1e-3)
+                compared[other.speed != 1.0] += 1
+        return first(self, state, job)
+
+    monkeypatch.setattr(Reservation, "_first", restarted)
+    ledger_of(seed, GPUS)
+    assert compared[True]
 
 
 @pytest.mark.parametrize("gpus", [GPUS, (0, 0, *GPUS)])

@@ -117,20 +117,27 @@ def remaining_text(state: CellState, job: JobState) -> str:
 
 
 def ends_s(job: JobState) -> float | None:
-    """Ledger time in s at which a running job's remaining time will be 0, unless it reports again; None while it does not run, or
-    where sharing GPUs has delayed it.
+    """Ledger time in s at which a running job's remaining time will be 0 at its present speed, unless it reports again; None while it does not run.
 
     Consistent with `remaining_s`, and infinite where that is. It is compared, so equal inputs give bitwise equal results.
     """
-    since_ms = job.running_ms
-    if since_ms is None or job.speed != 1.0 or job.slowed_ms:
+    running_ms = job.running_ms
+    if running_ms is None:
         return None
-    if job.progress_ms > since_ms:
-        since_ms = job.progress_ms
+    end_s = _ends_alone_s(job, running_ms)
+    if job.speed == 1.0:
+        return end_s + job.slowed_ms / 1_000 if job.slowed_ms else end_s
+    since_ms = max(job.speed_ms, running_ms)
+    return (end_s + (job.slowed_ms - (1.0 - job.speed) * since_ms) / 1_000) / job.speed
+
+
+def _ends_alone_s(job: JobState, running_ms: int) -> float:
+    """As `ends_s`, if sharing GPUs had never delayed the job."""
+    since_ms = max(running_ms, job.progress_ms)
     if job.remaining_s is not None:
         return job.remaining_s + since_ms / 1_000
     if (eta := job.eta) is not None:
-        return (eta.left_ms.middle + max(eta.at_ms, job.running_ms or 0)) / 1_000
+        return (eta.left_ms.middle + max(eta.at_ms, running_ms)) / 1_000
     if (estimate := job.estimate) is None or estimate.run_ms is None:
         return inf
     run_ms = _shaped_ms(job, estimate) if estimate.options else estimate.run_ms
