@@ -52,7 +52,7 @@ schemas: venv ## Generate schemas/ from the event models
 bench: venv ## Measure, write bench.json, print it as a table
 	$(BIN)/python -m tests.bench
 
-papers: venv ## Every table and figure of the five papers beside what comes out here, as papers.html and papers.json (half an hour on two cores; needs PENSTOCK_DATA)
+papers: venv ## Every table and figure of the five papers beside what comes out here, as papers.html and papers.json (15 to 35 minutes on two cores; needs PENSTOCK_DATA)
 	$(BIN)/python -m tests.papers --json papers.json --page papers.html
 
 faults: venv ## The long fault runs: more kills, more seeds than CI
