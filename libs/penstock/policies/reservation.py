@@ -40,7 +40,7 @@ class Reservation:
 
     def __init__(self, place: Together, waits: Callable[[JobState], bool] = lambda job: True) -> None:
         self._place, self._waits = place, waits
-        self._made_for: tuple[int, PlanUnit] | None = None
+        self._made_for: tuple[int, int, PlanUnit] | None = None
         self._trial: Trial | None = None
         self._ends: JobRows[tuple[int]] = JobRows(runs=by_end)
 
@@ -82,7 +82,7 @@ class Reservation:
 
     def _then(self, state: CellState, unit: PlanUnit) -> Trial:
         """The reserved nodes at the expected time, after the job has started."""
-        made_for = state.change_log.count, unit
+        made_for = state.change_log.count, state.progress_log.count, unit
         if self._made_for == made_for and self._trial is not None and self._trial.state is state:
             return self._trial
         self._made_for, self._trial = made_for, Trial(state)
