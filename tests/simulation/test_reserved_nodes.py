@@ -13,6 +13,7 @@ from penstock.ledger.state import CellState
 from penstock.model.plans import PlanUnit
 from penstock.model.settings import PlacerSettings
 from penstock.policies import array_reclaim, reservation
+from penstock.policies.capacity import never_fits
 from penstock.policies.reservation import Reservation
 from penstock.policies.service import ends_s, remaining_s
 from penstock.policies.trial import Fit, Trial, living_places
@@ -22,6 +23,8 @@ from penstock.simulator.job_models.steady import SteadyWork
 from penstock.simulator.traces.cluster import nodes_of
 from penstock.simulator.traces.jobs import TraceJob
 from penstock_services.placer.core.backfilling import PassReservation
+from penstock_services.placer.core.decide import Decider
+from penstock_services.placer.core.reclaiming import Reclaiming
 from tests.simulation.test_still_waiting import KINDS
 
 JOBS = 100
@@ -110,7 +113,41 @@ def test_a_loaded_cell_is_placed_as_if_all_jobs_were_tried(
     assert ledger_of(0, gpus) == found
 
 
-def ledger_of(seed: int, gpus: Sequence[int]) -> str:
+@pytest.mark.parametrize("seed", range(3))
+def test_a_pass_ends_only_where_no_other_job_has_a_result(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All nodes are full, one is reserved, and jobs without GPUs wait, too: when a pass ends early each job it did not try is tried here."""
+    answers = Counter[bool]()
+    others_wait = Decider._others_wait
+
+    def tested(
+        self: Decider,
+        state: CellState,
+        head: JobState | None,
+        reservation: PassReservation,
+        reclaiming: Reclaiming,
+    ) -> bool:
+        found = others_wait(self, state, head, reservation, reclaiming)
+        answers[found] += 1
+        stage = self.profile.reclaim
+        assert stage is not None
+        for job_id in state.queue.values() if found else ():
+            job = state.jobs[job_id]
+            assert never_fits(state, job.demand) is None
+            assert not reservation.may_start(state, job)
+            assert stage.reclaim(state, job) is None
+        return found
+
+    gpus, cores = (0, 0, 0, *GPUS), (2, 8, 11)
+    with monkeypatch.context() as patch:
+        patch.setattr(Decider, "_others_wait", tested)
+        ledger = ledger_of(seed, gpus, cores)
+    assert min(answers[True], answers[False]) > 0
+    monkeypatch.setattr(Decider, "_others_wait", lambda *_: False)
+    assert ledger_of(seed, gpus, cores) == ledger
+
+
+def ledger_of(seed: int, gpus: Sequence[int], cores: Sequence[int] = ()) -> str:
+    """`cores`: for each GPU of a job, one without GPUs has as many as with six; empty: they limit no job."""
     rng = np.random.Generator(np.random.PCG64(seed))
     jobs = [
         TraceJob(
@@ -123,6 +160,8 @@ def ledger_of(seed: int, gpus: Sequence[int]) -> str:
         )
         for number in range(JOBS)
     ]
+    if cores:
+        jobs = [job._replace(cores=float(rng.choice(cores) * (job.gpus or 6))) for job in jobs]
     settings = PlacerSettings(profile="penstock")
     simulation = Simulation(nodes_of("4x8"), settings, SteadyWork(Constant()), jobs)
     while simulation.step():

@@ -216,7 +216,7 @@ def job_queued(state: CellState, fact: ledger_events.JobQueued) -> None:
 def work_progressed(state: CellState, fact: external_events.WorkProgressed) -> None:
     """Stores reported progress. Jobs that have ended meanwhile are skipped."""
     jobs, now_ms = state.jobs, state.now_ms
-    found: list[str] = []
+    held: list[str] = []
     for progress in fact.jobs:
         job = jobs.get(progress.job_id)
         if job is not None:
@@ -227,8 +227,11 @@ def work_progressed(state: CellState, fact: external_events.WorkProgressed) -> N
             left_is_known(job, now_ms)
             if progress.remaining_s is not None:
                 job.eta = None
-            found.append(progress.job_id)
-    state.change_log.extend(found)
+            if job.status in HOLDING:
+                held.append(progress.job_id)
+            else:
+                state.change_log.add(progress.job_id)
+    state.progress_log.extend(held)
 
 
 def eta_estimated(state: CellState, fact: EtaEstimated) -> None:
@@ -241,7 +244,7 @@ def eta_estimated(state: CellState, fact: EtaEstimated) -> None:
     job.remaining_s = None
     job.eta = remaining_of(fact, state.now_ms)
     left_is_known(job, state.now_ms)
-    state.change_log.add(job.job_id)
+    state.progress_log.add(job.job_id)
 
 
 def jobs_ranked(state: CellState, fact: ledger_events.JobsRanked) -> None:

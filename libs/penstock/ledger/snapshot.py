@@ -38,6 +38,7 @@ DERIVED = {
             "moving",
             "groups",
             "change_log",
+            "progress_log",
             "node_at",
             "droppable",
             "sound_gpus",

@@ -155,7 +155,9 @@ class CellState:
     window_until_ms: int = 0
     """Ledger time until which waiting jobs are left to a batch plan; 0: they are not."""
     change_log: ChangeLog = field(default_factory=ChangeLog)
-    """Jobs whose status, rank or progress changed, or that were held, released or found unschedulable."""
+    """Jobs whose status, rank or progress changed, or that were held, released or found unschedulable; without `progress_log`."""
+    progress_log: ChangeLog = field(default_factory=ChangeLog)
+    """Jobs that hold resources and of which only the progress changed: most caches need not read these, and most changes are of this kind."""
     unschedulable: dict[str, None] = field(default_factory=dict)
     """Ids of jobs that would not fit even an empty cell: QUEUED, but outside the queue."""
     nodes: dict[str, NodeState] = field(default_factory=dict)

@@ -63,6 +63,15 @@ class ArrayReclaim:
                 return None
         return _reserved(state, job)
 
+    def idle(self, state: CellState) -> bool:
+        """As `Reclaim`."""
+        return not self._patient and _no_free_gpu(state)
+
+
+def _no_free_gpu(state: CellState) -> bool:
+    """Whether no GPU is free, wholly or in part: then nothing is reclaimable for any job."""
+    return not state.index.gpus.having(1) and not state.index.shared
+
 
 def _reclaimable(state: CellState, need: ResourceVector, *, large: bool) -> bool:
     """Whether cores are lent where a worker's GPUs are free, or small jobs could move: a fast test before the trial. `large`: the job's array is the 4-GPU sub-array."""

@@ -180,6 +180,10 @@ class Backfill(Protocol):
         """As `Policy.place`, but not on these nodes unless the job may use them."""
         ...
 
+    def any_fits(self, state: CellState) -> bool:
+        """Whether a node has room for a worker of any waiting job: else no job can start, in whatever order they are tried."""
+        ...
+
 
 class GiveWay(Protocol):
     """A stage of a profile beside `Order`: running jobs make way for others, and resume elsewhere or with fewer workers."""

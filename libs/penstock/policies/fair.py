@@ -15,7 +15,6 @@
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from functools import lru_cache
 from heapq import heappop, heappush
 from math import inf, sqrt
 
@@ -34,8 +33,8 @@ LARGE_GPUS = 8  # minimum of a large gang: few nodes have more
 LARGE_S, LARGE_EXPONENT = 360.0, 0.4  # of a large gang's r; see above
 PATIENCE = 6.0  # response ratio from which nodes are reserved for a job, and shares do not delay a large gang
 WIDE_PART, MAX_WIDE = 0.25, 4.0  # see `patience`
-Row = tuple[str, int, tuple[object, ...], int]
-"""(owner, priority, demand, run time × GPUs as a power of two in s)."""
+Row = tuple[str, int, tuple[object, ...], float]
+"""(owner, priority, demand, r in s)."""
 Following = Iterator[Entry[Row]]
 """The jobs of a row that come next, in order."""
 
@@ -178,19 +177,19 @@ def _row(state: CellState, job: JobState) -> tuple[Row, float]:
     key: tuple[object, ...] = job.demand.key
     if job.spec.min_workers is not None and job.spec.timed:
         key = (*key, job.job_id)  # it waits for its own shape
-    return (job.spec.owner, job.spec.priority, key, _power(state, job)), job.order
+    return (job.spec.owner, job.spec.priority, key, _r_s(state, job)), job.order
 
 
-def _power(state: CellState, job: JobState) -> int:
-    """Remaining run time × GPUs in s as a power of two, rounded up."""
-    left_s = remaining_s(state, job)
+def _r_s(state: CellState, job: JobState) -> float:
+    """r in s, of remaining run time × GPUs as a power of two in s, rounded up: few values, so that rows have many jobs."""
+    left_s, gpus = remaining_s(state, job), gpus_of(job)
     seconds = UNKNOWN_RUN_S if left_s == inf else left_s
-    return int(seconds * max(1, gpus_of(job))).bit_length()
+    return response_r_s(float(1 << int(seconds * max(1, gpus)).bit_length()), gpus >= LARGE_GPUS)
 
 
 def response_ratio(state: CellState, job: JobState) -> float:
     """(waited + r) / r, ≥ 1; see the module's docstring."""
-    return _ratio(job, state.now_ms, _power(state, job))
+    return _ratio(job, state.now_ms, _r_s(state, job))
 
 
 def patience(state: CellState, job: JobState) -> float:
@@ -202,8 +201,7 @@ def patience(state: CellState, job: JobState) -> float:
     return PATIENCE * min(MAX_WIDE, max(1.0, part / WIDE_PART) ** 2)
 
 
-def _ratio(job: JobState, at_ms: int, power: int) -> float:
-    r_s = _r_s(power, gpus_of(job) >= LARGE_GPUS)
+def _ratio(job: JobState, at_ms: int, r_s: float) -> float:
     return ((at_ms - job.submitted_ms) / 1_000 + r_s) / r_s
 
 
@@ -213,12 +211,6 @@ def response_r_s(service_s: float, large: bool) -> float:
     if large:
         return float(LARGE_S * (service_s / LARGE_S) ** LARGE_EXPONENT)
     return sqrt(HOUR_S * service_s)
-
-
-@lru_cache(maxsize=256)
-def _r_s(power: int, large: bool) -> float:
-    """As `response_r_s`, of a power of two."""
-    return response_r_s(float(1 << power), large)
 
 
 def _overdue(job: JobState, ratio: float) -> bool:

@@ -1,7 +1,7 @@
 """Incremental index of jobs: sorted rows of interchangeable jobs, so that a plan examines only jobs whose decision may change.
 
 While a job waits, or runs, and reports nothing, its key does not change. So the rows are cached between plans and updated
-with the jobs in `CellState.change_log`. Their content is a function of the state alone: a new policy object, or one
+with the jobs in `CellState.change_log`, and rows of running jobs with those in `progress_log`, too. Their content is a function of the state alone: a new policy object, or one
 that is given another state, builds the same rows from scratch.
 
 Within one plan free capacity only shrinks. So when one waiting job of a row does not fit, no job behind it in that row does, and
@@ -27,21 +27,21 @@ NOT_LISTED = frozenset(JobStatus) - {JobStatus.QUEUED}
 
 
 class Changes:
-    """The jobs that have changed since the last call."""
+    """The jobs that have changed since the last call. `progress`: also jobs that hold resources and of which only the progress changed."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, progress: bool = False) -> None:
         self._state: CellState | None = None
-        self._read = 0
+        self._progress = progress
+        self._read = self._read_progress = 0
 
     def ids(self, state: CellState) -> tuple[list[str], bool]:
         """(ids, whether these are all jobs that wait or hold resources: then cached values of other jobs are void)."""
-        log = state.change_log
-        if log.count == self._read and state is self._state:
-            return [], False
-        changed = log.since(self._read) if state is self._state else None
-        self._state, self._read = state, log.count
-        if changed is not None:
-            return changed, False
+        known, log, progress_log = state is self._state, state.change_log, state.progress_log
+        changed = log.since(self._read) if known else None
+        progress = progress_log.since(self._read_progress) if known and self._progress else []
+        self._state, self._read, self._read_progress = state, log.count, progress_log.count
+        if changed is not None and progress is not None:
+            return [*changed, *progress] if progress else changed, False
         return [*state.queue.values(), *(job.job_id for job in state.holding.values())], True
 
 
@@ -62,7 +62,7 @@ class JobRows(Generic[Row]):
         self._waits, self._runs = waits, runs
         self._unlisted = NOT_LISTED - (CONTENDING if runs is not None else frozenset())
         """Status of jobs that are in no row."""
-        self._changes = Changes()
+        self._changes = Changes(progress=runs is not None)
         self._entered: dict[str, tuple[Entry[Row], dict[Row, list[Entry[Row]]]]] = {}
 
     def update(self, state: CellState) -> tuple[list[str], bool]:

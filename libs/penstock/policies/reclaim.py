@@ -38,3 +38,7 @@ class Reclaim(Protocol):
     def reclaim(self, state: CellState, job: JobState) -> Reclaimed | None:
         """The reclaim for a waiting job that does not fit; None: it continues to wait."""
         ...
+
+    def idle(self, state: CellState) -> bool:
+        """Whether `reclaim` is certain to find nothing for any job now: a fast test."""
+        ...

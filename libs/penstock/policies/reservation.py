@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from heapq import merge
 from math import inf
 
-from penstock.ledger.demand import Demand
+from penstock.ledger.demand import Demand, DemandKey
 from penstock.ledger.groups import others
 from penstock.ledger.index import bits
 from penstock.ledger.job_state import JobState
@@ -40,9 +40,10 @@ class Reservation:
 
     def __init__(self, place: Together, waits: Callable[[JobState], bool] = lambda job: True) -> None:
         self._place, self._waits = place, waits
-        self._made_for: tuple[int, PlanUnit] | None = None
+        self._made_for: tuple[int, int, PlanUnit] | None = None
         self._trial: Trial | None = None
         self._ends: JobRows[tuple[int]] = JobRows(runs=by_end)
+        self._demands: JobRows[DemandKey] = JobRows(lambda _, job: (job.demand.key, job.order))
 
     def unit(self, state: CellState, job: JobState) -> PlanUnit | None:
         """Nodes for a job that does not fit now; None where it has not waited long enough, or the nodes are not known."""
@@ -80,9 +81,15 @@ class Reservation:
                 return plan
         return self._place.place_within(~nodes, state, job)
 
+    def any_fits(self, state: CellState) -> bool:
+        """As `Backfill`. O(changes since the last call + demands)."""
+        self._demands.update(state)
+        demands = (state.jobs[entries[0][2]].demand for entries in self._demands.waiting.values())
+        return any(state.index.candidates(one.worker, one.gpu_models) for one in demands)
+
     def _then(self, state: CellState, unit: PlanUnit) -> Trial:
         """The reserved nodes at the expected time, after the job has started."""
-        made_for = state.change_log.count, unit
+        made_for = state.change_log.count, state.progress_log.count, unit
         if self._made_for == made_for and self._trial is not None and self._trial.state is state:
             return self._trial
         self._made_for, self._trial = made_for, Trial(state)

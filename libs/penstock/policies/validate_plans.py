@@ -194,7 +194,7 @@ class _Validation:
         jobs, state = {job.job_id for job in unit.jobs}, self._state
         if (large := _too_large(unit)) is not None:
             return large
-        for planned in unit.jobs:
+        for planned in unit.jobs if self._stale else ():
             if (moved := next(self._moved_on(planned), None)) is not None:
                 return moved
         running = {job_id for job_id in jobs if job_id in state.jobs and state.jobs[job_id].status in RUNS}

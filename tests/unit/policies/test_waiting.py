@@ -9,18 +9,21 @@ import pytest
 from msgspec.structs import replace
 
 from penstock.ledger.demand import DemandKey
+from penstock.ledger.evolve import evolve
 from penstock.ledger.job_state import JobState
 from penstock.ledger.snapshot import dump, load
 from penstock.ledger.state import MAX_CHANGES, CellState, ChangeLog
-from penstock.model.external_events import JobProgress
+from penstock.model.external_events import JobProgress, WorkProgressed
 from penstock.model.ledger_events import JobRank
 from penstock.model.settings import PlacerSettings
 from penstock.model.transitions import JobStatus, TaskStatus
 from penstock.model.types import WHOLE_GPU
 from penstock.policies.base import NO_LIMITS, Selection
+from penstock.policies.job_rows import JobRows
 from penstock.policies.ordered import Ordered, gpus_of
 from penstock.policies.profiles import profile_for
-from penstock.policies.service import attained_s
+from penstock.policies.reservation import by_end
+from penstock.policies.service import attained_s, remaining_s
 from penstock.policies.tiresias import Tiresias
 from penstock.simulator.engine import Options, Simulation
 from penstock.simulator.job_models.model import Constant
@@ -260,6 +263,40 @@ def test_every_plan_is_the_one_made_from_nothing_under_faults(
     assert terms > 3 * len(seeds), "too few faults"
     assert reports > 3 * len(seeds), "no progress was reported"
     assert len(plans) > 50 * len(seeds)
+
+
+def test_rows_follow_progress_of_waiting_and_of_running_jobs() -> None:
+    """Rows of waiting jobs do not read the progress of running ones, which is most of all changes; they are up to date nevertheless."""
+    chance = np.random.default_rng(3)
+
+    def left(state: CellState, job: JobState) -> tuple[tuple[int], float]:
+        return (gpus_of(job),), remaining_s(state, job)
+
+    waiting, both = JobRows(left), JobRows(left, by_end)
+    settings = PlacerSettings(profile="srtf")
+    found = Simulation(nodes_of("2x4+1x8+2x2"), settings, Telling(chance), jobs(chance, 28), Options())
+    while found.step():
+        state = found.cell.state
+        for _ in range(4):
+            waiting.update(state)
+            both.update(state)
+            plain = JobRows(left, by_end)
+            plain.update(state)
+            assert waiting.waiting == both.waiting == plain.waiting
+            assert both.running == plain.running
+            _report(state, chance)
+    assert state.progress_log.count > 20
+    assert state.change_log.count > 20
+
+
+def _report(state: CellState, chance: np.random.Generator) -> None:
+    """Some jobs report how far they are, whether they run or not."""
+    names = [job_id for job_id in state.jobs if chance.random() < 0.5]
+    reports = [
+        JobProgress(job_id=job_id, attained_s=0.0, remaining_s=float(chance.integers(1, 900)))
+        for job_id in names
+    ]
+    evolve(state, WorkProgressed(node_id="n0", jobs=tuple(reports)))
 
 
 def test_a_cache_that_has_slept_too_long_is_invalidated() -> None:

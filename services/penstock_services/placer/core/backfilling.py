@@ -7,19 +7,25 @@ from penstock.ledger.plans import units_of_profile, units_of_proposals, units_of
 from penstock.ledger.state import CellState
 from penstock.model.event import Event
 from penstock.model.plans import PlanAdopted, PlanUnit
-from penstock.policies.base import Backfill, Choose
+from penstock.policies.base import Choose, Profile
 from penstock_services.placer.core import units
 
 
 class PassReservation:
-    """Reservation of one pass over the waiting jobs, for the first that does not fit. `stage`: None: no reservation."""
+    """Reservation of one pass over the waiting jobs, for the first that does not fit. `profile.backfill` None: no reservation."""
 
-    def __init__(self, stage: Backfill | None) -> None:
-        self._stage = stage
+    def __init__(self, profile: Profile) -> None:
+        self._profile, self._stage = profile, profile.backfill
         self._unit: PlanUnit | None = None
 
     def alike(self, state: CellState, job: JobState) -> tuple[object, ...]:
-        """Key of jobs with the same result: if one does not fit, no other with the same key does."""
+        """Key of jobs with the same result: if one does not fit, no other with the same key does. Those that wait for a number of workers of their own, or for which nodes are reserved, are like no other."""
+        shape, planned = (
+            self._profile.shape,
+            self._profile.reclaim is not None and job.job_id in state.planned,
+        )
+        if planned or (shape is not None and shape.waits and job.spec.min_workers is not None):
+            return (job.order,)
         if self._unit is None or self._stage is None:
             return job.demand.key
         return *job.demand.key, self._stage.may_use(state, job, self._unit)
@@ -42,6 +48,10 @@ class PassReservation:
         fitting = index.candidates(worker, job.spec.gpu_models)
         return bool(fitting and fitting & ~units.reserved(state))
 
+    def settled(self, state: CellState) -> bool:
+        """Whether nodes are reserved, and no waiting job can start, there or elsewhere."""
+        return self._unit is not None and self._stage is not None and not self._stage.any_fits(state)
+
     def refused(self, state: CellState, job: JobState) -> Iterator[Event]:
         """The job does not fit. A job for which capacity is reclaimed has its nodes already."""
         if self._unit is not None or self._stage is None:
@@ -54,7 +64,7 @@ class PassReservation:
 
     def done(self, state: CellState) -> Iterator[Event]:
         """All jobs were tried."""
-        if self._unit is None and _reserved(state):
+        if self._stage is not None and self._unit is None and _reserved(state):
             yield PlanAdopted(units=tuple(_others(state)))
 
 

@@ -248,16 +248,13 @@ class Decider:
             return
         hopeless: set[tuple[object, ...]] = set()
         passed = placed = tasks = parked = 0
-        reach = self.settings.backfill_window + MAX_PLACEMENTS_PER_RECORD
-        if self.profile.order is None:
-            waiting = iter(list(islice(state.queue.values(), reach)))
-        else:
-            waiting = islice(self.profile.order.order(state), reach)
+        order, reach = self.profile.order, self.settings.backfill_window + MAX_PLACEMENTS_PER_RECORD
+        waiting = iter(state.queue.values()[:reach]) if order is None else order.order(state)
         head = state.head_of_queue()
         held_up = head is not None and self._holds_up(head)
-        reservation = PassReservation(backfill := self.profile.backfill)
+        reservation = PassReservation(self.profile)
         of_plan = waits_for_plan(state, self.profile.regroup)
-        for job_id in waiting:
+        for job_id in islice(waiting, reach):
             job = state.jobs[job_id]
             if of_plan and job.estimate is not None and has_whole_gpus(job.estimate.worker):
                 continue
@@ -266,7 +263,7 @@ class Decider:
             if passed >= self.settings.backfill_window or (held_up and head is not job):
                 yield from self._look_ahead(state)
                 return
-            key = self._alike(state, job, reservation)
+            key = reservation.alike(state, job)
             if key not in hopeless:
                 more = job.spec.workers + job.spec.parameter_servers
                 if placed == MAX_PLACEMENTS_PER_RECORD or (placed and tasks + more > MAX_TASKS_PER_RECORD):
@@ -287,21 +284,24 @@ class Decider:
                 passed += 1
                 yield from reservation.refused(state, job)
                 yield from reclaiming.refused(state, job)
+                if not placed and self._others_wait(state, head, reservation, reclaiming):
+                    break
             if job.status is JobStatus.LAUNCHING or head is job:
                 head = state.head_of_queue()
                 held_up = head is not None and self._holds_up(head)
-        if backfill is not None:
-            yield from reservation.done(state)
+        yield from reservation.done(state)
         yield from reclaiming.done(state)
         if parked and state.queue:
             yield continuation(state)
         yield from self._look_ahead(state)
 
-    def _alike(self, state: CellState, job: JobState, reservation: PassReservation) -> tuple[object, ...]:
-        """Equal for jobs of which none fits where one does not. Those that wait for a number of workers of their own, or for which nodes are reserved, are like no other."""
-        shape, planned = self.profile.shape, self.profile.reclaim is not None and job.job_id in state.planned
-        own = planned or (shape is not None and shape.waits and job.spec.min_workers is not None)
-        return (job.order,) if own else reservation.alike(state, job)
+    def _others_wait(
+        self, state: CellState, head: JobState | None, reservation: PassReservation, reclaiming: Reclaiming
+    ) -> bool:
+        """Whether no other job of the pass has a result: none can start, nodes are reserved, nothing can be reclaimed, no choice is known to fail, and the head of the queue is not to be parked."""
+        if self._known_failures or not (reclaiming.idle(state) and reservation.settled(state)):
+            return False
+        return head is None or never_fits(state, head.demand) is None
 
     def _look_ahead(self, state: CellState) -> Iterator[Event]:
         """Who makes way for whom, and who may launch where another job comes to its end."""

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from penstock.ledger.evolve_arrays import without_gpus
 from penstock.ledger.job_state import JobState
-from penstock.ledger.plans import units_of_profile
+from penstock.ledger.plans import units_of_profile, units_of_reclaim
 from penstock.ledger.state import CellState
 from penstock.model.arrays import CoresReclaimed
 from penstock.model.event import Event
@@ -75,6 +75,10 @@ class Reclaiming:
             yield PlanAdopted(units=tuple(unit for unit in state.planned.values() if unit.job_id not in vain))
         if self._full or vain - self._made:
             yield continuation(state)
+
+    def idle(self, state: CellState) -> bool:
+        """Whether nothing is reclaimed for any other job of this pass, and no job waits for what was."""
+        return self._stage is None or (self._stage.idle(state) and not units_of_reclaim(state))
 
     @property
     def _full(self) -> bool:
