@@ -19,7 +19,7 @@ Of groups with members of the same kinds only the one with the smallest weight i
 """
 
 from bisect import insort
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from math import inf
 from operator import itemgetter, mul
@@ -79,7 +79,7 @@ class _Bucket:
         if not groups:
             del self.of_kinds[group.kinds]
 
-    def foresee(self, new: Iterable[int | None]) -> None:
+    def foresee(self, new: Collection[int | None]) -> None:
         """Computes in advance what `join` of members of these kinds asks."""
         self._tables.foresee([kinds for kinds in self.of_kinds if len(kinds) < self._most], new)
 
