@@ -40,7 +40,7 @@ PROFILE = StagesProfiled(
 LIMITS_GPU_S = (3_250.0, 7_200.0)
 
 
-def by_order(_: CellState, job: JobState) -> float:
+def by_order(state: CellState, job: JobState, cost_s: float = 0.0) -> float:
     return float(job.order)
 
 
