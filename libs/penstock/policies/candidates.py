@@ -6,7 +6,7 @@ first of them and all running jobs: O(running jobs + waiting jobs that are taken
 
 from collections.abc import Callable, Iterable, Sequence
 from heapq import merge
-from itertools import islice
+from itertools import chain, islice
 from operator import itemgetter
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -178,9 +178,9 @@ class Source(Generic[Item]):
         return found
 
     def _taken(self, rows: Sequence[list[Entry[Any]]], gpus: int) -> Iterable[Entry[Any]]:
-        """The waiting jobs that the question takes."""
+        """The waiting jobs that the question takes, in no order."""
         if self._in_all is not None:
-            return islice(merge(*rows), self._in_all)
+            return first_of(rows, self._in_all)
         return (
             entry
             for entries in rows
@@ -245,6 +245,13 @@ class Source(Generic[Item]):
             self._scope.stops(job),
         )
         return found
+
+
+def first_of(rows: Sequence[list[Entry[Any]]], most: int) -> Iterable[Entry[Any]]:
+    """The first `most` entries of all rows together, in no order."""
+    if sum(map(len, rows)) <= most:
+        return chain.from_iterable(rows)
+    return islice(merge(*rows), most)
 
 
 class Candidates(Source[tuple[tuple[object, ...], Candidate]]):

@@ -13,8 +13,6 @@ As `penstock.policies.interleave`, but with another order of jobs, since that se
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from heapq import merge
-from itertools import islice
 from math import ceil, inf, sqrt
 from typing import Any
 
@@ -23,7 +21,7 @@ from msgspec import Struct
 from penstock.ledger.job_state import JobState
 from penstock.ledger.state import CellState
 from penstock.model.types import WHOLE_GPU
-from penstock.policies.candidates import NO_SHAPE, Gathered, Source
+from penstock.policies.candidates import NO_SHAPE, Gathered, Source, first_of
 from penstock.policies.fair import LARGE_GPUS, PATIENCE, response_r_s
 from penstock.policies.group_plan import group_plan
 from penstock.policies.interleave import Interleave
@@ -113,7 +111,7 @@ class FairCandidates(Source[_Claim]):
             by_owner.setdefault(entries[0][3][1], []).append(entries)
         each = max(1, (self._in_all or 1) // max(1, len(by_owner)))
         for theirs in by_owner.values():
-            yield from islice(merge(*theirs), each)
+            yield from first_of(theirs, each)
 
     def _shared_out(
         self, state: CellState, claims: Sequence[_Claim], gpus: int
@@ -171,7 +169,8 @@ class FairCandidates(Source[_Claim]):
             if candidate.remaining_s == inf:
                 attained = job.served_ms / 1_000
             fixed = not candidate.movable
-            service = max(0.0, service - candidate.stop_cost_s * gpus)
+            if candidate.stop_cost_s:
+                service = max(0.0, service - candidate.stop_cost_s * gpus)
             if candidate.stages is None:
                 service /= STAYS
         return _Claim(
@@ -208,23 +207,19 @@ def _in_order(claims: Iterable[_Claim], now_ms: int) -> list[_Aged]:
     """The claims in order at this time, before shares."""
     found = []
     for claim in claims:
-        waited_s = (now_ms - claim.submitted_ms) / 1_000 - claim.attained_s
+        waited_s, r_s = (now_ms - claim.submitted_ms) / 1_000 - claim.attained_s, claim.r_s
         if waited_s < 0:
             waited_s = 0.0
-        service = claim.service / sqrt(_ratio(waited_s, claim.r_s))
+        service = claim.service / sqrt((waited_s + r_s) / r_s)
         found.append((not claim.fixed, service, claim.order, waited_s, claim))
     found.sort()
     return found
 
 
-def _ratio(waited_s: float, r_s: float) -> float:
-    """The response ratio, ≥ 1."""
-    return (waited_s + r_s) / r_s
-
-
 def _overdue(claim: _Claim, waited_s: float) -> bool:
     """Whether it is a large gang that has waited so long that shares do not delay it."""
-    return claim.patient_r_s > 0 and _ratio(waited_s, claim.patient_r_s) >= PATIENCE
+    r_s = claim.patient_r_s
+    return r_s > 0 and (waited_s + r_s) / r_s >= PATIENCE
 
 
 def _fits(found: Gathered[_Claim], gpus: int) -> bool:

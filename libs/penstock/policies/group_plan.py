@@ -168,7 +168,11 @@ class _Small:
 
 def _split(state: CellState, scope: Scope, group: PlannedGroup, taken: set[str]) -> _Part | None:
     """The group with those of its members that may still run; None: none may. `taken`: places, by group or by the single job there, where an earlier planned group stays."""
-    jobs = [job for job_id in group.job_ids if (job := state.jobs.get(job_id)) is not None and _may_run(job)]
+    jobs = [
+        job
+        for job_id in group.job_ids
+        if (job := state.jobs.get(job_id)) is not None and (job.status in RUNS or _may_start(job))
+    ]
     if not jobs:
         return None
     if len(jobs) == 1 and jobs[0].status in RUNS and not jobs[0].group and jobs[0].job_id not in taken:
@@ -235,8 +239,8 @@ def _may_stop(state: CellState, scope: Scope, job: JobState) -> bool:
     return scope.plans(job) and scope.stops(job) and not job.target and not awaited(state, job)
 
 
-def _may_run(job: JobState) -> bool:
-    return job.status in RUNS or job.in_line or comes_back_to_queue(job)
+def _may_start(job: JobState) -> bool:
+    return job.in_line or comes_back_to_queue(job)
 
 
 def _joined(part: _Part) -> ProposedUnit | None:

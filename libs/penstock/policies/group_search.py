@@ -19,7 +19,7 @@ Of groups with members of the same kinds only the one with the smallest weight i
 """
 
 from bisect import insort
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from math import inf
 from operator import itemgetter, mul
@@ -27,7 +27,7 @@ from operator import itemgetter, mul
 from penstock.model.groups import MAX_GROUP_MEMBERS
 from penstock.policies.group_speeds import MANY, Computed, Kinds, Tables
 from penstock.policies.group_weights import Job, weights
-from penstock.policies.searched_group import Group, Merge, by_weight, value_of
+from penstock.policies.searched_group import Group, Merge, by_weight, group_of, value_of
 
 STAY = 0.03  # relative gain required of a plan from scratch over one from the current groups
 MAX_IN_ORDER = 512  # jobs that are examined
@@ -79,7 +79,7 @@ class _Bucket:
         if not groups:
             del self.of_kinds[group.kinds]
 
-    def foresee(self, new: Iterable[int | None]) -> None:
+    def foresee(self, new: Collection[int | None]) -> None:
         """Computes in advance what `join` of members of these kinds asks."""
         self._tables.foresee([kinds for kinds in self.of_kinds if len(kinds) < self._most], new)
 
@@ -107,7 +107,7 @@ class _Bucket:
     def united(self, one: Group, other: Group) -> Group:
         both = one.kinds + other.kinds
         by_kind = itemgetter(*sorted(range(len(both)), key=both.__getitem__))
-        return Group(
+        return group_of(
             by_kind(one.members + other.members),
             by_kind(both),
             by_kind(one.weights + other.weights),
@@ -168,7 +168,7 @@ class _Listed:
 def _single(jobs: Sequence[Job], weights: Sequence[float], number: int) -> Group:
     job, weight = jobs[number], weights[number]
     kinds = () if job.kind is None else (job.kind,)
-    return Group((number,), kinds, (weight,), weight, job.fixed, job.memory_mib)
+    return Group((number,), kinds, (weight,), weight, job.fixed, job.memory_mib, weight, weight)
 
 
 class _Search:
@@ -218,45 +218,47 @@ class _Search:
         if len(members) == 1:
             group = self._listed.single[members[0]]
         else:
-            by_kind = tuple(sorted(sorted(members), key=self._listed.kinds.__getitem__))
-            those = itemgetter(*by_kind)
-            kinds, weights = those(self._listed.kinds), those(self._weights)
+            kinds_of, weights_of = self._listed.kinds, self._weights
+            by_kind = tuple(sorted(sorted(members), key=kinds_of.__getitem__))
+            kinds = tuple([kinds_of[number] for number in by_kind])
+            weights = tuple([weights_of[number] for number in by_kind])
             assert kinds[0] != NO_KIND, members
             value = sum(map(mul, self._tables.speeds(kinds), weights))
             fixed = not self._listed.fixed.isdisjoint(members)
-            memory_mib = sum([jobs[number].memory_mib for number in members])
-            group = Group(by_kind, kinds, weights, value, fixed, memory_mib)
+            memory_mib = sum([jobs[number].memory_mib for number in members]) if self._memory_mib else 0
+            group = group_of(by_kind, kinds, weights, value, fixed, memory_mib)
         self.bucket(job).add(group)
         self.free -= job.gpus
 
     def _in_order(self, taken: set[int]) -> None:
-        """Step 1. If a job finds no group, later jobs of its kind find none either: their weight is not larger."""
-        hopeless: set[tuple[Hashable, int | None]] = set()
+        """Step 1. If a job finds no group, later jobs of its shape and kind find none either: their weight is not larger, and GPUs only become fewer."""
         foreseen: dict[Hashable, int] = {}
-        jobs, single = self._jobs[:MAX_IN_ORDER], self._listed.single
+        jobs, single, waiting = self._jobs[:MAX_IN_ORDER], self._listed.single, self._waiting
         for number, job in enumerate(jobs):
             if number in taken:
                 continue
-            shape, kind = job.shape, job.kind
             if job.gpus <= self.free:
                 self.free -= job.gpus
                 self.bucket(job).add(single[number])
-                hopeless = {key for key in hopeless if key[0] != shape}
                 continue
-            if (shape, kind) not in hopeless:
-                bucket = self.bucket(job)
-                if kind is not None:
-                    if number >= foreseen.get(shape, 0) and len(bucket.of_kinds) * AHEAD >= MANY:
-                        ahead = foreseen[shape] = number + AHEAD
-                        bucket.foresee({one.kind for one in jobs[number:ahead] if one.shape == shape})
-                    new = single[number]
-                    joined = bucket.join(new)
-                    if joined is not None:
-                        bucket.remove(joined[1])
-                        bucket.add(bucket.united(joined[1], new))
-                        continue
-                hopeless.add((shape, kind))
-            self._waiting.setdefault(shape, {}).setdefault(kind, []).append(number)
+            shape, kind = job.shape, job.kind
+            of_kind = waiting.get(shape)
+            alike = None if of_kind is None else of_kind.get(kind)
+            if alike is not None:
+                alike.append(number)
+                continue
+            bucket = self.bucket(job)
+            if kind is not None:
+                if number >= foreseen.get(shape, 0) and len(bucket.of_kinds) * AHEAD >= MANY:
+                    ahead = foreseen[shape] = number + AHEAD
+                    bucket.foresee({one.kind for one in jobs[number:ahead] if one.shape == shape})
+                new = single[number]
+                joined = bucket.join(new)
+                if joined is not None:
+                    bucket.remove(joined[1])
+                    bucket.add(bucket.united(joined[1], new))
+                    continue
+            waiting.setdefault(shape, {})[kind] = [number]
 
     def _replace(self, anew: bool) -> None:
         """Step 2: the first waiting job of each kind replaces the member for which that gains most."""
@@ -323,7 +325,7 @@ class _Search:
         value = sum(map(mul, speeds, weights))
         fixed = not self._listed.fixed.isdisjoint(members)
         memory_mib = group.memory_mib - self._jobs[group.members[index]].memory_mib
-        return Group(members, kinds, weights, value, fixed, memory_mib)
+        return group_of(members, kinds, weights, value, fixed, memory_mib)
 
     def _admit(self) -> bool:
         """Step 3: admits the group of waiting jobs that gains most, if any does."""
@@ -338,33 +340,29 @@ class _Search:
         if found is None:
             return False
         shape, new, changed, left = found
-        was = {
-            number
-            for bucket in self.buckets.values()
-            for group in bucket.groups()
-            for number in group.members
-        }
+        was = self._members(changed)
         self.buckets |= changed
+        now = self._members(changed)
         self.free = left - self.buckets[shape].gpus
         self.buckets[shape].add(new)
-        self._moved(was)
+        self._moved(new.members, was - now)
         return True
 
-    def _moved(self, was: set[int]) -> None:
-        """Updates the waiting jobs after an admission. `was`: jobs that had GPUs before it."""
-        now = {
-            number
-            for bucket in self.buckets.values()
-            for group in bucket.groups()
-            for number in group.members
+    def _members(self, shapes: Iterable[Hashable]) -> set[int]:
+        """Jobs of these shapes that have GPUs."""
+        return {
+            number for shape in shapes for group in self.buckets[shape].groups() for number in group.members
         }
-        for number in now - was:
+
+    def _moved(self, started: Iterable[int], dropped: Iterable[int]) -> None:
+        """Updates the waiting jobs after an admission."""
+        for number in started:
             job = self._jobs[number]
             of_kind = self._waiting[job.shape]
             of_kind[job.kind].remove(number)
             if not of_kind[job.kind]:
                 del of_kind[job.kind]
-        for number in was - now:
+        for number in sorted(dropped):
             job = self._jobs[number]
             insort(self._waiting.setdefault(job.shape, {}).setdefault(job.kind, []), number)
 

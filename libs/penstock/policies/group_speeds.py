@@ -1,6 +1,6 @@
 """Cached speeds of jobs that share GPUs, by their kinds, for the search of groups (`penstock.policies.group_search`)."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import lru_cache, partial
 from typing import NamedTuple, TypeVar
 
@@ -86,10 +86,12 @@ class Tables:
         return found
 
     def foresee(
-        self, groups: Iterable[Kinds], others: Iterable[int | None], *, instead: bool = False
+        self, groups: Collection[Kinds], others: Collection[int | None], *, instead: bool = False
     ) -> None:
         """Computes in advance the speeds of each of these groups with each of the other kinds; `instead`: in place of each of its members."""
         if self._many_speeds is None:
+            return
+        if len(others) * (sum(map(len, groups)) if instead else len(groups)) < MANY:
             return
         kinds = {kind for kind in others if kind is not None}
         foreseen = self._foreseen[instead]

@@ -49,21 +49,24 @@ class FirstFit:
             return False
         workers, gpus, servers, server_gpus = shape
         given: list[tuple[int, int]] = []
-        for tasks, each in ((workers, gpus), (servers, server_gpus)):
-            if each and not self._give(tasks, each, given):
-                for node, taken in given:
-                    self._free[node] += taken
-                self._first.clear()
-                self._refused.add(shape)
-                return False
-        return True
+        if (not gpus or self._give(workers, gpus, given)) and (
+            not server_gpus or self._give(servers, server_gpus, given)
+        ):
+            return True
+        for node, taken in given:
+            self._free[node] += taken
+        self._first.clear()
+        self._refused.add(shape)
+        return False
 
     def _give(self, tasks: int, each: int, given: list[tuple[int, int]]) -> bool:
         free = self._free
         node = self._first.get(each, 0)
         while tasks and node < len(free):
-            here = min(tasks, free[node] // each)
+            here = free[node] // each
             if here:
+                if here > tasks:
+                    here = tasks
                 free[node] -= here * each
                 given.append((node, here * each))
                 tasks -= here

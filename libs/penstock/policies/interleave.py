@@ -142,8 +142,7 @@ class Interleave:
             return None, None
         lefts: dict[bool, list[float]] = {True: [], False: []}
         for job in planned:
-            level = self._level(job)
-            if job.remaining_s == inf and level < len(self._limits_gpu_s):
+            if job.remaining_s == inf and (level := self._level(job)) < len(self._limits_gpu_s):
                 lefts[bool(job.group)].append(self._limits_gpu_s[level] / job.gpus - job.attained_s)
         running, started = (
             question.now_ms + max(1, ceil(min(some) * 1_000)) if some else None

@@ -3,30 +3,35 @@
 from operator import mul
 from typing import NamedTuple
 
+from msgspec import Struct
+
 from penstock.policies.group_speeds import Kinds, Union
 
 
-class Group:
-    """Members by kind, with their `weights` in the same order. Immutable."""
+class Group(Struct, frozen=True, eq=False, gc=False):
+    """Members by kind, with their `weights` in the same order. Made by `group_of`, or with one member."""
 
-    __slots__ = ("fixed", "heaviest", "kinds", "members", "memory_mib", "value", "weight", "weights")
+    members: tuple[int, ...]
+    kinds: Kinds
+    weights: tuple[float, ...]
+    value: float
+    fixed: bool
+    memory_mib: int
+    weight: float
+    """Sum of the weights."""
+    heaviest: float
+    """The largest weight: an upper bound of a union's value is the larger one of both groups times the sum of the speeds."""
 
-    def __init__(
-        self,
-        members: tuple[int, ...],
-        kinds: Kinds,
-        weights: tuple[float, ...],
-        value: float,
-        fixed: bool,
-        memory_mib: int,
-    ) -> None:
-        self.members, self.kinds, self.weights, self.value = members, kinds, weights, value
-        # Upper bound of a union's value: the heaviest weight times the sum of the speeds.
-        if len(weights) == 1:
-            self.weight = self.heaviest = weights[0]
-        else:
-            self.weight, self.heaviest = sum(weights), max(weights)
-        self.fixed, self.memory_mib = fixed, memory_mib
+
+def group_of(
+    members: tuple[int, ...],
+    kinds: Kinds,
+    weights: tuple[float, ...],
+    value: float,
+    fixed: bool,
+    memory_mib: int,
+) -> Group:
+    return Group(members, kinds, weights, value, fixed, memory_mib, sum(weights), max(weights))
 
 
 def by_weight(group: Group) -> tuple[float, tuple[int, ...]]:

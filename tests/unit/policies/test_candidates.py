@@ -23,7 +23,7 @@ from penstock.model.proposals import PlanProposed
 from penstock.model.settings import Grouping, PlacerSettings
 from penstock.model.transitions import JobStatus
 from penstock.model.types import Estimate, JobSpec, StageTimes
-from penstock.policies.candidates import Candidates
+from penstock.policies.candidates import Candidates, first_of
 from penstock.policies.fair_interleave import FairInterleave
 from penstock.policies.group_plan import group_plan
 from penstock.policies.interleave import Interleave
@@ -40,7 +40,7 @@ PROFILE = StagesProfiled(
 LIMITS_GPU_S = (3_250.0, 7_200.0)
 
 
-def by_order(_: CellState, job: JobState) -> float:
+def by_order(state: CellState, job: JobState, cost_s: float = 0.0) -> float:
     return float(job.order)
 
 
@@ -162,3 +162,12 @@ def test_what_is_cached_between_questions_changes_none(seed: int) -> None:
             )  # fmt: skip
     assert asked > 200
     assert any(job.rank is not None for job in cell.state.jobs.values())
+
+
+def test_a_question_takes_the_first_jobs_of_all_rows_together() -> None:
+    """A bound below, at and above the number of waiting jobs, which wait in rows of several shapes."""
+    random = Random(3)
+    entries = [(random.random(), number, f"j{number}", (random.randrange(3),)) for number in range(20)]
+    rows = [sorted(one for one in entries if one[3] == (row,)) for row in range(3)]
+    for most in (1, 7, 19, 20, 21):
+        assert sorted(first_of(rows, most)) == sorted(entries)[:most]
