@@ -207,10 +207,10 @@ def _in_order(claims: Iterable[_Claim], now_ms: int) -> list[_Aged]:
     """The claims in order at this time, before shares."""
     found = []
     for claim in claims:
-        waited_s, r_s = (now_ms - claim.submitted_ms) / 1_000 - claim.attained_s, claim.r_s
+        waited_s = (now_ms - claim.submitted_ms) / 1_000 - claim.attained_s
         if waited_s < 0:
             waited_s = 0.0
-        service = claim.service / sqrt((waited_s + r_s) / r_s)
+        service = claim.service / sqrt(_ratio(waited_s, claim.r_s))
         found.append((not claim.fixed, service, claim.order, waited_s, claim))
     found.sort()
     return found
@@ -218,8 +218,12 @@ def _in_order(claims: Iterable[_Claim], now_ms: int) -> list[_Aged]:
 
 def _overdue(claim: _Claim, waited_s: float) -> bool:
     """Whether it is a large gang that has waited so long that shares do not delay it."""
-    r_s = claim.patient_r_s
-    return r_s > 0 and (waited_s + r_s) / r_s >= PATIENCE
+    return claim.patient_r_s > 0 and _ratio(waited_s, claim.patient_r_s) >= PATIENCE
+
+
+def _ratio(waited_s: float, r_s: float) -> float:
+    """The response ratio, ≥ 1."""
+    return (waited_s + r_s) / r_s
 
 
 def _fits(found: Gathered[_Claim], gpus: int) -> bool:
