@@ -82,6 +82,10 @@ KNOWN: Mapping[str, Sequence[str]] = {
         "sharing-v100: NeuMF*4, fits",
         "sharing-v100: Mixed*4, fits",
     ),
+    "not mended yet: waiting time raises jobs of low queues over those that have hardly run (README, the default profile on whole traces)": (
+        "default-long: trace2, over tiresias",
+        "default-long: trace2_pr, over tiresias",
+    ),
     "with `--long`: of equally heavy matchings another one is taken, which moves this percentile by up to a tenth": (
         "fig9-long: trace4, 99th percentile of JCTs, over srtf",
         "fig9-long: trace4, 99th percentile of JCTs, over srsf",
