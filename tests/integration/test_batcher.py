@@ -222,22 +222,16 @@ async def test_a_burst_is_planned_by_the_batcher(cell: Cell) -> None:
     ],
 )
 async def test_a_batcher_that_dies_costs_its_window_and_no_more(cell: Cell, failpoint: str) -> None:
-    """kill -9 while it plans, or right after: everybody runs when the window is over at the latest. The next one plans the next burst, on a busy machine
-    one of the next three: its first question may take longer than the window."""
+    """kill -9 while it plans, or right after: everybody runs when the window is over at the latest. The next one plans the next burst."""
     async with cell.batcher(PENSTOCK_FAILPOINT=f"{failpoint}:1") as victim:
         names = await cell.burst()
         assert await asyncio.wait_for(victim.wait(), WAIT_S) == -signal.SIGKILL
         await cell.until_running(names)
     sent = failpoint == "batcher.plan_sent"
     assert [fact.reason for fact in cell.of(BatchWindowClosed)] == ["answered" if sent else "over"]
-    before = cell.planned()
     async with cell.batcher():
-        for _ in range(3):
-            names = await cell.burst()
-            await cell.until_running(names)
-            if cell.planned() > before:
-                break
-    assert cell.planned() >= {*before, *names[-3:]}
+        await cell.until_running(await cell.burst())
+    assert cell.planned() >= {"j10", "j11", "j12"}
 
 
 async def test_a_batcher_that_hangs_costs_its_window_and_no_more(cell: Cell) -> None:

@@ -170,8 +170,8 @@ def test_every_plan_can_be_carried_out(jobs: list[Job], afresh: bool) -> None:
 def test_it_is_never_worse_than_no_sharing_and_near_the_best(
     sizes: tuple[int, ...], kinds: list[int], data: st.DataObject
 ) -> None:
-    """By its own measure: not below the plan in which everybody is alone, and within 12 % of the best of all plans where all gangs are of one size: of all 21,845 lists of up
-    to seven gangs of two GPUs 66 are more than a tenth below it, at 0.884.
+    """By its own measure: not below the plan in which everybody is alone, and within a tenth of the best of all plans where all gangs are of one GPU. Of all 21,845 lists of
+    up to seven gangs of two GPUs 66 are further below it, at 0.884.
 
     With several sizes a quarter: a large gang is not dropped for several small ones at once.
     """
@@ -179,7 +179,7 @@ def test_it_is_never_worse_than_no_sharing_and_near_the_best(
     found = value(jobs, search(jobs, [], GPUS, TABLES, afresh=True))
     best = max(value(jobs, plan) for plan in all_plans(jobs, tuple(range(len(jobs))), GPUS))
     assert found >= value(jobs, unshared(jobs)) - 1e-9
-    assert found >= (0.88 if len(sizes) == 1 else 0.75) * best
+    assert found >= {(1,): 0.9, (2,): 0.88, (1, 2, 4): 0.75}[sizes] * best
 
 
 def test_jobs_that_slow_each_other_down_do_not_share() -> None:
