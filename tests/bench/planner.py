@@ -11,7 +11,7 @@ import rustworkx
 import scipy.optimize  # noqa: F401 - as the batcher's planning process, before its first plan
 
 from penstock.model.groups import MAX_GROUP_MEMBERS
-from penstock.model.settings import TIRESIAS_LIMITS_GPU_S, Grouping
+from penstock.model.settings import Grouping
 from penstock.model.types import StageTimes
 from penstock.policies.group_plan import group_plan
 from penstock.policies.interleave import Interleave
@@ -69,9 +69,7 @@ def plan_ms(make: type[Interleave] | None, jobs: int, repeats: int, kinds: int =
     """The best of several first plans, each by a stage that has cached nothing. `make` None: Muri's."""
     found = []
     for _ in range(repeats):
-        stage: Regroup = (
-            muri_s(Grouping(), group_plan) if make is None else make(TIRESIAS_LIMITS_GPU_S, group_plan)
-        )
+        stage: Regroup = muri_s(Grouping(), group_plan) if make is None else make(group_plan)
         asked = question(jobs, kinds)
         began = process_time()
         answer = stage.solve(asked)

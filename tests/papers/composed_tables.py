@@ -11,6 +11,7 @@ from typing import NamedTuple, get_args
 import numpy as np
 
 from penstock.model.settings import Contention, Stage
+from penstock.simulator.engine import Durations
 from tests.papers import coda_workload, genie_tables, liquid_tables, muri_tables, specon_tables
 from tests.papers.resampling import Interval, ratio
 from tests.papers.tables import PaperTable, Row, main
@@ -57,9 +58,9 @@ def _genie(per_hour: int) -> Measure:
     )
 
 
-def _muri(trace: str, first: int | None) -> Measure:
+def _muri(trace: str, first: int | None = None, durations: Durations = "known") -> Measure:
     return lambda profile, _seed, without: (
-        muri_tables.simulate(trace, profile, first=first, without=without).avg_jct_s
+        muri_tables.simulate(trace, profile, first=first, without=without, durations=durations).avg_jct_s
     )
 
 
@@ -91,7 +92,22 @@ def _coda_rows() -> Iterator[Workload]:
 
 
 WORKLOADS = (
-    Workload("Muri", "trace3, mean JCT", "muri-s", _muri("trace3", None), seeds=1),
+    Workload("Muri", "trace3, mean JCT", "muri-s", _muri("trace3"), seeds=1),
+    Workload(
+        "Muri",
+        "trace3, run times not known, mean JCT",
+        "muri-l",
+        _muri("trace3", durations="unknown"),
+        seeds=1,
+    ),
+    Workload(
+        "Muri",
+        "trace1, first 300 jobs, run times not known, mean JCT",
+        "muri-l",
+        _muri("trace1", 300, "unknown"),
+        seeds=1,
+        ablated=False,
+    ),
     Workload(
         "Muri", "trace1, first 300 jobs, mean JCT", "muri-s", _muri("trace1", 300), seeds=1, ablated=False
     ),

@@ -13,7 +13,6 @@ from math import inf
 from statistics import fmean, geometric_mean
 from typing import NamedTuple
 
-from penstock.model.settings import TIRESIAS_LIMITS_GPU_S
 from penstock.policies.group_plan import group_plan
 from penstock.policies.group_search import MAX_IN_ORDER
 from penstock.policies.interleave import Interleave
@@ -45,7 +44,7 @@ def no_stages(job: reference.Job) -> tuple[float, float, float, float]:
 
 def ours(known: bool, profiled: Profiled = measured) -> Planned:
     """`known`: whether run times are."""
-    stage = Interleave(TIRESIAS_LIMITS_GPU_S, group_plan)
+    stage = Interleave(group_plan)
 
     def key(job: reference.Job) -> float:
         return stage.key(job.time_left if known else inf, job.attained, job.gpus)

@@ -24,9 +24,10 @@ from penstock.model.proposals import (
     ProposedJob,
     ProposedUnit,
 )
-from penstock.model.settings import TIRESIAS_LIMITS_GPU_S, PlacerSettings
+from penstock.model.settings import PlacerSettings
 from penstock.model.topics import MAX_PLAN_BYTES
 from penstock.model.types import MAX_GANG_TASKS, MAX_TEXT
+from penstock.policies.interleave import LIMITS_GPU_S
 from penstock_services.batcher.core.batcher import VALID_MS, Batcher, Work, solve
 from penstock_services.batcher.core.proposal import Planned, proposal_of
 from penstock_services.placer.core.step import Step
@@ -360,4 +361,4 @@ def test_a_refused_plan_wakes_nobody_for_jobs_that_did_not_start() -> None:
     assert proposal is not None
     asked_ms = cell.state.now_ms
     cell.feed(proposal)
-    assert cell.batcher.due_ms(cell.state) == asked_ms + 1_000 * TIRESIAS_LIMITS_GPU_S[0]
+    assert cell.batcher.due_ms(cell.state) == asked_ms + 1_000 * LIMITS_GPU_S[0]

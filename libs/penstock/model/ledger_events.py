@@ -22,6 +22,7 @@ from penstock.model.types import (
     Value,
 )
 
+MAX_RANK_LEVEL = 15
 MAX_RANKS = 1_024  # changes of the queue in one event: a quarter of a record's maximum size
 MAX_CANDIDATES = 5  # an explanation has the top five (`why`)
 
@@ -189,7 +190,7 @@ class JobRank(Value, frozen=True, kw_only=True):
     """A job's rank in a policy's own order; ranks are compared by level, chosen first, position."""
 
     job_id: Identifier
-    level: Annotated[int, Meta(ge=0, le=15)]
+    level: Annotated[int, Meta(ge=0, le=MAX_RANK_LEVEL)]
     """Number of the policy's queue; 0 is served first."""
     chosen: bool
     """Whether the policy has chosen the job to run."""

@@ -5,8 +5,9 @@ As `penstock.policies.interleave`, but with another order of jobs, since that se
 - No job is regrouped while there are GPUs for all waiting jobs: jobs start where the other stages place them.
 - A tenant's first jobs, up to its share of the GPUs (1 / tenants), come before all jobs beyond their tenant's share. A large gang that has waited too long
   (`penstock.policies.fair`) is not delayed by its tenant's share, but does not pass other jobs of its tenant: where the queue grows all gangs have waited so long.
-- Within both parts: by expected service (GPU seconds) over the square root of the response ratio, so that waiting jobs move forward and no job waits for ever. A tenant's jobs of a higher
-  priority take the positions of its others.
+- Within both parts: by expected service (GPU seconds) over the square root of the response ratio, so that waiting jobs move forward and no job with a known run time waits for ever. A job whose run time is
+  not known has its queue's expected service however long it waits, and equal ones come in order of arrival, as under Tiresias: raised by their waiting time, jobs that have run
+  long take GPUs from jobs that have hardly run (decision 115). A tenant's jobs of a higher priority take the positions of its others.
 - Only jobs that save checkpoints are stopped (`checkpoint` of the job's specification). Others may have to share their GPUs.
 - Jobs with a deadline or a service class are not regrouped, nor are jobs with parts of GPUs: they start in the profile's order, on GPUs that the plan leaves free when they
   come first.
@@ -59,13 +60,13 @@ class _Claim(Struct, frozen=True, gc=False):
     service: float
     """GPU seconds by which it is ordered."""
     r_s: float
-    """`fair.response_r_s` of these."""
+    """`fair.response_r_s` of these; 0: its run time is not known, so waiting does not move it forward."""
     patient_r_s: float
     """The same of the GPU seconds that it needs, for a gang that shares may not delay for ever; 0: not so large a gang."""
 
 
 _Aged = tuple[bool, float, int, float, _Claim]
-"""A claim now: (whether it is not fixed, its service over the square root of its response ratio, order of submission, waiting time in s, the claim); sorted."""
+"""A claim now: (whether it is not fixed, its service, over the square root of its response ratio if that is known, order of submission, waiting time in s, the claim); sorted."""
 
 
 class FairCandidates(Source[_Claim]):
@@ -142,8 +143,8 @@ class FairCandidates(Source[_Claim]):
             yield claim
 
     def _other_claim(self, state: CellState, job: JobState) -> _Claim:
-        attained, of_workers = self._attained(state, job), gpus_of(job)
-        need = self._key_of(remaining_s(state, job), attained, of_workers)
+        attained, of_workers, left_s = self._attained(state, job), gpus_of(job), remaining_s(state, job)
+        need = self._key_of(left_s, attained, of_workers)
         service, gpus, large = 0.0 if job.spec.timed else need, _whole_gpus(job), of_workers >= LARGE_GPUS
         return _Claim(
             None,
@@ -155,19 +156,15 @@ class FairCandidates(Source[_Claim]):
             job.submitted_ms,
             attained,
             service,
-            response_r_s(service, large),
+            response_r_s(service, large) if left_s < inf else 0.0,
             _patient_r_s(gpus, need, large),
         )
 
     def _item(self, state: CellState, job: JobState, candidate: Candidate) -> _Claim:
-        """Of a running job whose run time is not known only the time before its present attempt does not count as waiting: else it would lose its
-        GPUs, seconds after its start, to jobs of its queue that have waited as long."""
         of_workers, gpus = candidate.shape[0] * candidate.shape[1], candidate.gpus
         attained, large, fixed = candidate.attained_s, of_workers >= LARGE_GPUS, False
         service = need = self._key_of(candidate.remaining_s, attained, of_workers)
         if candidate.group:
-            if candidate.remaining_s == inf:
-                attained = job.served_ms / 1_000
             fixed = not candidate.movable
             if candidate.stop_cost_s:
                 service = max(0.0, service - candidate.stop_cost_s * gpus)
@@ -183,7 +180,7 @@ class FairCandidates(Source[_Claim]):
             job.submitted_ms,
             attained,
             service,
-            response_r_s(service, large),
+            response_r_s(service, large) if candidate.remaining_s < inf else 0.0,
             _patient_r_s(gpus, need, large),
         )
 
@@ -210,7 +207,7 @@ def _in_order(claims: Iterable[_Claim], now_ms: int) -> list[_Aged]:
         waited_s = (now_ms - claim.submitted_ms) / 1_000 - claim.attained_s
         if waited_s < 0:
             waited_s = 0.0
-        service = claim.service / sqrt(_ratio(waited_s, claim.r_s))
+        service = claim.service / sqrt(_ratio(waited_s, claim.r_s)) if claim.r_s else claim.service
         found.append((not claim.fixed, service, claim.order, waited_s, claim))
     found.sort()
     return found
@@ -237,8 +234,8 @@ class FairInterleave(Interleave):
     fills = True
     beside = True
 
-    def __init__(self, limits_gpu_s: Sequence[float], name: str = "penstock") -> None:
-        super().__init__(limits_gpu_s, _plan, FairCandidates, name)
+    def __init__(self, name: str = "penstock") -> None:
+        super().__init__(_plan, FairCandidates, name)
 
     def keys(self, candidates: Sequence[Candidate]) -> Sequence[float]:
         """Their positions: the list is already ordered by shares and waiting times."""

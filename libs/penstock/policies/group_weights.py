@@ -6,18 +6,16 @@ For jobs whose run time is not known two things differ.
 
 - Nothing distinguishes jobs of the same queue by attained service, so position alone does not put one behind another: each counts as at the mean position of its
   queue. Otherwise the job that came first would have a larger weight than many later ones, and one large gang a larger one than all jobs that fit in its place.
-- own_i is √g_i · (E / e_i)^0.3 with the expected service e_i of its queue and the largest such service E. By Gittins' index it would be g_i / e_i, the probability that
-  it ends soon, if jobs needed the same service whatever their GPUs. With g_i itself every new larger gang would stop others, hence the
-  root; and a queue's expected service is a guess, hence the power. Source: own.
+- own_i is `SOON` for each queue that jobs are in after its own: a job of an earlier queue is more likely to end soon. Source: own; by Gittins' index it would be inverse to
+  the expected service, but that is a guess, and then every new job would stop others.
 """
 
 from collections.abc import Hashable, Sequence
-from math import sqrt
 
 from msgspec import Struct
 
-SOON = 0.3
-"""Exponent; 0.2 to 0.5 give the same completion times within 1 %; restarts rise with it."""
+SOON = 1.5
+"""Completion times are nearly the same from 1.25 to 2; restarts rise with it."""
 
 
 class Job(Struct, frozen=True, gc=False):
@@ -35,8 +33,6 @@ class Job(Struct, frozen=True, gc=False):
     """On each of its GPUs."""
     queue: int | None = None
     """Its queue by attained service, from 0; None: its run time is known."""
-    soon: float = 1.0
-    """E / e_i, ≥ 1, for a job with an unknown run time."""
     new: bool = True
     """Whether it arrived after the plan of the current groups."""
 
@@ -49,9 +45,10 @@ def weights(jobs: Sequence[Job], behind: int, gpus: int) -> list[float]:
         if job.queue is not None:
             places.setdefault(job.queue, []).append(number)
     mean = {queue: sum(numbers) / len(numbers) for queue, numbers in places.items()}
+    last = max(places, default=0)
     return [
         1.0 + job.gpus / gpus * (behind - number)
         if job.queue is None
-        else sqrt(job.gpus) * job.soon**SOON + job.gpus / gpus * (behind - mean[job.queue])
+        else SOON ** (last - job.queue) + job.gpus / gpus * (behind - mean[job.queue])
         for number, job in enumerate(jobs)
     ]

@@ -4,8 +4,10 @@ Ideal: of all ways to run and group the jobs, the one with the smallest sum of c
 sum falls now (`penstock.policies.group_search`), over the first `MAX_IN_ORDER` jobs and all running ones; speeds in a group are predicted
 (`interleaving.authors_period`: a member continues as soon as its resource is free, so without the barriers of Muri's eq. 3) and reduced by the overhead of taking turns.
 
-Order: by remaining time × GPUs (SRSF). A job whose run time is not known is expected to need as much service as the limit of the queue that it
-would be in under Tiresias: run times are heavy-tailed, so a job that has run long is expected to run longer. If no run time is known, this is the order of Tiresias.
+Order: by remaining time × GPUs (SRSF). A job whose run time is not known is expected to need as much service as the limit of its
+queue by attained service: run times are heavy-tailed, so a job that has run long is expected to run longer. If no run time is known, this is discretised least attained
+service × GPUs (2D-LAS, as under Tiresias). Departure from Tiresias, which has two or three queues: limits rise geometrically, so that jobs of all lengths are
+separated, and a job comes to O(log run time) queues.
 """
 
 from bisect import bisect_right
@@ -15,7 +17,7 @@ from typing import Any
 
 from penstock.ledger.job_state import JobState
 from penstock.ledger.state import CellState
-from penstock.model.ledger_events import MAX_RANKS, JobRank
+from penstock.model.ledger_events import MAX_RANK_LEVEL, MAX_RANKS, JobRank
 from penstock.model.types import StageTimes
 from penstock.policies.candidates import Candidates, Source
 from penstock.policies.group_search import MAX_IN_ORDER, search
@@ -31,7 +33,10 @@ from penstock.policies.service import received_s, remaining_s
 LOSS = (1.0, 1.4, 1.4, 1.4)
 """Overhead by number of members: an iteration's expected time as a multiple of the time that the stages alone allow. Source: Muri's authors measured 1.33, 1.5 and 1.37;
 the mean is used, since measurements on one cluster for one number of members do not carry over to another."""
-LAST_QUEUE = 4.0  # expected service beyond the last limit, as a multiple of it
+FIRST_LIMIT_GPU_S = 3_600.0  # an hour of one GPU; 6 min to 32 h give nearly the same mean completion times
+LIMITS_RATIO = 10.0  # smaller ones separate jobs that end nearly together, larger ones too few (decision 115)
+LIMITS_GPU_S = tuple(FIRST_LIMIT_GPU_S * LIMITS_RATIO**queue for queue in range(MAX_RANK_LEVEL))
+"""Attained service at which a job leaves each queue but the last."""
 ALIKE = 1.08  # stage times within 8 % are of one kind: profiles are not more accurate
 LEAST_SHARE = 0.01  # of an iteration; shorter stages are ignored
 MAX_KINDS = 4_096
@@ -41,20 +46,17 @@ AFRESH_JOBS = 16  # up to so many jobs every plan is also made from scratch
 
 
 class Interleave:
-    """Implements `penstock.policies.regroup.Regroup`. `limits_gpu_s`: of the queues by attained service, ascending; `plan`: as `Regroup.plan`."""
+    """Implements `penstock.policies.regroup.Regroup`. `plan`: as `Regroup.plan`."""
 
     fills = True
     beside = False
 
     def __init__(
         self,
-        limits_gpu_s: Sequence[float],
         plan: Callable[[CellState, Answer], GroupPlan],
         candidates: Callable[..., Source[Any]] = Candidates,
         name: str = "interleave",
     ) -> None:
-        self._limits_gpu_s = tuple(limits_gpu_s)
-        self._expected_gpu_s = (*limits_gpu_s, limits_gpu_s[-1] * LAST_QUEUE)
         self._plan = plan
         self._candidates = candidates(
             name, self._key, key_of=self.key, in_all=MAX_IN_ORDER, attained=received_s
@@ -106,30 +108,20 @@ class Interleave:
                 kinds[job.stages],
                 bool(job.group) and not job.movable,
                 job.gpu_memory_mib if bounded else 0,
-                None if job.remaining_s < inf else self._level(job),
-                1.0 if job.remaining_s < inf else self._soon(job),
+                None if job.remaining_s < inf else _queue(job.attained_s * job.gpus),
                 job.rank is None or key < last.get(job.shape, 0.0),
             )
             for job, key in zip(question.jobs, keys, strict=True)
         ]
 
-    def _soon(self, job: Candidate) -> float:
-        return self._expected_gpu_s[-1] / self.key(job.remaining_s, job.attained_s, job.gpus)
-
     def plan(self, state: CellState, answer: Answer) -> GroupPlan:
         return self._plan(state, answer)
-
-    def _level(self, job: Candidate) -> int:
-        """The job's queue by attained service, counted from 0; 0 where its run time is known."""
-        if job.remaining_s < inf:
-            return 0
-        return bisect_right(self._limits_gpu_s, job.attained_s * job.gpus)
 
     def _entered(self, question: Question) -> tuple[JobRank, ...]:
         """Ranks of jobs that are new in their queue: each is added at its end."""
         found: list[JobRank] = []
         for job in question.jobs:
-            level = self._level(job)
+            level = _level(job)
             if (job.rank is None or job.rank[0] != level) and len(found) < MAX_RANKS:
                 position = question.now_ms * MAX_RANKS + len(found)
                 found.append(JobRank(job_id=job.job_id, level=level, chosen=False, position=position))
@@ -142,8 +134,8 @@ class Interleave:
             return None, None
         lefts: dict[bool, list[float]] = {True: [], False: []}
         for job in planned:
-            if job.remaining_s == inf and (level := self._level(job)) < len(self._limits_gpu_s):
-                lefts[bool(job.group)].append(self._limits_gpu_s[level] / job.gpus - job.attained_s)
+            if job.remaining_s == inf and (level := _level(job)) < len(LIMITS_GPU_S):
+                lefts[bool(job.group)].append(LIMITS_GPU_S[level] / job.gpus - job.attained_s)
         running, started = (
             question.now_ms + max(1, ceil(min(some) * 1_000)) if some else None
             for some in (lefts[True], lefts[False])
@@ -161,7 +153,7 @@ class Interleave:
         """GPU seconds that the job is expected to need, ≥ 0."""
         if left_s < inf:
             return left_s * gpus
-        return self._expected_gpu_s[bisect_right(self._limits_gpu_s, attained * gpus)]
+        return FIRST_LIMIT_GPU_S * LIMITS_RATIO ** _queue(attained * gpus)
 
     def _kind(self, profiled: StageTimes | None) -> int | None:
         """The kind of stage times, computed from the times alone, so that the answer to a question does not depend on earlier questions. None: they are not known, or the job uses no resource."""
@@ -206,6 +198,16 @@ class Interleave:
             for kinds, speeds in zip(alike, many_speeds(self._interleaving, times), strict=True):
                 found[kinds] = tuple([min(1.0, speed) for speed in speeds])
         return [found[kinds] for kinds in groups]
+
+
+def _queue(attained_gpu_s: float) -> int:
+    """The queue of a job whose run time is not known, counted from 0, by its attained service."""
+    return bisect_right(LIMITS_GPU_S, attained_gpu_s)
+
+
+def _level(job: Candidate) -> int:
+    """The job's queue; 0 where its run time is known."""
+    return 0 if job.remaining_s < inf else _queue(job.attained_s * job.gpus)
 
 
 def _present(

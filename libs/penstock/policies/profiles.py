@@ -108,7 +108,7 @@ def penstock(settings: PlacerSettings) -> Profile:
         batch=None
         if "bursts" in without
         else Burst(together, order, settings.network_weight, exact=settings.batch_exact),
-        regroup=None if "groups" in without else FairInterleave(settings.queue_limits_gpu_s),
+        regroup=None if "groups" in without else FairInterleave(),
         migrate=None if "moves" in without else LoadBalance(settings.convergence),
         make_way=MakeWay("penstock", stages.genie, stages.may_take)
         if timed and "make_way" not in without
@@ -192,7 +192,7 @@ PROFILES: Mapping[str, Make] = MappingProxyType(
         ),
         "interleave": grouped(
             "interleave",
-            lambda settings: Interleave(settings.queue_limits_gpu_s, group_plan),
+            lambda settings: Interleave(group_plan),
             shortest_remaining_service,
         ),
         "genie": genie,

@@ -57,7 +57,7 @@ def validate_plan(
     """Result of each unit; or why the whole plan is refused. Never changes the state. `profile`: the cell's own, if available.
 
     A profile that stops jobs alone decides which run: a unit may start only jobs that the profile would start now, on nodes that its own plan
-    does not reserve. `stops`: ids of running jobs that count as being stopped. Reservations of the previous plan for units that have not started are dropped if any unit of this one is accepted.
+    does not reserve. Reservations do not bind plans of the profile's regroup stage, which has an order of its own. `stops`: ids of running jobs that count as being stopped. Reservations of the previous plan for units that have not started are dropped if any unit of this one is accepted.
     `fit_then`: all groups are known to fit when all jobs that are being stopped have ended.
     """
     refusal = _of_the_plan(state, proposal)
@@ -75,7 +75,8 @@ def validate_plan(
     profile = profile or profile_for(state.settings)
     if (refusal := _makes_way(state, proposal, profile) or _who_runs(proposal, profile)) is not None:
         return refusal
-    validation = _Validation(state, profile, stale, stops, fit_then=fit_then)
+    bound = profile.regroup is None or proposal.proposer != PROPOSER
+    validation = _Validation(state, profile, stale, stops, bound=bound, fit_then=fit_then)
     units = tuple(validation.unit(number, unit) for number, unit in enumerate(proposal.units))
     return ValidatedPlan(units, validation.room.full, validation.room.then)
 
@@ -150,8 +151,10 @@ class _Validation:
         stale: Mapping[Subject, str],
         stops: frozenset[str],
         *,
+        bound: bool,
         fit_then: bool,
     ) -> None:
+        """`bound`: whether nodes that the profile reserves are not available."""
         self._state, self._profile, self._stale, self._stops = state, profile, stale, stops
         self._fit_then = fit_then
         self.room = Room(state, next_members=profile.preempt is None, stops=stops)
@@ -164,6 +167,7 @@ class _Validation:
             for reserved in state.planned.values()
             if reserved.proposed is None and (profile.preempt is not None or reserved.expected_ms is not None)
             for node_id in reserved.nodes
+            if bound
         }
 
     def unit(self, number: int, unit: ProposedUnit) -> ValidatedUnit:
@@ -199,7 +203,7 @@ class _Validation:
                 return moved
         running = {job_id for job_id in jobs if job_id in state.jobs and state.jobs[job_id].status in RUNS}
         joins = bool(running - self._stops)
-        if not joins and (reserved := next(self._reserved(unit, jobs), None)) is not None:
+        if (reserved := next(self._reserved(unit, jobs), None)) is not None:
             return reserved
         late = next(self._turn(jobs), None)
         if not joins and late is not None:

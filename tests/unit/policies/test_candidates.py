@@ -37,7 +37,6 @@ PROFILE = StagesProfiled(
     idle_ms=0.0, iteration_ms=61.0, iterations=20,
 )  # fmt: skip
 
-LIMITS_GPU_S = (3_250.0, 7_200.0)
 
 
 def by_order(state: CellState, job: JobState, cost_s: float = 0.0) -> float:
@@ -68,8 +67,8 @@ def test_a_profile_counts_for_who_runs_and_who_waits_from_its_record_on() -> Non
 
 
 STAGES: tuple[Callable[[], Regroup], ...] = (
-    lambda: FairInterleave(LIMITS_GPU_S),
-    lambda: Interleave(LIMITS_GPU_S, group_plan),
+    lambda: FairInterleave(),
+    lambda: Interleave(group_plan),
     lambda: muri_s(Grouping(), group_plan),
     lambda: muri_l(Grouping(), group_plan),
 )

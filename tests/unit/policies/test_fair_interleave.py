@@ -7,13 +7,12 @@ from msgspec.structs import replace
 from penstock.model.external_events import JobProgress, WorkProgressed
 from penstock.model.proposals import PlanProposed, ProposedJob, ProposedUnit
 from penstock.model.settings import PlacerSettings
-from penstock.model.types import JobSpec, StageTimes
+from penstock.model.types import Estimate, JobSpec, StageTimes
 from penstock.policies.fair_interleave import FairInterleave
 from penstock.policies.regroup import Question
 from tests.support.driver import CellDriver, estimate, node_spec
 from tests.unit.policies.test_preemption import needing
 
-LIMITS_GPU_S = (3_250.0, 7_200.0)
 HOUR_MS = 3_600_000
 
 
@@ -30,14 +29,27 @@ def job(driver: CellDriver, job_id: str, gpus: int, run_s: float, *, runs: bool 
         driver.start(job_id)
 
 
+def profiled() -> Estimate:
+    """One GPU; stages are known, the run time is not."""
+    stages = StageTimes(storage_ms=0, cpu_ms=0, gpu_ms=90, network_ms=0, iteration_ms=100)
+    return replace(estimate(1), stages=stages)
+
+
 def asked(driver: CellDriver) -> Question | None:
-    return FairInterleave(LIMITS_GPU_S).question(driver.state)
+    return FairInterleave().question(driver.state)
 
 
 def listed(driver: CellDriver) -> list[str]:
     found = asked(driver)
     assert found is not None
     return [one.job_id for one in found.jobs]
+
+
+def planned(driver: CellDriver) -> list[str]:
+    """Who is to run."""
+    found = asked(driver)
+    assert found is not None
+    return [job_id for group in FairInterleave().solve(found).groups for job_id in group.job_ids]
 
 
 def replaced(driver: CellDriver, stopped: str, started: str) -> None:
@@ -87,22 +99,33 @@ def test_who_waits_comes_earlier_with_time() -> None:
     assert listed(driver)[0] == "long"
 
 
-def test_a_job_of_unknown_run_time_does_not_lose_its_gpus_to_one_that_came_with_it() -> None:
-    """No run time is known. The 25 minutes that `first` has run do not put it behind `second`, which came at the same moment; once it was stopped, they do."""
+def test_a_job_of_unknown_run_time_does_not_lose_its_gpus_to_its_equals() -> None:
+    """No run time is known, and nobody has run for an hour: all are in the first queue, in order of arrival, however long they wait. Whoever runs goes on, also `second`, for
+    which a plan stopped `first` after 25 minutes."""
     driver = cell(1)
-    alike = replace(
-        estimate(1), stages=StageTimes(storage_ms=0, cpu_ms=0, gpu_ms=90, network_ms=0, iteration_ms=100)
-    )
+    alike = profiled()
     for job_id in ("first", "second"):
         driver.submit(job_id, JobSpec(command=("x",), checkpoint="signal"), alike)
     driver.start("first")
     driver.at(1_500_000)
     driver.submit("third", JobSpec(command=("x",), checkpoint="signal"), alike)
-    assert listed(driver) == ["first", "second", "third"]
+    assert (listed(driver), planned(driver)) == (["first", "second", "third"], ["first"])
     replaced(driver, "first", "second")
     driver.at(2_400_000)
     driver.submit("fourth", JobSpec(command=("x",), checkpoint="signal"), alike)
-    assert listed(driver) == ["second", "first", "third", "fourth"]
+    assert (listed(driver), planned(driver)) == (["first", "second", "third", "fourth"], ["second"])
+
+
+def test_of_jobs_of_unknown_run_time_that_have_run_long_the_longest_comes_last() -> None:
+    """One has run for a week, one for a day, and a third comes: the longer a job has run, the longer it is expected to run still."""
+    driver = cell(2)
+    for job_id, at_h in (("week", 0), ("day", 6 * 24)):
+        driver.at(at_h * HOUR_MS)
+        driver.submit(job_id, JobSpec(command=("x",), checkpoint="signal"), profiled())
+        driver.start(job_id)
+    driver.at(7 * 24 * HOUR_MS)
+    driver.submit("new", JobSpec(command=("x",), checkpoint="signal"), profiled())
+    assert listed(driver) == ["new", "day", "week"]
 
 
 def test_a_job_that_was_stopped_keeps_its_place_by_the_time_that_it_had() -> None:
@@ -157,7 +180,7 @@ def test_a_job_that_does_not_save_is_not_stopped_and_may_get_company() -> None:
     found = asked(driver)
     assert found is not None
     assert [(one.job_id, one.movable) for one in found.jobs] == [("loses", False), ("short", True)]
-    answer = FairInterleave(LIMITS_GPU_S).solve(found)
+    answer = FairInterleave().solve(found)
     assert "loses" in {job_id for group in answer.groups for job_id in group.job_ids}
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from penstock.policies.group_search import search
 from penstock.policies.group_speeds import MANY, Kinds, Tables
-from penstock.policies.group_weights import Job, weights
+from penstock.policies.group_weights import SOON, Job, weights
 
 GPUS = 4
 
@@ -126,9 +126,8 @@ def job(
     fixed: bool = False,
     memory_mib: int = 0,
     queue: int | None = None,
-    soon: float = 1.0,
 ) -> Job:
-    return Job(gpus, gpus, kind, fixed, memory_mib, queue, soon)
+    return Job(gpus, gpus, kind, fixed, memory_mib, queue)
 
 
 jobs_strategy = st.lists(
@@ -137,7 +136,6 @@ jobs_strategy = st.lists(
         st.sampled_from([1, 1, 2, 4, 8]),
         st.sampled_from([0, 1, 2, 3, None]),
         queue=st.sampled_from([None, None, 0, 1, 2]),
-        soon=st.sampled_from([1.0, 4.0, 8.9]),
     ),
     max_size=12,
 )
@@ -189,18 +187,18 @@ def test_jobs_that_slow_each_other_down_do_not_share() -> None:
 
 
 def test_what_jobs_are_worth_by_what_is_known_of_them() -> None:
-    """Three of known run time in order; then four of the same queue, of which each has one and a half behind it on average, and one more that is not listed."""
+    """Three of known run time in order; then two of one queue, which have half a job of it, two others, and one that is not listed behind them, and two of the queue after the next."""
     known = [job(2, 3), job(1, 3), job(4, 3)]
     assert weights(known, 0, GPUS) == [1 + 2 / 4 * 2, 1 + 1 / 4, 1]
-    queued = [job(1, 3, queue=1), job(1, 3, queue=1), job(4, 3, queue=1), job(4, 3, queue=1, soon=2.0)]
-    assert weights(queued, 1, GPUS) == pytest.approx([1 + 2.5 / 4, 1 + 2.5 / 4, 2 + 2.5, 2 * 2**0.3 + 2.5])
+    queued = [job(1, 3, queue=1), job(4, 3, queue=1), job(1, 3, queue=3), job(4, 3, queue=3)]
+    assert weights(queued, 1, GPUS) == [SOON**2 + 3.5 / 4, SOON**2 + 3.5, 1 + 1.5 / 4, 1 + 1.5]
 
 
 def test_a_new_gang_of_unknown_run_time_takes_the_place_of_jobs_that_have_run_long() -> None:
-    """Four small jobs run, past the last limit by attained service, and how long is not known. A gang of four comes: it may end soon, and they will hardly."""
+    """Four small jobs run, two queues by attained service further on, and how long is not known. A gang of four comes: it may end soon, and they will hardly."""
     small = [job(1, 3, queue=2) for _ in range(4)]
     running = [(1,), (2,), (3,), (4,)]
-    new = search([job(4, 3, queue=0, soon=8.9), *small], running, GPUS, TABLES, afresh=False)
+    new = search([job(4, 3, queue=0), *small], running, GPUS, TABLES, afresh=False)
     assert new == [(0,)]
     assert search([job(4, 3, queue=2), *small], running, GPUS, TABLES, afresh=False) == running
 

@@ -44,7 +44,7 @@ STAGES: dict[str, Regroup] = {
     "no-split": muri_s(Grouping(split=False), group_plan),
     "worst-order": muri_s(Grouping(worst_order=True), group_plan),
     "two": muri_s(Grouping(max_members=2), group_plan),
-    "interleave": Interleave((3_250.0, 7_200.0), group_plan),
+    "interleave": Interleave(group_plan),
 }
 
 
@@ -279,7 +279,7 @@ def test_a_plan_does_not_depend_on_how_many_groups_are_predicted_at_once(
     answers = []
     for many in (1, 10**9):
         monkeypatch.setattr(group_speeds, "MANY", many)
-        stage = Interleave((3_250.0, 7_200.0), group_plan)
+        stage = Interleave(group_plan)
         answers += [stage.solve(asked), stage.solve(asked)]
     assert all(answer == answers[0] for answer in answers)
     assert any(len(group.job_ids) > 1 for group in answers[0].groups)
