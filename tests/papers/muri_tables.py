@@ -318,7 +318,10 @@ def _default(traces: Sequence[str], geometric: float | None = None) -> PaperTabl
             remark = f"{found.restarts_per_job:.2f} restarts per job"
             rows.append(Row(f"{trace}, over {baseline}", ratios[-1], reach=1.0, remark=remark))
             grouped = simulate(trace, theirs)
-            ratio, remark = grouped.avg_jct_s / found.avg_jct_s, f"{grouped.restarts_per_job:.2f} restarts per job under {theirs}"
+            ratio, remark = (
+                grouped.avg_jct_s / found.avg_jct_s,
+                f"{grouped.restarts_per_job:.2f} restarts per job under {theirs}",
+            )
             rows.append(Row(f"{trace}, over {theirs}", ratio, reach=REACH_OVER_MURI, remark=remark))
         label = f"geometric mean, run times {durations}"
         rows.append(Row(label, geometric_mean(ratios), reach=geometric))

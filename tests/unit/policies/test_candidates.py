@@ -38,7 +38,6 @@ PROFILE = StagesProfiled(
 )  # fmt: skip
 
 
-
 def by_order(state: CellState, job: JobState, cost_s: float = 0.0) -> float:
     return float(job.order)
 
