@@ -18,7 +18,9 @@ from tests.simulation.prelaunch_cells import CELLS, JOBS, Cell, run
 
 SEEDS = {("penstock", ()): 8, ("penstock", ("groups",)): 6, ("liquid", ()): 2}
 """(profile, without) → of it; of a profile that stops jobs single runs differ by a tenth."""
-UNKNOWN_SEEDS = 16  # of the default profile where run times are not known from the start: there it gains least
+UNKNOWN_SEEDS = (
+    16  # of the default profile where run times are not known from the start: there it gains least
+)
 AT_MOST = {("penstock", ()): 0.99, ("penstock", ("groups",)): 0.97, ("liquid", ()): 0.98}
 """Mean completion time, relative to without. All of it in `python -m tests.simulation.prelaunch_cells`."""
 CHECKED = 2  # of these seeds the CI run checks the invariants after each record, which takes half of a run

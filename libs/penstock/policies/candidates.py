@@ -4,9 +4,11 @@ Waiting jobs are in sorted rows, one per shape, that change only when jobs do (`
 first of them and all running jobs: O(running jobs + waiting jobs that are taken).
 """
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from heapq import merge
 from itertools import chain, islice
+from math import inf, nextafter
 from operator import itemgetter
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -77,8 +79,12 @@ class Gathered(NamedTuple, Generic[Item]):
     """As `Question.behind`."""
 
 
+KeyOf = Callable[[float, float, int], float]
+"""A sort key from a job's remaining and attained time in s, and its workers' GPUs."""
+
+
 class Source(Generic[Item]):
-    """The candidates of one stage, each as an item of a subclass. `key`: sort key of waiting jobs, the smallest comes first.
+    """The candidates of one stage, each as an item of a subclass. `key`: sort key of waiting jobs, the smallest comes first; `key_of`: the same from a candidate's fields.
 
     `in_all`: so many waiting jobs are taken, whatever their shape, in order. None: of each shape `per_gpus` times as many as fit the
     empty cell: a plan that fills the cell with groups of `per_gpus` cannot use more. `attained`: gives a candidate's attained time.
@@ -89,12 +95,13 @@ class Source(Generic[Item]):
         name: str,
         key: Key,
         *,
+        key_of: KeyOf | None = None,
         per_gpus: int = 1,
         in_all: int | None = None,
         scope: Scope = ALL_JOBS,
         attained: Callable[[CellState, JobState], float] = attained_s,
     ) -> None:
-        self._name, self._key = name, key
+        self._name, self._key, self._key_of = name, key, key_of
         self._per_gpus, self._in_all = per_gpus, in_all
         self._scope = scope
         self._attained = attained
@@ -106,6 +113,8 @@ class Source(Generic[Item]):
         """`JobState.order` → needs: unlike an id an order is not given twice."""
         self._profile: StagesProfiled | None = None
         """The latest profile when they were made."""
+        self._up_to = inf
+        """Key below which the latest question lists all waiting jobs."""
 
     def question(self, state: CellState) -> Question | None:
         """As `Regroup.question`."""
@@ -152,15 +161,35 @@ class Source(Generic[Item]):
         ]
         return Gathered(items, node_gpus, behind)
 
-    def _question(self, state: CellState, jobs: Iterable[Candidate], found: Gathered[Item]) -> Question:
+    def _question(self, state: CellState, jobs: Sequence[Candidate], found: Gathered[Item]) -> Question:
         return Question(
             stage=self._name,
             jobs=tuple(jobs),
+            ahead=self._ahead(jobs) if found.behind and self._up_to < inf else (),
             node_gpus=tuple(found.node_gpus),
             gpu_memory_mib=_memory(state),
             now_ms=state.now_ms,
             behind=found.behind,
         )
+
+    def _ahead(self, jobs: Sequence[Candidate]) -> tuple[float, ...]:
+        """`Question.ahead`. O(jobs + rows · log waiting jobs for each of the few keys of jobs with unknown run times)."""
+        rows = self._waiting_rows()
+        keys = [self._key_from(job) for job in jobs]
+        listed = sorted([key for job, key in zip(jobs, keys, strict=True) if job.job_id in self._of_waiting])
+        found: dict[float, float] = {}
+        for job, key in zip(jobs, keys, strict=True):
+            if job.remaining_s == inf and key >= self._up_to and key not in found:
+                then = (nextafter(key, inf),)
+                before = sum([bisect_left(row, ((key,),)) for row in rows]) - bisect_left(listed, key)
+                through = sum([bisect_left(row, (then,)) for row in rows]) - bisect_right(listed, key)
+                found[key] = (before + through) / 2
+        return tuple([found.get(key, 0.0) for key in keys])
+
+    def _key_from(self, job: Candidate) -> float:
+        assert self._key_of is not None, self._name
+        workers, gpus, _, _ = job.shape
+        return self._key_of(job.remaining_s, job.attained_s, workers * gpus)
 
     def _waiting_rows(self) -> Sequence[list[Entry[Any]]]:
         """Rows of the jobs that are planned."""
@@ -178,9 +207,11 @@ class Source(Generic[Item]):
         return found
 
     def _taken(self, rows: Sequence[list[Entry[Any]]], gpus: int) -> Iterable[Entry[Any]]:
-        """The waiting jobs that the question takes, in no order."""
+        """The waiting jobs that the question takes, in no order. Sets `_up_to`."""
+        self._up_to = inf
         if self._in_all is not None:
-            return first_of(rows, self._in_all)
+            taken, self._up_to = first_of(rows, self._in_all)
+            return taken
         return (
             entry
             for entries in rows
@@ -247,11 +278,13 @@ class Source(Generic[Item]):
         return found
 
 
-def first_of(rows: Sequence[list[Entry[Any]]], most: int) -> Iterable[Entry[Any]]:
-    """The first `most` entries of all rows together, in no order."""
+def first_of(rows: Sequence[list[Entry[Any]]], most: int) -> tuple[Iterable[Entry[Any]], float]:
+    """The first `most` entries of all rows together, in no order, and the key below which these are all; infinite: they are all."""
     if sum(map(len, rows)) <= most:
-        return chain.from_iterable(rows)
-    return islice(merge(*rows), most)
+        return chain.from_iterable(rows), inf
+    taken = list(islice(merge(*rows), most))
+    last: Any = taken[-1][0]
+    return taken, last[0]
 
 
 class Candidates(Source[tuple[tuple[object, ...], Candidate]]):
@@ -264,15 +297,14 @@ class Candidates(Source[tuple[tuple[object, ...], Candidate]]):
         name: str,
         key: Key,
         *,
-        key_of: Callable[[float, float, int], float] | None = None,
+        key_of: KeyOf | None = None,
         listed: bool = False,
         per_gpus: int = 1,
         in_all: int | None = None,
         attained: Callable[[CellState, JobState], float] = attained_s,
     ) -> None:
-        """`key_of`: the same as `key`, from a candidate's fields: remaining and attained time in s, and its workers' GPUs."""
-        super().__init__(name, key, per_gpus=per_gpus, in_all=in_all, attained=attained)
-        self._key_of, self._listed = key_of, listed
+        super().__init__(name, key, key_of=key_of, per_gpus=per_gpus, in_all=in_all, attained=attained)
+        self._listed = listed
 
     def question(self, state: CellState) -> Question | None:
         """None: no job waits and no jobs share GPUs, or there are no GPUs."""
@@ -280,7 +312,7 @@ class Candidates(Source[tuple[tuple[object, ...], Candidate]]):
         if found is None:
             return None
         found.items.sort(key=itemgetter(0))
-        return self._question(state, (candidate for _, candidate in found.items), found)
+        return self._question(state, [candidate for _, candidate in found.items], found)
 
     def _key_in_row(self, state: CellState, job: JobState) -> tuple[float, ...]:
         if self._listed:
@@ -290,11 +322,7 @@ class Candidates(Source[tuple[tuple[object, ...], Candidate]]):
     def _item(
         self, state: CellState, job: JobState, candidate: Candidate
     ) -> tuple[tuple[object, ...], Candidate]:
-        if self._key_of is None:
-            key = self._key(state, job)
-        else:
-            workers, gpus, _, _ = candidate.shape
-            key = self._key_of(candidate.remaining_s, candidate.attained_s, workers * gpus)
+        key = self._key(state, job) if self._key_of is None else self._key_from(candidate)
         return self._place(key, candidate), candidate
 
     def _place(self, key: float, job: Candidate) -> tuple[object, ...]:

@@ -22,7 +22,7 @@ from msgspec import Struct
 from penstock.ledger.job_state import JobState
 from penstock.ledger.state import CellState
 from penstock.model.types import WHOLE_GPU
-from penstock.policies.candidates import NO_SHAPE, Gathered, Source, first_of
+from penstock.policies.candidates import NO_SHAPE, Gathered, KeyOf, Source, first_of
 from penstock.policies.fair import LARGE_GPUS, PATIENCE, response_r_s
 from penstock.policies.group_plan import group_plan
 from penstock.policies.interleave import Interleave
@@ -78,12 +78,12 @@ class FairCandidates(Source[_Claim]):
         name: str,
         key: Key,
         *,
-        key_of: Callable[[float, float, int], float],
+        key_of: KeyOf,
         in_all: int,
         attained: Callable[[CellState, JobState], float],
     ) -> None:
-        super().__init__(name, key, in_all=in_all, attained=attained, scope=SCOPE)
-        self._key_of = key_of
+        super().__init__(name, key, key_of=key_of, in_all=in_all, attained=attained, scope=SCOPE)
+        self._need = key_of
 
     def question(self, state: CellState) -> Question | None:
         """None: no job waits and no jobs share GPUs, or there are no GPUs; also while the cell has room for all waiting jobs, and no jobs share GPUs, except for a single
@@ -111,8 +111,11 @@ class FairCandidates(Source[_Claim]):
         for entries in rows:
             by_owner.setdefault(entries[0][3][1], []).append(entries)
         each = max(1, (self._in_all or 1) // max(1, len(by_owner)))
+        self._up_to = inf
         for theirs in by_owner.values():
-            yield from first_of(theirs, each)
+            taken, up_to = first_of(theirs, each)
+            self._up_to = min(self._up_to, up_to)
+            yield from taken
 
     def _shared_out(
         self, state: CellState, claims: Sequence[_Claim], gpus: int
@@ -144,7 +147,7 @@ class FairCandidates(Source[_Claim]):
 
     def _other_claim(self, state: CellState, job: JobState) -> _Claim:
         attained, of_workers, left_s = self._attained(state, job), gpus_of(job), remaining_s(state, job)
-        need = self._key_of(left_s, attained, of_workers)
+        need = self._need(left_s, attained, of_workers)
         service, gpus, large = 0.0 if job.spec.timed else need, _whole_gpus(job), of_workers >= LARGE_GPUS
         return _Claim(
             None,
@@ -163,7 +166,7 @@ class FairCandidates(Source[_Claim]):
     def _item(self, state: CellState, job: JobState, candidate: Candidate) -> _Claim:
         of_workers, gpus = candidate.shape[0] * candidate.shape[1], candidate.gpus
         attained, large, fixed = candidate.attained_s, of_workers >= LARGE_GPUS, False
-        service = need = self._key_of(candidate.remaining_s, attained, of_workers)
+        service = need = self._need(candidate.remaining_s, attained, of_workers)
         if candidate.group:
             fixed = not candidate.movable
             if candidate.stop_cost_s:

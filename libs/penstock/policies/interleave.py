@@ -12,6 +12,7 @@ separated, and a job comes to O(log run time) queues.
 
 from bisect import bisect_right
 from collections.abc import Callable, Sequence, Set
+from itertools import repeat
 from math import ceil, inf, log
 from typing import Any
 
@@ -34,7 +35,7 @@ LOSS = (1.0, 1.4, 1.4, 1.4)
 """Overhead by number of members: an iteration's expected time as a multiple of the time that the stages alone allow. Source: Muri's authors measured 1.33, 1.5 and 1.37;
 the mean is used, since measurements on one cluster for one number of members do not carry over to another."""
 FIRST_LIMIT_GPU_S = 3_600.0  # an hour of one GPU; 6 min to 32 h give nearly the same mean completion times
-LIMITS_RATIO = 10.0  # smaller ones separate jobs that end nearly together, larger ones too few (decision 115)
+LIMITS_RATIO = 9.0  # smaller ones separate jobs that end nearly together, larger ones too few (decision 115)
 LIMITS_GPU_S = tuple(FIRST_LIMIT_GPU_S * LIMITS_RATIO**queue for queue in range(MAX_RANK_LEVEL))
 """Attained service at which a job leaves each queue but the last."""
 ALIKE = 1.08  # stage times within 8 % are of one kind: profiles are not more accurate
@@ -110,8 +111,11 @@ class Interleave:
                 job.gpu_memory_mib if bounded else 0,
                 None if job.remaining_s < inf else _queue(job.attained_s * job.gpus),
                 job.rank is None or key < last.get(job.shape, 0.0),
+                ahead,
             )
-            for job, key in zip(question.jobs, keys, strict=True)
+            for job, key, ahead in zip(
+                question.jobs, keys, question.ahead or repeat(0.0, len(keys)), strict=True
+            )
         ]
 
     def plan(self, state: CellState, answer: Answer) -> GroupPlan:

@@ -82,7 +82,9 @@ class Question(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """Memory of the smallest GPU; 0: not known, so memory is not bounded."""
     now_ms: int
     behind: int = 0
-    """Number of further waiting jobs that are not listed; all of them come later."""
+    """Number of further waiting jobs that are not listed; they come later than all waiting jobs that are."""
+    ahead: tuple[float, ...] = ()
+    """Of each job with an unknown run time, how many of these come before it, equals counted half; 0 for others. Empty: none does."""
 
 
 class PlannedGroup(msgspec.Struct, frozen=True, gc=False, array_like=True):

@@ -1,7 +1,9 @@
 """What regroup stages are asked: candidates know the stages of their iterations from the record of a profile on, and nothing that is cached of them is out of date."""
 
 from collections.abc import Callable
+from math import inf
 from random import Random
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -23,12 +25,14 @@ from penstock.model.proposals import PlanProposed
 from penstock.model.settings import Grouping, PlacerSettings
 from penstock.model.transitions import JobStatus
 from penstock.model.types import Estimate, JobSpec, StageTimes
-from penstock.policies.candidates import Candidates, first_of
+from penstock.policies.candidates import NO_SHAPE, Candidates, first_of, shape_of
 from penstock.policies.fair_interleave import FairInterleave
 from penstock.policies.group_plan import group_plan
 from penstock.policies.interleave import Interleave
 from penstock.policies.muri import muri_l, muri_s
+from penstock.policies.ordered import gpus_of
 from penstock.policies.regroup import PROPOSER, Regroup
+from penstock.policies.service import received_s, remaining_s
 from tests.support.driver import CellDriver, estimate, job_spec, node_spec
 from tests.unit.policies.test_group_plan import carried_out
 
@@ -135,6 +139,17 @@ def something_happens(cell: CellDriver, random: Random, number: int) -> None:
         cell.feed(JobReleaseRequested(job_id=job.job_id))
 
 
+def it_plans(stage: Regroup, cell: CellDriver, number: int) -> None:
+    question = stage.question(cell.state)
+    if question is not None:
+        plan = stage.plan(cell.state, stage.solve(question))
+        cell.feed(
+            PlanProposed(
+                proposal_id=f"p{number}", proposer=PROPOSER, units=tuple(plan.units), stops=tuple(plan.stops), ranks=tuple(plan.ranks)
+            )
+        )  # fmt: skip
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_what_is_cached_between_questions_changes_none(seed: int) -> None:
     """Jobs come, run, report, save, share GPUs by the plans of one of the stages, are held and end; a node is taken out of use and profiles change. After each event a stage that has answered all
@@ -151,21 +166,49 @@ def test_what_is_cached_between_questions_changes_none(seed: int) -> None:
             assert question == make().question(cell.state)
             asked += question is not None
         planner = random.choice(stages)
-        if random.random() < 0.3 and (question := planner.question(cell.state)) is not None:
-            plan = planner.plan(cell.state, planner.solve(question))
-            cell.feed(
-                PlanProposed(
-                    proposal_id=f"p{number}", proposer=PROPOSER, units=tuple(plan.units), stops=tuple(plan.stops), ranks=tuple(plan.ranks)
-                )
-            )  # fmt: skip
+        if random.random() < 0.3:
+            it_plans(planner, cell, number)
     assert asked > 200
     assert any(job.rank is not None for job in cell.state.jobs.values())
 
 
 def test_a_question_takes_the_first_jobs_of_all_rows_together() -> None:
-    """A bound below, at and above the number of waiting jobs, which wait in rows of several shapes."""
+    """A bound below, at and above the number of waiting jobs, which wait in rows of several shapes. Those with smaller keys than the last one are all there."""
     random = Random(3)
-    entries = [(random.random(), number, f"j{number}", (random.randrange(3),)) for number in range(20)]
-    rows = [sorted(one for one in entries if one[3] == (row,)) for row in range(3)]
+    entries = [((random.random(), 0), number, f"j{number}", (random.randrange(3),)) for number in range(20)]
+    rows: list[list[Any]] = [sorted(one for one in entries if one[3] == (row,)) for row in range(3)]
     for most in (1, 7, 19, 20, 21):
-        assert sorted(first_of(rows, most)) == sorted(entries)[:most]
+        taken, up_to = first_of(rows, most)
+        assert sorted(taken) == sorted(entries)[:most]
+        assert up_to == (inf if most >= 20 else sorted(entries)[most - 1][0][0])
+
+
+def test_of_jobs_that_are_not_listed_those_of_earlier_queues_come_before_it_and_half_of_its_own() -> None:
+    """A queue that is too long for one question, as jobs of known and of unknown run times come, run for days, and end: counted one by one."""
+    random = Random(7)
+    cell = CellDriver(PlacerSettings(profile="penstock"))
+    cell.join(node_spec("n0", 4), node_spec("n1", 4))
+    planner = Interleave(group_plan)
+    key_of = planner.key
+
+    def key(state: CellState, job: JobState, cost_s: float = 0.0) -> float:
+        return key_of(remaining_s(state, job), received_s(state, job), gpus_of(job))
+
+    candidates = Candidates("test", key, key_of=key_of, in_all=3, attained=received_s)
+    counted = set[float]()
+    for number in range(300):
+        cell.now_ms += random.choice((0, 20 * 3_600_000))
+        something_happens(cell, random, number)
+        it_plans(planner, cell, number)
+        question = candidates.question(cell.state)
+        if question is None:
+            continue
+        listed = {job.job_id for job in question.jobs}
+        waiting = [cell.job(job_id) for job_id in cell.state.queue.values() if job_id not in listed]
+        others = [key(cell.state, job) for job in waiting if shape_of(job) != NO_SHAPE]
+        for job, ahead in zip(question.jobs, question.ahead or (0.0,) * len(listed), strict=True):
+            own = key_of(job.remaining_s, job.attained_s, job.gpus)
+            expected = sum((other < own) + 0.5 * (other == own) for other in others)
+            assert ahead == (expected if job.remaining_s == inf else 0.0)
+            counted.add(ahead)
+    assert len(counted) > 10

@@ -126,8 +126,9 @@ def job(
     fixed: bool = False,
     memory_mib: int = 0,
     queue: int | None = None,
+    ahead: float = 0.0,
 ) -> Job:
-    return Job(gpus, gpus, kind, fixed, memory_mib, queue)
+    return Job(gpus, gpus, kind, fixed, memory_mib, queue, ahead=ahead)
 
 
 jobs_strategy = st.lists(
@@ -187,11 +188,13 @@ def test_jobs_that_slow_each_other_down_do_not_share() -> None:
 
 
 def test_what_jobs_are_worth_by_what_is_known_of_them() -> None:
-    """Three of known run time in order; then two of one queue, which have half a job of it, two others, and one that is not listed behind them, and two of the queue after the next."""
+    """Three of known run time in order; then two of one queue, which have half a job of it, two others, and one that is not listed behind them, and two of the queue after the next; then two with a hundred that are not listed: of the one's own queue, before the other's."""
     known = [job(2, 3), job(1, 3), job(4, 3)]
     assert weights(known, 0, GPUS) == [1 + 2 / 4 * 2, 1 + 1 / 4, 1]
     queued = [job(1, 3, queue=1), job(4, 3, queue=1), job(1, 3, queue=3), job(4, 3, queue=3)]
     assert weights(queued, 1, GPUS) == [SOON**2 + 3.5 / 4, SOON**2 + 3.5, 1 + 1.5 / 4, 1 + 1.5]
+    long_queue = [job(1, 3, queue=0, ahead=50.0), job(1, 3, queue=2, ahead=100.0)]
+    assert weights(long_queue, 100, GPUS) == [SOON**2 + 51 / 4, 1]
 
 
 def test_a_new_gang_of_unknown_run_time_takes_the_place_of_jobs_that_have_run_long() -> None:
