@@ -92,9 +92,9 @@ def test_within_a_tenant_the_higher_priority_comes_first() -> None:
 def test_who_waits_comes_earlier_with_time() -> None:
     """A long job waits; short ones go on coming. By run times alone it would never run."""
     driver = cell()
-    job(driver, "runs", 4, 360_000, runs=True)
+    job(driver, "runs", 4, 3_600_000, runs=True)
     job(driver, "long", 4, 7_200)
-    driver.at(driver.now_ms + 48 * HOUR_MS)
+    driver.at(driver.now_ms + 7 * 24 * HOUR_MS)
     job(driver, "shorter", 4, 3_000)
     assert listed(driver)[0] == "long"
 
