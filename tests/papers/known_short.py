@@ -82,9 +82,8 @@ KNOWN: Mapping[str, Sequence[str]] = {
         "sharing-v100: NeuMF*4, fits",
         "sharing-v100: Mixed*4, fits",
     ),
-    "not mended yet: waiting time raises jobs of low queues over those that have hardly run (README, the default profile on whole traces)": (
-        "default-long: trace2, over tiresias",
-        "default-long: trace2_pr, over tiresias",
+    "with `--alone`, an ablation without groups: Tiresias itself is worse there with finer queues (decision 115)": (
+        "interleave-alone: trace4, first 400, run times unknown",
     ),
     "with `--long`: of equally heavy matchings another one is taken, which moves this percentile by up to a tenth": (
         "fig9-long: trace4, 99th percentile of JCTs, over srtf",

@@ -8,7 +8,7 @@ worst order and of groups of two and three the last trace is simulated.
 
 Whole traces are simulated once, for nothing in them is random: those of 992 and 1,494 jobs. Those of 2,638 and 5,755 jobs: `--long`.
 
-Our profiles `interleave` and `penstock`, the default, and both of Muri's are compared with SRSF where run times are known, else with Tiresias, on the authors' traces and on generated mixes (`interleave` on mixes, and all mixes with wrong stage times: `--long`); there jobs take turns by job model
+Our profiles `interleave` and `penstock`, the default, and both of Muri's are compared with SRSF where run times are known, else with Tiresias, `penstock` also with Muri's that knows as much, on the authors' traces and on generated mixes (`interleave` on mixes, and all mixes with wrong stage times: `--long`); there jobs take turns by job model
 `turns`, which plays the locks of a group, and each start costs what was measured. Restarts are those per job after its first start. Of a mix a part is taken, which makes 20 seeds of each affordable: where all jobs have one
 GPU every fourth job on a quarter of the cluster, which has the load and the queue of the whole; else the first 200 of its 400 jobs, 100 where a load of 50 % leaves no queue anyway. The share of their time that jobs
 wait under the policy compared with stands beside. Intervals: 95 % over seeds, resampled.

@@ -84,7 +84,6 @@ class FairCandidates(Source[_Claim]):
         attained: Callable[[CellState, JobState], float],
     ) -> None:
         super().__init__(name, key, key_of=key_of, in_all=in_all, attained=attained, scope=SCOPE)
-        self._need = key_of
 
     def question(self, state: CellState) -> Question | None:
         """None: no job waits and no jobs share GPUs, or there are no GPUs; also while the cell has room for all waiting jobs, and no jobs share GPUs, except for a single
@@ -148,7 +147,7 @@ class FairCandidates(Source[_Claim]):
 
     def _other_claim(self, state: CellState, job: JobState) -> _Claim:
         attained, of_workers, left_s = self._attained(state, job), gpus_of(job), remaining_s(state, job)
-        need = self._need(left_s, attained, of_workers)
+        need = self._key(state, job)
         service, gpus, large = 0.0 if job.spec.timed else need, _whole_gpus(job), of_workers >= LARGE_GPUS
         return _Claim(
             None,
@@ -167,7 +166,7 @@ class FairCandidates(Source[_Claim]):
     def _item(self, state: CellState, job: JobState, candidate: Candidate) -> _Claim:
         of_workers, gpus = candidate.shape[0] * candidate.shape[1], candidate.gpus
         attained, large, fixed = candidate.attained_s, of_workers >= LARGE_GPUS, False
-        service = need = self._need(candidate.remaining_s, attained, of_workers)
+        service = need = self._key_from(candidate)
         if candidate.group:
             fixed = not candidate.movable
             if candidate.stop_cost_s:

@@ -46,7 +46,7 @@ def listed(driver: CellDriver) -> list[str]:
 
 
 def planned(driver: CellDriver) -> list[str]:
-    """Who is to run."""
+    """Ids of the jobs that are to run."""
     found = asked(driver)
     assert found is not None
     return [job_id for group in FairInterleave().solve(found).groups for job_id in group.job_ids]
@@ -100,7 +100,7 @@ def test_who_waits_comes_earlier_with_time() -> None:
 
 
 def test_a_job_of_unknown_run_time_does_not_lose_its_gpus_to_its_equals() -> None:
-    """No run time is known, and nobody has run for an hour: all are in the first queue, in order of arrival, however long they wait. Whoever runs goes on, also `second`, for
+    """No run time is known, and no job has run for an hour: all are in the first queue, in order of arrival, however long they wait. The running one goes on, also `second`, for
     which a plan stopped `first` after 25 minutes."""
     driver = cell(1)
     alike = profiled()
