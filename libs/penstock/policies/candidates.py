@@ -113,8 +113,6 @@ class Source(Generic[Item]):
         """`JobState.order` → needs: unlike an id an order is not given twice."""
         self._profile: StagesProfiled | None = None
         """The latest profile when they were made."""
-        self._up_to = inf
-        """Key below which the latest question lists all waiting jobs."""
 
     def question(self, state: CellState) -> Question | None:
         """As `Regroup.question`."""
@@ -165,7 +163,7 @@ class Source(Generic[Item]):
         return Question(
             stage=self._name,
             jobs=tuple(jobs),
-            ahead=self._ahead(jobs) if found.behind and self._up_to < inf else (),
+            ahead=self._ahead(jobs) if found.behind and self._in_all is not None else (),
             node_gpus=tuple(found.node_gpus),
             gpu_memory_mib=_memory(state),
             now_ms=state.now_ms,
@@ -173,18 +171,22 @@ class Source(Generic[Item]):
         )
 
     def _ahead(self, jobs: Sequence[Candidate]) -> tuple[float, ...]:
-        """`Question.ahead`. O(jobs + rows · log waiting jobs for each of the few keys of jobs with unknown run times)."""
+        """`Question.ahead`. O(jobs · log jobs + rows · log waiting jobs for each of the few keys of jobs with unknown run times)."""
+        if all(job.remaining_s < inf for job in jobs):
+            return ()
         rows = self._waiting_rows()
         keys = [self._key_from(job) for job in jobs]
         listed = sorted([key for job, key in zip(jobs, keys, strict=True) if job.job_id in self._of_waiting])
         found: dict[float, float] = {}
         for job, key in zip(jobs, keys, strict=True):
-            if job.remaining_s == inf and key >= self._up_to and key not in found:
+            if job.remaining_s == inf and key not in found:
                 then = (nextafter(key, inf),)
                 before = sum([bisect_left(row, ((key,),)) for row in rows]) - bisect_left(listed, key)
                 through = sum([bisect_left(row, (then,)) for row in rows]) - bisect_right(listed, key)
                 found[key] = (before + through) / 2
-        return tuple([found.get(key, 0.0) for key in keys])
+        return tuple(
+            [found[key] if job.remaining_s == inf else 0.0 for job, key in zip(jobs, keys, strict=True)]
+        )
 
     def _key_from(self, job: Candidate) -> float:
         assert self._key_of is not None, self._name
@@ -207,11 +209,9 @@ class Source(Generic[Item]):
         return found
 
     def _taken(self, rows: Sequence[list[Entry[Any]]], gpus: int) -> Iterable[Entry[Any]]:
-        """The waiting jobs that the question takes, in no order. Sets `_up_to`."""
-        self._up_to = inf
+        """The waiting jobs that the question takes, in no order."""
         if self._in_all is not None:
-            taken, self._up_to = first_of(rows, self._in_all)
-            return taken
+            return first_of(rows, self._in_all)
         return (
             entry
             for entries in rows
@@ -278,13 +278,11 @@ class Source(Generic[Item]):
         return found
 
 
-def first_of(rows: Sequence[list[Entry[Any]]], most: int) -> tuple[Iterable[Entry[Any]], float]:
-    """The first `most` entries of all rows together, in no order, and the key below which these are all; infinite: they are all."""
+def first_of(rows: Sequence[list[Entry[Any]]], most: int) -> Iterable[Entry[Any]]:
+    """The first `most` entries of all rows together, in no order."""
     if sum(map(len, rows)) <= most:
-        return chain.from_iterable(rows), inf
-    taken = list(islice(merge(*rows), most))
-    last: Any = taken[-1][0]
-    return taken, last[0]
+        return chain.from_iterable(rows)
+    return islice(merge(*rows), most)
 
 
 class Candidates(Source[tuple[tuple[object, ...], Candidate]]):

@@ -111,11 +111,8 @@ class FairCandidates(Source[_Claim]):
         for entries in rows:
             by_owner.setdefault(entries[0][3][1], []).append(entries)
         each = max(1, (self._in_all or 1) // max(1, len(by_owner)))
-        self._up_to = inf
         for theirs in by_owner.values():
-            taken, up_to = first_of(theirs, each)
-            self._up_to = min(self._up_to, up_to)
-            yield from taken
+            yield from first_of(theirs, each)
 
     def _shared_out(
         self, state: CellState, claims: Sequence[_Claim], gpus: int
@@ -146,26 +143,13 @@ class FairCandidates(Source[_Claim]):
             yield claim
 
     def _other_claim(self, state: CellState, job: JobState) -> _Claim:
-        attained, of_workers, left_s = self._attained(state, job), gpus_of(job), remaining_s(state, job)
         need = self._key(state, job)
-        service, gpus, large = 0.0 if job.spec.timed else need, _whole_gpus(job), of_workers >= LARGE_GPUS
-        return _Claim(
-            None,
-            gpus,
-            job.order,
-            job.spec.owner,
-            job.spec.priority,
-            False,
-            job.submitted_ms,
-            attained,
-            service,
-            response_r_s(service, large) if left_s < inf else 0.0,
-            _patient_r_s(gpus, need, large),
-        )
+        service = 0.0 if job.spec.timed else need
+        attained_s, left_s = self._attained(state, job), remaining_s(state, job)
+        return _claim(job, None, _whole_gpus(job), gpus_of(job), need, service, attained_s, left_s)
 
     def _item(self, state: CellState, job: JobState, candidate: Candidate) -> _Claim:
-        of_workers, gpus = candidate.shape[0] * candidate.shape[1], candidate.gpus
-        attained, large, fixed = candidate.attained_s, of_workers >= LARGE_GPUS, False
+        gpus, fixed = candidate.gpus, False
         service = need = self._key_from(candidate)
         if candidate.group:
             fixed = not candidate.movable
@@ -173,19 +157,38 @@ class FairCandidates(Source[_Claim]):
                 service = max(0.0, service - candidate.stop_cost_s * gpus)
             if candidate.stages is None:
                 service /= STAYS
-        return _Claim(
-            candidate,
-            gpus,
-            job.order,
-            job.spec.owner,
-            job.spec.priority,
-            fixed,
-            job.submitted_ms,
-            attained,
-            service,
-            response_r_s(service, large) if candidate.remaining_s < inf else 0.0,
-            _patient_r_s(gpus, need, large),
+        of_workers, attained_s = candidate.shape[0] * candidate.shape[1], candidate.attained_s
+        return _claim(
+            job, candidate, gpus, of_workers, need, service, attained_s, candidate.remaining_s, fixed
         )
+
+
+def _claim(
+    job: JobState,
+    candidate: Candidate | None,
+    gpus: int,
+    of_workers: int,
+    need: float,
+    service: float,
+    attained_s: float,
+    left_s: float,
+    fixed: bool = False,
+) -> _Claim:
+    """`of_workers`: the workers' GPUs; `need`: expected GPU seconds; `left_s`: remaining time; the others as in `_Claim`."""
+    large = of_workers >= LARGE_GPUS
+    return _Claim(
+        candidate,
+        gpus,
+        job.order,
+        job.spec.owner,
+        job.spec.priority,
+        fixed,
+        job.submitted_ms,
+        attained_s,
+        service,
+        response_r_s(service, large) if left_s < inf else 0.0,
+        _patient_r_s(gpus, need, large),
+    )
 
 
 def _patient_r_s(gpus: int, need: float, large: bool) -> float:

@@ -34,7 +34,9 @@ from penstock.policies.service import received_s, remaining_s
 LOSS = (1.0, 1.4, 1.4, 1.4)
 """Overhead by number of members: an iteration's expected time as a multiple of the time that the stages alone allow. Source: Muri's authors measured 1.33, 1.5 and 1.37;
 the mean is used, since measurements on one cluster for one number of members do not carry over to another."""
-FIRST_LIMIT_GPU_S = 3_600.0  # an hour of one GPU; 6 min to 32 h give nearly the same mean completion times
+FIRST_LIMIT_GPU_S = (
+    3_600.0  # an hour of one GPU; 15 min to 32 h give the same mean completion times within 3 %
+)
 LIMITS_RATIO = 9.0  # smaller ones separate jobs that end nearly together, larger ones too few (decision 115)
 LIMITS_GPU_S = tuple(FIRST_LIMIT_GPU_S * LIMITS_RATIO**queue for queue in range(MAX_RANK_LEVEL))
 """Attained service at which a job leaves each queue but the last."""
