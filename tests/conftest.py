@@ -32,6 +32,7 @@ os.environ.pop(
 )  # a parallel run sets it to 80; what a command prints into a pipe must not be cut
 
 pytest.register_assert_rewrite("tests.support.log_conformance")
+pytest_plugins = ["tests.support.whole_run", "tests.support.story"]
 
 # An example is never judged by its time: by default it fails beyond 200 ms, which the load of a machine decides.
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -39,28 +40,12 @@ settings.load_profile("untimed")
 
 pytest_collection_finish = prepare_for  # minutes of building belong to no test
 
-TESTS = Path(__file__).parent
-FOLDERS = ("faults", "e2e", "integration", "simulation", "papers", "unit", "replay")
-"""Order of the run, longest tests first: when tests run in parallel, nothing long is left for the end."""
-
 WORKER = "TEST_WORKER"
 """Environment variable: the test process from which another one stems. Not one of Penstock's, which tests take away."""
 ORPHANS_END_S = 10.0  # a process that reads its parent's end needs a moment on a busy machine
 
 Result = TypeVar("Result")
 _names = itertools.count()
-
-
-@pytest.hookimpl(optionalhook=True)  # runs without xdist have no such hook
-def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """Six for two cores: a worker waits more than half of its time, for servers, time-outs and processes."""
-    return (os.cpu_count() or 1) + 4
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Sorts by folder; the order within a folder stays."""
-    places = {name: place for place, name in enumerate(FOLDERS)}
-    items.sort(key=lambda item: places.get(item.path.relative_to(TESTS).parts[0], len(FOLDERS)))
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -1,0 +1,109 @@
+"""What a failed test tells beside its traceback, so that a failure in a long run is understood without another run.
+
+    with told("services.log", folder / "services.log"):      # a file: what was written during the failed test
+        ...
+    with told("last events", lambda: "\n".join(map(str, cell.events[-40:]))):
+        ...
+
+A pytest plugin: each failed phase of a test gets the machine's load and what the sources tell at that moment.
+"""
+
+import asyncio
+import gc
+import os
+import time
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
+from io import StringIO
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.support.waiting import left_s
+
+MOST_CHARS = 12_000
+"""Of each source, the last ones: a service's log of some seconds, and a report that is still read."""
+MOST_FRAMES = 4
+"""Of each waiting task: the wait, and who asked for it."""
+
+_sources: list["_Source"] = []
+_began = time.monotonic()
+
+
+class _Source:
+    """One source of a story."""
+
+    def __init__(self, title: str, source: Path | Callable[[], object]) -> None:
+        self.title = title
+        self._source = source
+        self._start = 0
+
+    def begin(self) -> None:
+        """A test begins: what the file holds by now belongs to others."""
+        if isinstance(self._source, Path) and self._source.exists():
+            self._start = self._source.stat().st_size
+
+    def text(self) -> str:
+        if isinstance(self._source, Path):
+            if not self._source.exists():
+                return "(no such file)"
+            with self._source.open("rb") as file:
+                file.seek(self._start)
+                return file.read().decode(errors="replace")
+        try:
+            return str(self._source())
+        except Exception as error:  # noqa: BLE001 - the story of a failure must not hide it
+            return f"({type(error).__name__}: {error})"
+
+
+@contextmanager
+def told(title: str, source: Path | Callable[[], object]) -> Iterator[None]:
+    """As long as the block runs, failures tell this: what a file got since their test began, or what a function returns."""
+    entry = _Source(title, source)
+    _sources.append(entry)
+    try:
+        yield
+    finally:
+        _sources.remove(entry)
+
+
+def load() -> str:
+    """How busy the machine is: processors, load averages, the share of time in which work waited for a processor, free memory."""
+    pressure = Path("/proc/pressure/cpu")
+    waited = (
+        pressure.read_text().splitlines()[0].partition("avg10=")[2].split()[0] if pressure.exists() else "?"
+    )
+    one, five, _ = os.getloadavg()
+    free_mib = psutil.virtual_memory().available >> 20
+    return (
+        f"{len(os.sched_getaffinity(0))} processors, load {one:.1f} in the last minute and {five:.1f} in five; for {waited} % "
+        f"of the last 10 s somebody waited for a processor; {free_mib} MiB of memory free; "
+        f"{os.environ.get('PYTEST_XDIST_WORKER', 'the only process')} has run for {time.monotonic() - _began:.0f} s, "
+        f"the whole run ends in {left_s():.0f} s"
+    )
+
+
+def waiting_tasks() -> str:
+    """The stacks of all tasks of event loops that have not ended."""
+    stacks = StringIO()
+    for task in (each for each in gc.get_objects() if isinstance(each, asyncio.Task) and not each.done()):
+        task.print_stack(limit=MOST_FRAMES, file=stacks)
+    return stacks.getvalue()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    for source in _sources:
+        source.begin()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    if report.failed:
+        report.sections.append(("load of the machine", load()))
+        if left_s() <= 0:
+            report.sections.append(("where tasks wait", waiting_tasks()))
+        report.sections += [(f"told by {source.title}", source.text()[-MOST_CHARS:]) for source in _sources]
+    return report

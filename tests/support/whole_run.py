@@ -1,0 +1,96 @@
+"""The whole run: its one deadline, its order, which process runs what, and its last lines (`tests/README.md`). A pytest plugin."""
+
+import os
+import re
+from collections.abc import Generator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from xdist.scheduler import LoadScopeScheduling
+
+from tests.support.waiting import begin_run, left_s
+
+DEADLINE_S = 3_600.0
+"""Four times what a run takes on two busy processors; CI ends one after 90 minutes."""
+AFTER_DEADLINE_S = 20.0
+"""For what ends by itself at the deadline (`tests.support.waiting`), and for the end of its module's servers; then it is interrupted."""
+TESTS = Path(__file__).parents[1]
+FOLDERS = ("faults", "e2e", "integration", "simulation", "papers", "unit", "replay")
+"""Order of the run, longest tests first: when tests run in parallel, nothing long is left for the end."""
+PART = re.compile(r"\[part-\d+-of-\d+")
+"""In a test's id: one part of a long test, which needs no server of its module and runs in any process."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("the whole run")
+    group.addoption("--deadline", type=float, default=DEADLINE_S, help="seconds until all waiting ends, in all tests (%(default)g)")  # fmt: skip
+    group.addoption("--shuffle", type=int, metavar="SEED", help="run modules, and the tests in them, in an order of chance")  # fmt: skip
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    begin_run(config.getoption("--deadline"))
+
+
+def pytest_report_header(config: pytest.Config) -> list[str]:
+    seed = config.getoption("--shuffle")
+    return [f"the run ends in {left_s():.0f} s at the latest"] + ([] if seed is None else [f"order: --shuffle {seed}"])  # fmt: skip
+
+
+@pytest.hookimpl(optionalhook=True)  # runs without xdist have no such hook
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """Six for two cores: a worker waits more than half of its time, for servers and processes."""
+    return (os.cpu_count() or 1) + 4
+
+
+class Scheduling(LoadScopeScheduling):  # type: ignore[misc]  # xdist has no types for it
+    """The tests of one module stay together, for they share its servers; parts of long tests do not."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return nodeid if PART.search(nodeid) else str(super()._split_scope(nodeid))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Scheduling:
+    return Scheduling(config, log)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Sorts by folder; the order within a folder stays. With `--shuffle` by chance, the same in all test processes."""
+    seed = config.getoption("--shuffle")
+    if seed is None:
+        items.sort(key=lambda item: FOLDERS.index(item.path.relative_to(TESTS).parts[0]))
+        return
+    modules: dict[Path, list[pytest.Item]] = {}
+    for item in items:
+        modules.setdefault(item.path, []).append(item)
+    chance = np.random.default_rng(seed)
+    mixed: list[Sequence[pytest.Item]] = list(modules.values())
+    items[:] = [
+        mixed[m][i] for m in chance.permutation(len(mixed)) for i in chance.permutation(len(mixed[m]))
+    ]
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Interrupts what does not end by itself at the run's deadline: no test has a limit of its own."""
+    item.add_marker(pytest.mark.timeout(max(left_s(), 0.0) + AFTER_DEADLINE_S), append=False)
+    return (yield)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if left_s() <= 0:
+        pytest.fail("not run: the whole run's deadline had passed", pytrace=False)
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Whatever did not run is named, with the command that runs it, right above the closing line."""
+    skipped = {report.nodeid: report.longrepr for report in terminalreporter.stats.get("skipped", ())}
+    if skipped:
+        terminalreporter.section("not run here, and what runs it")
+    for nodeid, why in skipped.items():
+        reason = why[2] if isinstance(why, tuple) else str(why)
+        terminalreporter.write_line(f"{nodeid}: {reason.removeprefix('Skipped: ')}")
