@@ -10,7 +10,7 @@ ADMINISTRATOR ?= postgresql://penstock:penstock@127.0.0.1:5432/penstock
 # The locked uv installs the other packages in a third of pip's time; both refuse a package whose hash is not in the lock.
 UV := $(BIN)/uv pip install --quiet --python $(BIN)/python
 # Six test processes for two cores, each with servers of its own; the tests of one module stay together, longest first.
-PYTEST := $(BIN)/python -m pytest -n auto --dist loadscope --no-loadscope-reorder --durations 20
+PYTEST := $(BIN)/python -m pytest -n auto --dist loadscope --no-loadscope-reorder
 
 .PHONY: help venv lock demo test pytest-command lint schemas docs bench papers faults wheels deploy-check chaos long live pytorch up kafka jaeger roles clean
 
@@ -43,6 +43,7 @@ lint: venv ## ruff, mypy strict, import contracts, schema drift
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy --num-workers auto || $(BIN)/mypy  # its workers must answer within 3 s, which they do not on a busy machine
 	$(BIN)/lint-imports
+	$(BIN)/python -m infra.lints.clocks
 	$(BIN)/python -m infra.codegen.schemas --check
 	$(BIN)/python -m infra.codegen.docs --check
 

@@ -14,8 +14,8 @@ import os
 import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
-from io import StringIO
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -24,8 +24,6 @@ from tests.support.waiting import left_s
 
 MOST_CHARS = 12_000
 """Of each source, the last ones: a service's log of some seconds, and a report that is still read."""
-MOST_FRAMES = 4
-"""Of each waiting task: the wait, and who asked for it."""
 
 _sources: list["_Source"] = []
 _began = time.monotonic()
@@ -85,11 +83,15 @@ def load() -> str:
 
 
 def waiting_tasks() -> str:
-    """The stacks of all tasks of event loops that have not ended."""
-    stacks = StringIO()
-    for task in (each for each in gc.get_objects() if isinstance(each, asyncio.Task) and not each.done()):
-        task.print_stack(limit=MOST_FRAMES, file=stacks)
-    return stacks.getvalue()
+    """Each task of event loops that has not ended, with the places at which its coroutines wait, the innermost last."""
+    tasks = [each for each in gc.get_objects() if isinstance(each, asyncio.Task) and not each.done()]
+    return "\n".join(f"{task.get_name()}: " + " → ".join(_waits(task.get_coro())) for task in tasks)
+
+
+def _waits(coroutine: Any) -> Iterator[str]:
+    while (frame := getattr(coroutine, "cr_frame", None)) is not None:
+        yield f"{coroutine.__qualname__} ({Path(frame.f_code.co_filename).name}:{frame.f_lineno})"
+        coroutine = coroutine.cr_await
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -1,7 +1,9 @@
 """The whole run: its one deadline, its order, which process runs what, and its last lines (`tests/README.md`). A pytest plugin."""
 
+import inspect
 import os
 import re
+from collections import Counter
 from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,11 +16,14 @@ from tests.support.waiting import begin_run, left_s
 
 DEADLINE_S = 3_600.0
 """Four times what a run takes on two busy processors; CI ends one after 90 minutes."""
-AFTER_DEADLINE_S = 20.0
+GRACE_S = 20.0
 """For what ends by itself at the deadline (`tests.support.waiting`), and for the end of its module's servers; then it is interrupted."""
 TESTS = Path(__file__).parents[1]
 FOLDERS = ("faults", "e2e", "integration", "simulation", "papers", "unit", "replay")
 """Order of the run, longest tests first: when tests run in parallel, nothing long is left for the end."""
+SLOWEST = 20
+PROVES = "proves"
+"""User property of a report: the first line of its test's docstring."""
 PART = re.compile(r"\[part-\d+-of-\d+")
 """In a test's id: one part of a long test, which needs no server of its module and runs in any process."""
 
@@ -26,6 +31,7 @@ PART = re.compile(r"\[part-\d+-of-\d+")
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("the whole run")
     group.addoption("--deadline", type=float, default=DEADLINE_S, help="seconds until all waiting ends, in all tests (%(default)g)")  # fmt: skip
+    group.addoption("--deadline-grace", type=float, default=GRACE_S, help="seconds for what ends by itself at the deadline (%(default)g)")  # fmt: skip
     group.addoption("--shuffle", type=int, metavar="SEED", help="run modules, and the tests in them, in an order of chance")  # fmt: skip
 
 
@@ -61,7 +67,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Sorts by folder; the order within a folder stays. With `--shuffle` by chance, the same in all test processes."""
     seed = config.getoption("--shuffle")
     if seed is None:
-        items.sort(key=lambda item: FOLDERS.index(item.path.relative_to(TESTS).parts[0]))
+        places = {TESTS / name: place for place, name in enumerate(FOLDERS)}
+        items.sort(
+            key=lambda item: min(
+                (places[each] for each in item.path.parents if each in places), default=len(places)
+            )
+        )
         return
     modules: dict[Path, list[pytest.Item]] = {}
     for item in items:
@@ -76,7 +87,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
     """Interrupts what does not end by itself at the run's deadline: no test has a limit of its own."""
-    item.add_marker(pytest.mark.timeout(max(left_s(), 0.0) + AFTER_DEADLINE_S), append=False)
+    item.add_marker(
+        pytest.mark.timeout(max(left_s(), 0.0) + item.config.getoption("--deadline-grace")), append=False
+    )
+    item.user_properties.append(
+        (PROVES, (inspect.getdoc(getattr(item, "obj", None)) or "").partition("\n")[0])
+    )
     return (yield)
 
 
@@ -87,10 +103,21 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """Whatever did not run is named, with the command that runs it, right above the closing line."""
-    skipped = {report.nodeid: report.longrepr for report in terminalreporter.stats.get("skipped", ())}
+    """The slowest tests, what each proves, and what did not run here, right above the closing line."""
+    took_s: Counter[str] = Counter()
+    proves: dict[str, str] = {}
+    skipped: dict[str, str] = {}
+    for report in (each for kind in terminalreporter.stats.values() for each in kind):
+        if isinstance(report, pytest.TestReport):
+            took_s[report.nodeid] += report.duration
+            proves[report.nodeid] = str(dict(report.user_properties).get(PROVES, ""))
+            if report.skipped and isinstance(report.longrepr, tuple):
+                skipped[report.nodeid] = str(report.longrepr[2]).removeprefix("Skipped: ")
+    if len(took_s) > 10 * SLOWEST:  # who runs a few tests looks at those
+        terminalreporter.section(f"the slowest {SLOWEST}, and what each proves")
+        for nodeid, seconds in took_s.most_common(SLOWEST):
+            terminalreporter.write_line(f"{seconds:6.1f} s  {nodeid}: {proves[nodeid]}")
     if skipped:
         terminalreporter.section("not run here, and what runs it")
-    for nodeid, why in skipped.items():
-        reason = why[2] if isinstance(why, tuple) else str(why)
-        terminalreporter.write_line(f"{nodeid}: {reason.removeprefix('Skipped: ')}")
+        for nodeid, why in skipped.items():
+            terminalreporter.write_line(f"{nodeid}: {why}")
