@@ -38,7 +38,7 @@ demo: venv ## Watch a dozen real training jobs being scheduled on this machine (
 test: venv lint ## Lint, then every test of the CI run
 	$(PYTEST)
 
-lint: venv ## ruff, mypy strict, import contracts, schema drift
+lint: venv ## ruff, mypy strict, import contracts, clocks in tests, schema drift
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy --num-workers auto || $(BIN)/mypy  # its workers must answer within 3 s, which they do not on a busy machine
@@ -57,7 +57,7 @@ papers: venv ## Every table and figure of the five papers beside what comes out 
 	$(BIN)/python -m tests.papers --json papers.json --page papers.html
 
 faults: venv ## The long fault runs: more kills, more seeds than CI
-	$(BIN)/python -m pytest tests/faults -m "" --faults-scale 30
+	$(BIN)/python -m pytest tests/faults -m "" --faults-scale 30 --deadline 28800
 
 wheels: venv ## Build the wheel and download what it needs into deploy/wheels (infra/deploy/README.md)
 	rm -rf deploy/wheels
@@ -73,7 +73,7 @@ chaos: venv ## The fault laboratory: SEEDS runs of the real services (SEEDS=500)
 	$(BIN)/python -m tests.faults.laboratory --seeds $(SEEDS)
 
 long: venv ## The tests that the CI run leaves out, but for those of faults, deploy-check and live (half an hour, longer with PENSTOCK_DATA)
-	$(PYTEST) tests/papers tests/unit tests/simulation tests/integration tests/e2e -m slow \
+	$(PYTEST) tests/papers tests/unit tests/simulation tests/integration tests/e2e -m slow --deadline 14400 \
 	  --deselect tests/e2e/test_deploy.py --deselect tests/e2e/test_cores.py --deselect tests/e2e/test_turns.py --deselect tests/e2e/test_contention.py \
 	  --deselect tests/e2e/test_prelaunch.py
 
