@@ -1,6 +1,5 @@
 """The archive of a log: segments whose digests are checked, joined to the log as one."""
 
-import asyncio
 from pathlib import Path
 
 import msgspec

@@ -111,9 +111,7 @@ def test_help_is_quick_because_it_loads_no_command() -> None:
         "import sys; from penstock.cli.app import run; run(['--help']); run(['traces', '--help']);"
         "sys.stderr.write(' '.join(sorted(sys.modules)))"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True
-    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     loaded = set(done.stderr.split())
     assert "typer" in loaded
     assert not loaded & {"numpy", "rich", "httpx", "yaml", "asyncio", "penstock.simulator"}

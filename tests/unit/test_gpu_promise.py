@@ -206,9 +206,7 @@ async def test_who_takes_more_than_promised_is_ended_with_both_figures() -> None
     ],
 )
 @virtually
-async def test_nobody_else_is_ended(
-    own: list[int | None], promised_mib: int
-) -> None:
+async def test_nobody_else_is_ended(own: list[int | None], promised_mib: int) -> None:
     killed, found = await watched(own, promised_mib)
     assert not killed
     assert not found.evidence

@@ -25,8 +25,8 @@ from penstock.model.errors import EventError
 from penstock.model.external_events import DeadLettered, JobSubmitted
 from penstock.model.outline import outline
 from penstock.redaction import without_password, without_passwords
-from penstock.runtime.race import first_of
 from penstock.runtime.postgres import check_dsn
+from penstock.runtime.race import first_of
 from penstock.runtime.settings import Settings
 from penstock_services.gateway.core.access import parse_tokens
 from penstock_services.gateway.core.cloudevents import structured

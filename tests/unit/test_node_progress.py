@@ -35,7 +35,12 @@ from penstock_services.node_reporter.core.progress import (
 )
 from penstock_services.node_reporter.shell.fifo import open_fifo
 from penstock_services.node_reporter.shell.ports import Key
-from penstock_services.node_reporter.shell.progress_reader import BYTES_PER_PERIOD, PERIOD_S, READS_PER_PERIOD, ProgressReader
+from penstock_services.node_reporter.shell.progress_reader import (
+    BYTES_PER_PERIOD,
+    PERIOD_S,
+    READS_PER_PERIOD,
+    ProgressReader,
+)
 
 NOW_MS = 1_700_000_000_000
 KEY = ("job-1.1.0", 7)
@@ -397,7 +402,9 @@ class Periods:
     def time(self) -> float:
         return self._now_s
 
-    def call_later(self, _: float, function: Callable[..., object], *arguments: object) -> asyncio.TimerHandle:
+    def call_later(
+        self, _: float, function: Callable[..., object], *arguments: object
+    ) -> asyncio.TimerHandle:
         self._later.append(lambda: function(*arguments))
         return asyncio.get_running_loop().call_later(1e9, lambda: None)
 

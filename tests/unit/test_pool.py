@@ -11,7 +11,6 @@ import psutil
 import pytest
 
 from penstock.runtime.pool import PoolBusy, WorkerDied, WorkerPool
-
 from tests.support.waiting import await_until
 
 

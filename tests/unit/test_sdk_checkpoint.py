@@ -182,9 +182,7 @@ def test_a_script_that_is_killed_while_it_saves_leaves_no_half_checkpoint(tmp_pa
         number = len(statuses) + 1
         known = sorted((tmp_path / "checkpoints").glob("attempt-*")) if statuses else []
         resume = {"PENSTOCK_RESUME": str(known[-1])} if known else {}
-        script = Script(
-            tmp_path, DIES_WHILE_IT_SAVES, str(number), PENSTOCK_ATTEMPT=f"{number:02}", **resume
-        )
+        script = Script(tmp_path, DIES_WHILE_IT_SAVES, str(number), PENSTOCK_ATTEMPT=f"{number:02}", **resume)
         assert script.line() == (f"restored {at}" if known else "fresh 0")
         script.process.terminate()
         statuses.append(script.ends()[0])

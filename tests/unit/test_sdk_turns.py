@@ -122,7 +122,10 @@ def played() -> Played:
 
 
 def turn(
-    folder: Path, changes: Changes | None = None, name: str = "gpu", leaving: Callable[[], bool] = lambda: False
+    folder: Path,
+    changes: Changes | None = None,
+    name: str = "gpu",
+    leaving: Callable[[], bool] = lambda: False,
 ) -> Turn:
     """Of a further member: locks belong to the open file, not to the process. Its time is that of `changes`, where that is played."""
     clock = {"clock": changes.clock} if isinstance(changes, Played) else {}
@@ -219,7 +222,9 @@ def test_who_never_leaves_a_stage_costs_the_others_the_bound_once(group: Group) 
         assert waited_s >= 0.3
 
 
-def test_a_holder_that_was_given_up_is_waited_for_again_once_it_has_left(folder: Path, played: Played) -> None:
+def test_a_holder_that_was_given_up_is_waited_for_again_once_it_has_left(
+    folder: Path, played: Played
+) -> None:
     a, b = turn(folder), turn(folder, played)
     assert a.take()
     assert not b.take()

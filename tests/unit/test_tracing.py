@@ -269,7 +269,9 @@ def test_no_call_waits_for_a_collector_that_hangs_and_closing_only_for_its_bound
     assert placer.phase("run", "job-1", 1, 1, 2) is None
     assert not caplog.records, "it hangs still"
     exporter.released.set()
-    wait_until(lambda: caplog.records, "its thread, which logs last: a line after this test would belong to none")
+    wait_until(
+        lambda: caplog.records, "its thread, which logs last: a line after this test would belong to none"
+    )
 
 
 @pytest.mark.parametrize(
