@@ -19,7 +19,7 @@ PROFILE = "small"
 
 def solve_small(work: Work, seconds: float = 0.0) -> Any:
     """In the worker process, which imports this module and knows the product's own profiles."""
-    time.sleep(seconds)
+    time.sleep(seconds)  # clock: a slow plan, as long as the test asks for
     with known_as(PROFILE, batch=FirstFitBatch()):
         return solve(work)
 

@@ -75,13 +75,15 @@ def test_aiokafka_still_changes_settings_only_by_replacing_them_all() -> None:
 
 
 async def _cancelled_while_closing(close: Callable[[Awaitable[None]], Awaitable[None]]) -> bool:
-    """Whether a task that is cancelled while it closes a client learns of it. The client's own task takes a while to end."""
+    """Whether a task that is cancelled while it closes a client learns of it. The client's own task does not end at once."""
+    ending = asyncio.Event()
 
     async def synchronise() -> None:
         try:
             await asyncio.Event().wait()
         finally:
-            await asyncio.sleep(0.01)
+            ending.set()
+            await asyncio.Event().wait()
 
     client = AIOKafkaClient()
     client._sync_task = asyncio.create_task(synchronise())
@@ -91,7 +93,7 @@ async def _cancelled_while_closing(close: Callable[[Awaitable[None]], Awaitable[
         await close(client.close())
 
     closing = asyncio.create_task(owner())
-    await asyncio.sleep(0.005)
+    await ending.wait()
     closing.cancel()
     await asyncio.wait({closing})
     return closing.cancelled()

@@ -1,5 +1,7 @@
 """The batcher's shell on the log in memory: what it does when the log or its worker is not as it should be."""
 
+# clocks: the whole file runs in virtual time
+
 import asyncio
 from collections.abc import Sequence
 
@@ -21,9 +23,9 @@ from penstock_services.batcher.shell.worker import Worker
 from tests.support.driver import CellDriver, estimate, node_spec
 from tests.support.memory_log import MemoryBroker, MemoryLog
 from tests.support.small_stages import FirstFitRegroup, known_as
+from tests.unit.virtually import virtually
 
 LEDGER, PROPOSALS = Partition(Topic.LEDGER, 0), Partition(Topic.PROPOSALS, 0)
-WAIT_S = 20.0
 
 
 class SameProcess(Worker):
@@ -49,7 +51,7 @@ class StuckLog(MemoryLog):
     """Its appends never end."""
 
     async def append(self, messages: Sequence[Message]) -> list[int]:
-        await asyncio.sleep(WAIT_S)
+        await asyncio.sleep(3_600)
         return await super().append(messages)
 
 
@@ -76,19 +78,19 @@ def planner(log: MemoryLog, worker: Worker) -> Planner:
 
 
 async def proposed(broker: MemoryBroker) -> int:
-    async with asyncio.timeout(WAIT_S):
-        while not broker.records(PROPOSALS):
-            await asyncio.sleep(0.01)
+    while not broker.records(PROPOSALS):
+        await broker.changed(None)
     return len(broker.records(PROPOSALS))
 
 
+@virtually
 async def test_a_bug_in_a_stage_costs_that_plan_and_no_other(broker: MemoryBroker) -> None:
     """The first answer raises. The service goes on, and plans when the next job comes."""
     cell = full_cell(broker)
     with known_as("small-groups", regroup=FirstFitRegroup()):
         ready = asyncio.Event()
         work = asyncio.ensure_future(planner(MemoryLog(broker), SameProcess(fails=1)).work(ready))
-        await asyncio.wait_for(ready.wait(), WAIT_S)
+        await ready.wait()
         await asyncio.sleep(0.1)
         assert not broker.records(PROPOSALS)
         known = len(cell.values)
@@ -99,6 +101,7 @@ async def test_a_bug_in_a_stage_costs_that_plan_and_no_other(broker: MemoryBroke
         await asyncio.gather(work, return_exceptions=True)
 
 
+@virtually
 async def test_a_ledger_that_goes_on_otherwise_is_folded_anew(broker: MemoryBroker) -> None:
     """It was restored from an older copy, and is by now longer than what was read: nothing in it follows what the batcher has."""
     full_cell(broker)
@@ -107,9 +110,10 @@ async def test_a_ledger_that_goes_on_otherwise_is_folded_anew(broker: MemoryBrok
         await proposed(broker)
         broker.append("another", [Message(LEDGER, b"other history")] * (MAX_VOIDS + 1))
         with pytest.raises(LogError, match="do not follow"):
-            await asyncio.wait_for(work, WAIT_S)
+            await work
 
 
+@virtually
 async def test_while_an_append_is_under_way_it_does_not_look_again_and_again(
     broker: MemoryBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -128,7 +132,7 @@ async def test_while_an_append_is_under_way_it_does_not_look_again_and_again(
     with known_as("small-groups", regroup=FirstFitRegroup()):
         ready = asyncio.Event()
         work = asyncio.ensure_future(planner(StuckLog(broker), SameProcess()).work(ready))
-        await asyncio.wait_for(ready.wait(), WAIT_S)
+        await ready.wait()
         await asyncio.sleep(0.1)
         known = len(cell.values)
         cell.submit("j2", need=estimate(4))

@@ -1,7 +1,5 @@
 """The worker process of the batcher: a plan must not wait for imports, since the window may be over by then."""
 
-import pytest
-
 from penstock_services.batcher.shell.worker import Worker
 from tests.support.small_batcher import solve_small
 
@@ -9,7 +7,6 @@ LOADED = "set(__import__('sys').modules)"
 """As an expression: a function of this module would bring its imports along."""
 
 
-@pytest.mark.timeout(100)
 async def test_a_warm_worker_has_imported_what_its_function_needs() -> None:
     """A busy machine: the first burst after a start has three seconds, and importing takes longer."""
     worker = Worker(solve_small)

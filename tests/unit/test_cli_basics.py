@@ -111,9 +111,7 @@ def test_help_is_quick_because_it_loads_no_command() -> None:
         "import sys; from penstock.cli.app import run; run(['--help']); run(['traces', '--help']);"
         "sys.stderr.write(' '.join(sorted(sys.modules)))"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=180
-    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     loaded = set(done.stderr.split())
     assert "typer" in loaded
     assert not loaded & {"numpy", "rich", "httpx", "yaml", "asyncio", "penstock.simulator"}
@@ -158,7 +156,7 @@ def test_a_full_disk_is_a_line_not_a_traceback(arguments: tuple[str, ...]) -> No
     """`penstock … > list.txt` in a home folder over its quota."""
     with open("/dev/full", "w") as full:
         done = subprocess.run(
-            [*PENSTOCK, *arguments], stdout=full, stderr=subprocess.PIPE, text=True, timeout=180, check=False
+            [*PENSTOCK, *arguments], stdout=full, stderr=subprocess.PIPE, text=True, check=False
         )
     assert done.returncode == 1, done.stderr
     assert done.stderr == (
@@ -183,7 +181,6 @@ def test_a_file_that_does_not_fit_is_a_line_not_a_traceback(tmp_path: Path) -> N
         [sys.executable, "-c", script, *command],
         capture_output=True,
         text=True,
-        timeout=180,
         check=False,
         cwd=tmp_path,
     )

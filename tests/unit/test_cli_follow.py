@@ -12,8 +12,8 @@ from penstock.cli import follow
 from penstock.cli.logs import MAX_LINE_CHARS
 from penstock.client import Client
 from penstock.client.streams import StreamEvent
+from tests.support.waiting import left_s
 
-WITHIN_S = 30.0
 STARTED, INTERRUPT = "penstock.task.started", "Ctrl-C"
 DATA = {"task_id": "j.1.w0", "node_id": "n0", "pid": 7, "outcome": "succeeded"}
 
@@ -50,7 +50,7 @@ class InTurn(Client):
 
     def _wait(self, number: int) -> None:
         with self._turn:
-            assert self._turn.wait_for(lambda: self._done >= number, WITHIN_S), self._steps[number]
+            assert self._turn.wait_for(lambda: self._done >= number, left_s()), self._steps[number]
 
     def stream(self, *_: Any, **__: Any) -> Generator[StreamEvent, None, None]:
         for step in self._sent(events=True):

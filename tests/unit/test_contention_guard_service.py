@@ -1,5 +1,7 @@
 """The contention-guard's shell on the log in memory: what it hears, what it sends, and that a restart loses nothing that counts."""
 
+# clocks: the whole file runs in virtual time
+
 import asyncio
 from contextlib import AbstractAsyncContextManager
 
@@ -25,7 +27,8 @@ from penstock_services.contention_guard.shell import service
 from penstock_services.contention_guard.shell.service import Watcher
 from tests.support.driver import estimate, node_spec
 from tests.support.memory_log import MemoryBroker
-from tests.support.proposing import WAIT_S, WrittenCell, attempt
+from tests.support.proposing import WrittenCell, attempt
+from tests.unit.virtually import virtually
 
 PROPOSALS = Partition(Topic.PROPOSALS, 0)
 QUIET_MS = 200
@@ -90,9 +93,8 @@ def proposed(broker: MemoryBroker) -> list[CoresProposed | ThrottleProposed]:
 
 
 async def until(broker: MemoryBroker, count: int) -> CoresProposed | ThrottleProposed:
-    async with asyncio.timeout(WAIT_S):
-        while len(proposed(broker)) < count:
-            await asyncio.sleep(0.02)
+    while len(proposed(broker)) < count:
+        await broker.changed(None)
     return proposed(broker)[count - 1]
 
 
@@ -101,6 +103,7 @@ async def settles(broker: MemoryBroker) -> None:
     await asyncio.sleep(2 * QUIET_MS / 1_000)
 
 
+@virtually
 async def test_a_training_whose_speed_has_settled_is_tried_with_other_cores(broker: MemoryBroker) -> None:
     """Each report counts when it comes, and nothing is done before none that differs has come for a while."""
     Cell(broker)
@@ -115,6 +118,7 @@ async def test_a_training_whose_speed_has_settled_is_tried_with_other_cores(brok
     assert (found.task_id, found.cores, found.cause) == (TASK, 8, "probe")
 
 
+@virtually
 async def test_where_faust_reads_nothing_the_logs_own_reader_does(
     broker: MemoryBroker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -139,6 +143,7 @@ async def test_where_faust_reads_nothing_the_logs_own_reader_does(
     assert "telemetry is read without Faust: Faust has read nothing for 30 s" in caplog.text
 
 
+@virtually
 async def test_who_slows_a_training_is_slowed_and_let_go_when_it_ends(broker: MemoryBroker) -> None:
     cell = Cell(broker, Contention(search="none"))
     async with watcher(broker):
@@ -155,6 +160,7 @@ async def test_who_slows_a_training_is_slowed_and_let_go_when_it_ends(broker: Me
     assert (released.task_id, released.cores, released.cause) == (HOG, 8, "released")
 
 
+@virtually
 async def test_a_bug_in_a_stage_costs_one_attempt_per_report(
     broker: MemoryBroker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -177,6 +183,7 @@ async def test_a_bug_in_a_stage_costs_one_attempt_per_report(
     assert "nothing is proposed at seq" in caplog.text
 
 
+@virtually
 async def test_a_core_that_stays_due_after_a_bug_waits(
     broker: MemoryBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -198,6 +205,7 @@ async def test_a_core_that_stays_due_after_a_bug_waits(
     assert len(calls) == 1
 
 
+@virtually
 async def test_a_restart_in_a_probe_gives_back_what_was_placed(broker: MemoryBroker) -> None:
     cell = Cell(broker)
     async with watcher(broker):
@@ -209,6 +217,7 @@ async def test_a_restart_in_a_probe_gives_back_what_was_placed(broker: MemoryBro
     assert (found.cores, found.cause) == (4, "settled")
 
 
+@virtually
 async def test_under_another_profile_nothing_is_heard_and_a_change_of_profile_is(
     broker: MemoryBroker,
 ) -> None:

@@ -15,6 +15,7 @@ from infra.devservers.kafka import make_certificates
 from penstock.cli.app import run as penstock
 from penstock.cli.doctor import Finding, _addresses
 from penstock.errors import ConfigurationError
+from penstock.local import reach
 from penstock.local.env_file import read_env_file
 from penstock.local.machine import machine_findings
 from penstock.local.reach import (
@@ -140,11 +141,14 @@ def tls_server(folder: Path) -> Iterator[int]:
             yield server.getsockname()[1]
         finally:
             server.shutdown(socket.SHUT_RDWR)
-            thread.join(30)
+            thread.join()
 
 
-def test_each_way_to_refuse_a_certificate_has_its_own_remedy(tmp_path: Path, closed_port: int) -> None:
+def test_each_way_to_refuse_a_certificate_has_its_own_remedy(
+    tmp_path: Path, closed_port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Another authority, another name, its end, a server that is away: to look for the authority helps against the first alone."""
+    monkeypatch.setattr(reach, "REACH_S", 3_600.0)
     make_certificates(tmp_path)
     ca = str(tmp_path / "ca.pem")
     with tls_server(tmp_path) as port:

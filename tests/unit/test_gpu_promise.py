@@ -1,6 +1,8 @@
 """The promise of memory to a task that shares GPUs, by a part of one or as a member of a group: kept by frameworks where they can, else watched by
 the node, which ends the task that breaks it."""
 
+# clocks: what waits here runs in virtual time
+
 import asyncio
 import sys
 from types import SimpleNamespace
@@ -21,6 +23,7 @@ from penstock_services.node_reporter.shell.ports import Exit
 from penstock_services.node_reporter.shell.sampler import Measured, Sampler
 from tests.support.meters import MetersWithoutContention
 from tests.support.node_cell import start_order
+from tests.unit.virtually import virtually
 
 GPU = "GPU-A"
 NODE = NodeSpec(
@@ -155,12 +158,11 @@ class Meters(MetersWithoutContention):
 
 
 async def watched(
-    own: list[int | None], promised_mib: int | list[int], monkeypatch: pytest.MonkeyPatch, *, limited: bool = True,
+    own: list[int | None], promised_mib: int | list[int], *, limited: bool = True,
     other: int = 0,
 ) -> tuple[list[Any], Measured]:  # fmt: skip
     """(kills, measurements) after some ticks. `promised_mib`: at each question, the last one from then on; 0: it has the GPUs alone. Its own memory is asked for only
     while it does not."""
-    monkeypatch.setattr(sampler_module, "PERIOD_S", 0.005)
     killed: list[Any] = []
     published: list[TelemetrySampled] = []
     promised = [promised_mib] if isinstance(promised_mib, int) else promised_mib
@@ -171,14 +173,13 @@ async def watched(
 
     sampler = Sampler("n1", Meters(own, other), published.append, killed.append, promise)
     sampler.follow(KEY, 1, {0: GPU, 1: "GPU-B"} if other else {0: GPU}, limited)
-    await asyncio.sleep(0.1)
+    await asyncio.sleep(20.5 * sampler_module.PERIOD_S)
     return killed, sampler.forget(KEY)
 
 
-async def test_who_takes_more_than_promised_is_ended_with_both_figures(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    killed, (usage, evidence, limit_mib) = await watched([4_000, 6_000], 4_096, monkeypatch)
+@virtually
+async def test_who_takes_more_than_promised_is_ended_with_both_figures() -> None:
+    killed, (usage, evidence, limit_mib) = await watched([4_000, 6_000], 4_096)
     assert killed
     assert set(killed) == {KEY}
     assert (usage.gpu_memory_mib, limit_mib) == (6_000, 4_096)
@@ -204,47 +205,45 @@ async def test_who_takes_more_than_promised_is_ended_with_both_figures(
         ([16_000], 0),  # it has the GPU alone
     ],
 )
-async def test_nobody_else_is_ended(
-    own: list[int | None], promised_mib: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    killed, found = await watched(own, promised_mib, monkeypatch)
+@virtually
+async def test_nobody_else_is_ended(own: list[int | None], promised_mib: int) -> None:
+    killed, found = await watched(own, promised_mib)
     assert not killed
     assert not found.evidence
 
 
-async def test_a_task_is_stopped_for_the_gpu_on_which_it_holds_most(monkeypatch: pytest.MonkeyPatch) -> None:
+@virtually
+async def test_a_task_is_stopped_for_the_gpu_on_which_it_holds_most() -> None:
     """A gang's worker with two GPUs; on one of them it stays within its promise."""
     for first, other in ((6_000, 3_000), (3_000, 6_000)):
-        killed, found = await watched([first], 4_096, monkeypatch, other=other)
+        killed, found = await watched([first], 4_096, other=other)
         assert killed
         assert "it held 6000 MiB of a shared GPU, and was promised 4096" in found.evidence
-    killed, _ = await watched([6_000, 4_000], 4_096, monkeypatch, other=4_100)
+    killed, _ = await watched([6_000, 4_000], 4_096, other=4_100)
     assert not killed, "one tick beyond it on one GPU"
 
 
-async def test_a_job_that_others_join_is_stopped_only_for_what_it_takes_after_that(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+@virtually
+async def test_a_job_that_others_join_is_stopped_only_for_what_it_takes_after_that() -> None:
     """It had the GPU alone, without any limit, and nobody is stopped for a group: it keeps what it holds when the first companion comes."""
-    killed, found = await watched([6_000, 6_300], [0, 4_096], monkeypatch, limited=False)
+    killed, found = await watched([6_000, 6_300], [0, 4_096], limited=False)
     assert (killed, found.evidence, found.limit_mib) == ([], "", 6_000)
-    killed, found = await watched([6_000, 6_300, 9_000], [0, 4_096], monkeypatch, limited=False)
+    killed, found = await watched([6_000, 6_300, 9_000], [0, 4_096], limited=False)
     assert set(killed) == {KEY}
     assert found.evidence == (
         "stopped by its node: it held 9000 MiB of a shared GPU, after 6000 alone, and was promised 4096"
     )
     assert found.limit_mib == 6_000
     for first in (3_000, 0):
-        killed, found = await watched([first, 6_000], [0, 4_096], monkeypatch, limited=False)
+        killed, found = await watched([first, 6_000], [0, 4_096], limited=False)
         assert killed, "it held less than it was promised, which is its limit then"
         assert found.limit_mib == 4_096
 
 
-async def test_a_member_that_starts_before_its_companion_keeps_to_its_promise(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+@virtually
+async def test_a_member_that_starts_before_its_companion_keeps_to_its_promise() -> None:
     """Both were placed in one record; its companion's program runs some ticks later. It knew its limit."""
-    killed, found = await watched([6_000], [0, 0, 4_096], monkeypatch)
+    killed, found = await watched([6_000], [0, 0, 4_096])
     assert set(killed) == {KEY}
     assert (found.evidence.rpartition(": ")[2], found.limit_mib) == (
         "it held 6000 MiB of a shared GPU, and was promised 4096",
@@ -252,11 +251,12 @@ async def test_a_member_that_starts_before_its_companion_keeps_to_its_promise(
     )
 
 
-async def test_a_member_that_is_left_alone_is_no_longer_watched(monkeypatch: pytest.MonkeyPatch) -> None:
+@virtually
+async def test_a_member_that_is_left_alone_is_no_longer_watched() -> None:
     """Its companions end before it has been beyond its promise twice; it may have the GPU, and when others come keeps what it has then."""
-    killed, found = await watched([4_000, 6_000], [4_096, 4_096, 0], monkeypatch)
+    killed, found = await watched([4_000, 6_000], [4_096, 4_096, 0])
     assert (killed, found.evidence, found.limit_mib) == ([], "", 0)
-    killed, found = await watched([6_000, 12_000], [4_096, 0, 4_096], monkeypatch)
+    killed, found = await watched([6_000, 12_000], [4_096, 0, 4_096])
     assert (killed, found.limit_mib) == ([], 12_000)
 
 

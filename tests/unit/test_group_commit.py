@@ -1,5 +1,7 @@
 """Group commit, batching and log URLs, without any server."""
 
+# clocks: what waits here runs in virtual time
+
 import asyncio
 
 import pytest
@@ -12,6 +14,7 @@ from penstock.log.group_commit import GroupCommit, PartlyFailed
 from penstock.log.kafka import KafkaLog
 from penstock.log.open import open_log
 from penstock.log.port import MAX_BATCH_RECORDS, Message, Partition
+from tests.unit.virtually import virtually
 
 JOBS, LEDGER = Partition("penstock.jobs.v1", 0), Partition("penstock.ledger.v1", 0)
 
@@ -41,6 +44,7 @@ class Disk:
         return [outcome for outcome in outcomes if isinstance(outcome, int)]
 
 
+@virtually
 async def test_a_batch_gathers_while_the_last_one_is_written() -> None:
     """A hundred requests arrive during one fsync: the first goes alone, the others share the second."""
     disk = Disk()
@@ -51,6 +55,7 @@ async def test_a_batch_gathers_while_the_last_one_is_written() -> None:
     await commit.close()
 
 
+@virtually
 async def test_large_calls_are_split_in_order() -> None:
     """A replayed backlog of 5,000 records: batches stay within the bound, the answer is one list."""
     disk = Disk()
@@ -62,6 +67,7 @@ async def test_large_calls_are_split_in_order() -> None:
     await commit.close()
 
 
+@virtually
 async def test_a_failure_strikes_its_own_batch_only() -> None:
     """The second write fails: its callers get the error, later ones are served, a split call is not continued."""
     disk = Disk()
@@ -81,6 +87,7 @@ async def test_a_failure_strikes_its_own_batch_only() -> None:
     await commit.close()
 
 
+@virtually
 async def test_a_forbidden_write_is_nobody_elses_failure() -> None:
     """Three callers share a batch, one of them may not write the ledger: only it is refused."""
     disk = Disk()
@@ -100,6 +107,7 @@ async def test_a_forbidden_write_is_nobody_elses_failure() -> None:
     await commit.close()
 
 
+@virtually
 async def test_close_fails_every_call() -> None:
     """Shutdown during a write: nobody waits for ever, and no call succeeds without a write."""
     disk = Disk()

@@ -94,8 +94,10 @@ def test_a_cloud_of_nodes_that_leaves_at_once_is_forgotten() -> None:
         for fact in facts:
             evolve(state, fact)
 
+    first_s = time.thread_time()
     for number in range(count):
         fold(NodeJoined(node=node_spec(f"n{number}"), incarnation=1), now_ms=1_000)
+    first_s = (time.thread_time() - first_s) / count
     fold(NodeJoined(node=node_spec("stays"), incarnation=1), now_ms=1_000)
     for number in range(count):
         left = NodeLeft(node_id=f"n{number}", boot_id="b1", proof="deleted")
@@ -108,13 +110,16 @@ def test_a_cloud_of_nodes_that_leaves_at_once_is_forgotten() -> None:
     assert len(state.forgotten_nodes) == count - departed.MAX_GONE_NODES
     assert len(dump(state)) < 1_500 << 10
     assert dump(load(dump(state))) == dump(state)
-    before = time.process_time()
+    took_s = []
     for number in range(100):
+        before_s = time.thread_time()
         fold(NodeJoined(node=node_spec(f"m{number}"), incarnation=1), now_ms=4_000 + WINDOW_MS)
-    took = time.process_time() - before
+        took_s.append(time.thread_time() - before_s)
     assert state.nodes["m0"].ordinal == 0, "places of forgotten nodes are taken again"
     assert check(state) == []
-    assert took < 0.5, f"{took * 10:.1f} ms for each joining"
+    assert sorted(took_s)[50] < 20 * first_s, (
+        "the median of its processor time, against the mean in a cell that grows"
+    )
 
 
 def test_nodes_that_left_within_the_freeze_window_are_not_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:

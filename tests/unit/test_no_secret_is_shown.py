@@ -26,11 +26,13 @@ from penstock.model.external_events import DeadLettered, JobSubmitted
 from penstock.model.outline import outline
 from penstock.redaction import without_password, without_passwords
 from penstock.runtime.postgres import check_dsn
+from penstock.runtime.race import first_of
 from penstock.runtime.settings import Settings
 from penstock_services.gateway.core.access import parse_tokens
 from penstock_services.gateway.core.cloudevents import structured
 from penstock_services.gateway.core.problems import Problem
 from penstock_services.gateway.core.submission import spec_from_json, spec_from_yaml
+from penstock_services.node_reporter.shell import connection
 from penstock_services.node_reporter.shell.connection import Connection
 from tests.support.canaries import found_in, new_canary
 
@@ -211,10 +213,11 @@ def of_url(call: Callable[[str], object]) -> Callable[[str], Door]:
 
 
 async def standing(url: str) -> None:
-    connection = Connection(url, "n0", None)
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(0.3):
-            await connection.keep()
+    """Until its first attempt has failed and was logged."""
+    failed = asyncio.Event()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(connection.logger, "filters", [lambda record: failed.set() or True])
+        await first_of(Connection(url, "n0", None).keep(), failed.wait())
 
 
 def dsn_at_start(url: str) -> None:

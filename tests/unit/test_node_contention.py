@@ -1,5 +1,7 @@
 """Who waits for cores: samples while it lasts and one at its end, from the kernel's triggers or from what threads have waited."""
 
+# clocks: the whole file runs in virtual time
+
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any

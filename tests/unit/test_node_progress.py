@@ -1,13 +1,13 @@
 """What a node makes of a script's lines: strict, bounded, and one bad line never costs the next."""
 
 import asyncio
+import fcntl
 import itertools
 import json
 import logging
 import os
 import re
-import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -34,7 +34,13 @@ from penstock_services.node_reporter.core.progress import (
     Report,
 )
 from penstock_services.node_reporter.shell.fifo import open_fifo
-from penstock_services.node_reporter.shell.progress_reader import BYTES_PER_PERIOD, ProgressReader
+from penstock_services.node_reporter.shell.ports import Key
+from penstock_services.node_reporter.shell.progress_reader import (
+    BYTES_PER_PERIOD,
+    PERIOD_S,
+    READS_PER_PERIOD,
+    ProgressReader,
+)
 
 NOW_MS = 1_700_000_000_000
 KEY = ("job-1.1.0", 7)
@@ -386,20 +392,49 @@ async def test_what_is_left_in_the_fifo_is_read_at_the_end(
     assert len(reports) == 4
 
 
+class Periods:
+    """In place of the reader's loop: periods end when the test says so."""
+
+    def __init__(self) -> None:
+        self._now_s = 100.0
+        self._later: list[Callable[[], object]] = []
+
+    def time(self) -> float:
+        return self._now_s
+
+    def call_later(
+        self, _: float, function: Callable[..., object], *arguments: object
+    ) -> asyncio.TimerHandle:
+        self._later.append(lambda: function(*arguments))
+        return asyncio.get_running_loop().call_later(1e9, lambda: None)
+
+    def end_one(self) -> None:
+        self._now_s += PERIOD_S
+        due, self._later = self._later, []
+        for function in due:
+            function()
+
+
+def reader_of(report: Callable[[Key, Report], None]) -> tuple[ProgressReader, Periods]:
+    found, periods = ProgressReader(report), Periods()
+    found._loop = periods  # type: ignore[assignment]
+    return found, periods
+
+
 async def test_a_script_that_writes_without_pause_leaves_time_for_others(fifo: Path) -> None:
     """64 KiB a second are read; the rest finds the FIFO full. The reporter does its work meanwhile."""
     reports: list[Report] = []
-    reader = ProgressReader(lambda _, one: reports.append(one))
+    reader, periods = reader_of(lambda _, one: reports.append(one))
     reader.follow(KEY, open_fifo(fifo), parser())
-    written = 0
-    until = time.monotonic() + 0.8
-    while time.monotonic() < until:
+    written, held = 0, fcntl.fcntl(os.open(fifo, os.O_RDWR | os.O_NONBLOCK), fcntl.F_GETPIPE_SZ)
+    for _ in range(1_000):
         written += write(fifo, b"x\n" * 2_048)
         await asyncio.sleep(0)
-    assert BYTES_PER_PERIOD <= written <= 4 * BYTES_PER_PERIOD
-    while not reports and time.monotonic() < until + 10:
+    assert BYTES_PER_PERIOD <= written <= 2 * BYTES_PER_PERIOD + held
+    while not reports:
+        periods.end_one()
+        await asyncio.sleep(0)
         write(fifo, steps(5))
-        await asyncio.sleep(0.01)
     assert done_of(reports)[:1] == [5]
     reader.close()
 
@@ -415,13 +450,13 @@ async def test_many_small_writes_are_bounded_too(fifo: Path) -> None:
             reads += 1
             return one_task.parse(chunk, now_ms)
 
-    reader = ProgressReader(lambda *_: None)
+    reader, _ = reader_of(lambda *_: None)
     reader.follow(KEY, open_fifo(fifo), Counting("n1", *KEY, leads=True))
     for number in range(1_000):
         write(fifo, steps(number + 1))
         await asyncio.sleep(0)
         await asyncio.sleep(0)
-    assert 1 < reads <= 128
+    assert 1 < reads <= READS_PER_PERIOD
     reader.close()
 
 

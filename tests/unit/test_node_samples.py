@@ -1,5 +1,7 @@
 """Telemetry of one node is bounded, whatever its tasks do; what is dropped is counted and logged, seldom."""
 
+# clocks: the whole file runs in virtual time
+
 import asyncio
 import logging
 

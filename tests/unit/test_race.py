@@ -1,10 +1,13 @@
 """Race of coroutines: the first to end decides, and none of the others is left running."""
 
+# clocks: the whole file runs in virtual time
+
 import asyncio
 
 import pytest
 
 from penstock.runtime.race import first_of
+from tests.unit.virtually import virtually
 
 
 class Worker:
@@ -23,6 +26,7 @@ class Worker:
             raise error
 
 
+@virtually
 async def test_the_first_to_end_ends_the_others() -> None:
     """A service is stopped: its work is cancelled and awaited before the stop returns."""
     quick, slow = Worker(), Worker()
@@ -30,6 +34,7 @@ async def test_the_first_to_end_ends_the_others() -> None:
     assert (quick.cancelled, slow.cancelled) == (False, True)
 
 
+@virtually
 async def test_the_error_of_the_first_is_raised() -> None:
     """A session's reader loses its log: the session ends with that error, its other parts are cancelled."""
     slow = Worker()
@@ -38,6 +43,7 @@ async def test_the_error_of_the_first_is_raised() -> None:
     assert slow.cancelled
 
 
+@virtually
 async def test_a_time_limit_cancels_all() -> None:
     """A stream is quiet for too long; what waited for it does not pile up."""
     workers = [Worker(), Worker()]
@@ -45,6 +51,7 @@ async def test_a_time_limit_cancels_all() -> None:
     assert all(worker.cancelled for worker in workers)
 
 
+@virtually
 async def test_a_cancelled_race_leaves_nothing_behind() -> None:
     """The whole service is cancelled in the middle of a race."""
     worker = Worker()
@@ -56,6 +63,7 @@ async def test_a_cancelled_race_leaves_nothing_behind() -> None:
     assert worker.cancelled
 
 
+@virtually
 async def test_a_shielded_future_survives() -> None:
     """Several races wait for the same failure; the end of one does not take it from the others."""
     failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()

@@ -107,7 +107,6 @@ def run(script: str, env: dict[str, str]) -> "subprocess.CompletedProcess[str]":
         env={**found, "PYTHONPATH": str(ROOT / "libs"), **env},
         capture_output=True,
         text=True,
-        timeout=100,
         check=False,
     )
 

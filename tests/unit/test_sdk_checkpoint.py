@@ -7,13 +7,14 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from infra.codegen.schemas import ROOT
 from penstock.sdk.checkpoint import SAVED_STATUS
+from tests.support.waiting import wait_until
 
 LOOP = """
 import json, os, pathlib, sys, time
@@ -21,11 +22,14 @@ from penstock.sdk.checkpoint import checkpoint
 from penstock.sdk.progress import progress
 
 state = {"done": 0, "sum": 0}
-pause_s, go = float(sys.argv[1]), pathlib.Path(sys.argv[2])
+go, mark = pathlib.Path("go"), pathlib.Path("mark")
+
+def between():
+    pass
 
 def save(path):
     pathlib.Path(path, "first").write_text(json.dumps(state))
-    time.sleep(pause_s)
+    between()
     pathlib.Path(path, "second").write_text(json.dumps(state))
 
 def restore(path):
@@ -38,9 +42,13 @@ while not go.exists():
     state["done"] += 1
     state["sum"] += state["done"]
     time.sleep(0.002)
+    if mark.exists():
+        mark.unlink()
+        print("marked", flush=True)
     progress(state["done"])
 print("ended", json.dumps(state), flush=True)
 """
+"""Trains until there is a file `go`; says so when it meets a file `mark`."""
 
 
 class Script:
@@ -54,7 +62,7 @@ class Script:
         given = {"PENSTOCK_CHECKPOINT_DIR": str(self.folder), "PENSTOCK_PHASE_FILE": os.devnull, "RANK": "0"}
         clean = {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_")}
         self.process = subprocess.Popen(
-            [sys.executable, str(path), *(arguments or ("0", str(place / "go")))],
+            [sys.executable, str(path), *arguments],
             env={**clean, **given, "PYTHONPATH": str(ROOT / "libs"), **env}, text=True, cwd=place,
             stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         )  # fmt: skip
@@ -64,26 +72,29 @@ class Script:
         return self.process.stdout.readline().strip()
 
     def ends(self) -> tuple[int, str, str]:
-        out, err = self.process.communicate(timeout=180)
+        out, err = self.process.communicate()
         return self.process.returncode, out, err
 
     def complete(self) -> list[str]:
         return sorted(entry.name for entry in self.folder.iterdir() if entry.name != ".new")
 
+    def until(self, what: Callable[[], object], named: str) -> None:
+        """Waits for what it does while it runs."""
+        wait_until(lambda: what() or self.process.poll() is not None, named)
+        assert self.process.poll() is None, self.ends()
 
-def until(what: object) -> None:
-    assert callable(what)
-    deadline = time.monotonic() + 20
-    while not what():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
+    def goes_on(self) -> None:
+        """Waits until it has trained on from now, over some boundaries."""
+        for _ in range(2):
+            (self.folder.parent / "mark").touch()
+            assert self.line() == "marked"
 
 
 def test_a_stopped_script_saves_between_two_iterations_and_the_next_goes_on_there(tmp_path: Path) -> None:
     """The cell needs its GPU. What was added up before the stop is not added up again, and nothing is left out."""
     first = Script(tmp_path)
     assert first.line() == "fresh 0"
-    time.sleep(0.1)
+    first.goes_on()
     first.process.terminate()
     status, _, errors = first.ends()
     assert (status, errors) == (SAVED_STATUS, "")
@@ -103,19 +114,25 @@ def test_a_stopped_script_saves_between_two_iterations_and_the_next_goes_on_ther
 def test_the_sample_training_learns_the_same_when_it_is_stopped(tmp_path: Path) -> None:
     """`tilt/jobs/softmax.py` is moved to another node after a few epochs: its last loss and accuracy are those of a run in one go."""
     text = (ROOT / "tilt/jobs/softmax.py").read_text()
-    flags = ("--epochs", "12", "--learning-rate", "0.001", "--gpu-ms", "20", "--checkpoint")
-    _, whole, _ = Script(tmp_path, text, *flags).ends()
-    first = Script(tmp_path, text, *flags)
-    assert first.line().startswith("epoch    1/12")
+    flags = ("--learning-rate", "0.001", "--gpu-ms", "20", "--checkpoint", "--epochs")
+    os.mkfifo(tmp_path / "progress")
+    reported = os.open(tmp_path / "progress", os.O_RDWR)
+    first = Script(tmp_path, text, *flags, "1000000", PENSTOCK_PHASE_FILE=str(tmp_path / "progress"))
+    assert os.read(reported, 1), "an epoch has ended"
+    os.close(reported)
     first.process.terminate()
     assert first.ends()[0] == SAVED_STATUS
     (name,) = first.complete()
-    assert 1 <= int(name.rpartition("-")[2]) < 12
-    again = Script(tmp_path, text, *flags, PENSTOCK_RESUME=str(first.folder / name), PENSTOCK_ATTEMPT="2")
+    done = int(name.rpartition("-")[2])
+    epochs = str(done + 5)
+    whole = Script(tmp_path, text, *flags, epochs).ends()[1].splitlines()
+    again = Script(
+        tmp_path, text, *flags, epochs, PENSTOCK_RESUME=str(first.folder / name), PENSTOCK_ATTEMPT="2"
+    )
     status, out, errors = again.ends()
     assert (status, errors) == (0, "")
-    assert out.splitlines()[-1].split()[:6] == whole.splitlines()[-1].split()[:6]
-    assert len(out.splitlines()) < len(whole.splitlines()), "what was learned is not learned again"
+    assert out.splitlines()[-1].split()[:6] == whole[-1].split()[:6]
+    assert len(out.splitlines()) < len(whole), "what was learned is not learned again"
 
 
 def test_asked_for_a_checkpoint_it_saves_and_trains_on(tmp_path: Path) -> None:
@@ -126,35 +143,57 @@ def test_asked_for_a_checkpoint_it_saves_and_trains_on(tmp_path: Path) -> None:
     for _ in range(2):
         before = script.complete()
         script.process.send_signal(signal.SIGUSR1)
-        until(lambda before=before: len(script.complete()) == 1 and script.complete() != before)
+        script.until(
+            lambda before=before: len(script.complete()) == 1 and script.complete() != before, "the save"
+        )
         names += script.complete()
     assert len(set(names)) == 2
     (tmp_path / "go").touch()
     assert script.ends()[0] == 0
 
 
+DIES_WHILE_IT_SAVES = LOOP.replace(
+    'print("restored"',
+    """
+import signal
+moment = int(sys.argv[1])
+
+def before(function):
+    def call(*given, **named):
+        global moment
+        moment -= 1
+        if not moment:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return function(*given, **named)
+    return call
+
+between = before(between)
+for name in ("mkdir", "fsync", "rename", "unlink", "rmdir"):
+    setattr(os, name, before(getattr(os, name)))
+print("restored\"""",
+)
+"""Is killed at the so-manieth moment of a save: between its files, or before a call that changes the disk."""
+
+
 def test_a_script_that_is_killed_while_it_saves_leaves_no_half_checkpoint(tmp_path: Path) -> None:
-    """Power cuts, at twelve moments of a save of 60 ms: what is there is whole, and the one before stays until then."""
-    at = "0"
-    for attempt in range(1, 13):
-        known = sorted((tmp_path / "checkpoints").glob("attempt-*")) if attempt > 1 else []
+    """Power cuts, at each moment of a save: what is there is whole, and the one before stays until then."""
+    at, statuses = "0", []
+    while SAVED_STATUS not in statuses:
+        number = len(statuses) + 1
+        known = sorted((tmp_path / "checkpoints").glob("attempt-*")) if statuses else []
         resume = {"PENSTOCK_RESUME": str(known[-1])} if known else {}
-        script = Script(
-            tmp_path, LOOP, "0.06", str(tmp_path / "go"), PENSTOCK_ATTEMPT=f"{attempt:02}", **resume
-        )
+        script = Script(tmp_path, DIES_WHILE_IT_SAVES, str(number), PENSTOCK_ATTEMPT=f"{number:02}", **resume)
         assert script.line() == (f"restored {at}" if known else "fresh 0")
-        time.sleep(0.02)
-        script.process.send_signal(signal.SIGUSR1)
-        time.sleep(0.008 * attempt)
-        script.process.kill()
-        script.ends()
-        found = script.complete()
+        script.process.terminate()
+        statuses.append(script.ends()[0])
+        found = [name for name in script.complete() if name != ".old"]
         assert found or not known, "the one before stays until the next is complete"
         if found:
             at = found[-1].rpartition("-")[2]
             texts = {(script.folder / found[-1] / name).read_text() for name in ("first", "second")}
             assert [json.loads(text)["done"] for text in texts] == [int(at)]
-    assert at != "0", "some saves were over in time"
+    assert statuses == [-signal.SIGKILL] * (len(statuses) - 1) + [SAVED_STATUS]
+    assert len(statuses) > 12
 
 
 DIES_WHILE_IT_REMOVES = f"""
@@ -178,7 +217,7 @@ def test_a_script_that_is_killed_while_it_removes_the_checkpoint_before_leaves_n
     script = Script(tmp_path, DIES_WHILE_IT_REMOVES)
     script.line()
     script.process.send_signal(signal.SIGUSR1)
-    until(script.complete)
+    script.until(script.complete, "the save")
     script.process.send_signal(signal.SIGUSR1)
     assert script.ends()[0] == -signal.SIGKILL
     whole = [entry for entry in script.folder.glob("attempt-*") if (entry / "first").exists()]
@@ -194,21 +233,22 @@ def test_a_script_that_is_killed_while_it_removes_the_checkpoint_before_leaves_n
 def test_a_save_that_fails_costs_no_training_and_not_the_checkpoint_before(tmp_path: Path) -> None:
     """The disk is full when the operator asks; then when the job is stopped. Only the second ends the script, with status 1."""
     text = LOOP.replace(
-        "    time.sleep(pause_s)\n", "    if go.with_name('full').exists(): raise OSError(28, 'no space')\n"
+        "    between()\n", "    if go.with_name('full').exists(): raise OSError(28, 'no space')\n"
     )
     script = Script(tmp_path, text)
     script.line()
     script.process.send_signal(signal.SIGUSR1)
-    until(script.complete)
+    script.until(script.complete, "the save")
     before = script.complete()
     (tmp_path / "full").touch()
     script.process.send_signal(signal.SIGUSR1)
-    time.sleep(0.2)
-    assert script.process.poll() is None
+    assert script.process.stderr is not None
+    said = next(line for line in script.process.stderr if "[Errno 28] no space" in line)
+    script.goes_on()
     script.process.terminate()
     status, _, errors = script.ends()
     assert (status, script.complete()) == (1, before)
-    assert errors.count("[Errno 28] no space") == 2
+    assert (said + errors).count("[Errno 28] no space") == 2
 
 
 def test_a_loader_that_the_script_forked_ends_when_it_is_told_to(tmp_path: Path) -> None:
@@ -217,11 +257,10 @@ def test_a_loader_that_the_script_forked_ends_when_it_is_told_to(tmp_path: Path)
         import multiprocessing, time
         from penstock.sdk.checkpoint import checkpoint
         checkpoint(print, print)
-        loader = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
+        loader = multiprocessing.get_context("fork").Process(target=time.sleep, args=(1e6,))
         loader.start()
-        time.sleep(0.1)
         loader.terminate()
-        loader.join(10)
+        loader.join()
         raise SystemExit(loader.exitcode != -15)
     """)
     assert Script(tmp_path, text).ends() == (0, "", "")
@@ -254,8 +293,7 @@ def test_of_a_gang_rank_0_alone_saves_and_the_others_wait_for_it(tmp_path: Path)
     script = Script(tmp_path, RANK="1")
     script.line()
     script.process.terminate()
-    time.sleep(0.2)
-    assert script.process.poll() is None
+    script.goes_on()
     (tmp_path / "go").touch()
     assert script.ends()[0] == 0
     assert script.complete() == []
@@ -276,9 +314,10 @@ def test_the_examples_of_the_readme_are_stopped_and_go_on(tmp_path: Path, number
     whole = Script(tmp_path, text, PENSTOCK_CHECKPOINT_DIR="")
     status, expected, errors = whole.ends()
     assert status == 0, errors
-    first = Script(tmp_path, text)
-    time.sleep(0.35)
+    first = Script(tmp_path, text, HELD="1")
+    first.until((tmp_path / "held").exists, "its first batches")
     first.process.terminate()
+    (tmp_path / "go").touch()
     status, out, errors = first.ends()
     assert (status, out) == (SAVED_STATUS, ""), errors
     (name,) = first.complete()

@@ -78,9 +78,7 @@ def run(tmp_path: Path, script: str, **env: str) -> tuple[subprocess.CompletedPr
         FIFO: str(path),
         "PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}",
     } | env
-    done = subprocess.run(
-        [sys.executable, "-c", script], env=env, capture_output=True, text=True, timeout=180
-    )
+    done = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True)
     try:
         lines = os.read(held, LINE_BYTES).splitlines()
     except BlockingIOError:

@@ -224,7 +224,7 @@ def run(script: str, more: dict[str, str]) -> "subprocess.CompletedProcess[str]"
     env = {name: value for name, value in os.environ.items() if name not in (FIFO, "RANK")}
     return subprocess.run(
         [sys.executable, "-c", script],
-        capture_output=True, text=True, timeout=180, check=False, env={**env, **more},
+        capture_output=True, text=True, check=False, env={**env, **more},
     )  # fmt: skip
 
 

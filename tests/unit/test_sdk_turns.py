@@ -1,5 +1,6 @@
 """Turns of a group by the kernel's locks: nobody is in a stage beside another, nobody starves or deadlocks, and whoever dies, hangs or is stopped costs the others little."""
 
+import fcntl
 import json
 import os
 import random
@@ -11,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -20,21 +22,22 @@ from penstock.sdk.progress import Meter
 from penstock.sdk.stages import STAGES, WAITING, Recorder
 from penstock.sdk.turns import Changes, Turn, Turns, Waits, turns_of_group
 from penstock_services.node_reporter.core.progress import ProgressParser
+from tests.support.waiting import wait_until
+from tests.unit.played_changes import Played, in_line
 
 MEMBER = """
 import os, sys, time
 from penstock.sdk import stages, turns
 from penstock.sdk.stages import iteration, stage
-name, seconds, plan = sys.argv[1], float(sys.argv[2]), sys.argv[3].split(",")
-turns.MAX_WAIT_S = float(os.environ.get("BOUND", "10"))
+name, rounds, plan = sys.argv[1], int(sys.argv[2]), sys.argv[3].split(",")
+turns.MAX_WAIT_S = float(os.environ.get("BOUND", "3600"))
 trace = os.open("trace", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 says = lambda *words: os.write(trace, (" ".join(map(str, words)) + "\\n").encode())
 iteration()
 says("ready", name)
 while not os.path.exists("go"):
     time.sleep(0.001)
-ends, done = time.monotonic() + seconds, 0
-while time.monotonic() < ends:
+for _ in range(rounds):
     iteration()
     for one in plan:
         resource, ms = one.split(":")
@@ -42,9 +45,11 @@ while time.monotonic() < ends:
             says("+", resource, name, time.monotonic())
             time.sleep(float(ms) / 1_000)
             says("-", resource, name, time.monotonic())
-    done += 1
-says("done", name, done, *stages.waits())
+says("done", name, *stages.waits())
 """
+"""A member does so many rounds of its plan, `resource:milliseconds,…`. It waits an hour for a turn, unless it has another bound."""
+ENDLESS = "gpu:1e9"
+ROUNDS = 60
 
 
 @pytest.fixture
@@ -64,9 +69,14 @@ class Group:
         self.folder = folder
         self.members: dict[str, subprocess.Popen[bytes]] = {}
 
-    def start(self, name: str, plan: str, seconds: float = 60.0, **env: str) -> None:
-        command = [sys.executable, "-c", MEMBER, name, str(seconds), plan]
+    def start(self, name: str, plan: str, rounds: int = ROUNDS, script: str = MEMBER, **env: str) -> None:
+        command = [sys.executable, "-c", script, name, str(rounds), plan]
         self.members[name] = subprocess.Popen(command, cwd=self.folder, env={**os.environ, **env})
+
+    def until(self, what: Callable[[], object], named: str) -> None:
+        """Waits for what members do, none of which may end with an error."""
+        wait_until(lambda: what() or any(member.poll() for member in self.members.values()), named)
+        assert not any(member.poll() for member in self.members.values())
 
     def lines(self, kind: str) -> list[list[str]]:
         path = self.folder / "trace"
@@ -74,14 +84,14 @@ class Group:
         return [line[1:] for line in words if line[0] == kind]
 
     def go(self) -> None:
-        eventually(lambda: len(self.lines("ready")) == len(self.members))
+        self.until(lambda: len(self.lines("ready")) == len(self.members), "the start of all")
         (self.folder / "go").touch()
 
-    def end(self) -> dict[str, tuple[int, float, int]]:
-        """Name → iterations, seconds waited, turns missed."""
+    def end(self) -> dict[str, tuple[float, int]]:
+        """Name → seconds waited, turns missed."""
         for member in self.members.values():
-            assert member.wait(60) == 0
-        return {name: (int(done), float(s), int(missed)) for name, done, s, missed in self.lines("done")}
+            assert member.wait() == 0
+        return {name: (float(waited_s), int(missed)) for name, waited_s, missed in self.lines("done")}
 
     def turns(self) -> dict[str, list[tuple[float, float, str]]]:
         """Resource → (entered, left, by whom) in the order of entering."""
@@ -106,16 +116,20 @@ def group(folder: Path) -> Iterator[Group]:
         member.wait()
 
 
-def eventually(what: Callable[[], bool], seconds: float = 30.0) -> None:
-    ends = time.monotonic() + seconds
-    while not what():
-        assert time.monotonic() < ends, "it never came"
-        time.sleep(0.002)
+@pytest.fixture
+def played() -> Played:
+    return Played()
 
 
-def turn(folder: Path, name: str = "gpu", leaving: Callable[[], bool] = lambda: False) -> Turn:
-    """Of a further member: locks belong to the open file, not to the process."""
-    return Turn(str(folder / "group" / name), Changes(), leaving)
+def turn(
+    folder: Path,
+    changes: Changes | None = None,
+    name: str = "gpu",
+    leaving: Callable[[], bool] = lambda: False,
+) -> Turn:
+    """Of a further member: locks belong to the open file, not to the process. Its time is that of `changes`, where that is played."""
+    clock = {"clock": changes.clock} if isinstance(changes, Played) else {}
+    return Turn(str(folder / "group" / name), changes or Changes(), leaving, **clock)
 
 
 def in_background(work: Callable[[], object]) -> threading.Thread:
@@ -124,125 +138,149 @@ def in_background(work: Callable[[], object]) -> threading.Thread:
     return thread
 
 
-def test_nobody_is_in_a_stage_beside_another_and_nobody_starves(group: Group) -> None:
-    """Four members of which each wants the same resource again at once: the one that leaves would always be first at a plain lock."""
+def test_nobody_is_in_a_stage_beside_another_and_all_come_to_their_end(group: Group) -> None:
+    """Four members of which each wants the same resource again at once."""
     for name in "abcd":
-        group.start(name, "gpu:2", seconds=2.0)
+        group.start(name, "gpu:2")
     group.go()
     done = group.end()
     held = group.turns()["gpu"]
     assert all(left <= entered for (_, left, _), (entered, _, _) in pairwise(held))
-    counts = sorted(count for count, _, _ in done.values())
-    assert counts[0] > 50
-    assert counts[-1] - counts[0] <= 0.05 * counts[-1]
-    assert not sum(missed for _, _, missed in done.values())
+    assert [len([1 for *_, name in held if name == one]) for one in "abcd"] == [ROUNDS] * 4
+    assert not sum(missed for _, missed in done.values())
+
+
+def test_who_leaves_a_stage_stands_in_line_behind_all_others(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It wants the resource again at once: at a plain lock it would always be first, and the others would starve. Each is woken by the one before it, and none by looking."""
+    for bound in ("PATIENCE_S", "MAX_WAIT_S", "FIRST_LOOK_S", "LAST_LOOK_S"):
+        monkeypatch.setattr(turns, bound, 3_600.0)
+    entered: list[str] = []
+    members = {name: turn(folder) for name in "abcd"}
+    outside = turn(folder)
+
+    def enters(name: str) -> None:
+        assert members[name].take()
+        entered.append(name)
+        if name != "a" or entered.count("a") == 2:
+            members[name].leave()
+
+    enters("a")
+    waiting = []
+    for number, name in enumerate("bcd", 1):
+        waiting.append(in_background(lambda name=name: enters(name)))
+        wait_until(lambda number=number: in_line(outside) == number, f"{name} in line")
+    members["a"].leave()
+    enters("a")
+    for thread in waiting:
+        thread.join()
+    assert entered == ["a", "b", "c", "d", "a"]
 
 
 def test_who_needs_different_resources_waits_for_nobody(group: Group) -> None:
     for name, resource in zip("abcd", STAGES, strict=True):
-        group.start(name, f"{resource}:5", seconds=1.0)
+        group.start(name, f"{resource}:5")
     group.go()
-    assert all(waited < 0.01 for _, waited, _ in group.end().values())
+    assert set(group.end().values()) == {(0.0, 0)}
 
 
-def test_the_death_of_a_holder_costs_the_others_less_than_a_second(group: Group) -> None:
-    """`a` is killed in the middle of an endless stage."""
-    group.start("a", "gpu:60000")
+def test_the_death_of_a_holder_frees_its_turn(group: Group) -> None:
+    """`a` is killed in the middle of an endless stage, for which `b` would wait an hour."""
+    outside = turn(group.folder)
+    group.start("a", ENDLESS)
     group.go()
-    eventually(lambda: len(group.lines("+")) == 1)
-    group.start("b", "gpu:1", seconds=1.0)
-    eventually(lambda: len(group.lines("ready")) == 2)
-    time.sleep(0.5)
+    group.until(lambda: len(group.lines("+")) == 1, "a in its stage")
+    group.start("b", "gpu:1")
+    group.until(lambda: in_line(outside), "b in line")
     assert len(group.lines("+")) == 1, "b waits"
-    killed = time.monotonic()
     group.members.pop("a").kill()
-    assert not sum(missed for _, _, missed in group.end().values())
-    first = next(float(at) for _, name, at in group.lines("+") if name == "b")
-    assert first - killed < 1.0
+    assert [missed for _, missed in group.end().values()] == [0]
+
+
+def test_a_death_that_is_not_reported_is_seen_at_the_next_look(folder: Path, played: Played) -> None:
+    a, b = turn(folder), turn(folder, played)
+    assert a.take()
+    played.after(5.0, a.close, is_reported=False)
+    assert b.take()
+    assert 5.0 <= b.waited_s <= 5.0 + turns.LAST_LOOK_S < 6.0
 
 
 def test_who_never_leaves_a_stage_costs_the_others_the_bound_once(group: Group) -> None:
     """They go on beside it, without waiting for it again, and count how often."""
-    group.start("a", "gpu:60000", BOUND="0.4")
+    group.start("a", ENDLESS)
     group.go()
-    eventually(lambda: len(group.lines("+")) == 1)
+    group.until(lambda: len(group.lines("+")) == 1, "a in its stage")
     for name in "bc":
-        group.start(name, "cpu:1,gpu:2", seconds=2.0, BOUND="0.4")
+        group.start(name, "gpu:2", BOUND="0.3")
     hung = group.members.pop("a")
     done = group.end()
     hung.kill()
     hung.wait()
-    for count, waited, missed in done.values():
-        assert count > 50
-        assert 0.35 < waited < 1.6
-        assert missed >= count
+    for waited_s, missed in done.values():
+        assert missed == ROUNDS
+        assert waited_s >= 0.3
 
 
 def test_a_holder_that_was_given_up_is_waited_for_again_once_it_has_left(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path, played: Played
 ) -> None:
-    monkeypatch.setattr(turns, "MAX_WAIT_S", 0.1)
-    a, b = turn(folder), turn(folder)
+    a, b = turn(folder), turn(folder, played)
     assert a.take()
     assert not b.take()
     assert b.missed == 1
-    began = time.monotonic()
+    assert turns.MAX_WAIT_S <= b.waited_s <= turns.MAX_WAIT_S + turns.LAST_LOOK_S
+    before_s = b.waited_s
     assert not b.take()
-    assert time.monotonic() - began < 0.05
-    assert b.missed == 2
+    assert (b.waited_s, b.missed) == (before_s, 2)
     a.leave()
     assert b.take()
     b.leave()
     assert a.take()
-    in_background(lambda: (time.sleep(0.03), a.leave()))
+    played.after(turns.MAX_WAIT_S / 2, a.leave)
     assert b.take(), "another turn of the same member"
 
 
-def test_a_wait_is_bounded_per_holder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wait_is_bounded_per_holder(folder: Path, played: Played) -> None:
     """Two holders, each of them within the bound, together beyond it."""
-    monkeypatch.setattr(turns, "MAX_WAIT_S", 0.3)
-    a, b, c = turn(folder), turn(folder), turn(folder)
+    a, b, c = turn(folder), turn(folder), turn(folder, played)
     assert a.take()
+    place = b._stand_in_line()
 
-    def others() -> None:
-        assert b.take()
-        time.sleep(0.2)
-        b.leave()
+    def next_one() -> None:
+        a.leave()
+        assert b._hold(place)
+        b._lock(fcntl.F_UNLCK, place, 1)
 
-    second = in_background(others)
-    time.sleep(0.05)
-    in_background(lambda: (time.sleep(0.2), a.leave()))
+    played.after(0.7 * turns.MAX_WAIT_S, next_one)
+    played.after(1.4 * turns.MAX_WAIT_S, b.leave)
     assert c.take()
-    second.join()
     assert c.missed == 0
-    assert c.waited_s > 0.3
+    assert c.waited_s == pytest.approx(1.4 * turns.MAX_WAIT_S)
 
 
-def test_who_is_stopped_in_line_is_passed(folder: Path) -> None:
+def test_who_is_stopped_in_line_is_passed(folder: Path, played: Played) -> None:
     """`b` stands in line for what `a` has, and its process is stopped (a frozen cgroup): the turn is not kept for it, and the next one costs nothing."""
-    a, b, c = turn(folder), turn(folder), turn(folder)
+    a, b, c = turn(folder), turn(folder), turn(folder, played)
     assert a.take()
     b._stand_in_line()
-    in_background(lambda: (time.sleep(0.05), a.leave()))
-    began = time.monotonic()
+    played.after(0.05, a.leave)
     assert c.take()
-    assert turns.PATIENCE_S <= time.monotonic() - began < 1.0
+    waited_s = c.waited_s
+    assert 0.05 + turns.PATIENCE_S <= waited_s <= 0.05 + turns.PATIENCE_S + turns.LAST_LOOK_S
     c.leave()
-    began = time.monotonic()
     assert c.take()
-    assert time.monotonic() - began < 0.05
-    assert c.missed == 0
+    assert (c.waited_s, c.missed) == (waited_s, 0)
 
 
-def test_who_is_to_save_and_end_waits_for_nobody(folder: Path) -> None:
+def test_who_is_to_save_and_end_waits_for_nobody(folder: Path, played: Played) -> None:
     """SIGTERM in the middle of a wait: the rest of the iteration must fit into the grace."""
     a, asked = turn(folder), threading.Event()
-    b = turn(folder, leaving=asked.is_set)
+    b = turn(folder, played, leaving=asked.is_set)
     assert a.take()
-    in_background(lambda: (time.sleep(0.1), asked.set()))
-    began = time.monotonic()
+    played.after(0.1, asked.set, is_reported=False)
     assert not b.take()
-    assert 0.05 < time.monotonic() - began < 1.0
+    assert 0.1 <= b.waited_s <= 0.1 + turns.LAST_LOOK_S
     assert b.missed == 0
 
 
@@ -257,20 +295,28 @@ def test_an_interrupted_wait_holds_nothing_and_stands_in_line_no_more(folder: Pa
     with pytest.raises(KeyboardInterrupt):
         b.take()
     a.leave()
-    began = time.monotonic()
     assert c.take()
-    assert time.monotonic() - began < 0.05
+    assert c.waited_s == 0.0
 
 
 def test_without_inotify_turns_are_taken_by_looking(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A user's instances are used up."""
-    a, changes = turn(folder), Changes()
+    a, changes, looks = turn(folder), Changes(), []
     changes.close()
     b = Turn(str(folder / "group" / "gpu"), changes)
     assert a.take()
-    in_background(lambda: (time.sleep(0.1), a.leave()))
+
+    def sleep(seconds: float) -> None:
+        looks.append(seconds)
+        if len(looks) == 50:
+            a.leave()
+
+    monkeypatch.setattr(
+        turns, "time", SimpleNamespace(sleep=sleep, monotonic_ns=time.monotonic_ns)
+    )  # clock: places in line are numbers of it
     assert b.take()
-    assert b.waited_s < 0.3
+    assert len(looks) == 50
+    assert max(looks) <= turns.POLL_S
 
 
 def recorder(folder: Path, lines: list[str] | None = None) -> Recorder:
@@ -283,7 +329,7 @@ def group_of(folder: Path) -> Turns:
 
 
 def free(folder: Path, name: str) -> bool:
-    other = turn(folder, name)
+    other = turn(folder, name=name)
     try:
         return other._lock(1, turns.HELD, 1)
     finally:
@@ -314,19 +360,20 @@ def test_two_that_nest_in_opposite_order_do_not_deadlock(group: Group) -> None:
         "            time.sleep(0.002)\n            with stage('cpu' if resource == 'gpu' else 'gpu'):\n                time.sleep(0.002)\n",
     )
     for name, plan in (("a", "gpu:1"), ("b", "cpu:1")):
-        command = [sys.executable, "-c", script, name, "1.5", plan]
-        group.members[name] = subprocess.Popen(command, cwd=group.folder)
+        group.start(name, plan, script=script)
     group.go()
-    assert all(count > 50 and not missed for count, _, missed in group.end().values())
+    assert [missed for _, missed in group.end().values()] == [0, 0]
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_whatever_members_nest_nobody_meets_anybody_or_waits_in_vain(folder: Path, seed: int) -> None:
+def test_whatever_members_nest_nobody_meets_anybody_or_waits_in_vain(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
     """Four members that enter random stages inside of random others, on two resources, so that they want each other's all the time."""
+    monkeypatch.setattr(turns, "MAX_WAIT_S", 3_600.0)
     held: dict[int, str] = {}
     met: list[tuple[str, int]] = []
-    done: dict[str, int] = {}
-    ends = time.monotonic() + 1.0
+    missed: dict[str, int] = {}
 
     def member(name: str) -> None:
         chance, found = random.Random(f"{seed} {name}"), group_of(folder)
@@ -337,7 +384,7 @@ def test_whatever_members_nest_nobody_meets_anybody_or_waits_in_vain(folder: Pat
             found.change(index)
             if held.setdefault(index, name) != name:
                 met.append((name, index))
-            time.sleep(chance.random() / 1_000)
+            time.sleep(chance.random() / 1_000)  # clock: as long as the stage takes
             if depth < 3 and chance.random() < 0.5:
                 enter(chance.randrange(2), depth + 1, index)
             if held.pop(index, name) != name:
@@ -346,19 +393,17 @@ def test_whatever_members_nest_nobody_meets_anybody_or_waits_in_vain(folder: Pat
             if outer is not None and held.setdefault(outer, name) != name:
                 met.append((name, outer))
 
-        while time.monotonic() < ends:
+        for _ in range(ROUNDS):
             enter(chance.randrange(2), 0, None)
-            done[name] = done.get(name, 0) + 1
-        assert found.waits.missed == 0
+        missed[name] = found.waits.missed
 
     threads = [threading.Thread(target=member, args=(name,), daemon=True) for name in "abcd"]
     for one in threads:
         one.start()
     for one in threads:
-        one.join(20)
-        assert not one.is_alive(), "a deadlock"
+        one.join()
     assert met == []
-    assert min(done.values()) > 5
+    assert missed == dict.fromkeys("abcd", 0)
 
 
 @pytest.mark.usefixtures("folder")
@@ -413,7 +458,7 @@ def test_a_forked_child_has_no_turn_and_takes_none_away(folder: Path) -> None:
         if not child:
             marks.forked()
             with marks.stage("gpu"), marks.stage("cpu"):
-                time.sleep(0.2)
+                pass
             os._exit(0)
         assert os.waitpid(child, 0)[1] == 0
         assert not free(folder, "gpu")

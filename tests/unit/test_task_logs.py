@@ -33,6 +33,7 @@ from penstock_services.gateway.core.log_text import (
 from penstock_services.node_reporter.shell import archiver, output
 from penstock_services.node_reporter.shell.archiver import Archiver
 from tests.support.s3_server import S3Server
+from tests.support.waiting import await_until
 
 SECOND_NS = 1_000_000_000
 
@@ -149,17 +150,14 @@ async def test_logs_in_an_s3_store(
         copies = Archiver(archive, tmp_path / "marks", tmp_path / "logs")
         copies.starting("j/x:1", "j/x:1.1.w0", 7)
         work = asyncio.ensure_future(copies.run(lambda mark: True))
-        async with asyncio.timeout(60):
-            while "SignatureDoesNotMatch" not in caplog.text:
-                await asyncio.sleep(0.01)
-            assert "s3://bucket/cell/logs" in caplog.text
-            assert "check its credentials" in caplog.text
-            store.keys["id"] = "wrong"
-            while "NoSuchBucket" not in caplog.text:
-                await asyncio.sleep(0.01)
-            store.objects["bucket"] = {}
-            while list((tmp_path / "marks").iterdir()):
-                await asyncio.sleep(0.01)
+        await await_until(lambda: work.done() or "SignatureDoesNotMatch" in caplog.text, "the refusal")
+        assert "s3://bucket/cell/logs" in caplog.text
+        assert "check its credentials" in caplog.text
+        store.keys["id"] = "wrong"
+        await await_until(lambda: work.done() or "NoSuchBucket" in caplog.text, "the next refusal")
+        store.objects["bucket"] = {}
+        await await_until(lambda: work.done() or not list((tmp_path / "marks").iterdir()), "the copy")
+        assert not work.done()
         work.cancel()
         stored = f"cell/logs/{log_name('j/x:1', 'j/x:1.1.w0')}"
         assert store.objects["bucket"][stored] == path.read_bytes()
@@ -182,7 +180,9 @@ async def test_logs_in_an_s3_store(
             LogArchive("s3://bucket/cell/logs").open("j/x:1", "j/x:1.1.w0", Wanted())
 
 
-async def test_no_outage_of_the_archive_loses_a_copy(tmp_path: Path) -> None:
+async def test_no_outage_of_the_archive_loses_a_copy(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """The archive's folder cannot be written to, the reporter is started anew, and then it can."""
     logs, marks, place = tmp_path / "logs", tmp_path / "marks", tmp_path / "archive"
     archive = LogArchive(place.as_uri())
@@ -195,14 +195,13 @@ async def test_no_outage_of_the_archive_loses_a_copy(tmp_path: Path) -> None:
     first = Archiver(archive, marks, logs)
     work = asyncio.ensure_future(first.run(lambda mark: False))
     first.ended("j/x.1.w0", 7)
-    await asyncio.sleep(0.1)
+    await await_until(lambda: work.done() or "logs are not copied yet" in caplog.text, "the attempt")
     assert not work.done()
     work.cancel()
     place.unlink()
     again = asyncio.ensure_future(Archiver(archive, marks, logs).run(lambda mark: ".1." in mark))
-    async with asyncio.timeout(30):
-        while len(list(marks.iterdir())) > 1:
-            await asyncio.sleep(0.01)
+    await await_until(lambda: again.done() or len(list(marks.iterdir())) == 1, "the copy")
+    assert not again.done()
     again.cancel()
     copy = place / log_name("j/x", "j/x.1.w0")
     assert copy.read_text() == "j/x.1.w0\n"

@@ -24,7 +24,8 @@ def program(path: Path, text: str, mode: int = 0o755) -> Path:
 def ran(request: dict[str, Any]) -> str:
     """What the program wrote, run as a leader does; "errno" and the number where nothing could be run."""
     read, write = os.pipe()
-    if os.fork() == 0:
+    pid = os.fork()
+    if pid == 0:
         try:
             os.dup2(write, 1)
             execute(find_program(request), request["argv"], request["env"])
@@ -35,7 +36,7 @@ def ran(request: dict[str, Any]) -> str:
     os.close(write)
     with open(read) as output:
         found = output.read()
-    os.wait()
+    os.waitpid(pid, 0)
     return found
 
 

@@ -332,7 +332,7 @@ def jobs(draw: st.DrawFn) -> TraceJob:
         workers=draw(st.none() | st.sampled_from([n for n in (1, 2, 4, 8) if gpus % n == 0])),
         parameter_servers=draw(st.integers(0, 4)),
         server_gpus=draw(st.integers(0, 4)),
-        patience_s=draw(st.none() | st.floats(0.001, 1e6)),
+        patience_s=draw(st.none() | st.floats(0.001, 1e6)),  # clock: a field of the trace
         inference=draw(st.booleans()),
         memory_bandwidth=draw(st.floats(0, 1)),
         labels=tuple(draw(st.dictionaries(st.text(TEXT, min_size=1), st.text(TEXT), max_size=3)).items()),

@@ -1,6 +1,8 @@
 """Tracing: one connected trace per job, ids that survive a crash, and no cost when nobody listens."""
 
 import logging
+import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 
@@ -14,6 +16,7 @@ from penstock.runtime.settings import Settings
 from penstock.runtime.tracing import tracer as module
 from penstock.runtime.tracing.context import from_traceparent, job_context, to_traceparent, well_formed
 from penstock.runtime.tracing.tracer import HeldTracing, Tracing, tracing
+from tests.support.waiting import wait_until
 
 SETTINGS = Settings(log_url="postgresql://nowhere/log", otlp="http://127.0.0.1:9")
 SUBMITTED_MS = 1_700_000_000_000
@@ -39,6 +42,12 @@ class System:
         for service in self.started:
             service.close()
         return [span for exporter in self.exporters for span in exporter.get_finished_spans()]
+
+
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine the thread that exports comes late; the bound has a test of its own."""
+    monkeypatch.setattr(module, "CLOSE_TIMEOUT_S", 3_600.0)
 
 
 @pytest.fixture
@@ -203,15 +212,18 @@ def test_a_span_never_ends_before_it_starts_nor_outside_of_what_otlp_carries(sys
 
 
 class Refusing(SpanExporter):
-    """A collector that is down, or hangs for `delay_s` on every batch."""
+    """A collector that is down, or hangs on a batch that it has `begun` until it is `released`."""
 
-    def __init__(self, delay_s: float = 0.0) -> None:
+    def __init__(self, *, hangs: bool = False) -> None:
         self.batches = 0
-        self.delay_s = delay_s
+        self.begun, self.released = threading.Event(), threading.Event()
+        if not hangs:
+            self.released.set()
 
     def export(self, spans: object) -> SpanExportResult:
         self.batches += 1
-        time.sleep(self.delay_s)
+        self.begun.set()
+        self.released.wait()
         return SpanExportResult.FAILURE
 
     def shutdown(self) -> None:
@@ -231,39 +243,42 @@ def test_a_dead_collector_is_reported_once(caplog: pytest.LogCaptureFixture) -> 
     assert "http://127.0.0.1:9/v1/traces" in caplog.text
 
 
-def test_a_collector_that_refuses_connections_delays_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    """The real exporter against a closed port: calls return at once and closing is bounded."""
+def test_a_collector_that_refuses_connections_is_reported_once(caplog: pytest.LogCaptureFixture) -> None:
+    """The real exporter against a closed port gives up by itself."""
     with caplog.at_level(logging.WARNING):
-        began_s = time.monotonic()
         with tracing("placer", SETTINGS) as placer:
             placer.phase("run", "job-1", 1, 1, 2)
-            assert time.monotonic() - began_s < 1.5  # the first use imports OpenTelemetry
-        assert time.monotonic() - began_s < 2 * module.CLOSE_TIMEOUT_S + 1.5
+        wait_until(lambda: caplog.records, "the warning")
     assert [r.name for r in caplog.records if r.levelno >= logging.WARNING] == ["penstock.runtime.tracing"]
 
 
-def test_closing_does_not_wait_for_a_collector_that_hangs(
+def test_no_call_waits_for_a_collector_that_hangs_and_closing_only_for_its_bound(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Ctrl-C while the collector hangs: the service ends within the bound, the spans are given up."""
-    monkeypatch.setattr(module, "CLOSE_TIMEOUT_S", 0.2)
-    exporter = Refusing(delay_s=2.0)
+    """Ctrl-C while the collector hangs: the service ends after the bound, the spans are given up."""
+    monkeypatch.setattr(module, "CLOSE_TIMEOUT_S", 0.1)
+    exporter = Refusing(hangs=True)
     placer = tracing("placer", SETTINGS, exporter=exporter)
     placer.phase("run", "job-1", 1, 1, 2)
-    began_s = time.monotonic()
+    exporter.begun.wait()
+    placer.phase("run", "job-2", 1, 1, 2)
+    began_s = time.monotonic()  # clock: waiting is asserted to last the bound at least, on no machine less
     placer.close()
-    assert 0.1 < time.monotonic() - began_s < 1.0
+    assert time.monotonic() - began_s >= 0.1  # clock: as above, at least the bound
     placer.close()
     assert placer.phase("run", "job-1", 1, 1, 2) is None
-    while exporter.batches and not caplog.records:
-        time.sleep(0.01)  # its thread logs last; a line after this test would belong to none
+    assert not caplog.records, "it hangs still"
+    exporter.released.set()
+    wait_until(
+        lambda: caplog.records, "its thread, which logs last: a line after this test would belong to none"
+    )
 
 
 @pytest.mark.parametrize(
     "settings", [Settings(log_url="x"), Settings(log_url="x", otlp="http://c:4318", trace_ratio=0)]
 )
 def test_without_a_listener_every_call_is_cheap(settings: Settings) -> None:
-    """Nobody asked for traces: a call costs at most 2 µs and hands the context on that it was given."""
+    """Nobody asked for traces: a call runs one function and hands the context on that it was given."""
     quiet = tracing("placer", settings)
     assert not quiet.enabled
     assert quiet.start_job_trace("job-1") is None
@@ -276,15 +291,19 @@ def test_without_a_listener_every_call_is_cheap(settings: Settings) -> None:
         lambda: quiet.end_job("job-1", 1, 2, "succeeded"),
     ]
     for call in calls:
-        best_s = min(_seconds(call, 2_000) for _ in range(5))
-        assert best_s / 2_000 <= 2e-6
+        assert _functions_run_by(call) == 1
 
 
-def _seconds(call: Callable[[], object], times: int) -> float:
-    began_s = time.perf_counter()
-    for _ in range(times):
+def _functions_run_by(call: Callable[[], object]) -> int:
+    """Number of Python functions that it calls."""
+    run: list[str] = []
+    before = sys.getprofile()
+    sys.setprofile(lambda frame, event, _: run.append(frame.f_code.co_name) if event == "call" else None)
+    try:
         call()
-    return time.perf_counter() - began_s
+    finally:
+        sys.setprofile(before)
+    return len(run) - 1
 
 
 def test_a_foreign_context_never_enters_a_jobs_trace(system: System) -> None:

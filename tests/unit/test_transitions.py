@@ -125,7 +125,6 @@ def test_diagrams_do_not_depend_on_the_hash_seed(seed: str) -> None:
         env={**os.environ, "PYTHONHASHSEED": seed},
         capture_output=True,
         text=True,
-        timeout=180,
         check=True,
     )
     assert done.stdout.strip() == mermaid(JOB_TRANSITIONS)
