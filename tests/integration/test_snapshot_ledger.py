@@ -25,7 +25,7 @@ from penstock_services.projector.shell.service import prepare_schema
 from penstock_services.projector.shell.service import run as run_projector
 from tests.integration.test_estimator_service import SPEC, Placer
 from tests.integration.test_placer_service import Cell as PlacerCell
-from tests.support.gateway_cell import WITHIN_S, Cell, running
+from tests.support.gateway_cell import Cell, running
 from tests.support.hand_placer import HandPlacer, node_spec
 from tests.support.memory_log import MemoryBroker, MemoryLog
 from tests.support.projector_cell import assert_equals_replay, projecting, reached
@@ -70,7 +70,7 @@ async def placer_on(cell: PlacerCell, dsn: str | None) -> AsyncIterator[None]:
         yield
     finally:
         stop.set()
-        await asyncio.wait_for(asyncio.gather(*running), WITHIN_S)
+        await asyncio.gather(*running)
 
 
 async def test_a_placer_believes_only_its_own(dsn: str, caplog: pytest.LogCaptureFixture) -> None:
@@ -116,9 +116,7 @@ async def test_a_gateway_passes_over_those_of_another(dsn: str, grown: bool) -> 
 
 
 async def _explains(cell: Cell, at: int) -> None:
-    async with asyncio.timeout(WITHIN_S):
-        while (answer := await cell.http.get(f"/v1/jobs/waits/why?at={at}")).status_code == 404:
-            await asyncio.sleep(0.01)
+    answer = await cell.http.get(f"/v1/jobs/waits/why?at={at}")
     assert (answer.status_code, answer.json()["reason"]) == (200, "never_fits_gpus"), answer.text
 
 
@@ -139,8 +137,10 @@ async def test_an_estimator_passes_over_those_of_another(dsn: str, caplog: pytes
     with caplog.at_level(logging.INFO):
         work = asyncio.create_task(run_estimator(settings, stop, log=log))
         reader = log.reader({Partition(Topic.ESTIMATES, 1): 0})
-        async with asyncio.timeout(WITHIN_S):
-            assert len(await reader.read(max_records=6)) == 6
+        estimated = 0
+        while estimated < 6:
+            estimated += len(await reader.read())
+        assert estimated == 6
         stop.set()
         await work
     assert (

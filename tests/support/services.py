@@ -1,0 +1,38 @@
+"""Services that a test starts: in its own process until they are ready, or as processes with a port of their own choice."""
+
+import asyncio
+from collections.abc import Awaitable
+from typing import Any, TypeVar
+
+import psutil
+
+Found = TypeVar("Found")
+
+
+async def ready_or_ended(ready: asyncio.Event, service: "asyncio.Future[None]") -> None:
+    """Until a service in this process is ready, or has ended: then the caller awaits it, which raises why."""
+    waiting = asyncio.ensure_future(ready.wait())
+    watched: set[asyncio.Future[Any]] = {service, waiting}
+    try:
+        await asyncio.wait(watched, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        waiting.cancel()
+
+
+async def while_alive(wanted: Awaitable[Found], *services: "asyncio.Future[Any]") -> Found:
+    """What is awaited. Raises what ended one of the services before, from which it was to come."""
+    coming = asyncio.ensure_future(wanted)
+    try:
+        watched: set[asyncio.Future[Any]] = {coming, *services}
+        await asyncio.wait(watched, return_when=asyncio.FIRST_COMPLETED)
+        if not coming.done():
+            raise AssertionError(f"ended by itself: {[each.result() for each in services if each.done()]}")
+        return await coming
+    finally:
+        coming.cancel()
+
+
+def port_of(pid: int) -> int:
+    """The one TCP port at which a process that was given port 0 listens."""
+    [port] = {one.laddr.port for one in psutil.Process(pid).net_connections("tcp") if one.status == "LISTEN"}
+    return int(port)
