@@ -6,7 +6,7 @@ import json
 import os
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,7 @@ from penstock_services.projector.shell import rebuild
 from penstock_services.projector.shell.service import prepare_schema
 from penstock_services.projector.shell.service import run as run_projector
 from tests.support.hand_placer import estimate, node_spec
-from tests.support.services import ready_or_ended
+from tests.support.services import beside
 from tests.support.waiting import await_until
 
 pytestmark = pytest.mark.postgres
@@ -104,20 +104,12 @@ class Cell:
 
     @asynccontextmanager
     async def at_work(self, settings: Settings, log: Log) -> AsyncIterator[None]:
-        stop = asyncio.Event()
-        readies = [asyncio.Event(), asyncio.Event()]
-        tasks = [
-            asyncio.create_task(run(settings, stop, log=log, ready=ready))
-            for run, ready in zip((run_placer, run_projector), readies, strict=True)
-        ]
-        try:
-            for ready, task in zip(readies, tasks, strict=True):
-                await ready_or_ended(ready, task)
-            if not any(task.done() for task in tasks):
-                yield
-        finally:
-            stop.set()
-            await asyncio.gather(*tasks)
+        async with AsyncExitStack() as stack:
+            for run in (run_placer, run_projector):
+                stop, ready = asyncio.Event(), asyncio.Event()
+                work = run(settings, stop, log=log, ready=ready)
+                await stack.enter_async_context(beside(work, stop, ready))
+            yield
 
     async def projected(self, seq: int) -> None:
         connection = await asyncpg.connect(self.settings.dsn)
@@ -242,12 +234,9 @@ async def test_one_ledger_with_its_archive(cell: Cell) -> None:
     assert verified["ok"], verified
     assert (await printed_by_verify_archive(settings))["until_seq"] == 50
     stop, ready = asyncio.Event(), asyncio.Event()
-    placer = asyncio.create_task(
-        run_placer(settings.model_copy(update={"dsn": None}), stop, log=whole, ready=ready)
-    )
-    await ready_or_ended(ready, placer)
-    stop.set()
-    await placer
+    placer = run_placer(settings.model_copy(update={"dsn": None}), stop, log=whole, ready=ready)
+    async with beside(placer, stop, ready):
+        pass
 
     await cell.snapshot(100)
     assert (await archive(settings, cell.log, leave=20))["until_seq"] == 100
@@ -290,8 +279,6 @@ async def test_a_projector_that_is_further_back_needs_the_archive(cell: Cell) ->
     without = cell.settings.model_copy(update={"archive": None})
     with pytest.raises(ConfigurationError, match="PENSTOCK_ARCHIVE"):
         await run_projector(without, asyncio.Event(), log=cell.log)
-    stop = asyncio.Event()
-    projector = asyncio.create_task(run_projector(cell.settings, stop, log=open_whole(cell)))
-    await cell.projected(84)
-    stop.set()
-    await projector
+    stop, ready = asyncio.Event(), asyncio.Event()
+    async with beside(run_projector(cell.settings, stop, log=open_whole(cell), ready=ready), stop, ready):
+        await cell.projected(84)

@@ -431,6 +431,8 @@ async def test_the_shell_completes_names_of_jobs_and_is_silent_without_a_gateway
     await cell.tell()
     await cell.caught_up()
 
+    program = "from penstock.cli import completion, main; completion.LIMIT_MS = 86_400_000; main.main()"
+
     def typed(url: str, *words: str) -> list[str]:
         env = {
             **os.environ,
@@ -439,7 +441,7 @@ async def test_the_shell_completes_names_of_jobs_and_is_silent_without_a_gateway
             "PENSTOCK_SERVER": url,
         }
         done = subprocess.run(
-            [sys.executable, "-c", "from penstock.cli.main import main; main()"], capture_output=True, text=True,
+            [sys.executable, "-c", program], capture_output=True, text=True,
             check=False, env=env | {"COMP_CWORD": str(len(words) - 1)},
         )  # fmt: skip
         assert done.stderr == ""

@@ -16,6 +16,7 @@ from penstock.model.external_events import JobSubmitted
 from penstock.model.topics import CELL_TOPICS, Topic
 from penstock.model.types import JobSpec
 from penstock.runtime.settings import Settings
+from tests.support.services import while_alive
 
 pytestmark = pytest.mark.postgres
 
@@ -65,10 +66,12 @@ async def test_killed_between_reading_and_answering_it_loses_nothing(
     reader = log.reader({Partition(Topic.ESTIMATES, 0): 0})
     found: list[Envelope] = []
     async with process(dsn) as successor:
+        life = asyncio.create_task(successor.wait())
         while len(found) < len(expected):
-            found += [from_wire(record.headers, record.value) for record in await reader.read()]
+            records = await while_alive(reader.read(), life)
+            found += [from_wire(record.headers, record.value) for record in records]
         successor.terminate()
-        assert await successor.wait() == 0
+        assert await life == 0
     assert [envelope.id for envelope in found] == expected
     assert len({(e.id, str(e.data)) for e in found}) == 2
     await reader.close()

@@ -4,6 +4,7 @@ import asyncio
 import itertools
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from unittest.mock import patch
 
 import pytest
 import pytest_asyncio
@@ -23,10 +24,10 @@ from penstock.model.topics import CELL_TOPICS, Topic
 from penstock.model.types import Estimate, JobSpec, TaskPlacement, Usage
 from penstock.runtime.settings import Settings
 from penstock.runtime.tracing.context import job_context, to_traceparent
-from penstock_services.estimator.shell import publisher
+from penstock_services.estimator.shell import learner, publisher
 from penstock_services.estimator.shell.service import run
 from tests.support.memory_log import MemoryBroker, MemoryLog
-from tests.support.services import ready_or_ended
+from tests.support.services import beside
 from tests.unit.estimator.reports import JOB, Reports
 
 SETTINGS = Settings(log_url="unused: the log is given", cell_index=1)
@@ -96,15 +97,11 @@ async def log(log_dsn: str | None) -> AsyncIterator[Log]:
 
 @asynccontextmanager
 async def serving(log: Log, settings: Settings = SETTINGS) -> AsyncIterator[asyncio.Task[None]]:
-    """A running estimator, stopped at the end."""
+    """A running estimator, stopped at the end. Its trainings do not yield to other processes of a busy machine."""
     stop, ready = asyncio.Event(), asyncio.Event()
-    task = asyncio.ensure_future(run(settings, stop, log=log, ready=ready))
-    try:
-        await ready_or_ended(ready, task)
-        yield task
-    finally:
-        stop.set()
-        await task
+    with patch.object(learner, "NICENESS", 0):
+        async with beside(run(settings, stop, log=log, ready=ready), stop, ready) as task:
+            yield task
 
 
 async def estimates(log: Log, count: int) -> Sequence[Envelope]:

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 
 import asyncpg
 import pytest
@@ -29,6 +29,7 @@ from tests.support.gateway_cell import Cell, running
 from tests.support.hand_placer import HandPlacer, node_spec
 from tests.support.memory_log import MemoryBroker, MemoryLog
 from tests.support.projector_cell import assert_equals_replay, projecting, reached
+from tests.support.services import beside
 
 pytestmark = pytest.mark.postgres
 LEDGER = Partition(Topic.LEDGER, 0)
@@ -60,17 +61,13 @@ async def save(dsn: str, *replicas: Replica) -> None:
 
 @asynccontextmanager
 async def placer_on(cell: PlacerCell, dsn: str | None) -> AsyncIterator[None]:
-    stop, ready = asyncio.Event(), asyncio.Event()
     settings = Settings(log_url="memory", dsn=dsn)
-    running = [
-        asyncio.create_task(run_placer(settings, stop, log=cell.log("placer"), ready=ready)),
-        asyncio.create_task(run_estimator(settings, stop, log=cell.log("estimator"))),
-    ]
-    try:
+    async with AsyncExitStack() as stack:
+        for run, name in ((run_placer, "placer"), (run_estimator, "estimator")):
+            stop, ready = asyncio.Event(), asyncio.Event()
+            work = run(settings, stop, log=cell.log(name), ready=ready)
+            await stack.enter_async_context(beside(work, stop, ready))
         yield
-    finally:
-        stop.set()
-        await asyncio.gather(*running)
 
 
 async def test_a_placer_believes_only_its_own(dsn: str, caplog: pytest.LogCaptureFixture) -> None:

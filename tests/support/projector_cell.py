@@ -17,7 +17,7 @@ from penstock.runtime.settings import Settings
 from penstock_services.projector.shell import service
 from penstock_services.projector.shell.rebuild import verify
 from tests.support.hand_placer import STORY_RECORDS, HandPlacer, in_a_line, node_spec
-from tests.support.services import ready_or_ended
+from tests.support.services import beside
 from tests.support.story import told
 from tests.support.waiting import await_until
 
@@ -99,15 +99,8 @@ async def reached(dsn: str, seq: int, schema: str = "penstock") -> None:
 async def projecting(settings: Settings, log: Log) -> AsyncIterator["asyncio.Task[None]"]:
     """A projector inside the block; its failure fails the test."""
     stop, ready = asyncio.Event(), asyncio.Event()
-    task = asyncio.create_task(service.run(settings, stop, log=log, ready=ready))
-    await ready_or_ended(ready, task)
-    try:
-        if task.done():
-            task.result()
+    async with beside(service.run(settings, stop, log=log, ready=ready), stop, ready) as task:
         yield task
-    finally:
-        stop.set()
-        await task
 
 
 async def assert_equals_replay(settings: Settings, log: Log) -> None:

@@ -10,12 +10,13 @@ from typing import Any
 
 from penstock.runtime.service import main as serve
 from penstock_services.batcher.core.batcher import Work, solve
+from penstock_services.batcher.shell import worker
 from penstock_services.batcher.shell.service import run
-from penstock_services.batcher.shell.worker import Worker
 from tests.support.small_stages import FirstFitBatch, known_as
 from tests.support.waiting import wait_until
 
 PROFILE = "small"
+NEVER_S = 86_400.0
 
 
 def solve_small(work: Work, gate: str = "") -> Any:
@@ -27,9 +28,15 @@ def solve_small(work: Work, gate: str = "") -> Any:
         return solve(work)
 
 
+def begin_unhurried(gate: str) -> worker.Worker:
+    """One that gives no plan up on a busy machine, nor yields to its other processes."""
+    worker.NICENESS, worker.MAX_SOLVE_S = 0, NEVER_S
+    from tests.support import small_batcher  # under its own name, which the worker imports
+
+    return worker.Worker(partial(small_batcher.solve_small, gate=gate))
+
+
 if __name__ == "__main__":
     given = sys.argv[1] if len(sys.argv) > 1 else ""
     with known_as(PROFILE, batch=FirstFitBatch()):
-        from tests.support import small_batcher  # under its own name, which the worker imports
-
-        serve("batcher", partial(run, worker=Worker(partial(small_batcher.solve_small, gate=given))))
+        serve("batcher", partial(run, worker=begin_unhurried(given)))
