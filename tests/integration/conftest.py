@@ -1,5 +1,6 @@
 """Real servers, started once per module and only by the tests that ask for them."""
 
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -7,6 +8,14 @@ import pytest
 
 from infra.devservers.jaeger import JaegerServer, jaeger_server
 from infra.devservers.kafka import KafkaBroker, kafka_broker
+
+
+@pytest.fixture
+def closed_port() -> Iterator[int]:
+    """A port of this machine that is taken, so that nobody else gets it, and at which nobody listens."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        yield taken.getsockname()[1]
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ import json
 import os
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -36,9 +36,10 @@ from penstock_services.projector.shell import rebuild
 from penstock_services.projector.shell.service import prepare_schema
 from penstock_services.projector.shell.service import run as run_projector
 from tests.support.hand_placer import estimate, node_spec
+from tests.support.services import beside
+from tests.support.waiting import await_until
 
 pytestmark = pytest.mark.postgres
-WITHIN_S = 120.0
 _cells = itertools.count(
     58
 )  # below those of other modules: the broker makes a partition of each topic for every lower one
@@ -94,35 +95,30 @@ class Cell:
     async def folded(self, records: int) -> Replica:
         """The ledger's valid records up to there, as a reader of archive and log has them."""
         replica, reader = Replica(), open_whole(self).reader({self.ledger: 0})
-        async with asyncio.timeout(WITHIN_S):
-            while replica.head.seq < records:
-                for record in await reader.read():
-                    if replica.head.seq < records:
-                        replica.take(record.value, record.offset)
+        while replica.head.seq < records:
+            for record in await reader.read():
+                if replica.head.seq < records:
+                    replica.take(record.value, record.offset)
         await reader.close()
         return replica
 
     @asynccontextmanager
     async def at_work(self, settings: Settings, log: Log) -> AsyncIterator[None]:
-        stop = asyncio.Event()
-        readies = [asyncio.Event(), asyncio.Event()]
-        tasks = [
-            asyncio.create_task(run(settings, stop, log=log, ready=ready))
-            for run, ready in zip((run_placer, run_projector), readies, strict=True)
-        ]
-        try:
-            await asyncio.wait_for(asyncio.gather(*(ready.wait() for ready in readies)), WITHIN_S)
+        async with AsyncExitStack() as stack:
+            for run in (run_placer, run_projector):
+                stop, ready = asyncio.Event(), asyncio.Event()
+                work = run(settings, stop, log=log, ready=ready)
+                await stack.enter_async_context(beside(work, stop, ready))
             yield
-        finally:
-            stop.set()
-            await asyncio.wait_for(asyncio.gather(*tasks), WITHIN_S)
 
     async def projected(self, seq: int) -> None:
         connection = await asyncpg.connect(self.settings.dsn)
         query = f"SELECT seq FROM {schema_of(self.settings.cell)}.positions"
-        async with asyncio.timeout(WITHIN_S):
-            while (await connection.fetchval(query) or 0) < seq:
-                await asyncio.sleep(0.02)
+
+        async def holds() -> bool:
+            return (await connection.fetchval(query) or 0) >= seq
+
+        await await_until(holds, f"record {seq} in the tables")
         await connection.close()
 
     async def snapshot(self, seq: int) -> Replica:
@@ -154,7 +150,7 @@ async def refused(cell: Cell) -> str:
     """Why a placer without archive and snapshots does not start."""
     settings = cell.settings.model_copy(update={"archive": None, "dsn": None})
     with pytest.raises(ConfigurationError) as caught:
-        await asyncio.wait_for(run_placer(settings, asyncio.Event(), log=cell.log), WITHIN_S)
+        await run_placer(settings, asyncio.Event(), log=cell.log)
     return str(caught.value)
 
 
@@ -193,7 +189,7 @@ async def printed_by_verify_archive(settings: Settings) -> dict[str, Any]:
         env={**os.environ, **environment},
         stdout=asyncio.subprocess.PIPE,
     )
-    printed, _ = await asyncio.wait_for(checking.communicate(), WITHIN_S)
+    printed, _ = await checking.communicate()
     found = json.loads(printed)
     assert isinstance(found, dict)
     return found
@@ -238,12 +234,9 @@ async def test_one_ledger_with_its_archive(cell: Cell) -> None:
     assert verified["ok"], verified
     assert (await printed_by_verify_archive(settings))["until_seq"] == 50
     stop, ready = asyncio.Event(), asyncio.Event()
-    placer = asyncio.create_task(
-        run_placer(settings.model_copy(update={"dsn": None}), stop, log=whole, ready=ready)
-    )
-    await asyncio.wait_for(ready.wait(), WITHIN_S)
-    stop.set()
-    await asyncio.wait_for(placer, WITHIN_S)
+    placer = run_placer(settings.model_copy(update={"dsn": None}), stop, log=whole, ready=ready)
+    async with beside(placer, stop, ready):
+        pass
 
     await cell.snapshot(100)
     assert (await archive(settings, cell.log, leave=20))["until_seq"] == 100
@@ -285,9 +278,7 @@ async def test_a_projector_that_is_further_back_needs_the_archive(cell: Cell) ->
     await prepare_schema(cell.settings.dsn or "", schema_of(cell.settings.cell))
     without = cell.settings.model_copy(update={"archive": None})
     with pytest.raises(ConfigurationError, match="PENSTOCK_ARCHIVE"):
-        await asyncio.wait_for(run_projector(without, asyncio.Event(), log=cell.log), WITHIN_S)
-    stop = asyncio.Event()
-    projector = asyncio.create_task(run_projector(cell.settings, stop, log=open_whole(cell)))
-    await cell.projected(84)
-    stop.set()
-    await asyncio.wait_for(projector, WITHIN_S)
+        await run_projector(without, asyncio.Event(), log=cell.log)
+    stop, ready = asyncio.Event(), asyncio.Event()
+    async with beside(run_projector(cell.settings, stop, log=open_whole(cell), ready=ready), stop, ready):
+        await cell.projected(84)

@@ -7,6 +7,7 @@ import signal
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -14,6 +15,7 @@ import pytest
 import pytest_asyncio
 
 from infra.devservers.kafka import kafka_broker
+from penstock.clock import LedgerClock
 from penstock.ledger.check import check
 from penstock.ledger.evolve import evolve
 from penstock.ledger.record import RawRecord
@@ -30,20 +32,36 @@ from penstock.model.topics import Topic
 from penstock.model.types import JobSpec, ResourceRequest
 from penstock.runtime.settings import Settings
 from penstock_services.estimator.shell.service import run as run_estimator
+from penstock_services.placer.shell import ledger_time
 from penstock_services.placer.shell.service import run as run_placer
 from tests.support.driver import node_spec
 from tests.support.fake_nodes import FakeNodes
+from tests.support.services import while_alive
 from tests.support.small_batcher import PROFILE
 from tests.support.small_stages import FirstFitBatch, known_as
+from tests.support.story import told
+from tests.support.waiting import await_until
 
 pytestmark = pytest.mark.postgres
 
-WINDOW_MS = 3_000
+WINDOW_MS = 200
 ARRIVALS = 4
-WAIT_S = 60.0
+NEVER_MS = 86_400_000
 CELLS = 16  # more than tests on one broker
 _cells = itertools.count()
 KINDS = (BatchWindowOpened, BatchWindowClosed, PlacementDecided, ProposalAnswered)
+
+
+class Clock:
+    """The ledger's time for its placer: it stands still until the test moves it, so that no window is over by chance."""
+
+    passed_s = 0.0
+
+    def of_term(self, start_ms: int) -> LedgerClock:
+        return LedgerClock(start_ms, elapsed_s=lambda: self.passed_s, wall=lambda: 0)
+
+    def skip_a_window(self) -> None:
+        self.passed_s += (WINDOW_MS + 1) / 1_000
 
 
 class Cell:
@@ -61,7 +79,9 @@ class Cell:
         self.replica = Replica()
         self.facts: list[Any] = []
         """Those of `KINDS`, in the ledger's order."""
+        self.clock = Clock()
         self._sent = 0
+        self._services: list[asyncio.Future[Any]] = []
 
     async def start(self, stack: AsyncExitStack) -> None:
         self.log = await self._open("gateway", stack)
@@ -74,7 +94,7 @@ class Cell:
             await self._open("node-reporter", stack),
             [node_spec(f"{settings.cell}-n{number}", gpus=8) for number in range(3)],
             index,
-            run_ms=600_000,
+            run_ms=NEVER_MS,
         )
         tasks = [
             asyncio.create_task(
@@ -91,7 +111,8 @@ class Cell:
             assert nodes.seen.collisions == []
 
         stack.push_async_callback(end)
-        await asyncio.wait_for(ready.wait(), WAIT_S)
+        self._services += tasks
+        await while_alive(ready.wait(), *tasks)
         await self.until(lambda: len(self.replica.state.nodes) == 3)
 
     async def _open(self, identity: str, stack: AsyncExitStack) -> Log:
@@ -100,29 +121,33 @@ class Cell:
         return log
 
     @asynccontextmanager
-    async def batcher(self, plans_s: float = 0.0, **env: str) -> AsyncIterator[asyncio.subprocess.Process]:
-        """A ready batcher, killed at the end if it still lives."""
+    async def batcher(self, gate: str = "", **env: str) -> AsyncIterator[asyncio.subprocess.Process]:
+        """A ready batcher, killed at the end if it still lives. `gate`: its plans wait for this file."""
         found = {name: text for name, text in os.environ.items() if not name.startswith("PENSTOCK_BATCH")}
         child = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
             "tests.support.small_batcher",
-            str(plans_s),
+            gate,
             env={**found, **self.settings.environment(), "PENSTOCK_LOG": self.url("batcher"), **env},
             stdout=asyncio.subprocess.PIPE,
         )
+        life = asyncio.create_task(child.wait(), name="batcher")
+        self._services.append(life)
         try:
             assert child.stdout is not None
-            assert await asyncio.wait_for(child.stdout.readline(), WAIT_S) == b"ready\n"
+            assert await child.stdout.readline() == b"ready\n"
             yield child
         finally:
+            self._services.remove(life)
             if child.returncode is None:
                 child.kill()
-            await child.wait()
+            await life
 
     async def burst(self, jobs: int = 6) -> list[str]:
-        """So many jobs at once; returns the ids."""
+        """So many jobs at once, long after all others; returns the ids."""
         messages, names = [], []
+        self.clock.skip_a_window()
         for _ in range(jobs):
             self._sent += 1
             names.append(f"j{self._sent}")
@@ -135,10 +160,9 @@ class Cell:
 
     async def until(self, holds: Callable[[], object]) -> None:
         """Folds until it is so."""
-        async with asyncio.timeout(WAIT_S):
-            while not holds():
-                for record in await self._reader.read():
-                    self.replica.take(record.value, record.offset, self._fold)
+        while not holds():
+            for record in await while_alive(self._reader.read(), *self._services):
+                self.replica.take(record.value, record.offset, self._fold)
         assert check(self.replica.state) == []
 
     def _fold(self, record: RawRecord, n: int, fact: Any) -> None:
@@ -183,7 +207,7 @@ def kafka_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[st
 async def cell(
     request: pytest.FixtureRequest, dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[Cell]:
-    """With windows of three seconds, which four arrivals open."""
+    """With windows that four arrivals open, and that the test ends: the placer's clock is its own."""
     monkeypatch.setenv("PENSTOCK_PROFILE", PROFILE)
     monkeypatch.setenv("PENSTOCK_BATCH_WINDOW_MS", str(WINDOW_MS))
     monkeypatch.setenv("PENSTOCK_BATCH_ARRIVALS", str(ARRIVALS))
@@ -195,6 +219,8 @@ async def cell(
             await log.create(topic_partitions())
             await log.close()
             cell = Cell(lambda _: dsn)
+        monkeypatch.setattr(ledger_time, "LedgerClock", cell.clock.of_term)
+        stack.enter_context(told("the ledger's last facts", lambda: "\n".join(map(str, cell.facts[-40:]))))
         stack.enter_context(known_as(PROFILE, batch=FirstFitBatch()))
         await cell.start(stack)
         yield cell
@@ -210,7 +236,7 @@ async def test_a_burst_is_planned_by_the_batcher(cell: Cell) -> None:
         [answer] = cell.of(ProposalAnswered)
         assert (answer.proposer, answer.verdict, answer.started) == ("batcher", "accepted", 3)
         batcher.terminate()
-        assert await asyncio.wait_for(batcher.wait(), WAIT_S) == 0
+        assert await batcher.wait() == 0
 
 
 @pytest.mark.parametrize(
@@ -225,23 +251,28 @@ async def test_a_batcher_that_dies_costs_its_window_and_no_more(cell: Cell, fail
     """kill -9 while it plans, or right after: everybody runs when the window is over at the latest. The next one plans the next burst."""
     async with cell.batcher(PENSTOCK_FAILPOINT=f"{failpoint}:1") as victim:
         names = await cell.burst()
-        assert await asyncio.wait_for(victim.wait(), WAIT_S) == -signal.SIGKILL
-        await cell.until_running(names)
+        assert await victim.wait() == -signal.SIGKILL
     sent = failpoint == "batcher.plan_sent"
+    if not sent:
+        cell.clock.skip_a_window()
+    await cell.until_running(names)
     assert [fact.reason for fact in cell.of(BatchWindowClosed)] == ["answered" if sent else "over"]
     async with cell.batcher():
         await cell.until_running(await cell.burst())
     assert cell.planned() >= {"j10", "j11", "j12"}
 
 
-async def test_a_batcher_that_hangs_costs_its_window_and_no_more(cell: Cell) -> None:
+async def test_a_batcher_that_hangs_costs_its_window_and_no_more(cell: Cell, tmp_path: Path) -> None:
     """SIGSTOP while it plans: all run when the window is over. When it goes on, its plan is late, and changes nothing."""
-    async with cell.batcher(plans_s=0.5) as batcher:
+    gate = tmp_path / "plan"
+    async with cell.batcher(str(gate)) as batcher:
         names = await cell.burst()
-        await cell.until(lambda: cell.of(BatchWindowOpened))
+        await await_until(gate.with_suffix(".asked").exists, "the batcher's question")
         batcher.send_signal(signal.SIGSTOP)
+        cell.clock.skip_a_window()
         await cell.until_running(names)
         assert [fact.reason for fact in cell.of(BatchWindowClosed)] == ["over"]
+        gate.touch()
         batcher.send_signal(signal.SIGCONT)
         await cell.until_running(await cell.burst())
     assert all(fact.verdict == "refused" for fact in cell.of(ProposalAnswered)[:-1])
@@ -254,6 +285,7 @@ async def test_what_comes_late_twice_or_makes_no_sense_is_refused_and_recorded(c
     async with cell.batcher():
         await cell.until_running(await cell.burst())
     [plan] = await cell.sent()
+    cell.clock.skip_a_window()
     proposed = from_wire(plan.headers, plan.value).data
     assert isinstance(proposed, PlanProposed)
     async with AsyncExitStack() as stack:

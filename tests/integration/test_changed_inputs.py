@@ -27,9 +27,10 @@ from penstock.runtime.settings import Settings
 from penstock_services.placer.shell.accept import accept_input
 from penstock_services.placer.shell.service import run as run_placer
 from tests.integration.test_placer_service import SETTINGS, Cell
+from tests.support.services import while_alive
+from tests.support.waiting import await_until
 
 JOBS = Partition(Topic.JOBS, 0)
-WITHIN_S = 120.0
 _cells = itertools.count(60)
 
 
@@ -51,7 +52,7 @@ async def submitted(cell: Cell, *job_ids: str) -> None:
 async def refused(cell: Cell) -> str:
     """How a placer that is started now ends."""
     with pytest.raises(ConfigurationError) as found:
-        await asyncio.wait_for(run_placer(SETTINGS, asyncio.Event(), log=cell.log("placer")), WITHIN_S)
+        await run_placer(SETTINGS, asyncio.Event(), log=cell.log("placer"))
     return str(found.value)
 
 
@@ -120,7 +121,7 @@ async def test_a_topic_is_lost_under_a_running_placer(cell: Cell) -> None:
     with pytest.raises(
         ConfigurationError, match="stands at its offset 2, the partition begins at 0 and ends at 1"
     ):
-        await asyncio.wait_for(running, WITHIN_S)
+        await running
 
 
 async def test_what_was_accepted_is_on_record(cell: Cell) -> None:
@@ -145,8 +146,11 @@ async def recreate(admin: AIOKafkaAdminClient, settings: Settings, *job_ids: str
     """Deletes the topic of submissions and creates it again with as many partitions, as the product would; these are in it at once."""
     [described] = await admin.describe_topics([Topic.JOBS])
     await admin.delete_topics([Topic.JOBS])
-    while Topic.JOBS in await admin.list_topics():
-        await asyncio.sleep(0.05)
+
+    async def gone() -> bool:
+        return Topic.JOBS not in await admin.list_topics()
+
+    await await_until(gone, "the topic's end")
     log = await open_log(settings.log_url, "test").start()
     await log.create({Topic.JOBS: len(described["partitions"])})
     await submit(log, *job_ids, index=settings.cell_index)
@@ -191,7 +195,7 @@ async def test_on_a_real_broker(kafka: KafkaBroker, how: str, there_again: async
         await log.create(dict.fromkeys(CELL_TOPICS, index + 1))
         running = asyncio.create_task(run_placer(settings, stop := asyncio.Event()))
         await submit(log, "a", "b", index=index)
-        await answered(ledger, "submit-b")
+        await answered(ledger, "submit-b", running)
         if how != "truncated":
             if how == "created anew":
                 there_again.set()
@@ -206,12 +210,12 @@ async def test_on_a_real_broker(kafka: KafkaBroker, how: str, there_again: async
             running = asyncio.create_task(run_placer(settings, stop := asyncio.Event()))
             text = "stands at its offset 2, the partition begins at 3 and ends at 3"
         with pytest.raises(ConfigurationError, match=text):
-            await asyncio.wait_for(running, 4 * WITHIN_S)
+            await running
         first = 3 if how == "truncated" else 0
         await accept_input(settings, Topic.JOBS, first, "", log)
         running = asyncio.create_task(run_placer(settings, stop := asyncio.Event()))
         await submit(log, "after", index=index)
-        await answered(ledger, "submit-after")
+        await answered(ledger, "submit-after", running)
         stop.set()
         await running
     finally:
@@ -219,9 +223,9 @@ async def test_on_a_real_broker(kafka: KafkaBroker, how: str, there_again: async
         await log.close()
 
 
-async def answered(ledger: Reader, event_id: str) -> None:
-    """Waits for the record that answers this event."""
-    async with asyncio.timeout(4 * WITHIN_S):
-        while True:
-            if any(read(record.value).cause.event_id == event_id for record in await ledger.read()):
-                return
+async def answered(ledger: Reader, event_id: str, placer: "asyncio.Task[None]") -> None:
+    """Waits for the record that answers this event. Raises what ended the placer."""
+    found: list[str | None] = []
+    while event_id not in found:
+        records = await while_alive(ledger.read(), placer)
+        found = [read(record.value).cause.event_id for record in records]

@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any, assert_type
 
@@ -32,11 +31,15 @@ from penstock.client import (
     Unreachable,
     WaitTimeout,
 )
+from penstock.client import steps as client_steps
+from penstock.client import streams as client_streams
 from penstock.exits import Exit
 from penstock.model.topics import Topic
 from penstock.model.types import JobSpec
-from tests.support.gateway_cell import WITHIN_S, Cell, running
+from penstock_services.gateway.shell import stream as gateway_stream
+from tests.support.gateway_cell import DAY_S, Cell, running
 from tests.support.hand_placer import node_spec
+from tests.support.waiting import await_until
 
 pytestmark = pytest.mark.postgres
 
@@ -120,7 +123,7 @@ async def test_events_resume_where_the_line_broke(cell: Cell) -> None:
     await cell.tell()
     await cell.caught_up()
     line, seen = Line(cell.url), []
-    async with asyncio.timeout(2 * WITHIN_S), line.laid() as url, AsyncClient(url) as client:
+    async with line.laid() as url, AsyncClient(url) as client:
         async for event in client.events(after="0"):
             seen.append(event)
             if len(seen) in (1, 3):
@@ -143,8 +146,12 @@ async def test_events_resume_where_the_line_broke(cell: Cell) -> None:
     assert await asyncio.to_thread(rest) == [seen[-1].id]
 
 
-async def test_a_wait_ends_to_the_moment_and_with_each_job(cell: Cell) -> None:
+async def test_a_wait_ends_to_the_moment_and_with_each_job(
+    cell: Cell, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One job ends, the other hangs: the pipeline goes on after its limit, although the stream stays silent."""
+    monkeypatch.setattr(gateway_stream, "QUIET_S", DAY_S)
+    monkeypatch.setattr(client_streams, "SILENCE_S", DAY_S)
     cell.placer.join(node_spec("n0", 2))
     cell.placer.submit("hangs")
     cell.placer.start("hangs")
@@ -155,17 +162,20 @@ async def test_a_wait_ends_to_the_moment_and_with_each_job(cell: Cell) -> None:
     async with AsyncClient(cell.url) as client:
         with Client(cell.url) as blocking:
             waiting = [
-                asyncio.create_task(asyncio.to_thread(blocking.wait, "ends", timeout_s=WITHIN_S)),
-                asyncio.create_task(client.wait("ends", timeout_s=WITHIN_S)),
+                asyncio.create_task(asyncio.to_thread(blocking.wait, "ends")),
+                asyncio.create_task(client.wait("ends")),
             ]
+            jobs, limit_s = ("hangs", "ends"), 0.5
             limited = [
-                asyncio.create_task(asyncio.to_thread(blocking.wait, "hangs", "ends", timeout_s=1.0)),
-                asyncio.create_task(client.wait("hangs", "ends", timeout_s=1.0)),
+                asyncio.create_task(wait)
+                for wait in (
+                    asyncio.to_thread(blocking.wait, *jobs, timeout_s=limit_s),  # clock: it is what is tested
+                    client.wait(*jobs, timeout_s=limit_s),
+                )
             ]
             for answer in limited:
-                async with asyncio.timeout(WITHIN_S):  # far less than the stream's own comments take
-                    with pytest.raises(WaitTimeout, match="of 2 jobs have not ended within 1 s"):
-                        await answer
+                with pytest.raises(WaitTimeout, match=r"of 2 jobs have not ended within 0\.5 s"):
+                    await answer
             cell.placer.finish("ends")
             await cell.tell()
             for found in await asyncio.gather(*waiting):
@@ -175,9 +185,11 @@ async def test_a_wait_ends_to_the_moment_and_with_each_job(cell: Cell) -> None:
 
 async def streams_of(cell: Cell, wanted: int) -> None:
     """Until so many streams are open at the gateway."""
-    async with asyncio.timeout(2 * WITHIN_S):
-        while (await cell.http.get("/v1/status")).json()["streams"] != wanted:
-            await asyncio.sleep(0.02)
+
+    async def open_now() -> bool:
+        return bool((await cell.http.get("/v1/status")).json()["streams"] == wanted)
+
+    await await_until(open_now, f"{wanted} streams")
 
 
 async def test_events_from_now_on_lose_none_where_the_line_breaks_at_once(cell: Cell) -> None:
@@ -201,8 +213,7 @@ async def test_events_from_now_on_lose_none_where_the_line_breaks_at_once(cell: 
         cell.placer.run(["meanwhile"])
         await cell.tell()
         await cell.caught_up()
-        async with asyncio.timeout(2 * WITHIN_S):
-            await watching
+        await watching
         assert line.handshakes == 0, "it had answered in plain text before"
         await streams_of(cell, 0)  # closed with the iterator, before the client is
     whole = (await cell.http.get("/v1/jobs/meanwhile/events")).json()["events"]
@@ -216,26 +227,31 @@ async def test_a_wait_takes_names_and_never_returns_a_job_that_seems_not_to_have
     cell.placer.start("k1")
     await cell.tell()
     await cell.caught_up()
-    async with AsyncClient(cell.url) as client, asyncio.timeout(3 * WITHIN_S):
+    async with AsyncClient(cell.url) as client:
         with Client(cell.url) as blocking:
             waiting = [
-                asyncio.create_task(client.wait("nightly", "k1", timeout_s=WITHIN_S)),
-                asyncio.create_task(asyncio.to_thread(blocking.wait, "nightly", timeout_s=WITHIN_S)),
+                asyncio.create_task(client.wait("nightly", "k1")),
+                asyncio.create_task(asyncio.to_thread(blocking.wait, "nightly")),
             ]
             await streams_of(cell, 2)
             cell.log.reads.clear()
             cell.placer.finish("k1")
             await cell.tell()
-            async with asyncio.timeout(WITHIN_S):
-                while (await client.status()).projected_seq < len(cell.placer.values):
-                    await asyncio.sleep(0.02)
-            await asyncio.sleep(0.3)  # the ends arrive
+
+            async def projected() -> bool:
+                return (await client.status()).projected_seq >= len(cell.placer.values)
+
+            await await_until(projected, "the job's end in the read models")
+            await asyncio.sleep(
+                0.1
+            )  # clock: nothing may happen: the ends arrive, and a slow machine only misses a fault
             assert (await client.job("k1")).outcome is None
             assert not any(task.done() for task in waiting)
             cell.log.reads.set()
             found = [job for jobs in await asyncio.gather(*waiting) for job in jobs]
         assert [(job.job_id, job.outcome) for job in found] == [("k1", "succeeded")] * 3
-        assert [job.outcome for job in await client.wait("nightly", timeout_s=0)] == ["succeeded"]
+        at_once = await client.wait("nightly", timeout_s=0)  # clock: a limit of 0 is one look
+        assert [job.outcome for job in at_once] == ["succeeded"]
         assert await client.wait() == []
 
 
@@ -246,9 +262,9 @@ async def test_a_hundred_waits_at_once_each_have_a_stream(cell: Cell) -> None:
     cell.placer.start("sweep")
     await cell.tell()
     await cell.caught_up()
-    async with AsyncClient(cell.url) as client, asyncio.timeout(3 * WITHIN_S):
+    async with AsyncClient(cell.url) as client:
         handle = await client.handle("sweep")
-        waits = asyncio.gather(*(handle.wait(timeout_s=2 * WITHIN_S) for _ in range(110)))
+        waits = asyncio.gather(*(handle.wait() for _ in range(110)))
         await streams_of(cell, 110)
         cell.placer.finish("sweep")
         await cell.tell()
@@ -275,7 +291,9 @@ async def test_what_is_no_name_is_not_found_and_names_serve_every_call(cell: Cel
         assert [job.job_id async for job in client.all_jobs(name="team/nightly")] == ["k1"]
 
 
-async def test_errors_are_exceptions_with_fields_and_remedies(cell: Cell) -> None:
+async def test_errors_are_exceptions_with_fields_and_remedies(
+    cell: Cell, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A pipeline branches on the kind of failure, and a person reads which field to change."""
     async with AsyncClient(cell.url) as client:
         with pytest.raises(BadRequest) as wrong:
@@ -305,13 +323,14 @@ async def test_errors_are_exceptions_with_fields_and_remedies(cell: Cell) -> Non
         pytest.raises(Unreachable, match="penstock up"),
     ):
         await asyncio.to_thread(unreachable.status)
-    began_s = time.monotonic()
+    for module in (client_steps, client_streams):  # so that a wait which made all attempts would never end
+        for pause in ("FIRST_PAUSE_S", "LAST_PAUSE_S"):
+            monkeypatch.setattr(module, pause, DAY_S)
     async with AsyncClient("http://127.0.0.1:9") as away:
         with pytest.raises(Unreachable, match="penstock up"):
-            await away.wait("job", timeout_s=0.5)
+            await away.wait("job", timeout_s=0.2)  # clock: it is what is tested
     with Client("http://127.0.0.1:9") as blocking, pytest.raises(Unreachable):
-        await asyncio.to_thread(blocking.wait, "job", timeout_s=0.5)
-    assert time.monotonic() - began_s < 10  # all attempts take 16 s each
+        await asyncio.to_thread(blocking.wait, "job", timeout_s=0.2)  # clock: it is what is tested
 
 
 def signature(method: Any) -> list[str]:
@@ -340,7 +359,7 @@ def test_both_clients_have_the_same_methods(blocking: type, awaited: type) -> No
 def types(client: Client, aio: AsyncClient) -> None:
     """What the type checker sees of it, never run: a wrong type fails the check of types."""
     handle = client.submit(command=["true"], name="typed")
-    assert_type(handle.wait(timeout_s=1.0).raise_for_outcome(), FinishedJob)
+    assert_type(handle.wait(timeout_s=1.0).raise_for_outcome(), FinishedJob)  # clock: it is never run
     assert_type(client.wait("a", "b"), list[Job])
     assert_type(client.jobs(owner="ana").jobs, tuple[Job, ...])
     assert_type(next(client.events()).data, dict[str, Any] | None)
@@ -362,17 +381,16 @@ async def test_a_watch_into_a_pipe_is_a_line_of_json_per_change_until_ctrl_c(cel
         stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip
     assert watching.stdout is not None
-    async with asyncio.timeout(3 * WITHIN_S):
-        first = json.loads(await watching.stdout.readline())
-        assert (first["job_id"], first["outcome"]) == ("k2", None)
-        cell.placer.start("k1")
-        cell.placer.finish("k1")
-        await cell.tell()
-        while (changed := json.loads(await watching.stdout.readline()))["outcome"] is None:
-            assert changed["job_id"] == "k1"
-        assert (changed["job_id"], changed["outcome"]) == ("k1", "succeeded")
-        watching.send_signal(signal.SIGINT)
-        rest, errors = await watching.communicate()
+    first = json.loads(await watching.stdout.readline())
+    assert (first["job_id"], first["outcome"]) == ("k2", None)
+    cell.placer.start("k1")
+    cell.placer.finish("k1")
+    await cell.tell()
+    while (changed := json.loads(await watching.stdout.readline()))["outcome"] is None:
+        assert changed["job_id"] == "k1"
+    assert (changed["job_id"], changed["outcome"]) == ("k1", "succeeded")
+    watching.send_signal(signal.SIGINT)
+    rest, errors = await watching.communicate()
     assert (watching.returncode, errors) == (Exit.INTERRUPTED, b"")
     assert all(json.loads(line)["outcome"] == "succeeded" for line in rest.splitlines())
 
@@ -413,6 +431,8 @@ async def test_the_shell_completes_names_of_jobs_and_is_silent_without_a_gateway
     await cell.tell()
     await cell.caught_up()
 
+    program = "from penstock.cli import completion, main; completion.LIMIT_MS = 86_400_000; main.main()"
+
     def typed(url: str, *words: str) -> list[str]:
         env = {
             **os.environ,
@@ -421,8 +441,8 @@ async def test_the_shell_completes_names_of_jobs_and_is_silent_without_a_gateway
             "PENSTOCK_SERVER": url,
         }
         done = subprocess.run(
-            [sys.executable, "-c", "from penstock.cli.main import main; main()"], capture_output=True, text=True,
-            timeout=180, check=False, env=env | {"COMP_CWORD": str(len(words) - 1)},
+            [sys.executable, "-c", program], capture_output=True, text=True,
+            check=False, env=env | {"COMP_CWORD": str(len(words) - 1)},
         )  # fmt: skip
         assert done.stderr == ""
         return done.stdout.split()

@@ -1,30 +1,40 @@
 """The Python client asks a running job for a checkpoint and gives it other cores, against a real gateway."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 
 import pytest
 
 from penstock.client import AsyncClient, Checkpoint, Client, Conflict, TaskCores
 from penstock.model.adjustments import TaskAdjusted
+from penstock.model.envelope import Envelope
 from penstock.model.event import Event
 from penstock.model.external_events import TaskCheckpointed
 from penstock.model.topics import Topic
 from penstock.model.types import JobSpec
 from tests.integration import test_client
-from tests.support.gateway_cell import WITHIN_S, Cell
+from tests.support.gateway_cell import Cell, patient
 from tests.support.hand_placer import node_spec
+from tests.support.waiting import await_until
 
 pytestmark = pytest.mark.postgres
 cell = test_client.cell
 
 
+@pytest.fixture(autouse=True)
+def patient_gateway() -> Iterator[None]:
+    with patient():
+        yield
+
+
 async def asked(cell: Cell, topic: Topic, count: int = 1) -> Event:
     """What the gateway has written for a request."""
-    async with asyncio.timeout(WITHIN_S):
-        while len(found := await cell.written(topic)) < count:
-            await asyncio.sleep(0.01)
-    return found[-1].data
+
+    async def written() -> list[Envelope]:
+        found = await cell.written(topic)
+        return found if len(found) >= count else []
+
+    return (await await_until(written, "the gateway's event"))[-1].data
 
 
 async def train(cell: Cell) -> None:

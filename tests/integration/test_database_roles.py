@@ -36,6 +36,7 @@ from tests.support.canaries import found_in, new_canary
 from tests.support.postgres_roles import drop_roles
 from tests.support.system import clean_environment, python_service
 from tests.support.tiltfile import SERVICE, service_environments, tilts_resources
+from tests.support.waiting import await_until
 
 pytestmark = pytest.mark.postgres
 
@@ -121,9 +122,8 @@ async def records_of(log: EmbeddedLog, place: Partition, count: int) -> list[tup
     """(offset, key, value, headers) of the partition's first records, as its readers see them."""
     reader = log.reader({place: 0})
     found: list[tuple[object, ...]] = []
-    async with asyncio.timeout(10):
-        while len(found) < count:
-            found += [(each.offset, each.key, each.value, each.headers) for each in await reader.read()]
+    while len(found) < count:
+        found += [(each.offset, each.key, each.value, each.headers) for each in await reader.read()]
     await reader.close()
     return found
 
@@ -332,7 +332,7 @@ async def test_the_services_of_the_tiltfile_work_with_their_roles(
         for name in NAMES
     ]
     everybody = asyncio.gather(*(event.wait() for event in ready.values()))
-    await asyncio.wait([everybody, *tasks], timeout=20, return_when=asyncio.FIRST_COMPLETED)
+    await asyncio.wait([everybody, *tasks], return_when=asyncio.FIRST_COMPLETED)
     assert everybody.done(), [task.get_name() for task in tasks if task.done()]
     module, *arguments = tilts_resources()["node-0"]["serve_cmd"].removeprefix(SERVICE).split()
     arguments += ["--state-dir", f"{tmp_path}/node", "--log-dir", f"{tmp_path}/logs", "--allow-root"]
@@ -341,9 +341,14 @@ async def test_the_services_of_the_tiltfile_work_with_their_roles(
         python_service, module, arguments, log_path=tmp_path / "node.log", env=env
     )
     gateway = await asyncpg.connect((roles / "gateway.url").read_text().strip())
-    async with asyncio.timeout(10):
-        while await gateway.fetchval("SELECT status FROM penstock.nodes") != "ready":
-            await asyncio.sleep(0.02)
+
+    async def joined() -> bool:
+        assert all(reporter.running and not task.done() for task in tasks), (
+            tmp_path / "node.log"
+        ).read_text()
+        return bool(await gateway.fetchval("SELECT status FROM penstock.nodes") == "ready")
+
+    await await_until(joined, lambda: f"the node; its log: {(tmp_path / 'node.log').read_text()}")
     for schema, statement in (
         ("penstock", "UPDATE penstock.positions SET seq = 0"),
         ("penstock", "DELETE FROM penstock.snapshots"),

@@ -1,9 +1,6 @@
 """The models that are kept, and whether the very one of then says the same again: from the ledger, the store and the gateway."""
 
 import asyncio
-import os
-import subprocess
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -12,10 +9,12 @@ import asyncpg
 import msgspec
 import pytest
 
+from penstock.cli.app import run as penstock
 from penstock.log.port import Message, Partition
 from penstock.model.codec import as_written
-from penstock.model.envelope import from_wire
+from penstock.model.envelope import Envelope, from_wire, to_wire
 from penstock.model.estimates import JobEstimated, ModelTrained
+from penstock.model.external_events import JobSubmitted
 from penstock.model.topics import Topic
 from penstock.model.types import Estimate, JobSpec
 from penstock.runtime.settings import Settings
@@ -23,12 +22,12 @@ from penstock_services.estimator.shell.store import estimator_schema
 from tests.integration.test_estimator_service import serving
 from tests.support.driver import CellDriver, node_spec
 from tests.support.gateway_cell import Cell, problem, running
+from tests.support.waiting import await_until
 from tests.unit.estimator.month import month
 
 pytestmark = pytest.mark.postgres
 
 JOBS = 70  # enough for a first model
-WITHIN_S = 120.0
 SPEC = JobSpec(owner="guest", command=("python", "new.py"), model="bert", batch_size=24)
 
 
@@ -37,33 +36,35 @@ class LearnedCell:
 
     def __init__(self, cell: Cell, placer: CellDriver) -> None:
         self.cell, self.placer = cell, placer
-        self._sent = 0
+        self._sent = self._asked = 0
 
     async def send(self) -> None:
         """What the placer has decided, in the log and in the read models."""
         fresh = self.placer.values[self._sent :]
         self._sent = len(self.placer.values)
         await self.cell.log.inner.append([Message(Partition(Topic.LEDGER, 0), value) for value in fresh])
-        async with asyncio.timeout(WITHIN_S):
-            while (await self.get("/v1/status"))["projected_seq"] < self._sent:
-                await asyncio.sleep(0.02)
+
+        async def projected() -> bool:
+            self.cell.look_at_services()
+            return bool((await self.get("/v1/status"))["projected_seq"] >= self._sent)
+
+        await await_until(projected, f"record {self._sent} in the read models")
 
     async def get(self, path: str) -> dict[str, Any]:
-        found: dict[str, Any] = (await self.cell.http.get(path, timeout=WITHIN_S)).json()
+        found: dict[str, Any] = (await self.cell.http.get(path)).json()
         return found
 
     async def event(self, kind: type, **begins: str) -> Any:
         """The first such event of the estimator whose fields begin so."""
         reader = self.cell.log.inner.reader({Partition(Topic.ESTIMATES, 0): 0})
         try:
-            async with asyncio.timeout(WITHIN_S):
-                while True:
-                    for record in await reader.read():
-                        data = from_wire(record.headers, record.value, Topic.ESTIMATES).data
-                        if isinstance(data, kind) and all(
-                            getattr(data, name).startswith(start) for name, start in begins.items()
-                        ):
-                            return data
+            while True:
+                for record in await reader.read():
+                    data = from_wire(record.headers, record.value, Topic.ESTIMATES).data
+                    if isinstance(data, kind) and all(
+                        getattr(data, name).startswith(start) for name, start in begins.items()
+                    ):
+                        return data
         finally:
             await reader.close()
 
@@ -76,14 +77,19 @@ class LearnedCell:
         await self.send()
         return job_id, found
 
-    async def penstock(self, *arguments: str) -> "subprocess.CompletedProcess[str]":
-        """The command as somebody types it."""
-        command = [sys.executable, "-c", "from penstock.cli.main import main; main()", *arguments]
-        env = {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_")}
-        return await asyncio.to_thread(
-            subprocess.run, command, capture_output=True, text=True, timeout=WITHIN_S, check=False,
-            env={**env, "PENSTOCK_SERVER": self.cell.url},
-        )  # fmt: skip
+    async def knows(self, version: str) -> bool:
+        """Whether both models answer by now: a job that no placer hears of is estimated."""
+        self._asked += 1
+        job_id = f"asked-{self._asked}"
+        event = JobSubmitted(job_id=job_id, spec=msgspec.structs.replace(SPEC, iterations=7_000))
+        headers, value = to_wire(Envelope(f"submit-{job_id}", "/test", 1_000, event))
+        await self.cell.log.inner.append([Message(Partition(Topic.JOBS, 0), value, headers)])
+        found: Estimate = (await self.event(JobEstimated, job_id=job_id)).estimate
+        return found.tier == "model" and version in found.source
+
+    async def penstock(self, *arguments: str) -> int:
+        """The command as somebody types it, in this process; its exit code."""
+        return await asyncio.to_thread(penstock, ["--server", self.cell.url, *arguments])
 
     async def check(self, job_id: str) -> dict[str, Any]:
         return await self.get(f"/v1/jobs/{job_id}/estimate/check")
@@ -100,9 +106,11 @@ async def learned(dsn: str) -> AsyncIterator[LearnedCell]:
         await cell.log.inner.append([Message(Partition(Topic.JOBS, 0), b"from before")] * read_before)
         await predicted.send()
         async with serving(cell.log.inner, settings):
-            for kind in ("resources", "steps"):
-                await predicted.event(ModelTrained, model_version=kind)
-            await asyncio.sleep(0.2)  # told first, used then
+            await predicted.event(ModelTrained, model_version="resources")
+            steps = (await predicted.event(ModelTrained, model_version="steps")).model_version
+            await await_until(
+                lambda: predicted.knows(steps), "both models to answer"
+            )  # told first, used then
             yield predicted
 
 
@@ -112,7 +120,9 @@ async def statement(dsn: str, text: str) -> None:
     await connection.close()
 
 
-async def test_a_job_is_estimated_again_by_the_model_of_then(dsn: str) -> None:
+async def test_a_job_is_estimated_again_by_the_model_of_then(
+    dsn: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     """An auditor asks a month later: did this number really come from that model? By then the cell has other cards."""
     async with learned(dsn) as predicted:
         job_id, estimate = await predicted.estimated()
@@ -139,10 +149,11 @@ async def test_a_job_is_estimated_again_by_the_model_of_then(dsn: str) -> None:
         assert (resources["version"], steps["version"][:6]) == (estimate.model_version, "steps-")
         assert steps["fields"]["run_ms"]["now"] == estimate.run_ms
 
-        shown = await predicted.penstock("estimator", "check", both)
-        assert shown.returncode == 0, shown.stderr
-        assert f"✓ {steps['version']} predicts the same again: run_ms {estimate.run_ms}" in shown.stdout
-        listed = (await predicted.penstock("estimator", "models")).stdout.splitlines()
+        assert await predicted.penstock("estimator", "check", both) == 0
+        again = f"✓ {steps['version']} predicts the same again: run_ms {estimate.run_ms}"
+        assert again in capsys.readouterr().out
+        assert await predicted.penstock("estimator", "models") == 0
+        listed = capsys.readouterr().out.splitlines()
         assert [line.split()[0] for line in listed] == ["VERSION", resources["version"], steps["version"]]
         assert all("in use" in line and "whole" in line for line in listed[1:])
 
@@ -155,7 +166,7 @@ async def test_a_job_is_estimated_again_by_the_model_of_then(dsn: str) -> None:
         assert "gpu_memory_mib" not in found["models"][0]["fields"], "that number is the user's"
 
 
-async def test_what_the_model_did_not_say_is_found_out(dsn: str) -> None:
+async def test_what_the_model_did_not_say_is_found_out(dsn: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Numbers in the ledger that no model ever told, a model that was changed or is gone, and jobs without any."""
     async with learned(dsn) as predicted:
         job_id, estimate = await predicted.estimated()
@@ -174,9 +185,8 @@ async def test_what_the_model_did_not_say_is_found_out(dsn: str) -> None:
             f"gpu_memory_mib {more.gpu_memory_mib} then and {estimate.worker.gpu_memory_mib} now"
             in forged["text"]
         )
-        shown = await predicted.penstock("estimator", "check", "forged")
-        assert shown.returncode == 1, "a pipeline can rely on it"
-        assert "✗" in shown.stdout
+        assert await predicted.penstock("estimator", "check", "forged") == 1, "a pipeline can rely on it"
+        assert "✗" in capsys.readouterr().out
         none = await predicted.check("unknown")
         assert (none["ok"], none["models"]) == (None, [])
         assert "No model was asked" in none["text"]

@@ -15,8 +15,6 @@ from tests.integration.test_estimator_service import ESTIMATES, SETTINGS, servin
 from tests.integration.test_estimator_steps import Cell, spec
 from tests.support.memory_log import MemoryBroker, MemoryLog
 
-WAIT_S = 60.0
-
 
 async def cell(broker: MemoryBroker) -> Cell:
     log = MemoryLog(broker)
@@ -27,13 +25,12 @@ async def cell(broker: MemoryBroker) -> Cell:
 
 
 async def predicted(broker: MemoryBroker, count: int) -> list[Envelope]:
-    """At least so many remaining times; fails when they do not come in time."""
+    """At least so many remaining times."""
     reader = MemoryLog(broker).reader({ESTIMATES: 0})
     found: list[Envelope] = []
-    async with asyncio.timeout(WAIT_S):
-        while len(found) < count:
-            envelopes = [from_wire(one.headers, one.value, Topic.ESTIMATES) for one in await reader.read()]
-            found += [one for one in envelopes if isinstance(one.data, EtaEstimated)]
+    while len(found) < count:
+        envelopes = [from_wire(one.headers, one.value, Topic.ESTIMATES) for one in await reader.read()]
+        found += [one for one in envelopes if isinstance(one.data, EtaEstimated)]
     await reader.close()
     return found
 
@@ -45,7 +42,7 @@ async def test_an_append_of_unknown_outcome_is_repeated(monkeypatch: pytest.Monk
     placer = await cell(broker)
     task = await placer.begin("job", spec(64, "ada", 1_000, 1))
     async with serving(placer.log, SETTINGS):
-        await asyncio.wait_for(answer(placer, placer.log, "other", spec(64, "ada", 1_000, 1)), WAIT_S)
+        await answer(placer, placer.log, "other", spec(64, "ada", 1_000, 1))
         broker.fail_next_append(after_write=True)
         broker._faults.insert(0, None)  # type: ignore[arg-type]  # the telling itself gets through
         await placer.steps(task, 100, 100, 50.0)
@@ -92,4 +89,4 @@ async def test_without_the_right_to_write_it_says_so_and_ends() -> None:
     await placer.steps(task, 100, 100, 50.0)
     broker.allow = {Topic.ESTIMATES: {"estimator"}}
     with pytest.raises(NotAllowed):
-        await asyncio.wait_for(run(SETTINGS, asyncio.Event(), log=MemoryLog(broker, "somebody")), WAIT_S)
+        await run(SETTINGS, asyncio.Event(), log=MemoryLog(broker, "somebody"))

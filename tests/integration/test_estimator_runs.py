@@ -98,6 +98,6 @@ async def test_a_lost_connection_is_reported(dsn: str) -> None:
         await store.add([run(1)], 2)
 
 
-async def test_no_postgres_is_reported(unused_tcp_port: int) -> None:
+async def test_no_postgres_is_reported(closed_port: int) -> None:
     with pytest.raises(StoreError, match="cannot be reached"):
-        await RunStore.open(f"postgresql://x@127.0.0.1:{unused_tcp_port}/x", "default")
+        await RunStore.open(f"postgresql://x@127.0.0.1:{closed_port}/x", "default")

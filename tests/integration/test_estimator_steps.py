@@ -1,6 +1,5 @@
 """The estimator learns how long steps take, says how long new jobs run and how long running ones still take."""
 
-import asyncio
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
@@ -36,12 +35,12 @@ from tests.integration.test_estimator_learns import answer, settings
 from tests.integration.test_estimator_service import ESTIMATES, LEDGER, Placer, serving
 from tests.support.driver import node_spec
 from tests.support.memory_log import MemoryBroker, MemoryLog
+from tests.support.waiting import await_until
 
 pytestmark = pytest.mark.postgres
 
 Kind = TypeVar("Kind", bound=Event)
 
-TRAINING_S = 60.0
 LAUNCH_MS, SAVE_MS = 4_000, 2_000
 
 
@@ -136,12 +135,11 @@ class Cell(Placer):
 
 
 async def predicted(log: Log, enough: Callable[[list[Envelope]], bool]) -> list[Envelope]:
-    """Estimates until there are enough; fails when they do not come in time."""
+    """Estimates until there are enough."""
     reader = log.reader({ESTIMATES: 0})
     found: list[Envelope] = []
-    async with asyncio.timeout(TRAINING_S):
-        while not enough(found):
-            found += [from_wire(r.headers, r.value, Topic.ESTIMATES) for r in await reader.read()]
+    while not enough(found):
+        found += [from_wire(r.headers, r.value, Topic.ESTIMATES) for r in await reader.read()]
     await reader.close()
     return found
 
@@ -247,9 +245,7 @@ async def test_what_was_published_is_judged_when_the_job_ends(dsn: str) -> None:
         )  # fmt: skip
         await placer.record(exited, JobEnded(job_id="running", outcome="succeeded", exit_code=0))
         store = await RunStore.open(dsn, "default")
-        async with asyncio.timeout(10):
-            while not (runs := await store.latest_steps(10, 10)):
-                await asyncio.sleep(0.05)
+        runs = await await_until(lambda: store.latest_steps(10, 10), "the stored run")
         await store.close()
     [run] = runs
     assert (run.measured.iterations, run.measured.step_ms, run.measured.train_ms) == (1_000, 100, 100_000)
@@ -295,7 +291,9 @@ async def test_a_restart_beside_a_snapshot_goes_on_where_it_was(
         await placer.steps(task, 1_000, 1_000, 100.0)
         [(_, eta)] = await etas(log, 1)
         await placer.record(eta)
-        await asyncio.sleep(0.3)  # until the position is written; nothing tells
+        store = await RunStore.open(dsn, "default")
+        await await_until(lambda: store.latest(10), "the stored run of before")
+        await store.close()
     connection = await asyncpg.connect(dsn)
     await migrate(connection, schema_of("default"), load_migrations("penstock_services.projector.migrations"))
     reader, replica = log.reader({LEDGER: 0}), Replica()

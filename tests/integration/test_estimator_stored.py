@@ -1,6 +1,5 @@
 """What the estimator must not forget over a restart: kills for memory, stages, and what jobs take from each other; and that stages are told once."""
 
-import asyncio
 from collections.abc import Iterable
 from math import nan
 
@@ -31,6 +30,7 @@ from tests.integration.test_estimator_service import (
     SPEC,
     Placer,
     answered,
+    estimate_of,
     estimates,
     prepared,
     serving,
@@ -69,19 +69,6 @@ def measured(job_id: str, storage_ms: float) -> StagesMeasured:
     )
 
 
-async def ask(placer: Placer, log: Log, job_id: str, spec: JobSpec = SPEC) -> Estimate:
-    """Submits and waits for the answer."""
-    await placer.submit(job_id, spec=spec)
-    reader = log.reader({ESTIMATES: 0})
-    async with asyncio.timeout(10):
-        while True:
-            for record in await reader.read():
-                data = from_wire(record.headers, record.value, Topic.ESTIMATES).data
-                if isinstance(data, JobEstimated) and data.job_id == job_id:
-                    await reader.close()
-                    return data.estimate
-
-
 async def predicted(log: Log) -> list[StagesProfiled]:
     """All stages told so far."""
     end = (await log.end_offsets([ESTIMATES]))[ESTIMATES]
@@ -95,10 +82,10 @@ async def predicted(log: Log) -> list[StagesProfiled]:
     return found
 
 
-async def folded(placer: Placer, log: Log, job_id: str) -> None:
-    """Waits until the estimator has folded the ledger so far: jobs are answered after what was read before them."""
-    await asyncio.sleep(0.1)  # one read may hold a job and not yet the ledger's last record
-    await ask(placer, log, job_id)
+async def folded(placer: Placer, job_id: str) -> None:
+    """Waits until the estimator has folded the ledger so far: a read of the log in memory holds all that is there, and a job is
+    answered after the records of its read."""
+    await estimate_of(placer, job_id)
 
 
 @pytest.fixture(params=[None, pytest.param("postgres", marks=pytest.mark.postgres)])
@@ -114,12 +101,12 @@ async def test_a_kill_is_not_forgotten_over_a_restart(settings: Settings) -> Non
     log: Log = MemoryLog(MemoryBroker())
     placer = await prepared(log)
     async with serving(log, settings):
-        first = await ask(placer, log, "job-1")
+        first = await estimate_of(placer, "job-1")
         await begin(placer, "job-1", first)
         await kill(placer, "job-1")
-        await folded(placer, log, "other")
+        await folded(placer, "other")
     async with serving(log, settings):
-        found = await ask(placer, log, "job-2")
+        found = await estimate_of(placer, "job-2")
     assert (first.worker.host_memory_mib, found.worker.host_memory_mib) == (2_048, FIRST_WORKER_MIB)
     assert found.source.endswith("more than the 2048 MiB that this command ran out of")
 
@@ -129,19 +116,19 @@ async def test_stages_are_predicted_once_and_again_when_they_moved(settings: Set
     log: Log = MemoryLog(MemoryBroker())
     placer = await prepared(log)
     async with serving(log, settings):
-        await begin(placer, "job-1", await ask(placer, log, "job-1", TRAINING), TRAINING)
+        await begin(placer, "job-1", await estimate_of(placer, "job-1", TRAINING), TRAINING)
         await placer.record(measured("job-1", 20))
-        await folded(placer, log, "then")
+        await folded(placer, "then")
         [profile] = await predicted(log)
         await placer.record(profile)
-        await folded(placer, log, "later")
+        await folded(placer, "later")
     assert (profile.model, profile.batch_size, profile.gpus) == ("resnet18", 64, 2)
     assert (profile.storage_ms, profile.gpu_ms, profile.iteration_ms) == (20, 60, 80)
     async with serving(log, settings):
-        await folded(placer, log, "again")
+        await folded(placer, "again")
         assert await predicted(log) == [profile]
         await placer.record(measured("job-1", 60))
-        await folded(placer, log, "last")
+        await folded(placer, "last")
         slower = (await predicted(log))[1:]
     assert [(one.storage_ms, one.gpu_ms, one.iterations) for one in slower] == [(40, 60, 40)]
 
@@ -157,7 +144,7 @@ async def test_stages_that_were_never_published_are_predicted_after_a_restart() 
     await placer.record(measured("job-1", 20))
     for _ in range(2):
         async with serving(log):
-            await folded(placer, log, "next")
+            await folded(placer, "next")
     repeats = await predicted(log)
     assert [one.storage_ms for one in repeats] == [20, 20], (
         "told again, since the placer never wrote that it was told"
@@ -251,12 +238,12 @@ async def test_what_jobs_take_from_each_other_is_not_forgotten_over_a_restart(ds
     settings = Settings(log_url="unused", cell_index=1, dsn=dsn)
     placer = await prepared(log)
     async with serving(log, settings):
-        assert (await ask(placer, log, "job-1", TRAINING)).pairs == ()
+        assert (await estimate_of(placer, "job-1", TRAINING)).pairs == ()
     store = await RunStore.open(dsn, settings.cell)
     await store.add([], await store.position(), (), taught(50.0))
     await store.close()
     async with serving(log, settings):
-        (pair,) = (await ask(placer, log, "job-2", TRAINING)).pairs
+        (pair,) = (await estimate_of(placer, "job-2", TRAINING)).pairs
     assert (pair.model, pair.batch_size, pair.own, pair.other, pair.runs) == ("vgg16", None, 0.5, 0.4, 1)
 
 

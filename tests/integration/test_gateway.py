@@ -4,7 +4,6 @@ import asyncio
 import json
 import os
 import signal
-import socket
 import sys
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -20,8 +19,10 @@ from penstock.log.embedded import EmbeddedLog
 from penstock.model.external_events import JobCancelRequested, JobSubmitted
 from penstock.model.topics import Topic
 from penstock.runtime.migrations import schema_of
-from tests.support.gateway_cell import JSON, SPEC, WITHIN_S, Cell, Faulty, problem, running
+from tests.support.gateway_cell import JSON, SPEC, Cell, Faulty, problem, running
 from tests.support.hand_placer import HandPlacer, node_spec
+from tests.support.services import port_of
+from tests.support.waiting import await_until
 
 pytestmark = pytest.mark.postgres
 
@@ -76,9 +77,11 @@ async def test_a_submitted_job_is_found_by_its_name_at_once(cell: Cell) -> None:
         for event in await cell.written(Topic.JOBS):
             cell.placer.feed(event.data, event_id=event.id)
         await cell.tell()
-        async with asyncio.timeout(WITHIN_S):
-            while (await cell.http.get("/v1/status")).json()["seq"] < len(cell.placer.values):
-                await asyncio.sleep(0.01)
+
+        async def taken_in() -> bool:
+            return bool((await cell.http.get("/v1/status")).json()["seq"] >= len(cell.placer.values))
+
+        await await_until(taken_in, "the gateway's copy of the ledger")
         await is_found()  # taken in, and not yet in the tables
     await connection.close()
     await cell.caught_up()
@@ -259,14 +262,17 @@ async def test_a_stalled_log_gives_429_and_never_a_false_202(dsn: str) -> None:
     async with running(dsn, max_in_flight=5) as cell:
         cell.log.gate.clear()
         posts = [asyncio.create_task(cell.http.post("/v1/jobs", json=SPEC)) for _ in range(12)]
-        async with asyncio.timeout(WITHIN_S):
-            while sum(post.done() for post in posts) < 7:
-                await asyncio.sleep(0.01)
-        done, waiting = await asyncio.wait(posts, timeout=0.3)
-        assert (len(done), len(waiting)) == (7, 5)
-        for post in done:
-            assert problem(post.result(), 429)["type"] == "urn:penstock:problem:overloaded"
-            assert post.result().headers["retry-after"] == "1"
+        await await_until(
+            lambda: sum(post.done() for post in posts) >= 7, "seven answers while the log stands still"
+        )
+        late = await cell.http.post(
+            "/v1/jobs", json=SPEC
+        )  # there is still no room for it: the other five wait
+        refused, waiting = ([post for post in posts if post.done() == done] for done in (True, False))
+        assert (len(refused), len(waiting)) == (7, 5)
+        for answer in (late, *(post.result() for post in refused)):
+            assert problem(answer, 429)["type"] == "urn:penstock:problem:overloaded"
+            assert answer.headers["retry-after"] == "1"
         cell.log.gate.set()
         assert [(await post).status_code for post in waiting] == [202] * 5
         assert len(await cell.written(Topic.JOBS)) == 5
@@ -282,9 +288,14 @@ async def test_a_log_that_does_not_answer_gives_503(dsn: str) -> None:
         assert "same Idempotency-Key" in problem(slow, 503)["detail"]
         assert slow.headers["retry-after"] == "2"
         cell.log.gate.set()
-        async with asyncio.timeout(WITHIN_S):
-            while (again := await cell.http.post("/v1/jobs", json=SPEC, headers=key)).status_code == 503:
-                pass  # a loaded machine: the log answers, but later than this gateway waits
+
+        async def repeated() -> httpx.Response | None:
+            found = await cell.http.post("/v1/jobs", json=SPEC, headers=key)
+            return (
+                None if found.status_code == 503 else found
+            )  # the log answers later than this gateway waits
+
+        again = await await_until(repeated, "an answer of the log")
         assert again.status_code == 200
         events = await cell.written(Topic.JOBS)
         assert len({event.id for event in events}) == 1
@@ -320,18 +331,17 @@ async def test_killed_around_the_append_it_still_makes_one_job(
     dsn: str, failpoint: str, records: int
 ) -> None:
     """The gateway dies between log and answer; the client repeats at its successor: one job, whatever was written."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     key, job_ids = {"Idempotency-Key": "once"}, []
-    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=WITHIN_S) as http:
-        async with gateway_process(dsn, port, f"{failpoint}:1") as process:
+    async with httpx.AsyncClient(timeout=None) as http:
+        async with gateway_process(dsn, f"{failpoint}:1") as process:
+            url = f"http://127.0.0.1:{port_of(process.pid)}/v1/jobs"
             with pytest.raises(httpx.HTTPError):
-                await http.post("/v1/jobs", json=SPEC, headers=key)
+                await http.post(url, json=SPEC, headers=key)
             assert await process.wait() == -signal.SIGKILL
-        async with gateway_process(dsn, port):
+        async with gateway_process(dsn) as successor:
+            url = f"http://127.0.0.1:{port_of(successor.pid)}/v1/jobs"
             for _ in range(2):
-                answer = await http.post("/v1/jobs", json=SPEC, headers=key)
+                answer = await http.post(url, json=SPEC, headers=key)
                 assert answer.status_code == 200
                 job_ids.append(answer.json()["job_id"])
     assert len(set(job_ids)) == 1
@@ -346,28 +356,25 @@ async def test_killed_around_the_append_it_still_makes_one_job(
 
 
 @asynccontextmanager
-async def gateway_process(
-    dsn: str, port: int, failpoint: str = ""
-) -> AsyncIterator[asyncio.subprocess.Process]:
+async def gateway_process(dsn: str, failpoint: str = "") -> AsyncIterator[asyncio.subprocess.Process]:
     environment = {
         **os.environ,
         "PENSTOCK_DSN": dsn,
         "PENSTOCK_LOG": dsn,
         "PENSTOCK_FAILPOINT": failpoint,
-        "PENSTOCK_GATEWAY_BIND": f"127.0.0.1:{port}",
+        "PENSTOCK_GATEWAY_BIND": "127.0.0.1:0",
     }
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "penstock_services.gateway", env=environment, stdout=asyncio.subprocess.PIPE
     )
     try:
         assert process.stdout is not None
-        async with asyncio.timeout(WITHIN_S):
-            assert (await process.stdout.readline()) == b"ready\n"
+        assert (await process.stdout.readline()) == b"ready\n"
         yield process
     finally:
         if process.returncode is None:
             process.terminate()
-        assert await asyncio.wait_for(process.wait(), WITHIN_S) in (0, -signal.SIGKILL)
+        assert await process.wait() in (0, -signal.SIGKILL)
 
 
 # ------------------------------------------------------------------------------------------- events

@@ -25,8 +25,9 @@ from penstock.runtime.snapshots import save_snapshot
 from penstock_services.gateway.shell import service as gateway_service
 from penstock_services.gateway.shell.options import Options
 from penstock_services.gateway.tokens import _append
-from tests.support.gateway_cell import SPEC, WITHIN_S, Cell, problem, running
+from tests.support.gateway_cell import SPEC, Cell, problem, running
 from tests.support.hand_placer import node_spec
+from tests.support.waiting import await_until
 
 pytestmark = pytest.mark.postgres
 
@@ -98,14 +99,14 @@ def _append_all_at_once(path: Path, lines: list[str]) -> None:
     gate = together.Barrier(len(lines))
 
     def append(line: str) -> None:
-        gate.wait(WITHIN_S)
+        gate.wait()
         _append(path, line)
 
     processes = [together.Process(target=append, args=(line,)) for line in lines]
     for process in processes:
         process.start()
     for process in processes:
-        process.join(WITHIN_S)
+        process.join()
     assert [process.exitcode for process in processes] == [0] * len(lines)
 
 
@@ -161,9 +162,7 @@ async def test_projections_are_verified_and_rebuilt_over_http(cell: Cell) -> Non
     cell.placer.join(node_spec("n0", 1))
     cell.placer.run(["a", "b"])
     await cell.tell()
-    async with asyncio.timeout(WITHIN_S):
-        while (await cell.http.get("/v1/status")).json()["projected_seq"] < len(cell.placer.values):
-            await asyncio.sleep(0.01)
+    await cell.caught_up()
     connection = await asyncpg.connect(cell.dsn)
     await connection.execute("UPDATE penstock.jobs SET owner = 'mallory' WHERE job_id = 'a'")
     await connection.close()
@@ -230,9 +229,7 @@ async def test_a_gateway_starts_from_a_snapshot_and_goes_on(dsn: str) -> None:
         replica, connection = Replica(), await asyncpg.connect(dsn)
         for offset, value in enumerate(cell.placer.values[:4]):
             replica.take(value, offset)
-        async with asyncio.timeout(WITHIN_S):
-            while (await cell.http.get("/v1/status")).json()["projected_seq"] < len(cell.placer.values):
-                await asyncio.sleep(0.01)
+        await cell.caught_up()
         await save_snapshot(connection, "default", replica)
         await connection.close()
         before = [(await cell.http.get(f"/v1/jobs/{job}")).json() for job in ("done", "waits")]
@@ -263,20 +260,27 @@ async def test_postgres_is_killed_under_load(postgres_folder: Path) -> None:
                         answer := await cell.http.post("/v1/jobs", json=SPEC, headers=key)
                     ).status_code == 503:
                         assert answer.headers["retry-after"]
-                        await asyncio.sleep(0.05)
+                        await asyncio.sleep(0.05)  # clock: the client's pause before it tries again
                     assert answer.status_code in (200, 202), answer.text
                     keyed.add(answer.json()["job_id"])
-                    await asyncio.sleep(0.01)
+                    await asyncio.sleep(0.01)  # clock: the pace of the load, on which nothing depends
+
+            async def more_come_in() -> None:
+                enough = len(keyed) + 20
+                await await_until(
+                    lambda: len(keyed) >= enough or any(client.done() for client in submitting),
+                    "20 more jobs",
+                )
 
             submitting = [asyncio.create_task(submit(client)) for client in range(4)]
             for _ in range(2):
-                await asyncio.sleep(0.7)
+                await more_come_in()
                 assert server.pid is not None
                 os.kill(server.pid, signal.SIGKILL)
                 assert await server.start(postgres_folder / "pg") == dsn
-            await asyncio.sleep(0.7)
+            await more_come_in()
             stop.set()
-            await asyncio.wait_for(asyncio.gather(*submitting), 60)
+            await asyncio.gather(*submitting)
             events = await cell.written(Topic.JOBS)
             assert {event.data.subject() for event in events} == keyed
             cell.placer.join(node_spec("n0", 1))

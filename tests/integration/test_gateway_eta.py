@@ -18,6 +18,11 @@ from tests.support.hand_placer import node_spec
 pytestmark = pytest.mark.postgres
 
 
+HOUR_MS = 3_600_000
+"""More than a run of all tests takes: what is expected in months does not tell one moment of it from another."""
+LEFT_MS = 10_000 * HOUR_MS
+
+
 @pytest_asyncio.fixture
 async def cell(dsn: str) -> AsyncIterator[Cell]:
     async with running(dsn) as found:
@@ -52,15 +57,15 @@ async def test_remaining_time_of_each_kind_of_job(cell: Cell) -> None:
         placer.start(job_id)
     placer.submit("waits", gpus=2)
     placer.submit("small")
-    placer.feed(word(1_000, 9_000_000))
-    placer.feed(word(5_000, 600_000))
+    placer.feed(word(1_000, 15 * LEFT_MS))
+    placer.feed(word(5_000, LEFT_MS))
     await cell.tell()
     await cell.caught_up()
     found = (await cell.http.get("/v1/jobs/runs/eta")).json()
     assert (found["answer"], found["due"], found["done"]) == ("reported", "later", 5_000)
     assert 0.5 <= found["share"] <= 1
-    assert 540_000 < found["left_ms"]["middle"] <= 600_000
-    assert found["ends_ms"]["high"] == pytest.approx(wall_ms() + 720_000, abs=60_000)
+    assert LEFT_MS - HOUR_MS < found["left_ms"]["middle"] <= LEFT_MS
+    assert found["ends_ms"]["high"] == pytest.approx(wall_ms() + 1.2 * LEFT_MS, abs=HOUR_MS)
     answers = {
         job_id: (await cell.http.get(f"/v1/jobs/{job_id}/eta")).json()
         for job_id in ("silent", "waits", "done")
@@ -83,7 +88,7 @@ async def test_remaining_time_of_each_kind_of_job(cell: Cell) -> None:
     assert (starts["runs"], starts["done"]) == (None, None)
     assert starts["waits"]["starts_ms"] is None
     assert starts["waits"]["unknown"] == "the remaining time of 1 of 2 running jobs is not known"
-    assert starts["small"]["starts_ms"] == pytest.approx(found["ends_ms"]["middle"], abs=60_000)
+    assert starts["small"]["starts_ms"] == pytest.approx(found["ends_ms"]["middle"], abs=HOUR_MS)
     assert "end as estimated" in starts["small"]["assumes"]
     holders = starts["small"]["holders"]
     assert [(row["job_id"], row["gpus"]) for row in holders] == [("runs", 1), ("silent", 1)]
@@ -92,7 +97,7 @@ async def test_remaining_time_of_each_kind_of_job(cell: Cell) -> None:
         asked = (await cell.http.get(f"/v1/jobs/{job_id}/eta")).json()["start"]
         assert without_times(asked) == without_times(start), "why and eta give one answer"
         if start is not None and start["starts_ms"] is not None:
-            assert abs(asked["starts_ms"] - start["starts_ms"]) < 60_000
+            assert abs(asked["starts_ms"] - start["starts_ms"]) < HOUR_MS
     async with AsyncClient(cell.url) as client:
         assert (await client.eta("small")).start is not None
         now, past = await client.why("small"), await client.why("small", at_ms=placer.now_ms)

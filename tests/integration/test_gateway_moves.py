@@ -12,7 +12,8 @@ from penstock.model.types import JobSpec
 from tests.integration import test_gateway_roles
 from tests.integration.test_gateway_roles import CLOUD_EVENT, as_
 from tests.support.driver import estimate, node_spec
-from tests.support.gateway_cell import Cell, problem
+from tests.support.gateway_cell import Cell, patient, problem
+from tests.support.waiting import await_until
 
 pytestmark = pytest.mark.postgres
 cell = test_gateway_roles.cell
@@ -84,14 +85,12 @@ async def test_the_operator_hears_what_is_decided_and_everybody_allowed_sees_it(
     here = next(iter(cell.placer.state.jobs["j"].tasks.values())).place.node_id
     [there] = {"b1", "b2"} & cell.placer.state.nodes.keys() - {here}
     body = {"to": [there], "reason": "its fans are loud"}
-    asked = asyncio.ensure_future(cell.http.post("/v1/jobs/j/move", json=body, headers=as_("operator")))
-    async with asyncio.timeout(30):
-        while not (written := await cell.written(Topic.PROPOSALS)):
-            await asyncio.sleep(0.01)
-    [envelope] = written
-    cell.placer.feed(envelope.data)
-    await cell.tell()
-    answer = await asked
+    with patient():
+        asked = asyncio.ensure_future(cell.http.post("/v1/jobs/j/move", json=body, headers=as_("operator")))
+        [envelope] = await await_until(lambda: cell.written(Topic.PROPOSALS), "the gateway's proposal")
+        cell.placer.feed(envelope.data)
+        await cell.tell()
+        answer = await asked
     assert answer.status_code == 200, answer.text
     found = answer.json()
     assert (found["decided"], found["nodes"]) == (True, [there])

@@ -23,8 +23,9 @@ from penstock.runtime.task_logs import log_path
 from penstock_services.gateway.core.access import Role, parse_tokens
 from penstock_services.gateway.core.submission import keyed_job_id, tenants_key
 from penstock_services.gateway.shell.app import required_roles
-from tests.support.gateway_cell import SPEC, WITHIN_S, Cell, problem, running
+from tests.support.gateway_cell import SPEC, Cell, patient, problem, running
 from tests.support.hand_placer import node_spec
+from tests.support.waiting import await_until
 
 pytestmark = pytest.mark.postgres
 
@@ -102,13 +103,13 @@ async def test_who_acts_follows_from_the_token(cell: Cell) -> None:
         assert "follows from the token" in refused["detail"]
     assert await cell.written(Topic.NODES) == []
     drain = {"json": {"reason": "fans"}, "headers": as_("operator")}
-    asked = asyncio.create_task(http.post("/v1/nodes/n0/drain", **drain))  # type: ignore[arg-type]
-    async with asyncio.timeout(10):
-        while not (written := await cell.written(Topic.NODES)):
-            await asyncio.sleep(0.01)
-    cell.placer.feed(written[0].data)
-    await cell.tell()
-    assert (await asked).json()["cordon"] == {
+    with patient():
+        asked = asyncio.create_task(http.post("/v1/nodes/n0/drain", **drain))  # type: ignore[arg-type]
+        written = await await_until(lambda: cell.written(Topic.NODES), "the gateway's event")
+        cell.placer.feed(written[0].data)
+        await cell.tell()
+        answer = await asked
+    assert answer.json()["cordon"] == {
         "by": "ops/on-call",
         "reason": "fans",
         "drain": True,
@@ -282,11 +283,14 @@ async def test_a_hold_is_its_tenants_or_an_operators(cell: Cell) -> None:
     async def ask(act: str, caller: str, **body: str) -> httpx.Response:
         before = len(await cell.written(Topic.JOBS))
         asked = asyncio.create_task(cell.http.post(f"/v1/jobs/j/{act}", json=body, headers=as_(caller)))
-        async with asyncio.timeout(WITHIN_S):
-            while not asked.done() and len(written := await cell.written(Topic.JOBS)) == before:
-                await asyncio.sleep(0.01)
+
+        async def answered_or_written() -> bool:
+            return asked.done() or len(await cell.written(Topic.JOBS)) > before
+
+        with patient():
+            await await_until(answered_or_written, f"an event of {act}")
             if not asked.done():
-                cell.placer.feed(written[-1].data)
+                cell.placer.feed((await cell.written(Topic.JOBS))[-1].data)
                 await cell.tell()
             return await asked
 

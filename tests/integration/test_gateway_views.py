@@ -17,8 +17,9 @@ from penstock.log.archived import ArchivedLog
 from penstock.log.port import Partition
 from penstock.model.topics import Topic
 from penstock.runtime.snapshots import save_snapshot
-from tests.support.gateway_cell import WITHIN_S, Cell, problem, running
+from tests.support.gateway_cell import Cell, problem, running
 from tests.support.hand_placer import MS_PER_INPUT, node_spec
+from tests.support.waiting import await_until
 
 pytestmark = pytest.mark.postgres
 
@@ -42,9 +43,7 @@ async def test_looking_at_a_cell(cell: Cell) -> None:
     placer.submit("waits", gpus=2)
     placer.submit("never", gpus=9)
     await cell.tell()
-    async with asyncio.timeout(WITHIN_S):
-        while (status := (await cell.http.get("/v1/status")).json())["seq"] < len(placer.values):
-            await asyncio.sleep(0.01)
+    status = await cell.caught_up()
     assert status["jobs"] == {"running": 1, "queued": 2}
     get = cell.http.get
     listed = (await get("/v1/jobs")).json()
@@ -113,9 +112,7 @@ async def test_why_at_any_past_record(cell: Cell) -> None:
         found: dict[str, Any] = (await cell.http.get(f"/v1/jobs/second/why?at={at}")).json()
         return found
 
-    async with asyncio.timeout(WITHIN_S):
-        while (await cell.http.get("/v1/status")).json()["seq"] < len(placer.values):
-            await asyncio.sleep(0.01)
+    await cell.caught_up()
     answers = {at: await why(at) for at in (waited_at, placed_at)}
     assert (answers[waited_at]["reason"], answers[waited_at]["seq"]) == ("gpus_busy", waited_at)
     assert answers[waited_at]["placement"] is None
@@ -144,9 +141,7 @@ async def test_cancel(cell: Cell) -> None:
     cell.placer.run(["done"])
     cell.placer.submit("runs")
     await cell.tell()
-    async with asyncio.timeout(WITHIN_S):
-        while (await cell.http.get("/v1/jobs/runs")).status_code == 404:
-            await asyncio.sleep(0.01)
+    await cell.caught_up()
     assert (await cell.http.delete("/v1/jobs/runs")).status_code == 202
     assert (await cell.http.post("/v1/jobs/runs/cancel", json={"reason": "wrong data"})).status_code == 202
     events = await cell.written(Topic.JOBS)
@@ -181,19 +176,18 @@ async def test_a_stream_resumes_without_gap_or_duplicate(cell: Cell) -> None:
         for number in range(12):
             placer.run([f"job-{number}"])
             await cell.tell()
-            await asyncio.sleep(0.01)
+            await cell.caught_up()  # so that connections are lost between records, too
 
     working = asyncio.create_task(work())
     last = "0"
-    async with asyncio.timeout(WITHIN_S):
-        while not seen or seen[-1].split(".")[0] != "50":
-            async with cell.http.stream("GET", "/v1/stream", headers={"Last-Event-ID": last}) as response:
-                assert response.headers["content-type"].startswith("text/event-stream")
-                async for last, data in frames(response):
-                    assert last == f"{data['seq']}.{data['n']}"
-                    seen.append(last)
-                    if len(seen) % 9 == 0 or data["seq"] == 50:
-                        break
+    while not seen or seen[-1].split(".")[0] != "50":
+        async with cell.http.stream("GET", "/v1/stream", headers={"Last-Event-ID": last}) as response:
+            assert response.headers["content-type"].startswith("text/event-stream")
+            async for last, data in frames(response):
+                assert last == f"{data['seq']}.{data['n']}"
+                seen.append(last)
+                if len(seen) % 9 == 0 or data["seq"] == 50:
+                    break
     await working
     assert len(placer.values) == 50
     connection = await asyncpg.connect(cell.dsn)
@@ -213,16 +207,14 @@ async def test_a_stream_starts_now_and_filters(cell: Cell) -> None:
         cell.placer.submit("a")
         cell.placer.submit("b")
         await cell.tell()
-        async with asyncio.timeout(WITHIN_S):
-            found = [await anext(lines) for _ in range(3)]
+        found = [await anext(lines) for _ in range(3)]
     assert {data["job_id"] for _, data in found} == {"b"}
     await cell.caught_up()
     async with cell.http.stream("GET", "/v1/stream") as response:
         lines = frames(response)
         cell.placer.submit("c")
         await cell.tell()
-        async with asyncio.timeout(WITHIN_S):
-            assert (await anext(lines))[1]["job_id"] == "c"
+        assert (await anext(lines))[1]["job_id"] == "c"
 
 
 async def test_a_stream_that_is_asked_until_a_record_ends_there(cell: Cell) -> None:
@@ -231,13 +223,16 @@ async def test_a_stream_that_is_asked_until_a_record_ends_there(cell: Cell) -> N
     for name in ("a", "b", "c"):
         cell.placer.submit(name)
     asking = asyncio.create_task(cell.http.get("/v1/stream", params={"after": "0", "until": 4}))
-    await asyncio.sleep(0.1)
+
+    async def streams() -> bool:
+        return bool((await cell.http.get("/v1/status")).json()["streams"])
+
+    await await_until(streams, "the stream")
     assert not asking.done(), "it waits for records that are not there yet"
     await cell.tell()
-    async with asyncio.timeout(WITHIN_S):
-        whole = (await asking).text
-        again = (await cell.http.get("/v1/stream", params={"after": "0", "until": 4})).text
-        part = (await cell.http.get("/v1/stream", params={"after": "2.0", "until": 3})).text
+    whole = (await asking).text
+    again = (await cell.http.get("/v1/stream", params={"after": "0", "until": 4})).text
+    part = (await cell.http.get("/v1/stream", params={"after": "2.0", "until": 3})).text
     seen = [line.removeprefix("id: ") for line in whole.splitlines() if line.startswith("id: ")]
     assert seen[0] == "1.0"
     assert seen[-1].startswith("4.")
@@ -252,9 +247,7 @@ async def test_a_stream_that_is_asked_until_a_record_ends_there(cell: Cell) -> N
 async def test_a_place_in_the_stream_must_exist(cell: Cell) -> None:
     cell.placer.join(node_spec("n0", 2), node_spec("n1", 2), node_spec("n2", 2))
     await cell.tell()
-    async with asyncio.timeout(WITHIN_S):
-        while (await cell.http.get("/v1/status")).json()["projected_seq"] < 4:
-            await asyncio.sleep(0.01)
+    await cell.caught_up()
     for wrong in ("x", "-1", "1.2.3", "9" * 40, "99"):
         problem(await cell.http.get("/v1/stream", headers={"Last-Event-ID": wrong}), 400)
     connection = await asyncpg.connect(cell.dsn)

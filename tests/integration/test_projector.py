@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import threading
+from asyncio import FIRST_COMPLETED
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -33,7 +34,8 @@ from penstock_services.projector.shell.rebuild import rebuild, verify
 from penstock_services.projector.shell.store import Store, Superseded
 from tests.support import projector_cell
 from tests.support.hand_placer import HandPlacer, node_spec
-from tests.support.projector_cell import LEDGER, WITHIN_S, assert_equals_replay, busy, projecting, reached
+from tests.support.projector_cell import LEDGER, assert_equals_replay, busy, projecting, reached
+from tests.support.waiting import await_until
 
 pytestmark = pytest.mark.postgres
 _cells = itertools.count(20)
@@ -50,8 +52,7 @@ async def projector_process(dsn: str, failpoint: str = "") -> AsyncIterator[asyn
     )
     try:
         assert process.stdout is not None
-        async with asyncio.timeout(WITHIN_S):
-            assert (await process.stdout.readline()) == b"ready\n"
+        assert (await process.stdout.readline()) == b"ready\n"
         yield process
     finally:
         if process.returncode is None:
@@ -69,11 +70,17 @@ async def test_killed_anywhere_it_goes_on(
     """The machine kills the projector (out of memory, say) at the worst moment; its successor loses and doubles nothing."""
     placer = busy()
     async with projector_process(dsn, f"{where}:{nth}") as process:
-        values, placer.values = placer.values, []
-        for value in values:  # one by one: several batches
-            await log.append([Message(LEDGER, value)])
-        async with asyncio.timeout(WITHIN_S):
-            assert await process.wait() == -signal.SIGKILL
+        first, *others = values = placer.values
+        await log.append([Message(LEDGER, first)])
+        tables = asyncio.create_task(reached(dsn, 1))
+        await asyncio.wait(
+            {tables, dying := asyncio.create_task(process.wait())}, return_when=FIRST_COMPLETED
+        )
+        tables.cancel()
+        await log.append(
+            [Message(LEDGER, value) for value in others]
+        )  # a second batch, whose reader may be dead
+        assert await dying == -signal.SIGKILL
     async with projector_process(dsn):
         await reached(dsn, len(values))
     await assert_equals_replay(cell, log)
@@ -87,8 +94,8 @@ async def test_two_projectors_write_each_row_once(dsn: str, cell: Settings, log:
         async with projecting(cell, log), projecting(cell, other):
             for seed in range(15):
                 await placer.send(log)
+                await reached(dsn, len(placer.values))
                 placer.wander(np.random.default_rng(seed), 6)
-                await asyncio.sleep(0.01)
             await placer.send(log)
             await reached(dsn, len(placer.values))
         await assert_equals_replay(cell, log)
@@ -271,9 +278,12 @@ async def test_old_events_are_forgotten(
         await placer.send(log)
         await reached(dsn, len(placer.values))
         connection = await asyncpg.connect(dsn)
-        async with asyncio.timeout(WITHIN_S):
-            while await connection.fetchval("SELECT min(seq) FROM penstock.events") < len(placer.values) - 20:
-                await asyncio.sleep(0.01)
+
+        async def forgotten() -> bool:
+            oldest = await connection.fetchval("SELECT min(seq) FROM penstock.events")
+            return bool(oldest >= len(placer.values) - 20)
+
+        await await_until(forgotten, "the end of old events")
         assert await connection.fetchval("SELECT min(seq) FROM penstock.events") <= len(placer.values) - 15
         await connection.close()
     await assert_equals_replay(cell, log)

@@ -32,7 +32,8 @@ from penstock_services.placer.shell.identity import Identity
 from tests.support import node_fixtures
 from tests.support.driver import CellDriver, estimate
 from tests.support.memory_log import MemoryBroker, MemoryLog
-from tests.support.node_cell import NODE, WAIT_S, Cell, end_tasks, node_options, ours, working
+from tests.support.node_cell import NODE, Cell, end_tasks, node_options, ours, working
+from tests.support.waiting import await_until
 
 
 class Reports(Cell):
@@ -42,8 +43,8 @@ class Reports(Cell):
         super().__init__(log)
         self.records: list[Record] = []
 
-    async def read(self, timeout_ms: int) -> None:
-        for record in await self._reader.read(timeout_ms=timeout_ms):
+    async def read(self, timeout_ms: int | None = None) -> None:
+        for record in await self._reader.read(timeout_ms=timeout_ms):  # clock: the caller's own bound
             self.records.append(record)
             self.envelopes.append(from_wire(record.headers, record.value, Topic.NODES))
 
@@ -60,12 +61,15 @@ class Placer:
 
     async def until(self, holds: Callable[[], bool]) -> None:
         """Answers reports, one record each, and sends what follows from each, until this holds."""
-        async with asyncio.timeout(WAIT_S):
-            while not holds():
-                fresh, self._fed = range(self._fed, len(self.cell.records)), len(self.cell.records)
-                for number in fresh:
-                    await self._take(self.cell.records[number], self.cell.envelopes[number])
-                await self.cell.read(50)
+
+        async def answered_and_holds() -> bool:
+            await self.cell.read(0)
+            fresh, self._fed = range(self._fed, len(self.cell.records)), len(self.cell.records)
+            for number in fresh:
+                await self._take(self.cell.records[number], self.cell.envelopes[number])
+            return holds()
+
+        await await_until(answered_and_holds, lambda: f"the end of {self.facts[-10:]}")
 
     async def _take(self, record: Record, envelope: Envelope) -> None:
         read = Input(*record.partition, record.offset, record.headers, record.value)
@@ -85,7 +89,9 @@ class Placer:
 
     async def run(self, job_id: str) -> None:
         await self.feed(
-            external_events.JobSubmitted(job_id=job_id, spec=JobSpec(command=("sleep", "600"), grace_ms=0))
+            external_events.JobSubmitted(
+                job_id=job_id, spec=JobSpec(command=("sleep", "infinity"), grace_ms=0)
+            )
         )
         await self.feed(JobEstimated(job_id=job_id, estimate=estimate(1, cores=1, memory_mib=0)))
         await self.until(lambda: self.core.job(job_id).status is JobStatus.RUNNING)

@@ -1,7 +1,7 @@
 """A batcher on a live log: it sends proposals under its own identity, and reads in the ledger what becomes of them."""
 
-import asyncio
 from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import Any, Self
 
 from penstock.clock import wall_ms
@@ -13,9 +13,10 @@ from penstock.model.event import Event
 from penstock.model.ledger_events import ProposalAnswered
 from penstock.model.proposals import PlanProposed, ProposedJob, ProposedUnit
 from penstock.model.topics import Topic
+from tests.support.story import told
 
 LEDGER, PROPOSALS = Partition(Topic.LEDGER, 0), Partition(Topic.PROPOSALS, 0)
-PATIENCE_S = 120.0
+STORY_RECORDS = 25
 NAME = "batcher"
 
 
@@ -27,15 +28,21 @@ class Batcher:
         self._sent = 0
         self.records: list[RawRecord] = []
         """Of the ledger, since it began."""
+        self._told = ExitStack()
 
     async def __aenter__(self) -> Self:
         await self._log.start()
         self._reader = self._log.reader(await self._log.end_offsets([LEDGER]))
+        self._told.enter_context(told("the ledger, as the batcher has read it", self._story))
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        self._told.close()
         await self._reader.close()
         await self._log.close()
+
+    def _story(self) -> str:
+        return "\n".join(map(str, self.records[-STORY_RECORDS:]))
 
     async def send(
         self, name: str, *units: Sequence[tuple[str, ...]], why: str = "shares no link", **more: Any
@@ -59,14 +66,13 @@ class Batcher:
     async def until(self, matches: Any) -> RawRecord:
         """The first record that matches, of those that were read and those that come."""
         found = [record for record in self.records if matches(record)]
-        async with asyncio.timeout(PATIENCE_S):
-            while not found:
-                for record in await self._reader.read():
-                    try:
-                        self.records.append(read(record.value))
-                    except Unreadable:
-                        continue
-                found = [record for record in self.records if matches(record)]
+        while not found:
+            for record in await self._reader.read():
+                try:
+                    self.records.append(read(record.value))
+                except Unreadable:
+                    continue
+            found = [record for record in self.records if matches(record)]
         return found[0]
 
 

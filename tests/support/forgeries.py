@@ -37,6 +37,8 @@ from penstock.runtime.node_keys import NodeKeys, operators_code
 from penstock.runtime.settings import Settings
 from penstock_services.placer.shell.service import run as run_placer
 from tests.support.driver import estimate, job_spec, node_spec
+from tests.support.services import while_alive
+from tests.support.waiting import await_until
 
 KEY, OTHER = NodeKeys(b"a" * 32), NodeKeys(b"b" * 32)
 CELL = "default"
@@ -143,8 +145,8 @@ WRITERS = {Topic.JOBS: "gateway", Topic.ESTIMATES: "estimator", Topic.NODES: "no
 class Victims:
     """A real placer of one cell on a real log, node n1, its job j, and the thief of the right to write to the nodes' topic."""
 
-    def __init__(self, settings: Settings, logs: Mapping[Topic, Log]) -> None:
-        self.logs, self.reader = logs, logs[Topic.JOBS]
+    def __init__(self, settings: Settings, logs: Mapping[Topic, Log], placer: "asyncio.Task[None]") -> None:
+        self.logs, self.reader, self.placer = logs, logs[Topic.JOBS], placer
         self.ledger, self.nodes = (
             Partition(topic, settings.cell_index) for topic in (Topic.LEDGER, Topic.NODES)
         )
@@ -159,14 +161,13 @@ class Victims:
         await self.logs[Topic(messages[0].partition.topic)].append(messages)
 
     async def state_when(self, holds: Callable[[CellState], bool]) -> CellState:
-        async with asyncio.timeout(10):
-            while True:
-                replica = Replica()
-                for record in await everything(self.reader, self.ledger):
-                    replica.take(record.value, record.offset)
-                if holds(replica.state):
-                    return replica.state
-                await asyncio.sleep(0.02)
+        """The cell's state once this is so. Raises what ended the placer, which is then waited for in vain."""
+        reader, replica = self.reader.reader({self.ledger: 0}), Replica()
+        while not holds(replica.state):
+            for record in await while_alive(reader.read(), self.placer):
+                replica.take(record.value, record.offset)
+        await reader.close()
+        return replica.state
 
     async def letters(self) -> list[DeadLettered]:
         """Of the nodes' topic of this cell."""
@@ -186,7 +187,7 @@ async def forged_records_change_nothing(settings: Settings, logs: Mapping[Topic,
     """
     stop = asyncio.Event()
     placer = asyncio.create_task(run_placer(settings, stop))
-    cell = Victims(settings, logs)
+    cell = Victims(settings, logs, placer)
     try:
         await cell.send(cell.signed(joined("n1", KEY)))
         await cell.state_when(lambda state: "n1" in state.nodes)
@@ -200,9 +201,15 @@ async def forged_records_change_nothing(settings: Settings, logs: Mapping[Topic,
         before = unmoved(running)
         forged = forged_records(started, token)
         await cell.send(*forged)
-        async with asyncio.timeout(10):
-            while len(letters := await cell.letters()) < len(forged):
-                await asyncio.sleep(0.02)
+        letters: list[DeadLettered] = []
+
+        async def of_all() -> bool:
+            nonlocal letters
+            letters = await while_alive(cell.letters(), placer)
+            return len(letters) >= len(forged)
+
+        all_refused: bool = await await_until(of_all, lambda: f"{len(forged)} dead letters of {letters}")
+        assert all_refused
         others = [letter.detail for letter in letters if letter.reason != "forged"]
         assert others == ["undecodable: header 'signature' is not UTF-8"]
         reasons = [letter.detail for letter in letters if letter.reason == "forged"]
@@ -216,7 +223,7 @@ async def forged_records_change_nothing(settings: Settings, logs: Mapping[Topic,
         assert (await cell.state_when(lambda state: "j" in state.ended)).ended["j"] == "succeeded"
     finally:
         stop.set()
-        await asyncio.wait_for(placer, 30)
+        await placer
 
 
 async def everything(log: Log, place: Partition) -> list[Record]:

@@ -1,11 +1,12 @@
 """A gateway and a projector on a real Postgres, a log that can be put into trouble, and a placer driven by hand."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
+from unittest.mock import patch
 
 import httpx
 
@@ -16,13 +17,18 @@ from penstock.model.envelope import Envelope, from_wire
 from penstock.model.topics import CELL_TOPICS, Topic
 from penstock.runtime.settings import Settings
 from penstock.tls import client_context
+from penstock_services.gateway.shell import checkpoints, cores, holds, moves, operators
 from penstock_services.gateway.shell import service as gateway_service
 from penstock_services.gateway.shell.options import Options
 from penstock_services.projector.shell import service as projector_service
 from tests.support.forgeries import GATEWAYS
 from tests.support.hand_placer import HandPlacer
+from tests.support.services import ready_or_ended
+from tests.support.story import told
+from tests.support.waiting import await_until
 
-WITHIN_S = 120.0
+DAY_S = 86_400.0
+"""In place of the gateway's own bounds: longer than any run of the tests."""
 JSON = {"content-type": "application/json"}
 SPEC = {"command": ["true"], "name": "digits", "owner": "ana"}
 
@@ -79,7 +85,9 @@ class _Late:
         self._inner, self._gate = inner, gate
 
     async def read(self, *, max_records: int = 1_000, timeout_ms: int | None = None) -> list[Record]:
-        found = await self._inner.read(max_records=max_records, timeout_ms=timeout_ms)
+        found = await self._inner.read(
+            max_records=max_records, timeout_ms=timeout_ms
+        )  # clock: the caller's own bound
         await self._gate.wait()
         return found
 
@@ -99,6 +107,7 @@ class Cell:
     http: httpx.AsyncClient
     url: str
     dsn: str
+    services: Sequence["asyncio.Task[None]"] = ()
 
     async def tell(self) -> None:
         """The placer's records so far, in the log."""
@@ -106,12 +115,23 @@ class Cell:
 
     async def caught_up(self, headers: Mapping[str, str] | None = None) -> dict[str, Any]:
         """Waits until gateway and projector have read everything appended; the status then."""
-        async with asyncio.timeout(WITHIN_S):
-            while True:
-                status: dict[str, Any] = (await self.http.get("/v1/status", headers=headers)).json()
-                if min(status.get("seq", 0), status.get("projected_seq", 0)) >= len(self.placer.values):
-                    return status
-                await asyncio.sleep(0.01)
+        status: dict[str, Any] = {}
+
+        async def of_both() -> dict[str, Any]:
+            nonlocal status
+            self.look_at_services()
+            status = (await self.http.get("/v1/status", headers=headers)).json()
+            last = min(status.get("seq", 0), status.get("projected_seq", 0))
+            return status if last >= len(self.placer.values) else {}
+
+        return await await_until(of_both, lambda: f"record {len(self.placer.values)} in both: {status}")
+
+    def look_at_services(self) -> None:
+        """Raises what ended one of them, for which nothing waits in vain."""
+        for service in self.services:
+            if service.done():
+                service.result()
+                raise AssertionError(f"{service.get_name()} has ended by itself")
 
     async def written(self, topic: Topic) -> list[Envelope]:
         """Everything on an input topic."""
@@ -119,41 +139,62 @@ class Cell:
         end = (await self.log.inner.end_offsets([place]))[place]
         reader = self.log.inner.reader({place: 0})
         records: list[Record] = []
-        async with asyncio.timeout(WITHIN_S):
-            while len(records) < end:
-                records += await reader.read()
+        while len(records) < end:
+            records += await reader.read()
         await reader.close()
         return [from_wire(record.headers, record.value, topic) for record in records]
 
 
 @asynccontextmanager
 async def running(dsn: str, ca: Path | None = None, **changes: Any) -> AsyncIterator[Cell]:
-    """`changes`: of the gateway's options; `ca`: authority of the certificate among them."""
+    """`changes`: of the gateway's options; `ca`: authority of the certificate among them.
+
+    The gateway waits for its log however long that takes, unless `answer_within_s` is changed.
+    """
     inner = await EmbeddedLog(dsn, "test").start()
     await inner.create(dict.fromkeys(CELL_TOPICS, 1))
     log, settings = Faulty(inner), Settings(log_url=dsn, dsn=dsn)
-    options = Options(**{"host": "127.0.0.1", "port": 0, "operator_key": GATEWAYS, **changes})
+    options = Options(
+        **{"host": "127.0.0.1", "port": 0, "operator_key": GATEWAYS, "answer_within_s": DAY_S, **changes}
+    )
     listener = gateway_service.listening_socket(options)
     url = f"{'https' if ca else 'http'}://127.0.0.1:{listener.getsockname()[1]}"
     verify = client_context(str(ca), "ca") if ca else False
     stop, ready = asyncio.Event(), [asyncio.Event(), asyncio.Event()]
     tasks = [
-        asyncio.create_task(projector_service.run(settings, stop, log=inner, ready=ready[0])),
         asyncio.create_task(
-            gateway_service.serve(settings, options, stop, log=log, ready=ready[1], listener=listener)
+            projector_service.run(settings, stop, log=inner, ready=ready[0]), name="projector"
+        ),
+        asyncio.create_task(
+            gateway_service.serve(settings, options, stop, log=log, ready=ready[1], listener=listener),
+            name="gateway",
         ),
     ]
     try:
-        async with asyncio.timeout(WITHIN_S):
-            for event in ready:
-                await event.wait()
-        async with httpx.AsyncClient(base_url=url, timeout=WITHIN_S, verify=verify) as http:
-            yield Cell(log, HandPlacer(), http, url, dsn)
+        async with httpx.AsyncClient(base_url=url, timeout=None, verify=verify) as http:
+            cell = Cell(log, HandPlacer(), http, url, dsn, tasks)
+            with told("the placer driven by hand, last records", lambda: cell.placer.story()):
+                for task, event in zip(tasks, ready, strict=True):
+                    await ready_or_ended(event, task)
+                cell.look_at_services()
+                yield cell
     finally:
         stop.set()
         log.gate.set()
-        await asyncio.wait_for(asyncio.gather(*tasks), WITHIN_S)
+        log.reads.set()
+        await asyncio.gather(*tasks)
         await inner.close()
+
+
+@contextmanager
+def patient() -> Iterator[None]:
+    """Answers that wait for the placer wait for it however long that takes: a hand drives it, on a busy machine."""
+    with ExitStack() as stack:
+        for module in (operators, holds, cores):
+            stack.enter_context(patch.object(module, "APPLIED_WITHIN_S", DAY_S))
+        stack.enter_context(patch.object(moves, "DECIDED_WITHIN_S", DAY_S))
+        stack.enter_context(patch.object(checkpoints, "SAVED_WITHIN_S", DAY_S))
+        yield
 
 
 def problem(response: httpx.Response, status: int) -> dict[str, Any]:

@@ -26,7 +26,13 @@ from penstock.model.transitions import JobStatus
 from penstock.model.types import Estimate, JobSpec, ResourceVector, RetryPolicy
 from penstock_services.placer.core.recorder import Recorder
 
+STORY_RECORDS, STORY_CHARS = 25, 300
 MS_PER_INPUT = 10  # how far the ledger's time moves with each input
+
+
+def in_a_line(value: bytes) -> str:
+    """The beginning of a record, for the story of a failed test."""
+    return value.decode(errors="replace")[:STORY_CHARS]
 
 
 def node_spec(
@@ -151,6 +157,10 @@ class HandPlacer(Recorder):
                 boot = f"boot-{len(self.values)}"
                 self.feed(NodeJoined(node=node_spec(spec_of.node_id, int(rng.integers(1, 6)), boot_id=boot)))
             self.fire()
+
+    def story(self) -> str:
+        """Its last records, each shortened to one line."""
+        return "\n".join(map(in_a_line, self.values[-STORY_RECORDS:]))
 
     async def send(self, log: Log, cell_index: int = 0) -> int:
         """Appends what was not yet sent; returns the number of records."""

@@ -13,9 +13,9 @@ from penstock.runtime.settings import Settings
 from penstock.runtime.tracing.tracer import Tracing
 from tests.support.driver import CellDriver
 from tests.support.memory_log import MemoryBroker, MemoryLog
+from tests.support.services import ready_or_ended
 
 LEDGER = Partition(Topic.LEDGER, 0)
-WAIT_S = 20.0
 
 
 class Attempt(Protocol):
@@ -36,10 +36,7 @@ async def attempt(
     found = of(settings, MemoryLog(broker), traces or Tracing(), Replica())
     work = asyncio.ensure_future(found.work(ready))
     try:
-        await asyncio.wait_for(
-            asyncio.wait([work, asyncio.ensure_future(ready.wait())], return_when=asyncio.FIRST_COMPLETED),
-            WAIT_S,
-        )
+        await ready_or_ended(ready, work)
         yield found
     finally:
         work.cancel()

@@ -1,32 +1,42 @@
-"""A batcher process for a profile of small stages: `python -m tests.support.small_batcher [SECONDS]`, as `penstock-batcher` otherwise.
+"""A batcher process for a profile of small stages: `python -m tests.support.small_batcher [GATE]`, as `penstock-batcher` otherwise.
 
-SECONDS: so long does it plan, at least.
+GATE: a file; each plan waits for it, and makes another one, `GATE.asked`, before.
 """
 
 import sys
-import time
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from penstock.runtime.service import main as serve
 from penstock_services.batcher.core.batcher import Work, solve
+from penstock_services.batcher.shell import worker
 from penstock_services.batcher.shell.service import run
-from penstock_services.batcher.shell.worker import Worker
 from tests.support.small_stages import FirstFitBatch, known_as
+from tests.support.waiting import wait_until
 
 PROFILE = "small"
+NEVER_S = 86_400.0
 
 
-def solve_small(work: Work, seconds: float = 0.0) -> Any:
+def solve_small(work: Work, gate: str = "") -> Any:
     """In the worker process, which imports this module and knows the product's own profiles."""
-    time.sleep(seconds)  # clock: a slow plan, as long as the test asks for
+    if gate:
+        Path(f"{gate}.asked").touch()
+        wait_until(Path(gate).exists, gate)
     with known_as(PROFILE, batch=FirstFitBatch()):
         return solve(work)
 
 
-if __name__ == "__main__":
-    took_s = float(sys.argv[1]) if len(sys.argv) > 1 else 0.0
-    with known_as(PROFILE, batch=FirstFitBatch()):
-        from tests.support import small_batcher  # under its own name, which the worker imports
+def begin_unhurried(gate: str) -> worker.Worker:
+    """One that gives no plan up on a busy machine, nor yields to its other processes."""
+    worker.NICENESS, worker.MAX_SOLVE_S = 0, NEVER_S
+    from tests.support import small_batcher  # under its own name, which the worker imports
 
-        serve("batcher", partial(run, worker=Worker(partial(small_batcher.solve_small, seconds=took_s))))
+    return worker.Worker(partial(small_batcher.solve_small, gate=gate))
+
+
+if __name__ == "__main__":
+    given = sys.argv[1] if len(sys.argv) > 1 else ""
+    with known_as(PROFILE, batch=FirstFitBatch()):
+        serve("batcher", partial(run, worker=begin_unhurried(given)))
