@@ -137,11 +137,9 @@ def turns(watch: ReporterWatch, clock: Clock, timer: Timer, question: socket.soc
         watch.turn(ready)
         left_ms = watch.timeout_ms()
         due_s = [timer.until_s, None if left_ms is None else clock.s + max(left_ms, 1) / 1_000]
-        next_s = min((each for each in due_s if each is not None), default=until_s)
-        if not ready and next_s > until_s:
-            clock.s = until_s
+        if not ready and clock.s >= until_s:
             return
-        clock.s = max(clock.s, next_s)
+        clock.s = max(clock.s, min([until_s, *(each for each in due_s if each is not None)]))
 
 
 def readable(end: socket.socket) -> bool:
