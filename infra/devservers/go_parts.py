@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 from infra.devservers.build_cache import INFRA, Part, build_environment, copy_files, obtain
-from infra.devservers.processes import LaunchError, run_bounded
+from infra.devservers.processes import LaunchError, run_to_end
 
 GO_REMEDY = "Install Go 1.24 or newer"
 BUILD_TIMEOUT_S = 3600.0
@@ -38,7 +38,7 @@ def obtain_program(name: str, version: str, package: str, *, expected: str, over
             str(folder / name),
             package,
         ]
-        run_bounded("go build", argv, log_path=folder / "build.log", timeout_s=BUILD_TIMEOUT_S, env=env)
+        run_to_end("go build", argv, log_path=folder / "build.log", timeout_s=BUILD_TIMEOUT_S, env=env)
 
     found = obtain(Part(name, version, pins, (("go", GO_REMEDY),), expected, override, build))
     return found / name if found.is_dir() else found

@@ -24,9 +24,8 @@ from infra.devservers.processes import POLL_S, Child, LaunchError, free_port, un
 
 CONFIG = INFRA / "jaeger" / "config.yaml"
 PACKAGE = "github.com/jaegertracing/jaeger"
-READY_TIMEOUT_S = 30.0
 START_ATTEMPTS = 3  # another process may take a free port between its choice and its use
-REQUEST_TIMEOUT_S = 5.0
+PROBE_TIMEOUT_S = 5.0  # of one look at its health; then it is asked again
 JAEGER_NOTES = "@jaeger@"  # begins the names of attributes that Jaeger adds itself
 PORTS = ("OTLP", "QUERY", "GRPC", "HEALTH")
 
@@ -85,7 +84,7 @@ class JaegerServer:
             argv = [str(self._binary), "--config", str(CONFIG)]
             self._child = Child("jaeger", argv, log_path=self._log_path, env=env)
             try:
-                self._child.wait_ready(self._ready, READY_TIMEOUT_S)
+                self._child.wait_ready(self._ready)
                 return
             except LaunchError as error:
                 self._child.kill9()
@@ -98,20 +97,22 @@ class JaegerServer:
             self._child.stop()
 
     def trace(
-        self, trace_id: str, timeout_s: float = 5.0, *, spans_at_least: int = 1
+        self, trace_id: str, timeout_s: float | None = None, *, spans_at_least: int = 1
     ) -> list[dict[str, Any]]:
         """The trace's spans in OTLP's JSON form, each with its resource's attributes under `"resource"`.
 
         `trace_id`: 32 hex digits. Attributes become plain mappings. Polls, since a span is stored about
-        50 ms after it was sent; the order is Jaeger's. Raises `TimeoutError` when fewer than
-        `spans_at_least` spans are there in time.
+        50 ms after it was sent; the order is Jaeger's. Raises `LaunchError` when Jaeger has ended, and `TimeoutError` when
+        `timeout_s` passes (None: never) with fewer than `spans_at_least` spans.
         """
-        deadline = time.monotonic() + timeout_s
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
             spans = self._stored_spans(trace_id)
             if len(spans) >= spans_at_least:
                 return spans
-            if time.monotonic() > deadline:
+            if self._child is None or not self._child.running:
+                raise LaunchError("Jaeger does not run")
+            if deadline is not None and time.monotonic() > deadline:
                 raise TimeoutError(
                     f"Jaeger has {len(spans)} of ≥ {spans_at_least} spans of {trace_id} after {timeout_s:g} s"
                 )
@@ -137,14 +138,16 @@ class JaegerServer:
         ]
 
     def _ready(self) -> bool:
+        health = f"http://127.0.0.1:{self._ports['HEALTH']}/status"
         try:
-            return bool(_get_json(f"http://127.0.0.1:{self._ports['HEALTH']}/status")["status"] == "StatusOK")
+            return bool(_get_json(health, PROBE_TIMEOUT_S)["status"] == "StatusOK")
         except (OSError, ValueError, KeyError):
             return False
 
 
-def _get_json(url: str) -> Any:
-    with urllib.request.urlopen(url, timeout=REQUEST_TIMEOUT_S) as answer:
+def _get_json(url: str, timeout_s: float | None = None) -> Any:
+    """`timeout_s` None: as long as the server holds the connection."""
+    with urllib.request.urlopen(url, timeout=timeout_s) as answer:
         return json.loads(answer.read())
 
 

@@ -30,7 +30,7 @@ from typing import Any, Literal, TypeVar
 import yaml
 
 from infra.devservers.build_cache import INFRA, Part, build_environment, copy_files, obtain, require
-from infra.devservers.processes import Child, LaunchError, free_port, run_bounded, until_signalled
+from infra.devservers.processes import Child, LaunchError, free_port, run_to_end, until_signalled
 from penstock.errors import LogError
 from penstock.log.kafka import KafkaLog, Sasl
 from penstock.log.kafka_setup import grant_all
@@ -55,9 +55,7 @@ JVM_OPTIONS = (
 )
 BUILD_TIMEOUT_S = 900.0
 ARCHIVE_TIMEOUT_S = 60.0
-FORMAT_TIMEOUT_S = 60.0
-READY_TIMEOUT_S = 120.0  # a start takes 2 s; on a machine as busy as fault tests make it, dozens
-PROBE_TIMEOUT_S = 1.0
+PROBE_TIMEOUT_S = 10.0  # a broker that has begun to listen answers once it is ready; then it is asked again
 START_ATTEMPTS = 3  # another process may take a free port between its choice and its use
 _API_VERSIONS_KEY = 18
 ADMIN = "admin"
@@ -82,7 +80,7 @@ def _build(folder: Path) -> None:
     copy_files([POM], folder)
     argv = ["mvn", "-q", "-B", "-ntp", "-f", str(folder / POM.name), "dependency:copy-dependencies"]
     argv += ["-DincludeScope=runtime", f"-DoutputDirectory={folder / 'jars'}"]
-    run_bounded(
+    run_to_end(
         "maven", argv, log_path=folder / "build.log", timeout_s=BUILD_TIMEOUT_S, env=build_environment()
     )
 
@@ -217,17 +215,19 @@ class KafkaBroker:
         if self.running:
             return
         if self.port:
-            self._launch()
+            self.launch()
+            self.wait_ready()
             return
-        _on_free_ports(self._launch_anew)
+        _on_free_ports(self._start_anew)
         if self.security != "plain" and self._granted:
             _in_own_loop(self._grant())
 
-    def _launch_anew(self) -> None:
+    def _start_anew(self) -> None:
         """On new ports, with an empty disk."""
         self.choose_ports()
         self.prepare([self], new_cluster_id())
-        self._launch()
+        self.launch()
+        self.wait_ready()
 
     def stop(self, grace_s: float = 10.0) -> None:
         """Orderly end (SIGTERM, then SIGKILL); the records stay. Idempotent."""
@@ -287,13 +287,19 @@ class KafkaBroker:
         argv += [f"--cluster-id={cluster_id}", "--config", str(self._properties)]
         for identity, password in self.passwords.items():
             argv += ["--add-scram", f"SCRAM-SHA-256=[name={identity},password={password}]"]
-        run_bounded("kafka format", argv, log_path=self.folder / "format.log", timeout_s=FORMAT_TIMEOUT_S)
+        run_to_end("kafka format", argv, log_path=self.folder / "format.log")
 
-    def _launch(self) -> None:
+    def launch(self) -> None:
+        """After `prepare`: starts the process, which is not ready yet."""
         argv = [self._java, *self._jvm_options, "-cp", self._classpath, "kafka.Kafka", str(self._properties)]
-        self._child = Child("kafka", argv, log_path=self.folder / "kafka.log")
+        self._child = Child(f"kafka {self.node_id}", argv, log_path=self.folder / "kafka.log")
+
+    def wait_ready(self, others: "Sequence[KafkaBroker]" = ()) -> None:
+        """After `launch`. Raises `LaunchError`, and ends the process, when it or one of the others exits first."""
+        assert self._child is not None
+        needs = [broker._child for broker in others if broker._child is not None]
         try:
-            self._child.wait_ready(lambda: answers_api_versions(self.port, self.ca), READY_TIMEOUT_S)
+            self._child.wait_ready(lambda: answers_api_versions(self.port, self.ca), needs=needs)
         except BaseException:
             self._child.kill9()
             raise
@@ -345,18 +351,17 @@ class KafkaCluster:
         cluster_id = new_cluster_id()
         for broker in self.brokers:
             broker.choose_ports()
-
-        def start(broker: KafkaBroker) -> None:
-            broker.prepare(self.brokers, cluster_id)
-            broker.start()
-
         with ThreadPoolExecutor() as pool:
-            list(pool.map(start, self.brokers))
+            list(pool.map(lambda broker: broker.prepare(self.brokers, cluster_id), self.brokers))
+        self.start_stopped()
 
     def start_stopped(self) -> None:
         """Starts the brokers that do not run, with the same ports and records."""
-        with ThreadPoolExecutor() as pool:
-            list(pool.map(KafkaBroker.start, self.brokers))
+        stopped = [broker for broker in self.brokers if not broker.running]
+        for broker in stopped:
+            broker.launch()
+        for broker in stopped:
+            broker.wait_ready(stopped)
 
     def kill9(self) -> None:
         """SIGKILL to all brokers."""
@@ -426,9 +431,7 @@ def make_certificates(folder: Path) -> None:
         ["-extensions", "authority", "-keyout", ca_key, "-out", ca],
         ["-extensions", "broker", "-CA", ca, "-CAkey", ca_key, "-keyout", key, "-out", certificate],
     ):
-        run_bounded(
-            "openssl", [*program, *arguments], log_path=folder / "openssl.log", timeout_s=FORMAT_TIMEOUT_S
-        )
+        run_to_end("openssl", [*program, *arguments], log_path=folder / "openssl.log")
     both = folder / "broker.pem"
     both.touch(mode=0o600)
     both.write_text(Path(key).read_text() + Path(certificate).read_text())

@@ -1,4 +1,4 @@
-"""Child processes of the launchers: started on loopback, bounded in time, never outliving their parent.
+"""Child processes of the launchers: started on loopback, never outliving their parent.
 
 Ideal: a child exists exactly as long as the code block that started it. Departure: a parent that is
 killed -9 cannot clean up, so the kernel kills the child for it (PR_SET_PDEATHSIG); files in a temporary
@@ -119,28 +119,39 @@ class Child:
         lines = self.log_path.read_text(errors="replace").splitlines()
         return "\n".join(lines[-LOG_TAIL_LINES:]) or "(no output)"
 
-    def wait_ready(self, probe: Callable[[], bool], timeout_s: float) -> None:
-        """Calls `probe` until it returns True. Raises `LaunchError` when the child exits or time runs out first."""
-        deadline = time.monotonic() + timeout_s
+    def wait_ready(
+        self, probe: Callable[[], bool], timeout_s: float | None = None, *, needs: "Sequence[Child]" = ()
+    ) -> None:
+        """Calls `probe` until it returns True. Raises `LaunchError` when the child, or one that it needs, exits first.
+
+        `timeout_s`: the same when so much time has passed; None: as long as the child lives, however busy the machine is.
+        """
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while not probe():
-            if not self.running:
-                raise LaunchError(
-                    f"{self.name} exited with {self.exit_code} before it was ready:\n{self.log_tail()}"
-                )
-            if time.monotonic() > deadline:
+            for child in (self, *needs):
+                if not child.running:
+                    raise LaunchError(
+                        f"{child.name} exited with {child.exit_code} before {self.name} was ready:\n{child.log_tail()}"
+                    )
+            if deadline is not None and time.monotonic() > deadline:
                 raise LaunchError(f"{self.name} was not ready within {timeout_s:g} s:\n{self.log_tail()}")
             time.sleep(POLL_S)
 
 
-def run_bounded(
-    name: str, argv: Sequence[str], *, log_path: Path, timeout_s: float, env: Mapping[str, str] | None = None
+def run_to_end(
+    name: str,
+    argv: Sequence[str],
+    *,
+    log_path: Path,
+    timeout_s: float | None = None,
+    env: Mapping[str, str] | None = None,
 ) -> None:
-    """Runs a child to its end. Raises `LaunchError` with the log's tail when it fails or takes too long."""
+    """Runs a child to its end. Raises `LaunchError` with the log's tail when it fails, or takes longer than `timeout_s`."""
     child = Child(name, argv, log_path=log_path, env=env)
-    deadline = time.monotonic() + timeout_s
+    deadline = None if timeout_s is None else time.monotonic() + timeout_s
     try:
         while child.running:
-            if time.monotonic() > deadline:
+            if deadline is not None and time.monotonic() > deadline:
                 raise LaunchError(f"{name} took more than {timeout_s:g} s:\n{child.log_tail()}")
             time.sleep(POLL_S)
     finally:

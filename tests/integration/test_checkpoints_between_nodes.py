@@ -22,14 +22,15 @@ from penstock.model.external_events import (
 )
 from penstock.model.orders import CheckpointSource, HandOverCheckpoint, StartTask, StopTask
 from penstock.runtime.node_keys import NodeKeys
-from penstock.runtime.task_logs import log_path
 from penstock_services.node_reporter.options import Options
 from penstock_services.node_reporter.shell import checkpoint_fetch
 from penstock_services.node_reporter.shell.checkpoint_server import asks
 from tests.support import node_fixtures
 from tests.support.loss_file import check_losses, rows
 from tests.support.memory_log import MemoryBroker, MemoryLog
-from tests.support.node_cell import Cell, end_tasks, eventually, node_options, start_order, working
+from tests.support.node_cell import Cell, end_tasks, node_options, printed, start_order, story, working
+from tests.support.story import told
+from tests.support.waiting import await_until
 
 broker, cell = node_fixtures.broker, node_fixtures.cell
 
@@ -66,7 +67,8 @@ def nodes(tmp_path: Path) -> Iterator[list[Options]]:
     key.touch(0o600)
     key.write_bytes(os.urandom(32))
     found = [node_options(tmp_path / name, node_id=name, log_key=key) for name in ("n1", "n2")]
-    yield found
+    with told("the nodes' last events, and their tasks' output", lambda: "\n".join(map(story, found))):
+        yield found
     for options in found:
         end_tasks(options)
 
@@ -122,7 +124,7 @@ def stop_on(node: str, token: int, attempt: int) -> StopTask:
 async def saved_on_n1(cell: Cell, folder: Path) -> TaskCheckpointed:
     """Attempt 1 trains there, and is stopped."""
     await cell.order(start(1, 1, "n1", folder))
-    await eventually(lambda: len(rows(folder / LOSSES)) > 10)
+    await await_until(lambda: len(rows(folder / LOSSES)) > 10, "ten iterations")
     await cell.order(stop_on("n1", 2, 1))
     await cell.until(TaskExited)
     found = await cell.until(TaskCheckpointed)
@@ -131,8 +133,7 @@ async def saved_on_n1(cell: Cell, folder: Path) -> TaskCheckpointed:
 
 
 def greeting(options: Options, attempt: int) -> str:
-    path = log_path(options.log_dir, JOB, f"{JOB}.{attempt}.w0")
-    return path.read_text().partition("\n")[0] if path.exists() else ""
+    return printed(options, JOB, f"{JOB}.{attempt}.w0").partition("\n")[0]
 
 
 def left_over(options: Options) -> list[str]:
@@ -149,13 +150,15 @@ async def test_a_job_goes_on_at_its_checkpoint_on_another_node(
     await cell.order(
         start(3, 2, "n2", tmp_path, checkpoint=name, checkpoint_from=source(both["n1"], saved.size_bytes))
     )
-    await asyncio.sleep(0.1)
+    await asyncio.sleep(0.1)  # clock: either order may be read first; this one is so nearly always
     await cell.order(hand_over(3, 2, both["n2"]))
     fetched = await cell.until(CheckpointFetched)
     assert (fetched.problem, fetched.from_node, fetched.iteration) == ("", "n1", saved.iteration)
     assert fetched.path == str(nodes[1].state_dir / f"checkpoints/{JOB}/{name}")
     assert fetched.size_bytes == saved.size_bytes > 3_000_000
-    await eventually(lambda: greeting(nodes[1], 2) == f"restored {saved.iteration}")
+    await await_until(
+        lambda: greeting(nodes[1], 2) == f"restored {saved.iteration}", lambda: greeting(nodes[1], 2)
+    )
     assert left_over(nodes[1]) == []
     await cell.order(stop_on("n2", 4, 2))
     again = await cell.until(TaskCheckpointed, count=2)
@@ -164,8 +167,10 @@ async def test_a_job_goes_on_at_its_checkpoint_on_another_node(
     await cell.order(
         start(5, 3, "n1", tmp_path, checkpoint=Path(again.path).name, checkpoint_from=source(both["n2"]))
     )
-    await eventually(lambda: greeting(nodes[0], 3) == f"restored {again.iteration}")
-    await eventually(lambda: rows(tmp_path / LOSSES)[-1][0] == 3)
+    await await_until(
+        lambda: greeting(nodes[0], 3) == f"restored {again.iteration}", lambda: greeting(nodes[0], 3)
+    )
+    await await_until(lambda: rows(tmp_path / LOSSES)[-1][0] == 3, "attempt 3 to train")
     check_losses(tmp_path / LOSSES)
 
 
@@ -186,8 +191,10 @@ async def test_a_later_attempt_that_began_before_the_latest_checkpoint_is_no_sub
     fetched = await cell.until(CheckpointFetched)
     assert (fetched.problem, fetched.iteration) == ("", saved.iteration)
     assert fetched.path == str(stale.parent / name)
-    await eventually(lambda: greeting(nodes[1], 3) == f"restored {saved.iteration}")
-    await eventually(lambda: rows(tmp_path / LOSSES)[-1][0] == 3)
+    await await_until(
+        lambda: greeting(nodes[1], 3) == f"restored {saved.iteration}", lambda: greeting(nodes[1], 3)
+    )
+    await await_until(lambda: rows(tmp_path / LOSSES)[-1][0] == 3, "attempt 3 to train")
     check_losses(tmp_path / LOSSES)
 
 
@@ -210,7 +217,7 @@ async def test_a_job_whose_old_node_is_gone_begins_anew_and_the_reason_is_report
         fetched = await cell.until(CheckpointFetched)
         assert "node n1 at 127.0.0.1 does not answer" in fetched.problem
         assert (fetched.path, fetched.iteration) == ("", None)
-        await eventually(lambda: greeting(nodes[1], 2) == "fresh 0")
+        await await_until(lambda: greeting(nodes[1], 2) == "fresh 0", lambda: greeting(nodes[1], 2))
         assert left_over(nodes[1]) == []
         await cell.until(TaskStarted, task_id=f"{JOB}.2.w0")
         whole = [type(event) for event in cell.events()]
@@ -235,7 +242,7 @@ async def test_a_checkpoint_beyond_the_limit_is_not_fetched(
         )
         fetched = await cell.until(CheckpointFetched)
         assert "this node fetches 1 at most; raise --checkpoint-fetch-limit" in fetched.problem
-        await eventually(lambda: greeting(nodes[1], 2) == "fresh 0")
+        await await_until(lambda: greeting(nodes[1], 2) == "fresh 0", lambda: greeting(nodes[1], 2))
 
 
 async def test_a_disk_without_room_is_spared(
@@ -257,19 +264,22 @@ async def test_a_disk_without_room_is_spared(
 
 
 async def test_a_job_that_is_stopped_while_its_checkpoint_comes_waits_for_nothing(
-    cell: Cell, nodes: list[Options], both: dict[str, NodeJoined], tmp_path: Path
+    cell: Cell,
+    nodes: list[Options],
+    both: dict[str, NodeJoined],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The old node accepts the connection and says nothing. The exit is reported at once, and other tasks start meanwhile."""
-    silent = await asyncio.start_server(lambda _reader, _writer: asyncio.sleep(60), "127.0.0.1", 0)
+    monkeypatch.setattr(checkpoint_fetch, "PATIENCE_S", 3_600)
+    silent = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0)
     port = silent.sockets[0].getsockname()[1]
     held = msgspec.structs.replace(source(both["n1"]), port=port)
     await cell.order(start(3, 2, "n2", tmp_path, checkpoint="attempt-1-iteration-9", checkpoint_from=held))
     await cell.order(start_order(4, "true", node_id="n2", gpus=(1,)))
     await cell.until(TaskExited, task_id="job-4.1.0")
-    began_s = asyncio.get_running_loop().time()
     await cell.order(stop_on("n2", 5, 2))
     exited = await cell.until(TaskExited, task_id=f"{JOB}.2.w0")
-    assert asyncio.get_running_loop().time() - began_s < 4, "it waited for the old node"
     assert exited.cause == "stopped"
     assert cell.events(CheckpointFetched) == []
     silent.close()
@@ -286,7 +296,7 @@ async def test_nobody_gets_a_checkpoint_whom_the_ledger_has_not_placed_there(
 
     async def ask(keys: NodeKeys, signed: str, sent: str | None = None) -> "httpx.Response":
         proof = f"Penstock {keys.sign(asks('n1', signed)).decode()}"
-        async with httpx.AsyncClient(trust_env=False) as client:
+        async with httpx.AsyncClient(trust_env=False, timeout=None) as client:
             url = f"http://127.0.0.1:{old.port}/v1/checkpoint?{sent or signed}"
             return await client.get(url, headers={"Authorization": proof})
 

@@ -32,6 +32,7 @@ from penstock_services.contention_guard.shell.service import Watcher
 from penstock_services.contention_guard.shell.windows import LogWindows
 from tests.support.driver import CellDriver, estimate, node_spec
 from tests.support.telemetry import garbage, load, message, sample
+from tests.support.waiting import await_until
 
 pytestmark = pytest.mark.kafka
 
@@ -42,7 +43,6 @@ TELEMETRY = [Partition(Topic.TELEMETRY, index) for index in range(NODE_PARTITION
 CHANGELOG = [Partition(Topic.GUARD_WINDOWS, index) for index in range(NODE_PARTITIONS)]
 POSITIONS = [Partition("__consumer_offsets", index) for index in range(4)]
 COMMIT_S = 2.0  # as in faust_table, which imports Faust
-LONG_S = 60.0
 
 Windows = dict[tuple[str, int], NodeWindow]
 """By node and begin."""
@@ -66,10 +66,13 @@ async def changed(broker: KafkaBroker, topic: str, setting: str, value: str) -> 
     await admin.start()
     await alter_topic_configs(admin, {topic: {setting: value}})
     await admin.close()
-    async with kafka_log(broker.url()) as log, asyncio.timeout(LONG_S):
+    async with kafka_log(broker.url()) as log:
         found = await log.topics.describe([topic])
-        while value not in {each.found for each in await log.topics.differences(found)}:
-            await asyncio.sleep(0.05)
+
+        async def applied() -> bool:
+            return value in {each.found for each in await log.topics.differences(found)}
+
+        await await_until(applied, f"{setting} {value} of {topic} at the broker")
 
 
 @pytest.fixture
@@ -103,7 +106,7 @@ def over_time(messages: Iterable[Message], seed: int, windows: int = 12) -> Iter
 async def by_faust(url: str, cell: int) -> AsyncIterator[tuple[FaustWindows, Windows]]:
     windows = FaustWindows(url, cell)
     try:
-        yield windows, by_key(await asyncio.wait_for(windows.begin(), LONG_S))
+        yield windows, by_key(await windows.begin())
     finally:
         await windows.close()
 
@@ -162,15 +165,13 @@ async def test_the_same_telemetry_gives_the_same_windows(
         assert seen == expected
         await append(broker, over_time(load(2, 500, nodes), 3))
         expected = await plain(broker.url())
-        async with asyncio.timeout(LONG_S):
-            while any(seen.get(key) != window for key, window in expected.items()):
-                seen |= by_key(await windows.read())
+        while any(seen.get(key) != window for key, window in expected.items()):
+            seen |= by_key(await windows.read())
 
 
 async def until_it_ends(windows: FaustWindows) -> None:
-    async with asyncio.timeout(LONG_S):
-        while True:
-            await windows.read()
+    while True:
+        await windows.read()
 
 
 @pytest.mark.slow
@@ -196,13 +197,14 @@ async def test_after_a_kill_the_changelog_has_the_windows(broker: KafkaBroker, c
     expected = await plain(broker.url())
     async with by_faust(broker.url(), cell) as (_, found):
         assert found == expected
-        async with kafka_log(broker.url()) as log, asyncio.timeout(LONG_S):
+        async with kafka_log(broker.url()) as log:
             end = await log.end_offsets(TELEMETRY)
-            while (
-                not {place: offset for place, offset in end.items() if offset}.items()
-                <= (await log.committed(f"{GUARD_GROUPS}{cell}")).items()
-            ):
-                await asyncio.sleep(0.1)
+            read = {place: offset for place, offset in end.items() if offset}
+
+            async def committed() -> bool:
+                return read.items() <= (await log.committed(f"{GUARD_GROUPS}{cell}")).items()
+
+            await await_until(committed, f"the guard to commit {read}")
             await log.delete_before(end)
         reading_process().kill()
     assert not await plain(broker.url())
@@ -219,9 +221,10 @@ async def follow(windows: FaustWindows, seen: Windows) -> None:
 
 async def until_seen(expected: Windows, *seen: Windows) -> None:
     """Each window by one of them, as it is in the end."""
-    async with asyncio.timeout(LONG_S):
-        while not all(any(each.get(key) == window for each in seen) for key, window in expected.items()):
-            await asyncio.sleep(0.1)
+    await await_until(
+        lambda: all(any(each.get(key) == window for each in seen) for key, window in expected.items()),
+        lambda: [key for key, window in expected.items() if all(each.get(key) != window for each in seen)],
+    )
 
 
 @pytest.mark.slow
@@ -249,10 +252,17 @@ async def test_nothing_is_written_while_nothing_happens(broker: KafkaBroker, cel
     await append(broker, over_time(load(30, 100, ["idle"]), 30))
     async with by_faust(broker.url(), cell) as (windows, found), kafka_log(broker.url()) as log:
         assert found
-        await asyncio.sleep(5 * COMMIT_S / 2)  # positions of what was read
-        before = await log.end_offsets([*CHANGELOG, *TELEMETRY, *POSITIONS])
+        before: dict[Partition, int] = {}
+
+        async def settled() -> bool:
+            last = dict(before)
+            await asyncio.sleep(3 * COMMIT_S / 2)  # clock: in which positions of what was read are committed
+            before.update(await log.end_offsets([*CHANGELOG, *TELEMETRY, *POSITIONS]))
+            return before == last
+
+        await await_until(settled, "the positions of what was read")
         reading = asyncio.ensure_future(windows.read())
-        await asyncio.sleep(3 * COMMIT_S)
+        await asyncio.sleep(3 * COMMIT_S)  # clock: in which something would be written
         assert await log.end_offsets([*CHANGELOG, *TELEMETRY, *POSITIONS]) == before
         assert not reading.done()
         reading.cancel()
@@ -285,7 +295,7 @@ async def test_the_guards_identity_may_do_exactly_this(folder: Path, cell: int) 
             assert [node_id for node_id, _ in found] == ["n1"]
             async with kafka_log(own.url("node-reporter")) as node:
                 await node.append([message("s2", sample("n2", step_ms=50.0))])
-            [changed] = await asyncio.wait_for(windows.read(), LONG_S)
+            [changed] = await windows.read()
             assert changed.node_id == "n2"
         async with kafka_log(url) as log:
             assert await log.committed(f"{GUARD_GROUPS}{cell}")
@@ -293,7 +303,7 @@ async def test_the_guards_identity_may_do_exactly_this(folder: Path, cell: int) 
                 await log.committed("another-group")
         migrators = FaustWindows(own.url("migrator"), cell)
         with pytest.raises(NotAllowed, match="migrator"):
-            await asyncio.wait_for(migrators.begin(), LONG_S)
+            await migrators.begin()
         await migrators.close()
         async with kafka_log(own.url(ADMIN)) as admin:
             topics = await admin.topics.describe([Topic.GUARD_WINDOWS])
@@ -309,7 +319,7 @@ async def test_a_changelog_that_forgets_is_refused(broker: KafkaBroker, cell: in
         windows = FaustWindows(broker.url(), cell)
         try:
             with pytest.raises(ConfigurationError, match=r"cleanup\.policy is delete, must be compact"):
-                await asyncio.wait_for(windows.begin(), LONG_S)
+                await windows.begin()
         finally:
             await windows.close()
             await log.topics.correct(topics)
@@ -328,13 +338,15 @@ async def test_the_service_on_kafka_hears_by_faust(broker: KafkaBroker) -> None:
         working = asyncio.ensure_future(
             Watcher(Settings(log_url=broker.url()), log, Tracing(), Replica()).work(ready)
         )
-        await asyncio.wait_for(ready.wait(), LONG_S)
+        await ready.wait()
         process = reading_process()
         for number in range(3):
             await log.append([message(f"s{number}", sample(step_ms=100.0))])
-            await asyncio.sleep(0.5)
+            await asyncio.sleep(
+                0.5
+            )  # clock: so that they are of windows one after another; any number will do
         reader = log.reader({Partition(Topic.PROPOSALS, 0): 0})
-        [found] = await asyncio.wait_for(reader.read(), LONG_S)
+        [found] = await reader.read()
         proposal = from_wire(found.headers, found.value).data
         assert isinstance(proposal, CoresProposed)
         assert (proposal.task_id, proposal.cause) == ("a.1.w0", "probe")

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import re
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 
 import pytest
@@ -23,6 +23,7 @@ from penstock.model.topics import Topic
 from penstock.runtime.settings import Settings
 from tests.support.canaries import found_in, new_canary
 from tests.support.forgeries import WRITERS, forged_records_change_nothing
+from tests.support.waiting import await_until
 
 pytestmark = pytest.mark.kafka
 
@@ -45,6 +46,19 @@ async def new_topic(broker: KafkaBroker, topic: str) -> AsyncIterator[tuple[Kafk
     async with connected(broker, ADMIN) as admin, connected(broker, "placer") as placer:
         await admin.create({topic: 1})
         yield admin, placer
+
+
+async def allowed(act: Callable[[], Awaitable[object]]) -> None:
+    """Returns once the broker lets it happen: a controller confirms a right before the brokers have applied it."""
+
+    async def done() -> bool:
+        try:
+            await act()
+        except NotAllowed:
+            return False
+        return True
+
+    await await_until(done, "the right to have reached the broker")
 
 
 async def may_write(broker: KafkaBroker, identity: str) -> dict[str, bool]:
@@ -87,12 +101,13 @@ async def test_a_wrong_password_gets_nowhere(
     guarded_kafka: KafkaBroker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """An old secret is still mounted after a rotation: the service must report it and not look idle, and not show it."""
-    monkeypatch.setattr("penstock.log.kafka.START_LIMIT_S", 1.0)  # it looks like a broker that is away
     yesterday, today = new_canary(), guarded_kafka.passwords["placer"]
     monkeypatch.setattr(logging.getLogger("aiokafka"), "propagate", True)
     with caplog.at_level(logging.DEBUG), caplog.at_level(logging.DEBUG, "aiokafka"):
-        with pytest.raises(LogError, match="placer") as refused:
-            await open_log(guarded_kafka.url("placer").replace(today, yesterday), "placer").start()
+        with monkeypatch.context() as soon:
+            soon.setattr("penstock.log.kafka.START_LIMIT_S", 1.0)  # it looks like a broker that is away
+            with pytest.raises(LogError, match="placer") as refused:
+                await open_log(guarded_kafka.url("placer").replace(today, yesterday), "placer").start()
         async with connected(guarded_kafka, "placer") as log:
             await log.end_offsets([Partition(Topic.LEDGER, 0)])
     assert "aiokafka" in {record.name.partition(".")[0] for record in caplog.records}
@@ -110,12 +125,13 @@ async def test_a_service_that_may_not_read_settings_says_which_right_it_needs(
         await client.start()
         await create_topic_acl(client, "placer", OPERATIONS["read"], topic)
         await client.close()
+        await allowed(lambda: placer.end_offsets([Partition(topic, 0)]))
         with pytest.raises(
             NotAllowed, match=f"placer may not read the settings of {topic}: .*DESCRIBE_CONFIGS"
         ):
             await placer.create({topic: 1})
         await admin.topics.grant("placer", "read", topic)
-        await placer.create({topic: 1})
+        await allowed(lambda: placer.create({topic: 1}))
 
 
 async def test_too_few_partitions_are_refused_where_a_service_may_not_add_any(
@@ -125,6 +141,7 @@ async def test_too_few_partitions_are_refused_where_a_service_may_not_add_any(
     topic = topic_name("ledger")
     async with new_topic(guarded_kafka, topic) as (admin, placer):
         await admin.topics.grant("placer", "write", topic)
+        await allowed(lambda: placer.create({topic: 1}))
         with pytest.raises(ConfigurationError, match=f"{topic}: partitions is 1, must be 2") as refused:
             await placer.create({topic: 2})
         assert "kafka://ADMIN:PASSWORD@" in str(refused.value)
@@ -136,6 +153,12 @@ async def test_too_few_partitions_are_refused_where_a_service_may_not_add_any(
 async def doctors_view(url: str, cell_index: int = 0) -> dict[str, Finding]:
     findings = await asyncio.to_thread(lambda: list(log_findings(url, node=False, cell_index=cell_index)))
     return {finding.what: finding for finding in findings}
+
+
+async def view_of_topics(url: str, *, well: bool) -> Finding | None:
+    """None: it is not so."""
+    found = (await doctors_view(url))["topics"]
+    return found if well != bool(found.remedy) else None
 
 
 async def test_the_doctor_finds_what_is_wrong_with_topics_and_names(
@@ -155,18 +178,21 @@ async def test_the_doctor_finds_what_is_wrong_with_topics_and_names(
         topics = await admin.topics.describe([Topic.PROPOSALS])
         await alter_topic_configs(client, {Topic.PROPOSALS: {"retention.ms": "604800000"}})
         try:
-            async with asyncio.timeout(30):  # until the broker applies it
-                while not (wrong := (await doctors_view(url))["topics"]).remedy:
-                    await asyncio.sleep(0.1)
+            wrong = await await_until(lambda: view_of_topics(url, well=False), "the setting at the broker")
             assert "penstock.proposals.v1: retention.ms is 604800000, must be -1" in wrong.found
             assert "--correct" in wrong.remedy
         finally:
             await admin.topics.correct(topics)
             await client.close()
+            await await_until(lambda: view_of_topics(url, well=True), "the old setting at the broker")
     monkeypatch.setattr("penstock.local.reach.REACH_S", 1.5)
     yesterday = url.replace(guarded_kafka.passwords["placer"], new_canary())
-    refused = (await doctors_view(yesterday))["log"]
-    assert "did not let this identity in" in refused.found
+
+    async def not_let_in() -> Finding | None:
+        found = (await doctors_view(yesterday))["log"]
+        return found if "did not let this identity in" in found.found else None
+
+    refused = await await_until(not_let_in, "an answer within 1.5 s; on a busy machine not the first time")
     assert "name and password" in refused.remedy
 
 

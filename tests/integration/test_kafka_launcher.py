@@ -17,6 +17,7 @@ from infra.devservers.build_cache import Part, obtain
 from infra.devservers.kafka import KafkaBroker, kafka_broker
 from infra.devservers.processes import HIGHEST_PORT, LOWEST_PORT, Child, LaunchError, free_port
 from penstock.model.topics import NODE_PARTITIONS, Topic
+from tests.support.waiting import wait_until
 
 JOBS = TopicPartition(str(Topic.JOBS), 0)
 
@@ -42,7 +43,8 @@ async def read_all(broker: KafkaBroker) -> list[bytes]:
         end = (await consumer.end_offsets([JOBS]))[JOBS]
         values: list[bytes] = []
         while len(values) < end:
-            for records in (await consumer.getmany(timeout_ms=1000)).values():
+            fetched = await consumer.getmany(timeout_ms=1000)  # clock: then it asks again
+            for records in fetched.values():
                 values += [record.value for record in records]
         return values
     finally:
@@ -122,12 +124,8 @@ def test_make_kafka_takes_its_broker_along_however_it_ends(tmp_path: Path, numbe
         assert "export PENSTOCK_LOG=kafka://127.0.0.1:" in announced
         (broker_pid,) = command_and_children(launcher)
         launcher.send_signal(number)
-        launcher.wait(15)
-    for _ in range(100):
-        if not alive(broker_pid):
-            break
-        signal.sigtimedwait([], 0.05)
-    assert not alive(broker_pid)
+        launcher.wait()
+    wait_until(lambda: not alive(broker_pid), "the end of the broker")
     if number is not signal.SIGKILL:  # nobody can tidy up after that one
         assert launcher.returncode == 0
         assert list(tmp_path.iterdir()) == []
@@ -181,7 +179,7 @@ def test_a_server_that_dies_at_once_is_reported_with_its_last_words(tmp_path: Pa
     argv = [sys.executable, "-c", "import sys; sys.exit('cannot bind: occupied')"]
     child = Child("turbine", argv, log_path=tmp_path / "log")
     with pytest.raises(LaunchError, match=r"(?s)turbine exited with 1.*cannot bind: occupied"):
-        child.wait_ready(lambda: False, timeout_s=10)
+        child.wait_ready(lambda: False)
 
 
 def test_ports_lie_below_the_range_of_outgoing_connections() -> None:

@@ -21,8 +21,8 @@ from penstock.log.kafka import KafkaLog
 from penstock.log.port import Message, Partition
 from penstock.log.topic_settings import topic_settings
 from penstock.model.topics import Topic
-from penstock.retry import retry
 from tests.support.system import clean_environment
+from tests.support.waiting import await_until
 
 pytestmark = pytest.mark.kafka
 
@@ -73,11 +73,11 @@ async def set_to(broker: KafkaBroker, topic: str, **configs: str) -> None:
         [answer] = await admin.alter_configs([resource])
     assert [resource[0] for resource in answer.resources] == [0]
 
-    async def look() -> None:
+    async def applied() -> bool:
         found = await settings_of(broker, topic)
-        assert {name: found[name][0] for name in named} == named
+        return {name: found[name][0] for name in named} == named
 
-    await retry(look, (AssertionError,), first_s=0.02, longest_s=0.02, limit_s=15.0)
+    await await_until(applied, f"{named} of {topic} at the broker")
 
 
 async def ask_as_others_do(broker: KafkaBroker, *topics: str) -> None:
@@ -102,9 +102,9 @@ async def test_asking_for_a_topic_does_not_create_it(
         await log.end_offsets([partition])
     reader = log.reader({partition: 0})
     with pytest.raises(LogError, match="create its topic first"):
-        await reader.read(timeout_ms=5_000)
+        await reader.read()
     await reader.close()
-    await asyncio.sleep(CREATION_S)
+    await asyncio.sleep(CREATION_S)  # clock: in which the broker would create it
     assert partition.topic not in await topics_of(kafka)
 
 
@@ -122,7 +122,7 @@ async def test_a_deleted_topic_is_not_created_by_its_readers_and_writers(
     clients = [log._writers["ledger"]._producer.client, reader._consumer._client]  # type: ignore[union-attr, attr-defined]
     for client in clients:
         await client.force_metadata_update()
-    await asyncio.sleep(CREATION_S)
+    await asyncio.sleep(CREATION_S)  # clock: in which the broker would create it
     assert partition.topic not in await topics_of(kafka)
     await reader.close()
 
@@ -192,11 +192,16 @@ async def delete_ours(broker: KafkaBroker) -> None:
     async with raw_admin(broker) as admin:
         await admin.delete_topics(there)
 
+    async def gone() -> bool:
+        return not set(await topics_of(broker)) & set(Topic)
+
+    await await_until(gone, f"the end of {there}")
+
 
 def run_module(module: str, *arguments: str, **environment: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(
         [sys.executable, "-m", module, *arguments],
-        cwd=REPOSITORY, env=clean_environment(**environment), capture_output=True, text=True, timeout=180, check=False,
+        cwd=REPOSITORY, env=clean_environment(**environment), capture_output=True, text=True, check=False,
     )  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import asyncpg
 import pytest
 from aiokafka import AIOKafkaProducer
 
-from infra.devservers.kafka import KafkaBroker, kafka_broker
+from infra.devservers.kafka import KafkaBroker
 from penstock.errors import AppendFailed, LogError, NotAllowed
 from penstock.log import embedded
 from penstock.log.aiokafka_gaps import abandon_producer
@@ -20,7 +21,15 @@ from penstock.log.open import open_log
 from penstock.log.port import Message, Partition, Record
 from penstock.model.topics import Topic
 from penstock.runtime.postgres import PostgresServer
-from tests.support.log_load import KILLS, run_under_kills
+from tests.support.log_load import run_under_kills
+from tests.support.waiting import await_until
+
+
+@pytest.fixture
+def broker(kafka: KafkaBroker) -> KafkaBroker:
+    """It runs, even if a test before this one has killed it and failed."""
+    kafka.start()
+    return kafka
 
 
 @pytest.mark.postgres
@@ -39,8 +48,8 @@ async def test_postgres_is_killed_under_load(postgres_folder: Path) -> None:
             os.kill(server.pid, signal.SIGKILL)
             assert await server.start(postgres_folder / "pg") == dsn
 
-        load = await run_under_kills(one, two, Partition("penstock.test.v1", 0), kill, most_kills=5 * KILLS)
-        assert load.unknown, "no append was in flight at any kill: this test showed nothing"
+        load = await run_under_kills(one, two, Partition("penstock.test.v1", 0), kill, until_hit=True)
+        assert load.unknown
     finally:
         await one.close()
         await two.close()
@@ -67,12 +76,14 @@ async def test_a_log_comes_back_after_a_long_outage(
             await log.end_offsets([partition])
         await server.start(postgres_folder / "pg")
         found: list[Record] = []
-        async with asyncio.timeout(20):
-            while not found:
-                with suppress(LogError):
-                    await log.append([Message(partition, b"after the outage")])
-                    found = await log.reader({partition: 0}).read()
-                await asyncio.sleep(0.05)
+
+        async def back() -> bool:
+            with suppress(LogError):
+                await log.append([Message(partition, b"after the outage")])
+                found.extend(await log.reader({partition: 0}).read())
+            return bool(found)
+
+        await await_until(back, "the log to be back")
         assert found[0].value == b"after the outage"
     finally:
         await log.close()
@@ -92,10 +103,16 @@ async def test_a_record_committed_while_nobody_listens(dsn: str) -> None:
         reader = one.reader({partition: 0})
         for number in range(10):
             waiting = asyncio.create_task(reader.read())
-            await asyncio.sleep(0.01)  # caught up, and waiting for a notification
-            assert len(await administrator.fetch(end_listener, one._writer_pid)) == 1
+            await asyncio.sleep(
+                0.01
+            )  # clock: by then it has nearly always caught up, and waits for a notification
+
+            async def ended() -> bool:
+                return len(await administrator.fetch(end_listener, one._writer_pid)) == 1
+
+            await await_until(ended, "the end of its connection")
             await two.append([Message(partition, b"%d" % number)])
-            assert [record.value for record in await asyncio.wait_for(waiting, 10)] == [b"%d" % number]
+            assert [record.value for record in await waiting] == [b"%d" % number]
         await reader.close()
     finally:
         await administrator.close()
@@ -104,65 +121,71 @@ async def test_a_record_committed_while_nobody_listens(dsn: str) -> None:
 
 
 @pytest.mark.kafka
-async def test_kafka_is_killed_under_load() -> None:
+async def test_kafka_is_killed_under_load(broker: KafkaBroker, topic_name: Callable[[str], str]) -> None:
     """The broker is killed and comes back, three times, while the pipeline runs: aiokafka repeats, never doubles."""
-    with kafka_broker() as broker:
-        one, two = KafkaLog(broker.bootstrap, "one"), KafkaLog(broker.bootstrap, "two")
-        try:
-            await one.start()
-            await two.start()
-            await one.create({"penstock.test.v1": 1})
+    one, two = KafkaLog(broker.bootstrap, "one"), KafkaLog(broker.bootstrap, "two")
+    topic = topic_name("test")
+    try:
+        await one.start()
+        await two.start()
+        await one.create({topic: 1})
 
-            async def kill() -> None:
-                broker.kill9()
-                await asyncio.sleep(0.5)  # the writers run into it
-                broker.start()  # on this thread, which outlives the broker
+        async def kill() -> None:
+            broker.kill9()
+            await asyncio.sleep(0.5)  # clock: the writers run into it, as often as they may
+            await asyncio.to_thread(broker.start)
 
-            await run_under_kills(one, two, Partition("penstock.test.v1", 0), kill)
-        finally:
-            await one.close()
-            await two.close()
+        await run_under_kills(one, two, Partition(topic, 0), kill)
+    finally:
+        await one.close()
+        await two.close()
 
 
 @pytest.mark.kafka
-async def test_a_closed_producer_writes_nothing_later() -> None:
+async def test_a_closed_producer_writes_nothing_later(broker: KafkaBroker) -> None:
     """A placer gives up during an outage: what it still held must not reach the ledger when the broker returns."""
     partition = Partition(Topic.LEDGER, 0)
-    with kafka_broker() as broker:
-        log = await KafkaLog(broker.bootstrap, "placer").start()
-        await log.create({Topic.LEDGER: 1})
-        await log.append([Message(partition, b"before")])
-        broker.kill9()
-        late = asyncio.create_task(log.append([Message(partition, b"held back")]))
-        await asyncio.sleep(0.5)
-        await log.close()
-        with pytest.raises(AppendFailed):
-            await late
-        broker.start()
-        other = await KafkaLog(broker.bootstrap, "successor").start()
-        await asyncio.sleep(1)
-        assert (await other.end_offsets([partition]))[partition] == 1
-        await other.close()
+    log = await KafkaLog(broker.bootstrap, "placer").start()
+    await log.create({Topic.LEDGER: 1})
+    await log.append([Message(partition, b"before")])
+    broker.kill9()
+    late = asyncio.create_task(log.append([Message(partition, b"held back")]))
+    await asyncio.sleep(0.5)  # clock: in which it is taken over by the producer
+    await log.close()
+    with pytest.raises(AppendFailed):
+        await late
+    await asyncio.to_thread(broker.start)
+    other = await KafkaLog(broker.bootstrap, "successor").start()
+    await asyncio.sleep(0.5)  # clock: in which it would be written
+    assert await other.append([Message(partition, b"after")]) == [1]
+    await other.close()
 
 
 @pytest.mark.kafka
-async def test_aiokafka_still_waits_without_bound_when_it_stops() -> None:
+async def test_aiokafka_still_waits_without_bound_when_it_stops(
+    broker: KafkaBroker, topic_name: Callable[[str], str]
+) -> None:
     """aio-libs/aiokafka#1101: hence `abandon_producer`. When this fails, that workaround is to be removed."""
-    with kafka_broker() as broker:
-        log = await KafkaLog(broker.bootstrap, "test").start()
-        await log.create({"penstock.test.v1": 1})
-        await log.close()
-        producer = AIOKafkaProducer(
-            bootstrap_servers=broker.bootstrap, acks="all", enable_idempotence=True, request_timeout_ms=1_000
-        )
-        await producer.start()
-        await producer.send_and_wait("penstock.test.v1", b"before")
-        broker.kill9()
-        late = await producer.send("penstock.test.v1", b"held back")
-        with pytest.raises(TimeoutError):
-            await asyncio.wait_for(producer.stop(), 3)
-        await abandon_producer(producer)
-        assert late.exception() is not None
+    topic = topic_name("test")
+    log = await KafkaLog(broker.bootstrap, "test").start()
+    await log.create({topic: 1})
+    await log.close()
+    producer = AIOKafkaProducer(
+        bootstrap_servers=broker.bootstrap, acks="all", enable_idempotence=True, request_timeout_ms=1_000
+    )  # clock: what it may wait for one answer, and does not heed
+    await producer.start()
+    await producer.send_and_wait(topic, b"before")
+    broker.kill9()
+    late = await producer.send(topic, b"held back")
+    stopping = asyncio.create_task(producer.stop())
+    await asyncio.wait(
+        [stopping], timeout=2
+    )  # clock: twice what it may wait; one that ends later is a fault missed
+    assert not stopping.done()
+    stopping.cancel()
+    await asyncio.gather(stopping, return_exceptions=True)
+    await abandon_producer(producer)
+    assert late.exception() is not None
 
 
 @pytest.mark.kafka
@@ -195,7 +218,7 @@ async def test_only_the_placer_writes_the_ledger(guarded_kafka: KafkaBroker) -> 
         assert await placer.append([Message(ledger, b"{}")]) == [before[ledger]]
         reader = node.reader({ledger: 0})
         with pytest.raises(NotAllowed):
-            await asyncio.wait_for(reader.read(), 20)
+            await reader.read()
     finally:
         for log in (gateway, placer, node):
             await log.close()

@@ -2,7 +2,7 @@
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from urllib.parse import parse_qsl, urlsplit
@@ -22,6 +22,7 @@ from penstock.model.event import Event
 from penstock.model.external_events import JobSubmitted
 from penstock.model.topics import Topic
 from penstock.model.types import JobSpec
+from penstock.runtime.race import first_of
 from penstock.runtime.settings import Settings
 from penstock_services.placer.shell.service import run as run_placer
 from tests.support.driver import estimate
@@ -31,26 +32,23 @@ from tests.support.system import clean_environment
 
 pytestmark = pytest.mark.postgres
 
-WITHIN_S = 120.0
 LEDGER = Partition(Topic.LEDGER, 0)
 RENDEZVOUS = """
 import os, socket, sys, time
 place = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
 if os.environ["RANK"] == "0":
     with socket.create_server(place) as server:
-        server.settimeout(30)
         connection, _ = server.accept()
         connection.sendall(b"0")
         sys.exit(connection.recv(1) != b"1")
-for _ in range(300):
+while True:
     try:
-        with socket.create_connection(place, timeout=5) as connection:
+        with socket.create_connection(place) as connection:
             connection.sendall(b"1")
             sys.exit(connection.recv(1) != b"0")
     except OSError as error:
         print(place, error, flush=True)
         time.sleep(0.1)
-sys.exit(2)
 """
 
 
@@ -90,28 +88,26 @@ async def copied(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> 
 async def reporter(machine: Machine, node_id: str, log_url: str, folder: Path) -> AsyncIterator[None]:
     """A node-reporter on that machine; at the end its tasks are ended, too."""
     options = node_options(folder, node_id=node_id)
-    child = await started(machine, node_id, log_url, folder)
+    child = await started(machine, node_id, log_url, folder, stderr=None)
     try:
         assert child.stdout is not None
-        assert await asyncio.wait_for(child.stdout.readline(), WITHIN_S) == b"ready\n"
+        assert await child.stdout.readline() == b"ready\n"
         yield
     finally:
         if child.returncode is None:
             child.terminate()
-        await asyncio.wait_for(child.wait(), WITHIN_S)
+        await child.wait()
         end_tasks(options)
 
 
 async def started(
-    machine: Machine, node_id: str, log_url: str, folder: Path, *more: str
+    machine: Machine, node_id: str, log_url: str, folder: Path, *more: str, stderr: int | None
 ) -> asyncio.subprocess.Process:
     argv = [*machine.enter, sys.executable, "-m", "penstock_services.node_reporter", "--node-id", node_id]
     argv += ["--machine-id", node_id, "--state-dir", str(folder / "state"), "--log-dir", str(folder / "logs")]
     argv += ["--virtual-gpus", "1", "--cores", "1", "--host-memory", "1GiB", "--allow-root", *more]
     env = clean_environment(PENSTOCK_LOG=log_url)
-    return await asyncio.create_subprocess_exec(
-        *argv, env=env, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
-    )
+    return await asyncio.create_subprocess_exec(*argv, env=env, stdout=asyncio.subprocess.PIPE, stderr=stderr)
 
 
 async def send(log: Log, *events: Event) -> None:
@@ -120,13 +116,12 @@ async def send(log: Log, *events: Event) -> None:
         await log.append([Message(Partition(event.TOPIC or "", 0), value, headers)])
 
 
-async def until_ended(log: Log, job_id: str) -> Replica:
-    """The ledger, once this job has ended."""
+async def ledger_with(log: Log, holds: Callable[[Replica], bool]) -> Replica:
+    """The ledger, once this holds."""
     replica, reader = Replica(), log.reader({LEDGER: 0})
-    async with asyncio.timeout(WITHIN_S):
-        while job_id not in replica.state.ended:
-            for record in await reader.read():
-                replica.take(record.value, record.offset)
+    while not holds(replica):
+        for record in await reader.read():
+            replica.take(record.value, record.offset)
     await reader.close()
     return replica
 
@@ -135,12 +130,12 @@ async def until_ended(log: Log, job_id: str) -> Replica:
 async def placer(log: Log, dsn: str) -> AsyncIterator[None]:
     stop, ready = asyncio.Event(), asyncio.Event()
     task = asyncio.create_task(run_placer(Settings(log_url=dsn, dsn=dsn), stop, log=log, ready=ready))
-    await asyncio.wait_for(ready.wait(), WITHIN_S)
+    await first_of(ready.wait(), asyncio.shield(task))
     try:
         yield
     finally:
         stop.set()
-        await asyncio.wait_for(task, WITHIN_S)
+        await task
 
 
 def outputs(folders: Sequence[Path]) -> str:
@@ -159,17 +154,20 @@ async def test_a_gang_over_two_machines_meets_at_the_address_of_rank_0(dsn: str,
             await stack.enter_async_context(placer(log, dsn))
             for number, machine in enumerate(machines):
                 await stack.enter_async_context(reporter(machine, f"n{number}", log_url, folders[number]))
+            joined = await ledger_with(log, lambda found: len(found.state.nodes) == len(machines))
+            addresses = {name: node.spec.address for name, node in joined.state.nodes.items()}
+            assert addresses == {f"n{number}": machine.address for number, machine in enumerate(machines)}
             spec = JobSpec(command=(sys.executable, "-c", RENDEZVOUS), workers=2)
             each = estimate(1, cores=1, memory_mib=64, gpu_memory_mib=0)
             await send(
                 log, JobSubmitted(job_id="gang", spec=spec), JobEstimated(job_id="gang", estimate=each)
             )
-            replica = await until_ended(log, "gang")
-            addresses = {name: node.spec.address for name, node in replica.state.nodes.items()}
+            replica = await ledger_with(log, lambda found: "gang" in found.state.ended)
             assert replica.state.ended == {"gang": "succeeded"}, f"{addresses} {outputs(folders)}"
-            assert addresses == {f"n{number}": machine.address for number, machine in enumerate(machines)}
-            refused = await started(machines[0], "n2", log_url, tmp_path / "n2", "--address", "127.0.0.1")
-            _, complaint = await asyncio.wait_for(refused.communicate(), WITHIN_S)
+            wrong = ("--address", "127.0.0.1")
+            folder, pipe = tmp_path / "n2", asyncio.subprocess.PIPE
+            refused = await started(machines[0], "n2", log_url, folder, *wrong, stderr=pipe)
+            _, complaint = await refused.communicate()
             assert refused.returncode == 2
             assert f"--address 127.0.0.1 is loopback, but the log is on {here}".encode() in complaint
 

@@ -7,6 +7,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,13 +26,14 @@ from tests.support.node_cell import (
     NODE,
     Cell,
     end_tasks,
-    eventually,
     node_options,
+    printed,
     reporter_process,
     start_order,
     stop_order,
     working,
 )
+from tests.support.waiting import await_until
 
 options, broker = node_fixtures.options, node_fixtures.broker
 cell, nothing_left = node_fixtures.cell, node_fixtures.nothing_left
@@ -78,15 +80,14 @@ def start(token: int, attempt: int, checkpoint: str = "", save_s: float = 0.0, *
     )  # fmt: skip
 
 
-def printed(options: Options, attempt: int) -> str:
-    path = log_path(options.log_dir, JOB, f"{JOB}.{attempt}.w0")
-    return path.read_text() if path.exists() else ""
+def output(options: Options, attempt: int) -> str:
+    return printed(options, JOB, f"{JOB}.{attempt}.w0")
 
 
 async def greets(options: Options, attempt: int) -> tuple[str, int]:
     """What the script prints first: whether it restored, and where it is."""
-    await eventually(lambda: "\n" in printed(options, attempt))
-    word, done = printed(options, attempt).split()[:2]
+    await await_until(lambda: "\n" in output(options, attempt), f"the greeting of attempt {attempt}")
+    word, done = output(options, attempt).split()[:2]
     return word, int(done)
 
 
@@ -99,7 +100,7 @@ async def test_a_stopped_task_saves_in_its_grace_and_the_next_attempt_goes_on(
     async with working(options, MemoryLog(broker, "node-reporter")):
         await cell.order(start(1, 1))
         assert await greets(options, 1) == ("fresh", 0)
-        await asyncio.sleep(0.1)
+        await cell.until(external_events.StepsMeasured)
         await cell.order(stop_order(2, f"{JOB}.1.w0", grace_ms=20_000))
         exited = await cell.until(external_events.TaskExited)
         assert (exited.cause, exited.exit_code) == ("stopped", SAVED_STATUS)
@@ -155,7 +156,10 @@ async def test_what_a_job_saved_is_removed_when_it_has_succeeded(
         (tmp_path / "shared").mkdir()
         options = replace(options, checkpoint_dir=tmp_path / "shared")
     folder = (options.checkpoint_dir or options.state_dir / "checkpoints") / JOB
-    script = 'mkdir -p "$PENSTOCK_CHECKPOINT_DIR/attempt-$1-iteration-1"; exit $((1 - $1 / 2))'
+    script = (
+        'cd "$PENSTOCK_CHECKPOINT_DIR" && mkdir attempt-$1-iteration-1 && ls -d attempt-1-iteration-1 || exit 9; '
+        "exit $((2 - $1))"
+    )
     async with working(options, MemoryLog(broker, "node-reporter")):
         for attempt in (1, 2):
             await cell.order(
@@ -167,12 +171,12 @@ async def test_what_a_job_saved_is_removed_when_it_has_succeeded(
             exited = await cell.until(external_events.TaskExited, task_id=f"{JOB}.{attempt}.w0")
             assert exited.exit_code == 2 - attempt
             if attempt == 1:
-                await asyncio.sleep(0.1)
+                await asyncio.sleep(0.1)  # clock: in which it would be removed; the next attempt looks again
                 assert (folder / "attempt-1-iteration-1").is_dir()
         if own:
-            await eventually(lambda: not folder.exists())
+            await await_until(lambda: not folder.exists(), f"{folder} to be removed")
         else:
-            await asyncio.sleep(0.1)
+            await asyncio.sleep(0.1)  # clock: in which it would be removed
             assert (folder / "attempt-2-iteration-1").is_dir()
 
 
@@ -197,41 +201,43 @@ async def test_kills_of_task_and_reporter_during_saves_never_yield_a_half_checkp
     checkpoint, never before the last one that was complete; the script itself checks that nothing is lost or done twice."""
     known, reporters = 0, 0
     folder = options.state_dir / "checkpoints" / JOB
-    alive = reporter_process(options, dsn)
-    reporter = await alive.__aenter__()
-    for attempt in range(1, 13):
-        name = max((entry.name for entry in folder.glob("attempt-*")), default="") if folder.exists() else ""
-        await embedded.order(start(2 * attempt, attempt, name, save_s=0.06))
-        word, done = await greets(options, attempt)
-        assert (word, done >= known) == ("restored" if known else "fresh", True)
-        known_saves = set(folder.glob("attempt-*"))
-        await embedded.order(CheckpointTask(token=2 * attempt, node_id=NODE, task_id=f"{JOB}.{attempt}.w0"))
-        before = len(list(folder.glob("attempt-*")))
-        await eventually(
-            lambda known_saves=known_saves: (
-                (folder / ".new").exists() or not known_saves.issuperset(folder.glob("attempt-*"))
-            )  # type: ignore[misc]
-        )  # on a busy machine the save may have ended before it is looked at
-        await asyncio.sleep(0.009 * attempt)
-        if attempt % 3 == 0:
-            await reporter.kill()
-            end_tasks(options)
-            await alive.__aexit__(None, None, None)
-            alive = reporter_process(options, dsn)
-            reporter = await alive.__aenter__()
-            reporters += 1
-        else:
-            end_tasks(options)
-        await embedded.until(external_events.TaskExited, task_id=f"{JOB}.{attempt}.w0")
-        found = list(folder.glob("attempt-*"))
-        assert len(found) >= min(1, before)
-        for entry in found:
-            (text,) = {(entry / part).read_text() for part in ("first", "second")}
-            known = max(known, json.loads(text)["done"])
-        assert "something was lost" not in printed(options, attempt)
+    async with AsyncExitStack() as stack:
+        reporter = await stack.enter_async_context(reporter_process(options, dsn))
+        for attempt in range(1, 13):
+            name = (
+                max((entry.name for entry in folder.glob("attempt-*")), default="") if folder.exists() else ""
+            )
+            await embedded.order(start(2 * attempt, attempt, name, save_s=0.06))
+            word, done = await greets(options, attempt)
+            assert (word, done >= known) == ("restored" if known else "fresh", True)
+            known_saves = set(folder.glob("attempt-*"))
+            await embedded.order(
+                CheckpointTask(token=2 * attempt, node_id=NODE, task_id=f"{JOB}.{attempt}.w0")
+            )
+            before = len(list(folder.glob("attempt-*")))
+            await await_until(
+                lambda known_saves=known_saves: (
+                    (folder / ".new").exists() or not known_saves.issuperset(folder.glob("attempt-*"))
+                ),  # type: ignore[misc]
+                "a save to begin",
+            )  # on a busy machine the save may have ended before it is looked at
+            await asyncio.sleep(0.009 * attempt)  # clock: a moment of the kill, any of which is right
+            if attempt % 3 == 0:
+                await reporter.kill()
+                end_tasks(options)
+                reporter = await stack.enter_async_context(reporter_process(options, dsn))
+                reporters += 1
+            else:
+                end_tasks(options)
+            await embedded.until(external_events.TaskExited, task_id=f"{JOB}.{attempt}.w0")
+            found = list(folder.glob("attempt-*"))
+            assert len(found) >= min(1, before)
+            for entry in found:
+                (text,) = {(entry / part).read_text() for part in ("first", "second")}
+                known = max(known, json.loads(text)["done"])
+            assert "something was lost" not in output(options, attempt)
     assert known > 0
     assert reporters == 4
-    await alive.__aexit__(None, None, None)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can run tasks as another user")
@@ -276,4 +282,4 @@ async def test_a_loader_lives_on_until_the_training_has_saved(
         await greets(options, 1)
         await cell.order(stop_order(2, f"{JOB}.1.w0", grace_ms=20_000))
         exited = await cell.until(external_events.TaskExited)
-    assert (exited.cause, exited.exit_code) == ("stopped", SAVED_STATUS), printed(options, 1)
+    assert (exited.cause, exited.exit_code) == ("stopped", SAVED_STATUS), output(options, 1)

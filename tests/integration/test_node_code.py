@@ -13,7 +13,8 @@ from penstock.sdk.code_archive import pack
 from penstock_services.node_reporter.options import IsolationChoice, Options
 from tests.support import node_fixtures
 from tests.support.memory_log import MemoryBroker, MemoryLog
-from tests.support.node_cell import Cell, eventually, node_options, start_order, stop_order, working
+from tests.support.node_cell import Cell, node_options, start_order, stop_order, working
+from tests.support.waiting import await_until
 
 broker, cell, nothing_left = node_fixtures.broker, node_fixtures.cell, node_fixtures.nothing_left
 RUN = """
@@ -107,10 +108,12 @@ async def test_code_runs_as_the_tasks_user_and_its_results_stay(
 
         tasks = options.state_dir / "tasks"
         works = [tasks / f"job-{token}.1.0@{token}" / "work" for token in (1, 2, 3)]
-        await eventually(lambda: not (works[0] / "run.sh").exists())
+        await await_until(lambda: not (works[0] / "run.sh").exists(), "the code to be removed")
         copied = {f"copy/{name}" for name in [*files, "result.txt"]}
-        await eventually(lambda: paths_in(works[0]) == {"result.txt", "settings.txt"} | copied)
+        await await_until(
+            lambda: paths_in(works[0]) == {"result.txt", "settings.txt"} | copied, lambda: paths_in(works[0])
+        )
         for work in works[1:]:
-            await eventually(lambda work=work: paths_in(work) == set())  # type: ignore[misc]
+            await await_until(lambda work=work: paths_in(work) == set(), f"{work} to be empty")  # type: ignore[misc]
         owner = (works[0] / "settings.txt").stat()
         assert owner.st_uid != 0

@@ -24,7 +24,8 @@ from penstock_services.placer.shell.service import run as run_placer
 from tests.support.driver import node_spec
 from tests.support.fake_nodes import FakeNodes
 from tests.support.forgeries import GATEWAYS, proofs
-from tests.support.gateway_cell import JSON, SPEC, WITHIN_S, Cell, problem, running
+from tests.support.gateway_cell import JSON, SPEC, Cell, problem, running
+from tests.support.waiting import await_until
 
 pytestmark = pytest.mark.postgres
 ACT = {"reason": "fans"}
@@ -49,16 +50,19 @@ async def system(dsn: str) -> AsyncIterator[tuple[Cell, "asyncio.Task[None]"]]:
         finally:
             stop.set()
             obeying.cancel()
-            await asyncio.wait_for(asyncio.gather(*tasks, obeying, return_exceptions=True), WITHIN_S)
+            await asyncio.gather(*tasks, obeying, return_exceptions=True)
 
 
 async def until(cell: Cell, path: str, holds: Any) -> dict[str, Any]:
-    async with asyncio.timeout(WITHIN_S):
-        while True:
-            found = (await cell.http.get(path)).json()
-            if holds(found):
-                return dict(found)
-            await asyncio.sleep(0.02)
+    found: dict[str, Any] = {}
+
+    async def look() -> bool:
+        found.clear()
+        found.update((await cell.http.get(path)).json())
+        return bool(holds(found))
+
+    await await_until(look, lambda: f"{path}: {found}")
+    return dict(found)
 
 
 async def submitted(cell: Cell) -> tuple[str, str]:

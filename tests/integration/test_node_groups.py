@@ -1,6 +1,5 @@
 """Groups on a node-reporter with real processes: members live on one GPU at once, a stranger waits, and nobody is restarted."""
 
-import asyncio
 import os
 import re
 import sys
@@ -15,7 +14,6 @@ from msgspec import structs
 
 from penstock.model import external_events
 from penstock.model.orders import Companion, StartTask
-from penstock.runtime.task_logs import log_path
 from penstock_services.node_reporter.options import IsolationChoice, Options
 from penstock_services.node_reporter.shell.task_folders import PHASES, WORK
 from tests.support import node_fixtures
@@ -23,13 +21,14 @@ from tests.support.memory_log import MemoryBroker, MemoryLog
 from tests.support.node_cell import (
     Cell,
     end_tasks,
-    eventually,
     node_options,
     ours,
+    printed,
     start_order,
     stop_order,
     working,
 )
+from tests.support.waiting import await_until
 
 options, broker = node_fixtures.options, node_fixtures.broker
 cell, node = node_fixtures.cell, node_fixtures.node
@@ -68,7 +67,8 @@ async def test_members_live_on_one_gpu_and_a_stranger_waits(node: Options, cell:
     await cell.order(stop_order(5, a.task_id))
     exited = await cell.until(external_events.TaskExited, task_id=a.task_id)
     assert exited.cause == "stopped"
-    await asyncio.sleep(0.3)
+    await cell.order(start_order(6, "true", gpus=(1,)))
+    await cell.until(external_events.TaskExited, task_id="job-6.1.0")
     assert second.is_running()
     assert third.is_running()
     assert not [
@@ -80,7 +80,7 @@ async def test_members_live_on_one_gpu_and_a_stranger_waits(node: Options, cell:
     second.kill()
     await cell.until(external_events.TaskExited, task_id=b.task_id)
     assert (await cell.until(external_events.TaskExited, task_id=stranger.task_id)).exit_code == 0
-    await eventually(lambda: not ours(node, "sleep"))
+    await await_until(lambda: not ours(node, "sleep"), "the end of all")
 
 
 TURNS = """
@@ -110,9 +110,8 @@ def takes_turns(token: int, name: str, other: str, *members: StartTask, **more: 
     return start_order(token, sys.executable, "-c", TURNS, name, other, companions=companions, **more)
 
 
-def printed(options: Options, order: StartTask) -> str:
-    path = log_path(options.log_dir, order.job_id, order.task_id)
-    return path.read_text() if path.exists() else ""
+def output(options: Options, order: StartTask) -> str:
+    return printed(options, order.job_id, order.task_id)
 
 
 def folders(options: Options) -> list[str]:
@@ -132,6 +131,7 @@ async def test_members_take_turns_by_locks_in_the_folder_of_their_group(
     async with working(options, MemoryLog(broker, "node-reporter")):
         await cell.order(a, stranger)
         await started(cell, a)
+        await started(cell, stranger)
         [*both] = folders(options)
         assert len(both) == 2
     async with working(options, MemoryLog(broker, "node-reporter")):
@@ -140,13 +140,16 @@ async def test_members_take_turns_by_locks_in_the_folder_of_their_group(
         await cell.order(b)
         second = await started(cell, b)
         assert folders(options) == both
-        await eventually(lambda: all("\n" in printed(options, order) for order in (a, b, stranger)))
-        turns = max((printed(options, order) for order in (a, b)), key=len).split()[0]
+        await await_until(
+            lambda: all("\n" in output(options, order) for order in (a, b, stranger)),
+            "what they have written",
+        )
+        turns = max((output(options, order) for order in (a, b)), key=len).split()[0]
         assert re.fullmatch(r"(a\+a-|b\+b-){150,}", turns), "nobody writes within another's turn"
         assert re.search(r"b\+b-a\+", turns), "they meet"
-        assert re.fullmatch(r"(s\+s-){100} .*", printed(options, stranger).strip())
+        assert re.fullmatch(r"(s\+s-){100} .*", output(options, stranger).strip())
         if isolation is IsolationChoice.AUTO:
-            assert printed(options, stranger).strip().endswith(f"['group', '{PHASES}', '{WORK}']")
+            assert output(options, stranger).strip().endswith(f"['group', '{PHASES}', '{WORK}']")
         await cell.order(stop_order(4, a.task_id))
         await cell.until(external_events.TaskExited, task_id=a.task_id)
         assert folders(options) == both, "b is still in it"
@@ -154,8 +157,8 @@ async def test_members_take_turns_by_locks_in_the_folder_of_their_group(
         await cell.until(external_events.TaskExited, task_id=b.task_id)
         await cell.order(stop_order(5, stranger.task_id))
         await cell.until(external_events.TaskExited, task_id=stranger.task_id)
-        await eventually(lambda: folders(options) == [])
-        assert not list((options.state_dir / "groups").iterdir())
+        groups = options.state_dir / "groups"
+        await await_until(lambda: not list(groups.iterdir()), lambda: list(groups.iterdir()))
 
 
 @pytest.mark.parametrize("gpus", [(), (0,)])
@@ -167,7 +170,7 @@ async def test_who_can_never_be_a_member_has_no_folder(
     share = 500 if gpus else order.place.gpu_share_milli
     await cell.order(structs.replace(order, place=structs.replace(order.place, gpu_share_milli=share)))
     assert (await cell.until(external_events.TaskExited)).exit_code == 0
-    assert printed(node, order) == "none: none\n"
+    assert output(node, order) == "none: none\n"
     assert folders(node) == []
 
 
@@ -190,6 +193,6 @@ async def test_members_of_another_user_lock_in_their_folder_and_write_nowhere_be
     async with working(options, MemoryLog(broker, "node-reporter")):
         await cell.order(order := start_order(1, "sh", "-c", script))
         exited = await cell.until(external_events.TaskExited)
-        assert (exited.cause, exited.exit_code) == ("exited", 0), printed(options, order)
-    assert printed(options, order).endswith("drwx------\n")
+        assert (exited.cause, exited.exit_code) == ("exited", 0), output(options, order)
+    assert output(options, order).endswith("drwx------\n")
     end_tasks(options)

@@ -1,16 +1,17 @@
 """The lease that a node enforces on itself: real processes, and a log that cannot be reached."""
 
 import asyncio
+import itertools
 import os
 import select
 import signal
 import socket
 import subprocess
-import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -27,7 +28,9 @@ from penstock.sdk.code_archive import pack
 from penstock_services.estimator.shell.service import run as run_estimator
 from penstock_services.gateway.shell import connections
 from penstock_services.node_reporter.options import Options
-from penstock_services.node_reporter.shell import reporter_watch
+from penstock_services.node_reporter.shell import lease_watch, reporter_watch
+from penstock_services.node_reporter.shell.lease import STOP_AFTER
+from penstock_services.node_reporter.shell.lease_watch import LeaseWatch
 from penstock_services.node_reporter.shell.reporter_watch import ReporterWatch
 from penstock_services.placer.shell.service import run as run_placer
 from tests.support import gateway_cell, node_fixtures
@@ -35,12 +38,12 @@ from tests.support.memory_log import MemoryBroker, MemoryLog
 from tests.support.node_cell import (
     NODE,
     Cell,
-    eventually,
     ours,
     reporter_process,
     start_order,
     working,
 )
+from tests.support.waiting import await_until
 
 LEASE_MS = 1_500
 
@@ -53,10 +56,13 @@ class Wire(MemoryLog):
     """A log that can be cut off: what is asked of it fails, and what is read does not come."""
 
     cut = False
+    refused = 0
+    """Questions while it was cut off."""
 
     async def end_offsets(self, partitions: object) -> dict[Partition, int]:
-        await asyncio.sleep(0.01)
+        await asyncio.sleep(0.01)  # clock: as a network takes; nothing depends on how long
         if self.cut:
+            self.refused += 1
             raise LogError("cut off")
         return await super().end_offsets(partitions)  # type: ignore[arg-type]
 
@@ -71,9 +77,7 @@ async def test_without_its_reporter_a_task_ends_with_its_lease(
         await cell.order(start_order(1, "sleep", "600", lease_ms=LEASE_MS))
         pid = (await cell.until(TaskStarted)).pid
         await reporter.kill()
-        began_s = asyncio.get_running_loop().time()
-        await eventually(lambda: not psutil.pid_exists(pid))
-        assert asyncio.get_running_loop().time() - began_s < 1.25 * LEASE_MS / 1_000 + 1
+        await await_until(lambda: not psutil.pid_exists(pid), "the end of its lease")
     async with reporter_process(options, dsn):
         exited = await cell.until(TaskExited)
         joined = await cell.until(NodeJoined, count=2)
@@ -83,13 +87,59 @@ async def test_without_its_reporter_a_task_ends_with_its_lease(
     assert joined.tasks == ()
 
 
-def turns(watch: ReporterWatch, seconds: float) -> None:
+def test_a_shim_waits_for_the_end_of_the_lease_and_no_longer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its reporter has renewed the lease twice since the task was ordered, and then has no contact any more."""
+    clock, timer, path = Clock(), Timer(), tmp_path / "lease"
+    monkeypatch.setattr(lease_watch, "boot_s", clock.now_s)
+    monkeypatch.setattr(lease_watch, "BootTimer", lambda: timer)
+    watch = LeaseWatch(str(path), 30.0, 130.0)
+    assert timer.until_s == 130.0
+    for contact_s in (110.0, 125.5):
+        path.write_text(f"{contact_s} {boot_id()} 30")
+        assert timer.until_s is not None
+        clock.s = timer.until_s
+        assert not watch.over()
+        assert timer.until_s == contact_s + 30
+    clock.s = timer.until_s
+    assert watch.over()
+    os.close(timer.fd)
+
+
+class Clock:
+    """Instead of the machine's: it stands still."""
+
+    s = 100.0
+
+    def now_s(self) -> float:
+        return self.s
+
+
+class Timer:
+    """Instead of one of the boot-time clock: it is never readable."""
+
+    def __init__(self) -> None:
+        self.fd = os.eventfd(0)
+        self.until_s: float | None = None
+
+    def set(self, until_s: float | None) -> None:
+        self.until_s = until_s
+
+
+def turns(watch: ReporterWatch, clock: Clock, timer: Timer, question: socket.socket, seconds: float) -> None:
     """The launcher's loop for so long."""
-    poll, until_s = select.poll(), time.monotonic() + seconds
-    watch.register(poll)
-    while (left_s := until_s - time.monotonic()) > 0:
-        waits_ms = [left_s * 1_000, *[ms for ms in [watch.timeout_ms()] if ms is not None]]
-        watch.turn({descriptor for descriptor, _ in poll.poll(min(waits_ms))})
+    until_s = clock.s + seconds
+    while True:
+        ready = {question.fileno()} if readable(question) else set()
+        if timer.until_s is not None and timer.until_s <= clock.s:
+            ready.add(timer.fd)
+        watch.turn(ready)
+        left_ms = watch.timeout_ms()
+        due_s = [timer.until_s, None if left_ms is None else clock.s + max(left_ms, 1) / 1_000]
+        if not ready and clock.s >= until_s:
+            return
+        clock.s = max(clock.s, min([until_s, *(each for each in due_s if each is not None)]))
 
 
 def readable(end: socket.socket) -> bool:
@@ -100,28 +150,33 @@ def test_a_reporter_is_asked_after_a_lease_without_contact(
     options: Options, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """It renews, and is not asked; its last task has ended, it is asked once and answers; then a task begins and it hangs."""
-    monkeypatch.setattr(reporter_watch, "MIN_PATIENCE_S", 0.3)
+    clock, timer = Clock(), Timer()
+    monkeypatch.setattr(reporter_watch, "boot_s", clock.now_s)
+    monkeypatch.setattr(reporter_watch, "BootTimer", lambda: timer)
+    monkeypatch.setattr(reporter_watch, "time", SimpleNamespace(monotonic=clock.now_s))
     options.state_dir.mkdir(mode=0o700)
     path = options.state_dir / "lease"
     reporter = subprocess.Popen(["sleep", "600"])
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
-        path.write_text(f"{boot_s() + 1.5} {boot_id()} 0.3")
+        path.write_text(f"{clock.s} {boot_id()} 20")
         watch = ReporterWatch(str(path), os.pidfd_open(reporter.pid), theirs)
-        turns(watch, 0.5)
-        assert not readable(ours), "asked, though it renews"
-        while not readable(ours):
-            turns(watch, 0.1)
+        turns(watch, clock, timer, theirs, 15)
+        path.write_text(f"{clock.s} {boot_id()} 20")
+        turns(watch, clock, timer, theirs, 15)
+        assert not readable(ours), "asked, though it has renewed"
+        turns(watch, clock, timer, theirs, 6)
         assert ours.recv(1) == b"?"
         ours.send(b"!")
-        turns(watch, 0.6)
+        turns(watch, clock, timer, theirs, 60)
         assert reporter.poll() is None
         assert not readable(ours)
         watch.began()
-        while reporter.poll() is None:
-            turns(watch, 0.1)
-        assert reporter.returncode == -signal.SIGKILL
-        assert "did not answer within 0.3 s" in capfd.readouterr().err
+        turns(watch, clock, timer, theirs, 21)
+        assert reporter.poll() is None, "it has two seconds to answer"
+        turns(watch, clock, timer, theirs, 2)
+        assert reporter.wait() == -signal.SIGKILL
+        assert "did not answer within 2 s" in capfd.readouterr().err
         watch.close()
     finally:
         reporter.kill()
@@ -134,12 +189,13 @@ async def until_row(
 ) -> dict[str, Any]:
     """What the gateway answers once it is so."""
     row: dict[str, Any] = {}
-    try:
-        async with asyncio.timeout(40):
-            while not holds(row := (await cell.http.get(path)).json()):
-                await asyncio.sleep(0.05)
-    except TimeoutError:
-        pytest.fail(f"{path}: {row}")
+
+    async def look() -> bool:
+        row.clear()
+        row.update((await cell.http.get(path)).json())
+        return holds(row)
+
+    await await_until(look, lambda: f"{path}: {row}")
     return row
 
 
@@ -155,7 +211,7 @@ async def whole_cell(dsn: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
             yield cell
         finally:
             stop.set()
-            await asyncio.wait_for(asyncio.gather(*services), 20)
+            await asyncio.gather(*services)
 
 
 @pytest.mark.postgres
@@ -175,11 +231,12 @@ async def test_a_reporter_that_hangs_is_ended_and_its_node_suspected(
             jobs.append((await cell.http.post("/v1/jobs", json=spec)).json()["job_id"])
         for job_id in jobs:
             await until_row(cell, f"/v1/jobs/{job_id}", lambda row: row["status"] == "running")
+        await await_until(lambda: len(ours(options, "sleep")) == 2, "both programs")
         os.kill(reporter.pid, signal.SIGSTOP)
         [ended] = [process for process in ours(options, "sleep") if process.cmdline() == ["sleep", "601"]]
         ended.kill()
         await reporter.killed()
-        assert not ours(options, "sleep")
+        await await_until(lambda: not ours(options, "sleep"), "the end of both, with their leases")
         answers = [
             until_row(cell, f"/v1/jobs/{job_id}", lambda row: bool(row["unproven"])) for job_id in jobs
         ]
@@ -194,18 +251,38 @@ async def test_a_lease_is_renewed_while_the_log_is_there_and_not_without(
 ) -> None:
     """A task outlives its lease twice. Then the network is cut: it gets SIGTERM and the rest of the lease to save its work."""
     cell, wire = Cell(MemoryLog(broker, "placer")), Wire(broker, "node-reporter")
-    script = "trap 'exit 3' TERM; while :; do sleep 0.05; done"
     async with working(options, wire):
-        await cell.order(start_order(1, "sh", "-c", script, lease_ms=3_000))
-        await cell.until(TaskStarted)
-        await asyncio.sleep(7.0)
-        assert not cell.events(TaskExited)
-        wire.cut = True
-        exited = await cell.until(TaskExited)
-        assert (exited.cause, exited.exit_code) == ("stopped", 3)
-        await cell.order(start_order(2, "true", lease_ms=3_000))
+        for number in itertools.count(1):
+            if await outlived_and_stopped(options, cell, wire, 2 * number):
+                break
+        await cell.order(start_order(2 * number + 1, "true", lease_ms=3_000))
         wire.cut = False
-        assert (await cell.until(TaskExited, task_id="job-2.1.0")).exit_code == 0
+        assert (await cell.until(TaskExited, task_id=f"job-{2 * number + 1}.1.0")).exit_code == 0
+
+
+async def outlived_and_stopped(options: Options, cell: Cell, wire: Wire, token: int) -> bool:
+    """False: this machine stood still for so long that the lease ended, or that its rest did not suffice."""
+    wire.cut = False
+    order = start_order(token, "sh", "-c", "trap 'exit 3' TERM; while :; do sleep 0.05; done", lease_ms=2_000)
+    await cell.order(order)
+    program = psutil.Process((await cell.until(TaskStarted, task_id=order.task_id)).pid)
+    gaps_s, first_s = [0.0], contact_s(options)
+
+    def outlived() -> bool:
+        gaps_s.append(boot_s() - contact_s(options))
+        return contact_s(options) > first_s + 4.0 or not program.is_running()
+
+    await await_until(outlived, f"the lease of {order.task_id} to be renewed")
+    if contact_s(options) <= first_s + 4.0:
+        assert max(gaps_s) > STOP_AFTER * 2.0, "it was ended while the log was there"
+    wire.cut = True
+    exited = await cell.until(TaskExited, task_id=order.task_id)
+    return max(gaps_s) <= STOP_AFTER * 2.0 and (exited.cause, exited.exit_code) == ("stopped", 3)
+
+
+def contact_s(options: Options) -> float:
+    """The latest contact that the reporter has written down, by the boot-time clock."""
+    return lease_watch.read_contact_s(str(options.state_dir / "lease"))
 
 
 async def test_a_probe_is_answered_by_a_joining_and_tasks_run_on(
@@ -264,12 +341,12 @@ async def test_the_first_task_of_a_node_may_bring_its_code(
 
 async def test_a_shorter_lease_of_a_new_task_stops_no_other(options: Options, broker: MemoryBroker) -> None:
     """An operator shortens the lease. The next task waits for contact; what runs has time by its own lease."""
-    note_contact(options, ago_s=10)
+    note_contact(options, ago_s=100)
     cell = Cell(MemoryLog(broker, "placer"))
     async with working(options, Wire(broker, "node-reporter")):
-        await cell.order(start_order(1, "sleep", "600", lease_ms=60_000))
+        await cell.order(start_order(1, "sleep", "600", lease_ms=600_000))
         await cell.until(TaskStarted)
-        await cell.order(start_order(2, "true", gpus=(1,), lease_ms=8_000))
+        await cell.order(start_order(2, "true", gpus=(1,), lease_ms=80_000))
         exited = await cell.until(TaskExited)
         assert (exited.task_id, exited.cause, exited.exit_code) == ("job-2.1.0", "exited", 0)
         assert len(cell.events(NodeJoined)) == 1
@@ -283,7 +360,7 @@ async def test_a_drained_node_leaves_while_a_task_waits_for_contact(
     async with working(replace(options, drain=True), wire) as stop:
         wire.cut = True
         await cell.order(start_order(1, "true", lease_ms=60_000), start_order(2, "true", lease_ms=60_000))
-        await asyncio.sleep(0.2)
+        await await_until(lambda: wire.refused > 0, "a task that waits for contact")
         stop.set()
         for task_id in ("job-1.1.0", "job-2.1.0"):
             exited = await cell.until(TaskExited, OrderRefused, task_id=task_id)

@@ -1,6 +1,5 @@
 """Pre-scheduling on a node-reporter with real processes: a task launches while another one has its GPU, and trains when that one is proven dead."""
 
-import asyncio
 import errno
 import os
 import sys
@@ -15,7 +14,8 @@ from penstock_services.node_reporter.options import Options
 from penstock_services.node_reporter.shell.cgroups import GPU_MAJOR, Cgroups
 from tests.support import node_fixtures
 from tests.support.memory_log import MemoryBroker, MemoryLog
-from tests.support.node_cell import NODE, Cell, eventually, ours, start_order, stop_order, working
+from tests.support.node_cell import NODE, Cell, ours, start_order, stop_order, working
+from tests.support.waiting import await_until
 
 options, broker = node_fixtures.options, node_fixtures.broker
 cell, node = node_fixtures.cell, node_fixtures.node
@@ -38,7 +38,7 @@ def script(token: int, mark: Path, seconds: float = 0, **more: object) -> StartT
 
 
 async def launched(mark: Path) -> None:
-    await eventually(mark.with_suffix(".launched").exists)
+    await await_until(mark.with_suffix(".launched").exists, f"{mark.name} to launch")
 
 
 def starts(cell: Cell, order: StartTask) -> list[external_events.TaskStarted]:
@@ -55,10 +55,11 @@ async def test_a_task_launches_beside_another_and_trains_after_it(
     await cell.until(external_events.TaskStarted, task_id=a.task_id)
     await cell.order(b)
     await launched(mark)
-    await asyncio.sleep(0.2)
+    await cell.order(start_order(4, "true", gpus=(1,)))
+    await cell.until(external_events.TaskExited, task_id="job-4.1.0")
     assert not mark.with_suffix(".trains").exists()
     assert not starts(cell, b)
-    await cell.order(stop_order(3, a.task_id))
+    await cell.order(stop_order(5, a.task_id))
     ended = await cell.until(external_events.TaskExited, task_id=a.task_id)
     began = await cell.until(external_events.TaskStarted, task_id=b.task_id)
     assert (await cell.until(external_events.TaskExited, task_id=b.task_id)).exit_code == 0

@@ -30,7 +30,8 @@ async def test_a_repeated_join_never_denies_a_task_that_has_started(tmp_path: Pa
     cell = Cell(MemoryLog(broker, "placer"))
     async with working(options, MemoryLog(broker, "node-reporter")):
         await cell.until(external_events.NodeJoined)
-    await cell.order(start_order(7, "sleep", "2"))
+    go = tmp_path / "go"
+    await cell.order(start_order(7, "sh", "-c", f"until [ -e {go} ]; do sleep 0.05; done"))
     for _ in range(6):  # more than the first life after it sees
         broker.fail_next_append(after_write=True)
     async with working(options, MemoryLog(broker, "node-reporter")):
@@ -38,6 +39,8 @@ async def test_a_repeated_join_never_denies_a_task_that_has_started(tmp_path: Pa
             external_events.NodeJoined, count=4
         )  # by now the order was read, if it was not held back
     async with working(options, MemoryLog(broker, "node-reporter")):
+        await cell.until(external_events.TaskStarted)
+        go.touch()
         await cell.until(external_events.TaskExited)
     started: set[str] = set()
     for event in cell.events():
@@ -65,7 +68,7 @@ async def test_a_restart_waits_for_a_predecessor_that_is_leaving(
 
     The next one is started at once: it must wait, and take over what the first could not say.
     """
-    monkeypatch.setattr(node_module, "LEAVE_TIMEOUT_S", 6.0)  # longer than a launcher ever holds the lock
+    monkeypatch.setattr(node_module, "LEAVE_TIMEOUT_S", 3.0)  # in which the next one has to wait
     options = node_options(tmp_path, drain=True)
     broker = MemoryBroker()
     broker.create(TOPICS)
@@ -95,7 +98,7 @@ async def test_what_was_ordered_before_a_goodbye_is_not_obeyed_after_it(tmp_path
     async with working(options, MemoryLog(broker, "node-reporter")):
         known = (await cell.until(external_events.NodeJoined)).incarnation
     await cell.until(external_events.NodeLeft)
-    await cell.order(start_order(7, "sleep", "60", incarnation=known))
+    await cell.order(start_order(7, "sleep", "600", incarnation=known))
     async with working(replace(options, drain=False), MemoryLog(broker, "node-reporter")):
         now = (await cell.until(external_events.NodeJoined, count=2)).incarnation
         await cell.order(start_order(8, "true", gpus=(1,), incarnation=now))

@@ -12,18 +12,18 @@ from penstock.log.kafka import KafkaLog
 from penstock.log.port import Partition
 from penstock.model import external_events
 from penstock.model.topics import Topic
-from penstock.runtime.task_logs import log_path
 from penstock_services.node_reporter.options import Options
 from tests.support import node_fixtures
 from tests.support.node_cell import (
     TOPICS,
     Cell,
-    eventually,
     ours,
+    printed,
     reporter_process,
     start_order,
     stop_order,
 )
+from tests.support.waiting import await_until
 
 pytestmark = pytest.mark.postgres
 
@@ -95,12 +95,13 @@ async def test_a_running_task_is_found_again_and_can_be_stopped(
 ) -> None:
     """kill -9 while a task runs: the successor joins with it, hears its exit, stops it on request."""
     async with reporter_process(options, dsn) as victim:
-        await cell.order(start_order(1, "sleep", "60"))
+        before = (await cell.next_join()).incarnation
+        await cell.order(start_order(1, "sleep", "600"))
         started = await cell.until(external_events.TaskStarted)
         await victim.kill()
     assert psutil.pid_exists(started.pid)
     async with reporter_process(options, dsn):
-        joined = await cell.until(external_events.NodeJoined, count=2)
+        joined = await cell.next_join(before)
         assert [(task.task_id, task.token) for task in joined.tasks] == [("job-1.1.0", 1)]
         await cell.order(stop_order(2, "job-1.1.0"))
         exited = await cell.until(external_events.TaskExited)
@@ -111,26 +112,34 @@ async def test_a_running_task_is_found_again_and_can_be_stopped(
 async def test_a_stop_that_was_under_way_is_finished(dsn: str, options: Options, cell: Cell) -> None:
     """Killed during the grace of a task that ignores SIGTERM: the successor keeps the deadline."""
     async with reporter_process(options, dsn) as victim:
-        await cell.order(start_order(1, "sh", "-c", "trap '' TERM; echo deaf; while :; do sleep 0.1; done"))
+        await cell.order(
+            start_order(1, "sh", "-c", "trap 'echo told' TERM; echo deaf; while :; do sleep 0.1; done")
+        )
         await cell.until(external_events.TaskStarted)
-        await eventually(lambda: "deaf" in log_path(options.log_dir, "job-1", "job-1.1.0").read_text())
-        await cell.order(stop_order(2, "job-1.1.0", grace_ms=800))
-        await asyncio.sleep(0.2)
+        for word, orders in (("deaf", [stop_order(2, "job-1.1.0", grace_ms=800)]), ("told", [])):
+            await await_until(lambda word=word: word in printed(options, "job-1", "job-1.1.0"), f"{word!r}")  # type: ignore[misc]
+            await cell.order(*orders)
         await victim.kill()
     async with reporter_process(options, dsn):
         exited = await cell.until(external_events.TaskExited)
     assert (exited.cause, exited.signal) == ("stopped", signal.SIGKILL)
 
 
-async def test_exits_are_reported_before_the_node_joins(dsn: str, options: Options, cell: Cell) -> None:
+async def test_exits_are_reported_before_the_node_joins(
+    dsn: str, options: Options, cell: Cell, tmp_path: Path
+) -> None:
     """A task ended while no reporter was there: its code is on disk, and whoever hears NodeJoined knows it."""
     async with reporter_process(options, dsn) as victim:
-        await cell.order(start_order(1, "sh", "-c", "sleep 0.3; exit 7"))
+        before = (await cell.next_join()).incarnation
+        await cell.order(
+            start_order(1, "sh", "-c", f"until [ -e {tmp_path}/go ]; do sleep 0.05; done; exit 7")
+        )
         await cell.until(external_events.TaskStarted)
         await victim.kill()
-    await eventually(lambda: not ours(options))
+    (tmp_path / "go").touch()
+    await await_until(lambda: not ours(options), "the end of all")
     async with reporter_process(options, dsn):
-        joined = await cell.until(external_events.NodeJoined, count=2)
+        joined = await cell.next_join(before)
     assert joined.tasks == ()
     once = {
         envelope.id: envelope.data for envelope in cell.envelopes
@@ -145,13 +154,14 @@ async def test_exits_are_reported_before_the_node_joins(dsn: str, options: Optio
 async def test_orphans_are_dead_before_the_node_joins(dsn: str, options: Options, cell: Cell) -> None:
     """The journal was lost (a new disk): what runs under our marks and nobody knows must not hold a GPU."""
     async with reporter_process(options, dsn) as victim:
-        await cell.order(start_order(1, "sh", "-c", "setsid sleep 61 & sleep 62"))
+        before = (await cell.next_join()).incarnation
+        await cell.order(start_order(1, "sh", "-c", "setsid sleep 610 & sleep 620"))
         started = await cell.until(external_events.TaskStarted)
         await victim.kill()
     for path in options.state_dir.glob("journal.sqlite*"):
         path.unlink()
     async with reporter_process(options, dsn):
-        joined = await cell.until(external_events.NodeJoined, count=2)
+        joined = await cell.next_join(before)
         assert joined.tasks == ()
         assert (
             not psutil.pid_exists(started.pid) or psutil.Process(started.pid).status() == psutil.STATUS_ZOMBIE
@@ -159,13 +169,16 @@ async def test_orphans_are_dead_before_the_node_joins(dsn: str, options: Options
         assert ours(options, "sleep") == []
 
 
-async def test_sigterm_leaves_tasks_running(dsn: str, options: Options, cell: Cell) -> None:
+async def test_sigterm_leaves_tasks_running(dsn: str, options: Options, cell: Cell, tmp_path: Path) -> None:
     """An upgrade of the reporter: stop, start, nothing happened to the training."""
     async with reporter_process(options, dsn) as first:
-        await cell.order(start_order(1, "sh", "-c", "sleep 1.5; exit 3"))
+        await cell.order(
+            start_order(1, "sh", "-c", f"until [ -e {tmp_path}/go ]; do sleep 0.05; done; exit 3")
+        )
         await cell.until(external_events.TaskStarted)
         assert await first.terminate() == 0
     async with reporter_process(options, dsn):
+        (tmp_path / "go").touch()
         assert (await cell.until(external_events.TaskExited)).exit_code == 3
 
 
@@ -175,7 +188,7 @@ async def test_two_reporters_do_not_share_a_state_folder(dsn: str, options: Opti
         reporter_process(options, dsn),
         reporter_process(options, dsn, failpoint="node.order_read:1") as second,
     ):
-        assert await asyncio.wait_for(second.child.wait(), 15) == 2
+        assert await second.child.wait() == 2
 
 
 async def test_a_full_disk_stops_orders_and_not_tasks(dsn: str, options: Options, cell: Cell) -> None:
@@ -185,7 +198,8 @@ async def test_a_full_disk_stops_orders_and_not_tasks(dsn: str, options: Options
         await cell.until(external_events.TaskStarted)
         resource.prlimit(reporter.pid, resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
         await cell.order(start_order(2, "true"))
-        await asyncio.sleep(1)
+        await asyncio.sleep(0.5)  # clock: in which it would start
+        await cell.read(0)
         assert len(cell.events(external_events.TaskStarted)) == 1
         assert ours(options, "true") == []
         resource.prlimit(
@@ -193,7 +207,7 @@ async def test_a_full_disk_stops_orders_and_not_tasks(dsn: str, options: Options
         )
         await cell.until(external_events.TaskExited, task_id="job-2.1.0")
         assert (await cell.until(external_events.TaskExited, task_id="job-1.1.0")).exit_code == 4
-    await eventually(lambda: not ours(options, "sh"))
+    await await_until(lambda: not ours(options, "sh"), "the end of all")
 
 
 @pytest.mark.kafka
@@ -205,10 +219,10 @@ async def test_on_kafka_the_same_story(kafka_bootstrap: str, options: Options) -
     cell = Cell(log, (await log.end_offsets([nodes]))[nodes])
     url = f"kafka://{kafka_bootstrap}"
     async with reporter_process(options, url, failpoint="node.task_spawned:1") as victim:
-        await cell.order(start_order(1, "sleep", "60"))
+        await cell.order(start_order(1, "sleep", "600"))
         await victim.killed()
     async with reporter_process(options, url):
-        await cell.order(start_order(1, "sleep", "60"), stop_order(2, "job-1.1.0"))
+        await cell.order(start_order(1, "sleep", "600"), stop_order(2, "job-1.1.0"))
         exited = await cell.until(external_events.TaskExited)
     assert (exited.cause, exited.signal) == ("stopped", signal.SIGTERM)
     assert len(cell.ids(external_events.TaskStarted)) == 1
@@ -229,7 +243,7 @@ async def test_many_tasks_under_many_kills(dsn: str, options: Options, cell: Cel
     for number in range(7):
         async with reporter_process(options, dsn) as victim:
             await cell.order(*orders[: number * 5][-2:], *orders[number * 5 : number * 5 + 5])
-            await asyncio.sleep(0.05 + 0.07 * number)
+            await asyncio.sleep(0.05 + 0.07 * number)  # clock: a moment of the kill, any of which is right
             await victim.kill()
     async with reporter_process(options, dsn):
         for token in range(1, 31):

@@ -26,8 +26,9 @@ from penstock_services.node_reporter.shell import archiver
 from penstock_services.node_reporter.shell.spawner import lock_state
 from tests.support import node_fixtures
 from tests.support.memory_log import MemoryBroker, MemoryLog
-from tests.support.node_cell import NODE, Cell, eventually, node_options, start_order, stop_order, working
+from tests.support.node_cell import NODE, Cell, node_options, printed, start_order, stop_order, working
 from tests.support.s3_server import S3Server
+from tests.support.waiting import await_until
 
 TASK = "job-1.1.0"
 
@@ -63,7 +64,7 @@ async def test_the_example_of_the_readme_reports_its_progress(node: Options, cel
         r"```python\n(.*?)```", (ROOT / "libs/penstock/sdk/README.md").read_text(), re.DOTALL
     )
     await cell.order(start_order(1, sys.executable, "-c", script))
-    await finished(cell)
+    exited = await finished(cell)
     kinds = [type(event).__name__ for event in cell.events()[1:]]
     assert kinds[0] == "TaskStarted"
     assert kinds[-1] == "TaskExited", "a task's progress is reported before its end"
@@ -74,7 +75,7 @@ async def test_the_example_of_the_readme_reports_its_progress(node: Options, cel
     assert [event.done for event in later] == sorted({event.done for event in later})
     assert later[-1].done == later[-1].total == 2_000
     assert sum(event.steps for event in later) == 1_999
-    assert all(0 < event.step_ms < 1_000 for event in later)
+    assert all(event.step_ms > 0 for event in later)
     assert later[-1].loss is not None
     assert first.loss is not None
     assert later[-1].loss < first.loss, "it learns"
@@ -85,7 +86,7 @@ async def test_the_example_of_the_readme_reports_its_progress(node: Options, cel
     ]
     assert shares == [[1, 0, 0, 0], [0, 1, 0, 0]]
     per_iteration_ms = sum(one.lasted_ms for one in stages.samples) / stages.iterations
-    assert 0 < per_iteration_ms < 1_000
+    assert 0 < per_iteration_ms < exited.exited_ms - exited.started_ms, "in milliseconds"
 
 
 async def test_the_demos_gang_reports_once_for_all_its_workers(node: Options, cell: Cell) -> None:
@@ -168,9 +169,8 @@ def write(data):
         return 0
 def steps(done):
     return json.dumps({"steps": {"done": done, "total": done}}).encode() + b"\\n"
-until = time.monotonic() + 1.5
 done = 0
-while time.monotonic() < until:
+while done < 100 or not os.path.exists(sys.argv[1]):
     done += 1
     write(steps(done))
     write(b'{"stages":{"iterations":1,"samples":[[1,1,0,0,0]]}}\\n' * 20)
@@ -191,16 +191,17 @@ async def test_a_line_that_is_written_at_once_is_read(node: Options, cell: Cell)
     os.mkfifo(log)
     script = f"from penstock.sdk.progress import progress\nprogress(1, 1)\nopen({str(ran)!r}, 'w')"
     await cell.order(start_order(1, sys.executable, "-c", script))
-    await eventually(ran.exists)
+    await await_until(ran.exists, "the program to have written")
     reading = os.open(log, os.O_RDONLY | os.O_NONBLOCK)
     await finished(cell)
     os.close(reading)
     assert [event.done for event in steps_of(cell)] == [1]
 
 
-async def test_a_hostile_script_disturbs_nobody(node: Options, cell: Cell) -> None:
+async def test_a_hostile_script_disturbs_nobody(node: Options, cell: Cell, tmp_path: Path) -> None:
     """It floods its FIFO with all that is known to hurt; another task starts, reports and ends meanwhile."""
-    await cell.order(start_order(1, sys.executable, "-c", HOSTILE))
+    enough = tmp_path / "enough"
+    await cell.order(start_order(1, sys.executable, "-c", HOSTILE, str(enough)))
     await cell.until(external_events.TaskStarted)
     honest = "from penstock.sdk.progress import progress\nfor n in range(1, 31): progress(n, 30, 1 / n)"
     await cell.order(start_order(2, sys.executable, "-c", honest, gpus=(1,)))
@@ -208,6 +209,8 @@ async def test_a_hostile_script_disturbs_nobody(node: Options, cell: Cell) -> No
     done = [event.done for event in steps_of(cell, "job-2.1.0")]
     assert (done[0], done[-1]) == (1, 30)
     assert done == sorted(set(done)), "on a busy machine there may be reports in between"
+    assert len(cell.events(external_events.TaskExited)) == 1, "the hostile one goes on"
+    enough.touch()
     await finished(cell, exit_code=4)
     reported = [event for event in cell.events() if getattr(event, "task_id", "") == TASK]
     assert len([event for event in reported if isinstance(event, external_events.StepsMeasured)]) <= 201
@@ -284,8 +287,8 @@ async def test_what_was_reported_while_the_reporter_was_down_is_read_by_the_next
         await cell.order(start_order(1, sys.executable, "-c", SLOW.format(go=str(go))))
         await cell.until(external_events.StepsMeasured)
     go.touch()
-    log = log_path(options.log_dir, "job-1", TASK)
-    await eventually(lambda: "trained" in log.read_text())
+    await await_until(lambda: "trained" in printed(options, "job-1", TASK), "the end of its training")
+    await cell.read(0)
     assert len(cell.events(external_events.StepsMeasured)) == 1
     async with working(options, MemoryLog(broker, "after")):
         await cell.until(external_events.StagesMeasured)
@@ -300,19 +303,20 @@ async def test_what_was_reported_while_the_reporter_was_down_is_read_by_the_next
 
 
 async def test_a_task_that_replaced_its_fifo_does_not_keep_the_next_reporter_from_starting(
-    options: Options, broker: MemoryBroker, cell: Cell
+    options: Options, broker: MemoryBroker, cell: Cell, tmp_path: Path
 ) -> None:
     """Where a task sees the node's folders, a script clears one that it took for its own; its exit is reported all the same."""
     options = replace(options, isolation=IsolationChoice.NONE)
     script = (
-        "import os, time; p = os.environ['PENSTOCK_PHASE_FILE']; os.unlink(p); open(p, 'w').write('train')\n"
-        "print('done', flush=True); time.sleep(1); raise SystemExit(3)"
+        "import os, sys, time; p = os.environ['PENSTOCK_PHASE_FILE']; os.unlink(p); open(p, 'w').write('train')\n"
+        "print('done', flush=True)\nwhile not os.path.exists(sys.argv[1]): time.sleep(0.02)\nraise SystemExit(3)"
     )
     async with working(options, MemoryLog(broker, "before")):
-        await cell.order(start_order(1, sys.executable, "-c", script))
+        await cell.order(start_order(1, sys.executable, "-c", script, str(tmp_path / "go")))
         await cell.until(external_events.TaskStarted)
-        await eventually(lambda: "done" in log_path(options.log_dir, "job-1", TASK).read_text())
+        await await_until(lambda: "done" in printed(options, "job-1", TASK), "a file instead of the FIFO")
     async with working(options, MemoryLog(broker, "after")):
+        (tmp_path / "go").touch()
         await finished(cell, exit_code=3)
     assert not cell.events(external_events.TaskPhaseChanged)
 
@@ -329,15 +333,10 @@ async def test_a_log_that_fails_costs_no_progress(node: Options, cell: Cell, bro
         broker.fail_next_append(after_write=after_write)
     await finished(cell)
     reported: dict[str, Event] = {envelope.id: envelope.data for envelope in cell.envelopes}
-    assert [
-        event.done for event in reported.values() if isinstance(event, external_events.StepsMeasured)
-    ] == [
-        1,
-        100,
-    ]
-    assert [name for name in reported if "/steps/" in name] == [
-        f"{NODE}/{TASK}/1/steps/{n}" for n in (1, 100)
-    ]
+    done = [event.done for event in reported.values() if isinstance(event, external_events.StepsMeasured)]
+    assert done in ([1, 100], [1, 50, 100]), "on a busy machine there may be a report in between"
+    assert [name for name in reported if "/steps/" in name] == [f"{NODE}/{TASK}/1/steps/{n}" for n in done]
+    assert isinstance(list(reported.values())[-1], external_events.TaskExited)
 
 
 @pytest.mark.parametrize("role", ["worker", "ps"])
@@ -383,16 +382,14 @@ async def test_a_tasks_output_is_served_and_copied_to_the_archive(
         joined = await cell.until(external_events.NodeJoined)
         await cell.order(
             start_order(1, "sh", "-c", "echo done"),
-            start_order(2, "sh", "-c", "echo on; sleep 60", gpus=(1,)),
+            start_order(2, "sh", "-c", "echo on; sleep 600", gpus=(1,)),
         )
         await cell.until(external_events.TaskExited, task_id="job-1.1.0")
-        await eventually((place / ended).exists)
-        await eventually(
-            lambda: (options.log_dir / runs).exists() and (options.log_dir / runs).read_text() == "on\n"
-        )
+        await await_until((place / ended).exists, "the copy")
+        await await_until(lambda: printed(options, "job-2", "job-2.1.0") == "on\n", "its output")
         query = "job=job-2&task=job-2.1.0"
         headers = {"Authorization": key_in_file(key).authorization(NODE, query)}
-        async with httpx.AsyncClient(headers=headers) as http:
+        async with httpx.AsyncClient(headers=headers, timeout=None) as http:
             url = f"http://127.0.0.1:{joined.node.logs.port}/v1/logs"
             assert (await http.get(f"{url}?{query}")).text == "on\n"
             assert (await http.get(f"{url}?job=job-1&task=job-1.1.0")).status_code == 403, (
@@ -404,8 +401,8 @@ async def test_a_tasks_output_is_served_and_copied_to_the_archive(
     async with working(own, MemoryLog(broker)):
         await cell.order(stop_order(3, "job-2.1.0", grace_ms=0))
         await cell.until(external_events.TaskExited, task_id="job-2.1.0")
-        await eventually((place / runs).exists)
-        await eventually(lambda: not list((own.state_dir / "archive").iterdir()))
+        await await_until((place / runs).exists, "the copy")
+        await await_until(lambda: not list((own.state_dir / "archive").iterdir()), "no copy left to make")
 
 
 async def test_nothing_is_copied_while_an_earlier_reporter_may_start_a_task(
@@ -429,11 +426,11 @@ async def test_nothing_is_copied_while_an_earlier_reporter_may_start_a_task(
     monkeypatch.setattr(fcntl, "flock", counted)
     coming = working(replace(options, log_archive=place.as_uri()), MemoryLog(broker))
     entering = asyncio.ensure_future(coming.__aenter__())
-    await eventually(lambda: len(tries) > 30)
+    await await_until(lambda: len(tries) > 30, "tries")
     assert not place.exists()
     os.close(lock)
     await entering
-    await eventually((place / name).exists)
+    await await_until((place / name).exists, "the copy")
     await coming.__aexit__(None, None, None)
 
 
@@ -453,9 +450,11 @@ async def test_a_store_that_refuses_a_node_changes_no_outcome(
             await cell.order(start_order(1, "sh", "-c", "env; exit 3"))
             exited = await cell.until(external_events.TaskExited)
             assert (exited.cause, exited.exit_code) == ("exited", 3)
-            await eventually(lambda: "check its credentials" in caplog.text)
+            await await_until(lambda: "check its credentials" in caplog.text, "a line in the log")
             store.keys["id"] = "wrong"
-            await eventually(lambda: not list((options.state_dir / "archive").iterdir()))
+            await await_until(
+                lambda: not list((options.state_dir / "archive").iterdir()), "no copy left to make"
+            )
         stored = store.objects["bucket"][f"cell/{log_name('job-1', 'job-1.1.0')}"].decode()
         assert "PENSTOCK_JOB_ID=job-1" in stored
         assert "AWS_" not in stored

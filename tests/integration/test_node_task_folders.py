@@ -12,7 +12,8 @@ from penstock_services.node_reporter.shell import task_folders
 from penstock_services.node_reporter.shell.task_folders import TaskFolders
 from tests.support import node_fixtures
 from tests.support.memory_log import MemoryBroker, MemoryLog
-from tests.support.node_cell import Cell, eventually, start_order, working
+from tests.support.node_cell import Cell, start_order, working
+from tests.support.waiting import await_until
 
 options, broker = node_fixtures.options, node_fixtures.broker
 cell = node_fixtures.cell
@@ -36,7 +37,7 @@ async def test_a_task_gets_the_folder_that_lay_ready(
     async with working(options, MemoryLog(broker, "node-reporter")):
         inodes = set()
         for token in (7, 8):
-            await eventually(spare.exists)
+            await await_until(spare.exists, "a folder that lies ready")
             ready = spare.stat().st_ino
             await cell.order(start_order(token, "sh", "-c", "ls -A; touch mine"))
             await cell.until(external_events.TaskExited, task_id=f"job-{token}.1.0")

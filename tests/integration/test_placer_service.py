@@ -1,8 +1,12 @@
 """The placer's shell with its estimator and nodes, in one process on the log in memory."""
 
+# clocks: the tests run in virtual time
+
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+import inspect
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from functools import wraps
 
 import pytest
 
@@ -22,6 +26,7 @@ from penstock.model.ledger_events import TermStarted
 from penstock.model.settings import PlacerSettings
 from penstock.model.topics import Topic
 from penstock.model.types import JobSpec, ResourceRequest
+from penstock.runtime.race import first_of
 from penstock.runtime.settings import Settings
 from penstock.runtime.tracing.tracer import Tracing
 from penstock_services.estimator.shell.service import run as run_estimator
@@ -34,9 +39,13 @@ from tests.support.driver import node_spec
 from tests.support.fake_nodes import FakeNodes
 from tests.support.forgeries import WRITERS, forged_records_change_nothing
 from tests.support.memory_log import MemoryBroker, MemoryLog
+from tests.support.story import told
+from tests.support.virtual_time import run_virtually
+from tests.support.waiting import await_until
 
 SETTINGS = Settings(log_url="memory")
 LEDGER = Partition(Topic.LEDGER, 0)
+MOST_TOLD = 40
 
 
 class Cell:
@@ -67,46 +76,69 @@ class Cell:
         assert check(replica.state) == []
         return replica
 
-    async def until(self, holds: Callable[[Replica], bool], seconds: float = 60.0) -> Replica:
+    async def until(self, holds: Callable[[Replica], bool]) -> Replica:
         """Waits until it is so in the ledger."""
-        async with asyncio.timeout(seconds):
-            while not holds(replica := self.fold()):
-                await asyncio.sleep(0.01)
-        return replica
+        await await_until(lambda: holds(self.fold()), self.story)
+        return self.fold()
+
+    def story(self) -> str:
+        """The ledger's last records."""
+        return "\n".join(str(record.value) for record in self.broker.records(LEDGER)[-MOST_TOLD:])
 
     @asynccontextmanager
     async def placer(self) -> AsyncIterator[asyncio.Event]:
         """One placer, stopped at the end; its `stop` event can also be set earlier."""
         stop, ready = asyncio.Event(), asyncio.Event()
         task = asyncio.create_task(run_placer(SETTINGS, stop, log=self.log("placer"), ready=ready))
-        await asyncio.wait_for(ready.wait(), 30)
+        await first_of(ready.wait(), asyncio.shield(task))
         try:
             yield stop
         finally:
             stop.set()
-            await asyncio.wait_for(task, 30)
+            await task
 
 
-@pytest.fixture(params=[False, True], ids=["read-back", "one-commit"])
-async def cell(request: pytest.FixtureRequest) -> AsyncIterator[Cell]:
-    """On a log like Kafka's, where orders follow the record read back, and on one with compare-and-append."""
-    cell = Cell(conditional=request.param)
+@asynccontextmanager
+async def working_cell(conditional: bool) -> AsyncIterator[Cell]:
+    cell = Cell(conditional=conditional)
     stop = asyncio.Event()
     tasks = [
         asyncio.create_task(run_estimator(SETTINGS, stop, log=cell.log("estimator"))),
         asyncio.create_task(cell.nodes.run()),
     ]
-    yield cell
+    with told("the ledger's last records", cell.story):
+        yield cell
     stop.set()
     tasks[1].cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
     assert cell.nodes.seen.collisions == []
 
 
+def on_both_logs(scenario: Callable[..., Awaitable[None]]) -> Callable[..., None]:
+    """A test in virtual time: on a log like Kafka's, where orders follow the record read back, and on one with compare-and-append."""
+
+    @pytest.mark.parametrize("conditional", [False, True], ids=["read-back", "one-commit"])
+    @wraps(scenario)
+    def test(conditional: bool, **given: object) -> None:
+        async def run() -> None:
+            async with working_cell(conditional) as cell:
+                await scenario(cell, **given)
+
+        run_virtually(run())
+
+    _, *others = inspect.signature(scenario).parameters.values()
+    conditional = inspect.Parameter("conditional", inspect.Parameter.KEYWORD_ONLY)
+    test.__signature__ = inspect.Signature(
+        [conditional, *(each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in others)]
+    )  # type: ignore[attr-defined]
+    return test
+
+
 def ended(count: int) -> Callable[[Replica], bool]:
     return lambda replica: len(replica.state.ended) == count
 
 
+@on_both_logs
 async def test_jobs_travel_from_submission_to_exit(cell: Cell) -> None:
     """Thirty jobs on twelve GPUs: all of them run once, and replay decides the same, byte for byte."""
     async with cell.placer():
@@ -119,6 +151,7 @@ async def test_jobs_travel_from_submission_to_exit(cell: Cell) -> None:
     assert (report.different, report.identical) == (0, replica.head.seq)
 
 
+@on_both_logs
 async def test_a_restarted_placer_goes_on_where_the_ledger_ends(cell: Cell) -> None:
     """The placer is stopped in the middle and another takes the next term; nothing is lost or run twice."""
     for number in range(20):
@@ -153,9 +186,13 @@ class OvertakenLog(MemoryLog):
         return await super().append(messages)
 
 
-async def test_a_record_that_loses_takes_its_orders_with_it() -> None:
+def test_a_record_that_loses_takes_its_orders_with_it() -> None:
     """One commit for record and orders: a placer was replaced without noticing. What it writes next is refused as a
     whole, it stands by, and it takes over again only because the other never answers."""
+    run_virtually(overtaken())
+
+
+async def overtaken() -> None:
     cell = Cell(conditional=True)
     stop = asyncio.Event()
     await cell.submit("early")
@@ -177,6 +214,7 @@ async def test_a_record_that_loses_takes_its_orders_with_it() -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
+@on_both_logs
 async def test_a_replaced_placer_stands_by(cell: Cell) -> None:
     """A second placer starts while the first lives: the first's next records are void, it stands by for good."""
     async with cell.placer(), cell.placer():
@@ -218,6 +256,7 @@ class LateLog(MemoryLog):
         return LateReader(super().reader(inputs), super().reader({LEDGER: start[LEDGER]}))
 
 
+@on_both_logs
 async def test_a_standby_that_reads_late_blames_nobody(cell: Cell, monkeypatch: pytest.MonkeyPatch) -> None:
     """It sees an input, and for its whole patience no answer, which has long been in the ledger: it reads that to its end before
     it takes over. Whoever really does not answer is still replaced."""
@@ -234,11 +273,12 @@ async def test_a_standby_that_reads_late_blames_nobody(cell: Cell, monkeypatch: 
         await asyncio.sleep(4 * standby.TAKEOVER_MS / 1_000)
         assert not standing.done(), "it blamed a placer that had answered"
     await cell.submit("unanswered")
-    await asyncio.wait_for(standing, 30)
+    await standing
     assert replica.head == cell.fold().head, "who takes over has read all"
 
 
 @pytest.mark.parametrize("after_write", [True, False])
+@on_both_logs
 async def test_an_append_of_unknown_outcome_begins_a_new_term(cell: Cell, after_write: bool) -> None:
     """The broker fails in the middle of a write: the placer drops its state and asks the log what is true."""
     async with cell.placer():
@@ -254,6 +294,7 @@ async def test_an_append_of_unknown_outcome_begins_a_new_term(cell: Cell, after_
     assert (await Replayer(cell.log("replay"), 0).run()).different == 0
 
 
+@on_both_logs
 async def test_garbage_is_answered_and_stored(cell: Cell) -> None:
     """Bytes that are no event get a ledger record and a dead letter; the next job is not held up."""
     async with cell.placer():
@@ -266,6 +307,7 @@ async def test_garbage_is_answered_and_stored(cell: Cell) -> None:
     assert len(cell.broker.records(Partition(Topic.DEAD_LETTERS, 0))) == 4
 
 
+@on_both_logs
 async def test_replay_says_what_another_version_decided(cell: Cell, monkeypatch: pytest.MonkeyPatch) -> None:
     """A release changed a reason's wording: replay finds the difference and names the release that wrote the record."""
     with monkeypatch.context() as older:
@@ -287,6 +329,7 @@ async def test_replay_says_what_another_version_decided(cell: Cell, monkeypatch:
     assert report.decided_by[now]["last_seq"] == report.head_seq
 
 
+@on_both_logs
 async def test_an_input_that_cannot_be_applied_is_set_aside(
     cell: Cell, monkeypatch: pytest.MonkeyPatch
 ) -> None:

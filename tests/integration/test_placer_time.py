@@ -1,5 +1,7 @@
 """Stories of time: clocks that jump, and timers that come due all at once."""
 
+# clocks: the tests run in virtual time
+
 import asyncio
 
 import pytest

@@ -3,7 +3,7 @@
 import asyncio
 import http.server
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 
 import pytest
@@ -17,15 +17,18 @@ from penstock.model.external_events import JobSubmitted
 from penstock.model.orders import StartTask
 from penstock.model.topics import NODE_PARTITIONS, Topic
 from penstock.model.types import JobSpec, ResourceRequest
+from penstock.runtime.race import first_of
 from penstock.runtime.settings import Settings
 from penstock.runtime.tracing.context import from_traceparent
 from penstock.runtime.tracing.tracer import Tracing, tracing
 from penstock_services.estimator.shell.service import run as run_estimator
-from penstock_services.placer.shell import service, standby
+from penstock_services.placer.shell import service
 from penstock_services.placer.shell.replay import Replayer
 from tests.support.driver import node_spec
 from tests.support.fake_nodes import FakeNodes
 from tests.support.memory_log import MemoryBroker, MemoryLog
+from tests.support.virtual_time import run_virtually
+from tests.support.waiting import await_until
 
 SETTINGS = Settings(log_url="memory", otlp="http://127.0.0.1:9")
 JOB_SPANS = ["decide", "job", "launch", "queue", "run"]
@@ -39,7 +42,7 @@ class TracedCell:
         self.broker.create(topic_partitions())
         self.nodes = FakeNodes(self.log("nodes"), [node_spec(f"n{i}") for i in range(3)], run_ms=5)
         self.exporters: list[InMemorySpanExporter] = []
-        self._patch = monkeypatch
+        self.patch = monkeypatch
 
     def log(self, identity: str) -> MemoryLog:
         return MemoryLog(self.broker, identity)
@@ -52,14 +55,13 @@ class TracedCell:
             await self.log("gateway").append([Message(Partition(Topic.JOBS, 0), value, headers)])
 
     async def until_ended(self, count: int) -> None:
-        async with asyncio.timeout(10):
-            while True:
-                replica = Replica()
-                for record in self.broker.records(Partition(Topic.LEDGER, 0)):
-                    replica.take(record.value, record.offset)
-                if len(replica.state.ended) >= count:
-                    return
-                await asyncio.sleep(0.01)
+        await await_until(lambda: len(self.fold().state.ended) >= count, f"the end of {count} jobs")
+
+    def fold(self) -> Replica:
+        replica = Replica()
+        for record in self.broker.records(Partition(Topic.LEDGER, 0)):
+            replica.take(record.value, record.offset)
+        return replica
 
     @asynccontextmanager
     async def placer(self, settings: Settings = SETTINGS, *, exported: bool = True) -> AsyncIterator[None]:
@@ -70,15 +72,15 @@ class TracedCell:
         def traced(name: str, found: Settings) -> Tracing:
             return tracing(name, found, exporter=exporter)
 
-        self._patch.setattr(service, "tracing", traced if exported else tracing)
+        self.patch.setattr(service, "tracing", traced if exported else tracing)
         stop, ready = asyncio.Event(), asyncio.Event()
         work = asyncio.create_task(service.run(settings, stop, log=self.log("placer"), ready=ready))
-        await asyncio.wait_for(ready.wait(), 30)
+        await first_of(ready.wait(), asyncio.shield(work))
         try:
             yield
         finally:
             stop.set()
-            await asyncio.wait_for(work, 30)
+            await work
 
     def exported(self, placer: int, *job_ids: str) -> set[tuple[str, str, int]]:
         """(job, span's name, span's id) of these jobs, as this placer exported them."""
@@ -91,8 +93,22 @@ class TracedCell:
         }
 
 
-@pytest.fixture
-async def cell(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[TracedCell]:
+def virtually(scenario: Callable[[TracedCell], Awaitable[None]]) -> Callable[[pytest.MonkeyPatch], None]:
+    """A test in virtual time."""
+
+    def test(monkeypatch: pytest.MonkeyPatch) -> None:
+        async def run() -> None:
+            async with working(monkeypatch) as cell:
+                await scenario(cell)
+
+        run_virtually(run())
+
+    test.__doc__ = scenario.__doc__
+    return test
+
+
+@asynccontextmanager
+async def working(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[TracedCell]:
     cell = TracedCell(monkeypatch)
     stop = asyncio.Event()
     tasks = [
@@ -109,6 +125,7 @@ def names(spans: set[tuple[str, str, int]], job_id: str) -> list[str]:
     return sorted(name for job, name, _ in spans if job == job_id)
 
 
+@virtually
 async def test_a_successor_exports_again_what_a_killed_placer_may_not_have_exported(cell: TracedCell) -> None:
     """The first placer is killed before its batch of spans is exported. The second folds the ledger, writes the
     same spans under the same ids, and goes on with the job that the first had placed."""
@@ -117,7 +134,7 @@ async def test_a_successor_exports_again_what_a_killed_placer_may_not_have_expor
         await cell.until_ended(2)
         cell.nodes.run_ms = 300
         await cell.submit("c")
-        await asyncio.sleep(0.1)
+        await await_until(lambda: len(cell.nodes.seen.started) == 3, "the start of c")
     async with cell.placer():
         await cell.until_ended(3)
     first, second = cell.exported(0, "a", "b"), cell.exported(1, "a", "b")
@@ -126,27 +143,25 @@ async def test_a_successor_exports_again_what_a_killed_placer_may_not_have_expor
     assert names(cell.exported(1, "c"), "c") == JOB_SPANS
 
 
-async def test_a_stand_by_exports_what_it_has_followed(
-    cell: TracedCell, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@virtually
+async def test_a_stand_by_exports_what_it_has_followed(cell: TracedCell) -> None:
     """A spare placer has read along for an hour when the one in office dies: nothing of it was exported twice
     meanwhile, and the latest is exported once it takes over."""
-    monkeypatch.setattr(standby, "TAKEOVER_MS", 1_000)  # longer than a loaded machine forgets us for
-    async with asyncio.timeout(30):
-        async with cell.placer():
-            monkeypatch.setenv("PENSTOCK_STANDBY", "1")
-            spare = cell.placer()
-            await spare.__aenter__()
-            await cell.submit("a")
-            await cell.until_ended(1)
-            assert cell.exported(1, "a") == set()
-        await cell.submit("b")
-        await cell.until_ended(2)
-        await spare.__aexit__(None, None, None)
+    async with cell.placer():
+        cell.patch.setenv("PENSTOCK_STANDBY", "1")
+        spare = cell.placer()
+        await spare.__aenter__()
+        await cell.submit("a")
+        await cell.until_ended(1)
+        assert cell.exported(1, "a") == set()
+    await cell.submit("b")
+    await cell.until_ended(2)
+    await spare.__aexit__(None, None, None)
     assert cell.exported(1, "a") == cell.exported(0, "a")
     assert names(cell.exported(1, "a", "b"), "a") == names(cell.exported(1, "b"), "b") == JOB_SPANS
 
 
+@virtually
 async def test_orders_carry_the_decision_that_they_follow_from(cell: TracedCell) -> None:
     """The node's spans are to hang below the decision: also those of an order that is repeated later."""
     async with cell.placer():
@@ -195,18 +210,17 @@ def collector() -> Iterator[Collector]:
     found.server.server_close()
 
 
-async def test_replay_exports_nothing(
-    cell: TracedCell, collector: Collector, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_replay_exports_nothing(collector: Collector, monkeypatch: pytest.MonkeyPatch) -> None:
     """An engineer replays last night's ledger on a machine whose environment names the collector: not one span
     reaches it, while the placer that wrote the ledger reached it by the same settings."""
     monkeypatch.setenv("PENSTOCK_OTLP", collector.url)
-    async with cell.placer(Settings(log_url="memory", otlp=collector.url), exported=False):
-        await cell.submit("a", "b")
-        await cell.until_ended(2)
-    assert collector.posts > 0
-    before = collector.posts
-    report = await Replayer(cell.log("replay"), 0).run()
-    assert (report.different, report.records > 10) == (0, True)
-    await asyncio.sleep(0.5)  # more than the exporter's batch interval
-    assert collector.posts == before
+    async with working(monkeypatch) as cell:
+        async with cell.placer(Settings(log_url="memory", otlp=collector.url), exported=False):
+            await cell.submit("a", "b")
+            await cell.until_ended(2)
+        assert collector.posts > 0
+        before = collector.posts
+        report = await Replayer(cell.log("replay"), 0).run()
+        assert (report.different, report.records > 10) == (0, True)
+        await asyncio.sleep(0.5)  # clock: longer than an exporter waits for more spans
+        assert collector.posts == before

@@ -5,7 +5,9 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import asyncpg
 import pytest
@@ -19,6 +21,7 @@ from penstock.runtime.postgres import (
     find_binaries,
     resolve_dsn,
 )
+from tests.support.waiting import await_until
 
 pytestmark = pytest.mark.postgres
 
@@ -44,13 +47,18 @@ def folder(postgres_folder: Path) -> Path:
     return postgres_folder
 
 
-def temporary_folders() -> set[str]:
-    return {entry for entry in os.listdir("/tmp") if entry.startswith(("pst-", "penstock-pg-"))}
+@pytest.fixture
+def temporary(postgres_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Instead of /tmp, where other test processes have folders of their servers."""
+    own = postgres_folder / "t"
+    own.mkdir(0o755)
+    made = SimpleNamespace(mkdtemp=lambda prefix, dir: tempfile.mkdtemp(prefix=prefix, dir=own))  # noqa: A006 - the name in Python's library
+    monkeypatch.setattr("penstock.runtime.postgres_server.tempfile", made)
+    return own
 
 
-async def test_restarts_with_its_data_and_leaves_nothing(folder: Path) -> None:
+async def test_restarts_with_its_data_and_leaves_nothing(folder: Path, temporary: Path) -> None:
     """`penstock up`, Ctrl-C, `penstock up`: the rows are there, no process is left, no file outside the folder."""
-    before = temporary_folders()
     server = PostgresServer()
     for expected in (0, 1):
         dsn = await server.start(folder / "pg")
@@ -64,8 +72,8 @@ async def test_restarts_with_its_data_and_leaves_nothing(folder: Path) -> None:
         await server.stop()
         assert pid is not None
         assert not is_running(pid)
-        await connection.close(timeout=1) if not connection.is_closed() else None
-    assert temporary_folders() == before
+        connection.terminate()
+    assert os.listdir(temporary) == []
     assert (folder / "pg" / "password").stat().st_mode & 0o777 == 0o600
     assert (folder / "pg" / "run").stat().st_mode & 0o777 == 0o700
 
@@ -74,11 +82,7 @@ async def test_dies_with_its_parent_and_recovers(folder: Path) -> None:
     """`penstock up` is killed with -9, twice: its Postgres ends by itself, and the next start finds the rows."""
     run_and_kill(folder / "pg")
     server = run_and_kill(folder / "pg")  # at once, while the first server may still be ending
-    for _ in range(200):
-        if not is_running(server):
-            break
-        await asyncio.sleep(0.05)
-    assert not is_running(server)
+    await await_until(lambda: not is_running(server), "the end of the server")
     async with embedded_postgres(folder / "pg") as dsn:
         connection = await asyncpg.connect(dsn)
         assert [row["n"] for row in await connection.fetch("SELECT n FROM numbers ORDER BY n")] == [0, 1]
@@ -119,14 +123,13 @@ async def test_a_start_that_is_given_up_waits_for_no_cluster(
     programs.mkdir()
     running.touch(0o666)
     running.chmod(0o666)
-    for name, does in (("initdb", f"echo $$ > {running}; sleep 60 & wait"), ("postgres", "exit 1")):
+    for name, does in (("initdb", f"echo $$ > {running}; sleep 600 & wait"), ("postgres", "exit 1")):
         (programs / name).write_text(f"#!/bin/sh\n{does}\n")
         (programs / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
     server = PostgresServer()
     starting = asyncio.ensure_future(server.start(folder / "pg"))
-    while not running.read_text().endswith("\n"):
-        await asyncio.sleep(0.02)
+    await await_until(lambda: starting.done() or running.read_text().endswith("\n"), "initdb to run")
     starting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await starting
@@ -140,25 +143,25 @@ async def test_a_reused_process_id_does_not_block_the_start(folder: Path) -> Non
     assert server.pid is not None
     pid_file = folder / "pg" / "data" / "postmaster.pid"
     text = pid_file.read_text()
-    os.kill(server.pid, signal.SIGKILL)
-    await asyncio.sleep(0.3)
+    pid = server.pid
+    os.kill(pid, signal.SIGKILL)
+    await await_until(lambda: not is_running(pid), "the end of the server")
     pid_file.write_text(text.replace(str(server.pid), str(os.getpid()), 1))
     await server.start(folder / "pg")
     await server.stop()
 
 
-async def test_long_path_and_closed_parent(folder: Path) -> None:
+async def test_long_path_and_closed_parent(folder: Path, temporary: Path) -> None:
     """A deep checkout: the socket moves to a short path. A private home as root: so does everything."""
-    before = temporary_folders()
     deep = folder / ("d" * 60) / ("e" * 60)
     async with embedded_postgres(deep) as dsn:
         await (await asyncpg.connect(dsn)).close()
-        assert temporary_folders() != before
+        assert len(os.listdir(temporary)) == 1
     private = folder / "private"
     private.mkdir(mode=0o700)
     async with embedded_postgres(private / "pg") as dsn:
         await (await asyncpg.connect(dsn)).close()
-    assert temporary_folders() == before
+    assert os.listdir(temporary) == []
 
 
 async def test_the_password_is_needed(folder: Path) -> None:

@@ -2,42 +2,73 @@
 
 import asyncio
 import hashlib
-import os
-import shutil
-import subprocess
+import socket
 import sys
-import time
-from collections.abc import AsyncIterator, Iterator
-from contextlib import ExitStack, asynccontextmanager, suppress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import httpx
 import pytest
 
 from penstock.model.external_events import NodeSuspected
 from penstock.model.topics import Topic
+from penstock.runtime import keepalive
+from penstock.runtime.race import first_of
 from penstock.runtime.settings import Settings
 from penstock_services.gateway.shell import connections
 from penstock_services.gateway.shell import service as gateway_service
 from penstock_services.gateway.shell.options import Options
 from penstock_services.node_reporter.shell.connection import Connection
 from tests.support.forgeries import GATEWAYS
-from tests.support.gateway_cell import WITHIN_S, Cell, running
+from tests.support.gateway_cell import Cell, running
 from tests.support.hand_placer import node_spec
+from tests.support.namespaces import ip, network
+from tests.support.waiting import await_until
 
 pytestmark = pytest.mark.postgres
 
 NOTICED_WITHIN_S = 30.0
-SPACE, OURS, THEIRS = f"penstock-{os.getpid()}", f"pen-a{os.getpid()}"[:15], f"pen-b{os.getpid()}"[:15]
-NETWORK = (
-    f"10.213.{os.getpid() % 256}",
-    os.getpid() // 256 % 64 * 4,
-)  # of four addresses, for runs side by side
-GATEWAY, REPORTER = (f"{NETWORK[0]}.{NETWORK[1] + number}" for number in (1, 2))
 CLIENT = (
     "import asyncio, sys; from penstock_services.node_reporter.shell.connection import Connection; "
     "from pathlib import Path; asyncio.run(Connection(sys.argv[1], 'n0', *(list(map(Path, sys.argv[2:])) or [None])).keep())"
 )
+
+
+class Patience:
+    """Instead of the gateways' sleeps: each lasts until the test lets time pass."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._sleeps: list[tuple[float, asyncio.Future[None]]] = []
+        patched = SimpleNamespace(sleep=self._sleep, ensure_future=asyncio.ensure_future)
+        monkeypatch.setattr(connections, "asyncio", patched)
+
+    async def _sleep(self, seconds: float) -> None:
+        if seconds >= connections.REPLACED_WITHIN_S:  # else that of a crowd
+            self._sleeps.append((seconds, future := asyncio.get_running_loop().create_future()))
+            await future
+
+    async def begun(self, seconds: float, count: int = 1) -> None:
+        """Waits until so many are under way, each at least so long."""
+
+        def under_way() -> list[float]:
+            return [lasts_s for lasts_s, future in self._sleeps if not future.done() and lasts_s >= seconds]
+
+        await await_until(
+            lambda: len(under_way()) >= count, lambda: f"{count} of {seconds} s; {self._sleeps}"
+        )
+
+    def over(self) -> None:
+        """Time passes, more than all that are under way."""
+        for _, future in self._sleeps:
+            if not future.done():
+                future.set_result(None)
+
+
+@pytest.fixture
+def patience(monkeypatch: pytest.MonkeyPatch) -> Patience:
+    return Patience(monkeypatch)
 
 
 async def suspicions(cell: Cell) -> list[str]:
@@ -56,16 +87,28 @@ async def joined(cell: Cell, headers: dict[str, str] | None = None) -> None:
 
 async def connected(cell: Cell, expected: bool = True, headers: dict[str, str] | None = None) -> None:
     """Waits until the gateway has a connection of n0, or has none."""
-    async with asyncio.timeout(10):
-        while (await cell.http.get("/v1/nodes/n0", headers=headers)).json()["connected"] != expected:
-            await asyncio.sleep(0.02)
+
+    async def so() -> bool:
+        answer = await cell.http.get("/v1/nodes/n0", headers=headers)
+        return bool(answer.json()["connected"] == expected)
+
+    await await_until(so, f"connected: {expected}")
 
 
-async def test_a_break_makes_suspect_and_a_restart_does_not(
-    dsn: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def suspected(cell: Cell, count: int) -> list[str]:
+    """All that have been suspected, once there are so many."""
+    found: list[str] = []
+
+    async def look() -> bool:
+        found[:] = await suspicions(cell)
+        return len(found) >= count
+
+    await await_until(look, lambda: f"{count} nodes suspected; {found}")
+    return found
+
+
+async def test_a_break_makes_suspect_and_a_restart_does_not(dsn: str, patience: Patience) -> None:
     """A reporter is upgraded, then its connection is cut by a router and made again, then it is killed for good."""
-    monkeypatch.setattr(connections, "REPLACED_WITHIN_S", 0.5)
     async with running(dsn) as cell:
         await joined(cell)
         for _ in range(2):
@@ -74,26 +117,25 @@ async def test_a_break_makes_suspect_and_a_restart_does_not(
             keeping.cancel()
             await asyncio.gather(keeping, return_exceptions=True)
             await connected(cell, False)
-        await asyncio.sleep(0.7)
-        assert await suspicions(cell) == []
-        killed = await asyncio.create_subprocess_exec(sys.executable, "-c", CLIENT, cell.url)
-        await connected(cell)
-        killed.kill()
-        await killed.wait()
+            patience.over()
+        await killed(cell, patience)
         again = asyncio.create_task(Connection(cell.url, "n0", None).keep())
         await connected(cell)
-        await asyncio.sleep(0.7)
-        assert await suspicions(cell) == []
+        patience.over()
         again.cancel()
         await asyncio.gather(again, return_exceptions=True)
-        killed = await asyncio.create_subprocess_exec(sys.executable, "-c", CLIENT, cell.url)
-        await connected(cell)
-        killed.kill()
-        await killed.wait()
-        async with asyncio.timeout(5):
-            while not await suspicions(cell):
-                await asyncio.sleep(0.05)
-        assert await suspicions(cell) == ["n0"]
+        await killed(cell, patience)
+        patience.over()
+        assert await suspected(cell, 1) == ["n0"], "once, in the end"
+
+
+async def killed(cell: Cell, patience: Patience) -> None:
+    """A reporter connects and is killed; returns when the gateway waits for its return."""
+    reporter = await asyncio.create_subprocess_exec(sys.executable, "-c", CLIENT, cell.url)
+    await connected(cell)
+    reporter.kill()
+    await reporter.wait()
+    await patience.begun(connections.REPLACED_WITHIN_S)
 
 
 class Address:
@@ -143,30 +185,33 @@ async def another_gateway(dsn: str) -> AsyncIterator[int]:
         )
     )
     try:
-        await asyncio.wait_for(ready.wait(), WITHIN_S)
+        await first_of(ready.wait(), asyncio.shield(serving))
         yield listener.getsockname()[1]
     finally:
         stop.set()
-        await asyncio.wait_for(serving, WITHIN_S)
+        await serving
         listener.close()
 
 
 async def at(port: int, *nodes: str) -> None:
-    async with asyncio.timeout(WITHIN_S), httpx.AsyncClient() as http:
+    async with httpx.AsyncClient(timeout=None) as http:
         for name in nodes:
-            url = f"http://127.0.0.1:{port}/v1/nodes/{name}"
-            while (await http.get(url)).json().get("connected") is not True:
-                await asyncio.sleep(0.02)
+
+            async def there(url: str = f"http://127.0.0.1:{port}/v1/nodes/{name}") -> bool:
+                return (await http.get(url)).json().get("connected") is True
+
+            await await_until(there, f"{name} at {port}")
 
 
 async def silent(_: Connection) -> None:
     """Of a machine that dies."""
 
 
-async def test_no_node_is_suspect_because_its_gateway_ends(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_no_node_is_suspect_because_its_gateway_ends(
+    dsn: str, patience: Patience, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Two gateways behind one address. All nodes lose their connections at once: one gateway is taken out for an upgrade and
     comes back, then the balancer sends all nodes to the other. One node then stops in good order; another one dies."""
-    monkeypatch.setattr(connections, "REPLACED_WITHIN_S", 1.0)
     names = ["n0", "n1", "n2"]
 
     async with running(dsn) as cell:
@@ -188,28 +233,26 @@ async def test_no_node_is_suspect_because_its_gateway_ends(dsn: str, monkeypatch
                 await at(first, *names)
                 address.point_to(port)
                 await at(port, *names)
-                await asyncio.sleep(1.5)
-                assert await suspicions(cell) == [], "each of them is connected"
+                patience.over()  # each of them is connected
                 address.port = first
                 keeping["n1"].cancel()
                 await asyncio.gather(keeping.pop("n1"), return_exceptions=True)
-                await asyncio.sleep(1.5)
-                assert await suspicions(cell) == [], "the other gateway has its goodbye"
+                await patience.begun(connections.REPLACED_WITHIN_S)
+                patience.over()  # the other gateway has its goodbye
                 monkeypatch.setattr(Connection, "_goodbye", silent)
                 for task in keeping.values():
                     task.cancel()
-                async with asyncio.timeout(WITHIN_S):
-                    while len(await suspicions(cell)) < len(keeping):
-                        await asyncio.sleep(0.05)
-                assert sorted(await suspicions(cell)) == ["n0", "n2"]
+                await patience.begun(connections.REPLACED_WITHIN_S, 2)
+                patience.over()
+                assert sorted(await suspected(cell, 2)) == ["n0", "n2"]
             await asyncio.gather(*keeping.values(), return_exceptions=True)
 
 
-async def test_a_node_that_dies_with_its_gateway_is_missed(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_node_that_dies_with_its_gateway_is_missed(
+    dsn: str, patience: Patience, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A rack loses its power, and a gateway, `n1` and `n2` with it. The gateway starts elsewhere, `n1` boots, `n2` does not; `n0`
-    was at the other gateway all the time."""
-    monkeypatch.setattr(connections, "REPLACED_WITHIN_S", 0.5)
-    monkeypatch.setattr(connections, "RETURNED_WITHIN_S", 3.0)
+    was at the other gateway all the time, and dies much later."""
     async with running(dsn) as cell:
         for name in ("n0", "n1", "n2"):
             cell.placer.join(node_spec(name, 1))
@@ -227,67 +270,45 @@ async def test_a_node_that_dies_with_its_gateway_is_missed(dsn: str, monkeypatch
             async with another_gateway(dsn) as port:
                 rack.port = port
                 await at(port, "n1")
-                async with asyncio.timeout(WITHIN_S):
-                    while not await suspicions(cell):
-                        await asyncio.sleep(0.05)
-                await asyncio.sleep(0.5)
-                assert await suspicions(cell) == ["n2"]
+                await patience.begun(connections.RETURNED_WITHIN_S)
+                patience.over()
+                assert await suspected(cell, 1) == ["n2"]
+                there.cancel()
+                await patience.begun(connections.REPLACED_WITHIN_S)
+                patience.over()
+                assert await suspected(cell, 2) == ["n2", "n0"]
             for task in (boots, there):
                 task.cancel()
             await asyncio.gather(boots, dies, there, return_exceptions=True)
 
 
-def ip(*words: str) -> None:
-    subprocess.run(["ip", *words], check=True, capture_output=True, timeout=10)
-
-
-@pytest.fixture
-def wire() -> Iterator[None]:
-    """A network namespace behind a pair of virtual cards."""
-    if os.geteuid() != 0 or shutil.which("ip") is None:
-        pytest.skip("dropping packets between network namespaces needs root and `ip`")
-    with ExitStack() as stack:
-        try:
-            ip("netns", "add", SPACE)
-            stack.callback(
-                lambda: subprocess.run(["ip", "netns", "del", SPACE], capture_output=True, timeout=10)
-            )
-            ip("link", "add", OURS, "type", "veth", "peer", "name", THEIRS, "netns", SPACE)
-            stack.callback(
-                lambda: subprocess.run(["ip", "link", "del", OURS], capture_output=True, timeout=10)
-            )
-            ip("addr", "add", f"{GATEWAY}/30", "dev", OURS)
-            ip("link", "set", OURS, "up")
-            ip("-n", SPACE, "addr", "add", f"{REPORTER}/30", "dev", THEIRS)
-            ip("-n", SPACE, "link", "set", THEIRS, "up")
-        except subprocess.CalledProcessError as error:
-            pytest.skip(f"this machine gives no network namespace: {error.stderr.decode().strip()}")
-        yield
-
-
-async def test_a_pulled_plug_is_noticed_within_half_a_minute(dsn: str, tmp_path: Path, wire: None) -> None:
-    """No packet comes any more, not even a reset: only the kernel's keepalive can notice."""
-    del wire
+async def test_a_pulled_plug_is_noticed(dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No packet comes any more, not even a reset: only the kernel's keepalive can notice, here after seconds."""
+    assert keepalive.BROKEN_AFTER_S + connections.REPLACED_WITHIN_S <= NOTICED_WITHIN_S
+    named = {option: value for _, option, value in keepalive.SOCKET_OPTIONS}
+    assert named[socket.TCP_USER_TIMEOUT] == keepalive.BROKEN_AFTER_S * 1_000
+    sooner = {socket.TCP_KEEPIDLE: 1, socket.TCP_KEEPINTVL: 1, socket.TCP_USER_TIMEOUT: 3_000}
+    options = [
+        (level, option, sooner.get(option, value)) for level, option, value in keepalive.SOCKET_OPTIONS
+    ]
+    monkeypatch.setattr(keepalive, "SOCKET_OPTIONS", options)
+    monkeypatch.setattr(connections, "REPLACED_WITHIN_S", 0.1)
     token, tokens = tmp_path / "token", tmp_path / "tokens"
     token.write_text("a-token-of-n0")
     digest = hashlib.sha256(b"a-token-of-n0").hexdigest()
     tokens.write_text(f"sha256:{digest} roles=node,read node=n0\n")
     tokens.chmod(0o600)
     headers = {"authorization": "Bearer a-token-of-n0"}
-    async with running(dsn, host="0.0.0.0", tokens=tokens) as cell:
-        await joined(cell, headers)
-        url = cell.url.replace("127.0.0.1", GATEWAY)
-        command = ("ip", "netns", "exec", SPACE, sys.executable, "-c", CLIENT, url, str(token))
-        reporter = await asyncio.create_subprocess_exec(*command)
-        try:
-            await connected(cell, headers=headers)
-            ip("-n", SPACE, "link", "set", THEIRS, "down")
-            began_s = time.monotonic()
-            async with asyncio.timeout(NOTICED_WITHIN_S):
-                while not await suspicions(cell):
-                    await asyncio.sleep(0.2)
-            print(f"noticed after {time.monotonic() - began_s:.1f} s")
-        finally:
-            reporter.kill()
-            await reporter.wait()
-        assert await suspicions(cell) == ["n0"]
+    with network(1) as (here, [machine]):
+        async with running(dsn, host="0.0.0.0", tokens=tokens) as cell:
+            await joined(cell, headers)
+            url = cell.url.replace("127.0.0.1", here)
+            command = (*machine.enter, sys.executable, "-c", CLIENT, url, str(token))
+            reporter = await asyncio.create_subprocess_exec(*command)
+            try:
+                await connected(cell, headers=headers)
+                ip("-n", machine.name, "link", "set", "eth0", "down")
+                assert await suspected(cell, 1) == ["n0"]
+            finally:
+                reporter.kill()
+                await reporter.wait()

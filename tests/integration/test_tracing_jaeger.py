@@ -1,11 +1,11 @@
 """The traces of three services, as a real Jaeger gives them back."""
 
 import os
-import time
 
 import pytest
 
 from infra.devservers.jaeger import JaegerServer
+from penstock.clock import wall_ms
 from penstock.runtime.settings import Settings
 from penstock.runtime.tracing.context import job_context
 from penstock.runtime.tracing.tracer import Tracing, tracing
@@ -28,7 +28,7 @@ def _dispatch(placer: Tracing, job_id: str, at_ms: int) -> None:
 def test_three_services_make_one_connected_trace(jaeger: JaegerServer) -> None:
     """Gateway, estimator and placer export on their own; the placer dies after its spans and a successor
     writes them again. Jaeger shows one root, every other span below it, and each span once."""
-    job_id, at_ms = f"job-{os.getpid()}", time.time_ns() // 1_000_000
+    job_id, at_ms = f"job-{os.getpid()}", wall_ms()
     services = _services(jaeger)
     root = services["gateway"].start_job_trace(job_id)
     submitted = services["gateway"].span("submit", root, at_ms, at_ms + 1, key="submit")
@@ -45,7 +45,12 @@ def test_three_services_make_one_connected_trace(jaeger: JaegerServer) -> None:
 
     context = job_context(job_id, 1)
     spans = jaeger.trace(f"{context.trace_id:032x}", spans_at_least=7)
-    time.sleep(0.3)  # what the successor wrote again is stored by now
+    marker = _services(jaeger)["placer"]
+    marker.phase("run", f"{job_id}-marker", 1, at_ms, at_ms + 1)
+    marker.close()
+    jaeger.trace(
+        f"{job_context(f'{job_id}-marker', 1).trace_id:032x}"
+    )  # what was sent before it is stored by now
     spans = jaeger.trace(f"{context.trace_id:032x}", spans_at_least=7)
     by_id = {span["spanId"]: span for span in spans}
     assert sorted(span["name"] for span in spans) == [

@@ -6,10 +6,11 @@ from collections.abc import Awaitable, Callable
 
 from penstock.errors import AppendFailed
 from penstock.log.port import Log, Message, Partition, Record
+from tests.support.waiting import await_until
 
 WRITERS = 4
 KILLS = 3
-BETWEEN_KILLS_S = 0.7
+BETWEEN_KILLS = 200  # acknowledged records: a second or less
 
 
 class Load:
@@ -33,15 +34,15 @@ class Load:
             else:
                 self.acknowledged[value] = offsets[0]
             number += 1
-            await asyncio.sleep(0.001)
+            await asyncio.sleep(0.001)  # clock: so that the servers get their turn
 
 
 async def run_under_kills(
-    one: Log, two: Log, partition: Partition, kill: Callable[[], Awaitable[None]], most_kills: int = KILLS
+    one: Log, two: Log, partition: Partition, kill: Callable[[], Awaitable[None]], *, until_hit: bool = False
 ) -> Load:
     """Load on one connection, readers on both, kills in between; checks the promise at the end.
 
-    Up to `most_kills`, until one has hit an append in flight.
+    `until_hit`: more than `KILLS`, until one has hit an append in flight.
     """
     load = Load(one, partition)
     seen: tuple[list[Record], list[Record]] = ([], [])
@@ -54,18 +55,21 @@ async def run_under_kills(
     writing = [asyncio.create_task(load.write(writer)) for writer in range(WRITERS)]
     reading = [asyncio.create_task(read(index)) for index in range(2)]
     try:
-        for count in range(most_kills):
-            if count >= KILLS and load.unknown:
-                break
-            await asyncio.sleep(BETWEEN_KILLS_S)
+        kills = 0
+        while kills < KILLS or (until_hit and not load.unknown):
+            await acknowledged(load, BETWEEN_KILLS)
             await kill()
-        before = len(load.acknowledged)
-        await until(lambda: len(load.acknowledged) >= before + 100)  # it works again
+            kills += 1
+        await acknowledged(load, BETWEEN_KILLS)  # it works again
         load.stopping = True
         await asyncio.gather(*writing)
         end = (await one.end_offsets([partition]))[partition]
-        await until(lambda: all(records and records[-1].offset == end - 1 for records in seen))
-        assert not any(task.done() for task in reading), "a reader did not sit the outage out"
+
+        def all_read() -> bool:
+            assert not any(task.done() for task in reading), "a reader did not sit the outage out"
+            return all(records and records[-1].offset == end - 1 for records in seen)
+
+        await await_until(all_read, f"all that lies before {end}")
     finally:
         for task in (*writing, *reading):
             task.cancel()
@@ -76,10 +80,12 @@ async def run_under_kills(
     return load
 
 
-async def until(condition: Callable[[], bool], patience_s: float = 40) -> None:
-    async with asyncio.timeout(patience_s):
-        while not condition():
-            await asyncio.sleep(0.05)
+async def acknowledged(load: Load, count: int) -> None:
+    """Waits until so many more are."""
+    before = len(load.acknowledged)
+    await await_until(
+        lambda: len(load.acknowledged) >= before + count, lambda: f"{count} more than {before} records"
+    )
 
 
 def judge(load: Load, first: list[Record], second: list[Record]) -> None:

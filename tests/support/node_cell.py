@@ -4,25 +4,27 @@ import asyncio
 import os
 import signal
 import sys
-import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
+from weakref import WeakSet
 
 import psutil
 
 from penstock.log.port import Log, Message, Partition
 from penstock.model.envelope import Envelope, from_wire, to_wire
 from penstock.model.event import Event
+from penstock.model.external_events import NodeJoined, TelemetrySampled
 from penstock.model.orders import Order, Peer, StartTask, StopTask
 from penstock.model.topics import NODE_PARTITIONS, Topic, node_partition
 from penstock.model.types import TaskPlacement
 from penstock.runtime.settings import Settings
+from penstock.runtime.task_logs import log_path
 from penstock.runtime.this_machine import boot_id
 from penstock_services.node_reporter.options import Options
 from penstock_services.node_reporter.shell.run import runner
-from penstock_services.node_reporter.shell.spawner import LOCK_WAIT_S
+from tests.support.waiting import left_s
 
 NODE = "n1"
 TOPICS: dict[str, int] = {
@@ -31,7 +33,17 @@ TOPICS: dict[str, int] = {
     Topic.TELEMETRY: NODE_PARTITIONS,
     Topic.DEAD_LETTERS: 1,
 }
-WAIT_S = 60.0
+TELEMETRY = Partition(Topic.TELEMETRY, node_partition(NODE))
+LOOK_MS = 500
+"""Between two looks whether a reporter that is waited for still lives."""
+MOST_TOLD = 60
+"""Events in the story of a failure."""
+MOST_PRINTED = 2_000
+"""Characters of each task's output in it."""
+
+_cells: WeakSet["Cell"] = WeakSet()
+_must_live: list[Callable[[], None]] = []
+"""Of each reporter that a test has not ended: raises `AssertionError` when it has ended all the same."""
 
 
 def node_options(folder: Path, **changes: Any) -> Options:
@@ -64,6 +76,48 @@ def stop_order(token: int, task_id: str, grace_ms: int = 500) -> StopTask:
     return StopTask(token=token, node_id=NODE, task_id=task_id, grace_ms=grace_ms, reason="cancelled")
 
 
+def printed(options: Options, job_id: str, task_id: str) -> str:
+    """A task's output so far."""
+    path = log_path(options.log_dir, job_id, task_id)
+    return path.read_text() if path.exists() else ""
+
+
+def story(options: Options) -> str:
+    """The last events of all cells, and the end of each task's output."""
+    lines = [f"{envelope.id}: {envelope.data}" for cell in _cells for envelope in cell.envelopes[-MOST_TOLD:]]
+    for path in sorted(options.log_dir.rglob("*.log")):
+        if path.is_file():  # not a FIFO of a test
+            lines += [f"--- {path.name}", path.read_text(errors="replace")[-MOST_PRINTED:]]
+    return "\n".join(lines)
+
+
+def go_on(what: Callable[[], object]) -> None:
+    """Raises `AssertionError` with what is waited for at the run's deadline, and at once when a reporter has ended by itself."""
+    for check in _must_live:
+        check()
+    assert left_s() > 0, f"the whole run ends: waited for {what()}"
+
+
+class Telemetry:
+    """What nodes have published so far."""
+
+    def __init__(self, log: Log) -> None:
+        self.samples: list[TelemetrySampled] = []
+        self._reader = log.reader({TELEMETRY: 0})
+
+    async def until(self, enough: Callable[[list[TelemetrySampled]], bool]) -> None:
+        """Waits until enough has come."""
+        while not enough(self.samples):
+            go_on(lambda: f"telemetry; came: {self.samples}")
+            for record in await self._reader.read(timeout_ms=LOOK_MS):  # clock: a look whether the reporter lives
+                sample = from_wire(record.headers, record.value, Topic.TELEMETRY).data
+                assert isinstance(sample, TelemetrySampled)
+                self.samples.append(sample)
+
+    async def close(self) -> None:
+        await self._reader.close()
+
+
 class Cell:
     """The placer's side of one node: sends orders, reads what the node reports."""
 
@@ -72,6 +126,7 @@ class Cell:
         self.log = log
         self.envelopes: list[Envelope] = []
         self._reader = log.reader({Partition(Topic.NODES, 0): start})
+        _cells.add(self)
 
     async def order(self, *orders: Order) -> None:
         messages = []
@@ -83,23 +138,32 @@ class Cell:
         await self.log.append(messages)
 
     async def until(self, *wanted: type[Event], task_id: str | None = None, count: int = 1) -> Any:
-        """Waits for the `count`-th event of one of these types (about this task); fails after WAIT_S."""
-        deadline = time.monotonic() + WAIT_S
+        """Waits for the `count`-th event of one of these types (about this task)."""
         while True:
             found = [
                 event for event in self.events(*wanted) if task_id in (None, getattr(event, "task_id", None))
             ]
             if len(found) >= count:
                 return found[count - 1]
-            left_ms = round((deadline - time.monotonic()) * 1_000)
-            assert left_ms > 0, f"no {[w.__name__ for w in wanted]} {task_id} #{count}; came: {self.events()}"
-            await self.read(left_ms)
+            go_on(lambda: f"{[each.__name__ for each in wanted]} {task_id} #{count}")
+            await self.read(LOOK_MS)
+
+    async def next_join(self, incarnation: int = 0) -> NodeJoined:
+        """The first joining after that of this incarnation; copies of earlier ones, which a killed reporter may have left
+        unacknowledged, are passed over."""
+        count = 0
+        while True:
+            count += 1
+            joined: NodeJoined = await self.until(NodeJoined, count=count)
+            if joined.incarnation > incarnation:
+                return joined
 
     async def close(self) -> None:
         await self._reader.close()
 
     async def read(self, timeout_ms: int) -> None:
-        for record in await self._reader.read(timeout_ms=timeout_ms):
+        """Takes what has come, or comes within this time."""
+        for record in await self._reader.read(timeout_ms=timeout_ms):  # clock: the caller waits for an event
             self.envelopes.append(from_wire(record.headers, record.value, Topic.NODES))
 
     def events(self, *wanted: type[Event]) -> list[Event]:
@@ -114,10 +178,19 @@ async def working(options: Options, log: Log) -> AsyncIterator[asyncio.Event]:
     """A node-reporter in this process; yields its stop."""
     stop, ready = asyncio.Event(), asyncio.Event()
     life = asyncio.ensure_future(runner(options)(Settings(log_url="memory"), stop, log=log, ready=ready))
-    await asyncio.wait([life, asyncio.ensure_future(ready.wait())], return_when=asyncio.FIRST_COMPLETED)
+    is_ready = asyncio.ensure_future(ready.wait())
+    await asyncio.wait([life, is_ready], return_when=asyncio.FIRST_COMPLETED)
+    is_ready.cancel()
+
+    def check() -> None:
+        if life.done() and not stop.is_set():
+            raise AssertionError("the node-reporter has ended") from life.exception()
+
+    _must_live.append(check)
     try:
         yield stop
     finally:
+        _must_live.remove(check)
         stop.set()
         await life
 
@@ -140,18 +213,17 @@ def end_tasks(options: Options) -> None:
             process.kill()
 
 
-async def eventually(what: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not what():
-        assert time.monotonic() < deadline, "it never became so"
-        await asyncio.sleep(0.02)
-
-
 class Reporter:
     """A node-reporter in a process of its own."""
 
-    def __init__(self, child: asyncio.subprocess.Process) -> None:
+    def __init__(self, child: asyncio.subprocess.Process, *, must_live: bool) -> None:
         self.child = child
+        self._must_live = must_live
+
+    def check(self) -> None:
+        """Raises `AssertionError` when it has ended, and the test has not ended it."""
+        ended = self._must_live and self.child.returncode is not None
+        assert not ended, f"the node-reporter has ended with {self.child.returncode}"
 
     @property
     def pid(self) -> int:
@@ -159,23 +231,29 @@ class Reporter:
 
     async def killed(self) -> None:
         """Waits until it died of SIGKILL (a failpoint)."""
-        assert await asyncio.wait_for(self.child.wait(), WAIT_S) == -signal.SIGKILL
+        self._must_live = False
+        assert await self.child.wait() == -signal.SIGKILL
 
     async def kill(self) -> None:
+        self._must_live = False
         self.child.kill()
         await self.child.wait()
 
     async def terminate(self) -> int:
         """SIGTERM; its exit status."""
+        self._must_live = False
         self.child.terminate()
-        return await asyncio.wait_for(self.child.wait(), WAIT_S)
+        return await self.child.wait()
 
 
 @asynccontextmanager
 async def reporter_process(
     options: Options, log_url: str, *more: str, failpoint: str = "", env: dict[str, str] | None = None
 ) -> AsyncIterator[Reporter]:
-    """A ready one; killed at the end if it still lives. Its tasks are not touched."""
+    """A ready one; killed at the end if it still lives. Its tasks are not touched.
+
+    `failpoint`: where it kills itself, ready or not.
+    """
     environment = {
         **os.environ,
         **(env or {}),
@@ -200,13 +278,16 @@ async def reporter_process(
         env=environment,
         stdout=asyncio.subprocess.PIPE,
     )
+    reporter = Reporter(child, must_live=not failpoint)
+    _must_live.append(reporter.check)
     try:
         assert child.stdout is not None
-        line = await asyncio.wait_for(child.stdout.readline(), LOCK_WAIT_S + WAIT_S)
+        line = await child.stdout.readline()
         if not failpoint:
             assert line == b"ready\n"
-        yield Reporter(child)
+        yield reporter
     finally:
+        _must_live.remove(reporter.check)
         if child.returncode is None:
             child.kill()
         await child.wait()

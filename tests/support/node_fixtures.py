@@ -8,7 +8,8 @@ import pytest
 from penstock.log.embedded import EmbeddedLog
 from penstock_services.node_reporter.options import Options
 from tests.support.memory_log import MemoryBroker, MemoryLog
-from tests.support.node_cell import TOPICS, Cell, end_tasks, node_options, working
+from tests.support.node_cell import TOPICS, Cell, end_tasks, node_options, story, working
+from tests.support.story import told
 
 
 @pytest.fixture
@@ -48,6 +49,7 @@ async def node(options: Options, broker: MemoryBroker) -> AsyncIterator[Options]
 
 @pytest.fixture(autouse=True)
 def nothing_left(options: Options) -> Iterator[None]:
-    """Whatever a test starts must not outlive it, even if the test fails."""
-    yield
+    """Whatever a test starts must not outlive it, even if the test fails. Its failure tells what the node has reported."""
+    with told("the node's last events, and its tasks' output", lambda: story(options)):
+        yield
     end_tasks(options)
