@@ -122,6 +122,15 @@ class Installation:
         job_id = str(listed(self, "describe", "job", job)["job_id"])
         return self.gateway.until(job_id, status)
 
+    def pid(self, job: str) -> int:
+        """Of the job's only task, once it can be read."""
+
+        def started() -> list[int]:
+            return [task["pid"] for task in listed(self, "describe", "job", job)["tasks"] if task["pid"]]
+
+        [found] = wait_until(started, f"the process of {job}")
+        return found
+
     def stop(self) -> None:
         """Ctrl-C, and its end."""
         if self.process.poll() is None:

@@ -152,8 +152,8 @@ def python_service(name: str, arguments: Sequence[str], *, log_path: Path, env: 
 
 
 @contextlib.contextmanager
-def installation(folder: Path, *options: str) -> Iterator[Gateway]:
-    """`penstock up` in `folder` (reachable for Postgres' user); afterwards ended as by Ctrl-C. Failures tell its logs and last events.
+def installation(folder: Path, *options: str, **variables: str) -> Iterator[Gateway]:
+    """`penstock up` in `folder` (reachable for Postgres' user), with these settings; afterwards ended as by Ctrl-C. Failures tell its logs and last events.
 
     Raises `LaunchError` when it does not come up, or does not end with 0.
     """
@@ -161,7 +161,7 @@ def installation(folder: Path, *options: str) -> Iterator[Gateway]:
     argv = [str(Path(sys.executable).with_name("penstock")), "up", "--folder", str(folder), "--port", "0"]
     log_path = folder.with_suffix(".log")
     log_path.unlink(missing_ok=True)
-    child = Child("penstock up", [*argv, *options], log_path=log_path, env=clean_environment())
+    child = Child("penstock up", [*argv, *options], log_path=log_path, env=clean_environment(**variables))
     logs = folder / "logs"
     with (
         told("penstock up", log_path),
