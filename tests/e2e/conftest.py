@@ -19,6 +19,7 @@ from tests.support.story import told
 from tests.support.system import Gateway, file_ends, url_in
 from tests.support.waiting import wait_until
 
+STOP_S = 60.0  # of the demo's tests
 ENDLESS = ("sleep", "infinity")
 """A job that runs until somebody stops it."""
 
@@ -93,7 +94,7 @@ class Installation:
         def found() -> str:
             ended = self.process.poll() is not None
             url = url_in(self.printed())
-            assert url or not ended, f"not up: {self.printed()}"
+            assert url or not ended, f"not up: {self.printed()}\n{file_ends(self.folder.glob('logs/*.log'))}"
             return url
 
         self.url = wait_until(found, lambda: f"`penstock up`: {self.printed()}")

@@ -386,6 +386,7 @@ def test_why_answers_for_the_placed_the_waiting_and_the_past(up: Installation, s
 @pytest.mark.usefixtures("succeeded")
 def test_looking_around(up: Installation, arguments: tuple[str, ...], words: tuple[str, ...]) -> None:
     """Every command that only looks, after some jobs have run."""
+    up.gateway.until_nodes(2)
     answer = up.run(*arguments)
     assert answer.returncode == 0, answer.stdout + answer.stderr
     for word in words:
