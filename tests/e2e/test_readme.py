@@ -36,7 +36,9 @@ def test_every_command_of_the_readme_does_what_it_says(up: Installation, place: 
             assert words[0] == "penstock", command
             words[0:1] = PENSTOCK
             if "--at" in words:
-                past = str(listed(up, "describe", "job", words[2])["submitted_seq"] + 1)
+                job = ("describe", "job", words[words.index("--at") - 1])
+                wait_until(lambda job=job: listed(up, *job)["placed_ms"], "its placement")  # type: ignore[misc]
+                past = str(listed(up, *job)["submitted_seq"] + 1)
             words = [{".venv": sys.prefix, "12": past, "1m": "1h"}.get(word, word) for word in words]
         done = subprocess.run(
             words,
