@@ -6,20 +6,22 @@ import shutil
 import signal
 import subprocess
 import tempfile
-import time
-from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.support.command_process import PENSTOCK, in_process
+from tests.support.command_process import PENSTOCK, ROOT, in_process
 from tests.support.processes import processes_with
+from tests.support.story import told
+from tests.support.system import Gateway, file_ends, url_in
+from tests.support.waiting import wait_until
 
-READY_S = 120.0
-PATIENCE_S = 120.0
-FAILED = pytest.StashKey[bool]()
-STOP_S = 60.0  # `penstock up` ends within 5 s on a quiet machine; a busy one must not fail the test
+STOP_S = 60.0  # of the demo's tests
+ENDLESS = ("sleep", "infinity")
+"""A job that runs until somebody stops it."""
 
 
 def environment(home: Path, **more: str) -> dict[str, str]:
@@ -50,11 +52,9 @@ def processes_of(folder: Path) -> list[str]:
 
 
 def survivors(folder: Path) -> list[str]:
-    """Those still alive a while after the end: a helper process ends when it reads that its parent has."""
-    deadline = time.monotonic() + STOP_S
-    while (found := processes_of(folder)) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return found
+    """None, in the end: a helper process ends when it reads that its parent has."""
+    wait_until(lambda: not processes_of(folder), lambda: f"the end of {processes_of(folder)}")
+    return []
 
 
 def left_in(home: Path) -> list[str]:
@@ -63,21 +63,24 @@ def left_in(home: Path) -> list[str]:
 
 
 class Installation:
-    """A running `penstock up`; `run` is the user beside it."""
+    """A `penstock up` that was started; `run` is the user beside it. Tests have it from `start`, `installed` or `up`."""
+
+    url: str
+    gateway: Gateway
+    """For what another process has to be asked again and again; a command takes a hundred times as long."""
 
     def __init__(self, place: Path, *arguments: str, **env: str) -> None:
         self.folder, self.home = place / "state", place / "home"
-        self.token_file = place / "token"
+        self.token_file, self.output = place / "token", place / "up.out"
         self.env = environment(
             self.home, PENSTOCK_TOKEN_FILE=str(self.token_file), PENSTOCK_TOKENS=str(place / "tokens"), **env
         )
         self.token_file.write_text(self._token())
-        self.output = (place / "up.out").open("w+")
         command = [*PENSTOCK, "up", "--folder", str(self.folder), "--port", "0", *arguments]
-        self.process = subprocess.Popen(
-            command, stdout=self.output, stderr=self.output, env=self.env, cwd=self.home
-        )
-        self.url = self._url()
+        with self.output.open("w") as output:
+            self.process = subprocess.Popen(
+                command, stdout=output, stderr=output, env=self.env, cwd=self.home
+            )
 
     def _token(self) -> str:
         """For a user who may do everything."""
@@ -85,19 +88,21 @@ class Installation:
         assert made.returncode == 0, made.stderr
         return made.stdout
 
-    def _url(self) -> str:
-        deadline = time.monotonic() + READY_S
-        while time.monotonic() < deadline and self.process.poll() is None:
-            for line in self.printed().splitlines():
-                if line.strip().startswith("export PENSTOCK_SERVER="):
-                    return line.strip().partition("=")[2]
-            time.sleep(0.05)
-        raise AssertionError(f"not up: {self.printed()}")
+    def until_up(self) -> None:
+        """Returns once it is ready. Fails where it ends."""
+
+        def found() -> str:
+            ended = self.process.poll() is not None
+            url = url_in(self.printed())
+            assert url or not ended, f"not up: {self.printed()}\n{file_ends(self.folder.glob('logs/*.log'))}"
+            return url
+
+        self.url = wait_until(found, lambda: f"`penstock up`: {self.printed()}")
+        self.gateway = Gateway(self.url, self.token_file.read_text().strip())
 
     def printed(self) -> str:
         """Everything that it has printed."""
-        self.output.flush()
-        return Path(self.output.name).read_text()
+        return self.output.read_text()
 
     def run(self, *arguments: str, **env: str) -> "subprocess.CompletedProcess[str]":
         """A command as a script runs it, without the start of a process, which takes most of its processor time.
@@ -106,100 +111,110 @@ class Installation:
         """
         return in_process(arguments, {**self.env, "PENSTOCK_SERVER": self.url, **env})
 
-    def stop(self) -> float:
-        """Ctrl-C; returns the seconds it took. Raises when it does not end in time."""
-        began = time.monotonic()
+    def started(self, *arguments: str) -> "subprocess.Popen[str]":
+        """A command as a process of its own."""
+        return subprocess.Popen(
+            [*PENSTOCK, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            env={**self.env, "PENSTOCK_SERVER": self.url}, cwd=ROOT,
+        )  # fmt: skip
+
+    def until(self, job: str, status: str) -> dict[str, Any]:
+        """The job, by id or name, once it has this status. Fails where it ends with another one."""
+        job_id = str(listed(self, "describe", "job", job)["job_id"])
+        return self.gateway.until(job_id, status)
+
+    def pid(self, job: str) -> int:
+        """Of the job's only task, once it can be read."""
+
+        def started() -> list[int]:
+            return [task["pid"] for task in listed(self, "describe", "job", job)["tasks"] if task["pid"]]
+
+        [found] = wait_until(started, f"the process of {job}")
+        return found
+
+    def stop(self) -> None:
+        """Ctrl-C, and its end."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGINT)
-        try:
-            self.process.wait(3 * STOP_S)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            raise
-        return time.monotonic() - began
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """For fixtures that clear up after a failed test."""
-    report = yield
-    if report.failed:
-        item.stash[FAILED] = True
-    return report
+        wait_until(lambda: self.process.poll() is not None, lambda: f"its end: {self.printed()}")
 
 
 @contextmanager
-def installed(*arguments: str, **env: str) -> Iterator[Installation]:
-    """One for this test alone."""
-    place = new_place()
+def installed(place: Path, *arguments: str, **env: str) -> Iterator[Installation]:
+    """A running installation in this folder. Failures tell what it printed, its logs, and its last events."""
     running = Installation(place, *arguments, **env)
+    logs = running.folder / "logs"
     try:
-        yield running
-        running.stop()
+        with (
+            told("penstock up", running.output),
+            told("services.log", logs / "services.log"),
+            told("the nodes' logs", lambda: file_ends(logs.glob("node-*.log"))),
+            told("the cell's last events", lambda: running.gateway.last_events()),
+        ):
+            running.until_up()
+            yield running
+            running.stop()
     finally:
         running.process.kill()
         running.process.wait()
-        running.output.close()
-        shutil.rmtree(place, ignore_errors=True)
+
+
+Start = Callable[..., Installation]
+
+
+@pytest.fixture
+def start(place: Path) -> Iterator[Start]:
+    """Starts installations in the test's folder, one after the other."""
+    with ExitStack() as stack:
+        yield lambda *arguments, **env: stack.enter_context(installed(place, *arguments, **env))
 
 
 @pytest.fixture(scope="module")
 def up() -> Iterator[Installation]:
     """One installation for all tests of a module; it must leave nothing behind."""
     place = new_place()
-    running = Installation(
-        place, "--nodes", "2", "--virtual-gpus", "2", PENSTOCK_UNSCHEDULABLE_GRACE_MS="300"
-    )
-    try:
+    size = ("--nodes", "2", "--virtual-gpus", "2")
+    with installed(place, *size, PENSTOCK_UNSCHEDULABLE_GRACE_MS="300") as running:
         yield running
-        took_s = running.stop()
+        running.stop()
         assert running.process.returncode == 0, running.printed()
-        assert took_s <= STOP_S, f"took {took_s:.1f} s"
         assert survivors(place) == []
         assert left_in(running.home) == []
-    finally:
-        running.process.kill()
-        running.process.wait()
-        running.output.close()
-        shutil.rmtree(place, ignore_errors=True)
+    shutil.rmtree(place, ignore_errors=True)
 
 
 @pytest.fixture
-def no_job_stays(request: pytest.FixtureRequest, up: Installation) -> Iterator[None]:
-    """What a failed test has left running would make those behind it fail, too."""
+def no_job_stays(up: Installation) -> Iterator[None]:
+    """What a test leaves in the queue, or running where it has failed, is no matter of those behind it."""
     yield
-    if request.node.stash.get(FAILED, False):
-        jobs = json.loads(up.run("get", "jobs", "--limit", "1000", "-o", "json").stdout)["jobs"]
-        left = [job["job_id"] for job in jobs if job["outcome"] is None]
-        if left:
-            up.run("cancel", *left)
+    jobs = up.gateway.get("/v1/jobs?limit=1000")["jobs"]
+    left = [job["job_id"] for job in jobs if job["outcome"] is None]
+    for job_id in left:
+        up.run("cancel", job_id)  # refused where it has ended meanwhile
+    if left:
+        up.run("wait", *left)
 
 
-def listed(up: Installation, *arguments: str) -> dict[str, object]:
+def listed(up: Installation, *arguments: str) -> dict[str, Any]:
     """What a command prints as JSON."""
     answer = up.run(*arguments, "-o", "json")
     assert answer.returncode == 0, answer.stderr
-    found = json.loads(answer.stdout)
-    assert isinstance(found, dict)
+    found: dict[str, Any] = json.loads(answer.stdout)
     return found
 
 
 def until_there(gate: Path) -> tuple[str, ...]:
     """A job that runs until the file is there: for as long as a test needs, however slow the machine is."""
-    return ("sh", "-c", f"until test -e {gate}; do sleep 0.1; done")
+    return ("sh", "-c", f"until test -e {gate}; do sleep 0.05; done")
 
 
 def until_made(place: Path, pattern: str, process: "subprocess.Popen[str]") -> None:
     """Waits for a file that the process makes: a moment of its life, however fast the machine is."""
-    deadline = time.monotonic() + PATIENCE_S
-    while not any(place.glob(pattern)):
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < deadline, f"no {pattern} within {PATIENCE_S:g} s"
-        time.sleep(0.002)
 
+    def made() -> bool:
+        ended = process.poll() is not None
+        there = any(place.glob(pattern))
+        assert there or not ended, process.communicate()
+        return there
 
-def eventually(what: Callable[[], bool], output: str) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not what():
-        assert time.monotonic() < deadline, f"not within {PATIENCE_S:g} s: {output}"
-        time.sleep(0.1)
+    wait_until(made, pattern)

@@ -1,52 +1,57 @@
 """A long job makes way for a short one on a live cell under `srtf`, saves within its grace and goes on where it was."""
 
-import json
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from penstock.sdk.checkpoint import SAVED_STATUS
-from tests.e2e.conftest import Installation, eventually, installed, listed, until_there
+from tests.e2e.conftest import Installation, installed, listed, until_there
 from tests.support.command_process import ROOT
 from tests.support.loss_file import TRAIN, check_losses, rows
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.postgres
 
 
 @pytest.fixture(params=[1])
-def srtf(request: pytest.FixtureRequest) -> Iterator[Installation]:
+def srtf(request: pytest.FixtureRequest, place: Path) -> Iterator[Installation]:
     """Nodes with one GPU each."""
-    with installed("--nodes", str(request.param), "--virtual-gpus", "1", PENSTOCK_PROFILE="srtf") as running:
+    size = ("--nodes", str(request.param), "--virtual-gpus", "1")
+    with installed(place, *size, PENSTOCK_PROFILE="srtf") as running:
+        running.gateway.until_nodes(request.param)
         yield running
 
 
 def test_a_preempted_job_loses_nothing(srtf: Installation) -> None:
     """The cell knows how long the short one takes, since it ran before; of the long one it knows nothing. Its loss file goes on as if
     nobody had stopped it."""
-    quick = ("submit", "--name", "quick", "--gpus", "1", "--", "sleep", "0.5")
+    quick = ("submit", "--name", "quick", "--gpus", "1", "--", "true")
     assert srtf.run(*quick).returncode == 0
     losses, end = srtf.home / "losses", srtf.home / "end"
     library = f"PYTHONPATH={ROOT / 'libs'}"
-    flags = ("--name", "long", "--gpus", "1", "--checkpoint", "sdk", "--grace", "30s", "--env", library)
+    flags = ("--name", "long", "--gpus", "1", "--checkpoint", "sdk", "--grace", "10m", "--env", library)
     answer = srtf.run("submit", "-d", *flags, "--", sys.executable, "-c", TRAIN, str(losses), str(end))
     assert answer.returncode == 0, answer.stderr
-    eventually(lambda: len(rows(losses)) > 20, "it does not train")
-    asked = listed(srtf, "checkpoint", "long", "--reason", "a try")["checkpoint"]
-    assert isinstance(asked, dict)
+    wait_until(lambda: len(rows(losses)) > 20, "20 iterations")
+    srtf.until("long", "running")
+    assert srtf.run("checkpoint", "long", "--reason", "a try").returncode == 0
+    wait_until(lambda: listed(srtf, "describe", "job", "long")["checkpoint"], "its checkpoint")
+    asked = listed(srtf, "describe", "job", "long")["checkpoint"]
     assert asked["iteration"] > 20
     assert srtf.run("checkpoint", "quick").returncode != 0, "it has ended"
     assert srtf.run(*quick).returncode == 0, "the long one made way"
-    eventually(lambda: rows(losses)[-1][0] == 2, "it does not train again")
+    wait_until(lambda: rows(losses)[-1][0] == 2, "its second attempt")
     described = srtf.run("describe", "job", "long").stdout
     assert "saves by the SDK" in described
     assert "of attempt 1, saved in" in described
     assert "Checkpoint: iteration" in srtf.run("why", "long").stdout
     end.touch()
-    eventually(lambda: listed(srtf, "describe", "job", "long")["outcome"] == "succeeded", "it does not end")
+    assert srtf.run("wait", "long").returncode == 0
     check_losses(losses)
     found = rows(losses)
-    events = json.loads(srtf.run("events", "long", "-o", "json").stdout)["events"]
+    events = listed(srtf, "events", "long")["events"]
     [exited, _] = [event["data"] for event in events if event["type"] == "penstock.task.exited"]
     assert (exited["cause"], exited["exit_code"]) == ("stopped", SAVED_STATUS)
     [first, saved] = [event["data"] for event in events if event["type"] == "penstock.task.checkpointed"]
@@ -64,29 +69,29 @@ def test_a_job_goes_on_where_it_was_on_another_node(srtf: Installation) -> None:
     assert srtf.run("submit", *quick).returncode == 0
     gates[1].unlink()
     library = f"PYTHONPATH={ROOT / 'libs'}"
-    flags = ("--name", "long", "--gpus", "1", "--checkpoint", "sdk", "--grace", "30s", "--env", library)
+    flags = ("--name", "long", "--gpus", "1", "--checkpoint", "sdk", "--grace", "10m", "--env", library)
     answer = srtf.run("submit", "-d", *flags, "--", sys.executable, "-c", TRAIN, str(losses), str(end))
     assert answer.returncode == 0, answer.stderr
-    eventually(lambda: len(rows(losses)) > 20, "it does not train")
-    [first] = listed(srtf, "describe", "job", "long")["nodes"]  # type: ignore[misc]
-    [other] = {node["node_id"] for node in listed(srtf, "get", "nodes")["nodes"]} - {first}  # type: ignore[attr-defined]
+    wait_until(lambda: len(rows(losses)) > 20, "20 iterations")
+    [first] = listed(srtf, "describe", "job", "long")["nodes"]
+    [other] = {node["node_id"] for node in listed(srtf, "get", "nodes")["nodes"]} - {first}
     hold = ("--name", "hold", "--gpus", "1", "--no-preemptible", "--", *until_there(gates[0]))
     assert srtf.run("submit", "-d", *hold).returncode == 0
-    eventually(lambda: listed(srtf, "describe", "job", "hold")["status"] == "running", "it does not run")
+    srtf.until("hold", "running")
     assert srtf.run("submit", "-d", *quick).returncode == 0
-    eventually(lambda: listed(srtf, "describe", "job", "quick")["nodes"] == [first], "nobody made way")
+    assert srtf.until("quick", "running")["nodes"] == [first], "who makes way"
     gates[0].touch()
-    eventually(lambda: rows(losses)[-1][0] == 2, "it does not train again")
+    wait_until(lambda: rows(losses)[-1][0] == 2, "its second attempt")
     assert listed(srtf, "describe", "job", "long")["nodes"] == [other]
     assert f"on {other}, fetched from {first}" in " ".join(srtf.run("why", "long").stdout.split())
     gates[1].touch()
-    eventually(lambda: listed(srtf, "describe", "job", "quick")["outcome"] == "succeeded", "it does not end")
+    assert srtf.run("wait", "quick").returncode == 0
     assert srtf.run("move", "long", "--to", first).returncode == 0
-    eventually(lambda: rows(losses)[-1][0] == 3, "it does not arrive")
+    wait_until(lambda: rows(losses)[-1][0] == 3, "its third attempt")
     end.touch()
-    eventually(lambda: listed(srtf, "describe", "job", "long")["outcome"] == "succeeded", "it does not end")
+    assert srtf.run("wait", "long").returncode == 0
     check_losses(losses)
-    events = json.loads(srtf.run("events", "long", "-o", "json").stdout)["events"]
+    events = listed(srtf, "events", "long")["events"]
     fetched = [event["data"] for event in events if event["type"] == "penstock.task.checkpoint_fetched"]
     assert [(data["from_node"], data["node_id"]) for data in fetched] == [(first, other), (other, first)]
     saved = [event["data"]["iteration"] for event in events if event["type"] == "penstock.task.checkpointed"]

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.conftest import Installation, eventually, listed
+from tests.e2e.conftest import Installation, listed, until_there
+from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.postgres, pytest.mark.usefixtures("no_job_stays")]
 
@@ -30,7 +31,8 @@ if __name__ == "__main__":
 """
 CHANGED = 1.25  # at least; it is nearly 2 on an idle machine
 needs_two_cores = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
-PAIRS = 20  # of measurements; what else runs on this machine may begin or end between the two of one
+PAIRS = 7
+"""Of measurements, of which the median counts: where something else spoils one in a hundred, it spoils four of them 3 times in ten million runs."""
 
 
 def steps(path: Path) -> list[float]:
@@ -41,16 +43,22 @@ def steps(path: Path) -> list[float]:
 def step_s(path: Path, count: int = 8) -> float:
     """The median of the next steps, without the one under way."""
     done = len(steps(path))
-    eventually(lambda: len(steps(path)) > done + count, "no steps")
+    wait_until(lambda: len(steps(path)) > done + count, f"{count} more steps")
     return median(steps(path)[done + 1 :])
 
 
 def given(up: Installation, cores: int, reason: str) -> dict[str, Any]:
     """What the job's only task has, once its node has answered."""
-    [row] = listed(up, "cores", "starves", str(cores), "--reason", reason)["tasks"]  # type: ignore[misc]
-    assert (row["applied"], len(row["cores"]), row["problem"]) == (True, cores, "")
+
+    def answered() -> dict[str, Any]:
+        """202 where the node has not answered within five seconds: asked again, it changes nothing more."""
+        [row] = listed(up, "cores", "starves", str(cores), "--reason", reason)["tasks"]
+        assert (len(row["cores"]), row["problem"]) == (cores, "") or not row["applied"], row
+        return dict(row) if row["applied"] else {}
+
+    row = wait_until(answered, f"{cores} cores")
     assert row["enforced"] in ("cpuset", "affinity")
-    return dict(row)
+    return row
 
 
 def affinities(pid: int) -> set[tuple[int, ...]]:
@@ -76,10 +84,11 @@ def submitted(up: Installation, times: Path, program: Path) -> int:
     program.chmod(0o644)
     job = ("--", "python3", str(program), str(times), str(PROCESSES))
     assert up.run("submit", "-d", "--name", "starves", "--cores", "1", *job).returncode == 0
-    eventually(lambda: len(steps(times)) > 1, up.run("describe", "job", "starves").stdout)
-    [task] = listed(up, "describe", "job", "starves")["tasks"]  # type: ignore[misc]
-    assert [len(found) for found in affinities(task["pid"])] == [1]
-    return int(task["pid"])
+    up.until("starves", "running")
+    wait_until(lambda: len(steps(times)) > 1, lambda: f"steps: {up.run('logs', 'starves').stdout}")
+    pid = up.pid("starves")
+    assert [len(found) for found in affinities(pid)] == [1]
+    return pid
 
 
 @pytest.mark.slow
@@ -89,13 +98,13 @@ def test_a_running_jobs_step_time_follows_its_cores(up: Installation, tmp_path: 
     times = tmp_path / "steps"
     before_others(submitted(up, times, tmp_path / "steps.py"))
     ratios: list[float] = []
-    while max(ratios, default=0.0) < CHANGED:
-        assert len(ratios) < PAIRS, ratios
+    for _ in range(PAIRS):
         slow_s = step_s(times)
         given(up, 2, "its loader starves")
         fast_s = step_s(times)
         given(up, 1, "somebody else needs it")
         ratios.append(min(slow_s, step_s(times)) / fast_s)
+    assert median(ratios) >= CHANGED, ratios
     assert up.run("cancel", "starves").returncode == 0
 
 
@@ -113,23 +122,28 @@ def test_a_running_job_gets_another_core_and_gives_it_back(up: Installation, tmp
         assert "w0 has 2 cores" in shown, shown
         assert "its loader starves" in shown
         assert f"by {row['enforced']}" in shown
-    [seen] = listed(up, "describe", "job", "starves")["adjustments"]  # type: ignore[misc]
+    [seen] = listed(up, "describe", "job", "starves")["adjustments"]
     assert seen["by"].startswith("ana/"), "who asked follows from the token"
-    [task] = listed(up, "describe", "job", "starves")["tasks"]  # type: ignore[misc]
-    assert task["cores"] == row["cores"]
-    assert "2 cores, asked for by ana/" in up.run("events", "starves").stdout
 
-    back = up.run("cores", "starves", "1", "--task", "w0", "--reason", "somebody else needs it")
-    assert (back.returncode, "w0: 1 core" in back.stdout) == (0, True), back.stdout + back.stderr
+    def tasks_cores() -> list[list[int]]:
+        return [task["cores"] for task in listed(up, "describe", "job", "starves")["tasks"]]
+
+    wait_until(lambda: tasks_cores() == [row["cores"]], "the tables")
+    wait_until(lambda: "2 cores, asked for by ana/" in up.run("events", "starves").stdout, "the events")
+
+    given(up, 1, "somebody else needs it")
     assert [len(found) for found in affinities(pid)] == [1]
+    wait_until(
+        lambda: "w0: 1 core" in up.run("cores", "starves", "1", "--task", "w0").stdout, "the same again"
+    )
     assert up.run("cancel", "starves").returncode == 0
 
 
 def test_what_cannot_be_is_refused_with_the_reason(up: Installation, tmp_path: Path) -> None:
     """More cores than there are, no such task, nobody who runs, no number: nothing changes, and nothing is in the log."""
     gate = tmp_path / "gate"
-    up.run("submit", "-d", "--name", "modest", "--", "sh", "-c", f"until test -e {gate}; do sleep 0.1; done")
-    eventually(lambda: listed(up, "describe", "job", "modest")["status"] == "running", up.run("queue").stdout)
+    up.run("submit", "-d", "--name", "modest", "--", *until_there(gate))
+    up.until("modest", "running")
     for arguments, code, words in (
         (("modest", "1000"), 1, "it can have"),
         (("modest", "1", "--task", "w7"), 1, "no task w7"),

@@ -6,7 +6,6 @@ import shlex
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -19,12 +18,12 @@ from infra.devservers.kafka import obtain_jars
 from penstock.cli.app import tree
 from penstock.runtime.postgres_binaries import find_binaries
 from tests.support.machines import Machine, machines
+from tests.support.waiting import wait_until
 
 DEPLOY = INFRA / "deploy"
 PAGE = (DEPLOY / "README.md").read_text()
 NAMES = ("store", "control", "gpu-1", "gpu-2", "gpu-3")
 NODES = NAMES[2:]
-WITHIN_S = 120.0
 PROGRAMS = Path("/opt/penstock/bin")
 OF_A_RELEASE = ("libs", "services", "pyproject.toml", "requirements.lock")
 FORMER, LATTER = "0.0.1", "999.0.0"
@@ -101,7 +100,7 @@ def test_the_units_are_what_systemd_takes(tmp_path: Path) -> None:
         there = tmp_path / unit.name.replace("@", "-placer")
         there.write_text(text.replace(str(PROGRAMS), str(own)).replace("User=penstock", "User=root"))
         argv = ["systemd-analyze", "verify", "--man=no", "--recursive-errors=no", str(there)]
-        checked = subprocess.run(argv, capture_output=True, text=True, timeout=180, check=False)
+        checked = subprocess.run(argv, capture_output=True, text=True, check=False)
         ours = [line for line in checked.stderr.splitlines() if there.name in line]
         assert (checked.returncode, ours) == (0, []), checked.stderr
 
@@ -201,10 +200,9 @@ def follow(
                 if block.where == ("desk",)
                 else text
             )
-        began_s = time.monotonic()
         with ThreadPoolExecutor() as pool:
-            done = list(pool.map(lambda name, text=text: cluster[name].run(text, 570), block.where))
-        print(f"{block.heading} on {', '.join(block.where)}: {time.monotonic() - began_s:.1f} s")
+            done = list(pool.map(lambda name, text=text: cluster[name].run(text), block.where))
+        print(f"{block.heading} on {', '.join(block.where)}")
         for name, output in zip(block.where, done, strict=True):
             outputs[name] += output
         after(block)
@@ -236,18 +234,21 @@ def job(desk: Machine, job_id: str) -> dict[str, Any]:
     return dict(json.loads(penstock(desk, "describe", "job", job_id, "-o", "json")))
 
 
-def until(desk: Machine, holds: Callable[[], T]) -> T:
+def until(holds: Callable[[], T | None]) -> T:
     """What it returns, once that is something and the gateway answers."""
-    deadline = time.monotonic() + WITHIN_S
-    while True:
+    problem = ""
+
+    def found() -> T | None:
+        nonlocal problem
         try:
-            if found := holds():
-                return found
-            problem = ""
+            return holds()
         except AssertionError as error:
             problem = str(error)
-        assert time.monotonic() < deadline, f"never {problem}"
-        time.sleep(0.5)
+            return None
+
+    value = wait_until(found, lambda: f"what holds in the end; {problem}")
+    assert value is not None
+    return value
 
 
 def until_status(desk: Machine, job_id: str, status: str) -> dict[str, Any]:
@@ -255,7 +256,7 @@ def until_status(desk: Machine, job_id: str, status: str) -> dict[str, Any]:
         found = job(desk, job_id)
         return found if found["status"] == status else None
 
-    return until(desk, holds)
+    return until(holds)
 
 
 def nodes_of(desk: Machine) -> dict[str, tuple[str, str]]:
@@ -268,21 +269,18 @@ def places(found: dict[str, Any]) -> list[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1_500)
 def test_the_page_is_followed_word_by_word(cluster: dict[str, Machine]) -> None:
     """Six machines that have nothing of Penstock; at the end jobs run, the doctor is content, and an upgrade stops no job."""
     desk = cluster["desk"]
     follow(cluster, *"12345")
     ready = {name: ("ready", cluster[name].address) for name in NODES}
-    until(desk, lambda: nodes_of(desk) == ready)
+    until(lambda: nodes_of(desk) == ready)
     outputs = follow(cluster, "6")
     assert len(places(until_status(desk, "first", "succeeded"))) > 1
     ranks = set(re.findall(r"(\d) of 3 meets at 10\.", outputs["desk"]))
     assert ranks == {"0", "1", "2"}, outputs["desk"]
     meet_over_machines(desk)
-    script = (
-        "trap 'exit 9' TERM; i=0; while [ $i -lt 600 ] && [ ! -e /tmp/go ]; do sleep 0.5; i=$((i+1)); done"
-    )
+    script = "trap 'exit 9' TERM; until test -e /tmp/go; do sleep 0.5; done"
     submitted = penstock(desk, "submit", "--detach", "-o", "json", "--", "sh", "-c", script)
     long = json.loads(submitted)["job_id"]
     before = until_status(desk, long, "running")
@@ -293,11 +291,11 @@ def test_the_page_is_followed_word_by_word(cluster: dict[str, Machine]) -> None:
         if block.where == ("control",):
             assert version_of(cluster["control"], "penstock@placer") == LATTER
             assert version_of(cluster["gpu-1"], "penstock-node-reporter") == FORMER
-            submitted = until(desk, lambda: penstock(desk, "submit", "--detach", "-o", "json", "--", "true"))
+            submitted = until(lambda: penstock(desk, "submit", "--detach", "-o", "json", "--", "true"))
             until_status(desk, json.loads(submitted)["job_id"], "succeeded")
 
     follow(cluster, "8", after=after)
-    until(desk, lambda: nodes_of(desk) == ready)
+    until(lambda: nodes_of(desk) == ready)
     assert {version_of(cluster[name], "penstock-node-reporter") for name in NODES} == {LATTER}
     doctor_is_content(cluster)
     [host] = places(until_status(desk, long, "running"))
@@ -316,14 +314,12 @@ def meet_over_machines(desk: Machine) -> None:
         "    server = socket.create_server(place)\n"
         "    [server.accept()[0].sendall(b'x') for _ in range(2)]\n"
         "else:\n"
-        "    for _ in range(300):\n"
+        "    while True:\n"
         "        try:\n"
-        "            assert socket.create_connection(place, 5).recv(1) == b'x'\n"
+        "            assert socket.create_connection(place).recv(1) == b'x'\n"
         "            break\n"
         "        except OSError:\n"
         "            time.sleep(0.1)\n"
-        "    else:\n"
-        "        raise SystemExit(1)\n"
     )
     words = ("--name", "meeting", "--workers", "3", "--gpus", "2", "--cores", "1")
     penstock(desk, "submit", *words, "--", "/usr/bin/python3", "-c", script)

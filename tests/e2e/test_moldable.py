@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.conftest import Installation, eventually, installed, listed
+from tests.e2e.conftest import ENDLESS, Installation, installed, listed
 from tests.support.command_process import ROOT
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.postgres
 
@@ -43,8 +44,8 @@ while not (place / "end").exists():
 
 
 @pytest.fixture
-def four_gpus() -> Iterator[Installation]:
-    with installed("--nodes", "1", "--virtual-gpus", "4") as running:
+def four_gpus(place: Path) -> Iterator[Installation]:
+    with installed(place, "--nodes", "1", "--virtual-gpus", "4") as running:
         yield running
 
 
@@ -55,13 +56,13 @@ def workers(place: Path, attempt: int) -> list[dict[str, int]]:
 
 
 def test_the_next_attempt_has_more_workers_and_the_same_batch(
-    four_gpus: Installation, tmp_path: Path
+    four_gpus: Installation,
 ) -> None:
     """66 samples an iteration, over two workers and then over four, 17 and 16 each; no sample is lost, and rank 0's checkpoint serves both shapes."""
     here = four_gpus
-    held = ("submit", "-d", "--name", "held", "--gpus", "1", "--workers", "2", "--", "sleep", "600")
+    held = ("submit", "-d", "--name", "held", "--gpus", "1", "--workers", "2", "--", *ENDLESS)
     assert here.run(*held).returncode == 0
-    eventually(lambda: listed(here, "describe", "job", "held")["status"] == "running", "it does not start")
+    here.until("held", "running")
     place = here.home / "seen"
     place.mkdir()
     flags = (
@@ -70,27 +71,36 @@ def test_the_next_attempt_has_more_workers_and_the_same_batch(
     )  # fmt: skip
     answer = here.run("submit", "-d", *flags, "--", sys.executable, "-c", TRAIN, str(place))
     assert answer.returncode == 0, answer.stderr
-    eventually(lambda: len(workers(place, 1)) == 2, "it does not start")
+    wait_until(lambda: len(workers(place, 1)) == 2, "both workers")
     first = workers(place, 1)
     assert [(one["RANK"], one["WORLD_SIZE"], one["peers"]) for one in first] == [(0, 2, 2), (1, 2, 2)]
     assert [one["PENSTOCK_BATCH_SIZE"] for one in first] == [33, 33]
     assert "2 of 1 to 4 workers: as many as fit now" in here.run("why", "mold").stdout
     assert "2 of 1 to 4 workers" in here.run("describe", "job", "mold").stdout
-    saved = listed(here, "checkpoint", "mold", "--reason", "before it fails")["checkpoint"]
-    assert isinstance(saved, dict)
+    assert here.run("checkpoint", "mold", "--reason", "before it fails").returncode == 0
+    wait_until(lambda: listed(here, "describe", "job", "mold")["checkpoint"], "its checkpoint")
     assert here.run("cancel", "held").returncode == 0
-    eventually(lambda: listed(here, "describe", "job", "held")["outcome"] == "cancelled", "it runs on")
+    here.until("held", "cancelled")
     (place / "fail").touch()
-    eventually(lambda: len(workers(place, 2)) == 4, "it does not start again")
+    wait_until(lambda: len(workers(place, 2)) == 4, "all four workers")
     second = workers(place, 2)
     assert [(one["RANK"], one["WORLD_SIZE"], one["peers"]) for one in second] == [
         (rank, 4, 4) for rank in range(4)
     ]
     assert [one["PENSTOCK_BATCH_SIZE"] for one in second] == [17, 17, 16, 16]
     assert {one["PENSTOCK_GLOBAL_BATCH_SIZE"] for one in second} == {66}
-    assert {one["begins"] for one in second} == {saved["iteration"]}
     (place / "end").touch()
-    eventually(lambda: listed(here, "describe", "job", "mold")["outcome"] == "succeeded", "it does not end")
+    assert here.run("wait", "mold").returncode == 0
+    saved = [
+        event["data"]
+        for event in listed(here, "events", "mold")["events"]
+        if event["type"] == "penstock.task.checkpointed"
+    ]
+    of_rank_0 = [one["iteration"] for one in saved if one["task_id"].endswith(".1.w0")]
+    assert {one["begins"] for one in second} == {of_rank_0[-1]}, (
+        "where the first attempt's last checkpoint is"
+    )
+    assert of_rank_0[0] > 0
     refused = here.run(
         "submit", "-d", "--workers", "2", "--min-workers", "3", "--global-batch-size", "8", "--", "true"
     )

@@ -8,10 +8,12 @@ from statistics import median
 
 import pytest
 
+from penstock.model.settings import MAX_PRELAUNCH_WAIT_MS
 from tests.bench.prelaunch import learn, less_idle, measure
 from tests.e2e.conftest import new_place
 from tests.support.phased_job import phased, times
-from tests.support.system import PATIENCE_S, Gateway, installation
+from tests.support.system import Gateway, installation
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.postgres
 
@@ -19,6 +21,14 @@ LESS_IDLE = 0.3
 """Source: Liquid §6.1; its four runs have 0.18, 0.50, 0.77 and 0.30."""
 RUNS, PAIRS = 3, 3
 NEED = {"gpus": 1, "cores": 1, "host_memory_mib": 64, "gpu_memory_mib": 1}
+SAVES_LONG = """
+import os, sys, time
+from penstock.sdk.phases import phase
+phase("train")
+phase("save")
+while not os.path.exists(sys.argv[1]):
+    time.sleep(0.05)
+"""
 TRAINS_ON = """
 import os, sys, time
 from penstock.sdk.phases import phase
@@ -43,28 +53,27 @@ def place() -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def gateway(place: Path) -> Iterator[Gateway]:
-    with installation(place / "up", "--nodes", "1", "--virtual-gpus", "1") as found:
+    size = ("--nodes", "1", "--virtual-gpus", "1")
+    with installation(place / "up", *size, PENSTOCK_PRELAUNCH_WAIT_MS=str(MAX_PRELAUNCH_WAIT_MS)) as found:
         found.until_nodes(1)
         yield found
 
 
-def events(gateway: Gateway, job_id: str, kind: str) -> list[dict[str, object]]:
-    found = gateway.get(f"/v1/jobs/{job_id}/events?limit=1000")["events"]
-    return [event["data"] for event in found if event["type"] == f"penstock.{kind}"]
-
-
-def test_a_launch_overlaps_the_save_and_the_training_does_not(gateway: Gateway) -> None:
-    """The first job saves for three seconds. The second one's process begins meanwhile; it trains when the first one's last process is gone."""
+def test_a_launch_overlaps_the_save_and_the_training_does_not(gateway: Gateway, place: Path) -> None:
+    """The first job saves until the second one's process has begun; that one trains when the first one's last process is gone."""
+    began, kinds = place / "began", {"resources": NEED, "prelaunch": True}
     ids = [
-        gateway.submit(phased(0.1, 0.5, save_s), name=name, resources=NEED, prelaunch=True)
-        for name, save_s in (("first", 3.0), ("second", 0.0))
+        gateway.submit([sys.executable, "-c", SAVES_LONG, str(began)], name="first", **kinds),
+        gateway.submit(
+            ["sh", "-c", f'touch {began}; exec "$@"', "sh", *phased(0.1, 0.2, 0.0)], name="second", **kinds
+        ),
     ]
     for job_id in ids:
         assert gateway.until_ended(job_id)["outcome"] == "succeeded"
     first, second = (times(gateway, job_id) for job_id in ids)
     assert first.save_ms <= second.started_ms < first.exited_ms
     assert second.opened_ms == first.exited_ms <= second.train_ms
-    [placed] = events(gateway, ids[1], "placement.decided")
+    [placed] = gateway.events(ids[1], "placement.decided")
     assert (placed["after"], placed["prelaunch"]) == ([ids[0]], True)
 
 
@@ -80,12 +89,13 @@ def test_who_waits_for_one_that_goes_on_is_given_back(gateway: Gateway, place: P
     assert "launches" in gateway.get(f"/v1/jobs/{second}/why")["text"]
     marks[1].touch()
     gateway.until(second, "queued")
-    [stopped] = events(gateway, second, "stop.decided")
+    wait_until(lambda: gateway.events(second, "stop.decided"), "the stop in the tables")
+    [stopped] = gateway.events(second, "stop.decided")
     assert stopped["reason"] == "predecessor_late"
     assert gateway.job(first)["status"] == "running"
     marks[2].touch()
     assert gateway.until_ended(first)["outcome"] == "succeeded"
-    assert gateway.until_ended(second, PATIENCE_S)["outcome"] == "succeeded"
+    assert gateway.until_ended(second)["outcome"] == "succeeded"
     assert times(gateway, second).opened_ms is None
 
 

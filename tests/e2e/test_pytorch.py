@@ -4,8 +4,6 @@ import ast
 import re
 import shlex
 import subprocess
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,15 +12,15 @@ import yaml
 from penstock.cli.app import run
 from penstock.cli.jobspec import build, read_job_file
 from penstock.exits import Exit
-from tests.e2e.conftest import Installation
+from tests.e2e.conftest import Installation, Start
 from tests.support.command_process import PENSTOCK, ROOT
+from tests.support.waiting import wait_until
 
 PAGE = ROOT / "libs/penstock/sdk/PYTORCH.md"
 SCRIPT = ROOT / "tilt/jobs/pytorch_ddp.py"
 JOB = ROOT / "tilt/jobs/pytorch-ddp.yaml"
 LOCK = ROOT / "tilt/pytorch.lock"
 PYTHON = ROOT / ".venv-pytorch/bin/python"
-PATIENCE_S = 400.0  # an import of PyTorch alone takes 4 s of a processor
 OUT_OF_MEMORY = {
     "torch.empty(1 << 50)": "out of host memory (the program reported DefaultCPUAllocator)",
     "raise torch.OutOfMemoryError": "out of GPU memory (the program reported torch.OutOfMemoryError)",
@@ -106,42 +104,29 @@ def has_torch() -> bool:
         return False
 
 
-def wait_for(found: Callable[[], bool], why: Callable[[], str]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not found():
-        assert time.monotonic() < deadline, why()
-        time.sleep(0.2)
-
-
-@pytest.mark.timeout(4 * PATIENCE_S)
-def test_the_page_runs_line_by_line(place: Path) -> None:
+def test_the_page_runs_line_by_line(start: Start) -> None:
     """Two workers on two nodes, stopped in the middle by a drain; the second attempt goes on, to the weights of a run without a stop."""
     if not has_torch():
         pytest.skip(f"no PyTorch in {PYTHON.parents[1]}: `make pytorch` installs it and runs this test")
     commands = [line for line in typed() if not line.startswith(INSTALLS)]
-    [start] = [shlex.split(line) for line in typed() if line.startswith("penstock up ")]
-    installation = Installation(place, *start[2:])
-    try:
-        outputs = {line: page_line(installation, line) for line in commands}
-        [described] = [out for line, out in outputs.items() if line.startswith("penstock describe")]
-        assert {"node-0", "node-1"} <= set(re.findall(r"node-\d", described)), "a worker on each node"
-        resumed = outputs[commands[-1]]
-        begun = int(re.findall(r"begin at iteration (\d+) with 2 workers on cpu", resumed)[-1])
-        assert begun > 0, resumed
-        assert installation.run("submit", "-f", str(JOB)).returncode == 0
-        [whole] = re.findall(r"done: \d+ iterations, weights \w+", logs(installation))
-        assert whole in resumed, "the weights of a run that was never stopped"
-        for error, named in OUT_OF_MEMORY.items():
-            script = (
-                f"from penstock.sdk.out_of_memory import *; report_out_of_memory(); import torch; {error}"
-            )
-            asked = ("--venv", str(PYTHON.parents[1]), "--gpus", "1", "--host-memory", "4GiB")
-            failed = installation.run("submit", "--name", "lacks", *asked, "--", "python", "-c", script)
-            assert failed.returncode == Exit.FAILED, failed.stderr
-            described = installation.run("describe", "job", failed.stdout.split()[0]).stdout
-            assert named in " ".join(described.replace("│", " ").split())
-    finally:
-        installation.stop()
+    [up] = [shlex.split(line) for line in typed() if line.startswith("penstock up ")]
+    installation = start(*up[2:])
+    outputs = {line: page_line(installation, line) for line in commands}
+    [described] = [out for line, out in outputs.items() if line.startswith("penstock describe")]
+    assert {"node-0", "node-1"} <= set(re.findall(r"node-\d", described)), "a worker on each node"
+    resumed = outputs[commands[-1]]
+    begun = int(re.findall(r"begin at iteration (\d+) with 2 workers on cpu", resumed)[-1])
+    assert begun > 0, resumed
+    assert installation.run("submit", "-f", str(JOB)).returncode == 0
+    [whole] = re.findall(r"done: \d+ iterations, weights \w+", logs(installation))
+    assert whole in resumed, "the weights of a run that was never stopped"
+    for error, named in OUT_OF_MEMORY.items():
+        script = f"from penstock.sdk.out_of_memory import *; report_out_of_memory(); import torch; {error}"
+        asked = ("--venv", str(PYTHON.parents[1]), "--gpus", "1", "--host-memory", "4GiB")
+        failed = installation.run("submit", "--name", "lacks", *asked, "--", "python", "-c", script)
+        assert failed.returncode == Exit.FAILED, failed.stderr
+        described = installation.run("describe", "job", failed.stdout.split()[0]).stdout
+        assert named in " ".join(described.replace("│", " ").split())
 
 
 def logs(installation: Installation) -> str:
@@ -151,15 +136,17 @@ def logs(installation: Installation) -> str:
 def page_line(installation: Installation, line: str) -> str:
     """Types it when a reader would: the training runs, or the job waits again. What it prints."""
     if line.startswith("penstock describe"):
-        wait_for(lambda: "begin at iteration 0" in logs(installation), installation.printed)
+        wait_until(lambda: "begin at iteration 0" in logs(installation), installation.printed)
     if line.startswith("penstock node drain"):
-        wait_for(lambda: " iterations" in installation.run("eta", "pytorch-ddp").stdout, installation.printed)
+        wait_until(
+            lambda: " iterations" in installation.run("eta", "pytorch-ddp").stdout, installation.printed
+        )
     if line.startswith("penstock why"):
-        wait_for(lambda: "queued" in installation.run("get", "jobs").stdout, installation.printed)
+        wait_until(lambda: "queued" in installation.run("get", "jobs").stdout, installation.printed)
     words = shlex.split(line, comments=True)
     assert words[0] == "penstock", line
     done = subprocess.run(
-        [*PENSTOCK, *words[1:]], capture_output=True, text=True, timeout=PATIENCE_S, check=False, cwd=ROOT,
+        [*PENSTOCK, *words[1:]], capture_output=True, text=True, check=False, cwd=ROOT,
         env={**installation.env, "PENSTOCK_SERVER": installation.url},
     )  # fmt: skip
     assert done.returncode == 0, f"{line}\n{done.stdout}\n{done.stderr}\n{logs(installation)}"

@@ -5,7 +5,7 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.bench.turns import BOUNDS, measure, propose_group, reported, submit, up
+from tests.bench.turns import BOUNDS, Measured, measure, propose_group, reported, submit, up
 from tests.e2e.conftest import new_place
 from tests.support.system import Gateway
 
@@ -23,7 +23,7 @@ pytestmark = [
 ]  # `make live`; tests/unit/test_sdk_turns.py kills members, too
 
 REACH = 1.6
-TRIES = 2  # somebody else's load may come between the runs alone and that together
+RUNS = 3  # the median: somebody else's load may come between the runs alone and that together, once
 TOGETHER_S = 8.0
 
 
@@ -42,12 +42,9 @@ def one_gpu() -> Iterator[tuple[Gateway, Path]]:
 def test_four_jobs_on_one_gpu_do_more_than_in_turn(one_gpu: tuple[Gateway, Path]) -> None:
     """One runs, three wait; a plan makes them a group. None of them is restarted, none starves, and none waits in vain."""
     gateway, folder = one_gpu
-    for attempt in range(1, TRIES + 1):
-        found = measure(gateway, folder, seconds=TOGETHER_S)
-        total = sum(one.speed for one in found.values())
-        if total >= REACH or attempt == TRIES:
-            break
-    assert total >= REACH, found
+    runs = [measure(gateway, folder, seconds=TOGETHER_S) for _ in range(RUNS)]
+    found = sorted(runs, key=total)[RUNS // 2]
+    assert total(found) >= REACH, runs
     assert set(found) == set(BOUNDS)
     for one in found.values():
         assert one.speed > 1 / len(BOUNDS), "alone for a quarter of the time it had done more"
@@ -62,6 +59,11 @@ def test_four_jobs_on_one_gpu_do_more_than_in_turn(one_gpu: tuple[Gateway, Path]
         assert stages_of(gateway, first["job_id"]) is None, "nothing was known when it was submitted"
         stages = stages_of(gateway, last["job_id"])
         assert max(BOUNDS, key=lambda name: stages[f"{name}_ms"]) == bound
+
+
+def total(found: Mapping[str, Measured]) -> float:
+    """Speed of all four; one after the other they have 1."""
+    return sum(one.speed for one in found.values())
 
 
 def stages_of(gateway: Gateway, job_id: str) -> Any:
@@ -87,21 +89,21 @@ def test_members_that_die_are_stopped_or_join_cost_the_others_less_than_a_second
     propose_group(gateway, [stays, dies, saves])
     for job_id in (dies, saves):
         reported(gateway, job_id)
-    time.sleep(1.0)
+    time.sleep(1.0)  # clock: alone on the machine; all three share the GPU for a second before one dies
     events = gateway.get(f"/v1/jobs/{dies}/events?limit=1000")["events"]
     [started] = [event["data"] for event in events if event["type"] == "penstock.task.started"]
-    moments = [time.monotonic()]
+    moments = [time.monotonic()]  # clock: the third job's steps are judged around this moment
     os.kill(started["pid"], signal.SIGKILL)
     assert gateway.until_ended(dies)["outcome"] == "failed"
-    time.sleep(1.0)
-    moments.append(time.monotonic())
+    time.sleep(1.0)  # clock: alone on the machine; so that the moments lie apart
+    moments.append(time.monotonic())  # clock: as the moment above
     gateway.post(f"/v1/jobs/{saves}/cancel")
     assert gateway.until_ended(saves)["outcome"] == "cancelled"
     assert [event for event in gateway.get(f"/v1/jobs/{saves}/events?limit=1000")["events"] if event["type"] == "penstock.task.checkpointed"]  # fmt: skip
-    moments.append(time.monotonic())
+    moments.append(time.monotonic())  # clock: as the moments above
     propose_group(gateway, [stays, joins])
     reported(gateway, joins)
-    time.sleep(1.0)
+    time.sleep(1.0)  # clock: alone on the machine; steps after the last moment
     gate.touch()
     for job_id in (stays, joins):
         row = gateway.until_ended(job_id)

@@ -24,7 +24,7 @@ def test_a_wrong_setting_is_found_before_anything_starts(
     home = place / "home"
     done = subprocess.run(
         [*PENSTOCK, "up", "--folder", str(place / "state"), "--port", "0"], capture_output=True, text=True,
-        timeout=180, check=False, env=environment(home, **{variable: text}), cwd=home,
+        check=False, env=environment(home, **{variable: text}), cwd=home,
     )  # fmt: skip
     assert done.returncode == 2, done.stdout + done.stderr
     assert done.stderr.startswith(f"penstock: {variable}: "), done.stderr
@@ -38,7 +38,7 @@ def test_a_folder_belongs_to_one_log(place: Path) -> None:
     (place / "state" / "log").write_text("the embedded log\n")
     answer = subprocess.run(
         [*PENSTOCK, "up", "--folder", str(place / "state"), "--log", "kafka://me:secret@127.0.0.1:9", "--port", "0"],
-        capture_output=True, text=True, timeout=180, check=False, env=environment(place / "home"),
+        capture_output=True, text=True, check=False, env=environment(place / "home"),
     )  # fmt: skip
     assert answer.returncode == 2
     assert "belongs to the embedded log" in answer.stderr

@@ -23,6 +23,7 @@ from penstock.simulator.comparison import CLOCKED, compare
 from penstock.simulator.parallel import Failed, Look, Task, run_all
 from penstock.simulator.runs import OnProgress, Progress, Recorder, Result, perform
 from penstock.simulator.statistics import Mean, mean_of, paired
+from tests.support.waiting import wait_until
 
 from .scenarios import BUSY, simulation
 
@@ -172,9 +173,10 @@ def hangs(profile: str, note: Path) -> Callable[[Task, OnProgress], Result]:
 
     def do(task: Task, report: OnProgress) -> Result:
         if task.profile == profile:
-            note.write_text(str(os.getpid()))
+            note.with_suffix(".new").write_text(str(os.getpid()))
+            note.with_suffix(".new").rename(note)
             while True:
-                time.sleep(60)
+                signal.pause()
         return perform_busy(task, report)
 
     return do
@@ -233,11 +235,14 @@ def test_a_stopped_simulation_gives_the_report_so_far(tmp_path: Path, number: in
         "--ledger", str(ledger), "-o", "json", *(("--report", str(page)) if number == signal.SIGINT else ()),
     )  # fmt: skip
     with started(*arguments) as run:
-        while not ledger.exists() or ledger.stat().st_size < 100_000:
+
+        def half_way() -> bool:
             assert run.poll() is None, "it ended before it could be stopped"
-            time.sleep(0.05)
+            return ledger.exists() and ledger.stat().st_size >= 100_000
+
+        wait_until(half_way, "a ledger of some size")
         run.send_signal(number)
-        out, errors = run.communicate(timeout=180)
+        out, errors = run.communicate()
     assert run.returncode == 130, errors
     found = json.loads(out)
     assert found["interrupted"]
@@ -249,12 +254,13 @@ def test_a_stopped_simulation_gives_the_report_so_far(tmp_path: Path, number: in
 
 def running_children(run: "subprocess.Popen[str]", count: int, busy_s: float) -> None:
     """Waits until the command has so many processes, each of which has computed for so long."""
-    while True:
+
+    def running() -> bool:
         assert run.poll() is None, "it ended before it could be stopped"
         children = psutil.Process(run.pid).children()
-        if len(children) == count and all(one.cpu_times().user > busy_s for one in children):
-            return
-        time.sleep(0.05)
+        return len(children) == count and all(one.cpu_times().user > busy_s for one in children)
+
+    wait_until(running, f"{count} processes that compute")
 
 
 @pytest.mark.parametrize(("number", "group"), [(signal.SIGINT, True), (signal.SIGTERM, False)])
@@ -263,7 +269,7 @@ def test_a_stopped_comparison_keeps_the_figures_of_the_runs_in_progress(
 ) -> None:
     """Two runs in progress, a third waits: Ctrl-C reaches all processes of the terminal, a deadline's SIGTERM only one."""
     trace, page = tmp_path / "long.csv", tmp_path / "page.html"
-    lines = [f"j{n},{n // 4},{300 + n % 97},1" for n in range(3_000)]
+    lines = [f"j{n},{n // 4},{300 + n % 97},1" for n in range(20_000)]
     trace.write_text("job_id,submit_s,duration_s,gpus\n" + "\n".join(lines))
     arguments = (
         "compare", str(trace), "--cluster", "1x8", "--profiles", "random,even,srtf", "--seeds", "1", "--jobs", "2",
@@ -272,7 +278,7 @@ def test_a_stopped_comparison_keeps_the_figures_of_the_runs_in_progress(
     with started(*arguments) as run:
         running_children(run, 2, 0.5)
         (os.killpg if group else os.kill)(run.pid, number)
-        out, errors = run.communicate(timeout=180)
+        out, errors = run.communicate()
     assert run.returncode == 130, errors
     found = json.loads(out)
     assert (found["interrupted"], found["profiles"]) == (True, {}), "no mean mixes them with whole runs"
@@ -298,7 +304,7 @@ def test_a_stopped_comparison_shows_whole_runs_and_those_in_progress(tmp_path: P
         if task.profile == "fifo":
             return perform_busy(task, report)
         while report(Progress(0.5, 1, 2, 0.1)):
-            time.sleep(0.01)
+            time.sleep(0.01)  # clock: between two reports, until one of them is answered with a stop
         found = perform_busy(task, lambda progress: False)
         return _with(found, interrupted=True)
 

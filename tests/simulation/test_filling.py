@@ -1,5 +1,7 @@
 """Filling a cluster with jobs that never end: how packings are judged."""
 
+# clocks: all times are those of simulated cells
+
 import json
 from pathlib import Path
 

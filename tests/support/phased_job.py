@@ -1,11 +1,11 @@
 """A training of real processes with a launch, iterations and a save, and the times of its phases as the ledger has them."""
 
 import sys
-import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from tests.support.system import PATIENCE_S, POLL_S, Gateway
+from tests.support.system import Gateway
+from tests.support.waiting import wait_until
 
 SCRIPT = """
 import os, sys, time
@@ -49,20 +49,20 @@ def phased(launch_s: float, train_s: float, save_s: float) -> Sequence[str]:
 
 
 def times(gateway: Gateway, job_id: str) -> Times:
-    """Of a job that has succeeded, once all of it can be read. Raises `TimeoutError`."""
-    deadline = time.monotonic() + PATIENCE_S
-    while time.monotonic() < deadline:
-        at: dict[str, Any] = {}
+    """Of a job that has succeeded, once all of it can be read."""
+    at: dict[str, Any] = {}
+
+    def complete() -> bool:
         for event in gateway.get(f"/v1/jobs/{job_id}/events?limit=1000")["events"]:
             data = event["data"]
             match event["type"]:
                 case "penstock.task.started":
-                    at |= {"started_ms": data["started_ms"], "opened_ms": data.get("opened_ms")}
+                    at.update(started_ms=data["started_ms"], opened_ms=data.get("opened_ms"))
                 case "penstock.task.phase_changed" if data["phase"] in ("train", "save"):
                     at[f"{data['phase']}_ms"] = data["at_ms"]
                 case "penstock.task.exited":
                     at["exited_ms"] = data["exited_ms"]
-        if len(at) == len(Times._fields):
-            return Times(**at)
-        time.sleep(POLL_S)
-    raise TimeoutError(f"{job_id}: of its times only {at} are known after {PATIENCE_S:g} s")
+        return len(at) == len(Times._fields)
+
+    wait_until(complete, lambda: f"the times of {job_id}, of which these are known: {at}")
+    return Times(**at)

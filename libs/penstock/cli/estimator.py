@@ -11,10 +11,9 @@ from rich.text import Text
 from penstock.cli.common import JobArgument, Output, find_job, gateway, rows_of
 from penstock.cli.output import Format, present
 from penstock.cli.tables import clock
+from penstock.client.connection import WORKER_TIMEOUT_S
 from penstock.exits import Exit, Stop
 from penstock.screen import console, plain_table
-
-PATIENCE_S = 600.0  # a check may fold the whole ledger
 
 
 def models(ctx: typer.Context, output: Output = Format.TABLE) -> None:
@@ -22,7 +21,7 @@ def models(ctx: typer.Context, output: Output = Format.TABLE) -> None:
 
     Also whether each stored file is intact.
     """
-    answer = gateway(ctx).get("/v1/estimator/models", patience_s=PATIENCE_S)
+    answer = gateway(ctx).get("/v1/estimator/models", patience_s=WORKER_TIMEOUT_S)
     _stop_at_error(answer)
     present(answer, output, lambda: _table(rows_of(answer, "models")))
 
@@ -60,7 +59,7 @@ def check(ctx: typer.Context, job: JobArgument, output: Output = Format.TABLE) -
     """
     client = gateway(ctx)
     found = find_job(client, job)
-    answer = client.get(f"/v1/jobs/{found['job_id']}/estimate/check", patience_s=PATIENCE_S)
+    answer = client.get(f"/v1/jobs/{found['job_id']}/estimate/check", patience_s=WORKER_TIMEOUT_S)
     _stop_at_error(answer)
     present(answer, output, lambda: _show(answer))
     if answer["ok"] is False:

@@ -42,6 +42,7 @@ from penstock.cli.tables import (
     suspected_for,
     tasks_table,
 )
+from penstock.client.connection import TIMEOUT_S, WORKER_TIMEOUT_S
 from penstock.counting import count
 from penstock.exits import Exit, Stop
 from penstock.screen import plain_table
@@ -299,7 +300,8 @@ def why(ctx: typer.Context, job: JobArgument, at: At = None, output: Output = Fo
     found = find_job(client, job)
     past = {} if at is None else moment(at, found["now_ms"])
     _refuse_before(found, past)
-    answer = client.get(f"/v1/jobs/{found['job_id']}/why", **past)
+    bound_s = WORKER_TIMEOUT_S if past else TIMEOUT_S
+    answer = client.get(f"/v1/jobs/{found['job_id']}/why", patience_s=bound_s, **past)
     new = first_of_kind(found.get("estimate") or {})
     present(answer, output, lambda: explain.show(answer, new, wide=output is Format.WIDE))
 

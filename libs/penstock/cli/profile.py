@@ -18,13 +18,13 @@ from penstock.cli.output import Format, dump, duration, remark, short_id, state
 from penstock.cli.signals import exit_code, held, terminable
 from penstock.cli.submit import CommandWords, ContainerFlag, EnvFlag, FileFlag, GpusFlag, VenvFlag, spec_of
 from penstock.client import Client
+from penstock.client.connection import WORKER_TIMEOUT_S
 from penstock.counting import count
 from penstock.exits import OF_JOB, Exit, Stop
 from penstock.model.types import JobSpec, RetryPolicy
 from penstock.screen import console, plain_table
 from penstock.sdk.progress import PROFILE_ITERATIONS
 
-PATIENCE_S = 600.0  # the estimator may fold the whole ledger
 MAX_WORKERS_ASKED = 8  # 1, 2, 4, … where no number is given
 LABEL = "penstock.profile"
 BATCH, ITERATIONS = "{batch}", "{iterations}"
@@ -153,7 +153,7 @@ class Campaign:
 
     def _known(self, runs: int | None) -> dict[str, Any]:
         body = {name: value for name, value in {**self.asked, "runs": runs}.items() if value is not None}
-        found: dict[str, Any] = self.client.post("/v1/estimator/profile", body, patience_s=PATIENCE_S)
+        found: dict[str, Any] = self.client.post("/v1/estimator/profile", body, patience_s=WORKER_TIMEOUT_S)
         return found
 
     def show_plan(self) -> None:

@@ -13,6 +13,7 @@ from penstock.cli.common import Output, gateway
 from penstock.cli.output import Format, dump, duration, remark
 from penstock.cli.signals import exit_code, held, terminable
 from penstock.client import Client, NotPermitted
+from penstock.client.connection import TIMEOUT_S, WORKER_TIMEOUT_S
 from penstock.exits import Exit, Stop
 from penstock.model.codec import as_written
 from penstock.model.types import Category, JobSpec, Trait
@@ -280,7 +281,9 @@ class Submission:
         if self.code is not None:
             self.client.send_code(self.code)
         key, strict = {"Idempotency-Key": self.key}, True if self.strict else None
-        status, answer = self.client.posted("/v1/jobs", as_written(self.spec), key, strict_deadline=strict)
+        status, answer = self.client.posted(
+            "/v1/jobs", as_written(self.spec), key, patience_s=WORKER_TIMEOUT_S if strict else TIMEOUT_S, strict_deadline=strict
+        )  # fmt: skip
         self.job_id = str(answer["job_id"])
         if answer.get("deadline"):
             remark(deadlines.in_a_line(answer["deadline"]))
@@ -363,7 +366,7 @@ def _show(connect: Callable[[], Client], spec: JobSpec, output: Format) -> None:
 
 def _show_deadline(connect: Callable[[], Client], spec: JobSpec) -> None:
     try:
-        answer = connect().post("/v1/jobs", as_written(spec), dry_run=True)
+        answer = connect().post("/v1/jobs", as_written(spec), patience_s=WORKER_TIMEOUT_S, dry_run=True)
     except Stop as stop:
         remark(f"not known whether it will be in time: {stop}")
         return

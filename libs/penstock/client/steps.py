@@ -14,7 +14,7 @@ from urllib.parse import quote
 import httpx
 import msgspec
 
-from penstock.client.connection import TIMEOUT_S, Connection
+from penstock.client.connection import TIMEOUT_S, WORKER_TIMEOUT_S, Connection
 from penstock.client.errors import BadField, BadRequest, GatewayFault, NotFound, NotPermitted
 from penstock.client.models import (
     Accepted,
@@ -213,8 +213,8 @@ class Calls:
     def request(self, request: Request) -> Steps[httpx.Response]:
         return send(self._connection, request, self._tries)
 
-    def get(self, kind: type[T], path: str, **params: Any) -> Steps[T]:
-        response = yield from self.request(Request("GET", path, params))
+    def get(self, kind: type[T], path: str, patience_s: float = TIMEOUT_S, **params: Any) -> Steps[T]:
+        response = yield from self.request(Request("GET", path, params, timeout_s=patience_s))
         return read(response, kind)
 
     def submit(self, spec: JobSpec, key: str | None) -> Steps[Submitted]:
@@ -326,7 +326,9 @@ class Calls:
         return (yield from self.get(Nodes, "/v1/nodes")).nodes
 
     def why(self, job: str, at: int | None, at_ms: int | None) -> Steps[Why]:
-        return self._about(Why, job, "/why", at=at, at_ms=at_ms)
+        now = at is None and at_ms is None
+        bound_s = TIMEOUT_S if now else WORKER_TIMEOUT_S
+        return self._about(Why, job, "/why", patience_s=bound_s, at=at, at_ms=at_ms)
 
     def eta(self, job: str) -> Steps[Eta]:
         return self._about(Eta, job, "/eta")
