@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 FIRST_BACKOFF_S, LAST_BACKOFF_S = 0.2, 5.0
 CALM_S = 30.0  # a child that ran for so long starts again without delay
 GRACE_S = 3.0  # between SIGTERM and SIGKILL; all of `up` must end within 5 s
-START_TIMEOUT_S = 20.0
+START_TIMEOUT_S = 120.0  # on a busy machine imports alone take half a minute
 
 
 async def all_ready(

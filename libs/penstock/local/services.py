@@ -19,7 +19,9 @@ from penstock.runtime.settings import Settings
 logger = logging.getLogger(__name__)
 
 NAMES = ("placer", "estimator", "batcher", "migrator", "contention-guard", "projector", "gateway")
-START_TIMEOUT_S = 30.0  # a placer folds its whole ledger first
+START_TIMEOUT_S = (
+    120.0  # a placer folds its whole ledger first; on a busy machine imports alone take half a minute
+)
 STOP_TIMEOUT_S = 1.5  # then it is cancelled; all of `up` must end within 5 s
 
 
