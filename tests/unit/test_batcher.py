@@ -1,6 +1,7 @@
 """Stories of the batcher's core: when it plans, what it proposes, and what becomes of it in a cell."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import msgspec
 import pytest
@@ -28,7 +29,7 @@ from penstock.model.settings import PlacerSettings
 from penstock.model.topics import MAX_PLAN_BYTES
 from penstock.model.types import MAX_GANG_TASKS, MAX_TEXT
 from penstock.policies.interleave import LIMITS_GPU_S
-from penstock_services.batcher.core.batcher import VALID_MS, Batcher, Work, solve
+from penstock_services.batcher.core.batcher import RETRY_MS, VALID_MS, Batcher, Work, solve
 from penstock_services.batcher.core.proposal import Planned, proposal_of
 from penstock_services.placer.core.step import Step
 from tests.support.driver import CellDriver, estimate, node_spec
@@ -146,8 +147,9 @@ def test_one_window_is_planned_once(bursts: PlannedCell) -> None:
     """The worker died: the window ends by its timer, as without a batcher, and the next one is planned again."""
     bursts.burst()
     bursts.at(500)
-    assert bursts.work() is not None
-    bursts.batcher.failed()
+    work = bursts.work()
+    assert work is not None
+    bursts.batcher.failed(work)
     assert bursts.work() is None
     bursts.at(2_000)
     for number in range(3):
@@ -241,6 +243,51 @@ def test_one_plan_is_under_way_at_a_time(groups: PlannedCell) -> None:
     assert groups.batcher.due_ms(groups.state) == groups.state.now_ms + ANSWER_WITHIN_MS
     groups.now_ms += ANSWER_WITHIN_MS
     assert groups.plan() is not None
+
+
+def test_a_plan_whose_worker_died_is_made_again_though_nothing_happens(groups: PlannedCell) -> None:
+    """The machine is so busy that the worker is ended after half a minute. The jobs that wait ask for no more plans: nothing else would."""
+    for name in ("j0", "j1", "j2"):
+        groups.submit(name, need=estimate(4))
+    work = groups.work()
+    assert work is not None
+    groups.batcher.failed(work)
+    assert groups.batcher.due_ms(groups.state) == work.now_ms + RETRY_MS
+    assert groups.work() is None
+    groups.now_ms += RETRY_MS
+    assert groups.plan() is not None
+
+
+def test_a_proposal_that_is_lost_is_made_again_though_nothing_happens(groups: PlannedCell) -> None:
+    """It never reached the placer. Once the next one is answered, nothing more is asked."""
+    for name in ("j0", "j1", "j2"):
+        groups.submit(name, need=estimate(4))
+    assert groups.plan() is not None
+    assert groups.batcher.due_ms(groups.state) == groups.state.now_ms + ANSWER_WITHIN_MS
+    groups.now_ms += ANSWER_WITHIN_MS
+    again = groups.plan()
+    assert again is not None
+    groups.feed(again)
+    assert groups.batcher.due_ms(groups.state) is None
+
+
+@pytest.mark.parametrize(("reason", "asked"), [("expired", True), ("stale", True), ("infeasible", False)])
+def test_a_plan_that_came_too_late_is_made_again(groups: PlannedCell, reason: Any, asked: bool) -> None:
+    """The batcher was stopped for a minute between question and proposal. What is refused for another reason would be refused again."""
+    for name in ("j0", "j1", "j2"):
+        groups.submit(name, need=estimate(4))
+    plan = groups.plan()
+    assert plan is not None
+    groups.batcher.see(
+        ProposalAnswered(
+            proposal_id=plan.proposal_id,
+            proposer=plan.proposer,
+            verdict="refused",
+            reason=reason,
+            detail="late",
+        )
+    )
+    assert (groups.plan() is not None) is asked
 
 
 def test_other_settings_than_those_it_was_asked_under_need_another_plan(groups: PlannedCell) -> None:

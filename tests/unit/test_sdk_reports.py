@@ -17,10 +17,11 @@ from hypothesis import strategies as st
 
 from penstock.model.external_events import StagesMeasured, StepsMeasured, TelemetrySampled
 from penstock.model.validation import checked
+from penstock.sdk.core_waits import CoreWaits
 from penstock.sdk.lines import FIFO, LINE_BYTES, write_line
 from penstock.sdk.phases import phase
 from penstock.sdk.progress import PROFILE_ITERATIONS, Meter
-from penstock.sdk.stages import MAX_LINES, STAGES, Recorder
+from penstock.sdk.stages import ITERATIONS, MAX_LINES, STAGES, WARM_UP, Recorder
 from penstock_services.node_reporter.core.progress import ProgressParser
 from tests.support import training_script
 from tests.support.training_script import Clock, Pipe
@@ -238,7 +239,7 @@ def test_what_a_script_imports_needs_nothing_but_python() -> None:
     outside = {name.partition(".")[0] for name in modules} - sys.stdlib_module_names
     assert not outside & {"pydantic", "msgspec", "orjson", "numpy"}
     assert {name for name in modules if name.startswith("penstock.")} <= {
-        "penstock.sdk", "penstock.sdk.checkpoint", "penstock.sdk.cores", "penstock.sdk.gate", "penstock.sdk.lines", "penstock.sdk.phases", "penstock.sdk.progress", "penstock.sdk.stages",
+        "penstock.sdk", "penstock.sdk.checkpoint", "penstock.sdk.core_waits", "penstock.sdk.cores", "penstock.sdk.gate", "penstock.sdk.lines", "penstock.sdk.phases", "penstock.sdk.progress", "penstock.sdk.stages",
         "penstock.sdk.chief", "penstock.sdk.gpu_memory", "penstock.sdk.turns",
     }  # fmt: skip
 
@@ -342,6 +343,36 @@ def test_a_change_is_reported_once_it_lasts(fifo: Pipe, clock: Clock, recorder: 
     (reported,) = window(slower)
     assert reported["samples"] == [[20_000.0, 1, 0, 0, 0], [20_000.0, 0, 0, 1, 0]]
     assert window(slower) == []
+
+
+def test_waiting_for_a_core_is_no_part_of_a_stage(fifo: Pipe, clock: Clock) -> None:
+    """Other programs of the machine have the core for four fifths of the time: the stages are those of an idle machine. A count that exceeds the time that has passed is cut."""
+    waited_s = 0.0
+    recorder = Recorder(clock, core_waits=lambda: lambda: waited_s)
+    recorder.iteration()
+    for _ in range(WARM_UP + ITERATIONS):
+        with recorder.stage("cpu"):
+            clock.pass_(0.5)
+            waited_s += 0.4
+        with recorder.stage("gpu"):
+            clock.pass_(0.2)
+            waited_s += 0.3
+        recorder.iteration()
+    [reported] = fifo.lines("stages")
+    assert reported["samples"] == [[2_000.0, 0, 1, 0, 0]]
+
+
+def test_the_kernel_counts_what_a_thread_waits_for_a_core(tmp_path: Path) -> None:
+    """ns on a core, ns waited for one, number of times. A kernel without the count is one where nobody waits."""
+    count = tmp_path / "schedstat"
+    count.write_text("7000000000 1500000000 12\n")
+    waits = CoreWaits(str(count))
+    assert waits() == 1.5
+    count.write_text("7000000000 2500000000 13\n")
+    assert waits() == 2.5
+    count.write_text("something else")
+    assert waits() == 2.5
+    assert CoreWaits(str(tmp_path / "absent"))() == 0.0
 
 
 def test_a_script_that_changes_all_the_time_is_profiled_16_times(

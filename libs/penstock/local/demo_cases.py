@@ -20,6 +20,7 @@ from penstock.local.demo_jobs import (
 )
 from penstock.local.demo_moves import MovesPart
 from penstock.local.demo_part import Part, Say
+from penstock.local.demo_turns import TurnsPart
 from penstock.local.options import DemoOptions
 from penstock.local.services import acts_of
 
@@ -76,12 +77,12 @@ def _jobs(options: DemoOptions, folder: Path) -> Case:
 
 
 def _turns(options: DemoOptions, folder: Path) -> Case:
-    jobs = turn_jobs(folder, options.folder)
+    alone, together = turn_jobs(folder, options.folder)
     return Case(
         options=options.of_turns(),
-        headline=f"{len(jobs)} training jobs on one GPU",
+        headline=f"{count(len(together), 'training job')}, each bound by another resource: first alone, then all at once on one GPU",
         environment={"PENSTOCK_PROFILE": "interleave"},
-        jobs=jobs,
+        part=lambda say: TurnsPart(alone, together, _end_of_one(options), say),
     )
 
 
@@ -105,5 +106,12 @@ def _moves(options: DemoOptions, folder: Path) -> Case:
 
 def _end_of(options: DemoOptions) -> Callable[[], None]:
     """Ends the trainings that run until then."""
-    (options.folder / DEVICES).mkdir()
-    return (options.folder / DEVICES / ENOUGH).touch
+    end = _end_of_one(options)
+    return lambda: end("")
+
+
+def _end_of_one(options: DemoOptions) -> Callable[[str], None]:
+    """Ends the training of this name."""
+    folder = options.folder / DEVICES
+    folder.mkdir()
+    return lambda name: (folder / (f"{ENOUGH}-{name}" if name else ENOUGH)).touch()

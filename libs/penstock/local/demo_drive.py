@@ -18,7 +18,7 @@ from penstock.model.codec import as_written
 
 TICK_S = 0.5  # running times on the screen; the gateway is asked only when an event brings a change
 BURST_S = 0.1  # events of so long lead to one look
-REQUEST_TIMEOUT_S = 10.0
+REQUEST_TIMEOUT_S = 60.0  # a gateway that hangs; on a busy machine an answer takes seconds
 
 
 class DemoFailed(PenstockError):
@@ -101,19 +101,26 @@ class _Driver:
         self._show.lines, self._show.wrong = self._part.lines, self._part.wrong
 
     async def _listen(self, group: asyncio.TaskGroup) -> None:
-        """The gateway's stream, from its beginning."""
+        """The gateway's stream, from its beginning; again from the last event when the gateway has ended it, as it does when its database is down."""
         timeout = httpx.Timeout(REQUEST_TIMEOUT_S, read=None)
-        headers = {"Last-Event-ID": "0"}
-        async with httpx_sse.aconnect_sse(
-            self._http, "GET", "/v1/stream", headers=headers, timeout=timeout
-        ) as source:
-            async for sse in source.aiter_sse():
-                if sse.data:  # a frame may only set the time to reconnect
-                    self._take(json.loads(sse.data), group)
+        last = "0"
+        while True:
+            async with httpx_sse.aconnect_sse(
+                self._http, "GET", "/v1/stream", headers={"Last-Event-ID": last}, timeout=timeout
+            ) as source:
+                async for sse in source.aiter_sse():
+                    if sse.data:  # a frame may only set the time to reconnect
+                        last = sse.id
+                        self._take(json.loads(sse.data), group)
+            await asyncio.sleep(TICK_S)
 
     def _take(self, event: Mapping[str, Any], group: asyncio.TaskGroup) -> None:
         job_id = event.get("job_id")
-        if job_id is None or event["type"] in QUIET:
+        if job_id is None:
+            if self._part is not None:
+                self._part.observe(event)
+            return
+        if event["type"] in QUIET:
             return
         if self._part is None or not self._part.observe(event):
             self._show.print_event(event)

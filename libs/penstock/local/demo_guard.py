@@ -1,7 +1,7 @@
 """The demo's last part: a training beside a job that takes all the cores that it can have, on one node.
 
 The contention-guard takes cores from that job when the training's steps have become slower than they were alone, and gives them back when the training
-has ended. What this machine cannot show is left out, with the reason.
+has ended. All of it is awaited, however long it takes on a busy machine. What this machine cannot show is left out, with the reason.
 """
 
 import asyncio
@@ -16,13 +16,10 @@ from penstock.local.demo_part import STEPS, Cell, Event, Part, Say
 from penstock.policies.settling import Settling
 from penstock.policies.telemetry_windows import WINDOW_MS, Latest, TaskWindow
 
-SETTLES_S = 20.0
-"""So long the training runs alone at most; on a machine without other work its speed is known after nine seconds."""
-MARGIN_S = 2.0
-"""The guard's windows begin at other moments than those of this module."""
-ACTS_S = 12.0  # from the submission of the job beside it; three is usual
+MARGIN = 2  # reports of the training: the guard's windows begin at other moments than those of this module
+ACTS = 30
+"""So many reports of the training, two seconds each or more, the guard takes at most until it finds its steps longer; two are usual."""
 SHOWN_S = 4.0  # so long the training goes on beside fewer cores; where they are too many still, the guard takes more
-RETURNS_S = 15.0  # of the cores, once the training has ended; less than one is usual
 PLACED, CORES = "penstock.placement.decided", "penstock.cores.decided"
 
 
@@ -54,7 +51,10 @@ def others_cores(node: Mapping[str, Any]) -> int:
 
 
 class Alone:
-    """Whether the speed of a training has settled: by the guard's own rule, from what the training has reported."""
+    """Whether the speed of a training is known: by the guard's own rules, from what the training has reported.
+
+    It has settled, or so many reports have differed that the slowest of them counts.
+    """
 
     def __init__(self) -> None:
         self._settling = Settling()
@@ -69,8 +69,8 @@ class Alone:
             self._settling.observe(at_ms, TaskWindow(step_ms=step), at_ms)
             self._steps, self._passed_ms = 0, 0.0
 
-    def settled(self, at_ms: int) -> bool:
-        return self._settling.settled(at_ms) is not None
+    def known(self, at_ms: int) -> bool:
+        return self._settling.settled(at_ms) is not None or self._settling.gave_up
 
 
 class GuardPart(Part):
@@ -86,6 +86,8 @@ class GuardPart(Part):
         self._machine = machine
         self._alone = Alone()
         self._at_ms = 0
+        self._reports = 0
+        """Of the training's steps."""
         self._cores = 0
         """That the other job has."""
         self._slowed = False
@@ -96,6 +98,7 @@ class GuardPart(Part):
         self._at_ms = max(self._at_ms, event["at_ms"])
         if kind == STEPS and name == self.training.spec.name:
             self._alone.observe(event["at_ms"], data)
+            self._reports += 1
         elif kind == PLACED and name == self.other.spec.name:
             self._cores = len(data["tasks"][0]["cores"])
         changes = kind == CORES and name == self.other.spec.name
@@ -116,7 +119,6 @@ class GuardPart(Part):
             return
         other = self.other.spec.name
         if alone := await self._runs_alone(cell):
-            await asyncio.sleep(MARGIN_S)
             self._say(f"now {other} begins beside it, with a busy process on each core that it gets")
             await cell.submit(self.other)
             await self._slows()
@@ -124,36 +126,42 @@ class GuardPart(Part):
         await self._until(lambda: self._over)
         if alone:
             await self._until(lambda: other in self._ids)
-            await self._until(lambda: not self._slowed or other in self._ended, RETURNS_S)
+            await self._until(lambda: not self._slowed or other in self._ended)
             if other not in self._ended:
                 await cell.cancel(self._ids[other])
 
     async def _runs_alone(self, cell: Cell) -> bool:
         """Whether the training's speed is known then."""
         name = self.training.spec.name
-        self._say(f"{name} runs alone first, so that its speed is known")
+        self._say(f"{name} runs alone first, until its steps take equally long, so that its speed is known")
         await cell.submit(self.training)
-        await self._until(lambda: name in self._nodes or self._over)
-        settled = await self._until(lambda: self._alone.settled(self._at_ms) or self._over, SETTLES_S)
-        if not settled:
-            self._leave_out(
-                f"the steps of {name} did not take equally long for six seconds, though it ran alone: this machine has other work"
-            )
-        elif self._over:
+        await self._until(lambda: self._alone.known(self._at_ms) or self._over)
+        await self._more_reports(MARGIN)
+        if self._over:
             self._leave_out(f"{name} has ended before its speed was known")
         return not self.left_out
+
+    async def _more_reports(self, count: int) -> None:
+        """Until the training has reported so many times more, or has ended."""
+        most = self._reports + count
+        await self._until(lambda: self._reports >= most or self._over)
 
     async def _slows(self) -> None:
         """Until the other job has lost cores."""
         training, other = self.training.spec.name, self.other.spec.name
-        await self._until(lambda: self._slowed or self._over or other in self._ended, ACTS_S)
+        await self._until(lambda: other in self._nodes or self._over or other in self._ended)
+        if other in self._nodes and self._nodes[training] != self._nodes[other]:
+            self._leave_out(f"{training} and {other} were not on one node")
+            return
+        most = self._reports + ACTS
+        await self._until(lambda: self._slowed or self._over or other in self._ended or self._reports >= most)
         if self._slowed:
             await asyncio.sleep(SHOWN_S)
-        elif len({self._nodes.get(name, "") for name in (training, other)}) > 1:
-            self._leave_out(f"{training} and {other} were not on one node")
+        elif self._over or other in self._ended:
+            self._leave_out(f"{training if self._over else other} has ended before the guard slowed {other}")
         else:
             self._leave_out(
-                f"within {ACTS_S:.0f} s the guard did not find the steps of {training} a tenth longer than alone"
+                f"in {ACTS} reports the guard did not find the steps of {training} a tenth longer than alone"
             )
 
     @property

@@ -12,13 +12,14 @@ import yaml
 from penstock.errors import ConfigurationError
 from penstock.model.types import JobSpec
 from penstock.sdk.jobfile import parse_job
+from penstock.sdk.progress import PROFILE_ITERATIONS
 
 OWNERS = ("alice", "bob", "carol")
 BOUNDS = ("storage", "cpu", "gpu", "network")
-ALONE_ITERATIONS, TOGETHER_ITERATIONS = 40, 80  # some tens show the stages of an iteration
+ALONE_ITERATIONS = 40  # some tens show the stages of an iteration
 DEVICES = "devices"  # of the jobs that take turns, in the demo's folder
-ENOUGH = "enough"  # the file there that ends the trainings which run until then
-MAX_EPOCHS = 1_000_000  # hours
+ENOUGH = "enough"  # the file there that ends the trainings which run until then; of the jobs that take turns `enough-NAME` ends one
+MAX_EPOCHS = MAX_ITERATIONS = 1_000_000  # hours
 WHOLE = 2_000  # samples, all of them at once: the loss falls without noise
 CONVERGES, LEARN = 0.3, (0.0002, 0.0003, 0.0004, 0.0005)
 """Learning rates: after 200 epochs hardly any loss is left to lose, or nearly all of it."""
@@ -98,33 +99,38 @@ def move_jobs(folder: Path, state: Path) -> list[DemoJob]:
     return found
 
 
-def turn_jobs(folder: Path, state: Path) -> list[DemoJob]:
-    """Four jobs, each bound by another resource: one after the other, so that their stages become known, then all at once on one GPU.
+def turn_jobs(folder: Path, state: Path) -> tuple[list[DemoJob], list[DemoJob]]:
+    """Four jobs, each bound by another resource: runs that measure their stages, and those that take turns.
 
-    `state`: the demo's folder. Raises `ConfigurationError` when the sample jobs are not there.
+    The first are profiling runs, from which no run times are learned: four jobs that are all expected to run equally long gain by turns whatever their order is, while of jobs
+    with known run times the shorter ones gain more alone. `state`: the demo's folder. Raises `ConfigurationError` when the sample jobs are not there.
     """
     _with(folder, "four_stages.py")
-    found: list[DemoJob] = []
-    for when, iterations in (("alone", ALONE_ITERATIONS), ("together", TOGETHER_ITERATIONS)):
-        before = found[-1].spec.name if found else None
-        for bound in BOUNDS:
-            spec = _four_stages(folder, state / DEVICES, f"{bound}-{when}", bound, iterations)
-            found.append(DemoJob(spec, 0.0, after_job=before))
-            before = spec.name if when == "alone" else before
-    return found
+    devices = state / DEVICES
+    alone = [_four_stages(folder, devices, f"{bound}-alone", bound) for bound in BOUNDS]
+    together = []
+    for bound in BOUNDS:
+        name = f"{bound}-together"
+        together.append(_four_stages(folder, devices, name, bound, until=devices / f"{ENOUGH}-{name}"))
+    return alone, together
 
 
-def _four_stages(folder: Path, devices: Path, name: str, bound: str, iterations: int) -> JobSpec:
-    flags = {"--bound": bound, "--folder": str(devices), "--iterations": str(iterations)}
-    command = ["python", "tilt/jobs/four_stages.py", *(word for pair in flags.items() for word in pair)]
-    needs = {"gpus": 1, "cores": 2, "host_memory": "256MiB", "gpu_memory": "1MiB"}
+def _four_stages(folder: Path, devices: Path, name: str, bound: str, until: Path | None = None) -> DemoJob:
+    """`until`: the file that ends it; None: a profiling run."""
+    command = ["python", "tilt/jobs/four_stages.py", "--bound", bound, "--folder", str(devices)]
     fields: dict[str, Any] = {
         "name": name,
         "command": command,
         "model": f"stages-{bound}",
         "batch_size": 2_048,
+        "checkpoint": "sdk",
+        "resources": {"gpus": 1, "cores": 2, "host_memory": "256MiB", "gpu_memory": "1MiB"},
     }
-    return _spec({"resources": needs, "checkpoint": "sdk", **fields}, folder)
+    if until is None:
+        fields["env"] = {PROFILE_ITERATIONS: str(ALONE_ITERATIONS)}
+    else:
+        command += ["--iterations", str(MAX_ITERATIONS), "--until", str(until)]
+    return DemoJob(_spec(fields, folder), 0.0)
 
 
 def _with(folder: Path, script: str) -> Path:

@@ -1,7 +1,7 @@
 """A part of the demo with jobs of its own: a service acts on them while they run. It begins when all other jobs have ended.
 
-Common to all parts: the nodes of its jobs, waiting with a bound, and lines for the screen and the summary. What this machine cannot show is
-left out, with the reason.
+Common to all parts: the nodes of its jobs, waiting for events, and lines for the screen and the summary. A part waits for what is to be shown as long
+as that takes: on a busy machine it takes longer, and shows the same. What this machine cannot show at all is left out, with the reason.
 """
 
 import asyncio
@@ -71,9 +71,16 @@ class Part(ABC):
     def _observe_own(self, name: str, event: Event) -> bool:
         """An event of the job of this name, once what is common to all parts is known. Whether it is shown by that."""
 
+    def _observe_cell(self, event: Event) -> None:  # noqa: B027 - most parts need none
+        """An event that is about no single job."""
+
     def observe(self, event: Event) -> bool:
-        """One of the stream, of any job. Whether it is shown by that."""
+        """One of the stream, of any job or none. Whether it is shown by that."""
         kind, data = event["type"], event["data"]
+        if event.get("job_id") is None:
+            self._observe_cell(event)
+            self._changed.set()
+            return False
         if kind == SUBMITTED and (name := data["spec"]["name"]) in self._names:
             self._ids[name] = event["job_id"]  # which the answer to the submission may bring later
         name = next((name for name, job_id in self._ids.items() if job_id == event["job_id"]), "")
@@ -103,13 +110,8 @@ class Part(ABC):
             self.left_out = reason
             self._say(f"left out: {reason}")
 
-    async def _until(self, holds: Callable[[], bool], timeout_s: float | None = None) -> bool:
-        """Whether it does before the time is over; looked at after each event."""
-        try:
-            async with asyncio.timeout(timeout_s):
-                while not holds():
-                    self._changed.clear()
-                    await self._changed.wait()
-        except TimeoutError:
-            return False
-        return True
+    async def _until(self, holds: Callable[[], bool]) -> None:
+        """Returns when it does; looked at after each event."""
+        while not holds():
+            self._changed.clear()
+            await self._changed.wait()

@@ -13,7 +13,8 @@ interval; departure: the script marks it, so a stage is either used or not, and 
 sum, which is all that a profile needs.
 
 In a group (jobs that share GPUs) a stage holds its resource while the block runs, see `turns`. The wait for a turn counts neither
-as a stage's time nor as idle time: the profile stays that of running alone.
+as a stage's time nor as idle time: the profile stays that of running alone. So it is with the time in which the iterating thread could
+run and waited for a core that others had (`penstock.sdk.core_waits`): it is theirs, and changes with what else the machine does.
 """
 
 import json
@@ -26,6 +27,7 @@ from typing import Literal
 
 from penstock.sdk.checkpoint import SAVER
 from penstock.sdk.chief import FollowedTurns, LeadingTurns, followed_turns, in_step, leading_turns
+from penstock.sdk.core_waits import CoreWaits
 from penstock.sdk.cores import look
 from penstock.sdk.lines import FIFO, leads, write_line
 from penstock.sdk.turns import Turns, Waits, turns_of_group
@@ -33,7 +35,7 @@ from penstock.sdk.turns import Turns, Waits, turns_of_group
 StageName = Literal["storage", "cpu", "gpu", "network"]
 STAGES: tuple[StageName, ...] = ("storage", "cpu", "gpu", "network")
 IDLE = len(STAGES)
-WAITING = IDLE + 1  # for a turn: not part of the profile
+WAITING = IDLE + 1  # for a turn or a core: not part of the profile
 ITERATIONS = 20  # of one profile, at least
 LEAST_S = 0.5  # of one profile: a shorter one is mostly noise
 WARM_UP = 3  # iterations that are not counted: they load and compile what later ones reuse
@@ -65,17 +67,22 @@ _NO_MARK = nullcontext()
 
 class Recorder:
     """Sums up the time of each stage. `clock`: monotonic seconds; `write`: takes a line, returns whether it was written; `join`: opens the
-    turns of this process's group, None outside of one."""
+    turns of this process's group, None outside of one; `core_waits`: opens the calling thread's waits for cores, s so far."""
 
     def __init__(
         self,
         clock: Callable[[], float] = time.perf_counter,
         write: Callable[[str], bool] = write_line,
         join: Callable[[], AnyTurns | None] = lambda: None,
+        core_waits: Callable[[], Callable[[], float]] = lambda: lambda: 0.0,
     ) -> None:
         self._clock = clock
         self._write = write
         self._join = join
+        self._core_waits = core_waits
+        self._core_waited: Callable[[], float] = lambda: 0.0
+        self._core_waited_s = 0.0
+        """Its value when the present stage began."""
         self._turns: AnyTurns | None = None
         self._reports = False
         self._marks = {name: _StageMark(self, index) for index, name in enumerate(STAGES)}
@@ -148,7 +155,9 @@ class Recorder:
         self._turns = self._join()
         if self._reports or self._turns is not None:
             self._thread = threading.get_ident()
-            self._since = self._clock()
+            if self._reports:
+                self._core_waited = self._core_waits()
+            self._since, self._core_waited_s = self._clock(), self._core_waited()
 
     def _turn(self, index: int) -> None:
         """Gives back its turn, if it has one, and takes the turn of this stage, unless it is idle."""
@@ -157,9 +166,12 @@ class Recorder:
             self._turns.change(index if index < IDLE else None)
 
     def _switch(self, index: int) -> None:
-        now = self._clock()
-        self._sums[self._now] += now - self._since
-        self._since, self._now = now, index
+        now, core_waited_s = self._clock(), self._core_waited()
+        passed_s = now - self._since
+        waited_s = min(core_waited_s - self._core_waited_s, passed_s)
+        self._sums[self._now] += passed_s - waited_s
+        self._sums[WAITING] += waited_s
+        self._since, self._core_waited_s, self._now = now, core_waited_s, index
 
     def _report_profile(self, sums_ms: list[float], count: int) -> None:
         """Reports the first profile, then one that differs in two windows in a row, so that a checkpoint is not a change."""
@@ -198,7 +210,7 @@ def _join() -> AnyTurns | None:
     return leading_turns(turns, IDLE) if turns is not None and in_step() else turns
 
 
-_RECORDER = Recorder(join=_join)
+_RECORDER = Recorder(join=_join, core_waits=CoreWaits)
 os.register_at_fork(after_in_child=_RECORDER.forked)
 
 
@@ -229,6 +241,6 @@ def stage(name: StageName) -> AbstractContextManager[None]:
 
     Only marks of the thread that calls `iteration` count, so a background loader counts by the wait for it, in the
     stage of that wait. GPUs work on after a call returns: wait for them (`loss.item()`) within the block.
-    An unknown name marks nothing. Costs about a microsecond, some ten with GPUs, nearly nothing without a reader.
+    An unknown name marks nothing. Costs some microseconds, twenty with GPUs, nearly nothing without a reader.
     """
     return _RECORDER.stage(name)

@@ -37,6 +37,11 @@ from penstock_services.batcher.core.triggers import asks_for_plan
 MAX_LEAD_MS = 2_000  # before a window's end: a cold worker starts in 1 s, 200 jobs on 128 nodes take 0.5 s
 LEAD_SHARE = 0.5  # share of a short window
 VALID_MS = 60_000  # validity of a plan outside a window: a batcher that hung sends no outdated plan
+RETRY_MS = (
+    ANSWER_WITHIN_MS  # after a plan that was lost: a worker that died, or was too slow on a busy machine
+)
+OUT_OF_DATE = frozenset({"stale", "expired"})
+"""Refusals of a whole plan after which another one is made at once: what it was made on has changed, maybe by a fact that asks for no plan."""
 LEAST_BURST = 2  # jobs; the place stage places a single job as well
 
 Kind = Literal["batch", "regroup"]
@@ -149,6 +154,7 @@ class Batcher:
             return
         self._sent = None
         if fact.verdict == "refused":
+            self._due = self._due or fact.reason in OUT_OF_DATE
             return
         if sent.cut:
             self._due = True
@@ -173,7 +179,9 @@ class Batcher:
     def _regroup_ms(self, state: CellState) -> int | None:
         if self._due:
             return state.now_ms
-        return None if self._wake_ms is None else max(state.now_ms, self._wake_ms)
+        lost_ms = None if self._sent is None else self._sent.until_ms
+        first_ms = min((at_ms for at_ms in (self._wake_ms, lost_ms) if at_ms is not None), default=None)
+        return None if first_ms is None else max(state.now_ms, first_ms)
 
     def _batch_ms(self, state: CellState) -> int | None:
         window_ms = _window_ms(state)
@@ -189,8 +197,9 @@ class Batcher:
         due_ms = self.due_ms(state)
         if due_ms is None or due_ms > now_ms:
             return None
+        kinds = [kind for kind, at_ms in self._due_stages(state) if at_ms <= now_ms]
         self._sent, window_ms = None, _window_ms(state)
-        for kind in [kind for kind, at_ms in self._due_stages(state) if at_ms <= now_ms]:
+        for kind in kinds:
             if kind == "regroup":
                 self._due, self._wake_ms = False, None
             else:
@@ -210,9 +219,11 @@ class Batcher:
             and self._batch_ms(state) is not None
         )
 
-    def failed(self) -> None:
-        """The work has no answer: its plan is lost, and the next change asks again."""
+    def failed(self, work: Work) -> None:
+        """The work has no answer: its plan is lost. Which jobs run is asked again after the next change, and after `RETRY_MS` without one; a window is not planned again."""
         self._working = False
+        if work.kind == "regroup":
+            self._wake_ms = work.now_ms + RETRY_MS
 
     def answered(self, state: CellState, work: Work, answer: Any) -> PlanProposed | None:
         """The proposal on this state; None: the plan changes nothing, or it has come too late."""

@@ -102,7 +102,7 @@ class Planner:
             proposal = self._batcher.answered(self._state, work, answer)
         except Exception:  # as above
             LOG.exception("the plan of seq %d is lost", work.seq)
-            self._batcher.failed()
+            self._batcher.failed(work)
             return
         hit("batcher.plan_solved")
         if proposal is None:
