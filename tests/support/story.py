@@ -1,3 +1,4 @@
+# clocks: how long a process has run is part of its story
 """What a failed test tells beside its traceback, so that a failure in a long run is understood without another run.
 
     with told("services.log", folder / "services.log"):      # a file: what was written during the failed test

@@ -1,3 +1,4 @@
+# clocks: the one place that may look at them for a wait
 """Waiting for events: a wait ends with its event, or with the deadline of the whole run (`tests/README.md`).
 
     row = wait_until(lambda: ended(gateway.job(job_id)), f"the end of {job_id}")

@@ -1,3 +1,4 @@
+# clocks: sets the one deadline that all waiting has
 """The whole run: its one deadline, its order, which process runs what, and its last lines (`tests/README.md`). A pytest plugin."""
 
 import inspect
