@@ -104,9 +104,12 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
-    if report.failed:
+    ended = left_s() <= 0
+    if report.failed and not (
+        ended and report.when == "setup"
+    ):  # of thousands of tests that do not begin any more
         report.sections.append(("load of the machine", load()))
-        if left_s() <= 0:
+        if ended:
             report.sections.append(("where tasks wait", waiting_tasks()))
         report.sections += [(f"told by {source.title}", source.text()[-MOST_CHARS:]) for source in _sources]
     return report
