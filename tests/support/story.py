@@ -25,6 +25,8 @@ from tests.support.waiting import left_s
 
 MOST_CHARS = 12_000
 """Of each source, the last ones: a service's log of some seconds, and a report that is still read."""
+NOT_RUN = "not run: the whole run's deadline had passed"
+"""The failure of each test that then does not begin any more; of thousands of them nobody reads a story."""
 
 _sources: list["_Source"] = []
 _began = time.monotonic()
@@ -104,12 +106,9 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
-    ended = left_s() <= 0
-    if report.failed and not (
-        ended and report.when == "setup"
-    ):  # of thousands of tests that do not begin any more
+    if report.failed and NOT_RUN not in str(report.longrepr):
         report.sections.append(("load of the machine", load()))
-        if ended:
+        if left_s() <= 0:
             report.sections.append(("where tasks wait", waiting_tasks()))
         report.sections += [(f"told by {source.title}", source.text()[-MOST_CHARS:]) for source in _sources]
     return report

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
+from tests.support.story import NOT_RUN
 from tests.support.waiting import begin_run, left_s
 
 DEADLINE_S = 3_600.0
@@ -100,7 +101,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if left_s() <= 0:
-        pytest.fail("not run: the whole run's deadline had passed", pytrace=False)
+        pytest.fail(NOT_RUN, pytrace=False)
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
