@@ -49,9 +49,7 @@ def test_a_capped_task_gets_a_part_of_its_cores_time_however_many_processes_it_h
     group = V1 / f"{NAME}@t@1"
     with spinning(2) as shim:
         assert REAL.cap("t@1", shim, (), 1, 20) == ""
-        began_s = (
-            time.monotonic()
-        )  # clock: a slow machine makes the time longer, in which the bound holds too
+        began_s = time.monotonic()  # clock: on a slow machine more time passes; the bound holds for any
         before_s = processor_s(shim)
         time.sleep(SPINS_S)  # clock: as above, the time that has really passed is taken
         used_s = processor_s(shim) - before_s
