@@ -23,6 +23,7 @@ from penstock.simulator.comparison import CLOCKED, compare
 from penstock.simulator.parallel import Failed, Look, Task, run_all
 from penstock.simulator.runs import OnProgress, Progress, Recorder, Result, perform
 from penstock.simulator.statistics import Mean, mean_of, paired
+from tests.support.waiting import wait_until
 
 from .scenarios import BUSY, simulation
 
@@ -174,7 +175,7 @@ def hangs(profile: str, note: Path) -> Callable[[Task, OnProgress], Result]:
         if task.profile == profile:
             note.write_text(str(os.getpid()))
             while True:
-                time.sleep(60)
+                signal.pause()
         return perform_busy(task, report)
 
     return do
@@ -233,11 +234,9 @@ def test_a_stopped_simulation_gives_the_report_so_far(tmp_path: Path, number: in
         "--ledger", str(ledger), "-o", "json", *(("--report", str(page)) if number == signal.SIGINT else ()),
     )  # fmt: skip
     with started(*arguments) as run:
-        while not ledger.exists() or ledger.stat().st_size < 100_000:
-            assert run.poll() is None, "it ended before it could be stopped"
-            time.sleep(0.05)
+        wait_until(lambda: alive(run) and ledger.exists() and ledger.stat().st_size >= 100_000, "records")
         run.send_signal(number)
-        out, errors = run.communicate(timeout=180)
+        out, errors = run.communicate()
     assert run.returncode == 130, errors
     found = json.loads(out)
     assert found["interrupted"]
@@ -247,14 +246,15 @@ def test_a_stopped_simulation_gives_the_report_so_far(tmp_path: Path, number: in
     assert number != signal.SIGINT or "Stopped before its end" in page.read_text()
 
 
-def running_children(run: "subprocess.Popen[str]", count: int, busy_s: float) -> None:
-    """Waits until the command has so many processes, each of which has computed for so long."""
-    while True:
-        assert run.poll() is None, "it ended before it could be stopped"
-        children = psutil.Process(run.pid).children()
-        if len(children) == count and all(one.cpu_times().user > busy_s for one in children):
-            return
-        time.sleep(0.05)
+def alive(run: "subprocess.Popen[str]") -> bool:
+    assert run.poll() is None, "it ended before it could be stopped"
+    return True
+
+
+def busy(run: "subprocess.Popen[str]", count: int, busy_s: float) -> bool:
+    """Whether the command has so many processes, each of which has computed for so long."""
+    children = psutil.Process(run.pid).children() if alive(run) else []
+    return len(children) == count and all(one.cpu_times().user > busy_s for one in children)
 
 
 @pytest.mark.parametrize(("number", "group"), [(signal.SIGINT, True), (signal.SIGTERM, False)])
@@ -270,9 +270,9 @@ def test_a_stopped_comparison_keeps_the_figures_of_the_runs_in_progress(
         "--check", "-o", "json", *(("--report", str(page)) if group else ()),
     )  # fmt: skip
     with started(*arguments) as run:
-        running_children(run, 2, 0.5)
+        wait_until(lambda: busy(run, 2, 0.5), "two runs in progress")
         (os.killpg if group else os.kill)(run.pid, number)
-        out, errors = run.communicate(timeout=180)
+        out, errors = run.communicate()
     assert run.returncode == 130, errors
     found = json.loads(out)
     assert (found["interrupted"], found["profiles"]) == (True, {}), "no mean mixes them with whole runs"
@@ -298,7 +298,7 @@ def test_a_stopped_comparison_shows_whole_runs_and_those_in_progress(tmp_path: P
         if task.profile == "fifo":
             return perform_busy(task, report)
         while report(Progress(0.5, 1, 2, 0.1)):
-            time.sleep(0.01)
+            time.sleep(0.01)  # clock: it runs until it is told to end
         found = perform_busy(task, lambda progress: False)
         return _with(found, interrupted=True)
 

@@ -1,5 +1,7 @@
 """Filling a cluster with jobs that never end: how packings are judged."""
 
+# clocks: a job's patience is a field of the trace, in simulated time
+
 import json
 from pathlib import Path
 

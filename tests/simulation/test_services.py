@@ -1,7 +1,6 @@
 """Services of a simulated cell: what they hear and when, what their proposals do, and that bad ones cost nobody anything."""
 
 import json
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,6 +25,7 @@ from penstock.model.proposals import (
 from penstock.model.settings import PlacerSettings
 from penstock.model.topics import Topic
 from penstock.model.types import Estimate, ResourceVector
+from penstock.simulator import services as simulated_services
 from penstock.simulator.engine import Options, Simulation
 from penstock.simulator.job_models.cores import Cpu, amdahl
 from penstock.simulator.job_models.model import Constant
@@ -107,20 +107,20 @@ def test_who_has_nothing_to_say_is_not_busy() -> None:
     assert len(listener.batches) == 2
 
 
-def test_planning_time_may_be_measured() -> None:
+def test_planning_time_may_be_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     """A genetic algorithm's next version is slower: with its real time the simulated cell waits longer for its plan."""
+    clock_s = [7.0]
+    monkeypatch.setattr(simulated_services, "perf_counter", lambda: clock_s[0])
 
     class Slow(Listener):
         def answer(self, inputs: Sequence[Input]) -> Sequence[Any]:
-            time.sleep(0.02)
+            clock_s[0] += 0.25
             return super().answer(inputs)
 
     services = Services([Attached(Slow([cores("a.1.w0", 1)]), planning_s=None)], lambda: 5.0)
     services.deliver(b"1")
     assert services.due() == ()
-    until_s = services.next_s()
-    assert until_s is not None
-    assert 5.02 <= until_s < 6
+    assert services.next_s() == 5.25
 
 
 # ------------------------------------------------------------------------------------------ proposals
