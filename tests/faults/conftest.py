@@ -35,15 +35,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """More kills take more time."""
-    times = int(config.getoption("--faults-scale", default=1))
-    for item in items:
-        limit = item.get_closest_marker("timeout")
-        if times > 1 and "scale" in getattr(item, "fixturenames", ()):
-            item.add_marker(pytest.mark.timeout(times * (limit.args[0] if limit else 120)), append=False)
-
-
 @pytest.fixture(scope="session")
 def scale(pytestconfig: pytest.Config) -> int:
     return int(pytestconfig.getoption("--faults-scale", default=1))

@@ -2,14 +2,19 @@
 
 Services are forked from a `Zygote`, restarted whenever they end, and armed with one failpoint after another.
 Nothing here forgives: a service that ends in any other way than by our kill is written down in `crashes`.
+All waiting is for events and ends with the whole run (`tests.support.waiting`); a failed test tells the cell's seed, its
+state, where the services wait, and what they logged.
 """
 
 import asyncio
 import os
 import signal
+import socket
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -32,20 +37,22 @@ from penstock.model.types import JobSpec, ResourceRequest, RetryPolicy
 from penstock.runtime.failpoints import NAMES
 from tests.faults import judge_task
 from tests.faults.zygote import Process, Zygote
+from tests.support.story import told
+from tests.support.waiting import await_until
 
 TOPICS = topic_partitions()
 LEDGER = Partition(Topic.LEDGER, 0)
-READY_S = 120.0
 NODE_MODULES = frozenset({"tests.faults.judge_node", "penstock_services.node_reporter"})
-STOP_S = 10.0
-TASKS_S = 0.5  # to print the stacks of a process that does not end
+STACKS_S = 0.5  # in which services of a failed test write down where they wait
 RETRY_S = 0.05
-HTTP_S = 15.0  # the gateway itself answers within 10 s, or answers "unknown outcome"
 MAX_PASSAGE = 12  # a failpoint kills at its 1st … 12th passage
 EARLY_PASSAGE = 3  # the latest at which it kills for the first time: so each point is visited soon
 ONCE = frozenset({"placer.term_appended"})  # passed once in a process's life
-LANDS_WITHIN_S = 1.0  # an append whose process has ended: its database may commit it all the same
-WATCH_S = 0.02
+BETWEEN_KILLS = (
+    4,
+    40,
+)  # ledger records: what is killed often still works in between, however slow the machine
+AFTER_RECORD_S = 0.2  # at most, from that record until the kill
 TAIL_CHARS = 3_000
 
 SUCCEEDED = frozenset({"succeeded"})
@@ -112,12 +119,12 @@ class Follower:
     def ended(self) -> Mapping[str, str]:
         return self.replica.state.ended
 
-    async def answered(self) -> bool:
-        """Whether every input record has its ledger record."""
-        inputs = [Partition(topic, 0) for topic in INPUT_TOPICS]
-        ends = await self._log.end_offsets(inputs)
+    async def answered(self) -> Mapping[str, int]:
+        """Where the inputs end, by topic, if each of their records has its ledger record; else nothing."""
+        ends = await self._log.end_offsets([Partition(topic, 0) for topic in INPUT_TOPICS])
         positions = self.replica.state.positions
-        return all(positions.get((p.topic, p.index), 0) >= end for p, end in ends.items())
+        done = all(positions.get((p.topic, p.index), 0) >= end for p, end in ends.items())
+        return {p.topic: end for p, end in ends.items()} if done else {}
 
 
 class Users:
@@ -136,17 +143,17 @@ class Users:
     async def post(self, spec: JobSpec, key: str) -> str:
         """Through the gateway until it accepts; the job's id. No answer and 503 mean: again, with the same key."""
         body, headers = encode(spec).decode(), {"Idempotency-Key": key, "content-type": "application/json"}
-        async with httpx.AsyncClient(base_url=self.gateway or "", timeout=HTTP_S, verify=False) as client:
+        async with httpx.AsyncClient(base_url=self.gateway or "", timeout=None, verify=False) as client:
             while True:
                 try:
                     answer = await client.post("/v1/jobs", content=body, headers=headers)
                 except httpx.TransportError:
-                    await asyncio.sleep(RETRY_S)
+                    await asyncio.sleep(RETRY_S)  # clock: between two tries of a user
                     continue
                 if answer.status_code in (200, 202):
                     return str(answer.json()["job_id"])
                 assert answer.status_code in (429, 503), f"{answer.status_code}: {answer.text}"
-                await asyncio.sleep(RETRY_S)
+                await asyncio.sleep(RETRY_S)  # clock: between two tries of a user
 
     async def send(self, event: Event, event_id: str) -> None:
         """Until the log has taken it; an unknown outcome means: again, under the same id."""
@@ -158,7 +165,7 @@ class Users:
             try:
                 await self._log.append([message])
             except LogError:
-                await asyncio.sleep(RETRY_S)
+                await asyncio.sleep(RETRY_S)  # clock: between two tries of a user
             else:
                 return
 
@@ -198,7 +205,7 @@ class Users:
             await self.submit(("/bin/false",), FAILED, attempts=int(rng.integers(1, 3)))
         else:
             job_id = await self.submit((*self.task_program, "0.4"), EITHER)
-            await asyncio.sleep(float(rng.uniform(0, 0.3)))
+            await asyncio.sleep(float(rng.uniform(0, 0.3)))  # clock: any outcome of this job is allowed
             await self.send(JobCancelRequested(job_id=job_id), f"cancel-{job_id}")
 
     async def keep_submitting(self, follower: Follower, at_once: int) -> None:
@@ -206,7 +213,7 @@ class Users:
         while True:
             if len(self.acknowledged) - len(follower.ended) < at_once:
                 await self.some_job()
-            await asyncio.sleep(0.005)
+            await asyncio.sleep(0.005)  # clock: between two looks for ever
 
 
 class FaultCell:
@@ -216,6 +223,7 @@ class FaultCell:
         self, zygote: Zygote, log: Log, folder: Path, settings: Mapping[str, str], seed: int
     ) -> None:
         """`settings`: the environment of every service; `log`: the test's own connection."""
+        self.seed = seed
         self.zygote = zygote
         self.log = log
         self.folder = folder
@@ -235,10 +243,16 @@ class FaultCell:
             **settings,
         }
         self._tasks: list[asyncio.Task[None]] = []
+        self._held = ExitStack()
+        """Stories of failures, and the gateway's port."""
+        self.answered: Mapping[str, int] = {}
+        """Where the inputs ended, by topic, when all of them were answered. What lands later, of a process that has
+        ended long since, need not be."""
 
     async def open(self) -> None:
         await self.log.create(TOPICS)
         self.zygote.attach()
+        self._held.enter_context(told("the cell", self.trace))
         self.background(self.follower.run())
 
     def background(self, work: "asyncio.Future[None] | object") -> "asyncio.Task[None]":
@@ -254,6 +268,7 @@ class FaultCell:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.zygote.detach()
+        self._held.close()
 
     # ---------------------------------------------------------------------------------------- services
 
@@ -261,16 +276,13 @@ class FaultCell:
         """Starts them and waits until each has reported that it is ready (or was killed before)."""
         for slot in slots:
             self.slots[slot.name] = slot
+            self._held.enter_context(told(f"{slot.name}.log", self.folder / f"{slot.name}.log"))
             self._spawn(slot)
             slot.keeper = self.background(self._keep(slot))
         for slot in slots:
             process = slot.process
             assert process is not None
-            ready, ended = (asyncio.ensure_future(e.wait()) for e in (process.ready, process.ended))
-            await asyncio.wait({ready, ended}, timeout=READY_S, return_when=asyncio.FIRST_COMPLETED)
-            for future in (ready, ended):
-                future.cancel()
-            assert process.ready.is_set() or process.ended.is_set(), f"{slot.name}: {self.tail(slot.name)}"
+            await self.until(lambda p=process: p.ready.is_set() or p.ended.is_set(), f"{slot.name} is ready")  # type: ignore[misc]
 
     def judges(self, count: int, gpus: int = 4) -> list[Slot]:
         """Fake nodes n1 … n`count`."""
@@ -293,11 +305,18 @@ class FaultCell:
                 failpoints=failpoint_cycle(name, self.rng, self.kills) if armed else None,
             )
             if name == "gateway":
-                port = free_port()
+                port = self._hold(free_port())
                 slot.env["PENSTOCK_GATEWAY_BIND"] = f"127.0.0.1:{port}"
                 self.users.gateway = f"http://127.0.0.1:{port}"
             slots.append(slot)
         return slots
+
+    def _hold(self, port: int) -> int:
+        """Nobody else gets it while the gateway is down: the socket is bound, and does not listen."""
+        held = self._held.enter_context(socket.socket())
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the gateway's own
+        held.bind(("127.0.0.1", port))
+        return port
 
     def nodes(self, count: int, *, armed: bool = True, gpus: int = 4) -> list[Slot]:
         """Real node-reporters r1 … r`count`; their tasks judge themselves."""
@@ -344,7 +363,7 @@ class FaultCell:
             if not slot.keep:
                 return
             if not process.killed:
-                await asyncio.sleep(RETRY_S)  # it fails by itself: do not spin
+                await asyncio.sleep(RETRY_S)  # clock: it fails by itself, do not spin
             self._spawn(slot)
 
     def kill(self, name: str, why: str = "random", number: int = signal.SIGKILL) -> None:
@@ -354,12 +373,15 @@ class FaultCell:
             slot.hit_by = why
             self.zygote.signal(slot.process, number)
 
-    async def kill_at_random(
-        self, names: Sequence[str], low_s: float, high_s: float, why: str = "random"
-    ) -> None:
-        """For ever: a pause, then one of these services."""
+    async def kill_at_random(self, names: Sequence[str], why: str = "random", times: int = 1) -> None:
+        """For ever: the ledger grows by `times` as many records as `BETWEEN_KILLS`, then one of these services dies."""
+        head = self.follower.replica
         while True:
-            await asyncio.sleep(float(self.rng.uniform(low_s, high_s)))
+            seq = head.head.seq + times * int(self.rng.integers(*BETWEEN_KILLS))
+            await await_until(lambda seq=seq: head.head.seq >= seq, "work between two kills")  # type: ignore[misc]
+            await asyncio.sleep(
+                float(self.rng.uniform(0, AFTER_RECORD_S))
+            )  # clock: at any moment of its work
             self.kill(str(self.rng.choice(list(names))), why)
 
     def disarm(self) -> None:
@@ -372,7 +394,7 @@ class FaultCell:
     async def stop(self, *names: str) -> None:
         """SIGTERM once they are ready, for before that nobody listens to it; a service that does not end well is a crash."""
         chosen = [self.slots[name] for name in names or list(self.slots)]
-        await self.until(lambda: all(slot.settled for slot in chosen), READY_S, "all who stop are ready")
+        await self.until(lambda: all(slot.settled for slot in chosen), "the readiness of all who stop")
         living = []
         for slot in chosen:
             slot.keep = False
@@ -380,13 +402,7 @@ class FaultCell:
                 self.zygote.signal(slot.process, signal.SIGTERM)
                 living.append((slot, slot.process))
         for slot, process in living:
-            try:
-                await asyncio.wait_for(process.ended.wait(), STOP_S)
-            except TimeoutError:
-                self.zygote.signal(process, signal.SIGUSR1)  # it writes down where it waits
-                await asyncio.sleep(TASKS_S)
-                self.crashes.append(f"{slot.name}: does not end on SIGTERM\n{self.tail(slot.name)}")
-                continue
+            await self.until(process.ended.is_set, f"the end of {slot.name} on SIGTERM")
             by_failpoint = (
                 process.killed and slot.armed is not None
             )  # armed just before `disarm`, passed at the end
@@ -395,55 +411,44 @@ class FaultCell:
 
     # ---------------------------------------------------------------------------------------- watching
 
-    async def until(self, condition: Callable[[], bool], patience_s: float, what: str) -> None:
-        """Waits; fails with the cell's trace."""
-        deadline = asyncio.get_running_loop().time() + patience_s
-        while not condition():
+    async def until(self, condition: Callable[[], bool], what: str) -> None:
+        """Waits. Fails at once where one of the cell's helpers has failed."""
+
+        def found() -> bool:
             for task in self._tasks:
                 if task.done() and not task.cancelled() and task.exception() is not None:
                     raise AssertionError(f"{what}: a helper failed") from task.exception()
-            assert asyncio.get_running_loop().time() < deadline, (
-                f"{what}: not within {patience_s:.0f} s\n{self.trace()}"
-            )
-            await asyncio.sleep(WATCH_S)
+            return condition()
 
-    async def settle(self, patience_s: float) -> None:
+        await await_until(found, what)
+
+    async def settle(self) -> None:
         """All acknowledged jobs ended, every input answered."""
         ended = self.follower.ended
-        await self.until(
-            lambda: all(job in ended for job in self.users.acknowledged), patience_s, "every job ends"
-        )
-        await self._answered(patience_s)
+        await self.until(lambda: all(job in ended for job in self.users.acknowledged), "the end of every job")
+        self.answered = await await_until(self.follower.answered, "answers to all inputs")
 
-    async def rest(self, patience_s: float) -> None:
+    async def rest(self) -> None:
         """Settles for good: who was killed last is back, for a placer then writes a record; nodes stop first, for they
         may still repeat themselves; then all is answered, also what the log had still under way for them when they ended.
         """
-        await self.settle(patience_s)
-        await self.until(lambda: all(slot.settled for slot in self.slots.values()), READY_S, "all are ready")
+        await self.settle()
+        await self.until(lambda: all(slot.settled for slot in self.slots.values()), "the readiness of all")
         await self.stop(*(name for name, slot in self.slots.items() if slot.module in NODE_MODULES))
-        await self._answered(patience_s)
-        await asyncio.sleep(LANDS_WITHIN_S)
-        await self._answered(patience_s)
+        self.answered = await await_until(self.follower.answered, "answers to the nodes' last reports")
 
-    async def _answered(self, patience_s: float) -> None:
-        deadline = asyncio.get_running_loop().time() + patience_s
-        while not await self.follower.answered():
-            assert asyncio.get_running_loop().time() < deadline, f"inputs stay unanswered\n{self.trace()}"
-            await asyncio.sleep(WATCH_S)
-
-    async def projected(self, patience_s: float = READY_S) -> None:
+    async def projected(self) -> None:
         """Until the read models stand where the ledger ends."""
         connection = await asyncpg.connect(self._settings["PENSTOCK_DSN"])
-        deadline = asyncio.get_running_loop().time() + patience_s
+        replica = self.follower.replica
+
+        async def done() -> bool:
+            seq = await connection.fetchval("SELECT max(seq) FROM penstock.positions")
+            end = (await self.log.end_offsets([LEDGER]))[LEDGER]
+            return bool(seq == replica.head.seq and replica.offset == end)
+
         try:
-            while True:
-                seq = await connection.fetchval("SELECT max(seq) FROM penstock.positions")
-                end = (await self.log.end_offsets([LEDGER]))[LEDGER]
-                if seq == self.follower.replica.head.seq and self.follower.replica.offset == end:
-                    return
-                assert asyncio.get_running_loop().time() < deadline, f"projected up to {seq}\n{self.trace()}"
-                await asyncio.sleep(WATCH_S)
+            await await_until(done, lambda: f"the projection of seq {replica.head.seq}")
         finally:
             await connection.close()
 
@@ -452,13 +457,20 @@ class FaultCell:
         return path.read_text(errors="replace")[-TAIL_CHARS:] if path.exists() else "(no output)"
 
     def trace(self) -> str:
-        """What the message of a failed wait holds."""
+        """What a failed test tells of the cell. Afterwards each log of a living service ends with where its tasks wait."""
+        living = [
+            slot.process for slot in self.slots.values() if slot.process and not slot.process.ended.is_set()
+        ]
+        for process in living:
+            self.zygote.signal(process, signal.SIGUSR1)
+        time.sleep(STACKS_S)  # clock: a failed test only tells less where this is too short
         state = self.follower.replica.state
         lines = [
-            f"ledger seq {state.seq}, term {state.term}, {len(state.ended)} jobs ended of "
+            f"seed {self.seed}: ledger seq {state.seq}, term {state.term}, {len(state.ended)} jobs ended of "
             f"{len(self.users.acknowledged)} acknowledged, frozen {state.frozen!r}, kills {dict(self.kills)}",
             *(f"  {job.job_id} {job.status} attempt {job.attempt} {job.failure}" for job in list(state.jobs.values())[:20]),
             *(f"  node {node.spec.node_id} {node.status} holds {list(node.tasks)}" for node in state.nodes.values()),
+            *(f"  {slot.name}: {'ready' if slot.settled else 'not ready'}, armed {slot.armed}" for slot in self.slots.values()),
             f"crashes: {self.crashes}",
         ]  # fmt: skip
-        return "\n".join([*lines, *(f"--- {name}\n{self.tail(name)}" for name in self.slots)])
+        return "\n".join(lines)

@@ -1,10 +1,14 @@
-"""Scripts of hostile jobs for `/usr/bin/python3`, each bounded in processes, bytes and seconds.
+"""Scripts of hostile jobs for `/usr/bin/python3`, each bounded in processes and bytes; none goes on for ever.
 
 A script prints `GOT what` when it got what it must not have. What it cannot know itself is judged from outside.
 """
 
-SLEEP_S = 25.7
-"""An escaped process ends by itself after so long; by this odd number the judge knows it."""
+import os
+
+LONG_S = 1_800
+"""A job or a process that the node or the test ends; by itself it ends after so long."""
+SLEEP_S = f"{LONG_S}.{os.getpid():07}"
+"""Of an escaped process: by this odd number the judge of this test process knows it."""
 CANARY_HALVES = ("planted-", "credential")
 """Halves, so that a script that searches for it does not find itself."""
 
@@ -250,5 +254,5 @@ try:
 except OSError: pass
 sys.exit(3)
 """,
-    "SIGTERM ignored": "signal.signal(15, signal.SIG_IGN); print('deaf', flush=True); time.sleep(25)",
+    "SIGTERM ignored": "signal.signal(15, signal.SIG_IGN); print('deaf', flush=True); time.sleep(1800)",
 }

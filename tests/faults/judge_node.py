@@ -19,6 +19,7 @@ import ctypes
 import json
 import os
 import secrets
+import select
 import signal
 import sys
 import time
@@ -42,7 +43,6 @@ from penstock.runtime.settings import Settings
 
 PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 RETRY_S = 0.05  # between appends that failed
-DEATH_WAIT_S = 5.0  # SIGKILL by the kernel at our death takes microseconds
 CANNOT_EXECUTE = 127
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -58,7 +58,8 @@ class History:
 
     def write(self, kind: str, order: Any = None, **more: object) -> None:
         """One line, on the disk when this returns."""
-        entry: dict[str, Any] = {"at_ns": time.monotonic_ns(), "kind": kind, "node": self._node, **more}
+        at_ns = time.monotonic_ns()  # clock: one for all nodes, it orders events
+        entry: dict[str, Any] = {"at_ns": at_ns, "kind": kind, "node": self._node, **more}
         if isinstance(order, StartTask):
             entry |= {
                 "gpus": list(order.gpu_uuids), "job": order.job_id, "attempt": order.attempt,
@@ -285,7 +286,7 @@ class JudgeNode:
                     await self._log.append(messages)
                     break
                 except LogError:
-                    await asyncio.sleep(RETRY_S)
+                    await asyncio.sleep(RETRY_S)  # clock: between two tries
 
     def _message(self, event: Event) -> Message:
         self._sent += 1
@@ -327,18 +328,14 @@ def _start_ticks(pid: int) -> int:
 
 
 def _await_death(pid: int, ticks: int) -> None:
-    """Raises AssertionError if a child of the crashed machine lives on."""
-    deadline = time.monotonic() + DEATH_WAIT_S
-    while ticks and _start_ticks(pid) == ticks and not _is_zombie(pid):
-        assert time.monotonic() < deadline, f"process {pid} outlived its judge"
-        time.sleep(0.001)
-
-
-def _is_zombie(pid: int) -> bool:
+    """Of a child of the crashed machine, which the kernel kills; a node whose child lives on is never ready."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except FileNotFoundError:
-        return True
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    if ticks and _start_ticks(pid) == ticks:
+        select.select([descriptor], [], [])
+    os.close(descriptor)
 
 
 async def run(

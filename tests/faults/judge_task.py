@@ -26,9 +26,19 @@ def begin(folder: str) -> Callable[..., None]:
     history = os.open(os.path.join(folder, f"{node}.jsonl"), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
 
     def write(kind: str, **more: object) -> None:
-        line = {"at_ns": time.monotonic_ns(), "kind": kind, **who, **more}
+        line = {
+            "at_ns": time.monotonic_ns(),
+            "kind": kind,
+            **who,
+            **more,
+        }  # clock: one for all, it orders events
         os.write(history, json.dumps(line).encode() + b"\n")
         os.fsync(history)
+
+    mutex = os.open(os.path.join(folder, "mutex"), os.O_RDWR | os.O_CREAT, 0o600)
+    fcntl.flock(
+        mutex, fcntl.LOCK_EX
+    )  # two members of a gang must not meet each other's look at another attempt
 
     def lock(name: str, how: int, *, keep: bool = True) -> bool:
         descriptor = os.open(os.path.join(folder, name), os.O_RDWR | os.O_CREAT, 0o600)
@@ -51,6 +61,7 @@ def begin(folder: str) -> Callable[..., None]:
         if other and not lock(name, fcntl.LOCK_EX, keep=False):
             write("twice", what=f"{job}: attempt {attempt} met {name}")
     write("ran", gpus=gpus)
+    os.close(mutex)
     return write
 
 
@@ -58,7 +69,7 @@ def main() -> int:
     folder, seconds = sys.argv[1], float(sys.argv[2])
     code = int(sys.argv[3]) if len(sys.argv) > 3 else 0
     write = begin(folder)
-    time.sleep(seconds)
+    time.sleep(seconds)  # clock: this is its work
     write("done", code=code)
     return code
 

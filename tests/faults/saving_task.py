@@ -31,7 +31,7 @@ def main() -> None:
         for name in ("first", "second"):
             with open(os.path.join(into, name), "w") as file:
                 json.dump(state, file)
-            time.sleep(SAVE_S / 2)
+            time.sleep(SAVE_S / 2)  # clock: this is its work
         note("save")
 
     def restore(found: str) -> None:
@@ -49,7 +49,7 @@ def main() -> None:
         state["sum"] += state["done"]
         assert state["sum"] == state["done"] * (state["done"] + 1) // 2, "lost, or done twice"
         note("step")
-        time.sleep(STEP_S)
+        time.sleep(STEP_S)  # clock: this is its work
         progress(state["done"])
     write("done", code=0)
 

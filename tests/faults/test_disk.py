@@ -17,7 +17,6 @@ def test_no_order_is_acted_on_before_its_token_is_on_the_disk(
         [sys.executable, "-m", "tests.faults.broken_disk", str(tmp_path), *arguments],
         capture_output=True,
         text=True,
-        timeout=180,
         check=False,
     )
     assert found.stdout.split()[-1:] == [answer], found.stderr[-2_000:]

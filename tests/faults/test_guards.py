@@ -1,5 +1,7 @@
 """One scenario per guard, such that the system without that guard fails it (see test_mutants)."""
 
+# clocks: all of it runs in virtual time
+
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 

@@ -29,18 +29,18 @@ from penstock_services.node_reporter.shell.linux import LinuxHost
 from penstock_services.node_reporter.shell.ports import Started
 from penstock_services.node_reporter.shell.records import read_record
 from penstock_services.node_reporter.shell.spawner import ISOLATED_PYTHON
-from tests.faults.hostile_jobs import ATTACKS, CANARY_HALVES, PRELUDE, SLEEP_S
+from tests.faults.hostile_jobs import ATTACKS, CANARY_HALVES, LONG_S, PRELUDE, SLEEP_S
 from tests.support import node_fixtures
 from tests.support.memory_log import MemoryBroker, MemoryLog
 from tests.support.node_cell import (
     NODE,
     Cell,
-    eventually,
     node_options,
     start_order,
     stop_order,
     working,
 )
+from tests.support.waiting import await_until
 
 PYTHON = "/usr/bin/python3"  # which every user can run
 ROOT = os.geteuid() == 0
@@ -64,7 +64,7 @@ def escaped() -> list[psutil.Process]:
     found = []
     for process in psutil.process_iter():
         with suppress(psutil.Error):
-            if process.cmdline() == ["sleep", str(SLEEP_S)] and process.status() != psutil.STATUS_ZOMBIE:
+            if process.cmdline() == ["sleep", SLEEP_S] and process.status() != psutil.STATUS_ZOMBIE:
                 found.append(process)
     return found
 
@@ -85,7 +85,7 @@ def nothing_left() -> Iterator[None]:
 @pytest.fixture
 def bystander() -> Iterator[int]:
     """A process beside the reporter, as the reporter's own parents are: a credential in its environment."""
-    with subprocess.Popen(["sleep", "60"], env={"SECRET": "".join(CANARY_HALVES)}) as process:
+    with subprocess.Popen(["sleep", "infinity"], env={"SECRET": "".join(CANARY_HALVES)}) as process:
         yield process.pid
         assert process.poll() is None, "a job killed a process that is not its own"
         process.kill()
@@ -145,7 +145,7 @@ async def attacked(
                 log = log_path(options.log_dir, f"job-{token}", task_id)
                 if name == "SIGTERM ignored":
                     await cell.until(external_events.TaskStarted, task_id=task_id)
-                    await eventually(lambda log=log: "deaf" in log.read_text())  # type: ignore[misc]
+                    await await_until(lambda log=log: "deaf" in log.read_text(), f"the output of {name}")  # type: ignore[misc]
                     await cell.order(stop_order(token + 100, task_id, grace_ms=100))
                 exited = await cell.until(external_events.TaskExited, task_id=task_id)
                 ended = (exited.cause, exited.exit_code, exited.signal)
@@ -210,6 +210,10 @@ def attack(script: str) -> tuple[str, ...]:
     )
 
 
+async def one_escaped() -> None:
+    await await_until(lambda: len(escaped()) == 1, "a process that has escaped")
+
+
 @pytest.mark.parametrize("isolation", [IsolationChoice.PID_NAMESPACE, IsolationChoice.CGROUP])
 async def test_what_a_job_left_behind_is_dead_before_its_killed_shim_is_reported(
     isolation: IsolationChoice, options: Options, broker: MemoryBroker, cell: Cell
@@ -222,9 +226,9 @@ async def test_what_a_job_left_behind_is_dead_before_its_killed_shim_is_reported
     except ConfigurationError as error:
         pytest.skip(str(error))
     async with working(options, MemoryLog(broker, "node-reporter")):
-        await cell.order(start_order(1, *attack("escape(); time.sleep(30)")))
+        await cell.order(start_order(1, *attack(f"escape(); time.sleep({LONG_S})")))
         await cell.until(external_events.TaskStarted)
-        await eventually(lambda: len(escaped()) == 1)
+        await one_escaped()
         started = read_record(options.state_dir / "tasks/job-1.1.0@1/started.json", Started)
         assert started is not None
         os.kill(started.shim, signal.SIGKILL)
@@ -252,16 +256,19 @@ async def test_a_cgroup_proves_an_end_where_there_is_no_namespace(
 
 
 async def test_the_next_reporter_adopts_a_task_in_its_namespace(
-    options: Options, broker: MemoryBroker, cell: Cell
+    options: Options, broker: MemoryBroker, cell: Cell, folder: Path
 ) -> None:
     """An upgrade while a job runs: the next reporter finds its shim, and its end is proven as before."""
+    end = folder / "end"
     async with working(options, MemoryLog(broker, "before")):
-        await cell.order(start_order(1, *attack("escape(); time.sleep(4); sys.exit(6)")))
+        script = f"escape()\nwhile not os.path.exists({str(end)!r}): time.sleep(0.05)\nsys.exit(6)"
+        await cell.order(start_order(1, *attack(script)))
         await cell.until(external_events.TaskStarted)
-        await eventually(lambda: len(escaped()) == 1)
+        await one_escaped()
     async with working(options, MemoryLog(broker, "after")):
         joined = await cell.until(external_events.NodeJoined, count=2)
         assert [task.task_id for task in joined.tasks] == ["job-1.1.0"]
+        end.touch()
         assert (await cell.until(external_events.TaskExited)).exit_code == 6
         assert escaped() == []
 

@@ -11,7 +11,9 @@ import pytest
 
 from tests.faults import judge_task
 from tests.faults.judge import Verdict, judge_jobs, judge_runs
+from tests.support.waiting import wait_until
 
+FOR_EVER = "1e6"  # seconds: until the test kills it
 HISTORIES: dict[str, list[dict[str, Any]]] = {
     "honest": [
         {"kind": "start", "at_ns": 1, "gpus": [0], "job": "a", "attempt": 1, "task": "a.1.w0", "token": 5},
@@ -66,19 +68,23 @@ def test_a_task_notices_whom_it_meets(tmp_path: Path) -> None:
             "PENSTOCK_TASK_ID": f"a.{attempt}.w0", "PENSTOCK_TOKEN": str(attempt), "CUDA_VISIBLE_DEVICES": "GPU-0",
         }  # fmt: skip
         return subprocess.Popen(
-            [sys.executable, "-I", "-S", judge_task.__file__, str(tmp_path), "30"], env={**os.environ, **env}
+            [sys.executable, "-I", "-S", judge_task.__file__, str(tmp_path), FOR_EVER],
+            env={**os.environ, **env},
         )
 
     def history() -> str:
         path = tmp_path / "n1.jsonl"
         return path.read_text() if path.exists() else ""
 
-    children = []
+    def ran(attempts: int, latest: "subprocess.Popen[bytes]") -> bool:
+        assert latest.poll() is None, history()
+        return history().count('"ran"') == attempts
+
+    children: list[subprocess.Popen[bytes]] = []
     try:
         for attempt in (1, 2):
             children.append(start(attempt))
-            while history().count('"ran"') < attempt:
-                assert children[-1].poll() is None
+            wait_until(lambda: ran(attempt, children[-1]), f"the start of attempt {attempt}")  # noqa: B023
     finally:
         for child in children:
             child.kill()

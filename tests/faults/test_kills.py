@@ -17,8 +17,7 @@ EMBEDDED_KILLS = 30  # in the CI run; `make faults` multiplies by 30
 KAFKA_KILLS = 20
 NODE_KILLS = 12
 AT_ONCE = 8  # jobs under way: enough that each failpoint is passed often, and the machine waits for deaths, not for jobs
-PATIENCE_S = 120.0
-S_PER_KILL = 1.0  # on two busy cores; usually a quarter of that
+MACHINES_LIVE = 8  # times as long as services
 SERVICES = ("placer", "estimator", "projector", "gateway")
 
 
@@ -37,23 +36,22 @@ async def kill_and_judge(
     machines = [slot.name for slot in nodes if slot.failpoints is None]
     busy = [
         cell.background(cell.users.keep_submitting(cell.follower, AT_ONCE)),
-        cell.background(cell.kill_at_random(armed, 0.2, 0.6)),
+        cell.background(cell.kill_at_random(armed)),
     ]
     if machines:
-        busy.append(cell.background(cell.kill_at_random(machines, 2, 4, why="machine")))
+        busy.append(cell.background(cell.kill_at_random(machines, "machine", MACHINES_LIVE)))
     await cell.until(
         lambda: cell.service_kills >= kills and to_visit <= set(cell.kills),
-        PATIENCE_S + kills * S_PER_KILL,
         f"{kills} kills, {to_visit} visited",
     )
     for task in busy:
         task.cancel()
     await asyncio.gather(*busy, return_exceptions=True)
     cell.disarm()
-    await cell.rest(PATIENCE_S)
+    await cell.rest()
     await cell.projected()
     await cell.stop()
-    verdict = await judge(cell.log, cell.histories, cell.users.acknowledged)
+    verdict = await judge(cell.log, cell.histories, cell.users.acknowledged, cell.answered)
     found = await verify(Settings(log_url=log_url, dsn=dsn), cell.log)
     print(f"\n{cell.service_kills} kills, {dict(sorted(cell.kills.items()))}\n{verdict.summary()}")
     assert verdict.problems == []
@@ -65,7 +63,7 @@ async def kill_and_judge(
 
 @pytest.mark.postgres
 async def test_kills_on_the_embedded_log(make_cell: MakeCell, dsn: str, scale: int) -> None:
-    """A machine room with a bad day: something dies several times a second, for half a minute."""
+    """A machine room with a bad day: something dies several times a second, thirty times."""
     cell = await make_cell(dsn, dsn)
     await kill_and_judge(cell, EMBEDDED_KILLS * scale, cell.judges(3), names_of(*SERVICES), dsn, dsn)
 

@@ -1,5 +1,7 @@
 """The laboratory's log keeps the promises of `penstock.log.port`, in Kafka's manner and in the embedded log's."""
 
+# clocks: all of it runs in virtual time
+
 import asyncio
 from collections.abc import Callable
 

@@ -13,7 +13,6 @@ import pytest
 
 from tests.faults.mutate import MUTANTS
 
-TIMEOUT_S = 500.0
 TESTS_FAILED = 1  # pytest's exit status
 PROMISED = 26
 CI_STEP = 9
@@ -78,7 +77,7 @@ def test_every_missing_guard_is_noticed(postgres_dsn: str, scale: int) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "tests.faults.mutate"],
         env={**env, "PENSTOCK_DSN": postgres_dsn}, input=json.dumps(wanted), capture_output=True, text=True,
-        timeout=TIMEOUT_S, check=False,
+        check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-4_000:]
     status: dict[str, int] = json.loads(done.stdout.splitlines()[-1])

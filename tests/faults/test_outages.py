@@ -19,7 +19,6 @@ from .conftest import MakeCell
 
 AT_ONCE = 8
 OUTAGES = 1  # in the CI run; `make faults` multiplies by 30
-PATIENCE_S = 120.0
 SERVICES = ("placer", "estimator", "projector", "gateway")
 
 
@@ -35,15 +34,15 @@ async def live_through(
     ended = cell.follower.ended
     for _ in range(outages):
         before = len(ended)
-        await cell.until(lambda n=before: len(ended) > n + 10, PATIENCE_S, "jobs flow")  # type: ignore[misc]
+        await cell.until(lambda n=before: len(ended) > n + 10, "jobs flow")  # type: ignore[misc]
         await outage()
     before = len(ended)
-    await cell.until(lambda: len(ended) > before + 10, PATIENCE_S, "jobs flow again")
+    await cell.until(lambda: len(ended) > before + 10, "jobs flow again")
     submitting.cancel()
-    await cell.rest(PATIENCE_S)
+    await cell.rest()
     await cell.projected()
     await cell.stop()
-    verdict = await judge(cell.log, cell.histories, cell.users.acknowledged)
+    verdict = await judge(cell.log, cell.histories, cell.users.acknowledged, cell.answered)
     found = await verify(settings, cell.log)
     print(f"\n{outages} outages; {verdict.summary()}")
     assert verdict.problems == []

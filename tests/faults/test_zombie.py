@@ -1,6 +1,7 @@
 """A placer that sleeps, is replaced, and wakes up believing that it is still in office."""
 
 import asyncio
+import itertools
 import signal
 from collections.abc import AsyncIterator
 
@@ -17,21 +18,16 @@ from penstock.model.topics import Topic
 from tests.faults.fault_cell import FaultCell, Slot
 from tests.faults.judge import judge, read_all
 from tests.faults.ledger_book import Book
+from tests.support.waiting import await_until
 
 from .conftest import TAKEOVER_MS, MakeCell
 
 AT_ONCE = 8
-PATIENCE_S = 120.0
-SLACK_MS = (
-    5_000  # two loaded cores: reading, folding, appending and our own look at it; half a second on idle ones
-)
-ROUNDS = 3
-MOST_ROUNDS = 9  # until some zombie has written something
+ROUNDS = 3  # at least, and until some zombie has written something
 BURST = 2_000  # rejected requests, which keep a placer busy for about a quarter of a second
-LOOK_S = 0.2  # between two reads of the whole ledger
 AT_WORK_S = 0.05  # after the burst is in the log
 LEDGER = Partition(Topic.LEDGER, 0)
-
+PLACER = "penstock_services.placer"
 
 EMBEDDED, KAFKA = [pytest.mark.postgres], [pytest.mark.postgres, pytest.mark.kafka]
 SLOW = pytest.mark.slow
@@ -50,7 +46,7 @@ async def cell(request: pytest.FixtureRequest, make_cell: MakeCell, dsn: str) ->
 
 
 def placer(name: str, *, standby: bool = False) -> Slot:
-    return Slot(name, "penstock_services.placer", env={"PENSTOCK_STANDBY": "1"} if standby else {})
+    return Slot(name, PLACER, env={"PENSTOCK_STANDBY": "1"} if standby else {})
 
 
 async def records(cell: FaultCell) -> list[RawRecord]:
@@ -81,10 +77,16 @@ def by(cell: FaultCell, name: str, start: RawRecord) -> bool:
 
 
 def in_office(cell: FaultCell, valid: list[RawRecord]) -> str:
-    """Which of `a` and `b` started the last term."""
+    """The placer that started the last term."""
     last = starts(valid)[-1]
-    (name,) = (name for name in ("a", "b") if name in cell.slots and by(cell, name, last))
+    (name,) = (name for name, slot in cell.slots.items() if slot.module == PLACER and by(cell, name, last))
     return name
+
+
+async def replaced(cell: FaultCell, name: str) -> list[RawRecord]:
+    """The ledger itself, for the follower may be far behind; nothing as long as this placer is in office."""
+    found = await records(cell)
+    return [] if in_office(cell, found) == name else found
 
 
 def send(cell: FaultCell, name: str, number: signal.Signals) -> None:
@@ -101,7 +103,7 @@ async def stop_at_work(cell: FaultCell, name: str, turn: int) -> None:
         headers, value = to_wire(Envelope(event.job_id, "/test/users", wall_ms(), event))
         burst.append(Message(Partition(Topic.JOBS, 0), value, headers))
     await cell.log.append(burst)
-    await asyncio.sleep(AT_WORK_S)
+    await asyncio.sleep(AT_WORK_S)  # clock: it may stop anywhere; rounds go on until it stopped at work
     send(cell, name, signal.SIGSTOP)
 
 
@@ -114,9 +116,9 @@ def pid_of(cell: FaultCell, name: str) -> int:
 
 async def rest_and_judge(cell: FaultCell) -> int:
     """Returns how many void records the ledger's partition holds."""
-    await cell.rest(PATIENCE_S)
+    await cell.rest()
     await cell.stop()
-    verdict = await judge(cell.log, cell.histories, cell.users.acknowledged)
+    verdict = await judge(cell.log, cell.histories, cell.users.acknowledged, cell.answered)
     print(f"\n{verdict.summary()}")
     assert verdict.problems == []
     assert cell.crashes == []
@@ -138,19 +140,17 @@ async def test_a_zombie_wakes_up(cell: FaultCell) -> None:
     await cell.start(placer("b", standby=True))
     submitting = cell.background(cell.users.keep_submitting(cell.follower, AT_ONCE))
     replica = cell.follower.replica
-    await cell.until(lambda: len(replica.state.ended) >= 10, PATIENCE_S, "jobs flow")
-    for turn in range(MOST_ROUNDS):
+    await cell.until(lambda: len(replica.state.ended) >= 10, "jobs flow")
+    for turn in itertools.count():
         # In turns, unless the machine is so busy that the standby placer took over without our doing.
         sleeper = in_office(cell, await records(cell))
         await stop_at_work(cell, sleeper, turn)
-        async with asyncio.timeout(PATIENCE_S):  # the ledger itself: the follower may be far behind
-            while in_office(cell, asleep := await records(cell)) == sleeper:
-                await asyncio.sleep(LOOK_S)
+        asleep = await await_until(lambda who=sleeper: replaced(cell, who), f"a successor of {sleeper}")  # type: ignore[misc]
         ended = len(replica.state.ended)
-        await cell.until(lambda n=ended: len(replica.state.ended) > n + 5, PATIENCE_S, "jobs flow again")  # type: ignore[misc]
+        await cell.until(lambda n=ended: len(replica.state.ended) > n + 5, "jobs flow again")  # type: ignore[misc]
         woken_ms = wall_ms()
         send(cell, sleeper, signal.SIGCONT)
-        await asyncio.sleep(3 * TAKEOVER_MS / 1_000)  # it would take over now, if it did not understand
+        await asyncio.sleep(3 * TAKEOVER_MS / 1_000)  # clock: it must not take over, and could in this time
         later = (await records(cell))[len(asleep) :]
         for first in starts(later):
             # On a busy machine either may find the other too slow, as a standby placer may: never before its patience is over.
@@ -174,27 +174,37 @@ async def test_a_zombie_wakes_up(cell: FaultCell) -> None:
     indirect=True,
 )
 async def test_a_standby_takes_over_from_the_dead(cell: FaultCell) -> None:
-    """Placer A is gone for good. Nobody sends heartbeats: B notices because an input stays unanswered."""
+    """The placer is gone for good. Nobody sends heartbeats: another one notices because an input stays unanswered.
+
+    On a busy machine the standby placer may find the other one too slow just before its death, and be on its way into office: then once more.
+    """
     await cell.start(placer("a"))
-    await cell.start(placer("b", standby=True))
-    loop = asyncio.get_running_loop()
-    began_s = loop.time()
-    for _ in range(5):
-        await cell.users.submit(("/bin/sleep", "0.01"))
-    await cell.settle(PATIENCE_S)
-    usual_ms = (loop.time() - began_s) * 1_000
-    quiet = [(await cell.log.end_offsets([Partition(topic, 0)])) for topic in Topic if topic != Topic.LEDGER]
-    cell.slots["a"].keep = False
-    cell.kill("a")
-    await asyncio.sleep(3 * TAKEOVER_MS / 1_000)
-    assert cell.follower.replica.state.term == 1, "nothing waits, so nobody needs to take over"
-    assert quiet == [(await cell.log.end_offsets([Partition(t, 0)])) for t in Topic if t != Topic.LEDGER]
-    asked_s = loop.time()
+    for number in itertools.count():
+        await cell.start(placer(f"standby-{number}", standby=True))
+        for _ in range(5):
+            await cell.users.submit(("/bin/sleep", "0.01"))
+        await cell.settle()
+        before = await records(cell)
+        quiet = await ends(cell)
+        victim, process = (name := in_office(cell, before)), cell.slots[name].process
+        assert process is not None
+        cell.slots[victim].keep = False
+        cell.kill(victim)
+        await cell.until(process.ended.is_set, f"the death of {victim}")
+        await asyncio.sleep(3 * TAKEOVER_MS / 1_000)  # clock: nobody must take over, and could in this time
+        if len(await records(cell)) == len(before):
+            break
+    assert quiet == await ends(cell), "nothing waits, so nobody needs to write"
+    asked_ms = wall_ms()
     await cell.users.submit(("/bin/sleep", "0.01"))
-    await cell.until(lambda: cell.follower.replica.state.term == 2, PATIENCE_S, "B takes over")
-    took_ms = (loop.time() - asked_s) * 1_000
-    print(f"\ntook over {took_ms:.0f} ms after the first unanswered input (patience {TAKEOVER_MS} ms)")
-    assert took_ms < TAKEOVER_MS + SLACK_MS + usual_ms, (
-        "what five jobs took just before is how busy the machine is"
-    )
+    await cell.until(lambda: cell.follower.replica.state.term > before[-1].term, "a successor")
+    first = starts((await records(cell))[len(before) :])[0]
+    assert not by(cell, victim, first)
+    assert not asked_ms <= first.now_ms < asked_ms + TAKEOVER_MS, "it took over before its patience was over"
     await rest_and_judge(cell)
+
+
+async def ends(cell: FaultCell) -> list[int]:
+    """Of all topics but the ledger."""
+    places = [Partition(topic, 0) for topic in Topic if topic != Topic.LEDGER]
+    return list((await cell.log.end_offsets(places)).values())

@@ -31,7 +31,6 @@ PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 FIRST_FREE_FD = 3
 MAX_FD = 1_024  # of descriptors that a child closes; the zygote holds a few per living child
 READ_BYTES = 65_536
-STOP_TIMEOUT_S = 10.0
 
 
 class Process:
@@ -98,17 +97,13 @@ class Zygote:
         for child in list(self._children.values()):
             self.signal(child, signal.SIGKILL)
         for child in list(self._children.values()):
-            await asyncio.wait_for(child.ended.wait(), STOP_TIMEOUT_S)
+            await child.ended.wait()
         self._loop.remove_reader(self._out.fileno())
 
     def close(self) -> None:
         """Ends the zygote and with it every child."""
         self._in.close()
-        try:
-            self._process.wait(STOP_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        self._process.wait()
         self._out.close()
 
     def spawn(self, module: str, arguments: Sequence[str], env: Mapping[str, str], log: Path) -> Process:

@@ -62,7 +62,6 @@ def test_memory_is_monotone_and_within_the_card_everywhere(read: Read) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize("split", list(REACH))
 def test_ours_reaches_its_figures_and_beats_liquids(read: Read, split: str) -> None:
     """Five folds; every run is predicted by a model that saw nothing of its cell, or of its GPU model."""
@@ -110,7 +109,6 @@ def test_memory_on_generations_never_seen(read: Read) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 def test_every_label_on_each_gpu_model_never_seen(read: Read) -> None:
     found = of_runs(read.runs, "families") + of_runs(read.runs, "generations")
     print("\n" + table(found))

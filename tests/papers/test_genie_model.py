@@ -89,7 +89,6 @@ def test_fifteen_points_predict_the_rest(model: str, known: str) -> None:
     assert np.median(error) <= 0.08
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("known", ["others", "nothing"])
 def test_fifteen_points_predict_the_rest_of_all(known: str) -> None:
     """All cells of all models, and far beyond what was profiled: 6 to 16 nodes."""
@@ -112,7 +111,6 @@ def test_bert_is_slower_on_two_nodes_than_on_three() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize("unit", ["cells", "placements"])
 def test_half_measured_shows_the_other_half(unit: str) -> None:
     """The cluster ran each model on half of its cells, or on half of its placements at all batches."""

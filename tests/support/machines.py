@@ -4,8 +4,6 @@ import os
 import pwd
 import shutil
 import subprocess
-import sys
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -14,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from tests.support.namespaces import network
+from tests.support.story import told
+from tests.support.waiting import wait_until
 
-UP_WITHIN_S = 120.0
 SYSTEMD = Path("/usr/lib/systemd/systemd")
 GROUP = "penstock-machine"
 HOME = pwd.getpwuid(0).pw_dir  # of root, in a machine as beside it
@@ -92,7 +91,7 @@ class Machine:
         children = Path(f"/proc/{self.holder.pid}/task/{self.holder.pid}/children").read_text().split()
         return int(children[0]) if children else self.holder.pid
 
-    def run(self, text: str, timeout_s: float = 300.0, env: Mapping[str, str] | None = None) -> str:
+    def run(self, text: str, env: Mapping[str, str] | None = None) -> str:
         """Its output. Fails with the output and the services' logs."""
         where = ["--mount", "--uts"] if self.directory != HOME else ["--all"]
         argv = [
@@ -105,9 +104,7 @@ class Machine:
             *(f"{k}={v}" for k, v in {**BARE, **(env or {})}.items()),
         ]
         argv += ["bash", "-euo", "pipefail", "-c", f"cd {self.directory}\n{text}"]
-        done = subprocess.run(
-            argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=timeout_s, check=False
-        )
+        done = subprocess.run(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
         assert done.returncode == 0, (
             f"{self.name}: status {done.returncode}\n{text}\n{done.stdout}\n{self.logs()}"
         )
@@ -168,18 +165,19 @@ def machines(names: Sequence[str], folder: Path, directory: Path) -> Iterator[di
 
 def until_up(machine: Machine) -> None:
     """Until its init answers. Skips the test where this machine gives none."""
-    deadline = time.monotonic() + UP_WITHIN_S
     probe = "test -d /old" if machine.name == "desk" else "systemctl is-active -q multi-user.target"
-    while True:
+
+    def up() -> bool:
+        if machine.holder.poll() is not None:
+            pytest.skip(f"no machine {machine.name} here: {(machine.folder / 'boot.log').read_text()}")
         with suppress(AssertionError, OSError):
-            machine.run(probe, 10)
-            return
-        if machine.holder.poll() is not None or time.monotonic() > deadline:
-            why = (machine.folder / "boot.log").read_text()
-            console = machine.folder / "console"
-            print(console.read_text()[-4_000:] if console.exists() else "", file=sys.stderr)
-            pytest.skip(f"no machine {machine.name} here: {why}")
-        time.sleep(0.2)
+            machine.run(probe)
+            return True
+        return False
+
+    console = machine.folder / "console"
+    with told(f"console of {machine.name}", console):
+        wait_until(up, f"the boot of {machine.name}")
 
 
 def end(holder: "subprocess.Popen[bytes]") -> None:
@@ -199,5 +197,5 @@ def forget(folder: Path, group: str) -> None:
         'for _ in $(seq 50); do find "$2" -depth -type d -exec rmdir {} + && exit; sleep 0.1; done'
     )  # until the kernel has buried the last process
     argv = ["unshare", "--mount", "sh", "-c", script, "sh", str(folder), group]
-    subprocess.run(argv, capture_output=True, timeout=UP_WITHIN_S, check=False)
+    subprocess.run(argv, capture_output=True, check=False)
     shutil.rmtree(folder, ignore_errors=True)

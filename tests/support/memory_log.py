@@ -113,7 +113,9 @@ class MemoryBroker:
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting[waiter] = None
         try:
-            await asyncio.wait({waiter}, timeout=timeout_s)
+            await asyncio.wait(
+                {waiter}, timeout=timeout_s
+            )  # clock: a read's time-out, which the port promises
         finally:
             self._waiting.pop(waiter, None)
 
@@ -183,7 +185,9 @@ class _MemoryReader:
                 return self._take(max_records)
             if available:  # under load: gather for a moment
                 delay_s = self._bucket.delay_s()
-                await asyncio.sleep(delay_s if wait_s is None else min(delay_s, wait_s))
+                await asyncio.sleep(
+                    delay_s if wait_s is None else min(delay_s, wait_s)
+                )  # clock: as the port promises
             else:
                 await self._broker.changed(wait_s)
 

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import psutil
 
+from tests.support.waiting import LOOK_S, left_s
+
 DEAD = (b"Z", b"X")
 
 
@@ -29,14 +31,29 @@ def processes_with(*needles: bytes) -> Mapping[int, str]:
 
 
 def orphans_with(*needles: bytes, within_s: float) -> list[str]:
-    """Those that neither this process nor a descendant of it holds, and that live on for so long."""
-    deadline = time.monotonic() + within_s
+    """Those that neither this process nor a descendant of it holds, and that do nothing for so long.
+
+    Who is about to end may wait for a processor or a disk on a busy machine.
+    """
+    idle_since_s = (
+        time.monotonic()
+    )  # clock: of processes that wait for nothing that a busy machine is short of
     while True:
         own = {child.pid for child in psutil.Process().children(recursive=True)}
-        left = [f"{pid}: {command}" for pid, command in processes_with(*needles).items() if pid not in own]
-        if not left or time.monotonic() > deadline:
-            return left
-        time.sleep(0.05)
+        left = {pid: command for pid, command in processes_with(*needles).items() if pid not in own}
+        now_s = time.monotonic()  # clock: of what is idle, as above
+        if any(_busy(pid) for pid in left):
+            idle_since_s = now_s
+        if not left or now_s - idle_since_s > within_s or left_s() <= 0:
+            return [f"{pid}: {command}" for pid, command in left.items()]
+        time.sleep(LOOK_S)  # clock: between two looks
+
+
+def _busy(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() in (psutil.STATUS_RUNNING, psutil.STATUS_DISK_SLEEP)
+    except psutil.NoSuchProcess:
+        return True  # it has just ended
 
 
 def processor_s(pid: int) -> float:

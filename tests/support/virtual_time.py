@@ -14,18 +14,29 @@ from typing import Any, TypeVar
 from penstock import clock
 
 EPOCH_MS = 1_700_000_000_000
+AGAIN_AFTER = (
+    1_000  # turns: an event loop that is too long in a circle is told so again while it ends its tasks
+)
 
 Result = TypeVar("Result")
+
+
+class Endless(KeyboardInterrupt):
+    """Too many turns of the loop, or too much processor time. Of this kind, since an event loop lets nothing else through."""
 
 
 class _Jumping(selectors.DefaultSelector):
     """Instead of waiting it moves the clock on."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_turns: int | None) -> None:
         super().__init__()
         self.now_s = 0.0
+        self._turns, self._max_turns = 0, max_turns
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        self._turns += 1
+        if self._max_turns is not None and self._turns > self._max_turns and self._turns % AGAIN_AFTER == 1:
+            raise Endless(f"no end within {self._max_turns:,} turns of the event loop")
         if timeout is None:
             raise RuntimeError("deadlock: every task waits, and nothing is scheduled")
         self.now_s += max(0.0, timeout)
@@ -38,8 +49,8 @@ class _Jumping(selectors.DefaultSelector):
 class VirtualLoop(asyncio.SelectorEventLoop):
     """Time begins at 0 s and moves only when nothing is left to do."""
 
-    def __init__(self) -> None:
-        self._jumping = _Jumping()
+    def __init__(self, max_turns: int | None = None) -> None:
+        self._jumping = _Jumping(max_turns)
         super().__init__(self._jumping)
 
     def time(self) -> float:
@@ -77,8 +88,12 @@ def run_virtually(
     work: Coroutine[Any, Any, Result],
     error_ms: Callable[[], int] = lambda: 0,
     boot_rate: Callable[[], float] = lambda: 1.0,
+    max_turns: int | None = None,
 ) -> Result:
-    """As `asyncio.run`, in virtual time. `error_ms`, `boot_rate`: of the clocks of the process that reads them."""
-    loop = VirtualLoop()
+    """As `asyncio.run`, in virtual time. `error_ms`, `boot_rate`: of the clocks of the process that reads them.
+
+    Raises `Endless` after `max_turns` of the event loop.
+    """
+    loop = VirtualLoop(max_turns)
     with _clocks(loop, error_ms, boot_rate), asyncio.Runner(loop_factory=lambda: loop) as runner:
         return runner.run(work)

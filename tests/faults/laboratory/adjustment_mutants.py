@@ -114,7 +114,7 @@ def _() -> None:
     filtered(orders.outstanding, lambda order: not isinstance(order, SetCores | SetBandwidth))
 
 
-@mutant("adjustments are repeated after starts", faults="adjust", log="kafka", first=62)
+@mutant("adjustments are repeated after starts", faults="adjust", log="kafka", first=40)
 def _() -> None:
     real = orders.outstanding
 

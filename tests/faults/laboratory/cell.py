@@ -4,6 +4,8 @@ Real are the placer's, the estimator's, the batcher's, the migrator's, the conte
 the log, the machines under the node-reporters and the users.
 """
 
+# clocks: all of it runs in virtual time
+
 import asyncio
 from collections.abc import Callable, Coroutine
 from dataclasses import replace

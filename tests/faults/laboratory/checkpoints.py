@@ -3,6 +3,8 @@
 As `checkpoint_folders`, `checkpoint_server` and `checkpoint_fetch` of the node-reporter do it on real disks and connections.
 """
 
+# clocks: all of it runs in virtual time
+
 import asyncio
 from collections.abc import Mapping
 from typing import TYPE_CHECKING

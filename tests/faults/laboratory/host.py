@@ -1,5 +1,7 @@
 """A simulated host: the node-reporter's ports `Host` and `Launcher` over a `Machine`."""
 
+# clocks: all of it runs in virtual time
+
 import asyncio
 import signal
 from collections.abc import Callable, Mapping, Sequence

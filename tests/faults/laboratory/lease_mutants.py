@@ -1,5 +1,7 @@
 """Mutants of suspicion, probes and leases, in placer and node-reporter."""
 
+# clocks: all of it runs in virtual time
+
 import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any

@@ -8,6 +8,8 @@ A conditional log, as the embedded one, has compare-and-append and commits each 
 partitions: whole or not at all. Its acknowledgement may be lost, and a commit may come after its failure is known.
 """
 
+# clocks: all of it runs in virtual time
+
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Self

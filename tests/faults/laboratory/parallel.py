@@ -1,4 +1,7 @@
-"""Many runs at once, over all cores; what failed comes back with the command that replays it."""
+"""Many runs at once, over all cores; what failed comes back with the command that replays it.
+
+Tests run their seeds in their own process, one after the other, for other tests are beside them.
+"""
 
 import gc
 import multiprocessing
@@ -22,16 +25,15 @@ from tests.faults.laboratory.cell import Options
 from tests.faults.laboratory.patching import FIRST_SEEDS, MUTANTS, SCENARIOS
 from tests.faults.laboratory.run import Outcome, live
 from tests.support.background import give_way
+from tests.support.virtual_time import Endless
 
-MAX_RUN_CPU_S = 60.0  # a run takes half a second; a service that never returns would stop everything
-MUTANT_CPU_S = 8.0  # of a run in which a mutant goes round in circles
+MAX_RUN_CPU_S = 60.0  # a run takes one or two seconds; a service that never returns would stop everything
 GC_THRESHOLD = 50_000  # allocations; 700 by default, which took a sixth of a run's processor time
 MUTANT_SEEDS = 100  # runs until a mutant counts as a survivor; most are noticed in the first ten
+ARGUMENTS = "positional argument"
+"""In the message of a call that does not fit."""
 COMMAND = "python -m tests.faults.laboratory"
-
-
-class Endless(KeyboardInterrupt):
-    """Too much processor time. Of this kind, since an event loop lets nothing else through."""
+FORK = multiprocessing.get_context("fork")
 
 
 class Summary(NamedTuple):
@@ -58,22 +60,23 @@ class Hunt(NamedTuple):
     what: str
 
 
-def guarded(options: Options, cpu_s: float = MAX_RUN_CPU_S) -> Outcome:
-    """One run, in the main thread of its process; ended when it takes far more processor time than any sound one."""
+def guarded(options: Options) -> Outcome:
+    """One run, in the main thread of its process; ended when it takes far more turns or processor time than any sound one."""
     before = signal.signal(signal.SIGVTALRM, _too_long)
-    signal.setitimer(signal.ITIMER_VIRTUAL, cpu_s, 1.0)
+    signal.setitimer(signal.ITIMER_VIRTUAL, MAX_RUN_CPU_S, 1.0)
     try:
         return live(options)
-    except Endless:
-        what = f"no end within {cpu_s:g} s of processor time"
-        return Outcome(options.seed, options.profile or "", "liveness", what, 0, 0, 0, 0, 0.0, "", {}, ())
+    except Endless as error:
+        return Outcome(
+            options.seed, options.profile or "", "liveness", str(error), 0, 0, 0, 0, 0.0, "", {}, ()
+        )
     finally:
         signal.setitimer(signal.ITIMER_VIRTUAL, 0.0)
         signal.signal(signal.SIGVTALRM, before)
 
 
 def _too_long(_number: int, _frame: FrameType | None) -> NoReturn:
-    raise Endless
+    raise Endless(f"no end within {MAX_RUN_CPU_S:g} s of processor time")
 
 
 def run_all(options: Sequence[Options], workers: int) -> Iterator[Outcome]:
@@ -87,20 +90,49 @@ def run_all(options: Sequence[Options], workers: int) -> Iterator[Outcome]:
 
 @contextmanager
 def _pool(workers: int, **given: Any) -> Iterator[Pool]:
-    """Of forked processes. What this one holds is frozen meanwhile: a collector that looks at it copies every page."""
+    """Of forked processes."""
+    with rarely_collecting(), FORK.Pool(workers, initializer=_set_up_worker, **given) as pool:
+        yield pool
+
+
+@contextmanager
+def rarely_collecting() -> Iterator[None]:
+    """A run makes little garbage: look for cycles rarely, and not at what is there by now, of which a forked process would copy every page."""
+    before = gc.get_threshold()
     gc.freeze()
+    gc.set_threshold(GC_THRESHOLD)
     try:
-        with multiprocessing.get_context("fork").Pool(workers, initializer=_set_up_worker, **given) as pool:
-            yield pool
+        yield
     finally:
+        gc.set_threshold(*before)
         gc.unfreeze()
 
 
+def apart(function: Callable[..., Any], *given: Any) -> Any:
+    """What the function returns, in a forked process of its own. Raises `RuntimeError` if that dies."""
+    receiving, sending = FORK.Pipe(duplex=False)
+    with rarely_collecting(), receiving:
+        process = FORK.Process(target=lambda: sending.send(function(*given)))
+        process.start()
+        sending.close()
+        try:
+            return receiving.recv()
+        except EOFError:
+            process.join()
+            raise RuntimeError(f"{given}: the process died with {process.exitcode}") from None
+        finally:
+            process.join()
+
+
 def _set_up_worker() -> None:
-    """Ctrl-C is for the process that gathers the outcomes. A run makes little garbage: look for cycles rarely."""
+    """Ctrl-C is for the process that gathers the outcomes."""
     give_way()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    gc.set_threshold(GC_THRESHOLD)
+
+
+def command_of(options: Options) -> str:
+    """What repeats a run."""
+    return f"{COMMAND} {options.arguments()}"
 
 
 def cores() -> int:
@@ -132,7 +164,7 @@ def gather(outcomes: Iterator[Outcome], progress: Callable[[Outcome], None], res
                 "profile": outcome.profile,
                 "rule": outcome.rule,
                 "what": outcome.what,
-                "command": f"{COMMAND} {rest._replace(seed=outcome.seed).arguments()}",
+                "command": command_of(rest._replace(seed=outcome.seed)),
             }
             for outcome in failures
         ),
@@ -150,12 +182,17 @@ def gather(outcomes: Iterator[Outcome], progress: Callable[[Outcome], None], res
 
 
 def hunt(name: str, seeds: int = MUTANT_SEEDS, *, directed: bool = True) -> Hunt:
-    """Runs in this process, which is spoilt afterwards, until a rule is violated. `directed`: in its scenario."""
+    """Runs in this process, which is spoilt afterwards, until a rule is violated. `directed`: in its scenario.
+
+    Raises `LookupError` for a mutant that does not fit the code any more.
+    """
     MUTANTS[name]()
     scenario = SCENARIOS[name] if directed else {}
     first = [FIRST_SEEDS[name]] if directed and FIRST_SEEDS[name] else []
     for seed in (*first, *range(seeds)):
-        outcome = guarded(Options(seed, **scenario), MUTANT_CPU_S)
+        outcome = guarded(Options(seed, **scenario))
+        if ARGUMENTS in outcome.what:
+            raise LookupError(f"{name}: the function that it breaks has other arguments now: {outcome.what}")
         if outcome.rule:
             return Hunt(name, outcome.rule, seed, outcome.what)
     return Hunt(name, "", seeds, "")
@@ -187,6 +224,5 @@ def _fits(name: str) -> str:
 
 
 def misfits(names: Sequence[str]) -> list[str]:
-    """Mutants whose function is not in the product any more, with what is missing. All are put into one process."""
-    with _pool(1) as pool:
-        return [found for found in pool.map(_fits, names) if found]
+    """Mutants whose function is not in the product any more, with what is missing. All are put into this process."""
+    return [found for name in names if (found := _fits(name))]

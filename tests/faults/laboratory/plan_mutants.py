@@ -29,7 +29,7 @@ def _() -> None:
     replace(plans.proposal_answered, lambda state, fact: None)
 
 
-@mutant("a plan is valid for ever", faults=FAULTS, first=11)
+@mutant("a plan is valid for ever", faults=FAULTS, first=1)
 def _() -> None:
     real = validate_plans._of_the_plan
 

@@ -1,5 +1,7 @@
 """The batcher's worker in virtual time: slow now and then, killed, with a bug, or with the answer to another question."""
 
+# clocks: all of it runs in virtual time
+
 import asyncio
 from typing import Any
 

@@ -5,6 +5,8 @@ A process runs the service's own `run`. Whatever it does to the outside (log, jo
 `finally` of the service cleans up what a `kill -9` would leave behind.
 """
 
+# clocks: all of it runs in virtual time
+
 import asyncio
 from collections.abc import Callable, Coroutine
 from contextvars import ContextVar, copy_context
