@@ -42,7 +42,8 @@ pytest_collection_finish = prepare_for  # minutes of building belong to no test
 
 WORKER = "TEST_WORKER"
 """Environment variable: the test process from which another one stems. Not one of Penstock's, which tests take away."""
-ORPHANS_END_S = 10.0  # a process that reads its parent's end needs a moment on a busy machine
+ORPHANS_END_S = 10.0
+"""So long a process may be idle after its parent's end, which it has to read; who waits for a processor or a disk is not idle."""
 
 Result = TypeVar("Result")
 _names = itertools.count()
@@ -54,7 +55,7 @@ def no_process_is_left(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Non
     os.environ[WORKER] = str(os.getpid())
     yield
     marks = (f"{WORKER}={os.getpid()}\0".encode(), f"{tmp_path_factory.getbasetemp()}/".encode())
-    left = orphans_with(*marks, within_s=ORPHANS_END_S)
+    left = orphans_with(*marks, within_s=ORPHANS_END_S)  # clock: of the idle, as above
     assert not left, "processes outlive the tests that have started them:\n" + "\n".join(left)
 
 

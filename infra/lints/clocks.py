@@ -34,7 +34,9 @@ def found(source: str) -> Iterator[tuple[int, str]]:
     for statement in ast.walk(ast.parse(source)):
         if isinstance(statement, ast.stmt):
             parts = list(_own_parts(statement))
-            last = max((getattr(part, "end_lineno", 0) for part in parts), default=statement.lineno)
+            last = statement.end_lineno or statement.lineno
+            if hasattr(statement, "body"):  # its head alone
+                last = max((part.end_lineno or 0 for part in parts), default=statement.lineno)
             if not any(REASON.search(line) for line in lines[statement.lineno - 1 : last]):
                 yield from ((part.lineno, what) for part in parts if (what := _violation(part)))
 

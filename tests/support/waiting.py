@@ -13,7 +13,7 @@ import os
 import time
 from collections.abc import Awaitable, Callable
 from inspect import isawaitable
-from typing import TypeVar
+from typing import Any, TypeVar, overload
 
 LOOK_S = 0.02
 """Between two looks at a state: 50 a second cost a core less than 1 %."""
@@ -46,7 +46,11 @@ def wait_until(found: Callable[[], Found], what: What) -> Found:
     return value
 
 
-async def await_until(found: Callable[[], Found | Awaitable[Found]], what: What) -> Found:
+@overload
+async def await_until(found: Callable[[], Awaitable[Found]], what: What) -> Found: ...
+@overload
+async def await_until(found: Callable[[], Found], what: What) -> Found: ...
+async def await_until(found: Callable[[], Any], what: What) -> Any:
     """The same in an event loop, where others run meanwhile; `found` may be a coroutine function."""
     began = time.monotonic()
     while True:

@@ -4,7 +4,6 @@
 import inspect
 import os
 import re
-from collections import Counter
 from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import Any
@@ -52,7 +51,7 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     return (os.cpu_count() or 1) + 4
 
 
-class Scheduling(LoadScopeScheduling):  # type: ignore[misc]  # xdist has no types for it
+class Scheduling(LoadScopeScheduling):  # type: ignore[misc]  # it ships no types
     """The tests of one module stay together, for they share its servers; parts of long tests do not."""
 
     def _split_scope(self, nodeid: str) -> str:
@@ -106,18 +105,18 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
     """The slowest tests, what each proves, and what did not run here, right above the closing line."""
-    took_s: Counter[str] = Counter()
+    took_s: dict[str, float] = {}
     proves: dict[str, str] = {}
     skipped: dict[str, str] = {}
     for report in (each for kind in terminalreporter.stats.values() for each in kind):
         if isinstance(report, pytest.TestReport):
-            took_s[report.nodeid] += report.duration
+            took_s[report.nodeid] = took_s.get(report.nodeid, 0.0) + report.duration
             proves[report.nodeid] = str(dict(report.user_properties).get(PROVES, ""))
             if report.skipped and isinstance(report.longrepr, tuple):
                 skipped[report.nodeid] = str(report.longrepr[2]).removeprefix("Skipped: ")
     if len(took_s) > 10 * SLOWEST:  # who runs a few tests looks at those
         terminalreporter.section(f"the slowest {SLOWEST}, and what each proves")
-        for nodeid, seconds in took_s.most_common(SLOWEST):
+        for nodeid, seconds in sorted(took_s.items(), key=lambda each: -each[1])[:SLOWEST]:
             terminalreporter.write_line(f"{seconds:6.1f} s  {nodeid}: {proves[nodeid]}")
     if skipped:
         terminalreporter.section("not run here, and what runs it")

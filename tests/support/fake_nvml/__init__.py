@@ -10,5 +10,5 @@ LIBRARY = "libnvidia-ml.so.1"
 def build_fake_nvml(folder: Path) -> Path:
     """Compiles it into `folder`, which then goes first into LD_LIBRARY_PATH; returns the folder."""
     command = ["cc", "-shared", "-fPIC", "-O1", "-Wall", "-Werror", "-o", str(folder / LIBRARY), str(SOURCE)]
-    subprocess.run(command, check=True, timeout=180)
+    subprocess.run(command, check=True)
     return folder
