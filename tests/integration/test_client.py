@@ -57,6 +57,8 @@ class Line:
         host, _, port = url.removeprefix("http://").partition(":")
         self._there = (host, int(port))
         self.cut_answers = 0
+        self.answered = b""
+        """What has passed to the client."""
         self.handshakes = 0
         """How often it was asked whether TLS is spoken here, for which an event loop stands still."""
         self.open: set[asyncio.StreamWriter] = set()
@@ -91,6 +93,7 @@ class Line:
                     self.cut_answers -= 1
                     break
                 writer.write(piece)
+                self.answered += piece
         sending.cancel()
         for end in (writer, far_writer):
             end.transport.abort()
@@ -206,7 +209,7 @@ async def test_events_from_now_on_lose_none_where_the_line_breaks_at_once(cell: 
                     return
 
         watching = asyncio.create_task(watch())
-        await streams_of(cell, 1)
+        await await_until(lambda: b"retry: " in line.answered, "the place at which the stream begins")
         line.cut_answers = 2  # of its attempts to come back
         line.cut()
         cell.placer.join(node_spec("n0", 2))

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import asyncpg
@@ -23,6 +24,7 @@ from penstock_services.estimator.shell.store import RunStore, estimator_schema
 from tests.integration.test_estimator_service import ESTIMATES, Placer, prepared, serving
 from tests.support.driver import node_spec
 from tests.support.memory_log import MemoryBroker, MemoryLog
+from tests.support.waiting import await_until, wait_until
 
 pytestmark = pytest.mark.postgres
 
@@ -126,23 +128,29 @@ async def test_a_tampered_model_is_not_used(dsn: str) -> None:
     await log.close()
 
 
-async def test_answers_do_not_wait_for_a_training(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A training takes seconds, in the worker process; meanwhile submissions are answered as ever. Here it ends when they were."""
-    begun, answers_came, run = asyncio.Event(), asyncio.Event(), WorkerPool.run
+def gated(gate: Path, function: Callable[..., Any], *arguments: Any) -> Any:
+    """In the worker process: the training, once the gate is there."""
+    gate.with_suffix(".begun").touch()
+    wait_until(gate.exists, gate.name)
+    return function(*arguments)
+
+
+async def test_answers_do_not_wait_for_a_training(
+    dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A training takes seconds, in the worker process; meanwhile submissions are answered as ever. Here it goes on when they were."""
+    gate, run = tmp_path / "answered", WorkerPool.run
 
     async def held(pool: WorkerPool, function: Callable[..., Any], *arguments: Any) -> Any:
-        begun.set()
-        found = await run(pool, function, *arguments)
-        await answers_came.wait()
-        return found
+        return await run(pool, gated, gate, function, *arguments)
 
     monkeypatch.setattr(WorkerPool, "run", held)
     log, placer = await cell(MIN_NEW)
     async with serving(log, settings(dsn)):
-        await begun.wait()
+        await await_until(gate.with_suffix(".begun").exists, "the training")
         for number in range(5):
             await answer(placer, log, f"job-{number}", spec("vgg16", 20))
-        answers_came.set()
+        gate.touch()
         await loaded(log)
     await log.close()
 

@@ -10,6 +10,7 @@ from unittest.mock import patch
 
 import httpx
 
+from penstock.client import aio, connection, steps, streams, sync
 from penstock.errors import LogError
 from penstock.log.embedded import EmbeddedLog
 from penstock.log.port import Log, Message, Partition, Reader, Record
@@ -149,7 +150,7 @@ class Cell:
 async def running(dsn: str, ca: Path | None = None, **changes: Any) -> AsyncIterator[Cell]:
     """`changes`: of the gateway's options; `ca`: authority of the certificate among them.
 
-    The gateway waits for its log however long that takes, unless `answer_within_s` is changed.
+    The gateway waits for its log however long that takes, unless `answer_within_s` is changed; clients in this process, for the gateway.
     """
     inner = await EmbeddedLog(dsn, "test").start()
     await inner.create(dict.fromkeys(CELL_TOPICS, 1))
@@ -160,7 +161,7 @@ async def running(dsn: str, ca: Path | None = None, **changes: Any) -> AsyncIter
     listener = gateway_service.listening_socket(options)
     url = f"{'https' if ca else 'http'}://127.0.0.1:{listener.getsockname()[1]}"
     verify = client_context(str(ca), "ca") if ca else False
-    stop, ready = asyncio.Event(), [asyncio.Event(), asyncio.Event()]
+    stop, ready, clients = asyncio.Event(), [asyncio.Event(), asyncio.Event()], ExitStack()
     tasks = [
         asyncio.create_task(
             projector_service.run(settings, stop, log=inner, ready=ready[0]), name="projector"
@@ -172,6 +173,7 @@ async def running(dsn: str, ca: Path | None = None, **changes: Any) -> AsyncIter
     ]
     try:
         async with httpx.AsyncClient(base_url=url, timeout=None, verify=verify) as http:
+            clients.enter_context(_unhurried_clients())
             cell = Cell(log, HandPlacer(), http, url, dsn, tasks)
             with told("the placer driven by hand, last records", lambda: cell.placer.story()):
                 for task, event in zip(tasks, ready, strict=True):
@@ -180,10 +182,24 @@ async def running(dsn: str, ca: Path | None = None, **changes: Any) -> AsyncIter
                 yield cell
     finally:
         stop.set()
+        clients.close()
         log.gate.set()
         log.reads.set()
         await asyncio.gather(*tasks)
         await inner.close()
+
+
+@contextmanager
+def _unhurried_clients() -> Iterator[None]:
+    """Their requests take as long as they take; what the caller limits is limited as ever."""
+    new = steps.Request.__new__
+    with ExitStack() as stack:
+        for module in (aio, sync, streams):
+            stack.enter_context(patch.object(module, "LEAST_S", DAY_S))
+        for used in (connection, streams):
+            stack.enter_context(patch.object(used, "TIMEOUT_S", DAY_S))
+        stack.enter_context(patch.object(new, "__defaults__", (*(new.__defaults__ or ())[:-1], DAY_S)))
+        yield
 
 
 @contextmanager
