@@ -438,17 +438,17 @@ class FaultCell:
         self.answered = await await_until(self.follower.answered, "answers to the nodes' last reports")
 
     async def projected(self) -> None:
-        """Until the read models stand where the ledger ends."""
+        """Waits until the read models stand where the ledger ends."""
         connection = await asyncpg.connect(self._settings["PENSTOCK_DSN"])
         replica = self.follower.replica
 
-        async def done() -> bool:
+        async def seen() -> bool:
             seq = await connection.fetchval("SELECT max(seq) FROM penstock.positions")
             end = (await self.log.end_offsets([LEDGER]))[LEDGER]
             return bool(seq == replica.head.seq and replica.offset == end)
 
         try:
-            await await_until(done, lambda: f"the projection of seq {replica.head.seq}")
+            _: bool = await await_until(seen, lambda: f"the projection of seq {replica.head.seq}")
         finally:
             await connection.close()
 

@@ -35,9 +35,7 @@ def orphans_with(*needles: bytes, within_s: float) -> list[str]:
 
     Who is about to end may wait for a processor or a disk on a busy machine.
     """
-    idle_since_s = (
-        time.monotonic()
-    )  # clock: of processes that wait for nothing that a busy machine is short of
+    idle_since_s = time.monotonic()  # clock: it goes on while they wait for what a busy machine lacks
     while True:
         own = {child.pid for child in psutil.Process().children(recursive=True)}
         left = {pid: command for pid, command in processes_with(*needles).items() if pid not in own}
