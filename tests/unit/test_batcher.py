@@ -29,7 +29,7 @@ from penstock.model.settings import PlacerSettings
 from penstock.model.topics import MAX_PLAN_BYTES
 from penstock.model.types import MAX_GANG_TASKS, MAX_TEXT
 from penstock.policies.interleave import LIMITS_GPU_S
-from penstock_services.batcher.core.batcher import RETRY_MS, VALID_MS, Batcher, Work, solve
+from penstock_services.batcher.core.batcher import LONGEST_RETRY_MS, RETRY_MS, VALID_MS, Batcher, Work, solve
 from penstock_services.batcher.core.proposal import Planned, proposal_of
 from penstock_services.placer.core.step import Step
 from tests.support.driver import CellDriver, estimate, node_spec
@@ -256,6 +256,24 @@ def test_a_plan_whose_worker_died_is_made_again_though_nothing_happens(groups: P
     assert groups.work() is None
     groups.now_ms += RETRY_MS
     assert groups.plan() is not None
+
+
+def test_a_stage_that_always_fails_is_asked_less_and_less(groups: PlannedCell) -> None:
+    """Its bug shows in this cell's present state, in which nothing happens over the weekend: once an hour is enough."""
+    for name in ("j0", "j1", "j2"):
+        groups.submit(name, need=estimate(4))
+    waits_ms = []
+    for _ in range(12):
+        work = groups.work()
+        assert work is not None
+        groups.batcher.failed(work)
+        due_ms = groups.batcher.due_ms(groups.state)
+        assert due_ms is not None
+        waits_ms.append(due_ms - work.now_ms)
+        groups.now_ms = due_ms
+    assert waits_ms[:3] == [RETRY_MS, 2 * RETRY_MS, 4 * RETRY_MS]
+    assert waits_ms[-2:] == [LONGEST_RETRY_MS, LONGEST_RETRY_MS]
+    assert groups.plan() is not None, "as soon as it has an answer"
 
 
 def test_a_proposal_that_is_lost_is_made_again_though_nothing_happens(groups: PlannedCell) -> None:

@@ -37,9 +37,9 @@ from penstock_services.batcher.core.triggers import asks_for_plan
 MAX_LEAD_MS = 2_000  # before a window's end: a cold worker starts in 1 s, 200 jobs on 128 nodes take 0.5 s
 LEAD_SHARE = 0.5  # share of a short window
 VALID_MS = 60_000  # validity of a plan outside a window: a batcher that hung sends no outdated plan
-RETRY_MS = (
-    ANSWER_WITHIN_MS  # after a plan that was lost: a worker that died, or was too slow on a busy machine
-)
+RETRY_MS, LONGEST_RETRY_MS = ANSWER_WITHIN_MS, 3_600_000
+"""After a plan that was lost (a worker that died, or was too slow on a busy machine), twice as long after each further one in a row: a stage with a bug
+that no fact moves is asked once an hour, and no tick comes of it."""
 OUT_OF_DATE = frozenset({"stale", "expired"})
 """Refusals of a whole plan after which another one is made at once: what it was made on has changed, maybe by a fact that asks for no plan."""
 LEAST_BURST = 2  # jobs; the place stage places a single job as well
@@ -138,6 +138,8 @@ class Batcher:
         self._sent: _Sent | None = None
         self._wake_ms: int | None = None
         """Ledger time at which the latest answer may change without a fact; None: it does not."""
+        self._lost = 0
+        """Plans in a row that had no answer."""
         self._planned_window_ms = 0
         """End of the latest window in which it planned."""
 
@@ -220,14 +222,15 @@ class Batcher:
         )
 
     def failed(self, work: Work) -> None:
-        """The work has no answer: its plan is lost. Which jobs run is asked again after the next change, and after `RETRY_MS` without one; a window is not planned again."""
+        """The work has no answer: its plan is lost. Which jobs run is asked again after the next change, and after `RETRY_MS` and longer without one; a window is not planned again."""
         self._working = False
         if work.kind == "regroup":
-            self._wake_ms = work.now_ms + RETRY_MS
+            self._wake_ms = work.now_ms + min(RETRY_MS << self._lost, LONGEST_RETRY_MS)
+            self._lost = min(self._lost + 1, LONGEST_RETRY_MS.bit_length())
 
     def answered(self, state: CellState, work: Work, answer: Any) -> PlanProposed | None:
         """The proposal on this state; None: the plan changes nothing, or it has come too late."""
-        self._working = False
+        self._working, self._lost = False, 0
         if state.frozen or work.settings != state.settings:
             self._due = True
             return None
