@@ -32,7 +32,7 @@ os.environ.pop(
 )  # a parallel run sets it to 80; what a command prints into a pipe must not be cut
 
 pytest.register_assert_rewrite("tests.support.log_conformance")
-pytest_plugins = ["tests.support.whole_run", "tests.support.story"]
+pytest_plugins = ["tests.support.story", "tests.support.whole_run"]
 
 # An example is never judged by its time: by default it fails beyond 200 ms, which the load of a machine decides.
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
