@@ -109,7 +109,9 @@ class Telemetry:
         """Waits until enough has come."""
         while not enough(self.samples):
             go_on(lambda: f"telemetry; came: {self.samples}")
-            for record in await self._reader.read(timeout_ms=LOOK_MS):  # clock: a look whether the reporter lives
+            for record in await self._reader.read(
+                timeout_ms=LOOK_MS
+            ):  # clock: a look whether the reporter lives
                 sample = from_wire(record.headers, record.value, Topic.TELEMETRY).data
                 assert isinstance(sample, TelemetrySampled)
                 self.samples.append(sample)
