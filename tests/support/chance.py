@@ -9,10 +9,12 @@ Seeds are fixed, so a run repeats. What draws anew is the next change of the pro
 
 from math import ceil, log, log1p
 
-from scipy.stats import beta, binom, poisson
+from scipy.stats import beta, binom, norm, poisson
 
 ONCE_IN = 1e-6
 """Probability that a sound product fails one test."""
+SURE = float(norm.isf(ONCE_IN / 2))
+"""4.9 standard deviations: further off lies a normally distributed figure of a sound product once in a million runs."""
 DOUBT = 1e-3
 """Probability that a measured rate is lower than `rate` says."""
 
@@ -31,6 +33,11 @@ def sure_hits(p_hit: float, seeds: int, events: int = 1) -> int:
     """The largest number of hits that a sound product reaches in so many runs, each of which hits or does not."""
     found = int(binom.ppf(ONCE_IN / events, seeds, p_hit))
     return found if binom.cdf(found - 1, seeds, p_hit) < ONCE_IN / events else found - 1
+
+
+def sure_range(p_hit: float, seeds: int, events: int = 1) -> range:
+    """Numbers of hits that a sound product stays within."""
+    return range(sure_hits(p_hit, seeds, 2 * events), seeds - sure_hits(1 - p_hit, seeds, 2 * events) + 1)
 
 
 def sure_count(mean: float, events: int = 1) -> int:
