@@ -19,7 +19,6 @@ from tests.support.story import told
 from tests.support.system import Gateway, file_ends, url_in
 from tests.support.waiting import wait_until
 
-STOP_S = 60.0  # of the demo's tests
 ENDLESS = ("sleep", "infinity")
 """A job that runs until somebody stops it."""
 
