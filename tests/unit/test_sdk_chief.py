@@ -125,8 +125,9 @@ def test_the_death_of_the_chief_holds_nobody_up(folder: Path) -> None:
     assert 5.0 <= follower.waits.seconds <= 5.0 + LAST_LOOK_S < 6.0
 
 
-def test_ranks_that_differ_lose_one_bounded_wait(folder: Path) -> None:
+def test_ranks_that_differ_lose_one_bounded_wait(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rank 1 evaluates in a stage that rank 0 has not."""
+    monkeypatch.setattr(chief, "MAX_WAIT_S", 10.0)
     played = Played()
     leader, follower = leading(folder), following(folder, played)
     with_company(folder, leader, follower)

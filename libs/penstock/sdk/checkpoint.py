@@ -31,6 +31,8 @@ RESUME = "PENSTOCK_RESUME"
 SAVED_STATUS = 75  # EX_TEMPFAIL of sysexits.h: stopped after a save; try again
 NEW, OLD = ".new", ".old"  # names of a partly written and of a partly removed checkpoint
 MAX_DONE = 1 << 53
+SIGNALS = tuple(number for number in signal.Signals if number.name in ("SIGTERM", "SIGUSR1"))
+"""By which Penstock requests a save; fewer on systems on which its node does not run."""
 Act = Callable[[str], object]
 """A function that takes the path of a folder."""
 
@@ -45,7 +47,8 @@ class Saver:
         self._idle = False
         self._save: Act | None = None
         self._folder = ""
-        self._pid = 0
+        self._mask: set[int | signal.Signals] | None = None
+        """Of the signals that were blocked before a fork; None: forks are not watched yet."""
 
     @property
     def ends(self) -> bool:
@@ -73,24 +76,37 @@ class Saver:
                     "this job has nowhere to save checkpoints; submit it with `checkpoint: sdk`", stacklevel=4
                 )
             return
-        self._folder, self._pid = folder, os.getpid()
+        self._folder = folder
         if leads():
             self._save = save
         try:
-            signal.signal(signal.SIGTERM, self._on_signal)
-            signal.signal(signal.SIGUSR1, self._on_signal)
+            for number in SIGNALS:
+                signal.signal(number, self._on_signal)
         except ValueError:
             raise RuntimeError("call checkpoint() in the main thread: it handles signals") from None
+        if self._mask is None:
+            self._mask = set()
+            os.register_at_fork(
+                before=self._before_fork, after_in_parent=self._unblock, after_in_child=self._in_child
+            )
+
+    def _before_fork(self) -> None:
+        """Python forgets a signal that a child gets before its interpreter is ready: until then it stays blocked, and so is kept."""
+        self._mask = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+
+    def _unblock(self) -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, self._mask or ())
+
+    def _in_child(self) -> None:
+        """In a process that the script has forked, such as a loader, the signals have their default effect."""
+        for number in SIGNALS:
+            if signal.getsignal(number) == self._on_signal:
+                signal.signal(number, signal.SIG_DFL)
+        self._unblock()
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
-        """Notes the request. In a process that the script has forked, such as a loader, the signal has its default effect.
-
-        In a gang rank 0 alone saves; the others go on meanwhile, since rank 0 may need them up to its next boundary.
-        """
-        if os.getpid() != self._pid:
-            signal.signal(number, signal.SIG_DFL)
-            os.kill(os.getpid(), number)
-        elif self._save is not None:
+        """Notes the request. In a gang rank 0 alone saves; the others go on meanwhile, since rank 0 may need them up to its next boundary."""
+        if self._save is not None:
             self._ends = self._ends or number == signal.SIGTERM
             self.asked = True
             if self._idle and self._ends:
