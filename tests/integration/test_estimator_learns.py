@@ -1,6 +1,5 @@
 """The estimator learns while it serves: runs end, a model is trained beside the answers, told, kept, and used again."""
 
-import asyncio
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
