@@ -41,7 +41,7 @@ test: venv lint ## Lint, then every test of the CI run
 lint: venv ## ruff, mypy strict, import contracts, clocks in tests, schema drift
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy --num-workers auto || $(BIN)/mypy  # its workers must answer within 3 s, which they do not on a busy machine
+	$(BIN)/mypy --num-workers auto >/dev/null 2>&1 || $(BIN)/mypy  # its workers must answer within 3 s, which they do not on a busy machine
 	$(BIN)/lint-imports
 	$(BIN)/python -m infra.lints.clocks
 	$(BIN)/python -m infra.codegen.schemas --check
