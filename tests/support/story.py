@@ -29,6 +29,8 @@ NOT_RUN = "not run: the whole run's deadline had passed"
 """The failure of each test that then does not begin any more; of thousands of them nobody reads a story."""
 
 _sources: list["_Source"] = []
+_told: list[tuple[str, str]] = []
+"""What blocks have told that the test's failure ended."""
 _began = time.monotonic()
 
 
@@ -50,10 +52,10 @@ class _Source:
             if not self._source.exists():
                 return "(no such file)"
             with self._source.open("rb") as file:
-                file.seek(self._start)
+                file.seek(max(self._start, file.seek(0, os.SEEK_END) - MOST_CHARS))
                 return file.read().decode(errors="replace")
         try:
-            return str(self._source())
+            return str(self._source())[-MOST_CHARS:]
         except Exception as error:  # noqa: BLE001 - the story of a failure must not hide it
             return f"({type(error).__name__}: {error})"
 
@@ -65,6 +67,9 @@ def told(title: str, source: Path | Callable[[], object]) -> Iterator[None]:
     _sources.append(entry)
     try:
         yield
+    except BaseException:
+        _told.append((f"told by {title}", entry.text()))  # now: a cell is gone when the failure is reported
+        raise
     finally:
         _sources.remove(entry)
 
@@ -99,6 +104,7 @@ def _waits(coroutine: Any) -> Iterator[str]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
+    _told.clear()
     for source in _sources:
         source.begin()
 
@@ -110,5 +116,5 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
         report.sections.append(("load of the machine", load()))
         if left_s() <= 0:
             report.sections.append(("where tasks wait", waiting_tasks()))
-        report.sections += [(f"told by {source.title}", source.text()[-MOST_CHARS:]) for source in _sources]
+        report.sections += _told + [(f"told by {source.title}", source.text()) for source in _sources]
     return report

@@ -37,6 +37,11 @@ def test_second(log):
         file.write("a line of the second test")
     assert False
 
+def test_fails_beside_a_cell():
+    cell = ["an event"]
+    with told("the cell", lambda: cell.pop()):
+        assert False
+
 def test_lacks_a_part():
     pytest.skip("no such part: `make part` installs it")
 
@@ -101,6 +106,11 @@ def test_a_failure_shows_the_lines_of_its_own_test_alone(printed: str) -> None:
     assert "a line of the first test" not in story
     assert "(ZeroDivisionError: division by zero)" in story, "a source that fails hides nothing"
     assert "processors, load" in story
+
+
+def test_what_lives_no_longer_than_the_failure_tells_its_story(printed: str) -> None:
+    """A cell that a test opens in its body is gone when the failure is reported."""
+    assert "an event" in report(printed, "test_fails_beside_a_cell").partition("told by the cell")[2]
 
 
 def test_what_is_not_run_is_named_with_its_command(printed: str) -> None:
