@@ -4,12 +4,12 @@ import asyncio
 import hashlib
 import socket
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
+from datetime import datetime
 from pathlib import Path
 from types import SimpleNamespace
 
-import httpx
 import pytest
 
 from penstock.model.external_events import NodeSuspected
@@ -20,6 +20,8 @@ from penstock.runtime.settings import Settings
 from penstock_services.gateway.shell import connections
 from penstock_services.gateway.shell import service as gateway_service
 from penstock_services.gateway.shell.options import Options
+from penstock_services.gateway.shell.store import Store
+from penstock_services.node_reporter.shell import connection
 from penstock_services.node_reporter.shell.connection import Connection
 from tests.support.forgeries import GATEWAYS
 from tests.support.gateway_cell import Cell, running
@@ -64,6 +66,49 @@ class Patience:
         for _, future in self._sleeps:
             if not future.done():
                 future.set_result(None)
+
+
+class Rolls:
+    """What the gateways have entered into Postgres, in order of their starts, 0 first."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._moments: dict[Store, datetime] = {}
+        call_roll = Store.call_roll
+
+        async def noted(store: Store) -> tuple[datetime, int]:
+            moment, entries = await call_roll(store)
+            self._moments[store] = moment
+            return moment, entries
+
+        monkeypatch.setattr(Store, "call_roll", noted)
+
+    async def complete(self, gateway: int, *present: str, missing: Sequence[str] = ()) -> None:
+        """Waits until the latest connections of these nodes are entered as this gateway's, and all but the missing ones have
+        answered its roll call: in a cell it has a minute for that."""
+        found: list[object] = []
+
+        async def so() -> bool:
+            if len(self._moments) <= gateway:
+                return False
+            store, moment = list(self._moments.items())[gateway]
+            rows = await store.fetch(f"SELECT node_id, connection_id FROM {store._own}.connections")
+            latest = {row[0]: row[1] for row in rows}
+            late = [node_id for node_id, _ in await store.unanswered_since(moment)]
+            found[:] = [latest, store._standing, late]
+            return late == list(missing) and all(latest.get(name) in store._standing for name in present)
+
+        await await_until(so, lambda: f"{present} at gateway {gateway}: {found}")
+
+
+@pytest.fixture
+def rolls(monkeypatch: pytest.MonkeyPatch) -> Rolls:
+    return Rolls(monkeypatch)
+
+
+@pytest.fixture(autouse=True)
+def goodbyes_arrive(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However busy the machine is: a reporter that ends waits two seconds for the answer to its goodbye, not for ever."""
+    monkeypatch.setattr(connection, "GOODBYE_TIMEOUT_S", 3_600.0)
 
 
 @pytest.fixture
@@ -193,22 +238,12 @@ async def another_gateway(dsn: str) -> AsyncIterator[int]:
         listener.close()
 
 
-async def at(port: int, *nodes: str) -> None:
-    async with httpx.AsyncClient(timeout=None) as http:
-        for name in nodes:
-
-            async def there(url: str = f"http://127.0.0.1:{port}/v1/nodes/{name}") -> bool:
-                return (await http.get(url)).json().get("connected") is True
-
-            await await_until(there, f"{name} at {port}")
-
-
 async def silent(_: Connection) -> None:
     """Of a machine that dies."""
 
 
 async def test_no_node_is_suspect_because_its_gateway_ends(
-    dsn: str, patience: Patience, monkeypatch: pytest.MonkeyPatch
+    dsn: str, patience: Patience, rolls: Rolls, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two gateways behind one address. All nodes lose their connections at once: one gateway is taken out for an upgrade and
     comes back, then the balancer sends all nodes to the other. One node then stops in good order; another one dies."""
@@ -225,14 +260,14 @@ async def test_no_node_is_suspect_because_its_gateway_ends(
             keeping = {name: asyncio.create_task(Connection(url, name, None).keep()) for name in names}
             async with another_gateway(dsn) as port:
                 address.port = port
-                await at(port, *names)
+                await rolls.complete(1, *names)
             async with another_gateway(dsn) as port:
                 address.port = port
-                await at(port, *names)
+                await rolls.complete(2, *names)
                 address.point_to(first)
-                await at(first, *names)
+                await rolls.complete(0, *names)
                 address.point_to(port)
-                await at(port, *names)
+                await rolls.complete(2, *names)
                 patience.over()  # each of them is connected
                 address.port = first
                 keeping["n1"].cancel()
@@ -249,7 +284,7 @@ async def test_no_node_is_suspect_because_its_gateway_ends(
 
 
 async def test_a_node_that_dies_with_its_gateway_is_missed(
-    dsn: str, patience: Patience, monkeypatch: pytest.MonkeyPatch
+    dsn: str, patience: Patience, rolls: Rolls, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A rack loses its power, and a gateway, `n1` and `n2` with it. The gateway starts elsewhere, `n1` boots, `n2` does not; `n0`
     was at the other gateway all the time, and dies much later."""
@@ -264,12 +299,13 @@ async def test_a_node_that_dies_with_its_gateway_is_missed(
             boots, dies = (asyncio.create_task(Connection(url, name, None).keep()) for name in ("n1", "n2"))
             async with another_gateway(dsn) as port:
                 rack.port = port
-                await at(port, "n1", "n2")
+                await rolls.complete(1, "n1", "n2")
+                await rolls.complete(0, "n0")
             monkeypatch.setattr(Connection, "_goodbye", silent)
             dies.cancel()
             async with another_gateway(dsn) as port:
                 rack.port = port
-                await at(port, "n1")
+                await rolls.complete(2, "n1", missing=["n2"])
                 await patience.begun(connections.RETURNED_WITHIN_S)
                 patience.over()
                 assert await suspected(cell, 1) == ["n2"]
