@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from penstock.errors import LogError
 from penstock.ledger.check import check
 from penstock.ledger.replica import Replica
 from penstock.log.port import Log, Partition, Record
@@ -21,6 +22,7 @@ from penstock_services.placer.shell.replay import Replayer
 from tests.faults.judge_node import read_history
 from tests.faults.ledger_rules import LedgerRules, Violation, kind_of
 from tests.faults.process_rules import ProcessRules, Running
+from tests.support.waiting import await_until
 
 
 @dataclass(slots=True)
@@ -98,9 +100,22 @@ def judge_histories(verdict: Verdict, histories: Iterable[Sequence[dict[str, Any
 # -------------------------------------------------------------------------------------------- the log
 
 
+async def ends_of(log: Log, partitions: Sequence[Partition]) -> Mapping[Partition, int]:
+    """Where these end; asks again where the log does not answer in time, as on a busy machine."""
+
+    async def asked() -> Mapping[Partition, int]:
+        try:
+            return await log.end_offsets(partitions)
+        except LogError:
+            return {}
+
+    found: Mapping[Partition, int] = await await_until(asked, "an answer of the log")
+    return found
+
+
 async def read_all(log: Log, partition: Partition) -> list[Record]:
     """The whole partition as it is now."""
-    end = (await log.end_offsets([partition]))[partition]
+    end = (await ends_of(log, [partition]))[partition]
     reader = log.reader({partition: 0})
     records: list[Record] = []
     try:

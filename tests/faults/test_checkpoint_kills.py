@@ -153,7 +153,7 @@ async def history(cell: FaultCell, lost: list[Loss], known: Known, kills: list[s
 
 async def send(cell: FaultCell, topic: Topic, event: Event, event_id: str) -> None:
     headers, value = to_wire(Envelope(event_id, "/test/users", 1, event, correlation_id=event_id))
-    await cell.log.append([Message(Partition(topic, 0), value, headers)])
+    await cell.users.insist(Message(Partition(topic, 0), value, headers))
 
 
 def programs(folder: Path) -> list[psutil.Process]:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from infra.devservers.kafka import KafkaBroker
-from penstock.log.port import Log, Message, Partition, Reader, Record
+from penstock.log.port import Message, Partition, Reader, Record
 from penstock.model.envelope import from_wire
 from penstock.model.errors import EventError
 from penstock.model.external_events import DeadLettered, JobSubmitted
@@ -19,7 +19,7 @@ from penstock.runtime.settings import Settings
 from penstock_services.projector.shell.rebuild import verify
 from tests.faults.fault_cell import FaultCell
 from tests.faults.garbage import Garbage, Generator
-from tests.faults.judge import judge, read_all
+from tests.faults.judge import ends_of, judge, read_all
 
 from .conftest import SEED, MakeCell
 
@@ -82,7 +82,7 @@ async def throw(cell: FaultCell, seed: int, nodes: list[str]) -> dict[str, int]:
     """Garbage at every door of the log, in random order, while honest jobs flow. Returns counts per door."""
     rng = np.random.default_rng(seed)
     generator = Generator(seed, waiting=[await waiting_job(cell)], nodes=nodes)
-    repeats = Repeats(cell.log)
+    repeats = Repeats(cell)
     counts: Counter[str] = Counter()
     plan = [
         *(Partition(topic, 0) for topic in INPUT_TOPICS for _ in range(INPUTS // len(INPUT_TOPICS))),
@@ -92,7 +92,7 @@ async def throw(cell: FaultCell, seed: int, nodes: list[str]) -> dict[str, int]:
     for place in rng.permutation(np.array(plan, dtype=object)):
         partition = Partition(Topic(place[0]), int(place[1]))
         piece: Garbage = generator.draw(Topic(partition.topic))
-        await cell.log.append([Message(partition, piece.value, piece.headers)])
+        await cell.users.insist(Message(partition, piece.value, piece.headers))
         counts[partition.topic] += 1
         if rng.random() < REPEATS / len(plan):
             await repeats.repeat(rng, partition)
@@ -112,22 +112,22 @@ class Repeats:
     has booted again.
     """
 
-    def __init__(self, log: Log) -> None:
-        self._log = log
+    def __init__(self, cell: FaultCell) -> None:
+        self._cell = cell
         self._readers: dict[Partition, Reader] = {}
         self._old: dict[Partition, list[Record]] = {}
 
     async def repeat(self, rng: np.random.Generator, partition: Partition) -> None:
         """One of all that the partition holds by now."""
         if partition not in self._readers:
-            self._readers[partition] = self._log.reader({partition: 0})
+            self._readers[partition] = self._cell.log.reader({partition: 0})
         reader, old = self._readers[partition], self._old.setdefault(partition, [])
-        end = (await self._log.end_offsets([partition]))[partition]
+        end = (await ends_of(self._cell.log, [partition]))[partition]
         while reader.position(partition) < end:
             old += [record for record in await reader.read() if b'"boot_id"' not in record.value]
         if old:
             record = old[int(rng.integers(len(old)))]
-            await self._log.append([Message(partition, record.value, record.headers, record.key)])
+            await self._cell.users.insist(Message(partition, record.value, record.headers, record.key))
 
     async def close(self) -> None:
         for reader in self._readers.values():

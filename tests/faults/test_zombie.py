@@ -16,7 +16,7 @@ from penstock.model.envelope import Envelope, to_wire
 from penstock.model.external_events import JobCancelRequested
 from penstock.model.topics import Topic
 from tests.faults.fault_cell import FaultCell, Slot
-from tests.faults.judge import judge, read_all
+from tests.faults.judge import ends_of, judge, read_all
 from tests.faults.ledger_book import Book
 from tests.support.waiting import await_until
 
@@ -102,7 +102,7 @@ async def stop_at_work(cell: FaultCell, name: str, turn: int) -> None:
         event = JobCancelRequested(job_id=f"nobody-{turn}-{number}")
         headers, value = to_wire(Envelope(event.job_id, "/test/users", wall_ms(), event))
         burst.append(Message(Partition(Topic.JOBS, 0), value, headers))
-    await cell.log.append(burst)
+    await cell.users.insist(*burst)
     await asyncio.sleep(AT_WORK_S)  # clock: it may stop anywhere; rounds go on until it stopped at work
     send(cell, name, signal.SIGSTOP)
 
@@ -207,4 +207,4 @@ async def test_a_standby_takes_over_from_the_dead(cell: FaultCell) -> None:
 async def ends(cell: FaultCell) -> list[int]:
     """Of all topics but the ledger."""
     places = [Partition(topic, 0) for topic in Topic if topic != Topic.LEDGER]
-    return list((await cell.log.end_offsets(places)).values())
+    return list((await ends_of(cell.log, places)).values())
