@@ -188,7 +188,9 @@ async def test_a_replay_over_http_starts_no_interpreter(cell: Cell) -> None:
     cell.placer.join(node_spec("n0", 1))
     await cell.tell()
     before = interpreters()
-    (server,) = [pid for pid, (_, line) in before.items() if "forkserver" in line]
+    [server] = [
+        pid for pid, (parent, line) in before.items() if "forkserver" in line and parent == os.getpid()
+    ]
     found = (await cell.http.get("/v1/replay", params={"until": 1})).json()
     assert (found["ok"], found["records"], found["head_seq"]) == (True, 1, 1)
     new = [parent for pid, (parent, _) in interpreters().items() if pid not in before]
