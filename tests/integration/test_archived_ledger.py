@@ -58,6 +58,7 @@ def settings(request: pytest.FixtureRequest, dsn: str, tmp_path: Path) -> Settin
     folder = str(tmp_path / "archive")
     if getattr(request, "param", "embedded") == "embedded":
         return Settings(log_url=dsn, dsn=dsn, archive=folder)
+    request.getfixturevalue("patient_kafka")
     broker: KafkaBroker = request.getfixturevalue("kafka")
     index = next(_cells)
     return Settings(

@@ -213,6 +213,7 @@ async def cell(
     monkeypatch.setenv("PENSTOCK_BATCH_ARRIVALS", str(ARRIVALS))
     async with AsyncExitStack() as stack:
         if request.param == "kafka":
+            request.getfixturevalue("patient_kafka")
             cell = Cell(request.getfixturevalue("kafka_url"), next(_cells))
         else:
             log = await open_log(dsn, "test").start()

@@ -181,6 +181,7 @@ def there_again(monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
 
 
 @pytest.mark.kafka
+@pytest.mark.usefixtures("patient_kafka")
 @pytest.mark.parametrize("how", ["created anew", "created anew and longer", "truncated"])
 async def test_on_a_real_broker(kafka: KafkaBroker, how: str, there_again: asyncio.Event) -> None:
     """`kafka-topics.sh --delete` and `--create`, or `kafka-delete-records.sh`, on the wrong cluster; a placer is at work, or

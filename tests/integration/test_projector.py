@@ -387,6 +387,7 @@ async def test_cells_do_not_see_each_other(dsn: str, log: EmbeddedLog) -> None:
 
 
 @pytest.mark.kafka
+@pytest.mark.usefixtures("patient_kafka")
 async def test_on_kafka_too(dsn: str, kafka: KafkaBroker) -> None:
     """The same on a real Kafka: offsets with other records between, a restart in the middle."""
     settings = Settings(log_url=f"kafka://{kafka.bootstrap}", dsn=dsn, cell_index=next(_cells))
