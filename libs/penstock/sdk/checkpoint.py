@@ -14,6 +14,7 @@ import json
 import os
 import shutil
 import signal
+import threading
 import time
 import traceback
 import warnings
@@ -47,8 +48,9 @@ class Saver:
         self._idle = False
         self._save: Act | None = None
         self._folder = ""
-        self._mask: set[int | signal.Signals] | None = None
-        """Of the signals that were blocked before a fork; None: forks are not watched yet."""
+        self._watches_forks = False
+        self._before = threading.local()
+        """`mask`: the thread's blocked signals before its fork; threads may fork at the same moment."""
 
     @property
     def ends(self) -> bool:
@@ -84,18 +86,18 @@ class Saver:
                 signal.signal(number, self._on_signal)
         except ValueError:
             raise RuntimeError("call checkpoint() in the main thread: it handles signals") from None
-        if self._mask is None:
-            self._mask = set()
+        if not self._watches_forks:
+            self._watches_forks = True
             os.register_at_fork(
                 before=self._before_fork, after_in_parent=self._unblock, after_in_child=self._in_child
             )
 
     def _before_fork(self) -> None:
         """Python forgets a signal that a child gets before its interpreter is ready: until then it stays blocked, and so is kept."""
-        self._mask = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+        self._before.mask = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
 
     def _unblock(self) -> None:
-        signal.pthread_sigmask(signal.SIG_SETMASK, self._mask or ())
+        signal.pthread_sigmask(signal.SIG_SETMASK, self._before.mask)
 
     def _in_child(self) -> None:
         """In a process that the script has forked, such as a loader, the signals have their default effect."""
