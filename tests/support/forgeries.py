@@ -197,7 +197,13 @@ async def forged_records_change_nothing(settings: Settings, logs: Mapping[Topic,
         token = placed.jobs["j"].token
         started = cell.signed(TaskStarted(node_id="n1", task_id=WORKER, token=token, pid=1, started_ms=1))
         await cell.send(started)
-        running = await cell.state_when(lambda state: state.jobs["j"].tasks[WORKER].status == "running")
+        running = await cell.state_when(
+            lambda state: (
+                "j" in state.jobs
+                and WORKER in state.jobs["j"].tasks
+                and state.jobs["j"].tasks[WORKER].status == "running"
+            )
+        )
         before = unmoved(running)
         forged = forged_records(started, token)
         await cell.send(*forged)
