@@ -1,14 +1,14 @@
-"""Clocks, sleeps and time-outs in tests, each of which needs a reason: `python -m infra.lints.clocks [FILE …]`.
+"""Clocks, sleeps and time-outs in tests, which need a reason: `python -m infra.lints.clocks [FILE …]`.
 
-A test that waits for a time instead of an event fails without a fault on a busy machine (`tests/README.md`). Hence
-these are refused in `tests/`, but for its bench, which measures:
+A test that waits for a time instead of an event fails without a fault on a busy machine (`tests/README.md`).
+Hence these are refused in `tests/`, but for its bench, which measures:
 
 - a sleep, but for `sleep(0)`, which lets others run
 - a wall or monotonic clock
-- a time-out: `wait_for`, `asyncio.timeout`, an argument whose name says so, `wait(5)`, `join(5)`, `pytest.mark.timeout`
+- a time-out: `wait_for`, `asyncio.timeout`, `timeout=5`, `wait(5)`, `join(5)`, `pytest.mark.timeout`
 
-An exception is a comment in the same statement, `# clock: REASON`, or one for a whole file, `# clocks: REASON`. The reason
-says why no verdict depends on the machine's speed.
+An exception is a comment in the same statement, `# clock: REASON`, or for a whole file `# clocks: REASON`.
+The reason says why no verdict depends on the machine's speed.
 """
 
 import ast
@@ -97,7 +97,7 @@ def main(arguments: Sequence[str]) -> int:
         for line, what in found(file.read_text()):
             count += 1
             print(
-                f"{name}:{line}: {what}: wait for an event, or say why in a comment `# clock: REASON` (tests/README.md)"
+                f"{name}:{line}: {what}: wait for an event, or say why: `# clock: REASON` (tests/README.md)"
             )
     return 1 if count else 0
 

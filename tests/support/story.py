@@ -1,5 +1,5 @@
 # clocks: how long a process has run is part of its story
-"""What a failed test tells beside its traceback, so that a failure in a long run is understood without another run.
+"""What a failed test tells beside its traceback, so that a failure is understood without another run.
 
     with told("services.log", folder / "services.log"):      # a file: what was written during the failed test
         ...
@@ -62,7 +62,7 @@ class _Source:
 
 @contextmanager
 def told(title: str, source: Path | Callable[[], object]) -> Iterator[None]:
-    """As long as the block runs, failures tell this: what a file got since their test began, or what a function returns."""
+    """While the block runs, failures tell what a file got since their test began, or what a function returns."""
     entry = _Source(title, source)
     _sources.append(entry)
     try:
@@ -75,7 +75,7 @@ def told(title: str, source: Path | Callable[[], object]) -> Iterator[None]:
 
 
 def load() -> str:
-    """How busy the machine is: processors, load averages, the share of time in which work waited for a processor, free memory."""
+    """How busy the machine is: processors, load, share of time in which work waited for one, memory."""
     pressure = Path("/proc/pressure/cpu")
     waited = (
         pressure.read_text().splitlines()[0].partition("avg10=")[2].split()[0] if pressure.exists() else "?"
@@ -83,15 +83,15 @@ def load() -> str:
     one, five, _ = os.getloadavg()
     free_mib = psutil.virtual_memory().available >> 20
     return (
-        f"{len(os.sched_getaffinity(0))} processors, load {one:.1f} in the last minute and {five:.1f} in five; for {waited} % "
-        f"of the last 10 s somebody waited for a processor; {free_mib} MiB of memory free; "
-        f"{os.environ.get('PYTEST_XDIST_WORKER', 'the only process')} has run for {time.monotonic() - _began:.0f} s, "
+        f"{len(os.sched_getaffinity(0))} processors, load {one:.1f} in the last minute, {five:.1f} in five; "
+        f"for {waited} % of the last 10 s somebody waited for a processor; {free_mib} MiB of memory free; "
+        f"{os.environ.get('PYTEST_XDIST_WORKER', 'the process')} has run for {time.monotonic() - _began:.0f} s, "
         f"the whole run ends in {left_s():.0f} s"
     )
 
 
 def waiting_tasks() -> str:
-    """Each task of event loops that has not ended, with the places at which its coroutines wait, the innermost last."""
+    """Each task of an event loop that has not ended, and where its coroutines wait, the innermost last."""
     tasks = [each for each in gc.get_objects() if isinstance(each, asyncio.Task) and not each.done()]
     return "\n".join(f"{task.get_name()}: " + " → ".join(_waits(task.get_coro())) for task in tasks)
 

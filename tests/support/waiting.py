@@ -4,8 +4,8 @@
     row = wait_until(lambda: ended(gateway.job(job_id)), f"the end of {job_id}")
     await await_until(lambda: cell.tasks == [], lambda: f"no task left of {cell.tasks}")
 
-Ideal: each wait is woken by its event. Departure: states of other processes are looked at again and again, where no
-event reaches this one.
+Ideal: each wait is woken by its event. Departure: states of other processes are looked at again and again,
+where no event reaches this one.
 """
 
 import asyncio
@@ -18,19 +18,19 @@ from typing import Any, TypeVar, overload
 LOOK_S = 0.02
 """Between two looks at a state: 50 a second cost a core less than 1 %."""
 RUN_ENDS = "TEST_RUN_ENDS"
-"""Environment variable: when the whole run ends, in seconds of the machine's monotonic clock; the same in all test processes."""
+"""Environment variable: when the whole run ends, in seconds of the machine's monotonic clock."""
 
 Found = TypeVar("Found")
 What = str | Callable[[], object]
 
 
 def begin_run(deadline_s: float) -> None:
-    """The whole run ends so many seconds from now; without effect in a test process that belongs to a run already."""
+    """The whole run ends so many seconds from now; without effect in a process of a run that has begun."""
     os.environ.setdefault(RUN_ENDS, str(time.monotonic() + deadline_s))
 
 
 def left_s() -> float:
-    """Seconds that are left to the whole run; ≤ 0 after its deadline. Raises `KeyError` where no run has begun."""
+    """Seconds left to the whole run; ≤ 0 after its deadline. Raises `KeyError` where no run has begun."""
     return float(os.environ[RUN_ENDS]) - time.monotonic()
 
 

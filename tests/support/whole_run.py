@@ -1,5 +1,5 @@
 # clocks: sets the one deadline that all waiting has
-"""The whole run: its one deadline, its order, which process runs what, and its last lines (`tests/README.md`). A pytest plugin."""
+"""The whole run (a pytest plugin): its one deadline, its order, what each process runs, and its last lines."""
 
 import inspect
 import os
@@ -18,7 +18,7 @@ from tests.support.waiting import begin_run, left_s
 DEADLINE_S = 3_600.0
 """Four times what a run takes on two busy processors; CI ends one after 90 minutes."""
 GRACE_S = 20.0
-"""For what ends by itself at the deadline (`tests.support.waiting`), and for the end of its module's servers; then it is interrupted."""
+"""For what ends by itself at the deadline (`tests.support.waiting`), and its servers; then it is interrupted."""
 TESTS = Path(__file__).parents[1]
 FOLDERS = ("faults", "e2e", "integration", "simulation", "papers", "unit", "replay")
 """Order of the run, longest tests first: when tests run in parallel, nothing long is left for the end."""
@@ -31,9 +31,24 @@ PART = re.compile(r"\[part-\d+-of-\d+")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("the whole run")
-    group.addoption("--deadline", type=float, default=DEADLINE_S, help="seconds until all waiting ends, in all tests (%(default)g)")  # fmt: skip
-    group.addoption("--deadline-grace", type=float, default=GRACE_S, help="seconds for what ends by itself at the deadline (%(default)g)")  # fmt: skip
-    group.addoption("--shuffle", type=int, metavar="SEED", help="run modules, and the tests in them, in an order of chance")  # fmt: skip
+    group.addoption(
+        "--deadline",
+        type=float,
+        default=DEADLINE_S,
+        help="seconds until all waiting ends, in all tests (%(default)g)",
+    )
+    group.addoption(
+        "--deadline-grace",
+        type=float,
+        default=GRACE_S,
+        help="seconds for what ends by itself at the deadline (%(default)g)",
+    )
+    group.addoption(
+        "--shuffle",
+        type=int,
+        metavar="SEED",
+        help="run modules, and the tests in them, in an order of chance",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -42,7 +57,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_report_header(config: pytest.Config) -> list[str]:
     seed = config.getoption("--shuffle")
-    return [f"the run ends in {left_s():.0f} s at the latest"] + ([] if seed is None else [f"order: --shuffle {seed}"])  # fmt: skip
+    return [f"the run ends in {left_s():.0f} s at the latest"] + (
+        [] if seed is None else [f"order: --shuffle {seed}"]
+    )
 
 
 @pytest.hookimpl(optionalhook=True)  # runs without xdist have no such hook
@@ -65,7 +82,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Scheduling:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Sorts by folder; the order within a folder stays. With `--shuffle` by chance, the same in all test processes."""
+    """Sorts by folder, and keeps the order within. With `--shuffle` by chance, alike in all processes."""
     seed = config.getoption("--shuffle")
     if seed is None:
         places = {TESTS / name: place for place, name in enumerate(FOLDERS)}

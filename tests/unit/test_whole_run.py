@@ -141,7 +141,8 @@ async def test_tasks_that_nobody_wakes_are_shown() -> None:
 def order(seed: int | None) -> list[tuple[str, int]]:
     """Of three modules with ten tests each: (folder, number)."""
     config: Any = SimpleNamespace(getoption=lambda name: seed)
-    items: Any = [SimpleNamespace(path=TESTS / folder / "test_x.py", number=n) for folder in ("unit", "e2e", "faults") for n in range(10)]  # fmt: skip
+    paths = [TESTS / folder / "test_x.py" for folder in ("unit", "e2e", "faults")]
+    items: Any = [SimpleNamespace(path=path, number=n) for path in paths for n in range(10)]
     pytest_collection_modifyitems(config, items)
     return [(item.path.parent.name, item.number) for item in items]
 
