@@ -62,7 +62,7 @@ class _Source:
 
 @contextmanager
 def told(title: str, source: Path | Callable[[], object]) -> Iterator[None]:
-    """While the block runs, failures tell what a file got since their test began, or what a function returns."""
+    """In this block failures tell what a file got since their test began, or what a function returns."""
     entry = _Source(title, source)
     _sources.append(entry)
     try:
@@ -85,7 +85,7 @@ def load() -> str:
     return (
         f"{len(os.sched_getaffinity(0))} processors, load {one:.1f} in the last minute, {five:.1f} in five; "
         f"for {waited} % of the last 10 s somebody waited for a processor; {free_mib} MiB of memory free; "
-        f"{os.environ.get('PYTEST_XDIST_WORKER', 'the process')} has run for {time.monotonic() - _began:.0f} s, "
+        f"{os.environ.get('PYTEST_XDIST_WORKER', 'the process')} ran for {time.monotonic() - _began:.0f} s, "
         f"the whole run ends in {left_s():.0f} s"
     )
 

@@ -1,5 +1,5 @@
 # clocks: sets the one deadline that all waiting has
-"""The whole run (a pytest plugin): its one deadline, its order, what each process runs, and its last lines."""
+"""The whole run (a pytest plugin): its deadline, its order, what each process runs, and its last lines."""
 
 import inspect
 import os
@@ -18,7 +18,7 @@ from tests.support.waiting import begin_run, left_s
 DEADLINE_S = 3_600.0
 """Four times what a run takes on two busy processors; CI ends one after 90 minutes."""
 GRACE_S = 20.0
-"""For what ends by itself at the deadline (`tests.support.waiting`), and its servers; then it is interrupted."""
+"""For what ends by itself at the deadline (`tests.support.waiting`), and its servers; then comes a signal."""
 TESTS = Path(__file__).parents[1]
 FOLDERS = ("faults", "e2e", "integration", "simulation", "papers", "unit", "replay")
 """Order of the run, longest tests first: when tests run in parallel, nothing long is left for the end."""
