@@ -281,9 +281,10 @@ class Submission:
         if self.code is not None:
             self.client.send_code(self.code)
         key, strict = {"Idempotency-Key": self.key}, True if self.strict else None
+        bound_s = WORKER_TIMEOUT_S if strict else TIMEOUT_S
         status, answer = self.client.posted(
-            "/v1/jobs", as_written(self.spec), key, patience_s=WORKER_TIMEOUT_S if strict else TIMEOUT_S, strict_deadline=strict
-        )  # fmt: skip
+            "/v1/jobs", as_written(self.spec), key, patience_s=bound_s, strict_deadline=strict
+        )
         self.job_id = str(answer["job_id"])
         if answer.get("deadline"):
             remark(deadlines.in_a_line(answer["deadline"]))

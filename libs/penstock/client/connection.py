@@ -25,7 +25,8 @@ from penstock.tls import SYSTEM_CA, client_context, misfit, speaks_tls
 DEFAULT_SERVER = "http://127.0.0.1:8742"
 TIMEOUT_S = 10.0  # connect, and wait for a first byte
 WORKER_TIMEOUT_S = 600.0
-"""The same for a question that a worker process of the gateway answers: the past, and an estimate for a job that was not submitted. The estimator may
+"""The same for a question that a worker process of the gateway answers: the past, and an estimate for a job
+that was not submitted. The estimator may
 fold the whole ledger, and a busy machine needs more than `TIMEOUT_S` to start the worker."""
 LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=20)
 """Each stream has a connection of its own; the gateway bounds their number."""

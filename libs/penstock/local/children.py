@@ -23,7 +23,8 @@ FIRST_BACKOFF_S, LAST_BACKOFF_S = 0.2, 5.0
 CALM_S = 30.0  # a child that ran for so long starts again without delay
 GRACE_S = 3.0  # between SIGTERM and SIGKILL; all of `up` must end within 5 s
 START_TIMEOUT_S = 120.0
-"""For one that hangs: one that ends is noticed at once, and a busy machine needs more than 20 s to start what takes a processor three seconds."""
+"""For one that hangs: one that ends is noticed at once, and a busy machine needs more than 20 s to start what
+takes a processor three seconds."""
 
 
 async def all_ready(

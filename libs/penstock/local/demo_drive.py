@@ -101,7 +101,8 @@ class _Driver:
         self._show.lines, self._show.wrong = self._part.lines, self._part.wrong
 
     async def _listen(self, group: asyncio.TaskGroup) -> None:
-        """The gateway's stream, from its beginning; again from the last event when the gateway has ended it, as it does when its database is down."""
+        """The gateway's stream, from its beginning; again from the last event when the gateway has ended it,
+        as it does when its database is down."""
         timeout = httpx.Timeout(REQUEST_TIMEOUT_S, read=None)
         last = "0"
         while True:

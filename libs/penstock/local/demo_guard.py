@@ -1,7 +1,8 @@
 """The demo's last part: a training beside a job that takes all the cores that it can have, on one node.
 
 The contention-guard takes cores from that job when the training's steps have become slower than they were alone, and gives them back when the training
-has ended. All of it is awaited, however long it takes on a busy machine. What this machine cannot show is left out, with the reason.
+has ended. All of it is awaited, however long it takes on a busy machine. What this machine cannot show is
+left out, with the reason.
 """
 
 import asyncio
@@ -18,7 +19,8 @@ from penstock.policies.telemetry_windows import WINDOW_MS, Latest, TaskWindow
 
 MARGIN = 2  # reports of the training: the guard's windows begin at other moments than those of this module
 ACTS = 30
-"""So many reports of the training, two seconds each or more, the guard takes at most until it finds its steps longer; two are usual."""
+"""So many reports of the training, two seconds each or more, the guard takes at most until it finds its steps
+longer; two are usual."""
 SHOWN_S = 4.0  # so long the training goes on beside fewer cores; where they are too many still, the guard takes more
 PLACED, CORES = "penstock.placement.decided", "penstock.cores.decided"
 
@@ -51,7 +53,8 @@ def others_cores(node: Mapping[str, Any]) -> int:
 
 
 class Alone:
-    """Whether the speed of a training is known: by the guard's own rules, from what the training has reported.
+    """Whether the speed of a training is known: by the guard's own rules, from what the training has
+    reported.
 
     It has settled, or so many reports have differed that the slowest of them counts.
     """

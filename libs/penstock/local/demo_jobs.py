@@ -102,8 +102,10 @@ def move_jobs(folder: Path, state: Path) -> list[DemoJob]:
 def turn_jobs(folder: Path, state: Path) -> tuple[list[DemoJob], list[DemoJob]]:
     """Four jobs, each bound by another resource: runs that measure their stages, and those that take turns.
 
-    The first are profiling runs, from which no run times are learned: four jobs that are all expected to run equally long gain by turns whatever their order is, while of jobs
-    with known run times the shorter ones gain more alone. `state`: the demo's folder. Raises `ConfigurationError` when the sample jobs are not there.
+    The first are profiling runs, from which no run times are learned: four jobs that are all expected to run
+    equally long gain by turns whatever their order is, while of jobs
+    with known run times the shorter ones gain more alone. `state`: the demo's folder. Raises
+    `ConfigurationError` when the sample jobs are not there.
     """
     _with(folder, "four_stages.py")
     devices = state / DEVICES

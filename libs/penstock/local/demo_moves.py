@@ -1,7 +1,9 @@
 """Demo of a migration by convergence: five trainings on two nodes, one of which converges and moves to the node with fewer jobs.
 
-The migrator proposes the move (SpeCon Alg. 1–2). The training saves a checkpoint, stops, and resumes from it on the other node. All trainings run until that was seen. Nothing
-is shown only under a profile that moves no jobs, where the migrator judges that the training stays, or where one of them fails.
+The migrator proposes the move (SpeCon Alg. 1–2). The training saves a checkpoint, stops, and resumes from it
+on the other node. All trainings run until that was seen. Nothing
+is shown only under a profile that moves no jobs, where the migrator judges that the training stays, or where
+one of them fails.
 """
 
 import asyncio

@@ -1,7 +1,9 @@
 """A part of the demo with jobs of its own: a service acts on them while they run. It begins when all other jobs have ended.
 
-Common to all parts: the nodes of its jobs, waiting for events, and lines for the screen and the summary. A part waits for what is to be shown as long
-as that takes: on a busy machine it takes longer, and shows the same. What this machine cannot show at all is left out, with the reason.
+Common to all parts: the nodes of its jobs, waiting for events, and lines for the screen and the summary. A
+part waits for what is to be shown as long
+as that takes: on a busy machine it takes longer, and shows the same. What this machine cannot show at all is
+left out, with the reason.
 """
 
 import asyncio

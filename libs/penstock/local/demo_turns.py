@@ -1,7 +1,10 @@
-"""Demo of jobs that take turns: four jobs, each bound by another resource, run alone first, then at once on one GPU.
+"""Demo of jobs that take turns: four jobs, each bound by another resource, run alone first, then at once on
+one GPU.
 
-The batcher groups them once it knows the stages of each. A member of a group runs until all have been in one and have done some iterations there: how long that takes depends on the machine,
-what is shown does not. Where the batcher leaves a job waiting beside a group, the group's oldest member ends, and the batcher plans again.
+The batcher groups them once it knows the stages of each. A member of a group runs until all have been in one
+and have done some iterations there: how long that takes depends on the machine,
+what is shown does not. Where the batcher leaves a job waiting beside a group, the group's oldest member ends,
+and the batcher plans again.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,7 +18,8 @@ GROUPED, RANKED, EXITED = "penstock.group.decided", "penstock.jobs.ranked", "pen
 
 
 class TurnsPart(Part):
-    """`alone`: runs that end by themselves once their stages are known; `together`: the same jobs, each of which runs until `end`."""
+    """`alone`: runs that end by themselves once their stages are known; `together`: the same jobs, each of
+    which runs until `end`."""
 
     WORD = "batcher"
 

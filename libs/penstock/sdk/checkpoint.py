@@ -93,21 +93,24 @@ class Saver:
             )
 
     def _before_fork(self) -> None:
-        """Python forgets a signal that a child gets before its interpreter is ready: until then it stays blocked, and so is kept."""
+        """Python forgets a signal that a child gets before its interpreter is ready: until then it stays
+        blocked, and so is kept."""
         self._before.mask = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
 
     def _unblock(self) -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, self._before.mask)
 
     def _in_child(self) -> None:
-        """In a process that the script has forked, such as a loader, the signals have their default effect."""
+        """In a process that the script has forked, such as a loader, the signals have their default
+        effect."""
         for number in SIGNALS:
             if signal.getsignal(number) == self._on_signal:
                 signal.signal(number, signal.SIG_DFL)
         self._unblock()
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
-        """Notes the request. In a gang rank 0 alone saves; the others go on meanwhile, since rank 0 may need them up to its next boundary."""
+        """Notes the request. In a gang rank 0 alone saves; the others go on meanwhile, since rank 0 may need
+        them up to its next boundary."""
         if self._save is not None:
             self._ends = self._ends or number == signal.SIGTERM
             self.asked = True

@@ -1,6 +1,7 @@
 """Time that a thread has waited for a core: runnable, while others had the cores (schedstat of proc(5)).
 
-Ideal: only the waits caused by other jobs. Departure: the kernel does not tell who had the core, so waits behind the job's own threads count, too,
+Ideal: only the waits caused by other jobs. Departure: the kernel does not tell who had the core, so waits
+behind the job's own threads count, too,
 where it has more of them than cores.
 """
 
@@ -12,7 +13,8 @@ MAX_BYTES = 128  # three numbers: ns on a core, ns waited for one, number of tim
 
 
 class CoreWaits:
-    """Of the thread that makes it; a call reads the seconds so far, in 2 µs. 0 always where the kernel does not count."""
+    """Of the thread that makes it; a call reads the seconds so far, in 2 µs. 0 always where the kernel does
+    not count."""
 
     def __init__(self, path: str = SCHEDSTAT) -> None:
         self._descriptor: int | None = None

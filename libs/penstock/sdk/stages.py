@@ -13,8 +13,10 @@ interval; departure: the script marks it, so a stage is either used or not, and 
 sum, which is all that a profile needs.
 
 In a group (jobs that share GPUs) a stage holds its resource while the block runs, see `turns`. The wait for a turn counts neither
-as a stage's time nor as idle time: the profile stays that of running alone. So it is with the time in which the iterating thread could
-run and waited for a core that others had (`penstock.sdk.core_waits`): it is theirs, and changes with what else the machine does.
+as a stage's time nor as idle time: the profile stays that of running alone. So it is with the time in which
+the iterating thread could
+run and waited for a core that others had (`penstock.sdk.core_waits`): it is theirs, and changes with what
+else the machine does.
 """
 
 import json
@@ -67,7 +69,8 @@ _NO_MARK = nullcontext()
 
 class Recorder:
     """Sums up the time of each stage. `clock`: monotonic seconds; `write`: takes a line, returns whether it was written; `join`: opens the
-    turns of this process's group, None outside of one; `core_waits`: opens the calling thread's waits for cores, s so far."""
+    turns of this process's group, None outside of one; `core_waits`: opens the calling thread's waits for
+    cores, s so far."""
 
     def __init__(
         self,

@@ -38,10 +38,12 @@ MAX_LEAD_MS = 2_000  # before a window's end: a cold worker starts in 1 s, 200 j
 LEAD_SHARE = 0.5  # share of a short window
 VALID_MS = 60_000  # validity of a plan outside a window: a batcher that hung sends no outdated plan
 RETRY_MS, LONGEST_RETRY_MS = ANSWER_WITHIN_MS, 3_600_000
-"""After a plan that was lost (a worker that died, or was too slow on a busy machine), twice as long after each further one in a row: a stage with a bug
+"""After a plan that was lost (a worker that died, or was too slow on a busy machine), twice as long after
+each further one in a row: a stage with a bug
 that no fact moves is asked once an hour, and no tick comes of it."""
 OUT_OF_DATE = frozenset({"stale", "expired"})
-"""Refusals of a whole plan after which another one is made at once: what it was made on has changed, maybe by a fact that asks for no plan."""
+"""Refusals of a whole plan after which another one is made at once: what it was made on has changed, maybe by
+a fact that asks for no plan."""
 LEAST_BURST = 2  # jobs; the place stage places a single job as well
 
 Kind = Literal["batch", "regroup"]
@@ -222,7 +224,8 @@ class Batcher:
         )
 
     def failed(self, work: Work) -> None:
-        """The work has no answer: its plan is lost. Which jobs run is asked again after the next change, and after `RETRY_MS` and longer without one; a window is not planned again."""
+        """The work has no answer: its plan is lost. Which jobs run is asked again after the next change, and
+        after `RETRY_MS` and longer without one; a window is not planned again."""
         self._working = False
         if work.kind == "regroup":
             self._wake_ms = work.now_ms + min(RETRY_MS << self._lost, LONGEST_RETRY_MS)
