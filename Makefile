@@ -12,7 +12,10 @@ UV := $(BIN)/uv pip install --quiet --python $(BIN)/python
 # Six test processes for two cores, each with servers of its own; the tests of one module stay together, longest first.
 PYTEST := $(BIN)/python -m pytest -n auto --dist loadscope --no-loadscope-reorder
 
-.PHONY: help venv lock demo test pytest-command lint schemas docs bench papers faults wheels deploy-check chaos long live pytorch up kafka jaeger roles clean
+# A shell that forbids bytecode would have each of some hundred processes compile the same modules again: half of the run.
+unexport PYTHONDONTWRITEBYTECODE
+
+.PHONY: help venv lock demo test pytest-command lint compiled schemas docs bench papers faults wheels deploy-check chaos long live pytorch up kafka jaeger roles clean
 
 pytest-command:
 	@echo $(PYTEST)
@@ -35,8 +38,12 @@ lock: ## Resolve the dependencies again into requirements.lock
 demo: venv ## Watch a dozen real training jobs being scheduled on this machine (under 2 minutes)
 	@$(BIN)/penstock demo
 
-test: venv lint ## Lint, then every test of the CI run
+test: venv ## Lint, then every test of the CI run
+	@$(MAKE) --no-print-directory -j 2 lint compiled
 	$(PYTEST)
+
+compiled: venv  # one process compiles the test modules beside lint, else each of six would compile all of them
+	-@$(BIN)/python -m pytest --collect-only -qq -n 0 >/dev/null
 
 lint: venv ## ruff, mypy strict, import contracts, clocks in tests, schema drift
 	$(BIN)/ruff check .

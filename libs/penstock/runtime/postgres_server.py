@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 USER = "penstock"
 DATABASE = "penstock"
-START_TIMEOUT_S = 30.0  # crash recovery of a few 100 MB of WAL included; a normal start takes 0.1–0.5 s
+START_TIMEOUT_S = 120.0  # a normal start takes 0.1–0.5 s; crash recovery, and a busy machine, take more
 DYING_TIMEOUT_S = 2.0  # a killed server is gone within a moment; then its port is free again
 STOP_TIMEOUT_S = 10.0  # a fast shutdown writes one checkpoint
 READY_POLL_S = 0.02
