@@ -1,6 +1,7 @@
 # clocks: sets the one deadline that all waiting has
 """The whole run (a pytest plugin): its deadline, its order, what each process runs, and its last lines."""
 
+import gc
 import inspect
 import os
 import re
@@ -23,6 +24,8 @@ TESTS = Path(__file__).parents[1]
 FOLDERS = ("faults", "e2e", "integration", "simulation", "papers", "unit", "replay")
 """Order of the run, longest tests first: when tests run in parallel, nothing long is left for the end."""
 SLOWEST = 20
+RARELY = (20_000, 50, 50)
+"""Thresholds of the garbage collector, which else looks through all collected tests every few seconds: a tenth of a process's time."""
 PROVES = "proves"
 """User property of a report: the first line of its test's docstring."""
 PART = re.compile(r"\[part-\d+-of-\d+")
@@ -53,6 +56,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     begin_run(config.getoption("--deadline"))
+    gc.set_threshold(*RARELY)
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:
@@ -100,6 +104,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = [
         mixed[m][i] for m in chance.permutation(len(mixed)) for i in chance.permutation(len(mixed[m]))
     ]
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish(session: pytest.Session) -> None:
+    gc.freeze()  # what was collected stays until the end
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
