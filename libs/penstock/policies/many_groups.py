@@ -176,6 +176,7 @@ def many_speeds(interleaving: Interleaving, groups: Sequence[Sequence[Times]]) -
     for start in range(0, len(groups), ROWS):
         members = np.ascontiguousarray(np.array(groups[start : start + ROWS]).transpose(1, 2, 0))
         alone = members[:, RESOURCES] * interleaving.factors[0]
-        speeds = np.minimum(MAX_SPEED, alone / _predicted_ms(interleaving, members, alone))
+        with np.errstate(over="ignore"):  # infinite is above MAX_SPEED
+            speeds = np.minimum(MAX_SPEED, alone / _predicted_ms(interleaving, members, alone))
         found += map(tuple, speeds.T.tolist())
     return found
