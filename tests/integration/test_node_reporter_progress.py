@@ -14,6 +14,7 @@ import msgspec
 import pytest
 
 from infra.codegen.schemas import ROOT
+from infra.devservers.processes import free_port  # below the ports that connections get by themselves
 from penstock.model import external_events
 from penstock.model.event import Event
 from penstock.model.orders import Peer
@@ -149,14 +150,6 @@ async def test_a_worker_that_speaks_for_its_gang_unasked_is_not_heard(node: Opti
 
 def place(rank: int) -> TaskPlacement:
     return TaskPlacement(task_id=f"job-1.1.{rank}", role="worker", rank=rank, node_id=NODE, gpus=(rank,), cores=(0,))  # fmt: skip
-
-
-def free_port() -> int:
-    import socket
-
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port: int = server.getsockname()[1]
-    return port
 
 
 HOSTILE = """
