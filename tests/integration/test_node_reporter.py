@@ -26,7 +26,6 @@ from penstock_services.node_reporter.options import Options
 from penstock_services.node_reporter.shell import cgroups
 from penstock_services.node_reporter.shell.journal import Journal
 from penstock_services.node_reporter.shell.linux import LinuxHost
-from penstock_services.node_reporter.shell.ports import Callbacks
 from penstock_services.node_reporter.shell.secrets import MAX_SECRET_BYTES
 from penstock_services.node_reporter.shell.spawner import Spawner
 from tests.support import node_fixtures
@@ -314,18 +313,6 @@ async def test_a_long_log_keeps_its_head_and_its_end(
     assert text.endswith("\nlast\n")
     assert "limit is reached" in text
     assert len(text) < (1 << 20) + (1 << 17)
-
-
-async def test_the_shim_that_waits_is_no_orphan(options: Options) -> None:
-    """A reporter that starts ends processes of unknown tasks: those that its own launcher has ready are not among them."""
-    host = LinuxHost(options)
-    lock = await host.lock()
-    launcher = host.launch(lock, Callbacks(lambda *_: None, lambda _: None, lambda: None))
-    await await_until(lambda: len(ours(options, "penstock-shim")) == 2, "two shims")
-    assert host.end_orphans({launcher.pid}) == 0
-    launcher.close()
-    host.unlock(lock)
-    await await_until(lambda: not ours(options), "their end")
 
 
 async def test_a_large_gangs_peers_are_one_file(node: Options, cell: Cell) -> None:

@@ -1,4 +1,4 @@
-"""The folder that lies ready for the next task: as good as one that is made for it, and never another's leavings."""
+"""What lies ready for the next task, its folder and its shim: as good as one that is made for it, and never another's leavings."""
 
 import os
 import stat
@@ -9,10 +9,12 @@ import pytest
 from penstock.model import external_events
 from penstock_services.node_reporter.options import Options
 from penstock_services.node_reporter.shell import task_folders
+from penstock_services.node_reporter.shell.linux import LinuxHost
+from penstock_services.node_reporter.shell.ports import Callbacks
 from penstock_services.node_reporter.shell.task_folders import TaskFolders
 from tests.support import node_fixtures
 from tests.support.memory_log import MemoryBroker, MemoryLog
-from tests.support.node_cell import Cell, start_order, working
+from tests.support.node_cell import Cell, ours, start_order, working
 from tests.support.waiting import await_until
 
 options, broker = node_fixtures.options, node_fixtures.broker
@@ -110,3 +112,15 @@ async def test_a_full_disk_leaves_the_complaint_to_the_task(
     folders.prepare()
     with pytest.raises(OSError, match="state"):
         folders.create(tmp_path / "state" / "tasks" / "t@1", work=True)
+
+
+async def test_the_shim_that_waits_is_no_orphan(options: Options) -> None:
+    """A reporter that starts ends processes of unknown tasks: those that its own launcher has ready are not among them."""
+    host = LinuxHost(options)
+    lock = await host.lock()
+    launcher = host.launch(lock, Callbacks(lambda *_: None, lambda _: None, lambda: None))
+    await await_until(lambda: len(ours(options, "penstock-shim")) == 2, "two shims")
+    assert host.end_orphans({launcher.pid}) == 0
+    launcher.close()
+    host.unlock(lock)
+    await await_until(lambda: not ours(options), "their end")

@@ -16,12 +16,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from penstock.model.external_events import StepsMeasured
 from penstock.sdk import turns
-from penstock.sdk.progress import Meter
 from penstock.sdk.stages import STAGES, WAITING, Recorder
-from penstock.sdk.turns import Changes, Turn, Turns, Waits, turns_of_group
-from penstock_services.node_reporter.core.progress import ProgressParser
+from penstock.sdk.turns import Changes, Turn, Turns, turns_of_group
 from tests.support.waiting import wait_until
 from tests.unit.played_changes import Played, in_line
 
@@ -404,30 +401,6 @@ def test_whatever_members_nest_nobody_meets_anybody_or_waits_in_vain(
         one.join()
     assert met == []
     assert missed == dict.fromkeys("abcd", 0)
-
-
-@pytest.mark.usefixtures("folder")
-def test_the_node_reports_what_a_member_of_a_group_waits_for_its_turns() -> None:
-    """Alone until its fourth iteration; then half of each step is waiting, and one stage is entered without a turn."""
-    now, lines = [100.0], bytearray()
-    waited = [Waits()] * 4 + [Waits(1.0, 0), Waits(2.0, 1)]
-
-    def write(line: str) -> bool:
-        lines.extend(f"{line}\n".encode())
-        return True
-
-    meter = Meter(lambda: now[0], write, lambda: waited[done - 1])
-    for done in range(1, 7):
-        now[0] += 1.0 if done < 5 else 2.0
-        meter.step(done, None, None)
-    steps = ProgressParser("n1", "job-1.1.0", 9, leads=True).parse(bytes(lines), 77)
-    found = [one.event for one in steps if isinstance(one.event, StepsMeasured)]
-    assert [(one.step_ms, one.waited_ms, one.missed_turns) for one in found] == [
-        (0.0, 0.0, 0),
-        *[(1_000.0, 0.0, 0)] * 3,
-        (2_000.0, 1_000.0, 0),
-        (2_000.0, 1_000.0, 1),
-    ]
 
 
 def test_a_turn_is_left_by_what_raises(folder: Path) -> None:

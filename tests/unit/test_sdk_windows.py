@@ -1,13 +1,16 @@
 """Step times of a training script within seconds: what others do to it is seen, what it does itself between iterations is not."""
 
+import os
 from typing import Any
 
 import pytest
 
+from penstock.model.external_events import StepsMeasured
 from penstock.sdk import progress as module
 from penstock.sdk.lines import write_line
 from penstock.sdk.progress import Meter
 from penstock.sdk.turns import Waits
+from penstock_services.node_reporter.core.progress import ProgressParser
 from tests.support import training_script
 from tests.support.training_script import Clock, Pipe
 
@@ -138,3 +141,30 @@ def test_a_clock_that_cannot_be_writes_nothing_wrong(fifo: Pipe, backwards: floa
         meter.step(done, None, None)
         written += fifo.lines("window")
     assert all(0 < line["step_ms"] < 1e9 for line in written)
+
+
+def test_the_node_reports_what_a_member_of_a_group_waits_for_its_turns(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Alone until its fourth iteration; then half of each step is waiting, and one stage is entered without a turn."""
+    monkeypatch.setenv("PENSTOCK_PHASE_FILE", os.devnull)
+    monkeypatch.delenv("RANK", raising=False)
+    now, lines = [100.0], bytearray()
+    waited = [Waits()] * 4 + [Waits(1.0, 0), Waits(2.0, 1)]
+
+    def write(line: str) -> bool:
+        lines.extend(f"{line}\n".encode())
+        return True
+
+    meter = Meter(lambda: now[0], write, lambda: waited[done - 1])
+    for done in range(1, 7):
+        now[0] += 1.0 if done < 5 else 2.0
+        meter.step(done, None, None)
+    steps = ProgressParser("n1", "job-1.1.0", 9, leads=True).parse(bytes(lines), 77)
+    found = [one.event for one in steps if isinstance(one.event, StepsMeasured)]
+    assert [(one.step_ms, one.waited_ms, one.missed_turns) for one in found] == [
+        (0.0, 0.0, 0),
+        *[(1_000.0, 0.0, 0)] * 3,
+        (2_000.0, 1_000.0, 0),
+        (2_000.0, 1_000.0, 1),
+    ]
