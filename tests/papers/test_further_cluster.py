@@ -17,6 +17,7 @@ from penstock_services.estimator.core.step_time.placements import Cell, Measurem
 from penstock_services.estimator.core.step_time.prior import Prior
 from tests.papers.estimator.step_files import read_steps
 from tests.papers.estimator.step_validation import LEVEL, part, without
+from tests.support.chance import SURE
 from tests.support.data import DATA_ROOT as DATA
 
 TAUGHT_BY, ASKED_OF = DATA / "pollux/traces", DATA / "gavel/gavel_isolated_throughput.csv"
@@ -54,7 +55,14 @@ def measured() -> dict[tuple[str, str], Table]:
     return {name: table(cells) for name, cells in sorted(found.items())}
 
 
-@pytest.mark.parametrize("cells", [5, 10, 15, 0], ids=["5 cells", "10 cells", "15 cells", "half"])
+WORST = {5: (0.925, 0.051), 10: (0.937, 0.038), 15: (0.952, 0.022), 0: (0.948, 0.019)}
+"""Cells → share of the steps that held on the worst GPU model.
+
+Mean and standard deviation of 12 draws of three seeds each.
+"""
+
+
+@pytest.mark.parametrize("cells", WORST, ids=["5 cells", "10 cells", "15 cells", "half"])
 def test_intervals_hold_on_a_cluster_that_taught_nothing(cells: int) -> None:
     """Its networks scatter more than those that taught: a few cells of each show by how much."""
     held: dict[str, list[bool]] = {gpu: [] for gpu in GPUS}
@@ -73,4 +81,5 @@ def test_intervals_hold_on_a_cluster_that_taught_nothing(cells: int) -> None:
         half += width.tolist()
     shares = {gpu: float(np.mean(inside)) for gpu, inside in held.items()}
     print(f"\n{cells or 'half of the'} cells: {shares}, median factor {np.exp(np.median(half)):.1f}", end="")
-    assert min(shares.values()) >= 0.88
+    mean, spread = WORST[cells]
+    assert min(shares.values()) >= mean - SURE * spread

@@ -27,8 +27,20 @@ from penstock_services.estimator.core.eta.remaining import (
     step_time,
 )
 from tests.papers.estimator.coverage import covered
+from tests.support.chance import SURE, rate, sure_hits
 
 STEADY = Step([0.5] * 20)
+HALF_WAY = {"middle": (-0.42, 0.12), "high": (0.18, 0.115)}
+"""ln of what is foreseen relative to what came, half-way to a target.
+
+Mean and standard deviation of 150 curves, each after others that taught. A model that nobody taught
+says 0.32 ± 0.04, with ends that lie a factor of 137 apart.
+"""
+HELD = rate(144, 150)
+"""Of such a curve: that its end lies in the interval."""
+CURVES = 40
+RUNS_SPREAD, RUNS_HELD = (0.200, 0.0023), (0.901, 0.0059)
+"""Of 1,200 jobs with six runs each: mean and standard deviation of 60 draws."""
 
 
 def falling(power: float, scale: float = 4.0, floor: float = 1.0, points: int = 500, seed: int = 0) -> Curve:
@@ -42,15 +54,28 @@ def cut(whole: Curve, points: int) -> Curve:
     return Curve(whole.steps[:points], whole.values[:points])
 
 
-def taught() -> CurveModel:
+def taught(first: int = 0) -> CurveModel:
+    """By twelve curves, of seeds from that one on."""
     return learn_curves(
         [
             ("net", falling(power, scale, seed=seed))
             for seed, (power, scale) in enumerate(
-                (power, scale) for power in (0.3, 0.5, 0.7, 0.9) for scale in (2.0, 4.0, 8.0)
+                ((power, scale) for power in (0.3, 0.5, 0.7, 0.9) for scale in (2.0, 4.0, 8.0)), first
             )
         ]
     )
+
+
+def half_way(model: CurveModel, seed: int, turn: float = 1.0) -> tuple[float, float, float]:
+    """(middle, low, high) of what is left of a curve, relative to what came."""
+    whole = falling(0.6, 5.0, seed=seed)
+    end = first_at(whole, 1.15)
+    assert end is not None
+    half = cut(whole, end // 2)
+    found = steps_to(Curve(half.steps, turn * half.values), turn * 1.15, end // 2, model, 0.9, "net")
+    assert found is not None
+    middle, low, high = (each / (end - end // 2) for each in found)
+    return middle, low, high
 
 
 class TestEta:
@@ -135,13 +160,14 @@ class TestRuns:
         assert left_by_runs([0, -5, math.nan], 10, Learned()) is None
 
     def test_the_intervals_hold_what_other_jobs_taught(self) -> None:
-        """Runs of 60 jobs scatter by 20 %; intervals learned from the first 40 hold nine in ten of the rest."""
+        """Runs of 1,200 jobs scatter by 20 %; intervals learned from 800 hold nine in ten of the rest."""
         rng = np.random.default_rng(3)
-        jobs = [(10 ** rng.uniform(2, 5) * np.exp(rng.normal(0, 0.2, 6))).tolist() for _ in range(60)]
-        spread, errors = learn_runs(jobs[:40])
-        assert spread == pytest.approx(0.2, rel=0.2)
+        jobs = [(10 ** rng.uniform(2, 5) * np.exp(rng.normal(0, 0.2, 6))).tolist() for _ in range(1_200)]
+        spread, errors = learn_runs(jobs[:800])
+        mean, off = RUNS_SPREAD
+        assert spread == pytest.approx(mean, abs=SURE * off)
         predicted, came = [], []
-        for job in jobs[40:]:
+        for job in jobs[800:]:
             for place, total in enumerate(job):
                 bounds = left_by_runs(
                     [*job[:place], *job[place + 1 :]], 0, Learned(run_spread=spread, run_errors=errors)
@@ -149,24 +175,26 @@ class TestRuns:
                 assert bounds is not None
                 predicted.append(bounds)
                 came.append(total)
-        assert 0.84 <= covered(predicted, came) <= 0.96
+        mean, off = RUNS_HELD
+        assert covered(predicted, came) == pytest.approx(mean, abs=SURE * off)
 
 
 class TestCurves:
     @pytest.mark.parametrize("turn", [1.0, -1.0])
     def test_a_power_law_is_followed_to_its_target(self, turn: float) -> None:
         """A loss falls, or an accuracy rises, by a law like those of past runs: half-way, the end is foreseen."""
-        whole = falling(0.6, 5.0, seed=99)
-        target = 1.15
-        end = first_at(whole, target)
-        assert end is not None
-        half = cut(whole, end // 2)
-        seen = Curve(half.steps, turn * half.values)
-        found = steps_to(seen, turn * target, end // 2, taught(), 0.9, "net")
-        assert found is not None
-        middle, low, high = found
-        assert low < end - end // 2 < high
-        assert middle == pytest.approx(end / 2, rel=0.5)
+        middle, low, high = half_way(taught(), 99, turn)
+        assert low < 1
+        mean, off = HALF_WAY["middle"]
+        assert math.log(middle) == pytest.approx(mean, abs=SURE * off)
+        mean, off = HALF_WAY["high"]
+        assert math.log(high) == pytest.approx(mean, abs=SURE * off)
+
+    @pytest.mark.slow
+    def test_intervals_of_many_curves_hold_their_ends(self) -> None:
+        """Each curve after twelve others of its own."""
+        found = [half_way(taught(1_000 + 20 * number), 99 - number) for number in range(CURVES)]
+        assert sum(low < 1 < high for _, low, high in found) >= sure_hits(HELD, CURVES)
 
     def test_a_foreign_kind_is_reported_more_widely(self) -> None:
         """Curves of two kinds fall by different laws; of a third kind nothing is known."""
@@ -193,7 +221,8 @@ class TestCurves:
         own, foreign = (steps_to(seen, 1.1, 150, model, 0.9, kind) for kind in ("scheduled", "net"))
         assert own is not None
         assert foreign is not None
-        assert abs(own[0] - 150) < 0.5 * abs(foreign[0] - 150)
+        # The quotient is 0.26 ± 0.065 (40 draws).
+        assert abs(own[0] - 150) < 0.7 * abs(foreign[0] - 150)
         assert own[1] < 150 < own[2]
 
     def test_a_reached_target_leaves_nothing(self) -> None:

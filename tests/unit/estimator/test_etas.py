@@ -20,7 +20,16 @@ from penstock_services.estimator.core.model_lifecycle import InUse
 from penstock_services.estimator.core.progress import Published
 from penstock_services.estimator.core.resources.history import key_of
 from penstock_services.estimator.core.step_time.training import STEPS, Durations
+from tests.support.chance import SURE
 from tests.unit.estimator.reports import JOB, Reports, month, ran, true_ms, updates_of
+
+HELD, OFF = (0.94, 0.036), (0.072, 0.0066)
+"""Of what stands at half of a run: share that holds its end, median error.
+
+Mean and standard deviation of 30 and of 25 draws.
+"""
+WIDEST = 0.9
+"""Median width relative to what came: of five draws 0.45 ± 0.05."""
 
 
 @pytest.fixture(scope="module")
@@ -210,7 +219,8 @@ def wobbling(cell: Reports, etas: EtaUpdates, number: int, rng: np.random.Genera
 
 
 def test_what_stands_at_half_of_a_run_holds_what_it_promises() -> None:
-    """Sixty jobs teach the model, 150 are told by it: nine of ten end within what stood in the ledger at their half."""
+    """Sixty jobs teach the model, 150 are told by it: nine of ten end within what stood in the ledger at
+    their half."""
     cell, rng = Reports(), np.random.default_rng(3)
     etas = updates_of(cell.ledger)
     for number in range(210):
@@ -222,8 +232,11 @@ def test_what_stands_at_half_of_a_run_holds_what_it_promises() -> None:
     predicted = [run.eta for run in cell.stored[60:] if run.eta is not None]
     assert len(predicted) == 150, "each job was told in time"
     held = sum(eta.low_ms <= eta.actual_ms <= eta.high_ms for eta in predicted) / len(predicted)
-    assert 0.85 <= held <= 0.97
-    assert np.median([abs(eta.left_ms / eta.actual_ms - 1) for eta in predicted]) < 0.1
+    mean, spread = HELD
+    assert held > mean - SURE * spread
+    assert np.median([(eta.high_ms - eta.low_ms) / eta.actual_ms for eta in predicted]) < WIDEST
+    mean, spread = OFF
+    assert np.median([abs(eta.left_ms / eta.actual_ms - 1) for eta in predicted]) < mean + SURE * spread
 
 
 @pytest.mark.parametrize(("slow_ms", "most"), [(100.0, 6), (5_000.0, 60)])

@@ -15,11 +15,14 @@ from penstock_services.estimator.core.step_time.placements import Cell, Measurem
 from penstock_services.estimator.core.step_time.prior import WIDE
 from penstock_services.estimator.core.step_time.profile_plan import profile_plan
 from penstock_services.estimator.core.step_time.profiling import Asked, NothingFits, profile
+from tests.support.chance import rate, sure_hits
 from tests.support.driver import node_spec
 from tests.unit.estimator.reports import JOB, Reports, ran, true_ms
 
 WORKERS, BATCHES = (1, 2, 3, 4, 8, 16), (32, 64, 128, 256)
-SETS = 12  # of random runs
+SETS = 50  # of random runs
+BETTER = rate(557, 600)
+"""Of a set: that the plan leaves less doubt, 0.087 instead of 0.156 ± 0.103; of a random plan one half."""
 
 
 def nodes(*sizes: int, model: str = "T4") -> NodeCapacity:
@@ -39,25 +42,26 @@ def cells() -> list[Cell]:
     return [Cell((row["gpus_per_node"],) * row["nodes"], row["batch"] / row["workers"]) for row in found]
 
 
-def left_after(chosen: list[Cell]) -> float:
-    """Root of the mean variance of ln t over all cells, once these are measured."""
+def left_after(chosen: list[Cell], whole: list[Cell]) -> float:
+    """Root of the mean variance of ln t over the whole, once these are measured."""
     runs = [
         Measurement(cell, true_ms(cell.placement, round(cell.local_batch * sum(cell.placement))) / 1e3)
         for cell in chosen
     ]
-    spread = fit(table(runs), WIDE, 32.0).steps(cells()).spread
+    spread = fit(table(runs), WIDE, 32.0).steps(whole).spread
     return math.sqrt(float((spread**2).mean()))
 
 
 def test_the_plan_lessens_the_doubt_more_than_runs_chosen_at_random() -> None:
-    """A new network on 4 × 4 GPUs: 24 placements and batches, nine runs. As many runs at random leave more doubt, on average and nearly always."""
+    """A new network on 4 × 4 GPUs: 24 placements and batches, nine runs. As many runs at random leave
+    more doubt, on average and nearly always."""
     whole = cells()
     plan = [probe.cell for probe in profile_plan(fit(table(()), WIDE, 32.0), whole, [1.0] * len(whole), 6)]
-    ours = left_after(plan)
+    ours = left_after(plan, whole)
     rng = np.random.default_rng(3)
-    theirs = [left_after([whole[n] for n in rng.permutation(len(whole))[:6]]) for _ in range(SETS)]
+    theirs = [left_after([whole[n] for n in rng.permutation(len(whole))[:6]], whole) for _ in range(SETS)]
     assert ours < fmean(theirs)
-    assert sum(ours < other for other in theirs) >= 0.8 * SETS
+    assert sum(ours < other for other in theirs) >= sure_hits(BETTER, SETS)
 
 
 def test_no_more_runs_than_batches_and_placements() -> None:

@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 
+from penstock_services.estimator.core.gaussian_process import Floats
 from penstock_services.estimator.core.limits import MAX_SCALE, MAX_SPREADS
 from penstock_services.estimator.core.step_time.fit import MAX_CELLS, fit, learn_prior, reference_batch
 from penstock_services.estimator.core.step_time.model import StepModel
@@ -29,11 +30,20 @@ from tests.papers.estimator.genie import (
     startup_s,
     throughput,
 )
+from tests.support.chance import SURE, rate, sure_hits
 
 BATCHES = (8, 16, 32, 64)
 EVEN: list[Placement] = [(gpus,) * nodes for nodes in (1, 2, 3, 4) for gpus in (1, 2, 3, 4)]
 SHAPES: list[Placement] = [*EVEN, (1, 2), (2, 4), (1, 1, 4), (1, 2, 3, 4)]
 CELLS = [Cell(shape, batch) for shape in SHAPES for batch in BATCHES]
+HELD = rate(2_986, 3_200)
+"""Of a cell that was not measured: that its interval holds it. Of five tables 93.3 ± 2.7 % did (40 draws)."""
+POISONED = {0.5: (-3.19, 0.33), 0.95: (-2.06, 0.29)}
+"""Quantile of a new model's errors beside a poisoned table → mean and spread of its ln, of 30 draws.
+
+Without bounds on what one table does they are -2.16 ± 0.64 and -0.75 ± 0.55.
+"""
+DRAWS = 16
 
 
 def truth_s(cell: Cell, sync_s: float = 0.4, per_sample_s: float = 0.01) -> float:
@@ -104,7 +114,7 @@ class TestOurs:
         assert np.quantile(known, 0.95) < 0.8 * np.quantile(blank, 0.95)
 
     def test_intervals_hold_what_they_promise(self) -> None:
-        """Half of the cells were measured with 5 % noise; nine in ten of the others lie in their interval."""
+        """64 of 80 cells were measured with 5 % noise; nine in ten of the others lie in their interval."""
         held = []
         for seed in range(5):
             rng = np.random.default_rng(seed)
@@ -115,7 +125,8 @@ class TestOurs:
             model = fit(some, WIDE, 22.6)
             found = model.steps([runs.cells[index] for index in other])
             held.append(np.abs(found.log_s - runs.log_s[other]) < model.factor(0.9) * found.spread)
-        assert 0.8 <= np.concatenate(held).mean() <= 1.0
+        inside = np.concatenate(held)
+        assert inside.sum() >= sure_hits(HELD, len(inside))
 
     def test_nothing_measured_is_answered_widely(self) -> None:
         """The very first job of a cell: no run, no other model; the answer is wide and finite, and no crash."""
@@ -146,22 +157,38 @@ class TestOurs:
         assert often.steps([Cell((1, 2, 4), 16)]).spread < once.steps([Cell((1, 2, 4), 16)]).spread
 
 
+def with_poison(seed: int) -> list[Table]:
+    """Three healthy tables, and one whose steps jump between a microsecond and a day."""
+    rng = np.random.default_rng(5 + seed)
+    healthy = [measured(CELLS, 0.02, 3 * seed + each, sync_s=0.2 * (each + 1)) for each in range(3)]
+    return [*healthy, table(Measurement(cell, 10 ** rng.uniform(-5, 4)) for cell in CELLS)]
+
+
+def error_quantiles(prior: Prior) -> Floats:
+    """ln of those of `POISONED`, of a new model that was profiled ten times."""
+    model, done = profiled(prior, 10)
+    rest = errors(model, [cell for cell in CELLS if cell not in done])
+    return np.log(np.quantile(rest, list(POISONED)))
+
+
 class TestBadRuns:
     def test_one_poisoned_table_moves_the_others_by_a_bound(self) -> None:
-        """A user reports steps that jump between a microsecond and a day; others' new models are still told well."""
-        rng = np.random.default_rng(5)
-        healthy = [measured(CELLS, 0.02, seed, sync_s=0.2 * (seed + 1)) for seed in range(3)]
-        wild = table(Measurement(cell, 10 ** rng.uniform(-5, 4)) for cell in CELLS)
-        clean, mixed = (
-            learn_prior(tables, np.random.default_rng(1)) for tables in (healthy, [*healthy, wild])
-        )
+        """A user reports wild steps; others' models are still told: half of the cells within 21 %."""
+        tables = with_poison(0)
+        clean, mixed = (learn_prior(some, np.random.default_rng(1)) for some in (tables[:3], tables))
         moved = np.abs(np.array(mixed.mean) - np.array(clean.mean))
         assert np.all(moved <= 2 * MAX_SPREADS * np.array(WIDE.spread) / 4)
         assert np.all(np.array(mixed.residual) <= MAX_SCALE * np.array(WIDE.residual) * (1 + 1e-9))
-        model, done = profiled(mixed, 10)
-        rest = errors(model, [cell for cell in CELLS if cell not in done])
-        assert np.median(rest) < 0.10
-        assert np.quantile(rest, 0.95) < 0.35
+        for found, (mean, spread) in zip(error_quantiles(mixed), POISONED.values(), strict=True):
+            assert found < mean + SURE * spread
+
+    @pytest.mark.slow
+    def test_beside_many_poisoned_tables_models_are_told_well(self) -> None:
+        """On average; half of the cells within 6 %, nearly all within 18 %."""
+        priors = [learn_prior(with_poison(seed), np.random.default_rng(1)) for seed in range(DRAWS)]
+        found = np.mean([error_quantiles(prior) for prior in priors], axis=0)
+        for each, (mean, spread) in zip(found, POISONED.values(), strict=True):
+            assert each < mean + SURE * spread / math.sqrt(DRAWS)
 
     def test_impossible_runs_are_rejected_with_their_reason(self) -> None:
         """A node's clock jumped, a driver reported no batch, a record names a node without GPUs."""

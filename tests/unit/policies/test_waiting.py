@@ -39,6 +39,8 @@ Rank = tuple[str, int, bool]
 FAULTS = ("steps", "late", "twice", "crash", "wrong_progress")
 MOST_RUNS = 50
 """Until there were faults, reports and plans enough: each of two runs has half of that on average, so fifty never lack it by chance."""
+FEWEST_REPORTS = 10
+"""Of 64 ± 11 (20 seeds), and of 238 ± 39 changes: it is five standard deviations off."""
 FURTHER = 1_000  # the first seed of those that are run only until then
 
 
@@ -249,7 +251,7 @@ def test_every_plan_is_the_one_made_from_nothing(
     while found.step():
         pass
     assert not found.cell.state.jobs
-    assert len(plans) > 15
+    assert len(plans) >= len({job.submit_s for job in trace}), "each arrival is planned"
 
 
 @pytest.mark.parametrize("seeds", [(0, 1), pytest.param((2, 3), marks=pytest.mark.slow)])
@@ -292,8 +294,8 @@ def test_rows_follow_progress_of_waiting_and_of_running_jobs() -> None:
             assert waiting.waiting == both.waiting == plain.waiting
             assert both.running == plain.running
             _report(state, chance)
-    assert state.progress_log.count > 20
-    assert state.change_log.count > 20
+    assert state.progress_log.count > FEWEST_REPORTS
+    assert state.change_log.count > FEWEST_REPORTS
 
 
 def _report(state: CellState, chance: np.random.Generator) -> None:
