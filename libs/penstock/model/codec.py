@@ -109,6 +109,18 @@ def decode_fact(type_name: str, value: bytes | msgspec.Raw) -> Event:
     return found
 
 
+def prove_readable(event: Event) -> None:
+    """Writers call this before an event counts: one that its readers refuse would stop all of them at the same record.
+
+    Raises `Invalid`, which names the type and every bad field.
+    """
+    kind = wire_type(type(event))
+    try:
+        decode_fact(kind, encode(event))
+    except Invalid as error:
+        raise Invalid(f"{kind} cannot be read back: {error}") from error
+
+
 _UNREADABLE = (msgspec.DecodeError, RecursionError, UnicodeDecodeError)
 _READERS: dict[str, Callable[[bytes | msgspec.Raw], Any]] = {}
 """Wire type → decoder, cached for registered types at the first read: the first step of every fold."""
