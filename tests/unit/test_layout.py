@@ -80,3 +80,20 @@ def test_services_load_clients_only_where_one_is_used() -> None:
     code = f"import sys, {', '.join([*services, *reporter])}; print(*sys.modules)"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     assert set(found.stdout.split()).isdisjoint({"httpx", "fsspec", "rich", "aiokafka"})
+
+
+def test_no_inventory_is_read_by_slot() -> None:
+    """`spec.gpus` is in the order of NVML's indexes, which move when a card is taken out; `NodeState.gpu_model` knows slots."""
+    found = [
+        f"{path.relative_to(ROOT)}:{node.lineno}"
+        for root in ROOTS
+        for path in root.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Subscript)
+        and isinstance(node.value, ast.Attribute)
+        and node.value.attr == "gpus"
+        and isinstance(node.value.value, ast.Attribute)
+        and node.value.value.attr == "spec"
+        and not isinstance(node.slice, ast.Constant)
+    ]
+    assert found == []

@@ -92,6 +92,11 @@ class NodeState:
         have = {gpu.uuid for gpu in self.spec.gpus}
         return mask_of(tuple(slot for slot, uuid in enumerate(self.slots) if uuid in have))
 
+    def gpu_model(self, slot: int) -> str:
+        """Model of the slot's GPU; empty where the inventory has that GPU no longer."""
+        uuid = self.gpu_uuids[slot]
+        return next((gpu.model for gpu in self.spec.gpus if gpu.uuid == uuid), "")
+
     def slot_of(self, uuid: str) -> int | None:
         """The slot that belongs to this GPU; None if none does."""
         uuids = self.gpu_uuids

@@ -15,7 +15,7 @@ MAX_GPUS_PER_NODE = 16  # the largest boards sold hold 16
 MAX_CORES_PER_NODE = 1024
 MAX_GANG_TASKS = 512
 MAX_WORKERS = 256
-MAX_RUN_MS = 1 << 53
+MAX_MS = MAX_RUN_MS = 1 << 53  # the largest whole number that every reader of JSON holds exactly
 MAX_OPTIONS = 16  # shapes in an estimate, which stays below 3 KiB with them
 MAX_PAIRS = 32  # pairs of kinds in an estimate
 MAX_ARGV_BYTES = 16_384  # a record must stay far below 64 KiB
@@ -40,6 +40,12 @@ GpuIndex = Annotated[int, Meta(ge=0, lt=MAX_GPUS_PER_NODE)]
 CoreId = Annotated[int, Meta(ge=0, lt=MAX_CORES_PER_NODE)]
 GpuShare = Annotated[int, Meta(ge=1, le=WHOLE_GPU)]
 """Thousandths of a GPU's time."""
+
+
+def within_ms(ms: float) -> int:
+    """A computed time as events hold it (`Milliseconds`): whole, 0 to `MAX_MS`; beyond, it saturates."""
+    return max(0, round(ms)) if ms < MAX_MS else MAX_MS
+
 
 JoinRefusal = Literal["stale_join", "other_machine", "gpu_of_another_node"]
 """`stale_join`: its incarnation is not above the last one. `other_machine`: another machine has this node id and is not

@@ -19,7 +19,7 @@ from typing import Any
 from penstock.ledger.job_state import JobState
 from penstock.ledger.state import CellState
 from penstock.model.ledger_events import MAX_RANK_LEVEL, MAX_RANKS, JobRank
-from penstock.model.types import StageTimes
+from penstock.model.types import StageTimes, within_ms
 from penstock.policies.candidates import Candidates, Source
 from penstock.policies.group_search import MAX_IN_ORDER, search
 from penstock.policies.group_speeds import Computed, Kinds, Tables
@@ -143,7 +143,7 @@ class Interleave:
             if job.remaining_s == inf and (level := _level(job)) < len(LIMITS_GPU_S):
                 lefts[bool(job.group)].append(LIMITS_GPU_S[level] / job.gpus - job.attained_s)
         running, started = (
-            question.now_ms + max(1, ceil(min(some) * 1_000)) if some else None
+            within_ms(question.now_ms + max(1, ceil(min(some) * 1_000))) if some else None
             for some in (lefts[True], lefts[False])
         )
         return running, started

@@ -21,6 +21,7 @@ from penstock.ledger.job_state import JobState
 from penstock.ledger.plans import reserved_nodes, units_of_profile, units_of_reclaim
 from penstock.ledger.state import CellState
 from penstock.model.transitions import JobStatus, TaskStatus
+from penstock.model.types import within_ms
 from penstock.policies.array_place import reserved_for
 from penstock.policies.base import Profile
 from penstock.policies.overlay import Placed
@@ -82,8 +83,8 @@ def look_ahead(state: CellState, profile: Profile) -> Next:
             if placed is not None:
                 ends = (before.at_ms for before in near if before.job.job_id in placed.after)
                 late_ms = max((state.now_ms, *ends)) + state.settings.prelaunch_wait_ms
-                return Next(placed, int(late_ms))
-    return Next(wake_ms=None if wake_ms == inf else max(state.now_ms + 1, ceil(wake_ms)))
+                return Next(placed, within_ms(int(late_ms)))
+    return Next(wake_ms=None if wake_ms == inf else within_ms(max(state.now_ms + 1, ceil(wake_ms))))
 
 
 def _launches(job: JobState) -> bool:

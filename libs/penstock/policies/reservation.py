@@ -22,6 +22,7 @@ from penstock.ledger.masks import mask_of
 from penstock.ledger.state import CellState
 from penstock.model.plans import PlanUnit
 from penstock.model.transitions import JobStatus
+from penstock.model.types import within_ms
 from penstock.policies.base import Plan
 from penstock.policies.fair import patience, response_ratio
 from penstock.policies.gang import EVERYWHERE, workers_by_gpus
@@ -126,7 +127,7 @@ class Reservation:
                 return None
             fit = ended.add(running)
             if fit is not None:
-                expected_ms = round(end_s * 1_000)
+                expected_ms = within_ms(end_s * 1_000)
                 return PlanUnit(
                     job_id=job.job_id, nodes=node_ids(state, demand, fit), expected_ms=expected_ms
                 )

@@ -90,7 +90,7 @@ def why_apart(state: CellState, node: NodeState, gpu: int, job: JobState) -> str
     if len(there) > 1:
         return f"{names(there)} share it, and only pairs are measured"
     for other in there:
-        found = pair_of(job, other, node.spec.gpus[gpu].model)
+        found = pair_of(job, other, node.gpu_model(gpu))
         if found is not None and refused(found):
             return f"beside {other.job_id} {speeds_text(found)}"
     return ""
@@ -150,7 +150,7 @@ def sharing_text(state: CellState, job: JobState) -> str:
     text = (
         f"It {whom}: {percent:.0f} % of its time and {memory_mib} of {node.gpu_memory_mib} MiB are promised."
     )
-    return " ".join([text, *_measured(job, others, node.spec.gpus[gpu].model)])
+    return " ".join([text, *_measured(job, others, node.gpu_model(gpu))])
 
 
 def _on(job: JobState, node_id: str, gpu: int) -> Iterator[TaskState]:

@@ -25,6 +25,7 @@ from penstock.ledger.state import CellState
 from penstock.ledger.succession import beyond, successors
 from penstock.model.ledger_events import JobRank
 from penstock.model.transitions import JobStatus
+from penstock.model.types import within_ms
 from penstock.policies.base import NO_LIMITS, Selection
 from penstock.policies.free_gpus import will_queue_again
 from penstock.policies.job_rows import CONTENDING, NO_MORE, Entry, Head, JobRows, go_on, heads, in_order
@@ -103,7 +104,7 @@ class Tiresias:
             tuple(job.job_id for job in claims),
             tuple(job.job_id for job in stops),
             tuple(ranks[:MAX_RANKED]),
-            None if wake_s is None else state.now_ms + max(1, ceil(wake_s * 1_000)),
+            None if wake_s is None else within_ms(state.now_ms + max(1, ceil(wake_s * 1_000))),
         )
 
     def _wake_s(self, state: CellState, left_out: Set[str], near: list[tuple[int, JobState]]) -> float | None:

@@ -1,6 +1,7 @@
 """Shares of GPUs from estimates (Liquid §6.2), pairs that are kept apart, and what `why` says of both."""
 
 import pytest
+from msgspec.structs import replace
 from pydantic import ValidationError
 
 from penstock.ledger.check import check
@@ -165,3 +166,27 @@ def test_impossible_speeds_are_refused_at_the_door(bad: float) -> None:
 def test_impossible_needs_are_refused_at_the_door(name: str, bad: float) -> None:
     with pytest.raises(ValidationError, match=name):
         checked(ResourceVector, {"gpus": 1, name: bad})
+
+
+@pytest.mark.parametrize("gone", [0, 1])
+def test_a_gpu_that_is_taken_out_renames_no_other(gone: int) -> None:
+    """Two cards, of which the second is shared. One is taken out for repair: indexes of the inventory move, slots of jobs do not."""
+    state = cell(gpus=2)
+    started(state, estimated(state, "alone", 100.0))
+    started(state, estimated(state, "a"))
+    [task] = state.jobs["a"].tasks.values()
+    assert task.place.gpus == (1,)
+    node = state.nodes["n0"].spec
+    left = tuple(
+        replace(gpu, index=0, model="K80" if gone else gpu.model) for gpu in node.gpus if gpu.index != gone
+    )
+    b.apply(state, external_events.NodeChanged(node=replace(node, gpus=left)))
+    measured = (speed("net", 0.8, 0.7, "V100"),)
+    started_or_not = plan(state, estimated(state, "b", pairs=measured))
+    if gone:
+        assert started_or_not is None, "the shared card itself is gone"
+    else:
+        assert started_or_not is not None
+    text = explain(state, "a").text
+    assert "It has a GPU to share" in text
+    assert check(state) == []

@@ -10,6 +10,7 @@ from penstock.model import ledger_events
 from penstock.model.event import Event
 from penstock.model.ledger_events import TimerSubject
 from penstock.model.transitions import TaskStatus
+from penstock.model.types import within_ms
 
 RESCHEDULE = timer_id("cell", "place_more")
 """The timer by which a cell reschedules; a request for a plan, a continuation and a wake-up coalesce in it."""
@@ -21,7 +22,7 @@ def timer(
     """A timer for `subject`, `after_ms` from the ledger's now."""
     return ledger_events.TimerSet(
         timer_id=timer_id(subject, kind),
-        at_ms=state.now_ms + after_ms,
+        at_ms=within_ms(state.now_ms + after_ms),
         about=TimerSubject(kind=kind, id=subject, attempt=attempt),
     )
 

@@ -15,6 +15,7 @@ import msgspec
 from penstock.errors import one_line
 from penstock.ledger.evolve import evolve
 from penstock.ledger.state import CellState
+from penstock.model.codec import prove_readable
 from penstock.model.event import Event
 from penstock.model.ledger_events import ChoiceFailed, PlacementExplanation, TermStarted
 from penstock_services.placer.core.common import RESCHEDULE, wake_up
@@ -88,16 +89,19 @@ class PlacerCore:
         if isinstance(event, TermStarted):
             self.decider = Decider(state.settings)
         decider = self.decider
-        folded, decision = [event], event
+        folded, half_folded = [event], False
         try:
             decisions = decider.decide(state, event, event_id, failure.jobs if failure is not None else {})
             if failure is not None and failure.decisions is not None:
                 decisions = _until(decisions, failure)
             for decision in decisions:
+                prove_readable(decision)
+                half_folded = True
                 evolve(state, decision)
+                half_folded = False
                 folded.append(decision)
         except Exception as error:
-            if folded[-1] is not decision:
+            if half_folded:
                 raise DecisionNotFolded(len(folded) - 1, one_line(error)) from error
             text = str(error) if isinstance(error, _Recorded) else decider.failed(error)
             failed = ChoiceFailed(profile=decider.settings.profile, error=text)

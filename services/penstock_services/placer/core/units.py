@@ -15,7 +15,7 @@ from penstock.ledger.state import CellState
 from penstock.model.event import Event
 from penstock.model.groups import Turns
 from penstock.model.ledger_events import PlacementDecided
-from penstock.model.plans import PlanAdopted, PlanUnit, UnitRef, Waiting
+from penstock.model.plans import MAX_UNITS, PlanAdopted, PlanUnit, UnitRef, Waiting
 from penstock.model.proposals import ProposedUnit
 from penstock.policies.base import Choose, LazyRng, Plan
 from penstock.policies.overlay import Gangs, Placed
@@ -51,11 +51,27 @@ def waiting(
 
 
 def adopt(state: CellState, units: Sequence[PlanUnit]) -> Iterator[PlanAdopted]:
-    """These replace all waiting units of proposals; the profile's reservations stay. Nothing where that changes nothing."""
+    """These replace all waiting units of proposals; the profile's reservations stay. Nothing where that changes nothing.
+
+    Units beyond `MAX_UNITS` jobs are given up, the last ones first, each as a whole; their jobs stay in the queue.
+    """
     named = {unit.job_id for unit in units}
-    found = (*units, *(unit for unit in units_of_profile(state) if unit.job_id not in named))
+    own = [unit for unit in units_of_profile(state) if unit.job_id not in named]
+    found = (*_first_units(units, MAX_UNITS - len(own)), *own)
     if found != tuple(state.planned.values()):
         yield PlanAdopted(units=found)
+
+
+def _first_units(units: Sequence[PlanUnit], most: int) -> Iterator[PlanUnit]:
+    """The jobs of the first units, as long as whole units are within so many jobs."""
+    begin = 0
+    while begin < len(units):
+        proposed = units[begin].proposed
+        end = begin + (1 if proposed is None else proposed.jobs)
+        if end > most:
+            return
+        yield from units[begin:end]
+        begin = end
 
 
 def start(

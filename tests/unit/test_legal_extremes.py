@@ -1,0 +1,195 @@
+"""Numbers at the ends of their legal ranges: what follows from them is read by every reader, and stops nobody."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import pytest
+
+from penstock.ledger.replica import Replica
+from penstock.ledger.timers import timer_id
+from penstock.model.codec import decode, decode_fact, encode, prove_readable
+from penstock.model.errors import Invalid
+from penstock.model.estimates import Bounds, EtaEstimated
+from penstock.model.event import Event, wire_type
+from penstock.model.external_events import (
+    GpuFaulted,
+    JobProgress,
+    NodeJoined,
+    TaskExited,
+    TaskPhaseChanged,
+    TaskStarted,
+    WorkProgressed,
+)
+from penstock.model.ledger_events import ChoiceFailed, TermStarted, TimerSet, TimerSubject
+from penstock.model.plans import MAX_UNITS, PlanAdopted, PlanUnit, UnitRef, Waiting
+from penstock.model.settings import PlacerSettings
+from penstock.model.types import MAX_MS, Usage, within_ms
+from penstock_services.placer.core.recorder import Recorder
+from penstock_services.placer.core.units import adopt
+from tests.support.driver import CellDriver, estimate, job_spec, kinds, node_spec
+
+ENDING = timer_id("cell", "ending")
+
+
+def exited(usage: Usage) -> TaskExited:
+    return TaskExited(
+        node_id="n1",
+        task_id="a.1.w0",
+        token=7,
+        cause="exited",
+        exit_code=0,
+        started_ms=1,
+        exited_ms=2,
+        usage=usage,
+    )
+
+
+def trains(**spec: Any) -> CellDriver:
+    """A cell under its default profile in which `long` takes all GPUs."""
+    cell = CellDriver(PlacerSettings(profile="penstock"))
+    cell.join(node_spec("n1", 4))
+    need = msgspec.structs.replace(estimate(4), **spec)
+    cell.submit("long", msgspec.structs.replace(job_spec(), model="m"), need)
+    cell.start("long")
+    return cell
+
+
+def early(cell: CellDriver) -> list[str]:
+    """A job that may launch before its GPUs are free."""
+    spec = msgspec.structs.replace(job_spec(), model="m", prelaunch=True)
+    return kinds(cell.submit("waits", spec, msgspec.structs.replace(estimate(4), launch_ms=1_000)))
+
+
+def test_a_training_of_a_quarter_of_a_million_years_ends_at_the_end_of_time() -> None:
+    """`iterations: 9007199254740992` times a step of one millisecond; the next job may launch early."""
+    cell = trains(run_ms=MAX_MS, launch_ms=1_000)
+    assert "timer.set" in early(cell)
+    assert cell.state.timers[ENDING].at_ms == MAX_MS
+
+
+def test_a_remaining_time_without_bound_does_the_same() -> None:
+    """The estimator, or whoever may speak for it, says 1e18 ms."""
+    cell = trains()
+    job = cell.job("long")
+    cell.now_ms += 5_000
+    cell.feed(
+        TaskPhaseChanged(node_id="n1", task_id="long.1.w0", token=job.token, phase="train", at_ms=cell.now_ms)
+    )
+    early(cell)
+    far = Bounds(middle=1e18, low=1e18, high=1e18)
+    cell.feed(
+        EtaEstimated(
+            job_id="long", attempt=1, at_ms=cell.now_ms, done=1, left_ms=far, steps=far, step_ms=far, level=0.9, source="x",
+        )
+    )  # fmt: skip
+    assert cell.state.timers[ENDING].at_ms == MAX_MS
+
+
+def test_nodes_are_kept_until_the_end_of_time_for_a_job_that_was_passed_too_often() -> None:
+    """A large job waits behind one that reports a huge remaining time, while small ones pass it for days."""
+    cell = trains()
+    cell.join(node_spec("n2", 1))
+    left = JobProgress(job_id="long", attained_s=1.0, remaining_s=1e15)
+    cell.feed(WorkProgressed(node_id="n1", jobs=(left,)))
+    cell.submit("waits", None, estimate(4))
+    for hour in range(1, 60):
+        cell.at(hour * 3_600_000)
+        cell.submit(f"small{hour}", None, estimate(1))
+        cell.start(f"small{hour}")
+        cell.exit(f"small{hour}.1.w0")
+    assert cell.state.planned["waits"].expected_ms == MAX_MS
+
+
+def test_a_plan_of_the_largest_size_leaves_room_for_the_profiles_own() -> None:
+    """A batch service fills its plan while the profile keeps a node; whole units are given up from the end."""
+    cell = CellDriver(PlacerSettings(profile="penstock"))
+    cell.state.planned = {"reserved": PlanUnit(job_id="reserved", nodes=("n1",), expected_ms=5)}
+    waiting = [
+        PlanUnit(
+            job_id=f"j{number}",
+            nodes=("n1",),
+            proposed=Waiting(
+                of=UnitRef(proposer="batcher", proposal_id="p", unit=number // 2),
+                jobs=2,
+                explanation="",
+            ),
+        )
+        for number in range(MAX_UNITS)
+    ]
+    [plan] = adopt(cell.state, waiting)
+    assert [unit.job_id for unit in plan.units] == [f"j{number}" for number in range(510)] + ["reserved"]
+    assert decode_fact(wire_type(PlanAdopted), encode(plan)) == plan
+
+
+def test_what_no_reader_could_decode_costs_the_choice_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A policy of tomorrow computes a time beyond all bounds. Its record would end every reader, at each start anew."""
+    values: list[bytes] = []
+    cell = Recorder(values.append, stops_at_bugs=False)
+    cell.record(TermStarted(term=1, placer_id="p1", settings=PlacerSettings()), 1_000)
+    decide = type(cell.core.decider).decide
+
+    def too_late(self: Any, state: Any, event: Event, *rest: Any) -> Iterator[Event]:
+        yield from decide(self, state, event, *rest)
+        yield TimerSet(
+            timer_id="cell:ending",
+            at_ms=MAX_MS + 1,
+            about=TimerSubject(kind="ending", id="cell", attempt=0),
+        )
+
+    monkeypatch.setattr(type(cell.core.decider), "decide", too_late)
+    step = cell.record(NodeJoined(node=node_spec("n1"), tasks=()), 2_000)
+    assert step.outcome == "dead_lettered"
+    assert "penstock.timer.set.v1 cannot be read back: at_ms" in (step.reason or "")
+    assert any(isinstance(fact, ChoiceFailed) for fact in step.facts)
+    reader = Replica()
+    for offset, value in enumerate(values):
+        assert reader.take(value, offset) is not None
+    assert "n1" in reader.state.nodes, "the input itself counts"
+    assert ENDING not in reader.state.timers
+
+
+@pytest.mark.parametrize(
+    ("ms", "held"),
+    [(-1.0, 0), (0.4, 0), (7.6, 8), (2.0**53, MAX_MS), (1e300, MAX_MS), (float("inf"), MAX_MS)],
+)
+def test_computed_times_saturate(ms: float, held: int) -> None:
+    """Whatever is computed from legal numbers is a legal number."""
+    assert within_ms(ms) == held
+    prove_readable(
+        TimerSet(
+            timer_id="cell:ending",
+            at_ms=within_ms(ms),
+            about=TimerSubject(kind="ending", id="cell", attempt=0),
+        )
+    )
+
+
+def test_a_writer_is_told_which_field_readers_refuse() -> None:
+    """The message stands in the ledger as the reason of a lost choice."""
+    with pytest.raises(
+        Invalid, match=r"penstock\.plan\.adopted\.v1 cannot be read back: units\.0\.expected_ms"
+    ):
+        prove_readable(PlanAdopted(units=(PlanUnit(job_id="a", nodes=("n1",), expected_ms=MAX_MS + 1),)))
+
+
+@pytest.mark.parametrize(
+    ("event", "field"),
+    [
+        (TaskStarted(node_id="n1", task_id="a.1.w0", token=7, pid=1 << 70, started_ms=1), "pid"),
+        (TaskStarted(node_id="n1", task_id="a.1.w0", token=7, pid=MAX_MS + 1, started_ms=1), "pid"),
+        (GpuFaulted(node_id="n1", gpu=0, uuid="GPU-1", fault="xid", code=1 << 64), "code"),
+        (exited(Usage(cpu_ms=1 << 63, gpu_memory_mib=1 << 70)), r"usage\.cpu_ms.*; usage\.gpu_memory_mib"),
+    ],
+)
+def test_no_number_comes_in_that_tables_cannot_hold(event: Event, field: str) -> None:
+    """A reporter of tomorrow reads a counter that has wrapped around: the event is a dead letter, and the projector goes on."""
+    with pytest.raises(Invalid, match=f"{field}: must be at most 9007199254740992 in size"):
+        decode(wire_type(type(event)), encode(event))
+
+
+@pytest.mark.parametrize("pid", [0, MAX_MS])
+def test_the_largest_number_comes_in(pid: int) -> None:
+    """Also where a text beside it has as many digits."""
+    event = TaskStarted(node_id="n1", task_id=f"{10**20}.1.w0", token=7, pid=pid, started_ms=MAX_MS)
+    assert decode(wire_type(TaskStarted), encode(event)) == event
