@@ -70,6 +70,26 @@ def operator_key(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     del os.environ[OPERATOR_KEY]
 
 
+@pytest.fixture(autouse=True)
+def environment_stays() -> Iterator[None]:
+    """What a test sets in the environment ends with it: else the tests behind it depend on their order."""
+    before = _environment()
+    yield
+    after = _environment()
+    for name in before.keys() | after.keys():
+        if name in before:
+            os.environ[name] = before[name]
+        else:
+            del os.environ[name]
+    changed = sorted(name for name, _ in before.items() ^ after.items())
+    assert not changed, f"the test leaves a changed environment: {', '.join(dict.fromkeys(changed))}"
+
+
+def _environment() -> dict[str, str]:
+    """Without what pytest itself sets for each test."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+
+
 class BackgroundLoop:
     """An event loop in a thread that lives as long as the test session (servers end with their thread)."""
 

@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from unittest.mock import patch
 
 import psutil
 
@@ -51,7 +52,8 @@ async def servers(kind: str) -> AsyncIterator[Servers]:
             broker = stack.enter_context(await asyncio.to_thread(_Broker))
             pids["broker"] = broker.pid
             url = broker.url
-        os.environ[OPERATOR_KEY] = str(key_file_at(folder / "operator.key"))
+        key = str(key_file_at(folder / "operator.key"))
+        stack.enter_context(patch.dict(os.environ, {OPERATOR_KEY: key}))
         yield Servers(folder, Settings(log_url=url, dsn=dsn), pids)
 
 

@@ -43,6 +43,7 @@ from tests.support.node_cell import (
     start_order,
     working,
 )
+from tests.support.services import beside
 from tests.support.waiting import await_until
 
 LEASE_MS = 1_500
@@ -206,12 +207,13 @@ async def whole_cell(dsn: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
     monkeypatch.setenv("PENSTOCK_LEASE_MS", "3000")
     stop, settings = asyncio.Event(), Settings(log_url=dsn, dsn=dsn)
     async with gateway_cell.running(dsn) as cell:
-        services = [asyncio.create_task(run(settings, stop)) for run in (run_placer, run_estimator)]
-        try:
+        at_once = asyncio.Event()
+        at_once.set()
+        async with (
+            beside(run_placer(settings, stop), stop, at_once),
+            beside(run_estimator(settings, stop), stop, at_once),
+        ):
             yield cell
-        finally:
-            stop.set()
-            await asyncio.gather(*services)
 
 
 @pytest.mark.postgres
