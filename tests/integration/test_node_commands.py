@@ -25,6 +25,7 @@ from tests.support.driver import node_spec
 from tests.support.fake_nodes import FakeNodes
 from tests.support.forgeries import GATEWAYS, proofs
 from tests.support.gateway_cell import JSON, SPEC, Cell, problem, running
+from tests.support.services import while_running
 from tests.support.waiting import await_until
 
 pytestmark = pytest.mark.postgres
@@ -40,17 +41,16 @@ async def system(dsn: str) -> AsyncIterator[tuple[Cell, "asyncio.Task[None]"]]:
         await cell.log.inner.create(topic_partitions(1))
         settings, stop = Settings(log_url=dsn, dsn=dsn), asyncio.Event()
         nodes = FakeNodes(cell.log.inner, [node_spec("n1"), node_spec("n2")], run_ms=HOUR_MS)
-        tasks = [
-            asyncio.create_task(run_placer(settings, stop, log=cell.log.inner)),
-            asyncio.create_task(run_estimator(settings, stop, log=cell.log.inner)),
-        ]
         obeying = asyncio.create_task(nodes.run())
         try:
-            yield cell, obeying
+            async with (
+                while_running(run_placer(settings, stop, log=cell.log.inner), stop),
+                while_running(run_estimator(settings, stop, log=cell.log.inner), stop),
+            ):
+                yield cell, obeying
         finally:
-            stop.set()
             obeying.cancel()
-            await asyncio.gather(*tasks, obeying, return_exceptions=True)
+            await asyncio.gather(obeying, return_exceptions=True)
 
 
 async def until(cell: Cell, path: str, holds: Any) -> dict[str, Any]:

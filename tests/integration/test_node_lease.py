@@ -43,7 +43,7 @@ from tests.support.node_cell import (
     start_order,
     working,
 )
-from tests.support.services import beside
+from tests.support.services import while_running
 from tests.support.waiting import await_until
 
 LEASE_MS = 1_500
@@ -206,14 +206,12 @@ async def whole_cell(dsn: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
     monkeypatch.setattr(connections, "REPLACED_WITHIN_S", 0.5)
     monkeypatch.setenv("PENSTOCK_LEASE_MS", "3000")
     stop, settings = asyncio.Event(), Settings(log_url=dsn, dsn=dsn)
-    async with gateway_cell.running(dsn) as cell:
-        at_once = asyncio.Event()
-        at_once.set()
-        async with (
-            beside(run_placer(settings, stop), stop, at_once),
-            beside(run_estimator(settings, stop), stop, at_once),
-        ):
-            yield cell
+    async with (
+        gateway_cell.running(dsn) as cell,
+        while_running(run_placer(settings, stop), stop),
+        while_running(run_estimator(settings, stop), stop),
+    ):
+        yield cell
 
 
 @pytest.mark.postgres

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Coroutine
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, TypeVar
 
 import psutil
@@ -46,6 +46,15 @@ async def beside(
         stop.set()
         await asyncio.wait({task})
     task.result()
+
+
+def while_running(
+    service: Coroutine[Any, Any, None], stop: asyncio.Event
+) -> AbstractAsyncContextManager["asyncio.Task[None]"]:
+    """The same for one that says nothing when it is ready."""
+    at_once = asyncio.Event()
+    at_once.set()
+    return beside(service, stop, at_once)
 
 
 async def while_alive(wanted: Awaitable[Found], *services: "asyncio.Future[Any]") -> Found:
