@@ -72,17 +72,19 @@ def operator_key(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(autouse=True)
 def environment_stays() -> Iterator[None]:
-    """What a test sets in the environment ends with it: else the tests behind it depend on their order."""
+    """What a test sets in the environment ends with it: else the tests behind it depend on their order.
+
+    Variables that a library adds when it is imported stay (scikit-learn's).
+    """
     before = _environment()
     yield
     after = _environment()
-    for name in before.keys() | after.keys():
-        if name in before:
-            os.environ[name] = before[name]
-        else:
-            del os.environ[name]
-    changed = sorted(name for name, _ in before.items() ^ after.items())
-    assert not changed, f"the test leaves a changed environment: {', '.join(dict.fromkeys(changed))}"
+    ours = {name for name in after.keys() - before.keys() if name.startswith("PENSTOCK_")}
+    changed = ours | {name for name, value in before.items() if after.get(name) != value}
+    os.environ.update(before)
+    for name in ours:
+        del os.environ[name]
+    assert not changed, f"the test leaves a changed environment: {', '.join(sorted(changed))}"
 
 
 def _environment() -> dict[str, str]:
