@@ -8,41 +8,20 @@ import pytest
 
 from penstock.ledger.replica import Replica
 from penstock.ledger.timers import timer_id
-from penstock.model.codec import decode, decode_fact, encode, prove_readable
+from penstock.model.codec import decode_fact, encode, prove_readable
 from penstock.model.errors import Invalid
 from penstock.model.estimates import Bounds, EtaEstimated
 from penstock.model.event import Event, wire_type
-from penstock.model.external_events import (
-    GpuFaulted,
-    JobProgress,
-    NodeJoined,
-    TaskExited,
-    TaskPhaseChanged,
-    TaskStarted,
-    WorkProgressed,
-)
+from penstock.model.external_events import JobProgress, NodeJoined, TaskPhaseChanged, WorkProgressed
 from penstock.model.ledger_events import ChoiceFailed, TermStarted, TimerSet, TimerSubject
 from penstock.model.plans import MAX_UNITS, PlanAdopted, PlanUnit, UnitRef, Waiting
 from penstock.model.settings import PlacerSettings
-from penstock.model.types import MAX_MS, Usage, within_ms
+from penstock.model.types import MAX_MS, within_ms
 from penstock_services.placer.core.recorder import Recorder
 from penstock_services.placer.core.units import adopt
 from tests.support.driver import CellDriver, estimate, job_spec, kinds, node_spec
 
 ENDING = timer_id("cell", "ending")
-
-
-def exited(usage: Usage) -> TaskExited:
-    return TaskExited(
-        node_id="n1",
-        task_id="a.1.w0",
-        token=7,
-        cause="exited",
-        exit_code=0,
-        started_ms=1,
-        exited_ms=2,
-        usage=usage,
-    )
 
 
 def trains(**spec: Any) -> CellDriver:
@@ -171,25 +150,3 @@ def test_a_writer_is_told_which_field_readers_refuse() -> None:
         Invalid, match=r"penstock\.plan\.adopted\.v1 cannot be read back: units\.0\.expected_ms"
     ):
         prove_readable(PlanAdopted(units=(PlanUnit(job_id="a", nodes=("n1",), expected_ms=MAX_MS + 1),)))
-
-
-@pytest.mark.parametrize(
-    ("event", "field"),
-    [
-        (TaskStarted(node_id="n1", task_id="a.1.w0", token=7, pid=1 << 70, started_ms=1), "pid"),
-        (TaskStarted(node_id="n1", task_id="a.1.w0", token=7, pid=MAX_MS + 1, started_ms=1), "pid"),
-        (GpuFaulted(node_id="n1", gpu=0, uuid="GPU-1", fault="xid", code=1 << 64), "code"),
-        (exited(Usage(cpu_ms=1 << 63, gpu_memory_mib=1 << 70)), r"usage\.cpu_ms.*; usage\.gpu_memory_mib"),
-    ],
-)
-def test_no_number_comes_in_that_tables_cannot_hold(event: Event, field: str) -> None:
-    """A reporter of tomorrow reads a counter that has wrapped around: the event is a dead letter, and the projector goes on."""
-    with pytest.raises(Invalid, match=f"{field}: must be at most 9007199254740992 in size"):
-        decode(wire_type(type(event)), encode(event))
-
-
-@pytest.mark.parametrize("pid", [0, MAX_MS])
-def test_the_largest_number_comes_in(pid: int) -> None:
-    """Also where a text beside it has as many digits."""
-    event = TaskStarted(node_id="n1", task_id=f"{10**20}.1.w0", token=7, pid=pid, started_ms=MAX_MS)
-    assert decode(wire_type(TaskStarted), encode(event)) == event

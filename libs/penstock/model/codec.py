@@ -4,8 +4,7 @@
 struct's form, which names every bad field and reads numbers in strings.
 """
 
-import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache
 from typing import Any, TypeVar
 
@@ -18,7 +17,7 @@ from penstock.model import estimates, external_events, ledger_events, orders, pr
 from penstock.model.errors import Invalid, TooBig, UnknownType, UnknownVersion
 from penstock.model.event import REGISTRY, Event, wire_type
 from penstock.model.topics import MAX_EVENT_BYTES
-from penstock.model.types import MAX_MS, Value
+from penstock.model.types import Value
 from penstock.model.upcasters import SPLIT, UPCASTERS
 from penstock.model.validation import checked_json, describe
 
@@ -80,30 +79,13 @@ def _tree(value: Any) -> Any:
 def decode(type_name: str, value: bytes) -> Event:
     """Reads one event of wire type `penstock.….vN` from a topic.
 
-    Whole numbers beyond `MAX_MS` are refused, also where a field has no bound of its own: JSON's readers round them, and tables
-    cannot hold them. Raises `TooBig`, `UnknownType`, `UnknownVersion`, or `Invalid` with every bad field named.
+    Raises `TooBig`, `UnknownType`, `UnknownVersion`, or `Invalid` with every bad field named.
     """
     model = REGISTRY.get(type_name)
     max_bytes = MAX_EVENT_BYTES if model is None else model.MAX_BYTES
     if len(value) > max_bytes:
         raise TooBig(f"data: {len(value)} bytes exceed {max_bytes}, the bound of {type_name[:MAX_SHOWN]}")
-    event = decode_fact(type_name, value)
-    if _MANY_DIGITS.search(value) is not None and (beyond := list(_beyond(_tree(event), ""))):
-        raise Invalid("; ".join(f"{field}: must be at most {MAX_MS} in size" for field in beyond))
-    return event
-
-
-_MANY_DIGITS = re.compile(rb"[0-9]{16}")
-"""What a number beyond `MAX_MS` has at least; so have some strings and fractions."""
-
-
-def _beyond(tree: Any, path: str) -> Iterator[str]:
-    """Paths of the whole numbers beyond `MAX_MS`."""
-    if type(tree) is int and abs(tree) > MAX_MS:
-        yield path
-    elif isinstance(tree, list | dict):
-        for name, inner in tree.items() if isinstance(tree, dict) else enumerate(tree):
-            yield from _beyond(inner, f"{path}.{name}" if path else str(name))
+    return decode_fact(type_name, value)
 
 
 def decode_fact(type_name: str, value: bytes | msgspec.Raw) -> Event:
