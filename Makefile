@@ -12,7 +12,7 @@ UV := $(BIN)/uv pip install --quiet --python $(BIN)/python
 # Six test processes for two cores, each with servers of its own; the tests of one module stay together, longest first.
 PYTEST := $(BIN)/python -m pytest -n auto --dist loadscope --no-loadscope-reorder
 
-# A shell that forbids bytecode would have each of some hundred processes compile the same modules again: half of the run.
+# A shell that forbids bytecode would have hundreds of processes compile the same modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help venv lock demo test pytest-command lint compiled schemas docs bench papers faults wheels deploy-check chaos long live pytorch up kafka jaeger roles clean

@@ -38,9 +38,12 @@ def test_the_demo_ends_in_time(place: Path) -> None:
     """Seen enough, while a dozen trainings run."""
     home = place / "home"
     process = subprocess.Popen(
-        [*PENSTOCK, "demo", "--folder", str(place / "state")], env=environment(home), cwd=ROOT,
-        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-    )  # fmt: skip
+        [*PENSTOCK, "demo", "--folder", str(place / "state")],
+        env=environment(home),
+        cwd=ROOT,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
     until_made(place, "state/task-logs/*/*w0.log", process)
     began_s = time.monotonic()
     process.send_signal(signal.SIGINT)

@@ -1,4 +1,4 @@
-"""What lies ready for the next task, its folder and its shim: as good as one that is made for it, and never another's leavings."""
+"""Folder and shim that lie ready for the next task: as good as new ones, and never another's leavings."""
 
 import os
 import stat
@@ -115,7 +115,7 @@ async def test_a_full_disk_leaves_the_complaint_to_the_task(
 
 
 async def test_the_shim_that_waits_is_no_orphan(options: Options) -> None:
-    """A reporter that starts ends processes of unknown tasks: those that its own launcher has ready are not among them."""
+    """A reporter that starts ends processes of unknown tasks, but not those that its launcher has ready."""
     host = LinuxHost(options)
     lock = await host.lock()
     launcher = host.launch(lock, Callbacks(lambda *_: None, lambda _: None, lambda: None))

@@ -21,15 +21,21 @@ from tests.support.chance import SURE
 
 RATIOS: Mapping[tuple[str, tuple[Stage, ...]], Mapping[Durations, tuple[float, float, int]]] = {
     ("penstock", ()): {
-        "known": (0.956, 0.036, 20), "learned": (0.981, 0.047, 4), "unknown": (0.969, 0.038, 10),
+        "known": (0.956, 0.036, 20),
+        "learned": (0.981, 0.047, 4),
+        "unknown": (0.969, 0.038, 10),
     },
     ("penstock", ("groups",)): {
-        "known": (0.954, 0.044, 24), "learned": (0.975, 0.041, 4), "unknown": (0.978, 0.036, 10),
+        "known": (0.954, 0.044, 24),
+        "learned": (0.975, 0.041, 4),
+        "unknown": (0.978, 0.036, 10),
     },
     ("liquid", ()): {
-        "known": (0.940, 0.041, 10), "learned": (0.964, 0.034, 2), "unknown": (0.972, 0.026, 8),
+        "known": (0.940, 0.041, 10),
+        "learned": (0.964, 0.034, 2),
+        "unknown": (0.972, 0.026, 8),
     },
-}  # fmt: skip
+}
 """(profile, without) → run times → (mean, standard deviation, seeds of the CI run).
 
 Of the mean completion time relative to that without early launches, 60 seeds. Without effect it is 1: the

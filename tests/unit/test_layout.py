@@ -83,7 +83,7 @@ def test_services_load_clients_only_where_one_is_used() -> None:
 
 
 def test_no_inventory_is_read_by_slot() -> None:
-    """`spec.gpus` is in the order of NVML's indexes, which move when a card is taken out; `NodeState.gpu_model` knows slots."""
+    """`spec.gpus` has the order of NVML's indexes, which move; `NodeState.gpu_model` knows slots."""
     found = [
         f"{path.relative_to(ROOT)}:{node.lineno}"
         for root in ROOTS

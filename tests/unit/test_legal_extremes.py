@@ -1,4 +1,4 @@
-"""Numbers at the ends of their legal ranges: what follows from them is read by every reader, and stops nobody."""
+"""Numbers at the ends of their legal ranges: every reader reads what follows from them."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -59,9 +59,17 @@ def test_a_remaining_time_without_bound_does_the_same() -> None:
     far = Bounds(middle=1e18, low=1e18, high=1e18)
     cell.feed(
         EtaEstimated(
-            job_id="long", attempt=1, at_ms=cell.now_ms, done=1, left_ms=far, steps=far, step_ms=far, level=0.9, source="x",
+            job_id="long",
+            attempt=1,
+            at_ms=cell.now_ms,
+            done=1,
+            left_ms=far,
+            steps=far,
+            step_ms=far,
+            level=0.9,
+            source="x",
         )
-    )  # fmt: skip
+    )
     assert cell.state.timers[ENDING].at_ms == MAX_MS
 
 
@@ -81,7 +89,7 @@ def test_nodes_are_kept_until_the_end_of_time_for_a_job_that_was_passed_too_ofte
 
 
 def test_a_plan_of_the_largest_size_leaves_room_for_the_profiles_own() -> None:
-    """A batch service fills its plan while the profile keeps a node; whole units are given up from the end."""
+    """A batch service fills its plan while the profile keeps a node; the last units are given up whole."""
     cell = CellDriver(PlacerSettings(profile="penstock"))
     cell.state.planned = {"reserved": PlanUnit(job_id="reserved", nodes=("n1",), expected_ms=5)}
     waiting = [
@@ -91,7 +99,6 @@ def test_a_plan_of_the_largest_size_leaves_room_for_the_profiles_own() -> None:
             proposed=Waiting(
                 of=UnitRef(proposer="batcher", proposal_id="p", unit=number // 2),
                 jobs=2,
-                explanation="",
             ),
         )
         for number in range(MAX_UNITS)
@@ -102,7 +109,7 @@ def test_a_plan_of_the_largest_size_leaves_room_for_the_profiles_own() -> None:
 
 
 def test_what_no_reader_could_decode_costs_the_choice_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A policy of tomorrow computes a time beyond all bounds. Its record would end every reader, at each start anew."""
+    """A policy of tomorrow computes a time beyond all bounds. Its record would end every reader."""
     values: list[bytes] = []
     cell = Recorder(values.append, stops_at_bugs=False)
     cell.record(TermStarted(term=1, placer_id="p1", settings=PlacerSettings()), 1_000)

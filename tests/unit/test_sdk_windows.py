@@ -146,7 +146,7 @@ def test_a_clock_that_cannot_be_writes_nothing_wrong(fifo: Pipe, backwards: floa
 def test_the_node_reports_what_a_member_of_a_group_waits_for_its_turns(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Alone until its fourth iteration; then half of each step is waiting, and one stage is entered without a turn."""
+    """Alone until its fourth iteration; then half of each step is waiting, and one stage has no turn."""
     monkeypatch.setenv("PENSTOCK_PHASE_FILE", os.devnull)
     monkeypatch.delenv("RANK", raising=False)
     now, lines = [100.0], bytearray()

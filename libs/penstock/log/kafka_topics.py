@@ -19,7 +19,9 @@ from penstock.model.topics import CELL_TOPICS
 from penstock.retry import retry
 
 LOOK_S = 0.05  # between two looks for a topic
-VISIBLE_LIMIT_S = 60.0  # a created topic has its leaders within 0.1 s, on every broker soon after; a busy machine takes more
+VISIBLE_LIMIT_S = (
+    60.0  # leaders are there within 0.1 s, on every broker soon after; a busy machine takes more
+)
 UNKNOWN_TOPIC, TOPIC_DENIED, CLUSTER_DENIED, TOPIC_EXISTS = 3, 29, 31, 36  # Kafka error codes
 SECURITY_DISABLED = 54
 OPERATIONS = {"read": 3, "write": 4}  # Kafka's AclOperation

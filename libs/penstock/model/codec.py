@@ -110,7 +110,7 @@ def decode_fact(type_name: str, value: bytes | msgspec.Raw) -> Event:
 
 
 def prove_readable(event: Event) -> None:
-    """Writers call this before an event counts: one that its readers refuse would stop all of them at the same record.
+    """Writers call this before an event counts: one that readers refuse would stop them all at one record.
 
     Raises `Invalid`, which names the type and every bad field.
     """

@@ -15,7 +15,7 @@ MAX_GPUS_PER_NODE = 16  # the largest boards sold hold 16
 MAX_CORES_PER_NODE = 1024
 MAX_GANG_TASKS = 512
 MAX_WORKERS = 256
-MAX_MS = MAX_RUN_MS = 1 << 53  # the largest whole number that every reader of JSON holds exactly
+MAX_MS = 1 << 53  # the largest whole number that every reader of JSON holds exactly
 MAX_OPTIONS = 16  # shapes in an estimate, which stays below 3 KiB with them
 MAX_PAIRS = 32  # pairs of kinds in an estimate
 MAX_ARGV_BYTES = 16_384  # a record must stay far below 64 KiB
@@ -35,7 +35,7 @@ SHARED_TENANT = "shared"
 """Used in place of a tenant's name for secrets that every tenant may request."""
 Mebibytes = Annotated[int, Meta(ge=0, le=1 << 30)]
 Megabits = Annotated[int, Meta(ge=0, le=10_000_000)]
-Milliseconds = Annotated[int, Meta(ge=0, le=1 << 53)]
+Milliseconds = Annotated[int, Meta(ge=0, le=MAX_MS)]
 GpuIndex = Annotated[int, Meta(ge=0, lt=MAX_GPUS_PER_NODE)]
 CoreId = Annotated[int, Meta(ge=0, lt=MAX_CORES_PER_NODE)]
 GpuShare = Annotated[int, Meta(ge=1, le=WHOLE_GPU)]
@@ -435,7 +435,7 @@ class Estimate(Value, frozen=True, kw_only=True):
 
     worker: ResourceVector
     parameter_server: ResourceVector = ResourceVector()
-    run_ms: Annotated[int, Meta(ge=0, le=MAX_RUN_MS)] | None = None
+    run_ms: Milliseconds | None = None
     confidence: Annotated[float, Meta(ge=0, le=1)]
     tier: Literal["user", "history", "model", "nearest", "default"]
     source: ShortText
@@ -452,7 +452,7 @@ class Estimate(Value, frozen=True, kw_only=True):
     """Stage times on the requested GPUs; None: not known, so the job is not grouped."""
     pairs: Annotated[tuple[PairSpeed, ...], Meta(max_length=MAX_PAIRS)] = ()
     """Measured speeds of similar jobs next to jobs of other kinds, the most often measured first; pairs that are not listed were not measured."""
-    launch_ms: Annotated[int, Meta(ge=0, le=MAX_RUN_MS)] | None = None
+    launch_ms: Milliseconds | None = None
     """Time until it trains, as earlier runs reported it; included in `run_ms`. None: not known. Source: Liquid §6.1 (T_l)."""
 
     def run_ms_with(self, workers: int, fewest: int) -> int | None:
@@ -465,7 +465,7 @@ class Estimate(Value, frozen=True, kw_only=True):
         here_ms, least_ms = steps_ms.get(workers), steps_ms.get(fewest)
         if self.run_ms is None or here_ms is None or least_ms is None:
             return self.run_ms
-        return min(MAX_RUN_MS, round(self.run_ms * here_ms / least_ms))
+        return within_ms(self.run_ms * here_ms / least_ms)
 
 
 class Usage(Value, frozen=True, kw_only=True):

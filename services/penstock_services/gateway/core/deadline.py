@@ -14,7 +14,7 @@ from penstock.errors import one_line
 from penstock.ledger.job_state import HOLDING, JobState
 from penstock.ledger.state import CellState
 from penstock.model.transitions import JobStatus
-from penstock.model.types import Estimate, JobSpec, ShapeOption
+from penstock.model.types import MAX_MS, Estimate, JobSpec, ShapeOption
 from penstock.policies.capacity import shortfall
 from penstock.policies.deadlines import SURE, RunTime, RunTimes, due_ms, run_time, time_left
 from penstock.policies.forecast import expected_start, expected_starts
@@ -25,7 +25,6 @@ from penstock_services.gateway.core.eta import MAX_LEFT_MS, ends_ms
 from penstock_services.gateway.core.forecast_errors import ForecastErrors
 
 MAX_FORECASTS = 4  # of one job with different numbers of workers, about 0.1 s each in the largest cells
-MAX_MS = 2.0**53  # the range that JSON represents exactly
 LIKELY = 0.5  # lower odds lead to a warning at submission
 ROUNDED_FROM_MS = 600_000  # a deadline is proposed in whole minutes from here on, below in whole seconds
 

@@ -11,6 +11,7 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response, StreamingResponse
 
 from penstock.clock import wall_ms
+from penstock.model.types import MAX_MS
 from penstock.runtime.race import cancelled, first_of
 from penstock.runtime.task_logs import MAX_LINES
 from penstock.sdk.units import DURATION_PATTERN, duration_ms
@@ -37,7 +38,6 @@ MAX_STREAMS = 256
 MAX_AT_ONCE = 128  # members of one job that are read in parallel, each over a connection of its own
 WAITING_PIECES = 16  # of these members together, each at most a chunk
 BEHIND_S = 10.0  # for the tables to hold the last attempt of a job that has ended
-MAX_MS = 1 << 53
 MAX_NAMED = 4  # tasks in a message
 
 

@@ -51,9 +51,10 @@ def waiting(
 
 
 def adopt(state: CellState, units: Sequence[PlanUnit]) -> Iterator[PlanAdopted]:
-    """These replace all waiting units of proposals; the profile's reservations stay. Nothing where that changes nothing.
+    """These replace all waiting units of proposals; the profile's reservations stay.
 
-    Units beyond `MAX_UNITS` jobs are given up, the last ones first, each as a whole; their jobs stay in the queue.
+    Nothing where that changes nothing. Units beyond `MAX_UNITS` jobs are given up, the last ones first, each as
+    a whole; their jobs stay in the queue.
     """
     named = {unit.job_id for unit in units}
     own = [unit for unit in units_of_profile(state) if unit.job_id not in named]
@@ -67,7 +68,7 @@ def _first_units(units: Sequence[PlanUnit], most: int) -> Iterator[PlanUnit]:
     begin = 0
     while begin < len(units):
         proposed = units[begin].proposed
-        end = begin + (1 if proposed is None else proposed.jobs)
+        end = min(begin + (1 if proposed is None else proposed.jobs), len(units))
         if end > most:
             return
         yield from units[begin:end]
