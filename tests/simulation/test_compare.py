@@ -315,6 +315,7 @@ def test_a_stopped_comparison_shows_whole_runs_and_those_in_progress(tmp_path: P
 
     pressed: list[int] = []
     tasks = [Task("fifo", 0, True), Task("srtf", 0, True)]
+    handler = signal.getsignal(signal.SIGTERM)  # an event loop of an earlier test may have left one
     outcome = run_all(tasks, do, 2, look=look)
     assert outcome.interrupted
     assert not outcome.failed
@@ -329,7 +330,7 @@ def test_a_stopped_comparison_shows_whole_runs_and_those_in_progress(tmp_path: P
     lines = out.file.getvalue().splitlines()
     head = next(number for number, line in enumerate(lines) if line.startswith("stopped before its end"))
     assert [line.split()[-1] for line in lines[head - 1 : head + 2]] == ["srtf", "0", str(len(BUSY))]
-    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL, "the handler is gone again"
+    assert signal.getsignal(signal.SIGTERM) == handler, "its own handler is gone again"
 
 
 @pytest.mark.parametrize(

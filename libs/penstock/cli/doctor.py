@@ -163,6 +163,8 @@ def _services(status: dict[str, Any]) -> Iterator[Finding]:
     if status["frozen"]:
         remedy = "look at the nodes that vanished; placing resumes when they return"
         yield Finding("frozen", status["frozen"], remedy)
+    if (alarm := status["alarm"]) is not None:
+        yield Finding("progress", f"{alarm['job_id']}: {alarm['cause']}", alarm["remedy"])
     yield from _clock(status)
     failed = status["failed_choices"]
     if failed["count"]:

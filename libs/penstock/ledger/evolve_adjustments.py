@@ -42,7 +42,7 @@ def _count_cores(job: JobState, task: TaskState, fact: CoresDecided) -> None:
     """Counters that bound a service's changes (`penstock.policies.validate_adjustments`). Cores that an operator chose are not given back."""
     before, after = len(task.used_cores), len(fact.cores)
     if fact.cause == "contention":
-        job.throttles += 1
+        job.throttles += after < before
         task.throttled_from = task.throttled_from or before
         return
     if not (fact.cause == "released" and after < task.throttled_from):
@@ -56,7 +56,7 @@ def _count_cores(job: JobState, task: TaskState, fact: CoresDecided) -> None:
 
 def bandwidth_decided(state: CellState, fact: BandwidthDecided) -> None:
     task = _task(state, fact)
-    if fact.cause and fact.memory_bandwidth_percent is not None:
+    if fact.cause and fact.memory_bandwidth_percent not in (None, task.memory_bandwidth_percent):
         state.jobs[fact.job_id].throttles += 1
     task.memory_bandwidth_percent = fact.memory_bandwidth_percent
     task.bandwidth_adjusted = _decided(state, fact)

@@ -15,6 +15,11 @@ MAX_CORE_CHANGES = 16
 """Maximum number of core changes by services, per worker and summed over a job's tasks: three searches of four probes and a final change each. A return to the cores of the placement is not counted."""
 MAX_THROTTLES = 24
 """Maximum number of throttling steps by services, per worker and summed over a job's tasks, by caps or by cores. Lifts are not counted: each ends a step that was counted."""
+ADJUSTED_FOR_MS = 900_000
+"""A service's temporary adjustment (a throttle, a probe) ends after so long, whether its service is alive or not, unless the service renews it.
+Twice the longest calm after which the contention-guard gives back (`penstock.policies.eliminator`), so that a service that lives decides first."""
+RENEWED_AFTER_MS = ADJUSTED_FOR_MS // 2
+"""From then on the same adjustment, proposed again, renews it."""
 AdjustmentCause = Literal["", "probe", "settled", "contention", "released", "other"]
 """Why a service adjusts a task. `probe`: to measure its speed with this number of cores, at most `MAX_CORE_PROBES` times; `settled`: the search for its number of
 cores has ended, once per attempt; `contention`: it slows down a training job on its node (never a job with GPUs); `released`: the contention is over; `other`: the service

@@ -331,6 +331,7 @@ class TimerSubject(Value, frozen=True, kw_only=True):
         "batch_window",
         "predecessor_timeout",
         "ending",
+        "adjustment",
     ]
     id: Identifier
     attempt: Annotated[int, Meta(ge=0)] = 0

@@ -47,36 +47,36 @@ class ArrayPlace:
         del rng
         own, others = reserved_for(state, job, state.planned.values())
         if own:
-            found = self.place_within(own, state, job)
+            found = self._within(own, state, job, waits=False)  # those that wait may not use them either
             if found is not None:
                 return found
-        return self.place_within(EVERYWHERE & ~others, state, job)
+        return self._within(EVERYWHERE & ~others, state, job, waits=self._order.waits(state, LARGE))
 
-    def place_within(self, within: int, state: CellState, job: JobState) -> Plan | None:
-        """Places the job on nodes of this set."""
+    def _within(self, within: int, state: CellState, job: JobState, *, waits: bool) -> Plan | None:
+        """Places the job on nodes of this set. `waits`: a job of four GPUs or more does, so that small ones do not borrow."""
         demand = job.demand
         index = state.index
         if not index.candidates(demand.worker, demand.gpu_models) & within:
             return None
         array = array_of(job)
-        plan = place_greedily(self.name, state, job, self._rank(state, array), within=within)
+        plan = place_greedily(self.name, state, job, _rank(state, array, waits=waits), within=within)
         return None if plan is None else borrowing(state, job, plan)
 
-    def _rank(self, state: CellState, array: Array) -> Rank:
-        large = large_nodes(state)
-        waits = self._order.waits(state, LARGE)
 
-        def rank(gang: Gang, is_worker: bool, limit: int) -> list[tuple[float, int]]:
-            nodes = gang.open(is_worker)
-            if array == CPU:
-                classes = _for_cores(gang, nodes, gang.need(is_worker).cores)
-            elif array == LARGE or not is_worker:
-                classes = _for_large(gang, nodes, large if is_worker else 0)
-            else:
-                classes = _for_small(gang, nodes, large, gang.need(is_worker).gpus, waits=waits)
-            return _best(gang, classes, array, limit)
+def _rank(state: CellState, array: Array, *, waits: bool) -> Rank:
+    large = large_nodes(state)
 
-        return rank
+    def rank(gang: Gang, is_worker: bool, limit: int) -> list[tuple[float, int]]:
+        nodes = gang.open(is_worker)
+        if array == CPU:
+            classes = _for_cores(gang, nodes, gang.need(is_worker).cores)
+        elif array == LARGE or not is_worker:
+            classes = _for_large(gang, nodes, large if is_worker else 0)
+        else:
+            classes = _for_small(gang, nodes, large, gang.need(is_worker).gpus, waits=waits)
+        return _best(gang, classes, array, limit)
+
+    return rank
 
 
 def borrowing(state: CellState, job: JobState, plan: Plan) -> Plan:

@@ -280,7 +280,8 @@ def _lost(state: CellState, job: JobState) -> int:
 
 
 def _reserved(state: CellState, job: JobState) -> Reclaimed | None:
-    """Nodes large enough for the workers, those with most free of what a worker lacks first; None: too few placeable nodes could hold one."""
+    """Nodes large enough for the workers, those with most free of what a worker lacks first; None: too few placeable nodes could hold one, or
+    no task runs on them whose end could be awaited."""
     demand, index = job.demand, state.index
     need = demand.worker
     if demand.parameter_servers:
@@ -304,7 +305,7 @@ def _reserved(state: CellState, job: JobState) -> Reclaimed | None:
     nodes: list[str] = []
     for _, _, ordinal, per in sorted(rooms):
         nodes += [state.node_at[ordinal]] * min(per, demand.workers - len(nodes))
-    if len(nodes) < demand.workers:
+    if len(nodes) < demand.workers or not any(state.nodes[node_id].tasks for node_id in nodes):
         return None
     unit = PlanUnit(job_id=job.job_id, nodes=tuple(nodes), expected_ms=state.now_ms)
     return Reclaimed(unit, why=f"has waited {(state.now_ms - (job.queued_ms or 0)) // 1_000:,} s")

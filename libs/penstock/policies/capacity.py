@@ -2,18 +2,18 @@
 
 It tests node shapes, of which a cell has few, so that the cost does not grow with the number of nodes. Gone
 nodes do not count; silent nodes and faulted GPUs do, since both may come back. A false alarm would end a job
-that could have run, so the answer is *never* only when it is certain: for gangs of equal tasks the test is exact,
-with parameter servers it is a necessary condition only.
+that could have run, and a missing one would let it wait for ever: the test is exact, with parameter servers, too.
 """
 
 from collections.abc import Iterable
 from typing import NamedTuple
 
 from penstock.ledger.demand import Demand
-from penstock.ledger.index import NodeIndex, NodeShape
+from penstock.ledger.index import Free, NodeIndex, NodeShape, Share
 from penstock.ledger.state import CellState
 from penstock.model.types import WHOLE_GPU, ResourceVector
 from penstock.policies.reasons import Reason
+from penstock.policies.two_roles import Beside, Role, arranged, beside
 
 Shapes = list[tuple[NodeShape, int]]
 """Shapes with the number of nodes of each, ≥ 1."""
@@ -154,4 +154,32 @@ def _together(shapes: Shapes, demand: Demand) -> Shortfall | None:
             return Shortfall(
                 Reason.NEVER_FITS_GANG, f"all tasks together need {total} {unit}; suitable nodes have {has}"
             )
+    tables = [
+        table for shape, count in usable for table in [_beside(shape, demand)] * min(count, demand.tasks)
+    ]
+    if arranged(tables, demand.workers, demand.parameter_servers) is None:
+        return Shortfall(
+            Reason.NEVER_FITS_GANG,
+            "its workers and parameter servers fit the empty cell alone, but in no arrangement together; "
+            "ask for less per task, or for fewer tasks",
+        )
     return None
+
+
+def _beside(shape: NodeShape, demand: Demand) -> Beside:
+    """How many servers an empty node of this shape holds beside its workers."""
+    free = Free(shape.gpus, shape.cores, shape.host_memory_mib, shape.bandwidth_mbps)
+    worker, server = (
+        Role(
+            need,
+            count if suits(shape, need, demand.gpu_models) else 0,
+            Share(WHOLE_GPU, shape.gpu_memory_mib)
+            if shape.shares_gpus
+            else Share(need.gpu_share_milli, need.gpu_memory_mib),
+        )
+        for need, count in (
+            (demand.worker, demand.workers),
+            (demand.parameter_server, demand.parameter_servers),
+        )
+    )
+    return beside(free, worker, server)

@@ -3,6 +3,7 @@
 Only nodes that differ from the state are copied; for all others the state's own index answers.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 
 from penstock.ledger.demand import Demand
@@ -14,6 +15,7 @@ from penstock.ledger.node_state import NodeState
 from penstock.ledger.state import CellState
 from penstock.model.transitions import JobStatus, TaskStatus
 from penstock.model.types import WHOLE_GPU, ResourceVector, TaskPlacement
+from penstock.policies.two_roles import Beside, Role, arranged, beside
 
 MAX_LOOKED_AT = 64  # nodes that are tried for a worker, those with most free GPUs first
 
@@ -103,12 +105,44 @@ class Trial:
         return self.state.node(ordinal).entered if found is None else found
 
     def fit(self, demand: Demand, avoid: int = 0) -> Fit | None:
-        """First fit of the whole gang, parameter servers first; if that fails because a server takes what a worker needs, workers first. None
-        where it does not fit. `avoid`: set of nodes left out."""
+        """First fit of the whole gang, parameter servers first; if that fails because a server takes what a worker needs, workers first, then any
+        arrangement. None: none exists. `avoid`: set of nodes left out."""
         found = self._fit_roles(demand, avoid, servers_first=True)
         if found is not None or not demand.parameter_servers:
             return found
-        return self._fit_roles(demand, avoid, servers_first=False)
+        return self._fit_roles(demand, avoid, servers_first=False) or self._arrange(demand, avoid)
+
+    def _arrange(self, demand: Demand, avoid: int) -> Fit | None:
+        """Any arrangement of two kinds of tasks, on the lowest nodes of each kind of node. O(nodes) where each kind fits without the other."""
+        both = ((demand.worker, demand.workers), (demand.parameter_server, demand.parameter_servers))
+        if not all(self._fit_equal(need, demand.gpu_models, count, avoid, {}, []) for need, count in both):
+            return None
+        suited = [self.candidates(need, demand.gpu_models) & ~avoid for need, _ in both]
+        tables: dict[tuple[object, ...], Beside] = {}
+        nodes: list[tuple[int, Beside]] = []
+        alike: Counter[Beside] = Counter()
+        for ordinal in bits(suited[0] | suited[1]):
+            free, node = self.free(ordinal), self.state.node(ordinal)
+            roles = [
+                Role(need, count if here >> ordinal & 1 else 0, node.room_of_gpu(need))
+                for (need, count), here in zip(both, suited, strict=True)
+            ]
+            key = (free, *(role[1:] for role in roles))
+            table = tables.get(key)
+            if table is None:
+                table = tables[key] = beside(free, *roles)
+            alike[table] += 1
+            if alike[table] <= demand.tasks:
+                nodes.append((ordinal, table))
+        found = arranged([table for _, table in nodes], demand.workers, demand.parameter_servers)
+        if found is None:
+            return None
+        workers: list[int] = []
+        servers: list[int] = []
+        for (ordinal, table), here in zip(nodes, found, strict=False):
+            workers += [ordinal] * here
+            servers += [ordinal] * table[here]
+        return (*servers[: demand.parameter_servers], *workers)
 
     def holds(self, demand: Demand, fit: Fit) -> bool:
         """Whether the whole gang fits on these nodes."""

@@ -116,6 +116,8 @@ def _searched(state: CellState, found: Running, proposal: CoresProposed) -> bool
 def _adjusted_enough(found: Running, proposal: Adjusting) -> str | None:
     """Why a service may not make this change (again), whatever it has measured. Giving back is always allowed: the change that took it was counted."""
     task, cause = found.task, cause_of(proposal)
+    if renews(found, proposal):
+        return None
     if isinstance(proposal, ThrottleProposed):
         return None if proposal.memory_bandwidth_percent is None else _throttled_enough(found.job)
     cores = len(task.used_cores)
@@ -145,6 +147,16 @@ def _adjusted_enough(found: Running, proposal: Adjusting) -> str | None:
     if found.job.core_changes >= MAX_CORE_CHANGES * found.job.spec.workers:
         return f"belongs to a job whose cores services have changed {found.job.core_changes} times: no more are allowed"
     return None
+
+
+def renews(found: Running, proposal: Adjusting) -> bool:
+    """Whether a service proposes the throttle that the task has: then the throttle lasts on, and is not counted again."""
+    task = found.task
+    if cause_of(proposal) != "contention":
+        return False
+    if isinstance(proposal, ThrottleProposed):
+        return proposal.memory_bandwidth_percent == task.memory_bandwidth_percent is not None
+    return proposal.cores == len(task.used_cores) < task.throttled_from
 
 
 def _throttled_enough(job: JobState) -> str | None:

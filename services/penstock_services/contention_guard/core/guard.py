@@ -13,7 +13,7 @@ search gives back the cores of the placement, and a training's best speed is lea
 """
 
 import heapq
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from hashlib import blake2b
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from penstock.ledger.job_state import JobState
 from penstock.ledger.state import CellState
 from penstock.model import external_events, ledger_events
-from penstock.model.adjustments import BandwidthDecided, CoresDecided, TaskAdjusted
+from penstock.model.adjustments import RENEWED_AFTER_MS, BandwidthDecided, CoresDecided, TaskAdjusted
 from penstock.model.event import Event
 from penstock.model.ledger_events import ProposalAnswered
 from penstock.model.proposals import ANSWER_WITHIN_MS, CoresProposed, ThrottleProposed
@@ -161,6 +161,12 @@ class ContentionGuard:
                 self._searches.pop(fact.job_id, None)
         self._jobs_due[fact.job_id] = None
         node.after_ms, node.changed_ms = node.latest_ms, now_ms
+        if fact.cause == "contention":
+            self._renews_at(fact.node_id, now_ms + RENEWED_AFTER_MS)
+
+    def _renews_at(self, node_id: str, at_ms: int) -> None:
+        """Looks at the node again then: its throttles are renewed, or end without the guard."""
+        heapq.heappush(self._timers, (at_ms, "", node_id))
 
     def _adjusted(self, state: CellState, fact: TaskAdjusted, now_ms: int) -> None:
         node = self._nodes.setdefault(fact.node_id, Node())
@@ -297,6 +303,10 @@ class ContentionGuard:
             self._jobs_due[job.job_id] = None
             if any(task.core_probes and not task.cores_settled for task in job.tasks.values()):
                 self._search(state, job)
+            for task in job.tasks.values():
+                for latest in (task.cores_adjusted, task.bandwidth_adjusted):
+                    if latest is not None and latest.by == PROPOSER:
+                        self._renews_at(task.place.node_id, latest.at_ms + RENEWED_AFTER_MS)
         self._nodes_due.update(dict.fromkeys(state.nodes))
 
     def _fire(self, now_ms: int) -> None:
@@ -345,7 +355,7 @@ class ContentionGuard:
             return []
         changes = self._released(node, view, now_ms)
         if not changes and not any(self._under_way(other.task_id, now_ms) for other in view.others):
-            changes = list(throttled(view, halves=stage.halves))
+            changes = list(throttled(view, halves=stage.halves)) or list(_renewed(state, view, now_ms))
         if view.high:
             for training in view.trainings:
                 pace = self._paces.get(training.task_id)
@@ -404,6 +414,18 @@ class ContentionGuard:
             return None
         self._waits(state, task_id, _Sent(proposal.proposal_id, now_ms + ANSWER_WITHIN_MS, probe))
         return proposal
+
+
+def _renewed(state: CellState, view: NodeView, now_ms: int) -> Iterator[Change]:
+    """Throttles that are still needed and would end soon: the same again."""
+    for other in view.others:
+        task = state.jobs[_job_id(other.task_id)].tasks[other.task_id]
+        capped = other.cap is not None
+        latest = task.bandwidth_adjusted if capped else task.cores_adjusted
+        if not other.throttled or latest is None or now_ms - latest.at_ms < RENEWED_AFTER_MS:
+            continue
+        why = f"still slowed for the training on {view.node_id}, {view.pressure}"
+        yield Change(other.task_id, "contention", why, *((None, other.cap) if capped else (other.cores,)))
 
 
 def _job_id(task_id: str) -> str:

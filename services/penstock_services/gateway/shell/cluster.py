@@ -271,6 +271,7 @@ async def status(request: Request) -> Response:
             "log_ms": gateway.follower.log_ms,
             "frozen": state.frozen,
             "profile": state.settings.profile,
+            "alarm": None if gateway.alarms.current is None else as_written(gateway.alarms.current),
             "failed_choices": as_written(state.failed_choices),
             "projected_seq": gateway.store.projected_seq,
             "projector_lag": max(0, state.seq - gateway.store.projected_seq),

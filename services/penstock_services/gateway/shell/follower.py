@@ -109,6 +109,7 @@ class Follower:
         """A submission is in the log: the job exists from now on, even if the tables do not have it yet."""
         if job_id not in self.state.jobs and job_id not in self.state.ended:
             self.pending.setdefault(job_id, row)
+            self._wake()
             if len(self.pending) > MAX_PENDING:
                 self.pending.popitem(last=False)
 

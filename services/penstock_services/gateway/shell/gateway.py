@@ -14,6 +14,7 @@ from penstock.runtime.pool import WorkerPool
 from penstock.runtime.settings import Settings
 from penstock.runtime.tracing.tracer import Tracing
 from penstock_services.gateway.core.problems import CONTENT_TYPE, Problem
+from penstock_services.gateway.shell.alarms import Alarms
 from penstock_services.gateway.shell.appender import Appender
 from penstock_services.gateway.shell.follower import Follower
 from penstock_services.gateway.shell.log_reader import LogReader
@@ -41,6 +42,7 @@ class Gateway:
     log: Log
     store: Store
     follower: Follower
+    alarms: Alarms
     appender: Appender
     traces: Tracing
     logs: LogReader

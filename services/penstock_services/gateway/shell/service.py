@@ -19,6 +19,7 @@ from penstock.runtime.pool import start_fork_server
 from penstock.runtime.settings import Settings
 from penstock.runtime.snapshots import load_latest
 from penstock.runtime.tracing.tracer import tracing
+from penstock_services.gateway.shell.alarms import Alarms
 from penstock_services.gateway.shell.app import build_app
 from penstock_services.gateway.shell.appender import Appender
 from penstock_services.gateway.shell.connections import report_missing
@@ -132,6 +133,7 @@ async def _attempt(
                 log=log,
                 store=store,
                 follower=follower,
+                alarms=Alarms(follower),
                 appender=Appender(
                     log, settings, options.max_in_flight, options.answer_within_s, options.operator_key
                 ),
@@ -174,7 +176,7 @@ async def _serve(
         gateway.follower.follow(gateway.log, gateway.settings.cell_index, caught_up)
     )
     catching_up = asyncio.ensure_future(caught_up.wait())
-    missing: asyncio.Future[None] | None = None
+    beside: list[asyncio.Future[None]] = []
     serving: asyncio.Future[None] | None = None
     try:
         await asyncio.wait({following, catching_up}, return_when=asyncio.FIRST_COMPLETED)
@@ -182,7 +184,7 @@ async def _serve(
             serving = asyncio.ensure_future(server.serve(sockets=[listener]))
             await asyncio.sleep(0)
             ready.set()
-            missing = asyncio.ensure_future(report_missing(gateway))
+            beside += map(asyncio.ensure_future, (report_missing(gateway), gateway.alarms.watch()))
             host, port = listener.getsockname()[:2]
             logger.info("listening on %s://%s:%s", "http" if tls is None else "https", host, port)
             await asyncio.wait({following, serving}, return_when=asyncio.FIRST_COMPLETED)
@@ -190,8 +192,7 @@ async def _serve(
             following.result()
     finally:
         gateway.stopping.set()
-        parts: list[asyncio.Future[Any]] = [following, catching_up, *gateway.broken.values()]
-        parts += [missing] if missing is not None else []
+        parts: list[asyncio.Future[Any]] = [following, catching_up, *beside, *gateway.broken.values()]
         for part in parts:
             part.cancel()
         if serving is not None:

@@ -12,6 +12,7 @@ from penstock.model.ledger_events import TimerSubject
 from penstock.model.transitions import TaskStatus
 from penstock.model.types import within_ms
 
+MAX_PLACEMENTS_PER_RECORD = 32  # keeps a record of single-task jobs under 64 KiB
 RESCHEDULE = timer_id("cell", "place_more")
 """The timer by which a cell reschedules; a request for a plan, a continuation and a wake-up coalesce in it."""
 

@@ -29,11 +29,22 @@ from penstock.policies.moldable import place_moldable
 from penstock.policies.profiles import in_force, profile_for
 from penstock.policies.regroup import has_whole_gpus, may_help, regroups, waits_for_plan
 from penstock.policies.validate_groups import comes_back_to_queue
-from penstock_services.placer.core import lease, making_way, moves, prelaunching, proposals, units, window
+from penstock_services.placer.core import (
+    adjustments,
+    lease,
+    making_way,
+    moves,
+    prelaunching,
+    proposals,
+    units,
+    window,
+)
 from penstock_services.placer.core.adjustments import asked_to_save, frees
 from penstock_services.placer.core.attempts import Attempts
 from penstock_services.placer.core.backfilling import PassReservation
+from penstock_services.placer.core.behind import Behind
 from penstock_services.placer.core.common import (
+    MAX_PLACEMENTS_PER_RECORD,
     RESCHEDULE,
     continuation,
     request_plan,
@@ -41,12 +52,11 @@ from penstock_services.placer.core.common import (
     stop,
     timer,
 )
-from penstock_services.placer.core.membership import MAX_RECONSIDERED_PER_RECORD, Membership
+from penstock_services.placer.core.membership import Membership
 from penstock_services.placer.core.plans import carry_out_plan
 from penstock_services.placer.core.reclaiming import Reclaiming
 from penstock_services.placer.core.still_waiting import StillWaiting
 
-MAX_PLACEMENTS_PER_RECORD = 32  # keeps a record of single-task jobs under 64 KiB
 MAX_TASKS_PER_RECORD = MAX_GANG_TASKS  # placed or lost at once: a record of the largest gang stays under 1 MB
 
 
@@ -62,9 +72,8 @@ class Decider:
             explain=lambda why: self.explanations.append(why),
         )
         self.membership = Membership(self.attempts, self.settings)
-        self._swept = -1
-        """Capacity version at which `_sweep_unschedulable` last found no further job; only saves work."""
         self._still_waiting = StillWaiting()
+        self._behind = Behind(self.settings, self.profile, self._try)
         self.explanations: list[PlacementExplanation] = []
         """Of the placements decided in the current step, in order."""
         self.errors: list[Exception] = []
@@ -167,27 +176,10 @@ class Decider:
                     yield from making_way.begin(state, self.profile, self.explanations.append, self.failed)
         elif not state.frozen and self._may_try(state, job):
             yield from self._try(state, job)
+        elif not state.frozen:
+            yield from self._behind.start(state, set())
         if job.spec.prelaunch and job.in_line:
             yield from self._look_ahead(state)
-
-    def _sweep_unschedulable(self, state: CellState) -> Iterator[Event]:
-        """A replanning policy tries no head of the queue: a job that can never run is found when the cell changes."""
-        fitting: set[tuple[object, ...]] = set()
-        found = 0
-        for job_id in list(state.queue.values()):
-            job = state.jobs[job_id]
-            if (key := job.demand.key) in fitting:
-                continue
-            reason = never_fits(state, job.demand)
-            if reason is None:
-                fitting.add(key)
-                continue
-            if found == MAX_RECONSIDERED_PER_RECORD:
-                yield continuation(state)
-                return
-            found += 1
-            yield from self.attempts.park(state, job, reason)
-        self._swept = state.capacity_version
 
     def _holds_up(self, head: JobState) -> bool:
         """Whether everybody waits for the head of the queue; never for one on which the policy has just failed."""
@@ -246,7 +238,7 @@ class Decider:
         yield from (reclaiming := Reclaiming(self.profile, self.explanations.append)).begin(state)
         if state.frozen or not state.queue or state.in_window:
             return
-        hopeless: set[tuple[object, ...]] = set()
+        hopeless, tried = set[tuple[object, ...]](), set[str]()
         passed = placed = tasks = parked = 0
         order, reach = self.profile.order, self.settings.backfill_window + MAX_PLACEMENTS_PER_RECORD
         waiting = iter(state.queue.values()[:reach]) if order is None else order.order(state)
@@ -254,6 +246,9 @@ class Decider:
         held_up = head is not None and self._holds_up(head)
         reservation = PassReservation(self.profile)
         of_plan = waits_for_plan(state, self.profile.regroup)
+        bounded = (
+            self.profile.backfill is None
+        )  # an order of its own may offer only the first job of each tenant
         for job_id in islice(waiting, reach):
             job = state.jobs[job_id]
             if of_plan and job.estimate is not None and has_whole_gpus(job.estimate.worker):
@@ -261,8 +256,12 @@ class Decider:
             if (planned := state.planned.get(job_id)) is not None and planned.proposed is not None:
                 continue  # it waits for stops, and starts with its unit
             if passed >= self.settings.backfill_window or (held_up and head is not job):
-                yield from self._look_ahead(state)
-                return
+                for owner in reclaiming.due(state, tried):
+                    tried.add(owner.job_id)
+                    yield from self._try(state, owner, reservation.chooser())
+                bounded = True
+                break
+            tried.add(job_id)
             key = reservation.alike(state, job)
             if key not in hopeless:
                 more = job.spec.workers + job.spec.parameter_servers
@@ -289,6 +288,8 @@ class Decider:
             if job.status is JobStatus.LAUNCHING or head is job:
                 head = state.head_of_queue()
                 held_up = head is not None and self._holds_up(head)
+        if bounded and not of_plan:
+            yield from self._behind.start(state, tried, reservation.chooser())
         yield from reservation.done(state)
         yield from reclaiming.done(state)
         if parked and state.queue:
@@ -389,9 +390,6 @@ class Decider:
         if given_up:
             yield from self._freed(state)
 
-    def _uncordoned(self, state: CellState, event: Any) -> Iterator[Event]:
-        yield from self._freed(state)
-
     def _left(self, state: CellState, event: external_events.NodeLeft) -> Iterator[Event]:
         yield from self.membership.left(state, event)
         if event.proof == "fenced" or not state.frozen:
@@ -412,11 +410,12 @@ class Decider:
             return
         if state.moving:
             yield from moves.give_up_lost(state)
-        if self._swept != state.capacity_version:
-            yield from self._sweep_unschedulable(state)
+        yield from self.membership.sweep_queue(state)
         if state.in_window:
             return
         yield from carry_out_plan(state, self.profile, self._try, self.explanations.append, self.failed_jobs)
+        if not (state.planned or state.stopping or state.frozen):
+            yield from self._behind.start(state, set(self.failed_jobs))
 
     def _fired(self, state: CellState, event: ledger_events.TimerFired) -> Iterator[Event]:
         if event.timer_id == RESCHEDULE:
@@ -457,6 +456,8 @@ class Decider:
                 if silent and job.spec.queue_timeout_ms is not None and job.queued_ms is not None:
                     left_ms = job.queued_ms + job.spec.queue_timeout_ms - state.now_ms  # it waits on
                     yield timer(state, job.job_id, "queue_timeout", max(0, left_ms), job.attempt)
+            case "adjustment":
+                yield from adjustments.expired(state, job)
             case "predecessor_timeout":
                 yield from prelaunching.late(state, job)
             case "stop_timeout" if job.status is JobStatus.STOPPING:
@@ -474,7 +475,7 @@ CHOICES: Mapping[type[Event], Callable[[Decider, CellState, Any], Iterator[Event
         external_events.JobSubmitted: Decider._submitted,
         JobEstimated: Decider._estimated,
         external_events.JobCancelRequested: Decider._cancel,
-        external_events.JobHoldRequested: Decider._uncordoned,
+        external_events.JobHoldRequested: lambda decider, state, _: decider._freed(state),
         external_events.JobReleaseRequested: Decider._submitted,
         external_events.JobCheckpointRequested: lambda _, state, event: asked_to_save(state, event),
         external_events.TaskStarted: Decider._started,
@@ -488,7 +489,7 @@ CHOICES: Mapping[type[Event], Callable[[Decider, CellState, Any], Iterator[Event
         external_events.NodeSuspected: Decider._suspected,
         external_events.ProbeSent: Decider._probe_sent,
         external_events.NodeCordoned: Decider._cordoned,
-        external_events.NodeUncordoned: Decider._uncordoned,
+        external_events.NodeUncordoned: lambda decider, state, _: decider._freed(state),
         external_events.GpuFaulted: Decider._target_lost,
         external_events.NodeLeft: Decider._left,
         PlanProposed: Decider._proposed,
@@ -496,5 +497,6 @@ CHOICES: Mapping[type[Event], Callable[[Decider, CellState, Any], Iterator[Event
         CoresProposed: Decider._proposed,
         ThrottleProposed: Decider._proposed,
         ledger_events.TimerFired: Decider._fired,
+        ledger_events.TermStarted: lambda _, state, __: adjustments.without_end(state),
     }
 )

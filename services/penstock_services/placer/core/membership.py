@@ -26,6 +26,8 @@ class Membership:
     def __init__(self, attempts: Attempts, settings: PlacerSettings) -> None:
         self._attempts = attempts
         self._settings = settings
+        self._swept = -1
+        """Capacity version at which `sweep_queue` last found no further job; only saves work."""
 
     def joined(self, state: CellState, event: external_events.NodeJoined) -> Iterator[Event]:
         """Tasks that the joining does not list as alive are dead: a node reports exits before it joins (LAW 5)."""
@@ -134,3 +136,24 @@ class Membership:
                 if found == MAX_RECONSIDERED_PER_RECORD:
                     yield continuation(state)
                     return
+
+    def sweep_queue(self, state: CellState) -> Iterator[Event]:
+        """A replanning policy tries no head of the queue: a job that can never run is found when the cell changes."""
+        if self._swept == state.capacity_version:
+            return
+        fitting: set[tuple[object, ...]] = set()
+        found = 0
+        for job_id in list(state.queue.values()):
+            job = state.jobs[job_id]
+            if (key := job.demand.key) in fitting:
+                continue
+            reason = never_fits(state, job.demand)
+            if reason is None:
+                fitting.add(key)
+                continue
+            if found == MAX_RECONSIDERED_PER_RECORD:
+                yield continuation(state)
+                return
+            found += 1
+            yield from self._attempts.park(state, job, reason)
+        self._swept = state.capacity_version

@@ -1,6 +1,6 @@
 """Reclaiming of capacity for a job that does not fit: stops and moves are decided, and its nodes are reserved until it starts."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from penstock.ledger.evolve_arrays import without_gpus
 from penstock.ledger.job_state import JobState
@@ -30,6 +30,7 @@ class Reclaiming:
     def __init__(self, profile: Profile, explain: Explain) -> None:
         self._name = profile.name
         self._stage = profile.reclaim
+        self._backfills = profile.backfill is not None
         self._explain = explain
         self._made: set[str] = set()
         self._stopped = self._tried = 0
@@ -66,8 +67,18 @@ class Reclaiming:
             yield from stop(state, victim, "preempted")
         self._stopped += len(found.stops) + len(found.moves)
 
+    def due(self, state: CellState, tried: Collection[str]) -> list[JobState]:
+        """Jobs that a bounded pass did not reach and for which no job is being stopped any more: they start now, or their reservations end."""
+        if self._stage is None:
+            return []
+        return [
+            state.jobs[unit.job_id]
+            for unit in units_of_profile(state)
+            if unit.job_id not in tried and self._vain(state, unit)
+        ]
+
     def done(self, state: CellState) -> Iterator[Event]:
-        """All jobs were tried: reservations end where no awaited event could start the job there."""
+        """All jobs that can be were tried: reservations end where no awaited event could start the job there."""
         if self._stage is None:
             return
         vain = {unit.job_id for unit in units_of_profile(state) if self._vain(state, unit)}
@@ -102,12 +113,15 @@ class Reclaiming:
         yield from stop(state, job, "migrated")
 
     def _vain(self, state: CellState, unit: PlanUnit) -> bool:
-        """No job is being stopped there any more, or a node cannot be used, and the job was tried. Of units of the profile."""
+        """A node cannot be used, or nothing is awaited there any more: no task's end, or no stop where jobs were stopped for it. Of units of the
+        profile, once the job was tried."""
         nodes = [state.nodes.get(node_id) for node_id in unit.nodes]
         if any(node is None or not node.placeable for node in nodes):
             return True
-        if unit.expected_ms is not None:
-            return False
+        if (
+            unit.expected_ms is not None
+        ):  # a backfill reservation ends with the pass in which its job is not the first
+            return not self._backfills and not any(node.tasks for node in nodes if node is not None)
         nodes_of_unit = set(unit.nodes)
         leaving_there = (
             place.node_id in nodes_of_unit for job in state.stopping.values() for place in living_places(job)

@@ -1,0 +1,191 @@
+"""A cell under random jobs, users and operators, played until nothing can happen any more: for judges that know nothing of policies."""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from penstock.ledger.job_state import JobState
+from penstock.model.estimates import JobEstimated
+from penstock.model.event import Event
+from penstock.model.external_events import (
+    JobCancelRequested,
+    JobHoldRequested,
+    JobReleaseRequested,
+    JobSubmitted,
+    NodeCordoned,
+    NodeJoined,
+    NodeUncordoned,
+    TaskExited,
+    TaskStarted,
+)
+from penstock.model.ledger_events import TermStarted, TimerFired
+from penstock.model.settings import PlacerSettings
+from penstock.model.transitions import TaskStatus
+from penstock.model.types import Estimate, JobSpec, ResourceRequest, ResourceVector
+from penstock_services.placer.core.recorder import Recorder
+from tests.support.driver import node_spec
+
+YEAR_MS = 365 * 86_400_000
+LIVE = (TaskStatus.ASSIGNED, TaskStatus.RUNNING, TaskStatus.STOPPING)
+QUIET = 400  # timers in a row that change nothing: then none will
+DISTURBED = 0.05
+"""Rate of acts of users and operators, per step."""
+ARRIVES = 0.7
+"""Rate of steps in which jobs arrive, rather than a task starts or ends: the queue grows to nearly all jobs."""
+
+
+class RandomCell(Recorder):
+    """One to four nodes of two models, and `jobs` jobs of all kinds. Every job that starts ends; every node that is cordoned comes back, every job that is held is released."""
+
+    def __init__(self, seed: int, settings: PlacerSettings, jobs: int) -> None:
+        super().__init__()
+        self.rng = np.random.default_rng(seed)
+        self.now_ms = 1_000_000
+        self.submitted, self.jobs = 0, jobs
+        self.cordoned: set[str] = set()
+        self.held: set[str] = set()
+        self.longest_queue = 0
+        self.feed(TermStarted(term=1, placer_id="p1", settings=settings))
+        for number in range(int(self.rng.integers(1, 5))):
+            gpus, cores = int(self.rng.choice([1, 2, 4, 8])), int(self.rng.choice([8, 16, 32]))
+            model = str(self.rng.choice(["V100", "A100"]))
+            self.feed(NodeJoined(node=node_spec(f"n{number}", gpus, cores=cores, model=model)))
+
+    def feed(self, event: Event) -> None:
+        self.record(event, self.now_ms)
+
+    def run(self) -> list[str]:
+        """Jobs that still wait when nothing can happen any more, and were not told that they can never run."""
+        quiet = 0
+        while quiet < QUIET and self._step():
+            self.longest_queue = max(self.longest_queue, len(self.state.queue))
+            quiet = 0 if self.submitted < self.jobs or self.state.holding else quiet + 1
+        return [job.job_id for job in self.state.jobs.values() if job.in_line]
+
+    def _step(self) -> bool:
+        """Something that may happen does; False: nothing can."""
+        while (due := self.state.next_timer()) is not None and due[0] <= self.now_ms:
+            self._fire()
+        self.now_ms += int(self.rng.exponential(3_000))
+        if self.submitted < self.jobs:
+            if self.rng.random() < DISTURBED:
+                self._disturb()
+            if self.rng.random() < ARRIVES or not self.state.holding:
+                for _ in range(min(self.jobs - self.submitted, int(self.rng.choice([1, 1, 5, 80])))):
+                    self._submit()
+                return True
+        elif self.cordoned or self.held:
+            self._undisturb()
+        if self.rng.random() < 0.3:
+            self.now_ms += int(self.rng.exponential(100_000))
+        acts = list(self._acts())
+        if acts:
+            self.feed(acts[int(self.rng.integers(len(acts)))])
+            return True
+        return self._fire()
+
+    def _fire(self) -> bool:
+        """The next timer, whenever it is due; False: none is within a year."""
+        due = self.state.next_timer()
+        if due is None or due[0] > self.now_ms + YEAR_MS:
+            return False
+        self.now_ms = max(self.now_ms, due[0])
+        self.feed(TimerFired(timer_id=due[1]))
+        return True
+
+    def _acts(self) -> Iterator[Event]:
+        """What nodes may report next: a start, an end by itself, or the end of a stop."""
+        for job in self.state.holding.values():
+            for task_id, task in job.tasks.items():
+                if task.status is TaskStatus.ASSIGNED and not self._waits(job):
+                    yield TaskStarted(
+                        node_id=task.place.node_id,
+                        task_id=task_id,
+                        token=job.token,
+                        pid=7,
+                        started_ms=self.now_ms,
+                    )
+                elif task.status in LIVE[1:]:
+                    stopped = task.status is TaskStatus.STOPPING
+                    yield TaskExited(
+                        node_id=task.place.node_id,
+                        task_id=task_id,
+                        token=job.token,
+                        cause="stopped" if stopped else "exited",
+                        signal=15 if stopped else None,
+                        exit_code=None if stopped else 0,
+                        started_ms=self.now_ms,
+                        exited_ms=self.now_ms,
+                    )
+
+    def _waits(self, job: JobState) -> bool:
+        """Whether a job after which it starts still has tasks."""
+        return any(before in self.state.jobs and self.state.jobs[before].tasks for before in job.after)
+
+    def _disturb(self) -> None:
+        """A user cancels or holds a waiting job, or an operator takes a node out of use or gives one back."""
+        kind, at = int(self.rng.integers(4)), float(self.rng.random())
+        waiting = list(self.state.queue.values())
+        nodes = sorted(self.state.nodes)
+        if kind == 0 and waiting:
+            self.feed(JobCancelRequested(job_id=waiting[int(at * len(waiting))]))
+        elif kind == 1 and waiting:
+            self.held.add(job_id := waiting[int(at * len(waiting))])
+            self.feed(JobHoldRequested(job_id=job_id, by="ada"))
+        elif kind == 2:
+            self.cordoned.add(node_id := nodes[int(at * len(nodes))])
+            self.feed(NodeCordoned(node_id=node_id, by="ada", reason="a driver", drain=at < 0.3))
+        elif kind == 3 and self.cordoned:
+            self.cordoned.remove(node_id := min(self.cordoned))
+            self.feed(NodeUncordoned(node_id=node_id, by="ada", reason="done"))
+
+    def _undisturb(self) -> None:
+        for node_id in sorted(self.cordoned):
+            self.feed(NodeUncordoned(node_id=node_id, by="ada", reason="done"))
+        for job_id in sorted(self.held):
+            self.feed(JobReleaseRequested(job_id=job_id, by="ada"))
+        self.cordoned, self.held = set(), set()
+
+    def _submit(self) -> None:
+        """One job of any kind: gangs, with parameter servers, moldable, shared, without GPUs, urgent, with a deadline, saving or not."""
+        rng, job_id = self.rng, f"j{self.submitted}"
+        self.submitted += 1
+        gpus, workers = int(rng.choice([0, 1, 1, 2, 4, 8])), int(rng.choice([1, 1, 1, 2, 3, 4]))
+        moldable = gpus > 0 and bool(rng.random() < 0.15)
+        servers = int(workers > 1 and not moldable and rng.random() < 0.15)
+        spec = JobSpec(
+            command=("train",),
+            owner=f"u{int(rng.integers(3))}",
+            workers=workers,
+            parameter_servers=servers,
+            min_workers=1 if moldable else None,
+            global_batch_size=64 if moldable else None,
+            priority=int(rng.integers(-5, 6)) if rng.random() < 0.5 else 0,
+            checkpoint="sdk" if rng.random() < 0.5 else "none",
+            prelaunch=bool(rng.random() < 0.2),
+            preemptible=bool(rng.random() < 0.8),
+            qos="urgent" if rng.random() < 0.05 else "prior" if rng.random() < 0.05 else None,
+            deadline_ms=int(rng.integers(60_000, 10_000_000)) if rng.random() < 0.1 else None,
+            gpu_models=("V100",) if gpus and rng.random() < 0.1 else (),
+            iterations=10_000,
+            resources=ResourceRequest(),
+        )
+        need = ResourceVector(
+            gpus=gpus,
+            cores=int(rng.integers(1, 7)),
+            host_memory_mib=int(rng.integers(256, 30_000)),
+            gpu_memory_mib=int(rng.integers(256, 12_000)) if gpus else 0,
+            gpu_share_milli=int(rng.choice([250, 500])) if gpus == 1 and rng.random() < 0.15 else 1_000,
+        )
+        server = ResourceVector(cores=int(rng.integers(1, 7)), host_memory_mib=1_024)
+        found = Estimate(
+            worker=need,
+            parameter_server=server if servers else ResourceVector(),
+            confidence=1.0,
+            tier="user",
+            source="a test",
+            run_ms=int(rng.integers(10_000, 10_000_000)) if rng.random() < 0.5 else None,
+        )
+        self.feed(JobSubmitted(job_id=job_id, spec=spec))
+        if job_id in self.state.jobs:
+            self.feed(JobEstimated(job_id=job_id, estimate=found))

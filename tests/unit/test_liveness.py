@@ -1,0 +1,180 @@
+"""A runnable job never waits beside free resources (LAW 7): by hand, and in random cells with queues beyond every window."""
+
+from itertools import product
+
+import numpy as np
+import pytest
+from msgspec.structs import replace
+
+from penstock.ledger.check import check
+from penstock.ledger.evolve import begin, evolve
+from penstock.ledger.state import CellState
+from penstock.model.estimates import JobEstimated
+from penstock.model.external_events import JobSubmitted, NodeJoined
+from penstock.model.ledger_events import TermStarted
+from penstock.model.plans import PlanAdopted, PlanUnit
+from penstock.model.settings import PlacerSettings
+from penstock.model.types import JobSpec, ResourceVector
+from penstock.policies.capacity import never_fits
+from penstock.policies.liveness import stalled
+from penstock.policies.profiles import PROFILES
+from penstock.policies.two_roles import arranged
+from penstock_services.placer.core.common import continuation
+from tests.support.driver import CellDriver, estimate, job_spec, node_spec
+from tests.support.random_cell import RandomCell
+
+BEYOND = 70
+"""More jobs than any profile's backfill window of 64."""
+STRICT = {"fifo-strict", "tiresias-fifo"}
+
+
+@pytest.mark.parametrize("profile", sorted(PROFILES))
+def test_in_the_end_nobody_waits_beside_an_idle_cell(profile: str) -> None:
+    """Whoever still waits after all ends, releases and timers was told that it can never run."""
+    cell = RandomCell(1, PlacerSettings(profile=profile), 300)
+    assert cell.run() == []
+    assert check(cell.state) == []
+    assert stalled(cell.state) is None
+    assert cell.longest_queue > 2 * BEYOND
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("profile", sorted(PROFILES))
+def test_in_the_end_nobody_waits_beside_an_idle_cell_of_500_jobs(profile: str) -> None:
+    for seed in range(100, 120):
+        assert RandomCell(seed, PlacerSettings(profile=profile), 500).run() == [], f"seed {seed}"
+
+
+def owned_by(owner: str, *, priority: int = 0, checkpoint: str = "none") -> JobSpec:
+    return replace(job_spec(), owner=owner, priority=priority, checkpoint=checkpoint)
+
+
+def test_a_job_that_got_its_nodes_starts_though_many_come_before_it() -> None:
+    """Jobs of higher priority came while capacity was reclaimed for it: its nodes were reserved, and the pass never reached it."""
+    cell = CellDriver(PlacerSettings(profile="penstock"))
+    cell.join(node_spec("n1", 4, cores=8))
+    cell.submit("cpu", owned_by("a", checkpoint="sdk"), estimate(0, cores=8))
+    cell.start("cpu")
+    cell.at(10_000)
+    cell.submit("gpu", owned_by("a"), estimate(4, cores=4))
+    assert list(cell.state.planned) == ["gpu"], "the job without GPUs gives its borrowed cores back"
+    for number in range(BEYOND):
+        cell.submit(f"small{number}", owned_by("a", priority=5), estimate(1, memory_mib=512 + number))
+    cell.exit("cpu.1.w0", None, cause="stopped", signal=15)
+    assert cell.job("gpu").status == "launching"
+    assert not cell.state.planned
+
+
+def test_a_small_job_uses_the_node_that_is_reserved_for_it_while_a_large_one_waits() -> None:
+    """CODA keeps large nodes free for large jobs that wait: not those that it has reserved for the small one, which no large one may use either."""
+    for seed in (1000, 1005):
+        assert RandomCell(seed, PlacerSettings(profile="coda"), 400).run() == []
+
+
+@pytest.mark.parametrize("profile", sorted(set(PROFILES) - STRICT))
+def test_a_job_behind_the_window_starts_where_it_delays_nobody(profile: str) -> None:
+    cell = CellDriver(PlacerSettings(profile=profile))
+    cell.join(node_spec("a", 2, model="A"), node_spec("b", 2, model="B"))
+    cell.submit("runs", job_spec(models=("A",)), estimate(2))
+    cell.start("runs")
+    for number in range(BEYOND):
+        need = estimate(1 + number % 2, memory_mib=512 + number)
+        cell.submit(f"waits{number}", job_spec(models=("A",)), need)
+    cell.submit("free", job_spec(models=("B",)), estimate(1))
+    while (due := cell.state.next_timer()) is not None and due[0] <= cell.now_ms + 30_000:
+        cell.at(due[0] - 1_000_000)
+    assert cell.job("free").status == "launching"
+    assert stalled(cell.state) is None
+
+
+@pytest.mark.parametrize("profile", sorted(STRICT))
+def test_strict_order_keeps_it_waiting_and_is_no_stall(profile: str) -> None:
+    cell = CellDriver(PlacerSettings(profile=profile))
+    cell.join(node_spec("a", 2, model="A"), node_spec("b", 2, model="B"))
+    cell.submit("runs", job_spec(models=("A",)), estimate(2))
+    cell.start("runs")
+    cell.submit("waits", job_spec(models=("A",)), estimate(2))
+    cell.submit("free", job_spec(models=("B",)), estimate(1))
+    assert cell.job("free").status == "queued"
+    assert stalled(cell.state) is None
+
+
+def test_a_stalled_cell_is_seen_and_its_cause_is_named() -> None:
+    """Facts are folded and nobody decides: as a placer would leave a cell that passes a job over."""
+    state = CellState()
+    begin(state, 1, 1_000, 1)
+    for fact in (
+        TermStarted(term=1, placer_id="p1", settings=PlacerSettings(profile="penstock")),
+        NodeJoined(node=node_spec("n1", 2)),
+        JobSubmitted(job_id="waits", spec=job_spec()),
+        JobEstimated(job_id="waits", estimate=estimate(1)),
+    ):
+        evolve(state, fact)
+    found = stalled(state)
+    assert found is not None
+    assert (found.job_id, found.nodes) == ("waits", ("n1",))
+    assert "passed it over" in found.cause
+    evolve(state, PlanAdopted(units=(PlanUnit(job_id="other", nodes=("n1",)),)))
+    found = stalled(state)
+    assert found is not None
+    assert found.cause == "its nodes are reserved for other, for which nothing is awaited"
+    evolve(state, continuation(state))
+    assert stalled(state) is None, "a pass is under way"
+
+
+def gang(worker_cores: int, server_cores: int) -> CellDriver:
+    cell = CellDriver(PlacerSettings(profile="penstock"))
+    cell.join(node_spec("n1", 1, cores=8), node_spec("n2", 4, cores=8))
+    need = replace(
+        estimate(1, cores=worker_cores),
+        parameter_server=ResourceVector(cores=server_cores, host_memory_mib=64),
+    )
+    cell.submit("gang", job_spec(workers=2, ps=1), need)
+    return cell
+
+
+def test_a_gang_whose_servers_fit_beside_no_worker_is_told_at_once() -> None:
+    """15 of 16 cores are asked for, but 6 + 6 leave two cores on each node, and the server needs three."""
+    cell = gang(6, 3)
+    assert cell.job("gang").unschedulable
+    assert "in no arrangement together" in str(never_fits(cell.state, cell.job("gang").demand))
+
+
+def test_a_gang_that_fits_in_one_arrangement_only_starts() -> None:
+    """Two kinds of tasks: 4 + 4 cores on one node, 6 on the other."""
+    assert gang(4, 6).job("gang").status == "launching"
+    assert gang(5, 3).job("gang").status == "launching"
+
+
+def test_arrangements_of_two_kinds_of_tasks_are_found_whenever_one_exists() -> None:
+    rng = np.random.default_rng(1)
+    found = 0
+    for _ in range(3_000):
+        nodes = [
+            tuple(sorted(rng.integers(0, 4, size=int(rng.integers(1, 5))).tolist(), reverse=True))
+            for _ in range(int(rng.integers(1, 5)))
+        ]
+        workers, servers = int(rng.integers(1, 6)), int(rng.integers(1, 6))
+        exists = any(
+            sum(here) == workers
+            and sum(node[each] for node, each in zip(nodes, here, strict=True)) >= servers
+            for here in product(*(range(len(node)) for node in nodes))
+        )
+        answer = arranged(nodes, workers, servers)
+        assert (answer is not None) == exists, (nodes, workers, servers)
+        if answer is not None:
+            found += 1
+            assert sum(answer) == workers
+            assert sum(node[each] for node, each in zip(nodes, answer, strict=False)) >= servers
+    assert 500 < found < 2_500
+
+
+def test_a_gang_of_shares_that_counts_more_gpus_than_there_are_starts() -> None:
+    """Preempting profiles count whole GPUs: four halves are four of two."""
+    for profile in ("tiresias", "tiresias-fifo", "srsf"):
+        cell = CellDriver(PlacerSettings(profile=profile))
+        cell.join(node_spec("n1", 2))
+        halves = replace(estimate(1), worker=replace(estimate(1).worker, gpu_share_milli=500))
+        cell.submit("gang", job_spec(workers=4), halves)
+        cell.at(1_000)
+        assert cell.job("gang").status == "launching", profile
