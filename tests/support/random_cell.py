@@ -5,24 +5,29 @@ from collections.abc import Iterator
 import numpy as np
 
 from penstock.ledger.job_state import JobState
+from penstock.ledger.snapshot import dump, load
 from penstock.model.estimates import JobEstimated
 from penstock.model.event import Event
 from penstock.model.external_events import (
+    GpuFaulted,
     JobCancelRequested,
     JobHoldRequested,
     JobReleaseRequested,
     JobSubmitted,
     NodeCordoned,
     NodeJoined,
+    NodeSuspected,
     NodeUncordoned,
+    RunningTask,
     TaskExited,
     TaskStarted,
 )
 from penstock.model.ledger_events import TermStarted, TimerFired
 from penstock.model.settings import PlacerSettings
 from penstock.model.transitions import TaskStatus
-from penstock.model.types import Estimate, JobSpec, ResourceRequest, ResourceVector
+from penstock.model.types import Estimate, JobSpec, ResourceRequest, ResourceVector, ShapeOption
 from penstock_services.placer.core.recorder import Recorder
+from penstock_services.placer.core.step import PlacerCore
 from tests.support.driver import node_spec
 
 YEAR_MS = 365 * 86_400_000
@@ -37,13 +42,18 @@ ARRIVES = 0.7
 class RandomCell(Recorder):
     """One to four nodes of two models, and `jobs` jobs of all kinds. Every job that starts ends; every node that is cordoned comes back, every job that is held is released."""
 
-    def __init__(self, seed: int, settings: PlacerSettings, jobs: int) -> None:
+    def __init__(self, seed: int, settings: PlacerSettings, jobs: int, fresh_every: int = 0) -> None:
+        """`fresh_every`: each record whose number it divides is also decided by a fresh decider, from a snapshot; 0: none is."""
         super().__init__()
+        self.fresh_every = fresh_every
+        self.compared = 0
         self.rng = np.random.default_rng(seed)
         self.now_ms = 1_000_000
         self.submitted, self.jobs = 0, jobs
         self.cordoned: set[str] = set()
         self.held: set[str] = set()
+        self.silent: set[str] = set()
+        """Nodes that are silent, or have lost a GPU."""
         self.longest_queue = 0
         self.feed(TermStarted(term=1, placer_id="p1", settings=settings))
         for number in range(int(self.rng.integers(1, 5))):
@@ -52,7 +62,17 @@ class RandomCell(Recorder):
             self.feed(NodeJoined(node=node_spec(f"n{number}", gpus, cores=cores, model=model)))
 
     def feed(self, event: Event) -> None:
-        self.record(event, self.now_ms)
+        every, twin = self.fresh_every, None
+        if every and self.head.seq % every == 0 and self.head.seq:
+            twin = Recorder()
+            twin.core, twin.head = PlacerCore(load(dump(self.state))), self.head
+        step = self.record(event, self.now_ms)
+        if twin is not None:
+            self.compared += 1
+            other = twin.record(event, self.now_ms)
+            assert list(other.facts) == list(step.facts), f"a fresh decider, record {self.head.seq}"
+            assert list(other.explanation) == list(step.explanation), f"record {self.head.seq}"
+            assert twin.head == self.head
 
     def run(self) -> list[str]:
         """Jobs that still wait when nothing can happen any more, and were not told that they can never run."""
@@ -74,7 +94,7 @@ class RandomCell(Recorder):
                 for _ in range(min(self.jobs - self.submitted, int(self.rng.choice([1, 1, 5, 80])))):
                     self._submit()
                 return True
-        elif self.cordoned or self.held:
+        elif self.cordoned or self.held or self.silent:
             self._undisturb()
         if self.rng.random() < 0.3:
             self.now_ms += int(self.rng.exponential(100_000))
@@ -123,8 +143,8 @@ class RandomCell(Recorder):
         return any(before in self.state.jobs and self.state.jobs[before].tasks for before in job.after)
 
     def _disturb(self) -> None:
-        """A user cancels or holds a waiting job, or an operator takes a node out of use or gives one back."""
-        kind, at = int(self.rng.integers(4)), float(self.rng.random())
+        """A user cancels or holds a waiting job, an operator takes a node out of use or gives one back, a node falls silent or loses a GPU."""
+        kind, at = int(self.rng.integers(6)), float(self.rng.random())
         waiting = list(self.state.queue.values())
         nodes = sorted(self.state.nodes)
         if kind == 0 and waiting:
@@ -138,13 +158,34 @@ class RandomCell(Recorder):
         elif kind == 3 and self.cordoned:
             self.cordoned.remove(node_id := min(self.cordoned))
             self.feed(NodeUncordoned(node_id=node_id, by="ada", reason="done"))
+        elif kind == 4:
+            self.silent.add(node_id := nodes[int(at * len(nodes))])
+            self.feed(NodeSuspected(node_id=node_id, reason="its connection broke"))
+        elif kind == 5:
+            node = self.state.nodes[nodes[int(at * len(nodes))]]
+            self.silent.add(node.spec.node_id)
+            gpu = node.spec.gpus[int(self.rng.integers(len(node.spec.gpus)))]
+            self.feed(
+                GpuFaulted(node_id=node.spec.node_id, gpu=gpu.index, uuid=gpu.uuid, fault="xid", code=79)
+            )
+
+    def _joins_again(self, node_id: str) -> None:
+        """With all its tasks, and with sound GPUs."""
+        node = self.state.nodes[node_id]
+        tasks = [
+            RunningTask(task_id=task_id, token=self.state.jobs[job_id].token)
+            for task_id, job_id in node.tasks.items()
+        ]
+        self.feed(NodeJoined(node=node.spec, tasks=tuple(tasks)))
 
     def _undisturb(self) -> None:
+        for node_id in sorted(self.silent):
+            self._joins_again(node_id)
         for node_id in sorted(self.cordoned):
             self.feed(NodeUncordoned(node_id=node_id, by="ada", reason="done"))
         for job_id in sorted(self.held):
             self.feed(JobReleaseRequested(job_id=job_id, by="ada"))
-        self.cordoned, self.held = set(), set()
+        self.cordoned, self.held, self.silent = set(), set(), set()
 
     def _submit(self) -> None:
         """One job of any kind: gangs, with parameter servers, moldable, shared, without GPUs, urgent, with a deadline, saving or not."""
@@ -185,7 +226,23 @@ class RandomCell(Recorder):
             tier="user",
             source="a test",
             run_ms=int(rng.integers(10_000, 10_000_000)) if rng.random() < 0.5 else None,
+            options=self._options(workers) if moldable and gpus == 1 else (),
         )
         self.feed(JobSubmitted(job_id=job_id, spec=spec))
         if job_id in self.state.jobs:
             self.feed(JobEstimated(job_id=job_id, estimate=found))
+
+    def _options(self, workers: int) -> tuple[ShapeOption, ...]:
+        """Step times of a moldable job by its number of workers, on one node."""
+        step_ms = float(self.rng.uniform(50, 500))
+        return tuple(
+            ShapeOption(
+                workers=count,
+                nodes=1,
+                gpus_per_node=count,
+                step_ms=step_ms / count**0.8,
+                low_ms=0.9 * step_ms / count**0.8,
+                high_ms=1.1 * step_ms / count**0.8,
+            )
+            for count in range(1, workers + 1)
+        )

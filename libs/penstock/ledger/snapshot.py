@@ -43,6 +43,7 @@ DERIVED = {
             "droppable",
             "sound_gpus",
             "total_sound_gpus",
+            "sound_version",
             "index",
             "timer_heap",
         }

@@ -175,6 +175,8 @@ class CellState:
     """Sum of `sound_gpus`."""
     capacity_version: int = 0
     """Rises when nodes join, change or leave: which jobs fit an empty cell may have changed."""
+    sound_version: int = 0
+    """Rises when `sound_gpus` changes: also with faults, silence and cordons."""
     index: NodeIndex = field(default_factory=NodeIndex)
     timers: dict[str, Timer] = field(default_factory=dict)
     timer_heap: list[tuple[int, str]] = field(default_factory=list)
@@ -232,8 +234,10 @@ class CellState:
     def reindex(self, node: NodeState) -> None:
         """Brings the index up to date with the node, after a change of its inventory, faults or status."""
         sound = node.sound_gpus()
-        self.total_sound_gpus += sound - self.sound_gpus[node.ordinal]
-        self.sound_gpus[node.ordinal] = sound
+        if sound != self.sound_gpus[node.ordinal]:
+            self.total_sound_gpus += sound - self.sound_gpus[node.ordinal]
+            self.sound_gpus[node.ordinal] = sound
+            self.sound_version += 1
         self.rebook(node)
         self.relist(node)
 

@@ -79,7 +79,8 @@ class Genie:
         self.name = name
         self._settings = settings
         self._elsewhere = elsewhere
-        self._capacity_version = -1
+        self._seen = (-1, -1)
+        """Versions of the cell's capacity and of its sound GPUs, for which the following hold."""
         self._limits = (1, 1)
         """N̂ and Ĝ: number of nodes with sound GPUs, and the most such GPUs on one node."""
         self._offers: dict[str, Offers] = {}
@@ -101,9 +102,9 @@ class Genie:
         return Choice(None, run_ms, due_ms, _allowance(state, due_ms, run_ms))
 
     def _see_capacity(self, state: CellState) -> None:
-        """Clears the caches if nodes have joined, changed or left."""
-        if self._capacity_version != state.capacity_version:
-            self._capacity_version = state.capacity_version
+        """Clears the caches if nodes have joined, changed or left, or other GPUs are sound."""
+        if self._seen != (seen := (state.capacity_version, state.sound_version)):
+            self._seen = seen
             self._could_hold.clear()
             self._offers.clear()
             self._limits = max(1, sum(count > 0 for count in state.sound_gpus)), max([1, *state.sound_gpus])
