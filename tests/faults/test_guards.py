@@ -12,7 +12,7 @@ from penstock.errors import AppendFailed
 from penstock.ledger.record import GENESIS, Draft, Head, read_valid, write
 from penstock.ledger.replica import Replica
 from penstock.log.port import Message, Partition
-from penstock.model.envelope import Envelope, by_operator, from_wire, to_wire
+from penstock.model.envelope import Envelope, from_wire, to_wire
 from penstock.model.estimates import JobEstimated
 from penstock.model.event import Event
 from penstock.model.external_events import (
@@ -26,6 +26,7 @@ from penstock.model.external_events import (
 from penstock.model.ledger_events import PlacementDecided, TermStarted
 from penstock.model.orders import StartTask
 from penstock.model.settings import PlacerSettings
+from penstock.model.speakers import by_operator
 from penstock.model.topics import Topic, node_partition
 from penstock.model.transitions import JobStatus
 from penstock.runtime.settings import Settings

@@ -12,7 +12,6 @@ import msgspec
 from penstock.model.codec import decode, encode
 from penstock.model.errors import Undecodable
 from penstock.model.event import Event, wire_type
-from penstock.model.external_events import NodeCordoned, NodeLeft, NodeSuspected, NodeUncordoned, ProbeSent
 from penstock.model.topics import Topic
 
 Headers = tuple[tuple[str, bytes], ...]
@@ -144,13 +143,6 @@ SIGNATURE = "signature"
 def signed_bytes(cell: str, event_id: str, type_name: str, value: bytes) -> bytes:
     """The bytes of an event that a node signs. Names contain no NUL, so two events never have the same bytes."""
     return b"\0".join((b"penstock node event", cell.encode(), event_id.encode(), type_name.encode(), value))
-
-
-def by_operator(event: Event) -> bool:
-    """Whether this event about a node does not come from the node itself: a command, a watch, a probe, an external proof."""
-    if isinstance(event, NodeLeft):
-        return event.proof != "shutdown"
-    return isinstance(event, NodeCordoned | NodeUncordoned | NodeSuspected | ProbeSent)
 
 
 def topic_of(event: Event) -> Topic:

@@ -6,6 +6,7 @@ import msgspec
 
 from penstock.ledger.job_state import WAITING
 from penstock.log.port import Message, Partition
+from penstock.model.estimates import Bounds, EtaEstimated
 from penstock.model.external_events import (
     GpuFaulted,
     JobCheckpointRequested,
@@ -81,17 +82,26 @@ class MessageFaults(Injector):
         return []
 
     def wrong_progress(self) -> None:
-        """Jobs report how far they are, those that wait too: wrongly, now and then twice; and one that is in no ledger."""
+        """The estimator tells how long jobs still take, of those that wait too: wrongly, now and then twice; and of one that is in no ledger."""
         rng = self._world.rng
-        jobs = tuple(
-            JobProgress(
+        for job_id, job in (*self._lab.judge.replica.state.jobs.items(), ("nobody", None)):
+            left_ms = float(rng.integers(0, 90_000))
+            bounds = Bounds(middle=left_ms, low=left_ms, high=left_ms)
+            eta = EtaEstimated(
                 job_id=job_id,
-                attained_s=float(rng.integers(0, 80)),
-                remaining_s=float(rng.integers(0, 90)) if rng.random() < 0.7 else None,
+                attempt=1 if job is None else max(1, job.attempt),
+                at_ms=0 if job is None else job.submitted_ms,
+                done=int(rng.integers(0, 80)),
+                left_ms=bounds,
+                steps=bounds,
+                step_ms=bounds,
+                level=0.9,
+                source="wrong",
             )
-            for job_id in (*self._lab.judge.book.jobs, "nobody")
-        )
-        self._send_maybe_twice(message(WorkProgressed(node_id="n0", jobs=jobs), "progress", "/nobody"))
+            self._sent += 1
+            self._send_maybe_twice(message(eta, f"progress/{self._sent}", "/nobody"))
+        unsaid = (JobProgress(job_id="nobody", attained_s=float(rng.integers(0, 80))),)
+        self._lab.send(message(WorkProgressed(node_id="n0", jobs=unsaid), "unsaid", "/nobody"))
 
     def duplicate(self) -> None:
         """Something that was sent long ago comes once more: a mirror, a bridge, a dispatcher that woke up late."""

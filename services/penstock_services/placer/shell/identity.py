@@ -2,16 +2,18 @@
 
 Ideal: every input is signed. Departure: a node that has never named a key is trusted as before, and so is the first
 joining under a name that no node has (trust on first use). Reports of operators and watches on nodes come through the gateway,
-which shares a key with the placer (`PENSTOCK_OPERATOR_KEY`); jobs, estimates and proposals are separated by topic.
+which shares a key with the placer (`PENSTOCK_OPERATOR_KEY`); jobs, estimates and proposals are separated by topic. Who may say
+what about what is one table (`penstock.model.speakers`).
 Signatures are verified here, before the pure core, and a replay takes the verdict from the record.
 """
 
 import logging
 
 from penstock.ledger.state import CellState
-from penstock.model.envelope import Envelope, by_operator, signed_bytes
+from penstock.model.envelope import Envelope, signed_bytes
 from penstock.model.external_events import NodeJoined
 from penstock.model.ledger_events import NodeJoinRefused
+from penstock.model.speakers import Speaker, speaker_of
 from penstock.model.topics import Topic
 from penstock.runtime.node_keys import OPERATOR_KEY, PlacerKeys, by_gateway
 from penstock_services.placer.core.answer import Forgery, Input
@@ -30,10 +32,13 @@ class Identity:
 
     def forged(self, state: CellState, read: Input, found: Envelope) -> Forgery | None:
         """The verdict on an input from another sender than it names; None for all others."""
+        event = found.data
+        speaker = speaker_of(event)
+        if speaker is Speaker.NOBODY:
+            return Forgery(f"no service sends {found.type}")
         if read.topic != Topic.NODES:
             return None
-        event = found.data
-        if by_operator(event):
+        if speaker is Speaker.OPERATOR:
             data = signed_bytes(self._cell, found.id, found.type, read.value)
             if self._gateways is None or by_gateway(self._gateways, read.headers, data):
                 return None
