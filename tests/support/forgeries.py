@@ -19,7 +19,6 @@ from penstock.model.external_events import (
     DeadLettered,
     GpuFaulted,
     JobSubmitted,
-    NodeChanged,
     NodeCordoned,
     NodeJoined,
     NodeLeft,
@@ -80,7 +79,6 @@ FORGERIES: dict[str, Callable[[int], Event]] = {
         node_id="n1", task_id=WORKER, token=token, reason="occupied", highest_token=token
     ),
     "fault": lambda _: GpuFaulted(node_id="n1", gpu=0, uuid="GPU-n1-0", fault="ecc"),
-    "change": lambda _: NodeChanged(node=node_spec("n1", 1)),
     "joining": lambda _: joined("n1", KEY, 2),
     "reboot": lambda _: NodeJoined(node=node_spec("n1", boot="b2"), incarnation=9, public_key=KEY.public_key),
     "leaving": lambda _: NodeLeft(node_id="n1", boot_id="b1", proof="shutdown", incarnation=1),

@@ -18,7 +18,6 @@ from penstock.model.event import Event
 from penstock.model.external_events import (
     GpuFaulted,
     JobSubmitted,
-    NodeChanged,
     NodeCordoned,
     NodeLeft,
     NodeUncordoned,
@@ -55,7 +54,7 @@ from penstock_services.placer.core.answer import (
 from penstock_services.placer.core.orders import orders_of
 from penstock_services.placer.core.step import PlacerCore
 from penstock_services.placer.shell.identity import Identity
-from tests.support.driver import estimate, job_spec, node_spec
+from tests.support.driver import estimate, job_spec
 from tests.support.forgeries import (
     ACTS,
     CELL,
@@ -171,15 +170,13 @@ def test_an_old_record_sent_again_has_no_effect(cell: SignedCell) -> None:
     for event in sent[2:]:
         assert cell.read(event, KEY).draft.outcome == "committed"
     left = NodeLeft(node_id="n1", boot_id="b1", proof="shutdown", incarnation=1)
-    changed = NodeChanged(node=node_spec("n1", 1), incarnation=1)
-    assert cell.read(changed, KEY).draft.outcome == "committed"
     cell.read(JobSubmitted(job_id="k", spec=job_spec()))
     assert cell.read(joined("n1", KEY, 2), KEY).draft.outcome == "committed"  # repaired
     assert n1.faulted_gpu_mask == 0
     cell.term = 2
     cell.read(JobSubmitted(job_id="l", spec=job_spec()))
     before = unmoved(cell.state)
-    for event in (*sent, left, changed):
+    for event in (*sent, left):
         answer = cell.read(event, KEY)
         assert [type(fact) for fact in answer.draft.facts] in ([], [NodeJoinRefused]), event
     assert unmoved(cell.state) == before
