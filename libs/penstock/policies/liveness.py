@@ -6,6 +6,7 @@ it waits all the same, and nothing is under way that would start it, the cell is
 """
 
 from collections.abc import Collection
+from itertools import chain
 
 import msgspec
 
@@ -30,36 +31,45 @@ class Undelaying:
     """Finds waiting jobs that delay nobody. Keeps only an index of the waiting jobs, a function of the state."""
 
     def __init__(self) -> None:
-        self._rows: JobRows[Row] = JobRows(_row)
+        self._with_gpus: JobRows[Row] = JobRows(lambda _, job: _row(job, gpus=True))
+        self._without: JobRows[Row] = JobRows(lambda _, job: _row(job, gpus=False))
 
     def first(
         self, state: CellState, without: Collection[str] = ()
     ) -> tuple[JobState, tuple[str, ...]] | None:
         """The first such job that is not in `without`, and nodes on which it fits; None: there is none. Of jobs with the same owner and demand the one
-        with the highest priority, then the earliest. O(changes + different demands)."""
-        self._rows.update(state)
-        index = state.index
-        free = index.gpus.having(1) or index.shared
-        fitting: list[JobState] = []
-        others: list[JobState] = []
-        for entries in self._rows.waiting.values():
-            job = next((state.jobs[name] for _, _, name, _ in entries if name not in without), None)
-            if job is None:
-                others.append(state.jobs[entries[0][2]])
-                continue
-            demand = job.demand
-            can = (free or not demand.worker.gpus) and index.candidates(demand.worker, demand.gpu_models)
-            (fitting if can and tasks_that_fit(state, demand) == demand.tasks else others).append(job)
+        with the highest priority, then the earliest. O(changes + different demands), but for those with GPUs only where GPUs are free."""
+        index, jobs, fitting = state.index, state.jobs, dict[Row, JobState]()
+        self._without.update(state)
+        waiting = [self._without.waiting]
+        if index.gpus.having(1) or index.shared:
+            self._with_gpus.update(state)
+            waiting.append(self._with_gpus.waiting)
+        for row, entries in chain.from_iterable(rows.items() for rows in waiting):
+            head = jobs[entries[0][2]]
+            if head.estimate is None or not index.candidates(head.estimate.worker, head.spec.gpu_models):
+                continue  # no worker fits anywhere: nearly always
+            job = next((jobs[name] for _, _, name, _ in entries if name not in without), None)
+            if job is not None and tasks_that_fit(state, job.demand) == job.demand.tasks:
+                fitting[row] = job
         if not fitting:
             return None
-        avoid = 0
-        for other in others if state.holding else ():
-            avoid |= index.eligible(other.demand.worker, other.demand.gpu_models)
-        for job in sorted(fitting, key=lambda found: found.order):
+        avoid = self._wanted(state, fitting) if state.holding else 0
+        for job in sorted(fitting.values(), key=lambda found: found.order):
             fit = Trial(state).fit(job.demand, avoid)
             if fit is not None:
                 return job, node_ids(state, job.demand, fit)
         return None
+
+    def _wanted(self, state: CellState, fitting: Collection[Row]) -> int:
+        """Set of the nodes that any other waiting job could use."""
+        self._with_gpus.update(state)
+        nodes = 0
+        for row, entries in chain(self._without.waiting.items(), self._with_gpus.waiting.items()):
+            if row not in fitting:
+                demand = state.jobs[entries[0][2]].demand
+                nodes |= state.index.eligible(demand.worker, demand.gpu_models)
+        return nodes
 
 
 def strict(settings: PlacerSettings, profile: Profile) -> bool:
@@ -111,5 +121,8 @@ def _cause(state: CellState, nodes: Collection[str]) -> str:
     return "the placer passed it over; this is a bug"
 
 
-def _row(state: CellState, job: JobState) -> tuple[Row, float] | None:
-    return ((job.spec.owner, job.demand.key), -job.spec.priority) if job.estimate is not None else None
+def _row(job: JobState, *, gpus: bool) -> tuple[Row, float] | None:
+    """None: the job belongs in the other index, or has no estimate yet."""
+    if job.estimate is None or bool(job.estimate.worker.gpus) is not gpus:
+        return None
+    return (job.spec.owner, job.demand.key), -job.spec.priority

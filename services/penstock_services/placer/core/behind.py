@@ -29,7 +29,7 @@ class Behind:
             return
         placed = False
         for _ in range(MAX_PLACEMENTS_PER_RECORD):
-            found = self._undelaying.first(state, tried | state.planned.keys())
+            found = self._undelaying.first(state, tried | state.planned.keys() if state.planned else tried)
             if found is None:
                 return
             job, _ = found

@@ -176,7 +176,7 @@ class Decider:
                     yield from making_way.begin(state, self.profile, self.explanations.append, self.failed)
         elif not state.frozen and self._may_try(state, job):
             yield from self._try(state, job)
-        elif not state.frozen:
+        elif not state.frozen and tasks_that_fit(state, demand) == demand.tasks:
             yield from self._behind.start(state, set())
         if job.spec.prelaunch and job.in_line:
             yield from self._look_ahead(state)
@@ -246,9 +246,8 @@ class Decider:
         held_up = head is not None and self._holds_up(head)
         reservation = PassReservation(self.profile)
         of_plan = waits_for_plan(state, self.profile.regroup)
-        bounded = (
-            self.profile.backfill is None
-        )  # an order of its own may offer only the first job of each tenant
+        firsts_only = order is not None and self.profile.backfill is None
+        bounded = firsts_only  # such an order may offer only the first job of each tenant
         for job_id in islice(waiting, reach):
             job = state.jobs[job_id]
             if of_plan and job.estimate is not None and has_whole_gpus(job.estimate.worker):
