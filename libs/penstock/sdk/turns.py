@@ -14,8 +14,12 @@ which is taken again afterwards. So no holder waits for a turn. In a gang rank 0
 chiefs of all members are, since members of a group are on the same nodes rank by rank; its other ranks wait for it (`chief`) and hold none.
 
 **No starvation.** Each other member goes before a waiting member at most once. A wait lasts at most `MAX_WAIT_S` per holder, of `MAX_HOLDERS`. A
-member that has waited that long for one holder goes on without a turn, counts it (`missed`), and does not wait for that holder again. A member
+member that has waited that long for one holder does not wait for that holder again, and counts the stages that it enters beside it (`missed`). A member
 that is next in line and does not take its turn (its process is stopped) is passed after `PATIENCE_S`.
+
+**A stuck holder ends no exclusion among the rest.** Those who have given up a holder (a stopped process, a forked child that keeps the file open) take
+their turns in the next of `LANES` ranges of bytes. A turn is held in one lane, while no lane has a holder that was not given up: so those who still wait
+for the stuck one, and the stuck one when it goes on, are kept apart from the rest, too.
 """
 
 import ctypes
@@ -47,6 +51,8 @@ LAST_LOOK_S = 0.25  # in case a change is not reported
 POLL_S = 0.002  # between looks where inotify is not available
 
 HELD = 1 << 62  # offset at which the holder's lock begins, beyond the file's end
+LANES = 4  # members of a group (Muri §4): all others may be stuck
+LANE = 1 << 59  # bytes; a place in line is below, for 18 years since boot
 FLOCK = "hhqqi4x"  # struct flock of 64-bit Linux: type, whence, start, length, process
 IN_MODIFY, IN_CLOSE_WRITE = 0x2, 0x8
 
@@ -57,7 +63,11 @@ class Waits(NamedTuple):
     seconds: float = 0.0
     """Time waited for turns."""
     missed: int = 0
-    """Stages entered without a turn, since its holder did not leave in time."""
+    """Stages entered beside a holder that did not leave in time."""
+
+
+Holder = tuple[int, int]
+"""(lane, number of bytes held): its place in line, which no other has."""
 
 
 class Changes:
@@ -126,8 +136,10 @@ class Turn:
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         self._held = 0
         """Number of bytes by which it is held; 0: it is not held."""
-        self._given_up = 0
-        """The holder for which it no longer waits, by the number of its bytes."""
+        self._lane = 0
+        """In which it is held."""
+        self._given_up: set[Holder] = set()
+        """Those for which it no longer waits."""
         self._passed = 0
         """The last place in line for which it no longer waits."""
         self.waited_s = 0.0
@@ -137,9 +149,6 @@ class Turn:
         """Waits until it is this process's turn. Returns whether it is. Passes through exceptions of signal handlers, and then holds nothing."""
         if not self._in_line(HELD) and self._hold(time.monotonic_ns()):
             return True
-        if self._given_up and self._holder() == self._given_up:
-            self.missed += 1
-            return False
         began_s = self._clock()
         self._changes.watch(self._path)
         place = self._stand_in_line()
@@ -153,7 +162,7 @@ class Turn:
         """Releases the turn and wakes the next in line; does nothing if it is not held."""
         if not self._held:
             return
-        self._lock(fcntl.F_UNLCK, HELD, self._held)
+        self._lock(fcntl.F_UNLCK, HELD + self._lane * LANE, self._held)
         self._held = 0
         if self._in_line(HELD):
             os.pwrite(self._descriptor, b"\n", 0)
@@ -163,25 +172,27 @@ class Turn:
         os.close(self._descriptor)
 
     def _wait(self, place: int, began_s: float) -> bool:
-        """Waits at this place in line. False: the wait for the holder timed out, or this process leaves."""
-        holder, looked_s, delay_s = -1, began_s, FIRST_LOOK_S
-        most_s = began_s + MAX_HOLDERS * MAX_WAIT_S
+        """Waits at this place in line. False: it has waited for `MAX_HOLDERS`, or this process leaves."""
+        since_s: dict[Holder, float] = {}
+        free_s, delay_s = began_s, FIRST_LOOK_S
         while not self._leaving():
-            now_s, before = self._clock(), holder
-            holder = self._holder()
-            if holder != before:
-                looked_s = now_s
-            free_for_long = not holder and now_s - looked_s >= PATIENCE_S
+            now_s, holders = self._clock(), self._holders()
+            since_s = {holder: since_s.get(holder, now_s) for holder in holders}
+            if holders:
+                free_s = now_s
+            free_for_long = now_s - free_s >= PATIENCE_S
             if free_for_long:
                 self._passed = place
-            if not holder and (free_for_long or not self._in_line(place)):
-                if self._hold(place):
-                    return True
-                continue
-            if now_s >= min(looked_s + MAX_WAIT_S, most_s):
-                self._given_up = holder
+            if not holders and (free_for_long or not self._in_line(place)) and self._hold(place):
+                return True
+            if now_s >= began_s + MAX_HOLDERS * MAX_WAIT_S:
+                self._given_up |= holders
                 self.missed += 1
                 return False
+            late = {holder for holder, first_s in since_s.items() if now_s >= first_s + MAX_WAIT_S}
+            if late:
+                self._given_up |= late
+                continue
             delay_s = FIRST_LOOK_S if self._changes.wait(delay_s) else min(2 * delay_s, LAST_LOOK_S)
         return False
 
@@ -192,13 +203,27 @@ class Turn:
         return place
 
     def _hold(self, length: int) -> bool:
-        if self._lock(fcntl.F_WRLCK, HELD, length):
-            self._held = length
-        return bool(self._held)
+        """In the first free lane. False: none is free, or another process has taken its turn at the same time, in another lane."""
+        tried = range(LANES if self._given_up else 1)
+        lane = next((lane for lane in tried if self._lock(fcntl.F_WRLCK, HELD + lane * LANE, length)), None)
+        if lane is None:
+            return False
+        if self._holders():
+            self._lock(fcntl.F_UNLCK, HELD + lane * LANE, length)
+            return False
+        self._lane, self._held = lane, length
+        self.missed += bool(self._given_up)
+        return True
 
-    def _holder(self) -> int:
-        """Number of bytes that another process holds; 0: none."""
-        return self._test(HELD, 1)
+    def _holders(self) -> set[Holder]:
+        """Other processes that hold a turn and were not given up."""
+        if not self._test(HELD, LANES * LANE - 1):
+            self._given_up.clear()
+            return set()
+        lanes = {lane: self._test(HELD + lane * LANE, 1) for lane in range(LANES)}
+        found = {(lane, length) for lane, length in lanes.items() if length}
+        self._given_up &= found
+        return found - self._given_up
 
     def _in_line(self, before: int) -> bool:
         """Whether another process is in line before this place, and not passed."""
