@@ -9,6 +9,7 @@ from functools import lru_cache
 
 import msgspec
 
+from penstock.model.amendments import LedgerAmended
 from penstock.model.codec import decode, encode
 from penstock.model.errors import Undecodable
 from penstock.model.event import Event, wire_type
@@ -147,10 +148,11 @@ def signed_bytes(cell: str, event_id: str, type_name: str, value: bytes) -> byte
 
 
 def by_operator(event: Event) -> bool:
-    """Whether this event about a node does not come from the node itself: a command, a watch, a probe, an external proof."""
+    """Whether the gateway signs this event: an amendment, or an event about a node that does not come from the node itself, such as a
+    command, a watch, a probe, an external proof."""
     if isinstance(event, NodeLeft):
         return event.proof != "shutdown"
-    return isinstance(event, NodeCordoned | NodeUncordoned | NodeSuspected | ProbeSent)
+    return isinstance(event, LedgerAmended | NodeCordoned | NodeUncordoned | NodeSuspected | ProbeSent)
 
 
 def topic_of(event: Event) -> Topic:
