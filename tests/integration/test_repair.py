@@ -268,7 +268,7 @@ async def test_the_drill(
         [event] = [
             event
             for event in (await http.get("/v1/jobs/poison/events")).json()["events"]
-            if event["type"] == "penstock.ledger.amended"
+            if event["type"] == "penstock.record.amended"
         ]
         assert (event["data"]["reason"], event["data"]["by"]) == (why, done["by"])
         poison = (await http.get("/v1/jobs/poison")).json()

@@ -13,7 +13,7 @@ import orjson
 
 from penstock.errors import PenstockError
 from penstock.model.codec import decode_fact, encode, written
-from penstock.model.errors import EventError
+from penstock.model.errors import EventError, UnknownType, UnknownVersion
 from penstock.model.event import Event, wire_type
 from penstock.model.ledger_events import PlacementExplanation, TermStarted
 
@@ -46,8 +46,10 @@ class RawCause(msgspec.Struct, frozen=True, gc=False):
 class UndecodableRecord(PenstockError):
     """A valid record with a fact that cannot be decoded: the ledger goes on behind it, and its readers cannot."""
 
-    def __init__(self, offset: int, seq: int, kind: str, cause: str) -> None:
-        """`offset`: of the record in the ledger's partition, -1 where it comes from no log. `kind`: wire type of the fact."""
+    def __init__(self, offset: int, seq: int, kind: str, cause: str, *, foreign: bool = False) -> None:
+        """`offset`: of the record in the ledger's partition, -1 where it comes from no log. `kind`: wire type of the fact; `foreign`:
+        another version of Penstock wrote it, and this one does not know it.
+        """
         super().__init__(
             f"the ledger's record at offset {offset} (seq {seq}) cannot be decoded: {kind}: {cause}"
         )
@@ -55,6 +57,13 @@ class UndecodableRecord(PenstockError):
         self.seq = seq
         self.kind = kind
         self.cause = cause
+        repair = f"`penstock repair --at {offset}` amends it"
+        self.remedy = "run the version of the placer that wrote it" if foreign else repair
+
+    def row(self) -> dict[str, object]:
+        """For answers."""
+        about = {"offset": self.offset, "seq": self.seq, "type": self.kind}
+        return {**about, "cause": self.cause, "remedy": self.remedy}
 
 
 class Amended(bytes):
@@ -103,7 +112,8 @@ class RawRecord(msgspec.Struct, frozen=True, gc=False):
         try:
             return fact.event()
         except EventError as error:
-            raise UndecodableRecord(offset, self.seq, fact.type, str(error)) from error
+            foreign = isinstance(error, UnknownType | UnknownVersion)
+            raise UndecodableRecord(offset, self.seq, fact.type, str(error), foreign=foreign) from error
 
 
 _decode = msgspec.json.Decoder(RawRecord).decode

@@ -180,10 +180,10 @@ class Repairs:
         """Returns once there is an amendment of this record that was not tried yet. Raises `LogError`."""
         if found.offset not in self._tried:
             logger.error(
-                "%s stops: %s. Nothing of this cell is read beyond it. It goes on by itself after `penstock repair --at %d`",
+                "%s stops: %s. Nothing of this cell is read beyond it; all goes on by itself once that is mended: %s",
                 self._name,
                 found,
-                found.offset,
+                found.remedy,
             )
             self._tried[found.offset] = 0
         reader = self._log.reader({self._place: self._tried[found.offset]})

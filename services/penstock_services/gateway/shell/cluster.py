@@ -271,9 +271,7 @@ async def status(request: Request) -> Response:
             "now_ms": state.now_ms,
             "log_ms": gateway.follower.log_ms,
             "frozen": state.frozen,
-            "undecodable": None
-            if stands is None
-            else {"offset": stands.offset, "seq": stands.seq, "type": stands.kind, "cause": stands.cause},
+            "undecodable": None if stands is None else stands.row(),
             "profile": state.settings.profile,
             "failed_choices": as_written(state.failed_choices),
             "projected_seq": gateway.store.projected_seq,

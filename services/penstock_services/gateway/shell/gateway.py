@@ -80,10 +80,7 @@ def require_live(request: Request) -> None:
     """Dependency of answers from the replica. Raises `Problem` while it stands before a record that it cannot decode."""
     found = gateway_of(request).follower.undecodable
     if found is not None:
-        detail = (
-            f"{found}. The cell stands still before that record; jobs, nodes and events are listed as of then. An operator mends it: "
-            f"penstock repair --at {found.offset}"
-        )
+        detail = f"{found}. The cell stands still before that record; jobs, nodes and events are listed as of then. For operators: {found.remedy}"
         raise Problem(503, "ledger_undecodable", detail)
 
 

@@ -31,7 +31,6 @@ from penstock.ledger.views import (
 )
 from penstock.model import external_events, ledger_events
 from penstock.model.adjustments import CoresDecided
-from penstock.model.amendments import LedgerAmended
 from penstock.model.decisions import DECISIONS
 from penstock.model.estimates import JobEstimated
 from penstock.model.event import Event
@@ -39,7 +38,7 @@ from penstock.model.moves import JobConverged, MoveDecided, MoveGivenUp
 
 REJECTED = "penstock.input.rejected"
 DEAD_LETTERED = "penstock.input.dead_lettered"
-AMENDED = LedgerAmended.TYPE
+AMENDED = "penstock.record.amended"
 
 JOB_CHANGES = (
     "job_id", "seq", "status", "attempt", "infrastructure_retries", "token", "queued_ms", "placed_ms", "running_ms",
