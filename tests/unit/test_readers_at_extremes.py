@@ -11,16 +11,28 @@ from msgspec import Meta
 
 from infra.codegen.examples import EXAMPLES
 from penstock.ledger.evolve import evolve
+from penstock.ledger.job_state import JobState
 from penstock.ledger.record import RawRecord
 from penstock.ledger.replica import Replica
 from penstock.ledger.snapshot import dump, load
+from penstock.ledger.succession import awaited
 from penstock.model.codec import decode, encode
 from penstock.model.errors import EventError
+from penstock.model.estimates import Bounds, EtaEstimated
 from penstock.model.event import Event, wire_type
-from penstock.model.external_events import JobSubmitted, NodeChanged, NodeEvent, NodeJoined
+from penstock.model.external_events import (
+    JobProgress,
+    JobSubmitted,
+    NodeChanged,
+    NodeEvent,
+    NodeJoined,
+    TaskPhaseChanged,
+    WorkProgressed,
+)
 from penstock.model.settings import PlacerSettings
 from penstock.model.topics import INPUT_TOPICS, Topic
-from penstock.model.types import MAX_MS, Value
+from penstock.model.transitions import JobStatus
+from penstock.model.types import Milliseconds, Value
 from penstock_services.batcher.core.batcher import Batcher
 from penstock_services.contention_guard.core.guard import ContentionGuard
 from penstock_services.estimator.core.state import State
@@ -29,7 +41,7 @@ from penstock_services.migrator.core.migrator import Migrator
 from penstock_services.placer.core.recorder import Recorder
 from penstock_services.projector.core.projection import Projection
 from penstock_services.projector.shell.store import LARGEST, REPLACED, _json, _saturate
-from tests.support.driver import CellDriver, node_spec
+from tests.support.driver import CellDriver, estimate, job_spec, node_spec
 
 INPUTS = [event for event in EXAMPLES.values() if event.TOPIC in INPUT_TOPICS]
 UNBOUNDED = (1 << 53, 1 << 63, 1 << 64, 1 << 70)
@@ -79,7 +91,7 @@ def extreme(hint: Any, value: Any, rng: np.random.Generator) -> Any:
         [inner, *_] = [arg for arg in args if arg is not type(None)]
         return None if value is None else extreme(inner, value, rng)
     if origin is Annotated and args[0] in (int, float) and not isinstance(value, bool):
-        return _end(args[0], args[1:], value, rng) if rng.random() < 0.3 else value
+        return _end(args[0], args[1:], value, rng) if rng.random() < 0.5 else value
     if origin is Annotated:
         return extreme(args[0], value, rng)
     if origin is tuple and isinstance(value, tuple) and args:
@@ -139,25 +151,63 @@ def inputs(cell: Recorder, rng: np.random.Generator) -> Iterator[Event]:
             yield found
 
 
+def submit(cell: CellDriver, rng: np.random.Generator) -> None:
+    """A job with ends of ranges in its estimate; it may launch before its GPUs are free."""
+    spec = msgspec.structs.replace(job_spec(), model="m", prelaunch=bool(rng.integers(2)))
+    need = msgspec.structs.replace(estimate(int(rng.integers(1, 5))), run_ms=600_000, launch_ms=1_000)
+    fields = {name: extreme(Milliseconds, getattr(need, name), rng) for name in ("run_ms", "launch_ms")}
+    cell.submit(f"own-{cell.head.seq}", spec, msgspec.structs.replace(need, **fields))
+
+
+def train(cell: CellDriver, job: JobState) -> None:
+    """What was placed starts and trains."""
+    cell.start(job.job_id)
+    for task_id, task in job.tasks.items():
+        at = {"token": job.token, "at_ms": cell.now_ms}
+        cell.feed(TaskPhaseChanged(node_id=task.place.node_id, task_id=task_id, phase="train", **at))
+
+
+def tell(cell: CellDriver, job: JobState, rng: np.random.Generator) -> None:
+    """How long a job that trains still takes, as the estimator, the node or a broken script says."""
+    far = Bounds(middle=1.0, low=1.0, high=1.0)
+    end = float(rng.choice([1.0, 1e15, 1e18, 1e300]))
+    left = msgspec.structs.replace(far, middle=end, low=end, high=end)
+    said = EtaEstimated(
+        job_id=job.job_id,
+        attempt=job.attempt,
+        at_ms=cell.now_ms,
+        done=1,
+        left_ms=left,
+        steps=far,
+        step_ms=far,
+        level=0.9,
+        source="x",
+    )
+    progress = JobProgress(job_id=job.job_id, attained_s=1.0, remaining_s=end)
+    node_id = next(iter(job.tasks.values())).place.node_id
+    cell.feed(said if rng.integers(2) else WorkProgressed(node_id=node_id, jobs=(progress,)))
+
+
 @pytest.mark.parametrize("seed", range(12))
 def test_every_reader_reads_what_follows_from_the_ends_of_ranges(seed: int) -> None:
     """Random inputs, each legal by itself: huge counters, times at the end of time, none at all. Every fold is the placer's own."""
     rng = np.random.default_rng(seed)
-    values: list[bytes] = []
     cell = CellDriver(PlacerSettings(profile="penstock"))
-    values = cell.values
     cell.join(node_spec("n1", 4), node_spec("n2", 2, memory_mib=1 << 30))
-    cell.submit("first")
-    readers, read = Readers(), 0
-    stream = inputs(cell, rng)
-    for _ in range(STEPS):
-        cell.now_ms = min(MAX_MS, cell.now_ms + int(rng.integers(1, 10_000)))
-        cell.feed(next(stream))
-        for job_id, job in list(cell.state.jobs.items()):
-            if job.tasks and rng.random() < 0.3 and job.placed_ms is not None and job.running_ms is None:
-                cell.start(job_id)
-        while read < len(values):
-            readers.take(values[read], read)
+    readers, read, stream = Readers(), 0, inputs(cell, rng)
+    for turn in range(STEPS):
+        for job in list(cell.state.jobs.values()):
+            if job.status == JobStatus.LAUNCHING and not awaited(cell.state, job) and rng.random() < 0.7:
+                train(cell, job)
+            elif job.status == JobStatus.RUNNING and rng.random() < 0.5:
+                tell(cell, job, rng)
+        if rng.random() < 0.5:
+            submit(cell, rng)
+        else:
+            cell.feed(next(stream))
+        cell.at((turn + 1) * int(rng.integers(1, 3)) * 600_000)
+        while read < len(cell.values):
+            readers.take(cell.values[read], read)
             read += 1
     own = dump(cell.state)
     for reader in (readers.cell, readers.gateway.replica, readers.projection.replica):
