@@ -76,7 +76,7 @@ def gateway_of(request: Request) -> Gateway:
     return found
 
 
-def require_live(request: Request) -> None:
+async def require_live(request: Request) -> None:
     """Dependency of answers from the replica. Raises `Problem` while it stands before a record that it cannot decode."""
     found = gateway_of(request).follower.undecodable
     if found is not None:

@@ -49,7 +49,7 @@ async def why(
     """
     gateway = gateway_of(request)
     if at is None:
-        require_live(request)
+        await require_live(request)
     if at is None and at_ms is not None:
         at = await record_at(gateway, at_ms)
     found = await (_now(gateway, job_id) if at is None else _past(gateway, job_id, at))
