@@ -11,9 +11,11 @@ import httpx
 import pytest
 import pytest_asyncio
 
+from infra.devservers.kafka import KafkaBroker
 from penstock.cli.app import run as penstock
 from penstock.log.embedded import EmbeddedLog
-from penstock.log.port import Message, Partition
+from penstock.log.open import open_log
+from penstock.log.port import Log, Message, Partition
 from penstock.log.topic_settings import topic_partitions
 from penstock.model.amendments import AmendedFact, LedgerAmended
 from penstock.model.envelope import Envelope, to_wire
@@ -58,12 +60,12 @@ SOURCE = "/penstock/gateway"
 
 
 class Cells:
-    """Two cells on one embedded log, whose services run in this process."""
+    """Two cells on one log, whose services run in this process."""
 
-    def __init__(self, dsn: str, log: EmbeddedLog) -> None:
+    def __init__(self, dsn: str, log: Log, log_url: str = "") -> None:
         self.log = log
         self.settings = [
-            Settings(log_url=dsn, dsn=dsn, cell=name, cell_index=index)
+            Settings(log_url=log_url or dsn, dsn=dsn, cell=name, cell_index=index)
             for index, name in enumerate(("default", "other"))
         ]
 
@@ -337,3 +339,31 @@ async def test_an_amendment_that_no_operator_signed_changes_nothing(
         assert done.json()["applied"]
         await cells.send(0, "submit-new", JobSubmitted(job_id="new", spec=job_spec()))
         await cells.until(b'"submit-new"')
+
+
+@pytest.mark.kafka
+@pytest.mark.usefixtures("patient_kafka")
+async def test_on_kafka_too(
+    dsn: str, kafka: KafkaBroker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The same on a real Kafka, with the services that decide and show."""
+    caplog.set_level(logging.WARNING)
+    url = f"kafka://{kafka.bootstrap}"
+    log = await open_log(url, "test").start()
+    try:
+        await log.create(topic_partitions(2))
+        cells = Cells(dsn, log, url)
+        offset = await poisoned(cells, monkeypatch)
+        async with (
+            cells.serving(0, placer.run, projector.run, estimator.run, batcher.run),
+            cells.gateway() as http,
+        ):
+            await await_until(lambda: len(stops(caplog)) == 5, lambda: f"five readers stop: {stops(caplog)}")
+            proposal = (await http.get(f"/v1/repair/{offset}")).json()
+            done = await http.post(f"/v1/repair/{offset}", json={"sha256": proposal["sha256"]})
+            assert done.json()["applied"]
+            await cells.send(0, "submit-new", JobSubmitted(job_id="new", spec=job_spec()))
+            await placed(http, "new")
+            await every_reader_agrees(cells)
+    finally:
+        await log.close()
