@@ -184,6 +184,7 @@ class Repairs:
                 self._name,
                 found,
                 found.remedy,
+                extra={"undecodable": found},
             )
             self._tried[found.offset] = 0
         reader = self._log.reader({self._place: self._tried[found.offset]})

@@ -81,7 +81,7 @@ async def require_live(request: Request) -> None:
     found = gateway_of(request).follower.undecodable
     if found is not None:
         detail = f"{found}. The cell stands still before that record; jobs, nodes and events are listed as of then. For operators: {found.remedy}"
-        raise Problem(503, "ledger_undecodable", detail)
+        raise Problem(409, "ledger_undecodable", detail)
 
 
 def answer(content: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
