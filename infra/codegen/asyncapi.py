@@ -27,6 +27,7 @@ ABOUT_TOPIC: Mapping[Topic, str] = {
     Topic.NODES: "Reports of nodes about their inventory, departure and tasks, and operators' commands on nodes.",
     Topic.PROPOSALS: "Proposals of other services; the placer answers each one.",
     Topic.LEDGER: "One record per input: the only source of the cell's state. Written by one placer at a time.",
+    Topic.AMENDMENTS: "What readers take in place of ledger records that they cannot decode; written for an operator, kept with the ledger.",
     Topic.ORDERS: "Orders to nodes, derived from valid ledger records; each node reads its partition.",
     Topic.TELEMETRY: "Samples that crossed a threshold on their node.",
     Topic.GUARD_WINDOWS: "Changelog of the contention-guard's windows of telemetry, in a format of its own, on Kafka only.",

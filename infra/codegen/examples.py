@@ -30,6 +30,7 @@ from infra.codegen.scenario import (
 )
 from penstock.model import external_events, ledger_events
 from penstock.model.adjustments import TaskAdjusted
+from penstock.model.amendments import AmendedFact, LedgerAmended
 from penstock.model.codec import as_written, encode
 from penstock.model.estimates import (
     Bounds,
@@ -289,6 +290,20 @@ _PROPOSALS: tuple[Event, ...] = (
 )
 
 _DEAD_LETTERS: tuple[Event, ...] = (
+    LedgerAmended(
+        offset=90_312,
+        seq=90_300,
+        sha256="9f" * 32,
+        facts=(
+            AmendedFact(
+                n=1,
+                data='{"timer_id":"cell:ending","at_ms":9007199254740992,"about":{"kind":"ending","id":"cell","attempt":0}}',
+            ),
+        ),
+        by="ops/on-call",
+        reason="a training of 2^53 ms: its timer lies beyond all times",
+        at_ms=START_MS + 40 * MINUTE_MS,
+    ),
     external_events.DeadLettered(
         source_topic="penstock.nodes.v1",
         source_partition=0,

@@ -389,12 +389,13 @@ async def test_every_route_demands_a_role(cell: Cell) -> None:
             path.replace("{node_id:path}", "n0")
             .replace("{job_id}", "x")
             .replace("{seq}", "1")
+            .replace("{offset}", "1")
             .replace("{digest}", "0" * 64)
         )
         refused = problem(await cell.http.request(method, asked, headers=as_("node")), 403)
         assert f"needs the role {' or '.join(demanded)}" in refused["detail"]
         assert (demanded == (Role.READ,)) == (
-            method == "GET" and path not in ("/v1/replay", "/v1/code/{digest}")
+            method == "GET" and path not in ("/v1/replay", "/v1/repair/{offset}", "/v1/code/{digest}")
         )
     assert len(roles) >= 28
 

@@ -1,6 +1,6 @@
 """Turns of a group beside a holder that never leaves: the others go on one after the other, and whoever goes on again is kept apart from them."""
 
-import time
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -8,6 +8,10 @@ import pytest
 from penstock.sdk import turns
 from penstock.sdk.turns import Turn
 from tests.unit.played_changes import Played
+
+
+PLACES = count(1)
+"""Numbers of bytes by which a turn is held: no two holders have the same."""
 
 
 @pytest.fixture
@@ -27,7 +31,7 @@ def test_a_stuck_holder_ends_no_exclusion_among_the_rest(tmp_path: Path, played:
     assert a.take()
     assert b.take()
     began_s = played.now_s
-    played.after(turns.MAX_WAIT_S / 2, lambda: (b.leave(), b._hold(time.monotonic_ns())))
+    played.after(turns.MAX_WAIT_S / 2, lambda: (b.leave(), b._hold(next(PLACES))))
     played.after(1.2 * turns.MAX_WAIT_S, b.leave)
     assert c.take()
     assert played.now_s - began_s >= 1.2 * turns.MAX_WAIT_S, "c has waited for b, too, twice"
@@ -43,7 +47,7 @@ def test_a_stuck_holder_that_goes_on_is_kept_apart_from_the_rest(tmp_path: Path,
     assert b.take()
     a.leave()
     for other in (a, c):
-        assert not other._hold(time.monotonic_ns())
+        assert not other._hold(next(PLACES))
     played.after(turns.MAX_WAIT_S / 2, b.leave)
     assert a.take()
-    assert not b._hold(time.monotonic_ns())
+    assert not b._hold(next(PLACES))

@@ -242,6 +242,14 @@ PANELS: Mapping[str, Mapping[str, Entry]] = MappingProxyType({
                 "penstock replay --decision nightly",
             ),
         ),
+        "repair": Entry(
+            "Amend a ledger record that cannot be decoded, before which its cell stands still. For operators.",
+            "penstock.cli.admin:repair",
+            examples=(
+                "penstock repair --at 4711 --dry-run",
+                'penstock repair --at 4711 --reason "a training without end"',
+            ),
+        ),
     },
 })  # fmt: skip
 """Heading in the list of commands → command → its entry."""

@@ -282,6 +282,7 @@ TEXTS: Mapping[str, tuple[str, Callable[[Data], str]]] = MappingProxyType(
         "penstock.term.started": ("term", lambda d: f"{d['term']} begins; profile {d['settings'].get('profile', '')}"),
         "penstock.input.accepted": ("accepted", lambda d: f"{d['topic']}/{d['partition']} is read on from {d['offset']}, after {d['position']}; {d.get('reason', '')}"),
         "penstock.ledger.accepted": ("accepted", lambda d: f"the ledger has lost records and goes on in epoch {d['epoch']}; {d.get('reason', '')}"),
+        "penstock.record.amended": ("amended", lambda d: f"the record at offset {d['offset']} could not be decoded{_operator(d)}"),
         "penstock.plan.proposed": ("proposal", lambda d: _proposed(d)),
         "penstock.migration.proposed": ("proposal", lambda d: f"{d['proposer']}: to {', '.join(dict.fromkeys(d['nodes']))}: {d['reason']}"),
         "penstock.cores.proposed": ("proposal", lambda d: f"{d['proposer']}: {_short(d)} with {count(d['cores'], 'core')}: {d['reason']}"),

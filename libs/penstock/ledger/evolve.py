@@ -44,18 +44,22 @@ Hook = Callable[[RawRecord, int, Event], None]
 that it sees the state before and after the fact."""
 
 
-def fold(state: CellState, record: RawRecord, hook: Hook | None = None) -> None:
-    """Folds one valid record: time, position, facts."""
+def fold(state: CellState, record: RawRecord, hook: Hook | None = None, offset: int = -1) -> None:
+    """Folds one valid record: time, position, facts. `offset`: the record's own.
+
+    Raises `UndecodableRecord` before anything is folded: the state stays that of the record before.
+    """
+    facts = record.events(offset)
     begin(state, record.seq, record.now_ms, record.term)
     cause = record.cause
     if cause.topic is not None:
         answered(state, cause.topic, cause.partition, cause.offset, cause.event_id or "")
     if hook is None:
-        for raw in record.facts:
-            evolve(state, raw.event())
+        for fact in facts:
+            evolve(state, fact)
         return
-    for n, raw in enumerate(record.facts):
-        hook(record, n, raw.event())
+    for n, fact in enumerate(facts):
+        hook(record, n, fact)
 
 
 def begin(state: CellState, seq: int, now_ms: int, term: int) -> None:

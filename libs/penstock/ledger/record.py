@@ -11,7 +11,9 @@ from hashlib import sha256
 import msgspec
 import orjson
 
+from penstock.errors import PenstockError
 from penstock.model.codec import decode_fact, encode, written
+from penstock.model.errors import EventError, UnknownType, UnknownVersion
 from penstock.model.event import Event, wire_type
 from penstock.model.ledger_events import PlacementExplanation, TermStarted
 
@@ -41,6 +43,41 @@ class RawCause(msgspec.Struct, frozen=True, gc=False):
     placer_id: str | None = None
 
 
+class UndecodableRecord(PenstockError):
+    """A valid record with a fact that cannot be decoded: the ledger goes on behind it, and its readers cannot."""
+
+    def __init__(self, offset: int, seq: int, kind: str, cause: str, *, foreign: bool = False) -> None:
+        """`offset`: of the record in the ledger's partition, -1 where it comes from no log. `kind`: wire type of the fact; `foreign`:
+        another version of Penstock wrote it, and this one does not know it.
+        """
+        super().__init__(
+            f"the ledger's record at offset {offset} (seq {seq}) cannot be decoded: {kind}: {cause}"
+        )
+        self.offset = offset
+        self.seq = seq
+        self.kind = kind
+        self.cause = cause
+        repair = f"`penstock repair --at {offset}` amends it"
+        self.remedy = "run the version of the placer that wrote it" if foreign else repair
+
+    def row(self) -> dict[str, object]:
+        """For answers."""
+        about = {"offset": self.offset, "seq": self.seq, "type": self.kind}
+        return {**about, "cause": self.cause, "remedy": self.remedy}
+
+
+class Amended(bytes):
+    """A record's bytes as they were written, which its id and the chain follow from, and the text that is read in place of them."""
+
+    text: bytes
+
+    @classmethod
+    def of(cls, value: bytes, text: bytes) -> "Amended":
+        found = cls(value)
+        found.text = text
+        return found
+
+
 class RawFact(msgspec.Struct, frozen=True, gc=False):
     """A fact not yet decoded; most readers want only some types."""
 
@@ -63,6 +100,20 @@ class RawRecord(msgspec.Struct, frozen=True, gc=False):
     reason: str | None
     facts: tuple[RawFact, ...]
     explanation: msgspec.Raw
+    amended: msgspec.Raw = msgspec.Raw()
+    """Who amended the record and why (`penstock.ledger.amendment`); empty: it is read as it was written."""
+
+    def events(self, offset: int) -> list[Event]:
+        """Its facts, decoded. `offset`: the record's own. Raises `UndecodableRecord`."""
+        return [self.event(fact, offset) for fact in self.facts]
+
+    def event(self, fact: RawFact, offset: int) -> Event:
+        """One of its facts, decoded. Raises `UndecodableRecord`."""
+        try:
+            return fact.event()
+        except EventError as error:
+            foreign = isinstance(error, UnknownType | UnknownVersion)
+            raise UndecodableRecord(offset, self.seq, fact.type, str(error), foreign=foreign) from error
 
 
 _decode = msgspec.json.Decoder(RawRecord).decode
@@ -75,7 +126,7 @@ class Unreadable(Exception):
 def read(value: bytes) -> RawRecord:
     """Reads one record's bytes. Raises `Unreadable`."""
     try:
-        return _decode(value)
+        return _decode(value.text if isinstance(value, Amended) else value)
     except (msgspec.DecodeError, RecursionError) as error:  # too deep nesting raises no DecodeError
         raise Unreadable(str(error)) from error
 

@@ -21,13 +21,14 @@ class Replica:
     def take(self, value: bytes, offset: int, hook: Hook | None = None) -> RawRecord | None:
         """Folds one record of the partition and returns it; None for a void one, which only advances the offset.
 
-        `hook` folds each fact in place of `evolve`: for readers that derive something from single facts.
+        `hook` folds each fact in place of `evolve`: for readers that derive something from single facts. Raises
+        `UndecodableRecord`, and stays where it was.
         """
-        self.offset = offset + 1
         found = read_valid(self.head, value)
         if found is None:
+            self.offset = offset + 1
             return None
-        self.head, record = found
-        self.head_offset = offset
-        fold(self.state, record, hook)
+        head, record = found
+        fold(self.state, record, hook, offset)
+        self.head, self.offset, self.head_offset = head, offset + 1, offset
         return record

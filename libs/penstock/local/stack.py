@@ -20,6 +20,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from penstock.errors import ConfigurationError
+from penstock.ledger.record import UndecodableRecord
 from penstock.local.children import (
     FIRST_BACKOFF_S,
     START_TIMEOUT_S,
@@ -102,6 +103,9 @@ async def running(options: Options, screen: Console) -> AsyncIterator[Running]:
         handler = _log_to(logs / "services.log")
         stack.callback(handler.close)
         stack.callback(logging.getLogger().removeHandler, handler)
+        telling = StandingStill(warn)
+        logging.getLogger().addHandler(telling)
+        stack.callback(logging.getLogger().removeHandler, telling)
         port = _port(options.port)
         (options.folder / CODE).mkdir(mode=0o700, exist_ok=True)
         bind = {
@@ -331,6 +335,21 @@ def _log_to(path: Path) -> logging.Handler:
     root.addHandler(handler)
     root.setLevel(os.environ.get("PENSTOCK_LOG_LEVEL", "INFO").upper())
     return handler
+
+
+class StandingStill(logging.Handler):
+    """Tells the user once of each ledger record before which services stand still; they go on by themselves after its repair."""
+
+    def __init__(self, warn: Callable[[str], None]) -> None:
+        super().__init__()
+        self._warn = warn
+        self._told: set[int] = set()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        found = getattr(record, "undecodable", None)
+        if isinstance(found, UndecodableRecord) and found.offset not in self._told:
+            self._told.add(found.offset)
+            self._warn(f"{found}. No service of this cell reads on, until you repair it: {found.remedy}")
 
 
 def _start_anew(path: Path) -> None:

@@ -31,6 +31,7 @@ RETENTION_MS: Mapping[str, int] = MappingProxyType(
         # The ledger alone rebuilds the state. An input must stay until the ledger has answered it, however long the
         # placer was stopped: no retention time is safe.
         **dict.fromkeys((str(Topic.LEDGER), *map(str, INPUT_TOPICS)), FOR_EVER),
+        str(Topic.AMENDMENTS): FOR_EVER,  # part of the ledger: every later fold needs them
         # Computed from the ledger: a node whose position is gone joins again, and its orders are repeated then.
         str(Topic.ORDERS): 7 * DAY_MS,
         str(Topic.TELEMETRY): 7 * DAY_MS,  # no state depends on it

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from penstock.model import estimates, external_events, ledger_events, orders, proposals
 from penstock.model.adjustments import TaskAdjusted
+from penstock.model.amendments import LedgerAmended
 from penstock.model.event import Event
 
 
@@ -19,7 +20,7 @@ class Speaker(StrEnum):
     USER = "user"
     """Through the gateway, which knows tenant and role."""
     OPERATOR = "operator"
-    """A command, a watch or a probe about a node: the gateway's signature, or the placer's own."""
+    """A command, a watch or a probe about a node, or an amendment: the gateway's signature, or the placer's own."""
     NODE = "node"
     """The node's own signature, with the key of its first joining."""
     ESTIMATOR = "estimator"
@@ -41,6 +42,8 @@ class Subject(StrEnum):
     OWN_NODE = "own node"
     OWN_TASK = "task on its node"
     """Placed there by the ledger, under the order's token."""
+    RECORD = "ledger record"
+    """One that no reader can decode."""
     NOTHING = ""
 
 
@@ -94,6 +97,7 @@ RULES: Mapping[type[Event], Rule] = MappingProxyType(
         proposals.MigrationProposed: _PROPOSED,
         proposals.CoresProposed: _PROPOSED,
         proposals.ThrottleProposed: _PROPOSED,
+        LedgerAmended: Rule(Speaker.OPERATOR, Subject.RECORD),
         orders.StartTask: _ORDERED,
         orders.StopTask: _ORDERED,
         orders.CheckpointTask: _ORDERED,
@@ -115,5 +119,6 @@ def speaker_of(event: Event) -> Speaker:
 
 
 def by_operator(event: Event) -> bool:
-    """Whether this event about a node does not come from the node itself: a command, a watch, a probe, an external proof."""
+    """Whether the gateway signs this event: an amendment, or an event about a node that does not come from the node itself, such as a command,
+    a watch, a probe, an external proof."""
     return event.TOPIC is not None and speaker_of(event) is Speaker.OPERATOR

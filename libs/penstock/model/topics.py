@@ -9,13 +9,14 @@ class Topic(StrEnum):
     NODES = "penstock.nodes.v1"
     PROPOSALS = "penstock.proposals.v1"
     LEDGER = "penstock.ledger.v1"
+    AMENDMENTS = "penstock.amendments.v1"
     ORDERS = "penstock.orders.v1"
     TELEMETRY = "penstock.telemetry.v1"
     GUARD_WINDOWS = "penstock.guard-windows-changelog.v1"
     DEAD_LETTERS = "penstock.deadletters.v1"
 
 
-CELL_TOPICS = (Topic.JOBS, Topic.ESTIMATES, Topic.NODES, Topic.PROPOSALS, Topic.LEDGER)
+CELL_TOPICS = (Topic.JOBS, Topic.ESTIMATES, Topic.NODES, Topic.PROPOSALS, Topic.LEDGER, Topic.AMENDMENTS)
 """Keyed by cell: partition = the cell's index."""
 
 INPUT_TOPICS = (Topic.JOBS, Topic.ESTIMATES, Topic.NODES, Topic.PROPOSALS)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Coroutine
 from typing import TypeVar
 
 from penstock.errors import ConfigurationError, NotAllowed, PenstockError
+from penstock.ledger.record import UndecodableRecord
 from penstock.retry import Backoff
 from penstock.runtime.race import first_of
 
@@ -33,9 +34,11 @@ class Poisoned(PenstockError):
 
 
 def applying(place: str, call: Callable[[], Result]) -> Result:
-    """Runs `call`. Raises `Poisoned` with the input's place for any exception."""
+    """Runs `call`. Raises `UndecodableRecord`, and `Poisoned` with the input's place for any other exception."""
     try:
         return call()
+    except UndecodableRecord:
+        raise
     except Exception as error:
         logger.exception("cannot apply %s", place)
         raise Poisoned(place, f"{type(error).__name__}: {error}") from error

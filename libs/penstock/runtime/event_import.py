@@ -7,6 +7,7 @@ from typing import Protocol
 
 import msgspec
 
+from penstock.ledger.record import UndecodableRecord
 from penstock.model.codec import decode_fact
 from penstock.model.errors import EventError
 from penstock.model.event import REGISTRY, Event
@@ -49,6 +50,9 @@ def _blames(source: str) -> Iterator[list[int]]:
         raise BadFile(source, [Problem(0, "", error.strerror or str(error))]) from error
     except msgspec.DecodeError as error:
         raise BadFile(source, [Problem(lines[0], "", f"no event: {error}")]) from error
+    except UndecodableRecord as error:
+        why = f"a fact that cannot be read: {error.kind}: {error.cause}"
+        raise BadFile(source, [Problem(lines[0], "", why)]) from error
     except EventError as error:
         raise BadFile(source, [Problem(lines[0], "", f"a fact that cannot be read: {error}")]) from error
     except KeyError as error:

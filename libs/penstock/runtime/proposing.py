@@ -19,6 +19,7 @@ from penstock.model.event import Event
 from penstock.model.proposals import Proposal
 from penstock.model.settings import PlacerSettings
 from penstock.model.topics import Topic
+from penstock.runtime.amended_log import AmendedLog, Repairs
 from penstock.runtime.crash_only import crash_only
 from penstock.runtime.failpoints import hit
 from penstock.runtime.ledger_follower import BATCH_MS, LedgerFollower
@@ -217,15 +218,16 @@ async def run_attempts(
 
     Raises `NotAllowed`, `ConfigurationError`.
     """
-    used = await open_log(settings.log_url, name, settings.archive).start() if log is None else log
-    is_ready = ready or asyncio.Event()
+    opened = await open_log(settings.log_url, name, settings.archive).start() if log is None else log
+    used, is_ready = AmendedLog.over(opened), ready or asyncio.Event()
+    repairs = Repairs(name, used, settings.cell_index)
     try:
         async with tracing(name, settings) as traces:
 
             async def once() -> None:
                 await attempt(used, traces, await load_replica(settings, used), is_ready)
 
-            await crash_only(name, once, stop)
+            await crash_only(name, lambda: repairs.attempt(once, is_ready), stop)
     finally:
         if log is None:
             await used.close()

@@ -10,6 +10,7 @@ from typing import Any
 from penstock.log.open import open_log
 from penstock.model.codec import as_written
 from penstock.model.types import JobSpec
+from penstock.runtime.amended_log import AmendedLog
 from penstock.runtime.settings import Settings
 from penstock.runtime.tracing.tracer import Tracing
 from penstock_services.estimator.core.step_time.profiling import Asked
@@ -19,7 +20,7 @@ from penstock_services.estimator.shell.service import Estimator
 @asynccontextmanager
 async def folded(settings: Settings) -> AsyncIterator[Estimator]:
     """The estimator as of the ledger's end. Raises `StoreError`, `LogError`, `ConfigurationError`."""
-    log = await open_log(settings.log_url, "estimator", settings.archive).start()
+    log = await AmendedLog(open_log(settings.log_url, "estimator", settings.archive)).start()
     try:
         estimator = Estimator(settings, log, Tracing())
         try:

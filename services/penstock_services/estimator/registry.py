@@ -211,7 +211,7 @@ async def _ask_again(
                 before = state.seq
                 if before >= job.estimated_seq:
                     break
-                state.fold(record.value)
+                state.fold(record.value, record.offset)
                 if state.seq == before or state.seq < since:
                     continue
                 for version, tier in tiers.items():

@@ -85,7 +85,7 @@ class History:
         self._unknown: set[str] = set()
 
     def take(self, value: bytes) -> bool:
-        """Folds one record of a ledger; False for a void one. Raises `EventError`."""
+        """Folds one record of a ledger; False for a void one. Raises `UndecodableRecord`."""
 
         def take_fact(record: RawRecord, n: int, event: Event) -> None:
             self.take_event(record.seq, record.now_ms, event)

@@ -95,8 +95,10 @@ class State:
         """Number of the last valid record."""
         return self.head.seq
 
-    def fold(self, value: bytes) -> bool:
-        """Folds one record of the ledger's partition, in order. Returns False for a void one."""
+    def fold(self, value: bytes, offset: int = -1) -> bool:
+        """Folds one record of the ledger's partition, in order; `offset`: -1 if it comes from no log. Returns False for a void one.
+
+        Raises `UndecodableRecord`, after which the state is of no more use."""
         found = read_valid(self.head, value)
         if found is None:
             self.void += 1
@@ -108,7 +110,7 @@ class State:
         at = At(record.seq, record.now_ms, cause.event_id)
         for fact in record.facts:
             if fact.type in HANDLERS:
-                evolve(self, at, fact.type, fact.event())
+                evolve(self, at, fact.type, record.event(fact, offset))
         return True
 
     def unestimated(self) -> list[tuple[str, LiveJob, JobSpec]]:

@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from penstock.clock import wall_ms
 from penstock.errors import StoreError
+from penstock.ledger.record import UndecodableRecord
 from penstock.log.open import open_log
 from penstock.log.port import MAX_BATCH_RECORDS, Log, Message, Partition, Reader, Record
 from penstock.model.codec import encode
@@ -25,7 +26,9 @@ from penstock.model.estimates import JobEstimated
 from penstock.model.external_events import JobSubmitted
 from penstock.model.topics import Topic
 from penstock.model.types import WHOLE_GPU, Estimate, JobSpec
+from penstock.runtime.amended_log import AmendedLog, Repairs
 from penstock.runtime.failpoints import hit
+from penstock.runtime.race import first_of
 from penstock.runtime.settings import Settings
 from penstock.runtime.snapshots import check_beginning
 from penstock.runtime.tracing.tracer import Attribute, Tracing, tracing
@@ -122,7 +125,7 @@ class Estimator:
         await check_beginning(self._log, self._ledger_partition, start)
         async for record in self._ledger(start, end):
             self.state.learning = record.offset >= known
-            self.state.fold(record.value)
+            self.state.fold(record.value, record.offset)
         self.state.learning = True
         self._folded_to(end)
         return end
@@ -153,7 +156,7 @@ class Estimator:
             hit("estimator.input_read")
             for record in records:
                 if record.partition == self._ledger_partition:
-                    self.state.fold(record.value)
+                    self.state.fold(record.value, record.offset)
             self._folded_to(reader.position(self._ledger_partition))
             self.etas.folded()
             submissions = [
@@ -261,10 +264,19 @@ async def run(
     ready: asyncio.Event | None = None,
 ) -> None:
     """Works until `stop` is set; see penstock.runtime.service. The topics must exist. Raises `LogError`."""
-    used = await open_log(settings.log_url, "estimator", settings.archive).start() if log is None else log
+    used = AmendedLog.over(
+        await open_log(settings.log_url, "estimator", settings.archive).start() if log is None else log
+    )
+    repairs = Repairs("estimator", used, settings.cell_index)
     try:
         async with tracing("estimator", settings) as traces:
-            await _until(stop, Estimator(settings, used, traces), ready)
+            while not stop.is_set():  # more than once only after a repair
+                try:
+                    await _until(stop, Estimator(settings, used, traces), ready)
+                except UndecodableRecord as error:
+                    if ready is not None:
+                        ready.set()  # whoever starts the services starts those that a repair needs, too
+                    await first_of(repairs.wait(error), stop.wait())
     finally:
         if log is None:
             await used.close()

@@ -21,6 +21,7 @@ from penstock.model.codec import as_written
 from penstock.model.estimates import JobEstimated
 from penstock.model.external_events import JobSubmitted
 from penstock.model.topics import MAX_EVENT_BYTES
+from penstock.runtime.amended_log import AmendedLog
 from penstock.runtime.settings import Settings
 from penstock_services.gateway.core.access import Role
 from penstock_services.gateway.core.acts import read_fields
@@ -178,7 +179,7 @@ def ask_estimator(recorded: bytes | None, settings: Settings) -> Answer:
     from penstock_services.estimator import registry
 
     async def check(job: registry.Recorded) -> Answer:
-        log = await open_log(settings.log_url, "estimator", settings.archive).start()
+        log = await AmendedLog(open_log(settings.log_url, "estimator", settings.archive)).start()
         try:
             return await registry.check(settings, log, job)
         finally:

@@ -33,6 +33,7 @@ from penstock_services.gateway.shell import (
     logs,
     moves,
     operators,
+    repair,
     stream,
     submissions,
     why,
@@ -66,6 +67,7 @@ PARTS = (
     cluster,
     groups,
     operators,
+    repair,
     admin,
 )
 OPEN_PATHS = frozenset({"/healthz", "/readyz"})

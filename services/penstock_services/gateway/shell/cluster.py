@@ -26,7 +26,7 @@ from penstock_services.gateway.core.deadline import failed, outlooks
 from penstock_services.gateway.core.log_text import Unreadable
 from penstock_services.gateway.core.problems import Problem
 from penstock_services.gateway.core.visible import event_for, reason_for, sees_all
-from penstock_services.gateway.shell.gateway import Gateway, answer, gateway_of, row_json
+from penstock_services.gateway.shell.gateway import Gateway, answer, gateway_of, require_live, row_json
 from penstock_services.gateway.shell.jobs import Labels, Text
 from penstock_services.gateway.shell.operators import jobs_on
 from penstock_services.gateway.shell.roles import caller_of, needs
@@ -136,7 +136,7 @@ Filtered = Annotated[Filters, Depends(filters_of)]
 Limit = Annotated[int, Query(ge=1, le=MAX_LISTED)]
 
 
-@router.get("/queue", dependencies=[needs(Role.READ)])
+@router.get("/queue", dependencies=[needs(Role.READ), Depends(require_live)])
 async def queue(request: Request, filters: Filtered, limit: Limit = 100) -> Response:
     """Jobs that wait, first in line first, each with its reason as of the latest record. `waiting`: how many there are of this kind."""
     follower, caller = gateway_of(request).follower, caller_of(request)
@@ -159,7 +159,7 @@ async def queue(request: Request, filters: Filtered, limit: Limit = 100) -> Resp
     return answer({**head, "jobs": rows})
 
 
-@router.get("/deadlines", dependencies=[needs(Role.READ)])
+@router.get("/deadlines", dependencies=[needs(Role.READ), Depends(require_live)])
 async def deadlines(request: Request, filters: Filtered, limit: Limit = 100) -> Response:
     """Jobs of the caller's tenant with a deadline or a service class that have not ended: lowest odds first, then those with unknown odds.
 
@@ -257,6 +257,7 @@ async def status(request: Request) -> Response:
     """Positions of the cell's ledger and its read models."""
     gateway = gateway_of(request)
     state, cell_index = gateway.follower.state, gateway.settings.cell_index
+    stands = gateway.follower.undecodable
     ledger, letters = Partition(Topic.LEDGER, cell_index), Partition(Topic.DEAD_LETTERS, 0)
     try:
         ends = await gateway.log.end_offsets([ledger, letters])
@@ -270,6 +271,7 @@ async def status(request: Request) -> Response:
             "now_ms": state.now_ms,
             "log_ms": gateway.follower.log_ms,
             "frozen": state.frozen,
+            "undecodable": None if stands is None else stands.row(),
             "profile": state.settings.profile,
             "alarm": None if gateway.alarms.current is None else as_written(gateway.alarms.current),
             "failed_choices": as_written(state.failed_choices),

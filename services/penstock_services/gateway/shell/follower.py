@@ -7,14 +7,15 @@ from typing import Any
 
 from penstock.clock import ReadersClock
 from penstock.ledger.evolve import evolve
-from penstock.ledger.record import RawRecord
+from penstock.ledger.record import RawRecord, UndecodableRecord
 from penstock.ledger.replica import Replica
 from penstock.ledger.state import CellState
 from penstock.ledger.views import Ending, Row, job_row, unproven
-from penstock.log.port import Log, Partition
+from penstock.log.port import Log, Partition, Reader
 from penstock.model.external_events import JobHoldRequested, JobSubmitted
 from penstock.model.ledger_events import JobEnded, PlacementDecided
 from penstock.model.topics import Topic
+from penstock.runtime.amended_log import Repairs
 from penstock.runtime.crash_only import applying
 from penstock_services.gateway.core.forecast_errors import ForecastErrors
 
@@ -31,6 +32,8 @@ class Follower:
         self.pending: OrderedDict[str, Row] = OrderedDict()
         self.log_ms: int | None = None
         """The log's own timestamp of the latest valid record; None: none was read yet."""
+        self.undecodable: UndecodableRecord | None = None
+        """The record before which the replica stands until an operator amends it; the tables stand there, too."""
         self.forecasts = ForecastErrors()
         self._clock = ReadersClock()
         if replica.state.now_ms:  # of a snapshot, whose records have no stamps
@@ -49,28 +52,42 @@ class Follower:
         return self._clock.now_ms()
 
     async def follow(self, log: Log, cell_index: int, caught_up: asyncio.Event) -> None:
-        """Folds until cancelled; sets `caught_up` once all records that existed at the start are folded."""
-        ledger = Partition(Topic.LEDGER, cell_index)
+        """Folds until cancelled; sets `caught_up` once all records that existed at the start are folded, or no more of them can be.
+
+        Where a record cannot be decoded, the replica stays before it until it is amended. Raises `LogError`.
+        """
+        ledger, repairs = (
+            Partition(Topic.LEDGER, cell_index),
+            Repairs("the gateway's replica", log, cell_index),
+        )
         end = (await log.end_offsets([ledger]))[ledger]
-        reader = log.reader({ledger: self.replica.offset}, batch_ms=BATCH_MS)
-        try:
-            while True:
-                if self.replica.offset >= end:
-                    caught_up.set()
-                found = False
-                for record in await reader.read():
-                    place = f"ledger offset {record.offset}"
-                    taken = applying(
-                        place, partial(self.replica.take, record.value, record.offset, self._fold)
-                    )
-                    if taken is not None:
-                        self.log_ms, found = record.timestamp_ms, True
-                        self._refused(taken)
-                if found:
-                    self._clock.read(self.state.now_ms, None if caught_up.is_set() else self.log_ms)
+        while True:
+            reader = log.reader({ledger: self.replica.offset}, batch_ms=BATCH_MS)
+            try:
+                await self._follow(reader, end, caught_up)
+            except UndecodableRecord as error:
+                self.undecodable = error
+                caught_up.set()
                 self._wake()
-        finally:
-            await reader.close()
+                await repairs.wait(error)
+            finally:
+                await reader.close()
+
+    async def _follow(self, reader: Reader, end: int, caught_up: asyncio.Event) -> None:
+        while True:
+            if self.replica.offset >= end:
+                caught_up.set()
+            found = False
+            for record in await reader.read():
+                place = f"ledger offset {record.offset}"
+                taken = applying(place, partial(self.replica.take, record.value, record.offset, self._fold))
+                if taken is not None:
+                    self.undecodable = None
+                    self.log_ms, found = record.timestamp_ms, True
+                    self._refused(taken)
+            if found:
+                self._clock.read(self.state.now_ms, None if caught_up.is_set() else self.log_ms)
+            self._wake()
 
     def _fold(self, record: RawRecord, n: int, fact: Any) -> None:
         """Folds one fact, and caches the rows of jobs that end."""

@@ -78,6 +78,14 @@ def gateway_of(request: Request) -> Gateway:
     return found
 
 
+async def require_live(request: Request) -> None:
+    """Dependency of answers from the replica. Raises `Problem` while it stands before a record that it cannot decode."""
+    found = gateway_of(request).follower.undecodable
+    if found is not None:
+        detail = f"{found}. The cell stands still before that record; jobs, nodes and events are listed as of then. For operators: {found.remedy}"
+        raise Problem(409, "ledger_undecodable", detail)
+
+
 def answer(content: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
     """JSON; fragments inside are passed through as they are."""
     return Response(orjson.dumps(content), status, headers, "application/json")

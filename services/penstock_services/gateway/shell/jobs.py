@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Annotated, Any, TypeVar
 
 import orjson
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import Response
 from msgspec.structs import replace
 from pydantic import Field
@@ -45,6 +45,7 @@ from penstock_services.gateway.shell.gateway import (
     content_type,
     gateway_of,
     read_body,
+    require_live,
     row_json,
 )
 from penstock_services.gateway.shell.roles import caller_of, needs
@@ -323,7 +324,7 @@ async def job(job_id: str, request: Request) -> Response:
     return answer(job_for(caller_of(request), found | more))
 
 
-@router.get("/{job_id}/eta", dependencies=[needs(Role.READ)])
+@router.get("/{job_id}/eta", dependencies=[needs(Role.READ), Depends(require_live)])
 async def eta(job_id: str, request: Request) -> Response:
     """Its remaining time, with an interval; `answer` names the source, `due` whether it is late.
 

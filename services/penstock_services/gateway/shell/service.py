@@ -12,6 +12,7 @@ from penstock.errors import ConfigurationError
 from penstock.log.open import open_log
 from penstock.log.port import Log, Partition
 from penstock.model.topics import CELL_TOPICS, Topic
+from penstock.runtime.amended_log import AmendedLog, Signer
 from penstock.runtime.crash_only import crash_only
 from penstock.runtime.http_server import Server
 from penstock.runtime.keepalive import keep_alive
@@ -114,10 +115,12 @@ async def _attempt(
     """One attempt: log, store, replica, server; ends by an exception or cancellation and leaves nothing open."""
     store = Store(settings.need_dsn("the gateway"), settings.cell, settings.log_url)
     start_fork_server()
-    log = (
+    key = options.operator_key
+    log = AmendedLog.over(
         shared
         if shared is not None
-        else await open_log(settings.log_url, "gateway", settings.archive).start()
+        else await open_log(settings.log_url, "gateway", settings.archive).start(),
+        None if key is None else Signer(settings.cell, key),
     )
     try:
         await log.create(TOPICS | dict.fromkeys(CELL_TOPICS, settings.cell_index + 1))

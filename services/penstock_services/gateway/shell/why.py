@@ -17,7 +17,7 @@ from penstock_services.gateway.core.problems import Problem
 from penstock_services.gateway.core.visible import reason_for, sees_all
 from penstock_services.gateway.shell.deadlines import outlook_of
 from penstock_services.gateway.shell.explained import move_of, placement_of, with_reasons
-from penstock_services.gateway.shell.gateway import Gateway, answer, gateway_of
+from penstock_services.gateway.shell.gateway import Gateway, answer, gateway_of, require_live
 from penstock_services.gateway.shell.jobs import find_job
 from penstock_services.gateway.shell.past import explained, record_at
 from penstock_services.gateway.shell.roles import caller_of, needs
@@ -48,6 +48,8 @@ async def why(
     of a job with a deadline or a service class, as `GET /v1/deadlines` has it; null of the past and for others.
     """
     gateway = gateway_of(request)
+    if at is None:
+        await require_live(request)
     if at is None and at_ms is not None:
         at = await record_at(gateway, at_ms)
     found = await (_now(gateway, job_id) if at is None else _past(gateway, job_id, at))

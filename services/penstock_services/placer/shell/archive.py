@@ -21,6 +21,7 @@ from penstock.log.archive import Archive, Writer
 from penstock.log.archived import ArchivedLog
 from penstock.log.port import Log, Partition
 from penstock.model.topics import Topic
+from penstock.runtime.amended_log import AmendedLog
 from penstock.runtime.settings import Settings
 from penstock.runtime.snapshots import (
     CONNECT_TIMEOUT_S,
@@ -113,7 +114,7 @@ async def _copy_ledger(whole: ArchivedLog, ledger: Partition, snapshot: Replica)
     writer = Writer(whole.archive, ledger)
     replica = await asyncio.to_thread(_archived_fold, whole.archive, ledger)
     copied, last = 0, snapshot.head_offset
-    reader = whole.reader({ledger: replica.offset})
+    reader = AmendedLog(whole).reader({ledger: replica.offset})
     try:
         while replica.offset <= last:
             records = await reader.read(timeout_ms=READ_WITHIN_MS)

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 import orjson
 
 from penstock import __version__
-from penstock.ledger.evolve import FOLD_VERSION
-from penstock.ledger.record import GENESIS, Head, RawFact, RawRecord, read, read_valid, write
+from penstock.ledger.evolve import FOLD_VERSION, fold
+from penstock.ledger.record import GENESIS, Amended, Head, RawFact, RawRecord, read, read_valid, write
 from penstock.ledger.state import CellState
 from penstock.log.open import open_log
 from penstock.log.port import Log, Partition, Record
@@ -26,6 +26,7 @@ from penstock.model.event import wire_type
 from penstock.model.ledger_events import PlacementDecided, TermStarted
 from penstock.model.topics import INPUT_TOPICS, Topic
 from penstock.model.upcasters import SPLIT
+from penstock.runtime.amended_log import AmendedLog
 from penstock.runtime.settings import Settings
 from penstock.runtime.snapshots import check_beginning
 from penstock_services.placer.core.answer import (
@@ -67,6 +68,8 @@ class Report:
     """Records on the partition that the chain rule refuses (zombies, foreign bytes)."""
     identical: int = 0
     different: int = 0
+    amended: int = 0
+    """Records that an operator amended: their facts are taken, and not decided again."""
     head_seq: int = 0
     head_id: str = ""
     seconds: float = 0.0
@@ -93,7 +96,7 @@ def replay(
 async def _replay(
     settings: Settings, until: int | None, decision: str | None, progress: Callable[[int], None]
 ) -> dict[str, Any]:
-    log = await open_log(settings.log_url, "replay", settings.archive).start()
+    log = await AmendedLog(open_log(settings.log_url, "replay", settings.archive)).start()
     try:
         report = await Replayer(log, settings.cell_index).run(until, decision, progress)
     finally:
@@ -150,6 +153,9 @@ class Replayer:
             self.report.void += 1
             return
         head, raw = found
+        if isinstance(record.value, Amended):
+            self._take(head, raw, record.offset)
+            return
         again = await self._again(raw)
         self._head = head
         identical, report = again == upcast(record.value), self.report
@@ -165,6 +171,15 @@ class Replayer:
                 "decided_by": self._decider.text,
                 "record": orjson.loads(again),
             }
+
+    def _take(self, head: Head, raw: RawRecord, offset: int) -> None:
+        """Folds an amended record, as each placer after the amendment has: what was decided there could not be read."""
+        fold(self._core.state, raw, offset=offset)
+        self._core, self._head = PlacerCore(self._core.state), head
+        report = self.report
+        report.records += 1
+        report.amended += 1
+        report.head_seq, report.head_id = head.seq, head.id
 
     def _count(self, seq: int, identical: bool) -> None:
         report = self.report

@@ -28,6 +28,7 @@ from penstock.log.port import MAX_RECORD_BYTES, Log, Message, Partition, Reader,
 from penstock.model.event import Event
 from penstock.model.ledger_events import PlacementExplanation
 from penstock.model.topics import CELL_TOPICS, NODE_PARTITIONS, Topic
+from penstock.runtime.amended_log import AmendedLog, Repairs, Signer
 from penstock.runtime.crash_only import Poisoned, applying, crash_only
 from penstock.runtime.failpoints import hit
 from penstock.runtime.node_keys import OPERATOR_KEY, TRUST_LOG, PlacerKeys, operator_key
@@ -382,12 +383,17 @@ async def run(
     """The placer service until `stop`; see penstock.runtime.service. `start`: instead of the environment's."""
     shared = log is not None
     start = start or _start()
-    log = log if log is not None else await open_log(settings.log_url, "placer", settings.archive).start()
+    signer = None if start.operator is None else Signer(settings.cell, start.operator)
+    log = AmendedLog.over(
+        log if log is not None else await open_log(settings.log_url, "placer", settings.archive).start(),
+        signer,
+    )
+    ready, repairs = ready or asyncio.Event(), Repairs("placer", log, settings.cell_index)
     async with tracing("placer", settings) as traces:
-        service = PlacerService(settings, log, ready or asyncio.Event(), traces, start)
+        service = PlacerService(settings, log, ready, traces, start)
         try:
             await log.create(TOPICS | dict.fromkeys(CELL_TOPICS, settings.cell_index + 1))
-            await crash_only("placer", service.one_term, stop, service.failed)
+            await crash_only("placer", lambda: repairs.attempt(service.one_term, ready), stop, service.failed)
         finally:
             if not shared:
                 await log.close()

@@ -38,6 +38,7 @@ from penstock.model.moves import JobConverged, MoveDecided, MoveGivenUp
 
 REJECTED = "penstock.input.rejected"
 DEAD_LETTERED = "penstock.input.dead_lettered"
+AMENDED = "penstock.record.amended"
 
 JOB_CHANGES = (
     "job_id", "seq", "status", "attempt", "infrastructure_retries", "token", "queued_ms", "placed_ms", "running_ms",
@@ -85,8 +86,11 @@ class Projection:
 
     def take(self, value: bytes, offset: int) -> bool:
         """Folds one record of the ledger's partition; False for a void one, which only moves the offset."""
+        before = len(self._events)
         record = self.replica.take(value, offset, self._fold)
         self._drop_forgotten()
+        if record is not None and record.amended:
+            self._amended(record, offset, self._events[before:])
         if record is not None and record.outcome != "committed":
             self._refused(record)
         return record is not None
@@ -189,6 +193,21 @@ class Projection:
                     else None,
                 }
             )
+
+    def _amended(self, record: RawRecord, offset: int, facts: list[Row]) -> None:
+        """That an operator amended the record is an event of the stream too, of the first job that it is about."""
+        self._events.append(
+            {
+                "seq": record.seq,
+                "n": len(record.facts) + 1,
+                "at_ms": record.now_ms,
+                "type": AMENDED,
+                "job_id": next((row["job_id"] for row in facts if row["job_id"] is not None), None),
+                "node_id": None,
+                "task_id": None,
+                "data": {"offset": offset, **orjson.loads(bytes(record.amended))},
+            }
+        )
 
     def _refused(self, record: RawRecord) -> None:
         """A rejected or dead-lettered input is an event of the stream too."""

@@ -8,6 +8,7 @@ import uvloop
 
 from penstock.log.open import open_log
 from penstock.log.port import Log
+from penstock.runtime.amended_log import AmendedLog
 from penstock.runtime.settings import Settings
 from penstock_services.projector.shell.rebuild import rebuild, verify
 
@@ -21,7 +22,7 @@ def perform(name: str, settings: Settings) -> dict[str, Any]:
 
 
 async def _with_log(command: Command, settings: Settings) -> dict[str, Any]:
-    log = await open_log(settings.log_url, "projector", settings.archive).start()
+    log = await AmendedLog(open_log(settings.log_url, "projector", settings.archive)).start()
     try:
         return await command(settings, log)
     finally:

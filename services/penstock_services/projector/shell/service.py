@@ -16,6 +16,7 @@ from penstock.ledger.replica import Replica
 from penstock.log.open import open_log
 from penstock.log.port import Log, Partition
 from penstock.model.topics import CELL_TOPICS, Topic
+from penstock.runtime.amended_log import AmendedLog, Repairs
 from penstock.runtime.crash_only import crash_only
 from penstock.runtime.failpoints import hit
 from penstock.runtime.migrations import load_migrations, migrate, schema_of
@@ -164,11 +165,14 @@ async def run(
     """The projector service until `stop`; see penstock.runtime.service."""
     settings.need_dsn("the projector")
     shared = log is not None
-    log = log if log is not None else await open_log(settings.log_url, "projector", settings.archive).start()
+    log = AmendedLog.over(
+        log if log is not None else await open_log(settings.log_url, "projector", settings.archive).start()
+    )
     try:
         await log.create(dict.fromkeys(CELL_TOPICS, settings.cell_index + 1))
-        projector = Projector(settings, log, ready or asyncio.Event())
-        await crash_only("projector", projector.attempt, stop)
+        ready = ready or asyncio.Event()
+        projector, repairs = Projector(settings, log, ready), Repairs("projector", log, settings.cell_index)
+        await crash_only("projector", lambda: repairs.attempt(projector.attempt, ready), stop)
     finally:
         if not shared:
             await log.close()

@@ -8,7 +8,9 @@ then projected again from the ledger, which does wait.
 """
 
 import re
+from collections.abc import Mapping, Sequence
 from itertools import count
+from types import MappingProxyType
 from typing import Any
 
 import asyncpg
@@ -17,6 +19,7 @@ import orjson
 from penstock.errors import StoreError
 from penstock.ledger.record import Head
 from penstock.ledger.replica import Replica
+from penstock.ledger.views import Row
 from penstock_services.projector.core.projection import JOB_CHANGES, Batch
 
 CHANNEL = "penstock_projected"  # payload: `schema:seq` of the new position
@@ -39,6 +42,15 @@ noted AS (UPDATE positions SET forgotten_ms = greatest(forgotten_ms, $1) WHERE c
 SELECT count(*) FROM gone
 """
 
+LARGEST: Mapping[str, int] = MappingProxyType(
+    {
+        kind + array: (1 << bits) - 1
+        for kind, bits in (("smallint", 15), ("integer", 31), ("bigint", 63))
+        for array in ("", "[]")
+    }
+)
+"""Type of a column → the largest number that it holds; events may hold larger ones."""
+
 NUL = re.compile(rb"(?<!\\)((?:\\\\)*)\\u0000")  # an escaped NUL without a further backslash before it
 
 
@@ -48,6 +60,31 @@ class Superseded(StoreError):
 
 Columns = dict[str, dict[str, str]]
 """Table → its columns, in their order → their SQL types."""
+
+Bounds = dict[str, int]
+"""Column of whole numbers → the largest that it holds."""
+
+
+def _bounds(columns: Mapping[str, str]) -> Bounds:
+    return {name: LARGEST[kind] for name, kind in columns.items() if kind in LARGEST}
+
+
+def _saturate(rows: Sequence[Row], bounds: Bounds) -> None:
+    """Puts the nearest number that its column holds in place of each that lies outside; the event has the number itself."""
+    for row in rows:
+        for name, largest in bounds.items():
+            value = row[name]
+            if value is None:
+                continue
+            if isinstance(value, int):
+                if not -largest <= value <= largest:
+                    row[name] = _within(value, largest)
+            elif any(not -largest <= number <= largest for number in value):
+                row[name] = [_within(number, largest) for number in value]
+
+
+def _within(number: int, largest: int) -> int:
+    return max(-largest, min(number, largest))
 
 
 def _statement(columns: Columns) -> str:
@@ -118,6 +155,7 @@ class Store:
         self._cell = cell
         self._apply = ""
         self._columns: Columns = {}
+        self._bounds: dict[str, Bounds] = {}
 
     @classmethod
     async def open(cls, dsn: str, schema: str, cell: str) -> "Store":
@@ -153,6 +191,9 @@ class Store:
         )
         store._columns = await _columns(connection, schema)
         store._apply = _statement(store._columns)
+        store._bounds = {table: _bounds(columns) for table, columns in store._columns.items()}
+        jobs = store._bounds["jobs"]
+        store._bounds["job_changes"] = {name: jobs[name] for name in JOB_CHANGES if name in jobs}
         return store
 
     async def position(self) -> tuple[int, Head, int]:
@@ -163,6 +204,8 @@ class Store:
     async def apply(self, replica: Replica, expected_offset: int, batch: Batch) -> None:
         """Position and effect in one transaction. Raises `Superseded`, `StoreError`."""
         state, head = replica.state, replica.head
+        for table, bounds in self._bounds.items():
+            _saturate(batch[table], bounds)
         rows: list[Any] = [_json(batch[table]) for table in (*REPLACED, "job_changes", "shrunk", "forgotten")]
         for table in APPENDED:
             for name, kind in self._columns[table].items():
