@@ -9,7 +9,6 @@ from penstock.sdk import turns
 from penstock.sdk.turns import Turn
 from tests.unit.played_changes import Played
 
-
 PLACES = count(1)
 """Numbers of bytes by which a turn is held: no two holders have the same."""
 
