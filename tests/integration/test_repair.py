@@ -254,7 +254,7 @@ async def test_the_drill(
         for path in ("/v1/jobs/first/why", "/v1/jobs/first/eta", "/v1/queue"):
             answer = await http.get(path)
             assert (answer.status_code, answer.json()["type"]) == (
-                503,
+                409,
                 "urn:penstock:problem:ledger_undecodable",
             )
             assert f"penstock repair --at {offset}" in answer.json()["detail"]
