@@ -42,11 +42,20 @@ def replay(
     decision: Annotated[
         str | None, typer.Option(metavar="ID", help="A record's seq or a job: show its decision as repeated.")
     ] = None,
+    fresh: Annotated[
+        bool,
+        typer.Option(
+            "--fresh", help="From the newest snapshot on, by a decider that knows nothing of before."
+        ),
+    ] = False,
     output: Output = Format.TABLE,
 ) -> None:
     """Repeat all decisions from the log and compare byte for byte; exit code 1 when something differs."""
-    client = gateway(ctx)
-    _verdict(client.get("/v1/replay", patience_s=REPLAY_PATIENCE_S, until=until, decision=decision), output)
+    asked = {"fresh": "true"} if fresh else {}
+    asked |= {
+        name: str(value) for name, value in (("until", until), ("decision", decision)) if value is not None
+    }
+    _verdict(gateway(ctx).get("/v1/replay", patience_s=REPLAY_PATIENCE_S, **asked), output)
 
 
 def repair(

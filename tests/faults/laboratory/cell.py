@@ -63,6 +63,10 @@ LOOK_S = 1.0
 NOTICED_WITHIN_S = 300.0  # of the loss of an input; placers may be dead until it is calm
 RESTARTED_AFTER_S = 5.0  # a service that cannot work
 SNAPSHOT_EVERY = 25  # valid records
+FRESH, AFTER_SNAPSHOT = (
+    3,
+    25,
+)  # snapshots from which a fresh decider decides again, and so many records after each
 COMPARE_EVERY = 16  # records between two looks at whether placer and ledger agree
 LEASES_MS = (20_000, 60_000)
 SLOWEST_CLOCK = 0.846  # of a node: `penstock.ledger.lease.wait_ms`
@@ -469,10 +473,16 @@ class Laboratory:
         self._compare()
 
     async def replay(self) -> None:
-        """Decides the whole ledger again from its inputs and compares byte for byte."""
+        """Decides the whole ledger again from its inputs and compares byte for byte; and parts of it by deciders that know nothing of before."""
         report = await Replayer(Connection(self.broker), 0).run()
         if report.different:
             raise Violation("replay", f"{report.different} records differ: {report.differences[:2]}")
+        snapshots = [] if self.judge.has_lost else self.snapshots  # of one history
+        for snapshot in snapshots[:: max(1, len(snapshots) // FRESH)]:
+            start = Replica(load(snapshot.state), snapshot.head, snapshot.offset)
+            fresh = await Replayer(Connection(self.broker), 0, start).run(snapshot.head.seq + AFTER_SNAPSHOT)
+            if fresh.different:
+                raise Violation("fresh", f"{fresh.different} records differ: {fresh.differences[:2]}")
 
 
 def _moment(state: CellState) -> tuple[int, int, int]:

@@ -45,6 +45,7 @@ from penstock_services.gateway.shell.models import (
 )
 from penstock_services.gateway.shell.roles import caller_of, needs
 from penstock_services.placer.shell.replay import replay as replay_ledger
+from penstock_services.placer.shell.replay import replay_fresh
 from penstock_services.projector.shell.admin import perform
 
 router = APIRouter(prefix="/v1", tags=["checking"])
@@ -72,9 +73,20 @@ async def replay(
         str | None,
         Query(max_length=128, description="a ledger seq or a job: its record, decided again, in full"),
     ] = None,
+    fresh: Annotated[
+        bool,
+        Query(description="by a decider that starts from the newest snapshot and knows nothing of before"),
+    ] = False,
 ) -> StreamingResponse:
     """Decides everything again from the log and compares byte for byte: `{"ok": true|false, "records": …, …}`."""
-    return _over_ledger(request, "replay", partial(replay_ledger, until=until, decision=decision))
+    if fresh and (until is not None or decision is not None):
+        raise Problem(
+            400,
+            "fresh_replay",
+            "fresh decides all records after the newest snapshot; leave out until and decision",
+        )
+    work = replay_fresh if fresh else partial(replay_ledger, until=until, decision=decision)
+    return _over_ledger(request, "replay", work)
 
 
 @router.get("/estimator/models", response_class=StreamingResponse, dependencies=[needs(Role.READ)])

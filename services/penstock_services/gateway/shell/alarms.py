@@ -1,10 +1,14 @@
-"""Alarm of a cell that does not go on (LAW 7): a job waits beside free resources though nothing is under way, or no placer answers what was acknowledged.
+"""Alarm of a cell that does not go on (LAW 7), or whose decisions follow from more than its ledger.
 
-The cell is looked at after records, at most once in `SETTLES_S`, and at submissions that nobody answers. One alarm at a time: the first that is found.
+A job waits beside free resources though nothing is under way; no placer answers what was acknowledged; or a decider that starts from a snapshot
+decides records otherwise than they stand. The cell is looked at after records, at most once in `SETTLES_S`, and at submissions that nobody answers;
+decisions are repeated once in `FRESH_EVERY` records. One alarm at a time: the first that is found.
 """
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
 
 from penstock.errors import one_line
 from penstock.model.types import Value
@@ -14,6 +18,8 @@ from penstock_services.gateway.shell.follower import Follower
 
 logger = logging.getLogger(__name__)
 
+FRESH_EVERY = 20_000  # records: as often as there is a new snapshot
+FRESH_RECORDS = 500  # decided again after it, in a worker
 SETTLES_S = 1.0
 """From "possible" to "ordered": longer is an alarm."""
 
@@ -22,7 +28,7 @@ class Alarm(Value, frozen=True, kw_only=True):
     """Why the cell does not go on."""
 
     job_id: str
-    """The first job that it keeps waiting."""
+    """The first job that waits; empty: the alarm is about decisions."""
     cause: str
     remedy: str
     since_ms: int
@@ -32,8 +38,12 @@ class Alarm(Value, frozen=True, kw_only=True):
 class Alarms:
     """`current`: the alarm that stands; None: the cell goes on."""
 
-    def __init__(self, follower: Follower) -> None:
+    def __init__(self, follower: Follower, decides_again: Callable[[], Awaitable[Mapping[str, Any]]]) -> None:
+        """`decides_again`: the report of a replay by a fresh decider, from the newest snapshot on."""
         self.current: Alarm | None = None
+        self._decides_again = decides_again
+        self._stale: Alarm | None = None
+        self._next_fresh = -1
         self._follower = follower
         self._undelaying = Undelaying()
 
@@ -42,6 +52,7 @@ class Alarms:
         unanswered = ""
         while True:
             changed = self._follower.next_change()
+            await self._repeat()
             found = self._found(unanswered)
             if (found is None) is not (self.current is None):
                 self._tell(found)
@@ -49,6 +60,32 @@ class Alarms:
             looks_again = bool(unanswered) and self.current is None
             await first_of(changed.wait(), timeout_s=SETTLES_S if looks_again else None)
             await asyncio.sleep(SETTLES_S)
+
+    async def _repeat(self) -> None:
+        """Has a fresh decider repeat some decisions, where it is time."""
+        seq = self._follower.state.seq
+        if self._next_fresh < 0:
+            self._next_fresh = (seq // FRESH_EVERY + 1) * FRESH_EVERY
+        if seq < self._next_fresh:
+            return
+        self._next_fresh = (seq // FRESH_EVERY + 1) * FRESH_EVERY
+        try:
+            report = await self._decides_again()
+        except Exception as error:  # noqa: BLE001 - the check failed, and the cell goes on
+            logger.warning("decisions could not be repeated by a fresh decider: %s", one_line(error))
+            return
+        first = next(iter(report["differences"]), None)
+        self._stale = (
+            None
+            if first is None
+            else Alarm(
+                job_id="",
+                cause=f"a fresh decider decides record {first['seq']} otherwise (its {first['field']}): decisions rest on more than the ledger, "
+                "or another version has taken them",
+                remedy="`penstock replay --fresh` shows the records; restart the placer, and report it if one version has decided them",
+                since_ms=self._follower.now_ms(),
+            )
+        )
 
     def _found(self, unanswered: str) -> Alarm | None:
         """`unanswered`: job that was acknowledged before the last look."""
@@ -65,7 +102,7 @@ class Alarms:
         except Exception as error:  # noqa: BLE001 - a policy's bug is the answer
             stall = Stall("", (), f"a policy fails: {one_line(error)}")
         if stall is None:
-            return None
+            return self._stale
         return Alarm(
             job_id=stall.job_id,
             cause=f"it waits though it fits on {', '.join(sorted(set(stall.nodes)))}: {stall.cause}"
@@ -80,7 +117,7 @@ class Alarms:
 
     def _tell(self, found: Alarm | None) -> None:
         if found is not None:
-            logger.warning("alarm: job %s: %s; %s", found.job_id, found.cause, found.remedy)
+            logger.warning("alarm: %s: %s; %s", found.job_id or "decisions", found.cause, found.remedy)
         elif self.current is not None:
-            logger.info("the cell goes on; the alarm about job %s is over", self.current.job_id)
+            logger.info("the cell goes on; the alarm about %s is over", self.current.job_id or "decisions")
         self.current = found

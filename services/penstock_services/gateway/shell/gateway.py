@@ -14,12 +14,13 @@ from penstock.runtime.pool import WorkerPool
 from penstock.runtime.settings import Settings
 from penstock.runtime.tracing.tracer import Tracing
 from penstock_services.gateway.core.problems import CONTENT_TYPE, Problem
-from penstock_services.gateway.shell.alarms import Alarms
+from penstock_services.gateway.shell.alarms import FRESH_RECORDS, Alarms
 from penstock_services.gateway.shell.appender import Appender
 from penstock_services.gateway.shell.follower import Follower
 from penstock_services.gateway.shell.log_reader import LogReader
 from penstock_services.gateway.shell.options import Options
 from penstock_services.gateway.shell.store import Store
+from penstock_services.placer.shell.replay import replay_fresh
 
 MAX_BODY_BYTES = 1 << 20  # maximum that is read; events have their own, smaller bound
 FRESH_WITHIN_S = 0.5  # a listing waits so long for the tables to reach this gateway's replica
@@ -42,7 +43,6 @@ class Gateway:
     log: Log
     store: Store
     follower: Follower
-    alarms: Alarms
     appender: Appender
     traces: Tracing
     logs: LogReader
@@ -50,6 +50,7 @@ class Gateway:
     workers: WorkerPool = field(default_factory=WorkerPool)
     ledger: Exclusive = field(default_factory=Exclusive)
     """Verify, rebuild, replay."""
+    alarms: Alarms = field(init=False)
     models: Exclusive = field(default_factory=Exclusive)
     """Requests about models."""
     submitting: "WeakValueDictionary[str, asyncio.Lock]" = field(default_factory=WeakValueDictionary)
@@ -62,6 +63,15 @@ class Gateway:
     """Node → its standing connection."""
     broken: "dict[str, asyncio.Future[None]]" = field(default_factory=dict)
     """Node whose connection has just broken → the task that reports it, unless the node reconnects in time."""
+
+    def __post_init__(self) -> None:
+        self.alarms = Alarms(self.follower, self._decides_again)
+
+    async def _decides_again(self) -> dict[str, Any]:
+        """Some decisions after the newest snapshot, repeated by a worker that knows nothing of before."""
+        async with self.ledger.lock:
+            found: dict[str, Any] = await self.ledger.workers.run(replay_fresh, self.settings, FRESH_RECORDS)
+        return found
 
     async def fresh(self) -> None:
         """Later reads see at least the records that this gateway has folded so far, if the projector keeps up."""

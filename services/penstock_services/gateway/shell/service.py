@@ -20,7 +20,6 @@ from penstock.runtime.pool import start_fork_server
 from penstock.runtime.settings import Settings
 from penstock.runtime.snapshots import load_latest
 from penstock.runtime.tracing.tracer import tracing
-from penstock_services.gateway.shell.alarms import Alarms
 from penstock_services.gateway.shell.app import build_app
 from penstock_services.gateway.shell.appender import Appender
 from penstock_services.gateway.shell.connections import report_missing
@@ -136,7 +135,6 @@ async def _attempt(
                 log=log,
                 store=store,
                 follower=follower,
-                alarms=Alarms(follower),
                 appender=Appender(
                     log, settings, options.max_in_flight, options.answer_within_s, options.operator_key
                 ),

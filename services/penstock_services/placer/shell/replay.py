@@ -17,8 +17,8 @@ import orjson
 
 from penstock import __version__
 from penstock.ledger.evolve import FOLD_VERSION, fold
-from penstock.ledger.record import GENESIS, Amended, Head, RawFact, RawRecord, read, read_valid, write
-from penstock.ledger.state import CellState
+from penstock.ledger.record import Amended, Head, RawFact, RawRecord, read, read_valid, write
+from penstock.ledger.replica import Replica
 from penstock.log.open import open_log
 from penstock.log.port import Log, Partition, Record
 from penstock.model.codec import decode, written
@@ -28,7 +28,7 @@ from penstock.model.topics import INPUT_TOPICS, Topic
 from penstock.model.upcasters import SPLIT
 from penstock.runtime.amended_log import AmendedLog
 from penstock.runtime.settings import Settings
-from penstock.runtime.snapshots import check_beginning
+from penstock.runtime.snapshots import check_beginning, load_replica
 from penstock_services.placer.core.answer import (
     Input,
     Moment,
@@ -93,30 +93,53 @@ def replay(
     return asyncio.run(_replay(settings, until, decision, progress))
 
 
+def replay_fresh(settings: Settings, records: int | None = None) -> dict[str, Any]:
+    """As `replay`, by a decider that starts from the newest snapshot, and so knows nothing of before: at most so many records after it.
+
+    A decider's caches only save work: whatever a fresh one decides otherwise was decided by something that is not in the ledger.
+    """
+    return asyncio.run(_replay(settings, records, None, lambda _: None, fresh=True))
+
+
 async def _replay(
-    settings: Settings, until: int | None, decision: str | None, progress: Callable[[int], None]
+    settings: Settings,
+    until: int | None,
+    decision: str | None,
+    progress: Callable[[int], None],
+    *,
+    fresh: bool = False,
 ) -> dict[str, Any]:
     log = await AmendedLog(open_log(settings.log_url, "replay", settings.archive)).start()
     try:
-        report = await Replayer(log, settings.cell_index).run(until, decision, progress)
+        start = await load_replica(settings, log) if fresh else Replica()
+        if fresh and until is not None:
+            until += start.head.seq
+        report = await Replayer(log, settings.cell_index, start).run(until, decision, progress)
     finally:
         await log.close()
     return {"ok": report.different == 0, **asdict(report)}
 
 
 class Replayer:
-    """Re-decides one cell's ledger from its first record."""
+    """Re-decides one cell's ledger from its first record, or after a snapshot (`start`, which is folded on)."""
 
-    def __init__(self, log: Log, cell_index: int) -> None:
+    def __init__(self, log: Log, cell_index: int, start: Replica | None = None) -> None:
+        start = Replica() if start is None else start
         self._log = log
         self._ledger = Partition(Topic.LEDGER, cell_index)
-        self._core = PlacerCore(CellState())
-        self._head = GENESIS
+        self._offset = start.offset
+        self._core = PlacerCore(start.state)
+        self._head = start.head
         self._decider = Decider("", 0)
+        read = start.state.positions
         self._inputs = {
-            topic: (log.reader({Partition(topic, cell_index): 0}), deque[Record]()) for topic in INPUT_TOPICS
+            topic: (
+                log.reader({Partition(topic, cell_index): read.get((topic, cell_index), 0)}),
+                deque[Record](),
+            )
+            for topic in INPUT_TOPICS
         }
-        self.report = Report()
+        self.report = Report(head_seq=start.head.seq, head_id=start.head.id)
 
     async def run(
         self,
@@ -127,9 +150,9 @@ class Replayer:
         """Up to record `until` (default: the head now). `decision`: a seq, or a job, for its last
         placement; the re-decided record is reported."""
         began = perf_counter()
-        await check_beginning(self._log, self._ledger, 0)
+        await check_beginning(self._log, self._ledger, self._offset)
         end = (await self._log.end_offsets([self._ledger]))[self._ledger]
-        reader = self._log.reader({self._ledger: 0})
+        reader = self._log.reader({self._ledger: self._offset})
         report = self.report
         try:
             while reader.position(self._ledger) < end and (until is None or report.head_seq < until):
