@@ -1,7 +1,7 @@
 """Liquid §4 and §6.1: the forest, exactly, and what the paper says about it, on measured runs.
 
-The figures are floors, each a hundredth below what the forest reaches here with five folds and three seeds (R², GPU
-memory / log throughput / utilisation mean / its standard deviation).
+The figures are floors for the mean of three divisions into five folds (R², GPU memory / log throughput / utilisation mean / its standard deviation): over
+ten other divisions 0.9746 ± 0.0018, 0.9747 ± 0.0012, 0.6745 ± 0.0135 and 0.6457 ± 0.0159 (one division), each floor at least 4.9 standard errors below.
 """
 
 import numpy as np
@@ -26,7 +26,7 @@ needs_data = pytest.mark.skipif(
     not DATA.is_dir(),
     reason=f"the telemetry is not in {DATA}; set PENSTOCK_DATA to the folder that holds lambda/",
 )
-FLOORS = {MEMORY: 0.965, THROUGHPUT: 0.964, UTILISATION: 0.644, UTILISATION_STD: 0.625}
+FLOORS = {MEMORY: 0.965, THROUGHPUT: 0.964, UTILISATION: 0.636, UTILISATION_STD: 0.600}
 
 
 @pytest.fixture(scope="module")
