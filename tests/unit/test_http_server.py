@@ -1,0 +1,177 @@
+"""HTTP server of gateway and log servers: requests that never become whole are closed, all others are left alone; over real sockets, with short limits."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any, NamedTuple
+
+import pytest
+
+from penstock.runtime.http_limits import Limits
+from penstock.runtime.http_server import Server
+from tests.support.waiting import await_until
+
+HALF = b"GET /half HTTP/1.1\r\nHost: a\r\n"
+WHOLE = b"GET /whole HTTP/1.1\r\nHost: a\r\n\r\n"
+SHORT = Limits(headers_within_s=0.2, body_within_s=0.2)
+
+
+def post(length: int) -> bytes:
+    return b"POST /body HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n" % length
+
+
+class Application:
+    """`/body` answers with the length of the body, `/stream` never ends, `/early` answers before it reads."""
+
+    def __init__(self) -> None:
+        self.gone: list[str] = []
+        """Paths of requests that ended before their bodies did."""
+        self.more = asyncio.Event()
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        size = 0
+        while scope["path"] == "/body":
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                self.gone.append(scope["path"])
+                return
+            size += len(message["body"])
+            if not message["more_body"]:
+                break
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        if scope["path"] == "/stream":
+            await send({"type": "http.response.body", "body": b"first", "more_body": True})
+            await self.more.wait()
+        await send({"type": "http.response.body", "body": b"%d bytes" % size})
+
+
+class Open(NamedTuple):
+    """A connection of a client."""
+
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+
+    async def send(self, text: bytes) -> None:
+        self.writer.write(text)
+        await self.writer.drain()
+
+    async def until(self, text: bytes) -> bytes:
+        return await self.reader.readuntil(text)
+
+    async def closed(self) -> bytes:
+        """Everything up to the end of the connection, which the server closes."""
+        return await self.reader.read()
+
+
+class Serving:
+    def __init__(self, port: int, app: Application) -> None:
+        self._port, self.app = port, app
+        self._opened: list[Open] = []
+
+    async def connect(self, text: bytes = b"") -> Open:
+        found = Open(*await asyncio.open_connection("127.0.0.1", self._port))
+        self._opened.append(found)
+        await found.send(text)
+        return found
+
+    def close(self) -> None:
+        for each in self._opened:
+            each.writer.close()
+
+
+@asynccontextmanager
+async def serving(limits: Limits) -> AsyncIterator[Serving]:
+    app, stop = Application(), asyncio.Event()
+    server = Server(app, stop, limits=limits, host="127.0.0.1", port=0)
+    life = asyncio.create_task(server.serve())
+    await await_until(lambda: server.started or life.done(), "the server")
+    found = Serving(server.servers[0].sockets[0].getsockname()[1], app)
+    try:
+        yield found
+    finally:
+        app.more.set()
+        found.close()
+        stop.set()
+        await life
+
+
+@pytest.mark.parametrize(
+    ("text", "answers"),
+    [(b"", 0), (b"\r\n", 0), (b"GET /half HTT", 1), (HALF, 1), (WHOLE + HALF, 2)],
+)
+async def test_headers_that_do_not_come_are_not_waited_for(text: bytes, answers: int) -> None:
+    """Thousands of connections with half a request, or none, once stayed open until the gateway had no file left."""
+    async with serving(SHORT) as server:
+        peers = [await server.connect(text) for _ in range(50)]
+        for peer in peers:
+            assert (await peer.closed()).count(b"HTTP/1.1 ") == answers
+        kept = await server.connect(WHOLE)
+        await kept.until(b"0 bytes\r\n0\r\n\r\n")
+        await kept.send(text or HALF)
+        await kept.closed()
+        other = await server.connect(WHOLE)
+        assert b"200 OK" in await other.until(b"0 bytes")
+
+
+@pytest.mark.parametrize("path", [b"/body", b"/early"])
+async def test_a_body_that_drips_is_not_waited_for(path: bytes) -> None:
+    """A byte now and then keeps every time-out between two bytes from ending; also where the answer does not depend on the body."""
+    async with serving(SHORT) as server:
+        peer = await server.connect(post(1_000_000).replace(b"/body", path))
+        ended = asyncio.ensure_future(peer.closed())
+        while not ended.done():
+            peer.writer.write(b"x")
+            await asyncio.sleep(0.02)  # clock: the pace of the drip; a slower one is closed as well
+        assert (b"408" in ended.result()) == (path == b"/body")
+        assert server.app.gone == (["/body"] if path == b"/body" else [])
+
+
+async def test_what_makes_progress_or_is_answered_is_not_cut() -> None:
+    """A long upload over a slow line, a live stream, a kept connection between two requests: each is open for longer than the limits."""
+    async with serving(SHORT._replace(body_bytes_per_s=1)) as server:
+        upload = await server.connect(post(2_000) + b"x" * 1_000)
+        stream = await server.connect(WHOLE.replace(b"/whole", b"/stream"))
+        await stream.until(b"first")
+        kept = await server.connect(WHOLE)
+        await kept.until(b"0 bytes\r\n0\r\n\r\n")
+        for _ in range(2):  # whose end shows that the limits have passed
+            assert b"408" in await (await server.connect(HALF)).closed()
+        await upload.send(b"x" * 1_000)
+        assert await upload.until(b"2000 bytes")
+        server.app.more.set()
+        assert b"0 bytes" in await stream.until(b"\r\n0\r\n\r\n")
+        await kept.send(WHOLE)
+        assert await kept.until(b"0 bytes")
+
+
+async def test_one_peer_holds_so_many_connections_without_a_request() -> None:
+    """The next one is refused with the reason; streams do not count, and a connection that has gone makes room."""
+    async with serving(Limits(waiting_per_peer=3)) as server:
+        for _ in range(5):
+            stream = await server.connect(WHOLE.replace(b"/whole", b"/stream"))
+            await stream.until(b"first")
+        held = [await server.connect(HALF) for _ in range(3)]
+        refused = await (await server.connect()).closed()
+        assert b"503 Service Unavailable" in refused
+        assert b"127.0.0.1 has 3 connections without a whole request" in refused
+        await held[0].send(b"\r\n")
+        assert await held[0].until(b"0 bytes")
+        held[0].writer.close()
+
+        async def is_served() -> bool:
+            peer = await server.connect(WHOLE)
+            found = await peer.closed() if (first := await peer.reader.read(12)).endswith(b"503") else first
+            peer.writer.close()
+            return b"200" in found
+
+        await await_until(is_served, "room for one connection")
+
+
+async def test_headers_without_end_are_refused_by_their_size() -> None:
+    """Memory is bounded also where a peer is fast."""
+    async with serving(Limits()) as server:
+        peer = await server.connect(HALF + b"X-More: ")
+        await peer.send(
+            b"x" * (Limits().header_bytes + 1 - len(HALF + b"X-More: "))
+        )  # no byte is left unread
+        assert b"431 Request Header Fields Too Large" in await peer.closed()
