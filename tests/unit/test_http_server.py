@@ -1,14 +1,20 @@
 """HTTP server of gateway and log servers: requests that never become whole are closed, all others are left alone; over real sockets, with short limits."""
 
 import asyncio
+import socket
+import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 
+from infra.devservers.kafka import make_certificates
 from penstock.runtime.http_limits import Limits
 from penstock.runtime.http_server import Server
+from penstock.runtime.tls_server import server_context
+from penstock.tls import client_context
 from tests.support.waiting import await_until
 
 HALF = b"GET /half HTTP/1.1\r\nHost: a\r\n"
@@ -64,12 +70,14 @@ class Open(NamedTuple):
 
 
 class Serving:
-    def __init__(self, port: int, app: Application) -> None:
-        self._port, self.app = port, app
+    def __init__(self, server: Server, app: Application) -> None:
+        self.app = app
+        self.port: int = server.servers[0].sockets[0].getsockname()[1]
+        self.connections = server.server_state.connections
         self._opened: list[Open] = []
 
     async def connect(self, text: bytes = b"") -> Open:
-        found = Open(*await asyncio.open_connection("127.0.0.1", self._port))
+        found = Open(*await asyncio.open_connection("127.0.0.1", self.port))
         self._opened.append(found)
         await found.send(text)
         return found
@@ -80,12 +88,12 @@ class Serving:
 
 
 @asynccontextmanager
-async def serving(limits: Limits) -> AsyncIterator[Serving]:
+async def serving(limits: Limits, tls: ssl.SSLContext | None = None) -> AsyncIterator[Serving]:
     app, stop = Application(), asyncio.Event()
-    server = Server(app, stop, limits=limits, host="127.0.0.1", port=0)
+    server = Server(app, stop, limits=limits, tls=tls, host="127.0.0.1", port=0)
     life = asyncio.create_task(server.serve())
     await await_until(lambda: server.started or life.done(), "the server")
-    found = Serving(server.servers[0].sockets[0].getsockname()[1], app)
+    found = Serving(server, app)
     try:
         yield found
     finally:
@@ -142,6 +150,22 @@ async def test_what_makes_progress_or_is_answered_is_not_cut() -> None:
         assert b"0 bytes" in await stream.until(b"\r\n0\r\n\r\n")
         await kept.send(WHOLE)
         assert await kept.until(b"0 bytes")
+
+
+async def test_a_silent_peer_of_an_encrypted_connection_is_cut(tmp_path: Path) -> None:
+    """It sends half a request and never answers again: neither the refusal nor the end of TLS is waited for."""
+    make_certificates(tmp_path)
+    settings = ("certificate", "key")
+    context = server_context(tmp_path / "certificate.pem", tmp_path / "key.pem", settings)
+    async with serving(SHORT, context) as server:
+        silent = await asyncio.to_thread(socket.create_connection, ("127.0.0.1", server.port))
+        trusting = client_context(str(tmp_path / "ca.pem"), "ca")
+        encrypted = await asyncio.to_thread(trusting.wrap_socket, silent, server_hostname="127.0.0.1")
+        await asyncio.to_thread(encrypted.sendall, HALF)
+        await await_until(lambda: server.connections, "the connection at the server")
+        await await_until(lambda: not server.connections, "its end, with a peer that reads nothing")
+        assert b"408 Request Timeout" in await asyncio.to_thread(encrypted.recv, 4_096)
+        encrypted.close()
 
 
 async def test_one_peer_holds_so_many_connections_without_a_request() -> None:
