@@ -1,10 +1,11 @@
-"""Supply chain: a bill of materials (SBOM, CycloneDX 1.6) of the locked packages, and an audit for known vulnerabilities.
+"""Supply chain of the locked packages: a bill of materials (SBOM, CycloneDX 1.6), and an audit.
 
     python -m infra.supply_chain sbom OUT.json
     python -m infra.supply_chain audit [--said FILE]
 
-The bill is made offline, from requirements.lock and the environment. The audit asks an advisory service, through pip-audit. Exit
-status 1: a package has a known vulnerability. Where no service answers the audit says so and ends with 0: it has not run.
+The bill is made offline, from requirements.lock and the environment. The audit asks an advisory service for
+known vulnerabilities, through pip-audit, and ends with 1 where a package has one. Where no service answers it
+says that it has not run, and ends with 0.
 """
 
 import json
@@ -73,7 +74,7 @@ def read_lock(text: str) -> list[Locked]:
 
 
 def bill(locked: list[Locked]) -> Bom:
-    """Components are the locked packages; `scope` is `required` for those that users install, else `excluded`."""
+    """Of the locked packages. `scope`: `required` for those that users install, else `excluded`."""
     bom, root = Bom(), Component(name="penstock", version=__version__, type=ComponentType.APPLICATION)
     bom.metadata.component = root
     shipped, needs = _needed(SHIPPED), {each.name: _needed(each.name, deep=False) for each in locked}
@@ -101,7 +102,7 @@ def _component(locked: Locked, shipped: bool) -> Component:
 
 
 def _license(name: str) -> str:
-    """As the package states it: its expression, else its classifiers; empty where it is not installed here, or states none."""
+    """As an installed package states it: its expression, else its classifiers; else empty."""
     try:
         stated = distribution(name).metadata
     except PackageNotFoundError:
@@ -114,7 +115,7 @@ def _license(name: str) -> str:
 
 
 def _needed(name: str, *, deep: bool = True) -> set[str]:
-    """Names of installed packages that a requirement such as `penstock[s3]` needs on this system; with `deep` theirs, too."""
+    """Installed packages that a requirement such as `penstock[s3]` needs here; with `deep` theirs, too."""
     found: set[str] = set()
     todo, seen = [Requirement(name)], set()
     while todo:
@@ -170,7 +171,7 @@ def audit_of(requirements: str) -> Audit:
 
 
 def read_audit(answer: Mapping[str, Any]) -> Audit:
-    """pip-audit ends with 0 and finds nothing where the service does not know a package: such packages are `left_out`."""
+    """Packages that the service does not know are `left_out`: pip-audit itself would count them as well."""
     audited, left_out, found = [], [], []
     for package in answer["dependencies"]:
         if "skip_reason" in package:

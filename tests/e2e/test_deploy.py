@@ -111,7 +111,7 @@ def test_the_units_are_what_systemd_takes(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("unit", "exposure"), [("penstock@.service", 2.0), ("kafka.service", 3.2)])
 def test_the_units_leave_little_to_a_thief(tmp_path: Path, unit: str, exposure: float) -> None:
-    """A service that was taken over has no rights beyond its own files and connections. `exposure`: systemd's measure, from 0 to 10."""
+    """A service that was taken over has its own files and connections. `exposure`: by systemd, 0 to 10."""
     if shutil.which("systemd-analyze") is None:
         pytest.skip("the units are not analysed: no systemd-analyze here (Debian: apt-get install systemd)")
     text = (DEPLOY / unit).read_text()
@@ -243,7 +243,7 @@ def doctor_is_content(cluster: dict[str, Machine]) -> None:
 
 
 def what_a_thief_gets(control: Machine) -> str:
-    """What each service's user can read of the other services': files, environments, and processes as its unit shows them."""
+    """What each service's user can read of the others': files, memory, processes as its unit shows them."""
     return control.run(
         f"""
 for thief in {" ".join(SERVICES)}; do

@@ -93,7 +93,7 @@ async def test_a_request_has_one_authorization(
 
 
 async def test_half_requests_do_not_stay_open(dsn: str, caplog: pytest.LogCaptureFixture) -> None:
-    """Somebody opens hundreds of connections and sends half a request on each, or half a job: all are closed, and no fault is logged."""
+    """Hundreds of connections with half a request or half a job: all are closed, and no fault is logged."""
     half = b"POST /v1/jobs HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
     body = half + b'Content-Length: 1000\r\n\r\n{"command": ['
     async with running(dsn, http_limits=Limits(headers_within_s=0.3, body_within_s=0.3)) as cell:

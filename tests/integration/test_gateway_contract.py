@@ -206,7 +206,7 @@ async def test_jobs_are_found_by_their_labels_and_a_cut_list_has_its_total(cell:
 async def test_a_list_of_jobs_reads_few_rows(
     cell: Cell, monkeypatch: pytest.MonkeyPatch, asked: str, index: str
 ) -> None:
-    """A cell that has run for months: a look at its three running jobs read each of the thousands that have ended, and decoded none."""
+    """After months of a cell, a look at its three running jobs read each of the thousands that had ended."""
     cell.placer.run(["a"])
     await cell.tell()
     await cell.caught_up()

@@ -283,7 +283,7 @@ FOREIGN = {
 async def test_a_nodes_address_leads_to_its_reporter_and_nowhere_else(
     dsn: str, tmp_path: Path, key: Path, kind: str
 ) -> None:
-    """A node announces the address of another server, which answers the gateway alone: nobody gets to see what it says."""
+    """A node announces another server's address, which answers the gateway alone: nobody sees its text."""
     page = f"HTTP/1.1 200 OK\r\npenstock-offset: 0\r\nContent-Length: {len(SECRET)}\r\n\r\n{SECRET}"
     async with (
         foreign(lambda path: (page if path == "/secret" else FOREIGN[kind]).encode()) as (port, paths),

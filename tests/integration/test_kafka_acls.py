@@ -214,7 +214,7 @@ async def test_only_the_administrator_deletes_records(guarded_kafka: KafkaBroker
 async def test_a_nodes_rights_are_withdrawn_while_it_is_connected(
     guarded_kafka: KafkaBroker, tmp_path: Path
 ) -> None:
-    """A machine with its password has left the building: its open connection and each new one are refused from then on, others go on."""
+    """A machine with its password is gone: its open connection and new ones are refused, others go on."""
     rights = {identity: dict(verbs) for identity, verbs in acl_table().items()}
     place, orders = Partition(Topic.NODES, 0), Partition(Topic.ORDERS, 0)
     others = {identity: verbs for identity, verbs in rights.items() if identity != LEAVES}

@@ -1,4 +1,7 @@
-"""HTTP server of gateway and log servers: requests that never become whole are closed, all others are left alone; over real sockets, with short limits."""
+"""HTTP server of gateway and log servers: requests that never become whole are closed, and no others.
+
+Over real sockets, with short limits.
+"""
 
 import asyncio
 import socket
@@ -84,7 +87,7 @@ class Serving:
         return found
 
     async def kept(self) -> Open:
-        """A connection with one answered request, kept open. On a busy machine not the first one: its bytes may come late."""
+        """A connection with one answered request. On a busy machine not the first: its bytes may come late."""
         while True:
             found = await self.connect(WHOLE)
             with suppress(asyncio.IncompleteReadError, ConnectionError):
@@ -117,7 +120,7 @@ async def serving(limits: Limits, tls: ssl.SSLContext | None = None) -> AsyncIte
     [(b"", 0), (b"\r\n", 0), (b"GET /half HTT", 1), (HALF, 1), (WHOLE + HALF, 2)],
 )
 async def test_headers_that_do_not_come_are_not_waited_for(text: bytes, answers: int) -> None:
-    """Thousands of connections with half a request, or none, once stayed open until the gateway had no file left."""
+    """Thousands of connections with half a request stayed open until the gateway had no file left."""
     async with serving(HEADERS_SOON) as server:
         for peer in [await server.connect(text) for _ in range(50)]:
             await peer.closed()
@@ -135,7 +138,7 @@ async def test_headers_that_do_not_come_are_not_waited_for(text: bytes, answers:
 
 @pytest.mark.parametrize("path", [b"/body", b"/early"])
 async def test_a_body_that_drips_is_not_waited_for(path: bytes) -> None:
-    """A byte now and then keeps every time-out between two bytes from ending; also where the answer does not depend on the body."""
+    """A byte now and then keeps each time-out between two bytes from ending; also behind an early answer."""
     async with serving(BODY_SOON) as server:
         peer = await server.connect(post(1_000_000).replace(b"/body", path))
         ended = asyncio.ensure_future(peer.closed())
@@ -161,7 +164,7 @@ async def test_what_makes_progress_or_is_answered_is_not_cut() -> None:
 
 
 async def test_a_kept_connection_may_rest_between_two_requests() -> None:
-    """Clients keep connections for a minute and more; the time for headers counts from the first byte of a request."""
+    """Clients keep connections for a minute; the time for headers counts from a request's first byte."""
     async with serving(HEADERS_SOON) as server:
         kept = await server.kept()
         for _ in range(2):  # whose end shows that the limit has passed
@@ -171,7 +174,7 @@ async def test_a_kept_connection_may_rest_between_two_requests() -> None:
 
 
 async def test_a_silent_peer_of_an_encrypted_connection_is_cut(tmp_path: Path) -> None:
-    """It sends half a request and never answers again: neither the refusal nor the end of TLS is waited for."""
+    """After half a request it never answers again: neither the refusal nor the end of TLS is waited for."""
     make_certificates(tmp_path)
     settings = ("certificate", "key")
     context = server_context(tmp_path / "certificate.pem", tmp_path / "key.pem", settings)
@@ -186,7 +189,7 @@ async def test_a_silent_peer_of_an_encrypted_connection_is_cut(tmp_path: Path) -
 
 
 async def test_one_peer_holds_so_many_connections_without_a_request() -> None:
-    """The next one is refused with the reason; streams do not count, and a connection that has gone makes room."""
+    """The next is refused with the reason; streams do not count, and one that has gone makes room."""
     async with serving(Limits(waiting_per_peer=3)) as server:
         for _ in range(5):
             stream = await server.connect(WHOLE.replace(b"/whole", b"/stream"))

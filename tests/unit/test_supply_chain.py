@@ -1,4 +1,4 @@
-"""Bill of materials and audit of the locked packages, without a network: an advisory service's answers are played."""
+"""Bill of materials and audit of the locked packages, without a network: a service's answers are played."""
 
 import json
 import socket
@@ -79,7 +79,7 @@ def unknown(name: str) -> dict[str, Any]:
 def test_an_audit_says_what_it_did_not_look_at(
     packages: list[dict[str, Any]], lines: list[str], problem: bool
 ) -> None:
-    """A mirror that knows no advisories answers "no vulnerabilities" to every question: that is not an audit."""
+    """A mirror without advisories answers "no vulnerabilities" to every question: that is not an audit."""
     audit = read_audit({"dependencies": packages})
     assert said(audit) == lines
     assert bool(audit.found) == problem

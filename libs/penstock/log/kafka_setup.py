@@ -1,6 +1,7 @@
 """Set-up of a Kafka cluster for Penstock: its topics, and the rights of each service (ACLs). Run again at any time.
 
-    python -m penstock.log.kafka_setup kafka://admin:password@host:9092 [--rights FILE] [--cells N] [--correct] [--withdraw IDENTITY]
+    python -m penstock.log.kafka_setup kafka://admin:password@host:9092 [--rights FILE] [--cells N]
+        [--correct] [--withdraw IDENTITY]
 
 Prints the resulting topics and rights, and the changes. Exit status: 0 done, 1 the cluster refused or cannot be reached,
 2 wrong arguments, or a topic could lose records and `--correct` was not given.
@@ -65,8 +66,8 @@ async def prepare(
 ) -> list[str]:
     """Creates missing topics and rights; returns a line for each existing one and each change.
 
-    `correct`: changes settings of topics that exist. `withdraw`: identities that lose all rights. Raises `LogError`; `ConfigurationError` for a topic that could lose
-    records.
+    `correct`: changes settings of topics that exist. `withdraw`: identities that lose all rights. Raises `LogError`;
+    `ConfigurationError` for a topic that could lose records.
     """
     found = open_log(url, "setup")
     if not isinstance(found, KafkaLog):

@@ -193,7 +193,10 @@ class KafkaTopics:
         self._granted(answer, f"{identity}'s right to join {prefix}")
 
     async def withdraw(self, identity: str) -> int:
-        """Takes away all rights of another identity, also on connections that are open; returns how many there were. Raises `LogError`."""
+        """Takes away all rights of an identity, on open connections as well. Returns their number.
+
+        Raises `LogError`.
+        """
         answer = await self._ask(lambda admin: delete_acls(admin, identity))
         code, message, deleted = answer.filter_responses[0]
         self._refused(code, message, f"to withdraw {identity}'s rights")

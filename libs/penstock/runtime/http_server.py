@@ -1,7 +1,8 @@
-"""HTTP server of a service: uvicorn with bounds on how long a request may arrive and on connections per peer, without its signal handlers and its ten wake-ups a second.
+"""HTTP server of a service: uvicorn with bounds on unfinished requests, without its signal handlers.
 
-A request's headers must arrive within a time, and its body must make progress: else a peer could hold connections, and the files and
-memory behind them, by never finishing a request. An answer may take as long as it takes: streams and standing connections are not cut.
+A request's headers must arrive within a time, and its body must make progress. Else a peer could hold
+connections, with their files and memory, by never finishing a request. An answer has no time limit: streams and
+standing connections are not cut. Uvicorn's ten wake-ups a second are left out as well.
 """
 
 import asyncio
@@ -65,7 +66,7 @@ class Server(uvicorn.Server):
 
 
 class _Bounded(HttpToolsProtocol):
-    """One connection. At most one timer runs: for the headers, else for the body; none while only an answer is under way."""
+    """One connection. At most one timer runs, for headers or body; none while only an answer is under way."""
 
     limits: Limits
     waiting: "Counter[str]"
@@ -88,12 +89,13 @@ class _Bounded(HttpToolsProtocol):
         self._body_began_s = 0.0
         self._refused = False
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's own
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's
         super().connection_made(transport)
         self._arm(self.limits.headers_within_s, self._headers_late)
         self._count()
         if self.waiting[self._peer] > self.limits.waiting_per_peer:
-            detail = f"{self._peer} has {self.limits.waiting_per_peer} connections without a whole request; close some"
+            most = self.limits.waiting_per_peer
+            detail = f"{self._peer} has {most} connections without a whole request; close some"
             self._refuse(503, "too_many_connections", detail)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -149,7 +151,7 @@ class _Bounded(HttpToolsProtocol):
         self._refuse(408, "late", f"the headers did not arrive within {self.limits.headers_within_s:g} s")
 
     def _body_late(self) -> None:
-        """Ideal: time in which this server does not read is not the peer's. Departure: it gets the whole time again."""
+        """Ideal: time in which this server does not read is not the peer's. Departure: all begins again."""
         if self.flow.read_paused:
             self._body_began_s, self._body_bytes = self.loop.time(), 0
         allowed_s = self.limits.body_within_s + self._body_bytes / self.limits.body_bytes_per_s
@@ -157,7 +159,8 @@ class _Bounded(HttpToolsProtocol):
         if left_s > 0:
             self._arm(left_s, self._body_late)
             return
-        detail = f"the body did not arrive within {allowed_s:g} s; send {self.limits.body_bytes_per_s} bytes a second or more"
+        rate = self.limits.body_bytes_per_s
+        detail = f"the body did not arrive within {allowed_s:g} s; send {rate} bytes a second or more"
         self._refuse(408, "late", detail)
 
     def _refuse(self, status: int, kind: str, detail: str) -> None:

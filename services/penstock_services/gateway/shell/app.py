@@ -114,9 +114,9 @@ class Guard:
 
 
 def _only(scope: Scope, name: bytes) -> bytes | None:
-    """The value of this header; None: it is not there. Raises `Problem` 400 where it is empty or there several times.
+    """The value of this header; None: it is not there. Raises `Problem` 400 for an empty one, or several.
 
-    A proxy in front may read another one of two than the gateway does, and check a caller that is not the one who is served.
+    Of two, a proxy in front may check the one that the gateway does not read.
     """
     values: list[bytes] = [value.strip() for key, value in scope["headers"] if key == name]
     if not values:
@@ -264,7 +264,7 @@ def _allowed(request: Request) -> list[str]:
 
 
 async def _on_disconnect(request: Request, error: Exception) -> Response:
-    """The body ended with its connection, closed by either side: nobody reads the answer, and the gateway is not at fault."""
+    """The connection ended before the body did: nobody reads the answer, and the gateway is not at fault."""
     return problem_answer(Problem(408, "late", "the body did not arrive"))
 
 

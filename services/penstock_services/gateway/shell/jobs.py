@@ -193,7 +193,7 @@ Prefix = Annotated[str | None, Query(max_length=128, description="Only jobs whos
 def _chosen(
     caller: Caller, labels: Sequence[str], name: str | None, **given: str | None
 ) -> tuple[str, list[Any]]:
-    """The WHERE clause of a listing and its arguments: without unused conditions, so that an index serves (`jobs_live`, `jobs_by_outcome`, …).
+    """The WHERE clause of a listing and its arguments, without unused conditions, so that an index serves.
 
     Name and labels of another tenant's job are hidden, so these filters do not match it.
     """

@@ -126,9 +126,12 @@ def _offset(response: httpx.Response) -> int | None:
 
 
 async def _reason(response: httpx.Response, offset: int | None) -> str:
-    """Of a refusal. Another server's text, which may be meant for this machine alone, is neither read nor shown."""
+    """Of a refusal. Another server's text, perhaps meant for this machine alone, is not read."""
     if offset is None:
-        return f"the answer, with status {response.status_code}, is not a node-reporter's; look at the node's address and port"
+        status = response.status_code
+        return (
+            f"the answer, with status {status}, is not a node-reporter's; look at the node's address and port"
+        )
     found = b""
     async for chunk in response.aiter_raw():
         found += chunk
