@@ -15,7 +15,7 @@ PYTEST := $(BIN)/python -m pytest -n auto --dist loadscope --no-loadscope-reorde
 # A shell that forbids bytecode would have hundreds of processes compile the same modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help venv lock demo test pytest-command lint compiled schemas docs bench papers faults wheels deploy-check chaos long live pytorch up kafka jaeger roles clean
+.PHONY: help venv lock demo test pytest-command lint compiled schemas docs sbom audit bench papers faults wheels deploy-check chaos long live pytorch up kafka jaeger roles clean
 
 pytest-command:
 	@echo $(PYTEST)
@@ -53,6 +53,12 @@ lint: venv ## ruff, mypy strict, import contracts, clocks in tests, schema drift
 	$(BIN)/python -m infra.lints.clocks
 	$(BIN)/python -m infra.codegen.schemas --check
 	$(BIN)/python -m infra.codegen.docs --check
+
+sbom: venv ## Write sbom.json, a CycloneDX bill of materials of the locked packages (offline)
+	@$(BIN)/python -m infra.supply_chain sbom sbom.json
+
+audit: venv ## Audit the locked packages for known vulnerabilities; says so where no advisory service answers
+	@$(BIN)/python -m infra.supply_chain audit
 
 schemas: venv ## Generate schemas/ from the event models
 	$(BIN)/python -m infra.codegen.schemas
@@ -115,4 +121,4 @@ docs: venv ## Generate the diagrams and tables in the docs from the code
 	$(BIN)/python -m infra.codegen.docs
 
 clean: ## Remove what the targets made
-	rm -rf $(VENV) $(PYTORCH) .penstock bench.json papers.json papers.html
+	rm -rf $(VENV) $(PYTORCH) .penstock bench.json papers.json papers.html sbom.json

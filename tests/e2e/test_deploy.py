@@ -24,6 +24,7 @@ DEPLOY = INFRA / "deploy"
 PAGE = (DEPLOY / "README.md").read_text()
 NAMES = ("store", "control", "gpu-1", "gpu-2", "gpu-3")
 NODES = NAMES[2:]
+SERVICES = ("placer", "estimator", "batcher", "migrator", "contention-guard", "projector", "gateway")
 PROGRAMS = Path("/opt/penstock/bin")
 OF_A_RELEASE = ("libs", "services", "pyproject.toml", "requirements.lock")
 FORMER, LATTER = "0.0.1", "999.0.0"
@@ -98,11 +99,28 @@ def test_the_units_are_what_systemd_takes(tmp_path: Path) -> None:
         for program in re.findall(rf"{PROGRAMS}/(\S+)", text):
             assert (own / program).exists(), program
         there = tmp_path / unit.name.replace("@", "-placer")
-        there.write_text(text.replace(str(PROGRAMS), str(own)).replace("User=penstock", "User=root"))
+        text = re.sub(
+            "^User=penstock.*", "User=root", text.replace(str(PROGRAMS), str(own)), flags=re.MULTILINE
+        )
+        there.write_text(text)
         argv = ["systemd-analyze", "verify", "--man=no", "--recursive-errors=no", str(there)]
         checked = subprocess.run(argv, capture_output=True, text=True, check=False)
         ours = [line for line in checked.stderr.splitlines() if there.name in line]
         assert (checked.returncode, ours) == (0, []), checked.stderr
+
+
+@pytest.mark.parametrize(("unit", "exposure"), [("penstock@.service", 2.0), ("kafka.service", 3.2)])
+def test_the_units_leave_little_to_a_thief(tmp_path: Path, unit: str, exposure: float) -> None:
+    """A service that was taken over has its own files and connections. `exposure`: by systemd, 0 to 10."""
+    if shutil.which("systemd-analyze") is None:
+        pytest.skip("the units are not analysed: no systemd-analyze here (Debian: apt-get install systemd)")
+    text = (DEPLOY / unit).read_text()
+    assert "LimitCORE=0\n" in text, "an image of the memory holds passwords"
+    there = tmp_path / unit.replace("@", "@placer")
+    there.write_text(text)
+    argv = ["systemd-analyze", "security", "--offline=true", f"--threshold={exposure * 10:.0f}", str(there)]
+    checked = subprocess.run(argv, capture_output=True, text=True, check=False)
+    assert checked.returncode == 0, checked.stdout + checked.stderr
 
 
 @pytest.fixture(scope="module")
@@ -224,6 +242,42 @@ def doctor_is_content(cluster: dict[str, Machine]) -> None:
         assert outputs[name].count("✓") > 10, outputs[name]
 
 
+def what_a_thief_gets(control: Machine) -> str:
+    """What each service's user can read of the others': files, memory, processes as its unit shows them."""
+    return control.run(
+        f"""
+for thief in {" ".join(SERVICES)}; do
+  own=$(systemctl show -p MainPID --value penstock@$thief)
+  test "$(stat -c %U /proc/$own)" = penstock-$thief || echo "$thief runs as $(stat -c %U /proc/$own)"
+  grep -q '^Max core file size *0 *0 ' /proc/$own/limits || echo "$thief may leave an image of its memory"
+  for victim in {" ".join(SERVICES)}; do
+    test $thief = $victim && continue
+    pid=$(systemctl show -p MainPID --value penstock@$victim)
+    for file in /etc/penstock/$victim/* /proc/$pid/environ /proc/$pid/mem /var/lib/penstock/$victim/.; do
+      runuser -u penstock-$thief -- test ! -r $file || echo "$thief reads $file"
+    done
+    nsenter -t $own -m runuser -u penstock-$thief -- test ! -e /proc/$pid || echo "$thief sees the process of $victim"
+  done
+  runuser -u penstock-$thief -- test -r /etc/penstock/$thief/log-url || echo "$thief does not read its own"
+done
+"""
+    )
+
+
+def look_into_postgres(store: Machine) -> str:
+    """Connections over the network that are not encrypted, and superusers who can log in there."""
+    return store.run(
+        """
+cd /
+runuser -u postgres -- psql -At penstock <<'END'
+SELECT usename || ' is not encrypted' FROM pg_stat_activity JOIN pg_stat_ssl USING (pid) WHERE client_addr IS NOT NULL AND NOT ssl;
+SELECT rolname || ' is a superuser' FROM pg_roles WHERE rolsuper AND rolcanlogin AND rolname <> 'postgres';
+SELECT 'no connection' WHERE NOT EXISTS (SELECT FROM pg_stat_ssl WHERE ssl);
+END
+"""
+    )
+
+
 def penstock(desk: Machine, *words: str) -> str:
     settings = "export PENSTOCK_SERVER=https://control:8742 PENSTOCK_CA=deploy/ca.pem PENSTOCK_TOKEN_FILE=deploy/my.token"
     path = f"PYTHONPATH={REPOSITORY}/libs:{REPOSITORY}/services"
@@ -279,6 +333,9 @@ def test_the_page_is_followed_word_by_word(cluster: dict[str, Machine]) -> None:
     assert len(places(until_status(desk, "first", "succeeded"))) > 1
     ranks = set(re.findall(r"(\d) of 3 meets at 10\.", outputs["desk"]))
     assert ranks == {"0", "1", "2"}, outputs["desk"]
+    assert (what_a_thief_gets(cluster["control"]), look_into_postgres(cluster["store"])) == ("", "")
+    identities = {cluster[name].run("sed 's/:[^:]*@.*//' /etc/penstock/log-url").strip() for name in NODES}
+    assert identities == {f"kafka://node-{name}" for name in NODES}
     meet_over_machines(desk)
     script = "trap 'exit 9' TERM; until test -e /tmp/go; do sleep 0.5; done"
     submitted = penstock(desk, "submit", "--detach", "-o", "json", "--", "sh", "-c", script)
@@ -298,6 +355,7 @@ def test_the_page_is_followed_word_by_word(cluster: dict[str, Machine]) -> None:
     until(lambda: nodes_of(desk) == ready)
     assert {version_of(cluster[name], "penstock-node-reporter") for name in NODES} == {LATTER}
     doctor_is_content(cluster)
+    assert (what_a_thief_gets(cluster["control"]), look_into_postgres(cluster["store"])) == ("", "")
     [host] = places(until_status(desk, long, "running"))
     cluster[host].run("touch /tmp/go")
     after = until_status(desk, long, "succeeded")

@@ -19,6 +19,7 @@ from penstock.cli.app import run as cli
 from penstock.errors import ConfigurationError
 from penstock.ledger.replica import Replica
 from penstock.model.topics import Topic
+from penstock.runtime.http_limits import Limits
 from penstock.runtime.node_keys import OPERATOR_KEY, TRUST_LOG
 from penstock.runtime.postgres import PostgresServer
 from penstock.runtime.snapshots import save_snapshot
@@ -63,6 +64,49 @@ async def test_every_request_needs_a_token_where_tokens_are_set(
         good = {"authorization": f"Bearer {second}"}
         assert (await cell.http.post("/v1/jobs", json=SPEC, headers=good)).status_code == 202
         assert (await cell.http.get("/healthz")).status_code == 200
+
+
+@pytest.mark.parametrize("with_tokens", [True, False])
+async def test_a_request_has_one_authorization(
+    dsn: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], with_tokens: bool
+) -> None:
+    """A proxy checks the first of two tokens, and the gateway would act for the second: neither counts."""
+    path = tmp_path / "tokens"
+    assert cli(["token", "--tokens", str(path), "--roles", "read"]) == 0
+    good = f"Bearer {capsys.readouterr().out.strip()}"
+    async with running(dsn, tokens=path if with_tokens else None) as cell:
+        for values in ((good, good), ("Bearer another", good), (good, "Bearer another"), ("",)):
+            headers = [("authorization", value) for value in values]
+            refused = problem(await cell.http.get("/v1/jobs", headers=headers), 400)
+            assert [error["field"] for error in refused["errors"]] == ["Authorization"]
+            assert "send one `Authorization` header" in refused["errors"][0]["remedy"]
+        assert (await cell.http.get("/v1/jobs", headers={"authorization": good})).status_code == 200
+        port = int(cell.url.rpartition(":")[2])
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(
+            b"GET /v1/jobs HTTP/1.1\r\nHost: evil.example\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n"
+        )
+        refusal = await reader.read()
+        assert refusal.startswith(b"HTTP/1.1 400")
+        assert b'"field":"Host"' in refusal
+        writer.close()
+
+
+async def test_half_requests_do_not_stay_open(dsn: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Hundreds of connections with half a request or half a job: all are closed, and no fault is logged."""
+    half = b"POST /v1/jobs HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+    body = half + b'Content-Length: 1000\r\n\r\n{"command": ['
+    async with running(dsn, http_limits=Limits(headers_within_s=0.3, body_within_s=0.3)) as cell:
+        port = int(cell.url.rpartition(":")[2])
+        peers = []
+        for number in range(400):
+            peers.append(await asyncio.open_connection("127.0.0.1", port))
+            peers[-1][1].write((half, body)[number % 2])
+        ends = [await reader.read() for reader, _ in peers]
+        assert {end[:13] for end in ends} <= {b"HTTP/1.1 408 ", b""}, "none where the first bytes came late"
+        for _, writer in peers:
+            writer.close()
+        assert [record for record in caplog.records if record.levelname == "ERROR"] == []
 
 
 async def test_a_web_page_of_another_site_cannot_submit(cell: Cell) -> None:

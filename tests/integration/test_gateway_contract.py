@@ -2,7 +2,9 @@
 
 import json
 from collections.abc import AsyncIterator
+from typing import Any
 
+import asyncpg
 import pytest
 import pytest_asyncio
 from jsonschema import Draft202012Validator
@@ -11,6 +13,7 @@ from penstock.model.external_events import JobCancelRequested, JobSubmitted
 from penstock.model.topics import Topic
 from penstock.model.types import JobSpec
 from penstock_services.gateway.shell.document import PRINTABLE
+from penstock_services.gateway.shell.store import Store
 from tests.support.gateway_cell import JSON, SPEC, Cell, problem, running
 
 pytestmark = pytest.mark.postgres
@@ -186,3 +189,58 @@ async def test_jobs_are_found_by_their_labels_and_a_cut_list_has_its_total(cell:
     for wrong in ("team", "=x", "%00%3Dx"):
         [error] = problem(await cell.http.get(f"/v1/jobs?label={wrong}"), 400)["errors"]
         assert error["message"] == f"{wrong!r} is not NAME=VALUE" or "%00" in wrong
+
+
+@pytest.mark.parametrize(
+    ("asked", "index"),
+    [
+        ("status=running", "jobs_live"),
+        ("status=queued&owner=ben", "jobs_live"),
+        ("status=failed", "jobs_by_outcome"),
+        ("owner=ben", "jobs_by_owner"),
+        ("name=n7", "jobs_by_name"),
+        ("label=team%3Dvision", "jobs_by_label"),
+        ("limit=5", "jobs_by_age"),
+    ],
+)
+async def test_a_list_of_jobs_reads_few_rows(
+    cell: Cell, monkeypatch: pytest.MonkeyPatch, asked: str, index: str
+) -> None:
+    """After months of a cell, a look at its three running jobs read each of the thousands that had ended."""
+    cell.placer.run(["a"])
+    await cell.tell()
+    await cell.caught_up()
+    queries: list[tuple[str, tuple[Any, ...]]] = []
+    rows = Store.rows
+
+    async def noted(store: Store, query: str, *arguments: Any) -> list[str]:
+        queries.append((query, arguments))
+        return await rows(store, query, *arguments)
+
+    admin = await asyncpg.connect(cell.dsn, server_settings={"search_path": "penstock"})
+    await admin.execute(MANY_ENDED)
+    await admin.execute("ANALYZE jobs")
+    monkeypatch.setattr(Store, "rows", noted)
+    answer = (await cell.http.get(f"/v1/jobs?{asked}")).json()
+    assert answer["jobs"]
+    query, arguments = next(each for each in queries if "row_to_json(jobs)" in each[0])
+    plan = "\n".join(row[0] for row in await admin.fetch(f"EXPLAIN {query}", *arguments))
+    await admin.close()
+    assert index in plan, plan
+    assert "Seq Scan" not in plan, plan
+
+
+MANY_ENDED = """
+INSERT INTO jobs (
+    job_id, seq, name, owner, status, workers, parameter_servers, attempt, infrastructure_retries, submitted_seq, submitted_ms, ended_ms, outcome,
+    reason, nodes, gpus, labels, spec
+)
+SELECT
+    'old-' || i, i, 'n' || i, CASE WHEN i % 300 = 1 THEN 'ben' ELSE 'ana' END, status, 1, 0, 1, 0, -i, i, CASE WHEN ended THEN i END,
+    CASE WHEN ended THEN status END, '', '{}', 1, CASE WHEN i % 300 = 1 THEN '{"team": "vision"}' ELSE '{}' END::json, '{}'
+FROM (
+    SELECT i, status, status NOT IN ('running', 'queued') AS ended
+    FROM generate_series(1, 3000) AS i,
+        LATERAL (SELECT CASE WHEN i <= 3 THEN (ARRAY['queued', 'running', 'failed'])[i] ELSE 'succeeded' END AS status) AS chosen
+) AS jobs_of_months
+"""

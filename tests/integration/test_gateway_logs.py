@@ -3,14 +3,15 @@
 import asyncio
 import json
 import os
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from msgspec.structs import replace
 
 from infra.devservers.kafka import make_certificates
 from penstock.cli import follow
@@ -248,6 +249,55 @@ async def test_a_log_that_cannot_be_read_is_named_in_one_line(
         await cell.tell()
         await cell.caught_up()
         assert await text(cell, task="w1") == "one\ntwo\n"
+
+
+@asynccontextmanager
+async def foreign(answer: Callable[[str], bytes]) -> AsyncIterator[tuple[int, list[str]]]:
+    """Another server than a node-reporter's, and the requests' paths that reach it. `answer`: of a path."""
+    paths: list[str] = []
+
+    async def one(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(ConnectionError):
+            paths.append((await reader.readuntil(b"\r\n\r\n")).split()[1].decode().partition("?")[0])
+            writer.write(answer(paths[-1]))
+            await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(one, "127.0.0.1", 0)
+    async with server:
+        yield server.sockets[0].getsockname()[1], paths
+
+
+SECRET = "credentials-of-this-machine"
+FOREIGN = {
+    "a page": f"HTTP/1.1 200 OK\r\nContent-Length: {len(SECRET)}\r\n\r\n{SECRET}",
+    "an error": f"HTTP/1.1 500 No\r\nContent-Length: {len(SECRET)}\r\n\r\n{SECRET}",
+    "a wrong offset": f"HTTP/1.1 200 OK\r\npenstock-offset: -1\r\nContent-Length: {len(SECRET)}\r\n\r\n{SECRET}",
+    "a redirect": "HTTP/1.1 302 Found\r\nLocation: /secret\r\nContent-Length: 0\r\n\r\n",
+    "a redirect of a reporter": "HTTP/1.1 307 Found\r\nLocation: /secret\r\npenstock-offset: 0\r\nContent-Length: 0\r\n\r\n",
+    "an endless refusal": "HTTP/1.1 403 No\r\npenstock-offset: 0\r\n\r\n" + "refused " * 100_000,
+}
+
+
+@pytest.mark.parametrize("kind", FOREIGN)
+async def test_a_nodes_address_leads_to_its_reporter_and_nowhere_else(
+    dsn: str, tmp_path: Path, key: Path, kind: str
+) -> None:
+    """A node announces another server's address, which answers the gateway alone: nobody sees its text."""
+    page = f"HTTP/1.1 200 OK\r\npenstock-offset: 0\r\nContent-Length: {len(SECRET)}\r\n\r\n{SECRET}"
+    async with (
+        foreign(lambda path: (page if path == "/secret" else FOREIGN[kind]).encode()) as (port, paths),
+        serving(tmp_path, "n0", log_key=key) as first,
+        running(dsn, node_log_key=key) as cell,
+    ):
+        await gang(cell, first, replace(first, port=port))
+        printed(tmp_path, "n0", "j.1.w0", "a1\n")
+        shown = await text(cell)
+        assert "worker-0 | a1\n" in shown
+        assert "[penstock: worker-1: node n1 at http" in shown
+        assert SECRET not in shown
+        assert len(shown) < 2_000
+        assert paths == ["/v1/logs"]
 
 
 async def test_a_followed_retry_is_shown_whole(

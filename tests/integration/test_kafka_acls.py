@@ -5,6 +5,7 @@ import logging
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
 
 import pytest
 from aiokafka.admin import AIOKafkaAdminClient
@@ -15,6 +16,7 @@ from penstock.errors import ConfigurationError, LogError, NotAllowed
 from penstock.local.reach import log_findings
 from penstock.log.aiokafka_gaps import alter_topic_configs, create_topic_acl
 from penstock.log.kafka import KafkaLog, Sasl
+from penstock.log.kafka_setup import prepare, prepare_kafka
 from penstock.log.kafka_topics import OPERATIONS
 from penstock.log.open import open_log
 from penstock.log.port import Message, Partition
@@ -207,6 +209,44 @@ async def test_only_the_administrator_deletes_records(guarded_kafka: KafkaBroker
         assert await placer.begin_offsets([ledger]) == first
         await admin.delete_before({ledger: end})
         assert await placer.begin_offsets([ledger]) == {ledger: end}
+
+
+async def test_a_nodes_rights_are_withdrawn_while_it_is_connected(
+    guarded_kafka: KafkaBroker, tmp_path: Path
+) -> None:
+    """A machine with its password is gone: its open connection and new ones are refused, others go on."""
+    rights = {identity: dict(verbs) for identity, verbs in acl_table().items()}
+    place, orders = Partition(Topic.NODES, 0), Partition(Topic.ORDERS, 0)
+    others = {identity: verbs for identity, verbs in rights.items() if identity != LEAVES}
+    async with connected(guarded_kafka, LEAVES) as node, connected(guarded_kafka, "gateway") as gateway:
+        await node.append([Message(place, b"{}")])
+        try:
+            lines = await prepare(guarded_kafka.url(ADMIN), others, 1, correct=False, withdraw=[LEAVES])
+            assert lines[-1] == f"withdrawn: all 8 rights of {LEAVES}"
+            await await_until(
+                lambda: refused(lambda: node.append([Message(place, b"{}")])), "the broker to refuse it"
+            )
+            async with connected(guarded_kafka, LEAVES) as again:
+                assert await refused(lambda: again.end_offsets([orders]))
+            await gateway.append([Message(place, b"{}")])
+        finally:
+            await prepare(guarded_kafka.url(ADMIN), rights, 1, correct=False)
+            await allowed(lambda: node.append([Message(place, b"{}")]))
+    file = tmp_path / "rights.yaml"
+    file.write_text(f"{LEAVES}:\n  read: [{Topic.ORDERS}]\n")
+    with pytest.raises(ConfigurationError, match="remove it there first"):
+        prepare_kafka(guarded_kafka.url(ADMIN), file, 1, False, [LEAVES])
+
+
+LEAVES = "node-reporter"
+
+
+async def refused(act: Callable[[], Awaitable[object]]) -> bool:
+    try:
+        await act()
+    except NotAllowed:
+        return True
+    return False
 
 
 async def test_forged_records_change_nothing(guarded_kafka: KafkaBroker) -> None:

@@ -57,7 +57,7 @@ mount -t cgroup2 cgroup2 sys/fs/cgroup
 mount -t tmpfs tmpfs run
 mount -t tmpfs -o mode=1777 tmpfs dev
 for name in null zero full random urandom tty; do touch dev/$name; mount --bind /dev/$name dev/$name; done
-mkdir dev/pts; mkdir -m 1777 dev/shm; ln -s /proc/self/fd dev/fd; touch "$FOLDER/console" dev/console
+mkdir dev/pts; ln -s pts/ptmx dev/ptmx; mkdir -m 1777 dev/shm; ln -s /proc/self/fd dev/fd; touch "$FOLDER/console" dev/console
 mount --bind "$FOLDER/console" dev/console
 mount -t tmpfs tmpfs usr/lib/systemd/system; mount -t tmpfs tmpfs usr/lib/systemd/system-generators
 rm -rf etc/systemd/system; mkdir -p etc/systemd/system/service.d

@@ -221,7 +221,7 @@ PANELS: Mapping[str, Mapping[str, Entry]] = MappingProxyType({
             "penstock.local.doctor:doctor",
             examples=(
                 "penstock doctor",
-                "penstock doctor --env-file /etc/penstock/placer.env",
+                "penstock doctor --env-file /etc/penstock/placer/env",
             ),
         ),
         "projections": Entry("Compare the read models with the ledger, or rebuild them.", entries={

@@ -16,7 +16,7 @@ from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.admin.config_resource import ConfigResourceType
 from aiokafka.consumer import fetcher
 from aiokafka.errors import KafkaError
-from aiokafka.protocol.admin import CreateAclsRequest
+from aiokafka.protocol.admin import CreateAclsRequest, DeleteAclsRequest
 from aiokafka.protocol.api import Request, RequestStruct, Response
 from aiokafka.protocol.fetch import FetchRequest
 from aiokafka.protocol.metadata import MetadataRequest
@@ -28,6 +28,7 @@ STOP_TIMEOUT_S = 5.0  # closing sockets; a broker that is gone must not block a 
 ACL_TOPIC, ACL_GROUP = 2, 3  # Kafka's ResourceType
 ACL_LITERAL, ACL_PREFIXED = 3, 4  # its PatternType
 ACL_ALLOW = 3  # its AclPermissionType
+ACL_ANY = 1  # the same number in all of them
 NO_ERROR, UNKNOWN_TOPIC = 0, 3  # Kafka error codes
 V2 = 2  # the first record format with headers
 SET = 0  # Kafka's AlterConfigOp
@@ -91,6 +92,12 @@ async def create_group_acl(admin: AIOKafkaAdminClient, identity: str, operation:
     request = CreateAclsRequest(
         ACL_GROUP, prefix, ACL_PREFIXED, f"User:{identity}", "*", operation, ACL_ALLOW
     )
+    return await admin._send_to_controller(request)
+
+
+async def delete_acls(admin: AIOKafkaAdminClient, identity: str) -> Any:
+    """Asks the controller to take away all rights of `identity`; returns Kafka's answer."""
+    request = DeleteAclsRequest(ACL_ANY, None, ACL_ANY, f"User:{identity}", None, ACL_ANY, ACL_ANY)
     return await admin._send_to_controller(request)
 
 

@@ -1,6 +1,7 @@
 """Set-up of a Kafka cluster for Penstock: its topics, and the rights of each service (ACLs). Run again at any time.
 
-    python -m penstock.log.kafka_setup kafka://admin:password@host:9092 [--rights FILE] [--cells N] [--correct]
+    python -m penstock.log.kafka_setup kafka://admin:password@host:9092 [--rights FILE] [--cells N]
+        [--correct] [--withdraw IDENTITY]
 
 Prints the resulting topics and rights, and the changes. Exit status: 0 done, 1 the cluster refused or cannot be reached,
 2 wrong arguments, or a topic could lose records and `--correct` was not given.
@@ -8,6 +9,7 @@ Prints the resulting topics and rights, and the changes. Exit status: 0 done, 1 
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -59,11 +61,13 @@ def read_rights(path: Path) -> Rights:
     return dict(table)
 
 
-async def prepare(url: str, rights: Rights, cells: int, *, correct: bool) -> list[str]:
+async def prepare(
+    url: str, rights: Rights, cells: int, *, correct: bool, withdraw: Sequence[str] = ()
+) -> list[str]:
     """Creates missing topics and rights; returns a line for each existing one and each change.
 
-    `correct`: changes settings of topics that exist. Raises `LogError`; `ConfigurationError` for a topic that could lose
-    records.
+    `correct`: changes settings of topics that exist. `withdraw`: identities that lose all rights. Raises `LogError`;
+    `ConfigurationError` for a topic that could lose records.
     """
     found = open_log(url, "setup")
     if not isinstance(found, KafkaLog):
@@ -75,6 +79,7 @@ async def prepare(url: str, rights: Rights, cells: int, *, correct: bool) -> lis
         there = await log.topics.create(wanted)
         other = await log.topics.differences(there)
         granted = await grant_all(log, rights)
+        withdrawn = [(identity, await log.topics.withdraw(identity)) for identity in withdraw]
     finally:
         await log.close()
     counts = ", ".join(f"{topic} ({each.partitions}, {each.replicas})" for topic, each in there.items())
@@ -83,6 +88,7 @@ async def prepare(url: str, rights: Rights, cells: int, *, correct: bool) -> lis
         *(f"{each.topic}: {each.setting} is {each.found}, {each.wanted} would do" for each in other),
         f"topics (partitions, copies): {counts}",
         f"rights: {granted} for {len(rights)} identities",
+        *(f"withdrawn: all {count} rights of {identity}" for identity, count in withdrawn),
     ]
 
 
@@ -109,6 +115,10 @@ def prepare_kafka(
             "--correct", help="Also change settings of existing topics that differ from Penstock's."
         ),
     ] = False,
+    withdraw: Annotated[
+        list[str] | None,
+        typer.Option(metavar="IDENTITY", help="Take away all rights of this identity, at once; repeatable."),
+    ] = None,
 ) -> None:
     """Prepare a Kafka for Penstock: its topics, and the rights of each service. May be run again at any time."""
     if not url:
@@ -117,7 +127,11 @@ def prepare_kafka(
         )
     logging.getLogger("aiokafka").setLevel(logging.CRITICAL)
     table = read_rights(rights) if rights is not None else {}
-    print("\n".join(asyncio.run(prepare(url, table, cells, correct=correct))))
+    if both := sorted({*(withdraw or ())} & {*table}):
+        raise ConfigurationError(
+            f"--withdraw {both[0]}: --rights {rights} gives it rights; remove it there first"
+        )
+    print("\n".join(asyncio.run(prepare(url, table, cells, correct=correct, withdraw=withdraw or ()))))
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.errors import for_code
 
 from penstock.errors import ConfigurationError, LogError, NotAllowed
-from penstock.log.aiokafka_gaps import alter_topic_configs, create_group_acl, create_topic_acl
+from penstock.log.aiokafka_gaps import alter_topic_configs, create_group_acl, create_topic_acl, delete_acls
 from penstock.log.topic_settings import MAX_REPLICAS, suffices, topic_settings
 from penstock.model.topics import CELL_TOPICS
 from penstock.retry import retry
@@ -192,13 +192,27 @@ class KafkaTopics:
         answer = await self._ask(lambda admin: create_group_acl(admin, identity, OPERATIONS["read"], prefix))
         self._granted(answer, f"{identity}'s right to join {prefix}")
 
+    async def withdraw(self, identity: str) -> int:
+        """Takes away all rights of an identity, on open connections as well. Returns their number.
+
+        Raises `LogError`.
+        """
+        answer = await self._ask(lambda admin: delete_acls(admin, identity))
+        code, message, deleted = answer.filter_responses[0]
+        self._refused(code, message, f"to withdraw {identity}'s rights")
+        return len(deleted)
+
     # --- inside ------------------------------------------------------------------------------------------
 
     def _granted(self, answer: Any, what: str) -> None:
         """Raises `LogError` unless the cluster gave this right."""
         code, message = answer.creation_responses[0]
+        self._refused(code, message, what)
+
+    def _refused(self, code: int, message: str | None, what: str) -> None:
+        """Raises `LogError` unless the cluster changed these rights."""
         if code == CLUSTER_DENIED:
-            raise NotAllowed(f"{self._identity} may not give rights: {message}")
+            raise NotAllowed(f"{self._identity} may not change rights: {message}")
         if code == SECURITY_DISABLED:
             raise LogError(
                 f"this Kafka checks no rights ({message}): leave out --rights, or give its brokers an authorizer"

@@ -14,11 +14,12 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
 from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.routing import Match
 
 from penstock.errors import ConfigurationError
 from penstock_services.gateway.core.access import Caller, Role, local_caller
-from penstock_services.gateway.core.problems import Problem, invalid
+from penstock_services.gateway.core.problems import BadField, Problem, invalid
 from penstock_services.gateway.shell import (
     admin,
     checkpoints,
@@ -97,9 +98,9 @@ class Guard:
 
     def _caller(self, scope: Scope) -> Caller | None:
         """None on paths that are open to all. Raises `Problem`."""
-        headers = dict(scope["headers"])
-        host = headers.get(b"host", b"").decode("latin-1")
-        origin = headers.get(b"origin")
+        host = (_only(scope, b"host") or b"").decode("latin-1")
+        origin = _only(scope, b"origin")
+        authorization = _only(scope, b"authorization")
         if origin is not None and _split(origin.decode("latin-1")).netloc != host:
             raise Problem(403, "foreign_origin", "requests from pages of other sites are refused")
         if self._peers is not None and not is_loopback(_split(f"//{host}").hostname or ""):
@@ -111,7 +112,27 @@ class Guard:
         if self._peers is not None:
             return _local(self._peers, scope)
         assert self._tokens is not None
-        return _bearer(self._tokens, headers.get(b"authorization", b""))
+        return _bearer(self._tokens, authorization or b"")
+
+
+def _only(scope: Scope, name: bytes) -> bytes | None:
+    """The value of this header; None: it is not there. Raises `Problem` 400 for an empty one, or several.
+
+    Of two, a proxy in front may check the one that the gateway does not read.
+    """
+    values: list[bytes] = [value.strip() for key, value in scope["headers"] if key == name]
+    if not values:
+        return None
+    if len(values) > 1 or not values[0]:
+        header, found = (
+            name.decode().capitalize(),
+            "is empty" if len(values) == 1 else f"comes {len(values)} times",
+        )
+        raise invalid(
+            "the headers are wrong",
+            [BadField(header, found, f"send one `{header}` header with a value, or none")],
+        )
+    return values[0]
 
 
 def _local(peers: Peers, scope: Scope) -> Caller:
@@ -180,6 +201,7 @@ def build_app(gateway: Gateway) -> Any:
     app.add_exception_handler(Problem, _on_problem)
     app.add_exception_handler(RequestValidationError, _on_bad_parameters)
     app.add_exception_handler(HTTPException, _on_http)
+    app.add_exception_handler(ClientDisconnect, _on_disconnect)
     app.add_exception_handler(500, _on_fault)
     app.openapi = lambda: openapi(app)  # type: ignore[method-assign]
     tokens = gateway.options.tokens
@@ -241,6 +263,11 @@ def _allowed(request: Request) -> list[str]:
         if isinstance(route, APIRoute) and route.matches(request.scope)[0] is not Match.NONE:
             fitting.setdefault(route.path, set()).update(route.methods or ())
     return sorted(fitting[max(fitting, key=len)]) if fitting else []
+
+
+async def _on_disconnect(request: Request, error: Exception) -> Response:
+    """The connection ended before the body did: nobody reads the answer, and the gateway is not at fault."""
+    return problem_answer(Problem(408, "late", "the body did not arrive"))
 
 
 async def _on_fault(request: Request, error: Exception) -> Response:

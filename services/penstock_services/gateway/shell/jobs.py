@@ -25,7 +25,7 @@ from penstock.model.external_events import (
     JobSubmitted,
 )
 from penstock.model.topics import MAX_EVENT_BYTES
-from penstock.model.transitions import JobStatus
+from penstock.model.transitions import TERMINAL, JobStatus
 from penstock.runtime.tracing.tracer import Attributes
 from penstock.sdk.job_warnings import Doubt
 from penstock_services.gateway.core import deadline
@@ -194,7 +194,7 @@ Prefix = Annotated[str | None, Query(max_length=128, description="Only jobs whos
 def _chosen(
     caller: Caller, labels: Sequence[str], name: str | None, **given: str | None
 ) -> tuple[str, list[Any]]:
-    """The WHERE clause of a listing and its arguments: without unused conditions, so that an index serves.
+    """The WHERE clause of a listing and its arguments, without unused conditions, so that an index serves.
 
     Name and labels of another tenant's job are hidden, so these filters do not match it.
     """
@@ -203,6 +203,8 @@ def _chosen(
         "status = $": given["status"],
         "starts_with(job_id, $)": given["prefix"],
     }
+    if given["status"] in TERMINAL:
+        conditions["outcome = $"] = conditions.pop("status = $")
     found = [(condition, value) for condition, value in conditions.items() if value is not None]
     found += [
         ("labels::jsonb @> $::jsonb", orjson.dumps(dict([text.split("=", 1)])).decode()) for text in labels
@@ -211,6 +213,7 @@ def _chosen(
     if (labels or name is not None) and not sees_all(caller):
         found.append(("owner = $", caller.tenant or ""))
     texts = [condition.replace("$", f"${number}") for number, (condition, _) in enumerate(found, start=1)]
+    texts += ["outcome IS NULL"] if given["status"] is not None and given["status"] not in TERMINAL else []
     return " AND ".join(texts) or "true", [value for _, value in found]
 
 

@@ -16,6 +16,7 @@ MAX_CONNECTIONS = 1_024
 CONNECT_TIMEOUT_S = 3.0
 READ_TIMEOUT_S = 30.0
 MAX_REASON_BYTES = 1_024
+MAX_OFFSET_DIGITS = 18  # 64 bits
 CA = "PENSTOCK_NODE_LOG_CA"
 
 
@@ -105,16 +106,38 @@ class Reading:
         request = self._client.build_request(
             "GET", f"{self._url}{PATH}?{self._query}", headers=headers, timeout=self._timeout
         )
-        response = await self._client.send(request, stream=True)
-        if response.status_code != httpx.codes.OK:
-            try:
-                reason = (await response.aread())[:MAX_REASON_BYTES].decode(errors="replace")
-            finally:
-                await response.aclose()
-            kind = NoFile if response.status_code == httpx.codes.NOT_FOUND else Unreadable
-            raise kind(f"node {node_id} at {self._url}: {reason}")
-        self.offset, self.opened = int(response.headers.get(OFFSET, 0)), True
+        response = await self._client.send(request, stream=True, follow_redirects=False)
+        try:
+            first = _offset(response)
+            if response.status_code != httpx.codes.OK or first is None:
+                kind = NoFile if response.status_code == httpx.codes.NOT_FOUND else Unreadable
+                raise kind(f"node {node_id} at {self._url}: {await _reason(response, first)}")
+        except BaseException:
+            await response.aclose()
+            raise
+        self.offset, self.opened = first, True
         return response
+
+
+def _offset(response: httpx.Response) -> int | None:
+    """Where the answer begins in the log; None: it is not a node-reporter's."""
+    text = response.headers.get(OFFSET, "")
+    return int(text) if text.isascii() and text.isdecimal() and len(text) <= MAX_OFFSET_DIGITS else None
+
+
+async def _reason(response: httpx.Response, offset: int | None) -> str:
+    """Of a refusal. Another server's text, perhaps meant for this machine alone, is not read."""
+    if offset is None:
+        status = response.status_code
+        return (
+            f"the answer, with status {status}, is not a node-reporter's; look at the node's address and port"
+        )
+    found = b""
+    async for chunk in response.aiter_raw():
+        found += chunk
+        if len(found) >= MAX_REASON_BYTES:
+            break
+    return found[:MAX_REASON_BYTES].decode(errors="replace")
 
 
 def _plain(error: Exception) -> str:

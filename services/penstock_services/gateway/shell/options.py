@@ -24,6 +24,7 @@ from typing import Annotated
 from pydantic import AfterValidator, Field
 
 from penstock.errors import ConfigurationError
+from penstock.runtime.http_limits import LIMITS, Limits
 from penstock.runtime.node_keys import operator_key
 from penstock.runtime.settings import EnvironmentSettings
 from penstock_services.gateway.shell.tls import CERTIFICATE, KEY, ServerCertificate
@@ -50,6 +51,7 @@ class Options:
     max_in_flight: int = MAX_IN_FLIGHT
     answer_within_s: float = ANSWER_WITHIN_S
     operator_key: bytes | None = None
+    http_limits: Limits = LIMITS
 
     @classmethod
     def from_env(cls, env: Mapping[str, str] = os.environ) -> "Options":

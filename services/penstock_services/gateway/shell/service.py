@@ -6,8 +6,6 @@ import signal
 import socket
 from typing import Any
 
-import uvicorn
-
 from penstock.errors import ConfigurationError
 from penstock.log.open import open_log
 from penstock.log.port import Log, Partition
@@ -33,7 +31,6 @@ from penstock_services.gateway.shell.tls import ServerCertificate
 logger = logging.getLogger(__name__)
 
 BACKLOG = 1_024
-GRACE_S = 1  # requests under way may finish at a stop
 KEEP_ALIVE_S = 75
 TOPICS: dict[str, int] = {Topic.DEAD_LETTERS: 1}
 
@@ -158,20 +155,13 @@ async def _serve(
     gateway: Gateway, tls: ServerCertificate | None, listener: socket.socket, ready: asyncio.Event
 ) -> None:
     """Catches up, then serves; ends with the first part that fails."""
-    config = uvicorn.Config(
+    server = Server(
         build_app(gateway),
-        log_level="warning",
-        access_log=False,
-        proxy_headers=False,
-        lifespan="off",
-        date_header=False,
-        server_header=False,
+        gateway.stopping,
+        tls=None if tls is None else tls.context,
+        limits=gateway.options.http_limits,
         timeout_keep_alive=KEEP_ALIVE_S,
-        timeout_graceful_shutdown=GRACE_S,
-        log_config=None,
-        ssl_context_factory=None if tls is None else lambda *_: tls.context,
     )
-    server = Server(config, gateway.stopping)
     caught_up = asyncio.Event()
     following = asyncio.ensure_future(
         gateway.follower.follow(gateway.log, gateway.settings.cell_index, caught_up)

@@ -16,12 +16,11 @@ from types import MappingProxyType
 from typing import Any, BinaryIO
 from urllib.parse import parse_qs
 
-import uvicorn
-
 from penstock.bearer import bearer_token
 from penstock.clock import wall_ms
 from penstock.errors import ConfigurationError, PenstockError
 from penstock.model.nodes import LogServer
+from penstock.runtime.http_limits import LIMITS
 from penstock.runtime.http_server import Server
 from penstock.runtime.inotify import Watcher
 from penstock.runtime.keepalive import keep_alive
@@ -33,7 +32,6 @@ from penstock_services.node_reporter.options import Options
 
 MAX_READERS = 256
 BACKLOG = 256
-GRACE_S = 1
 PORT_FILE = "log.port"  # in the state folder
 MAX_PORT = 65_535
 MAX_NUMBER = 1 << 53
@@ -78,14 +76,9 @@ class TaskLogServer:
 
     async def serve(self) -> None:
         """Until cancelled."""
-        tls = self._tls
-        config = uvicorn.Config(
-            self, log_level="warning", access_log=False, proxy_headers=False, lifespan="off", date_header=False,
-            server_header=False, timeout_graceful_shutdown=GRACE_S,
-            limit_concurrency=2 * MAX_READERS, log_config=None,
-            ssl_context_factory=None if tls is None else lambda *_: tls,
-        )  # fmt: skip
-        serving = asyncio.ensure_future(Server(config, self._stop).serve(sockets=[self._listener]))
+        limits = LIMITS._replace(waiting_per_peer=MAX_READERS)
+        server = Server(self, self._stop, tls=self._tls, limits=limits, limit_concurrency=2 * MAX_READERS)
+        serving = asyncio.ensure_future(server.serve(sockets=[self._listener]))
         try:
             await asyncio.shield(serving)
         finally:
@@ -117,9 +110,9 @@ class TaskLogServer:
 
     def _asked(self, scope: Scope) -> tuple[str, str, Wanted, bool]:
         """Job, task, part, whether to follow. Raises `Refused`."""
-        headers, query = dict(scope["headers"]), scope["query_string"].decode("latin-1")
-        proof = headers.get(b"authorization", b"").decode("latin-1")
-        if not self._key.admits(proof, self._options.node_id, query):
+        query = scope["query_string"].decode("latin-1")
+        proofs = [value.decode("latin-1") for name, value in scope["headers"] if name == b"authorization"]
+        if len(proofs) != 1 or not self._key.admits(proofs[0], self._options.node_id, query):
             raise Refused(403, "the proof of the gateway's secret is missing or wrong")
         if (scope["method"], scope["path"]) != ("GET", PATH):
             raise Refused(404, f"only GET {PATH}")
@@ -204,7 +197,7 @@ async def _begin(send: Send, first: int) -> None:
 
 
 async def _answer(send: Send, status: int, text: str) -> None:
-    headers = [(b"content-type", b"text/plain; charset=utf-8")]
+    headers = [(b"content-type", b"text/plain; charset=utf-8"), (OFFSET.encode(), b"0")]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": text.encode()})
 
