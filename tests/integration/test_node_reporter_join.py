@@ -104,3 +104,40 @@ async def test_what_was_ordered_before_a_goodbye_is_not_obeyed_after_it(tmp_path
         await cell.order(start_order(8, "true", gpus=(1,), incarnation=now))
         await cell.until(external_events.TaskExited)
     assert [event.token for event in cell.events(external_events.TaskStarted)] == [8]
+
+
+class Answering(MemoryLog):
+    """A log whose placer answers the joining before the reporter has it acknowledged."""
+
+    def __init__(self, broker: MemoryBroker, *answers: Order) -> None:
+        super().__init__(broker, "node-reporter")
+        self._left = [order_message(order) for order in answers]
+
+    async def append(self, messages: Sequence[Message]) -> list[int]:
+        offsets = await super().append(messages)
+        await MemoryLog(self._broker, "placer").append(self._left)
+        self._left = []
+        return offsets
+
+
+async def test_orders_of_a_log_that_is_younger_than_the_journal_are_all_read(tmp_path: Path) -> None:
+    """The log was lost, and its orders begin anew, while the node's journal stands behind some of the old ones. The new placer answers
+    the joining with as many orders as those before the reporter has begun to read: none of them may be skipped."""
+    options = node_options(tmp_path)
+    lost = MemoryBroker()
+    lost.create(TOPICS)
+    cell = Cell(MemoryLog(lost, "placer"))
+    async with working(options, MemoryLog(lost, "node-reporter")):
+        await cell.until(external_events.NodeJoined)
+        await cell.order(start_order(7, "true"), stop_order(8, "unknown"))
+        await cell.until(external_events.TaskExited)
+    broker = MemoryBroker()
+    broker.create(TOPICS)
+    cell = Cell(MemoryLog(broker, "placer"))
+    answers = (start_order(token_of(1, 9), "true"), stop_order(token_of(1, 10), "unknown"))
+    async with working(options, Answering(broker, *answers)):
+        await cell.until(external_events.NodeJoined)
+        await cell.order(start_order(token_of(1, 11), "true", gpus=(1,)))
+        await cell.until(external_events.TaskExited, task_id=start_order(token_of(1, 11)).task_id)
+    tokens = [event.token for event in cell.events(external_events.TaskStarted)]
+    assert tokens == [token_of(1, 9), token_of(1, 11)]
