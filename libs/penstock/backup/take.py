@@ -13,7 +13,7 @@ import asyncio
 from collections.abc import Awaitable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import asyncpg
 
@@ -68,7 +68,8 @@ async def take(copy: Path, settings: Settings, env: Mapping[str, str], progress:
         progress.expect(sum(span.end - span.first for span in spans))
         copied_files = await asyncio.to_thread(files.copy_out, copy, env)
         follower = HeadFollower(known)
-        partitions, schemas = await _copy(copy, log, spans, follower, database, settings.cell, progress)
+        source = _Source(log, spans, follower, database)
+        partitions, schemas = await _copy(copy, source, settings.cell, progress)
     manifest = _manifest(settings, taken_ms, follower, partitions, schemas, copied_files)
     epochs.enter(copy.parent, settings.cell, manifest.head.epoch)
     write_manifest(copy, manifest)
@@ -104,23 +105,28 @@ async def _spans(log: Log, cell_index: int) -> list[Span]:
 
 
 async def _copy(
-    copy: Path,
-    log: Log,
-    spans: Sequence[Span],
-    follower: HeadFollower,
-    database: asyncpg.Connection | None,
-    cell: str,
-    progress: Progress,
+    copy: Path, source: "_Source", cell: str, progress: Progress
 ) -> tuple[list[CopiedPartition], list[CopiedSchema]]:
     archive = archive_in(copy)
-    followers = [follower, *[None] * (len(spans) - 1)]
+    followers = [source.follower, *[None] * (len(source.spans) - 1)]
     work: list[Awaitable[Any]] = [
-        copy_out(log, archive, span, progress, one) for span, one in zip(spans, followers, strict=True)
+        copy_out(source.log, archive, span, progress, one)
+        for span, one in zip(source.spans, followers, strict=True)
     ]
-    if database is not None:
-        work.append(tables.copy_out(database, cell, copy))
+    if source.database is not None:
+        work.append(tables.copy_out(source.database, cell, copy))
     found = await all_of(*work)
-    return found[: len(spans)], found[len(spans)] if database is not None else []
+    partitions = found[: len(source.spans)]
+    return partitions, found[len(partitions)] if source.database is not None else []
+
+
+class _Source(NamedTuple):
+    """The copied log and tables, as of the beginning of the copy. `follower`: of the ledger, the first of `spans`."""
+
+    log: Log
+    spans: Sequence[Span]
+    follower: HeadFollower
+    database: asyncpg.Connection | None
 
 
 def _manifest(
