@@ -189,10 +189,8 @@ async def _session(
         stack.callback(node.close)
         start = -1 if anew else journal.number("next_offset", -1)
         end = (await log.end_offsets([node.orders]))[node.orders]
-        if (
-            not 0 <= start <= end
-        ):  # of no log, or of one with more orders: this one's would be skipped up to there
-            start = end
+        if not 0 <= start <= end:
+            start = end  # of another log: orders of this one up to that position would be skipped
             journal.write([], [], {"next_offset": start}, durable=True)
         recover(node)
         node.join()
