@@ -15,7 +15,7 @@ PYTEST := $(BIN)/python -m pytest -n auto --dist loadscope --no-loadscope-reorde
 # A shell that forbids bytecode would have hundreds of processes compile the same modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help venv lock demo test pytest-command lint compiled schemas docs sbom audit bench papers faults wheels deploy-check chaos long live pytorch up kafka jaeger roles clean
+.PHONY: help venv lock demo test pytest-command lint compiled schemas docs sbom audit bench restore-drill papers faults wheels deploy-check chaos long live pytorch up kafka jaeger roles clean
 
 pytest-command:
 	@echo $(PYTEST)
@@ -65,6 +65,10 @@ schemas: venv ## Generate schemas/ from the event models
 
 bench: venv ## Measure, write bench.json, print it as a table
 	$(BIN)/python -m tests.bench
+
+restore-drill: venv ## Lose the volumes of Kafka and Postgres and restore a copy; then measure backup and RTO with a million records (20 minutes)
+	$(BIN)/python -m pytest tests/integration/test_restore_drill.py -v
+	$(BIN)/python -m tests.bench.restore
 
 papers: venv ## Every table and figure of the five papers beside what comes out here, as papers.html and papers.json (15 to 35 minutes on two cores; needs PENSTOCK_DATA)
 	$(BIN)/python -m tests.papers --json papers.json --page papers.html

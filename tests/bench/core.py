@@ -31,9 +31,9 @@ GANG_SHARE = 0.1  # of jobs are gangs of two to four workers
 class CoreBench(Recorder):
     """One cell under load; `ledger` keeps every record's bytes."""
 
-    def __init__(self, nodes: int, seed: int = 1, profile: str = "liquid") -> None:
+    def __init__(self, nodes: int, seed: int = 1, profile: str = "liquid", partition: int = NO_CELL) -> None:
         self.ledger: list[bytes] = []
-        super().__init__(self.ledger.append, partition=NO_CELL)
+        super().__init__(self.ledger.append, partition=partition)
         self.times_s: list[float] = []
         self.running: deque[str] = deque()
         self._rng = np.random.Generator(np.random.PCG64(seed))

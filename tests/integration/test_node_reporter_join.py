@@ -2,20 +2,25 @@
 
 import asyncio
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from penstock.log.port import Message
 from penstock.model import external_events
+from penstock.model.envelope import from_wire
+from penstock.model.orders import Order
+from penstock.model.token import token_of
 from penstock.runtime.settings import Settings
 from penstock_services.node_reporter.shell import node as node_module
 from penstock_services.node_reporter.shell.ports import Started
 from penstock_services.node_reporter.shell.records import read_record
 from penstock_services.node_reporter.shell.run import runner
 from tests.support.memory_log import MemoryBroker, MemoryLog
-from tests.support.node_cell import TOPICS, Cell, node_options, start_order, working
+from tests.support.node_cell import TOPICS, Cell, node_options, start_order, stop_order, working
 
 
 async def test_a_repeated_join_never_denies_a_task_that_has_started(tmp_path: Path) -> None:
@@ -104,3 +109,42 @@ async def test_what_was_ordered_before_a_goodbye_is_not_obeyed_after_it(tmp_path
         await cell.order(start_order(8, "true", gpus=(1,), incarnation=now))
         await cell.until(external_events.TaskExited)
     assert [event.token for event in cell.events(external_events.TaskStarted)] == [8]
+
+
+class Answering(MemoryLog):
+    """A log whose placer answers the joining before the reporter has it acknowledged."""
+
+    def __init__(self, broker: MemoryBroker, placer: Cell, *answers: Order) -> None:
+        super().__init__(broker, "node-reporter")
+        self._placer = placer
+        self._answers = answers
+
+    async def append(self, messages: Sequence[Message]) -> list[int]:
+        offsets = await super().append(messages)
+        events = [from_wire(message.headers, message.value).data for message in messages]
+        if any(isinstance(event, external_events.NodeJoined) for event in events):
+            answers, self._answers = self._answers, ()
+            await self._placer.order(*answers)
+        return offsets
+
+
+async def test_orders_of_a_log_that_is_younger_than_the_journal_are_all_read(tmp_path: Path) -> None:
+    """The log was lost, and its orders begin anew, while the node's journal stands behind some of the old ones. The new placer answers
+    the joining with as many orders as those before the reporter has begun to read: none of them may be skipped."""
+    options = node_options(tmp_path)
+    lost = MemoryBroker()
+    lost.create(TOPICS)
+    cell = Cell(MemoryLog(lost, "placer"))
+    async with working(options, MemoryLog(lost, "node-reporter")):
+        await cell.until(external_events.NodeJoined)
+        await cell.order(start_order(7, "true"), stop_order(8, "unknown"))
+        await cell.until(external_events.TaskExited)
+    broker = MemoryBroker()
+    broker.create(TOPICS)
+    cell = Cell(MemoryLog(broker, "placer"))
+    answers = (start_order(token_of(1, 9), "true"), stop_order(token_of(1, 10), "unknown"))
+    async with working(options, Answering(broker, cell, *answers)):
+        await cell.until(external_events.NodeJoined)
+        await cell.order(start_order(token_of(1, 11), "true", gpus=(1,)))
+        for token in (11, 9):
+            await cell.until(external_events.TaskExited, task_id=start_order(token_of(1, token)).task_id)

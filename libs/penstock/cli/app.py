@@ -224,6 +224,23 @@ PANELS: Mapping[str, Mapping[str, Entry]] = MappingProxyType({
                 "penstock doctor --env-file /etc/penstock/placer/env",
             ),
         ),
+        "backup": Entry(
+            "Copy a cell consistently while it runs: ledger, inputs, tables, keys. The copy is as secret as they are.",
+            "penstock.backup.commands:backup", extra="local",
+            examples=(
+                "penstock backup /srv/copies/monday",
+                "penstock backup /srv/copies/monday --verify",
+                "penstock backup copies/monday --folder .penstock",
+            ),
+        ),
+        "restore": Entry(
+            "Restore a copy into an empty log and database, in a new epoch: orders from after the copy count no more.",
+            "penstock.backup.commands:restore", extra="local",
+            examples=(
+                "penstock restore /srv/copies/monday",
+                "penstock restore copies/monday --folder .penstock",
+            ),
+        ),
         "projections": Entry("Compare the read models with the ledger, or rebuild them.", entries={
             "verify": Entry(
                 "Replay the ledger and compare the read models with it row by row; exit code 1 when they differ.",

@@ -83,7 +83,7 @@ class Archive:
 
     def index(self, partition: Partition) -> Index:
         """The partition's index, empty where nothing is archived. Raises `ConfigurationError` for a damaged one."""
-        path = self._folder_of(partition) / INDEX
+        path = self.folder_of(partition) / INDEX
         try:
             index = msgspec.json.decode(path.read_bytes(), type=Index)
         except FileNotFoundError:
@@ -114,7 +114,7 @@ class Archive:
 
     def lacking(self, partition: Partition) -> list[str]:
         """The segments whose files are missing or not readable; digests are not checked."""
-        folder = self._folder_of(partition)
+        folder = self.folder_of(partition)
         return [
             segment.name
             for segment in self.index(partition).segments
@@ -122,7 +122,7 @@ class Archive:
         ]
 
     def _file(self, partition: Partition, name: str, digest: str) -> bytes:
-        path = self._folder_of(partition) / name
+        path = self.folder_of(partition) / name
         try:
             packed = path.read_bytes()
         except OSError as error:
@@ -155,7 +155,7 @@ class Archive:
         finally:
             os.close(handle)
 
-    def _folder_of(self, partition: Partition) -> Path:
+    def folder_of(self, partition: Partition) -> Path:
         return self.folder / partition.topic / str(partition.index)
 
 
@@ -165,7 +165,7 @@ class Writer:
     def __init__(self, archive: Archive, partition: Partition) -> None:
         self._archive = archive
         self._partition = partition
-        self._folder = archive._folder_of(partition)
+        self._folder = archive.folder_of(partition)
         self._folder.mkdir(parents=True, exist_ok=True)
         self._before = archive.index(partition)
         self._segments: list[Segment] = []
@@ -204,9 +204,9 @@ class Writer:
         if snapshot is not None:
             packed = gzip.compress(snapshot[1], compresslevel=6, mtime=0)
             fold = Fold(snapshot[0], f"{self._last_end:020d}.snapshot.gz", sha256(packed).hexdigest())
-            _write_durably(self._folder / fold.name, packed)
+            write_durably(self._folder / fold.name, packed)
         index = Index((*self._before.segments, *self._segments), self._last_id, fold)
-        _write_durably(self._folder / INDEX, msgspec.json.format(msgspec.json.encode(index)))
+        write_durably(self._folder / INDEX, msgspec.json.format(msgspec.json.encode(index)))
         if self._before.fold is not None:
             (self._folder / self._before.fold.name).unlink(missing_ok=True)
         return index
@@ -217,12 +217,12 @@ class Writer:
         first, end = self._last_end, self._rows[-1][0] + 1
         packed = gzip.compress(msgspec.msgpack.encode(self._rows), compresslevel=6, mtime=0)
         name = f"{first:020d}-{end:020d}.records.gz"
-        _write_durably(self._folder / name, packed)
+        write_durably(self._folder / name, packed)
         self._segments.append(Segment(name, first, end, len(self._rows), sha256(packed).hexdigest()))
         self._rows, self._bytes, self._last_end = [], 0, end
 
 
-def _write_durably(path: Path, content: bytes) -> None:
+def write_durably(path: Path, content: bytes) -> None:
     """Writes the whole file or none, also over a power loss."""
     part = path.with_name(path.name + ".part")
     with part.open("wb") as file:

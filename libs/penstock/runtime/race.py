@@ -1,4 +1,4 @@
-"""Race of coroutines: several run concurrently until the first ends; the others are cancelled."""
+"""Several coroutines at once: until the first of them ends, or until all have."""
 
 import asyncio
 from collections.abc import Awaitable, Collection
@@ -23,5 +23,14 @@ async def first_of(*work: Awaitable[Any], timeout_s: float | None = None) -> boo
         for task in ended:
             task.result()
         return bool(ended)
+    finally:
+        await cancelled(tasks)
+
+
+async def all_of(*work: Awaitable[Any]) -> list[Any]:
+    """Runs these until all have ended; returns their results in this order. The first exception cancels the others and is raised."""
+    tasks = [asyncio.ensure_future(one) for one in work]
+    try:
+        return await asyncio.gather(*tasks)
     finally:
         await cancelled(tasks)

@@ -188,8 +188,9 @@ async def _session(
         node = Node(options, settings, host, log, journal, lock, traces)
         stack.callback(node.close)
         start = -1 if anew else journal.number("next_offset", -1)
-        if start < 0:
-            start = (await log.end_offsets([node.orders]))[node.orders]
+        end = (await log.end_offsets([node.orders]))[node.orders]
+        if not 0 <= start <= end:
+            start = end  # of another log: orders of this one up to that position would be skipped
             journal.write([], [], {"next_offset": start}, durable=True)
         recover(node)
         node.join()
