@@ -44,7 +44,7 @@ from penstock.runtime.snapshots import Written, projected
 
 def partitions_of(cell_index: int) -> list[Partition]:
     """The partitions that are copied; the ledger is the first, since its end is read first."""
-    cell = [Partition(topic, cell_index) for topic in (Topic.LEDGER, *INPUT_TOPICS)]
+    cell = [Partition(topic, cell_index) for topic in (Topic.LEDGER, Topic.AMENDMENTS, *INPUT_TOPICS)]
     return [*cell, Partition(Topic.DEAD_LETTERS, 0)]
 
 

@@ -119,6 +119,6 @@ def speaker_of(event: Event) -> Speaker:
 
 
 def by_operator(event: Event) -> bool:
-    """Whether the gateway signs this event: an amendment, or an event about a node that does not come from the node itself, such as a command,
-    a watch, a probe, an external proof."""
+    """Whether the gateway signs this event: an amendment, or an event about a node that does not come from the node itself,
+    such as a command, a watch, a probe, an external proof."""
     return event.TOPIC is not None and speaker_of(event) is Speaker.OPERATOR

@@ -1,8 +1,9 @@
 """Liveness of a cell (LAW 7): no job waits beside free resources that nobody before it could use.
 
-A job *delays nobody* where it fits now on nodes that no other waiting job could ever use; in a cell without running jobs on any nodes, since no
-end is awaited there. Such a job has no reason to wait: the placer starts it even behind the end of its backfill window (`Undelaying`), and where
-it waits all the same, and nothing is under way that would start it, the cell is *stalled* (`stalled`), which the gateway reports.
+A job *delays nobody* where it fits now on nodes that no other waiting job could ever use; in a cell without running
+jobs on any nodes, since no end is awaited there. Such a job has no reason to wait: the placer starts it even behind the
+end of its backfill window (`Undelaying`), and where it waits all the same, and nothing is under way that would start it,
+the cell is *stalled* (`stalled`), which the gateway reports.
 """
 
 from collections.abc import Collection
@@ -37,8 +38,11 @@ class Undelaying:
     def first(
         self, state: CellState, without: Collection[str] = ()
     ) -> tuple[JobState, tuple[str, ...]] | None:
-        """The first such job that is not in `without`, and nodes on which it fits; None: there is none. Of jobs with the same owner and demand the one
-        with the highest priority, then the earliest. O(changes + different demands), but for those with GPUs only where GPUs are free."""
+        """The first such job that is not in `without`, and nodes on which it fits; None: there is none.
+
+        Of jobs with the same owner and demand the one with the highest priority, then the earliest. O(changes +
+        different demands), but for those with GPUs only where GPUs are free.
+        """
         index, jobs, fitting = state.index, state.jobs, dict[Row, JobState]()
         self._without.update(state)
         waiting = [self._without.waiting]
@@ -73,7 +77,7 @@ class Undelaying:
 
 
 def strict(settings: PlacerSettings, profile: Profile) -> bool:
-    """Whether the profile promises strict order of arrival: nobody starts before the head of its queue, wherever that could run."""
+    """Whether nobody starts before the head of the queue, wherever that could run: the profile promises that order."""
     return settings.backfill_window == 1 or not profile.beside_stops
 
 
@@ -87,7 +91,10 @@ class Stall(msgspec.Struct, frozen=True):
 
 
 def stalled(state: CellState, undelaying: Undelaying | None = None) -> Stall | None:
-    """The first stalled job; None: no job stalls, or something is under way that may start it (a stop, a move, a window, a pass). O(different demands)."""
+    """The first stalled job. O(different demands).
+
+    None: no job stalls, or something is under way that may start it: a stop, a move, a window, a pass.
+    """
     if state.frozen or not state.queue or state.stopping or state.moving or state.in_window:
         return None
     if timer_id("cell", "place_more") in state.timers:

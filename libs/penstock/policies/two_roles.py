@@ -1,8 +1,8 @@
 """Exact arrangement of a gang with parameter servers: how many of its workers, and how many of its servers, each node takes.
 
-Equal tasks never block each other, so first fit is exact for them. Two kinds of tasks may: a server that takes the cores which a worker needs can
-leave the gang without any arrangement, though the total of all resources would do. Dynamic programming over the nodes finds an arrangement whenever one
-exists (a knapsack with two kinds of items; Kellerer, Pferschy, Pisinger: Knapsack Problems, 2004, ch. 9). O(nodes × workers × workers per node).
+Equal tasks never block each other, so first fit is exact for them. Two kinds of tasks may: a server that takes the cores
+which a worker needs can leave the gang without any arrangement, though the total of all resources would do. Dynamic
+programming over the nodes finds an arrangement whenever one exists. O(nodes × workers × workers per node).
 """
 
 from collections.abc import Sequence

@@ -1,8 +1,9 @@
 """Alarm of a cell that does not go on (LAW 7), or whose decisions follow from more than its ledger.
 
-A job waits beside free resources though nothing is under way; no placer answers what was acknowledged; or a decider that starts from a snapshot
-decides records otherwise than they stand. The cell is looked at after records, at most once in `SETTLES_S`, and at submissions that nobody answers;
-decisions are repeated once in `FRESH_EVERY` records. One alarm at a time: the first that is found.
+A job waits beside free resources though nothing is under way; no placer answers what was acknowledged; or a decider that
+starts from a snapshot decides records otherwise than they stand. The cell is looked at after records, at most once in
+`SETTLES_S`, and at submissions that nobody answers; decisions are repeated once in `FRESH_EVERY` records. One alarm at a
+time: the first that is found.
 """
 
 import asyncio

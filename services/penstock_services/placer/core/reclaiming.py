@@ -68,7 +68,7 @@ class Reclaiming:
         self._stopped += len(found.stops) + len(found.moves)
 
     def due(self, state: CellState, tried: Collection[str]) -> list[JobState]:
-        """Jobs that a bounded pass did not reach and for which no job is being stopped any more: they start now, or their reservations end."""
+        """Jobs that a bounded pass did not reach and for which nothing is awaited: they start now, or their reservations end."""
         if self._stage is None:
             return []
         return [
@@ -113,8 +113,8 @@ class Reclaiming:
         yield from stop(state, job, "migrated")
 
     def _vain(self, state: CellState, unit: PlanUnit) -> bool:
-        """A node cannot be used, or nothing is awaited there any more: no task's end, or no stop where jobs were stopped for it. Of units of the
-        profile, once the job was tried."""
+        """A node cannot be used, or nothing is awaited there any more: no task's end, or no stop where jobs were stopped
+        for it. Of units of the profile, once the job was tried."""
         nodes = [state.nodes.get(node_id) for node_id in unit.nodes]
         if any(node is None or not node.placeable for node in nodes):
             return True
