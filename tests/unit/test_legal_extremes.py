@@ -157,3 +157,16 @@ def test_a_writer_is_told_which_field_readers_refuse() -> None:
         Invalid, match=r"penstock\.plan\.adopted\.v1 cannot be read back: units\.0\.expected_ms"
     ):
         prove_readable(PlanAdopted(units=(PlanUnit(job_id="a", nodes=("n1",), expected_ms=MAX_MS + 1),)))
+
+
+def test_a_timer_of_a_newer_version_is_kept_and_does_nothing() -> None:
+    """A placer goes back by a version: its ledger has a timer of a kind that it does not know, and that comes due."""
+    cell = CellDriver(PlacerSettings(profile="fifo"))
+    unknown = TimerSet(
+        timer_id="cell:tomorrow", at_ms=cell.now_ms + 5_000, about=TimerSubject(kind="tomorrow", id="cell")
+    )
+    cell.feed(unknown)
+    assert "cell:tomorrow" in cell.follower.state.timers
+    [fired] = cell.at(10_000)
+    assert kinds(fired) == ["timer.fired"]
+    assert not cell.state.timers

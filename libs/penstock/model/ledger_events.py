@@ -318,21 +318,9 @@ class ChoiceFailed(Event, frozen=True, kw_only=True):
 class TimerSubject(Value, frozen=True, kw_only=True):
     """Subject of a timer; enough to decide on firing whether the timer is still relevant."""
 
-    kind: Literal[
-        "backoff",
-        "queue_timeout",
-        "run_timeout",
-        "launch_timeout",
-        "unschedulable",
-        "place_more",
-        "refused",
-        "stop_timeout",
-        "lease",
-        "batch_window",
-        "predecessor_timeout",
-        "ending",
-        "adjustment",
-    ]
+    kind: str
+    """What it is for. Open: a reader keeps a kind that only a newer placer knows, and a placer ignores one when it fires, so
+    that a new kind stops no version."""
     id: Identifier
     attempt: Annotated[int, Meta(ge=0)] = 0
 
