@@ -31,11 +31,11 @@ STRICT = {"fifo-strict", "tiresias-fifo"}
 @pytest.mark.parametrize("profile", sorted(PROFILES))
 def test_in_the_end_nobody_waits_beside_an_idle_cell(profile: str) -> None:
     """Whoever still waits after all ends, releases and timers was told that it can never run."""
-    cell = RandomCell(1, PlacerSettings(profile=profile), 300)
+    cell = RandomCell(1, PlacerSettings(profile=profile), 180)
     assert cell.run() == []
     assert check(cell.state) == []
     assert stalled(cell.state) is None
-    assert cell.longest_queue > 2 * BEYOND
+    assert cell.longest_queue > BEYOND
 
 
 @pytest.mark.slow
