@@ -232,6 +232,8 @@ async def test_a_place_with_a_history_is_not_overwritten(site: Site, empty: Sett
     assert await site.log.end_offsets(partitions_of(0)) == before
     with pytest.raises(ConfigurationError, match="PENSTOCK_CELL"):
         await restore(copy, empty.model_copy(update={"cell": "other"}), {}, QUIET)
+    with pytest.raises(ConfigurationError, match=r"--reason: .* at most"):
+        await restore(copy, empty, {}, QUIET, reason="x" * 100_000)
     with pytest.raises(ConfigurationError, match=r"copy is not empty; give a new folder"):
         await taken(site, copy)
     async with projecting(site.settings, site.log):

@@ -444,8 +444,12 @@ async def test_the_token_is_durable_before_the_spawn(
     assert calls == ["starting durable=True", "spawn", "running durable=False", "ended durable=False"]
 
 
-async def test_a_log_that_was_made_anew_is_read_from_its_end(options: Options, broker: MemoryBroker) -> None:
-    """Retention or a rebuilt broker: the journal's position is gone; the node joins again and obeys what comes."""
+@pytest.mark.parametrize(("expired", "joinings"), [(0, 1), (5, 2)], ids=["rebuilt", "retention"])
+async def test_a_log_that_was_made_anew_is_read_from_its_end(
+    options: Options, broker: MemoryBroker, expired: int, joinings: int
+) -> None:
+    """The journal's position is gone. It is behind the end of a rebuilt broker's orders, which the node sees before it joins; or before the
+    oldest order that retention has left, which it finds out when it reads, and joins again. It obeys what comes."""
     async with working(options, MemoryLog(broker, "n")):
         cell = Cell(MemoryLog(broker, "placer"))
         await cell.order(start_order(1))
@@ -453,9 +457,11 @@ async def test_a_log_that_was_made_anew_is_read_from_its_end(options: Options, b
     anew = MemoryBroker()
     anew.create(TOPICS)
     cell = Cell(MemoryLog(anew, "placer"))
+    await cell.order(*(stop_order(2, "unknown") for _ in range(expired)))
+    await cell.log.delete_before({Partition(Topic.ORDERS, node_partition(NODE)): expired})
     async with working(options, MemoryLog(anew, "n")):
-        await cell.until(external_events.NodeJoined, count=2)
-        await cell.order(start_order(2))
+        await cell.until(external_events.NodeJoined, count=joinings)
+        await cell.order(start_order(3))
         assert (await cell.until(external_events.TaskExited)).exit_code == 0
 
 

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from penstock.runtime.race import first_of
+from penstock.runtime.race import all_of, first_of
 from tests.unit.virtually import virtually
 
 
@@ -72,3 +72,17 @@ async def test_a_shielded_future_survives() -> None:
     failed.set_exception(ValueError("a service ended"))
     with pytest.raises(ValueError, match="a service ended"):
         await first_of(asyncio.shield(failed), Worker().run(60))
+
+
+@virtually
+async def test_the_first_error_ends_what_was_to_be_done_together() -> None:
+    """The log is lost while five topics are copied: the error is told at once, and no copy goes on behind it."""
+
+    async def fails() -> None:
+        raise ValueError("the log is lost")
+
+    workers = [Worker(), Worker()]
+    with pytest.raises(ValueError, match="the log is lost"):
+        await all_of(workers[0].run(60), fails(), workers[1].run(60))
+    assert all(worker.cancelled for worker in workers)
+    assert await all_of(asyncio.sleep(0.02, "slow"), asyncio.sleep(0.01, "quick")) == ["slow", "quick"]

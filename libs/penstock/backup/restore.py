@@ -23,6 +23,7 @@ from penstock.log.open import open_log
 from penstock.log.port import Log
 from penstock.log.topic_settings import topic_partitions
 from penstock.model.topics import Topic
+from penstock.model.types import MAX_TEXT
 from penstock.runtime.race import all_of
 from penstock.runtime.settings import Settings
 from penstock.runtime.snapshots import head_id_at
@@ -50,6 +51,8 @@ async def restore(
     Raises `ConfigurationError` before anything is changed where copy, target or epoch do not fit; `LogError`, `StoreError`
     where log or database fail: the target then holds a part, and has to be emptied.
     """
+    if len(reason) > MAX_TEXT:
+        raise ConfigurationError(f"--reason: {len(reason)} characters; give {MAX_TEXT} at most")
     manifest = read_manifest(copy)
     _check_cell(manifest, settings)
     known = max(manifest.head.epoch, epochs.highest(copy.parent, manifest.cell))
