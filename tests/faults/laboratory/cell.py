@@ -16,7 +16,6 @@ from typing import NamedTuple
 import numpy as np
 
 from penstock.errors import ConfigurationError, OffsetOutOfRange
-from penstock.ledger.record import Head
 from penstock.ledger.replica import Replica
 from penstock.ledger.snapshot import dump, load
 from penstock.ledger.state import CellState
@@ -38,6 +37,7 @@ from penstock_services.placer.shell.replay import Replayer
 from tests.faults.laboratory import profiles
 from tests.faults.laboratory.adjuster import Adjuster
 from tests.faults.laboratory.administrator import Administrator
+from tests.faults.laboratory.fresh import Snapshot, decide_afresh
 from tests.faults.laboratory.grouper import Grouper
 from tests.faults.laboratory.host import SimulatedHost
 from tests.faults.laboratory.jobs import SimulatedJob, jobs_of, nodes_of
@@ -101,14 +101,6 @@ class Options(NamedTuple):
         }
         parts += [f"--{name} {value}" for name, value in given.items() if value is not None]
         return " ".join(parts)
-
-
-class Snapshot(NamedTuple):
-    """A state as it was written down, and where in the ledger that was."""
-
-    state: bytes
-    head: Head
-    offset: int
 
 
 class Laboratory:
@@ -477,12 +469,8 @@ class Laboratory:
         report = await Replayer(Connection(self.broker), 0).run()
         if report.different:
             raise Violation("replay", f"{report.different} records differ: {report.differences[:2]}")
-        snapshots = [] if self.judge.has_lost else self.snapshots  # of one history
-        for snapshot in snapshots[:: max(1, len(snapshots) // FRESH)]:
-            start = Replica(load(snapshot.state), snapshot.head, snapshot.offset)
-            fresh = await Replayer(Connection(self.broker), 0, start).run(snapshot.head.seq + AFTER_SNAPSHOT)
-            if fresh.different:
-                raise Violation("fresh", f"{fresh.different} records differ: {fresh.differences[:2]}")
+        if not self.judge.has_lost:  # else snapshots are of two histories
+            await decide_afresh(self.broker, self.snapshots)
 
 
 def _moment(state: CellState) -> tuple[int, int, int]:

@@ -246,8 +246,7 @@ class Decider:
         held_up = head is not None and self._holds_up(head)
         reservation = PassReservation(self.profile)
         of_plan = waits_for_plan(state, self.profile.regroup)
-        firsts_only = order is not None and self.profile.backfill is None
-        bounded = firsts_only  # such an order may offer only the first job of each tenant
+        bounded = order is not None and self.profile.backfill is None
         for job_id in islice(waiting, reach):
             job = state.jobs[job_id]
             if of_plan and job.estimate is not None and has_whole_gpus(job.estimate.worker):
@@ -287,7 +286,7 @@ class Decider:
             if job.status is JobStatus.LAUNCHING or head is job:
                 head = state.head_of_queue()
                 held_up = head is not None and self._holds_up(head)
-        if bounded and not of_plan:
+        if bounded and not of_plan:  # or an order that may offer each tenant's first job alone
             yield from self._behind.start(state, tried, reservation.chooser())
         yield from reservation.done(state)
         yield from reclaiming.done(state)
