@@ -179,7 +179,7 @@ class Victims:
 
 
 async def forged_records_change_nothing(settings: Settings, logs: Mapping[Topic, Log]) -> None:
-    """48 forgeries in n1's name and in operators' and one of its own records sent again: each refused with a reason, the state byte-equal.
+    """46 forgeries in n1's name and in operators' and one of its own records sent again: each refused with a reason, the state byte-equal.
 
     `logs`: one started log for each of `WRITERS`; the topics exist, and the cell's are empty.
     """
@@ -217,7 +217,7 @@ async def forged_records_change_nothing(settings: Settings, logs: Mapping[Topic,
         others = [letter.detail for letter in letters if letter.reason != "forged"]
         assert others == ["undecodable: header 'signature' is not UTF-8"]
         reasons = [letter.detail for letter in letters if letter.reason == "forged"]
-        assert len(reasons) == len(forged) - 1 == 49
+        assert len(reasons) == len(forged) - 1 == 47
         assert all("n1" in reason or "PENSTOCK_OPERATOR_KEY" in reason for reason in reasons)
         await cell.send(started)
         end = (await cell.reader.end_offsets([cell.nodes]))[cell.nodes]

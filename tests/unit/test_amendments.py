@@ -120,8 +120,8 @@ def test_every_field_beyond_its_bounds_becomes_the_nearest_legal_value() -> None
 
 
 def test_a_fact_that_no_bound_mends_is_left_out() -> None:
-    """Its kind of subject does not exist; the record's other facts count."""
-    strange = TimerSubject(kind="nonsense", id="cell", attempt=0)  # type: ignore[arg-type]
+    """Its subject has a name that no identifier may have; the record's other facts count."""
+    strange = TimerSubject(kind="ending", id="no identifier", attempt=0)
     good = TimerSet(timer_id="cell:good", at_ms=9, about=ABOUT)
     value = ledger(TimerSet(timer_id="cell:bad", at_ms=9, about=strange), good)[1]
     found = propose(value, 1)

@@ -119,7 +119,7 @@ def _() -> None:
     replace(batcher._at, lambda state, now_ms: nullcontext())
 
 
-@mutant("for a plan a job is stopped that it does not name", faults=FAULTS, profile="muri-l", first=73)
+@mutant("for a plan a job is stopped that it does not name", faults=FAULTS, profile="muri-l", first=103)
 def _() -> None:
     real = plan_stops._may_stop
 

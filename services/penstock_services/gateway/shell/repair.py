@@ -7,6 +7,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
@@ -45,6 +46,14 @@ class RepairAct(Value, frozen=True, kw_only=True):
     reason: ShortText = ""
 
 
+BODY: dict[str, Any] = {
+    "requestBody": {
+        "required": True,
+        "content": {"application/json": {"schema": msgspec.json.schema(RepairAct)["$defs"]["RepairAct"]}},
+    }
+}
+
+
 @router.get("/{offset}", dependencies=[needs(Role.OPERATE)])
 async def proposed(offset: int, request: Request) -> Response:
     """What would be amended in the ledger's record at this offset: each field with its value, its bound and the nearest legal value."""
@@ -52,7 +61,7 @@ async def proposed(offset: int, request: Request) -> Response:
     return answer(_row(offset, found))
 
 
-@router.post("/{offset}", status_code=202, dependencies=[needs(Role.OPERATE)])
+@router.post("/{offset}", status_code=202, openapi_extra=BODY, dependencies=[needs(Role.OPERATE)])
 async def repair(offset: int, request: Request) -> Response:
     """Writes that amendment; every service of the cell goes on with it. Body: `{"sha256": …, "reason": …}`, the digest as proposed."""
     gateway = gateway_of(request)
