@@ -125,8 +125,16 @@ class ServiceFaults(Injector):
             rendezvous_port=29_500,
             grace_ms=1_000,
             checkpoint=self._checkpoint(key[0], own.job_id),
+            lease_ms=self._lease_ms(key, own.job_id),
         )
         self._lab.send(message(order, f"order-{key}", "/penstock/placer"))
+
+    def _lease_ms(self, key: tuple[int, str], job_id: str) -> int:
+        """What the ledger gave the task: without a lease nothing would end it on a node that the cell has given up."""
+        state = self._lab.judge.replica.state
+        job = state.jobs.get(job_id)
+        task = job.tasks.get(key[1]) if job is not None and job.token == key[0] else None
+        return state.settings.lease_ms if task is None else task.lease_ms
 
     def _checkpoint(self, token: int, job_id: str) -> str | None:
         """What the start of such a job names; where it would have to be fetched, the sleeper's order leaves it at 0."""
