@@ -5,11 +5,10 @@ import pytest
 from penstock.ledger.evolve import begin
 from penstock.ledger.snapshot import dump, load
 from penstock.model.adjustments import ADJUSTED_FOR_MS, RENEWED_AFTER_MS
-from penstock.model.external_events import NodeSuspected, RunningTask
-from penstock.model.ledger_events import TermStarted
+from penstock.model.external_events import NodeJoined, NodeSuspected, RunningTask
 from penstock.model.nodes import BandwidthCap
 from penstock.model.proposals import CoresProposed, ThrottleProposed
-from penstock.model.settings import Contention, PlacerSettings
+from penstock.model.settings import Contention
 from penstock.policies.guard import PROPOSER
 from penstock_services.contention_guard.core.guard import ContentionGuard
 from penstock_services.placer.core.step import PlacerCore
@@ -38,6 +37,13 @@ def contended(caps: BandwidthCap) -> GuardedCell:
         cell.acts()
     assert slowed(cell)
     return cell
+
+
+def alive(cell: GuardedCell) -> tuple[RunningTask, ...]:
+    """Both tasks, as their node lists them when it joins."""
+    return tuple(
+        RunningTask(task_id=task_id, token=cell.job(task_id.split(".")[0]).token) for task_id in (A, HOG)
+    )
 
 
 def slowed(cell: GuardedCell) -> bool:
@@ -124,23 +130,23 @@ def test_on_a_silent_node_it_is_tried_again_when_the_node_is_back() -> None:
     cell.feed(NodeSuspected(node_id="n1", reason="silent"))
     cell.at(cell.now_ms - 1_000_000 + ADJUSTED_FOR_MS)
     assert slowed(cell), "no order reaches it"
-    alive = [
-        RunningTask(task_id=task_id, token=cell.job(task_id.split(".")[0]).token) for task_id in (A, HOG)
-    ]
-    cell.join(node(caps="resctrl"), tasks=alive)
+    cell.join(node(caps="resctrl"), tasks=alive(cell))
     cell.at(cell.now_ms - 1_000_000 + ADJUSTED_FOR_MS)
     assert not slowed(cell)
 
 
-def test_a_throttle_of_an_older_ledger_gets_an_end_with_the_next_term() -> None:
-    """A ledger of before: slowed, and no timer says until when. The new term's profile has no guard at all."""
+def test_a_throttle_of_an_older_ledger_gets_an_end_when_its_node_joins() -> None:
+    """A ledger of before, or one that has lost records: slowed, and no timer says until when. Nodes join again."""
     cell = contended("resctrl")
     state = load(dump(cell.state))
     state.timers.clear()
     core = PlacerCore(state)
-    begin(state, state.seq + 1, cell.now_ms + DAY_MS, 2)
-    step = core.step(TermStarted(term=2, placer_id="p2", settings=PlacerSettings(profile="fifo")), "term-2")
-    assert [fact.TYPE for fact in step.facts] == ["penstock.term.started", "penstock.timer.set"]
+    begin(state, state.seq + 1, cell.now_ms + DAY_MS, 1)
+    joined = NodeJoined(node=node(caps="resctrl"), tasks=alive(cell))
+    assert [fact.TYPE for fact in core.step(joined, "join").facts] == [
+        "penstock.node.joined",
+        "penstock.timer.set",
+    ]
 
 
 def test_an_operators_word_does_not_end() -> None:

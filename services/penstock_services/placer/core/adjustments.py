@@ -70,9 +70,10 @@ def decided(state: CellState, proposal: Adjusting) -> Iterator[CoresDecided | Ba
         yield timer(state, job.job_id, "adjustment", ADJUSTED_FOR_MS, job.attempt)
 
 
-def without_end(state: CellState) -> Iterator[TimerSet]:
-    """A term has begun: temporary adjustments of a ledger that gave them no end get one."""
-    for job in state.holding.values():
+def without_end(state: CellState, node_id: str) -> Iterator[TimerSet]:
+    """A node has joined: what is temporary on it gets an end, where an older ledger, or one that has lost records, gave it none."""
+    for job_id in dict.fromkeys(state.nodes[node_id].tasks.values()):
+        job = state.jobs[job_id]
         if _lasts(job) and timer_id(job.job_id, "adjustment") not in state.timers:
             yield timer(state, job.job_id, "adjustment", ADJUSTED_FOR_MS, job.attempt)
 

@@ -368,6 +368,7 @@ class Decider:
 
     def _joined(self, state: CellState, event: external_events.NodeJoined) -> Iterator[Event]:
         yield from self.membership.joined(state, event)
+        yield from adjustments.without_end(state, event.node.node_id)
         yield from self._freed(state)
 
     def _changed(self, state: CellState, event: external_events.NodeChanged) -> Iterator[Event]:
@@ -495,6 +496,5 @@ CHOICES: Mapping[type[Event], Callable[[Decider, CellState, Any], Iterator[Event
         CoresProposed: Decider._proposed,
         ThrottleProposed: Decider._proposed,
         ledger_events.TimerFired: Decider._fired,
-        ledger_events.TermStarted: lambda _, state, __: adjustments.without_end(state),
     }
 )
