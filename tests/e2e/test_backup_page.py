@@ -30,7 +30,9 @@ def typed(command: str, up: Installation) -> None:
     )
 
 
-@pytest.mark.parametrize("runs", [True, False], ids=["while-it-runs", "while-it-is-stopped"])
+@pytest.mark.parametrize(
+    "runs", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["while-it-runs", "while-it-is-stopped"]
+)
 def test_an_installation_comes_back_from_its_copy(start: Start, runs: bool) -> None:
     """Somebody deletes the database's folder and the keys. The copy of this morning brings jobs and tables back, the nodes join anew, and
     what was submitted since is unknown."""

@@ -108,7 +108,7 @@ def _() -> None:
     accepting(guard._joined, "stale_join")
 
 
-@mutant("an older boot's departure counts", faults="power,vanish,twice,late", first=10)
+@mutant("an older boot's departure counts", faults="power,vanish,twice,late", first=19)
 def _() -> None:
     accepting(guard._left, "older_boot")
 
@@ -363,7 +363,7 @@ def _() -> None:
     replace(real, free)
 
 
-@mutant("no answer reports to a node that its joining is stale", faults="disk,clock", first=24)
+@mutant("no answer reports to a node that its joining is stale", faults="disk,clock")
 def _() -> None:
     replace(guard.join_refusal, lambda state, event, reason: None)
 
