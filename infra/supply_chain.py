@@ -38,7 +38,7 @@ SHIPPED = "penstock[local,s3]"
 LOCKED = re.compile(r"^([A-Za-z0-9][\w.-]*)==([^\s;\\]+)[^\n]*\n((?:    --hash=[^\n]*\n)*)", re.MULTILINE)
 HASH = re.compile(r"--hash=sha256:([0-9a-f]{64})")
 ANSWER_WITHIN_S = 15  # of one request to the advisory service
-MAX_REASON_CHARS = 160
+MAX_REASON_CHARS = 160  # one line of a CI run
 AUDIT_WITHIN_S = 300  # a service that answers needs 0.2 s a package
 ACCEPTED: Mapping[str, str] = MappingProxyType({})
 """Id of a vulnerability → why it does not concern Penstock."""
@@ -150,17 +150,9 @@ def audit_of(requirements: str) -> Audit:
     with tempfile.TemporaryDirectory() as folder:
         asked, answer = Path(folder) / "asked.txt", Path(folder) / "answer.json"
         asked.write_text(requirements)
-        argv = [
-            sys.executable,
-            "-m",
-            "pip_audit",
-            "-r",
-            str(asked),
-            "--disable-pip",
-            "--require-hashes",
-            "--progress-spinner",
-        ]
-        argv += ["off", "--timeout", str(ANSWER_WITHIN_S), "--format", "json", "--output", str(answer)]
+        argv = [sys.executable, "-m", "pip_audit", "-r", str(asked), "--disable-pip", "--require-hashes"]
+        argv += ["--progress-spinner", "off", "--timeout", str(ANSWER_WITHIN_S)]
+        argv += ["--format", "json", "--output", str(answer)]
         try:
             done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=AUDIT_WITHIN_S)
         except subprocess.TimeoutExpired:

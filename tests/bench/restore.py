@@ -1,9 +1,11 @@
-"""`python -m tests.bench.restore [RECORDS]`: how long a cell with so many ledger records is without decisions when its volumes are lost.
+"""`python -m tests.bench.restore [RECORDS]`: how long a cell with so many ledger records is without decisions
+when its volumes are lost.
 
-A ledger of 1,000,000 records by default (100 nodes × 8 GPUs at 90 % load) and as many inputs lie on a real Kafka, the tables in a
-real Postgres. `penstock backup` copies them, `penstock restore` puts the copy into an empty Kafka and an empty Postgres, and once
-more into an empty Postgres that is the log as well. RTO: from the start of `restore` to the first placement, which a placer decides
-that was started behind it, after each node has joined anew.
+A ledger of 1,000,000 records by default (100 nodes × 8 GPUs at 90 % load) and as many inputs lie on a real
+Kafka, the tables in a real Postgres. `penstock backup` copies them, `penstock restore` puts the copy into an
+empty Kafka and an empty Postgres, and once more into an empty Postgres that is the log as well. RTO: from the
+start of `restore` to the first placement, which a placer decides that was started behind it, after each node
+has joined anew.
 """
 
 import asyncio
@@ -112,7 +114,8 @@ async def command(settings: Settings, *arguments: str) -> tuple[float, dict[str,
 
 
 async def first_placement(settings: Settings, folder: Path) -> None:
-    """Returns when a new placer has placed a job: each node joins anew, and what ran on it is placed again."""
+    """Returns when a new placer has placed a job: each node joins anew, and what ran on it is placed
+    again."""
     log = await open_log(settings.log_url, "bench").start()
     reader = log.reader({LEDGER: (await log.end_offsets([LEDGER]))[LEDGER]})
     placer = start_process("placer", ["-m", "penstock_services.placer"], Servers(folder, settings, {}))

@@ -1,4 +1,5 @@
-"""The page about copies (libs/penstock/backup/README.md), its commands as they stand there, on an installation of `penstock up`."""
+"""The page about copies (libs/penstock/backup/README.md), its commands as they stand there, on an
+installation of `penstock up`."""
 
 import re
 import shlex
@@ -34,8 +35,8 @@ def typed(command: str, up: Installation) -> None:
     "runs", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["while-it-runs", "while-it-is-stopped"]
 )
 def test_an_installation_comes_back_from_its_copy(start: Start, runs: bool) -> None:
-    """Somebody deletes the database's folder and the keys. The copy of this morning brings jobs and tables back, the nodes join anew, and
-    what was submitted since is unknown."""
+    """Somebody deletes the database's folder and the keys. The copy of this morning brings jobs and tables
+    back, the nodes join anew, and what was submitted since is unknown."""
     *take, restore = commands()
     first = start("--nodes", "1", "--virtual-gpus", "1")
     assert first.run("submit", "--quiet", "--name", "before", "--", "true").returncode == 0

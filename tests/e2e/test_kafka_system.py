@@ -201,6 +201,9 @@ def test_the_ledger_decides_the_same_again(system: System) -> None:
     assert report["ok"], report
     assert report["records"] > 30
     assert (report["different"], report["identical"]) == (0, report["records"])
+    fresh = system.gateway.get("/v1/replay?fresh=true")
+    assert fresh["ok"], fresh
+    assert fresh["head_seq"] >= report["head_seq"]
 
 
 @pytest.mark.usefixtures("ended")

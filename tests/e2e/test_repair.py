@@ -1,4 +1,5 @@
-"""A ledger record that no service can decode, under a running installation: it says so, goes on living, and is repaired by command."""
+"""A ledger record that no service can decode, under a running installation: it says so, goes on living, and
+is repaired by command."""
 
 import asyncio
 from pathlib import Path
@@ -20,7 +21,8 @@ LEDGER = Partition(Topic.LEDGER, 0)
 
 
 async def poison(dsn: str) -> int:
-    """Appends the record of an earlier version that proved nothing: a timer behind the end of time. Returns its offset."""
+    """Appends the record of an earlier version that proved nothing: a timer behind the end of time. Returns
+    its offset."""
     log = await EmbeddedLog(dsn, "placer").start()
     try:
         replica, reader = Replica(), log.reader({LEDGER: 0})
@@ -42,7 +44,8 @@ async def poison(dsn: str) -> int:
 
 
 def test_a_poisoned_cell_is_named_looked_at_and_repaired(start: Start) -> None:
-    """Jobs have run; then comes the record. `penstock up` names it once and the remedy; old jobs can be looked at; the next job runs after it."""
+    """Jobs have run; then comes the record. `penstock up` names it once and the remedy; old jobs can be
+    looked at; the next job runs after it."""
     up = start("--nodes", "1", "--virtual-gpus", "1")
     assert up.run("submit", "--name", "old", "--", "true").returncode == 0
     offset = asyncio.run(poison((up.folder / "postgres" / "url").read_text()))

@@ -1,4 +1,5 @@
-"""Copies of a cell: consistent while it works, proven by digests, and restored with every record at its offset."""
+"""Copies of a cell: consistent while it works, proven by digests, and restored with every record at its
+offset."""
 
 import itertools
 import json
@@ -53,7 +54,8 @@ async def empty(postgres_dsn: str) -> AsyncIterator[Settings]:
 
 
 class Site:
-    """A cell on the embedded log: its placer is played by hand, and answers inputs that lie in their topics."""
+    """A cell on the embedded log: its placer is played by hand, and answers inputs that lie in their
+    topics."""
 
     def __init__(self, log: EmbeddedLog, settings: Settings) -> None:
         self.log = log
@@ -114,7 +116,8 @@ async def taken(site: Site, folder: Path) -> Manifest:
 
 
 async def test_every_record_has_its_offset_again(site: Site, empty: Settings, tmp_path: Path) -> None:
-    """Years of submissions were deleted from the jobs topic, and the ledger names those that are left by their offsets."""
+    """Years of submissions were deleted from the jobs topic, and the ledger names those that are left by
+    their offsets."""
     await site.submits(*(f"job-{number}" for number in range(5)))
     await site.log.delete_before({JOBS: 3})
     await taken(site, tmp_path / "copy")
@@ -126,8 +129,10 @@ async def test_every_record_has_its_offset_again(site: Site, empty: Settings, tm
     await log.close()
     accepted = after[LEDGER].pop()
     assert [fact.type for fact in read(accepted.value).facts] == [
-        "penstock.term.started.v1", "penstock.ledger.accepted.v1", "penstock.cell.frozen.v1",
-    ]  # fmt: skip
+        "penstock.term.started.v1",
+        "penstock.ledger.accepted.v1",
+        "penstock.cell.frozen.v1",
+    ]
     assert {place: content(found) for place, found in after.items()} == {
         place: content(found) for place, found in before.items()
     }
@@ -147,7 +152,8 @@ class Working(EmbeddedLog):
 async def test_a_copied_ledger_names_no_input_that_the_copy_lacks(
     site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Jobs are submitted and answered while the copy is taken. A ledger that answers an input which is not there is refused by placers."""
+    """Jobs are submitted and answered while the copy is taken. A ledger that answers an input which is not
+    there is refused by placers."""
     log = Working(site.settings.log_url, "backup")
     log.site = site
     monkeypatch.setattr(taking, "open_log", lambda *_: log)
@@ -165,7 +171,8 @@ async def test_a_copied_ledger_names_no_input_that_the_copy_lacks(
 
 
 async def test_tables_and_ledger_are_of_one_history(site: Site, empty: Settings, tmp_path: Path) -> None:
-    """The read models are copied with their position, and those of the restored cell equal a replay of the restored ledger."""
+    """The read models are copied with their position, and those of the restored cell equal a replay of the
+    restored ledger."""
     async with projecting(site.settings, site.log):
         await reached(site.settings.log_url, site.placer.head.seq)
         await site.submits("j3")
@@ -247,8 +254,8 @@ async def test_a_place_with_a_history_is_not_overwritten(site: Site, empty: Sett
 
 
 async def test_no_epoch_begins_twice(site: Site, empty: Settings, postgres_dsn: str, tmp_path: Path) -> None:
-    """Monday's copy is restored, turns out to be of no use, and is replaced by Sunday's, which knows nothing of that: nodes have
-    obeyed orders of the epoch that Monday's began."""
+    """Monday's copy is restored, turns out to be of no use, and is replaced by Sunday's, which knows nothing
+    of that: nodes have obeyed orders of the epoch that Monday's began."""
     sunday, monday = tmp_path / "sunday", tmp_path / "monday"
     await taken(site, sunday)
     await site.submits("j3")
@@ -264,7 +271,8 @@ async def test_no_epoch_begins_twice(site: Site, empty: Settings, postgres_dsn: 
 
 
 async def test_keys_come_back_as_they_were(site: Site, empty: Settings, tmp_path: Path) -> None:
-    """The machine of the gateway is gone as well: its key, the tokens, and the code that jobs were sent with."""
+    """The machine of the gateway is gone as well: its key, the tokens, and the code that jobs were sent
+    with."""
     key = key_file_at(tmp_path / "old" / "operator.key")
     code = tmp_path / "old" / "code"
     (code / "a").mkdir(parents=True)
@@ -298,7 +306,8 @@ class Disturbed(EmbeddedLog):
 async def test_who_writes_during_a_restoration_is_noticed(
     site: Site, empty: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A node-reporter was not stopped: all later offsets of that topic would be others than those that the ledger names."""
+    """A node-reporter was not stopped: all later offsets of that topic would be others than those that the
+    ledger names."""
     await taken(site, tmp_path / "copy")
     log = Disturbed(empty.log_url, "restore")
     monkeypatch.setattr("penstock.backup.restore.open_log", lambda *_: log)

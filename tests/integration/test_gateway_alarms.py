@@ -1,4 +1,5 @@
-"""The gateway raises an alarm where a cell does not go on, and names the cause; the next record that mends the cell ends the alarm."""
+"""The gateway raises an alarm where a cell does not go on, and names the cause; the next record that mends
+the cell ends the alarm."""
 
 from collections.abc import Iterator
 from typing import Any

@@ -129,8 +129,9 @@ class Answering(MemoryLog):
 
 
 async def test_orders_of_a_log_that_is_younger_than_the_journal_are_all_read(tmp_path: Path) -> None:
-    """The log was lost, and its orders begin anew, while the node's journal stands behind some of the old ones. The new placer answers
-    the joining with as many orders as those before the reporter has begun to read: none of them may be skipped."""
+    """The log was lost, and its orders begin anew, while the node's journal stands behind some of the old
+    ones. The new placer answers the joining with as many orders as those before the reporter has begun to
+    read: none of them may be skipped."""
     options = node_options(tmp_path)
     lost = MemoryBroker()
     lost.create(TOPICS)

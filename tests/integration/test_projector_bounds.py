@@ -100,7 +100,8 @@ async def test_changes_of_jobs_are_bounded_as_well(store: Store) -> None:
 async def test_what_a_broken_node_counts_reaches_the_tables(
     dsn: str, log: EmbeddedLog, cell: Settings
 ) -> None:
-    """Its pid, its processor time and its memory have no upper bound in the event; the events' own rows have the numbers."""
+    """Its pid, its processor time and its memory have no upper bound in the event; the events' own rows have
+    the numbers."""
     placer = CellDriver()
     placer.join(node_spec("n1", 2))
     placer.submit("j1")

@@ -1,4 +1,5 @@
-"""A ledger record that no reader can decode: each names it once and waits, an operator amends it, and all go on."""
+"""A ledger record that no reader can decode: each names it once and waits, an operator amends it, and all go
+on."""
 
 import asyncio
 import json
@@ -130,7 +131,8 @@ async def cells(dsn: str) -> AsyncIterator[Cells]:
 
 
 async def poisoned(cells: Cells, monkeypatch: pytest.MonkeyPatch) -> int:
-    """A placer of an earlier version, which proves nothing, computes a time beyond all times and an exit code beyond all codes.
+    """A placer of an earlier version, which proves nothing, computes a time beyond all times and an exit code
+    beyond all codes.
 
     Returns the offset of the record, which has a successor.
     """
@@ -181,7 +183,8 @@ async def tables(cells: Cells, cell: int, job_id: str) -> str:
 
 
 def counted_readers(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Grows by the cell's index with each reader of a ledger that begins: a service that tries again begins a new one."""
+    """Grows by the cell's index with each reader of a ledger that begins: a service that tries again begins a
+    new one."""
     begun: list[int] = []
     amendments = AmendedLog.amendments
 
@@ -216,13 +219,83 @@ async def placed(http: httpx.AsyncClient, job_id: str) -> None:
     await await_until(row, f"the placement of {job_id}")
 
 
+WHY = "a worn-out job"
+"""The operator's reason."""
+
+
+def named_once(caplog: pytest.LogCaptureFixture, offset: int) -> None:
+    """Each reader has named offset, fact and remedy, and none of them tries again and again."""
+    assert sorted(stops(caplog)) == sorted(READERS)
+    for reader, messages in stops(caplog).items():
+        [text] = messages  # none of them tries again and again
+        assert f"offset {offset} " in text, reader
+        assert f"`penstock repair --at {offset}`" in text, reader
+        assert ("penstock.timer.set.v1: at_ms" in text) == (reader != "estimator"), "it reads no timers"
+        assert ("penstock.job.ended.v1: exit_code" in text) == (reader == "estimator")
+
+
+async def tables_answer(http: httpx.AsyncClient, offset: int) -> None:
+    """What the tables hold is shown; answers from the replica name the record and the remedy."""
+    assert [job["job_id"] for job in (await http.get("/v1/jobs")).json()["jobs"]] == ["first"]
+    assert (await http.get("/v1/jobs/first")).json()["job_id"] == "first"
+    for path in ("/v1/jobs/first/why", "/v1/jobs/first/eta", "/v1/queue"):
+        answer = await http.get(path)
+        assert (answer.status_code, answer.json()["type"]) == (
+            409,
+            "urn:penstock:problem:ledger_undecodable",
+        )
+        assert f"penstock repair --at {offset}" in answer.json()["detail"]
+    assert (await http.get("/v1/status")).json()["undecodable"]["offset"] == offset
+
+
+async def operator_repairs(
+    http: httpx.AsyncClient, offset: int, capsys: pytest.CaptureFixture[str]
+) -> dict[str, Any]:
+    """Wrong requests are refused, a look writes nothing, and the repair is applied; returns its answer."""
+    assert (await http.get(f"/v1/repair/{offset - 1}")).json()["type"].endswith("not_amendable")
+    assert (await http.get("/v1/repair/99999")).status_code == 404
+    wrong = await http.post(f"/v1/repair/{offset}", json={"sha256": "0" * 64})
+    assert (wrong.status_code, wrong.json()["type"]) == (409, "urn:penstock:problem:other_record")
+    capsys.readouterr()
+    assert await command(http, "repair", "--at", str(offset), "--dry-run") == 0
+    shown = capsys.readouterr().out
+    assert f"timer.set.v1 at_ms: {MAX_MS + 1} becomes {MAX_MS}" in shown
+    assert "job.ended.v1 exit_code: 300 becomes 255" in shown
+    assert "nothing was written" in shown
+
+    assert await command(http, "repair", "--at", str(offset), "--yes", "--reason", WHY, "-o", "json") == 0
+    done = json.loads(capsys.readouterr().out)
+    assert (done["applied"], done["reason"], len(done["changes"])) == (True, WHY, 2)
+    found: dict[str, Any] = done
+    return found
+
+
+async def all_go_on(cells: Cells, http: httpx.AsyncClient, offset: int, done: dict[str, Any]) -> None:
+    """A new job is placed, all answers come again, and the amendment stands in the stream of events."""
+    await cells.send(0, "submit-new", JobSubmitted(job_id="new", spec=job_spec()))
+    await placed(http, "new")
+    assert (await http.get("/v1/jobs/first/why")).status_code == 200
+    assert (await http.get("/v1/status")).json()["undecodable"] is None
+    again = await http.get(f"/v1/repair/{offset}")
+    assert (again.status_code, again.json()["type"]) == (409, "urn:penstock:problem:already_amended")
+    [event] = [
+        event
+        for event in (await http.get("/v1/jobs/poison/events")).json()["events"]
+        if event["type"] == "penstock.record.amended"
+    ]
+    assert (event["data"]["reason"], event["data"]["by"]) == (WHY, done["by"])
+    poison = (await http.get("/v1/jobs/poison")).json()
+    assert (poison["status"], poison["exit_code"]) == ("cancelled", 255)
+
+
 async def test_the_drill(
     cells: Cells,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Readers start on a poisoned ledger, the other cell works on, tables are read; then the operator looks, and repairs."""
+    """Readers start on a poisoned ledger, the other cell works on, tables are read; then the operator looks,
+    and repairs."""
     caplog.set_level(logging.WARNING)
     offset = await poisoned(cells, monkeypatch)
     before, begun = await cells.ledger(), counted_readers(monkeypatch)
@@ -238,58 +311,14 @@ async def test_the_drill(
             await cells.send(1, "submit-elsewhere", JobSubmitted(job_id="elsewhere", spec=job_spec()))
             await cells.until(b"penstock.placement.decided.v1", cell=1)
 
-        assert sorted(stops(caplog)) == sorted(READERS)
-        for reader, messages in stops(caplog).items():
-            [text] = messages  # none of them tries again and again
-            assert f"offset {offset} " in text, reader
-            assert f"`penstock repair --at {offset}`" in text, reader
-            assert ("penstock.timer.set.v1: at_ms" in text) == (reader != "estimator"), "it reads no timers"
-            assert ("penstock.job.ended.v1: exit_code" in text) == (reader == "estimator")
+        named_once(caplog, offset)
         assert begun.count(0) == tries, "all of them wait"
         assert not [r for r in caplog.records if "starts again after" in r.getMessage()]
         assert await cells.ledger() == before, "a placer that cannot read decides nothing"
 
-        assert [job["job_id"] for job in (await http.get("/v1/jobs")).json()["jobs"]] == ["first"]
-        assert (await http.get("/v1/jobs/first")).json()["job_id"] == "first"
-        for path in ("/v1/jobs/first/why", "/v1/jobs/first/eta", "/v1/queue"):
-            answer = await http.get(path)
-            assert (answer.status_code, answer.json()["type"]) == (
-                409,
-                "urn:penstock:problem:ledger_undecodable",
-            )
-            assert f"penstock repair --at {offset}" in answer.json()["detail"]
-        assert (await http.get("/v1/status")).json()["undecodable"]["offset"] == offset
-
-        assert (await http.get(f"/v1/repair/{offset - 1}")).json()["type"].endswith("not_amendable")
-        assert (await http.get("/v1/repair/99999")).status_code == 404
-        wrong = await http.post(f"/v1/repair/{offset}", json={"sha256": "0" * 64})
-        assert (wrong.status_code, wrong.json()["type"]) == (409, "urn:penstock:problem:other_record")
-        capsys.readouterr()
-        assert await command(http, "repair", "--at", str(offset), "--dry-run") == 0
-        shown = capsys.readouterr().out
-        assert f"timer.set.v1 at_ms: {MAX_MS + 1} becomes {MAX_MS}" in shown
-        assert "job.ended.v1 exit_code: 300 becomes 255" in shown
-        assert "nothing was written" in shown
-
-        why = "a worn-out job"
-        assert await command(http, "repair", "--at", str(offset), "--yes", "--reason", why, "-o", "json") == 0
-        done = json.loads(capsys.readouterr().out)
-        assert (done["applied"], done["reason"], len(done["changes"])) == (True, why, 2)
-
-        await cells.send(0, "submit-new", JobSubmitted(job_id="new", spec=job_spec()))
-        await placed(http, "new")
-        assert (await http.get("/v1/jobs/first/why")).status_code == 200
-        assert (await http.get("/v1/status")).json()["undecodable"] is None
-        again = await http.get(f"/v1/repair/{offset}")
-        assert (again.status_code, again.json()["type"]) == (409, "urn:penstock:problem:already_amended")
-        [event] = [
-            event
-            for event in (await http.get("/v1/jobs/poison/events")).json()["events"]
-            if event["type"] == "penstock.record.amended"
-        ]
-        assert (event["data"]["reason"], event["data"]["by"]) == (why, done["by"])
-        poison = (await http.get("/v1/jobs/poison")).json()
-        assert (poison["status"], poison["exit_code"]) == ("cancelled", 255)
+        await tables_answer(http, offset)
+        done = await operator_repairs(http, offset, capsys)
+        await all_go_on(cells, http, offset, done)
         await every_reader_agrees(cells)
     assert all(len(messages) == 1 for messages in stops(caplog).values())
     assert (await cells.ledger())[: len(before)] == before, "the ledger is only appended to"
@@ -311,7 +340,8 @@ async def every_reader_agrees(cells: Cells) -> None:
 async def test_an_amendment_that_no_operator_signed_changes_nothing(
     cells: Cells, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Somebody with access to the log leaves the decision out. Placer and gateway verify the signature, and stay where they are."""
+    """Somebody with access to the log leaves the decision out. Placer and gateway verify the signature, and
+    stay where they are."""
     caplog.set_level(logging.WARNING)
     offset = await poisoned(cells, monkeypatch)
     async with cells.serving(0, placer.run), cells.gateway() as http:

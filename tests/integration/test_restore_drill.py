@@ -1,7 +1,8 @@
-"""The restore drill: a cell of real processes loses the volumes of its log and its database, and goes on from a copy.
+"""The restore drill: a cell of real processes loses the volumes of its log and its database, and goes on from
+a copy.
 
-On Kafka both volumes are lost, on the embedded log the one that holds everything. The node-reporters and their tasks live on,
-as they do on machines of their own.
+On Kafka both volumes are lost, on the embedded log the one that holds everything. The node-reporters and
+their tasks live on, as they do on machines of their own.
 """
 
 import asyncio
@@ -53,7 +54,8 @@ while not os.path.exists(f"{place}/{name}.may-end"):
 
 
 class Site:
-    """Servers with volumes that can be lost, services, two nodes of one virtual GPU, and the folder in which jobs leave marks."""
+    """Servers with volumes that can be lost, services, two nodes of one virtual GPU, and the folder in which
+    jobs leave marks."""
 
     def __init__(self, folder: Path, log: Literal["embedded", "kafka"]) -> None:
         self.folder = folder
@@ -209,9 +211,10 @@ def start_of(record: Record, job_id: str) -> StartTask | None:
 
 
 def test_both_volumes_are_lost_and_the_cell_goes_on_from_its_copy(site: Site) -> None:
-    """A disk array dies on Tuesday, with the broker's and the database's volumes. Monday's copy is restored: each job that was
-    acknowledged before it is there, also one that no placer had read; what runs of it runs on. A job that was placed on Tuesday runs
-    on its node, unknown to the cell: it is ended before anything else gets its GPU, and its order, which comes late, starts nothing."""
+    """A disk array dies on Tuesday, with the broker's and the database's volumes. Monday's copy is restored:
+    each job that was acknowledged before it is there, also one that no placer had read; what runs of it runs
+    on. A job that was placed on Tuesday runs on its node, unknown to the cell: it is ended before anything
+    else gets its GPU, and its order, which comes late, starts nothing."""
     site.start(*SERVICES, *NODES)
     site.gateway.until_nodes(len(NODES))
     ended, runs = site.submit("ended"), site.submit("runs")

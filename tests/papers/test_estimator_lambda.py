@@ -35,8 +35,9 @@ REACH = {
     "families": {MEMORY: 0.75, THROUGHPUT: 0.96, UTILISATION: 0.50, UTILISATION_STD: 0.30},
 }
 SEEDS = 8
-"""Divisions into folds. Over ten others the nearest bounds lie 5.2 standard errors of the mean of eight off: ours above Liquid's by 0.076 ± 0.041
-(one division) for the utilisation's standard deviation on whole GPU models, and a coverage of 0.894 ± 0.015 for throughput."""
+"""Divisions into folds. Over ten others the nearest bounds lie 5.2 standard errors of the mean of eight off:
+ours above Liquid's by 0.076 ± 0.041 (one division) for the utilisation's standard deviation on whole GPU
+models, and a coverage of 0.894 ± 0.015 for throughput."""
 
 
 @pytest.fixture(scope="module")

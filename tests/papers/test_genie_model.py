@@ -80,7 +80,8 @@ def profiled(model: str, known: str) -> tuple[Floats, NDArray[np.bool_], Floats,
 @pytest.mark.parametrize("known", ["others", "nothing"])
 @pytest.mark.parametrize("model", NETWORKS)
 def test_fifteen_points_predict_the_rest(model: str, known: str) -> None:
-    """Each model is new to the cluster, profiled on 15 cells of its own plan; 526 to 1,647 others are asked for.
+    """Each model is new to the cluster, profiled on 15 cells of its own plan; 526 to 1,647 others are asked
+    for.
 
     No chance is in it: the plan is the same for each seed (8 tried).
     """

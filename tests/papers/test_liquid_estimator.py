@@ -1,7 +1,8 @@
 """Liquid §4 and §6.1: the forest, exactly, and what the paper says about it, on measured runs.
 
-The figures are floors for the mean of three divisions into five folds (R², GPU memory / log throughput / utilisation mean / its standard deviation): over
-ten other divisions 0.9746 ± 0.0018, 0.9747 ± 0.0012, 0.6745 ± 0.0135 and 0.6457 ± 0.0159 (one division), each floor at least 4.9 standard errors below.
+The figures are floors for the mean of three divisions into five folds (R², GPU memory / log throughput /
+utilisation mean / its standard deviation): over ten other divisions 0.9746 ± 0.0018, 0.9747 ± 0.0012, 0.6745
+± 0.0135 and 0.6457 ± 0.0159 (one division), each floor at least 4.9 standard errors below.
 """
 
 import numpy as np

@@ -10,7 +10,7 @@ from typing import Any
 from penstock.ledger.check import check
 from penstock.ledger.job_state import JobState
 from penstock.ledger.replica import Replica
-from penstock.model.estimates import JobEstimated
+from penstock.model.estimates import Bounds, EtaEstimated, JobEstimated
 from penstock.model.event import Event
 from penstock.model.external_events import JobSubmitted, NodeJoined, RunningTask, TaskExited, TaskStarted
 from penstock.model.ledger_events import PlacementExplanation, TermStarted, TimerFired
@@ -76,6 +76,22 @@ def estimate(
         confidence=1.0,
         tier="user",
         source="a test",
+    )
+
+
+def eta(job_id: str, at_ms: int, left_ms: float, attempt: int = 1) -> EtaEstimated:
+    """The estimator says how long a job still takes."""
+    one, left = (Bounds(middle=value, low=value, high=value) for value in (1.0, left_ms))
+    return EtaEstimated(
+        job_id=job_id,
+        attempt=attempt,
+        at_ms=at_ms,
+        done=1,
+        left_ms=left,
+        steps=one,
+        step_ms=one,
+        level=0.9,
+        source="x",
     )
 
 

@@ -179,7 +179,8 @@ class Victims:
 
 
 async def forged_records_change_nothing(settings: Settings, logs: Mapping[Topic, Log]) -> None:
-    """46 forgeries in n1's name and in operators' and one of its own records sent again: each refused with a reason, the state byte-equal.
+    """46 forgeries in n1's name and in operators' and one of its own records sent again: each refused with a
+    reason, the state byte-equal.
 
     `logs`: one started log for each of `WRITERS`; the topics exist, and the cell's are empty.
     """

@@ -1,9 +1,9 @@
 """A gateway and a projector on a real Postgres, a log that can be put into trouble, and a placer driven by hand."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 from unittest.mock import patch
@@ -13,6 +13,7 @@ import httpx
 from penstock.client import aio, connection, steps, streams, sync
 from penstock.errors import LogError
 from penstock.log.embedded import EmbeddedLog
+from penstock.log.over import LogOver
 from penstock.log.port import Log, Message, Partition, Reader, Record
 from penstock.model.envelope import Envelope, from_wire
 from penstock.model.topics import CELL_TOPICS, Topic
@@ -34,46 +35,28 @@ JSON = {"content-type": "application/json"}
 SPEC = {"command": ["true"], "name": "digits", "owner": "ana"}
 
 
-@dataclass
-class Faulty:
+class Faulty(LogOver):
     """A log whose appends can be held up, or fail, and whose reads can, as when its disk or broker is in trouble."""
 
-    inner: Log
-    gate: asyncio.Event = field(default_factory=asyncio.Event)
-    error: LogError | None = None
-    reads: asyncio.Event = field(default_factory=asyncio.Event)
-
-    def __post_init__(self) -> None:
+    def __init__(self, inner: Log) -> None:
+        super().__init__(inner)
+        self.inner = inner
+        self.gate, self.reads = asyncio.Event(), asyncio.Event()
+        self.error: LogError | None = None
         self.gate.set()
         self.reads.set()
 
     async def start(self) -> Self:
         return self
 
-    async def create(self, topics: Mapping[str, int]) -> None:
-        await self.inner.create(topics)
-
     async def append(self, messages: Sequence[Message]) -> list[int]:
         await self.gate.wait()
         if self.error is not None:
             raise self.error
-        return await self.inner.append(messages)
-
-    @property
-    def conditional(self) -> bool:
-        return self.inner.conditional
+        return await super().append(messages)
 
     def reader(self, start: Mapping[Partition, int], *, batch_ms: int = 0) -> Reader:
-        return _Late(self.inner.reader(start, batch_ms=batch_ms), self.reads)
-
-    async def end_offsets(self, partitions: Iterable[Partition]) -> dict[Partition, int]:
-        return await self.inner.end_offsets(partitions)
-
-    async def begin_offsets(self, partitions: Iterable[Partition]) -> dict[Partition, int]:
-        return await self.inner.begin_offsets(partitions)
-
-    async def delete_before(self, offsets: Mapping[Partition, int]) -> None:
-        await self.inner.delete_before(offsets)
+        return _Late(super().reader(start, batch_ms=batch_ms), self.reads)
 
     async def close(self) -> None:
         return None

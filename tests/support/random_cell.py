@@ -1,4 +1,5 @@
-"""A cell under random jobs, users and operators, played until nothing can happen any more: for judges that know nothing of policies."""
+"""A cell under random jobs, users and operators, played until nothing can happen any more: for judges that
+know nothing of policies."""
 
 from collections.abc import Iterator
 
@@ -36,14 +37,17 @@ QUIET = 400  # timers in a row that change nothing: then none will
 DISTURBED = 0.05
 """Rate of acts of users and operators, per step."""
 ARRIVES = 0.7
-"""Rate of steps in which jobs arrive, rather than a task starts or ends: the queue grows to nearly all jobs."""
+"""Rate of steps in which jobs arrive, rather than a task starts or ends: the queue grows to nearly all
+jobs."""
 
 
 class RandomCell(Recorder):
-    """One to four nodes of two models, and `jobs` jobs of all kinds. Every job that starts ends; every node that is cordoned comes back, every job that is held is released."""
+    """One to four nodes of two models, and `jobs` jobs of all kinds. Every job that starts ends; every node
+    that is cordoned comes back, every job that is held is released."""
 
     def __init__(self, seed: int, settings: PlacerSettings, jobs: int, fresh_every: int = 0) -> None:
-        """`fresh_every`: each record whose number it divides is also decided by a fresh decider, from a snapshot; 0: none is."""
+        """`fresh_every`: each record whose number it divides is also decided by a fresh decider, from a
+        snapshot; 0: none is."""
         super().__init__()
         self.fresh_every = fresh_every
         self.compared = 0
@@ -75,7 +79,8 @@ class RandomCell(Recorder):
             assert twin.head == self.head
 
     def run(self) -> list[str]:
-        """Jobs that still wait when nothing can happen any more, and were not told that they can never run."""
+        """Jobs that still wait when nothing can happen any more, and were not told that they can never
+        run."""
         quiet = 0
         while quiet < QUIET and self._step():
             self.longest_queue = max(self.longest_queue, len(self.state.queue))
@@ -143,7 +148,8 @@ class RandomCell(Recorder):
         return any(before in self.state.jobs and self.state.jobs[before].tasks for before in job.after)
 
     def _disturb(self) -> None:
-        """A user cancels or holds a waiting job, an operator takes a node out of use or gives one back, a node falls silent or loses a GPU."""
+        """A user cancels or holds a waiting job, an operator takes a node out of use or gives one back, a
+        node falls silent or loses a GPU."""
         kind, at = int(self.rng.integers(6)), float(self.rng.random())
         waiting = list(self.state.queue.values())
         nodes = sorted(self.state.nodes)
@@ -188,7 +194,8 @@ class RandomCell(Recorder):
         self.cordoned, self.held, self.silent = set(), set(), set()
 
     def _submit(self) -> None:
-        """One job of any kind: gangs, with parameter servers, moldable, shared, without GPUs, urgent, with a deadline, saving or not."""
+        """One job of any kind: gangs, with parameter servers, moldable, shared, without GPUs, urgent, with a
+        deadline, saving or not."""
         rng, job_id = self.rng, f"j{self.submitted}"
         self.submitted += 1
         gpus, workers = int(rng.choice([0, 1, 1, 2, 4, 8])), int(rng.choice([1, 1, 1, 2, 3, 4]))

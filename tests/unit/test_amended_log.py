@@ -145,7 +145,8 @@ def test_what_is_no_amendment_is_skipped(caplog: pytest.LogCaptureFixture) -> No
 def test_a_reader_names_the_record_once_and_waits_for_each_amendment_of_it(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """One that does not help lets it try again, and then it waits for a further one: it never tries in vain."""
+    """One that does not help lets it try again, and then it waits for a further one: it never tries in
+    vain."""
 
     async def run() -> None:
         cell, tries = Cell(), 0

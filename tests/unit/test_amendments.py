@@ -56,7 +56,8 @@ def amendment(value: bytes, offset: int = 1, **changes: Any) -> LedgerAmended:
 
 
 def test_a_reader_stops_before_the_record_and_stays_as_it_was() -> None:
-    """Facts in front of the broken one are not folded either: answers from the replica stay those of the record before."""
+    """Facts in front of the broken one are not folded either: answers from the replica stay those of the
+    record before."""
     values = ledger(TimerSet(timer_id="cell:good", at_ms=9, about=ABOUT), LATE)
     reader = Replica()
     reader.take(values[0], 0)
@@ -151,7 +152,8 @@ def test_what_needs_no_amendment_gets_none(value: bytes) -> None:
 
 
 def test_an_amendment_is_of_one_record_alone_and_must_help() -> None:
-    """Another record at the offset (the log was restored from a backup), or an amendment that leaves the fault in."""
+    """Another record at the offset (the log was restored from a backup), or an amendment that leaves the
+    fault in."""
     value, other = ledger(LATE)[1], ledger(LATE, LATE)[1]
     mends = amendment(value)
     assert amend(other, mends) is None

@@ -1,4 +1,5 @@
-"""A decider's caches save work and decide nothing: one that starts from a snapshot decides the same, byte by byte."""
+"""A decider's caches save work and decide nothing: one that starts from a snapshot decides the same, byte by
+byte."""
 
 import pytest
 from msgspec.structs import replace
@@ -17,7 +18,8 @@ from tests.support.random_cell import RandomCell
 
 @pytest.mark.parametrize("profile", sorted(PROFILES))
 def test_a_fresh_decider_decides_the_same(profile: str) -> None:
-    """Faults, silence and cordons between. Profiles with caches of each job's shapes are looked at more often."""
+    """Faults, silence and cordons between. Profiles with caches of each job's shapes are looked at more
+    often."""
     shaped = profile in ("genie", "penstock")
     cell = RandomCell(
         3, PlacerSettings(profile=profile), 150 if shaped else 60, fresh_every=3 if shaped else 7
@@ -35,7 +37,8 @@ def test_a_fresh_decider_decides_the_same_in_further_runs(profile: str) -> None:
 
 @pytest.mark.parametrize("profile", ["genie", "penstock"])
 def test_shapes_are_offered_anew_when_a_node_is_back(profile: str) -> None:
-    """A job with a deadline is estimated while the only node is out of use: its shapes were none, and stayed none."""
+    """A job with a deadline is estimated while the only node is out of use: its shapes were none, and stayed
+    none."""
     cell = CellDriver(PlacerSettings(profile=profile))
     cell.feed(NodeJoined(node=node_spec("n1", 4), incarnation=1))
     cell.feed(NodeCordoned(node_id="n1", by="ada", reason="a driver"))

@@ -87,7 +87,8 @@ class Serving:
         return found
 
     async def kept(self) -> Open:
-        """A connection with one answered request. On a busy machine not the first: its bytes may come late."""
+        """A connection with one answered request. On a busy machine not the first: its bytes may come
+        late."""
         while True:
             found = await self.connect(WHOLE)
             with suppress(asyncio.IncompleteReadError, ConnectionError):

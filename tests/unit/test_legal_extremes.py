@@ -10,7 +10,6 @@ from penstock.ledger.replica import Replica
 from penstock.ledger.timers import timer_id
 from penstock.model.codec import decode_fact, encode, prove_readable
 from penstock.model.errors import Invalid
-from penstock.model.estimates import Bounds, EtaEstimated
 from penstock.model.event import Event, wire_type
 from penstock.model.external_events import JobProgress, NodeJoined, TaskPhaseChanged, WorkProgressed
 from penstock.model.ledger_events import ChoiceFailed, TermStarted, TimerSet, TimerSubject
@@ -19,7 +18,7 @@ from penstock.model.settings import PlacerSettings
 from penstock.model.types import MAX_MS, within_ms
 from penstock_services.placer.core.recorder import Recorder
 from penstock_services.placer.core.units import adopt
-from tests.support.driver import CellDriver, estimate, job_spec, kinds, node_spec
+from tests.support.driver import CellDriver, estimate, eta, job_spec, kinds, node_spec
 
 ENDING = timer_id("cell", "ending")
 
@@ -56,20 +55,7 @@ def test_a_remaining_time_without_bound_does_the_same() -> None:
         TaskPhaseChanged(node_id="n1", task_id="long.1.w0", token=job.token, phase="train", at_ms=cell.now_ms)
     )
     early(cell)
-    far = Bounds(middle=1e18, low=1e18, high=1e18)
-    cell.feed(
-        EtaEstimated(
-            job_id="long",
-            attempt=1,
-            at_ms=cell.now_ms,
-            done=1,
-            left_ms=far,
-            steps=far,
-            step_ms=far,
-            level=0.9,
-            source="x",
-        )
-    )
+    cell.feed(eta("long", cell.now_ms, 1e18))
     assert cell.state.timers[ENDING].at_ms == MAX_MS
 
 
@@ -160,7 +146,8 @@ def test_a_writer_is_told_which_field_readers_refuse() -> None:
 
 
 def test_a_timer_of_a_newer_version_is_kept_and_does_nothing() -> None:
-    """A placer goes back by a version: its ledger has a timer of a kind that it does not know, and that comes due."""
+    """A placer goes back by a version: its ledger has a timer of a kind that it does not know, and that comes
+    due."""
     cell = CellDriver(PlacerSettings(profile="fifo"))
     unknown = TimerSet(
         timer_id="cell:tomorrow", at_ms=cell.now_ms + 5_000, about=TimerSubject(kind="tomorrow", id="cell")

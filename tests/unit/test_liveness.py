@@ -1,4 +1,5 @@
-"""A runnable job never waits beside free resources (LAW 7): by hand, and in random cells with queues beyond every window."""
+"""A runnable job never waits beside free resources (LAW 7): by hand, and in random cells with queues beyond
+every window."""
 
 from itertools import product
 
@@ -50,7 +51,8 @@ def owned_by(owner: str, *, priority: int = 0, checkpoint: str = "none") -> JobS
 
 
 def test_a_job_that_got_its_nodes_starts_though_many_come_before_it() -> None:
-    """Jobs of higher priority came while capacity was reclaimed for it: its nodes were reserved, and the pass never reached it."""
+    """Jobs of higher priority came while capacity was reclaimed for it: its nodes were reserved, and the pass
+    never reached it."""
     cell = CellDriver(PlacerSettings(profile="penstock"))
     cell.join(node_spec("n1", 4, cores=8))
     cell.submit("cpu", owned_by("a", checkpoint="sdk"), estimate(0, cores=8))
@@ -66,7 +68,8 @@ def test_a_job_that_got_its_nodes_starts_though_many_come_before_it() -> None:
 
 
 def test_a_small_job_uses_the_node_that_is_reserved_for_it_while_a_large_one_waits() -> None:
-    """CODA keeps large nodes free for large jobs that wait: not those that it has reserved for the small one, which no large one may use either."""
+    """CODA keeps large nodes free for large jobs that wait: not those that it has reserved for the small one,
+    which no large one may use either."""
     for seed in (1000, 1005):
         assert RandomCell(seed, PlacerSettings(profile="coda"), 400).run() == []
 

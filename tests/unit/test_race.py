@@ -76,7 +76,8 @@ async def test_a_shielded_future_survives() -> None:
 
 @virtually
 async def test_the_first_error_ends_what_was_to_be_done_together() -> None:
-    """The log is lost while five topics are copied: the error is told at once, and no copy goes on behind it."""
+    """The log is lost while five topics are copied: the error is told at once, and no copy goes on behind
+    it."""
 
     async def fails() -> None:
         raise ValueError("the log is lost")

@@ -1,4 +1,5 @@
-"""What a placer writes about inputs at the ends of their legal ranges, read by the core of every real reader."""
+"""What a placer writes about inputs at the ends of their legal ranges, read by the core of every real
+reader."""
 
 import types
 from collections.abc import Iterator
@@ -18,7 +19,6 @@ from penstock.ledger.snapshot import dump, load
 from penstock.ledger.succession import awaited
 from penstock.model.codec import decode, encode
 from penstock.model.errors import EventError
-from penstock.model.estimates import Bounds, EtaEstimated
 from penstock.model.event import Event, wire_type
 from penstock.model.external_events import (
     JobProgress,
@@ -41,7 +41,7 @@ from penstock_services.migrator.core.migrator import Migrator
 from penstock_services.placer.core.recorder import Recorder
 from penstock_services.projector.core.projection import Projection
 from penstock_services.projector.shell.store import LARGEST, REPLACED, _json, _saturate
-from tests.support.driver import CellDriver, estimate, job_spec, node_spec
+from tests.support.driver import CellDriver, estimate, eta, job_spec, node_spec
 
 INPUTS = [event for event in EXAMPLES.values() if event.TOPIC in INPUT_TOPICS]
 UNBOUNDED = (1 << 53, 1 << 63, 1 << 64, 1 << 70)
@@ -79,7 +79,8 @@ class Readers:
 
 
 def extreme(hint: Any, value: Any, rng: np.random.Generator) -> Any:
-    """The value with some of its numbers at an end of their range, or beyond what 64 bits hold where there is no end."""
+    """The value with some of its numbers at an end of their range, or beyond what 64 bits hold where there is
+    no end."""
     origin, args = get_origin(hint), get_args(hint)
     if isinstance(value, Value):
         fields = {
@@ -169,20 +170,8 @@ def train(cell: CellDriver, job: JobState) -> None:
 
 def tell(cell: CellDriver, job: JobState, rng: np.random.Generator) -> None:
     """How long a job that trains still takes, as the estimator, the node or a broken script says."""
-    far = Bounds(middle=1.0, low=1.0, high=1.0)
     end = float(rng.choice([1.0, 1e15, 1e18, 1e300]))
-    left = msgspec.structs.replace(far, middle=end, low=end, high=end)
-    said = EtaEstimated(
-        job_id=job.job_id,
-        attempt=job.attempt,
-        at_ms=cell.now_ms,
-        done=1,
-        left_ms=left,
-        steps=far,
-        step_ms=far,
-        level=0.9,
-        source="x",
-    )
+    said = eta(job.job_id, cell.now_ms, end, job.attempt)
     progress = JobProgress(job_id=job.job_id, attained_s=1.0, remaining_s=end)
     node_id = next(iter(job.tasks.values())).place.node_id
     cell.feed(said if rng.integers(2) else WorkProgressed(node_id=node_id, jobs=(progress,)))
@@ -190,7 +179,8 @@ def tell(cell: CellDriver, job: JobState, rng: np.random.Generator) -> None:
 
 @pytest.mark.parametrize("seed", range(12))
 def test_every_reader_reads_what_follows_from_the_ends_of_ranges(seed: int) -> None:
-    """Random inputs, each legal by itself: huge counters, times at the end of time, none at all. Every fold is the placer's own."""
+    """Random inputs, each legal by itself: huge counters, times at the end of time, none at all. Every fold
+    is the placer's own."""
     rng = np.random.default_rng(seed)
     cell = CellDriver(PlacerSettings(profile="penstock"))
     cell.join(node_spec("n1", 4), node_spec("n2", 2, memory_mib=1 << 30))

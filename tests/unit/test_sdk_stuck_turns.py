@@ -1,4 +1,5 @@
-"""Turns of a group beside a holder that never leaves: the others go on one after the other, and whoever goes on again is kept apart from them."""
+"""Turns of a group beside a holder that never leaves: the others go on one after the other, and whoever goes
+on again is kept apart from them."""
 
 from itertools import count
 from pathlib import Path
@@ -25,7 +26,8 @@ def turn(folder: Path, played: Played | None = None) -> Turn:
 
 
 def test_a_stuck_holder_ends_no_exclusion_among_the_rest(tmp_path: Path, played: Played) -> None:
-    """`a` is stopped in its stage, or its forked child keeps the file open. `b` and `c` give it up, and take turns with each other."""
+    """`a` is stopped in its stage, or its forked child keeps the file open. `b` and `c` give it up, and take
+    turns with each other."""
     a, b, c = turn(tmp_path), turn(tmp_path, played), turn(tmp_path, played)
     assert a.take()
     assert b.take()
@@ -40,7 +42,8 @@ def test_a_stuck_holder_ends_no_exclusion_among_the_rest(tmp_path: Path, played:
 
 
 def test_a_stuck_holder_that_goes_on_is_kept_apart_from_the_rest(tmp_path: Path, played: Played) -> None:
-    """Its next stage waits for who took a turn beside it; and who still waits for it waits for that one, too."""
+    """Its next stage waits for who took a turn beside it; and who still waits for it waits for that one,
+    too."""
     a, b, c = turn(tmp_path, played), turn(tmp_path, played), turn(tmp_path, played)
     assert a.take()
     assert b.take()

@@ -1,4 +1,5 @@
-"""Everything that a service takes for a time ends without it (LAW 7): throttles and probes, however their service dies."""
+"""Everything that a service takes for a time ends without it (LAW 7): throttles and probes, however their
+service dies."""
 
 import pytest
 
@@ -53,7 +54,8 @@ def slowed(cell: GuardedCell) -> bool:
 
 @pytest.mark.parametrize("caps", ["resctrl", "none"])
 def test_a_throttle_ends_though_its_guard_has_died(caps: BandwidthCap) -> None:
-    """The guard's machine burns down; the training ends a moment later, and nobody is left who would lift the throttle."""
+    """The guard's machine burns down; the training ends a moment later, and nobody is left who would lift the
+    throttle."""
     cell = contended(caps)
     cell.exit(A)
     began_ms = cell.now_ms
@@ -69,7 +71,8 @@ def test_a_throttle_ends_though_its_guard_has_died(caps: BandwidthCap) -> None:
 
 @pytest.mark.parametrize("caps", ["resctrl", "none"])
 def test_a_guard_that_lives_renews_a_throttle_that_is_needed(caps: BandwidthCap) -> None:
-    """Two hours of contention: the telemetry of a node is quiet, since nothing changes. The throttle stays, and counts once."""
+    """Two hours of contention: the telemetry of a node is quiet, since nothing changes. The throttle stays,
+    and counts once."""
     cell = contended(caps)
     throttles, proposals = cell.job("hog").throttles, len(cell.proposals)
     for _ in range(120):
@@ -136,7 +139,8 @@ def test_on_a_silent_node_it_is_tried_again_when_the_node_is_back() -> None:
 
 
 def test_a_throttle_of_an_older_ledger_gets_an_end_when_its_node_joins() -> None:
-    """A ledger of before, or one that has lost records: slowed, and no timer says until when. Nodes join again."""
+    """A ledger of before, or one that has lost records: slowed, and no timer says until when. Nodes join
+    again."""
     cell = contended("resctrl")
     state = load(dump(cell.state))
     state.timers.clear()

@@ -1,8 +1,7 @@
 """`penstock backup` and `penstock restore`: for administrators of the log and the database."""
 
-import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,7 +15,7 @@ from penstock.backup.restore import restore as restoring
 from penstock.backup.take import take
 from penstock.backup.verify import verify as verifying
 from penstock.cli.common import Output
-from penstock.cli.output import Format, dump, remark
+from penstock.cli.output import Format, as_document, dump, remark
 from penstock.screen import bar, console
 
 Copy = Annotated[Path, typer.Argument(metavar="COPY", help="Folder of the copy.")]
@@ -37,10 +36,11 @@ def backup(
     ] = False,
     output: Output = Format.TABLE,
 ) -> None:
-    """Copy a cell consistently while it runs: ledger, inputs, tables, keys. The copy is as secret as they are.
+    """Copy a running cell consistently: ledger, inputs, tables, keys. The copy is as secret as they are.
 
-    PENSTOCK_LOG and PENSTOCK_DSN must be an administrator's. Exit codes: 0 the copy is whole; 1 log or database failed;
-    2 a wrong setting, a folder that is not empty, or (--verify) a copy that cannot be restored.
+    PENSTOCK_LOG and PENSTOCK_DSN must be an administrator's. Exit codes: 0 the copy is whole; 1 log or
+    database failed; 2 a wrong setting, a folder that is not empty, or (--verify) a copy that cannot be
+    restored.
     """
     copy, folder = copy.absolute(), folder and folder.absolute()
 
@@ -51,7 +51,7 @@ def backup(
         async with running_or_stopped(folder) as place:
             return described(await take(copy, place.settings, place.env, progress))
 
-    dump(_run("verify" if verify else "backup", work), _form(output))
+    dump(_run("verify" if verify else "backup", work), as_document(output))
 
 
 def restore(
@@ -67,10 +67,11 @@ def restore(
     reason: Annotated[str, typer.Option(help="Stored in the ledger.")] = "",
     output: Output = Format.TABLE,
 ) -> None:
-    """Restore a copy into an empty log and database, in a new epoch: orders from after the copy count no more.
+    """Restore a copy into an empty log and database, in a new epoch: orders from after it count no more.
 
-    Stop all services and node-reporters first. Exit codes: 0 restored, the services may start; 1 log or database failed: empty
-    both and repeat; 2 a wrong setting, a damaged copy, or a target that is not empty: nothing was changed.
+    Stop all services and node-reporters first. Exit codes: 0 restored, the services may start; 1 log or
+    database failed: empty both and repeat; 2 a wrong setting, a damaged copy, or a target that is not empty:
+    nothing was changed.
     """
     copy, folder = copy.absolute(), folder and folder.absolute()
 
@@ -81,7 +82,7 @@ def restore(
             remark(f"not put back, since the environment does not name them: {', '.join(found.left)}")
         return {**described(found.manifest), "epoch": found.epoch, "left": found.left}
 
-    dump(_run("restore", work), _form(output))
+    dump(_run("restore", work), as_document(output))
 
 
 def described(manifest: Manifest) -> dict[str, Any]:
@@ -98,16 +99,8 @@ def described(manifest: Manifest) -> dict[str, Any]:
     }
 
 
-def _run(what: str, work: Callable[[Progress], Awaitable[dict[str, Any]]]) -> dict[str, Any]:
+def _run(what: str, work: Callable[[Progress], Coroutine[Any, Any, dict[str, Any]]]) -> dict[str, Any]:
     began_s = time.monotonic()
     with bar(console(stderr=True), what) as show:
-        found = uvloop.run(_awaited(work(Progress(show))))
+        found = uvloop.run(work(Progress(show)))
     return {**found, "seconds": round(time.monotonic() - began_s, 1)}
-
-
-async def _awaited(work: Awaitable[dict[str, Any]]) -> dict[str, Any]:
-    return await asyncio.ensure_future(work)
-
-
-def _form(output: Format) -> Format:
-    return Format.YAML if output in (Format.TABLE, Format.WIDE) else output

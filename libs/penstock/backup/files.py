@@ -57,7 +57,8 @@ def _files_in(path: Path) -> Iterator[Path]:
 
 
 def check_free(files: Sequence[CopiedFile], env: Mapping[str, str]) -> None:
-    """Raises `ConfigurationError` for a copied file that exists with another content, or would lie outside its folder."""
+    """Raises `ConfigurationError` for a copied file that exists with another content, or would lie outside
+    its folder."""
     for file in files:
         target = _target(file, env)
         if target is not None and target.exists() and digest_of(target) != file.sha256:
@@ -67,7 +68,8 @@ def check_free(files: Sequence[CopiedFile], env: Mapping[str, str]) -> None:
 
 
 def copy_back(copy: Path, files: Sequence[CopiedFile], env: Mapping[str, str]) -> list[str]:
-    """Writes the files where the environment has their variables, after `check_free`; returns the variables that it does not have."""
+    """Writes the files where the environment has their variables, after `check_free`; returns the variables
+    that it does not have."""
     left = set()
     for file in files:
         target = _target(file, env)

@@ -60,7 +60,8 @@ class CopiedSchema(msgspec.Struct, frozen=True):
 
 
 class CopiedFile(msgspec.Struct, frozen=True):
-    """A file that the environment variable names, or one in the folder that it names (`path` inside that folder)."""
+    """A file that the environment variable names, or one in the folder that it names (`path` inside that
+    folder)."""
 
     variable: str
     path: str
@@ -133,7 +134,8 @@ def archive_in(copy: Path) -> Archive:
 
 
 def digests(copy: Path, manifest: Manifest) -> Iterator[tuple[Path, str]]:
-    """Every file of the copy and its SHA-256, segments included. Raises `ConfigurationError` for a damaged index."""
+    """Every file of the copy and its SHA-256, segments included. Raises `ConfigurationError` for a damaged
+    index."""
     archive = archive_in(copy)
     for part in manifest.partitions:
         if part.sha256:

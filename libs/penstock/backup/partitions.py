@@ -1,12 +1,13 @@
 """Copy of log partitions into segments, and back into an empty log at the same offsets.
 
-The ledger names inputs by their offsets, and snapshots name the ledger's: so each record gets its old offset again. Offsets that
-the copy does not have (archived, expired or accepted as lost) are filled with empty records; those before the first record are
-deleted at once, as they were before.
+The ledger names inputs by their offsets, and snapshots name the ledger's: so each record gets its old offset
+again. Offsets that the copy does not have (archived, expired or accepted as lost) are filled with empty
+records; those before the first record are deleted at once, as they were before.
 """
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
+from typing import NamedTuple
 
 from penstock.backup.manifest import CopiedHead, CopiedPartition, digest_of
 from penstock.errors import ConfigurationError, LogError
@@ -33,7 +34,8 @@ class HeadFollower:
         self._proven = self.head == GENESIS
 
     def take(self, record: Record) -> None:
-        """The ledger's next record. Raises `ConfigurationError` where the read models are of another ledger."""
+        """The ledger's next record. Raises `ConfigurationError` where the read models are of another
+        ledger."""
         if record.offset == self.offset:
             self._proven = record_id(record.value) == self.head.id
         if record.offset <= self.offset:
@@ -63,13 +65,12 @@ class HeadFollower:
 _ACCEPTED = wire_type(LedgerAccepted)
 
 
-class Span:
+class Span(NamedTuple):
     """One partition as it was at the beginning of the copy: offsets `first` ≤ offset < `end`."""
 
-    def __init__(self, place: Partition, first: int, end: int) -> None:
-        self.place = place
-        self.first = first
-        self.end = end
+    place: Partition
+    first: int
+    end: int
 
 
 async def copy_out(
@@ -99,12 +100,18 @@ async def copy_out(
 def _add(writer: Writer, records: Sequence[Record], follower: HeadFollower | None) -> None:
     for record in records:
         writer.add(record)
-        if follower is not None:
-            follower.take(record)
+    if follower is not None:
+        _follow(follower, records)
+
+
+def _follow(follower: HeadFollower, records: Sequence[Record]) -> None:
+    for record in records:
+        follower.take(record)
 
 
 async def copy_back(log: Log, archive: Archive, part: CopiedPartition, counted: Counted) -> None:
-    """Writes the copied records to a partition without any. Raises `LogError` where another program writes there meanwhile."""
+    """Writes the copied records to a partition without any. Raises `LogError` where another program writes
+    there meanwhile."""
     place, at = part.place, 0
     writing: asyncio.Task[None] | None = None
 
@@ -173,25 +180,13 @@ def _fillers(place: Partition, start: int, end: int) -> list[list[Message]]:
     ]
 
 
-class Chain:
-    """Proof of a copied ledger that begins with its first record."""
-
-    def __init__(self) -> None:
-        self.head: Head = GENESIS
-
-    def take(self, records: Sequence[Record]) -> None:
-        for record in records:
-            found = read_valid(self.head, record.value)
-            if found is not None:
-                self.head = found[0]
-
-
 async def check_chain(archive: Archive, part: CopiedPartition, head: CopiedHead, counted: Counted) -> None:
-    """Reads every record of the partition; of a whole ledger the chain must lead to `head`. Raises `ConfigurationError`."""
-    follower = Chain()
+    """Reads every record of the partition; of a whole ledger the chain must lead to `head`. Raises
+    `ConfigurationError`."""
+    follower = HeadFollower(None)
     for segment in archive.index(part.place).segments if part.sha256 else ():
         records = await asyncio.to_thread(archive.read, part.place, segment)
-        await asyncio.to_thread(follower.take, records)
+        await asyncio.to_thread(_follow, follower, records)
         counted(len(records))
     if part.first == 0 and follower.head != Head(head.seq, head.id, head.term):
         raise ConfigurationError(

@@ -1,4 +1,5 @@
-"""Log, database and files of the installation that a command works on: the environment's, or those of a folder of `penstock up`."""
+"""Log, database and files of the installation that a command works on: the environment's, or those of a
+folder of `penstock up`."""
 
 import os
 from collections.abc import AsyncIterator, Mapping
@@ -24,7 +25,8 @@ class Place(NamedTuple):
 
 @asynccontextmanager
 async def running_or_stopped(folder: Path | None) -> AsyncIterator[Place]:
-    """For a backup: of a folder whose `penstock up` runs, or of one that is stopped. Raises `ConfigurationError`."""
+    """For a backup: of a folder whose `penstock up` runs, or of one that is stopped. Raises
+    `ConfigurationError`."""
     if folder is None:
         yield Place(Settings.from_env(), os.environ)
         return

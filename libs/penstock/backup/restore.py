@@ -2,8 +2,9 @@
 
     digests ─▶ is the target empty? ─▶ records, rows and files ─▶ the ledger's last record is there ─▶ a new epoch
 
-The new epoch fences what happened after the copy: orders of the lost history have lower tokens than every order from now on, and
-nothing is placed until each node has joined anew and what it ran without the ledger's knowledge has ended (decision 26).
+The new epoch fences what happened after the copy: orders of the lost history have lower tokens than every
+order from now on, and nothing is placed until each node has joined anew and what it ran without the ledger's
+knowledge has ended (decision 26).
 """
 
 from collections.abc import Awaitable, Mapping
@@ -31,7 +32,8 @@ from penstock_services.placer.shell.accept import accept_ledger
 
 
 class Restored(NamedTuple):
-    """`left`: what the copy holds and was not put back: variables of files, and dead letters that another cell shares."""
+    """`left`: what the copy holds and was not put back: variables of files, and dead letters that another
+    cell shares."""
 
     manifest: Manifest
     epoch: int
@@ -46,10 +48,11 @@ async def restore(
     epoch: int | None = None,
     reason: str = "",
 ) -> Restored:
-    """Restores the copy; afterwards the services may start. `env` names where its files go. `epoch`: above all that were used.
+    """Restores the copy; afterwards the services may start. `env` names where its files go. `epoch`: above
+    all that were used.
 
-    Raises `ConfigurationError` before anything is changed where copy, target or epoch do not fit; `LogError`, `StoreError`
-    where log or database fail: the target then holds a part, and has to be emptied.
+    Raises `ConfigurationError` before anything is changed where copy, target or epoch do not fit; `LogError`,
+    `StoreError` where log or database fail: the target then holds a part, and has to be emptied.
     """
     if len(reason) > MAX_TEXT:
         raise ConfigurationError(f"--reason: {len(reason)} characters; give {MAX_TEXT} at most")
@@ -92,8 +95,8 @@ def _check_cell(manifest: Manifest, settings: Settings) -> None:
 
 
 async def _empty_parts(log: Log, manifest: Manifest) -> list[CopiedPartition]:
-    """The partitions to restore. Dead letters of another cell may be there already: nothing refers to their offsets, so the
-    copy's are left out. Raises `ConfigurationError` for any other partition with records."""
+    """The partitions to restore. Dead letters of another cell may be there already: nothing refers to their
+    offsets, so the copy's are left out. Raises `ConfigurationError` for any other partition with records."""
     ends = await log.end_offsets([part.place for part in manifest.partitions])
     found = []
     for part in manifest.partitions:

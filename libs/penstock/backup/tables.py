@@ -1,7 +1,8 @@
 """Copy of the services' Postgres tables as of one moment, and back into an empty database.
 
-Rows go out and in as Postgres's own text format, so a copy needs no other program and fits any release of the server. The
-schemas are made by the migrations that the copy names: a service of a newer version applies its further ones when it starts.
+Rows go out and in as Postgres's own text format, so a copy needs no other program and fits any release of the
+server. The schemas are made by the migrations that the copy names: a service of a newer version applies its
+further ones when it starts.
 """
 
 import asyncio
@@ -15,10 +16,10 @@ import asyncpg
 from penstock.backup.manifest import TABLES, CopiedSchema, CopiedTable, packing
 from penstock.errors import ConfigurationError, StoreError
 from penstock.local.postgres_setup import schemas
+from penstock.runtime.database_roles import CONNECT_TIMEOUT_S
 from penstock.runtime.migrations import Migration, load_migrations, migrate
 
-CONNECT_TIMEOUT_S = 5.0
-CHUNK_BYTES = 1 << 20
+CHUNK_BYTES = 1 << 20  # unpacked at once: memory stays bounded
 _COLUMNS = """
 SELECT c.relname AS name, array_agg(quote_ident(a.attname) ORDER BY a.attnum) AS columns
 FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped

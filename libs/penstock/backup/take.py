@@ -2,11 +2,13 @@
 
     one moment of the tables ─▶ end of the ledger ─▶ ends of the inputs ─▶ copy all of it ─▶ manifest
 
-The order makes the copy consistent while everything goes on. What the tables hold is in the ledger by then, and each input that the
-ledger answers, as each one that was acknowledged before, is in its topic by then. So the copied ledger contains the causes of the
-copied tables, and the copied inputs contain those of the copied ledger. Later inputs are answered again after a restoration.
+The order makes the copy consistent while everything goes on. What the tables hold is in the ledger by then,
+and each input that the ledger answers, as each one that was acknowledged before, is in its topic by then. So
+the copied ledger contains the causes of the copied tables, and the copied inputs contain those of the copied
+ledger. Later inputs are answered again after a restoration.
 
-Orders, telemetry and windows are not copied: orders are computed from the ledger (LAW 4), and no decision rests on the others.
+Orders, telemetry and windows are not copied: orders are computed from the ledger (LAW 4), and no decision
+rests on the others.
 """
 
 import asyncio
@@ -89,7 +91,8 @@ def _make(copy: Path) -> None:
 
 
 async def _projected(database: asyncpg.Connection, cell: str) -> Written | None:
-    """The read models' newest record; None without any. A failed query would end the transaction, so the table is looked up first."""
+    """The read models' newest record; None without any. A failed query would end the transaction, so the
+    table is looked up first."""
     if await database.fetchval("SELECT to_regclass($1) IS NULL", f"{schema_of(cell)}.positions"):
         return None
     return await projected(database, cell)
@@ -121,7 +124,8 @@ async def _copy(
 
 
 class _Source(NamedTuple):
-    """The copied log and tables, as of the beginning of the copy. `follower`: of the ledger, the first of `spans`."""
+    """The copied log and tables, as of the beginning of the copy. `follower`: of the ledger, the first of
+    `spans`."""
 
     log: Log
     spans: Sequence[Span]

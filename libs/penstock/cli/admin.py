@@ -1,4 +1,5 @@
-"""Checks of a cell for operators: verify or rebuild the projections, replay the ledger, repair a record of it."""
+"""Checks of a cell for operators: verify or rebuild the projections, replay the ledger, repair a record of
+it."""
 
 import sys
 from typing import Annotated, Any
@@ -7,7 +8,7 @@ import typer
 from rich.text import Text
 
 from penstock.cli.common import Output, gateway
-from penstock.cli.output import Format, dump, present
+from penstock.cli.output import Format, as_document, dump, present
 from penstock.exits import Exit, Stop
 
 MIN_PYTHON = (3, 11)
@@ -29,7 +30,7 @@ def rebuild(ctx: typer.Context, output: Output = Format.TABLE) -> None:
 
 
 def _verdict(answer: dict[str, Any], output: Format) -> None:
-    dump(answer, Format.YAML if output in (Format.TABLE, Format.WIDE) else output)
+    dump(answer, as_document(output))
     if answer.get("ok") is False:
         raise typer.Exit(int(Exit.PROBLEM))
 
@@ -78,7 +79,8 @@ def repair(
 ) -> None:
     """Amend a ledger record that cannot be decoded, before which its cell stands still. For operators.
 
-    Fields beyond their bounds become the nearest legal value; a fact that this cannot mend is left out. The record itself stays.
+    Fields beyond their bounds become the nearest legal value; a fact that this cannot mend is left out. The
+    record itself stays.
     """
     client = gateway(ctx)
     found: dict[str, Any] = client.get(f"/v1/repair/{at}")

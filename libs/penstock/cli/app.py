@@ -225,7 +225,7 @@ PANELS: Mapping[str, Mapping[str, Entry]] = MappingProxyType({
             ),
         ),
         "backup": Entry(
-            "Copy a cell consistently while it runs: ledger, inputs, tables, keys. The copy is as secret as they are.",
+            "Copy a running cell consistently: ledger, inputs, tables, keys. The copy is as secret as they are.",
             "penstock.backup.commands:backup", extra="local",
             examples=(
                 "penstock backup /srv/copies/monday",
@@ -234,7 +234,7 @@ PANELS: Mapping[str, Mapping[str, Entry]] = MappingProxyType({
             ),
         ),
         "restore": Entry(
-            "Restore a copy into an empty log and database, in a new epoch: orders from after the copy count no more.",
+            "Restore a copy into an empty log and database, in a new epoch: orders from after it count no more.",
             "penstock.backup.commands:restore", extra="local",
             examples=(
                 "penstock restore /srv/copies/monday",

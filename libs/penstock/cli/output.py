@@ -25,6 +25,11 @@ def remark(text: str) -> None:
     console(stderr=True).print(text, markup=False, soft_wrap=True)
 
 
+def as_document(form: Format) -> Format:
+    """For an answer that no table suits: YAML in place of one."""
+    return Format.YAML if form in (Format.TABLE, Format.WIDE) else form
+
+
 def dump(data: Any, form: Format) -> None:
     """The gateway's own data, unchanged, as JSON or YAML on stdout."""
     if form is Format.YAML:

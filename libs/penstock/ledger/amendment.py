@@ -1,6 +1,8 @@
-"""Amending a record that cannot be decoded: what every reader takes in its place, and what an operator is offered.
+"""Amending a record that cannot be decoded: what every reader takes in its place, and what an operator is
+offered.
 
-The record stays in the log, and its bytes still give its id: the chain is the same with and without an amendment.
+The record stays in the log, and its bytes still give its id: the chain is the same with and without an
+amendment.
 """
 
 import json
@@ -73,7 +75,8 @@ def digest(value: bytes) -> str:
 
 
 def amend(value: bytes, amendment: LedgerAmended) -> Amended | None:
-    """The record as readers take it; None: the amendment is of another record, or does not make this one decodable."""
+    """The record as readers take it; None: the amendment is of another record, or does not make this one
+    decodable."""
     if digest(value) != amendment.sha256:
         return None
     try:
@@ -112,8 +115,8 @@ def _text(record: RawRecord, amendment: LedgerAmended) -> bytes:
 
 
 def propose(value: bytes, offset: int) -> Proposal:
-    """The smallest amendment: each number or text outside of its bounds becomes the nearest within; a fact for which that
-    does not suffice is left out. Raises `NotAmendable`.
+    """The smallest amendment: each number or text outside of its bounds becomes the nearest within; a fact
+    for which that does not suffice is left out. Raises `NotAmendable`.
     """
     try:
         record = read(value)

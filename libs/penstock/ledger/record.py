@@ -44,11 +44,12 @@ class RawCause(msgspec.Struct, frozen=True, gc=False):
 
 
 class UndecodableRecord(PenstockError):
-    """A valid record with a fact that cannot be decoded: the ledger goes on behind it, and its readers cannot."""
+    """A valid record with a fact that cannot be decoded: the ledger goes on behind it, and its readers
+    cannot."""
 
     def __init__(self, offset: int, seq: int, kind: str, cause: str, *, foreign: bool = False) -> None:
-        """`offset`: of the record in the ledger's partition, -1 where it comes from no log. `kind`: wire type of the fact; `foreign`:
-        another version of Penstock wrote it, and this one does not know it.
+        """`offset`: of the record in the ledger's partition, -1 where it comes from no log. `kind`: wire type
+        of the fact; `foreign`: another version of Penstock wrote it, and this one does not know it.
         """
         super().__init__(
             f"the ledger's record at offset {offset} (seq {seq}) cannot be decoded: {kind}: {cause}"
@@ -67,7 +68,8 @@ class UndecodableRecord(PenstockError):
 
 
 class Amended(bytes):
-    """A record's bytes as they were written, which its id and the chain follow from, and the text that is read in place of them."""
+    """A record's bytes as they were written, which its id and the chain follow from, and the text that is
+    read in place of them."""
 
     text: bytes
 

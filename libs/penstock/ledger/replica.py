@@ -19,10 +19,11 @@ class Replica:
     """Offset of `head`'s record in the ledger's partition; -1: there is none."""
 
     def take(self, value: bytes, offset: int, hook: Hook | None = None) -> RawRecord | None:
-        """Folds one record of the partition and returns it; None for a void one, which only advances the offset.
+        """Folds one record of the partition and returns it; None for a void one, which only advances the
+        offset.
 
-        `hook` folds each fact in place of `evolve`: for readers that derive something from single facts. Raises
-        `UndecodableRecord`, and stays where it was.
+        `hook` folds each fact in place of `evolve`: for readers that derive something from single facts.
+        Raises `UndecodableRecord`, and stays where it was.
         """
         found = read_valid(self.head, value)
         if found is None:

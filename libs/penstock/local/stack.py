@@ -338,7 +338,8 @@ def _log_to(path: Path) -> logging.Handler:
 
 
 class StandingStill(logging.Handler):
-    """Tells the user once of each ledger record before which services stand still; they go on by themselves after its repair."""
+    """Tells the user once of each ledger record before which services stand still; they go on by themselves
+    after its repair."""
 
     def __init__(self, warn: Callable[[str], None]) -> None:
         super().__init__()

@@ -6,45 +6,28 @@ and the archive is read only below the beginning of the log.
 
 import asyncio
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Self
+from collections.abc import Iterable, Mapping
 
 from penstock.errors import ConfigurationError
 from penstock.ledger.record import record_id
 from penstock.log.archive import Archive, Index
 from penstock.log.lookup import records_at
-from penstock.log.port import MAX_READ_RECORDS, Log, Message, Partition, Reader, Record
+from penstock.log.over import LogOver
+from penstock.log.port import MAX_READ_RECORDS, Log, Partition, Reader, Record
 
 
-class ArchivedLog:
+class ArchivedLog(LogOver):
     """Appends go to the log; records that the log no longer has are read from the archive.
 
     Raises `ConfigurationError` where the archive does not belong to the log, ends before the log begins, or is damaged.
     """
 
     def __init__(self, log: Log, archive: Archive) -> None:
-        self.log = log
+        super().__init__(log)
         self.archive = archive
-
-    @property
-    def conditional(self) -> bool:
-        return self.log.conditional
-
-    async def start(self) -> Self:
-        await self.log.start()
-        return self
-
-    async def create(self, topics: Mapping[str, int]) -> None:
-        await self.log.create(topics)
-
-    async def append(self, messages: Sequence[Message]) -> list[int]:
-        return await self.log.append(messages)
 
     def reader(self, start: Mapping[Partition, int], *, batch_ms: int = 0) -> Reader:
         return ArchivedReader(self, start, batch_ms)
-
-    async def end_offsets(self, partitions: Iterable[Partition]) -> dict[Partition, int]:
-        return await self.log.end_offsets(partitions)
 
     async def begin_offsets(self, partitions: Iterable[Partition]) -> dict[Partition, int]:
         begins = await self.log.begin_offsets(partitions)
@@ -53,12 +36,6 @@ class ArchivedLog:
             place: min(begin, indexes[place].first) if place in indexes else begin
             for place, begin in begins.items()
         }
-
-    async def delete_before(self, offsets: Mapping[Partition, int]) -> None:
-        await self.log.delete_before(offsets)
-
-    async def close(self) -> None:
-        await self.log.close()
 
     async def indexes(self, begins: Mapping[Partition, int]) -> dict[Partition, Index]:
         """The indexes of the archived ones of these partitions (partition → the log's first offset); each continues in its log."""

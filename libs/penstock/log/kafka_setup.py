@@ -66,8 +66,8 @@ async def prepare(
 ) -> list[str]:
     """Creates missing topics and rights; returns a line for each existing one and each change.
 
-    `correct`: changes settings of topics that exist. `withdraw`: identities that lose all rights. Raises `LogError`;
-    `ConfigurationError` for a topic that could lose records.
+    `correct`: changes settings of topics that exist. `withdraw`: identities that lose all rights. Raises
+    `LogError`; `ConfigurationError` for a topic that could lose records.
     """
     found = open_log(url, "setup")
     if not isinstance(found, KafkaLog):

@@ -16,9 +16,9 @@ MAX_CORE_CHANGES = 16
 MAX_THROTTLES = 24
 """Maximum number of throttling steps by services, per worker and summed over a job's tasks, by caps or by cores. Lifts are not counted: each ends a step that was counted."""
 ADJUSTED_FOR_MS = 900_000
-"""A service's temporary adjustment (a throttle, a probe) ends after so long, whether its service is alive or not, unless
-the service renews it. Twice the longest calm after which the contention-guard gives back (`penstock.policies.eliminator`),
-so that a service that lives decides first."""
+"""A service's temporary adjustment (a throttle, a probe) ends after so long, whether its service is alive or
+not, unless the service renews it. Twice the longest calm after which the contention-guard gives back
+(`penstock.policies.eliminator`), so that a service that lives decides first."""
 RENEWED_AFTER_MS = ADJUSTED_FOR_MS // 2
 """From then on the same adjustment, proposed again, renews it."""
 AdjustmentCause = Literal["", "probe", "settled", "contention", "released", "other"]

@@ -26,7 +26,8 @@ class AmendedFact(Value, frozen=True, kw_only=True):
 
 @event
 class LedgerAmended(Event, frozen=True, kw_only=True):
-    """An operator amends a ledger record that cannot be decoded. The record itself stays as it was written, and so does its id."""
+    """An operator amends a ledger record that cannot be decoded. The record itself stays as it was written,
+    and so does its id."""
 
     TYPE = "penstock.ledger.amended"
     TOPIC = Topic.AMENDMENTS

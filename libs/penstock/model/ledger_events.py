@@ -319,8 +319,8 @@ class TimerSubject(Value, frozen=True, kw_only=True):
     """Subject of a timer; enough to decide on firing whether the timer is still relevant."""
 
     kind: str
-    """What it is for. Open: a reader keeps a kind that only a newer placer knows, and a placer ignores one when it fires, so
-    that a new kind stops no version."""
+    """What it is for. Open: a reader keeps a kind that only a newer placer knows, and a placer ignores one
+    when it fires, so that a new kind stops no version."""
     id: Identifier
     attempt: Annotated[int, Meta(ge=0)] = 0
 

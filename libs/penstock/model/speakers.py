@@ -1,4 +1,5 @@
-"""Who may say what about what: the speaker and the subject of each type of event on a topic, and what proves the speaker.
+"""Who may say what about what: the speaker and the subject of each type of event on a topic, and what proves
+the speaker.
 
 Facts without a topic exist in the placer's records only. Source: architecture §2, LAW 1.
 """
@@ -20,7 +21,8 @@ class Speaker(StrEnum):
     USER = "user"
     """Through the gateway, which knows tenant and role."""
     OPERATOR = "operator"
-    """A command, a watch or a probe about a node, or an amendment: the gateway's signature, or the placer's own."""
+    """A command, a watch or a probe about a node, or an amendment: the gateway's signature, or the placer's
+    own."""
     NODE = "node"
     """The node's own signature, with the key of its first joining."""
     ESTIMATOR = "estimator"
@@ -112,13 +114,14 @@ RULES: Mapping[type[Event], Rule] = MappingProxyType(
 
 
 def speaker_of(event: Event) -> Speaker:
-    """Of an event with a topic. A node tells of its own shutdown alone; other proofs that it is gone are an operator's."""
+    """Of an event with a topic. A node tells of its own shutdown alone; other proofs that it is gone are an
+    operator's."""
     if isinstance(event, external_events.NodeLeft) and event.proof != "shutdown":
         return Speaker.OPERATOR
     return RULES[type(event)].speaker
 
 
 def by_operator(event: Event) -> bool:
-    """Whether the gateway signs this event: an amendment, or an event about a node that does not come from the node itself,
-    such as a command, a watch, a probe, an external proof."""
+    """Whether the gateway signs this event: an amendment, or an event about a node that does not come from
+    the node itself, such as a command, a watch, a probe, an external proof."""
     return event.TOPIC is not None and speaker_of(event) is Speaker.OPERATOR

@@ -53,7 +53,8 @@ class ArrayPlace:
         return self._within(EVERYWHERE & ~others, state, job, waits=self._order.waits(state, LARGE))
 
     def _within(self, within: int, state: CellState, job: JobState, *, waits: bool) -> Plan | None:
-        """Places the job on nodes of this set. `waits`: a job of four GPUs or more does, so that small ones do not borrow."""
+        """Places the job on nodes of this set. `waits`: a job of four GPUs or more does, so that small ones
+        do not borrow."""
         demand = job.demand
         index = state.index
         if not index.candidates(demand.worker, demand.gpu_models) & within:

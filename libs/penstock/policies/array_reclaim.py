@@ -280,8 +280,8 @@ def _lost(state: CellState, job: JobState) -> int:
 
 
 def _reserved(state: CellState, job: JobState) -> Reclaimed | None:
-    """Nodes large enough for the workers, those with most free of what a worker lacks first; None: too few placeable nodes could hold one, or
-    no task runs on them whose end could be awaited."""
+    """Nodes large enough for the workers, those with most free of what a worker lacks first; None: too few
+    placeable nodes could hold one, or no task runs on them whose end could be awaited."""
     demand, index = job.demand, state.index
     need = demand.worker
     if demand.parameter_servers:

@@ -2,7 +2,8 @@
 
 It tests node shapes, of which a cell has few, so that the cost does not grow with the number of nodes. Gone
 nodes do not count; silent nodes and faulted GPUs do, since both may come back. A false alarm would end a job
-that could have run, and a missing one would let it wait for ever: the test is exact, with parameter servers, too.
+that could have run, and a missing one would let it wait for ever: the test is exact, with parameter servers,
+too.
 """
 
 from collections.abc import Iterable

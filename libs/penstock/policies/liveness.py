@@ -1,9 +1,9 @@
 """Liveness of a cell (LAW 7): no job waits beside free resources that nobody before it could use.
 
-A job *delays nobody* where it fits now on nodes that no other waiting job could ever use; in a cell without running
-jobs on any nodes, since no end is awaited there. Such a job has no reason to wait: the placer starts it even behind the
-end of its backfill window (`Undelaying`), and where it waits all the same, and nothing is under way that would start it,
-the cell is *stalled* (`stalled`), which the gateway reports.
+A job *delays nobody* where it fits now on nodes that no other waiting job could ever use; in a cell without
+running jobs on any nodes, since no end is awaited there. Such a job has no reason to wait: the placer starts
+it even behind the end of its backfill window (`Undelaying`), and where it waits all the same, and nothing is
+under way that would start it, the cell is *stalled* (`stalled`), which the gateway reports.
 """
 
 from collections.abc import Collection
@@ -21,7 +21,7 @@ from penstock.policies.gang import tasks_that_fit
 from penstock.policies.job_rows import JobRows
 from penstock.policies.moldable import as_it_waits
 from penstock.policies.preemption import node_ids
-from penstock.policies.profiles import in_force, profile_for
+from penstock.policies.profiles import in_force, known_profile
 from penstock.policies.trial import Trial
 
 Row = tuple[str, DemandKey]
@@ -29,7 +29,8 @@ Row = tuple[str, DemandKey]
 
 
 class Undelaying:
-    """Finds waiting jobs that delay nobody. Keeps only an index of the waiting jobs, a function of the state."""
+    """Finds waiting jobs that delay nobody. Keeps only an index of the waiting jobs, a function of the
+    state."""
 
     def __init__(self) -> None:
         self._with_gpus: JobRows[Row] = JobRows(lambda _, job: _row(job, gpus=True))
@@ -40,8 +41,8 @@ class Undelaying:
     ) -> tuple[JobState, tuple[str, ...]] | None:
         """The first such job that is not in `without`, and nodes on which it fits; None: there is none.
 
-        Of jobs with the same owner and demand the one with the highest priority, then the earliest. O(changes +
-        different demands), but for those with GPUs only where GPUs are free.
+        Of jobs with the same owner and demand the one with the highest priority, then the earliest. O(changes
+        + different demands), but for those with GPUs only where GPUs are free.
         """
         index, jobs, fitting = state.index, state.jobs, dict[Row, JobState]()
         self._without.update(state)
@@ -77,7 +78,8 @@ class Undelaying:
 
 
 def strict(settings: PlacerSettings, profile: Profile) -> bool:
-    """Whether nobody starts before the head of the queue, wherever that could run: the profile promises that order."""
+    """Whether nobody starts before the head of the queue, wherever that could run: the profile promises that
+    order."""
     return settings.backfill_window == 1 or not profile.beside_stops
 
 
@@ -100,7 +102,9 @@ def stalled(state: CellState, undelaying: Undelaying | None = None) -> Stall | N
     if timer_id("cell", "place_more") in state.timers:
         return None
     settings = in_force(state.settings)
-    profile = profile_for(settings)
+    profile = known_profile(settings)
+    if profile is None:  # of a newer placer
+        return None
     if state.holding and (profile.regroup is not None or strict(settings, profile)):
         return None  # a plan decides who runs, or it waits for its turn
     found = (undelaying or Undelaying()).first(state)

@@ -105,15 +105,17 @@ class Trial:
         return self.state.node(ordinal).entered if found is None else found
 
     def fit(self, demand: Demand, avoid: int = 0) -> Fit | None:
-        """First fit of the whole gang, parameter servers first; if that fails because a server takes what a worker needs, workers first, then any
-        arrangement. None: none exists. `avoid`: set of nodes left out."""
+        """First fit of the whole gang, parameter servers first; if that fails because a server takes what a
+        worker needs, workers first, then any arrangement. None: none exists. `avoid`: set of nodes left
+        out."""
         found = self._fit_roles(demand, avoid, servers_first=True)
         if found is not None or not demand.parameter_servers:
             return found
         return self._fit_roles(demand, avoid, servers_first=False) or self._arrange(demand, avoid)
 
     def _arrange(self, demand: Demand, avoid: int) -> Fit | None:
-        """Any arrangement of two kinds of tasks, on the lowest nodes of each kind of node. O(nodes) where each kind fits without the other."""
+        """Any arrangement of two kinds of tasks, on the lowest nodes of each kind of node. O(nodes) where
+        each kind fits without the other."""
         both = ((demand.worker, demand.workers), (demand.parameter_server, demand.parameter_servers))
         if not all(self._fit_equal(need, demand.gpu_models, count, avoid, {}, []) for need, count in both):
             return None

@@ -1,8 +1,10 @@
-"""Exact arrangement of a gang with parameter servers: how many of its workers, and how many of its servers, each node takes.
+"""Exact arrangement of a gang with parameter servers: how many of its workers, and how many of its servers,
+each node takes.
 
-Equal tasks never block each other, so first fit is exact for them. Two kinds of tasks may: a server that takes the cores
-which a worker needs can leave the gang without any arrangement, though the total of all resources would do. Dynamic
-programming over the nodes finds an arrangement whenever one exists. O(nodes × workers × workers per node).
+Equal tasks never block each other, so first fit is exact for them. Two kinds of tasks may: a server that
+takes the cores which a worker needs can leave the gang without any arrangement, though the total of all
+resources would do. Dynamic programming over the nodes finds an arrangement whenever one exists. O(nodes ×
+workers × workers per node).
 """
 
 from collections.abc import Sequence
@@ -50,7 +52,8 @@ def _count(free: Free, role: Role) -> int:
 def arranged(nodes: Sequence[Beside], workers: int, servers: int) -> list[int] | None:
     """Number of workers on each node, so that all servers fit beside them; None: no arrangement exists.
 
-    The servers of a node are at most `nodes[node][workers there]`. Nodes after those that suffice are not listed.
+    The servers of a node are at most `nodes[node][workers there]`. Nodes after those that suffice are not
+    listed.
     """
     best = np.full(workers + 1, NONE, dtype=np.int64)
     best[0] = 0

@@ -150,7 +150,8 @@ def _adjusted_enough(found: Running, proposal: Adjusting) -> str | None:
 
 
 def renews(found: Running, proposal: Adjusting) -> bool:
-    """Whether a service proposes the throttle that the task has: then the throttle lasts on, and is not counted again."""
+    """Whether a service proposes the throttle that the task has: then the throttle lasts on, and is not
+    counted again."""
     task = found.task
     if cause_of(proposal) != "contention":
         return False

@@ -1,20 +1,22 @@
 """The log with the ledger's amendments applied, and the wait of a reader for one.
 
-Ideal: every reader takes the same record at an offset, whenever it reads. Departure: an amendment counts for readers that
-are opened after it; the others have not passed its record, or the record could be decoded and has no amendment.
+Ideal: every reader takes the same record at an offset, whenever it reads. Departure: an amendment counts for
+readers that are opened after it; the others have not passed its record, or the record could be decoded and
+has no amendment.
 """
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from typing import NamedTuple, Self
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
 from penstock.errors import LogError, NotAllowed
 from penstock.ledger.amendment import amend
 from penstock.ledger.record import UndecodableRecord
-from penstock.log.port import MAX_READ_RECORDS, Log, Message, Partition, Reader, Record
+from penstock.log.over import LogOver
+from penstock.log.port import MAX_READ_RECORDS, Log, Partition, Reader, Record
 from penstock.model.amendments import LedgerAmended
 from penstock.model.envelope import from_wire, signed_bytes
 from penstock.model.errors import EventError
@@ -32,54 +34,30 @@ class Signer(NamedTuple):
     key: bytes
 
 
-class AmendedLog:
+class AmendedLog(LogOver):
     """A log whose readers of the ledger take amended records; all else is the log's own.
 
-    `signer`: amendments without its signature are skipped, with a warning. None, of services without the key: the log lets none
-    but the gateway write them, and the placer, which alone gives out resources, verifies each.
+    `signer`: amendments without its signature are skipped, with a warning. None, of services without the key:
+    the log lets none but the gateway write them, and the placer, which alone gives out resources, verifies
+    each.
     """
 
     def __init__(self, log: Log, signer: Signer | None = None) -> None:
-        self.log = log
+        super().__init__(log)
         self._signer = signer
 
     @classmethod
     def over(cls, log: Log, signer: Signer | None = None) -> "AmendedLog":
-        """The log itself where it is amended already, by the same signer's amendments or for a reader without the key."""
+        """The log itself where it is amended already, by the same signer's amendments or for a reader without
+        the key."""
         if not isinstance(log, AmendedLog):
             return cls(log, signer)
         return log if signer in (None, log._signer) else cls(log.log, signer)
-
-    @property
-    def conditional(self) -> bool:
-        return self.log.conditional
-
-    async def start(self) -> Self:
-        await self.log.start()
-        return self
-
-    async def create(self, topics: Mapping[str, int]) -> None:
-        await self.log.create(topics)
-
-    async def append(self, messages: Sequence[Message]) -> list[int]:
-        return await self.log.append(messages)
 
     def reader(self, start: Mapping[Partition, int], *, batch_ms: int = 0) -> Reader:
         found = self.log.reader(start, batch_ms=batch_ms)
         cells = [place.index for place in start if place.topic == Topic.LEDGER]
         return AmendedReader(self, found, cells) if cells else found
-
-    async def end_offsets(self, partitions: Iterable[Partition]) -> dict[Partition, int]:
-        return await self.log.end_offsets(partitions)
-
-    async def begin_offsets(self, partitions: Iterable[Partition]) -> dict[Partition, int]:
-        return await self.log.begin_offsets(partitions)
-
-    async def delete_before(self, offsets: Mapping[Partition, int]) -> None:
-        await self.log.delete_before(offsets)
-
-    async def close(self) -> None:
-        await self.log.close()
 
     async def amendments(self, cell_index: int) -> dict[int, list[LedgerAmended]]:
         """Offset in the ledger → its amendments, oldest first. Raises `LogError`."""
@@ -106,7 +84,8 @@ class AmendedLog:
         return found
 
     def read(self, record: Record) -> LedgerAmended | None:
-        """The amendment in one record of the topic; None, with a warning: it is none, or not the gateway's."""
+        """The amendment in one record of the topic; None, with a warning: it is none, or not the
+        gateway's."""
         try:
             found = from_wire(record.headers, record.value, Topic.AMENDMENTS)
         except EventError as error:
@@ -167,7 +146,8 @@ def undecodable_in(error: BaseException) -> UndecodableRecord | None:
 
 
 class Repairs:
-    """What one reader of one cell's ledger does about records that it cannot decode: it names them once and waits for an amendment."""
+    """What one reader of one cell's ledger does about records that it cannot decode: it names them once and
+    waits for an amendment."""
 
     def __init__(self, name: str, log: Log, cell_index: int) -> None:
         self._name = name
@@ -199,8 +179,8 @@ class Repairs:
             await reader.close()
 
     async def attempt(self, work: Callable[[], Awaitable[None]], ready: asyncio.Event | None = None) -> None:
-        """One attempt of a crash-only service; returns after a repair, for the next. `ready`: set meanwhile, for whoever waits to
-        start the services that an operator needs for a repair."""
+        """One attempt of a crash-only service; returns after a repair, for the next. `ready`: set meanwhile,
+        for whoever waits to start the services that an operator needs for a repair."""
         try:
             await work()
         except Exception as error:

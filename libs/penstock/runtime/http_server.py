@@ -1,8 +1,8 @@
 """HTTP server of a service: uvicorn with bounds on unfinished requests, without its signal handlers.
 
 A request's headers must arrive within a time, and its body must make progress. Else a peer could hold
-connections, with their files and memory, by never finishing a request. An answer has no time limit: streams and
-standing connections are not cut. Uvicorn's ten wake-ups a second are left out as well.
+connections, with their files and memory, by never finishing a request. An answer has no time limit: streams
+and standing connections are not cut. Uvicorn's ten wake-ups a second are left out as well.
 """
 
 import asyncio

@@ -15,7 +15,8 @@ from penstock.private_files import read_private
 VARIABLE = "PENSTOCK_NODE_LOG_KEY"
 SCHEME = "Penstock"
 OFFSET = "penstock-offset"
-"""Header of each answer of a node-reporter: its first offset in the log; 0 in a refusal. Other servers lack it."""
+"""Header of each answer of a node-reporter: its first offset in the log; 0 in a refusal. Other servers lack
+it."""
 PATH = "/v1/logs"
 MIN_KEY_BYTES = 32
 CONTEXT = b"penstock logs\0"

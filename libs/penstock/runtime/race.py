@@ -28,7 +28,8 @@ async def first_of(*work: Awaitable[Any], timeout_s: float | None = None) -> boo
 
 
 async def all_of(*work: Awaitable[Any]) -> list[Any]:
-    """Runs these until all have ended; returns their results in this order. The first exception cancels the others and is raised."""
+    """Runs these until all have ended; returns their results in this order. The first exception cancels the
+    others and is raised."""
     tasks = [asyncio.ensure_future(one) for one in work]
     try:
         return await asyncio.gather(*tasks)

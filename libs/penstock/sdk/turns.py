@@ -1,25 +1,32 @@
-"""Fair file locks (first come, first served) for the turns of a group's members: one lock file per resource, in the folder that PENSTOCK_GROUP
-names, so that stages of different jobs never use one resource at the same time. Source: Muri §4.1 (a barrier ends each stage of a group).
+"""Fair file locks (first come, first served) for the turns of a group's members: one lock file per resource,
+in the folder that PENSTOCK_GROUP names, so that stages of different jobs never use one resource at the same
+time. Source: Muri §4.1 (a barrier ends each stage of a group).
 
-Departure: no barrier over all stages. A member waits only for the resource that it needs next, so one that is faster than predicted goes on.
+Departure: no barrier over all stages. A member waits only for the resource that it needs next, so one that is
+faster than predicted goes on.
 
-Locks are the kernel's, on open files (`F_OFD_SETLK` of fcntl(2)): the holder's death frees them, and no process but the members is needed.
-A process first waits in line, then holds the turn. It queues by a lock on one byte, whose offset is its time of arrival in ns since boot, and tests
-whether any byte before that is locked: first come, first served, without a counter that a death could leave wrong. The holder locks bytes from
-`HELD` on; their number is its place in line, by which others identify it. Nothing is stored in the file. A wait ends by inotify: a holder that
-leaves writes a byte, if any process is in line, and the death of a holder closes its file.
+Locks are the kernel's, on open files (`F_OFD_SETLK` of fcntl(2)): the holder's death frees them, and no
+process but the members is needed. A process first waits in line, then holds the turn. It queues by a lock on
+one byte, whose offset is its time of arrival in ns since boot, and tests whether any byte before that is
+locked: first come, first served, without a counter that a death could leave wrong. The holder locks bytes
+from `HELD` on; their number is its place in line, by which others identify it. Nothing is stored in the file.
+A wait ends by inotify: a holder that leaves writes a byte, if any process is in line, and the death of a
+holder closes its file.
 
-**No deadlock.** A process holds at most one turn, and none while it waits: entering a stage inside of another gives the outer one's turn back,
-which is taken again afterwards. So no holder waits for a turn. In a gang rank 0 alone takes turns, at the node on which the
-chiefs of all members are, since members of a group are on the same nodes rank by rank; its other ranks wait for it (`chief`) and hold none.
+**No deadlock.** A process holds at most one turn, and none while it waits: entering a stage inside of another
+gives the outer one's turn back, which is taken again afterwards. So no holder waits for a turn. In a gang
+rank 0 alone takes turns, at the node on which the chiefs of all members are, since members of a group are on
+the same nodes rank by rank; its other ranks wait for it (`chief`) and hold none.
 
-**No starvation.** Each other member goes before a waiting member at most once. A wait lasts at most `MAX_WAIT_S` per holder, of `MAX_HOLDERS`. A
-member that has waited that long for one holder does not wait for that holder again, and counts the stages that it enters beside it (`missed`). A member
-that is next in line and does not take its turn (its process is stopped) is passed after `PATIENCE_S`.
+**No starvation.** Each other member goes before a waiting member at most once. A wait lasts at most
+`MAX_WAIT_S` per holder, of `MAX_HOLDERS`. A member that has waited that long for one holder does not wait for
+that holder again, and counts the stages that it enters beside it (`missed`). A member that is next in line
+and does not take its turn (its process is stopped) is passed after `PATIENCE_S`.
 
-**A stuck holder ends no exclusion among the rest.** Those who have given up a holder (a stopped process, a forked child that keeps the file open) take
-their turns in the next of `LANES` ranges of bytes. A turn is held in one lane, while no lane has a holder that was not given up: so those who still wait
-for the stuck one, and the stuck one when it goes on, are kept apart from the rest, too.
+**A stuck holder ends no exclusion among the rest.** Those who have given up a holder (a stopped process, a
+forked child that keeps the file open) take their turns in the next of `LANES` ranges of bytes. A turn is held
+in one lane, while no lane has a holder that was not given up: so those who still wait for the stuck one, and
+the stuck one when it goes on, are kept apart from the rest, too.
 """
 
 import ctypes
@@ -203,7 +210,8 @@ class Turn:
         return place
 
     def _hold(self, length: int) -> bool:
-        """In the first free lane. False: none is free, or another process has taken its turn at the same time, in another lane."""
+        """In the first free lane. False: none is free, or another process has taken its turn at the same
+        time, in another lane."""
         tried = range(LANES if self._given_up else 1)
         lane = next((lane for lane in tried if self._lock(fcntl.F_WRLCK, HELD + lane * LANE, length)), None)
         if lane is None:

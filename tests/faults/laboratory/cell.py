@@ -63,10 +63,6 @@ LOOK_S = 1.0
 NOTICED_WITHIN_S = 300.0  # of the loss of an input; placers may be dead until it is calm
 RESTARTED_AFTER_S = 5.0  # a service that cannot work
 SNAPSHOT_EVERY = 25  # valid records
-FRESH, AFTER_SNAPSHOT = (
-    3,
-    25,
-)  # snapshots from which a fresh decider decides again, and so many records after each
 COMPARE_EVERY = 16  # records between two looks at whether placer and ledger agree
 LEASES_MS = (20_000, 60_000)
 SLOWEST_CLOCK = 0.846  # of a node: `penstock.ledger.lease.wait_ms`
@@ -465,7 +461,8 @@ class Laboratory:
         self._compare()
 
     async def replay(self) -> None:
-        """Decides the whole ledger again from its inputs and compares byte for byte; and parts of it by deciders that know nothing of before."""
+        """Decides the whole ledger again from its inputs and compares byte for byte; and parts of it by
+        deciders that know nothing of before."""
         report = await Replayer(Connection(self.broker), 0).run()
         if report.different:
             raise Violation("replay", f"{report.different} records differ: {report.differences[:2]}")

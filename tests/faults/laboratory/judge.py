@@ -1,13 +1,18 @@
 """The laboratory's judge: the log's bytes by the rules of `ledger_rules`, and what machines really do.
 
-It believes no service: GPUs are identified by UUID, processes and faults are as the machines had them. Only the rules
-`chain`, `check`, `fold` and `replay` ask the product's code, since they compare it with the judge or with itself.
+It believes no service: GPUs are identified by UUID, processes and faults are as the machines had them. Only
+the rules `chain`, `check`, `fold` and `replay` ask the product's code, since they compare it with the judge
+or with itself.
 
-Rules, beside those of `ledger_rules` and `process_rules`: `proof` (nothing is freed or placed anew while it lives),
-`outcome` (each job ends rightly), `gang` (a task knows all members of its gang), `order` (processes, too, follow from valid records alone), `durable` (a task's token is
-on the disk before it starts), `fault` (nothing new starts on a GPU whose fault is in the ledger, before a boot or a repair), `signal` (no task is stopped unasked), `stop` (who is to be stopped gets a signal), `report`
-(a node reports only what happened), `drain` (a drained node's jobs are stopped), `hold` (holds and releases are obeyed), `adjust` (see `adjustment_judge`), `checkpoint` (see `checkpoint_judge`), `commit` (on a conditional log no decision of a placer is void), `chain`, `check`,
-`fold`, `replay`, `fresh` (a decider that starts from a snapshot decides the same), `crash`, `liveness`, `rest`.
+Rules, beside those of `ledger_rules` and `process_rules`: `proof` (nothing is freed or placed anew while it
+lives), `outcome` (each job ends rightly), `gang` (a task knows all members of its gang), `order` (processes,
+too, follow from valid records alone), `durable` (a task's token is on the disk before it starts), `fault`
+(nothing new starts on a GPU whose fault is in the ledger, before a boot or a repair), `signal` (no task is
+stopped unasked), `stop` (who is to be stopped gets a signal), `report` (a node reports only what happened),
+`drain` (a drained node's jobs are stopped), `hold` (holds and releases are obeyed), `adjust` (see
+`adjustment_judge`), `checkpoint` (see `checkpoint_judge`), `commit` (on a conditional log no decision of a
+placer is void), `chain`, `check`, `fold`, `replay`, `fresh` (a decider that starts from a snapshot decides
+the same), `crash`, `liveness`, `rest`.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -82,7 +82,8 @@ class MessageFaults(Injector):
         return []
 
     def wrong_progress(self) -> None:
-        """The estimator tells how long jobs still take, of those that wait too: wrongly, now and then twice; and of one that is in no ledger."""
+        """The estimator tells how long jobs still take, of those that wait too: wrongly, now and then twice;
+        and of one that is in no ledger."""
         rng = self._world.rng
         for job_id, job in (*self._lab.judge.replica.state.jobs.items(), ("nobody", None)):
             left_ms = float(rng.integers(0, 90_000))

@@ -130,7 +130,8 @@ class ServiceFaults(Injector):
         self._lab.send(message(order, f"order-{key}", "/penstock/placer"))
 
     def _lease_ms(self, key: tuple[int, str], job_id: str) -> int:
-        """What the ledger gave the task: without a lease nothing would end it on a node that the cell has given up."""
+        """What the ledger gave the task: without a lease nothing would end it on a node that the cell has
+        given up."""
         state = self._lab.judge.replica.state
         job = state.jobs.get(job_id)
         task = job.tasks.get(key[1]) if job is not None and job.token == key[0] else None

@@ -170,7 +170,8 @@ def test_impossible_needs_are_refused_at_the_door(name: str, bad: float) -> None
 
 @pytest.mark.parametrize("gone", [0, 1])
 def test_a_gpu_that_is_taken_out_renames_no_other(gone: int) -> None:
-    """Two cards, the second one shared. One is taken out: indexes of the inventory move, slots of jobs do not."""
+    """Two cards, the second one shared. One is taken out: indexes of the inventory move, slots of jobs do
+    not."""
     state = cell("learned", gpus=2)
     started(state, estimated(state, "alone", 100.0))
     started(state, estimated(state, "a"))

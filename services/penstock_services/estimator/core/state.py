@@ -96,7 +96,8 @@ class State:
         return self.head.seq
 
     def fold(self, value: bytes, offset: int = -1) -> bool:
-        """Folds one record of the ledger's partition, in order; `offset`: -1 if it comes from no log. Returns False for a void one.
+        """Folds one record of the ledger's partition, in order; `offset`: -1 if it comes from no log. Returns
+        False for a void one.
 
         Raises `UndecodableRecord`, after which the state is of no more use."""
         found = read_valid(self.head, value)

@@ -1,9 +1,9 @@
 """Alarm of a cell that does not go on (LAW 7), or whose decisions follow from more than its ledger.
 
-A job waits beside free resources though nothing is under way; no placer answers what was acknowledged; or a decider that
-starts from a snapshot decides records otherwise than they stand. The cell is looked at after records, at most once in
-`SETTLES_S`, and at submissions that nobody answers; decisions are repeated once in `FRESH_EVERY` records. One alarm at a
-time: the first that is found.
+A job waits beside free resources though nothing is under way; no placer answers what was acknowledged; or a
+decider that starts from a snapshot decides records otherwise than they stand. The cell is looked at after
+records, at most once in `SETTLES_S`, and at submissions that nobody answers; decisions are repeated once in
+`FRESH_EVERY` records. One alarm at a time: the first that is found.
 """
 
 import asyncio
@@ -14,13 +14,13 @@ from typing import Any
 from penstock.errors import one_line
 from penstock.model.types import Value
 from penstock.policies.liveness import Stall, Undelaying, stalled
-from penstock.runtime.race import first_of
+from penstock.runtime.race import all_of, first_of
 from penstock_services.gateway.shell.follower import Follower
 
 logger = logging.getLogger(__name__)
 
 FRESH_EVERY = 20_000  # records: as often as there is a new snapshot
-FRESH_RECORDS = 500  # decided again after it, in a worker
+FRESH_RECORDS = 500  # decided again after it, in a worker: 0.13 s in a cell of 16 nodes
 SETTLES_S = 1.0
 """From "possible" to "ordered": longer is an alarm."""
 
@@ -44,16 +44,18 @@ class Alarms:
         self.current: Alarm | None = None
         self._decides_again = decides_again
         self._stale: Alarm | None = None
-        self._next_fresh = -1
         self._follower = follower
         self._undelaying = Undelaying()
 
     async def watch(self) -> None:
-        """Looks at the cell after each change, until cancelled."""
+        """Until cancelled."""
+        await all_of(self._watch_progress(), self._watch_decisions())
+
+    async def _watch_progress(self) -> None:
+        """Looks at the cell after each change."""
         unanswered = ""
         while True:
             changed = self._follower.next_change()
-            await self._repeat()
             found = self._found(unanswered)
             if (found is None) is not (self.current is None):
                 self._tell(found)
@@ -62,14 +64,15 @@ class Alarms:
             await first_of(changed.wait(), timeout_s=SETTLES_S if looks_again else None)
             await asyncio.sleep(SETTLES_S)
 
+    async def _watch_decisions(self) -> None:
+        """Has a fresh decider repeat some decisions, each time when so many more records were read."""
+        while True:
+            due = (self._follower.state.seq // FRESH_EVERY + 1) * FRESH_EVERY
+            while self._follower.state.seq < due:
+                await self._follower.next_change().wait()
+            await self._repeat()
+
     async def _repeat(self) -> None:
-        """Has a fresh decider repeat some decisions, where it is time."""
-        seq = self._follower.state.seq
-        if self._next_fresh < 0:
-            self._next_fresh = (seq // FRESH_EVERY + 1) * FRESH_EVERY
-        if seq < self._next_fresh:
-            return
-        self._next_fresh = (seq // FRESH_EVERY + 1) * FRESH_EVERY
         try:
             report = await self._decides_again()
         except Exception as error:  # noqa: BLE001 - the check failed, and the cell goes on

@@ -33,7 +33,8 @@ class Follower:
         self.log_ms: int | None = None
         """The log's own timestamp of the latest valid record; None: none was read yet."""
         self.undecodable: UndecodableRecord | None = None
-        """The record before which the replica stands until an operator amends it; the tables stand there, too."""
+        """The record before which the replica stands until an operator amends it; the tables stand there,
+        too."""
         self.forecasts = ForecastErrors()
         self._clock = ReadersClock()
         if replica.state.now_ms:  # of a snapshot, whose records have no stamps
@@ -52,7 +53,8 @@ class Follower:
         return self._clock.now_ms()
 
     async def follow(self, log: Log, cell_index: int, caught_up: asyncio.Event) -> None:
-        """Folds until cancelled; sets `caught_up` once all records that existed at the start are folded, or no more of them can be.
+        """Folds until cancelled; sets `caught_up` once all records that existed at the start are folded, or
+        no more of them can be.
 
         Where a record cannot be decoded, the replica stays before it until it is amended. Raises `LogError`.
         """

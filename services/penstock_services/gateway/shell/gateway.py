@@ -69,9 +69,7 @@ class Gateway:
 
     async def _decides_again(self) -> dict[str, Any]:
         """Some decisions after the newest snapshot, repeated by a worker that knows nothing of before."""
-        async with self.ledger.lock:
-            found: dict[str, Any] = await self.ledger.workers.run(replay_fresh, self.settings, FRESH_RECORDS)
-        return found
+        return await self.workers.run(replay_fresh, self.settings, FRESH_RECORDS)
 
     async def fresh(self) -> None:
         """Later reads see at least the records that this gateway has folded so far, if the projector keeps up."""
@@ -89,7 +87,8 @@ def gateway_of(request: Request) -> Gateway:
 
 
 async def require_live(request: Request) -> None:
-    """Dependency of answers from the replica. Raises `Problem` while it stands before a record that it cannot decode."""
+    """Dependency of answers from the replica. Raises `Problem` while it stands before a record that it cannot
+    decode."""
     found = gateway_of(request).follower.undecodable
     if found is not None:
         detail = f"{found}. The cell stands still before that record; jobs, nodes and events are listed as of then. For operators: {found.remedy}"

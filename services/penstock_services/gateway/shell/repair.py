@@ -1,4 +1,5 @@
-"""`/v1/repair`: an operator amends the ledger record before which the cell stands still, because it cannot be decoded.
+"""`/v1/repair`: an operator amends the ledger record before which the cell stands still, because it cannot be
+decoded.
 
 Nothing is written before the amended record, and what follows it, were folded on a copy of the replica.
 """
@@ -33,10 +34,10 @@ from penstock_services.gateway.shell.roles import caller_of, needs
 router = APIRouter(prefix="/v1/repair", tags=["operators"])
 
 SOURCE = "/penstock/gateway"
-MAX_BODY_BYTES = 8_192
+MAX_BODY_BYTES = 8_192  # a digest and a reason of 1,024 characters, each of which JSON may escape
 MAX_TRIED_RECORDS = 100_000  # folded after the amended one; a placer that wrote more has read them itself
 APPLIED_WITHIN_S = 5.0  # the response waits so long for this gateway's replica
-READ_WITHIN_S = 20.0
+READ_WITHIN_S = 20.0  # records that exist; a log that returns none for so long is broken
 
 
 class RepairAct(Value, frozen=True, kw_only=True):
@@ -56,14 +57,16 @@ BODY: dict[str, Any] = {
 
 @router.get("/{offset}", dependencies=[needs(Role.OPERATE)])
 async def proposed(offset: int, request: Request) -> Response:
-    """What would be amended in the ledger's record at this offset: each field with its value, its bound and the nearest legal value."""
+    """What would be amended in the ledger's record at this offset: each field with its value, its bound and
+    the nearest legal value."""
     found, _ = await _proposal(gateway_of(request), offset)
     return answer(_row(offset, found))
 
 
 @router.post("/{offset}", status_code=202, openapi_extra=BODY, dependencies=[needs(Role.OPERATE)])
 async def repair(offset: int, request: Request) -> Response:
-    """Writes that amendment; every service of the cell goes on with it. Body: `{"sha256": …, "reason": …}`, the digest as proposed."""
+    """Writes that amendment; every service of the cell goes on with it. Body: `{"sha256": …, "reason": …}`,
+    the digest as proposed."""
     gateway = gateway_of(request)
     act = read_fields(await read_body(request, MAX_BODY_BYTES), RepairAct)
     found, record = await _proposal(gateway, offset)
@@ -158,9 +161,10 @@ async def _try(gateway: Gateway, record: Record, amendment: LedgerAmended) -> No
         )
     try:
         values = await _successors(gateway, record.offset + 1)
-        await asyncio.to_thread(_fold, gateway.follower.replica, [(record.offset, value), *values])
     except LogError as error:
         raise Problem(503, "log_down", f"the log is away: {error}", retry_after_s=2) from error
+    try:
+        await asyncio.to_thread(_fold, gateway.follower.replica, [(record.offset, value), *values])
     except Exception as error:
         detail = (
             f"with this amendment a later record cannot be folded, so nothing was written: {one_line(error)}"
@@ -189,7 +193,8 @@ async def _successors(gateway: Gateway, start: int) -> list[tuple[int, bytes]]:
 
 
 def _fold(stands: Replica, values: Sequence[tuple[int, bytes]]) -> None:
-    """In a thread: the replica does not change while it stands. The next record that cannot be decoded has an amendment of its own."""
+    """In a thread: the replica does not change while it stands. The next record that cannot be decoded has an
+    amendment of its own."""
     copy = Replica(load(dump(stands.state)), stands.head, stands.offset, stands.head_offset)
     for n, (offset, value) in enumerate(values):
         try:

@@ -1,8 +1,9 @@
-"""Adjustments of running tasks: the cores that a proposal gets, the changes of memory bandwidth that are decided, and the end of what is temporary.
+"""Adjustments of running tasks: the cores that a proposal gets, the changes of memory bandwidth that are
+decided, and the end of what is temporary.
 
-A service's throttles and probes are temporary (LAW 7): the placer gives back what was taken once `ADJUSTED_FOR_MS` have
-passed since the job's latest one, so that nothing rests on the service that made them. One that lives renews its throttles
-while they are needed.
+A service's throttles and probes are temporary (LAW 7): the placer gives back what was taken once
+`ADJUSTED_FOR_MS` have passed since the job's latest one, so that nothing rests on the service that made them.
+One that lives renews its throttles while they are needed.
 """
 
 from collections.abc import Iterator
@@ -38,8 +39,9 @@ from penstock_services.placer.core.common import continuation, timer
 
 
 def decided(state: CellState, proposal: Adjusting) -> Iterator[CoresDecided | BandwidthDecided | TimerSet]:
-    """For a proposal that `validate` has accepted on this state. Nothing where the task has it already, and its node has
-    confirmed it; but the end of a search for cores with the present ones, and what renews an old throttle, are recorded, too."""
+    """For a proposal that `validate` has accepted on this state. Nothing where the task has it already, and
+    its node has confirmed it; but the end of a search for cores with the present ones, and what renews an old
+    throttle, are recorded, too."""
     found = running(state, proposal.task_id)
     assert isinstance(found, Running), found
     job, task, _ = found
@@ -71,7 +73,8 @@ def decided(state: CellState, proposal: Adjusting) -> Iterator[CoresDecided | Ba
 
 
 def without_end(state: CellState, node_id: str) -> Iterator[TimerSet]:
-    """A node has joined: what is temporary on it gets an end, where an older ledger, or one that has lost records, gave it none."""
+    """A node has joined: what is temporary on it gets an end, where an older ledger, or one that has lost
+    records, gave it none."""
     for job_id in dict.fromkeys(state.nodes[node_id].tasks.values()):
         job = state.jobs[job_id]
         if _lasts(job) and timer_id(job.job_id, "adjustment") not in state.timers:

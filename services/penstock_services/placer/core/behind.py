@@ -1,4 +1,5 @@
-"""Starts of jobs that a bounded pass or plan did not reach, where they delay nobody (`penstock.policies.liveness`)."""
+"""Starts of jobs that a bounded pass or plan did not reach, where they delay nobody
+(`penstock.policies.liveness`)."""
 
 from collections.abc import Callable, Iterator
 
@@ -24,7 +25,8 @@ class Behind:
         self._undelaying = Undelaying()
 
     def start(self, state: CellState, tried: set[str], choose: Choose | None = None) -> Iterator[Event]:
-        """`tried`: jobs that the pass has tried already; grows. In strict order only where nothing runs: then no end is awaited."""
+        """`tried`: jobs that the pass has tried already; grows. In strict order only where nothing runs: then
+        no end is awaited."""
         if self._strict and state.holding:
             return
         placed = False

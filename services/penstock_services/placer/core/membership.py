@@ -138,7 +138,8 @@ class Membership:
                     return
 
     def sweep_queue(self, state: CellState) -> Iterator[Event]:
-        """A replanning policy tries no head of the queue: a job that can never run is found when the cell changes."""
+        """A replanning policy tries no head of the queue: a job that can never run is found when the cell
+        changes."""
         if self._swept == state.capacity_version:
             return
         fitting: set[tuple[object, ...]] = set()

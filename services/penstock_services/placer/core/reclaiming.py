@@ -68,7 +68,8 @@ class Reclaiming:
         self._stopped += len(found.stops) + len(found.moves)
 
     def due(self, state: CellState, tried: Collection[str]) -> list[JobState]:
-        """Jobs that a bounded pass did not reach and for which nothing is awaited: they start now, or their reservations end."""
+        """Jobs that a bounded pass did not reach and for which nothing is awaited: they start now, or their
+        reservations end."""
         if self._stage is None:
             return []
         return [
@@ -78,7 +79,8 @@ class Reclaiming:
         ]
 
     def done(self, state: CellState) -> Iterator[Event]:
-        """All jobs that can be were tried: reservations end where no awaited event could start the job there."""
+        """All jobs that can be were tried: reservations end where no awaited event could start the job
+        there."""
         if self._stage is None:
             return
         vain = {unit.job_id for unit in units_of_profile(state) if self._vain(state, unit)}
@@ -113,8 +115,8 @@ class Reclaiming:
         yield from stop(state, job, "migrated")
 
     def _vain(self, state: CellState, unit: PlanUnit) -> bool:
-        """A node cannot be used, or nothing is awaited there any more: no task's end, or no stop where jobs were stopped
-        for it. Of units of the profile, once the job was tried."""
+        """A node cannot be used, or nothing is awaited there any more: no task's end, or no stop where jobs
+        were stopped for it. Of units of the profile, once the job was tried."""
         nodes = [state.nodes.get(node_id) for node_id in unit.nodes]
         if any(node is None or not node.placeable for node in nodes):
             return True

@@ -53,8 +53,8 @@ def waiting(
 def adopt(state: CellState, units: Sequence[PlanUnit]) -> Iterator[PlanAdopted]:
     """These replace all waiting units of proposals; the profile's reservations stay.
 
-    Nothing where that changes nothing. Units beyond `MAX_UNITS` jobs are given up, the last ones first, each as
-    a whole; their jobs stay in the queue.
+    Nothing where that changes nothing. Units beyond `MAX_UNITS` jobs are given up, the last ones first, each
+    as a whole; their jobs stay in the queue.
     """
     named = {unit.job_id for unit in units}
     own = [unit for unit in units_of_profile(state) if unit.job_id not in named]

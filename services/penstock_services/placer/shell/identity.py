@@ -1,9 +1,9 @@
 """Authenticity of inputs: a node's reports are signed with the key that it registered when it first joined.
 
-Ideal: every input is signed. Departure: a node that has never named a key is trusted as before, and so is the first
-joining under a name that no node has (trust on first use). Reports of operators and watches on nodes come through the gateway,
-which shares a key with the placer (`PENSTOCK_OPERATOR_KEY`); jobs, estimates and proposals are separated by topic. Who may say
-what about what is one table (`penstock.model.speakers`).
+Ideal: every input is signed. Departure: a node that has never named a key is trusted as before, and so is the
+first joining under a name that no node has (trust on first use). Reports of operators and watches on nodes
+come through the gateway, which shares a key with the placer (`PENSTOCK_OPERATOR_KEY`); jobs, estimates and
+proposals are separated by topic. Who may say what about what is one table (`penstock.model.speakers`).
 Signatures are verified here, before the pure core, and a replay takes the verdict from the record.
 """
 

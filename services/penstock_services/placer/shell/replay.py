@@ -94,9 +94,11 @@ def replay(
 
 
 def replay_fresh(settings: Settings, records: int | None = None) -> dict[str, Any]:
-    """As `replay`, by a decider that starts from the newest snapshot, and so knows nothing of before: at most so many records after it.
+    """As `replay`, by a decider that starts from the newest snapshot, and so knows nothing of before: at most
+    so many records after it.
 
-    A decider's caches only save work: whatever a fresh one decides otherwise was decided by something that is not in the ledger.
+    A decider's caches only save work: whatever a fresh one decides otherwise was decided by something that is
+    not in the ledger.
     """
     return asyncio.run(_replay(settings, records, None, lambda _: None, fresh=True))
 
@@ -121,7 +123,8 @@ async def _replay(
 
 
 class Replayer:
-    """Re-decides one cell's ledger from its first record, or after a snapshot (`start`, which is folded on)."""
+    """Re-decides one cell's ledger from its first record, or after a snapshot (`start`, which is folded
+    on)."""
 
     def __init__(self, log: Log, cell_index: int, start: Replica | None = None) -> None:
         start = Replica() if start is None else start
@@ -196,7 +199,8 @@ class Replayer:
             }
 
     def _take(self, head: Head, raw: RawRecord, offset: int) -> None:
-        """Folds an amended record, as each placer after the amendment has: what was decided there could not be read."""
+        """Folds an amended record, as each placer after the amendment has: what was decided there could not
+        be read."""
         fold(self._core.state, raw, offset=offset)
         self._core, self._head = PlacerCore(self._core.state), head
         report = self.report

@@ -195,7 +195,8 @@ class Projection:
             )
 
     def _amended(self, record: RawRecord, offset: int, facts: list[Row]) -> None:
-        """That an operator amended the record is an event of the stream too, of the first job that it is about."""
+        """That an operator amended the record is an event of the stream too, of the first job that it is
+        about."""
         self._events.append(
             {
                 "seq": record.seq,

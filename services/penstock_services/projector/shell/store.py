@@ -70,7 +70,8 @@ def _bounds(columns: Mapping[str, str]) -> Bounds:
 
 
 def _saturate(rows: Sequence[Row], bounds: Bounds) -> None:
-    """Puts the nearest number that its column holds in place of each that lies outside; the event has the number itself."""
+    """Puts the nearest number that its column holds in place of each that lies outside; the event has the
+    number itself."""
     for row in rows:
         for name, largest in bounds.items():
             value = row[name]
