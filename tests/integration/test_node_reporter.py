@@ -448,8 +448,7 @@ async def test_the_token_is_durable_before_the_spawn(
 async def test_a_log_that_was_made_anew_is_read_from_its_end(
     options: Options, broker: MemoryBroker, expired: int, joinings: int
 ) -> None:
-    """Its journal is behind a rebuilt broker's end, as it sees before it joins; or before the oldest order
-    left, as it sees then."""
+    """Its journal is behind a rebuilt log, or before the oldest order that is left: it obeys what comes."""
     async with working(options, MemoryLog(broker, "n")):
         cell = Cell(MemoryLog(broker, "placer"))
         await cell.order(start_order(1))
