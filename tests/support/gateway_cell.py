@@ -40,7 +40,6 @@ class Faulty(LogOver):
 
     def __init__(self, inner: Log) -> None:
         super().__init__(inner)
-        self.inner = inner
         self.gate, self.reads = asyncio.Event(), asyncio.Event()
         self.error: LogError | None = None
         self.gate.set()

@@ -30,7 +30,7 @@ class ArchivedLog(LogOver):
         return ArchivedReader(self, start, batch_ms)
 
     async def begin_offsets(self, partitions: Iterable[Partition]) -> dict[Partition, int]:
-        begins = await self.log.begin_offsets(partitions)
+        begins = await self.inner.begin_offsets(partitions)
         indexes = await self.indexes(begins)
         return {
             place: min(begin, indexes[place].first) if place in indexes else begin
@@ -54,14 +54,14 @@ class ArchivedLog(LogOver):
                 f"{where} up to offset {index.end}, and the log begins at {begin}: what lies between is missing. Restore the "
                 "newest copy of the archive"
             )
-        end = (await self.log.end_offsets([place]))[place]
+        end = (await self.inner.end_offsets([place]))[place]
         if 0 < end < index.end:
             raise ConfigurationError(
                 f"{where} up to offset {index.end}, and the log ends at {end}: the log was restored from a backup that is older than the "
                 "archive. Restore a newer backup of the log; or the copy of the archive that is as old as the backup. Without "
                 f"one move {self.archive.folder} away: what lies before offset {begin} can then not be looked back at"
             )
-        last = (await records_at(self.log, {place: index.end - 1}))[place]
+        last = (await records_at(self.inner, {place: index.end - 1}))[place]
         if last is None or record_id(last.value) != index.last_id:
             there = "there is no record" if last is None else f"that is {record_id(last.value)}"
             raise ConfigurationError(
@@ -98,7 +98,7 @@ class ArchivedReader:
                 taken = [self._buffer.popleft() for _ in range(min(max_records, len(self._buffer)))]
                 self._positions[taken[-1].partition] = taken[-1].offset + 1
                 return taken
-            self._rest = self._log.log.reader(self._positions, batch_ms=self._batch_ms)
+            self._rest = self._log.inner.reader(self._positions, batch_ms=self._batch_ms)
         return await self._rest.read(max_records=max_records, timeout_ms=timeout_ms)
 
     async def close(self) -> None:
@@ -108,7 +108,7 @@ class ArchivedReader:
             self._left, self._buffer = {}, deque()
 
     async def _archived(self) -> dict[Partition, tuple[int, Index]]:
-        begins = await self._log.log.begin_offsets(self._positions)
+        begins = await self._log.inner.begin_offsets(self._positions)
         below = {place: begins[place] for place, at in self._positions.items() if at < begins[place]}
         indexes = await self._log.indexes(below)
         return {

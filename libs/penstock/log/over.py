@@ -7,36 +7,36 @@ from penstock.log.port import Log, Message, Partition, Reader
 
 
 class LogOver:
-    """Implements `penstock.log.port.Log` by `log`."""
+    """Implements `penstock.log.port.Log` by `inner`."""
 
-    def __init__(self, log: Log) -> None:
-        self.log = log
+    def __init__(self, inner: Log) -> None:
+        self.inner = inner
 
     @property
     def conditional(self) -> bool:
-        return self.log.conditional
+        return self.inner.conditional
 
     async def start(self) -> Self:
-        await self.log.start()
+        await self.inner.start()
         return self
 
     async def create(self, topics: Mapping[str, int]) -> None:
-        await self.log.create(topics)
+        await self.inner.create(topics)
 
     async def append(self, messages: Sequence[Message]) -> list[int]:
-        return await self.log.append(messages)
+        return await self.inner.append(messages)
 
     def reader(self, start: Mapping[Partition, int], *, batch_ms: int = 0) -> Reader:
-        return self.log.reader(start, batch_ms=batch_ms)
+        return self.inner.reader(start, batch_ms=batch_ms)
 
     async def end_offsets(self, partitions: Iterable[Partition]) -> dict[Partition, int]:
-        return await self.log.end_offsets(partitions)
+        return await self.inner.end_offsets(partitions)
 
     async def begin_offsets(self, partitions: Iterable[Partition]) -> dict[Partition, int]:
-        return await self.log.begin_offsets(partitions)
+        return await self.inner.begin_offsets(partitions)
 
     async def delete_before(self, offsets: Mapping[Partition, int]) -> None:
-        await self.log.delete_before(offsets)
+        await self.inner.delete_before(offsets)
 
     async def close(self) -> None:
-        await self.log.close()
+        await self.inner.close()

@@ -52,10 +52,10 @@ class AmendedLog(LogOver):
         the key."""
         if not isinstance(log, AmendedLog):
             return cls(log, signer)
-        return log if signer in (None, log._signer) else cls(log.log, signer)
+        return log if signer in (None, log._signer) else cls(log.inner, signer)
 
     def reader(self, start: Mapping[Partition, int], *, batch_ms: int = 0) -> Reader:
-        found = self.log.reader(start, batch_ms=batch_ms)
+        found = self.inner.reader(start, batch_ms=batch_ms)
         cells = [place.index for place in start if place.topic == Topic.LEDGER]
         return AmendedReader(self, found, cells) if cells else found
 
@@ -64,7 +64,7 @@ class AmendedLog(LogOver):
         place = Partition(Topic.AMENDMENTS, cell_index)
         found: dict[int, list[LedgerAmended]] = {}
         try:
-            end = (await self.log.end_offsets([place]))[place]
+            end = (await self.inner.end_offsets([place]))[place]
         except NotAllowed as error:
             logger.warning("the ledger is read without amendments: %s", error)
             return found
@@ -72,7 +72,7 @@ class AmendedLog(LogOver):
             if "does not exist" not in str(error):
                 raise
             return found  # an installation of an earlier version
-        reader = self.log.reader({place: 0})
+        reader = self.inner.reader({place: 0})
         try:
             while reader.position(place) < end:
                 for record in await reader.read():
