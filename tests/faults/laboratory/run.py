@@ -15,6 +15,8 @@ from tests.faults.ledger_rules import Violation
 from tests.support.virtual_time import run_virtually
 
 REPLAY_EVERY = 4  # runs of which the whole ledger is decided again
+LASTING_TURNS = 20
+"""As often as many where services die for good: such a run takes an hour."""
 MAX_TURNS = (
     200_000  # of the event loop; 333 sound runs took 21,919 at most, and a service may go round in circles
 )
@@ -75,6 +77,7 @@ def _services(laboratory: Laboratory) -> dict[str, int]:
         "starts at checkpoints": judge.checkpoints.resumed,
         "checkpoints fetched": judge.checkpoints.fetched,
         "checkpoints that could not be fetched": judge.checkpoints.failed,
+        "adjustments left by the dead": laboratory.ending.left if laboratory.ending else 0,
         "refused commits": laboratory.broker.refused,
         "accepted by operators": laboratory.administrator.accepted,
     }
@@ -119,4 +122,5 @@ async def _live(options: Options) -> Outcome:
 
 def live(options: Options) -> Outcome:
     """One run, in virtual time. Raises `Endless`."""
-    return run_virtually(_live(options), clock_error_ms, clock_rate, MAX_TURNS)
+    most = MAX_TURNS * LASTING_TURNS if options.lost else MAX_TURNS
+    return run_virtually(_live(options), clock_error_ms, clock_rate, most)
