@@ -8,8 +8,10 @@ import pytest
 from penstock.ledger.replica import Replica
 from penstock_services.gateway.shell import alarms
 from penstock_services.gateway.shell.alarms import Alarms
+from penstock_services.gateway.shell.differences import Differences
 from penstock_services.gateway.shell.follower import Follower
 from tests.support.hand_placer import HandPlacer, node_spec
+from tests.support.memory_log import MemoryBroker, MemoryLog
 from tests.support.services import while_alive
 from tests.support.waiting import await_until
 
@@ -36,14 +38,14 @@ async def test_decisions_that_rest_on_more_than_the_ledger_are_an_alarm(
         return report
 
     placer, follower = HandPlacer(), Follower(Replica())
-    found = Alarms(follower, decides_again)
+    found = Alarms(follower, decides_again, Differences(MemoryLog(MemoryBroker()), 0, follower))
     watching = asyncio.create_task(found.watch())
 
     def reads_on() -> None:
         placer.join(node_spec(f"n{follower.replica.offset}"))
         for offset in range(follower.replica.offset, len(placer.values)):
             follower.replica.take(placer.values[offset], offset)
-        follower._wake()
+        follower.wake()
 
     def repeats(number: int) -> bool:
         """Records come until the decisions were repeated so often."""
@@ -55,7 +57,7 @@ async def test_decisions_that_rest_on_more_than_the_ledger_are_an_alarm(
         await while_alive(await_until(lambda: repeats(number), lambda: f"repetition {number}"), watching)
 
     async def stands(alarm: bool) -> None:
-        follower._wake()
+        follower.wake()
         await while_alive(
             await_until(lambda: (found.current is not None) is alarm, lambda: f"{found.current}"),
             watching,

@@ -20,8 +20,14 @@ import tests.faults.laboratory.group_mutants
 import tests.faults.laboratory.move_mutants
 import tests.faults.laboratory.next_mutants
 import tests.faults.laboratory.plan_mutants  # noqa: F401 - it enters its own
-from tests.faults.laboratory import hold_mutants, lease_mutants, mutants, node_mutants, shell_mutants  # noqa: F401 - they enter theirs
-from tests.faults.laboratory import ending_mutants  # noqa: F401, I001 - as above; the last, so that the CI run hunts those that it did
+from tests.faults.laboratory import (  # noqa: F401 - they enter theirs
+    ending_mutants,
+    hold_mutants,
+    lease_mutants,
+    mutants,
+    node_mutants,
+    shell_mutants,
+)
 from tests.faults.laboratory.cell import Options
 from tests.faults.laboratory.patching import FIRST_SEEDS, MUTANTS, SCENARIOS
 from tests.faults.laboratory.run import Outcome, live

@@ -6,6 +6,7 @@ from typing import NamedTuple
 from penstock.errors import LogError
 from penstock.model.transitions import IllegalTransition
 from penstock_services.placer.core import orders
+from penstock_services.placer.shell import service as placer
 from tests.faults.laboratory.cell import Laboratory, Options
 from tests.faults.laboratory.environment import environment, on_loop_error
 from tests.faults.laboratory.patching import posing
@@ -20,6 +21,8 @@ LASTING_TURNS = 20
 MAX_TURNS = (
     200_000  # of the event loop; 333 sound runs took 21,919 at most, and a service may go round in circles
 )
+DIGEST_EVERY = 16
+"""Records, between two of which a placer states the digest of its state: a run has hundreds."""
 PEERS_EACH = (64, 1)  # gangs here are small: in every other run their orders are those of large ones
 
 
@@ -89,7 +92,11 @@ async def _live(options: Options) -> Outcome:
     world.loop.set_exception_handler(on_loop_error(world))
     rule = what = ""
     packed_above = PEERS_EACH[options.seed % len(PEERS_EACH)]
-    with environment(world, laboratory.environment), posing(orders, "MAX_PEERS_EACH", packed_above):
+    with (
+        environment(world, laboratory.environment),
+        posing(orders, "MAX_PEERS_EACH", packed_above),
+        posing(placer, "DIGEST_EVERY", DIGEST_EVERY),
+    ):
         try:
             await laboratory.run()
             if options.seed % REPLAY_EVERY == 0 and not laboratory.inputs_lost:

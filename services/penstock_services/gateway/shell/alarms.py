@@ -1,9 +1,10 @@
 """Alarm of a cell that does not go on (LAW 7), or whose decisions follow from more than its ledger.
 
-A job waits beside free resources though nothing is under way; no placer answers what was acknowledged; or a
-decider that starts from a snapshot decides records otherwise than they stand. The cell is looked at after
-records, at most once in `SETTLES_S`, and at submissions that nobody answers; decisions are repeated once in
-`FRESH_EVERY` records. One alarm at a time: the first that is found.
+A job waits beside free resources though nothing is under way; no placer answers what was acknowledged; a
+decider that starts from a snapshot decides records otherwise than they stand; or a reader of the ledger has
+another state than the placer. The cell is looked at after records, at most once in `SETTLES_S`, and at
+submissions that nobody answers; decisions are repeated once in `FRESH_EVERY` records. One alarm at a time: the
+first that is found.
 """
 
 import asyncio
@@ -15,6 +16,7 @@ from penstock.errors import one_line
 from penstock.model.types import Value
 from penstock.policies.liveness import Stall, Undelaying, stalled
 from penstock.runtime.race import all_of, first_of
+from penstock_services.gateway.shell.differences import Differences
 from penstock_services.gateway.shell.follower import Follower
 
 logger = logging.getLogger(__name__)
@@ -29,7 +31,7 @@ class Alarm(Value, frozen=True, kw_only=True):
     """Why the cell does not go on."""
 
     job_id: str
-    """The first job that waits; empty: the alarm is about decisions."""
+    """The first job that waits; empty: the alarm is about decisions or states."""
     cause: str
     remedy: str
     since_ms: int
@@ -39,17 +41,23 @@ class Alarm(Value, frozen=True, kw_only=True):
 class Alarms:
     """`current`: the alarm that stands; None: the cell goes on."""
 
-    def __init__(self, follower: Follower, decides_again: Callable[[], Awaitable[Mapping[str, Any]]]) -> None:
+    def __init__(
+        self,
+        follower: Follower,
+        decides_again: Callable[[], Awaitable[Mapping[str, Any]]],
+        differences: Differences,
+    ) -> None:
         """`decides_again`: the report of a replay by a fresh decider, from the newest snapshot on."""
         self.current: Alarm | None = None
         self._decides_again = decides_again
+        self._differences = differences
         self._stale: Alarm | None = None
         self._follower = follower
         self._undelaying = Undelaying()
 
     async def watch(self) -> None:
         """Until cancelled."""
-        await all_of(self._watch_progress(), self._watch_decisions())
+        await all_of(self._watch_progress(), self._watch_decisions(), self._differences.follow())
 
     async def _watch_progress(self) -> None:
         """Looks at the cell after each change."""
@@ -106,7 +114,7 @@ class Alarms:
         except Exception as error:  # noqa: BLE001 - a policy's bug is the answer
             stall = Stall("", (), f"a policy fails: {one_line(error)}")
         if stall is None:
-            return self._stale
+            return self._stale or self._other_states(now_ms)
         return Alarm(
             job_id=stall.job_id,
             cause=f"it waits though it fits on {', '.join(sorted(set(stall.nodes)))}: {stall.cause}"
@@ -116,12 +124,24 @@ class Alarms:
             since_ms=now_ms,
         )
 
+    def _other_states(self, now_ms: int) -> Alarm | None:
+        found = self._differences.standing()
+        if not found:
+            return None
+        return Alarm(
+            job_id="",
+            cause=f"another state than the placer's, seen first at ledger record {min(found.values())}: {', '.join(found)}",
+            remedy="restart what differs, or the placer where all readers do, and keep the ledger for a report; where it comes back, the "
+            "snapshots have the wrong state: `penstock projections rebuild`",
+            since_ms=now_ms,
+        )
+
     def _unanswered(self) -> str:
         return next(iter(self._follower.pending), "")
 
     def _tell(self, found: Alarm | None) -> None:
         if found is not None:
-            logger.warning("alarm: %s: %s; %s", found.job_id or "decisions", found.cause, found.remedy)
+            logger.warning("alarm: %s: %s; %s", found.job_id or "the cell", found.cause, found.remedy)
         elif self.current is not None:
-            logger.info("the cell goes on; the alarm about %s is over", self.current.job_id or "decisions")
+            logger.info("the cell goes on; the alarm about %s is over", self.current.job_id or "the cell")
         self.current = found
