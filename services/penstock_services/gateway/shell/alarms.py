@@ -1,7 +1,7 @@
 """Alarm of a cell that does not go on (LAW 7), or whose decisions follow from more than its ledger.
 
-A job waits beside free resources though nothing is under way; no placer answers what was acknowledged; a
-decider that starts from a snapshot decides records otherwise than they stand; or a reader of the ledger has
+A job waits beside free resources though nothing is under way; no placer answers what was acknowledged, or no
+estimator what was submitted; a decider that starts from a snapshot decides records otherwise than they stand; or a reader of the ledger has
 another state than the placer. The cell is looked at after records, at most once in `SETTLES_S`, and at
 submissions that nobody answers; decisions are repeated once in `FRESH_EVERY` records. One alarm at a time: the
 first that is found.
@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from penstock.errors import one_line
+from penstock.ledger.job_state import JobState
 from penstock.model.types import Value
 from penstock.policies.liveness import Stall, Undelaying, stalled
 from penstock.runtime.race import all_of, first_of
@@ -23,6 +24,7 @@ logger = logging.getLogger(__name__)
 
 FRESH_EVERY = 20_000  # records: as often as there is a new snapshot
 FRESH_RECORDS = 500  # decided again after it, in a worker: 0.13 s in a cell of 16 nodes
+ESTIMATED_WITHIN_MS = 60_000  # a sound estimator takes milliseconds, and seconds to start
 SETTLES_S = 1.0
 """From "possible" to "ordered": longer is an alarm."""
 
@@ -68,7 +70,7 @@ class Alarms:
             if (found is None) is not (self.current is None):
                 self._tell(found)
             unanswered = self._unanswered()
-            looks_again = bool(unanswered) and self.current is None
+            looks_again = self.current is None and bool(unanswered or self._unestimated())
             await first_of(changed.wait(), timeout_s=SETTLES_S if looks_again else None)
             await asyncio.sleep(SETTLES_S)
 
@@ -109,6 +111,14 @@ class Alarms:
                 remedy="look at the placer's log: is one running for this cell?",
                 since_ms=now_ms,
             )
+        job = self._unestimated()
+        if job is not None and now_ms - job.submitted_ms > ESTIMATED_WITHIN_MS:
+            return Alarm(
+                job_id=job.job_id,
+                cause="no estimator has answered its submission, and no job is placed without an estimate",
+                remedy="look at the estimator's log: is one running for this cell?",
+                since_ms=now_ms,
+            )
         try:
             stall = stalled(state, self._undelaying)
         except Exception as error:  # noqa: BLE001 - a policy's bug is the answer
@@ -138,6 +148,11 @@ class Alarms:
 
     def _unanswered(self) -> str:
         return next(iter(self._follower.pending), "")
+
+    def _unestimated(self) -> JobState | None:
+        """The oldest job that waits for its first estimate and for nothing else. O(jobs)."""
+        jobs = self._follower.state.jobs.values()
+        return next((job for job in jobs if job.awaited_estimate == 0 and job.held is None), None)
 
     def _tell(self, found: Alarm | None) -> None:
         if found is not None:
