@@ -1,6 +1,7 @@
 """Services that die for good in the laboratory: nothing temporary is left of them (LAW 7)."""
 
 from collections.abc import Iterable
+from typing import Any
 
 import pytest
 
@@ -9,12 +10,13 @@ from tests.faults.laboratory.ending import RANDOM
 from tests.faults.laboratory.parallel import rarely_collecting
 from tests.faults.test_laboratory import sound
 
+SMALL: dict[str, Any] = {"jobs": 8, "nodes": 3, "storm_s": 100.0}
 LEFT = (
-    Options(1, ("adjust",), "penstock", lost="contention-guard"),
-    Options(3, ("adjust",), "coda", lost="contention-guard"),
-    Options(10, lost="batcher,estimator,node-reporter"),
+    Options(2, ("adjust", "crash"), "penstock", **SMALL, lost="contention-guard"),
+    Options(7, ("adjust", "crash"), "coda", **SMALL, lost="contention-guard"),
+    Options(4, ("propose", "stall", "crash"), "muri-l", **SMALL, lost="batcher,estimator,node-reporter"),
 )
-"""Of the first two, the guard leaves caps, probes and changed cores."""
+"""Of the first two, the guard leaves caps, probes and changed cores; the third has windows and plans."""
 AT_LENGTH = range(200)
 ADJUSTED_AT_LENGTH = 30
 """In 200 runs, of which half have a guard."""

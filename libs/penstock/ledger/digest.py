@@ -17,10 +17,10 @@ from penstock.ledger.snapshot import fields_of, format_id, ordered
 from penstock.ledger.state import CellState
 
 DIGEST_EVERY = 2_000
-"""Records. With 1,000 nodes and 10,000 jobs a digest takes 2.6 ms: 3 µs per record, of some 200 that deciding
-takes."""
+"""Records. With 1,000 nodes, 10,000 jobs and 100,000 remembered ids a digest takes 2.4 ms: 1.2 µs per record, of some
+85 that deciding one takes."""
 WINDOW = 64
-"""Entries of one mapping; encoding them takes a millisecond."""
+"""Entries of one mapping; so that a digest stays below 3 ms."""
 DIGITS = 32
 
 
