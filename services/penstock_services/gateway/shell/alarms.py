@@ -14,6 +14,7 @@ from typing import Any
 
 from penstock.errors import one_line
 from penstock.ledger.job_state import JobState
+from penstock.model.transitions import JobStatus
 from penstock.model.types import Value
 from penstock.policies.liveness import Stall, Undelaying, stalled
 from penstock.runtime.race import all_of, first_of
@@ -152,7 +153,10 @@ class Alarms:
     def _unestimated(self) -> JobState | None:
         """The oldest job that waits for its first estimate and for nothing else. O(jobs)."""
         jobs = self._follower.state.jobs.values()
-        return next((job for job in jobs if job.awaited_estimate == 0 and job.held is None), None)
+        waits = JobStatus.SUBMITTED
+        return next(
+            (job for job in jobs if job.status is waits and job.estimate is None and job.held is None), None
+        )
 
     def _tell(self, found: Alarm | None) -> None:
         if found is not None:
