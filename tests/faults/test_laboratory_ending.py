@@ -18,7 +18,7 @@ LEFT = (
 )
 """Of the first two, the guard leaves caps, probes and changed cores; the third has windows and plans."""
 AT_LENGTH = range(200)
-ADJUSTED_AT_LENGTH = 30
+ADJUSTED_AT_LENGTH = 15
 """In 200 runs, of which half have a guard."""
 
 
