@@ -130,7 +130,9 @@ def dump_parts(state: CellState) -> Iterator[bytes]:
     Large mappings are written in slices on lines of their own, which `load_lines` reads one by one; it is the same JSON.
     """
     mark = b"{"
-    for name, value in ordered(state).items():
+    body = ordered(state)
+    body["timers"] = {timer_id: state.timers[timer_id] for timer_id in sorted(state.timers)}
+    for name, value in body.items():
         yield b'%b"%b":' % (mark, name.encode())
         yield from _mapping(name, value) if isinstance(value, dict) else (msgspec.json.encode(value),)
         mark = b","
@@ -138,11 +140,10 @@ def dump_parts(state: CellState) -> Iterator[bytes]:
 
 
 def ordered(state: CellState) -> dict[str, Any]:
-    """The fields that a snapshot holds, each in an order that does not depend on who folded it."""
+    """The fields that a snapshot holds, each but the timers in an order that does not depend on who folded it."""
     body = fields_of(state)
     body["positions"] = sorted((list(key), offset) for key, offset in state.positions.items())
     body["last_inputs"] = sorted((list(key), event_id) for key, event_id in state.last_inputs.items())
-    body["timers"] = {timer_id: state.timers[timer_id] for timer_id in sorted(state.timers)}
     return body
 
 
