@@ -1,8 +1,8 @@
 """Longest stall of an event loop while a snapshot is written and read: `python -m tests.bench.snapshots [JOBS]`.
 
-A cell with so many jobs in its queue (50,000 by default). A task on the loop sleeps 1 ms again and again; the longest time
-between two of its turns is the stall. `one call`: encoding and decoding on the loop itself. `digest`: of the state, which
-the placer computes on its loop in every `DIGEST_EVERY`-th record.
+A cell with so many jobs in its queue (50,000 by default). A task on the loop sleeps 1 ms again and again; the
+longest time between two of its turns is the stall. `one call`: encoding and decoding on the loop itself.
+`digest`: of the state, which the placer computes on its loop in every `DIGEST_EVERY`-th record.
 """
 
 import asyncio

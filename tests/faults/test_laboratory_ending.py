@@ -29,8 +29,9 @@ def left_in(runs: Iterable[Options]) -> int:
 
 
 def test_what_a_service_did_for_a_time_ends_when_it_never_comes_back() -> None:
-    """The guard's machine is scrapped while jobs are slowed and probed, the batcher's in the middle of a window: a
-    quarter of an hour later each job has its cores and its bandwidth again, and the queue goes on."""
+    """The guard's machine is scrapped while jobs are slowed and probed, the batcher's in the middle of a
+    window: a quarter of an hour later each job has its cores and its bandwidth again, and the queue goes
+    on."""
     assert left_in(LEFT) >= len(LEFT)
 
 

@@ -1,5 +1,5 @@
-"""The placer states the digest of its state in every n-th record; a reader that has another state raises an alarm,
-on both logs."""
+"""The placer states the digest of its state in every n-th record; a reader that has another state raises an
+alarm, on both logs."""
 
 import json
 from collections.abc import Callable
@@ -115,7 +115,8 @@ async def on_log(dsn: str, log: Log, url: str, monkeypatch: pytest.MonkeyPatch) 
 
 
 async def test_a_reader_that_folds_otherwise_is_named(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Someone upgrades the batcher to a build with a faulty fold: its plans rest on a cell that does not exist."""
+    """Someone upgrades the batcher to a build with a faulty fold: its plans rest on a cell that does not
+    exist."""
     await on_log(dsn, await EmbeddedLog(dsn, "test").start(), "", monkeypatch)
 
 

@@ -87,7 +87,8 @@ async def test_decisions_that_rest_on_more_than_the_ledger_are_an_alarm(
 
 
 async def test_a_job_that_no_estimator_answers_is_an_alarm(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The estimator's machine is scrapped: jobs are accepted, and none of them would ever start or be told why."""
+    """The estimator's machine is scrapped: jobs are accepted, and none of them would ever start or be told
+    why."""
     monkeypatch.setattr(alarms, "ESTIMATED_WITHIN_MS", -1)
     monkeypatch.setattr(alarms, "SETTLES_S", 0.0)
 

@@ -22,7 +22,8 @@ def cell_of(jobs: int) -> CellDriver:
 
 
 def test_placer_reader_and_snapshot_have_the_same() -> None:
-    """A placer decides, a reader folds its records, a third one starts from a snapshot: each in its own way."""
+    """A placer decides, a reader folds its records, a third one starts from a snapshot: each in its own
+    way."""
     cell = cell_of(9)
     cell.start("j0")
     cell.exit("j0.1.w0", 0)

@@ -1,8 +1,9 @@
 """Digests of the folded state: whoever has folded the ledger up to a record has the same one.
 
-The placer states the digest of its own state in every `DIGEST_EVERY`-th record, and each reader compares its own.
-Ideal: all of the state each time. Departure: a digest must not hold up decisions, so of a mapping with more than
-`WINDOW` entries it covers one window, the next one at the next digest; a difference there shows within one round.
+The placer states the digest of its own state in every `DIGEST_EVERY`-th record, and each reader compares its
+own. Ideal: all of the state each time. Departure: a digest must not hold up decisions, so of a mapping with
+more than `WINDOW` entries it covers one window, the next one at the next digest; a difference there shows
+within one round.
 """
 
 from collections.abc import Mapping
@@ -18,8 +19,8 @@ from penstock.ledger.snapshot import fields_of, format_id, ordered
 from penstock.ledger.state import CellState, Timer
 
 DIGEST_EVERY = 2_000
-"""Records. With 1,000 nodes, 10,000 jobs and 100,000 remembered ids a digest takes 2.3 ms (4.7 ms with 20,000 timers): 1.2 µs
-per record, of some 85 that deciding one takes."""
+"""Records. With 1,000 nodes, 10,000 jobs and 100,000 remembered ids a digest takes 2.3 ms (4.7 ms with 20,000
+timers): 1.2 µs per record, of some 85 that deciding one takes."""
 WINDOW = 64
 """Entries of one mapping; so that a digest takes milliseconds."""
 DIGITS = 32
@@ -60,7 +61,8 @@ def round_of(state: CellState) -> int:
 
 
 def restated(state: CellState, stated: str) -> str:
-    """What a record states about this state; `stated` itself where that is of another version's format, or nothing."""
+    """What a record states about this state; `stated` itself where that is of another version's format, or
+    nothing."""
     return digest(state) if stated.startswith(format_id()) else stated
 
 

@@ -140,7 +140,8 @@ def dump_parts(state: CellState) -> Iterator[bytes]:
 
 
 def ordered(state: CellState) -> dict[str, Any]:
-    """The fields that a snapshot holds, each but the timers in an order that does not depend on who folded it."""
+    """The fields that a snapshot holds, each but the timers in an order that does not depend on who folded
+    it."""
     body = fields_of(state)
     body["positions"] = sorted((list(key), offset) for key, offset in state.positions.items())
     body["last_inputs"] = sorted((list(key), event_id) for key, event_id in state.last_inputs.items())

@@ -496,8 +496,8 @@ class DeadLettered(Event, frozen=True, kw_only=True):
     outline: Annotated[str, Meta(max_length=MAX_OUTLINE_CHARS)]
     """The value's names, kinds and lengths as JSON, without its texts and numbers: they may be secrets."""
     differs: StateDiffers | None = None
-    """Of a record of the ledger: `service` has another state than this record states; None: the letter is about something
-    else."""
+    """Of a record of the ledger: `service` has another state than this record states; None: the letter is
+    about something else."""
 
     def subject(self) -> str:
         return f"{self.source_topic}/{self.source_partition}/{self.source_offset}"

@@ -473,8 +473,8 @@ class LedgerRecord(Event, frozen=True, kw_only=True):
     facts: tuple[FactEntry, ...] = ()
     explanation: tuple[PlacementExplanation, ...] = ()
     digest: Annotated[str, Meta(max_length=MAX_DIGEST)] = ""
-    """Digest of the placer's state after this record, in every n-th one, to be compared with those of readers; empty: none is
-    stated."""
+    """Digest of the placer's state after this record, in every n-th one, to be compared with those of
+    readers; empty: none is stated."""
 
     def subject(self) -> str:
         return str(self.seq)

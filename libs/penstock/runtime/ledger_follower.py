@@ -55,8 +55,8 @@ class LedgerFollower:
         return None if due_ms is None else max(0.0, (due_ms - self.clock.now_ms()) / 1_000)
 
     async def fold(self, records: Sequence[Record], *, new: bool) -> None:
-        """Folds records. `new`: they were just written, not in the log before; then digests are compared. Raises `LogError`, also
-        after `MAX_VOIDS` void ones in a row."""
+        """Folds records. `new`: they were just written, not in the log before; then digests are compared.
+        Raises `LogError`, also after `MAX_VOIDS` void ones in a row."""
         for record in records:
             place = f"ledger offset {record.offset}"
             take = partial(self._replica.take, record.value, record.offset, self._fact)

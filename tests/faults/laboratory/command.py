@@ -71,7 +71,7 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument(
         "--lost",
         metavar="NAMES",
-        help=f"services that die for good, {RANDOM} or comma-separated: {', '.join(NAMES)}; nothing temporary may be left of them",
+        help=f"services that die for good, {RANDOM} or comma-separated: {', '.join(NAMES)}",
     )
     found.add_argument(
         "--trace", action="store_true", help="with --seed: what happened last, also of a sound run"

@@ -1,12 +1,13 @@
 """Services that die for good, and the judge of what they leave behind: everything temporary ends (LAW 7).
 
-In such a run services are killed at a random moment and never come back, the placer is killed and comes back, and
-every other job outlasts whatever a service may have done for a time. Rule `ends`: once it is calm nothing temporary
-is older than its bound, no job waits that could run, and an operator who brings the estimator back at last sees all
-jobs come to their ends.
+In such a run services are killed at a random moment and never come back, the placer is killed and comes back,
+and every other job outlasts whatever a service may have done for a time. Rule `ends`: once it is calm nothing
+temporary is older than its bound, no job waits that could run, and an operator who brings the estimator back
+at last sees all jobs come to their ends.
 """
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -38,8 +39,8 @@ ADJUSTED_S = ADJUSTED_FOR_MS / 1_000
 TIMERS_S = 30.0
 """Of calm, from a timer's time to what follows from it, orders and answers with it."""
 UNDERWAY_S = 300.0
-"""A launch, a stop, a move or a silent node, with time-outs, leases and probes one after another: 120 s at most in sound
-runs."""
+"""A launch, a stop, a move or a silent node, with time-outs, leases and probes one after another: no sound run
+of 270 took as long."""
 FOUND_S = 5.0
 """For a job that could start."""
 LOOKED_S = ADJUSTED_S + 4 * TIMERS_S
@@ -87,7 +88,7 @@ class Ending:
         self.left = 0
         """Throttles, probes and changes of cores that there were when their service died."""
         for name in self.lost:
-            lab.world.at(float(rng.uniform(*MOMENT)) * lab.storm_s, lambda name=name: self._kill(name))  # type: ignore[misc]
+            lab.world.at(float(rng.uniform(*MOMENT)) * lab.storm_s, partial(self._kill, name))
 
     def _kill(self, name: str) -> None:
         """And the placer in office with it, which comes back."""

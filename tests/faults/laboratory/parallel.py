@@ -189,8 +189,8 @@ def gather(outcomes: Iterator[Outcome], progress: Callable[[Outcome], None], res
 
 
 def hunt(name: str, seeds: int = MUTANT_SEEDS, *, directed: bool = True) -> Hunt:
-    """Runs in this process, which is spoilt afterwards, until a rule is violated. `directed`: in its scenario; of
-    that only who dies for good always counts.
+    """Runs in this process, which is spoilt afterwards, until a rule is violated. `directed`: in its
+    scenario; of that only who dies for good always counts.
 
     Raises `LookupError` for a mutant that does not fit the code any more.
     """

@@ -1,10 +1,10 @@
 """Alarm of a cell that does not go on (LAW 7), or whose decisions follow from more than its ledger.
 
 A job waits beside free resources though nothing is under way; no placer answers what was acknowledged, or no
-estimator what was submitted; a decider that starts from a snapshot decides records otherwise than they stand; or a reader of the ledger has
-another state than the placer. The cell is looked at after records, at most once in `SETTLES_S`, and at
-submissions that nobody answers; decisions are repeated once in `FRESH_EVERY` records. One alarm at a time: the
-first that is found.
+estimator what was submitted; a decider that starts from a snapshot decides records otherwise than they stand;
+or a reader of the ledger has another state than the placer. The cell is looked at after records, at most once
+in `SETTLES_S`, and at submissions that nobody answers; decisions are repeated once in `FRESH_EVERY` records.
+One alarm at a time: the first that is found.
 """
 
 import asyncio
@@ -141,9 +141,10 @@ class Alarms:
             return None
         return Alarm(
             job_id="",
-            cause=f"another state than the placer's, seen first at ledger record {min(found.values())}: {', '.join(found)}",
-            remedy="restart what differs, or the placer where all readers do, and keep the ledger for a report; where it comes back, the "
-            "snapshots have the wrong state: `penstock projections rebuild`",
+            cause="another state than the placer's, seen first at ledger record "
+            f"{min(found.values())}: {', '.join(found)}",
+            remedy="restart what differs, or the placer where all readers do, and keep the ledger for a "
+            "report; where it comes back, the snapshots have the wrong state: `penstock projections rebuild`",
             since_ms=now_ms,
         )
 

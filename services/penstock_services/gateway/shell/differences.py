@@ -30,7 +30,8 @@ class Differs:
 
 
 class Differences:
-    """`services`: name of each whose state differs, until digests have covered the whole state without a letter."""
+    """`services`: name of each whose state differs, until digests have covered the whole state without a
+    letter."""
 
     def __init__(self, log: Log, cell_index: int, follower: Follower) -> None:
         self._log = log

@@ -85,7 +85,8 @@ class Projection:
         self._events: list[Row] = []
 
     def take(self, value: bytes, offset: int) -> RawRecord | None:
-        """Folds one record of the ledger's partition and returns it; None for a void one, which only moves the offset."""
+        """Folds one record of the ledger's partition and returns it; None for a void one, which only moves
+        the offset."""
         before = len(self._events)
         record = self.replica.take(value, offset, self._fold)
         self._drop_forgotten()
