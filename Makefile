@@ -86,8 +86,9 @@ wheels: venv ## Build the wheel and download what it needs into deploy/wheels (i
 deploy-check: venv ## Follow infra/deploy/README.md, block by block, on six machines made of namespaces (root, systemd; some minutes)
 	$(BIN)/python -m pytest tests/e2e/test_deploy.py -m "" -v -s
 
-chaos: venv ## The fault laboratory: SEEDS runs of the real services (SEEDS=500); failures print their replay
+chaos: venv ## The fault laboratory: SEEDS runs of the real services (SEEDS=500), and as many whose services die for good; failures print their replay
 	$(BIN)/python -m tests.faults.laboratory --seeds $(SEEDS)
+	$(BIN)/python -m tests.faults.laboratory --seeds $(SEEDS) --lost random
 
 long: venv ## The tests that the CI run leaves out, but for those of faults, deploy-check and live (half an hour, longer with PENSTOCK_DATA)
 	$(PYTEST) tests/papers tests/unit tests/simulation tests/integration tests/e2e -m slow --deadline 14400 \

@@ -1,7 +1,8 @@
 """Longest stall of an event loop while a snapshot is written and read: `python -m tests.bench.snapshots [JOBS]`.
 
-A cell with so many jobs in its queue (50,000 by default). A task on the loop sleeps 1 ms again and again; the longest time
-between two of its turns is the stall. `one call`: encoding and decoding on the loop itself.
+A cell with so many jobs in its queue (50,000 by default). A task on the loop sleeps 1 ms again and again; the
+longest time between two of its turns is the stall. `one call`: encoding and decoding on the loop itself.
+`digest`: of the state, which the placer computes on its loop in every `DIGEST_EVERY`-th record.
 """
 
 import asyncio
@@ -10,6 +11,7 @@ import time
 from collections.abc import Awaitable, Callable
 from hashlib import sha256
 
+from penstock.ledger.digest import digest
 from penstock.ledger.replica import Replica
 from penstock.runtime import snapshots
 from penstock.runtime.snapshots import Stored
@@ -62,7 +64,11 @@ async def measure(jobs: int) -> dict[str, float]:
     async def read_here() -> None:
         snapshots.restore(stored)
 
+    async def digest_here() -> None:
+        digest(replica.state)
+
     return {
+        "digest": await stall_ms(digest_here),
         "idle": await stall_ms(lambda: asyncio.sleep(0.5)),
         "write, one call": await stall_ms(write_here),
         "write": await stall_ms(lambda: asyncio.to_thread(snapshots._packed, replica.state)),

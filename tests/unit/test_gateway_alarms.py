@@ -6,12 +6,25 @@ from typing import Any
 import pytest
 
 from penstock.ledger.replica import Replica
+from penstock.model.estimates import JobEstimated
+from penstock.model.external_events import JobSubmitted
+from penstock.model.topics import Topic
+from penstock.model.types import JobSpec
 from penstock_services.gateway.shell import alarms
 from penstock_services.gateway.shell.alarms import Alarms
+from penstock_services.gateway.shell.differences import Differences
 from penstock_services.gateway.shell.follower import Follower
-from tests.support.hand_placer import HandPlacer, node_spec
+from tests.support.hand_placer import HandPlacer, estimate, node_spec
+from tests.support.memory_log import MemoryBroker, MemoryLog
 from tests.support.services import while_alive
 from tests.support.waiting import await_until
+
+
+def broker_of_letters() -> MemoryBroker:
+    """Without any letter yet."""
+    broker = MemoryBroker()
+    broker.create({Topic.DEAD_LETTERS: 1})
+    return broker
 
 
 async def test_decisions_that_rest_on_more_than_the_ledger_are_an_alarm(
@@ -36,14 +49,14 @@ async def test_decisions_that_rest_on_more_than_the_ledger_are_an_alarm(
         return report
 
     placer, follower = HandPlacer(), Follower(Replica())
-    found = Alarms(follower, decides_again)
+    found = Alarms(follower, decides_again, Differences(MemoryLog(broker_of_letters()), 0, follower))
     watching = asyncio.create_task(found.watch())
 
     def reads_on() -> None:
         placer.join(node_spec(f"n{follower.replica.offset}"))
         for offset in range(follower.replica.offset, len(placer.values)):
             follower.replica.take(placer.values[offset], offset)
-        follower._wake()
+        follower.wake()
 
     def repeats(number: int) -> bool:
         """Records come until the decisions were repeated so often."""
@@ -55,7 +68,7 @@ async def test_decisions_that_rest_on_more_than_the_ledger_are_an_alarm(
         await while_alive(await_until(lambda: repeats(number), lambda: f"repetition {number}"), watching)
 
     async def stands(alarm: bool) -> None:
-        follower._wake()
+        follower.wake()
         await while_alive(
             await_until(lambda: (found.current is not None) is alarm, lambda: f"{found.current}"),
             watching,
@@ -69,5 +82,39 @@ async def test_decisions_that_rest_on_more_than_the_ledger_are_an_alarm(
     await stands(True)
     await repeat(3)
     await stands(False)
+    watching.cancel()
+    await asyncio.gather(watching, return_exceptions=True)
+
+
+async def test_a_job_that_no_estimator_answers_is_an_alarm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The estimator's machine is scrapped: jobs are accepted, and none of them would ever start or be told
+    why."""
+    monkeypatch.setattr(alarms, "ESTIMATED_WITHIN_MS", -1)
+    monkeypatch.setattr(alarms, "SETTLES_S", 0.0)
+
+    async def decides_again() -> Any:
+        raise AssertionError("not in so few records")
+
+    placer, follower = HandPlacer(), Follower(Replica())
+    found = Alarms(follower, decides_again, Differences(MemoryLog(broker_of_letters()), 0, follower))
+    watching = asyncio.create_task(found.watch())
+
+    async def read(*, alarm: bool) -> None:
+        for offset in range(follower.replica.offset, len(placer.values)):
+            follower.replica.take(placer.values[offset], offset)
+        follower.wake()
+        await while_alive(
+            await_until(lambda: (found.current is not None) is alarm, lambda: f"{found.current}"), watching
+        )
+
+    placer.feed(JobSubmitted(job_id="j", spec=JobSpec(command=("true",))))
+    await read(alarm=True)
+    assert found.current is not None
+    assert (found.current.job_id, found.current.cause.partition(",")[0]) == (
+        "j",
+        "no estimator has answered its submission",
+    )
+    placer.feed(JobEstimated(job_id="j", estimate=estimate()))
+    await read(alarm=False)
     watching.cancel()
     await asyncio.gather(watching, return_exceptions=True)

@@ -167,7 +167,7 @@ def _services(status: dict[str, Any]) -> Iterator[Finding]:
         remedy = "look at the nodes that vanished; placing resumes when they return"
         yield Finding("frozen", status["frozen"], remedy)
     if (alarm := status["alarm"]) is not None:
-        yield Finding("progress", f"{alarm['job_id'] or 'decisions'}: {alarm['cause']}", alarm["remedy"])
+        yield Finding("progress", f"{alarm['job_id'] or 'the cell'}: {alarm['cause']}", alarm["remedy"])
     yield from _clock(status)
     failed = status["failed_choices"]
     if failed["count"]:

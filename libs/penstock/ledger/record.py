@@ -104,6 +104,8 @@ class RawRecord(msgspec.Struct, frozen=True, gc=False):
     explanation: msgspec.Raw
     amended: msgspec.Raw = msgspec.Raw()
     """Who amended the record and why (`penstock.ledger.amendment`); empty: it is read as it was written."""
+    digest: str = ""
+    """Of its placer's state after it (`penstock.ledger.digest`); empty: it states none."""
 
     def events(self, offset: int) -> list[Event]:
         """Its facts, decoded. `offset`: the record's own. Raises `UndecodableRecord`."""
@@ -168,6 +170,8 @@ class Draft(msgspec.Struct, frozen=True, gc=False):
     reason: str | None
     facts: Sequence[Event]
     explanation: Sequence[PlacementExplanation] = ()
+    digest: str = ""
+    """As in `RawRecord`."""
 
 
 def write(head: Head, draft: Draft) -> tuple[Head, bytes]:
@@ -183,6 +187,8 @@ def write(head: Head, draft: Draft) -> tuple[Head, bytes]:
         "facts": [{"type": wire_type(type(fact)), "data": fact} for fact in draft.facts],
         "explanation": draft.explanation,
     }
+    if draft.digest:
+        body["digest"] = draft.digest
     try:
         value = orjson.dumps(body, default=written)
     except orjson.JSONEncodeError:  # an integer beyond 64 bits: `encode` can write it

@@ -109,7 +109,8 @@ def format_id() -> str:
     return f"{FOLD_VERSION}-{sha256(_shape(_struct(CellState)).encode()).hexdigest()[:16]}"
 
 
-def _fields(value: Any) -> dict[str, Any]:
+def fields_of(value: Any) -> dict[str, Any]:
+    """The fields of the state or of a node that a snapshot holds."""
     skip = DERIVED.get(type(value), frozenset())
     return {
         field.name: getattr(value, field.name)
@@ -128,16 +129,23 @@ def dump_parts(state: CellState) -> Iterator[bytes]:
 
     Large mappings are written in slices on lines of their own, which `load_lines` reads one by one; it is the same JSON.
     """
-    body = _fields(state)
-    body["positions"] = sorted((list(key), offset) for key, offset in state.positions.items())
-    body["last_inputs"] = sorted((list(key), event_id) for key, event_id in state.last_inputs.items())
-    body["timers"] = {timer_id: state.timers[timer_id] for timer_id in sorted(state.timers)}
     mark = b"{"
+    body = ordered(state)
+    body["timers"] = {timer_id: state.timers[timer_id] for timer_id in sorted(state.timers)}
     for name, value in body.items():
         yield b'%b"%b":' % (mark, name.encode())
         yield from _mapping(name, value) if isinstance(value, dict) else (msgspec.json.encode(value),)
         mark = b","
     yield b"}"
+
+
+def ordered(state: CellState) -> dict[str, Any]:
+    """The fields that a snapshot holds, each but the timers in an order that does not depend on who folded
+    it."""
+    body = fields_of(state)
+    body["positions"] = sorted((list(key), offset) for key, offset in state.positions.items())
+    body["last_inputs"] = sorted((list(key), event_id) for key, event_id in state.last_inputs.items())
+    return body
 
 
 def _mapping(name: str, value: dict[str, Any]) -> Iterator[bytes]:
@@ -147,7 +155,7 @@ def _mapping(name: str, value: dict[str, Any]) -> Iterator[bytes]:
     first = True
     while part := dict(islice(entries, SLICE)):
         if name == "nodes":
-            part = {node_id: _fields(node) for node_id, node in part.items()}
+            part = {node_id: fields_of(node) for node_id, node in part.items()}
         yield (b"" if first else b",\n") + msgspec.json.encode(part)[1:-1]
         first = False
     yield b"\n}" if sliced else b"}"

@@ -9,7 +9,7 @@ from penstock.clock import wall_ms
 from penstock.log.port import Message, Partition, Record
 from penstock.model.envelope import Envelope, to_wire
 from penstock.model.errors import Reason
-from penstock.model.external_events import DeadLettered
+from penstock.model.external_events import DeadLettered, StateDiffers
 from penstock.model.outline import outline, outline_of_header
 from penstock.model.topics import Topic
 
@@ -17,7 +17,9 @@ MAX_HEADERS = 32
 MAX_HEADER_CHARS = 512
 
 
-def dead_letter(record: Record, service: str, reason: Reason, detail: str) -> Message:
+def dead_letter(
+    record: Record, service: str, reason: Reason, detail: str, differs: StateDiffers | None = None
+) -> Message:
     """The message to append for a record that `service` could not use. Its id derives from the record's place."""
     place = record.partition
     data = DeadLettered(
@@ -34,6 +36,7 @@ def dead_letter(record: Record, service: str, reason: Reason, detail: str) -> Me
         size_bytes=len(record.value),
         sha256=sha256(record.value).hexdigest(),
         outline=outline(record.value),
+        differs=differs,
     )
     event_id = f"dead-{service}-{place.topic}-{place.index}-{record.offset}"
     headers, value = to_wire(

@@ -9,6 +9,7 @@ from penstock.model.nodes import NodeSpec
 from penstock.model.outline import MAX_OUTLINE_CHARS
 from penstock.model.topics import MAX_EVENT_BYTES, Topic
 from penstock.model.types import (
+    MAX_DIGEST,
     MAX_GPUS_PER_NODE,
     GpuIndex,
     Identifier,
@@ -453,6 +454,15 @@ class TelemetrySampled(Event, frozen=True, kw_only=True):
     """Memory traffic of the task, or of the node, in percent of the node's memory bandwidth (resctrl, MBM)."""
 
 
+class StateDiffers(Value, frozen=True, kw_only=True):
+    """The state behind a record of the ledger, as a reader has folded it, is not the placer's."""
+
+    seq: Annotated[int, Meta(ge=1)]
+    """The record's."""
+    own: Annotated[str, Meta(max_length=MAX_DIGEST)]
+    """The reader's digest (`penstock.ledger.digest`)."""
+
+
 @event
 class DeadLettered(Event, frozen=True, kw_only=True):
     """A record that could not be read or applied, with the reason. The record itself remains whole in its topic."""
@@ -485,6 +495,9 @@ class DeadLettered(Event, frozen=True, kw_only=True):
     """Digest of the record's value."""
     outline: Annotated[str, Meta(max_length=MAX_OUTLINE_CHARS)]
     """The value's names, kinds and lengths as JSON, without its texts and numbers: they may be secrets."""
+    differs: StateDiffers | None = None
+    """Of a record of the ledger: `service` has another state than this record states; None: the letter is
+    about something else."""
 
     def subject(self) -> str:
         return f"{self.source_topic}/{self.source_partition}/{self.source_offset}"

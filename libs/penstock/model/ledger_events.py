@@ -13,6 +13,7 @@ from penstock.model.settings import PlacerSettings
 from penstock.model.token import MAX_EPOCH
 from penstock.model.topics import Topic
 from penstock.model.types import (
+    MAX_DIGEST,
     MAX_GANG_TASKS,
     Identifier,
     JoinRefusal,
@@ -471,6 +472,9 @@ class LedgerRecord(Event, frozen=True, kw_only=True):
     reason: ShortText | None = None
     facts: tuple[FactEntry, ...] = ()
     explanation: tuple[PlacementExplanation, ...] = ()
+    digest: Annotated[str, Meta(max_length=MAX_DIGEST)] = ""
+    """Digest of the placer's state after this record, in every n-th one, to be compared with those of
+    readers; empty: none is stated."""
 
     def subject(self) -> str:
         return str(self.seq)

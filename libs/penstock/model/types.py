@@ -21,6 +21,7 @@ MAX_PAIRS = 32  # pairs of kinds in an estimate
 MAX_ARGV_BYTES = 16_384  # a record must stay far below 64 KiB
 MAX_ENV_ENTRIES = 128
 MAX_TEXT = 1_024
+MAX_DIGEST = 64  # of a state: its format and 32 digits
 WHOLE_GPU = 1_000  # shares of a GPU are counted in thousandths
 MAX_JOB_ID_CHARS = (
     113  # ids of its tasks and timers are derived from it: 128 less `:launch_timeout`, the longest suffix

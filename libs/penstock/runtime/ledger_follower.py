@@ -12,9 +12,10 @@ from penstock.ledger.evolve import evolve
 from penstock.ledger.record import RawRecord
 from penstock.ledger.replica import Replica
 from penstock.ledger.state import CellState
-from penstock.log.port import Record
+from penstock.log.port import Log, Record
 from penstock.model.event import Event
 from penstock.runtime.crash_only import applying
+from penstock.runtime.state_digests import compare
 
 BATCH_MS = (
     20  # of readers: under load a poll costs more than its records; after an idle moment no record is delayed
@@ -23,9 +24,12 @@ MAX_VOIDS = 256  # records by superseded placers; more in a row: the ledger was 
 
 
 class LedgerFollower:
-    """`see` gets each event after it was folded."""
+    """`see` gets each event after it was folded. `service`: who follows."""
 
-    def __init__(self, replica: Replica, see: Callable[[CellState, Event], None]) -> None:
+    def __init__(
+        self, log: Log, service: str, replica: Replica, see: Callable[[CellState, Event], None]
+    ) -> None:
+        self._log, self._service = log, service
         self.clock = ReadersClock()
         self._replica = replica
         self._see = see
@@ -50,12 +54,15 @@ class LedgerFollower:
         """Seconds until this ledger time, 0 if it has passed; None: for ever, if no time is given."""
         return None if due_ms is None else max(0.0, (due_ms - self.clock.now_ms()) / 1_000)
 
-    def fold(self, records: Sequence[Record], *, new: bool) -> None:
-        """Folds records. `new`: they were just written, not in the log before. Raises `LogError` after `MAX_VOIDS` void ones in a row."""
+    async def fold(self, records: Sequence[Record], *, new: bool) -> None:
+        """Folds records. `new`: they were just written, not in the log before; then digests are compared.
+        Raises `LogError`, also after `MAX_VOIDS` void ones in a row."""
         for record in records:
             place = f"ledger offset {record.offset}"
             take = partial(self._replica.take, record.value, record.offset, self._fact)
-            if applying(place, take) is not None:
+            if (taken := applying(place, take)) is not None:
+                if new:
+                    await compare(self._log, self._service, self.state, taken, record)
                 self.clock.read(self.state.now_ms, None if new else record.timestamp_ms)
                 self._voids = 0
             else:

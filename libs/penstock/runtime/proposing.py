@@ -97,7 +97,9 @@ class Proposing(ABC, Generic[Report, Sent]):
         self._proposals = ProposalWriter(settings, log, traces, f"/penstock/{name}")
         self._pause_s = 0.0
         """The fewest seconds until the next attempt, unless news comes."""
-        self._follower = LedgerFollower(replica, lambda state, fact: core.see(state, fact, state.now_ms))
+        self._follower = LedgerFollower(
+            log, name, replica, lambda state, fact: core.see(state, fact, state.now_ms)
+        )
 
     @abstractmethod
     def has_work(self, settings: PlacerSettings) -> bool:
@@ -126,7 +128,7 @@ class Proposing(ABC, Generic[Report, Sent]):
         try:
             end = (await self._log.end_offsets([self._ledger]))[self._ledger]
             while reader.position(self._ledger) < end:
-                self._follower.fold(await reader.read(), new=False)
+                await self._follower.fold(await reader.read(), new=False)
             LOG.info("folded the ledger to seq %d", self._follower.seq)
             has_work = self.has_work(self._state.settings)
             if has_work:
@@ -162,7 +164,7 @@ class Proposing(ABC, Generic[Report, Sent]):
                     timeout_s = max(timeout_s, self._pause_s)
                 await asyncio.wait(pending, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
                 if reading.done():
-                    self._follower.fold(reading.result(), new=True)
+                    await self._follower.fold(reading.result(), new=True)
                     reading = asyncio.ensure_future(reader.read())
                 if telemetry is not None and telemetry_read is not None and telemetry_read.done():
                     self._take(telemetry_read.result())

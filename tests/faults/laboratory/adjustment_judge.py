@@ -142,7 +142,7 @@ class AdjustmentJudge:
     def look(self, calm_s: float) -> None:
         """Since this moment nothing fails any more."""
         for machine in self._judge.machines.values():
-            for process in machine.processes.values():
+            for process in () if machine.silent else machine.processes.values():
                 self._look_at(machine, process, calm_s)
 
     def _look_at(self, machine: Machine, process: TaskProcess, calm_s: float) -> None:

@@ -37,6 +37,7 @@ from penstock_services.placer.shell.replay import Replayer
 from tests.faults.laboratory import profiles
 from tests.faults.laboratory.adjuster import Adjuster
 from tests.faults.laboratory.administrator import Administrator
+from tests.faults.laboratory.ending import ENDS_WITHIN_S, PROFILES, RANDOM, Ending, lasting
 from tests.faults.laboratory.fresh import Snapshot, decide_afresh
 from tests.faults.laboratory.grouper import Grouper
 from tests.faults.laboratory.host import SimulatedHost
@@ -51,7 +52,7 @@ from tests.faults.laboratory.process import Clock, Process, Service
 from tests.faults.laboratory.proposer import Proposer
 from tests.faults.laboratory.service_faults import HOUR_MS
 from tests.faults.laboratory.wire import message
-from tests.faults.laboratory.world import Rates, World
+from tests.faults.laboratory.world import World, rates_of
 from tests.faults.ledger_rules import Violation
 from tests.support.forgeries import GATEWAYS
 
@@ -82,6 +83,8 @@ class Options(NamedTuple):
     storm_s: float | None = None
     log: str | None = None
     """One of `LOGS`."""
+    lost: str | None = None
+    """Services that die for good (`laboratory.ending`)."""
 
     def arguments(self) -> str:
         """As the command line takes them."""
@@ -94,6 +97,7 @@ class Options(NamedTuple):
             "nodes": self.nodes,
             "storm": self.storm_s,
             "log": self.log,
+            "lost": self.lost,
         }
         parts += [f"--{name} {value}" for name, value in given.items() if value is not None]
         return " ".join(parts)
@@ -108,11 +112,14 @@ class Laboratory:
         rng = np.random.Generator(np.random.PCG64(np.random.SeedSequence((options.seed, 0x5CE))))
         faults = options.faults
         self.storm_s = float(rng.uniform(60, 300)) if options.storm_s is None else options.storm_s
-        rates = _rates(rng, faults)
+        rates = rates_of(rng, faults)
         if "policy" in faults:
             rates = rates._replace(policy=profiles.POLICY_RATES[options.seed % len(profiles.POLICY_RATES)])
         self.world = World(options.seed, rates)
-        self.profile = profiles.profile_of(rng, options.seed, options.profile)
+        given = options.profile or (
+            PROFILES[options.seed % len(PROFILES)] if options.lost == RANDOM else None
+        )
+        self.profile = profiles.profile_of(rng, options.seed, given)
         specs = nodes_of(rng, options.nodes or int(rng.integers(3, 7)))
         self.jobs = jobs_of(
             rng,
@@ -123,6 +130,8 @@ class Laboratory:
             early="prelaunch" in faults,
             alike=profile_for(PlacerSettings(profile=self.profile)).regroup is not None,
         )
+        if options.lost:
+            self.jobs = lasting(self.jobs)
         self.environment = {
             "PENSTOCK_PROFILE": self.profile,
             "PENSTOCK_SEED": str(options.seed),
@@ -173,6 +182,7 @@ class Laboratory:
         self._standing_by = {"placer-1"}
         self._start()
         self.nemesis = Nemesis(self, faults, every_s=float(rng.uniform(4, 20)))
+        self.ending = Ending(self, options.lost, options.seed) if options.lost else None
 
     # ------------------------------------------------------------------------------------- services
 
@@ -376,7 +386,7 @@ class Laboratory:
         return all(
             not node.machine.processes and node.machine.disk.idle
             for node in self.nodes.values()
-            if not node.machine.destroyed
+            if not (node.machine.destroyed or node.machine.silent)
         )
 
     # ---------------------------------------------------------------------------------- two phases
@@ -386,11 +396,14 @@ class Laboratory:
         await self._wait(self.storm_s)
         self._clear_up()
         calm_s = self.world.now_s + LAST_MESSAGES_S
-        until_s = self.world.now_s + PATIENCE_S
+        patience_s = ENDS_WITHIN_S if self.ending else PATIENCE_S
+        until_s = self.world.now_s + patience_s
         while not self.over():
             self.judge.adjustments.look(calm_s)
+            if self.ending:
+                self.ending.look(calm_s)
             if self.world.now_s > until_s:
-                self._never_ended()
+                self._never_ended(patience_s)
             await self._wait(LOOK_S)
         self._rest()
 
@@ -418,6 +431,8 @@ class Laboratory:
             node.reporter.start()
         self.nemesis.confirm()
         self.nemesis.suspect_again()
+        if self.ending:
+            self.ending.calm(LAST_MESSAGES_S)
         world.at(LAST_MESSAGES_S, self._heal)
         for service in (self.estimator, self.batcher, *self.placers[:2]):
             service.start()
@@ -434,7 +449,7 @@ class Laboratory:
             if wronged and self.nodes[node_id].machine.up:
                 self.nodes[node_id].reporter.kill("restarted by its operator")
 
-    def _never_ended(self) -> None:
+    def _never_ended(self, patience_s: float) -> None:
         state = self.judge.replica.state
         waiting = [f"{job.job_id} is {job.status}" for job in state.jobs.values()]
         lost = sorted(self.judge.submitted.keys() - self.judge.ended.keys() - state.jobs.keys())
@@ -442,7 +457,7 @@ class Laboratory:
         processes = {node_id: list(node.machine.processes) for node_id, node in self.nodes.items()}
         raise Violation(
             "liveness",
-            f"calm for {PATIENCE_S:g} s, and it goes on: {waiting}; unknown to the ledger: {lost}; "
+            f"calm for {patience_s:g} s, and it goes on: {waiting}; unknown to the ledger: {lost}; "
             f"frozen: {state.frozen!r}; nodes: {nodes}; processes: {processes}",
         )
 
@@ -476,20 +491,3 @@ def _moment(state: CellState) -> tuple[int, int, int]:
 
 def _clock(rng: np.random.Generator, wrong: bool) -> Clock:
     return Clock(int(rng.integers(-6 * HOUR_MS, 6 * HOUR_MS)) if wrong else 0)
-
-
-def _rates(rng: np.random.Generator, faults: tuple[str, ...]) -> Rates:
-    rates = Rates(
-        crash=float(rng.choice([0.0, 0.0005, 0.002, 0.005])),
-        append=float(rng.choice([0.0, 0.02, 0.1])),
-        late=float(rng.uniform(0, 0.3)),
-        longest_s=float(rng.choice([0.5, 3.0, 10.0])),
-        usual_s=float(rng.choice([0.01, 0.05, 0.3])),
-        twice=float(rng.uniform(0, 0.4)),
-    )
-    return rates._replace(
-        crash=rates.crash if "steps" in faults else 0.0,
-        append=rates.append if "append" in faults else 0.0,
-        late=rates.late if "late" in faults else 0.0,
-        twice=rates.twice if "twice" in faults else 0.0,
-    )

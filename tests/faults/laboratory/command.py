@@ -16,6 +16,7 @@ from rich.table import Table
 
 from penstock.policies.profiles import PROFILES
 from tests.faults.laboratory.cell import LOGS, Options
+from tests.faults.laboratory.ending import NAMES, RANDOM
 from tests.faults.laboratory.nemesis import FAULTS
 from tests.faults.laboratory.parallel import (
     COMMAND,
@@ -68,6 +69,11 @@ def parser() -> argparse.ArgumentParser:
         "--log", choices=sorted(set(LOGS)), help="what the log behaves as (default: by the seed)"
     )
     found.add_argument(
+        "--lost",
+        metavar="NAMES",
+        help=f"services that die for good, {RANDOM} or comma-separated: {', '.join(NAMES)}",
+    )
+    found.add_argument(
         "--trace", action="store_true", help="with --seed: what happened last, also of a sound run"
     )
     found.add_argument("-o", "--output", choices=("text", "json"), default="text")
@@ -77,6 +83,8 @@ def parser() -> argparse.ArgumentParser:
 def problems_of(given: argparse.Namespace, faults: Sequence[str]) -> list[str]:
     """All that is wrong with the options."""
     found = [f"--faults: {name!r} is not one of {', '.join(FAULTS)}" for name in faults if name not in FAULTS]
+    lost = [] if given.lost in (None, RANDOM) else given.lost.split(",")
+    found += [f"--lost: {name!r} is not one of {', '.join(NAMES)}" for name in lost if name not in NAMES]
     if given.profile is not None and given.profile not in PROFILES:
         found.append(f"--profile: {given.profile!r} is not one of {', '.join(sorted(PROFILES))}")
     for name, low, high in (
@@ -107,7 +115,16 @@ def main(arguments: Sequence[str]) -> int:
         names = [name for name in MUTANTS if given.mutants in name]
         return _mutants(names, directed=not given.undirected, as_json=as_json)
     faults = tuple(name for name in FAULTS if name in faults)
-    options = Options(given.seed or 0, faults, given.profile, given.jobs, given.nodes, given.storm, given.log)
+    options = Options(
+        given.seed or 0,
+        faults,
+        given.profile,
+        given.jobs,
+        given.nodes,
+        given.storm,
+        given.log,
+        given.lost,
+    )
     if given.seed is not None:
         return _one(guarded(options), as_json=as_json, trace=given.trace)
     return _many(options, given.first, given.seeds, as_json=as_json)

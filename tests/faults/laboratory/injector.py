@@ -30,7 +30,7 @@ class Injector:
         nodes = list(self._lab.nodes.values())
         return nodes[int(self._world.rng.integers(len(nodes)))]
 
-    def _report(self, event: NodeLeft | NodeSuspected) -> None:
+    def report(self, event: NodeLeft | NodeSuspected) -> None:
         """Reports about a machine to the cell."""
         if event.TYPE == NodeSuspected.TYPE:
             self.suspected[event.node_id] = None

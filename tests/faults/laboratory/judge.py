@@ -120,7 +120,7 @@ class Judge:
         elif topic == Topic.NODES:
             self._report(record)
         elif topic == Topic.DEAD_LETTERS:
-            self.rules.letter(record.value)
+            self._letter(record.value)
         elif topic == Topic.JOBS:
             event_id = dict(record.headers).get("ce_id", b"").decode()
             if event_id.startswith("submit-"):
@@ -128,6 +128,13 @@ class Judge:
             elif event_id.startswith("command/"):
                 kind = kind_of(dict(record.headers)["ce_type"].decode())
                 self.commands[event_id] = kind, orjson.loads(record.value)
+
+    def _letter(self, value: bytes) -> None:
+        """No reader has another state than the placer."""
+        letter = orjson.loads(value)
+        if letter.get("differs") is not None:
+            raise Violation("fold", letter["detail"])
+        self.rules.letter(value)
 
     # ------------------------------------------------------------------------------------- the ledger
 

@@ -120,6 +120,8 @@ class Machine:
         self.destroyed = False
         self.unproven = False
         """It is destroyed, and no operator confirms it."""
+        self.silent = False
+        """Its reporter has died for good."""
         self.boots = 1
         self.processes: dict[Key, TaskProcess] = {}
         self.launched: set[Key] = set()

@@ -48,13 +48,11 @@ class MachineFaults(Injector):
         if not machine.up:
             return
         boot_id = machine.spec.boot_id
-        for_good = self._world.rng.random() < 0.3 and not any(
-            other.machine.destroyed for other in self._lab.nodes.values()
-        )
+        for_good = self._world.rng.random() < 0.3 and not self._is_one_lost()
         machine.destroyed = machine.destroyed or for_good
         self._power_off(node, power_loss=True, away_s=self._world.within(5, 200))
         if for_good:
-            self._report(NodeLeft(node_id=machine.node_id, boot_id=boot_id, proof="deleted"))
+            self.report(NodeLeft(node_id=machine.node_id, boot_id=boot_id, proof="deleted"))
         else:
             self._report_loss(machine, boot_id)
 
@@ -67,22 +65,26 @@ class MachineFaults(Injector):
         for node_id, node in self._lab.nodes.items():
             known = judge.book.nodes.get(node_id)
             if node.machine.destroyed and known is not None and (judge.has_lost or not node.machine.unproven):
-                self._report(NodeLeft(node_id=node_id, boot_id=known.spec["boot_id"], proof="fenced"))
+                self.report(NodeLeft(node_id=node_id, boot_id=known.spec["boot_id"], proof="fenced"))
 
     def gone(self) -> None:
         """A machine is no more, and no operator confirms it: all that comes is the gateway's suspicion when the connection breaks."""
-        node, machines = self._node(), [other.machine for other in self._lab.nodes.values()]
-        if not node.machine.up or any(machine.destroyed for machine in machines):
+        node = self._node()
+        if not node.machine.up or self._is_one_lost():
             return
         node.machine.destroyed = node.machine.unproven = True
         node.power_off(power_loss=True)
         self._world.at(self._world.within(*BROKEN_WITHIN_S), self.suspect_again)
 
+    def _is_one_lost(self) -> bool:
+        """Of two lost machines the cell would take the second for a mass loss, and wait for a person."""
+        return any(node.machine.destroyed or node.machine.silent for node in self._lab.nodes.values())
+
     def suspect_again(self) -> None:
         """Of machines whose end no operator confirmed: their connection is broken."""
         for node in self._lab.nodes.values():
             if node.machine.unproven:
-                self._report(NodeSuspected(node_id=node.machine.node_id, reason="its connection broke"))
+                self.report(NodeSuspected(node_id=node.machine.node_id, reason="its connection broke"))
 
     def disk(self) -> None:
         """A machine comes back with an empty disk."""
@@ -119,7 +121,7 @@ class MachineFaults(Injector):
         if machine.up and not machine.destroyed:
             self.suspected[machine.node_id] = None
             boot_id = machine.spec.boot_id
-            self._report(NodeLeft(node_id=machine.node_id, boot_id=boot_id, proof="fenced"))
+            self.report(NodeLeft(node_id=machine.node_id, boot_id=boot_id, proof="fenced"))
             restart = "restarted by its operator"
             self._world.at(self._world.within(1, 30), lambda: node.reporter.kill(restart))
 
@@ -127,9 +129,9 @@ class MachineFaults(Injector):
         how = float(self._world.rng.random())
         if how < 0.6:
             proof: Any = "fenced" if how < 0.2 else "lease_outlived" if how < 0.4 else "deleted"
-            self._report(NodeLeft(node_id=machine.node_id, boot_id=boot_id, proof=proof))
+            self.report(NodeLeft(node_id=machine.node_id, boot_id=boot_id, proof=proof))
         elif how < 0.8:
-            self._report(NodeSuspected(node_id=machine.node_id, reason="its lease was missed"))
+            self.report(NodeSuspected(node_id=machine.node_id, reason="its lease was missed"))
 
     def vanish(self) -> None:
         """Most machines go at once, as when a switch room loses power."""
@@ -140,7 +142,7 @@ class MachineFaults(Injector):
             self._power_off(node, power_loss=True, away_s=away_s + self._world.within(0, 30))
             if self._world.rng.random() < 0.9:
                 node_id = node.machine.node_id
-                self._report(NodeLeft(node_id=node_id, boot_id=boot_id, proof="lease_outlived"))
+                self.report(NodeLeft(node_id=node_id, boot_id=boot_id, proof="lease_outlived"))
         if self._world.rng.random() < 0.5:
             self._world.at(self._world.within(1, 20), self.drain)
 
@@ -154,7 +156,7 @@ class MachineFaults(Injector):
         process.sleep(until_s, "read orders", "append inputs", "ends")
         self._world.trace(f"{node.machine.node_id} is cut off until {until_s:.1f} s")
         if self._world.rng.random() < 0.5:
-            self._report(NodeSuspected(node_id=node.machine.node_id, reason="it is silent"))
+            self.report(NodeSuspected(node_id=node.machine.node_id, reason="it is silent"))
 
     def hang(self) -> None:
         """A reporter hangs and is ended, and its supervisor starts it late; the gateway notices that its connection ended."""
@@ -163,7 +165,7 @@ class MachineFaults(Injector):
             return
         node.reporter.enabled = False
         node.reporter.kill("hangs")
-        self._report(NodeSuspected(node_id=node.machine.node_id, reason="its connection broke"))
+        self.report(NodeSuspected(node_id=node.machine.node_id, reason="its connection broke"))
         self._world.at(self._world.within(5, 150), lambda: self._supervised(node))
 
     def _supervised(self, node: Node) -> None:

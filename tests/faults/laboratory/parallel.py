@@ -20,7 +20,14 @@ import tests.faults.laboratory.group_mutants
 import tests.faults.laboratory.move_mutants
 import tests.faults.laboratory.next_mutants
 import tests.faults.laboratory.plan_mutants  # noqa: F401 - it enters its own
-from tests.faults.laboratory import hold_mutants, lease_mutants, mutants, node_mutants, shell_mutants  # noqa: F401 - they enter theirs
+from tests.faults.laboratory import (  # noqa: F401 - they enter theirs
+    ending_mutants,
+    hold_mutants,
+    lease_mutants,
+    mutants,
+    node_mutants,
+    shell_mutants,
+)
 from tests.faults.laboratory.cell import Options
 from tests.faults.laboratory.patching import FIRST_SEEDS, MUTANTS, SCENARIOS
 from tests.faults.laboratory.run import Outcome, live
@@ -182,12 +189,13 @@ def gather(outcomes: Iterator[Outcome], progress: Callable[[Outcome], None], res
 
 
 def hunt(name: str, seeds: int = MUTANT_SEEDS, *, directed: bool = True) -> Hunt:
-    """Runs in this process, which is spoilt afterwards, until a rule is violated. `directed`: in its scenario.
+    """Runs in this process, which is spoilt afterwards, until a rule is violated. `directed`: in its
+    scenario; of that only who dies for good always counts.
 
     Raises `LookupError` for a mutant that does not fit the code any more.
     """
     MUTANTS[name]()
-    scenario = SCENARIOS[name] if directed else {}
+    scenario = {field: value for field, value in SCENARIOS[name].items() if directed or field == "lost"}
     first = [FIRST_SEEDS[name]] if directed and FIRST_SEEDS[name] else []
     for seed in (*first, *range(seeds)):
         outcome = guarded(Options(seed, **scenario))

@@ -128,6 +128,8 @@ class Service:
         self.processes = 0
         self.enabled = True
         """False while its machine is down."""
+        self.gone = False
+        """It has died for good."""
 
     @property
     def alive(self) -> bool:
@@ -144,14 +146,24 @@ class Service:
         )
 
     def start(self) -> None:
-        """Nothing, if it runs or its machine is down."""
-        if self.enabled and not self.alive:
+        """Nothing, if it runs, its machine is down, or it has died for good."""
+        if self.enabled and not self.gone and not self.alive:
             self.processes += 1
             self.process = Process(self)
 
     def kill(self, why: str) -> None:
         if self.process is not None:
             self.process.kill(why)
+
+    def end_for_good(self) -> None:
+        """Nobody starts it any more."""
+        self.gone = True
+        self.kill("for good")
+
+    def come_back(self) -> None:
+        """After its end for good."""
+        self.gone = False
+        self.start()
 
     def terminate(self) -> None:
         """As by SIGTERM: it ends in good order."""

@@ -6,6 +6,7 @@ from typing import NamedTuple
 from penstock.errors import LogError
 from penstock.model.transitions import IllegalTransition
 from penstock_services.placer.core import orders
+from penstock_services.placer.shell import service as placer
 from tests.faults.laboratory.cell import Laboratory, Options
 from tests.faults.laboratory.environment import environment, on_loop_error
 from tests.faults.laboratory.patching import posing
@@ -15,9 +16,13 @@ from tests.faults.ledger_rules import Violation
 from tests.support.virtual_time import run_virtually
 
 REPLAY_EVERY = 4  # runs of which the whole ledger is decided again
+LASTING_TURNS = 20
+"""As often as many where services die for good: such a run takes an hour."""
 MAX_TURNS = (
     200_000  # of the event loop; 333 sound runs took 21,919 at most, and a service may go round in circles
 )
+DIGEST_EVERY = 16
+"""Records, between two of which a placer states the digest of its state: a run has hundreds."""
 PEERS_EACH = (64, 1)  # gangs here are small: in every other run their orders are those of large ones
 
 
@@ -75,6 +80,7 @@ def _services(laboratory: Laboratory) -> dict[str, int]:
         "starts at checkpoints": judge.checkpoints.resumed,
         "checkpoints fetched": judge.checkpoints.fetched,
         "checkpoints that could not be fetched": judge.checkpoints.failed,
+        "adjustments left by the dead": laboratory.ending.left if laboratory.ending else 0,
         "refused commits": laboratory.broker.refused,
         "accepted by operators": laboratory.administrator.accepted,
     }
@@ -86,7 +92,11 @@ async def _live(options: Options) -> Outcome:
     world.loop.set_exception_handler(on_loop_error(world))
     rule = what = ""
     packed_above = PEERS_EACH[options.seed % len(PEERS_EACH)]
-    with environment(world, laboratory.environment), posing(orders, "MAX_PEERS_EACH", packed_above):
+    with (
+        environment(world, laboratory.environment),
+        posing(orders, "MAX_PEERS_EACH", packed_above),
+        posing(placer, "DIGEST_EVERY", DIGEST_EVERY),
+    ):
         try:
             await laboratory.run()
             if options.seed % REPLAY_EVERY == 0 and not laboratory.inputs_lost:
@@ -119,4 +129,5 @@ async def _live(options: Options) -> Outcome:
 
 def live(options: Options) -> Outcome:
     """One run, in virtual time. Raises `Endless`."""
-    return run_virtually(_live(options), clock_error_ms, clock_rate, MAX_TURNS)
+    most = MAX_TURNS * LASTING_TURNS if options.lost else MAX_TURNS
+    return run_virtually(_live(options), clock_error_ms, clock_rate, most)

@@ -9,10 +9,12 @@ from penstock.clock import LedgerClock, wall_ms
 from penstock.errors import LogError, OffsetTaken
 from penstock.ledger import evolve
 from penstock.ledger.state import CellState
+from penstock.model.external_events import NodeCordoned
 from penstock.model.ledger_events import LedgerAccepted
 from penstock.model.orders import StartTask, StopTask
 from penstock.model.token import token_of
 from penstock.model.topics import Topic
+from penstock.runtime.ledger_follower import LedgerFollower
 from penstock_services.estimator.core.state import State
 from penstock_services.estimator.shell import publisher
 from penstock_services.placer.core import orders
@@ -21,6 +23,20 @@ from penstock_services.placer.shell.history import check_ledger
 from penstock_services.placer.shell.inputs import check_inputs
 from tests.faults.laboratory.log import Connection
 from tests.faults.laboratory.patching import filtered, mutant, posing, replace
+
+# ------------------------------------------------------------------------------------------------------- readers
+
+
+@mutant("readers forget that a node is taken out of use", faults="cordon")
+def _() -> None:
+    real = LedgerFollower._fact
+
+    def fact(self: Any, record: Any, n: int, event: Any) -> None:
+        if not isinstance(event, NodeCordoned):
+            real(self, record, n, event)
+
+    replace(real, fact)
+
 
 # -------------------------------------------------------------------------------------------------------- orders
 

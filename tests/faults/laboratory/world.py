@@ -44,6 +44,24 @@ class Rates(NamedTuple):
     """Per question to a policy: it raises."""
 
 
+def rates_of(rng: np.random.Generator, faults: tuple[str, ...]) -> Rates:
+    """Of a run with these faults."""
+    rates = Rates(
+        crash=float(rng.choice([0.0, 0.0005, 0.002, 0.005])),
+        append=float(rng.choice([0.0, 0.02, 0.1])),
+        late=float(rng.uniform(0, 0.3)),
+        longest_s=float(rng.choice([0.5, 3.0, 10.0])),
+        usual_s=float(rng.choice([0.01, 0.05, 0.3])),
+        twice=float(rng.uniform(0, 0.4)),
+    )
+    return rates._replace(
+        crash=rates.crash if "steps" in faults else 0.0,
+        append=rates.append if "append" in faults else 0.0,
+        late=rates.late if "late" in faults else 0.0,
+        twice=rates.twice if "twice" in faults else 0.0,
+    )
+
+
 class World:
     """One run's time, random numbers and trace."""
 

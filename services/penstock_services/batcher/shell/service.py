@@ -41,7 +41,7 @@ class Planner:
         self._ledger = Partition(Topic.LEDGER, settings.cell_index)
         self._proposals = ProposalWriter(settings, log, traces, SOURCE)
         self._batcher = Batcher()
-        self._follower = LedgerFollower(replica, lambda state, fact: self._batcher.see(fact))
+        self._follower = LedgerFollower(log, "batcher", replica, lambda state, fact: self._batcher.see(fact))
 
     @property
     def _state(self) -> CellState:
@@ -53,7 +53,7 @@ class Planner:
         reader = self._log.reader({self._ledger: self._follower.offset}, batch_ms=BATCH_MS)
         try:
             while self._follower.offset < end:
-                self._follower.fold(await reader.read(), new=False)
+                await self._follower.fold(await reader.read(), new=False)
             LOG.info("folded the ledger to seq %d", self._follower.seq)
             if plans(self._state.settings):
                 await asyncio.wait({self._worker.warm_up()}, timeout=WARM_WITHIN_S)
@@ -77,7 +77,7 @@ class Planner:
                 timeout_s = self._follower.until_s(due_ms)
                 await asyncio.wait(pending, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
                 if reading.done():
-                    self._follower.fold(reading.result(), new=True)
+                    await self._follower.fold(reading.result(), new=True)
                     reading = asyncio.ensure_future(reader.read())
                 if planning is not None and planning.done():
                     planning.result()

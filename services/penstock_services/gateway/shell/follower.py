@@ -17,6 +17,7 @@ from penstock.model.ledger_events import JobEnded, PlacementDecided
 from penstock.model.topics import Topic
 from penstock.runtime.amended_log import Repairs
 from penstock.runtime.crash_only import applying
+from penstock.runtime.state_digests import compare
 from penstock_services.gateway.core.forecast_errors import ForecastErrors
 
 BATCH_MS = 20  # only queries wait for the replica
@@ -66,16 +67,16 @@ class Follower:
         while True:
             reader = log.reader({ledger: self.replica.offset}, batch_ms=BATCH_MS)
             try:
-                await self._follow(reader, end, caught_up)
+                await self._follow(log, reader, end, caught_up)
             except UndecodableRecord as error:
                 self.undecodable = error
                 caught_up.set()
-                self._wake()
+                self.wake()
                 await repairs.wait(error)
             finally:
                 await reader.close()
 
-    async def _follow(self, reader: Reader, end: int, caught_up: asyncio.Event) -> None:
+    async def _follow(self, log: Log, reader: Reader, end: int, caught_up: asyncio.Event) -> None:
         while True:
             if self.replica.offset >= end:
                 caught_up.set()
@@ -87,9 +88,11 @@ class Follower:
                     self.undecodable = None
                     self.log_ms, found = record.timestamp_ms, True
                     self._refused(taken)
+                    if caught_up.is_set():
+                        await compare(log, "gateway", self.state, taken, record)
             if found:
                 self._clock.read(self.state.now_ms, None if caught_up.is_set() else self.log_ms)
-            self._wake()
+            self.wake()
 
     def _fold(self, record: RawRecord, n: int, fact: Any) -> None:
         """Folds one fact, and caches the rows of jobs that end."""
@@ -116,7 +119,8 @@ class Follower:
         if record.outcome != "committed" and record.cause.event_id is not None:
             self.pending.pop(record.cause.event_id.removeprefix("submit-"), None)
 
-    def _wake(self) -> None:
+    def wake(self) -> None:
+        """Something that is looked at beside the replica has changed, or the replica itself."""
         self._changed.set()
         self._changed = asyncio.Event()
 
@@ -128,7 +132,7 @@ class Follower:
         """A submission is in the log: the job exists from now on, even if the tables do not have it yet."""
         if job_id not in self.state.jobs and job_id not in self.state.ended:
             self.pending.setdefault(job_id, row)
-            self._wake()
+            self.wake()
             if len(self.pending) > MAX_PENDING:
                 self.pending.popitem(last=False)
 

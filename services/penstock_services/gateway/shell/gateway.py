@@ -16,6 +16,7 @@ from penstock.runtime.tracing.tracer import Tracing
 from penstock_services.gateway.core.problems import CONTENT_TYPE, Problem
 from penstock_services.gateway.shell.alarms import FRESH_RECORDS, Alarms
 from penstock_services.gateway.shell.appender import Appender
+from penstock_services.gateway.shell.differences import Differences
 from penstock_services.gateway.shell.follower import Follower
 from penstock_services.gateway.shell.log_reader import LogReader
 from penstock_services.gateway.shell.options import Options
@@ -65,7 +66,8 @@ class Gateway:
     """Node whose connection has just broken → the task that reports it, unless the node reconnects in time."""
 
     def __post_init__(self) -> None:
-        self.alarms = Alarms(self.follower, self._decides_again)
+        differences = Differences(self.log, self.settings.cell_index, self.follower)
+        self.alarms = Alarms(self.follower, self._decides_again, differences)
 
     async def _decides_again(self) -> dict[str, Any]:
         """Some decisions after the newest snapshot, repeated by a worker that knows nothing of before."""

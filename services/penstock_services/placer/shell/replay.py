@@ -14,8 +14,10 @@ from time import perf_counter
 from typing import Any, NamedTuple
 
 import orjson
+from msgspec.structs import replace
 
 from penstock import __version__
+from penstock.ledger.digest import restated
 from penstock.ledger.evolve import FOLD_VERSION, fold
 from penstock.ledger.record import Amended, Head, RawFact, RawRecord, read, read_valid, write
 from penstock.ledger.replica import Replica
@@ -235,6 +237,7 @@ class Replayer:
             assert isinstance(fact, TermStarted), "only a term begins without input or timer"
             self._decider = Decider(fact.code_version, fact.fold_version)
             draft = answer_term(self._core, moment, fact, accepted)
+        draft = replace(draft, digest=restated(self._core.state, raw.digest))
         return write(Head(raw.seq - 1, raw.parent, raw.term), draft)[1]
 
     async def _input(self, seq: int, topic: str, offset: int) -> Input:

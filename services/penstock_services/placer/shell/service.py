@@ -17,9 +17,11 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import NamedTuple
 
 import asyncpg
+from msgspec.structs import replace
 
 from penstock.clock import LedgerClock
 from penstock.errors import OffsetTaken
+from penstock.ledger.digest import DIGEST_EVERY, digest
 from penstock.ledger.record import Head, read_valid, write
 from penstock.ledger.replica import Replica
 from penstock.log.dead_letters import dead_letter
@@ -195,6 +197,8 @@ class Term:
         draft, envelope, _, errors = answer
         for error in errors:
             logger.error("%s, record %d: %s", place, self._tail.seq + 1, draft.reason, exc_info=error)
+        if (self._tail.seq + 1) % DIGEST_EVERY == 0:
+            draft = replace(draft, digest=digest(self._core.state))
         self._tail, value = write(self._tail, draft)
         if len(value) > MAX_RECORD_BYTES:
             detail = f"its ledger record would take {len(value)} bytes of {MAX_RECORD_BYTES}"

@@ -19,6 +19,7 @@ from penstock.log.port import Log, Partition
 from penstock.model.topics import Topic
 from penstock.runtime.settings import EnvironmentSettings
 from penstock.runtime.snapshots import Written
+from penstock.runtime.state_digests import compare
 from penstock_services.placer.shell.history import check_ledger
 from penstock_services.placer.shell.inputs import check_inputs, input_positions
 from penstock_services.placer.shell.ledger_trace import LedgerTrace
@@ -85,8 +86,9 @@ async def stand_by(
                 records = await reader.read(timeout_ms=patience_ms)
             for record in records:
                 if record.partition == ledger:
-                    if ledger_trace.fold(replica, record, end) is not None:
+                    if (taken := ledger_trace.fold(replica, record, end)) is not None:
                         last_record_s = loop.time()
+                        await compare(log, "placer", replica.state, taken, record)
                 else:
                     oldest = waiting.get(
                         record.partition, Unanswered(record.offset, record.offset, loop.time())

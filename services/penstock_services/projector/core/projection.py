@@ -84,8 +84,9 @@ class Projection:
         self._decisions: list[Row] = []
         self._events: list[Row] = []
 
-    def take(self, value: bytes, offset: int) -> bool:
-        """Folds one record of the ledger's partition; False for a void one, which only moves the offset."""
+    def take(self, value: bytes, offset: int) -> RawRecord | None:
+        """Folds one record of the ledger's partition and returns it; None for a void one, which only moves
+        the offset."""
         before = len(self._events)
         record = self.replica.take(value, offset, self._fold)
         self._drop_forgotten()
@@ -93,7 +94,7 @@ class Projection:
             self._amended(record, offset, self._events[before:])
         if record is not None and record.outcome != "committed":
             self._refused(record)
-        return record is not None
+        return record
 
     def _fold(self, record: RawRecord, n: int, event: Event) -> None:
         """Folds one fact, logs it, and records the entities that it changes."""

@@ -22,6 +22,7 @@ from penstock.runtime.failpoints import hit
 from penstock.runtime.migrations import load_migrations, migrate, schema_of
 from penstock.runtime.settings import EnvironmentSettings, Settings
 from penstock.runtime.snapshots import Until, check_beginning, head_id_at, load_latest, save_snapshot
+from penstock.runtime.state_digests import compare
 from penstock_services.projector.core.projection import Projection
 from penstock_services.projector.shell.store import CONNECT_TIMEOUT_S, Store
 
@@ -126,7 +127,9 @@ class Projector:
                 records = await reader.read()
                 hit("projector.batch_read")
                 for record in records:
-                    projection.take(record.value, record.offset)
+                    taken = projection.take(record.value, record.offset)
+                    if taken is not None:
+                        await compare(self._log, "projector", replica.state, taken, record)
                 hit("projector.before_commit")
                 await store.apply(replica, expected, projection.drain())
                 hit("projector.after_commit")
