@@ -18,8 +18,7 @@ import msgspec
 
 from penstock.errors import PenstockError
 from penstock.log.port import Headers, Message, Partition
-from penstock.model.external_events import GpuFault
-from penstock.model.nodes import NodeSpec
+from penstock.model.nodes import GpuFault, NodeSpec
 from penstock.model.orders import HandOverCheckpoint
 from penstock_services.node_reporter.core.state import (
     MAX_HANDOVERS,

@@ -17,7 +17,7 @@ import orjson
 
 from penstock import __version__
 from penstock.ledger.evolve import FOLD_VERSION, fold
-from penstock.ledger.record import Amended, Head, RawFact, RawRecord, read, read_valid, write
+from penstock.ledger.record import Amended, Head, RawFact, RawRecord, entry, read, read_valid, write
 from penstock.ledger.replica import Replica
 from penstock.log.open import open_log
 from penstock.log.port import Log, Partition, Record
@@ -260,7 +260,7 @@ def upcast(value: bytes) -> bytes:
     if not any(fact.type in SPLIT for fact in raw.facts):
         return value
     body = orjson.loads(value)
-    body["facts"] = [{"type": wire_type(type(fact)), "data": fact} for fact in map(RawFact.event, raw.facts)]
+    body["facts"] = [entry(fact) for fact in map(RawFact.event, raw.facts)]
     return orjson.dumps(body, default=written)
 
 
