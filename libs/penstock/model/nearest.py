@@ -36,6 +36,7 @@ TOLERATED: Mapping[str, Mapping[str, str | None]] = MappingProxyType(
             "bandwidth_mbps": None,
             "memory_mib": None,
             "gpus": None,
+            "index": None,
             "fault": "xid",
             "exits": "none",
             "memory": "process",
