@@ -18,6 +18,7 @@ from penstock.model.codec import decode_fact, encode, written
 from penstock.model.errors import EventError, NeedsNewer, UnknownType, UnknownVersion
 from penstock.model.event import Event, UnknownFact, wire_type
 from penstock.model.ledger_events import PlacementExplanation, TermStarted
+from penstock.model.nearest import tolerated
 
 NO_PARENT = "0" * 32
 TERM_STARTED = f"{TermStarted.TYPE}.v{TermStarted.VERSION}"
@@ -99,7 +100,7 @@ class RawFact(msgspec.Struct, frozen=True, gc=False):
         try:
             return decode_fact(self.type, self.data)
         except EventError:
-            return UnknownFact()
+            return tolerated(self.type, bytes(self.data)) or UnknownFact()
 
 
 class RawRecord(msgspec.Struct, frozen=True, gc=False):

@@ -2,8 +2,9 @@
 know them may do.
 
 A writer marks such a fact with `needs`, the lowest version that may fold the record. A reader of that version or
-a later one leaves out a fact that it does not know; an earlier one stops, and says which version is needed.
-Facts without a mark have the form that every version with this table knows. Decision 127.
+a later one takes the nearest values where the fact's type has any (`penstock.model.nearest`), and else leaves out a
+fact that it does not know; an earlier one stops, and says which version is needed. Facts without a mark have the
+form that every version with this table knows. Decision 127.
 """
 
 import re
@@ -16,7 +17,7 @@ from penstock.model.event import Event
 from penstock.model.types import Value
 
 ANY = "0.1.0"
-"""The first version that reads marks: each may leave out a fact that `needs` this one."""
+"""The first version that reads marks: each may go on without knowing a fact that `needs` this one."""
 
 
 class Addition(NamedTuple):

@@ -1,7 +1,8 @@
 """The nearest legal values in place of those outside of their bounds, for what must not be lost as a whole.
 
-Used by amendments of ledger records, which an operator reads first, and by the placer for what nodes and
-estimator report: a later version of them may know values and ranges that this one does not.
+Used by amendments of ledger records, which an operator reads first; by the placer for what nodes and estimator
+report, and by all readers for marked facts (`penstock.model.additions`): a later version may know values and ranges
+that this one does not.
 """
 
 import json
@@ -69,9 +70,14 @@ TOLERATED: Mapping[str, Mapping[str, str | None]] = MappingProxyType(
             "pairs": None,
             "source": None,
         },
+        "penstock.cores.decided": {"cause": "other"},
+        "penstock.bandwidth.decided": {"cause": "other"},
+        "penstock.move.decided": {"cause": "other"},
+        "penstock.stop.decided": {"reason": "preempted"},
+        "penstock.job.requeued": {"reason": "preempted"},
     }
 )
-"""Type of a report → its fields of which a value that only a later version knows costs that value alone: it becomes
+"""Type of a report or decision → its fields of which a value that only a later version knows costs that value alone: it becomes
 the one given here, a number or text the nearest legal one. Those here promise least: an unknown cause is no success,
 an unknown proof of a task's end none. A field that identifies something, counts or proves is never here."""
 
