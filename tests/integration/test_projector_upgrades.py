@@ -61,6 +61,34 @@ async def test_tables_of_a_newer_version_serve_the_former_one_where_that_is_safe
     await connection.close()
 
 
+async def test_the_projector_writes_beside_columns_of_a_newer_version(
+    dsn: str, cell: Settings, log: EmbeddedLog
+) -> None:
+    """A release is set back. It had added columns that may not be empty to every table; what they hold is not this version's to say."""
+    placer = with_jobs()
+    async with projecting(cell, log):
+        pass
+    connection = await asyncpg.connect(dsn)
+    tables = ("jobs", "tasks", "nodes", "gpus", "events", "decisions", "positions", "snapshots")
+    for table in tables:
+        await connection.execute(
+            f"ALTER TABLE penstock.{table} ADD COLUMN colour text NOT NULL DEFAULT 'green'"
+        )
+    await placer.send(log)
+    async with projecting(cell, log):
+        await reached(dsn, len(placer.values))
+        await connection.execute("UPDATE penstock.jobs SET colour = 'red' WHERE job_id = 'runs'")
+        placer.finish("runs")
+        await placer.send(log)
+        await reached(dsn, len(placer.values))
+    found = await connection.fetch("SELECT job_id, status, colour FROM penstock.jobs ORDER BY job_id")
+    assert [tuple(row) for row in found] == [("ended", "succeeded", "green"), ("runs", "succeeded", "red")]
+    for table in tables:
+        await connection.execute(f"ALTER TABLE penstock.{table} DROP COLUMN colour")
+    await connection.close()
+    await assert_equals_replay(cell, log)
+
+
 def with_jobs() -> HandPlacer:
     """One of its jobs has ended, one runs."""
     placer = HandPlacer()
