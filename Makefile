@@ -15,7 +15,7 @@ PYTEST := $(BIN)/python -m pytest -n auto --dist loadscope --no-loadscope-reorde
 # A shell that forbids bytecode would have hundreds of processes compile the same modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help venv lock demo test pytest-command lint compiled schemas docs sbom audit bench restore-drill papers faults wheels deploy-check chaos long live pytorch up kafka jaeger roles clean
+.PHONY: help venv lock demo test pytest-command lint compiled schemas docs sbom audit bench restore-drill papers faults wheels deploy-check upgrade-check chaos long live pytorch up kafka jaeger roles clean
 
 pytest-command:
 	@echo $(PYTEST)
@@ -85,6 +85,9 @@ wheels: venv ## Build the wheel and download what it needs into deploy/wheels (i
 
 deploy-check: venv ## Follow infra/deploy/README.md, block by block, on six machines made of namespaces (root, systemd; some minutes)
 	$(BIN)/python -m pytest tests/e2e/test_deploy.py -m "" -v -s
+
+upgrade-check: venv ## Replace each service and node by the next version under load, and back; FORMER=COMMIT: from that commit to this tree (4 minutes)
+	PENSTOCK_FORMER=$(FORMER) $(BIN)/python -m pytest tests/e2e/test_upgrade.py -m "" -v -s
 
 chaos: venv ## The fault laboratory: SEEDS runs of the real services (SEEDS=500), and as many whose services die for good; failures print their replay
 	$(BIN)/python -m tests.faults.laboratory --seeds $(SEEDS)

@@ -6,6 +6,7 @@
 | `examples/<type>.v<N>.json` | exactly the bytes of one realistic event of that version |
 | `job.schema.json` | the job file that users write |
 | `asyncapi.yaml` | topics, rights and messages |
+| `released.json` | values and bounds that readers of the latest release know (`infra.codegen.released`) |
 | `published.lock` | sha256 of every published file, one line per revision; lines are only ever added |
 
 A published file changes in one way only: the models gain something compatible (a new optional field, a
@@ -32,6 +33,8 @@ from infra.codegen.asyncapi import asyncapi, structure_problems
 from infra.codegen.compatibility import breaks
 from infra.codegen.examples import EXAMPLES, example_bytes
 from infra.codegen.field_docs import field_docs
+from infra.codegen.released import RELEASED, Additions, problems
+from penstock.model.additions import ADDITIONS
 from penstock.model.event import REGISTRY, Event, wire_type
 from penstock.model.json_schema import Generator
 from penstock.model.upcasters import UPCASTERS
@@ -59,6 +62,8 @@ class Catalogue:
     examples: Mapping[str, Event]
     upcasters: Iterable[tuple[str, int]]
     """Type and version that can be raised by one."""
+    additions: Additions = field(default_factory=lambda: ADDITIONS)
+    """What readers of the release may do about what is new."""
 
     @classmethod
     def current(cls) -> "Catalogue":
@@ -146,7 +151,11 @@ def inspect(folder: Path, catalogue: Catalogue) -> Findings:
     document, file = asyncapi_file(catalogue), folder / ASYNCAPI
     if not file.is_file() or file.read_bytes() != document:
         found.stale[ASYNCAPI] = document
-    known = {*found.lock, *current, ASYNCAPI, LOCK}
+    schemas = {model: json.loads(_event_schema_file(model)) for model in catalogue.models.values()}
+    found.refused += [
+        f"schemas/{RELEASED}: {text}" for text in problems(folder / RELEASED, schemas, catalogue.additions)
+    ]
+    known = {*found.lock, *current, ASYNCAPI, LOCK, RELEASED}
     found.refused += [
         f"schemas/{path}: no model and no published version makes this file; delete it"
         for path in sorted(_files(folder) - known)

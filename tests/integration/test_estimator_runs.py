@@ -2,6 +2,8 @@
 
 import math
 
+import asyncpg
+import msgspec
 import pytest
 
 from penstock.errors import StoreError
@@ -101,3 +103,21 @@ async def test_a_lost_connection_is_reported(dsn: str) -> None:
 async def test_no_postgres_is_reported(closed_port: int) -> None:
     with pytest.raises(StoreError, match="cannot be reached"):
         await RunStore.open(f"postgresql://x@127.0.0.1:{closed_port}/x", "default")
+
+
+async def test_a_run_that_a_newer_version_wrote_costs_that_run_alone(dsn: str) -> None:
+    """The estimator is set back; the other one had stored a run with a cause that this one does not know."""
+    store = await RunStore.open(dsn, "default")
+    await store.add([run(1), run(2), run(3)], 4)
+    connection = await asyncpg.connect(dsn)
+    body = msgspec.msgpack.decode(
+        await connection.fetchval("SELECT body FROM penstock_learned.runs WHERE seq = 2")
+    )
+    body[11] = "patience"
+    await connection.execute(
+        "UPDATE penstock_learned.runs SET body = $1 WHERE seq = 2", msgspec.msgpack.encode(body)
+    )
+    await connection.close()
+    assert [found.seq async for found in store.runs()] == [1, 3]
+    assert [found.seq for found in await store.latest(2)] == [3]
+    await store.close()

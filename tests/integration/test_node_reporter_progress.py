@@ -32,6 +32,7 @@ from tests.support.s3_server import S3Server
 from tests.support.waiting import await_until
 
 TASK = "job-1.1.0"
+COUNTED = external_events.CountedTaskEvent | external_events.NodeJoined
 
 
 @pytest.fixture
@@ -293,6 +294,11 @@ async def test_what_was_reported_while_the_reporter_was_down_is_read_by_the_next
     assert len({*cell.ids(external_events.StepsMeasured)}) == len(reported) >= 2
     (stages,) = stages_of(cell)
     assert [(sample.gpu, sample.cpu) for sample in stages.samples if sample.gpu] == [(1, 0)]
+    numbers = [event.said for event in cell.events() if isinstance(event, COUNTED)]
+    assert len(numbers) >= 5
+    assert numbers == sorted({*numbers}), (
+        "each report has a number above those before, also those of the first reporter"
+    )
 
 
 async def test_a_task_that_replaced_its_fifo_does_not_keep_the_next_reporter_from_starting(

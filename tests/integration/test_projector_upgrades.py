@@ -31,8 +31,6 @@ async def test_migrations_are_applied_once_and_never_changed(dsn: str) -> None:
     edited = [Migration(files[0].name, files[0].sql, "0" * 64), *files[1:]]
     with pytest.raises(ConfigurationError, match=r"0001_read_models\.sql was changed after it was applied"):
         await migrate(first, "penstock", edited)
-    with pytest.raises(ConfigurationError, match="newer version"):
-        await migrate(first, "penstock", [])
     broken = Migration("9999_broken.sql", "CREATE TABLE half (x integer); SELECT nonsense;", "1" * 64)
     with pytest.raises(StoreError, match=r"9999_broken\.sql of penstock failed, nothing was changed"):
         await migrate(first, "penstock", [*files, broken])
@@ -40,6 +38,55 @@ async def test_migrations_are_applied_once_and_never_changed(dsn: str) -> None:
     assert await migrate(first, "penstock", files) == []
     await first.close()
     await second.close()
+
+
+async def test_tables_of_a_newer_version_serve_the_former_one_where_that_is_safe(dsn: str) -> None:
+    """A release is set back: it had added a column, and that is no reason to stay down. The next one renames what this one reads."""
+    files = load_migrations("penstock_services.projector.migrations")
+    number = len(files) + 1
+    more = Migration(
+        f"{number:04}_more.sql", "ALTER TABLE jobs ADD COLUMN colour text NOT NULL DEFAULT ''", "2" * 64
+    )
+    renamed = Migration(
+        f"{number + 1:04}_other.sql", "-- needs: 9.9\nALTER TABLE jobs RENAME colour TO hue", "3" * 64
+    )
+    connection = await asyncpg.connect(dsn)
+    assert await migrate(connection, "penstock", [*files, more]) == [file.name for file in (*files, more)]
+    assert await migrate(connection, "penstock", files) == []
+    assert await migrate(connection, "penstock", [*files, more, renamed]) == [renamed.name]
+    with pytest.raises(
+        ConfigurationError, match=r"_other\.sql\): it needs Penstock 9\.9 or later, and this is 0\."
+    ):
+        await migrate(connection, "penstock", files)
+    await connection.close()
+
+
+async def test_the_projector_writes_beside_columns_of_a_newer_version(
+    dsn: str, cell: Settings, log: EmbeddedLog
+) -> None:
+    """A release is set back. It had added columns that may not be empty to every table; what they hold is not this version's to say."""
+    placer = with_jobs()
+    async with projecting(cell, log):
+        pass
+    connection = await asyncpg.connect(dsn)
+    tables = ("jobs", "tasks", "nodes", "gpus", "events", "decisions", "positions", "snapshots")
+    for table in tables:
+        await connection.execute(
+            f"ALTER TABLE penstock.{table} ADD COLUMN colour text NOT NULL DEFAULT 'green'"
+        )
+    await placer.send(log)
+    async with projecting(cell, log):
+        await reached(dsn, len(placer.values))
+        await connection.execute("UPDATE penstock.jobs SET colour = 'red' WHERE job_id = 'runs'")
+        placer.finish("runs")
+        await placer.send(log)
+        await reached(dsn, len(placer.values))
+    found = await connection.fetch("SELECT job_id, status, colour FROM penstock.jobs ORDER BY job_id")
+    assert [tuple(row) for row in found] == [("ended", "succeeded", "green"), ("runs", "succeeded", "red")]
+    for table in tables:
+        await connection.execute(f"ALTER TABLE penstock.{table} DROP COLUMN colour")
+    await connection.close()
+    await assert_equals_replay(cell, log)
 
 
 def with_jobs() -> HandPlacer:

@@ -47,6 +47,7 @@ ADDED_TO_NODES = {
     "suspicion": None,
     "reserved_cores": -1,
     "cpu_core_mask": 0,
+    "said": 0,
 }
 """Fields of a node that the earlier version had not, as they are where slots are indexes and nothing has shrunk."""
 LAST_INPUTS = [

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from penstock.cli.tables import gpu_names, short_uuid
 from penstock.ledger.snapshot import dump, load
 from penstock.model.external_events import (
-    GpuFault,
     GpuFaulted,
     NodeChanged,
     NodeJoined,
@@ -19,7 +18,7 @@ from penstock.model.external_events import (
     OrderRefused,
     RunningTask,
 )
-from penstock.model.nodes import Gpu, NodeSpec
+from penstock.model.nodes import Gpu, GpuFault, NodeSpec
 from penstock.model.orders import AnswerJoin, StartTask
 from penstock.model.settings import PlacerSettings
 from penstock.model.transitions import JobStatus, NodeStatus

@@ -2,20 +2,24 @@
 
 import json
 import os
+import sqlite3
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from penstock.log.port import Message, Partition
-from penstock.model.external_events import OrderRefused
+from penstock.model.external_events import OrderRefused, TaskExited
+from penstock.model.nodes import GpuFault
 from penstock.model.orders import HandOverCheckpoint, StartTask
 from penstock.model.types import TaskPlacement
 from penstock_services.node_reporter.core.inputs import OrderRead
 from penstock_services.node_reporter.core.machine import step
 from penstock_services.node_reporter.core.state import (
     MAX_HANDOVERS,
+    Break,
     Context,
     Forget,
     HandOver,
@@ -154,3 +158,24 @@ def test_which_node_may_have_which_checkpoint_outlives_a_restart(tmp_path: Path)
     journal = Journal(tmp_path / "journal.sqlite")
     assert journal.load(node_spec("n1")).handovers == state.handovers
     journal.close()
+
+
+def test_the_journal_of_a_later_version_is_read_with_the_nearest_values(tmp_path: Path) -> None:
+    """A node-reporter is set back. The other one had written causes and faults into the journal that this one does not know."""
+    path = tmp_path / "journal"
+    exited = TaskExited(
+        node_id="n1", task_id="t", token=1, cause="exited", exit_code=0, started_ms=1, exited_ms=2
+    )
+    journal = Journal(path)
+    journal.write([Put(Task("t", 1, "b1", Status.ENDED, exited=exited))], [], {}, durable=True)
+    journal.write([Break(GpuFault(uuid="GPU-n1-0", fault="ecc"), "b1")], [], {}, durable=True)
+    journal.close()
+    with sqlite3.connect(path) as later:
+        later.execute('UPDATE tasks SET row = replace(row, \'"exhausted":""\', \'"exhausted":"patience"\')')
+        later.execute(
+            """UPDATE tasks SET row = replace(row, '"cause":"exited"', '"cause":"evicted","colour":1')"""
+        )
+        later.execute("""UPDATE faults SET fault = replace(fault, '"ecc"', '"solar_flare"')""")
+    state = Journal(path).load(node_spec("n1", 1, boot="b1"))
+    assert state.ended["t"].exited == replace(exited, cause="lost")
+    assert [fault.fault for fault in state.faults.values()] == ["xid"]

@@ -4,6 +4,7 @@ import json
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -16,7 +17,9 @@ from msgspec import Meta
 from infra.codegen.asyncapi import structure_problems
 from infra.codegen.compatibility import breaks
 from infra.codegen.examples import EXAMPLES
+from infra.codegen.released import RELEASED, problems
 from infra.codegen.schemas import LOCK, ROOT, Catalogue, check, event_schema, generate
+from penstock.model.additions import ANY, Addition
 from penstock.model.event import REGISTRY, Event, wire_type
 from penstock.model.topics import Topic
 from penstock.model.types import Identifier, ShortText, Value
@@ -87,6 +90,39 @@ class CancelOtherwise(Cancel, frozen=True, kw_only=True):
 
 class CancelDemanded(Cancel, frozen=True, kw_only=True):
     reason: ShortText
+
+
+class CancelLonger(Cancel, frozen=True, kw_only=True):
+    reason: Annotated[str, Meta(max_length=2_048)] = "asked by the user"
+
+
+class Exited(Event, frozen=True, kw_only=True):
+    """As published, as far as these tests spoil it."""
+
+    TYPE = EXITED
+    TOPIC = Topic.NODES
+
+    cause: Literal["exited", "stopped", "start_failed", "out_of_memory", "lost", "evicted"]
+
+
+class Left(Event, frozen=True, kw_only=True):
+    TYPE = "penstock.node.left"
+    TOPIC = Topic.NODES
+
+    proof: Literal["shutdown", "deleted", "fenced", "lease_outlived", "hearsay"]
+
+
+class Stopped(Event, frozen=True, kw_only=True):
+    TYPE = "penstock.stop.decided"
+
+    reason: str
+
+
+class Answered(Event, frozen=True, kw_only=True):
+    TYPE = "penstock.order.answer_join"
+    TOPIC = Topic.ORDERS
+
+    verdict: Literal["accepted", "stale_join", "other_machine", "gpu_of_another_node", "drained"]
 
 
 class CancelSecond(Cancel, frozen=True, kw_only=True):
@@ -242,11 +278,48 @@ def test_a_new_version_needs_an_upcaster(published: Path) -> None:
     problems = check(published, with_model(CancelSecond))
     assert any(CANCEL_FILE in text and "nothing reads it any more" in text for text in problems)
     upcast = with_model(CancelSecond, (CANCEL, 1))
+    assert ["is new, and readers of 0.1.0 stop at it" in text for text in generate(published, upcast)[1]] == [
+        True
+    ]
+    upcast = replace(upcast, additions={CancelSecond: [Addition(ANY)]})
     written, refused = generate(published, upcast)
     assert refused == []
     assert f"events/{CANCEL}/v2.json" in written
     assert (published / CANCEL_FILE).read_bytes() == (ROOT / "schemas" / CANCEL_FILE).read_bytes()
     assert check(published, upcast) == []
+
+
+@pytest.mark.parametrize(
+    ("model", "field", "what", "remedy"),
+    [
+        (CancelLonger, "reason", "its bound was widened from 1024 to 2048", "penstock.model.additions"),
+        (Exited, "cause", "new values: evicted", "penstock.model.additions"),
+        (Left, "proof", "new values: hearsay", "they lose the whole report; say it in a new optional field"),
+        (Stopped, "reason", "any value is allowed now", "penstock.model.additions"),
+        (Answered, "verdict", "new values: drained", "raise VERSION"),
+    ],
+)
+def test_what_readers_of_the_release_refuse_is_refused(
+    model: type[Event], field: str, what: str, remedy: str
+) -> None:
+    """A field gets one more value under the same version: the services of last week would stop at its first record."""
+    schemas = {model: event_schema(model)}
+    [problem] = problems(ROOT / "schemas" / RELEASED, schemas, {})
+    assert problem.startswith(f"{wire_type(model)} field {field}: {what}; readers of 0.1.0 refuse that: ")
+    assert remedy in problem
+    row = Addition(ANY, field, frozenset({"evicted"}))
+    left = problems(ROOT / "schemas" / RELEASED, schemas, {model: [row]})
+    assert left == ([] if "additions" in remedy else [problem])
+
+
+@pytest.mark.parametrize(
+    ("version", "text"), [("0.0.9", "released without it"), ("9.9.9", "and this is 0.1.0")]
+)
+def test_a_mark_names_the_next_version(version: str, text: str) -> None:
+    """A developer adds a value of today and names the version of last month, or one that nobody will write."""
+    row = Addition(version, "cause", frozenset({"evicted"}))
+    [problem] = problems(ROOT / "schemas" / RELEASED, {Exited: event_schema(Exited)}, {Exited: [row]})
+    assert text in problem
 
 
 def test_a_published_event_cannot_vanish(published: Path) -> None:

@@ -6,31 +6,15 @@ amendment.
 """
 
 import json
-from collections.abc import Iterable
 from hashlib import sha256
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
-from pydantic import ValidationError
-from pydantic_core import ErrorDetails
 
 from penstock.ledger.record import Amended, RawRecord, UndecodableRecord, Unreadable, read
 from penstock.model.amendments import AmendedFact, LedgerAmended
-from penstock.model.codec import decode_fact
-from penstock.model.errors import EventError, UnknownType, UnknownVersion
-from penstock.model.event import REGISTRY, Event
-from penstock.model.validation import checked_json
-
-MAX_ROUNDS = 64  # of bounding one fact: rules may only be checked once all fields are within their bounds
-
-CUT = {"string_too_long": "max_length", "too_long": "max_length"}
-NEAREST = {
-    "less_than_equal": ("le", 0),
-    "less_than": ("lt", -1),
-    "greater_than_equal": ("ge", 0),
-    "greater_than": ("gt", 1),
-}
-"""Kind of a problem → the constraint that names the bound, and the step from it to a legal whole number."""
+from penstock.model.errors import UnknownType, UnknownVersion
+from penstock.model.nearest import Change, bounded
 
 
 class Note(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,18 +26,6 @@ class Note(msgspec.Struct, frozen=True, kw_only=True):
     sha256: str
     facts: tuple[int, ...]
     """Places in the record as it was written."""
-
-
-class Change(NamedTuple):
-    """One field that the amendment changes, or one fact that it leaves out."""
-
-    n: int
-    type: str
-    field: str
-    """As `units.0.expected_ms`; empty: the whole fact."""
-    given: Any
-    becomes: Any
-    problem: str
 
 
 class Proposal(NamedTuple):
@@ -97,9 +69,8 @@ def _text(record: RawRecord, amendment: LedgerAmended) -> bytes:
     for n, fact in enumerate(record.facts):
         data = changed.get(n, fact.data)
         if data is not None:
-            facts.append(
-                {"type": fact.type, "data": msgspec.Raw(data.encode()) if isinstance(data, str) else data}
-            )
+            text = msgspec.Raw(data.encode()) if isinstance(data, str) else data
+            facts.append({"type": fact.type, "data": text} | ({"needs": fact.needs} if fact.needs else {}))
     note = Note(
         by=amendment.by,
         reason=amendment.reason,
@@ -132,10 +103,10 @@ def propose(value: bytes, offset: int) -> Proposal:
             cause = error.__cause__
             if isinstance(cause, UnknownType | UnknownVersion):
                 raise NotAmendable(
-                    f"{cause}: the record was written by another version. Give every service and gateway the version of "
-                    "the placer that wrote it; an amendment would lose what it says"
+                    f"{cause}: the record was written by another version. For every service and gateway: {error.remedy}; "
+                    "an amendment would lose what it says"
                 ) from error
-            found, text = _bounded(n, fact.type, bytes(fact.data))
+            found, text = bounded(n, fact.type, bytes(fact.data))
             left_out = Change(n, fact.type, "", json.loads(bytes(fact.data)), None, error.cause)
             facts.append(AmendedFact(n=n, data=text))
             changes += found if text is not None else [left_out]
@@ -144,59 +115,3 @@ def propose(value: bytes, offset: int) -> Proposal:
             f"the record at offset {offset} (seq {record.seq}) can be decoded; there is nothing to repair"
         )
     return Proposal(record.seq, digest(value), tuple(facts), tuple(changes))
-
-
-def _bounded(n: int, kind: str, data: bytes) -> tuple[list[Change], str | None]:
-    """The changes of one fact and its new JSON; None: no bound helps."""
-    model = REGISTRY.get(kind)
-    if model is None:  # an older version: its bounds are not known any more
-        return [], None
-    fields, changes = json.loads(data), []
-    for _ in range(MAX_ROUNDS):
-        problems = _problems(model, json.dumps(fields))
-        if not problems:
-            break
-        found = [_nearest(n, kind, fields, problem) for problem in problems]
-        if None in found:
-            return [], None
-        changes += [change for change in found if change is not None]
-    text = json.dumps(fields, ensure_ascii=False, separators=(",", ":"))
-    try:
-        decode_fact(kind, text.encode())
-    except EventError:
-        return [], None
-    return changes, text
-
-
-def _problems(model: type[Event], text: str) -> list[ErrorDetails]:
-    try:
-        checked_json(model, text, "ignore")
-    except ValidationError as error:
-        return error.errors(include_url=False)
-    return []
-
-
-def _nearest(n: int, kind: str, fields: Any, problem: ErrorDetails) -> Change | None:
-    """Puts the nearest legal value into `fields`; None: this kind of problem has no nearest value."""
-    *way, last = problem["loc"] or (None,)
-    bounds: dict[str, Any] = problem.get("ctx", {})
-    try:
-        place = _at(fields, way)
-        given = place[last]
-    except (LookupError, TypeError):
-        return None
-    if problem["type"] in NEAREST:
-        name, step = NEAREST[problem["type"]]
-        becomes = bounds[name] + step if isinstance(given, int) else bounds[name]
-    elif problem["type"] in CUT:
-        becomes = given[: bounds[CUT[problem["type"]]]]
-    else:
-        return None
-    place[last] = becomes
-    return Change(n, kind, ".".join(map(str, problem["loc"])), given, becomes, problem["msg"])
-
-
-def _at(fields: Any, way: Iterable[Any]) -> Any:
-    for part in way:
-        fields = fields[part]
-    return fields

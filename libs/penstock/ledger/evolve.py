@@ -34,7 +34,7 @@ from penstock.model.moves import JobConverged, MoveDecided, MoveGivenUp
 from penstock.model.plans import BatchWindowClosed, BatchWindowOpened, PlanAdopted
 from penstock.model.topics import Topic
 
-FOLD_VERSION = 42
+FOLD_VERSION = 43
 """Incremented whenever a ledger folds to another state than before, so that no reader continues from a snapshot of the former
 meaning. Terms record it. `tests/replay/test_golden.py` fails if the increment is missing."""
 
@@ -155,9 +155,11 @@ HANDLERS: Mapping[type[Event], Callable[[CellState, Any], None]] = MappingProxyT
         StagesProfiled: stages.stages_profiled,
         external_events.TaskStarted: evolve_tasks.task_started,
         external_events.TaskExited: evolve_tasks.task_exited,
-        external_events.TaskPhaseChanged: evolve_tasks.phase_changed,
-        external_events.TaskCheckpointed: evolve_tasks.task_checkpointed,
-        external_events.CheckpointFetched: evolve_tasks.checkpoint_fetched,
+        external_events.TaskPhaseChanged: evolve_nodes.counted(evolve_tasks.phase_changed),
+        external_events.TaskCheckpointed: evolve_nodes.counted(evolve_tasks.task_checkpointed),
+        external_events.CheckpointFetched: evolve_nodes.counted(evolve_tasks.checkpoint_fetched),
+        external_events.StepsMeasured: evolve_nodes.counted(lambda state, fact: None),
+        external_events.StagesMeasured: evolve_nodes.counted(lambda state, fact: None),
         ledger_events.TaskLost: evolve_tasks.task_lost,
         external_events.OrderRefused: evolve_tasks.order_refused,
         GroupDecided: evolve_groups.group_decided,
@@ -180,7 +182,7 @@ HANDLERS: Mapping[type[Event], Callable[[CellState, Any], None]] = MappingProxyT
         ledger_events.NodeLost: evolve_nodes.node_lost,
         ledger_events.NodeJoinRefused: evolve_nodes.node_join_refused,
         ledger_events.NodeRestored: evolve_nodes.node_restored,
-        external_events.GpuFaulted: evolve_nodes.gpu_faulted,
+        external_events.GpuFaulted: evolve_nodes.counted(evolve_nodes.gpu_faulted),
         ledger_events.TermStarted: _term_started,
         ledger_events.InputAccepted: _input_accepted,
         ledger_events.LedgerAccepted: _ledger_accepted,

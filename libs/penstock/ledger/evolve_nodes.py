@@ -1,6 +1,8 @@
 """Fold of node events: inventory, GPU slots, cordons, departures."""
 
 import heapq
+from collections.abc import Callable
+from typing import Any
 
 from penstock.ledger import evolve_arrays, lease
 from penstock.ledger.departed import free_ordinal, withdraw
@@ -82,6 +84,7 @@ def node_joined(state: CellState, fact: external_events.NodeJoined) -> None:
         lease.cleared(state, node)
     node.leases = fact.leases
     node.incarnation = max(node.incarnation, fact.incarnation)
+    node.said = fact.said
     node.public_key = fact.public_key or (None if node.replaceable else node.public_key)
     node.replaceable = False
     if state.epoch and state.inputs_read(Topic.NODES) > state.rejoin_offset:
@@ -94,6 +97,20 @@ def node_joined(state: CellState, fact: external_events.NodeJoined) -> None:
     for fault in fact.faults:
         mark_faulted(node, node.slot_of(fault.uuid))
     state.reindex(node)
+
+
+Fold = Callable[[CellState, Any], None]
+
+
+def counted(fold: Fold) -> Fold:
+    """The fold of a report that has a number, which its node has reached then."""
+
+    def folded(state: CellState, fact: Any) -> None:
+        node = state.nodes[fact.node_id]
+        node.said = max(node.said, fact.said)
+        fold(state, fact)
+
+    return folded
 
 
 def node_join_refused(state: CellState, fact: ledger_events.NodeJoinRefused) -> None:

@@ -41,6 +41,8 @@ class NodeState:
     """Its latest joining had a new boot id: earlier tasks are dead."""
     incarnation: int = 0
     """Incarnation of its latest joining; see `NodeJoined`."""
+    said: int = 0
+    """Number of its latest report that counts; 0: it does not count them."""
     epoch: int = 0
     """Epoch of the log in which it last joined; see `LedgerAccepted`."""
     public_key: str | None = None

@@ -11,11 +11,14 @@ from hashlib import sha256
 import msgspec
 import orjson
 
+from penstock import __version__
 from penstock.errors import PenstockError
+from penstock.model.additions import ADDITIONS, is_newer, needed
 from penstock.model.codec import decode_fact, encode, written
-from penstock.model.errors import EventError, UnknownType, UnknownVersion
-from penstock.model.event import Event, wire_type
+from penstock.model.errors import EventError, NeedsNewer, UnknownType, UnknownVersion
+from penstock.model.event import Event, UnknownFact, wire_type
 from penstock.model.ledger_events import PlacementExplanation, TermStarted
+from penstock.model.nearest import tolerated
 
 NO_PARENT = "0" * 32
 TERM_STARTED = f"{TermStarted.TYPE}.v{TermStarted.VERSION}"
@@ -47,9 +50,9 @@ class UndecodableRecord(PenstockError):
     """A valid record with a fact that cannot be decoded: the ledger goes on behind it, and its readers
     cannot."""
 
-    def __init__(self, offset: int, seq: int, kind: str, cause: str, *, foreign: bool = False) -> None:
+    def __init__(self, offset: int, seq: int, kind: str, cause: str, *, remedy: str = "") -> None:
         """`offset`: of the record in the ledger's partition, -1 where it comes from no log. `kind`: wire type
-        of the fact; `foreign`: another version of Penstock wrote it, and this one does not know it.
+        of the fact; `remedy`: where another version of Penstock wrote it, which this one does not know.
         """
         super().__init__(
             f"the ledger's record at offset {offset} (seq {seq}) cannot be decoded: {kind}: {cause}"
@@ -58,8 +61,7 @@ class UndecodableRecord(PenstockError):
         self.seq = seq
         self.kind = kind
         self.cause = cause
-        repair = f"`penstock repair --at {offset}` amends it"
-        self.remedy = "run the version of the placer that wrote it" if foreign else repair
+        self.remedy = remedy or f"`penstock repair --at {offset}` amends it"
 
     def row(self) -> dict[str, object]:
         """For answers."""
@@ -85,9 +87,20 @@ class RawFact(msgspec.Struct, frozen=True, gc=False):
 
     type: str
     data: msgspec.Raw
+    needs: str = ""
+    """Lowest version that may fold it (`penstock.model.additions`); empty: every version knows its form."""
 
     def event(self) -> Event:
-        return decode_fact(self.type, self.data)
+        """Raises `EventError`."""
+        return self._marked() if self.needs else decode_fact(self.type, self.data)
+
+    def _marked(self) -> Event:
+        if is_newer(self.needs):
+            raise NeedsNewer(self.needs, __version__)
+        try:
+            return decode_fact(self.type, self.data)
+        except EventError:
+            return tolerated(self.type, bytes(self.data)) or UnknownFact()
 
 
 class RawRecord(msgspec.Struct, frozen=True, gc=False):
@@ -116,8 +129,15 @@ class RawRecord(msgspec.Struct, frozen=True, gc=False):
         try:
             return fact.event()
         except EventError as error:
-            foreign = isinstance(error, UnknownType | UnknownVersion)
-            raise UndecodableRecord(offset, self.seq, fact.type, str(error), foreign=foreign) from error
+            raise UndecodableRecord(offset, self.seq, fact.type, str(error), remedy=_remedy(error)) from error
+
+
+def _remedy(error: EventError) -> str:
+    """Where another version wrote the fact; empty: it is broken."""
+    if isinstance(error, NeedsNewer):
+        return f"run Penstock {error.version} or later"
+    foreign = isinstance(error, UnknownType | UnknownVersion)
+    return "run the version of the placer that wrote it" if foreign else ""
 
 
 _decode = msgspec.json.Decoder(RawRecord).decode
@@ -174,6 +194,14 @@ class Draft(msgspec.Struct, frozen=True, gc=False):
     """As in `RawRecord`."""
 
 
+def entry(fact: Event) -> dict[str, object]:
+    """A fact as it stands in a record."""
+    found: dict[str, object] = {"type": wire_type(type(fact)), "data": fact}
+    if type(fact) in ADDITIONS and (needs := needed(fact)):
+        found["needs"] = needs
+    return found
+
+
 def write(head: Head, draft: Draft) -> tuple[Head, bytes]:
     """The record's bytes and the new head. Equal inputs give equal bytes, in any process."""
     body = {
@@ -184,7 +212,7 @@ def write(head: Head, draft: Draft) -> tuple[Head, bytes]:
         "cause": draft.cause,
         "outcome": draft.outcome,
         "reason": draft.reason,
-        "facts": [{"type": wire_type(type(fact)), "data": fact} for fact in draft.facts],
+        "facts": [entry(fact) for fact in draft.facts],
         "explanation": draft.explanation,
     }
     if draft.digest:
@@ -192,8 +220,6 @@ def write(head: Head, draft: Draft) -> tuple[Head, bytes]:
     try:
         value = orjson.dumps(body, default=written)
     except orjson.JSONEncodeError:  # an integer beyond 64 bits: `encode` can write it
-        body["facts"] = [
-            {"type": wire_type(type(fact)), "data": orjson.Fragment(encode(fact))} for fact in draft.facts
-        ]
+        body["facts"] = [{**entry(fact), "data": orjson.Fragment(encode(fact))} for fact in draft.facts]
         value = orjson.dumps(body, default=written)
     return Head(head.seq + 1, record_id(value), draft.term), value

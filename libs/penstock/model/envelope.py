@@ -10,8 +10,9 @@ from functools import lru_cache
 import msgspec
 
 from penstock.model.codec import decode, encode
-from penstock.model.errors import Undecodable
+from penstock.model.errors import Invalid, Undecodable
 from penstock.model.event import Event, wire_type
+from penstock.model.nearest import tolerated
 from penstock.model.topics import Topic
 
 Headers = tuple[tuple[str, bytes], ...]
@@ -93,7 +94,7 @@ def from_wire(wire_headers: Headers, value: bytes, topic: str | None = None) -> 
     """Reads one record. Raises an `EventError` with a `reason` for the dead letter.
 
     With `topic`, an event that belongs to another topic is `Undecodable`: it must not
-    bypass its owner.
+    bypass its owner; and a report with values that only a later version knows has the nearest known ones.
     """
     try:
         found = {name: raw.decode() for name, raw in wire_headers}
@@ -108,7 +109,13 @@ def from_wire(wire_headers: Headers, value: bytes, topic: str | None = None) -> 
         raise Undecodable(f"headers missing: {', '.join(missing)}")
     if 4 * len(event_id) > MAX_ID_BYTES and len(event_id.encode()) > MAX_ID_BYTES:
         raise Undecodable(f"ce_id exceeds {MAX_ID_BYTES} bytes")
-    data = decode(found["ce_type"], value)
+    try:
+        data = decode(found["ce_type"], value)
+    except Invalid:
+        known = None if topic is None else tolerated(found["ce_type"], value)
+        if known is None:
+            raise
+        data = known
     if topic is not None and data.TOPIC != topic:
         raise Undecodable(f"{found['ce_type']} does not belong on {topic}")
     return Envelope(

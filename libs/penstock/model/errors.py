@@ -4,6 +4,7 @@ EventError
 ├── Undecodable      bytes that are not a JSON object, or headers that are not a CloudEvent
 ├── UnknownType      a type string that this version does not know
 ├── UnknownVersion   a known type, but a version that no upcaster reaches
+│   └── NeedsNewer   a fact that only a later version of Penstock may fold
 ├── Invalid          the fields do not fit the model; names field and remedy
 └── TooBig           the value exceeds MAX_EVENT_BYTES
 """
@@ -30,6 +31,14 @@ class UnknownType(EventError):
 
 class UnknownVersion(EventError):
     reason = "unknown_version"
+
+
+class NeedsNewer(UnknownVersion):
+    """`version`: the lowest that may."""
+
+    def __init__(self, version: str, own: str) -> None:
+        super().__init__(f"this ledger needs Penstock {version} or later; this is {own}")
+        self.version = version
 
 
 class Invalid(EventError):

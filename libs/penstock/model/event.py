@@ -32,6 +32,12 @@ class Event(Value, frozen=True, gc=False):
         return self.TYPE
 
 
+class UnknownFact(Event, frozen=True):
+    """Stands for a fact of a later version that this one may leave out: no fold knows it, and no reader writes it."""
+
+    TYPE = "penstock.unknown"
+
+
 REGISTRY: dict[str, type[Event]] = {}
 """Wire type (`penstock.job.submitted.v1`) → model, current versions only; older ones are upcast."""
 

@@ -1,11 +1,11 @@
 """External events, which enter from outside: jobs, nodes, tasks, telemetry, dead letters."""
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from msgspec import Meta, field
 
 from penstock.model.event import Event, event
-from penstock.model.nodes import NodeSpec
+from penstock.model.nodes import Fault, GpuFault, NodeSpec
 from penstock.model.outline import MAX_OUTLINE_CHARS
 from penstock.model.topics import MAX_EVENT_BYTES, Topic
 from penstock.model.types import (
@@ -23,6 +23,8 @@ from penstock.model.types import (
 
 Token = Annotated[int, Meta(ge=0, le=1 << 53)]
 Attempt = Annotated[int, Meta(ge=1, le=1_000_000)]
+Said = Annotated[int, Meta(ge=0, le=1 << 53)]
+"""Number of a node's report: increases with each, across restarts and boots. 0: the reporter does not count."""
 PublicKey = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]{86}\Z")]
 Operator = Annotated[str, Meta(min_length=1, max_length=255)]
 """User who acted: the tenant and name of the token, as `ops/on-call`; without tokens the user who runs the gateway, as `ada@workstation-7`."""
@@ -114,24 +116,13 @@ class RunningTask(Value, frozen=True, kw_only=True):
     token: Token
 
 
-Fault = Literal["xid", "ecc", "fell_off_bus", "thermal"]
-
-
-class GpuFault(Value, frozen=True, kw_only=True):
-    """A GPU that has failed since its machine booted, and was not repaired."""
-
-    uuid: Identifier
-    fault: Fault
-    code: Annotated[int, Meta(ge=0)] = 0
-
-
 @event
 class NodeJoined(Event, frozen=True, kw_only=True):
     """A node-reporter (re)started. `tasks`: all tasks of Penstock that are alive there."""
 
     TYPE = "penstock.node.joined"
     TOPIC = Topic.NODES
-    OMITTED = ("faults", "leases", "public_key")
+    OMITTED = ("faults", "leases", "public_key", "said", "version")
 
     node: NodeSpec
     tasks: Annotated[tuple[RunningTask, ...], Meta(max_length=1_024)] = ()
@@ -143,6 +134,10 @@ class NodeJoined(Event, frozen=True, kw_only=True):
     """Whether the reporter ends tasks with an expired lease (`StartTask.lease_ms`); reporters of earlier versions do not."""
     public_key: PublicKey | None = None
     """Ed25519 and X25519, in URL-safe base64: the node signs its events from now on. None: it does not sign."""
+    said: Said = 0
+    """Reports of this node up to this number are late copies from now on."""
+    version: ShortText = ""
+    """Version of Penstock that the reporter is of; empty: not reported."""
 
     def subject(self) -> str:
         return self.node.node_id
@@ -177,6 +172,14 @@ class TaskEvent(NodeEvent, frozen=True, kw_only=True):
 
     task_id: Identifier
     token: Token
+
+
+class CountedTaskEvent(TaskEvent, frozen=True, kw_only=True):
+    """Base of those that would act again if they came again: one whose number is not above the node's latest is refused."""
+
+    OMITTED: ClassVar[tuple[str, ...]] = ("said",)
+
+    said: Said = 0
 
 
 @event
@@ -251,7 +254,7 @@ class GpuFaulted(NodeEvent, frozen=True, kw_only=True):
 
     TYPE = "penstock.gpu.faulted"
 
-    OMITTED = ("uuid", "incarnation")
+    OMITTED = ("uuid", "incarnation", "said")
 
     gpu: GpuIndex
     """Its index at the time of the fault."""
@@ -262,6 +265,7 @@ class GpuFaulted(NodeEvent, frozen=True, kw_only=True):
     detail: ShortText = ""
     incarnation: Token = 0
     """Incarnation of the joining before the fault; a later joining lists the remaining faults. 0: not reported."""
+    said: Said = 0
 
 
 @event
@@ -278,7 +282,7 @@ class TaskStarted(TaskEvent, frozen=True, kw_only=True):
 
 
 @event
-class TaskPhaseChanged(TaskEvent, frozen=True, kw_only=True):
+class TaskPhaseChanged(CountedTaskEvent, frozen=True, kw_only=True):
     """The training script reported its phase. Source: Liquid §3 eq. 1 (launch, train, save).
 
     `ready`: the script has launched, and waits for its GPUs (`JobSpec.prelaunch`).
@@ -291,11 +295,11 @@ class TaskPhaseChanged(TaskEvent, frozen=True, kw_only=True):
 
 
 @event
-class TaskCheckpointed(TaskEvent, frozen=True, kw_only=True):
+class TaskCheckpointed(CountedTaskEvent, frozen=True, kw_only=True):
     """The training script has saved its state and can resume from there."""
 
     TYPE = "penstock.task.checkpointed"
-    OMITTED = ("iteration", "size_bytes", "save_ms", "shared")
+    OMITTED = ("said", "iteration", "size_bytes", "save_ms", "shared")
 
     at_ms: Milliseconds
     path: ShortText = ""
@@ -310,11 +314,11 @@ class TaskCheckpointed(TaskEvent, frozen=True, kw_only=True):
 
 
 @event
-class CheckpointFetched(TaskEvent, frozen=True, kw_only=True):
+class CheckpointFetched(CountedTaskEvent, frozen=True, kw_only=True):
     """Before a task starts, its node has fetched the job's checkpoint from the node that saved it, or failed to."""
 
     TYPE = "penstock.task.checkpoint_fetched"
-    OMITTED = ("path", "iteration", "size_bytes", "fetch_ms", "problem")
+    OMITTED = ("said", "path", "iteration", "size_bytes", "fetch_ms", "problem")
 
     at_ms: Milliseconds
     from_node: Identifier
@@ -330,11 +334,11 @@ class CheckpointFetched(TaskEvent, frozen=True, kw_only=True):
 
 
 @event
-class StepsMeasured(TaskEvent, frozen=True, kw_only=True):
+class StepsMeasured(CountedTaskEvent, frozen=True, kw_only=True):
     """Progress of a training job. Reported at growing intervals, so that the number of events grows with the logarithm of the job's length."""
 
     TYPE = "penstock.steps.measured"
-    OMITTED = ("waited_ms", "missed_turns")
+    OMITTED = ("said", "waited_ms", "missed_turns")
 
     at_ms: Milliseconds
     done: Annotated[int, Meta(ge=1, le=1 << 53)]
@@ -362,7 +366,7 @@ class StageSample(Value, frozen=True, kw_only=True):
 
 
 @event
-class StagesMeasured(TaskEvent, frozen=True, kw_only=True):
+class StagesMeasured(CountedTaskEvent, frozen=True, kw_only=True):
     """Resource usage of some whole iterations, as consecutive samples. Source: Muri §5 (tens of iterations make a stable profile)."""
 
     TYPE = "penstock.stages.measured"

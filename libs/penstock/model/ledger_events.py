@@ -447,8 +447,12 @@ class TermCause(Value, frozen=True, kw_only=True):
 class FactEntry(Value, frozen=True, kw_only=True):
     """An event inside a record: its wire type and its fields."""
 
+    OMITTED = ("needs",)
+
     type: Identifier
     data: dict[str, Any]
+    needs: ShortText = ""
+    """Lowest version of Penstock that may fold the record; one that does not know the fact leaves it out. Empty: each knows it."""
 
     def __post_init__(self) -> None:
         json.dumps(self.data, allow_nan=False)  # raises ValueError: `Any` permits NaN, JSON has none

@@ -24,6 +24,17 @@ class Gpu(Value, frozen=True, kw_only=True):
     memory_mib: Annotated[int, Meta(ge=1, le=1 << 30)]
 
 
+Fault = Literal["xid", "ecc", "fell_off_bus", "thermal"]
+
+
+class GpuFault(Value, frozen=True, kw_only=True):
+    """A GPU that has failed since its machine booted, and was not repaired."""
+
+    uuid: Identifier
+    fault: Fault
+    code: Annotated[int, Meta(ge=0)] = 0
+
+
 BandwidthCap = Literal["resctrl", "cpu_quota", "none"]
 """How the memory bandwidth of a task is capped. `resctrl`: by the processor; `cpu_quota`: by the time for which its cores work, so a cap is a percentage of that time; `none`: it cannot be."""
 

@@ -51,7 +51,7 @@ class AnswerJoin(Order, frozen=True, kw_only=True):
     """Answer to a joining: read by every machine that uses this node id."""
 
     TYPE = "penstock.order.answer_join"
-    OMITTED = ("public_key",)
+    OMITTED = ("public_key", "version")
 
     boot_id: Identifier
     incarnation: Token
@@ -63,6 +63,8 @@ class AnswerJoin(Order, frozen=True, kw_only=True):
     """Incarnation of the latest accepted joining: the next must be above it."""
     public_key: PublicKey | None = None
     """The key that signed the refused joining, where it is not the node's."""
+    version: ShortText = ""
+    """Version of Penstock that the placer is of: what it does not know of a newer node's reports it ignores. Empty: not reported."""
 
 
 @event

@@ -2,8 +2,13 @@
 
 A service has its files as package data (`migrations/NNNN_name.sql`) and owns one schema. Applied files are
 recorded with their sha256: a file that changed after it was applied is an error.
+
+An earlier version goes on beside files that it does not know, so that an upgrade has a way back: a file adds
+columns with defaults, tables and indexes. One that does more begins with `-- needs: VERSION`, the lowest version
+that may use the schema then. Decision 127.
 """
 
+import logging
 import re
 from hashlib import sha256
 from importlib.resources import files
@@ -11,11 +16,17 @@ from typing import NamedTuple
 
 import asyncpg
 
+from penstock import __version__
 from penstock.errors import ConfigurationError, StoreError
+from penstock.model.additions import is_newer
 
 LOCK_KEY = 0x70656E6D69677261  # advisory lock around all migrations of a database: "penmigra"
 FILE_NAME = re.compile(r"(\d{4})_[a-z0-9_]+\.sql")
+NEEDS = re.compile(r"-- needs: (\d+(?:\.\d+)*)\n")
 SCHEMA_NAME = re.compile(r"[a-z][a-z0-9_]{0,62}")
+
+
+logger = logging.getLogger(__name__)
 
 
 class Migration(NamedTuple):
@@ -24,6 +35,12 @@ class Migration(NamedTuple):
     name: str
     sql: str
     sha256: str
+
+    @property
+    def needs(self) -> str:
+        """Lowest version that may use the schema then; empty: any."""
+        found = NEEDS.match(self.sql)
+        return "" if found is None else found[1]
 
 
 def schema_of(cell: str) -> str:
@@ -51,8 +68,8 @@ def load_migrations(package: str) -> list[Migration]:
 async def migrate(connection: asyncpg.Connection, schema: str, migrations: list[Migration]) -> list[str]:
     """Brings `schema` up to date; returns the names applied now. Several programs may do so at once.
 
-    Raises `ConfigurationError` when an applied file was changed or is unknown here (applied by a newer
-    version), `StoreError` when a file fails: then the schema is unchanged.
+    Raises `ConfigurationError` when an applied file was changed, or is unknown here and needs a newer version;
+    `StoreError` when a file fails: then the schema is unchanged.
     """
     if not SCHEMA_NAME.fullmatch(schema):
         raise StoreError(f"{schema!r} is no schema name; use small letters, digits and _")
@@ -68,8 +85,13 @@ async def migrate(connection: asyncpg.Connection, schema: str, migrations: list[
             "CREATE TABLE IF NOT EXISTS migrations "
             "(name text PRIMARY KEY, sha256 text NOT NULL, applied_at timestamptz NOT NULL DEFAULT now())"
         )
-        known = {row["name"]: row["sha256"] for row in await connection.fetch("SELECT * FROM migrations")}
+        await connection.execute(
+            "ALTER TABLE migrations ADD COLUMN IF NOT EXISTS needs text NOT NULL DEFAULT ''"
+        )
+        rows = await connection.fetch("SELECT name, sha256, needs FROM migrations ORDER BY name")
+        known = {row["name"]: row["sha256"] for row in rows}
         _refuse_changes(schema, known, migrations)
+        _refuse_newer(schema, {row["name"]: row["needs"] for row in rows}, migrations)
         for migration in migrations:
             if migration.name in known:
                 continue
@@ -80,7 +102,10 @@ async def migrate(connection: asyncpg.Connection, schema: str, migrations: list[
                     f"migration {migration.name} of {schema} failed, nothing was changed: {error}"
                 ) from error
             await connection.execute(
-                "INSERT INTO migrations (name, sha256) VALUES ($1, $2)", migration.name, migration.sha256
+                "INSERT INTO migrations (name, sha256, needs) VALUES ($1, $2, $3)",
+                migration.name,
+                migration.sha256,
+                migration.needs,
             )
             applied.append(migration.name)
     return applied
@@ -90,9 +115,20 @@ def _refuse_changes(schema: str, known: dict[str, str], migrations: list[Migrati
     """Raises `ConfigurationError` where the applied migrations differ from the files."""
     ours = {migration.name: migration.sha256 for migration in migrations}
     for name, digest in known.items():
-        if name not in ours:
-            raise ConfigurationError(f"{schema} was migrated by a newer version ({name}); run that version")
-        if ours[name] != digest:
+        if ours.get(name, digest) != digest:
             raise ConfigurationError(
                 f"migration {name} was changed after it was applied to {schema}; restore it and add a new file"
             )
+
+
+def _refuse_newer(schema: str, applied: dict[str, str], migrations: list[Migration]) -> None:
+    """Raises `ConfigurationError` where a file that is unknown here needs a later version."""
+    unknown = {name: needs for name, needs in applied.items() if name not in {m.name for m in migrations}}
+    for name, needs in unknown.items():
+        if is_newer(needs):
+            raise ConfigurationError(
+                f"{schema} was migrated by a newer version ({name}): it needs Penstock {needs} or later, and this is "
+                f"{__version__}"
+            )
+    if unknown:
+        logger.info("%s has additions of a newer version: %s", schema, ", ".join(unknown))

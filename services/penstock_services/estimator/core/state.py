@@ -12,7 +12,7 @@ from penstock.ledger.record import GENESIS, Head, read_valid
 from penstock.model import external_events, ledger_events
 from penstock.model.adjustments import BandwidthDecided, CoresDecided
 from penstock.model.estimates import EtaEstimated, JobEstimated, StagesProfiled
-from penstock.model.event import wire_type
+from penstock.model.event import UnknownFact, wire_type
 from penstock.model.types import WHOLE_GPU, JobSpec, Role, TaskPlacement, Usage
 from penstock_services.estimator.core import disturbances
 from penstock_services.estimator.core.conditions import Disturbance, Holders, comparable
@@ -110,7 +110,7 @@ class State:
             self.jobs_offset = max(self.jobs_offset, cause.offset + 1)
         at = At(record.seq, record.now_ms, cause.event_id)
         for fact in record.facts:
-            if fact.type in HANDLERS:
+            if fact.type in HANDLERS or fact.needs:
                 evolve(self, at, fact.type, record.event(fact, offset))
         return True
 
@@ -134,7 +134,7 @@ class State:
 def evolve(state: State, at: At, kind: str, fact: Any) -> None:
     """Applies one fact; `kind`: its wire type. Types that estimates do not need change nothing."""
     handler = HANDLERS.get(kind)
-    if handler is not None:
+    if handler is not None and not isinstance(fact, UnknownFact):
         handler(state, at, fact)
 
 

@@ -25,6 +25,15 @@ from penstock_services.estimator.core.stages.registry import Owned
 MIGRATIONS = "penstock_services.estimator.migrations"
 _decode = msgspec.msgpack.Decoder(FinishedRun).decode
 
+
+def _known(body: bytes) -> FinishedRun | None:
+    """None: a later version wrote it, with a value that this one does not know. Nothing is learned from that run here."""
+    try:
+        return _decode(body)
+    except msgspec.ValidationError:
+        return None
+
+
 CONNECT_TIMEOUT_S = 5.0
 COMMAND_TIMEOUT_S = 60.0
 MAX_RUNS = 200_000  # older ones are of other code; about 60 MB
@@ -189,7 +198,8 @@ class RunStore:
                 async for row in self._connection.cursor(
                     "SELECT body FROM runs ORDER BY seq", prefetch=FETCHED
                 ):
-                    yield _decode(row["body"])
+                    if (run := _known(row["body"])) is not None:
+                        yield run
 
     async def trained_seq(self, kind: str) -> int:
         """Number of the newest run in the training set of the newest model of this kind; -1: there is no model. Raises `StoreError`."""
@@ -254,7 +264,7 @@ class RunStore:
         """In reverse order of the query, which takes the newest first."""
         with store_errors("runs could not be read"):
             rows = await self._connection.fetch(query, *arguments)
-        return [_decode(row["body"]) for row in reversed(rows)]
+        return [run for row in reversed(rows) if (run := _known(row["body"])) is not None]
 
     async def save_model(self, model: Trained, trained_seq: int, kind: str) -> None:
         """Saving the same version twice has no effect. Raises `StoreError`."""

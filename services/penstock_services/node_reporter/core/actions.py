@@ -14,6 +14,8 @@ from penstock_services.node_reporter.core.state import Change, Context
 class Emit(msgspec.Struct, frozen=True):
     event: Event
     context: Context
+    name: str = ""
+    """End of its id; empty: that of its type."""
 
 
 class Spawn(msgspec.Struct, frozen=True):

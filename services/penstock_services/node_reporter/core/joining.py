@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import msgspec
 
+from penstock import __version__
 from penstock.model.external_events import NodeJoined, RunningTask
 from penstock.model.nodes import NodeSpec
 from penstock.model.orders import AnswerJoin
@@ -32,6 +33,7 @@ def joining(state: NodeState, spec: NodeSpec, public_key: str | None) -> NodeJoi
         faults=tuple(fault for gpu in state.gpus if (fault := state.faults.get(gpu)) is not None),
         leases=True,
         public_key=public_key,
+        version=__version__,
     )
 
 

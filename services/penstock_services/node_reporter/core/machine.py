@@ -27,7 +27,9 @@ from typing import Literal
 
 from msgspec.structs import replace
 
-from penstock.model.external_events import GpuFault, GpuFaulted, OrderRefused, TaskExited, TaskStarted
+from penstock import __version__
+from penstock.model.external_events import GpuFaulted, OrderRefused, TaskExited, TaskStarted
+from penstock.model.nodes import GpuFault
 from penstock.model.orders import (
     AnswerJoin,
     CheckpointTask,
@@ -111,7 +113,7 @@ def decide(state: NodeState, given: Input) -> Iterator[Decision]:
         case OrderRead(order=StopTask() as order):
             return _stop_ordered(state, order, given.now_ms, given.context)
         case OrderRead(order=AnswerJoin() as order):
-            return join_answered(state, order)
+            return chain(join_answered(state, order), _of_another_version(state, order))
         case OrderRead(order=SetCores() | SetBandwidth() as order):
             return adjust(state, order)
         case OrderRead(order=CheckpointTask() as order):
@@ -134,6 +136,16 @@ def decide(state: NodeState, given: Input) -> Iterator[Decision]:
             return _drain(state, given)
         case Faulted():
             return _faulted(state, given.event)
+
+
+def _of_another_version(state: NodeState, order: AnswerJoin) -> Iterator[Decision]:
+    """Said at each joining that the cell has accepted."""
+    if order.version in ("", __version__) or order.incarnation != state.accepted:
+        return
+    yield Note(
+        f"the placer is of Penstock {order.version}, this node-reporter of {__version__}: of what the later one says "
+        "the earlier one ignores what it does not know"
+    )
 
 
 def _grace_over(state: NodeState, given: GraceOver) -> Iterator[Decision]:

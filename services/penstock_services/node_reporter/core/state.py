@@ -10,7 +10,8 @@ from enum import StrEnum
 import msgspec
 
 from penstock.model.adjustments import TaskAdjusted
-from penstock.model.external_events import GpuFault, OrderRefused, TaskExited
+from penstock.model.external_events import OrderRefused, TaskExited
+from penstock.model.nodes import GpuFault
 from penstock.model.orders import HandOverCheckpoint, Peer, StartTask
 from penstock.model.types import MAX_CORES_PER_NODE, WHOLE_GPU
 

@@ -12,14 +12,18 @@ import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
 from penstock.errors import PenstockError
 from penstock.log.port import Headers, Message, Partition
-from penstock.model.external_events import GpuFault
-from penstock.model.nodes import NodeSpec
+from penstock.model.adjustments import TaskAdjusted
+from penstock.model.codec import as_written
+from penstock.model.event import Event, wire_type
+from penstock.model.external_events import NodeJoined, OrderRefused, TaskExited
+from penstock.model.nearest import TOLERATED, tolerated
+from penstock.model.nodes import GpuFault, NodeSpec
 from penstock.model.orders import HandOverCheckpoint
 from penstock_services.node_reporter.core.state import (
     MAX_HANDOVERS,
@@ -52,6 +56,32 @@ CREATE TABLE IF NOT EXISTS outbox (
 _TASK = msgspec.json.Decoder(Task)
 _HANDOVER = msgspec.json.Decoder(HandOverCheckpoint)
 _FAULT = msgspec.json.Decoder(GpuFault)
+
+
+def _task(row: str) -> Task:
+    """Also of a later version: its reports have the nearest values that this one knows, as at the placer."""
+    try:
+        return _TASK.decode(row)
+    except msgspec.ValidationError:
+        fields = json.loads(row)
+        _take_nearest(fields, "exited", TaskExited)
+        _take_nearest(fields, "refusal", OrderRefused)
+        for name in ("cores", "bandwidth"):
+            _take_nearest(fields.get(name, {}), "answer", TaskAdjusted)
+        return _TASK.decode(json.dumps(fields))
+
+
+def _take_nearest(fields: dict[str, Any], name: str, kind: type[Event]) -> None:
+    report = tolerated(wire_type(kind), json.dumps(fields.get(name)).encode())
+    if report is not None:
+        fields[name] = as_written(report)
+
+
+def _fault(text: str) -> GpuFault:
+    try:
+        return _FAULT.decode(text)
+    except msgspec.ValidationError:
+        return _FAULT.decode(json.dumps({**json.loads(text), "fault": TOLERATED[NodeJoined.TYPE]["fault"]}))
 
 
 class JournalFailed(PenstockError):
@@ -106,9 +136,9 @@ class Journal:
         with self._failing():
             state.gpu_tokens = dict(self._db.execute("SELECT uuid, token FROM gpu_tokens"))
             faults = self._db.execute("SELECT fault FROM faults WHERE boot_id = ?", (spec.boot_id,))
-            state.faults = {fault.uuid: fault for fault in (_FAULT.decode(text) for (text,) in faults)}
+            state.faults = {fault.uuid: fault for fault in (_fault(text) for (text,) in faults)}
             for (row,) in self._db.execute("SELECT row FROM tasks ORDER BY changed"):
-                task = _TASK.decode(row)
+                task = _task(row)
                 (state.ended if task.status is Status.ENDED else state.tasks)[task.task_id] = task
             for (row,) in self._db.execute("SELECT row FROM handovers ORDER BY token"):
                 hand_over(state, _HANDOVER.decode(row))

@@ -65,7 +65,7 @@ from penstock_services.node_reporter.shell.exits import lost_outcome, merged, ou
 from penstock_services.node_reporter.shell.fetches import Fetches
 from penstock_services.node_reporter.shell.journal import Journal, Outgoing
 from penstock_services.node_reporter.shell.lease import Lease, LeaseLapsed, concerns
-from penstock_services.node_reporter.shell.outbox import Outbox, event_id
+from penstock_services.node_reporter.shell.outbox import Counter, Outbox, event_id
 from penstock_services.node_reporter.shell.ports import (
     Callbacks,
     Host,
@@ -110,7 +110,7 @@ class Node:
         self.state.public_key = self._keys.public_key
         host.hand_over(self.state.handovers)
         self._loop = asyncio.get_running_loop()
-        self._inputs: list[Input | Outgoing] = []
+        self._inputs: list[Input | Outgoing | Emit] = []
         self._something = asyncio.Event()
         self._launcher_lost = False
         self._asked: set[Key] = set()
@@ -118,6 +118,7 @@ class Node:
         self._timers: dict[Key, asyncio.TimerHandle] = {}
         self._sweeps: set[asyncio.Task[None]] = set()
         self._nothing_lives = asyncio.Event()
+        self._counter = Counter(journal.number("said", 0))
         self._join_id = ""
         self._joined = asyncio.Event()
         self._skipped = 0
@@ -135,7 +136,7 @@ class Node:
 
     def feed(
         self,
-        given: Sequence[Input | Outgoing],
+        given: Sequence[Input | Outgoing | Emit],
         *,
         durable: bool,
         numbers: Mapping[str, int] | None = None,
@@ -148,7 +149,7 @@ class Node:
             if isinstance(item, Outgoing):
                 outgoing.append(item)
                 continue
-            for decision in machine.step(self.state, item):
+            for decision in [item] if isinstance(item, Emit) else machine.step(self.state, item):
                 if isinstance(decision, Emit):
                     outgoing.append(self._message(decision))
                     continue
@@ -157,7 +158,8 @@ class Node:
                 if not isinstance(decision, Change) or isinstance(decision, Forget):
                     actions.append(decision)
         if changes or outgoing or numbers:
-            self.journal.write(changes, outgoing, numbers or {}, durable=durable)
+            counted = {"said": self._counter.latest} if outgoing else {}
+            self.journal.write(changes, outgoing, {**counted, **(numbers or {})}, durable=durable)
         if durable:
             failpoints.hit("node.token_written")
         if outgoing:
@@ -212,7 +214,7 @@ class Node:
         if isinstance(event, GpuFaulted):
             parts = (self.spec.boot_id, event.uuid, event.fault, wall_ms())
             return self._envelope(event_id(self.spec.node_id, "fault", *parts), event)
-        kind = event.TYPE.rpartition(".")[2]
+        kind = emit.name or event.TYPE.rpartition(".")[2]
         about: tuple[object, ...] = getattr(event, "task_id", ""), getattr(event, "token", "")
         if isinstance(event, TaskAdjusted):  # one token may have changed both
             about = event.task_id, event.order_token, event.what
@@ -225,7 +227,7 @@ class Node:
                 id=id_,
                 source=f"/penstock/{SERVICE}/{self.spec.node_id}",
                 time_ms=wall_ms(),
-                data=event,
+                data=(event := self._counter.count(event)),
                 **asdict(context),
             )
         )
@@ -266,8 +268,7 @@ class Node:
 
     def _on_fetched(self, came: CheckpointFetched) -> None:
         task = self.state.find(came.task_id)
-        id_ = event_id(self.spec.node_id, came.task_id, came.token, "checkpoint_fetched")
-        self._later(self._envelope(id_, came, NO_CONTEXT if task is None else task.context))
+        self._later(Emit(came, NO_CONTEXT if task is None else task.context))
 
     def _on_started(self, key: Key, pid: int, started_ms: int) -> None:
         failpoints.hit("node.task_spawned")
@@ -322,8 +323,7 @@ class Node:
             self._samples.publish(report.event)
             return
         task = self.state.find(key[0])
-        id_ = event_id(self.spec.node_id, *key, report.name)
-        self._later(self._envelope(id_, report.event, NO_CONTEXT if task is None else task.context))
+        self._later(Emit(report.event, NO_CONTEXT if task is None else task.context, report.name))
 
     async def _report_faults(self, faults: "asyncio.Queue[GpuFaulted]") -> None:
         while True:
@@ -335,7 +335,7 @@ class Node:
         task = self.state.tasks.get(key[0])
         return task.order if task is not None and task.token == key[1] else None
 
-    def _later(self, given: Input | Outgoing) -> None:
+    def _later(self, given: Input | Outgoing | Emit) -> None:
         """For callbacks, whose exceptions would be lost: `_apply` takes it from here."""
         self._inputs.append(given)
         self._something.set()
@@ -460,7 +460,7 @@ class Node:
 
     def _take(self, records: Sequence[Record], position: int) -> None:
         """Processes all orders of one read, with one wait for the disk."""
-        inputs: list[Input | Outgoing] = []
+        inputs: list[Input | Outgoing | Emit] = []
         orders = 0
         probed = False
         own = self.spec.node_id.encode()

@@ -5,9 +5,13 @@ import hashlib
 import logging
 from collections.abc import Callable
 
+from msgspec.structs import replace
+
+from penstock.clock import wall_ms
 from penstock.errors import LogError
 from penstock.log.port import Log
 from penstock.model.envelope import MAX_ID_BYTES
+from penstock.model.event import Event
 from penstock.retry import retry
 from penstock_services.node_reporter.shell.journal import Journal, Outgoing
 
@@ -16,6 +20,23 @@ FIRST_PAUSE_S = 0.05
 LONGEST_PAUSE_S = 5.0
 
 logger = logging.getLogger(__name__)
+
+
+class Counter:
+    """Numbers of the node's reports, in the order in which they are journaled. `latest`: by the journal.
+
+    A new journal continues above the former one's numbers as long as the clock did not go back.
+    """
+
+    def __init__(self, latest: int) -> None:
+        self.latest = max(latest, wall_ms())
+
+    def count(self, event: Event) -> Event:
+        """The event with its number, where its type has one."""
+        if "said" not in event.__struct_fields__:
+            return event
+        self.latest += 1
+        return replace(event, said=self.latest)
 
 
 class Outbox:

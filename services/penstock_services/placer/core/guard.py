@@ -99,11 +99,21 @@ def _release(state: CellState, event: external_events.JobReleaseRequested) -> st
     return "held_by_operator" if held.by_operator and event.tenant is not None else None
 
 
-def _of_living_task(state: CellState, event: "TaskEvent") -> str | None:
+def _of_living_task(state: CellState, event: external_events.TaskEvent) -> str | None:
     job = job_of_task(state, event.node_id, event.task_id)
     if job is None:
         return "unknown_task"
     return None if event.token == job.token else "stale_token"
+
+
+def _counted(state: CellState, event: external_events.CountedTaskEvent) -> str | None:
+    """It acts again each time that it comes: no copy counts."""
+    return _of_living_task(state, event) or _replayed(state.nodes[event.node_id], event.said)
+
+
+def _replayed(node: NodeState, said: int) -> str | None:
+    """Whether the node has said this before. One that counts its reports counts all, from its joining on."""
+    return "replayed" if said <= node.said and node.said else None
 
 
 def _eta(state: CellState, event: EtaEstimated) -> str | None:
@@ -279,23 +289,12 @@ def _gpu(state: CellState, event: external_events.GpuFaulted) -> str | None:
     if 0 < event.incarnation < node.incarnation:
         return "stale_fault"
     known = event.gpu < len(node.spec.gpus) if event.uuid is None else node.slot_of(event.uuid) is not None
-    return None if known else "unknown_gpu"
+    return _replayed(node, event.said) if known else "unknown_gpu"
 
 
 def _timer(state: CellState, event: ledger_events.TimerFired) -> str | None:
     return None if event.timer_id in state.timers else "timer_gone"
 
-
-TaskEvent = (
-    external_events.TaskStarted
-    | external_events.TaskExited
-    | external_events.TaskPhaseChanged
-    | external_events.TaskCheckpointed
-    | external_events.CheckpointFetched
-    | external_events.StepsMeasured
-    | external_events.StagesMeasured
-    | TaskAdjusted
-)
 
 GUARDS: Mapping[type[Event], Callable[[CellState, Any], str | None]] = MappingProxyType(
     {
@@ -307,11 +306,11 @@ GUARDS: Mapping[type[Event], Callable[[CellState, Any], str | None]] = MappingPr
         external_events.JobCheckpointRequested: _save,
         external_events.TaskStarted: _started,
         external_events.TaskExited: _exited,
-        external_events.TaskPhaseChanged: _of_living_task,
-        external_events.TaskCheckpointed: _of_living_task,
-        external_events.CheckpointFetched: _of_living_task,
-        external_events.StepsMeasured: _of_living_task,
-        external_events.StagesMeasured: _of_living_task,
+        external_events.TaskPhaseChanged: _counted,
+        external_events.TaskCheckpointed: _counted,
+        external_events.CheckpointFetched: _counted,
+        external_events.StepsMeasured: _counted,
+        external_events.StagesMeasured: _counted,
         TaskAdjusted: _adjusted,
         EtaEstimated: _eta,
         external_events.OrderRefused: _refused,

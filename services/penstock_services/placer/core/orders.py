@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
+from penstock import __version__
 from penstock.ledger.job_state import JobState, TaskState
 from penstock.ledger.node_state import NodeState
 from penstock.ledger.resuming import resumed, source
@@ -245,6 +246,7 @@ def _answer(
         machine_id=None if node is None else node.spec.machine_id,
         highest_incarnation=state.forgotten_nodes.get(node_id, 0) if node is None else node.incarnation,
         public_key=public_key,
+        version=__version__,
     )
 
 

@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from penstock import __version__
 from penstock.ledger.digest import restated
 from penstock.ledger.evolve import FOLD_VERSION, fold
-from penstock.ledger.record import Amended, Head, RawFact, RawRecord, read, read_valid, write
+from penstock.ledger.record import Amended, Head, RawFact, RawRecord, entry, read, read_valid, write
 from penstock.ledger.replica import Replica
 from penstock.log.open import open_log
 from penstock.log.port import Log, Partition, Record
@@ -263,7 +263,7 @@ def upcast(value: bytes) -> bytes:
     if not any(fact.type in SPLIT for fact in raw.facts):
         return value
     body = orjson.loads(value)
-    body["facts"] = [{"type": wire_type(type(fact)), "data": fact} for fact in map(RawFact.event, raw.facts)]
+    body["facts"] = [entry(fact) for fact in map(RawFact.event, raw.facts)]
     return orjson.dumps(body, default=written)
 
 

@@ -190,12 +190,29 @@ class Store:
             cell,
             "0" * 32,
         )
-        store._columns = await _columns(connection, schema)
-        store._apply = _statement(store._columns)
-        store._bounds = {table: _bounds(columns) for table, columns in store._columns.items()}
-        jobs = store._bounds["jobs"]
-        store._bounds["job_changes"] = {name: jobs[name] for name in JOB_CHANGES if name in jobs}
+        store._use(await _columns(connection, schema))
         return store
+
+    def _use(self, columns: Columns) -> None:
+        self._columns, self._apply = columns, _statement(columns)
+        self._bounds = {table: _bounds(found) for table, found in columns.items()}
+        jobs = self._bounds["jobs"]
+        self._bounds["job_changes"] = {name: jobs[name] for name in JOB_CHANGES if name in jobs}
+
+    def _leave_out_unknown(self, batch: Batch) -> None:
+        """Columns that a later version added have their defaults (`penstock.runtime.migrations`)."""
+        unknown = {
+            table: self._columns[table].keys() - batch[table][0].keys()
+            for table in (*REPLACED, *APPENDED)
+            if batch[table] and len(batch[table][0]) < len(self._columns[table])
+        }
+        if any(unknown.values()):
+            self._use(
+                {
+                    table: {name: kind for name, kind in found.items() if name not in unknown.get(table, ())}
+                    for table, found in self._columns.items()
+                }
+            )
 
     async def position(self) -> tuple[int, Head, int]:
         """(ledger offset to read next, head, offset of the head's record)."""
@@ -205,6 +222,7 @@ class Store:
     async def apply(self, replica: Replica, expected_offset: int, batch: Batch) -> None:
         """Position and effect in one transaction. Raises `Superseded`, `StoreError`."""
         state, head = replica.state, replica.head
+        self._leave_out_unknown(batch)
         for table, bounds in self._bounds.items():
             _saturate(batch[table], bounds)
         rows: list[Any] = [_json(batch[table]) for table in (*REPLACED, "job_changes", "shrunk", "forgotten")]
