@@ -19,7 +19,7 @@ from penstock.model import ledger_events
 from penstock.model.adjustments import BandwidthDecided, CheckpointDecided, CoresDecided
 from penstock.model.arrays import ArraysSized, CoresReclaimed
 from penstock.model.event import Event
-from penstock.model.groups import GroupDecided
+from penstock.model.groups import GroupDecided, GroupDissolved, KindsApart, Shortfall
 from penstock.model.moves import JobConverged, MoveDecided, MoveGivenUp
 from penstock.model.plans import BatchWindowClosed, BatchWindowOpened, PlanAdopted, PlanUnit
 from penstock.model.settings import PlacerSettings
@@ -71,6 +71,15 @@ DECISIONS: tuple[Event, ...] = (
         job_ids=(JOB, OTHER_JOB),
         by="batcher-1",
         reason="one computes while the other reads its data: 1.6 times the work of both in turn",
+    ),
+    GroupDissolved(
+        group_id="group-4711-0",
+        job_ids=(JOB, OTHER_JOB),
+        short=(Shortfall(job_id=JOB, promised=0.6, measured=0.02),),
+        leaves=(OTHER_JOB,),
+        apart=(KindsApart(one="vision bert 16 2", other="vision resnet50 64 2"),),
+        until_ms=1_770_086_400_000,
+        reason=f"{JOB} has had 2 % of its speed for a minute, promised were 60 %",
     ),
     MoveGivenUp(job_id=JOB, attempt=1, reason=f"{NEXT_NODE} is cordoned"),
     JobConverged(

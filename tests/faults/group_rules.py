@@ -6,6 +6,7 @@ from typing import Any
 from tests.faults.ledger_book import Book, Job
 
 MOST = 4
+OF_PAPERS = ("muri-s", "muri-l")  # which know no tenants
 STOPPED = ("penstock.stop.decided", "penstock.job.requeued", "penstock.job.preempted")
 
 
@@ -41,6 +42,10 @@ class GroupRules:
         there = {name for name, job in self._book.jobs.items() if job.group == group_id and job.living}
         if not 2 <= len(there | set(job_ids)) <= MOST or len(set(job_ids)) < len(job_ids):
             return f"{at} has, with those being stopped, {sorted(there | set(job_ids))}"
+        if self._book.settings.get("profile") not in OF_PAPERS and not _may_meet(
+            [job.spec for job in jobs.values() if job]
+        ):
+            return f"{at} is of several tenants, of which one allows only its own"
         first: list[Any] | None = None
         for job_id, job in jobs.items():
             if (
@@ -87,6 +92,12 @@ class GroupRules:
             room_mib = min((gpu["memory_mib"] for gpu in node.spec["gpus"]), default=0)
             if place["gpus"] and promised_mib > room_mib:
                 yield f"{place['task_id']} joins, and {promised_mib} MiB of {room_mib} are promised of its GPUs"
+
+
+def _may_meet(specs: list[dict[str, Any]]) -> bool:
+    """Whether these are jobs of one tenant, or all allow any companion."""
+    owners = {spec["owner"] for spec in specs}
+    return len(owners) < 2 or all(spec.get("companions") == "any" for spec in specs)
 
 
 def _places(job: Job) -> list[Any]:

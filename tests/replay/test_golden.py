@@ -68,6 +68,7 @@ ADDED = {
     "epoch": 0,
     "rejoin_offset": 0,
     "stages": {},
+    "apart": {},
     "prelaunching": 0,
     "arrays": {
         "cores_per_gpu_milli": -1,
@@ -136,10 +137,11 @@ def expected_state() -> Any:
         job["spec"] |= {"secrets": {}, "environment": None, "code": None, "checkpoint": "none"}
         job["spec"] |= {"preemptible": True, "min_workers": None, "global_batch_size": None}
         job["spec"] |= {"priority": 0, "prelaunch": False, "qos": None, "deadline_ms": None}
+        job["spec"] |= {"companions": "tenant"}
         job |= {"sharing": {"jobs": [], "since_ms": 0, "ever": False}}
         job |= {"memory_retries": 0, "short_of": {}, "estimated_attempt": 0, "held": None, "commanded_seq": 0}
         job |= {"converged_ms": None, "rebalanced": False, "migrations": 0, "runs": []}
-        job |= {"core_changes": 0, "throttles": 0}
+        job |= {"core_changes": 0, "throttles": 0, "measured": None, "short_ms": None}
         job |= {
             "eta": None,
             "kept_ms": 0,

@@ -42,6 +42,7 @@ class FirstFitBatch:
 class FirstFitRegroup:
     """The same of one kind of question that a regroup stage is asked; it stops nobody and forms no group."""
 
+    exact = False
     fills = False
     beside = False
 

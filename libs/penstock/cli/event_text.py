@@ -231,6 +231,7 @@ TEXTS: Mapping[str, tuple[str, Callable[[Data], str]]] = MappingProxyType(
         "penstock.job.estimated": ("estimated", _estimated),
         "penstock.placement.decided": ("placed", lambda d: places(d["tasks"]) + _sharing(d) + _after(d)),
         "penstock.group.decided": ("grouped", lambda d: f"{' and '.join(d['job_ids'])} share GPUs, asked for by {d['by']}: {d['reason']}"),
+        "penstock.group.dissolved": ("dissolved", lambda d: f"{' and '.join(d['leaves'])} leaves {d['group_id']}: {d['reason']}"),
         "penstock.task.started": ("started", lambda d: f"{_short(d)} on {d['node_id']}, process {d['pid']}{_early(d)}"),
         "penstock.task.phase_changed": ("phase", lambda d: f"{_short(d)}: {d['phase']}"),
         "penstock.task.checkpointed": ("checkpoint", _checkpointed),

@@ -16,7 +16,7 @@ from penstock.client import Client, NotPermitted
 from penstock.client.connection import TIMEOUT_S, WORKER_TIMEOUT_S
 from penstock.exits import Exit, Stop
 from penstock.model.codec import as_written
-from penstock.model.types import Category, JobSpec, Trait
+from penstock.model.types import Category, Companions, JobSpec, Trait
 from penstock.redaction import brief
 from penstock.sdk.code_archive import Packed
 from penstock.sdk.job_warnings import warnings_of
@@ -106,6 +106,12 @@ PrelaunchFlag = Annotated[
         help='Whether the job may launch while its GPUs are still in use; its script waits for them at phase("train").',
     ),
 ]
+CompanionsFlag = Annotated[
+    Companions | None,
+    typer.Option(
+        help="Whose jobs may take turns with it on the same GPUs: tenant, or any that allow it, too."
+    ),
+]
 PriorityFlag = Annotated[
     int | None,
     typer.Option(
@@ -189,6 +195,7 @@ def submit(
     preemptible: PreemptibleFlag = None,
     prelaunch: PrelaunchFlag = None,
     checkpoint: CheckpointFlag = None,
+    companions: CompanionsFlag = None,
     priority: PriorityFlag = None,
     detach: DetachFlag = False,
     propagate: Annotated[bool, typer.Option(help="Exit with the job's own exit code if it failed.")] = False,
@@ -205,7 +212,7 @@ def submit(
         "model": model, "batch_size": batch_size, "global_batch_size": global_batch_size, "category": category, "traits": trait, "iterations": iterations,
         "target_loss": target_loss, "gpu_models": gpu_model, "workdir": workdir, "sync": sync,
         "queue_timeout": queue_timeout, "run_timeout": run_timeout, "qos": qos, "deadline": deadline, "grace": grace, "checkpoint": checkpoint,
-        "preemptible": preemptible, "prelaunch": prelaunch, "priority": priority,
+        "preemptible": preemptible, "prelaunch": prelaunch, "priority": priority, "companions": companions,
         "environment": jobspec.environment(venv, conda, container, path=path),
     }  # fmt: skip
     fields |= jobspec.located(_given(flags), os.getcwd())

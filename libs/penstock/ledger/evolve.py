@@ -29,7 +29,7 @@ from penstock.model import adjustments, external_events, ledger_events
 from penstock.model.arrays import ArraysSized, CoresReclaimed
 from penstock.model.estimates import EtaEstimated, JobEstimated, StagesProfiled
 from penstock.model.event import Event
-from penstock.model.groups import GroupDecided
+from penstock.model.groups import GroupDecided, GroupDissolved
 from penstock.model.moves import JobConverged, MoveDecided, MoveGivenUp
 from penstock.model.plans import BatchWindowClosed, BatchWindowOpened, PlanAdopted
 from penstock.model.topics import Topic
@@ -163,6 +163,8 @@ HANDLERS: Mapping[type[Event], Callable[[CellState, Any], None]] = MappingProxyT
         ledger_events.TaskLost: evolve_tasks.task_lost,
         external_events.OrderRefused: evolve_tasks.order_refused,
         GroupDecided: evolve_groups.group_decided,
+        GroupDissolved: evolve_groups.group_dissolved,
+        external_events.StepsMeasured: evolve_tasks.steps_measured,
         MoveDecided: evolve_moves.move_decided,
         MoveGivenUp: evolve_moves.move_given_up,
         JobConverged: evolve_moves.job_converged,

@@ -1,9 +1,11 @@
 """Fold of groups: which jobs are members; a job joins by its placement and leaves when its attempt is over."""
 
+from penstock.ledger.apart import remember
 from penstock.ledger.job_state import HOLDING, JobState
+from penstock.ledger.promises import compare
 from penstock.ledger.speed import set_speed
 from penstock.ledger.state import CellState
-from penstock.model.groups import GroupDecided
+from penstock.model.groups import GroupDecided, GroupDissolved
 
 
 def group_decided(state: CellState, fact: GroupDecided) -> None:
@@ -19,6 +21,13 @@ def group_decided(state: CellState, fact: GroupDecided) -> None:
             job.turns = fact.turns
             set_speed(job, speed, state.now_ms)
             _changed(state, job)
+    for job in state.groups.get(fact.group_id, {}).values():
+        compare(state, job)
+
+
+def group_dissolved(state: CellState, fact: GroupDissolved) -> None:
+    """The members leave when their attempts are over; their kinds are remembered from now on."""
+    remember(state.apart, fact, state.now_ms)
 
 
 def join(state: CellState, job: JobState, group_id: str) -> None:
@@ -28,6 +37,7 @@ def join(state: CellState, job: JobState, group_id: str) -> None:
     job.group = group_id
     for member in members.values():
         _changed(state, member)
+        compare(state, member)
 
 
 def leave(state: CellState, job: JobState) -> None:
@@ -40,6 +50,9 @@ def leave(state: CellState, job: JobState) -> None:
     _alone(state, job)
     for member in (job, *members.values()):
         _changed(state, member)
+    for member in members.values():
+        if member.short_ms is not None:
+            member.short_ms = state.now_ms
     if len(members) > 1:
         return
     for last in members.values():
@@ -50,6 +63,7 @@ def leave(state: CellState, job: JobState) -> None:
 
 
 def _alone(state: CellState, job: JobState) -> None:
+    job.measured = job.short_ms = None
     if job.turns is not None:
         job.turns = None
         set_speed(job, 1.0, state.now_ms)

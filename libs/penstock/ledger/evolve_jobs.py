@@ -28,7 +28,14 @@ from penstock.model.transitions import (
     transition,
 )
 
-ATTEMPT_TIMERS = ("run_timeout", "launch_timeout", "stop_timeout", "predecessor_timeout", "adjustment")
+ATTEMPT_TIMERS = (
+    "run_timeout",
+    "launch_timeout",
+    "stop_timeout",
+    "predecessor_timeout",
+    "adjustment",
+    "turns",
+)
 JOB_TIMERS = ("queue_timeout", "backoff", "unschedulable", *ATTEMPT_TIMERS)
 INFRASTRUCTURE = frozenset({"node_lost", "preempted", "migrated", "refused", "drained", "predecessor_late"})
 LOSSES = frozenset({"node_lost", "refused"})

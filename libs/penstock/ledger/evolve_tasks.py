@@ -10,6 +10,7 @@ from penstock.ledger.groups import booked
 from penstock.ledger.job_state import JobState, TaskState
 from penstock.ledger.memory import failure_text
 from penstock.ledger.node_state import NodeState
+from penstock.ledger.promises import compare
 from penstock.ledger.state import CellState
 from penstock.ledger.timers import drop_timers
 from penstock.model import external_events, ledger_events
@@ -80,6 +81,15 @@ def task_checkpointed(state: CellState, fact: external_events.TaskCheckpointed) 
     state.change_log.add(job.job_id)
     job.tasks[fact.task_id].checkpoint_asked = None
     job.version += 1
+
+
+def steps_measured(state: CellState, fact: external_events.StepsMeasured) -> None:
+    """A member's speed in its group. Its version stays: plans that were made before are as good as after."""
+    job = job_of_task(state, fact.node_id, fact.task_id)
+    if job is None or not job.group or not fact.steps or not fact.step_ms:
+        return
+    job.measured = max(0.0, 1.0 - fact.waited_ms / fact.step_ms)
+    compare(state, job)
 
 
 def checkpoint_fetched(state: CellState, fact: external_events.CheckpointFetched) -> None:

@@ -11,6 +11,7 @@ from itertools import islice
 
 from sortedcontainers import SortedDict
 
+from penstock.ledger.apart import Apart
 from penstock.ledger.arrays import Arrays
 from penstock.ledger.index import NodeIndex
 from penstock.ledger.job_state import JobState
@@ -144,6 +145,8 @@ class CellState:
     """order → job, of jobs with a reserved target."""
     groups: dict[str, dict[str, JobState]] = field(default_factory=dict)
     """Group id → its members by job id, each with a living attempt."""
+    apart: dict[str, Apart] = field(default_factory=dict)
+    """Kinds of jobs that share no GPUs in turns for a time, by the key of `penstock.ledger.apart`, the latest at the end, bounded."""
     planned: dict[str, PlanUnit] = field(default_factory=dict)
     """Job id → unit, of waiting jobs for which nodes are reserved; in the order of the plan."""
     proposals: "OrderedDict[str, Answered]" = field(default_factory=OrderedDict)

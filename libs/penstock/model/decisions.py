@@ -7,7 +7,7 @@ from penstock.model import ledger_events
 from penstock.model.adjustments import BandwidthDecided, CheckpointDecided, CoresDecided
 from penstock.model.arrays import ArraysSized, CoresReclaimed
 from penstock.model.event import Event
-from penstock.model.groups import GroupDecided
+from penstock.model.groups import GroupDecided, GroupDissolved
 from penstock.model.moves import JobConverged, MoveDecided, MoveGivenUp
 from penstock.model.plans import BatchWindowClosed, BatchWindowOpened, PlanAdopted
 
@@ -22,6 +22,7 @@ DECISIONS: frozenset[type[Event]] = frozenset(
         BandwidthDecided,
         CheckpointDecided,
         GroupDecided,
+        GroupDissolved,
         MoveDecided,
         MoveGivenUp,
         JobConverged,

@@ -333,9 +333,16 @@ class CheckpointFetched(CountedTaskEvent, frozen=True, kw_only=True):
     """Why it was not fetched, with the remedy; the task starts nevertheless."""
 
 
+SPEED_STEP = 1.25
+"""A node reports the part of its steps in which a member of a group does not wait where that has changed by this
+factor since the last report: what was reported is at most so far from the truth. Windows of 2 s, in which a member
+has some ten iterations, differ by less."""
+
+
 @event
 class StepsMeasured(CountedTaskEvent, frozen=True, kw_only=True):
-    """Progress of a training job. Reported at growing intervals, so that the number of events grows with the logarithm of the job's length."""
+    """Progress of a training job. Reported at growing intervals, so that the number of events grows with the
+    logarithm of the job's length; and where a member of a group waits for another part of its time (`SPEED_STEP`)."""
 
     TYPE = "penstock.steps.measured"
     OMITTED = ("said", "waited_ms", "missed_turns")

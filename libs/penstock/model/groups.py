@@ -5,7 +5,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from penstock.model.event import Event, event
-from penstock.model.types import Identifier, ShortText, Value
+from penstock.model.types import Identifier, Milliseconds, ShortText, Value
 
 MAX_GROUP_MEMBERS = 4  # Muri §4: four resources, so a fifth member would find each of them in use
 
@@ -52,3 +52,39 @@ class GroupDecided(Event, frozen=True, kw_only=True):
     reason: ShortText
     turns: Turns | None = None
     """None: the proposer made no prediction."""
+
+
+class Shortfall(Value, frozen=True, kw_only=True):
+    """A member of a group that has been slower than its plan promised."""
+
+    job_id: Identifier
+    promised: Annotated[float, Meta(ge=0, le=4)]
+    """Speed relative to its speed alone."""
+    measured: Annotated[float, Meta(ge=0, le=1)]
+    """Part of its time in which it did not wait for turns, as it last reported it."""
+
+
+class KindsApart(Value, frozen=True, kw_only=True):
+    """Two kinds of jobs that share no GPUs in turns for a time."""
+
+    one: ShortText
+    other: ShortText
+    """Kinds as `penstock.ledger.apart.kind_of` names them; may be equal."""
+
+
+@event
+class GroupDissolved(Event, frozen=True, kw_only=True):
+    """Members of this group have been slower than their plan promised for a minute: the jobs in `leaves` are
+    stopped, save, and queue again. No group is formed of `apart` until `until_ms`."""
+
+    TYPE = "penstock.group.dissolved"
+
+    group_id: Identifier
+    job_ids: Annotated[tuple[Identifier, ...], Meta(min_length=2, max_length=MAX_GROUP_MEMBERS)]
+    """Its members that run, oldest first."""
+    short: Annotated[tuple[Shortfall, ...], Meta(min_length=1, max_length=MAX_GROUP_MEMBERS)]
+    leaves: Annotated[tuple[Identifier, ...], Meta(min_length=1, max_length=MAX_GROUP_MEMBERS)]
+    apart: Annotated[tuple[KindsApart, ...], Meta(max_length=MAX_GROUP_MEMBERS)]
+    until_ms: Milliseconds
+    """Ledger time."""
+    reason: ShortText

@@ -58,6 +58,7 @@ Trait = Literal["pipelined", "many_weights", "heavy_preprocessing"]
 Priority = Annotated[int, Meta(ge=-10, le=10)]
 Qos = Literal["urgent", "prior", "normal"]
 """Service class: how soon a job is expected to be done. Source: GENIE §III-A."""
+Companions = Literal["tenant", "any"]
 CheckpointKind = Literal["none", "sdk", "signal"]
 """How a job saves its progress. `sdk`: by `penstock.sdk.checkpoint`, or in the same way, in a folder that its node provides; `signal`: on SIGTERM
 and SIGUSR1, in a place of the script's choice; `none`: a stop loses all progress."""
@@ -248,6 +249,7 @@ class JobSpec(Value, frozen=True, kw_only=True):
         "prelaunch",
         "qos",
         "deadline_ms",
+        "companions",
     )
     RULES = {
         "command": _command_can_run,
@@ -306,6 +308,9 @@ class JobSpec(Value, frozen=True, kw_only=True):
     """Service class; None: normal."""
     deadline_ms: Annotated[int, Meta(ge=1, le=1 << 40)] | None = None
     """Time after submission within which the job should be done; None: by its class."""
+    companions: Companions = "tenant"
+    """Whose jobs may take turns with it on the same GPUs. tenant: only its own tenant's. any: also other
+    tenants' whose jobs allow any, too."""
 
     @property
     def timed(self) -> bool:

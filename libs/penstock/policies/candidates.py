@@ -19,6 +19,7 @@ from penstock.ledger.stages import latest_profile, stage_times
 from penstock.ledger.state import CellState
 from penstock.model.estimates import StagesProfiled
 from penstock.model.types import WHOLE_GPU, StageTimes
+from penstock.policies.companions import Pairs, circle_of, marks_of, pairs_apart
 from penstock.policies.free_gpus import will_queue_again
 from penstock.policies.gang_turns import why_no_turns
 from penstock.policies.job_rows import CONTENDING, Entry, JobRows
@@ -57,6 +58,8 @@ class _Needs(Struct, frozen=True, gc=False):
     shape: Shape
     stages: StageTimes | None
     gpu_memory_mib: int
+    circle: str
+    apart: int
     group: str
     """As `Candidate.group`."""
     stop_cost_s: float
@@ -113,6 +116,8 @@ class Source(Generic[Item]):
         """`JobState.order` → needs: unlike an id an order is not given twice."""
         self._profile: StagesProfiled | None = None
         """The latest profile when they were made."""
+        self._apart: Pairs = ()
+        """Pairs of kinds that were not grouped then."""
 
     def question(self, state: CellState) -> Question | None:
         """As `Regroup.question`."""
@@ -135,11 +140,11 @@ class Source(Generic[Item]):
     def _gathered(self, state: CellState) -> Gathered[Item] | None:
         """None: no job waits and no jobs share GPUs, or there are no GPUs."""
         changed, anew = self._rows.update(state)
-        profile = latest_profile(state)
-        if anew or profile is not self._profile:
+        profile, apart = latest_profile(state), pairs_apart(state)
+        if anew or profile is not self._profile or apart != self._apart:
             self._of_waiting.clear()
             self._needs.clear()
-            self._profile = profile
+            self._profile, self._apart = profile, apart
         for job_id in self._of_waiting.keys() & changed:
             del self._of_waiting[job_id]
         rows = self._waiting_rows()
@@ -252,6 +257,8 @@ class Source(Generic[Item]):
             needs.stops,
             stop_cost_s(state, job) if needs.loses else needs.stop_cost_s,
             needs.gpu_memory_mib,
+            needs.circle,
+            needs.apart,
         )
 
     def _needs_of(self, state: CellState, job: JobState) -> _Needs:
@@ -269,6 +276,8 @@ class Source(Generic[Item]):
             shape,
             None if why_no_turns(shape[0], shape[2], ()) else stage_times(state, job),
             estimate.worker.gpu_memory_mib,
+            circle_of(job),
+            marks_of(self._apart, job),
             (job.group or f"{job.job_id}/alone") if runs else "",
             fixed_cost_s(job) if runs else 0.0,
             runs and loses(job),

@@ -26,6 +26,7 @@ from penstock.model.transitions import JobStatus, TaskStatus
 from penstock.model.types import ResourceVector, Value
 from penstock.policies.base import LazyRng, Order, Preemption, Profile
 from penstock.policies.capacity import shortfall, suits
+from penstock.policies.companions import apart_from_all
 from penstock.policies.gang import tasks_that_fit
 from penstock.policies.moldable import as_it_waits
 from penstock.policies.preemption import set_of
@@ -184,7 +185,9 @@ def _reason(
         return _own_order(state, job, profile.name, profile.order)
     if fits_now:
         return _turn(state, job, in_force(state.settings))
-    return _lack(state, job)
+    reason, detail = _lack(state, job)
+    apart = apart_from_all(state, job, profile)
+    return reason, f"{detail}; it shares no GPUs: {apart}" if apart else detail
 
 
 def _reserved_for_plans(state: CellState, job: JobState) -> str:
@@ -353,15 +356,18 @@ def _waiting(
     )
 
 
-def _turns_text(job: JobState) -> str:
+def _turns_text(job: JobState, now_ms: int) -> str:
     """` It takes turns there with b, c, as group-7-0: …`; empty for a job that has its GPUs alone, or without a predicted interleaving."""
     turns = job.turns
     if turns is None:
         return ""
+    measured = "" if job.measured is None else f"; it does not wait for {job.measured:.0%} of its time"
+    if job.short_ms is not None:
+        measured += f", less than promised since {(now_ms - job.short_ms) // 1_000:,} s"
     others = ", ".join(name for name in turns.job_ids if name != job.job_id)
     found = (
         f" It takes turns there with {others}, as {job.group}: in the order {', '.join(turns.job_ids)}, an iteration of each in {turns.period_ms:,.0f} ms, "
-        f"efficiency {turns.efficiency:.2f}; it is expected to run at {job.speed:.0%} of its speed alone."
+        f"efficiency {turns.efficiency:.2f}; it is expected to run at {job.speed:.0%} of its speed alone{measured}."
     )
     return f"{found} Considered: {turns.alternative}." if turns.alternative else found
 
@@ -380,7 +386,7 @@ def _holding(state: CellState, job: JobState, now_ms: int) -> Explanation:
     elif job.status is JobStatus.LAUNCHING:
         text, step = f"It is being started {where}.", "Wait; `penstock get nodes` shows whether they answer."
     elif job.status is JobStatus.RUNNING:
-        text, step = f"It runs {where}.{_turns_text(job)}", "Follow it with `penstock logs -f`."
+        text, step = f"It runs {where}.{_turns_text(job, now_ms)}", "Follow it with `penstock logs -f`."
     else:
         text = f"It is being stopped {where} ({job.stop_reason})."
         step = "Wait; its resources are freed when every exit is proven."

@@ -21,6 +21,7 @@ from penstock.ledger.state import CellState
 from penstock.model.ledger_events import MAX_RANK_LEVEL, MAX_RANKS, JobRank
 from penstock.model.types import StageTimes, within_ms
 from penstock.policies.candidates import Candidates, Source
+from penstock.policies.companions import clash
 from penstock.policies.group_search import MAX_IN_ORDER, search
 from penstock.policies.group_speeds import Computed, Kinds, Tables
 from penstock.policies.group_weights import Job
@@ -44,6 +45,9 @@ ALIKE = 1.08  # stage times within 8 % are of one kind: profiles are not more ac
 LEAST_SHARE = 0.01  # of an iteration; shorter stages are ignored
 MAX_KINDS = 4_096
 STAGE_BITS, WHOLE_BITS = 8, 16  # of a kind's number
+MARKS_AT = 64  # bits of a kind above its number: its marks (`companions.marks_of`)
+UNMARKED = (1 << MARKS_AT) - 1
+NEVER = 1e-9  # speed in a group that may not be formed: no such group gains anything
 AFRESH_EVERY = 16  # one plan in so many is also made from scratch, not only from current groups; at whole seconds every other one
 AFRESH_JOBS = 16  # up to so many jobs every plan is also made from scratch
 
@@ -51,6 +55,7 @@ AFRESH_JOBS = 16  # up to so many jobs every plan is also made from scratch
 class Interleave:
     """Implements `penstock.policies.regroup.Regroup`. `plan`: as `Regroup.plan`."""
 
+    exact = False
     fills = True
     beside = False
 
@@ -102,17 +107,17 @@ class Interleave:
         last: dict[object, float] = {}
         """Shape → the largest key of its running jobs: a waiting job with a smaller key may replace one."""
         for job, key in zip(question.jobs, keys, strict=True):
-            if job.group and key > last.get(job.shape, 0.0):
-                last[job.shape] = key
+            if job.group and key > last.get((job.shape, job.circle), 0.0):
+                last[job.shape, job.circle] = key
         return [
             Job(
                 job.gpus,
-                job.shape,
-                kinds[job.stages],
+                (*job.shape, job.circle),
+                _marked(kinds[job.stages], job.apart),
                 bool(job.group) and not job.movable,
                 job.gpu_memory_mib if bounded else 0,
                 None if job.remaining_s < inf else _queue(job.attained_s * job.gpus),
-                job.rank is None or key < last.get(job.shape, 0.0),
+                job.rank is None or key < last.get((job.shape, job.circle), 0.0),
                 ahead,
             )
             for job, key, ahead in zip(
@@ -185,7 +190,9 @@ class Interleave:
         """See `group_speeds.Speeds`."""
         if len(kinds) == 1:
             return (1.0,)
-        times = [self._times[kind] for kind in kinds]
+        if max(kinds) > UNMARKED and clash([kind >> MARKS_AT for kind in kinds]):
+            return (NEVER,) * len(kinds)
+        times = [self._times[kind & UNMARKED] for kind in kinds]
         order = sorted(range(len(kinds)), key=lambda index: (times[index], index))
         found = self._interleaving.predict(tuple(times[index] for index in order)).speeds
         speeds = [0.0] * len(kinds)
@@ -198,12 +205,19 @@ class Interleave:
         found: dict[Kinds, tuple[float, ...]] = {}
         of_size: dict[int, list[Kinds]] = {}
         for kinds in groups:
-            of_size.setdefault(len(kinds), []).append(kinds)
+            if max(kinds) > UNMARKED and clash([kind >> MARKS_AT for kind in kinds]):
+                found[kinds] = (NEVER,) * len(kinds)
+            else:
+                of_size.setdefault(len(kinds), []).append(kinds)
         for alike in of_size.values():
-            times = [[self._times[kind] for kind in kinds] for kinds in alike]
+            times = [[self._times[kind & UNMARKED] for kind in kinds] for kinds in alike]
             for kinds, speeds in zip(alike, many_speeds(self._interleaving, times), strict=True):
                 found[kinds] = tuple([min(1.0, speed) for speed in speeds])
         return [found[kinds] for kinds in groups]
+
+
+def _marked(kind: int | None, marks: int) -> int | None:
+    return kind if kind is None or not marks else kind | marks << MARKS_AT
 
 
 def _queue(attained_gpu_s: float) -> int:
@@ -266,5 +280,5 @@ def _placed(
 
 def _shape(job: Job) -> tuple[int, int, int, int]:
     assert isinstance(job.shape, tuple), job
-    workers, gpus, servers, server_gpus = job.shape
+    workers, gpus, servers, server_gpus, _ = job.shape
     return workers, gpus, servers, server_gpus

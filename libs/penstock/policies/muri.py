@@ -32,6 +32,7 @@ def least_attained_service(state: CellState, job: JobState, cost_s: float = 0.0)
 class Muri:
     """Implements `penstock.policies.regroup.Regroup`. As in the source no job is started on GPUs that a plan leaves idle. `key`: sort key of jobs; `key_of`: see `Candidates`."""
 
+    exact = True
     fills = False
     beside = False
 

@@ -102,7 +102,7 @@ def _may_stop(state: CellState, names: Sequence[str]) -> tuple[dict[str, JobStat
     tasks = 0
     for name in dict.fromkeys(names):
         job = state.jobs.get(name)
-        why = unknown(state, name) if job is None else _stays(state, job)
+        why = unknown(state, name) if job is None else stays(state, job)
         if job is not None and why is None:
             tasks += len(job.tasks)
             if len(found) < MAX_STOPS and (not found or tasks <= MAX_GANG_TASKS):
@@ -115,7 +115,7 @@ def _may_stop(state: CellState, names: Sequence[str]) -> tuple[dict[str, JobStat
     return found, refused
 
 
-def _stays(state: CellState, job: JobState) -> Refusal | None:
+def stays(state: CellState, job: JobState) -> Refusal | None:
     """Why no plan may stop the job; None: one may. A member of a group may be stopped, since its place in the group becomes free."""
     if job.target:
         return Refusal("wrong_state", f"{job.job_id} moves")

@@ -67,6 +67,10 @@ class Candidate(msgspec.Struct, frozen=True, gc=False, array_like=True):
     stop_cost_s: float
     gpu_memory_mib: int
     """Memory reserved on each of its GPUs: the members' sum has to fit."""
+    circle: str = ""
+    """Jobs of equal circles may share GPUs (`penstock.policies.companions`)."""
+    apart: int = 0
+    """Its marks (`companions.marks_of`): kinds that it shares no GPUs with."""
 
 
 class Question(msgspec.Struct, frozen=True, gc=False, array_like=True):
@@ -119,6 +123,8 @@ class GroupPlan(NamedTuple):
 class Regroup(Protocol):
     """A stage of a profile, see the module's docstring. The placer makes a plan's stops only for units that can then start."""
 
+    exact: bool
+    """Whether it is a source's algorithm as printed, which knows neither tenants nor measured speeds: jobs of all tenants share GPUs, and no group is dissolved."""
     fills: bool
     """Whether other jobs may start in the profile's order where a plan leaves room: a plan counts only GPUs, and may leave out a job that fits."""
     beside: bool

@@ -13,6 +13,8 @@ from penstock.model.proposals import PlanProposed, ProposedJob, ProposedUnit, Re
 from penstock.model.transitions import JobStatus
 from penstock.model.types import MAX_GANG_TASKS
 from penstock.policies.base import Profile
+from penstock.policies.companions import bound as bound_by_tenants
+from penstock.policies.companions import why_apart
 from penstock.policies.overlay import Overlay, Placed
 from penstock.policies.profiles import in_force, profile_for
 from penstock.policies.refusal import Refusal, frozen, unknown
@@ -213,6 +215,10 @@ class _Validation:
             if all(state.jobs[job_id].turns == unit.turns for job_id in same.running):
                 return Refusal("invalid", "they share these GPUs already, in these turns")
             return same
+        if bound_by_tenants(self._profile):
+            known = [state.jobs[job_id] for job_id, _ in members if job_id in state.jobs]
+            if apart := why_apart(state, [job for job in known if job.estimate is not None]):
+                return Refusal("infeasible", apart)
         waits = late is None and self._claims is None
         return self.room.form(members, waits=waits, fit_then=self._fit_then)
 

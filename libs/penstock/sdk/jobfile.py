@@ -18,6 +18,7 @@ from penstock.model.types import (
     WHOLE_GPU,
     Category,
     CheckpointKind,
+    Companions,
     JobSpec,
     Qos,
     Trait,
@@ -200,6 +201,11 @@ class JobFile(Section):
     prelaunch: bool = Field(
         False,
         description='The script waits for its GPUs at `phase("train")` and uses none before: it may launch while the jobs that hold them end.',
+    )
+    companions: Companions = Field(
+        "tenant",
+        description="Whose jobs may take turns with it on the same GPUs: `tenant`, only your own tenant's; `any`, also other tenants' that allow any, too.",
+        examples=["any"],
     )
     labels: dict[str, str] = Field(
         default_factory=dict,

@@ -7,7 +7,7 @@ reported; departure: a job of 10 million of them writes 170 lines, each with the
 Two reports go by time and not by iterations. The loss, to detect whether it still falls: about every `LOSS_S` seconds a line has the loss alone. The
 step time, to detect whether other jobs slow the training down: the mean of about every `WINDOW_S` seconds is compared with the last one written, and
 written if it differs, or if the script has another number of cores since, from which the number of cores that it needs is found. It excludes waits for
-turns and time spent on a checkpoint.
+turns and time spent on a checkpoint. In a group a window whose waits for turns are another part of it than before is a line of progress of its own.
 """
 
 import atexit
@@ -21,7 +21,7 @@ from typing import Any, SupportsFloat, SupportsIndex, TypeVar
 from penstock.sdk.checkpoint import SAVER
 from penstock.sdk.cores import cores, look
 from penstock.sdk.lines import leads, write_line
-from penstock.sdk.stages import waits, yield_turn
+from penstock.sdk.stages import on_long_wait, waits, yield_turn
 from penstock.sdk.turns import Waits
 
 GROWTH_TENTHS = 11  # a line when the iterations since the first one are 1.1 times those of the last line
@@ -32,6 +32,8 @@ LOOK_S = 0.5  # between looks at the clock, for steady step times; if steps take
 LOSS_S = 5.0  # between losses
 WINDOW_S = 2.0  # of a step time; as long as the kernel's windows of pressure stall information
 CHANGED = 0.05  # relative change of the step time at which it is written again
+SPEED_CHANGED = 0.1  # of the part of a window without waits, at which its waits are written
+SPEED_REPEAT_S = 10.0  # between such lines of a job that waits: its group is judged by a minute
 REPEAT_S = 30.0  # between lines with an unchanged step time, since a line or its event may be lost
 MAX_DONE = 1 << 53
 MAX_LOSS = 1e100  # bound of an event's field; NaN, infinities and more are left out
@@ -71,8 +73,10 @@ class Meter:
         """Iteration at which the clock is read next; 0: not before the first line."""
         self._looked, self._looked_at = 0, 0.0
         self._loss_at = 0.0
-        self._window, self._window_at, self._window_waited_s = 0, 0.0, 0.0
+        self._window, self._window_at, self._window_waited = 0, 0.0, Waits()
         """Iteration, time and waits so far at which the window of the step time began."""
+        self._speed, self._speed_at = 1.0, 0.0
+        """Part of the last written window without waits, and when it was written."""
         self._step_ms, self._step_ms_at = 0.0, 0.0
         """Step time of the last window that was written, and when it was; 0: none was."""
 
@@ -88,7 +92,7 @@ class Meter:
             now = self._clock()
             due = done == total or (done >= self._due and now - self._tried_at >= LEAST_S)
             if done > self._reported and due:
-                self._report(int(done), total, loss, now)
+                self._report(int(done), total, loss, now, (self._reported, self._reported_at, self._waited))
             if done >= self._look_due > 0:
                 self._look(int(done), loss, now)
         except UNFIT:
@@ -98,10 +102,13 @@ class Meter:
         """At the script's end: reports the last iteration, unless it was reported."""
         with suppress(*UNFIT):
             if not self._off and self._seen > self._reported:
-                self._report(int(self._seen), self._total, None, self._clock())
+                since = self._reported, self._reported_at, self._waited
+                self._report(int(self._seen), self._total, None, self._clock(), since)
 
-    def _report(self, done: int, total: Any, loss: Any, now: float) -> None:
+    def _report(self, done: int, total: Any, loss: Any, now: float, since: tuple[int, float, Waits]) -> None:
+        """`since`: iteration, time and waits at which the line's window began."""
         self._tried_at = now
+        begun, begun_at, before = since
         if done > MAX_DONE or not leads():
             self._off = True
             return
@@ -110,13 +117,13 @@ class Meter:
         if planned is not None and done <= planned <= MAX_DONE:
             line["total"] = planned
         if self._reported:
-            step_ms = 1_000 * (now - self._reported_at) / (done - self._reported)
+            step_ms = 1_000 * (now - begun_at) / (done - begun)
             if 0 <= step_ms <= MAX_STEP_MS:
-                line |= {"steps": done - self._reported, "step_ms": round(step_ms, 6)}
+                line |= {"steps": done - begun, "step_ms": round(step_ms, 6)}
         waited = self._waits()
-        if self._reported and waited != self._waited:
-            waited_ms = 1_000 * (waited.seconds - self._waited.seconds) / (done - self._reported)
-            line |= {"waited_ms": round(waited_ms, 6), "missed_turns": waited.missed - self._waited.missed}
+        if self._reported and waited != before:
+            waited_ms = 1_000 * (waited.seconds - before.seconds) / (done - begun)
+            line |= {"waited_ms": round(waited_ms, 6), "missed_turns": waited.missed - before.missed}
         reached = _number(loss, float)
         if reached is not None and abs(reached) <= MAX_LOSS:
             line["loss"] = reached
@@ -151,7 +158,8 @@ class Meter:
 
     def _report_window(self, done: int, now: float) -> None:
         steps, passed_s = done - self._window, now - self._window_at
-        waited_s = self._waits().seconds - self._window_waited_s
+        waited_s = self._waits().seconds - self._window_waited.seconds
+        self._report_waits(done, now, waited_s / passed_s)
         self._begin_window(done, now)
         step_ms = round(1_000 * (passed_s - waited_s) / steps, 6) if steps > 0 else 0.0
         if not 0 < step_ms <= MAX_STEP_MS:
@@ -163,9 +171,24 @@ class Meter:
         if self._write(json.dumps(line, separators=(",", ":"))):
             self._step_ms, self._step_ms_at = step_ms, now
 
+    def _report_waits(self, done: int, now: float, waited: float) -> None:
+        """Writes the window as a line of progress, where another part of it is `waited` than of the last one; an
+        unchanged part is repeated while the job waits, since a line or its event may be lost."""
+        speed = 1.0 - waited
+        same = abs(speed - self._speed) < SPEED_CHANGED * self._speed
+        if same and (not waited or now - self._speed_at < SPEED_REPEAT_S):
+            return
+        if done > self._reported:
+            self._report(done, self._total, None, now, (self._window, self._window_at, self._window_waited))
+            self._speed, self._speed_at = speed, now
+
     def _begin_window(self, done: int, now: float) -> None:
-        self._window, self._window_at, self._window_waited_s = done, now, self._waits().seconds
+        self._window, self._window_at, self._window_waited = done, now, self._waits()
         self._cores = self._count()
+
+    def look_soon(self) -> None:
+        """Looks at the clock at the next iteration, which has taken longer than those before."""
+        self._look_due = min(self._look_due, 1)
 
     def _look_again(self, done: int, now: float) -> None:
         """Sets the next look at the clock after as many iterations as recently took `LOOK_S`; others cost a comparison."""
@@ -206,6 +229,7 @@ class Limit:
 
 
 _METER = Meter()
+on_long_wait(_METER.look_soon)
 _LIMIT = Limit.of(os.environ.get(PROFILE_ITERATIONS, ""))
 
 

@@ -43,6 +43,7 @@ LEAST_S = 0.5  # of one profile: a shorter one is mostly noise
 WARM_UP = 3  # iterations that are not counted: they load and compile what later ones reuse
 CHANGED = 0.2  # of an iteration's time, as the sum of the stages' differences
 MAX_LINES = 16  # bound for a script whose stages change all the time
+LONG_WAIT_S = 0.5  # for a turn: as long as between looks at a steady training's step time (`progress.LOOK_S`)
 MAX_WINDOW_MS = 86_400_000.0  # bound of an event's field
 
 
@@ -100,6 +101,8 @@ class Recorder:
         self._reported: list[float] | None = None
         self._lines = 0
         self._differed = False
+        self.waited_long: Callable[[], object] = lambda: None
+        """Called after a wait of more than `LONG_WAIT_S`: the next step takes longer than those before."""
 
     def iteration(self) -> None:
         """As the function of that name."""
@@ -171,6 +174,8 @@ class Recorder:
     def _switch(self, index: int) -> None:
         now, core_waited_s = self._clock(), self._core_waited()
         passed_s = now - self._since
+        if passed_s > LONG_WAIT_S and self._now == WAITING:
+            self.waited_long()
         waited_s = min(core_waited_s - self._core_waited_s, passed_s)
         self._sums[self._now] += passed_s - waited_s
         self._sums[WAITING] += waited_s
@@ -229,6 +234,11 @@ def iteration() -> None:
 def waits() -> Waits:
     """Waits of this process for turns of its group; zeros outside of one, and without calls of `iteration`."""
     return _RECORDER.waits
+
+
+def on_long_wait(told: Callable[[], object]) -> None:
+    """Calls this after each long wait for a turn."""
+    _RECORDER.waited_long = told
 
 
 def yield_turn() -> None:

@@ -27,6 +27,10 @@ and does not take its turn (its process is stopped) is passed after `PATIENCE_S`
 forked child that keeps the file open) take their turns in the next of `LANES` ranges of bytes. A turn is held
 in one lane, while no lane has a holder that was not given up: so those who still wait for the stuck one, and
 the stuck one when it goes on, are kept apart from the rest, too.
+
+**Nor does a slow one keep them waiting.** The last digits of a place in line are the process's own number, so
+others recognise its next turn. Each turn of more than half of `MAX_WAIT_S` halves the time for which they wait
+for that process, down to `PATIENCE_S`; each shorter one doubles that time again.
 """
 
 import ctypes
@@ -60,6 +64,7 @@ POLL_S = 0.002  # between looks where inotify is not available
 HELD = 1 << 62  # offset at which the holder's lock begins, beyond the file's end
 LANES = 4  # members of a group (Muri §4): all others may be stuck
 LANE = 1 << 59  # bytes; a place in line is below, for 18 years since boot
+NUMBERS = 1 << 16  # of processes; places in line are so many ns apart, 65 µs: a wake-up takes longer
 FLOCK = "hhqqi4x"  # struct flock of 64-bit Linux: type, whence, start, length, process
 IN_MODIFY, IN_CLOSE_WRITE = 0x2, 0x8
 
@@ -74,7 +79,7 @@ class Waits(NamedTuple):
 
 
 Holder = tuple[int, int]
-"""(lane, number of bytes held): its place in line, which no other has."""
+"""(lane, number of bytes held): its place in line, which no other has, and which ends with its process's number."""
 
 
 class Changes:
@@ -145,8 +150,14 @@ class Turn:
         """Number of bytes by which it is held; 0: it is not held."""
         self._lane = 0
         """In which it is held."""
+        self._number = int.from_bytes(os.urandom(2), "big")
+        """Of this process, of `NUMBERS`; drawn, since members may have equal process ids."""
         self._given_up: set[Holder] = set()
         """Those for which it no longer waits."""
+        self._seen_s: dict[Holder, float] = {}
+        """When each present holder was first seen."""
+        self._patience_s: dict[int, float] = {}
+        """A process's number → time for which its next turn is waited for; others are waited for `MAX_WAIT_S`."""
         self._passed = 0
         """The last place in line for which it no longer waits."""
         self.waited_s = 0.0
@@ -154,7 +165,7 @@ class Turn:
 
     def take(self) -> bool:
         """Waits until it is this process's turn. Returns whether it is. Passes through exceptions of signal handlers, and then holds nothing."""
-        if not self._in_line(HELD) and self._hold(time.monotonic_ns()):
+        if not self._in_line(HELD) and self._hold(self._place()):
             return True
         began_s = self._clock()
         self._changes.watch(self._path)
@@ -180,11 +191,9 @@ class Turn:
 
     def _wait(self, place: int, began_s: float) -> bool:
         """Waits at this place in line. False: it has waited for `MAX_HOLDERS`, or this process leaves."""
-        since_s: dict[Holder, float] = {}
         free_s, delay_s = began_s, FIRST_LOOK_S
         while not self._leaving():
             now_s, holders = self._clock(), self._holders()
-            since_s = {holder: since_s.get(holder, now_s) for holder in holders}
             if holders:
                 free_s = now_s
             free_for_long = now_s - free_s >= PATIENCE_S
@@ -192,11 +201,12 @@ class Turn:
                 self._passed = place
             if not holders and (free_for_long or not self._in_line(place)) and self._hold(place):
                 return True
-            if now_s >= began_s + MAX_HOLDERS * MAX_WAIT_S:
+            no_lane = len(self._given_up) == LANES
+            if no_lane or now_s >= began_s + MAX_HOLDERS * MAX_WAIT_S:
                 self._given_up |= holders
                 self.missed += 1
                 return False
-            late = {holder for holder, first_s in since_s.items() if now_s >= first_s + MAX_WAIT_S}
+            late = {one for one in holders if now_s >= self._seen_s[one] + self._patience_for(one)}
             if late:
                 self._given_up |= late
                 continue
@@ -204,10 +214,13 @@ class Turn:
         return False
 
     def _stand_in_line(self) -> int:
-        place = time.monotonic_ns()
+        place = self._place()
         while not self._lock(fcntl.F_WRLCK, place, 1):
-            place += 1
+            place += NUMBERS
         return place
+
+    def _place(self) -> int:
+        return time.monotonic_ns() // NUMBERS * NUMBERS + self._number
 
     def _hold(self, length: int) -> bool:
         """In the first free lane. False: none is free, or another process has taken its turn at the same
@@ -225,13 +238,27 @@ class Turn:
 
     def _holders(self) -> set[Holder]:
         """Other processes that hold a turn and were not given up."""
-        if not self._test(HELD, LANES * LANE - 1):
-            self._given_up.clear()
-            return set()
-        lanes = {lane: self._test(HELD + lane * LANE, 1) for lane in range(LANES)}
-        found = {(lane, length) for lane, length in lanes.items() if length}
-        self._given_up &= found
+        found: set[Holder] = set()
+        if self._test(HELD, LANES * LANE - 1):
+            lanes = {lane: self._test(HELD + lane * LANE, 1) for lane in range(LANES)}
+            found = {(lane, length) for lane, length in lanes.items() if length}
+        if found or self._seen_s:
+            self._look_at(found)
         return found - self._given_up
+
+    def _look_at(self, found: set[Holder]) -> None:
+        """Notes who has come, and how long those who have left took at most."""
+        now_s = self._clock()
+        for left in self._seen_s.keys() - found:
+            short = now_s - self._seen_s.pop(left) <= MAX_WAIT_S / 2
+            patience_s = self._patience_for(left) * (2 if short else 0.5)
+            self._patience_s[left[1] % NUMBERS] = min(MAX_WAIT_S, max(PATIENCE_S, patience_s))
+        for holder in found:
+            self._seen_s.setdefault(holder, now_s)
+        self._given_up &= found
+
+    def _patience_for(self, holder: Holder) -> float:
+        return self._patience_s.get(holder[1] % NUMBERS, MAX_WAIT_S)
 
     def _in_line(self, before: int) -> bool:
         """Whether another process is in line before this place, and not passed."""

@@ -137,6 +137,7 @@ def _spec(rng: np.random.Generator, number: int, kind: str, nodes: list[NodeSpec
         global_batch_size=512 if moldable else None,
         name=f"j{number:02}",
         owner=f"u{number % 3}",
+        companions="any",
         command=("train", CONFIGURATIONS[number % len(CONFIGURATIONS)]),
         workers=workers + 2 * moldable,
         parameter_servers=servers,

@@ -7,6 +7,7 @@ that it stopped queue again, jobs that it placed start) are planned already; nei
 from penstock.model import external_events, ledger_events
 from penstock.model.estimates import JobEstimated, StagesProfiled
 from penstock.model.event import Event
+from penstock.model.groups import GroupDissolved
 
 CHANGES: frozenset[type[Event]] = frozenset(
     {
@@ -20,6 +21,8 @@ CHANGES: frozenset[type[Event]] = frozenset(
         ledger_events.JobEnded,
         # the resources of jobs of a kind, also of waiting and running ones
         StagesProfiled,
+        # which jobs share GPUs
+        GroupDissolved,
         # capacity
         external_events.NodeJoined,
         external_events.NodeChanged,

@@ -23,6 +23,7 @@ from penstock.model.validation import checked
 from penstock.sdk.lines import LINE_BYTES
 from penstock_services.node_reporter.core.losses import LossFilter
 from penstock_services.node_reporter.core.step_times import StepFilter
+from penstock_services.node_reporter.core.turn_waits import WaitFilter
 
 PHASES_KNOWN = frozenset({b"launch", b"ready", b"train", b"save"})
 MAX_CHANGES = 1_000  # of phase per task, since a script may write its phase in every step
@@ -104,6 +105,7 @@ class ProgressParser:
         self._stages = 0
         self._losses = LossFilter()
         self._step_times = StepFilter()
+        self._turn_waits = WaitFilter()
         self._folder, self._shared = checkpoints, shared
         self._checkpoints = 0
         self._saved: TaskCheckpointed | None = None
@@ -189,17 +191,19 @@ class ProgressParser:
         return Report(f"{phase.decode()}/{now_ms}", checked(TaskPhaseChanged, fields))
 
     def _on_steps(self, steps: StepsMeasured) -> Report | None:
-        """The first, then at growing intervals from it; the last one is held back until the end."""
+        """The first, then at growing intervals from it, and those whose waits differ; the last one is held back until the end."""
         done = steps.done
         if done <= max(self._done, self._held.done if self._held is not None else 0):
             return None
         if not self._done:
             self._begun = done - 1
         far = 10 * (done - self._begun) >= GROWTH_TENTHS * (self._done - self._begun)
-        if self._steps == MAX_STEPS or not (far or done == steps.total):
+        waits = self._turn_waits.passes(steps)
+        if not waits and (self._steps == MAX_STEPS or not (far or done == steps.total)):
             self._held = steps
             return None
-        self._steps += 1
+        self._steps += not waits
+        self._turn_waits.published(steps)
         self._done, self._held = done, None
         return _steps_report(steps)
 

@@ -35,6 +35,7 @@ from penstock_services.placer.core import (
     making_way,
     moves,
     prelaunching,
+    promises,
     proposals,
     units,
     window,
@@ -103,8 +104,7 @@ class Decider:
         """
         self.explanations = []
         self._known_failures = failed
-        if self.errors or self.failed_jobs:
-            self.errors, self.failed_jobs = [], {}
+        self.errors, self.failed_jobs = [], {}
         self._rng.seed(event_id)
         choose = CHOICES.get(type(event))
         return iter(()) if choose is None else choose(self, state, event)
@@ -355,9 +355,6 @@ class Decider:
         if event.node_id in reserved_nodes(state):
             yield from self._freed(state)
 
-    def _probe_sent(self, state: CellState, event: external_events.ProbeSent) -> Iterator[Event]:
-        yield from lease.sent(state, event.node_id)
-
     def _node_recovered(self, state: CellState, node_id: str) -> Iterator[Event]:
         """A Suspect node that reports is alive."""
         node = state.nodes[node_id]
@@ -455,6 +452,8 @@ class Decider:
                 if silent and job.spec.queue_timeout_ms is not None and job.queued_ms is not None:
                     left_ms = job.queued_ms + job.spec.queue_timeout_ms - state.now_ms  # it waits on
                     yield timer(state, job.job_id, "queue_timeout", max(0, left_ms), job.attempt)
+            case promises.TURNS:
+                yield from promises.due(state, self.profile, job)
             case "adjustment":
                 yield from adjustments.expired(state, job)
             case "predecessor_timeout":
@@ -479,6 +478,7 @@ CHOICES: Mapping[type[Event], Callable[[Decider, CellState, Any], Iterator[Event
         external_events.JobCheckpointRequested: lambda _, state, event: asked_to_save(state, event),
         external_events.TaskStarted: Decider._started,
         external_events.TaskPhaseChanged: Decider._phase_changed,
+        external_events.StepsMeasured: lambda own, state, event: promises.measured(state, own.profile, event),
         external_events.TaskExited: Decider._exited,
         external_events.OrderRefused: Decider._exited,
         external_events.NodeJoined: Decider._joined,
@@ -486,7 +486,7 @@ CHOICES: Mapping[type[Event], Callable[[Decider, CellState, Any], Iterator[Event
         external_events.WorkProgressed: Decider._progressed,
         EtaEstimated: Decider._progressed,
         external_events.NodeSuspected: Decider._suspected,
-        external_events.ProbeSent: Decider._probe_sent,
+        external_events.ProbeSent: lambda _, state, event: lease.sent(state, event.node_id),
         external_events.NodeCordoned: Decider._cordoned,
         external_events.NodeUncordoned: lambda decider, state, _: decider._freed(state),
         external_events.GpuFaulted: Decider._target_lost,
