@@ -33,6 +33,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.postgres]
 NODES = ("n0", "n1")
 UNDER_WAY = 4  # jobs at a time: the cell has four GPUs, one of them with the long job
 AFTER_EACH = 4  # jobs that must be submitted and end after each replaced process
+AGAIN_S = 0.05
 REST_S = 0.3  # of a user between two jobs: the machine is for the services
 LEDGER = Partition(Topic.LEDGER, 0)
 
@@ -132,7 +133,7 @@ class Load:
         while not self._ending.is_set():
             with contextlib.suppress(OSError, urllib.error.URLError, AssertionError):
                 return self._gateway.submit(["true"], headers={"Idempotency-Key": key})
-            self._ending.wait(0.05)
+            self._ending.wait(AGAIN_S)  # clock: a user asks again when there was no answer
         return ""
 
     def _until_ended(self, job_id: str) -> None:
@@ -140,7 +141,7 @@ class Load:
             with contextlib.suppress(OSError, urllib.error.URLError, AssertionError):
                 if self._gateway.job(job_id)["outcome"] is not None:
                     return
-            self._ending.wait(0.05)
+            self._ending.wait(AGAIN_S)  # clock: a user asks again when there was no answer
 
 
 @contextlib.contextmanager
