@@ -13,6 +13,7 @@ from penstock.ledger.state import CellState
 from penstock.model.estimates import JobEstimated
 from penstock.model.external_events import JobSubmitted, NodeJoined
 from penstock.model.ledger_events import TermStarted
+from penstock.model.nodes import NodeSpec
 from penstock.model.plans import PlanAdopted, PlanUnit
 from penstock.model.settings import PlacerSettings
 from penstock.model.types import JobSpec, ResourceVector
@@ -147,6 +148,44 @@ def test_a_gang_that_fits_in_one_arrangement_only_starts() -> None:
     """Two kinds of tasks: 4 + 4 cores on one node, 6 on the other."""
     assert gang(4, 6).job("gang").status == "launching"
     assert gang(5, 3).job("gang").status == "launching"
+
+
+def waits_for_one_arrangement(*others: NodeSpec) -> CellDriver:
+    """A gang that fits in one arrangement only, which the policy does not find, has waited for its two nodes
+    for so long that they are reserved for it."""
+    cell = CellDriver(PlacerSettings(profile="penstock"))
+    nodes = node_spec("n1", 1, cores=8, model="n1"), node_spec("n2", 1, cores=16, model="n2"), *others
+    cell.join(*nodes)
+    for node in nodes:
+        cores = node.cores - (node.node_id == "n2")
+        need = replace(estimate(1, cores=cores), run_ms=200_000_000)
+        cell.submit(f"on-{node.node_id}", job_spec(models=(node.node_id,)), need)
+    cell.submit("ends", job_spec(), estimate(0, cores=1))
+    for job_id in list(cell.state.jobs):
+        cell.start(job_id)
+    server = ResourceVector(cores=4, host_memory_mib=64)
+    cell.submit("gang", job_spec(workers=3, ps=1), replace(estimate(0, cores=6), parameter_server=server))
+    cell.at(190_000_000)
+    cell.exit("ends.1.w0")
+    assert list(cell.state.planned) == ["gang"]
+    return cell
+
+
+def test_a_gangs_own_reservation_does_not_keep_it_from_an_empty_cell() -> None:
+    cell = waits_for_one_arrangement()
+    cell.exit("on-n1.1.w0")
+    cell.exit("on-n2.1.w0")
+    assert cell.job("gang").status == "launching"
+    assert not cell.state.planned
+
+
+def test_a_gang_starts_on_the_nodes_reserved_for_it_while_others_run_elsewhere() -> None:
+    """The cell is never empty: nothing else may use these nodes, and the policy finds no place on them."""
+    cell = waits_for_one_arrangement(node_spec("n3", 1, cores=4, model="n3"))
+    cell.exit("on-n1.1.w0")
+    cell.exit("on-n2.1.w0")
+    assert cell.job("on-n3").status == "running"
+    assert cell.job("gang").status == "launching"
 
 
 def test_arrangements_of_two_kinds_of_tasks_are_found_whenever_one_exists() -> None:

@@ -207,8 +207,8 @@ class Decider:
                     plan = choose(state, job, self._rng)
                 else:
                     plan = place_moldable(state, job, choose, self._rng, self.profile.shape)
-                if plan is None and not state.holding:
-                    plan = units.alone(state, self.profile.name, job)
+                if plan is None:
+                    plan = units.as_arranged(state, self.profile.name, job)
                 placement = None if plan is None else assign(state, job, plan)
             except Exception as raised:  # noqa: BLE001 - nothing is swallowed: it becomes a fact and a dead letter
                 error = self.failed(raised)

@@ -19,7 +19,7 @@ from penstock.model.plans import MAX_UNITS, PlanAdopted, PlanUnit, UnitRef, Wait
 from penstock.model.proposals import ProposedUnit
 from penstock.policies.base import Choose, LazyRng, Plan
 from penstock.policies.overlay import Gangs, Placed
-from penstock.policies.preemption import Start, place_as_tried, set_of
+from penstock.policies.preemption import Start, fit_of, place_as_tried, set_of
 from penstock.policies.refusal import Refusal
 from penstock.policies.room import Room
 from penstock.policies.trial import Trial
@@ -185,12 +185,21 @@ def _gangs(state: CellState, together: Sequence[PlanUnit]) -> Gangs | None:
     return gangs if all(job.in_line or comes_back_to_queue(job) for job, _ in gangs) else None
 
 
-def alone(state: CellState, profile: str, job: JobState) -> Plan | None:
-    """A first-fit placement for a job that has the whole cell, where its policy found none: tasks of two kinds may block each other."""
-    if not job.spec.parameter_servers or state.planned:
+def as_arranged(state: CellState, profile: str, job: JobState) -> Plan | None:
+    """A placement for a gang with parameter servers where its policy found none: tasks of two kinds may block
+    each other. On the nodes that the profile reserved for the gang, once these are free, or by first fit where
+    it has the whole cell."""
+    if not job.spec.parameter_servers:
         return None
-    fit = Trial(state).fit(job.demand)
-    return None if fit is None else place_as_tried(profile, state, Start(job, fit))
+    trial, unit = Trial(state), state.planned.get(job.job_id)
+    if unit is not None and unit.proposed is None and set(unit.nodes) <= state.nodes.keys():
+        fit = fit_of(state, job.demand, unit.nodes)
+        if len(fit) == job.demand.tasks and trial.holds(job.demand, fit):
+            return place_as_tried(profile, state, Start(job, fit))
+    if state.holding:
+        return None
+    found = trial.fit(job.demand, reserved(state))
+    return None if found is None else place_as_tried(profile, state, Start(job, found))
 
 
 def reserved(state: CellState) -> int:
