@@ -11,7 +11,7 @@ from penstock.ledger.check import check
 from penstock.ledger.evolve import begin, evolve
 from penstock.ledger.state import CellState
 from penstock.model.estimates import JobEstimated
-from penstock.model.external_events import JobSubmitted, NodeJoined
+from penstock.model.external_events import JobSubmitted, NodeCordoned, NodeJoined
 from penstock.model.ledger_events import TermStarted
 from penstock.model.nodes import NodeSpec
 from penstock.model.plans import PlanAdopted, PlanUnit
@@ -73,6 +73,25 @@ def test_a_small_job_uses_the_node_that_is_reserved_for_it_while_a_large_one_wai
     which no large one may use either."""
     for seed in (1000, 1005):
         assert RandomCell(seed, PlacerSettings(profile="coda"), 400).run() == []
+
+
+@pytest.mark.parametrize("profile", sorted(PROFILES))
+def test_an_idle_cell_keeps_nothing_free_for_a_job_that_waits_for_a_cordoned_node(profile: str) -> None:
+    """A node is out of use for a week. CODA keeps the other large one free for the large job meanwhile, and
+    nothing runs whose end could be awaited."""
+    cell = CellDriver(PlacerSettings(profile=profile))
+    cell.join(node_spec("n1", 4), node_spec("n2", 2))
+    cell.submit("before", None, estimate(4))
+    cell.at(10_000)
+    cell.start("before")
+    cell.exit("before.1.w0")
+    cell.feed(NodeCordoned(node_id="n2", by="ada", reason="a driver"))
+    cell.submit("large", job_spec(workers=6), estimate(1))
+    cell.submit("small", None, estimate(1))
+    cell.at(60_000)
+    assert cell.job("large").status == "queued"
+    assert cell.job("small").status == "launching"
+    assert stalled(cell.state) is None
 
 
 @pytest.mark.parametrize("profile", sorted(set(PROFILES) - STRICT))

@@ -176,8 +176,10 @@ class Decider:
                     yield from making_way.begin(state, self.profile, self.explanations.append, self.failed)
         elif not state.frozen and self._may_try(state, job):
             yield from self._try(state, job)
+            if job.in_line and not state.holding:
+                yield from self._behind.start(state, {job.job_id}, self.failed_jobs)
         elif not state.frozen and tasks_that_fit(state, demand) == demand.tasks:
-            yield from self._behind.start(state, set())
+            yield from self._behind.start(state, set(), self.failed_jobs)
         if job.spec.prelaunch and job.in_line:
             yield from self._look_ahead(state)
 
@@ -208,7 +210,7 @@ class Decider:
                 else:
                     plan = place_moldable(state, job, choose, self._rng, self.profile.shape)
                 if plan is None:
-                    plan = units.as_arranged(state, self.profile.name, job)
+                    plan = units.on_its_nodes(state, self.profile.name, job)
                 placement = None if plan is None else assign(state, job, plan)
             except Exception as raised:  # noqa: BLE001 - nothing is swallowed: it becomes a fact and a dead letter
                 error = self.failed(raised)
@@ -286,8 +288,10 @@ class Decider:
             if job.status is JobStatus.LAUNCHING or head is job:
                 head = state.head_of_queue()
                 held_up = head is not None and self._holds_up(head)
-        if bounded and not of_plan:  # or an order that may offer each tenant's first job alone
-            yield from self._behind.start(state, tried, reservation.chooser())
+        if (
+            bounded or not state.holding
+        ) and not of_plan:  # or an order that may offer each tenant's first job alone
+            yield from self._behind.start(state, tried, self.failed_jobs, reservation.chooser())
         yield from reservation.done(state)
         yield from reclaiming.done(state)
         if parked and state.queue:
@@ -414,7 +418,7 @@ class Decider:
             return
         yield from carry_out_plan(state, self.profile, self._try, self.explanations.append, self.failed_jobs)
         if not (state.planned or state.stopping or state.frozen):
-            yield from self._behind.start(state, set(self.failed_jobs))
+            yield from self._behind.start(state, set(), self.failed_jobs)
 
     def _fired(self, state: CellState, event: ledger_events.TimerFired) -> Iterator[Event]:
         if event.timer_id == RESCHEDULE:

@@ -185,21 +185,27 @@ def _gangs(state: CellState, together: Sequence[PlanUnit]) -> Gangs | None:
     return gangs if all(job.in_line or comes_back_to_queue(job) for job, _ in gangs) else None
 
 
-def as_arranged(state: CellState, profile: str, job: JobState) -> Plan | None:
-    """A placement for a gang with parameter servers where its policy found none: tasks of two kinds may block
-    each other. On the nodes that the profile reserved for the gang, once these are free, or by first fit where
-    it has the whole cell."""
-    if not job.spec.parameter_servers:
+def on_its_nodes(state: CellState, profile: str, job: JobState) -> Plan | None:
+    """A placement where the policy found none: on the nodes that the profile reserved for the job, once these
+    are free. Tasks of two kinds may block each other in the policy's choice."""
+    unit = state.planned.get(job.job_id)
+    if unit is None or unit.proposed is not None or not set(unit.nodes) <= state.nodes.keys():
         return None
-    trial, unit = Trial(state), state.planned.get(job.job_id)
-    if unit is not None and unit.proposed is None and set(unit.nodes) <= state.nodes.keys():
-        fit = fit_of(state, job.demand, unit.nodes)
-        if len(fit) == job.demand.tasks and trial.holds(job.demand, fit):
-            return place_as_tried(profile, state, Start(job, fit))
-    if state.holding:
+    fit = fit_of(state, job.demand, unit.nodes)
+    if len(fit) != job.demand.tasks or not Trial(state).holds(job.demand, fit):
         return None
-    found = trial.fit(job.demand, reserved(state))
-    return None if found is None else place_as_tried(profile, state, Start(job, found))
+    return place_as_tried(profile, state, Start(job, fit))
+
+
+def first_fit(profile: str) -> Choose:
+    """In place of a place stage: the first nodes that hold the job and are not reserved for a proposal."""
+
+    def chosen(state: CellState, job: JobState, rng: LazyRng) -> Plan | None:
+        del rng
+        fit = Trial(state).fit(job.demand, reserved(state))
+        return None if fit is None else place_as_tried(profile, state, Start(job, fit))
+
+    return chosen
 
 
 def reserved(state: CellState) -> int:
@@ -209,15 +215,12 @@ def reserved(state: CellState) -> int:
 
 def beside(state: CellState, profile: str, choose: Choose) -> Choose:
     """As `choose`, unless it uses nodes reserved for waiting units; then on other nodes, by first fit."""
-    taken = reserved_nodes(state)
+    taken, otherwise = reserved_nodes(state), first_fit(profile)
     if not taken:
         return choose
 
     def chosen(state: CellState, job: JobState, rng: LazyRng) -> Plan | None:
         plan = choose(state, job, rng)
-        if plan is None or taken.isdisjoint(plan.nodes):
-            return plan
-        fit = Trial(state).fit(job.demand, reserved(state))
-        return None if fit is None else place_as_tried(profile, state, Start(job, fit))
+        return plan if plan is None or taken.isdisjoint(plan.nodes) else otherwise(state, job, rng)
 
     return chosen
