@@ -3,6 +3,7 @@ to add nothing here."""
 
 import types
 from collections.abc import Iterator, Mapping
+from collections.abc import Set as AbstractSet
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 import msgspec
@@ -27,9 +28,12 @@ Way = tuple[str | int, ...]
 E = TypeVar("E", bound=Event)
 
 
-def at_its_ends(event: E, rng: np.random.Generator, changes: int = 2) -> E:
-    """The event with up to so many of its leaves at an end of their range, and legal as a whole."""
-    leaves = leaves_of(event)
+def at_its_ends(
+    event: E, rng: np.random.Generator, changes: int = 2, within: AbstractSet[str] | None = None
+) -> E:
+    """The event with up to so many of its leaves at an end of their range, and legal as a whole. `within`:
+    only leaves of these fields; None: any."""
+    leaves = [leaf for leaf in leaves_of(event) if within is None or not within.isdisjoint(leaf[0])]
     for _ in range(changes if leaves else 0):
         way, ends = leaves[int(rng.integers(len(leaves)))]
         try:

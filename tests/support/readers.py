@@ -25,12 +25,14 @@ class Readers:
         self.batcher, self.guard, self.migrator = Batcher(), ContentionGuard(), Migrator()
         self.cell, self.gateway = Replica(), Follower(Replica())
         self.projection, self.estimator = Projection(Replica()), State(Topic.JOBS, 0)
-        self.read = 0
+        self.values: list[bytes] = []
+        """What they have read."""
 
     def take(self, value: bytes) -> None:
         """The next record, by all of them, and the rows that it leads to."""
         assert len(value) <= LedgerAmended.MAX_BYTES, "the log holds no larger record"
-        offset, self.read = self.read, self.read + 1
+        offset = len(self.values)
+        self.values.append(value)
         assert self.cell.take(value, offset, self._see) is not None
         assert self.gateway.replica.take(value, offset, self.gateway._fold) is not None
         assert self.estimator.fold(value, offset)
