@@ -40,7 +40,7 @@ from tests.faults.laboratory.administrator import Administrator
 from tests.faults.laboratory.fresh import Snapshot, decide_afresh
 from tests.faults.laboratory.grouper import Grouper
 from tests.faults.laboratory.host import SimulatedHost
-from tests.faults.laboratory.jobs import SimulatedJob, at_extremes, jobs_of, nodes_of
+from tests.faults.laboratory.jobs import EXTREMES_EVERY, SimulatedJob, at_extremes, jobs_of, nodes_of
 from tests.faults.laboratory.judge import Judge
 from tests.faults.laboratory.log import Broker, Connection
 from tests.faults.laboratory.machine import Machine, Node, Program
@@ -54,6 +54,7 @@ from tests.faults.laboratory.wire import message
 from tests.faults.laboratory.world import Rates, World
 from tests.faults.ledger_rules import Violation
 from tests.support.forgeries import GATEWAYS
+from tests.support.readers import Readers
 
 PLACERS = 3
 SETTINGS = Settings(log_url="memory", trace_ratio=0.0)
@@ -69,10 +70,6 @@ SLOWEST_CLOCK = 0.846  # of a node: `penstock.ledger.lease.wait_ms`
 LEDGER = Partition(Topic.LEDGER, 0)
 LOGS = ("kafka", "embedded", "kafka")
 """What the log behaves as, by seed: see `laboratory.log`. Their number is prime to `run.REPLAY_EVERY`."""
-
-
-EXTREMES_EVERY = 4
-"""Runs of which one has jobs with numbers at the ends of their ranges."""
 
 
 class Options(NamedTuple):
@@ -127,8 +124,8 @@ class Laboratory:
             early="prelaunch" in faults,
             alike=profile_for(PlacerSettings(profile=self.profile)).regroup is not None,
         )
-        if "extremes" in faults and options.seed % EXTREMES_EVERY == 0:
-            self.jobs = at_extremes(np.random.default_rng([options.seed, 4]), self.jobs)
+        if extremes := "extremes" in faults and options.seed % EXTREMES_EVERY == 0:
+            self.jobs = at_extremes(options.seed, self.jobs)
         self.environment = {
             "PENSTOCK_PROFILE": self.profile,
             "PENSTOCK_SEED": str(options.seed),
@@ -145,6 +142,7 @@ class Laboratory:
         if moves := self.profile in profiles.MIGRATING:
             self.environment["PENSTOCK_CONVERGENCE"] = profiles.CONVERGENCE
         self.judge = Judge(self.world)
+        self.judge.readers = Readers() if extremes else None
         log = options.log or LOGS[options.seed % len(LOGS)]
         self.broker = self.judge.broker = Broker(self.world, self._landed, conditional=log == "embedded")
         self.judge.programs = {job.job_id: Program(job) for job in self.jobs}

@@ -22,6 +22,8 @@ CAPPING = Isolation(exits="pid_namespace", files=True, bandwidth="resctrl")
 CAPPING_TIME = Isolation(exits="pid_namespace", files=True, bandwidth="cpu_quota")
 ISOLATION = (CAPPING, CAPPING_TIME, CAPPING, None)
 
+EXTREMES_EVERY = 4
+"""Runs of which one has jobs with numbers at the ends of their ranges."""
 CLAIMS = frozenset(
     {
         *("batch_size", "global_batch_size", "iterations", "target_loss", "deadline_ms", "labels", "model"),
@@ -137,9 +139,10 @@ def jobs_of(
     return found
 
 
-def at_extremes(rng: np.random.Generator, jobs: list[SimulatedJob]) -> list[SimulatedJob]:
+def at_extremes(seed: int, jobs: list[SimulatedJob]) -> list[SimulatedJob]:
     """Every other one claims something at an end of its range: nothing that changes where it fits, how long it
     runs or how it ends."""
+    rng = np.random.default_rng([seed, 4])
     return [
         job._replace(
             spec=at_its_ends(JobSubmitted(job_id=job.job_id, spec=job.spec), rng, 4, within=CLAIMS).spec

@@ -63,8 +63,8 @@ class Judge:
         self.rules = LedgerRules(self._next_input)
         self.rules.injected = PolicyBug.__name__
         self.book, self.placed, self.ended = self.rules.book, self.rules.placed, self.rules.ended
-        self.readers = Readers()
-        """The fold of every service that reads the ledger."""
+        self.readers: Readers | None = None
+        """The fold of every service that reads the ledger, in runs with numbers at the ends of their ranges."""
         self.replica = Replica()
         """The product's fold of the same records, for the rules that ask it, and for who chooses faults."""
         self.machines: dict[str, Machine] = {}
@@ -109,11 +109,13 @@ class Judge:
             job = self.book.jobs.get(found.job_id)
             if job is not None and job.token == token and job.group:
                 self._lost_groups[task_id, token] = job.group
-        self.rules, self.replica, self.readers, self.has_lost = rules, Replica(), Readers(), True
+        self.rules, self.replica, self.has_lost = rules, Replica(), True
+        self.readers = None if self.readers is None else Readers()
         self.book, self.placed, self.ended = rules.book, rules.placed, rules.ended
         for record in records:
             if self.replica.take(record.value, record.offset) is not None:
-                self.readers.take(record.value)
+                if self.readers is not None:
+                    self.readers.take(record.value)
                 self.checkpoints.restored(orjson.loads(record.value))
 
     def landed(self, record: Record) -> None:
@@ -145,7 +147,8 @@ class Judge:
         if found is None:
             self._void(record)
             return False
-        self.readers.take(record.value)
+        if self.readers is not None:
+            self.readers.take(record.value)
         self._time(found["now_ms"])
         rules.record(found)
         self._obeys(found)
